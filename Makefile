@@ -57,7 +57,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python docs/make_port.py
 
 clean:
-	rm -rf $(VENV) .engines build dist src/*.egg-info
+	rm -rf $(VENV) .engines build dist src/*.egg-info tools/*/build tools/*/src/*.egg-info
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -67,8 +67,9 @@ $(VENV)/.torch: constraints.txt | $(VENV)/bin/python
 	$(PIP) torch
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.torch pyproject.toml
-	$(PIP) -e ".[dev]" -e "extensions/acclimate-sim[test]"
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml $(wildcard tools/*/pyproject.toml)
+	$(PIP) -e ".[dev]" -e "tools/acclimate-port[test]" -e "tools/acclimate-conformance[test]" \
+		-e "extensions/acclimate-sim[test]"
 	touch $@
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "parallel"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "llm" / "split"))
 
 import results
 from architectures import ARCHITECTURES

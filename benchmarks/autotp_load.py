@@ -25,7 +25,7 @@ from peers import deepspeed_python
 from rich.console import Console
 from rich.table import Table
 
-from acclimate.inference.loading.locate import find_model
+from acclimate.llm.loading.locate import find_model
 
 WORKER = Path(__file__).with_name("autotp_load_worker.py")
 RANKS = 2
@@ -142,7 +142,7 @@ def record(median: Callable[[str, str], float], peers: list[str]) -> None:
 
 def largest_tensor(folder: Path) -> int:
     """Returns the bytes of a folder's largest tensor."""
-    from acclimate.inference.files.checkpoint import open_weights
+    from acclimate.llm.files.checkpoint import open_weights
 
     with open_weights(folder) as files:
         return max(each.dtype.itemsize * prod(each.shape) for file in files for each in file.tensors.values())

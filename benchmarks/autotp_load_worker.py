@@ -57,8 +57,8 @@ def prepare(kind: str) -> None:
     import transformers.models.gemma3.modeling_gemma3  # noqa: F401 - imports are no part of loading
 
     if kind == "acclimate":
-        import acclimate.inference.loading.deferred_model
-        import acclimate.parallel  # noqa: F401
+        import acclimate.llm.loading.deferred_model
+        import acclimate.llm.split  # noqa: F401
     if kind == "deepspeed":
         import deepspeed  # noqa: F401
 

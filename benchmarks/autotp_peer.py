@@ -1,7 +1,7 @@
 """One rank of a peer in :mod:`autotp`: splits tiny models and compares each with the whole one.
 
 Run by the Python of the peer: ``autotp_peer.py RANK SIZE STORE PEER``; reads and writes lines as
-``tests/parallel/rank_process.py`` does, and uses nothing of acclimate.
+``tests/llm/split/rank_process.py`` does, and uses nothing of acclimate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "parallel"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "llm" / "split"))
 
 import torch
 import torch.distributed as dist

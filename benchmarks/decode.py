@@ -19,7 +19,7 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 import acclimate
-from acclimate.inference.decode import loop
+from acclimate.llm.decode import loop
 
 
 def random_gemma(dtype: torch.dtype) -> Any:

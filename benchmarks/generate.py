@@ -26,8 +26,8 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, DynamicCache
 
 import acclimate
-from acclimate.inference import LoadedModel, load_model
-from acclimate.inference.quiet import quiet_transformers
+from acclimate.llm import LoadedModel, load_model
+from acclimate.llm.quiet import quiet_transformers
 
 PROMPT = "The capital of France"
 

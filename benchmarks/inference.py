@@ -32,8 +32,8 @@ import results
 from rich.console import Console
 from rich.table import Table
 
-from acclimate.inference.gguf.convert import BLOCKS
-from acclimate.inference.loading.locate import find_model
+from acclimate.llm.gguf.convert import BLOCKS
+from acclimate.llm.loading.locate import find_model
 
 OURS = {
     "ours bf16": ["--dtype", "bfloat16"],

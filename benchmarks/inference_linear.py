@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from acclimate import huge_pages
-from acclimate.ops.inference import PackedWeight
+from acclimate.host import huge_pages
+from acclimate.llm.kernels import PackedWeight
 
 # The shapes [n, k] of a model's largest linear layers.
 MODELS = {

@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from acclimate.host.topology import format_cpu_list, read_topology
 from acclimate.launch.binding.cores import bind_ranks
-from acclimate.topology import format_cpu_list, read_topology
 
 RANKS = 2
 NOISE = 1.03

@@ -26,9 +26,9 @@ from pathlib import Path
 
 from cuda_uses import cuda_names
 
-from acclimate.port.engine import Settings, Status, may_concern
-from acclimate.port.files.workers import port_file
-from acclimate.port.source.survey import Survey, survey
+from acclimate_port.engine import Settings, Status, may_concern
+from acclimate_port.files.workers import port_file
+from acclimate_port.source.survey import Survey, survey
 
 DEVICE = re.compile(r"cuda(:\d+)?$")
 Edit = tuple[str, int, str, str, bool]

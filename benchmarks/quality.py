@@ -24,9 +24,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from acclimate.inference.loading.locate import find_model
-from acclimate.inference.model.loaded_model import load_tokenizer
-from acclimate.inference.quiet import quiet_transformers
+from acclimate.llm.loading.loaded_model import load_tokenizer
+from acclimate.llm.loading.locate import find_model
+from acclimate.llm.quiet import quiet_transformers
 
 LIMITS = {"bfloat16": 0.005, "int8": 0.01, "int4": 0.05}
 """By how much a perplexity may exceed transformers'; the blocks of a GGUF file are as bfloat16."""
@@ -122,7 +122,7 @@ def measure(model: str | None, size: int) -> dict[str, Any]:
             return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **options).eval()
 
     def ours(**options: Any) -> Callable[[], Any]:
-        from acclimate.inference import load_split_model
+        from acclimate.llm import load_split_model
 
         return lambda: load_split_model(source, **options).module
 

@@ -1,6 +1,7 @@
 """Record which calls a release of torch offers to device-agnostic code, for `acclimate port --to torch`.
 
-    python benchmarks/record_torch_calls.py src/acclimate/port/new_code/torch_calls.json [FOLDER VERSION]
+    cd tools/acclimate-port/src/acclimate_port/new_code
+    python ../../../../../benchmarks/record_torch_calls.py torch_calls.json [FOLDER VERSION]
 
 Adds the installed release to the file, or the one whose wheel was unpacked in FOLDER: that one is read, not
 imported, as a wheel for CUDA cannot be imported without CUDA's libraries. Both ways give the same for an

@@ -11,15 +11,16 @@ import ast
 import sys
 from pathlib import Path
 
-from acclimate.conformance.checks.check import Check
-from acclimate.conformance.runner.catalog import checks
+from acclimate_conformance.checks.check import Check
+from acclimate_conformance.runner.catalog import checks
 
 TARGET = Path(__file__).with_name("conformance.md")
-FAULTS = Path(__file__).parents[1] / "tests" / "conformance"
+FAULTS = Path(__file__).parents[1] / "tools" / "acclimate-conformance" / "tests"
 INTRODUCTION = """\
 # Conformance
 
 The conformance suite checks whether an accelerator keeps every promise of the [interface](interface.md).
+It is a package of its own: in a clone, `pip install ./tools/acclimate-conformance` after acclimate itself.
 `python docs/make_conformance.py` generates this page from the checks; a test keeps it up to date.
 
     acclimate conformance                               the accelerator of this machine
@@ -36,10 +37,10 @@ always shown, and written to all files that can be written.
 each failure, what was observed, the calls of the interface that led to it, whose code has to change, and what
 the interface says. It also shows which checks an interrupted run did not reach.
 
-For a vendor's continuous integration, acclimate installs a plugin for pytest. Each check is one test:
+For a vendor's continuous integration, the package installs a plugin for pytest. Each check is one test:
 
     pytest --acclimate-accelerator NAME       the project's own tests and the checks
-    pytest --pyargs acclimate.conformance     only the checks, of the accelerator that acclimate selects
+    pytest --pyargs acclimate_conformance     only the checks, of the accelerator that acclimate selects
 
 ## How it judges
 
@@ -80,7 +81,8 @@ Rules that may surprise:
 FAULTS_INTRODUCTION = """\
 ## Planted faults
 
-Each accelerator in `tests/conformance/` has one fault, and a test proves that the check named here finds it.
+Each accelerator in `tools/acclimate-conformance/tests/` has one fault, and a test proves that the check named
+here finds it.
 The CPU and the emulated accelerator without faults pass all checks.
 
 | accelerator | fault | found by |

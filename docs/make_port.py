@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from acclimate.port.rules import RULES, Example, Rule
+from acclimate_port.rules import RULES, Example, Rule
 
 TARGET = Path(__file__).with_name("port")
 BY_HAND = "people.md"
@@ -18,9 +18,11 @@ INTRODUCTION = """\
 # Porting
 
 `acclimate port` turns source that only runs on CUDA into source for any accelerator. It reads the code without running
-it, and needs no GPU. `python docs/make_port.py` generates this page from the rules; a test keeps it up to date.
+it, and needs neither torch nor a GPU. `python docs/make_port.py` generates this page from the rules; a test keeps it up
+to date.
 
 ```
+pip install ./tools/acclimate-port   # in a clone; then acclimate-port, or acclimate port where acclimate is installed
 acclimate port repo/                 # shows a diff, and why other lines stay; writes nothing
 acclimate port repo/ --write         # applies the safe edits; --unsafe adds edits that need judgement
 acclimate port repo/ --to torch      # the same with torch only: no new dependency
@@ -54,11 +56,19 @@ unsafe = false
 ```
 
 ```yaml
-# .pre-commit-config.yaml; the hook uses the acclimate of your environment, since its own would install a second torch
-- repo: URL-OF-THIS-REPOSITORY
-  rev: main
-  hooks: [{id: acclimate-port}]
+# .pre-commit-config.yaml: an environment of its own, of 45 MB and without torch
+- repo: local
+  hooks:
+    - id: acclimate-port
+      name: acclimate port
+      language: python
+      additional_dependencies: ["acclimate-port @ git+URL-OF-THIS-REPOSITORY@main#subdirectory=tools/acclimate-port"]
+      entry: acclimate-port --check
+      types_or: [python, pyi, jupyter]
 ```
+
+pre-commit installs the root of a repository that is named as `repo:`, which here is the runtime, with torch. The hook
+that this repository itself declares therefore uses the `acclimate-port` of your environment.
 
 The exit code is 0; 1 if `--check` finds something; 2 if a file could not be ported or an argument is wrong.
 [guide.md](../guide.md) explains each conversion; [people.md](people.md) compares the tool with pull requests, and lists

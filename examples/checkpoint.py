@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from acclimate import Accelerator
-from acclimate.parallel import Plan, gather_tensors, shard
+from acclimate.llm.split import Plan, gather_tensors, shard
 
 if TYPE_CHECKING:
     from ranks import SpreadModel

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from acclimate import Accelerator
-from acclimate.parallel import Plan, apply_plan, clip_grad_norm, make_plan
+from acclimate.llm.split import Plan, apply_plan, clip_grad_norm, make_plan
 
 RANK = int(os.environ.get("RANK", "0"))
 LOCAL_RANK = int(os.environ.get("LOCAL_RANK", "0"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from acclimate.topology.control_groups import own_groups
+from acclimate.host.topology.control_groups import own_groups
 
 
 @pytest.fixture

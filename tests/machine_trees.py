@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from acclimate.topology import format_cpu_list, parse_cpu_list
+from acclimate.host.topology import format_cpu_list, parse_cpu_list
 
 RECORDED = Path(__file__).parents[1].parent / "shared" / "numa"
 GIB = 1 << 30

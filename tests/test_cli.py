@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import acclimate
-from acclimate.cli import COMMANDS
+from acclimate.cli import COMMANDS, TOOLS
 from fake_vendors import FakeMachine
 from fresh_process import plain_environment
 
@@ -52,13 +52,14 @@ def test_without_a_command_every_command_is_listed_and_the_exit_code_is_2() -> N
     ended = run(AS_MODULE, env={"COLUMNS": "200"})
     assert (ended.returncode, ended.stdout) == (2, "")
     shown = " ".join(ended.stderr.split())
-    assert all(f" {name} {summary}" in shown for name, (summary, _) in COMMANDS.items())
+    assert all(f" {name} {summary}" in shown for name, (summary, _) in {**COMMANDS, **TOOLS}.items())
 
 
 def test_help_goes_to_stdout_and_lists_every_command() -> None:
     ended = run(AS_MODULE, "--help")
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert all(name in ended.stdout for name in COMMANDS)
+    assert all(name in ended.stdout for name in (*COMMANDS, *TOOLS))
+    assert "not installed" not in ended.stdout
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_a_command_line_that_makes_no_sense_is_refused_with_exit_code_2(
 
 
 @pytest.mark.usefixtures("warm_starts")
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [*COMMANDS, *TOOLS])
 def test_every_command_explains_itself(name: str) -> None:
     ended = run(AS_MODULE, name, "--help")
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -13,8 +13,9 @@ from types import ModuleType
 
 import pytest
 
-from acclimate import cli, exit_codes
+from acclimate import cli
 from acclimate.errors import AcclimateError, LaunchOptionError
+from acclimate.host import exit_codes
 from fresh_process import FreshProcesses, plain_environment
 from pairs import all_pairs
 

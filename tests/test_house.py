@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib
+import os
 import re
 import shutil
 import subprocess
@@ -27,15 +28,20 @@ else:
     import tomli as tomllib
 
 from acclimate import errors
+from acclimate_port.errors import PortError
 from fresh_process import plain_environment
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "acclimate"
+TOOLS = {
+    "acclimate_port": ROOT / "tools" / "acclimate-port" / "src" / "acclimate_port",
+    "acclimate_conformance": ROOT / "tools" / "acclimate-conformance" / "src" / "acclimate_conformance",
+}
 
-HARDWARE_ROOMS = ("backends", "compat", "port")
+HARDWARE_ROOMS = ("backends", "compat", "acclimate_port")
 """Besides each op's own folder, the only places that may name a vendor's hardware."""
 
-OF_ONE_OP = re.compile(r"ops/(?!build/|optimizers/\w+\.py)\w+/")
+OF_ONE_OP = re.compile(r"(ops/(?!build/|optimizers/\w+\.py)\w+|llm/kernels)/")
 """An op's own folder: not what builds them all, nor what the optimizers share."""
 
 VENDORS = {"cuda", "hip", "xpu", "npu", "sdaa", "mps", "hpu", "mlu", "mtia", "musa"}
@@ -55,7 +61,7 @@ LONGER_FILES: dict[str, str] = {}
 
 @dataclass(frozen=True)
 class Source:
-    """One module of the package; its path is relative to that."""
+    """One module of acclimate, with its path in that package, or of a tool, with its package's name too."""
 
     path: Path
     tree: ast.Module
@@ -74,7 +80,11 @@ class Source:
         return self.name.partition("/")[0].removesuffix(".py")
 
     def at(self, node: ast.AST) -> str:
-        return f"src/acclimate/{self.name}:{getattr(node, 'lineno', 1)}"
+        return f"{self.name}:{getattr(node, 'lineno', 1)}"
+
+    @property
+    def file(self) -> Path:
+        return (TOOLS[self.room].parent if self.room in TOOLS else PACKAGE) / self.path
 
 
 Rule: TypeAlias = Callable[[Source], Iterator[str]]
@@ -83,9 +93,11 @@ Rule: TypeAlias = Callable[[Source], Iterator[str]]
 
 @cache
 def sources() -> tuple[Source, ...]:
-    found = sorted(PACKAGE.rglob("*.py"))
+    roots = {PACKAGE: PACKAGE, **{folder: folder.parent for folder in TOOLS.values()}}
     return tuple(
-        Source(path.relative_to(PACKAGE), ast.parse(path.read_text(encoding="utf-8"))) for path in found
+        Source(path.relative_to(root), ast.parse(path.read_text(encoding="utf-8")))
+        for folder, root in roots.items()
+        for path in sorted(folder.rglob("*.py"))
     )
 
 
@@ -148,35 +160,41 @@ def imported_modules(source: Source, node: ast.AST) -> list[str]:
 # -- 2: rooms import only rooms below them, and none in a circle: contracts in pyproject.toml ---------
 
 
-def check_imports(folder: Path) -> tuple[int, str]:
-    """What import-linter says of a copy of the package."""
+def check_imports(*folders: Path) -> tuple[int, str]:
+    """What import-linter says of the packages in these folders."""
     pytest.importorskip("importlinter", reason="import-linter is not installed")
     ended = subprocess.run(
         [sys.executable, "-c", "import sys; from importlinter.cli import lint_imports\n"
          "sys.exit(lint_imports(config_filename=sys.argv[1], no_cache=True))", str(ROOT / "pyproject.toml")],
-        cwd=folder, env={**plain_environment(), "PYTHONPATH": str(folder)}, capture_output=True, text=True,
-        timeout=600,
+        cwd=folders[0], env={**plain_environment(), "PYTHONPATH": os.pathsep.join(map(str, folders))},
+        capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     return ended.returncode, ended.stdout + ended.stderr
 
 
 def test_imports_keep_every_contract() -> None:
-    code, said = check_imports(PACKAGE.parent)
+    code, said = check_imports(PACKAGE.parent, *(folder.parent for folder in TOOLS.values()))
     assert code == 0, said
 
 
 def test_import_contracts_find_their_breaches(tmp_path: Path) -> None:
-    shutil.copytree(PACKAGE, tmp_path / "acclimate", ignore=shutil.ignore_patterns("__pycache__", "csrc"))
+    for package in (PACKAGE, *TOOLS.values()):
+        shutil.copytree(
+            package, tmp_path / package.name, ignore=shutil.ignore_patterns("__pycache__", "csrc")
+        )
     for name, code in {
         "backends/cpu.py": "from acclimate.selection import get_accelerator",
         "accelerator/ops.py": "def f():\n    import acclimate.ops.build.builder",
-        "topology/read.py": "if TYPE_CHECKING:\n    from acclimate.accelerator import Accelerator",
-        "errors.py": "from acclimate import topology",
+        "host/topology/read.py": "if TYPE_CHECKING:\n    from acclimate.accelerator import Accelerator",
+        "errors.py": "from acclimate.host import topology",
         "ops/build/recipe.py": "from acclimate import get_accelerator",
         "ops/aio/handle.py": "from acclimate.ops.optimizers import simd",
         "cache/owners.py": "import acclimate.cache.lock",
-        "port/source/tree.py": "from acclimate.port.dataflow import sinks",
-        "inference/gguf/header.py": "def f():\n    from acclimate.inference.loading import load",
+        "selection.py": "def f():\n    import acclimate_conformance",
+        "../acclimate_port/source/tree.py": "from acclimate_port.dataflow import sinks",
+        "../acclimate_port/settings.py": "from acclimate.errors import AcclimateError",
+        "../acclimate_conformance/result.py": "import acclimate.ops.build.builder",
+        "llm/gguf/header.py": "def f():\n    from acclimate.llm.loading import load",
         "new_room.py": "",
     }.items():
         with (tmp_path / "acclimate" / name).open("a") as file:
@@ -187,14 +205,20 @@ def test_import_contracts_find_their_breaches(tmp_path: Path) -> None:
     assert broken >= {
         "Each room imports only rooms below it",
         "The cache is built in layers",
+        "The runtime does not know its tools",
+        "acclimate-port needs neither acclimate nor torch",
         "The port is built in layers",
         "A build is described, run, kept and offered in layers",
         "Language models are found, loaded and run in layers",
         "Families of ops do not know each other",
         "No circles of imports",
     }
-    for breach in ("acclimate.backends.cpu -> acclimate.selection", "acclimate.errors -> acclimate.topology",
-                   "acclimate.accelerator.ops -> acclimate.ops.build.builder", "new_room"):  # fmt: skip
+    for breach in (
+        "acclimate.backends.cpu -> acclimate.selection",
+        "acclimate.errors -> acclimate.host.topology",
+        "acclimate.accelerator.ops -> acclimate.ops.build.builder",
+        "new_room",
+    ):
         assert breach in said
 
 
@@ -204,7 +228,7 @@ MAY_NAME_ROOMS_ABOVE = {
     "backends/cpu.py": "the table of op builders; the backend shm, which registers when it is chosen",
     "backends/cuda.py": "the table of op builders",
     "backends/probes.py": "DeepSpeed's names, which Intel's extension imports",
-    "inference/commands/on_ranks.py": "the program of the ranks that a command starts",
+    "llm/commands/on_ranks.py": "the program of the ranks that a command starts",
 }
 OUR_MODULE = re.compile(r"acclimate\.(\w+)(\.\w+)*(:\w+)?")
 
@@ -221,7 +245,9 @@ def rooms() -> tuple[str, ...]:
 def names_of_rooms_above(source: Source) -> Iterator[str]:
     for text in texts(source.tree):
         named = OUR_MODULE.fullmatch(text.value)
-        if named and named[1] in rooms() and rooms().index(named[1]) < rooms().index(source.room):
+        if not named or named[1] not in rooms() or source.room not in rooms():
+            continue
+        if rooms().index(named[1]) < rooms().index(source.room):
             yield f'{source.at(text)} names "{text.value}", which is above it'
 
 
@@ -299,7 +325,7 @@ print(sorted(imported - {"acclimate", "__future__"} - set(sys.stdlib_module_name
 def test_torch_comes_with_the_first_accelerator_and_prints_nothing() -> None:
     code = """
 import sys
-import acclimate.selection, acclimate.backends, acclimate.topology, acclimate.cli
+import acclimate.selection, acclimate.backends, acclimate.host.topology, acclimate.cli
 assert "torch" not in sys.modules and "rich" not in sys.modules
 acclimate.get_accelerator()
 assert "torch" in sys.modules and "rich" not in sys.modules
@@ -332,17 +358,19 @@ def test_library_code_has_no_print_no_bare_except_and_no_assert() -> None:
 
 
 def test_no_file_is_too_long_without_a_reason() -> None:
-    lengths = {
-        source.name: len((PACKAGE / source.path).read_text(encoding="utf-8").splitlines())
-        for source in sources()
-    }
+    lengths = {source.name: len(source.file.read_text(encoding="utf-8").splitlines()) for source in sources()}
     too_long = {name: length for name, length in lengths.items() if length > LONGEST_FILE}
     assert set(too_long) == set(LONGER_FILES), too_long
 
 
+def test_no_file_of_the_runtime_is_more_than_three_folders_deep() -> None:
+    files = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.*") if "__pycache__" not in path.parts]
+    assert [path.as_posix() for path in files if len(path.parts) > 4] == []
+
+
 def test_no_two_test_modules_have_one_name() -> None:
     """pytest imports them by that name alone, and fails where two in folders without __init__.py share it."""
-    folders = (ROOT / "tests", ROOT / "extensions")
+    folders = (ROOT / "tests", ROOT / "extensions", ROOT / "tools")
     names = Counter(path.name for folder in folders for path in folder.rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
 
@@ -370,21 +398,27 @@ def test_no_tracked_file_holds_a_path_of_one_machine() -> None:
 
 
 def error_classes() -> list[type[BaseException]]:
-    declared = vars(errors).values()
-    return [each for each in declared if isinstance(each, type) and issubclass(each, BaseException)]
+    modules = (errors, *(importlib.import_module(f"{package}.errors") for package in TOOLS))
+    declared = dict.fromkeys(
+        each for module in modules for each in vars(module).values() if isinstance(each, type)
+    )
+    return [each for each in declared if issubclass(each, BaseException)]
+
+
+BASES = (errors.AcclimateError, PortError)
 
 
 @pytest.mark.parametrize("error", error_classes(), ids=lambda error: error.__name__)
 def test_an_error_is_ours_and_a_built_in_type(error: type[BaseException]) -> None:
-    assert issubclass(error, errors.AcclimateError)
+    assert issubclass(error, BASES)
     assert error.__doc__
-    if error is not errors.AcclimateError:
+    if error not in BASES:
         built_in = [base for base in error.__mro__ if base.__module__ == "builtins"]
         assert built_in[0] not in (Exception, BaseException, object)
 
 
 def stray_errors(source: Source) -> Iterator[str]:
-    """Errors declared elsewhere than in errors.py, or raised under a name that tells nothing.
+    """Errors declared elsewhere than in an errors.py, or raised under a name that tells nothing.
 
     A plain Exception may be declared anywhere: it carries control within one room and never reaches a user.
     """
@@ -393,11 +427,11 @@ def stray_errors(source: Source) -> Iterator[str]:
     }
     for node in source.nodes:
         bases = {last_name(base) for base in node.bases} if isinstance(node, ast.ClassDef) else set()
-        if bases & telling and source.room != "errors":
+        if bases & telling and source.path.name != "errors.py":
             yield f"{source.at(node)} declares {node.name}; errors live in errors.py"
         if isinstance(node, ast.Raise) and node.exc is not None:
             raised = dotted(node.exc.func if isinstance(node.exc, ast.Call) else node.exc)
-            if raised in ("AcclimateError", "Exception", "BaseException"):
+            if raised in ("AcclimateError", "PortError", "Exception", "BaseException"):
                 yield f"{source.at(node)} raises {raised}; it needs a type of its own"
 
 
@@ -408,7 +442,7 @@ def test_errors_are_declared_in_one_place_and_raised_under_their_own_type() -> N
 # -- the public names --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lazy", ["acclimate", "acclimate.inference", "acclimate.ops", "acclimate.parallel"])
+@pytest.mark.parametrize("lazy", ["acclimate", "acclimate.llm", "acclimate.ops", "acclimate.llm.split"])
 def test_every_public_name_resolves_to_what_its_home_holds(lazy: str) -> None:
     package = importlib.import_module(lazy)
     for name in package.__all__:
@@ -424,16 +458,16 @@ BREACHES = [
     (hardware_names, "selection.py", "import torch\nx = torch.cuda.device_count()"),
     (hardware_names, "comm/shm.py", "from torch import cuda"),
     (hardware_names, "comm/shm.py", "import torch.cuda.nvtx"),
-    (hardware_names, "inference/a.py", "def f():\n    import torch_npu"),
+    (hardware_names, "llm/a.py", "def f():\n    import torch_npu"),
     (hardware_names, "ops/build/builder.py", "backend = 'nccl'"),
     (hardware_names, "ops/optimizers/base.py", "backend = 'nccl'"),
     (hardware_names, "launch/a.py", "device = f'cuda:{rank}'"),
-    (name_comparisons, "inference/a.py", "if accelerator.name == 'cpu': pass"),
-    (name_comparisons, "inference/a.py", "if 'cuda' == acc.device_name(): pass"),
-    (name_comparisons, "inference/a.py", "fast = acc.device_type in ('cuda', 'xpu')"),
-    (name_comparisons, "inference/a.py", "match acc.name:\n    case 'npu' | 'mlu': pass"),
-    (name_comparisons, "inference/a.py", "if acc.current_device_name().startswith('cuda'): pass"),
-    (names_of_rooms_above, "topology/a.py", "resolve_name('acclimate.backends.cpu:CPUAccelerator')"),
+    (name_comparisons, "llm/a.py", "if accelerator.name == 'cpu': pass"),
+    (name_comparisons, "llm/a.py", "if 'cuda' == acc.device_name(): pass"),
+    (name_comparisons, "llm/a.py", "fast = acc.device_type in ('cuda', 'xpu')"),
+    (name_comparisons, "llm/a.py", "match acc.name:\n    case 'npu' | 'mlu': pass"),
+    (name_comparisons, "llm/a.py", "if acc.current_device_name().startswith('cuda'): pass"),
+    (names_of_rooms_above, "host/topology/a.py", "resolve_name('acclimate.backends.cpu:CPUAccelerator')"),
     (names_of_rooms_above, "launch/a.py", "import_module('acclimate.compat')"),
     (careless_statements, "cli.py", "print('hello')"),
     (careless_statements, "cli.py", "try:\n    f()\nexcept:\n    pass"),
@@ -447,10 +481,10 @@ ALLOWED = [
     (hardware_names, "ops/optimizers/adam/builder.py", "import torch.cuda"),
     (hardware_names, "ops/aio/buffers.py", "import torch.cuda"),
     (hardware_names, "cli.py", "def f():\n    'Like torch.cuda.'\n    # cuda\n    return acc.cuda, 'CUDA'"),
-    (name_comparisons, "inference/a.py", "if tensor.device.type == 'cpu': pass"),
+    (name_comparisons, "llm/a.py", "if tensor.device.type == 'cpu': pass"),
     (name_comparisons, "backends/cuda.py", "if self.name == 'cuda': pass"),
-    (names_of_rooms_above, "launch/a.py", "run('acclimate.launch.remote.agent', 'acclimate.topology')"),
-    (stray_errors, "conformance/a.py", "class Signal(Exception): pass"),
+    (names_of_rooms_above, "launch/a.py", "run('acclimate.launch.remote.agent', 'acclimate.host.topology')"),
+    (stray_errors, "acclimate_conformance/a.py", "class Signal(Exception): pass"),
 ]
 
 

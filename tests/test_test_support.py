@@ -122,7 +122,7 @@ def test_a_folder_named_as_a_whole_runs_in_one_process_without_its_files_that_ar
             part_of(f"extensions/acclimate-sim/tests/{file}::test_one[a/b]")
             == "extensions/acclimate-sim/tests"
         )
-    assert part_of("tests/inference/gguf/test_gguf_claims.py::test_one") == "tests/inference/"
+    assert part_of("tests/llm/gguf/test_gguf_claims.py::test_one") == "tests/llm/"
     on_sim = "extensions/acclimate-sim/tests/on_sim/test_models.py"
     assert part_of(f"{on_sim}::test_one") == on_sim
     assert part_of("tests/ops/test_registry.py::test_one") == "tests/ops/test_registry.py"

@@ -13,14 +13,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from acclimate.lazy import lazy_names
+from acclimate.host.lazy import lazy_names
 
 if TYPE_CHECKING:
     from acclimate.accelerator import Accelerator
     from acclimate.backends.record import Backend
     from acclimate.comm import init_distributed
     from acclimate.errors import AcclimateError
-    from acclimate.inference import generate, init_inference
+    from acclimate.llm import generate, init_inference
     from acclimate.selection import (
         get_accelerator,
         is_current_accelerator_supported,
@@ -47,10 +47,10 @@ _HOMES = {
     "Accelerator": "acclimate.accelerator",
     "AcclimateError": "acclimate.errors",
     "Backend": "acclimate.backends.record",
-    "generate": "acclimate.inference",
+    "generate": "acclimate.llm",
     "get_accelerator": "acclimate.selection",
     "init_distributed": "acclimate.comm",
-    "init_inference": "acclimate.inference",
+    "init_inference": "acclimate.llm",
     "is_current_accelerator_supported": "acclimate.selection",
     "set_accelerator": "acclimate.selection",
     "use_accelerator": "acclimate.selection",

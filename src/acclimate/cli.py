@@ -23,26 +23,32 @@ from types import FrameType
 from typing import Any, NoReturn, TextIO
 
 from acclimate import __version__
-from acclimate.errors import AcclimateError, WorkingDirectoryError, excerpt
-from acclimate.exit_codes import INTERRUPTED, OWN_ERROR, READER_LEFT, USER_ERROR
+from acclimate.errors import AcclimateError, MissingExtraError, WorkingDirectoryError, excerpt
+from acclimate.host.exit_codes import INTERRUPTED, OWN_ERROR, READER_LEFT, USER_ERROR
 
 COMMANDS = {
     "info": ("show the accelerator of this machine, and why others cannot be used", "acclimate.info.command"),
     "run": ("start a script's ranks, here or on many hosts, bound to cores", "acclimate.launch.command"),
     "generate": (
         "generate text with a language model on this accelerator",
-        "acclimate.inference.commands.generate",
+        "acclimate.llm.commands.generate",
     ),
-    "bench": ("measure how fast a language model runs here", "acclimate.inference.commands.bench"),
-    "plan": ("show how a model is split over ranks; nothing is loaded", "acclimate.inference.commands.plan"),
+    "bench": ("measure how fast a language model runs here", "acclimate.llm.commands.bench"),
+    "plan": ("show how a model is split over ranks; nothing is loaded", "acclimate.llm.commands.plan"),
     "ops": ("list, build or remove the native ops of this accelerator", "acclimate.ops.command"),
-    "port": ("turn CUDA-only source into source for any accelerator", "acclimate.port.command"),
-    "conformance": (
-        "check that an accelerator keeps every promise of the interface",
-        "acclimate.conformance.command",
-    ),
 }
 """The commands by name, each with a line of help and the module of its ``add_arguments`` and ``run``."""
+
+TOOLS = {
+    "port": ("turn CUDA-only source into source for any accelerator", "acclimate-port"),
+    "conformance": (
+        "check that an accelerator keeps every promise of the interface",
+        "acclimate-conformance",
+    ),
+}
+"""Commands of packages of their own, each with a line of help and its package, which is in ``tools/``."""
+
+_GROUP = "acclimate.commands"  # the entry points of installed packages: a command's name and its module
 
 _LONGEST_MESSAGE = 500
 
@@ -56,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     with _own_process() if argv is None else contextlib.nullcontext(_Interrupts()) as interrupts:
         arguments = list(sys.argv[1:] if argv is None else argv)
-        command = next((argument for argument in arguments if argument in COMMANDS), None)
+        command = next(
+            (argument for argument in arguments if argument in COMMANDS or argument in TOOLS), None
+        )
         title = f"acclimate {command}" if command else "acclimate"
         try:
             try:
@@ -90,8 +98,9 @@ def _run(arguments: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
     asked = parser  # the parser whose usage an error shows
-    for name, (summary, module) in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary)
+    known = {**COMMANDS, **({} if wanted in COMMANDS else _commands_of_other_packages(wanted))}
+    for name, (summary, module) in known.items():
+        command = commands.add_parser(name, help=summary.replace("%", "%%"), description=summary)
         if name == wanted:
             asked = command
             import_module(module).add_arguments(command)
@@ -112,9 +121,35 @@ def _run(arguments: list[str]) -> int:
             f"the working directory cannot be used: {error.strerror}. It has probably been deleted; cd to "
             "another directory"
         ) from error
-    run = import_module(COMMANDS[args.command][1]).run
+    run = import_module(known[args.command][1]).run
     code: int = run(args, _deepspeed_environment) if args.command == "run" else run(args)
     return code
+
+
+def _commands_of_other_packages(wanted: str | None) -> dict[str, tuple[str, str]]:
+    """Returns the commands of installed packages, and what `--help` says of missing :data:`TOOLS`.
+
+    Raises:
+        MissingExtraError: the wanted command is one of :data:`TOOLS`, and its package is not installed.
+    """
+    from importlib.metadata import entry_points  # takes as long as all other imports here
+
+    found = {}
+    for entry in entry_points(group=_GROUP):
+        told = TOOLS[entry.name][0] if entry.name in TOOLS else entry.dist and entry.dist.metadata["Summary"]
+        if entry.name not in COMMANDS:
+            found[entry.name] = (told or entry.module, entry.module)
+    for name, (summary, package) in TOOLS.items():
+        if name in found:
+            continue
+        install = f"pip install ./tools/{package}"
+        if name == wanted:
+            raise MissingExtraError(
+                f"this command is in the package {package}, which is not installed. In a clone of the "
+                f"repository of acclimate, run: {install}"
+            )
+        found[name] = (f"{summary} (not installed; in a clone: {install})", "")
+    return found
 
 
 def _deepspeed_environment(python_path: str, asked: str) -> dict[str, str]:

@@ -311,25 +311,11 @@ class LaunchProtocolError(AcclimateError, ValueError):
     """A message between the launcher and an agent is invalid."""
 
 
-# -- conformance ---------------------------------------------------------------------------------
-
-
-class ConformanceError(AcclimateError, RuntimeError):
-    """An accelerator cannot be checked: it does not load, or there is no such check."""
-
-
 # -- compat --------------------------------------------------------------------------------------
 
 
 class ImportOrderError(AcclimateError, ImportError):
     """A library was imported before acclimate could register an accelerator with it."""
-
-
-# -- port ----------------------------------------------------------------------------------------
-
-
-class InvalidPortSettingsError(AcclimateError, ValueError):
-    """An option or a setting of ``acclimate port`` is unknown, or conflicts with another."""
 
 
 # -- parallel ------------------------------------------------------------------------------------

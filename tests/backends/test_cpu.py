@@ -18,11 +18,11 @@ import psutil
 import pytest
 import torch
 
-from acclimate import topology
 from acclimate.backends import process_memory
 from acclimate.backends.cpu import CPUAccelerator
 from acclimate.errors import InvalidEnvironmentError
-from acclimate.inference.freed_memory import return_freed_memory
+from acclimate.host import topology
+from acclimate.llm.freed_memory import return_freed_memory
 from fake_vendors import BREAKAGES, FakeMachine
 from fresh_process import FreshProcesses
 

@@ -186,7 +186,7 @@ def test_settings_of_inference_may_be_in_a_file(monkeypatch: pytest.MonkeyPatch,
     import deepspeed
 
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr("acclimate.inference.init_inference", lambda *args: calls.append(args))
+    monkeypatch.setattr("acclimate.llm.init_inference", lambda *args: calls.append(args))
     (tmp_path / "settings.json").write_text('{"tensor_parallel": {"tp_size": 2}, "dtype": "fp32"}')
     deepspeed.init_inference("m", config=str(tmp_path / "settings.json"), dtype="bf16")
     assert calls == [("m", 2, "bfloat16")]
@@ -198,7 +198,7 @@ def test_settings_of_inference_are_translated(monkeypatch: pytest.MonkeyPatch) -
     import deepspeed
 
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr("acclimate.inference.init_inference", lambda *args: calls.append(args))
+    monkeypatch.setattr("acclimate.llm.init_inference", lambda *args: calls.append(args))
     deepspeed.init_inference("m", mp_size=2, dtype=torch.half, replace_with_kernel_inject=True)
     deepspeed.init_inference("m", {"tensor_parallel": {"tp_size": 3}, "dtype": "bf16"})
     deepspeed.init_inference("m")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from acclimate.accelerator import CATEGORIES
-from acclimate.conformance.runner.catalog import checks
+from acclimate_conformance.runner.catalog import checks
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -253,7 +253,7 @@ def test_a_launcher_within_torchrun_is_a_job_of_its_own() -> None:
 
 
 def test_the_default_on_cpu_is_a_rank_for_each_memory_node(script: str) -> None:
-    from acclimate.topology import usable_node_count
+    from acclimate.host.topology import usable_node_count
 
     assert len(told(acclimate_run(script, DS_ACCELERATOR="cpu"))) == usable_node_count()
 

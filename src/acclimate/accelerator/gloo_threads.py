@@ -7,7 +7,7 @@ import os
 import time
 from contextlib import suppress
 
-from acclimate.process_status import stat_fields
+from acclimate.host.process_status import stat_fields
 
 _NAME = b"pt_gloo_runloop"
 """The kernel's name of the threads in which Gloo runs a group's collectives; torch sets it."""

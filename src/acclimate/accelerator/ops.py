@@ -26,7 +26,7 @@ class Ops(Devices):
         "CPUAdamBuilder": "acclimate.ops.optimizers.builders:CPUAdamBuilder",
         "CPULionBuilder": "acclimate.ops.optimizers.builders:CPULionBuilder",
         "FusedAdamBuilder": "acclimate.ops.optimizers.builders:TorchFusedAdamBuilder",
-        "InferenceBuilder": "acclimate.ops.inference.builder:InferenceBuilder",
+        "InferenceBuilder": "acclimate.llm.kernels.builder:InferenceBuilder",
     }
     """This accelerator's op builders, from their names to ``"module:Class"``, imported on demand. The first
     four run on the host, so every accelerator has them; a backend adds its own:

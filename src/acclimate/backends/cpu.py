@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from acclimate import topology
 from acclimate.accelerator import Accelerator, DeviceLike, DeviceProperties
 from acclimate.backends import builtin, process_memory
 from acclimate.backends.presence import is_installed
 from acclimate.errors import InvalidEnvironmentError, excerpt
+from acclimate.host import topology
 
 _COMMUNICATION = ("shm", "gloo", "ccl")
 
@@ -33,7 +33,7 @@ class CPUAccelerator(Accelerator):
         **Accelerator.op_builders,
         "FusedAdamBuilder": "acclimate.ops.optimizers.builders:FusedAdamCPUBuilder",
         "FusedLionBuilder": "acclimate.ops.optimizers.builders:FusedLionCPUBuilder",
-        "InferenceBuilder": "acclimate.ops.inference.builder:CPUInferenceBuilder",
+        "InferenceBuilder": "acclimate.llm.kernels.builder:CPUInferenceBuilder",
         "ShareMemCommBuilder": "acclimate.comm.shm_op:ShareMemCommBuilder",
         "CCLCommBuilder": "acclimate.comm.ccl_op:CCLCommBuilder",
     }

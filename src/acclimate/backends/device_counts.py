@@ -79,7 +79,7 @@ def apple_gpus() -> int:
 
 def memory_nodes() -> int:
     """Counts memory nodes with a core that this process may use, which are the CPU accelerator's devices."""
-    from acclimate.topology import usable_node_count
+    from acclimate.host.topology import usable_node_count
 
     return usable_node_count()
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d
 
-from acclimate.local_address import address_towards
+from acclimate.host.local_address import address_towards
 
 LONGEST_TIMEOUT = timedelta(days=365 * 100)
 """torch and gloo add a time-out to a clock in nanoseconds, which overflows after 292 years."""

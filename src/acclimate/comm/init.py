@@ -12,7 +12,7 @@ from acclimate.comm.backend import NAME, register
 from acclimate.comm.gloo import LONGEST_TIMEOUT
 from acclimate.comm.ranks import Place, find_place, master_address
 from acclimate.errors import InvalidRankError, UnsupportedError
-from acclimate.rank_variables import TORCHRUN
+from acclimate.host.rank_variables import TORCHRUN
 from acclimate.selection import get_accelerator
 
 _HOST = "cpu"

@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from acclimate.errors import ConflictingRanksError, InvalidEnvironmentError, excerpt
-from acclimate.rank_variables import LAUNCHERS, SLURM, RankVariables
-from acclimate.slurm_allocation import NODE_INDEX, NODE_LIST, expand_hosts, in_step, tasks_of_nodes
+from acclimate.host.rank_variables import LAUNCHERS, SLURM, RankVariables
+from acclimate.host.slurm_allocation import NODE_INDEX, NODE_LIST, expand_hosts, in_step, tasks_of_nodes
 
 # Below the ephemeral ports that systems give to clients.
 _FIRST_PORT, _PORTS = 15_000, 15_000

@@ -13,11 +13,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from acclimate import topology
 from acclimate.comm import memory
 from acclimate.comm.memory import Geometry, SharedMemory
 from acclimate.errors import AcclimateError, GroupCreationError
-from acclimate.process_status import stat_fields
+from acclimate.host import topology
+from acclimate.host.process_status import stat_fields
 
 # A group takes at most this share of the free memory, so that small containers get smaller buffers.
 _SHARE_OF_FREE_MEMORY = 1 / 16

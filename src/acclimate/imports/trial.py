@@ -18,9 +18,9 @@ from importlib.util import find_spec
 from typing import IO, Any
 
 from acclimate.cache import cache_root
+from acclimate.host.process_status import signal_name
+from acclimate.host.replace_file import replace_file
 from acclimate.imports.containment import VendorCodeError, contained
-from acclimate.process_status import signal_name
-from acclimate.replace_file import replace_file
 
 _LIMIT_S = 60.0
 _PRINTED_LINES = 3

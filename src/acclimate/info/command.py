@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from acclimate.exit_codes import NEGATIVE_RESULT
+from acclimate.host.exit_codes import NEGATIVE_RESULT
 from acclimate.info.report import Report, collect
 from acclimate.selection import Candidate
 

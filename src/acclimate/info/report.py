@@ -7,8 +7,8 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from acclimate import topology
 from acclimate.errors import AcclimateError
+from acclimate.host import topology
 from acclimate.imports import describe, import_torch
 from acclimate.selection import Candidate, chosen_by, detect_all, get_accelerator
 

@@ -15,6 +15,7 @@ from importlib.machinery import PathFinder
 
 from acclimate.backends import Backend
 from acclimate.errors import BindingError, LaunchOptionError, ScriptNotFoundError, excerpt
+from acclimate.host.topology import read_topology
 from acclimate.launch.binding.cores import UNBOUND_ADVICE
 from acclimate.launch.engines.registry import AUTO, allocating_engine, launch
 from acclimate.launch.options import RunOptions, add_arguments, read_options
@@ -27,7 +28,6 @@ from acclimate.launch.plan.outcome import Outcome
 from acclimate.launch.remote.addresses import free_port
 from acclimate.launch.supervise.own_python import own_python
 from acclimate.launch.supervise.supervisor import supervise
-from acclimate.topology import read_topology
 
 __all__ = ["add_arguments", "run", "run_own_module"]
 

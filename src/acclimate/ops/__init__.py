@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from acclimate.lazy import lazy_names
+from acclimate.host.lazy import lazy_names
 
 if TYPE_CHECKING:
     from acclimate.ops.aio import AsyncIOHandle

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from acclimate.errors import AcclimateError, UnknownOpError
-from acclimate.exit_codes import NEGATIVE_RESULT
+from acclimate.host.exit_codes import NEGATIVE_RESULT
 from acclimate.ops.build import store
 from acclimate.ops.survey import (
     BUILDABLE,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from acclimate.host.topology import Core, Topology, format_cpu_list
 from acclimate.launch.binding.cores import RankBinding
-from acclimate.topology import Core, Topology, format_cpu_list
 
 
 def nodes_of(topology: Topology, binding: RankBinding) -> list[int]:

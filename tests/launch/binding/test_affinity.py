@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from acclimate.host.topology import format_cpu_list, read_topology
 from acclimate.launch.binding import affinity
 from acclimate.launch.binding.affinity import apply_binding
 from acclimate.launch.binding.cores import RankBinding, bind_ranks
-from acclimate.topology import format_cpu_list, read_topology
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="binding is by system calls of Linux"

@@ -9,8 +9,8 @@ import pytest
 from bindings import assert_sound, first_threads, lists, nodes_of
 
 from acclimate.errors import AcclimateError, BindingError
+from acclimate.host.topology import Topology, read_topology
 from acclimate.launch.binding.cores import RankBinding, bind_ranks, check_environment
-from acclimate.topology import Topology, read_topology
 from machine_trees import (
     GRACE_HOPPER,
     GRACE_HOPPER_DISTANCES,

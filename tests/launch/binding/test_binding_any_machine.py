@@ -13,8 +13,8 @@ from bindings import assert_sound, first_threads, nodes_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from acclimate.host.topology import Core, MemoryNode, Topology, format_cpu_list
 from acclimate.launch.binding.cores import bind_ranks
-from acclimate.topology import Core, MemoryNode, Topology, format_cpu_list
 from machine_trees import GIB
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from acclimate.host.topology import Topology, format_cpu_list, parse_cpu_list, read_topology
 from acclimate.launch.binding.cores import bind_ranks
 from acclimate.launch.binding.diagram import _COLOURS, _SIXTEEN_COLOURS, show_binding
-from acclimate.topology import Topology, format_cpu_list, parse_cpu_list, read_topology
 from machine_trees import XEON_MAX, XEON_MAX_BANDWIDTHS, XEON_MAX_DISTANCES, machine, write_tree
 
 

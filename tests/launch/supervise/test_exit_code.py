@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from launching import all_ready, command, launched, names_in, ranks_code, wait_until
 
-from acclimate.exit_codes import shell_code
+from acclimate.host.exit_codes import shell_code
 from acclimate.launch.plan.outcome import Outcome, RankFailure
 from acclimate.launch.supervise.supervisor import code_of_ended_job
 

@@ -32,7 +32,7 @@ def test_an_op_that_was_built_is_not_built_again_in_another_process(workshop: Wo
 
 
 def test_a_command_says_that_it_compiles_an_op_and_nothing_once_it_is_built(workshop: Workshop) -> None:
-    code = "from acclimate.inference.commands.request import messages\nwith messages():\n"
+    code = "from acclimate.llm.commands.request import messages\nwith messages():\n"
     code += "".join(f"    {line}\n" for line in LOAD_TINY.strip().splitlines())
     first, second = (workshop.run(code).stderr for _ in range(2))
     assert 'acclimate: compiling the op "tiny" (2 files); this happens once\n' in first

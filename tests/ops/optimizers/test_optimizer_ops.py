@@ -186,7 +186,7 @@ def test_the_source_compiles_for_64_bit_arm(name: str, tmp_path: Path) -> None:
     result = subprocess.run(
         [compiler, "-std=c++20", "-O1", "-fPIC", "-Wall", "-Werror", *CPUAdamBuilder().cxx_args(),
          "-DTORCH_TARGET_VERSION=0x020a000000000000", "-isystem", str(include), "-c",
-         str(SOURCES / name / "csrc" / f"{name}.cpp"), "-o", str(tmp_path / "op.o")],
+         str(SOURCES / "csrc" / f"{name}.cpp"), "-o", str(tmp_path / "op.o")],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
@@ -202,7 +202,7 @@ def test_the_cuda_source_compiles(name: str, tmp_path: Path) -> None:
     result = subprocess.run(
         [compiler, "-std=c++20", "-O1", "-DUSE_CUDA", "-fmad=false", "--expt-relaxed-constexpr",
          "-Xcompiler=-fPIC", "-DTORCH_TARGET_VERSION=0x020a000000000000", "-isystem", str(include),
-         "-arch=sm_80", "-c", str(SOURCES / name / "csrc" / f"{name}.cu"), "-o", str(tmp_path / "op.o")],
+         "-arch=sm_80", "-c", str(SOURCES / "csrc" / f"{name}.cu"), "-o", str(tmp_path / "op.o")],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr

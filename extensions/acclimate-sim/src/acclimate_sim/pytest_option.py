@@ -1,4 +1,4 @@
-"""``pytest --sim-profile``: the hardware that sim emulates, with acclimate's ``--on-accelerator sim``."""
+"""``pytest --sim-profile``: the hardware that sim emulates under ``--on-accelerator sim``."""
 
 from __future__ import annotations
 

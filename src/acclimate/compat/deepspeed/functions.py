@@ -13,9 +13,11 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from acclimate import comm, inference, topology
+from acclimate import comm
+from acclimate import llm as inference
 from acclimate.compat.deepspeed.names import missing
 from acclimate.errors import UnsupportedError
+from acclimate.host import topology
 from acclimate.selection import get_accelerator
 
 logger = logging.getLogger("acclimate.deepspeed")

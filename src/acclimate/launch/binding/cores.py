@@ -23,9 +23,7 @@ from itertools import chain
 from pathlib import Path
 
 from acclimate.errors import BindingError, TopologyError, excerpt
-from acclimate.launch.binding.group_search import Counts
-from acclimate.launch.binding.numa_groups import NodeGroup, group_nodes
-from acclimate.topology import (
+from acclimate.host.topology import (
     LIVE,
     Core,
     MemoryNode,
@@ -34,6 +32,8 @@ from acclimate.topology import (
     format_cpu_list,
     parse_cpu_list,
 )
+from acclimate.launch.binding.group_search import Counts
+from acclimate.launch.binding.numa_groups import NodeGroup, group_nodes
 
 UNBOUND_ADVICE = ", or leave out --bind_cores_to_rank"
 """The end of an error message if the ranks could run without binding."""

@@ -15,8 +15,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from acclimate.host.topology import Core, MemoryNode, Topology, format_cpu_list
 from acclimate.launch.binding.cores import RankBinding
-from acclimate.topology import Core, MemoryNode, Topology, format_cpu_list
 
 # Okabe and Ito's palette for colour-blind readers, each with a readable text colour.
 _COLOURS = (

@@ -43,7 +43,9 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.elastic.utils.store import barrier
 
 from acclimate.errors import HostUnreachableError
-from acclimate.exit_codes import shell_code
+from acclimate.host.exit_codes import shell_code
+from acclimate.host.local_address import address_towards
+from acclimate.host.process_status import signal_name
 from acclimate.launch.elastic.worker import FROM_WORKER, Order
 from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.plan.hostfile import HostPlan
@@ -52,8 +54,6 @@ from acclimate.launch.plan.outcome import Outcome
 from acclimate.launch.supervise.own_python import own_python
 from acclimate.launch.supervise.signals import RELAYED, USER_SIGNALS, SignalRelay
 from acclimate.launch.wire import decode, encode
-from acclimate.local_address import address_towards
-from acclimate.process_status import signal_name
 
 _RUN_ID = "acclimate"
 _ROLE = "default"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from acclimate.errors import AcclimateError
-from acclimate.exit_codes import USER_ERROR
+from acclimate.host.exit_codes import USER_ERROR
 from acclimate.launch.plan.job import JobPlan, plan_ranks
 from acclimate.launch.plan.outcome import Outcome
 from acclimate.launch.remote.protocol import LONGEST_FROM_LAUNCHER

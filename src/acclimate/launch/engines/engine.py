@@ -6,8 +6,8 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from acclimate.host.rank_variables import RankVariables
 from acclimate.launch.supervise.own_python import own_python
-from acclimate.rank_variables import RankVariables
 
 if TYPE_CHECKING:
     from acclimate.launch.plan.hostfile import Host

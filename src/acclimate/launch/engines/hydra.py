@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from acclimate.host.rank_variables import HYDRA
 from acclimate.launch.engines.mpi import MpiEngine
 from acclimate.launch.plan.hostfile import HostPlan
-from acclimate.rank_variables import HYDRA
 
 
 class HydraEngine(MpiEngine):

@@ -10,12 +10,12 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from acclimate.host.rank_variables import RankVariables
+from acclimate.host.slurm_allocation import in_allocation
 from acclimate.launch.engines.engine import Engine, rank_agent
 from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.remote.ssh_client import CONNECT_S, common_port, find_ssh, ssh_options
-from acclimate.rank_variables import RankVariables
-from acclimate.slurm_allocation import in_allocation
 
 if TYPE_CHECKING:
     from acclimate.launch.plan.outcome import Outcome

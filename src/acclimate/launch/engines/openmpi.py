@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from acclimate.host.rank_variables import OPEN_MPI
 from acclimate.launch.engines.mpi import MpiEngine
 from acclimate.launch.plan.hostfile import HostPlan
-from acclimate.rank_variables import OPEN_MPI
 
 
 class OpenMpi(MpiEngine):

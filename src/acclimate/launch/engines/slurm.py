@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from acclimate.errors import HostfileError, excerpt
+from acclimate.host.rank_variables import SLURM
+from acclimate.host.slurm_allocation import NODE_LIST, expand_hosts, in_allocation, in_step, tasks_of_nodes
 from acclimate.launch.engines.engine import Engine, rank_agent
 from acclimate.launch.plan.hostfile import Host
 from acclimate.launch.plan.job import JobPlan
-from acclimate.rank_variables import SLURM
-from acclimate.slurm_allocation import NODE_LIST, expand_hosts, in_allocation, in_step, tasks_of_nodes
 
 if TYPE_CHECKING:
     from acclimate.launch.plan.outcome import Outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from acclimate.rank_variables import TORCHRUN
+from acclimate.host.rank_variables import TORCHRUN
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from acclimate.errors import LaunchOptionError
+from acclimate.host.local_address import interface_towards, own_name_is_loopback
+from acclimate.host.topology import Topology, cpu_quota, read_topology
 from acclimate.launch.binding.cores import RankBinding, bind_ranks, check_environment
 from acclimate.launch.plan.agent_options import AgentOptions
 from acclimate.launch.plan.devices import visible_devices
 from acclimate.launch.plan.environment import RankPlace, rank_environment
 from acclimate.launch.plan.hostfile import HostPlan
-from acclimate.local_address import interface_towards, own_name_is_loopback
-from acclimate.topology import Topology, cpu_quota, read_topology
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 """torch's variable for the network interface of gloo's connections."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from acclimate.exit_codes import USER_ERROR, shell_code
-from acclimate.process_status import how_it_ended
+from acclimate.host.exit_codes import USER_ERROR, shell_code
+from acclimate.host.process_status import how_it_ended
 
 KEPT_LINES = 20
 """The number of a failed rank's last lines that are shown."""

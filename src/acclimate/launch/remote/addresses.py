@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from contextlib import closing, suppress
 
-from acclimate.local_address import address_towards, is_loopback
+from acclimate.host.local_address import address_towards, is_loopback
 
 
 def own_addresses(hosts: list[str]) -> list[str]:

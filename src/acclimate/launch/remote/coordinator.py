@@ -13,6 +13,8 @@ from functools import partial
 from typing import Protocol
 
 from acclimate.errors import HostUnreachableError, LaunchProtocolError, RankStartError
+from acclimate.host.local_address import is_loopback
+from acclimate.host.process_status import signal_name
 from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.output.pump import OutputPump, missing_output, own_streams, stream_failure
 from acclimate.launch.output.views import Source, WholeLines
@@ -30,8 +32,6 @@ from acclimate.launch.remote.protocol import (
 from acclimate.launch.supervise.processes import NO_MORE
 from acclimate.launch.supervise.signals import KEYBOARD, RELAYED, SignalRelay
 from acclimate.launch.wire import Message
-from acclimate.local_address import is_loopback
-from acclimate.process_status import signal_name
 
 # Python and its packages may come from a slow network file system that all hosts read at once.
 HOST_ANSWER_S = 120.0

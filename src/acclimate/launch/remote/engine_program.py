@@ -14,6 +14,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from acclimate.host.process_status import how_it_ended
 from acclimate.launch.output.views import Source
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome
@@ -25,7 +26,6 @@ from acclimate.launch.remote.protocol import Assignment, SocketChannel
 from acclimate.launch.remote.ssh_check import SshReachabilityCheck
 from acclimate.launch.remote.watched_program import WatchedProgram
 from acclimate.launch.supervise.processes import send_to_group
-from acclimate.process_status import how_it_ended
 
 _LAST_WORDS_S = 5.0
 """How long after the engine's program agents may report their outcome."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from acclimate.errors import AcclimateError, LaunchOptionError, LaunchProtocolError
-from acclimate.exit_codes import shell_code
+from acclimate.host.exit_codes import shell_code
 from acclimate.launch.plan.job import JobPlan, RankPlan, plan_ranks
 from acclimate.launch.plan.outcome import Outcome, RankFailure
 from acclimate.launch.remote.addresses import free_port

@@ -6,8 +6,8 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
-from acclimate.topology.control_groups import own_groups
-from acclimate.topology.kernel_files import LIVE, read, under
+from acclimate.host.topology.control_groups import own_groups
+from acclimate.host.topology.kernel_files import LIVE, read, under
 
 
 @dataclass(frozen=True)

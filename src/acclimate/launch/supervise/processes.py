@@ -12,8 +12,8 @@ import time
 from collections.abc import Container
 from contextlib import suppress
 
-from acclimate.exit_codes import shell_code
-from acclimate.process_status import stat_fields
+from acclimate.host.exit_codes import shell_code
+from acclimate.host.process_status import stat_fields
 
 NO_MORE = (
     "The limits on processes and open files (ulimit -u, ulimit -n, a control group's pids.max) allow no more"

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from acclimate.errors import RankStartError
+from acclimate.host.process_status import how_it_ended
 from acclimate.launch.output.views import rank_tag
 from acclimate.launch.output.writer import LogFile, Tail
 from acclimate.launch.plan.job import RankPlan
@@ -17,7 +18,6 @@ from acclimate.launch.supervise.guard import Guard, start_guard
 from acclimate.launch.supervise.guard_process import GuardSettings, StandardStreams
 from acclimate.launch.supervise.oom import KillCount, count_kills, explain_sigkill
 from acclimate.launch.supervise.processes import NO_MORE
-from acclimate.process_status import how_it_ended
 
 
 @dataclass

@@ -13,7 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from acclimate.exit_codes import shell_code
+from acclimate.host.exit_codes import shell_code
+from acclimate.host.process_status import signal_name
 from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.output.pump import OutputPump, missing_output, own_streams, stream_failure
 from acclimate.launch.output.views import Plain, Source, TaggedLines, TaggedTerminal, View
@@ -27,7 +28,6 @@ from acclimate.launch.supervise.oom import count_kills
 from acclimate.launch.supervise.rank_process import RankProcess
 from acclimate.launch.supervise.signals import KEYBOARD, RELAYED, SignalRelay
 from acclimate.launch.wire import Message
-from acclimate.process_status import signal_name
 
 _GUARD_PATIENCE_S = 2 * KILL_PATIENCE_S
 """How long after the grace period a guard may take to kill its rank and exit."""

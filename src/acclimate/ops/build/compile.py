@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from acclimate.errors import OpBuildError
+from acclimate.host.process_status import how_it_ended
 from acclimate.ops.build.recipe import Recipe
 from acclimate.ops.build.run_compilers import Compilers, build_timeout_s
-from acclimate.process_status import how_it_ended
 
 Progress: TypeAlias = Callable[[int, int, str], None]
 """Called with the steps done, their total, and the name of the step that just ended."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from acclimate.cache.folder import check_folder, make_folder, read_file
 from acclimate.errors import CompilerNotFoundError, OpBuildError
+from acclimate.host.process_status import how_it_ended
 from acclimate.ops.build.run_compilers import Compilers, build_timeout_s
-from acclimate.process_status import how_it_ended
 
 if TYPE_CHECKING:
     from acclimate.accelerator import Accelerator

@@ -20,7 +20,7 @@ class OptimizerBuilder(OpBuilder):
     folder: ClassVar[str]
     """The optimizer's folder, beside this file."""
     source: ClassVar[str | None]
-    """The native source in its ``csrc``; ``None`` for an op that runs in plain torch."""
+    """The native source in ``csrc``; ``None`` for an op that runs in plain torch."""
     functions: ClassVar[str]
     """The module there with the functions of DeepSpeed's op of this name."""
 
@@ -28,12 +28,12 @@ class OptimizerBuilder(OpBuilder):
         """Returns one file, with all instruction sets for the host or with the CUDA kernel."""
         if self.source is None:
             return []
-        path = f"{self.folder}/csrc/{self.source}"
+        path = f"csrc/{self.source}"
         return [Source(path, flags=_CUDA_FLAGS) if path.endswith(".cu") else path]
 
     def include_paths(self) -> list[str]:
-        """Returns the folder of the update rule: a macro includes it, so it must be in the cache key."""
-        return [f"{self.folder}/csrc"]
+        """Returns the folder of the update rules: a macro includes one, so it must be in the cache key."""
+        return ["csrc"]
 
     def cxx_args(self) -> list[str]:
         """Returns the flags that make all instruction sets give the same bits."""

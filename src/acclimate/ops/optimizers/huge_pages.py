@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from acclimate.huge_pages import request
+from acclimate.host.huge_pages import request
 from acclimate.ops.optimizers.shards import local
 
 

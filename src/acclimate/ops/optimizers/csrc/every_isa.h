@@ -4,29 +4,29 @@
 
 #include "group_step.h"
 
-#include "simd/plain.h"
+#include "simd_plain.h"
 #include "step_kernel.h"
 #include ACCLIMATE_RULE
-#include "simd/end.h"
+#include "simd_end.h"
 
 #if defined(__x86_64__)
-#include "simd/avx2.h"
+#include "simd_avx2.h"
 #include "step_kernel.h"
 #include ACCLIMATE_RULE
-#include "simd/end.h"
+#include "simd_end.h"
 
-#include "simd/avx512.h"
+#include "simd_avx512.h"
 #include "step_kernel.h"
 #include ACCLIMATE_RULE
-#include "simd/end.h"
+#include "simd_end.h"
 
-#include "simd/avx512_bf16.h"
+#include "simd_avx512_bf16.h"
 #include "step_kernel.h"
 #include ACCLIMATE_RULE
-#include "simd/end.h"
+#include "simd_end.h"
 #elif defined(__aarch64__)
-#include "simd/neon.h"
+#include "simd_neon.h"
 #include "step_kernel.h"
 #include ACCLIMATE_RULE
-#include "simd/end.h"
+#include "simd_end.h"
 #endif

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "simd/dtype.h"
+#include "simd_dtype.h"
 
 namespace acclimate {
 

@@ -1,5 +1,5 @@
-// The loop that element-wise optimizers share on CUDA; included after simd/cuda.h and a rule, before
-// simd/end.h.
+// The loop that element-wise optimizers share on CUDA; included after simd_cuda.h and a rule, before
+// simd_end.h.
 
 // A CUDA block steps this many blocks of the group, whatever tensors they are of: small tensors share one.
 constexpr int64_t blocks_per_cuda_block = 256;

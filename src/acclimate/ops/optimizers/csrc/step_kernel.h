@@ -1,5 +1,5 @@
-// The loop of every optimizer, compiled once per instruction set; included between simd/<set>.h and
-// simd/end.h. A Rule (adam_rule.h) updates one vector of parameters and state.
+// The loop of every optimizer, compiled once per instruction set; included between simd_<set>.h and
+// simd_end.h. A Rule (adam_rule.h) updates one vector of parameters and state.
 //
 // The loop is limited by memory bandwidth: each stream is read once and written once, and conversions happen
 // in registers.

@@ -1,0 +1,1 @@
+"""This machine: cores, memory nodes, limits, huge pages, addresses, and how processes end."""

@@ -1,1 +1,0 @@
-"""Tensors that are read only when, and only where, their values are needed."""

@@ -1,1 +1,0 @@
-"""Generates text from a prompt, and stops all ranks at the same token on Ctrl-C."""

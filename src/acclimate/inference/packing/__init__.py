@@ -1,1 +1,0 @@
-"""Weights that stay quantised while the model computes with them."""

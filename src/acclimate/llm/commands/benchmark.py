@@ -1,0 +1,159 @@
+"""Measures the speed of a loaded model, and the bandwidth at which this machine reads memory."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from acclimate.llm.loading.packed_modules import FewRowLinear, PackedModule
+
+if TYPE_CHECKING:
+    import torch
+
+    from acclimate.llm.loading.loaded_model import LoadedModel
+
+_READ_BYTES = 256 << 20
+_READS = 8
+_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The tokens per second that the model reads and generates, over all sequences."""
+
+    batch: int
+    prompt_tokens: int
+    first_token_seconds: float
+    """From the prompt to the first token."""
+    decode_tokens_per_second: float
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        """Prompt tokens per second until the first token."""
+        return self.batch * self.prompt_tokens / self.first_token_seconds
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights that one step of one sequence reads on this rank, by kernel."""
+
+    kernels: dict[str, int]
+    """The number of matrices for each kernel."""
+    bytes_by_kernel: dict[str, int]
+    stayed: dict[str, str]
+    """The names of matrices that stayed dense, each with the reason."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """The bytes of all weights that a step reads."""
+        return sum(self.bytes_by_kernel.values())
+
+
+def measure_speed(loaded: LoadedModel, batch: int, prompt_tokens: int, new_tokens: int) -> Speed:
+    """Generates greedily from random tokens; returns medians of three runs after a warm-up run."""
+    import torch
+
+    module = loaded.module
+    random = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, loaded.tokens, (batch, prompt_tokens), generator=random)
+    ids = ids.to(loaded.accelerator.current_device_name())
+    config = module.generation_config
+    before = config.eos_token_id, config.pad_token_id
+    config.eos_token_id, config.pad_token_id = None, 0  # no sequence ends early
+
+    def run(tokens: int) -> tuple[float, float]:
+        """Returns the seconds until the first token, and from it to the last."""
+        times = _TokenTimes()
+        start = time.perf_counter()
+        with torch.inference_mode():
+            module.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=tokens,
+                do_sample=False,
+                streamer=times,
+            )
+        _, first, *others = times.at  # before them the prompt
+        return first - start, others[-1] - first
+
+    try:
+        run(2)
+        rounds = [run(1 + new_tokens) for _ in range(_ROUNDS)]
+    finally:
+        config.eos_token_id, config.pad_token_id = before
+    first, rest = (median(seconds) for seconds in zip(*rounds, strict=True))
+    return Speed(batch, prompt_tokens, first, batch * new_tokens / rest)
+
+
+class _TokenTimes:
+    """A streamer that records when it gets the prompt and each token, on the host."""
+
+    def __init__(self) -> None:
+        self.at: list[float] = []
+
+    def put(self, tokens: torch.Tensor) -> None:
+        self.at.append(time.perf_counter())
+
+    def end(self) -> None:
+        """Does nothing: the last token has come."""
+
+
+def _seconds(loaded: LoadedModel, work: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    work()
+    loaded.accelerator.synchronize()
+    return time.perf_counter() - start
+
+
+def measure_read_bandwidth(loaded: LoadedModel) -> float:
+    """Returns the bytes per second at which all threads of this process read memory: the best of 8 runs."""
+    import torch
+
+    values = torch.ones(_READ_BYTES // 4, device=loaded.accelerator.current_device_name())
+
+    def read() -> None:
+        values.sum()
+
+    return _READ_BYTES / min(_seconds(loaded, read) for _ in range(_READS))
+
+
+def describe_weights(model: Any) -> Weights:
+    """Returns the weights that a model's step reads, and their kernels."""
+    from torch import nn
+
+    kernels: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    seen: set[int] = set()
+    head = model.get_output_embeddings()
+    for module in [*([head] if head is not None else []), *model.modules()]:
+        kernel, weight = _kernel(module)
+        if isinstance(module, nn.Embedding) or weight is None or id(weight) in seen:
+            continue  # of an embedding, a step reads one row
+        seen.add(id(weight))
+        kernels[kernel] += 1
+        sizes[kernel] += weight.nbytes
+    for parameter in model.parameters():
+        if id(parameter) not in seen and not _is_table(model, parameter):
+            kernel = "torch" if parameter.dim() > 1 else "norms and biases"
+            kernels[kernel] += 1
+            sizes[kernel] += parameter.nbytes
+    packing = getattr(model, "packing", None)
+    return Weights(dict(kernels), dict(sizes), dict(packing.dense) if packing is not None else {})
+
+
+def _kernel(module: Any) -> tuple[str, Any]:
+    """Returns the name of the kernel that uses a module's weight, and the weight."""
+    if isinstance(module, PackedModule):
+        return module.packed.scheme, module.packed
+    if isinstance(module, FewRowLinear):
+        return f"{str(module.weight.dtype).removeprefix('torch.')} by rows", module.weight
+    return "", None
+
+
+def _is_table(model: Any, parameter: torch.Tensor) -> bool:
+    """Whether a parameter belongs only to the input embedding, and is not tied to the output head."""
+    return parameter is getattr(model.get_input_embeddings(), "weight", None)

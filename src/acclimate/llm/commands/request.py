@@ -1,0 +1,252 @@
+"""Converts the options of ``acclimate generate`` to typed values, and shows the result."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import json
+import logging
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from acclimate.errors import GenerationOptionError, PromptError, excerpt
+from acclimate.llm.loading.packer import check_scheme
+
+if TYPE_CHECKING:
+    from acclimate.llm.generation import Generation
+
+_DEFAULT_PROMPT = "The most beautiful thing about mathematics is"
+MOST_RANKS = 1024
+
+_Number = TypeVar("_Number", int, float)
+
+
+def add_remote_code_option(parser: argparse.ArgumentParser) -> None:
+    """Declares ``--trust_remote_code``."""
+    parser.add_argument(
+        "--trust_remote_code",
+        "--trust-remote-code",
+        action="store_true",
+        help="allow Python code that comes with the model to run",
+    )
+
+
+def add_quantize_option(parser: argparse.ArgumentParser) -> None:
+    """Declares ``--quantize``."""
+    parser.add_argument(
+        "--quantize", metavar="int8|int4", help="store the weights in 8 or 4 bits while loading them"
+    )
+
+
+def add_ignore_extra_option(parser: argparse.ArgumentParser) -> None:
+    """Declares ``--ignore_extra``."""
+    parser.add_argument(
+        "--ignore_extra",
+        "--ignore-extra",
+        metavar="NAMES",
+        help='tensors in the files that the model does not use, such as "v_head.*,score.weight"',
+    )
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of ``acclimate generate`` that say what to generate."""
+
+    model: dict[str, Any]
+    """The arguments of :func:`acclimate.llm.load_split_model`."""
+    options: dict[str, Any]
+    """The arguments of :func:`acclimate.llm.generate` besides the prompt and the model."""
+
+
+def read_request(args: argparse.Namespace) -> Request:
+    """Returns the checked options.
+
+    Raises:
+        GenerationOptionError: an option that must be a number is not one.
+        QuantizationError: weights cannot be quantised as asked.
+    """
+    penalty = args.repetition_penalty
+    options = {
+        "max_new_tokens": number(int, "max-new-tokens", args.max_new_tokens),
+        "temperature": number(float, "temperature", args.temperature),
+        "seed": None if args.seed is None else number(int, "seed", args.seed),
+        "repetition_penalty": None if penalty is None else number(float, "repetition-penalty", penalty),
+    }
+    check_scheme(args.quantize)
+    return Request(model_options(args), options)
+
+
+def model_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the arguments of :func:`acclimate.llm.load_split_model`."""
+    given = {name: getattr(args, name) for name in ("model", "dtype", "quantize", "trust_remote_code")}
+    return given | {"ignore_extra": tuple((args.ignore_extra or "").split(","))}
+
+
+def number(kind: type[_Number], name: str, text: str) -> _Number:
+    """Returns an option's number.
+
+    Raises:
+        GenerationOptionError: the text is not a number of this type.
+    """
+    try:
+        return kind(text)
+    except ValueError as error:
+        noun = "a whole number" if kind is int else "a number"
+        raise GenerationOptionError(f"--{name} must be {noun}; it is '{excerpt(text, 40)}'") from error
+
+
+def count(name: str, text: str, most: int) -> int:
+    """Returns an option's whole number.
+
+    Raises:
+        GenerationOptionError: the text is not a whole number from 1 to ``most``.
+    """
+    value = number(int, name, text)
+    if not 1 <= value <= most:
+        raise GenerationOptionError(f"--{name} must be from 1 to {most}; it is {value}")
+    return value
+
+
+_NOT_FOR_RANKS = {"command", "num_accelerators", "bind_core_list", "as_rank", "on_terminal"}
+"""What the launcher alone uses, and what it tells each rank itself."""
+
+
+def rank_arguments(args: argparse.Namespace, positional: str, *told: str) -> list[str]:
+    """Returns the arguments of a rank: all options of the command, so that a new one reaches the ranks too.
+
+    Args:
+        args: the command's arguments.
+        positional: the name of the positional one.
+        told: what the launcher tells the rank.
+    """
+    options = [
+        f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+        for name, value in vars(args).items()
+        if name not in _NOT_FOR_RANKS and name != positional and value is not None and value is not False
+    ]
+    last = getattr(args, positional)
+    return [*options, *told, *([] if last is None else ["--", last])]
+
+
+def read_prompt(argument: str | None) -> str:
+    """Returns the prompt argument, else piped stdin, else a default prompt.
+
+    Raises:
+        PromptError: stdin is closed or is not UTF-8.
+    """
+    if argument is None and not _is_piped():
+        return _DEFAULT_PROMPT
+    if argument is not None and argument != "-":
+        return argument
+    if sys.stdin is None:
+        raise PromptError("there is no stdin to read the prompt from")
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PromptError("the prompt on stdin is not valid UTF-8") from error
+    return text.removesuffix("\n").removesuffix("\r")  # added by `echo`; to a model it ends a paragraph
+
+
+def _is_piped() -> bool:
+    """Whether stdin is a pipe, a file or a socket, not a terminal, ``/dev/null`` or closed."""
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+
+@contextlib.contextmanager
+def messages(level: int = logging.INFO) -> Iterator[None]:
+    """Shows the library's messages of a level and above on stderr in the ``with`` block."""
+    logger = logging.getLogger("acclimate")
+    # These loggers also show INFO, which announces slow steps: a conversion, and compiling the kernels.
+    chatty = [logging.getLogger(name) for name in ("acclimate.llm", "acclimate.ops.build")]
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("acclimate: %(message)s"))
+    before = [each.level for each in chatty]
+    handler.setLevel(level)
+    logger.addHandler(handler)
+    for each in chatty:
+        each.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        for each, own in zip(chatty, before, strict=True):
+            each.setLevel(own)
+
+
+class Display:
+    """Shows a text as it is generated, and the figures of the run at its end.
+
+    Args:
+        as_json: whether to print one JSON object instead.
+        on_terminal: whether the text goes to a terminal; if so, the prompt is shown before it.
+    """
+
+    def __init__(self, as_json: bool, on_terminal: bool) -> None:
+        self._as_json = as_json
+        self._prompt: str | None = None
+        self._on_terminal = on_terminal and not as_json
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # "?" for a character that the locale lacks
+
+    def begin(self, prompt: str) -> None:
+        """Receives the prompt."""
+        self._prompt = prompt if self._on_terminal else None
+
+    def show(self, piece: str) -> None:
+        """Shows a piece of text; nothing with ``as_json``."""
+        if self._as_json:
+            return
+        if self._prompt is not None:
+            sys.stdout.write(self._prompt)
+            self._prompt = None
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+    def finish(self, result: Generation) -> None:
+        """Ends the text, and shows the figures."""
+        if self._as_json:
+            sys.stdout.write(json.dumps(dataclasses.asdict(result), ensure_ascii=False) + "\n")
+            sys.stdout.flush()
+            return
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        sys.stderr.write(closing_line(result) + "\n")
+
+    def interrupt(self, interruption: BaseException) -> None:
+        """Ends the text after Ctrl-C: with the figures, if there was any."""
+        partial = getattr(interruption, "partial", None)  # set by GenerationInterrupted
+        if partial is None:
+            sys.stderr.write("\nacclimate generate: interrupted before the first token\n")
+        else:
+            self.finish(partial)
+
+
+def closing_line(result: Generation) -> str:
+    """Formats the figures of a run as one line."""
+    first, speed = result.time_to_first_token_seconds, result.tokens_per_second
+    several = result.ranks > 1
+    parts = [
+        result.accelerator
+        if result.accelerator == result.device
+        else f"{result.accelerator} ({result.device})",
+        *([f"{result.ranks} ranks"] if several else []),
+        result.dtype,
+        f"{result.parameters / 1e6:,.1f} M parameters",
+        f"loaded in {result.load_seconds:.2f} s",
+        "no token" if first is None else f"first token after {first:.2f} s",
+        f"{result.generated_tokens} tokens" + ("" if speed is None else f" at {speed:.1f} tokens/s"),
+        f"peak memory {result.peak_memory_bytes / 1e9:.2f} GB" + (" per rank" if several else ""),
+    ]
+    if result.finish_reason == "interrupted":
+        parts.append("interrupted")
+    return "[" + " | ".join(parts) + "]"

@@ -1,0 +1,71 @@
+"""Keys and values of earlier tokens, laid out for one query at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from acclimate.llm.decode.description import Decoder
+
+_FIRST = 256
+
+
+class StepCache:
+    """The keys and values of all layers; grows by doubling.
+
+    Args:
+        decoder: the decoder whose keys and values are stored.
+        batch: the number of sequences.
+        device: the device of the tensors.
+        room: the expected number of tokens.
+        values_by_column: whether an element of all tokens' values is contiguous, else a token's values.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        batch: int,
+        device: torch.device,
+        room: int = _FIRST,
+        *,
+        values_by_column: bool = False,
+    ) -> None:
+        self._decoder, self._batch, self._device = decoder, batch, device
+        self._by_column = values_by_column
+        self.capacity = max(1, room)
+        self.length = 0
+        self.keys = [self._empty(a.key_heads, a.head_size) for a in self._attentions()]
+        self.values = [self._empty(a.key_heads, a.value_size, self._by_column) for a in self._attentions()]
+
+    def _attentions(self) -> list[Any]:
+        return [layer.attention for layer in self._decoder.layers]
+
+    def _empty(self, heads: int, size: int, by_column: bool = False) -> Tensor:
+        # Zeros, because a masked value is multiplied by zero, and uninitialised memory may hold NaN.
+        shape = (size, self.capacity) if by_column else (self.capacity, size)
+        made = torch.zeros((self._batch, heads, *shape), dtype=self._decoder.dtype, device=self._device)
+        return made.transpose(2, 3) if by_column else made
+
+    def take(self, cache: Any, length: int) -> None:
+        """Copies transformers' cache of ``length`` tokens; that of a sliding window holds the last tokens."""
+        self.reserve(length)
+        for own, other in ((self.keys, "keys"), (self.values, "values")):
+            for mine, layer in zip(own, cache.layers, strict=True):
+                held = getattr(layer, other)
+                mine[:, :, length - held.shape[2] : length] = held
+        self.length = length
+
+    def reserve(self, length: int) -> bool:
+        """Makes room for ``length`` tokens; returns whether new tensors were allocated."""
+        if length <= self.capacity:
+            return False
+        while self.capacity < length:
+            self.capacity *= 2
+        for tensors, by_column in ((self.keys, False), (self.values, self._by_column)):
+            for index, old in enumerate(tensors):
+                new = self._empty(old.shape[1], old.shape[3], by_column)
+                new[:, :, : self.length] = old[:, :, : self.length]
+                tensors[index] = new
+        return True

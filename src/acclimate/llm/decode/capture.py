@@ -1,0 +1,565 @@
+"""Captures a decoder's program: the operators that transformers' ``generate`` runs, without weights.
+
+A shadow of the model (the same modules, with fake tensors) is called as ``generate`` calls the model, once
+for a prompt and once for a step, with symbolic numbers of sequences, tokens and earlier tokens. A dispatch
+mode of this thread notes each operator. Nothing in the model is called or changed, and no other thread
+notices.
+
+Three things of the shadow stand for what the native step has of its own: attention is one operator
+(transformers' attention registry), the cache's keys and values are one each (a cache of our own class), and
+so is each linear module, whatever form its weight has.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from acclimate.llm.decode.description import NotRepresentedError
+from acclimate.llm.decode.modules import is_linear, packed_weight
+from acclimate.llm.split.tracing.linear_modules import linear_dims
+
+_NAME = "acclimate_capture"
+_BATCH, _LENGTH = 3, 7
+"""Example sizes; no guard may depend on them."""
+
+
+class Role:
+    """Where a value comes from: bits that its operands' bits are joined into."""
+
+    TOKENS, POSITIONS, MASK, WEIGHTS = 1, 2, 4, 8
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor of a captured program."""
+
+    op: str
+    """The operator's name without namespace and overload; ``input`` and ``constant`` are where it starts."""
+    overload: Any
+    args: tuple[Any, ...]
+    """Positional arguments, with values in place of tensors, and sympy expressions of symbolic sizes."""
+    kwargs: dict[str, Any]
+    output: int
+    """Which of the operator's results it is."""
+    shape: tuple[Any, ...]
+    dtype: torch.dtype
+    roles: int
+    tensor: Tensor | None = None
+    """A constant's tensor: the model's own parameter or buffer."""
+
+    def __repr__(self) -> str:
+        return f"{self.op}{list(self.shape)}"
+
+
+_OVERWRITTEN = Value("overwritten", None, (), {}, 0, (), torch.float32, 0)
+
+
+@dataclass
+class Program:
+    """What one call of the model computes."""
+
+    logits: Value
+    batch: Any
+    length: Any
+    """The number of tokens of the call."""
+    past: Any
+    """The number of earlier tokens."""
+    modules: list[nn.Module]
+    """The linear modules and packed embeddings, by the number that the operators carry."""
+    limit: int | None
+    """The most tokens, with earlier ones, for which the model computes this program; ``None``: any number."""
+    constants: tuple[Tensor, ...]
+    """The model's tensors of one element that it uses."""
+
+
+# -- operators of the shadow ---------------------------------------------------------------------------
+
+
+@functools.cache
+def _operators() -> Any:
+    """Defines the operators that stand for attention, the cache, linear modules and packed embeddings."""
+    library = torch.library.Library(_NAME, "DEF")
+    library.define(
+        "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float? scale, float? softcap, "
+        "Tensor? sinks) -> Tensor"
+    )
+    library.define("past(Tensor new, SymInt earlier, int layer, bool is_key) -> Tensor")
+    library.define("linear(Tensor input, int module, int width) -> Tensor")
+    library.define("rows(Tensor tokens, int module, int width, ScalarType dtype) -> Tensor")
+
+    def attention(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Tensor:
+        return query.new_empty((query.shape[0], query.shape[2], query.shape[1], value.shape[3]))
+
+    def past(new: Tensor, earlier: int, layer: int, is_key: bool) -> Tensor:
+        return new.new_empty((*new.shape[:2], new.shape[2] + earlier, new.shape[3]))
+
+    def linear(input: Tensor, module: int, width: int) -> Tensor:
+        return input.new_empty((*input.shape[:-1], width))
+
+    def rows(tokens: Tensor, module: int, width: int, dtype: torch.dtype) -> Tensor:
+        return tokens.new_empty((*tokens.shape, width), dtype=dtype)
+
+    for fake in (attention, past, linear, rows):
+        torch.library.register_fake(f"{_NAME}::{fake.__name__}", fake, lib=library)
+    _register_attention()
+    return library
+
+
+# Other arguments that transformers passes, which do not change the result of causal attention with this mask.
+_HARMLESS = {
+    "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states",
+    "position_embeddings", "past_key_values", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q",
+    "max_length_k", "num_items_in_batch", "return_dict", "logits_to_keep", "layer_idx",
+    "sliding_window",  # the mask has it
+}  # fmt: skip
+
+
+def _register_attention() -> None:
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    def attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, None]:
+        if dropout:
+            raise NotRepresentedError("attention drops weights at random")
+        for name, given in others.items():
+            if given is not None and given is not False and name not in _HARMLESS:
+                raise NotRepresentedError(f"attention takes {name}")
+        call = torch.ops.acclimate_capture.attention
+        return call(query, key, value, attention_mask, scaling, softcap, s_aux), None
+
+    def mask(*args: Any, **kwargs: Any) -> Tensor | None:
+        kwargs.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False, use_vmap=False)
+        made: Tensor | None = sdpa_mask(*args, **kwargs)
+        return made
+
+    AttentionInterface.register(_NAME, attention)
+    AttentionMaskInterface.register(_NAME, mask)
+
+
+def _cache(layers: int, earlier: Any) -> Any:
+    """Returns a cache of ``earlier`` tokens whose keys and values are one operator each."""
+    from transformers.cache_utils import Cache, CacheLayerMixin
+
+    class Layer(CacheLayerMixin):  # type: ignore[misc]
+        is_sliding = False
+        is_compileable = False
+
+        def __init__(self, index: int) -> None:
+            super().__init__()
+            self.index = index
+
+        def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+            pass
+
+        def update(
+            self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
+        ) -> tuple[Tensor, Tensor]:
+            call = torch.ops.acclimate_capture.past
+            return (
+                call(key_states, earlier, self.index, True),
+                call(value_states, earlier, self.index, False),
+            )
+
+        def get_mask_sizes(self, query_length: int) -> tuple[Any, int]:
+            return earlier + query_length, 0
+
+        def get_seq_length(self) -> Any:
+            return earlier
+
+        def get_max_length(self) -> int:
+            return -1
+
+        get_max_cache_shape = get_max_length
+
+    return Cache(layers=[Layer(index) for index in range(layers)])
+
+
+# -- the shadow ----------------------------------------------------------------------------------------
+
+
+class _Linear(nn.Module):
+    """Stands for a linear module."""
+
+    def __init__(self, number: int, width: int, weight: Any, bias: Any) -> None:
+        super().__init__()
+        self.number, self.width = number, width
+        self.weight, self.bias = weight, bias
+
+    def forward(self, input: Tensor) -> Tensor:
+        found: Tensor = torch.ops.acclimate_capture.linear(input, self.number, self.width)
+        return found
+
+
+class _Rows:
+    """Stands for an embedding's packed weight."""
+
+    def __init__(self, number: int, shape: tuple[int, int]) -> None:
+        self.number, self.shape = number, shape
+
+    def rows(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        found: Tensor = torch.ops.acclimate_capture.rows(tokens, self.number, self.shape[1], dtype)
+        return found
+
+
+class _Shadow:
+    """Builds a model's shadow.
+
+    Args:
+        mode: makes the fake tensors.
+        widths: the number of columns of a split model's linear modules, where it is not that of the weight.
+    """
+
+    def __init__(self, mode: FakeTensorMode, widths: dict[nn.Module, int]) -> None:
+        self.mode, self.widths = mode, widths
+        self.modules: list[nn.Module] = []
+        self.origins: dict[int, Tensor] = {}
+        self._made: dict[int, Any] = {}
+        self._kept: list[Any] = []
+
+    def tensor(self, original: Tensor) -> Tensor:
+        """Returns the fake that stands for a tensor; equal objects get one."""
+        if id(original) not in self._made:
+            fake: Any = self.mode.from_tensor(original.detach(), static_shapes=True)
+            if isinstance(original, nn.Parameter):
+                fake = nn.Parameter(fake, requires_grad=False)
+            self._made[id(original)] = fake
+            self.origins[id(fake)] = original
+        found: Tensor = self._made[id(original)]
+        return found
+
+    def config(self, original: Any) -> Any:
+        """Returns a copy of a configuration, whose attention is the shadow's."""
+        if id(original) not in self._made:
+            self._made[id(original)] = made = copy.deepcopy(original)
+            for config in (made, *(getattr(made, name) for name in made.sub_configs)):
+                if config is not None:
+                    config._attn_implementation = _NAME
+        return self._made[id(original)]
+
+    def module(self, original: nn.Module) -> nn.Module:
+        """Returns the module that stands for one of the model's."""
+        if id(original) not in self._made:
+            self._made[id(original)] = self._linear(original) if is_linear(original) else self._copy(original)
+        found: nn.Module = self._made[id(original)]
+        return found
+
+    def _number(self, original: nn.Module) -> int:
+        self.modules.append(original)
+        return len(self.modules) - 1
+
+    def _linear(self, original: nn.Module) -> nn.Module:
+        packed = packed_weight(original)
+        bias = original._parameters.get("bias")
+        if packed is not None:
+            width, weight = packed.shape[0], None
+        else:
+            dims = linear_dims(original)
+            assert dims is not None  # is_linear
+            width, weight = original.weight.shape[dims[0]], self.tensor(original.weight)  # type: ignore
+        return _Linear(
+            self._number(original),
+            self.widths.get(original, int(width)),
+            weight,
+            None if bias is None else self.tensor(bias),
+        )
+
+    def _copy(self, original: nn.Module) -> nn.Module:
+        made = object.__new__(type(original))
+        self._made[id(original)] = made
+        own = vars(made)
+        own.update((name, self._attribute(value)) for name, value in vars(original).items())
+        for kind in ("_parameters", "_buffers"):
+            held = vars(original)[kind].items()
+            own[kind] = {name: None if each is None else self.tensor(each) for name, each in held}
+        packed = packed_weight(original)
+        if packed is not None:  # an embedding
+            own["packed"] = _Rows(self._number(original), packed.shape)
+        children = original._modules.items()
+        own["_modules"] = {name: None if each is None else self.module(each) for name, each in children}
+        # The hooks of a split model, which sum over ranks: a model with others is not captured.
+        for kind in ("_forward_hooks", "_forward_pre_hooks"):
+            own[kind] = type(vars(original)[kind])()
+        return made
+
+    def _attribute(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self.tensor(value)
+        return self.config(value) if _is_config(value) else value
+
+
+def _is_config(value: Any) -> bool:
+    from transformers import PretrainedConfig
+
+    return isinstance(value, PretrainedConfig)
+
+
+# -- the capture ---------------------------------------------------------------------------------------
+
+# Operators that return their argument's elements in order; where shape and dtype stay too, the argument.
+_SAME = {
+    "clone", "alias", "detach", "lift_fresh", "_to_copy", "view", "_unsafe_view", "reshape", "expand",
+    "slice", "squeeze", "unsqueeze",
+}  # fmt: skip
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes each operator of this thread."""
+
+    def __init__(self, mode: FakeTensorMode, origins: dict[int, Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.mode, self.origins = mode, origins
+        self.values: dict[int, Value] = {}
+        self._kept: list[Tensor] = []
+        self._computed: dict[Any, Value] = {}
+
+    @property
+    def constants(self) -> tuple[Tensor, ...]:
+        """The constants of one element."""
+        found = (value.tensor for value in self.values.values())
+        return tuple(each for each in found if each is not None and each.numel() == 1)
+
+    def name(self, tensor: Tensor, value: Value) -> None:
+        self.values[id(tensor)] = value
+        self._kept.append(tensor)  # else another tensor could get its id
+
+    def value(self, tensor: Tensor) -> Value:
+        known = self.values.get(id(tensor))
+        if known is _OVERWRITTEN:
+            raise NotRepresentedError("a tensor is used after it was changed through another one")
+        if known is None:
+            origin = self.origins.get(id(tensor))
+            if origin is None and not isinstance(tensor, FakeTensor):
+                origin = tensor  # a tensor that a module keeps elsewhere than in its attributes
+            if origin is None:
+                raise NotRepresentedError("a tensor of unknown origin is used")
+            known = Value(
+                "constant", None, (), {}, 0, tuple(tensor.shape), tensor.dtype,
+                Role.WEIGHTS if isinstance(origin, nn.Parameter) else 0, origin,
+            )  # fmt: skip
+            self.name(tensor, known)
+        return known
+
+    def _changed(self, op: str, args: tuple[Any, ...], result: Any) -> str:
+        """Forgets what a change in place overwrites; returns the name of the operator without it."""
+        target = args[0] if args else None
+        own = None if target is None else self.values.get(id(target))
+        if (
+            target is None
+            or own is None
+            or result is not target
+            or own.op in ("input", "constant")
+            or not op.endswith("_")
+        ):
+            raise NotRepresentedError(f"{op} changes a tensor in place")
+        # Other tensors in the same memory have other values from now on.
+        memory = target.untyped_storage()._cdata
+        for other in self._kept:
+            if other.untyped_storage()._cdata == memory:
+                self.values[id(other)] = _OVERWRITTEN
+        return op.removesuffix("_")
+
+    def _convert(self, given: Any) -> Any:
+        if isinstance(given, Tensor):
+            return self.value(given)
+        if isinstance(given, torch.SymInt):
+            return given.node.expr
+        if isinstance(given, (torch.SymFloat, torch.SymBool)):
+            raise NotRepresentedError("it computes with the number of tokens")
+        if isinstance(given, (list, tuple)):
+            return tuple(self._convert(item) for item in given)
+        return given
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        op = func._schema.name.partition("::")[2]
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise NotRepresentedError(f"{op} is random")
+        results = result if isinstance(result, (list, tuple)) else [result]
+        converted = tuple(self._convert(each) for each in args)
+        named = {key: self._convert(each) for key, each in kwargs.items()}
+        if func._schema.is_mutable:
+            op = self._changed(op, args, result)
+        if op in _SAME:
+            source = converted[0]
+            if source.dtype == results[0].dtype and source.shape == _shape(results[0]):
+                self.name(results[0], source)
+                return result
+        roles = _joined((*converted, *named.values()))
+        for index, tensor in enumerate(results):
+            if isinstance(tensor, Tensor):
+                # The same operator on the same values is the same value.
+                key = func, converted, tuple(named.items()), index
+                if key not in self._computed:
+                    made = Value(op, func, converted, named, index, _shape(tensor), tensor.dtype, roles)
+                    self._computed[key] = made
+                self.name(tensor, self._computed[key])
+        return result
+
+
+def _joined(given: Iterable[Any]) -> int:
+    roles = 0
+    for item in given:
+        if isinstance(item, Value):
+            roles |= item.roles
+        elif isinstance(item, tuple):
+            roles |= _joined(item)
+    return roles
+
+
+def capture(model: Any, widths: dict[nn.Module, int], layers: int) -> tuple[Program, Program]:
+    """Returns the programs of a prompt without earlier tokens, and of one token after some.
+
+    Args:
+        model: a transformers model, on the CPU or another device.
+        widths: the number of columns of linear modules where it is not that of their weight.
+        layers: the number of layers of the cache.
+
+    Raises:
+        NotRepresentedError: the program depends on the values of its inputs or on their sizes, or changes
+            tensors in place.
+    """
+    _operators()
+    return _captured(model, widths, layers, is_step=False), _captured(model, widths, layers, is_step=True)
+
+
+def _captured(model: Any, widths: dict[nn.Module, int], layers: int, is_step: bool) -> Program:
+    environment = ShapeEnv(duck_shape=False)
+    mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+    shadow = _Shadow(mode, widths)
+    made: Any = shadow.module(model)
+    device = model.get_input_embeddings().weight.device
+    recorder = _Recorder(mode, shadow.origins)
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        warnings.catch_warnings(),
+        torch.autocast(device.type, enabled=False),
+    ):
+        batch, length = _symbols(mode)
+        with mode:
+            count = 1 if is_step else length
+            tokens = torch.zeros((batch, count), dtype=torch.long, device=device)
+            positions, mask = (
+                torch.zeros_like(tokens),
+                torch.ones((batch, length), dtype=torch.long, device=device),
+            )
+            for tensor, role in ((tokens, Role.TOKENS), (positions, Role.POSITIONS), (mask, Role.MASK)):
+                recorder.name(tensor, _input(tensor, role))
+            earlier = length - 1 if is_step else 0
+            with recorder:
+                try:
+                    inputs = made.prepare_inputs_for_generation(
+                        tokens,
+                        attention_mask=mask,
+                        position_ids=positions,
+                        past_key_values=_cache(layers, earlier),
+                        use_cache=True,
+                        is_first_iteration=not is_step,
+                    )
+                    found = made(**inputs, return_dict=True).logits
+                except NotRepresentedError:
+                    raise
+                except Exception as error:
+                    raise NotRepresentedError(
+                        f"its program cannot be captured: {_first_line(error)}"
+                    ) from error
+                logits = recorder.value(found)
+    symbols = batch.node.expr, length.node.expr
+    past = symbols[1] - 1 if is_step else 0
+    limit = _limit(environment, *symbols)
+    return Program(
+        logits, symbols[0], 1 if is_step else symbols[1], past, shadow.modules, limit, recorder.constants
+    )
+
+
+def _symbols(mode: FakeTensorMode) -> tuple[Any, Any]:
+    from torch._dynamo.source import ConstantSource
+
+    example = mode.from_tensor(
+        torch.empty((_BATCH, _LENGTH)),
+        symbolic_context=StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.DYNAMIC]),
+        source=ConstantSource("tokens"),
+    )
+    return example.shape[0], example.shape[1]
+
+
+def _shape(tensor: Tensor) -> tuple[Any, ...]:
+    return tuple(s.node.expr if isinstance(s, torch.SymInt) else s for s in tensor.shape)
+
+
+def _input(tensor: Tensor, role: int) -> Value:
+    return Value("input", None, (), {}, 0, _shape(tensor), tensor.dtype, role)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
+def _limit(environment: ShapeEnv, batch: Any, length: Any) -> int | None:
+    """Returns the largest number of tokens for which all guards hold that the capture left.
+
+    Raises:
+        NotRepresentedError: the program holds for some numbers of sequences or tokens only, and these are not
+            all up to a limit.
+    """
+    limit: int | None = None
+    for symbol in (batch, length):
+        if symbol in environment.replacements:
+            raise NotRepresentedError("its program holds for one size only")
+    for guard in environment.guards:
+        most = _most(guard.expr, length)
+        if most is not None:
+            limit = most if limit is None else min(limit, most)
+    return limit
+
+
+def _most(relation: Any, length: Any) -> int | None:
+    """Returns the largest length for which a guard holds; ``None``: it holds for all lengths.
+
+    Raises:
+        NotRepresentedError: it is no upper limit of the length.
+    """
+    import sympy
+
+    if isinstance(relation, sympy.Ne) and relation.lhs == length and relation.rhs.is_Integer:
+        return int(relation.rhs) - 1
+    if isinstance(relation, (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)):
+        is_greater = isinstance(relation, (sympy.Gt, sympy.Ge))
+        is_strict = isinstance(relation, (sympy.Gt, sympy.Lt))
+        gap = (relation.lhs - relation.rhs) * (-1 if is_greater else 1)
+        slope = gap.diff(length)
+        if gap.free_symbols == {length} and slope.is_Integer and slope != 0:
+            # slope * length + rest <= 0
+            rest = gap.subs(length, 0) + (1 if is_strict else 0)
+            if slope > 0:
+                most: int = math.floor(-rest / slope)
+                return most
+            if math.ceil(rest / -slope) <= 1:
+                return None
+    raise NotRepresentedError(f"its program depends on sizes: {relation}")

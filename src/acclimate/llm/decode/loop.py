@@ -1,0 +1,290 @@
+"""A faster token loop for ``generate``, with transformers' tokens but without its loop and modules.
+
+transformers' ``generate`` prepares the run, and its ``_sample`` then computes token after token. A model of
+``init_inference`` replaces ``_sample`` by this loop if the loop supports all options of the call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from acclimate.imports import ForkSafeLock
+from acclimate.llm.decode.finite_logits import check_logits, without_check
+from acclimate.llm.decode.lean import LeanDecoder, Step
+from acclimate.llm.decode.native import NativeStep
+from acclimate.llm.decode.proof import describe
+from acclimate.llm.decode.staleness import Snapshot, is_observed
+from acclimate.llm.kernels.torch_threads import one_thread
+from acclimate.llm.ranks import ModelRanks
+
+_LARGEST_BATCH = 16
+"""The largest batch of this loop; for more sequences, torch's matrix products are faster."""
+
+ROOM = 256
+"""The number of new tokens for which a cache is first allocated."""
+
+_KNOWN_INPUTS = {
+    "attention_mask", "past_key_values", "use_cache", "position_ids", "logits_to_keep",
+}  # fmt: skip
+
+
+class _Known:
+    """What was found out about a model: its description, or that it has none, and what that depends on."""
+
+    def __init__(self, model: Any, lean: LeanDecoder | None) -> None:
+        self.lean = lean
+        self._snapshot = Snapshot(model, () if lean is None else lean.decoder.constants)
+        self._memory = _memory_of(model)
+
+    def is_current(self, model: Any) -> bool:
+        """Whether it still holds."""
+        return self._memory == _memory_of(model) and self._snapshot.is_current(model)
+
+
+_found: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
+_lock = ForkSafeLock()
+
+
+def lean_decoder(model: Any) -> LeanDecoder | None:
+    """Returns the description of a model, derived at the first call and after changes; ``None`` if it cannot
+    be described."""
+    ranks = getattr(model, "model_ranks", None) or ModelRanks()
+    with _lock:
+        known = _found.get(model)
+        is_known = known is not None and known.is_current(model)
+        # All ranks derive a description together.
+        if all(ranks.exchange(is_known)) and known is not None:
+            return known.lean
+        known = _found[model] = _Known(model, describe(model, ranks))
+        return known.lean
+
+
+def _memory_of(model: Any) -> tuple[Any, ...]:
+    """Returns where the weights are. What they hold may change: steps read it in place, or copy it anew."""
+    weights = [(t.data_ptr(), t.shape, t.dtype) for t in (*model.parameters(), *model.buffers())]
+    packed = [vars(m)["packed"].data.data_ptr() for m in model.modules() if "packed" in vars(m)]
+    return tuple(weights), tuple(packed)
+
+
+def step_kind(model: Any) -> str:
+    """Returns which code computes a model's tokens: ``native``, ``plain`` or ``transformers``."""
+    lean = lean_decoder(model)
+    if lean is None:
+        return "transformers"
+    return "plain" if lean.native is None else "native"
+
+
+def lean_sample(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    synced_gpus: bool = False,
+    streamer: Any = None,
+    **inputs: Any,
+) -> Tensor | None:
+    """Replaces transformers' ``_sample``; returns ``None`` without doing anything if it cannot."""
+    processors = without_check(logits_processor)  # steps check their logits
+    if processors is None or not _is_plain(model, input_ids, generation_config, synced_gpus, inputs):
+        return None
+    if any(isinstance(each, nn.Module) for step in logits_processor for each in vars(step).values()):
+        return None  # it runs a model between the steps, on torch's threads
+    starts = _starts(inputs.get("attention_mask"), input_ids)
+    if starts is None or not _are_usual(inputs.get("position_ids"), starts, input_ids.shape[1]):
+        return None
+    lean = lean_decoder(model)
+    if lean is None or (lean.native is None and model._compiled_call_impl is not None):
+        return None
+    if not _fits(lean.decoder.limit, stopping_criteria):
+        return None
+    chooser = _Chooser(processors, generation_config.do_sample, lean.native is not None)
+    ends = _Ends(stopping_criteria, generation_config)
+    tokens = _Tokens(input_ids)
+    room = input_ids.shape[1] + ROOM
+    step: Step | None = lean.begin(starts, room)
+    if isinstance(step, NativeStep):
+        found = step.read(input_ids, likeliest=chooser.takes_likeliest)
+        chosen = found if chooser.takes_likeliest else chooser.choose(tokens, found)
+    else:
+        outputs = model._prefill(input_ids, generation_config, inputs, is_first_iteration=True)
+        step = lean.go_on(outputs.past_key_values, starts, input_ids.shape[1], room)
+        logits: Tensor = outputs.logits[:, -1].to(copy=True, dtype=torch.float32)
+        del outputs, inputs
+        check_logits(logits.amax(-1), model.dtype)
+        chosen = chooser.choose(tokens, logits)
+    while True:
+        chosen = ends.padded(chosen)
+        tokens.append(chosen)
+        is_done = ends.after(tokens)
+        if streamer is not None:
+            streamer.put(chosen.cpu())
+        if is_done:
+            break
+        if chooser.takes_likeliest:
+            chosen = step.likeliest(chosen)
+        else:
+            chosen = chooser.choose(tokens, step(chosen).float())
+    if streamer is not None:
+        streamer.end()
+    return tokens.all.clone()
+
+
+def _is_plain(
+    model: Any, input_ids: Tensor, generation_config: Any, synced_gpus: bool, inputs: dict[str, Any]
+) -> bool:
+    """Whether this loop supports all options of the call."""
+    cache = inputs.get("past_key_values")
+    return (
+        not synced_gpus
+        and not is_observed()
+        and not model.training
+        and not generation_config.return_dict_in_generate
+        and not getattr(generation_config, "is_assistant", False)
+        and generation_config.use_cache is True
+        and inputs.get("use_cache", True)
+        and generation_config.compile_config is None
+        and input_ids.dim() == 2
+        and input_ids.dtype in (torch.int64, torch.int32)
+        and 0 < len(input_ids) <= _LARGEST_BATCH
+        and input_ids.shape[1] > 0
+        and all(name in _KNOWN_INPUTS for name, value in inputs.items() if value is not None)
+        and _is_own_cache(cache)
+        and hasattr(model, "_prefill")
+    )
+
+
+def _is_own_cache(cache: Any) -> bool:
+    """Whether transformers made the cache for this call, of the kind that keeps keys and values whole."""
+    from transformers import DynamicCache
+
+    return (
+        type(cache) is DynamicCache
+        and not getattr(cache, "_is_user_defined", False)
+        and not getattr(cache, "offloading", False)
+        and cache.get_seq_length() == 0
+    )
+
+
+def _starts(mask: Tensor | None, input_ids: Tensor) -> Tensor | None:
+    """Returns each sequence's start after left padding; ``None`` if the mask is not left padding."""
+    batch, length = input_ids.shape
+    if mask is None:
+        return torch.zeros(batch, dtype=torch.long, device=input_ids.device)
+    if mask.shape != input_ids.shape:
+        return None
+    starts = length - mask.long().sum(-1)
+    expected = torch.arange(length, device=mask.device)[None] >= starts[:, None]
+    if not torch.equal(mask.long(), expected.long()) or bool((starts >= length).any()):
+        return None
+    return starts
+
+
+def _are_usual(positions: Tensor | None, starts: Tensor, length: int) -> bool:
+    """Whether each token's position is its place after the padding."""
+    if positions is None:
+        return True
+    places = torch.arange(length, device=starts.device)[None] - starts[:, None]
+    if positions.dim() != 2 or positions.shape[1] != length or positions.shape[0] not in (1, len(starts)):
+        return False
+    # The positions of padding have no effect.
+    return bool(((positions == places) | (places < 0)).all())
+
+
+def _fits(limit: int | None, criteria: Any) -> bool:
+    """Whether no text gets longer than a limit."""
+    if limit is None:
+        return True
+    return any(
+        getattr(each, "max_length", None) is not None and each.max_length <= limit for each in criteria
+    )
+
+
+class _Tokens:
+    """The tokens so far; grows by doubling."""
+
+    def __init__(self, prompt: Tensor) -> None:
+        self._held = prompt.new_zeros((len(prompt), 2 * prompt.shape[1] + 128))
+        self._held[:, : prompt.shape[1]] = prompt
+        self.length = prompt.shape[1]
+
+    def append(self, tokens: Tensor) -> None:
+        if self.length == self._held.shape[1]:
+            self._held = torch.cat((self._held, torch.zeros_like(self._held)), 1)
+        self._held[:, self.length] = tokens
+        self.length += 1
+
+    @property
+    def all(self) -> Tensor:
+        return self._held[:, : self.length]
+
+
+class _Chooser:
+    """Chooses the next token of each sequence, as transformers does."""
+
+    def __init__(self, processors: Any, samples: bool, has_native_step: bool) -> None:
+        self._processors, self._samples, self._has_native_step = processors, samples, has_native_step
+        self.takes_likeliest = not samples and not len(processors)
+
+    def choose(self, tokens: _Tokens, logits: Tensor) -> Tensor:
+        """Returns the next tokens."""
+        # OpenMP's threads spin for milliseconds after their work, on cores that the native step needs.
+        with one_thread() if self._has_native_step else contextlib.nullcontext():
+            return self._chosen(tokens, logits)
+
+    def _chosen(self, tokens: _Tokens, logits: Tensor) -> Tensor:
+        scores: Tensor = self._processors(tokens.all, logits)
+        if self._samples:
+            return torch.multinomial(scores.softmax(-1), num_samples=1).squeeze(1)
+        return scores.argmax(-1)
+
+
+class _Ends:
+    """Ends sequences like transformers' stopping criteria; checks the two common ones without tensors."""
+
+    def __init__(self, criteria: Any, generation_config: Any) -> None:
+        from transformers import EosTokenCriteria, MaxLengthCriteria
+
+        self._criteria = criteria
+        self._pad: int | None = None
+        self._unfinished: Tensor | None = None
+        self._going: list[bool] | None = None
+        pad = generation_config._pad_token_tensor
+        ends = [each.eos_token_id for each in criteria if hasattr(each, "eos_token_id")]
+        self._has_end = bool(ends)
+        if ends and pad is not None:
+            self._pad = int(pad)
+        self._is_common = all(type(each) in (EosTokenCriteria, MaxLengthCriteria) for each in criteria)
+        self._longest = min((e.max_length for e in criteria if type(e) is MaxLengthCriteria), default=None)
+        self._end_tokens = {int(token) for each in ends for token in each.reshape(-1).tolist()}
+
+    def padded(self, tokens: Tensor) -> Tensor:
+        """Replaces the tokens of sequences that have ended."""
+        if self._has_end and self._unfinished is not None and self._pad is not None:
+            return tokens * self._unfinished + self._pad * (1 - self._unfinished)
+        return tokens
+
+    def after(self, tokens: _Tokens) -> bool:
+        """Whether all sequences have ended."""
+        if not self._is_common:
+            ended = self._criteria(tokens.all, None)
+            before = torch.ones_like(ended) if self._unfinished is None else self._unfinished.bool()
+            going = before & ~ended
+            self._unfinished = going.long()
+            return not bool(going.any())
+        if self._longest is not None and tokens.length >= self._longest:
+            return True
+        if not self._end_tokens:
+            return False
+        last = tokens.all[:, -1].tolist()
+        going_on = self._going or [True] * len(last)
+        now = [was and token not in self._end_tokens for was, token in zip(going_on, last, strict=True)]
+        if now != self._going and not all(now):
+            self._unfinished = torch.tensor(now, dtype=torch.long, device=tokens.all.device)
+        self._going = now
+        return not any(now)

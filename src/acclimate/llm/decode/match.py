@@ -1,0 +1,860 @@
+"""Matches a captured program to the operations that native code has, and refuses what it does not know.
+
+It reads the program backwards from the logits. Nothing is looked up by name or class, and no value of a run
+decides anything: constants, activations, windows and the order of elements are read from the operators.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from acclimate.llm.decode.capture import Program, Role, Value
+from acclimate.llm.decode.description import (
+    Attention,
+    Decoder,
+    Layer,
+    Mlp,
+    Norm,
+    NotRepresentedError,
+    Part,
+    Product,
+    Rotary,
+    RotaryTable,
+    Share,
+)
+from acclimate.llm.decode.elements import MOVES, Elements, Term, constant_of
+from acclimate.llm.decode.tables import PositionColumns, check_by_position, fingerprint
+
+
+def match(model: Any, programs: tuple[Program, Program], share: Share | None) -> Decoder:
+    """Returns the description of a model whose prompt and step are both computed as it says.
+
+    Raises:
+        NotRepresentedError: an operator is not understood, or a prompt is computed otherwise than a step.
+    """
+    prompt, step = (_Matcher(model, program, share).decoder() for program in programs)
+    limit = min((each.limit for each in (prompt, step) if each.limit is not None), default=None)
+    constants = {id(tensor): tensor for each in (prompt, step) for tensor in each.constants}
+    prompt, step = (
+        replace(each, limit=limit, constants=tuple(constants.values())) for each in (prompt, step)
+    )
+    if _comparable(prompt) != _comparable(step):
+        raise NotRepresentedError("a prompt is computed otherwise than a step")
+    return prompt
+
+
+def _comparable(value: Any) -> Any:
+    """Returns a description with the identities of tensors in their place."""
+    if isinstance(value, Tensor):
+        return id(value)
+    if isinstance(value, tuple):
+        return tuple(_comparable(each) for each in value)
+    if is_dataclass(value) and type(value).__module__ == Decoder.__module__:
+        return type(value), *(_comparable(getattr(value, each.name)) for each in fields(value))
+    return value
+
+
+@dataclass(frozen=True, eq=False)
+class _Normed:
+    """A normalization in a program."""
+
+    norm: Norm
+    given: Value
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """What a layer adds to the hidden states: a linear module's output, normalized and multiplied."""
+
+    module: nn.Module
+    given: Value
+    norm: Norm | None
+    factor: float
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """Where queries, keys or values come from."""
+
+    product: Product
+    source: Value
+    """The linear modules' input."""
+    norm: Norm | None = None
+    norm_is_per_head: bool = True
+    rotary: Rotary | None = None
+    rotary_first: bool = False
+    factor: float = 1.0
+
+
+class _Matcher:
+    def __init__(self, model: Any, program: Program, share: Share | None) -> None:
+        self.model, self.program, self.share = model, program, share
+        self.elements = Elements(program)
+        self.dtype: torch.dtype = model.dtype
+        self.tables: list[RotaryTable] = []
+        self._norms: dict[int, _Normed | None] = {}
+
+    def decoder(self) -> Decoder:
+        head, factor, cap, hidden = self._head(self.program.logits)
+        layers: list[Layer] = []
+        last = hidden
+        normed = self._norm(_flat(hidden))
+        norm, stream = (None, last) if normed is None else (normed.norm, normed.given)
+        while (found := self._embedding(_flat(stream))) is None:
+            layer, stream = self._layer(stream, -1 - len(layers))
+            layers.append(layer)
+        layers.reverse()
+        count = len(layers)
+        for index, place in enumerate(self._caches[::-1]):
+            if place != index:
+                raise NotRepresentedError("a layer uses another layer's keys and values")
+        if not count:
+            raise NotRepresentedError("it has no layers")
+        table, multiplier, positions, offset = found
+        return Decoder(
+            table, multiplier, positions, offset, tuple(self.tables), tuple(layers), norm, head, factor, cap,
+            self.dtype, int(stream.shape[-1]), int(self.program.logits.shape[-1]), self.share,
+            self.program.limit, self.program.constants,
+        )  # fmt: skip
+
+    _caches: list[int]
+
+    # -- the ends ----------------------------------------------------------------------------------
+
+    def _head(self, logits: Value) -> tuple[nn.Module, float, float | None, Value]:
+        self._caches = []
+        value, factor, cap = _widened(logits), 1.0, None
+        scaled = _times_constant(value)
+        if scaled is not None and _widened(scaled[0]).op == "tanh":
+            cap = scaled[1]
+            inner = _times_constant(_widened(_widened(scaled[0]).args[0]))
+            if inner is None or not math.isclose(inner[1] * cap, 1.0, rel_tol=1e-2):
+                raise NotRepresentedError("the logits are bounded in an unknown way")
+            value = _widened(inner[0])
+            scaled = _times_constant(value)
+        if scaled is not None:
+            value, factor = _widened(scaled[0]), scaled[1]
+        if value.op != "linear":
+            raise NotRepresentedError(f"the logits come from {value.op}, not from one linear module")
+        return self.program.modules[value.args[1]], factor, cap, value.args[0]
+
+    def _embedding(self, stream: Value) -> tuple[nn.Module, float, Tensor | None, int] | None:
+        """Returns the tokens' embedding, if the stream begins here."""
+        if stream.roles & (Role.MASK | Role.POSITIONS) == 0:
+            return (*self._rows(stream), None, 0)
+        if stream.op == "add":
+            for value, other in _orders(stream):
+                if isinstance(other, Value) and other.roles & Role.TOKENS == 0 and other.op == "embedding":
+                    table, place = other.args[:2]
+                    return (*self._rows(value), self._constant(table), self._offset(place))
+        return None
+
+    def _offset(self, place: Value) -> int:
+        if place.op == "input" and place.roles == Role.POSITIONS:
+            return 0
+        if place.op == "add" and place.args[0].op == "input" and place.args[0].roles == Role.POSITIONS:
+            offset = constant_of(place.args[1])
+            if offset is not None and offset == int(offset) >= 0:
+                return int(offset)
+        raise NotRepresentedError("a position embedding is looked up in an unknown way")
+
+    def _rows(self, value: Value) -> tuple[nn.Module, float]:
+        factor = 1.0
+        scaled = _times_constant(value)
+        if scaled is not None:
+            value, factor = scaled
+        if value.op == "rows":
+            return self.program.modules[value.args[1]], factor
+        if value.op == "embedding" and value.args[1].op == "input" and value.args[1].roles == Role.TOKENS:
+            weight = self._constant(value.args[0])
+            for module in self.model.modules():
+                if isinstance(module, nn.Embedding) and module._parameters.get("weight") is weight:
+                    return module, factor
+        raise NotRepresentedError(f"the first layer's input is made with {value.op}")
+
+    # -- a layer -----------------------------------------------------------------------------------
+
+    def _layer(self, out: Value, index: int) -> tuple[Layer, Value]:
+        """Returns the layer that ends with a stream, and the stream that it begins with."""
+        for stream, branch in self._sums(out):
+            found = self._mlp(branch)
+            start = None if found is None else self._starts(found[2], stream)
+            if found is None or start is None:
+                continue
+            for before, other in self._sums(stream):
+                attention = self._attention(other, before)
+                if attention is not None:
+                    return self._made(attention, found, start[0], None, False), before
+        for before, first, second, adds_branches_first in self._threes(out):
+            found = self._mlp(second)
+            attention = None if found is None else self._attention(first, before)
+            if found is None or attention is None:
+                continue
+            if _flat(attention[3]) is _flat(found[2]):
+                return self._made(attention, found, None, "shared", adds_branches_first), before
+            own = self._starts(found[2], before)
+            if own is not None:
+                return self._made(attention, found, own[0], "own", adds_branches_first), before
+        raise NotRepresentedError(
+            f"layer {index} from the end is not a sum of its input, attention and an MLP"
+        )
+
+    def _made(
+        self,
+        attention: tuple[_Branch, Norm | None, Attention, Value],
+        mlp: tuple[_Branch, Mlp, Value],
+        norm: Norm | None,
+        parallel: str | None,
+        adds_branches_first: bool,
+    ) -> Layer:
+        first, second = attention[0], mlp[0]
+        return Layer(
+            attention[1], attention[2], first.norm, first.factor, norm, mlp[1], second.norm, second.factor,
+            parallel is not None, adds_branches_first, parallel == "shared",
+        )  # fmt: skip
+
+    def _sums(self, value: Value) -> Iterator[tuple[Value, Value]]:
+        """Yields the two ways in which a sum is a stream and a branch."""
+        value = _flat(value)
+        if value.op != "add" or value.kwargs.get("alpha", 1) != 1 or not isinstance(value.args[1], Value):
+            return
+        if value.args[0].shape == value.shape == value.args[1].shape:
+            yield from _orders(value)
+
+    def _threes(self, value: Value) -> Iterator[tuple[Value, Value, Value, bool]]:
+        """Yields the ways in which a sum is a stream and two branches, and whether these are added first."""
+        for inner, third in self._sums(value):
+            for first, second in self._sums(inner):
+                yield third, first, second, True
+                yield first, second, third, False
+                yield first, third, second, False
+
+    def _starts(self, given: Value, stream: Value) -> tuple[Norm | None] | None:
+        """Returns the normalization between a stream and a branch's input, if there is at most that."""
+        given, stream = _flat(given), _flat(stream)
+        if given is stream:
+            return (None,)
+        normed = self._norm(given)
+        return (normed.norm,) if normed is not None and _flat(normed.given) is stream else None
+
+    def _branch(self, value: Value) -> _Branch | None:
+        factor, norm, value = 1.0, None, _flat(value)
+        scaled = _times_constant(value)
+        if scaled is not None:
+            value, factor = _flat(scaled[0]), scaled[1]
+        normed = self._norm(value)
+        if normed is not None:
+            norm, value = normed.norm, _flat(normed.given)
+        if value.op != "linear":
+            return None
+        return _Branch(self.program.modules[value.args[1]], value.args[0], norm, factor)
+
+    # -- the MLP -----------------------------------------------------------------------------------
+
+    def _mlp(self, value: Value) -> tuple[_Branch, Mlp, Value] | None:
+        """Returns the branch of an MLP, the MLP, and the input of its first products."""
+        branch = self._branch(value)
+        if branch is None or self._attention_of(branch.given) is not None:
+            return None
+        inner = branch.given
+        alone = _activation(inner)
+        if alone is not None:
+            up = self._columns(alone[1])
+            return None if up is None else (branch, Mlp(None, up[0], alone[0], branch.module), up[1])
+        if inner.op != "mul" or not all(isinstance(each, Value) for each in inner.args[:2]):
+            return None
+        for first, second in _orders(inner):
+            active = _activation(first)
+            gate, up = None if active is None else self._columns(active[1]), self._columns(second)
+            if active is not None and gate is not None and up is not None and gate[1] is up[1]:
+                return branch, Mlp(gate[0], up[0], active[0], branch.module), up[1]
+        return None
+
+    def _columns(self, value: Value) -> tuple[Product, Value] | None:
+        """Returns the columns of linear modules that a value consists of, and these modules' input."""
+        terms = self.elements.terms(value, lambda v: v.op == "linear")
+        if len(terms) != 1 or bool((terms[0].tables > 0).any()) or bool((terms[0].factor != 1.0).any()):
+            return None
+        width = self.elements.size(value.shape[-1])
+        return self._product(terms[0].origin, terms[0].place, width)
+
+    def _product(self, origin: Tensor, place: Tensor, width: int) -> tuple[Product, Value] | None:
+        """Returns the linear modules' columns, in the order of the elements (sequences x tokens x width)."""
+        origin, place = origin.reshape(-1, width), place.reshape(-1, width)
+        tokens = len(origin)
+        if not bool((origin == origin[:1]).all()):
+            return None
+        columns = place[0].clone()
+        source: Value | None = None
+        for number in origin[0].unique().tolist():
+            value = self.elements.origins[number]
+            if value.op != "linear" or (source is not None and value.args[0] is not source):
+                return None
+            source = value.args[0]
+            own = origin[0] == number
+            # The order of sequences and tokens is the same in a linear module's output.
+            rows = torch.arange(tokens)[:, None] * self.elements.size(value.shape[-1])
+            if not bool((place[:, own] == place[0, own] + rows).all()):
+                return None
+            if not bool((place[0, own] < self.elements.size(value.shape[-1])).all()):
+                return None
+        if source is None:
+            return None
+        # A part begins where the module changes, or the column is not the next one.
+        follows = (origin[0, 1:] == origin[0, :-1]) & (columns[1:] == columns[:-1] + 1)
+        begins = [0, *((~follows).nonzero().flatten() + 1).tolist()]
+        parts = []
+        for first, last in zip(begins, [*begins[1:], width], strict=True):
+            module = self.program.modules[self.elements.origins[int(origin[0, first])].args[1]]
+            parts.append(Part(module, int(columns[first]), last - first))
+        return Product(tuple(parts)), source
+
+    # -- attention ---------------------------------------------------------------------------------
+
+    def _attention_of(self, value: Value) -> Value | None:
+        """Returns the attention whose result, head after head, is a value."""
+        source, places = self.elements.moved(value)
+        if source.op != "attention":
+            return None
+        expected = torch.arange(places.numel()).reshape(places.shape)
+        return source if torch.equal(places, expected) else None
+
+    def _attention(self, value: Value, stream: Value) -> tuple[_Branch, Norm | None, Attention, Value] | None:
+        """Returns the branch of attention, the normalization of its input, attention, and its input."""
+        branch = self._branch(value)
+        call = None if branch is None else self._attention_of(branch.given)
+        if branch is None or call is None:
+            return None
+        query, key, held, mask, scale, softcap, sinks = call.args
+        place = self._cached(key, True)
+        if place != self._cached(held, False):
+            raise NotRepresentedError("keys and values come from different layers")
+        new_key, new_value = key.args[0], held.args[0]
+        heads, size = int(query.shape[1]), int(query.shape[3])
+        key_heads, value_size = int(new_key.shape[1]), int(new_value.shape[3])
+        if heads % key_heads or new_value.shape[1] != key_heads:
+            raise NotRepresentedError("query heads do not divide evenly over key heads")
+        q, k, v = (self._heads(each) for each in (query, new_key, new_value))
+        if v.norm is not None or v.rotary is not None or v.factor != 1.0:
+            raise NotRepresentedError("values are normalized, rotated or multiplied")
+        if k.factor != 1.0:
+            raise NotRepresentedError("keys are multiplied by a number")
+        ways = [(h.rotary, h.rotary_first, h.norm is None, h.norm_is_per_head) for h in (q, k)]
+        if ways[0] != ways[1]:
+            raise NotRepresentedError("queries and keys are treated differently")
+        if not q.source is k.source is v.source:
+            raise NotRepresentedError("queries, keys and values have different inputs")
+        start = self._starts(q.source, stream)
+        if start is None:
+            return None
+        self._caches.append(place)
+        scale = size**-0.5 if scale is None else scale
+        return branch, start[0], Attention(
+            q.product, k.product, v.product, q.norm, k.norm, q.norm_is_per_head, q.rotary, q.rotary_first,
+            heads, key_heads, size, value_size, scale * q.factor, self._window(mask), softcap,
+            None if sinks is None else self._constant(_widened(sinks)).detach(), branch.module,
+        ), q.source  # fmt: skip
+
+    def _cached(self, value: Value, is_key: bool) -> int:
+        if value.op != "past" or value.args[3] is not is_key or value.args[1] != self.program.past:
+            raise NotRepresentedError("keys or values are changed after they are stored")
+        return int(value.args[2])
+
+    def _heads(self, value: Value) -> _Heads:
+        """Finds where queries, keys or values (sequences x heads x tokens x size) come from."""
+        heads, size = int(value.shape[1]), int(value.shape[3])
+        source, places = self.elements.moved(value)
+        outer = self._norm(source)
+        if outer is not None and self._is_per_head(outer, size):
+            # rotated first, or not at all
+            self._check_heads(source, places)
+            inner = self._rotated(outer.given, heads, size)
+            if inner.norm is not None:
+                raise NotRepresentedError("heads are normalized twice")
+            return (
+                _Heads(inner.product, inner.source, outer.norm, True, inner.rotary, True, inner.factor)
+                if (inner.rotary is not None)
+                else _Heads(inner.product, inner.source, outer.norm, True, None, False, inner.factor)
+            )
+        return self._rotated(value, heads, size)
+
+    def _is_per_head(self, normed: _Normed, size: int) -> bool:
+        return normed.given.shape[-1] == size and len(normed.given.shape) == 4
+
+    def _check_heads(self, source: Value, places: Tensor) -> None:
+        """Raises unless a value with heads has the elements of a source with heads in their places."""
+        batch, token, rest = self.elements.located(source, places)
+        shape = places.shape  # sequences x heads x tokens x size
+        expected = torch.arange(shape[1] * shape[3]).reshape(1, shape[1], 1, shape[3]).expand(shape)
+        own = torch.arange(shape[0]).reshape(-1, 1, 1, 1).expand(shape)
+        mine = torch.arange(shape[2]).reshape(1, 1, -1, 1).expand(shape)
+        is_same = torch.equal(rest, expected)
+        is_same = is_same and (batch is None or torch.equal(batch, own))
+        if not is_same or not (token is None or torch.equal(token, mine)):
+            raise NotRepresentedError("heads are mixed between normalization and attention")
+
+    def _rotated(self, value: Value, heads: int, size: int) -> _Heads:
+        """Finds rotation, an inner normalization, and the linear modules' columns."""
+
+        def is_origin(v: Value) -> bool:
+            return v.op == "linear" or self._norm(v) is not None
+
+        terms = [t for t in self.elements.terms(value, is_origin) if bool((t.factor != 0).any())]
+        shape = self.elements.shape(value)
+        if len(shape) != 4:
+            raise NotRepresentedError("heads have no dimension of their own")
+        # Before a norm that comes last, tokens may stand before heads.
+        if shape[1] != heads or (shape[1] == shape[2] and value.shape[1] != heads):
+            terms = [t.mapped(lambda x: x.transpose(1, 2)) for t in terms]
+        origin, place, rotary, factor = self._unrotated(terms)
+        numbers = origin.unique().tolist()
+        first = self.elements.origins[numbers[0]]
+        normed = self._norm(first)
+        if normed is None:
+            found = self._product(
+                origin.transpose(1, 2).flatten(2), place.transpose(1, 2).flatten(2), heads * size
+            )
+            if found is None:
+                raise NotRepresentedError(f"heads come from {first.op}, not from linear modules only")
+            return _Heads(found[0], found[1], None, True, rotary, False, factor)
+        if len(numbers) > 1:
+            raise NotRepresentedError("heads come from several normalizations")
+        self._check_heads(first, place)
+        per_head = self._is_per_head(normed, size)
+        if not per_head and normed.given.shape[-1] != heads * size:
+            raise NotRepresentedError("a normalization is of neither one head nor all of them")
+        if per_head:
+            inner = self._rotated(normed.given, heads, size)
+            if inner.rotary is not None or inner.norm is not None or inner.factor != 1.0:
+                raise NotRepresentedError("heads are rotated or multiplied before they are normalized")
+            return _Heads(inner.product, inner.source, normed.norm, True, rotary, False, factor)
+        columns = self._columns(normed.given)
+        if columns is None:
+            raise NotRepresentedError("a normalization's input is not made of linear modules only")
+        return _Heads(columns[0], columns[1], normed.norm, False, rotary, False, factor)
+
+    def _unrotated(self, terms: list[Term]) -> tuple[Tensor, Tensor, Rotary | None, float]:
+        """Returns origin and place of the elements before a rotation, the rotation, and a common factor."""
+        factors = torch.stack([t.factor for t in terms])
+        used = factors != 0
+        if not any(bool((t.tables > 0).any()) for t in terms):
+            if len(terms) != 1 or not bool((factors[0] == factors[0].flatten()[0]).all()):
+                raise NotRepresentedError("heads are sums of several elements")
+            return terms[0].origin, terms[0].place, None, float(factors[0].flatten()[0])
+        scale = float(factors.abs().amax())
+        if not bool((used.sum(0) <= 2).all()) or not bool((factors[used].abs() == scale).all()):
+            raise NotRepresentedError("heads are rotated in an unknown way")
+        # The two summands of each element, in two slots.
+        order = used.int().argsort(dim=0, descending=True, stable=True)[:2]
+        if len(order) < 2:
+            raise NotRepresentedError("heads are multiplied by a function of the position")
+
+        def pick(name: str) -> Tensor:
+            stacked = torch.stack([getattr(t, name) for t in terms])
+            index = order if stacked.dim() == order.dim() else order.unsqueeze(-1).expand(*order.shape, 2)
+            return stacked.gather(0, index)
+
+        factor, origin, place = pick("factor") / scale, pick("origin"), pick("place")
+        tables, columns = pick("tables"), pick("columns")
+        is_turned = (factor[1] != 0)[0, 0, 0]
+        width = int(is_turned.sum())
+        turned = torch.arange(len(is_turned)) < width
+        shape = factor[1].shape
+        if not torch.equal(factor[1] != 0, turned.expand(shape)):
+            raise NotRepresentedError("the rotated elements of a head do not come first")
+        if bool((tables[0][..., ~turned, :] > 0).any()) or bool((tables[:, ..., turned, 0] == 0).any()):
+            raise NotRepresentedError("heads are multiplied by a function of the position")
+        if bool((tables[..., 1] > 0).any()):
+            raise NotRepresentedError("queries or keys are scaled by a function of the position")
+        if bool((factor[0][..., ~turned] != 1).any()):
+            raise NotRepresentedError("the elements that are not rotated are negated")
+        for interleaved in (False, True):
+            found = self._turn(factor, origin, place, tables[..., 0], columns[..., 0], width, interleaved)
+            if found is not None:
+                return (*found, scale)
+        raise NotRepresentedError("heads are rotated in an unknown way")
+
+    def _turn(
+        self,
+        factor: Tensor,
+        origin: Tensor,
+        place: Tensor,
+        tables: Tensor,
+        columns: Tensor,
+        width: int,
+        interleaved: bool,
+    ) -> tuple[Tensor, Tensor, Rotary] | None:
+        """Reads a rotation of pairs: (a, b) becomes (a cos - b sin, b cos + a sin)."""
+        half = width // 2
+        if interleaved:
+            first, second = torch.arange(0, width, 2), torch.arange(1, width, 2)
+        else:
+            first, second = torch.arange(half), torch.arange(half, width)
+        if width % 2:
+            return None
+        # Of a pair's first element, the negative summand is the sine's.
+        negative = factor[..., first] < 0
+        if not bool((negative.sum(0) == 1).all()) or bool((factor[..., second] < 0).any()):
+            return None
+        sine = negative.int().argmax(0)
+        a, b = (
+            _at(origin[..., first], place[..., first], 1 - sine),
+            _at(origin[..., first], place[..., first], sine),
+        )
+        other = _both(origin[..., second], place[..., second])
+        cosine = (other == b[None]).all(-1)
+        if not bool((cosine.sum(0) == 1).all()):
+            return None
+        which = cosine.int().argmax(0)
+        if not torch.equal(_at(origin[..., second], place[..., second], 1 - which), a):
+            return None
+        cos = [_at(tables[..., p], columns[..., p], w) for p, w in ((first, 1 - sine), (second, which))]
+        sin = [_at(tables[..., p], columns[..., p], w) for p, w in ((first, sine), (second, 1 - which))]
+        made = self._columns_of(*cos), self._columns_of(*sin)
+        rounds = any(self.elements.rounds[int(n)] for n in tables[..., :width].unique() if int(n))
+        table = RotaryTable(*made, width)
+        if table not in self.tables:
+            self.tables.append(table)
+        elements = torch.empty_like(origin[0]), torch.empty_like(place[0])
+        elements[0][:], elements[1][:] = origin[0], place[0]
+        for pair, index in ((a, first), (b, second)):
+            elements[0][..., index], elements[1][..., index] = pair[..., 0], pair[..., 1]
+        return *elements, Rotary(self.tables.index(table), width, interleaved, rounds)
+
+    def _columns_of(self, first: Tensor, second: Tensor) -> PositionColumns:
+        """Returns the function that gives one number for each pair; both elements must use the same."""
+        numbers = torch.cat((first[..., 0], second[..., 0])).unique().tolist()
+        if len(numbers) != 1:
+            raise NotRepresentedError("heads are rotated by several tables")
+        value = self.elements.origins[int(numbers[0]) - 1]
+        places = first[..., 1]
+        same = self.elements.identities(value).reshape(-1)
+        if not torch.equal(same[places], same[second[..., 1]]):
+            raise NotRepresentedError("the two elements of a pair are rotated by different angles")
+        batch, token, rest = self.elements.located(value, places)
+        shape = places.shape  # sequences x heads x tokens x pairs
+        for found, dim in ((batch, 0), (token, 2)):
+            view = [1] * 4
+            view[dim] = -1
+            if found is not None and not torch.equal(
+                found, torch.arange(shape[dim]).reshape(view).expand(shape)
+            ):
+                raise NotRepresentedError("an element is rotated by another token's angle")
+        if not torch.equal(rest, rest[:1, :1, :1].expand(shape)):
+            raise NotRepresentedError("heads are rotated by different angles")
+        check_by_position(value, self.program)
+        program = self.program
+        computes = fingerprint(value, program.batch, program.length, program.past)
+        return PositionColumns(program.batch, program.length, value, tuple(rest[0, 0, 0].tolist()), computes)
+
+    # -- the mask ------------------------------------------------------------------------------------
+
+    def _window(self, mask: Value | None) -> int | None:
+        """Returns the window of a causal mask that also leaves out padding."""
+        if mask is None:
+            raise NotRepresentedError("attention has no mask")
+        windows: set[int] = set()
+        rules: set[str] = set()
+        for rule in self._rules(mask):
+            if isinstance(rule, int):
+                windows.add(rule)
+            else:
+                rules.add(rule)
+        if rules != {"causal", "padding"}:
+            raise NotRepresentedError("attention's mask is not causal")
+        return min(windows) if windows else None
+
+    def _rules(self, mask: Value) -> Iterator[str | int]:
+        """Yields what must be true for a key to be seen: ``causal``, ``padding``, or the size of a window."""
+        if mask.op in ("bitwise_and", "logical_and"):
+            for operand in mask.args[:2]:
+                yield from self._rules(operand)
+        elif mask.op in ("expand", "unsqueeze", "slice", "view"):
+            yield from self._rules(mask.args[0])
+        elif mask.op in ("new_ones", "ones", "ones_like"):
+            return
+        elif (
+            mask.op == "index" and mask.args[0].op in ("_to_copy", "ne") and mask.args[0].dtype == torch.bool
+        ):
+            source = mask.args[0].args[0]
+            rows, keys = mask.args[1]
+            if source.op != "input" or source.roles != Role.MASK:
+                raise NotRepresentedError("attention's mask is unknown")
+            if self._place(rows) != ("batch", 0) or self._place(keys) != ("key", 0):
+                raise NotRepresentedError("attention's mask is unknown")
+            yield "padding"
+        elif mask.op in ("le", "lt", "ge", "gt"):
+            yield self._comparison(mask)
+        else:
+            raise NotRepresentedError(f"attention's mask is made with {mask.op}")
+
+    def _comparison(self, mask: Value) -> str | int:
+        left, right, op = mask.args[0], mask.args[1], mask.op
+        if op in ("ge", "gt"):
+            left, right, op = right, left, {"ge": "le", "gt": "lt"}[op]
+        (first, a), (second, b) = self._place(left), self._place(right)
+        shift = int(b - a)  # left + a <= right + b
+        if op == "lt":
+            shift -= 1
+        if (first, second) == ("key", "query") and shift == 0:
+            return "causal"
+        if (first, second) == ("query", "key") and shift >= 0:  # query - key <= shift
+            return shift + 1
+        raise NotRepresentedError("attention's mask is unknown")
+
+    def _place(self, value: Value) -> tuple[str, Any]:
+        """Returns which index a value counts, along the dimensions of a mask, and what is added to it."""
+        if value.op in ("add", "sub") and not isinstance(value.args[1], Value):
+            kind, shift = self._place(value.args[0])
+            return kind, shift + value.args[1] if value.op == "add" else shift - value.args[1]
+        if value.op in ("unsqueeze", "slice", "view", "expand"):
+            kind, shift = self._place(value.args[0])
+            return self._kind(value, shift) if kind == "any" and len(value.shape) == 4 else (kind, shift)
+        if value.op == "arange" and len(value.args) == 1:
+            return "any", 0
+        raise NotRepresentedError("attention's mask is unknown")
+
+    def _kind(self, value: Value, shift: Any) -> tuple[str, Any]:
+        axes = [i for i, size in enumerate(value.shape) if size != 1]
+        program = self.program
+        if axes == [0] and value.shape[0] == program.batch:
+            return "batch", shift
+        if axes == [3] and value.shape[3] == program.past + program.length:
+            return "key", shift
+        if axes in ([2], []) and shift == program.past:
+            return "query", 0
+        raise NotRepresentedError("attention's mask is unknown")
+
+    # -- normalizations --------------------------------------------------------------------------------
+
+    def _norm(self, value: Value) -> _Normed | None:
+        """Returns the normalization of the last dimension that a value is, if it is one."""
+        if id(value) not in self._norms:
+            self._norms[id(value)] = self._find_norm(value)
+        return self._norms[id(value)]
+
+    def _find_norm(self, value: Value) -> _Normed | None:
+        outer = _widened(value)
+        if outer.op in ("native_layer_norm", "_fused_rms_norm") and outer.output == 0:
+            return self._fused(outer)
+        bias: Tensor | None = None
+        core = outer
+        if core.op == "add" and isinstance(core.args[1], Value):
+            for operand, other in _orders(core):
+                if isinstance(other, Value) and self._is_weight(other):
+                    core, bias = operand, self._constant(_widened(other))
+                    break
+        weight: Tensor | None = None
+        adds_one = False
+        if core.op == "mul" and isinstance(core.args[1], Value):
+            for operand, other in _orders(core):
+                found = self._weight(other)
+                if found is not None:
+                    core, (weight, adds_one) = operand, found
+                    break
+        inner = _widened(core)
+        plain = self._plain_norm(inner)
+        if plain is None:
+            return None
+        kind, eps, given = plain
+        rounds = inner is not core and weight is not None and core.dtype != torch.float32
+        if weight is not None and weight.shape[-1] != given.shape[-1]:
+            return None
+        return _Normed(Norm(kind, weight, bias, eps, adds_one, rounds), given)  # type: ignore[arg-type]
+
+    def _fused(self, value: Value) -> _Normed | None:
+        given, shape, weight = value.args[:3]
+        if value.op == "native_layer_norm":
+            kind, bias, eps = "layer", value.args[3], value.args[4]
+        else:
+            kind, bias, eps = "rms", None, value.args[3]
+            eps = torch.finfo(given.dtype).eps if eps is None else eps
+        if len(shape) != 1:
+            return None
+        factors = (None, False) if weight is None else self._weight(weight)
+        if factors is None:
+            raise NotRepresentedError("a normalization's weight is computed in an unknown way")
+        bias = None if bias is None else self._constant(_widened(bias))
+        return _Normed(Norm(kind, factors[0], bias, eps, factors[1], False), _widened(given))  # type: ignore
+
+    def _is_weight(self, value: Value) -> bool:
+        inner = _widened(value)
+        return inner.op == "constant" and inner.tensor is not None and inner.tensor.numel() > 1
+
+    def _weight(self, value: Any) -> tuple[Tensor, bool] | None:
+        if not isinstance(value, Value):
+            return None
+        inner = _widened(value)
+        if inner.op == "add":
+            for operand, other in _orders(inner):
+                if constant_of(other) == 1.0 and self._is_weight(operand):
+                    return self._constant(_widened(operand)), True
+            return None
+        return (self._constant(inner), False) if self._is_weight(inner) else None
+
+    def _plain_norm(self, value: Value) -> tuple[str, float, Value] | None:
+        """Reads x · rsqrt(mean(x²) + eps), where x may have its mean subtracted first."""
+        if value.op == "div" and isinstance(value.args[1], Value) and value.args[1].op == "sqrt":
+            x, inverse = value.args[0], value.args[1]
+        elif value.op == "mul" and isinstance(value.args[1], Value):
+            pairs = [
+                (x, r) for x, r in _orders(value) if r.op == "rsqrt" or (r.op == "pow" and r.args[1] == -0.5)
+            ]
+            if not pairs:
+                return None
+            x, inverse = pairs[0]
+        else:
+            return None
+        total = inverse.args[0]
+        if total.op != "add":
+            return None
+        for square, small in _orders(total):
+            eps = constant_of(small)
+            if eps is not None and isinstance(square, Value) and self._is_mean_square(square, x):
+                if x.op == "sub" and _is_mean(x.args[1], x.args[0]):
+                    return "layer", eps, _widened(x.args[0])
+                return "rms", eps, _widened(x)
+        return None
+
+    def _is_mean_square(self, value: Value, x: Value) -> bool:
+        if value.op != "mean":
+            return False
+        square = value.args[0]
+        is_square = (square.op == "pow" and square.args[0] is x and square.args[1] == 2) or (
+            square.op == "mul" and square.args[0] is x and square.args[1] is x
+        )
+        return is_square and _is_mean(value, square)
+
+    def _constant(self, value: Value) -> Tensor:
+        if value.op != "constant" or value.tensor is None:
+            raise NotRepresentedError(f"a weight is computed with {value.op}")
+        return value.tensor
+
+
+# -- reading operators -----------------------------------------------------------------------------------
+
+
+def _widened(value: Value) -> Value:
+    """Returns what was converted to another floating-point dtype, through any number of conversions."""
+    while value.op == "_to_copy" and value.dtype.is_floating_point and value.args[0].dtype.is_floating_point:
+        value = value.args[0]
+    return value
+
+
+def _flat(value: Value) -> Value:
+    """Returns what has the same rows, with sequences and tokens in one dimension or in two."""
+    while value.op in ("view", "_unsafe_view", "reshape") and value.shape[-1] == value.args[0].shape[-1]:
+        value = value.args[0]
+    return value
+
+
+def _orders(value: Value) -> Iterator[tuple[Any, Any]]:
+    """Yields an operator's two operands in both orders."""
+    first, second = value.args[:2]
+    yield first, second
+    if isinstance(second, Value):
+        yield second, first
+
+
+def _times_constant(value: Value) -> tuple[Value, float] | None:
+    """Returns what a value is multiplied or divided by, if that is one number."""
+    if value.op == "div":
+        by = constant_of(value.args[1])
+        return None if by is None or len(value.args) > 2 or value.kwargs else (value.args[0], 1.0 / by)
+    if value.op == "mul":
+        for operand, other in _orders(value):
+            by = constant_of(other)
+            if by is not None and isinstance(operand, Value):
+                return operand, by
+    return None
+
+
+def _is_mean(value: Any, of: Value) -> bool:
+    """Whether a value is the mean of another over its last dimension, which stays as one element."""
+    if not isinstance(value, Value) or value.op != "mean" or value.args[0] is not of or len(value.args) < 3:
+        return False
+    return value.args[1] in ((-1,), (len(of.shape) - 1,)) and value.args[2] is True
+
+
+def _both(first: Tensor, second: Tensor) -> Tensor:
+    return torch.stack((first, second), -1)
+
+
+def _at(first: Tensor, second: Tensor, index: Tensor) -> Tensor:
+    """Picks one of two slots of two tensors for every element: elements x 2."""
+    return torch.stack([t.gather(0, index[None])[0] for t in (first, second)], -1)
+
+
+# -- activations -----------------------------------------------------------------------------------------
+
+
+def _activation(value: Value) -> tuple[str, Value] | None:
+    """Returns which activation of ``ACTIVATIONS`` a value is, and of what."""
+    if value.op in ("silu", "relu"):
+        return value.op, value.args[0]
+    if value.op == "gelu":
+        kind = value.kwargs.get("approximate", value.args[1] if len(value.args) > 1 else "none")
+        return {"none": "gelu", "tanh": "gelu_tanh"}[kind], value.args[0]
+    if value.op == "pow" and value.args[1] == 2 and value.args[0].op == "relu":
+        return "relu2", value.args[0].args[0]
+    if value.op == "mul" and value.args[0] is value.args[1] and value.args[0].op == "relu":
+        return "relu2", value.args[0].args[0]
+    return _composed_gelu(value)
+
+
+def _composed_gelu(value: Value) -> tuple[str, Value] | None:
+    """Reads 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))), written with several operators."""
+    import sympy
+
+    leaves: dict[int, Value] = {}
+
+    def read(item: Any) -> Any:
+        if not isinstance(item, Value):
+            return _rounded(float(item))
+        if item.op == "mul":
+            return read(item.args[0]) * read(item.args[1])
+        if item.op == "add" and item.kwargs.get("alpha", 1) == 1:
+            return read(item.args[0]) + read(item.args[1])
+        if item.op == "pow" and not isinstance(item.args[1], Value):
+            return read(item.args[0]) ** int(item.args[1])
+        if item.op == "tanh":
+            return sympy.Function("tanh")(sympy.expand(read(item.args[0])))
+        if item.op in ("linear", *MOVES):
+            leaves[id(item)] = item
+            return sympy.Symbol("x")
+        raise NotRepresentedError(f"an activation is computed with {item.op}")
+
+    if value.op != "mul":
+        return None
+    try:
+        found = sympy.expand(read(value))
+    except (NotRepresentedError, TypeError, ValueError):
+        return None
+    x = sympy.Symbol("x")
+    inner = sympy.expand(_rounded(math.sqrt(2 / math.pi)) * (x + _rounded(0.044715) * x**3))
+    expected = sympy.expand(_rounded(0.5) * x * (1 + sympy.Function("tanh")(inner)))
+    if len(leaves) != 1 or not _is_close(found, expected):
+        return None
+    return "gelu_tanh", next(iter(leaves.values()))
+
+
+def _rounded(number: float) -> Any:
+    import sympy
+
+    return sympy.Rational(round(number * 10**9), 10**9)
+
+
+def _is_close(first: Any, second: Any) -> bool:
+    """Whether two sums have the same terms, with factors that differ by less than a millionth."""
+    import sympy
+
+    def rough(expression: Any) -> Any:
+        return expression.replace(lambda e: e.is_Number, lambda e: sympy.Float(float(e), 6))
+
+    return bool(str(rough(first)) == str(rough(second)))

@@ -1,0 +1,316 @@
+"""The native step: passes a description to native code as numbers and addresses; one call computes a token.
+
+Weights whose rows are contiguous are used in place; small tensors (norms, biases) are copied to float32. The
+native code that reads the description is ``llm/kernels/csrc/decode_program.h``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from acclimate.llm.decode.cache import StepCache
+from acclimate.llm.decode.description import (
+    ACTIVATIONS,
+    Attention,
+    Decoder,
+    Layer,
+    Mlp,
+    Norm,
+    Part,
+    Product,
+)
+from acclimate.llm.decode.finite_logits import check_logits
+from acclimate.llm.decode.modules import packed_weight, rows_of
+from acclimate.llm.decode.share import Exchange, likeliest_token, whole_logits
+from acclimate.llm.deferred_sigint import interrupts_deferred
+from acclimate.llm.kernels.native import prefills
+from acclimate.llm.kernels.torch_threads import kernel_threads
+from acclimate.selection import get_accelerator
+
+# As linear.h numbers them.
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_NO_PRODUCT = Product(())
+_READ_TOGETHER = 512
+
+
+class NativeDecoder:
+    """A description that native code has read.
+
+    Args:
+        decoder: the description of a model on the CPU.
+
+    Attributes:
+        prefills: whether it does the prefill too: one call then takes many tokens of a sequence.
+
+    Raises:
+        RuntimeError: native code cannot run it.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        share = decoder.share
+        self.exchange = None if share is None else Exchange(share)
+        writer = _ProgramWriter(decoder, 0 if self.exchange is None else self.exchange.address)
+        writer.decoder(decoder)
+        self._kept, self._copies = writer.kept, writer.copies
+        program = torch.tensor(writer.numbers, dtype=torch.int64)
+        self.number = int(torch.ops.acclimate.decode_start(program))
+        self.prefills = prefills(self.number)
+        weakref.finalize(self, torch.ops.acclimate.decode_end, self.number)
+
+    def begin(self) -> None:
+        """Prepares for another text, before which weights may have changed."""
+        with torch.no_grad():
+            for copy, weight in self._copies:
+                copy.copy_(weight())
+        torch.ops.acclimate.decode_begin(self.number)
+
+
+class NativeStep:
+    """One call of native code for each token.
+
+    Args:
+        native: the decoder.
+        cache: the earlier tokens' keys, and their values by column.
+        starts: the position of each sequence's first token.
+    """
+
+    def __init__(self, native: NativeDecoder, cache: StepCache, starts: Tensor) -> None:
+        self._native, self._cache = native, cache
+        self._starts = starts.long().contiguous()
+        self._threads = kernel_threads()
+        self._no_logits = torch.empty(0, dtype=torch.float32)
+        self._no_best = torch.empty(0, dtype=torch.int64)
+        native.begin()
+        self._read_cache()
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Returns batch x vocabulary logits in float32."""
+        decoder = self._native.decoder
+        own = torch.empty((len(tokens), _head_width(decoder)), dtype=torch.float32)
+        best = torch.empty(len(tokens), dtype=torch.int64)
+        largest = torch.empty(len(tokens), dtype=torch.float32)
+        self._run(tokens, own, best, largest)
+        logits = whole_logits(decoder.share, own)
+        # All ranks check the same numbers, so that the error is raised on all or on none.
+        check_logits(largest if logits is own else logits.amax(-1), decoder.dtype)
+        return logits
+
+    def likeliest(self, tokens: Tensor) -> Tensor:
+        """Returns the token with the largest logit, for each sequence."""
+        best = torch.empty(len(tokens), dtype=torch.int64)
+        largest = torch.empty(len(tokens), dtype=torch.float32)
+        self._run(tokens, self._no_logits, best, largest)
+        share = self._native.decoder.share
+        if share is not None and share.head_widths is not None:
+            best, largest = likeliest_token(share.ranks, share.head_widths, largest, best)
+        check_logits(largest, self._native.decoder.dtype)
+        return best
+
+    def read(self, prompt: Tensor, *, likeliest: bool) -> Tensor:
+        """Reads the tokens of a prompt, batch x length.
+
+        Returns:
+            For the last token of each sequence, the token with the largest logit or the logits.
+        """
+        batch, length = prompt.shape
+        together = max(_READ_TOGETHER // batch, 1)
+        # In parts, so that Python handles signals in between and little memory is needed.
+        last = (length - 1) // together * together
+        for first in range(0, last, together):
+            self._run(prompt[:, first : first + together], self._no_logits, self._no_best, self._no_logits)
+        rest = prompt[:, last:]
+        return self.likeliest(rest) if likeliest else self(rest)
+
+    def _run(self, tokens: Tensor, logits: Tensor, best: Tensor, largest: Tensor) -> None:
+        cache = self._cache
+        length = cache.length + tokens.numel() // len(tokens)
+        if cache.reserve(length):
+            self._read_cache()
+        exchange = self._native.exchange
+        # Python could handle SIGINT when native code calls Exchange, before the first line of its function,
+        # and drop the exception there: the step would continue without this rank's sum. So it is deferred.
+        with interrupts_deferred() if exchange is not None else contextlib.nullcontext():
+            has_rows = torch.ops.acclimate.decode_step(
+                self._native.number, self._addresses, tokens.long().contiguous(), self._starts, cache.length,
+                logits, best, largest, self._threads,
+            )  # fmt: skip
+            if exchange is not None:
+                exchange.check()
+        if not has_rows:
+            raise IndexError("index out of range in self")  # torch's message for an embedding
+        cache.length = length
+
+    def _read_cache(self) -> None:
+        """Reads the addresses of the cache, and computes the angles of its positions."""
+        cache, decoder = self._cache, self._native.decoder
+        places = torch.arange(cache.capacity)
+        with torch.no_grad():
+            self._tables = [
+                (cos.float().contiguous(), sin.float().contiguous())
+                for cos, sin in (table(places) for table in decoder.tables)
+            ]
+        numbers = [cache.capacity, len(self._tables), len(cache.keys)]
+        for cos, sin in self._tables:
+            numbers += [cos.data_ptr(), sin.data_ptr()]
+        for keys, values in zip(cache.keys, cache.values, strict=True):
+            numbers += [keys.data_ptr(), values.data_ptr()]
+        self._addresses = torch.tensor(numbers, dtype=torch.int64)
+
+
+def native_decoder(decoder: Decoder, device: torch.device) -> NativeDecoder | None:
+    """Returns the native form of a description; ``None`` if there is no native step for it here."""
+    if device.type != "cpu" or decoder.dtype not in _DTYPES:
+        return None
+    builder = get_accelerator().create_op_builder("InferenceBuilder")
+    if builder is None:
+        return None
+    builder.load()
+    name = "acclimate::decode_step"
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeExplicitAutograd"):
+        return None
+    return NativeDecoder(decoder)
+
+
+def _head_width(decoder: Decoder) -> int:
+    """Returns the number of this rank's columns of the output head."""
+    share = decoder.share
+    if share is None or share.head_widths is None:
+        return decoder.vocabulary
+    return share.head_widths[share.ranks.rank]
+
+
+class _ProgramWriter:
+    """Writes a description in the order of ``decode_program.h``."""
+
+    def __init__(self, decoder: Decoder, exchange: int) -> None:
+        self.numbers: list[int] = []
+        self.kept: list[Any] = []
+        self.copies: list[tuple[Tensor, Callable[[], Tensor]]] = []
+        self._hidden, self._exchange = decoder.hidden, exchange
+        self._summed = frozenset() if decoder.share is None else decoder.share.summed
+
+    def decoder(self, decoder: Decoder) -> None:
+        self._number(_DTYPES[decoder.dtype], decoder.hidden, len(decoder.tables))
+        packed = packed_weight(decoder.embedding)
+        self._weight(packed, None if packed is not None else decoder.embedding.weight)
+        self._real(decoder.embedding_multiplier)
+        table = None if decoder.share is None else decoder.share.table
+        rows = packed.shape[0] if packed is not None else len(decoder.embedding.weight)  # type: ignore[arg-type]
+        self._number(self._exchange, table is not None)
+        self._number(*(0, rows) if table is None else (table.own.start, table.tokens))
+        if decoder.positions is None:
+            self._number(0, 0, 0, 0, 0, 0)
+        else:
+            self._weight(None, decoder.positions)
+        self._number(decoder.position_offset, len(decoder.layers))
+        for layer in decoder.layers:
+            self._layer(layer)
+        self._norm(decoder.norm)
+        self._module(decoder.head, _head_width(decoder))
+        self._real(decoder.logit_multiplier, decoder.logit_softcap or 0.0)
+
+    def _number(self, *values: int) -> None:
+        self.numbers += [int(value) for value in values]
+
+    def _real(self, *values: float) -> None:
+        self.numbers += [struct.unpack("<q", struct.pack("<d", value))[0] for value in values]
+
+    def _tensor(self, tensor: Tensor | None, change: Callable[[Tensor], Tensor] = Tensor.detach) -> None:
+        """Writes the address of a copy in float32, which ``begin`` fills; 0: none.
+
+        Args:
+            tensor: the model's own tensor.
+            change: what is copied of it.
+        """
+        if tensor is None:
+            return self._number(0)
+        own = tensor.detach()
+        self.copies.append((change(own).float().contiguous().clone(), lambda: change(own)))
+        return self._number(self.copies[-1][0].data_ptr())
+
+    def _weight(self, packed: Any, dense: Any) -> None:
+        self.kept.append(dense if packed is None else packed)
+        if packed is None:
+            stride = dense.stride(0) * dense.element_size()
+            return self._number(0, _DTYPES[dense.dtype], *dense.shape, dense.data_ptr(), stride)
+        stride = packed.data.stride(0) * packed.data.element_size()
+        return self._number(packed.number, 0, *packed.shape, packed.data.data_ptr(), stride)
+
+    def _by_rows(self, weight: Tensor) -> Tensor:
+        """Returns a weight with contiguous rows: the tensor itself, or a copy that ``begin`` fills."""
+        if weight.stride(1) == 1 and weight.stride(0) >= weight.shape[1]:
+            return weight
+        # The parameter keeps its layout: safetensors saves only contiguous tensors, for example.
+        self.copies.append((torch.empty(weight.shape, dtype=weight.dtype), lambda: weight))
+        return self.copies[-1][0]
+
+    def _product(self, *products: Product) -> None:
+        parts = [part for product in products for part in product.parts]
+        self._number(len(parts))
+        for part in parts:
+            packed = packed_weight(part.module)
+            self._weight(packed, None if packed is not None else self._by_rows(rows_of(part.module)))
+            self._number(part.first, part.count)
+            self._tensor(part.module._parameters.get("bias"))
+
+    def _module(self, module: nn.Module, width: int) -> None:
+        self._product(Product((Part(module, 0, width),)))
+
+    def _norm(self, norm: Norm | None) -> None:
+        if norm is None:
+            return self._number(0)
+        weight = norm.weight
+
+        def factor(own: Tensor) -> Tensor:
+            own = own if norm.rounds_first else own.float()
+            return own + 1 if norm.adds_one else own
+
+        self._number(1, norm.kind == "layer", norm.rounds_first)
+        self._real(norm.eps)
+        self._tensor(weight, factor)
+        self._tensor(norm.bias)
+        return self._number(weight.shape[0] if weight is not None and weight.dim() == 2 else 1)
+
+    def _attention(self, attention: Attention) -> None:
+        self._product(attention.query, attention.key, attention.value)
+        self._norm(attention.query_norm)
+        self._norm(attention.key_norm)
+        self._number(attention.norm_is_per_head, attention.rotary_first)
+        rotary = attention.rotary
+        if rotary is None:
+            self._number(-1, 0, 0, 0)
+        else:
+            self._number(rotary.table, rotary.width // 2, rotary.interleaved, rotary.rounds_products)
+        self._number(attention.heads, attention.key_heads, attention.head_size, attention.value_size)
+        self._real(attention.scale)
+        self._number(attention.window or 0)
+        self._real(attention.softcap or 0.0)
+        self._tensor(attention.sinks)
+        self._module(attention.output, self._hidden)
+        self._number(attention.output in self._summed)
+
+    def _mlp(self, mlp: Mlp) -> None:
+        self._number(list(ACTIVATIONS).index(mlp.activation), mlp.gate is not None)
+        self._product(mlp.gate or _NO_PRODUCT)
+        self._product(mlp.up)
+        self._module(mlp.down, self._hidden)
+        self._number(mlp.down in self._summed)
+
+    def _layer(self, layer: Layer) -> None:
+        self._norm(layer.attention_norm)
+        self._attention(layer.attention)
+        self._norm(layer.attention_post_norm)
+        self._real(layer.attention_multiplier)
+        self._norm(layer.mlp_norm)
+        self._mlp(layer.mlp)
+        self._norm(layer.mlp_post_norm)
+        self._real(layer.mlp_multiplier)
+        self._number(layer.parallel, layer.adds_branches_first, layer.mlp_shares_norm)

@@ -1,0 +1,133 @@
+"""One step of a described decoder in plain torch, on any device: the reference of the native step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from acclimate.llm.decode.cache import StepCache
+from acclimate.llm.decode.description import ACTIVATIONS, Attention, Decoder, Layer, Mlp, Product
+from acclimate.llm.decode.finite_logits import check_logits
+from acclimate.llm.decode.modules import embedding_rows
+
+
+class PlainStep:
+    """Computes the logits after one more token of each sequence.
+
+    Args:
+        decoder: the description.
+        cache: the earlier tokens' keys and values.
+        starts: the position of each sequence's first token; earlier positions are padding.
+    """
+
+    def __init__(self, decoder: Decoder, cache: StepCache, starts: Tensor) -> None:
+        self._decoder, self._cache, self._starts = decoder, cache, starts
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Returns batch x vocabulary logits in the model's dtype."""
+        decoder, cache = self._decoder, self._cache
+        place = cache.length
+        cache.reserve(place + 1)
+        positions = place - self._starts
+        with torch.no_grad():
+            x = embedding_rows(decoder.embedding, tokens, decoder.share)
+            if decoder.embedding_multiplier != 1.0:
+                x = (x.float() * decoder.embedding_multiplier).to(x.dtype)
+            if decoder.positions is not None:
+                x = x + decoder.positions[positions + decoder.position_offset]
+            angles = [table(positions) for table in decoder.tables]
+            for index, layer in enumerate(decoder.layers):
+                x = self._layer(index, layer, x, angles)
+            if decoder.norm is not None:
+                x = decoder.norm(x)
+            logits: Tensor = decoder.head(x)
+            if decoder.logit_multiplier != 1.0:
+                logits = logits * decoder.logit_multiplier
+            if decoder.logit_softcap is not None:
+                logits = torch.tanh(logits / decoder.logit_softcap) * decoder.logit_softcap
+        cache.length = place + 1
+        check_logits(logits.amax(-1), decoder.dtype)
+        return logits
+
+    def likeliest(self, tokens: Tensor) -> Tensor:
+        """Returns the token with the largest logit, for each sequence."""
+        return self(tokens).float().argmax(-1)
+
+    def _layer(self, index: int, layer: Layer, x: Tensor, angles: list[tuple[Tensor, Tensor]]) -> Tensor:
+        start = x if layer.attention_norm is None else layer.attention_norm(x)
+        attended = self._attention(index, layer.attention, start, angles)
+        if layer.attention_post_norm is not None:
+            attended = layer.attention_post_norm(attended)
+        attended = _times(attended, layer.attention_multiplier)
+        if layer.parallel:
+            given = start if layer.mlp_shares_norm else x
+        else:
+            given = x = x + attended
+        inner = given if layer.mlp_norm is None else layer.mlp_norm(given)
+        result = _mlp(layer.mlp, inner)
+        if layer.mlp_post_norm is not None:
+            result = layer.mlp_post_norm(result)
+        result = _times(result, layer.mlp_multiplier)
+        if not layer.parallel:
+            return x + result
+        return x + (attended + result) if layer.adds_branches_first else (x + attended) + result
+
+    def _attention(
+        self, index: int, attention: Attention, x: Tensor, angles: list[tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        batch, cache, place = len(x), self._cache, self._cache.length
+        memory: dict[int, Tensor] = {}
+
+        def heads(product: Product, size: int) -> Tensor:
+            return product(x, memory).view(batch, -1, size)
+
+        def prepared(product: Product, norm_index: int) -> Tensor:
+            norm = (attention.query_norm, attention.key_norm)[norm_index]
+            found = heads(product, attention.head_size)
+            if attention.rotary_first:
+                found = rotated(found)
+            if norm is not None:
+                shape = found.shape
+                found = norm(found if attention.norm_is_per_head else found.flatten(1)).view(shape)
+            return found if attention.rotary_first else rotated(found)
+
+        def rotated(found: Tensor) -> Tensor:
+            rotary = attention.rotary
+            if rotary is None:
+                return found
+            cos, sin = angles[rotary.table]
+            return rotary(found, cos[:, None], sin[:, None])
+
+        query = prepared(attention.query, 0)
+        cache.keys[index][:, :, place] = prepared(attention.key, 1)
+        cache.values[index][:, :, place] = heads(attention.value, attention.value_size)
+        first = 0 if attention.window is None else max(0, place + 1 - attention.window)
+        keys = cache.keys[index][:, :, first : place + 1].float()
+        values = cache.values[index][:, :, first : place + 1].float()
+        grouped = query.float().view(batch, attention.key_heads, -1, attention.head_size)
+        scores = grouped @ keys.transpose(2, 3) * attention.scale
+        if attention.softcap is not None:
+            scores = torch.tanh(scores / attention.softcap) * attention.softcap
+        seen = torch.arange(first, place + 1, device=x.device)[None] >= self._starts[:, None]
+        scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
+        if attention.sinks is not None:
+            sinks = attention.sinks.float().view(1, attention.key_heads, -1, 1).expand(*scores.shape[:3], 1)
+            weights = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
+        else:
+            weights = scores.softmax(-1)
+        mixed = (weights @ values).to(x.dtype).view(batch, -1)
+        result: Tensor = attention.output(mixed)
+        return result
+
+
+def _mlp(mlp: Mlp, x: Tensor) -> Tensor:
+    memory: dict[int, Tensor] = {}
+    activation = ACTIVATIONS[mlp.activation]
+    inner = mlp.up(x, memory)
+    inner = activation(inner) if mlp.gate is None else activation(mlp.gate(x, memory)) * inner
+    result: Tensor = mlp.down(inner)
+    return result
+
+
+def _times(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1.0 else x * factor

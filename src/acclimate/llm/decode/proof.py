@@ -1,0 +1,168 @@
+"""Verifies a description: its steps must give the model's own logits."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from acclimate.llm.decode.capture import capture
+from acclimate.llm.decode.description import NotRepresentedError, Share
+from acclimate.llm.decode.lean import LeanDecoder, Step
+from acclimate.llm.decode.match import match
+from acclimate.llm.decode.native import native_decoder
+from acclimate.llm.decode.saved import decoder_key, load_decoder, save_decoder
+from acclimate.llm.decode.share import share_of
+from acclimate.llm.decode.staleness import has_hooks
+from acclimate.llm.freed_memory import return_freed_memory
+from acclimate.llm.ranks import ModelRanks, is_lost_rank
+
+logger = logging.getLogger("acclimate.llm")
+
+# Two sequences of this many tokens are too many rows for the few-row kernels, which round inputs to 8 bits;
+# the code that reads prompts does not round.
+_TOKENS = 9
+_STEPS = 2
+# The largest accepted difference of logits, relative to the largest logit. Both computations round at the
+# same points, so they usually differ far less; sums in another order can add up over many layers.
+_LIMITS = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
+# Kernels of quantised weights round their inputs to 8 bits, which can turn a difference in the last digit
+# into one of 1 %; in the 18 layers of a small model it grew to 0.08. Wrong descriptions (positions off by
+# two, or a missing layer) gave 0.36 and more.
+_QUANTISED_LIMIT = 0.2
+
+
+def describe(model: Any, ranks: ModelRanks | None = None) -> LeanDecoder | None:
+    """Returns the verified description of a model; if there is none, logs the reason and returns ``None``.
+
+    The ranks of a split model make this call together; either all get a description or none does.
+    """
+    ranks = ModelRanks() if ranks is None else ranks
+    key = decoder_key(model) if ranks.size == 1 else None
+    if key is not None:
+        lean = _saved(key, model)
+        if lean is not None:
+            return lean
+    try:
+        with _together(ranks):
+            tokens, share = _tokens(model), share_of(model)
+        with _together(ranks):
+            if has_hooks(model, getattr(model, "hooks_of_split", frozenset())):
+                raise NotRepresentedError("a module has a hook, or a forward of its own")
+            decoder = match(model, capture(model, _widths(model, share), _layers(model)), share)
+            lean = LeanDecoder(decoder, native_decoder(decoder, tokens.device))
+        # Ranks may be on processors of several kinds.
+        reads = all(ranks.exchange(lean.native is not None and lean.native.prefills))
+        if lean.native is not None:
+            lean.native.prefills = reads
+        with _together(ranks):
+            prove(model, lean, tokens)
+        if key is not None and lean.native is not None:
+            save_decoder(key, decoder, model)
+        del decoder
+        return_freed_memory()
+    except NotRepresentedError as error:
+        logger.info("%s generates with transformers' own step: %s", type(model).__name__, error)
+        return None
+    return lean
+
+
+def _saved(key: str, model: Any) -> LeanDecoder | None:
+    """Returns the description that an earlier start verified and saved; ``None`` if there is none."""
+    decoder = load_decoder(key, model)
+    if decoder is None:
+        return None
+    try:
+        native = native_decoder(decoder, torch.device("cpu"))
+    except (RuntimeError, NotRepresentedError) as error:  # reported when the description is derived again
+        logger.debug("the saved description cannot run: %s", error)
+        return None
+    return None if native is None else LeanDecoder(decoder, native)  # only the native step was verified
+
+
+@contextlib.contextmanager
+def _together(ranks: ModelRanks) -> Iterator[None]:
+    """Raises :class:`NotRepresentedError` on all ranks where the ``with`` block raises on one."""
+    reason: str | None = None
+    try:
+        yield
+    except NotRepresentedError as error:
+        reason = str(error)
+    except Exception as error:
+        if is_lost_rank(error):
+            raise
+        reason = f"{type(error).__name__}: {error}"
+    reason = next((each for each in ranks.exchange(reason) if each is not None), None)
+    if reason is not None:
+        raise NotRepresentedError(reason)
+
+
+def prove(model: Any, lean: LeanDecoder, tokens: Tensor) -> None:
+    """Compares a few steps with the model's own forward, on a cache and two sequences, one with padding.
+
+    Raises:
+        NotRepresentedError: the logits differ.
+    """
+    gaps = []
+    first, later = tokens[:, :_TOKENS], tokens[:, _TOKENS:]
+    both = torch.cat((first, first.roll(2, -1)))
+    mask = torch.ones((2, _TOKENS + _STEPS), dtype=torch.long, device=tokens.device)
+    mask[1, :2] = 0
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    starts = torch.tensor([0, 2], device=tokens.device)
+    with torch.no_grad():
+        begun = model(
+            input_ids=both, attention_mask=mask[:, :_TOKENS], position_ids=positions[:, :_TOKENS],
+            use_cache=True, return_dict=True,
+        )  # fmt: skip
+        steps: list[Step] = [lean.go_on(begun.past_key_values, starts, _TOKENS, _TOKENS + 1)]
+        reader = lean.begin(starts, _TOKENS + 1)
+        if reader is not None:
+            read = reader.read(both, likeliest=False)
+            gaps.append(distance(read.to(begun.logits.dtype), begun.logits[:, -1]))
+            steps.append(reader)
+        for index in range(_STEPS):
+            place = _TOKENS + index
+            given = later[0, index].expand(2)
+            expected = model(
+                input_ids=given[:, None], attention_mask=mask[:, : place + 1],
+                position_ids=positions[:, place : place + 1], past_key_values=begun.past_key_values,
+                use_cache=True, return_dict=True,
+            ).logits[:, -1]  # fmt: skip
+            # Ranks make all steps together, so none may stop early.
+            gaps += [distance(each(given).to(expected.dtype), expected) for each in steps]
+    gap = max(gaps)
+    packing = getattr(model, "packing", None)
+    limit = _LIMITS.get(lean.decoder.dtype, 1e-4)
+    if packing is not None and packing.packed:
+        limit = max(limit, _QUANTISED_LIMIT)
+    if not gap <= limit:
+        raise NotRepresentedError(f"its logits differ from a step's by {gap:.2g}, relative to the largest")
+
+
+def _tokens(model: Any) -> Tensor:
+    table = model.get_input_embeddings()
+    random = torch.Generator().manual_seed(0)
+    count = int(table.weight.shape[0])
+    return torch.randint(0, count, (1, _TOKENS + _STEPS), generator=random).to(table.weight.device)
+
+
+def _widths(model: Any, share: Share | None) -> dict[torch.nn.Module, int]:
+    """Returns the number of columns of the output head, if all ranks together compute them."""
+    if share is None or share.head_widths is None:
+        return {}
+    return {model.get_output_embeddings(): sum(share.head_widths)}
+
+
+def _layers(model: Any) -> int:
+    return int(model.config.get_text_config().num_hidden_layers)
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """Returns the largest difference, relative to the largest expected value."""
+    largest = expected.detach().double().abs().max()
+    return float((found.double() - expected.double()).abs().max() / largest.clamp(min=1e-30))

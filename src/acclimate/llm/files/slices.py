@@ -1,0 +1,105 @@
+"""A rank's slices of a model's tensors: the source and the target of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from acclimate.errors import CorruptModelError
+from acclimate.llm.files.deferred_tensors import read
+
+if TYPE_CHECKING:
+    from acclimate.llm.split import Plan
+
+_SUMMED = 1 << 20
+"""The number of values that are checked at a time."""
+
+
+@dataclass
+class Slice:
+    """One parameter or buffer of this rank."""
+
+    name: str
+    shard: torch.Tensor
+    """The slice's values; a deferred tensor, unless the checkpoint is a pickle."""
+    places: list[tuple[torch.nn.Module, str]] = field(default_factory=list)
+    """The modules that hold it, each with its name there; several if it is tied."""
+
+    def read(self, source: Path | str) -> torch.Tensor:
+        """Returns the slice's values, on the CPU.
+
+        Raises:
+            CorruptModelError: a value is NaN; the message names the source.
+        """
+        values = read(self.shard)
+        if _has_nan(values):
+            raise CorruptModelError(
+                f"the tensor {self.name} in {source} is corrupt: it contains values that are not numbers "
+                "(NaN)"
+            )
+        return values
+
+    def load(self, folder: Path, device: str) -> None:
+        """Reads the slice, and stores it in its modules."""
+        values = self.read(folder)
+        module, leaf = self.places[0]
+        before = _tensors(module, leaf)[leaf]
+        loaded: torch.Tensor = values.to(device)
+        if isinstance(before, torch.nn.Parameter):
+            loaded = torch.nn.Parameter(loaded, requires_grad=before.requires_grad)
+            vars(loaded).update(vars(before))
+        for module, leaf in self.places:
+            _tensors(module, leaf)[leaf] = loaded
+
+
+def slices(
+    model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], plan: Plan | None, rank: int
+) -> list[Slice]:
+    """Returns this rank's slices of a model, in the order of the files' tensors.
+
+    Args:
+        model: the split model, with its parameters on the meta device.
+        tensors: the whole model's tensors, by name.
+        plan: how the tensors are split; ``None`` if they are not.
+        rank: this process's rank.
+
+    Raises:
+        CorruptModelError: a tensor of the split model has no slice, or one of another shape.
+    """
+    from acclimate.llm.split import shard
+
+    found: dict[int, Slice] = {}
+    for name, whole in tensors.items():
+        prefix, _, leaf = name.rpartition(".")
+        module = model.get_submodule(prefix)
+        local = _tensors(module, leaf).get(leaf)
+        if local is None or not local.is_meta:  # this rank holds nothing of it, or zeros
+            continue
+        values = whole if plan is None or name not in plan.splits else shard(whole, plan.splits[name], rank)
+        if tuple(values.shape) != tuple(local.shape):
+            raise CorruptModelError(
+                f"the plan gives rank {rank} {list(values.shape)} of {name}, and the split model has room "
+                f"for {list(local.shape)}"
+            )
+        each = found.setdefault(id(local), Slice(name, values))
+        each.places.append((module, leaf))
+    return list(found.values())
+
+
+def _tensors(module: torch.nn.Module, leaf: str) -> dict[str, Any]:
+    return module._parameters if leaf in module._parameters else module._buffers
+
+
+def _has_nan(tensor: torch.Tensor) -> bool:
+    """Whether a tensor contains a NaN."""
+    if not tensor.is_floating_point() or tensor.dtype.itemsize == 1 or prod(tensor.shape) == 0:
+        return False
+    # A sum is NaN if a summand is NaN, or if infinities of both signs meet. For bfloat16, a sum in the
+    # tensor's dtype takes 1/30 of the time of one in float32, and torch accumulates in float32 anyway.
+    pieces = tensor.reshape(-1).split(_SUMMED)
+    return any(bool(torch.isnan(each.sum())) and bool(torch.isnan(each).any()) for each in pieces)

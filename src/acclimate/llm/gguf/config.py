@@ -1,0 +1,444 @@
+"""Builds a transformers config from the keys and tensors of a GGUF file.
+
+transformers' own reader uses some keys, and leaves the others at the defaults of its config classes, which
+are the values of one checkpoint. A file with another rotary width, window or scaling then loads, but
+generates nonsense. Here keys of the architecture become fields of the config, and
+``metadata.py`` refuses by name a key that was not read, unless it has no effect.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from acclimate.errors import CorruptModelError, UnsupportedModelError
+from acclimate.llm.gguf.header import GGUFHeader
+from acclimate.llm.gguf.metadata import Metadata
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How files of one llama.cpp architecture become a transformers model."""
+
+    model_type: str
+    """The model type in transformers' config."""
+    layer_norm: str | None = None
+    """The config's field for the epsilon of layer norms; ``None``: RMS norms, in ``rms_norm_eps``."""
+    has_head_dim: bool = True
+    """Whether the config has a ``head_dim``; if not, a head is always hidden size / heads wide."""
+    rotary: bool = True
+    partial_rotary: bool = False
+    """Whether the model can rotate only a part of each head."""
+    tensor_flags: Mapping[str, str] = field(default_factory=dict)
+    """Fields that are true if the file has tensors with this ending."""
+    more: Callable[[Metadata, dict[str, Any]], dict[str, Any]] | None = None
+    """Returns further fields, given those so far."""
+    norms_plus_one: bool = False
+    """Whether llama.cpp stores 1 + weight for each norm."""
+    rotary_rows_interleaved: bool = False
+    """Whether llama.cpp interleaves the two halves of each head that the rotary embedding mixes."""
+    transposed: frozenset[str] = frozenset()
+    """The parts of a block whose weights transformers stores as (inputs, outputs)."""
+
+
+def find_architecture(header: GGUFHeader) -> Architecture:
+    """Returns how to convert a file.
+
+    Raises:
+        UnsupportedModelError: the file holds another kind of model, or one part of a split model.
+    """
+    path = header.path
+    kind = header.value("general.type")
+    if kind not in (None, "model"):
+        raise UnsupportedModelError(f"{path} holds a GGUF of type {kind!r}, not a language model")
+    parts = header.value("split.count")
+    if isinstance(parts, int) and parts > 1:
+        raise UnsupportedModelError(
+            f"{path} is one of {parts} parts of a model: join them first (llama-gguf-split --merge)"
+        )
+    found = ARCHITECTURES.get(header.architecture)
+    if found is None:
+        raise UnsupportedModelError(
+            f"{path} holds a model of the architecture {header.architecture!r}, which cannot be converted; "
+            f"choose one of: {', '.join(sorted(ARCHITECTURES))}"
+        )
+    return found
+
+
+def config_fields(header: GGUFHeader, architecture: Architecture) -> dict[str, Any]:
+    """Returns the fields of the model's config; no size in them exceeds the size of the file's tensors.
+
+    Raises:
+        CorruptModelError: a key is missing or has an impossible value.
+        UnsupportedModelError: a key asks for something that transformers' model cannot do.
+    """
+    metadata = Metadata(header)
+    metadata.refuse_unless("attention.causal", True)
+    blocks = metadata.size("block_count")
+    found = {int(name.split(".")[1]) for name in metadata.tensors if _is_in_a_block(name)}
+    if found != set(range(min(blocks, len(found) + 1))):
+        raise CorruptModelError(
+            f"{header.path} is corrupt: its header says {blocks:,} blocks, but it has tensors for "
+            f"{len(found):,}"
+        )
+    rows, width = metadata.shape("token_embd.weight", 2)
+    if width != metadata.size("embedding_length"):
+        raise CorruptModelError(
+            f"{header.path} is corrupt: tensor 'token_embd.weight' has {width:,} columns, but its model "
+            f"needs {metadata.size('embedding_length'):,}"
+        )
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    if tokens is None or tokens.array_length is None:
+        raise CorruptModelError(f"{header.path} holds no vocabulary: it lacks the key tokenizer.ggml.tokens")
+    if tokens.array_length > rows:
+        raise CorruptModelError(
+            f"{header.path} is corrupt: its vocabulary has {tokens.array_length:,} tokens, "
+            f"its embedding {rows:,} rows"
+        )
+    named = {"_model_name_or_path": header.value("general.name"), "unk_token_id": metadata.token("unknown")}
+    fields = {
+        **{name: value for name, value in named.items() if value is not None},
+        "vocab_size": rows,
+        "tie_word_embeddings": "output.weight" not in metadata.tensors,
+        "bos_token_id": metadata.token("bos"),
+        "eos_token_id": metadata.token("eos"),
+        "pad_token_id": metadata.token("padding"),
+        **_architecture_fields(metadata, architecture),
+    }
+    metadata.refuse_unread()
+    return fields
+
+
+def _is_in_a_block(name: str) -> bool:
+    head, _, rest = name.partition(".")
+    return head == "blk" and rest.partition(".")[0].isdecimal()
+
+
+# -- fields of all architectures ------------------------------------------------------------------------
+
+
+def _architecture_fields(metadata: Metadata, architecture: Architecture) -> dict[str, Any]:
+    heads, norm = metadata.size("attention.head_count"), architecture.layer_norm
+    head_size = _head_size(metadata, free=architecture.has_head_dim)
+    fields: dict[str, Any] = {
+        "model_type": architecture.model_type,
+        "max_position_embeddings": metadata.size("context_length"),
+        "hidden_size": metadata.size("embedding_length"),
+        "num_hidden_layers": metadata.size("block_count"),
+        "intermediate_size": metadata.size("feed_forward_length"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.size("attention.head_count_kv", heads),
+        norm or "rms_norm_eps": metadata.number(f"attention.layer_norm{'' if norm else '_rms'}_epsilon"),
+        **{name: _has(metadata, ending) for name, ending in architecture.tensor_flags.items()},
+    }
+    if architecture.has_head_dim:
+        fields["head_dim"] = head_size
+    if architecture.rotary:
+        fields["rope_parameters"] = _rope(metadata, head_size, architecture)
+    return fields | (architecture.more(metadata, fields) if architecture.more else {})
+
+
+def _head_size(metadata: Metadata, *, free: bool) -> int:
+    """The width of an attention head; any width is accepted if ``free``."""
+    width, heads = metadata.size("embedding_length"), metadata.size("attention.head_count")
+    if width < heads:
+        raise CorruptModelError(
+            f"{metadata.header.path} is corrupt: it divides a width of {width:,} into {heads:,} heads"
+        )
+    size = metadata.size("attention.key_length", width // heads)
+    value_size = metadata.size("attention.value_length", size)
+    if value_size != size or not (free or size == width // heads):
+        raise UnsupportedModelError(
+            f"{metadata.header.path} has attention heads of {size} for keys and {value_size} for values, "
+            f"but a {metadata.header.architecture} model in transformers has no setting for that"
+        )
+    return size
+
+
+def _rope(metadata: Metadata, head_size: int, architecture: Architecture) -> dict[str, Any]:
+    """The rotary embedding: its base, its width and how it is scaled to longer contexts."""
+    partial = architecture.partial_rotary
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base", 1e4)}
+    rotated = metadata.size("rope.dimension_count", head_size)
+    if partial:
+        rope["partial_rotary_factor"] = rotated / head_size
+    if rotated != head_size and not (partial and rotated < head_size):
+        raise UnsupportedModelError(
+            f"{metadata.header.path} rotates {rotated} of the {head_size} values of each head, "
+            f"but a {metadata.header.architecture} model in transformers has no setting for that"
+        )
+    return rope | _scaling(metadata, rotated, rope["rope_theta"])
+
+
+def _scaling(metadata: Metadata, rotated: int, base: float) -> dict[str, Any]:
+    """How the rotary embedding is scaled: the file's method, its lists of divisors, or both."""
+    import numpy as np
+
+    method = metadata.text("rope.scaling.type", "linear")
+    # The second is the older name.
+    factor = metadata.number("rope.scaling.factor", metadata.number("rope.scale_linear", 1.0))
+    amplitude = metadata.number("rope.scaling.attn_factor", 1.0)
+    original = metadata.size("rope.scaling.original_context_length", metadata.size("context_length"))
+    fast = metadata.number("rope.scaling.yarn_beta_fast", 32.0)
+    slow = metadata.number("rope.scaling.yarn_beta_slow", 1.0)
+    metadata.refuse_unless("rope.scaling.yarn_ext_factor", 1)
+    metadata.refuse_unless("rope.scaling.yarn_attn_factor", 1)
+    if method == "yarn":
+        amplitude *= 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    elif method not in ("none", "linear", "longrope"):
+        raise UnsupportedModelError(
+            f"{metadata.header.path} scales its context by the method {method!r}, which cannot be converted"
+        )
+    short, long = _rope_factors(metadata, rotated)
+    if short is None and method == "yarn":
+        return {
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": original,
+            "beta_fast": fast,
+            "beta_slow": slow,
+            "attention_factor": amplitude,
+        }
+    if short is None and amplitude == 1 and (method == "none" or factor == 1):
+        return {}
+    if short is None and amplitude == 1:
+        return {"rope_type": "linear", "factor": factor}
+    # Any other combination becomes two lists of divisors, into which the method's own are multiplied.
+    divisors = np.ones(rotated // 2)
+    if method == "yarn":
+        kept = _share_kept_by_yarn(rotated, base, original, fast, slow)
+        divisors = 1 / (kept + (1 - kept) / factor)
+    elif method != "none":
+        divisors *= factor
+    return {
+        "rope_type": "longrope",
+        "short_factor": (divisors * (1.0 if short is None else short)).tolist(),
+        "long_factor": (divisors * (1.0 if long is None else long)).tolist(),
+        "attention_factor": amplitude,
+        "original_max_position_embeddings": original,
+    }
+
+
+def _share_kept_by_yarn(rotated: int, base: float, original: int, fast: float, slow: float) -> Any:
+    """For each pair of values, how much of its frequency YaRN does not divide by the factor."""
+    import numpy as np
+
+    def pair_that_turns(times: float) -> float:
+        return rotated * math.log(original / (times * 2 * math.pi)) / (2 * math.log(base))
+
+    low = max(math.floor(pair_that_turns(fast)), 0)
+    high = min(math.ceil(pair_that_turns(slow)), rotated - 1)
+    return 1 - np.clip((np.arange(rotated // 2) - low) / max(high - low, 0.001), 0, 1)
+
+
+def _rope_factors(metadata: Metadata, rotated: int) -> tuple[Any | None, Any | None]:
+    """The divisors of the frequencies for short and for long contexts, if the file has them as tensors.
+
+    Llama 3.1 and later have one list (``rope_freqs``), Phi 3 one for short and one for long contexts.
+    """
+    names = ("rope_factors_short.weight", "rope_factors_long.weight")
+    if "rope_freqs.weight" in metadata.tensors:
+        factors = _float32_tensor(metadata, "rope_freqs.weight", rotated // 2)
+        return factors, factors
+    if not any(name in metadata.tensors for name in names):
+        return None, None
+    short, long = (_float32_tensor(metadata, name, rotated // 2) for name in names)
+    return short, long
+
+
+def _float32_tensor(metadata: Metadata, name: str, count: int) -> Any:
+    import numpy as np
+
+    header, shape = metadata.header, metadata.shape(name, 1)
+    tensor = metadata.tensors[name]
+    if shape != (count,) or tensor.ggml_type != 0:
+        raise CorruptModelError(
+            f"{header.path} is corrupt: tensor {name!r} must hold {count} values of float32; it holds "
+            f"{shape[0]:,} of ggml type {tensor.ggml_type}"
+        )
+    values = np.fromfile(header.path, "<f4", count, offset=header.data_start + tensor.offset)
+    if len(values) != count or not np.all(np.isfinite(values) & (values > 0)):
+        raise CorruptModelError(f"{header.path} is corrupt: tensor {name!r} must hold numbers above 0")
+    return values.astype(np.float64)
+
+
+def _has(metadata: Metadata, ending: str) -> bool:
+    return any(name.startswith("blk.") and name.endswith(ending) for name in metadata.tensors)
+
+
+def _experts(metadata: Metadata, count_field: str, *, normalized: bool) -> dict[str, Any]:
+    """The fields of a mixture of experts, with their widths taken from the tensors.
+
+    If ``normalized``, the weights of the experts used for a token add up to 1.
+    """
+    count, width, _ = metadata.shape("blk.0.ffn_up_exps.weight", 3)
+    used = metadata.size("expert_used_count")
+    if count != metadata.size("expert_count") or used > count:
+        raise CorruptModelError(
+            f"{metadata.header.path} is corrupt: it holds {count} experts, but its header says "
+            f"{metadata.size('expert_count'):,}, with {used:,} used for each token"
+        )
+    if metadata.size("expert_feed_forward_length", width) != width:
+        raise CorruptModelError(f"{metadata.header.path} is corrupt: its experts are {width:,} wide")
+    metadata.refuse_unless("expert_weights_norm", normalized)
+    metadata.refuse_unless("expert_gating_func", 0, 1)  # 1: softmax, which is also the default
+    return {count_field: count, "num_experts_per_tok": used}
+
+
+# -- fields of single architectures ---------------------------------------------------------------------
+
+
+def _llama(metadata: Metadata, _fields: dict[str, Any]) -> dict[str, Any]:
+    if metadata.size_or_none("expert_count") is not None:  # llama.cpp uses Llama's name for Mixtral
+        return _experts(metadata, "num_local_experts", normalized=True) | {"model_type": "mixtral"}
+    return {
+        "attention_bias": _has(metadata, ".attn_q.bias"),
+        "mlp_bias": _has(metadata, ".ffn_up.bias"),
+    }
+
+
+def _gemma2(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "attn_logit_softcapping": metadata.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": metadata.number("final_logit_softcapping", 30.0),
+        "query_pre_attn_scalar": _query_scale(metadata, fields, blocks_of_27b=46),
+        "sliding_window": metadata.size("attention.sliding_window", 4096),
+        "layer_types": _layer_types(metadata, fields["num_hidden_layers"], pattern=2),
+    }
+
+
+def _gemma3(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
+    # The windowed layers have a base of their own, and never a factor.
+    rope, base = fields["rope_parameters"], metadata.number("rope.freq_base_swa", 1e4)
+    local = {"rope_type": "default", "rope_theta": base}
+    metadata.refuse_unless("rope.scaling.attn_factor", 1)
+    cap = metadata.number_or_none("final_logit_softcapping")
+    window = metadata.size_or_none("attention.sliding_window")
+    types = _layer_types(metadata, fields["num_hidden_layers"], pattern=6)
+    return {
+        "rope_parameters": {"sliding_attention": local, "full_attention": rope},
+        "layer_types": types if window else ["full_attention"] * len(types),
+        "query_pre_attn_scalar": _query_scale(metadata, fields, blocks_of_27b=62),
+        **({} if cap is None else {"final_logit_softcapping": cap}),
+        **({} if window is None else {"sliding_window": window}),
+    }
+
+
+def _layer_types(metadata: Metadata, blocks: int, pattern: int) -> list[str]:
+    """The kind of attention of each layer; all but each n-th see only a window of the text."""
+    every = metadata.window_pattern(pattern)
+    if isinstance(every, int):
+        windowed = [every == 0 or (layer + 1) % every > 0 for layer in range(blocks)]
+    else:
+        windowed = list(every)
+    if len(windowed) != blocks:
+        raise CorruptModelError(
+            f"{metadata.header.path} is corrupt: its sliding_window_pattern has {len(windowed):,} entries "
+            f"for {blocks:,} blocks"
+        )
+    return ["sliding_attention" if use else "full_attention" for use in windowed]
+
+
+def _query_scale(metadata: Metadata, fields: dict[str, Any], blocks_of_27b: int) -> int:
+    """The number by whose root the scores of the attention are divided.
+
+    No key has it. It is the size of a head, but for the 27B model, which llama.cpp also recognises by its
+    number of blocks only.
+    """
+    if metadata.size("block_count") != blocks_of_27b:
+        return int(fields["head_dim"])
+    return metadata.size("embedding_length") // metadata.size("attention.head_count")
+
+
+def _qwen2moe(metadata: Metadata, _fields: dict[str, Any]) -> dict[str, Any]:
+    shared = metadata.shape("blk.0.ffn_up_shexp.weight", 2)[0]
+    if metadata.size("expert_shared_feed_forward_length", shared) != shared:
+        raise CorruptModelError(f"{metadata.header.path} is corrupt: its shared expert is {shared:,} wide")
+    return _experts(metadata, "num_experts", normalized=False) | {
+        "moe_intermediate_size": metadata.shape("blk.0.ffn_up_exps.weight", 3)[1],
+        "shared_expert_intermediate_size": shared,
+    }
+
+
+def _qwen3moe(metadata: Metadata, _fields: dict[str, Any]) -> dict[str, Any]:
+    return _experts(metadata, "num_experts", normalized=True) | {
+        "moe_intermediate_size": metadata.shape("blk.0.ffn_up_exps.weight", 3)[1],
+        "norm_topk_prob": True,  # as llama.cpp computes it
+    }
+
+
+def _phi3(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "original_max_position_embeddings": metadata.size(
+            "rope.scaling.original_context_length", fields["max_position_embeddings"]
+        ),
+        "sliding_window": metadata.size_or_none("attention.sliding_window"),
+    }
+
+
+def _stablelm(metadata: Metadata, _fields: dict[str, Any]) -> dict[str, Any]:
+    parallel = metadata.flag("use_parallel_residual", not _has(metadata, ".ffn_norm.weight"))
+    return {"use_parallel_residual": parallel}
+
+
+def _gpt2(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
+    heads = fields["num_attention_heads"]
+    if fields["num_key_value_heads"] != heads:
+        raise UnsupportedModelError(
+            f"{metadata.header.path} shares keys between heads, which transformers' GPT-2 model does not "
+            "support"
+        )
+    return {
+        "n_positions": fields["max_position_embeddings"],
+        "n_embd": fields["hidden_size"],
+        "n_layer": fields["num_hidden_layers"],
+        "n_head": heads,
+        "n_inner": fields["intermediate_size"],
+    }
+
+
+_ATTENTION_BIAS = {"attention_bias": ".attn_q.bias"}
+
+ARCHITECTURES = {
+    "gemma": Architecture("gemma", norms_plus_one=True),
+    "gemma2": Architecture("gemma2", more=_gemma2, norms_plus_one=True),
+    "gemma3": Architecture("gemma3_text", more=_gemma3, norms_plus_one=True),
+    "gpt2": Architecture(
+        "gpt2",
+        layer_norm="layer_norm_epsilon",
+        has_head_dim=False,
+        rotary=False,
+        more=_gpt2,
+        transposed=frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"}),
+    ),
+    "llama": Architecture("llama", more=_llama, rotary_rows_interleaved=True),
+    "nemotron": Architecture(
+        "nemotron",
+        layer_norm="norm_eps",
+        partial_rotary=True,
+        tensor_flags=_ATTENTION_BIAS | {"mlp_bias": ".ffn_up.bias"},
+        norms_plus_one=True,
+    ),
+    "phi3": Architecture("phi3", has_head_dim=False, partial_rotary=True, more=_phi3),
+    "qwen2": Architecture("qwen2", has_head_dim=False),
+    "qwen2moe": Architecture("qwen2_moe", has_head_dim=False, more=_qwen2moe),
+    "qwen3": Architecture("qwen3", tensor_flags=_ATTENTION_BIAS),
+    "qwen3moe": Architecture("qwen3_moe", tensor_flags=_ATTENTION_BIAS, more=_qwen3moe),
+    "stablelm": Architecture(
+        "stablelm",
+        layer_norm="layer_norm_eps",
+        has_head_dim=False,
+        partial_rotary=True,
+        tensor_flags={"use_qkv_bias": ".attn_q.bias", "qk_layernorm": ".attn_q_norm.weight"},
+        more=_stablelm,
+    ),
+    "starcoder2": Architecture(
+        "starcoder2",
+        layer_norm="norm_epsilon",
+        has_head_dim=False,
+        tensor_flags={"use_bias": ".attn_q.bias"},
+    ),
+}
+"""llama.cpp's name of each architecture that can be converted."""

@@ -1,0 +1,229 @@
+// Quantised weights times inputs in 8 bits, for the vectors of one instruction set; included after simd_*.h.
+#include "codes.h"
+#include "kernels.h"
+#include "layout.h"
+
+namespace acclimate::inference::ACCLIMATE_ISA {
+
+// Prefetches the scales of a group and its first codes in order. This starts the hardware prefetcher, which
+// then follows the codes. Prefetching further ahead replaces the hardware prefetcher, and was slower on
+// Zen 4.
+inline void request_start(const uint8_t* group, const uint8_t* codes) {
+  constexpr int64_t first_codes = 1024;
+  for (const uint8_t* line = group; line < codes + first_codes; line += 64) {
+    prefetch(line);
+  }
+}
+
+template <int bits, int quad, int inputs>
+inline void add_quad(Ints (&sums)[inputs], const uint8_t* block, const int8_t* x, int64_t stride) {
+  const Bytes codes = codes_of<bits, quad>(block);
+  for (int i = 0; i < inputs; ++i) {
+    sums[i] = dot<bits>(sums[i], codes, x + i * stride + 4 * quad);
+  }
+}
+
+// Adds quads 0 to 3 or 4 to 7.
+template <int bits, int half, int inputs>
+inline void add_half(Ints (&sums)[inputs], const uint8_t* block, const int8_t* x, int64_t stride) {
+  add_quad<bits, 4 * half>(sums, block, x, stride);
+  add_quad<bits, 4 * half + 1>(sums, block, x, stride);
+  add_quad<bits, 4 * half + 2>(sums, block, x, stride);
+  add_quad<bits, 4 * half + 3>(sums, block, x, stride);
+}
+
+// One group of rows times some inputs; y[i] gets 16 values.
+template <Scheme scheme, int inputs>
+inline void multiply_group(const uint8_t* group, int64_t blocks, const Input& input, int64_t first_input,
+                           Floats (&y)[inputs]) {
+  constexpr Layout layout = layout_of(scheme);
+  constexpr int bits = layout.bits;
+  constexpr int offset = bits == 8 && !wide_codes_have_offset ? 0 : layout.offset;
+  // An input may have more blocks than the weight, since it is padded for weights of any scheme.
+  const int64_t stride = input.stride, x_blocks = stride / block_columns;
+  const Offsets at = offsets_of(layout, blocks);
+  const int8_t* x = static_cast<const int8_t*>(input.values) + first_input * stride;
+  const float* x_scales = input.scales + first_input * x_blocks;
+  const float* x_sums = input.scaled_sums + first_input * x_blocks;
+  const int32_t* x_codes = input.sums + first_input * 2 * x_blocks;
+  const int32_t* starts = scheme == Scheme::int4 ? input.starts : nullptr;
+  const uint8_t* codes = group + at.codes;
+  Floats scale = zero(), low_scale = zero();
+  if constexpr (layout.scales == Scales::row || layout.scales == Scales::row_and_block) {
+    scale = load_f32(group);
+    if constexpr (layout.scales == Scales::row_and_block) {
+      low_scale = load_f32(group + at.low_scale);
+    }
+  }
+  for (int i = 0; i < inputs; ++i) {
+    y[i] = zero();
+  }
+  request_start(group, codes);
+  for (int64_t b = 0; b < blocks; ++b) {
+    if constexpr (layout.scales == Scales::super_block || layout.scales == Scales::super_half_block) {
+      if (b % 8 == 0) {
+        scale = load_f16(group + b / 8 * 32);
+        if constexpr (layout.scales == Scales::super_block) {
+          low_scale = load_f16(group + at.low_scale + b / 8 * 32);
+        }
+      }
+    }
+    Ints sums[inputs];
+    if constexpr (layout.scales == Scales::super_half_block) {
+      for (int i = 0; i < inputs; ++i) {
+        sums[i] = set(-offset * x_codes[(i * x_blocks + b) * 2]);
+      }
+      add_half<bits, 0>(sums, codes, x, stride);
+      const Floats first = mul(load_i8(group + at.block_scale + b * 32), scale);
+      for (int i = 0; i < inputs; ++i) {
+        y[i] = mul_add(mul(to_floats(sums[i]), x_scales[i * x_blocks + b]), first, y[i]);
+        sums[i] = set(-offset * x_codes[(i * x_blocks + b) * 2 + 1]);
+      }
+      add_half<bits, 1>(sums, codes, x, stride);
+      const Floats second = mul(load_i8(group + at.block_scale + b * 32 + 16), scale);
+      for (int i = 0; i < inputs; ++i) {
+        y[i] = mul_add(mul(to_floats(sums[i]), x_scales[i * x_blocks + b]), second, y[i]);
+      }
+    } else {
+      for (int i = 0; i < inputs; ++i) {
+        if constexpr (offset != 0) {
+          const int32_t* both = x_codes + (i * x_blocks + b) * 2;
+          sums[i] = set(-offset * (both[0] + both[1]));
+        } else {
+          sums[i] = set(starts == nullptr ? 0 : starts[(first_input + i) * x_blocks + b]);
+        }
+      }
+      add_half<bits, 0>(sums, codes, x, stride);
+      add_half<bits, 1>(sums, codes, x, stride);
+      if constexpr (layout.scales == Scales::row) {
+        for (int i = 0; i < inputs; ++i) {
+          y[i] = mul_add(to_floats(sums[i]), x_scales[i * x_blocks + b], y[i]);
+        }
+      } else {
+        Floats block_scale, low;
+        if constexpr (layout.scales == Scales::block) {
+          block_scale = load_f16(group + b * 32);
+        } else if constexpr (layout.scales == Scales::block_and_low) {
+          block_scale = load_f16(group + b * 32);
+          low = load_f16(group + at.low_scale + b * 32);
+        } else {
+          block_scale = mul(load_u8(group + at.block_scale + b * 16), scale);
+          low = mul(load_u8(group + at.block_low + b * 16), low_scale);
+        }
+        for (int i = 0; i < inputs; ++i) {
+          y[i] = mul_add(mul(to_floats(sums[i]), x_scales[i * x_blocks + b]), block_scale, y[i]);
+          if constexpr (layout.scales == Scales::block_and_low) {
+            y[i] = mul_add(low, x_sums[i * x_blocks + b], y[i]);
+          } else if constexpr (layout.scales != Scales::block) {
+            y[i] = sub_mul(low, x_sums[i * x_blocks + b], y[i]);
+          }
+        }
+      }
+    }
+    codes += layout.code_bytes;
+    x += block_columns;
+  }
+  if constexpr (layout.scales == Scales::row) {
+    for (int i = 0; i < inputs; ++i) {
+      y[i] = mul(y[i], scale);
+    }
+  }
+}
+
+template <Scheme scheme, int inputs>
+inline void multiply_inputs(const uint8_t* group, int64_t blocks, const Input& input, int64_t first_input,
+                            int64_t rows, float* y, int64_t y_stride) {
+  Floats result[inputs];
+  multiply_group<scheme, inputs>(group, blocks, input, first_input, result);
+  for (int i = 0; i < inputs; ++i) {
+    float* to = y + (first_input + i) * y_stride;
+    if (rows == group_rows) {
+      store(to, result[i]);
+    } else {
+      float values[group_rows];
+      store(values, result[i]);
+      for (int64_t row = 0; row < rows; ++row) {
+        to[row] = values[row];
+      }
+    }
+  }
+}
+
+// A group is read from memory once: for further inputs it is in the cache.
+template <Scheme scheme>
+void multiply_blocks(const Weight& weight, const Input& input, int64_t first, int64_t last, float* y,
+                     int64_t y_stride) {
+  const int64_t blocks = padded_columns(scheme, weight.k) / block_columns;
+  for (int64_t row = first; row < last; row += group_rows) {
+    const uint8_t* group = weight.data + row / group_rows * weight.stride;
+    const int64_t rows = last - row < group_rows ? last - row : group_rows;
+    float* to = y + row - first;
+    int64_t i = 0;
+    if constexpr (most_block_inputs >= 8) {
+      for (; i + 8 <= input.m; i += 8) {
+        multiply_inputs<scheme, 8>(group, blocks, input, i, rows, to, y_stride);
+      }
+    }
+    if constexpr (most_block_inputs >= 4) {
+      for (; i + 4 <= input.m; i += 4) {
+        multiply_inputs<scheme, 4>(group, blocks, input, i, rows, to, y_stride);
+      }
+    }
+    if constexpr (most_block_inputs >= 2) {
+      for (; i + 2 <= input.m; i += 2) {
+        multiply_inputs<scheme, 2>(group, blocks, input, i, rows, to, y_stride);
+      }
+    }
+    for (; i < input.m; ++i) {
+      multiply_inputs<scheme, 1>(group, blocks, input, i, rows, to, y_stride);
+    }
+  }
+}
+
+void multiply_blocks(const Weight& weight, const Input& input, int64_t first, int64_t last, float* y,
+                     int64_t y_stride) {
+  with_scheme(weight.scheme,
+              [&]<Scheme scheme>() { multiply_blocks<scheme>(weight, input, first, last, y, y_stride); });
+}
+
+// Magnitudes are compared by their bits, as integers, because the compiler vectorises such loops.
+bool quantize(const float* x, int64_t padded, int8_t* codes, float* scales, float* scaled_sums,
+              int32_t* sums) {
+  constexpr int32_t infinite = 0x7f800000;
+  int32_t largest_of_all = 0;
+  for (int64_t b = 0; b < padded / block_columns; ++b, x += block_columns, codes += block_columns) {
+    int32_t bits[block_columns], largest_bits = 0;
+    __builtin_memcpy(bits, x, sizeof(bits));
+    for (int i = 0; i < block_columns; ++i) {
+      const int32_t magnitude = bits[i] & 0x7fffffff;
+      largest_bits = magnitude > largest_bits ? magnitude : largest_bits;
+    }
+    largest_of_all = largest_bits > largest_of_all ? largest_bits : largest_of_all;
+    float largest;
+    __builtin_memcpy(&largest, &largest_bits, sizeof(largest));
+    // 127 / a denormal is infinite; so small a block counts as zeros.
+    const float most = largest > 0 ? 127.0f / largest : 0.0f;
+    const float factor = most < 3e38f ? most : 0.0f;
+    scales[b] = most < 3e38f ? largest / 127.0f : 0.0f;
+    int32_t whole[block_columns];
+    for (int i = 0; i < block_columns; ++i) {
+      // Rounds to nearest, ties to even: adding this number shifts the fraction out.
+      constexpr float shift = 12582912.0f;
+      whole[i] = static_cast<int32_t>((x[i] * factor + shift) - shift);
+    }
+    int32_t totals[2] = {};
+    for (int i = 0; i < 16; ++i) {
+      totals[0] += whole[i];
+      totals[1] += whole[16 + i];
+    }
+    for (int i = 0; i < block_columns; ++i) {
+      codes[i] = static_cast<int8_t>(whole[i]);
+    }
+    sums[2 * b] = totals[0];
+    sums[2 * b + 1] = totals[1];
+    scaled_sums[b] = scales[b] * static_cast<float>(totals[0] + totals[1]);
+  }
+  return largest_of_all < infinite;
+}
+
+}  // namespace acclimate::inference::ACCLIMATE_ISA

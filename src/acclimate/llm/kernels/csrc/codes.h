@@ -1,0 +1,26 @@
+// The codes of quantised weights as bytes, for the vectors of one instruction set; included after simd_*.h.
+#pragma once
+
+#include <cstdint>
+
+namespace acclimate::inference::ACCLIMATE_ISA {
+
+// The codes of quad `quad` of a block.
+template <int bits, int quad>
+inline Bytes codes_of(const uint8_t* block) {
+  if constexpr (bits == 8) {
+    return load_bytes(block + 64 * quad);
+  } else {
+    const Bytes both = load_bytes(block + 64 * (quad % 4));
+    const Bytes low = quad < 4 ? low_bits(both) : high_bits(both);
+    if constexpr (bits == 5) {
+      return with_bit<quad>(low, load_bytes(block + 256));
+    } else if constexpr (bits == 6) {
+      return with_bits<2 * (quad % 4)>(low, load_bytes(block + 256 + 64 * (quad / 4)));
+    } else {
+      return low;
+    }
+  }
+}
+
+}  // namespace acclimate::inference::ACCLIMATE_ISA

@@ -1,0 +1,73 @@
+// The small operations between products, on float32 values that are rounded where the model's dtype would.
+#pragma once
+
+#include <cstdint>
+
+#include "linear.h"
+
+namespace acclimate::inference::decode {
+
+// Numbered as in acclimate.llm.decode.native.
+enum class Activation : int64_t { silu, gelu_tanh, gelu, relu, relu2 };
+
+struct Norm {
+  bool is_there = false, is_layer = false, rounds_first = false;
+  float eps = 0;
+  const float* weight = nullptr;
+  const float* bias = nullptr;
+  int64_t rows = 1;  // the weights of several heads, one after the other
+};
+
+// Rounds to the dtype and back.
+void round_values(Dtype dtype, float* x, int64_t n);
+
+// Normalizes n values with the weights of a row, or copies them if there is no norm. from and to may be the
+// same.
+void normalize(const Norm& norm, Dtype dtype, const float* from, int64_t n, int64_t row, float* to);
+
+// x = round(x + round(factor * branch))
+void add_branch(Dtype dtype, float* x, const float* branch, float factor, int64_t n);
+
+// inner = round(round(activation(gate)) * up); a null gate: round(activation(inner))
+void activate(Activation activation, Dtype dtype, const float* gate, float* inner, int64_t n);
+
+// to = round(from + bias); bias may be null, and `from` and `to` may be the same.
+void add_bias(Dtype dtype, const float* bias, const float* from, int64_t n, float* to);
+
+// Rotates the first 2 * pairs values.
+void rotate(Dtype dtype, bool interleaved, bool rounds_products, const float* cos, const float* sin,
+            int64_t pairs, float* x);
+
+// x = tanh(x / cap) * cap, without rounding
+void soft_cap(float cap, float* x, int64_t n);
+
+// x = tanh(x / cap) * cap, rounded after each operation
+void soft_cap_rounded(Dtype dtype, float cap, float* x, int64_t n);
+
+// x = round(x * factor)
+void scale(Dtype dtype, float factor, float* x, int64_t n);
+
+float largest(const float* x, int64_t n);
+
+bool has_nan(const float* x, int64_t n);
+
+// x = exp(x * factor - shift); returns the sum.
+float exponentials(float factor, float shift, float* x, int64_t n);
+
+// The largest value of each group of 16; NaNs are ignored.
+void largest_of_groups(const float* x, int64_t groups, float* largest);
+
+// Mixes bytes into a checksum, which changes with any change of a single word.
+void mix(const uint8_t* from, int64_t bytes, uint32_t (&lanes)[64]);
+
+// to += factor * from
+void accumulate(float factor, const float* from, float* to, int64_t n);
+
+// One product's input in a dtype's form: zeros follow the n values up to a multiple of 32.
+void fill_bf16(const float* x, int64_t n, int64_t stride, uint16_t* to);
+void fill_f32(const float* x, int64_t n, int64_t stride, float* to);
+
+// Stores values that are rounded already, `step` elements apart.
+void store(Dtype dtype, const float* x, int64_t n, void* to, int64_t first, int64_t step);
+
+}  // namespace acclimate::inference::decode

@@ -1,0 +1,160 @@
+// acclimate::decode_*: a decoder's step; the schemas are in acclimate.llm.kernels.decode_operators.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "decode_step.h"
+
+namespace acclimate::inference::decode {
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+constexpr int64_t most_threads = 1024;
+
+struct Started {
+  std::vector<int64_t> program;
+  std::shared_ptr<Step> step;  // null after a fork, until it is needed
+};
+
+std::mutex mutex;
+std::map<int64_t, Started> steps;
+int64_t last_number = 0;
+
+// At a fork another thread may be in the middle of a step, which no thread of the child will end. So the
+// child leaves the parent's steps as they are, and reads the programs again.
+void before_fork() { mutex.lock(); }
+
+void after_fork_in_parent() { mutex.unlock(); }
+
+void after_fork_in_child() {
+  for (auto& [number, started] : steps) {
+    new std::shared_ptr<Step>(std::move(started.step));  // never freed
+  }
+  mutex.unlock();
+}
+
+[[maybe_unused]] const int watches_forks =
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+
+void check_memory(const Tensor& tensor, ScalarType dtype, const char* role) {
+  STD_TORCH_CHECK(tensor.is_cpu() && tensor.is_contiguous() && tensor.scalar_type() == dtype, "The ", role,
+                  " of a decoder are not contiguous on the host, or of another dtype.");
+}
+
+const int64_t* numbers(const Tensor& tensor, const char* role) {
+  check_memory(tensor, ScalarType::Long, role);
+  return static_cast<const int64_t*>(tensor.const_data_ptr());
+}
+
+// Null for an empty tensor: the result is not wanted.
+template <class T>
+T* results(const Tensor& tensor, ScalarType dtype, int64_t count, const char* role) {
+  check_memory(tensor, dtype, role);
+  STD_TORCH_CHECK(tensor.numel() == 0 || tensor.numel() == count, "A decoder has ", count, " ", role,
+                  ", not ", tensor.numel(), ".");
+  return tensor.numel() == 0 ? nullptr : static_cast<T*>(tensor.mutable_data_ptr());
+}
+
+int64_t start(const Tensor& program) {
+  const int64_t* first = numbers(program, "numbers");
+  Started started{{first, first + program.numel()}, nullptr};
+  Reader reader(started.program.data(), program.numel());
+  started.step = std::make_shared<Step>(reader);
+  const std::lock_guard<std::mutex> lock(mutex);
+  steps[++last_number] = std::move(started);
+  return last_number;
+}
+
+std::shared_ptr<Step> found_step(int64_t number) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = steps.find(number);
+  STD_TORCH_CHECK(found != steps.end(), "There is no decoder ", number, ".");
+  Started& started = found->second;
+  if (started.step == nullptr) {
+    Reader reader(started.program.data(), static_cast<int64_t>(started.program.size()));
+    started.step = std::make_shared<Step>(reader);
+  }
+  return started.step;
+}
+
+// Returns false, and does nothing, if a token or a position has no row in its table.
+bool step(int64_t number, const Tensor& cache, const Tensor& tokens, const Tensor& starts, int64_t place,
+          Tensor logits, Tensor best, Tensor largest, int64_t threads) {
+  const std::shared_ptr<Step> step = found_step(number);
+  Reader reader(numbers(cache, "addresses"), cache.numel());
+  Call call{
+      numbers(tokens, "tokens"), numbers(starts, "starts"), starts.numel(), place, {}, nullptr, nullptr};
+  STD_TORCH_CHECK(
+      call.batch > 0 && call.batch <= max_rows && tokens.numel() > 0 && tokens.numel() % call.batch == 0,
+      "A step takes the tokens of 1 to ", max_rows, " sequences, not ", tokens.numel(), " of ", call.batch,
+      ".");
+  call.length = tokens.numel() / call.batch;
+  call.cache.capacity = reader.number();
+  STD_TORCH_CHECK(place >= 0 && place <= call.cache.capacity && call.length <= call.cache.capacity - place,
+                  "The cache has no room for a step.");
+  STD_TORCH_CHECK(call.length == 1 || step->can_read(), "The decoder reads one token at a time.");
+  for (int64_t i = 0; i < call.batch; ++i) {
+    // Of several tokens, all may be padding.
+    STD_TORCH_CHECK(call.starts[i] >= 0 && (call.length > 1 || call.starts[i] <= place),
+                    "A sequence starts at ", call.starts[i], ", which is not before the token at ", place,
+                    ".");
+  }
+  const int64_t tables = reader.number(), layers = reader.number();
+  STD_TORCH_CHECK(tables == step->tables() && layers == step->layers(), "The cache is another decoder's.");
+  for (int64_t i = 0; i < tables; ++i) {
+    call.cache.cos.push_back(reader.address<float>());
+    call.cache.sin.push_back(reader.address<float>());
+  }
+  for (int64_t i = 0; i < layers; ++i) {
+    call.cache.keys.push_back(const_cast<uint8_t*>(reader.address<uint8_t>()));
+    call.cache.values.push_back(const_cast<uint8_t*>(reader.address<uint8_t>()));
+  }
+  call.logits = results<float>(logits, ScalarType::Float, call.batch * step->head_width(), "logits");
+  call.best = results<int64_t>(best, ScalarType::Long, call.batch, "best tokens");
+  call.largest = results<float>(largest, ScalarType::Float, call.batch, "largest logits");
+  STD_TORCH_CHECK((call.best == nullptr) == (call.largest == nullptr),
+                  "Best tokens and their logits are asked for together.");
+  if (!step->has_rows(call)) {
+    return false;
+  }
+  const int count = static_cast<int>(std::clamp<int64_t>(threads, 1, most_threads));
+  if (call.length == 1) {
+    step->run(call, count);
+  } else {
+    step->read(call, count);
+  }
+  return true;
+}
+
+void begin(int64_t number) { found_step(number)->begin(); }
+
+bool can_read(int64_t number) { return found_step(number)->can_read(); }
+
+void end(int64_t number) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  steps.erase(number);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(acclimate, CompositeExplicitAutograd, m) {
+  m.impl("decode_start", TORCH_BOX(&start));
+  m.impl("decode_begin", TORCH_BOX(&begin));
+  m.impl("decode_step", TORCH_BOX(&step));
+  m.impl("decode_can_read", TORCH_BOX(&can_read));
+  m.impl("decode_end", TORCH_BOX(&end));
+}
+
+}  // namespace acclimate::inference::decode

@@ -1,0 +1,208 @@
+// A decoder as acclimate.llm.decode.native writes it: numbers, and addresses that Python keeps alive.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+#include "decode_math.h"
+#include "linear.h"
+
+namespace acclimate::inference::decode {
+
+class Reader {
+ public:
+  Reader(const int64_t* from, int64_t count) : from_(from), end_(from + count) {}
+
+  int64_t number() {
+    if (from_ == end_) {
+      throw std::runtime_error("a decoder's description is cut off");
+    }
+    return *from_++;
+  }
+  bool flag() { return number() != 0; }
+  float real() {
+    const int64_t bits = number();
+    double value;
+    std::memcpy(&value, &bits, sizeof(value));
+    return static_cast<float>(value);
+  }
+  template <class T>
+  const T* address() {
+    return reinterpret_cast<const T*>(static_cast<uintptr_t>(number()));
+  }
+
+ private:
+  const int64_t *from_, *end_;
+};
+
+inline Weight read_weight(Reader& from) {
+  Weight weight;
+  weight.scheme = static_cast<Scheme>(from.number());
+  weight.dtype = static_cast<Dtype>(from.number());
+  weight.n = from.number();
+  weight.k = from.number();
+  weight.data = from.address<uint8_t>();
+  weight.stride = from.number();
+  return weight;
+}
+
+// Some rows of a weight: some columns of a linear module's output.
+struct Part {
+  Weight weight;
+  int64_t first, count;
+  const float* bias;
+};
+
+// Rows of weights with the same input, one part after the other.
+struct Product {
+  std::vector<Part> parts;
+  int64_t width = 0, k = 0;
+
+  explicit Product(Reader& from) {
+    const int64_t count = from.number();
+    for (int64_t i = 0; i < count; ++i) {
+      Part part{read_weight(from), from.number(), from.number(), from.address<float>()};
+      k = part.weight.k;
+      width += part.count;
+      parts.push_back(part);
+    }
+  }
+};
+
+inline Norm read_norm(Reader& from) {
+  Norm norm;
+  norm.is_there = from.flag();
+  if (norm.is_there) {
+    norm.is_layer = from.flag();
+    norm.rounds_first = from.flag();
+    norm.eps = from.real();
+    norm.weight = from.address<float>();
+    norm.bias = from.address<float>();
+    norm.rows = from.number();
+  }
+  return norm;
+}
+
+struct Attention {
+  explicit Attention(Reader& from)
+      : projections(from),
+        query_norm(read_norm(from)),
+        key_norm(read_norm(from)),
+        norm_is_per_head(from.flag()),
+        rotary_first(from.flag()),
+        table(from.number()),
+        pairs(from.number()),
+        interleaved(from.flag()),
+        rounds_products(from.flag()),
+        heads(from.number()),
+        key_heads(from.number()),
+        head_size(from.number()),
+        value_size(from.number()),
+        scale(from.real()),
+        window(from.number()),
+        softcap(from.real()),
+        sinks(from.address<float>()),
+        output(from),
+        output_is_summed(from.flag()) {}
+
+  Product projections;  // queries, keys, values
+  Norm query_norm, key_norm;
+  bool norm_is_per_head, rotary_first;
+  int64_t table;  // -1: no rotation
+  int64_t pairs;
+  bool interleaved, rounds_products;
+  int64_t heads, key_heads, head_size, value_size;
+  float scale;
+  int64_t window;  // 0: none
+  float softcap;  // 0: none
+  const float* sinks;
+  Product output;
+  bool output_is_summed;  // over the ranks
+};
+
+struct Mlp {
+  explicit Mlp(Reader& from)
+      : activation(static_cast<Activation>(from.number())),
+        is_gated(from.flag()),
+        gate(from),
+        up(from),
+        down(from),
+        down_is_summed(from.flag()) {}
+
+  Activation activation;
+  bool is_gated;
+  Product gate, up, down;
+  bool down_is_summed;  // over the ranks
+};
+
+struct Layer {
+  explicit Layer(Reader& from)
+      : attention_norm(read_norm(from)),
+        attention(from),
+        attention_post_norm(read_norm(from)),
+        attention_factor(from.real()),
+        mlp_norm(read_norm(from)),
+        mlp(from),
+        mlp_post_norm(read_norm(from)),
+        mlp_factor(from.real()),
+        parallel(from.flag()),
+        adds_branches_first(from.flag()),
+        mlp_shares_norm(from.flag()) {}
+
+  Norm attention_norm;
+  Attention attention;
+  Norm attention_post_norm;
+  float attention_factor;
+  Norm mlp_norm;
+  Mlp mlp;
+  Norm mlp_post_norm;
+  float mlp_factor;
+  bool parallel, adds_branches_first, mlp_shares_norm;
+};
+
+// Replaces values by their sums over the ranks that share a model; waits for them.
+using Exchange = void (*)(float* values, int64_t count);
+
+struct Decoder {
+  explicit Decoder(Reader& from)
+      : dtype(static_cast<Dtype>(from.number())),
+        hidden(from.number()),
+        tables(from.number()),
+        embedding(read_weight(from)),
+        embedding_factor(from.real()),
+        exchange(reinterpret_cast<Exchange>(static_cast<uintptr_t>(from.number()))),
+        embedding_is_summed(from.flag()),
+        first_token(from.number()),
+        tokens(from.number()),
+        positions(read_weight(from)),
+        position_offset(from.number()) {
+    const int64_t count = from.number();
+    for (int64_t i = 0; i < count; ++i) {
+      layers.emplace_back(from);
+    }
+    norm = read_norm(from);
+    head = std::make_unique<Product>(from);
+    logit_factor = from.real();
+    logit_cap = from.real();
+  }
+
+  Dtype dtype;
+  int64_t hidden, tables;
+  Weight embedding;
+  float embedding_factor;
+  Exchange exchange;  // null for one rank
+  bool embedding_is_summed;  // over the ranks; each rank has the rows of some tokens
+  int64_t first_token;  // of those
+  int64_t tokens;  // the rows of all ranks
+  Weight positions;  // of learned position embeddings; without data: none
+  int64_t position_offset;
+  std::vector<Layer> layers;
+  Norm norm;
+  std::unique_ptr<Product> head;
+  float logit_factor, logit_cap;
+};
+
+}  // namespace acclimate::inference::decode

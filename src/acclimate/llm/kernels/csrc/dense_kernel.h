@@ -1,0 +1,222 @@
+// Dense weights times inputs, for the vectors of one instruction set; included after simd_*.h.
+#include <type_traits>
+
+#include "kernels.h"
+
+namespace acclimate::inference::ACCLIMATE_ISA {
+
+struct F32Weight {
+  using Value = float;
+  static Floats load(const float* from) { return load_f32(from); }
+};
+struct Bf16Weight {
+  using Value = uint16_t;
+  static Floats load(const uint16_t* from) { return load_bf16(from); }
+};
+struct F16Weight {
+  using Value = uint16_t;
+  static Floats load(const uint16_t* from) { return load_f16(from); }
+};
+
+// How a step multiplies 16 weights in float32.
+template <class WeightType>
+struct FloatStep {
+  static constexpr int64_t values = 16;
+  using Value = typename WeightType::Value;
+  using InputValue = float;
+  using Vector = Floats;
+  using Sums = Floats;
+  static Sums none() { return zero(); }
+  static Vector weights(const Value* from) { return WeightType::load(from); }
+  static Vector inputs(const float* from) { return load_f32(from); }
+  static Sums multiply(Vector weights, Vector inputs, Sums sums) { return mul_add(weights, inputs, sums); }
+};
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// The same for 8 weights, in half the registers: sums of more rows and inputs stay in them.
+template <Dtype dtype>
+struct HalfStep {
+  static constexpr int64_t values = 8;
+  using Value = std::conditional_t<dtype == Dtype::f32, float, uint16_t>;
+  using InputValue = float;
+  using Vector = __m256;
+  using Sums = __m256;
+  static Sums none() { return _mm256_setzero_ps(); }
+  static Vector weights(const Value* from) {
+    if constexpr (dtype == Dtype::f32) {
+      return _mm256_loadu_ps(from);
+    } else {
+      const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+      return dtype == Dtype::f16 ? _mm256_cvtph_ps(halves) : bf16_to_floats(halves);
+    }
+  }
+  static Vector inputs(const float* from) { return _mm256_loadu_ps(from); }
+  static Sums multiply(Vector weights, Vector inputs, Sums sums) {
+    return _mm256_fmadd_ps(weights, inputs, sums);
+  }
+};
+#endif
+
+#if defined(__AVX512BF16__)
+// 32 products of bf16; sums of two round to nearest, and denormals count as zero.
+struct Bf16Step {
+  static constexpr int64_t values = 32;
+  using Value = uint16_t;
+  using InputValue = uint16_t;
+  using Vector = __m512i;
+  using Sums = Floats;
+  static Sums none() { return zero(); }
+  static Vector weights(const uint16_t* from) { return _mm512_loadu_si512(from); }
+  static Vector inputs(const uint16_t* from) { return _mm512_loadu_si512(from); }
+  static Floats multiply(Vector weights, Vector inputs, Floats sums) {
+    return _mm512_dpbf16_ps(sums, reinterpret_cast<__m512bh>(weights), reinterpret_cast<__m512bh>(inputs));
+  }
+};
+#endif
+
+// Several weight rows times several inputs, whose sums stay in registers.
+template <class Step, int rows, int inputs>
+inline void multiply_tile(const uint8_t* weight, int64_t weight_stride, int64_t k, const Input& input,
+                          int64_t first_input, const uint8_t* next, float* y, int64_t y_stride) {
+  using Value = typename Step::Value;
+  using InputValue = typename Step::InputValue;
+  const InputValue* x = static_cast<const InputValue*>(input.values) + first_input * input.stride;
+  typename Step::Sums sums[rows][inputs];
+  for (int row = 0; row < rows; ++row) {
+    for (int i = 0; i < inputs; ++i) {
+      sums[row][i] = Step::none();
+    }
+  }
+  int64_t column = 0;
+  for (; column + Step::values <= k; column += Step::values) {
+    typename Step::Vector weights[rows];
+    for (int row = 0; row < rows; ++row) {
+      const uint8_t* from = weight + row * weight_stride + column * static_cast<int64_t>(sizeof(Value));
+      weights[row] = Step::weights(reinterpret_cast<const Value*>(from));
+      // Prefetches the next rows, in the order of their addresses.
+      prefetch_ahead(next + (column * rows + row * Step::values) * static_cast<int64_t>(sizeof(Value)));
+    }
+    for (int i = 0; i < inputs; ++i) {
+      const typename Step::Vector value = Step::inputs(x + i * input.stride + column);
+      for (int row = 0; row < rows; ++row) {
+        sums[row][i] = Step::multiply(weights[row], value, sums[row][i]);
+      }
+    }
+  }
+  if (column < k) {
+    for (int row = 0; row < rows; ++row) {
+      // The memory after the row must not be read.
+      Value rest[Step::values] = {};
+      const uint8_t* from = weight + row * weight_stride + column * static_cast<int64_t>(sizeof(Value));
+      __builtin_memcpy(rest, from, (k - column) * sizeof(Value));
+      const typename Step::Vector weights = Step::weights(rest);
+      for (int i = 0; i < inputs; ++i) {
+        sums[row][i] = Step::multiply(weights, Step::inputs(x + i * input.stride + column), sums[row][i]);
+      }
+    }
+  }
+  for (int row = 0; row < rows; ++row) {
+    float found[inputs];
+    if constexpr (inputs == 8) {  // of AVX-512
+      sum_8(sums[row], found);
+    } else {
+      for (int i = 0; i < inputs; ++i) {
+        found[i] = sum(sums[row][i]);
+      }
+    }
+    for (int i = 0; i < inputs; ++i) {
+      y[(first_input + i) * y_stride + row] = found[i];
+    }
+  }
+}
+
+// One weight row times one input. The weight is read in the order of its addresses, which the processor's
+// prefetcher follows; two vectors of sums hide the time that an addition takes.
+template <class Step>
+inline Floats multiply_row(const uint8_t* weight, int64_t k, const Input& input) {
+  using Value = typename Step::Value;
+  const auto* row = reinterpret_cast<const Value*>(weight);
+  const auto* x = static_cast<const typename Step::InputValue*>(input.values);
+  Floats sums[4] = {zero(), zero(), zero(), zero()};
+  int64_t column = 0;
+  for (; column + 4 * Step::values <= k; column += 4 * Step::values) {
+    for (int i = 0; i < 4; ++i) {
+      const int64_t at = column + i * Step::values;
+      sums[i] = Step::multiply(Step::weights(row + at), Step::inputs(x + at), sums[i]);
+    }
+  }
+  for (; column + Step::values <= k; column += Step::values) {
+    sums[0] = Step::multiply(Step::weights(row + column), Step::inputs(x + column), sums[0]);
+  }
+  if (column < k) {
+    Value rest[Step::values] = {};  // memory after the row must not be read
+    __builtin_memcpy(rest, row + column, (k - column) * sizeof(Value));
+    sums[1] = Step::multiply(Step::weights(rest), Step::inputs(x + column), sums[1]);
+  }
+  return add(add(sums[0], sums[1]), add(sums[2], sums[3]));
+}
+
+// The rows and inputs whose sums stay in registers: 12 registers of half vectors, or fewer of whole ones.
+template <class Step>
+constexpr int tile_rows_of = Step::values == 8  ? 3
+                             : most_inputs >= 2 ? 2
+                                                : 1;
+template <class Step>
+constexpr int tile_inputs_of = Step::values == 8 ? 4 : most_inputs;
+
+// next: rows to ask memory for.
+template <class Step, int rows>
+inline void multiply_rows(const uint8_t* weight, int64_t weight_stride, int64_t k, const Input& input,
+                          const uint8_t* next, float* y, int64_t y_stride) {
+  int64_t i = 0;
+  if constexpr (tile_inputs_of<Step> >= 8) {
+    for (; i + 8 <= input.m; i += 8) {
+      multiply_tile<Step, rows, 8>(weight, weight_stride, k, input, i, next, y, y_stride);
+      next = weight;
+    }
+  }
+  if constexpr (tile_inputs_of<Step> >= 4) {
+    for (; i + 4 <= input.m; i += 4) {
+      multiply_tile<Step, rows, 4>(weight, weight_stride, k, input, i, next, y, y_stride);
+      next = weight;
+    }
+  }
+  if constexpr (tile_inputs_of<Step> >= 2) {
+    for (; i + 2 <= input.m; i += 2) {
+      multiply_tile<Step, rows, 2>(weight, weight_stride, k, input, i, next, y, y_stride);
+      next = weight;
+    }
+  }
+  for (; i < input.m; ++i) {
+    multiply_tile<Step, rows, 1>(weight, weight_stride, k, input, i, next, y, y_stride);
+    next = weight;
+  }
+}
+
+// TileStep: for more than one input.
+template <class Step, class TileStep = Step>
+void multiply_dense(const Weight& weight, const Input& input, int64_t first, int64_t last, float* y,
+                    int64_t y_stride) {
+  if (input.m == 1) {
+    for (int64_t row = first; row < last; ++row) {
+      y[row - first] = sum(multiply_row<Step>(weight.data + row * weight.stride, weight.k, input));
+    }
+    return;
+  }
+  constexpr int together = tile_rows_of<TileStep>;
+  const int64_t far = weight.stride > 0 ? bytes_ahead / weight.stride : 0;
+  const int64_t ahead = far > together ? far : together;
+  const auto row_at = [&](int64_t row) { return weight.data + row * weight.stride; };
+  int64_t row = first;
+  for (; row + together <= last; row += together) {
+    const int64_t next = row + ahead < last - together ? row + ahead : last - together;
+    multiply_rows<TileStep, together>(row_at(row), weight.stride, weight.k, input, row_at(next),
+                                      y + row - first, y_stride);
+  }
+  for (; row < last; ++row) {
+    multiply_rows<TileStep, 1>(row_at(row), weight.stride, weight.k, input, row_at(row), y + row - first,
+                               y_stride);
+  }
+}
+
+}  // namespace acclimate::inference::ACCLIMATE_ISA

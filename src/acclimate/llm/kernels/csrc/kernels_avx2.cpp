@@ -1,0 +1,26 @@
+#if defined(__x86_64__)
+#define ACCLIMATE_ISA avx2
+#include "simd_avx2.h"
+
+#include "block_kernel.h"
+#include "dense_kernel.h"
+#include "values_kernel.h"
+#include "wide_kernel.h"
+
+namespace acclimate::inference {
+
+const Kernels avx2_kernels = {
+    {avx2::multiply_dense<avx2::FloatStep<avx2::F32Weight>, avx2::HalfStep<Dtype::f32>>,
+     avx2::multiply_dense<avx2::FloatStep<avx2::Bf16Weight>, avx2::HalfStep<Dtype::bf16>>,
+     avx2::multiply_dense<avx2::FloatStep<avx2::F16Weight>, avx2::HalfStep<Dtype::f16>>},
+    nullptr,
+    avx2::multiply_blocks,
+    avx2::quantize,
+    avx2::values_of_group,
+    avx2::widen,
+    avx2::widen_rows,
+    avx2::multiply_wide,
+    sizeof(float)};
+
+}  // namespace acclimate::inference
+#endif

@@ -1,0 +1,23 @@
+#if defined(__x86_64__)
+#define ACCLIMATE_ISA avx512
+#include "simd_avx512.h"
+
+#include "dense_kernel.h"
+#include "wide_kernel.h"
+
+namespace acclimate::inference {
+
+const Kernels avx512_kernels = {{avx512::multiply_dense<avx512::FloatStep<avx512::F32Weight>>,
+                                 avx512::multiply_dense<avx512::FloatStep<avx512::Bf16Weight>>,
+                                 avx512::multiply_dense<avx512::FloatStep<avx512::F16Weight>>},
+                                nullptr,
+                                nullptr,
+                                nullptr,
+                                nullptr,
+                                nullptr,
+                                avx512::widen_rows,
+                                avx512::multiply_wide,
+                                sizeof(float)};
+
+}  // namespace acclimate::inference
+#endif

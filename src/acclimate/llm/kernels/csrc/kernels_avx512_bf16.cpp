@@ -1,0 +1,21 @@
+#if defined(__x86_64__)
+#define ACCLIMATE_ISA avx512_bf16
+#include "simd_avx512.h"
+
+#include "dense_kernel.h"
+#include "many_kernel.h"
+
+namespace acclimate::inference {
+
+const Kernels avx512_bf16_kernels = {{},
+                                     avx512_bf16::multiply_dense<avx512_bf16::Bf16Step>,
+                                     nullptr,
+                                     nullptr,
+                                     nullptr,
+                                     nullptr,
+                                     avx512_bf16::arrange_rows,
+                                     avx512_bf16::multiply_arranged,
+                                     sizeof(uint16_t)};
+
+}  // namespace acclimate::inference
+#endif

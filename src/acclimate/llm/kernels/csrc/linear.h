@@ -1,0 +1,119 @@
+// Products of a few input rows with a weight, y[m][n] = x[m][k] * weight[n][k]^T, for callers that have
+// threads of their own: prepare the input once, then let each thread compute a range of the weight's rows.
+//
+//   Weight weight{Scheme::q4_k, Dtype::f32, n, k, data, stride};
+//   const Form form = form_of(weight, Dtype::bf16);
+//   std::vector<std::byte> memory(input_bytes(form, m, k));  // aligned to 64 bytes
+//   const Input input = prepare(form, Dtype::bf16, x, x_stride, m, k, memory.data());
+//   // in thread t of count, after a barrier:
+//   const auto [first, last] = rows_of(weight, t, count);
+//   compute(weight, input, first, last, y + first, n);
+//
+// An input can serve several weights of the same form and k. Sums are in float32. All functions can be called
+// by several threads at once and throw nothing.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+namespace acclimate::inference {
+
+// Numbered as in acclimate.llm.kernels.schemes, which has the layouts.
+enum class Scheme : int32_t { dense, int8, int4, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, int5 };
+
+enum class Dtype : int32_t { f32, bf16, f16 };
+
+constexpr int64_t max_rows = 16;  // input rows of one product
+constexpr int64_t group_rows = 16;  // weight rows that a quantised weight interleaves
+
+struct Weight {
+  Scheme scheme;
+  Dtype dtype;  // of a dense weight
+  int64_t n, k;
+  const uint8_t* data;
+  int64_t stride;  // bytes from one row of a dense weight, or one group of a quantised one, to the next
+};
+
+// The form of the input that a weight is multiplied by.
+enum class Form : int32_t {
+  f32,
+  bf16,  // for vectors of bf16 products
+  int8,  // 8 bits with a scale for each 32 values, for quantised weights
+};
+
+struct Input {
+  Form form;
+  int64_t m, k;
+  int64_t stride;  // values from one row to the next, filled up with zeros
+  const void* values;
+  const float* scales;  // int8: [m][stride / 32]
+  const float* scaled_sums;  // int8: scale * sum of a block
+  const int32_t* sums;  // int8: of each 16 values
+  const int32_t* starts = nullptr;  // int8: the start values of a block's sum of codes, for int4; null: 0
+
+  // Some of the rows.
+  Input rows(int64_t first, int64_t count) const {
+    Input some = *this;
+    const int64_t bytes = form == Form::f32 ? 4 : form == Form::bf16 ? 2 : 1;
+    some.m = count;
+    some.values = static_cast<const uint8_t*>(values) + first * stride * bytes;
+    if (form == Form::int8) {
+      some.scales += first * (stride / 32);
+      some.scaled_sums += first * (stride / 32);
+      some.sums += first * (stride / 16);
+      some.starts += some.starts == nullptr ? 0 : first * (stride / 32);
+    }
+    return some;
+  }
+};
+
+// The form of an input of a dtype that is as precise as the weight, or nearly (int8).
+Form form_of(const Weight& weight, Dtype input);
+
+size_t input_bytes(Form form, int64_t m, int64_t k);
+
+// The values from one row of an input to the next.
+int64_t input_stride(Form form, int64_t k);
+
+// Fills memory (input_bytes, aligned to 64) with m rows that are x_stride values apart. An input with
+// infinite or NaN values gets the form f32 instead of int8, with which compute() is slow.
+Input prepare(Form form, Dtype dtype, const void* x, int64_t x_stride, int64_t m, int64_t k, void* memory);
+
+// The rows of a thread: always the same ones, so that they stay in its memory node. Multiples of group_rows.
+std::pair<int64_t, int64_t> rows_of(const Weight& weight, int64_t thread, int64_t threads);
+
+// y[i * y_stride + row - first] for m inputs and rows first to last; first is a multiple of group_rows for a
+// quantised weight.
+void compute(const Weight& weight, const Input& input, int64_t first, int64_t last, float* y,
+             int64_t y_stride);
+
+// -- Many inputs in bf16, for processors with vectors ----------------------------------------------
+//
+//   std::vector<uint8_t> arranged(arranged_bytes(last - first, k));
+//   arrange(weight, first, last, arranged.data());
+//   multiply_many(arranged.data(), last - first, k, x, whole_blocks(k), m, false, y, y_stride);
+
+bool multiplies_many();
+
+// A number of columns filled up to whole blocks, with zeros: of each input.
+int64_t whole_blocks(int64_t columns);
+
+// The memory that some arranged rows take.
+int64_t arranged_bytes(int64_t rows, int64_t k);
+
+// Puts rows of a weight in the order of the product, rounded to bf16 where vectors of its products are the
+// fastest here, else in float32; the first row of a quantised weight is a multiple of group_rows.
+void arrange(const Weight& weight, int64_t first, int64_t last, void* to);
+
+// y[i * y_stride + row] = or += the product of input i with an arranged row. It writes whole groups of rows.
+void multiply_many(const void* arranged, int64_t rows, int64_t k, const uint16_t* x, int64_t x_stride,
+                   int64_t m, bool adds, float* y, int64_t y_stride);
+
+// The values of rows first to last in float32, [last - first][k], rounded as GGUF defines them.
+void dequantize(const Weight& weight, int64_t first, int64_t last, float* values);
+
+// Chooses the instruction set for this process; 0: the best one. For tests.
+void use_isa(int64_t number);
+
+}  // namespace acclimate::inference

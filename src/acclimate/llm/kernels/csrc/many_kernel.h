@@ -1,0 +1,207 @@
+// Weights of any scheme times many inputs in bf16, for AVX-512 with products of bf16; included after
+// simd_avx512.h.
+//
+// Rows are first put in the order of the product, 16 at a time: [k / 2][16 rows][2 columns]. One vector holds
+// a pair of columns of all 16 rows, and a pair of an input's values is the same for all of them. Each sum
+// goes through the columns in their order.
+#include "codes.h"
+#include "kernels.h"
+#include "layout.h"
+#include "scales.h"
+
+namespace acclimate::inference::ACCLIMATE_ISA {
+
+inline __m512i bf16_pairs(Floats even, Floats odd) {
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
+                                         22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  return _mm512_permutexvar_epi16(order, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even)));
+}
+
+// Turns 16 rows of 16 pairs into 16 pairs of 16 rows.
+inline void turn(__m512i (&rows)[16]) {
+  __m512i a[16];
+  for (int i = 0; i < 16; i += 2) {
+    a[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+    a[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    rows[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
+    rows[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+    rows[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
+    rows[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    a[i] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0x88);
+    a[i + 4] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0xdd);
+    a[i + 8] = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0x88);
+    a[i + 12] = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 8; ++i) {
+    rows[i] = _mm512_shuffle_i32x4(a[i], a[i + 8], 0x88);
+    rows[i + 8] = _mm512_shuffle_i32x4(a[i], a[i + 8], 0xdd);
+  }
+}
+
+inline __m512i as_bf16(Dtype dtype, const uint8_t* from, int64_t column, __mmask32 columns) {
+  if (dtype == Dtype::bf16) {
+    return _mm512_maskz_loadu_epi16(columns, from + column * 2);
+  }
+  const auto low = static_cast<__mmask16>(columns), high = static_cast<__mmask16>(columns >> 16);
+  Floats first, second;
+  if (dtype == Dtype::f32) {
+    first = _mm512_maskz_loadu_ps(low, from + column * 4);
+    second = _mm512_maskz_loadu_ps(high, from + (column + 16) * 4);
+  } else {
+    const __m512i both = _mm512_maskz_loadu_epi16(columns, from + column * 2);
+    first = _mm512_cvtph_ps(_mm512_castsi512_si256(both));
+    second = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(both, 1));
+  }
+  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
+}
+
+inline void arrange_dense(const Weight& weight, int64_t first, int64_t rows, uint16_t* to) {
+  for (int64_t column = 0; column < weight.k; column += block_columns) {
+    const int64_t left = weight.k - column;
+    const __mmask32 columns = left < block_columns ? (1u << left) - 1 : 0xffffffffu;
+    __m512i values[16];
+    for (int row = 0; row < 16; ++row) {
+      values[row] = row < rows
+                        ? as_bf16(weight.dtype, weight.data + (first + row) * weight.stride, column, columns)
+                        : _mm512_setzero_si512();
+    }
+    turn(values);
+    for (int pair = 0; pair < 16; ++pair) {
+      _mm512_storeu_si512(to + (column / 2 + pair) * 32, values[pair]);
+    }
+  }
+}
+
+template <Scheme scheme, int quad>
+inline void arrange_quad(const uint8_t* block, Floats scale, Floats low, uint16_t* to) {
+  constexpr Layout layout = layout_of(scheme);
+  const Bytes codes = codes_of<layout.bits, quad>(block);
+  const auto column = [&](Bytes shifted) {
+    const Ints whole = _mm512_sub_epi32(_mm512_and_si512(shifted, set(255)), set(layout.offset));
+    return mul_add(to_floats(whole), scale, low);
+  };
+  _mm512_storeu_si512(to + quad * 64, bf16_pairs(column(codes), column(_mm512_srli_epi32(codes, 8))));
+  _mm512_storeu_si512(to + quad * 64 + 32,
+                      bf16_pairs(column(_mm512_srli_epi32(codes, 16)), column(_mm512_srli_epi32(codes, 24))));
+}
+
+template <Scheme scheme>
+inline void arrange_group(const uint8_t* group, int64_t k, uint16_t* to) {
+  constexpr Layout layout = layout_of(scheme);
+  const Offsets at = offsets_of(layout, padded_columns(scheme, k) / block_columns);
+  const int64_t blocks = (k + block_columns - 1) / block_columns;
+  for (int64_t b = 0; b < blocks; ++b, to += block_columns * 16) {
+    const auto [first, second, low] = scales_of_block<scheme>(group, at, b);
+    const uint8_t* block = group + at.codes + b * layout.code_bytes;
+    arrange_quad<scheme, 0>(block, first, low, to);
+    arrange_quad<scheme, 1>(block, first, low, to);
+    arrange_quad<scheme, 2>(block, first, low, to);
+    arrange_quad<scheme, 3>(block, first, low, to);
+    arrange_quad<scheme, 4>(block, second, low, to);
+    arrange_quad<scheme, 5>(block, second, low, to);
+    arrange_quad<scheme, 6>(block, second, low, to);
+    arrange_quad<scheme, 7>(block, second, low, to);
+  }
+}
+
+void arrange_rows(const Weight& weight, int64_t first, int64_t last, void* arranged) {
+  uint16_t* to = static_cast<uint16_t*>(arranged);
+  const int64_t size = (weight.k + block_columns - 1) / block_columns * block_columns * group_rows;
+  for (int64_t row = first; row < last; row += group_rows, to += size) {
+    if (weight.scheme == Scheme::dense) {
+      arrange_dense(weight, row, last - row, to);
+    } else {
+      const uint8_t* group = weight.data + row / group_rows * weight.stride;
+      with_scheme(weight.scheme, [&]<Scheme scheme>() { arrange_group<scheme>(group, weight.k, to); });
+    }
+  }
+}
+
+// Sums stay in registers only if the compiler unrolls the loops.
+template <int groups, int inputs>
+inline void multiply_arranged_tile(const uint16_t* arranged, int64_t size, const uint16_t* x, int64_t stride,
+                                   bool adds, float* y, int64_t y_stride) {
+  Floats sums[inputs][groups];
+#pragma GCC unroll 16
+  for (int i = 0; i < inputs; ++i) {
+#pragma GCC unroll 16
+    for (int group = 0; group < groups; ++group) {
+      sums[i][group] = adds ? load_f32(y + i * y_stride + group * 16) : zero();
+    }
+  }
+  for (int64_t at = 0; at < size; at += 32) {
+    __m512bh weights[groups];
+#pragma GCC unroll 16
+    for (int group = 0; group < groups; ++group) {
+      weights[group] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(arranged + group * size + at));
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < inputs; ++i) {
+      int32_t pair;
+      __builtin_memcpy(&pair, x + i * stride + at / 16, sizeof(pair));
+      const auto values = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
+#pragma GCC unroll 16
+      for (int group = 0; group < groups; ++group) {
+        sums[i][group] = _mm512_dpbf16_ps(sums[i][group], weights[group], values);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < inputs; ++i) {
+#pragma GCC unroll 16
+    for (int group = 0; group < groups; ++group) {
+      store(y + i * y_stride + group * 16, sums[i][group]);
+    }
+  }
+}
+
+template <int groups>
+inline void multiply_arranged_groups(const uint16_t* arranged, int64_t size, const uint16_t* x,
+                                     int64_t stride, int64_t m, bool adds, float* y, int64_t y_stride) {
+  const auto tile = [&]<int inputs>() {
+    multiply_arranged_tile<groups, inputs>(arranged, size, x, stride, adds, y, y_stride);
+    x += inputs * stride;
+    y += inputs * y_stride;
+    m -= inputs;
+  };
+  while (m >= 12) {
+    tile.template operator()<12>();
+  }
+  if (m >= 8) {
+    tile.template operator()<8>();
+  }
+  if (m >= 4) {
+    tile.template operator()<4>();
+  }
+  if (m >= 2) {
+    tile.template operator()<2>();
+  }
+  if (m >= 1) {
+    tile.template operator()<1>();
+  }
+}
+
+void multiply_arranged(const void* from, int64_t groups, int64_t k, const uint16_t* x, int64_t stride,
+                       int64_t m, bool adds, float* y, int64_t y_stride) {
+  const uint16_t* arranged = static_cast<const uint16_t*>(from);
+  constexpr int64_t together = 12;  // inputs that stay in the first cache for all rows
+  const int64_t size = (k + block_columns - 1) / block_columns * block_columns * group_rows;
+  for (int64_t i = 0; i < m; i += together) {
+    const int64_t inputs = m - i < together ? m - i : together;
+    int64_t group = 0;
+    for (; group + 2 <= groups; group += 2) {
+      multiply_arranged_groups<2>(arranged + group * size, size, x + i * stride, stride, inputs, adds,
+                                  y + i * y_stride + group * group_rows, y_stride);
+    }
+    if (group < groups) {
+      multiply_arranged_groups<1>(arranged + group * size, size, x + i * stride, stride, inputs, adds,
+                                  y + i * y_stride + group * group_rows, y_stride);
+    }
+  }
+}
+
+}  // namespace acclimate::inference::ACCLIMATE_ISA

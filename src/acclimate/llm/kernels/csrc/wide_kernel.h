@@ -1,0 +1,220 @@
+// Weights of any scheme times many inputs in bf16, in float32, for x86 processors whose vectors have no
+// products of bf16, or slow ones; included after simd_avx2.h or simd_avx512.h.
+//
+// Rows are first widened in the order of the product, 16 at a time: [k][16 rows]. A vector holds a column of
+// all 16 rows, and an input's value is the same for all of them. Each sum goes through the columns in their
+// order, so that it does not depend on what else is multiplied.
+#include "codes.h"
+#include "kernels.h"
+#include "layout.h"
+#include "scales.h"
+
+namespace acclimate::inference::ACCLIMATE_ISA {
+
+// Turns 8 rows of 8 values into 8 columns.
+inline void turn_8(__m256 (&rows)[8]) {
+  __m256 a[8], b[8];
+  for (int i = 0; i < 8; i += 2) {
+    a[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+    a[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    b[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
+    b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xee);
+    b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+    b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    rows[i] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
+    rows[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
+  }
+}
+
+inline __m256 widened_8(Dtype dtype, const uint8_t* from) {
+  if (dtype == Dtype::f32) {
+    return _mm256_loadu_ps(reinterpret_cast<const float*>(from));
+  }
+  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  if (dtype == Dtype::f16) {
+    return _mm256_cvtph_ps(halves);
+  }
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+
+template <Dtype dtype>
+inline void widen_dense(const Weight& weight, int64_t first, int64_t rows, float* to) {
+  constexpr int64_t size = dtype == Dtype::f32 ? 4 : 2;
+  const int64_t columns = (weight.k + block_columns - 1) / block_columns * block_columns;
+  for (int64_t half = 0; half < 16; half += 8) {
+    for (int64_t column = 0; column < columns; column += 8) {
+      const int64_t left = weight.k - column;
+      __m256 values[8];
+      for (int64_t row = 0; row < 8; ++row) {
+        const uint8_t* from = weight.data + (first + half + row) * weight.stride + column * size;
+        if (half + row >= rows || left <= 0) {
+          values[row] = _mm256_setzero_ps();
+        } else if (left >= 8) {
+          values[row] = widened_8(dtype, from);
+        } else {
+          uint8_t rest[8 * size] = {};  // memory after the row must not be read
+          __builtin_memcpy(rest, from, left * size);
+          values[row] = widened_8(dtype, rest);
+        }
+      }
+      turn_8(values);
+      for (int64_t i = 0; i < 8; ++i) {
+        _mm256_storeu_ps(to + (column + i) * 16 + half, values[i]);
+      }
+    }
+  }
+}
+
+template <Scheme scheme, int quad>
+inline void widen_quad(const uint8_t* block, Floats scale, Floats low, float* to) {
+  constexpr Layout layout = layout_of(scheme);
+  const Bytes codes = codes_of<layout.bits, quad>(block);
+  const auto widen_column = [&]<int place>() {
+    const Floats column = to_floats(byte_of<place>(codes));
+    const Floats centred = layout.offset == 0 ? column : add(column, set_floats(-layout.offset));
+    store(to + (4 * quad + place) * 16, mul_add(centred, scale, low));
+  };
+  widen_column.template operator()<0>();
+  widen_column.template operator()<1>();
+  widen_column.template operator()<2>();
+  widen_column.template operator()<3>();
+}
+
+template <Scheme scheme>
+inline void widen_group(const uint8_t* group, int64_t k, float* to) {
+  constexpr Layout layout = layout_of(scheme);
+  const Offsets at = offsets_of(layout, padded_columns(scheme, k) / block_columns);
+  const int64_t blocks = (k + block_columns - 1) / block_columns;
+  for (int64_t b = 0; b < blocks; ++b, to += block_columns * 16) {
+    const auto [first, second, low] = scales_of_block<scheme>(group, at, b);
+    const uint8_t* block = group + at.codes + b * layout.code_bytes;
+    widen_quad<scheme, 0>(block, first, low, to);
+    widen_quad<scheme, 1>(block, first, low, to);
+    widen_quad<scheme, 2>(block, first, low, to);
+    widen_quad<scheme, 3>(block, first, low, to);
+    widen_quad<scheme, 4>(block, second, low, to);
+    widen_quad<scheme, 5>(block, second, low, to);
+    widen_quad<scheme, 6>(block, second, low, to);
+    widen_quad<scheme, 7>(block, second, low, to);
+  }
+}
+
+void widen_rows(const Weight& weight, int64_t first, int64_t last, void* arranged) {
+  float* to = static_cast<float*>(arranged);
+  const int64_t size = (weight.k + block_columns - 1) / block_columns * block_columns * group_rows;
+  for (int64_t row = first; row < last; row += group_rows, to += size) {
+    if (weight.scheme != Scheme::dense) {
+      const uint8_t* group = weight.data + row / group_rows * weight.stride;
+      with_scheme(weight.scheme, [&]<Scheme scheme>() { widen_group<scheme>(group, weight.k, to); });
+    } else if (weight.dtype == Dtype::f32) {
+      widen_dense<Dtype::f32>(weight, row, last - row, to);
+    } else if (weight.dtype == Dtype::bf16) {
+      widen_dense<Dtype::bf16>(weight, row, last - row, to);
+    } else {
+      widen_dense<Dtype::f16>(weight, row, last - row, to);
+    }
+  }
+}
+
+// Columns whose weights, of one group, stay in the first cache.
+constexpr int64_t wide_columns = 256;
+
+// Sums stay in registers only if the compiler unrolls the loops. x: [inputs][wide_columns].
+template <int groups, int inputs>
+inline void multiply_wide_tile(const float* arranged, int64_t size, int64_t columns, const float* x,
+                               bool adds, float* y, int64_t y_stride) {
+  Floats sums[inputs][groups];
+#pragma GCC unroll 16
+  for (int i = 0; i < inputs; ++i) {
+#pragma GCC unroll 16
+    for (int group = 0; group < groups; ++group) {
+      sums[i][group] = adds ? load_f32(y + i * y_stride + group * 16) : zero();
+    }
+  }
+  for (int64_t column = 0; column < columns; ++column) {
+    Floats weights[groups];
+#pragma GCC unroll 16
+    for (int group = 0; group < groups; ++group) {
+      weights[group] = load_f32(arranged + group * size + column * 16);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < inputs; ++i) {
+      const Floats value = set_floats(x[i * wide_columns + column]);
+#pragma GCC unroll 16
+      for (int group = 0; group < groups; ++group) {
+        sums[i][group] = mul_add(weights[group], value, sums[i][group]);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < inputs; ++i) {
+#pragma GCC unroll 16
+    for (int group = 0; group < groups; ++group) {
+      store(y + i * y_stride + group * 16, sums[i][group]);
+    }
+  }
+}
+
+template <int groups>
+inline void multiply_wide_groups(const float* arranged, int64_t size, int64_t columns, const float* x,
+                                 int64_t m, bool adds, float* y, int64_t y_stride) {
+  const auto tile = [&]<int inputs>() {
+    multiply_wide_tile<groups, inputs>(arranged, size, columns, x, adds, y, y_stride);
+    x += inputs * wide_columns;
+    y += inputs * y_stride;
+    m -= inputs;
+  };
+  while (m >= wide_inputs) {
+    tile.template operator()<wide_inputs>();
+  }
+  if constexpr (wide_inputs > 8) {
+    if (m >= 8) {
+      tile.template operator()<8>();
+    }
+  }
+  if (m >= 4) {
+    tile.template operator()<4>();
+  }
+  if (m >= 2) {
+    tile.template operator()<2>();
+  }
+  if (m >= 1) {
+    tile.template operator()<1>();
+  }
+}
+
+void multiply_wide(const void* from, int64_t groups, int64_t k, const uint16_t* x, int64_t stride, int64_t m,
+                   bool adds, float* y, int64_t y_stride) {
+  constexpr int64_t together = 24;  // inputs that are widened together, and stay in the first cache
+  alignas(64) float wide[together * wide_columns];
+  const float* arranged = static_cast<const float*>(from);
+  const int64_t all = (k + block_columns - 1) / block_columns * block_columns, size = all * group_rows;
+  for (int64_t column = 0; column < all; column += wide_columns, adds = true) {
+    const int64_t columns = all - column < wide_columns ? all - column : wide_columns;
+    for (int64_t i = 0; i < m; i += together) {
+      const int64_t inputs = m - i < together ? m - i : together;
+      for (int64_t input = 0; input < inputs; ++input) {
+        for (int64_t c = 0; c < columns; c += 16) {
+          store(wide + input * wide_columns + c, load_bf16(x + (i + input) * stride + column + c));
+        }
+      }
+      const float* weights = arranged + column * group_rows;
+      float* to = y + i * y_stride;
+      int64_t group = 0;
+      for (; group + wide_groups <= groups; group += wide_groups) {
+        multiply_wide_groups<wide_groups>(weights + group * size, size, columns, wide, inputs, adds,
+                                          to + group * group_rows, y_stride);
+      }
+      for (; group < groups; ++group) {
+        multiply_wide_groups<1>(weights + group * size, size, columns, wide, inputs, adds,
+                                to + group * group_rows, y_stride);
+      }
+    }
+  }
+}
+
+}  // namespace acclimate::inference::ACCLIMATE_ISA

@@ -1,0 +1,82 @@
+"""Reads the quantised blocks of a GGUF file, in plain torch: codes and scales, without loss."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from acclimate.llm.kernels.layout import Parts
+from acclimate.llm.kernels.schemes import Scheme
+
+
+def read_blocks(blocks: Tensor, scheme: Scheme, columns: int) -> Parts:
+    """Returns the codes and scales of rows of a tensor of a GGUF file.
+
+    Args:
+        blocks: the bytes of each row: [rows, bytes].
+        scheme: the scheme of the blocks' type.
+        columns: the values of a row, a multiple of the block's.
+    """
+    rows = blocks.shape[0]
+    blocks = blocks.reshape(rows, columns // scheme.columns, scheme.gguf_bytes)
+    fields: dict[str, Tensor] = {}
+    begin = 0
+    if scheme.columns == 256:
+        codes, fields = _SUPER_BLOCKS[scheme.name](blocks)
+    else:
+        for field in scheme.fields:
+            fields[field.name] = _half(blocks, begin)
+            begin += 2
+        codes = _small_codes(blocks[..., begin:], scheme.bits)
+    return Parts(
+        codes.reshape(rows, columns), {name: value.reshape(rows, -1) for name, value in fields.items()}
+    )
+
+
+def _half(blocks: Tensor, begin: int) -> Tensor:
+    return blocks[..., begin : begin + 2].contiguous().view(torch.float16)
+
+
+def _bits(values: Tensor, count: int, width: int) -> Tensor:
+    """Returns the lowest bits of each byte, then the next ones, …: [..., count, bytes]."""
+    return torch.stack([values >> width * i & (1 << width) - 1 for i in range(count)], dim=-2)
+
+
+def _small_codes(data: Tensor, bits: int) -> Tensor:
+    if bits == 8:
+        return data ^ 128  # GGUF's are signed, ours are not
+    if bits == 4:
+        return _bits(data, 2, 4).flatten(-2)
+    high = _bits(data[..., :4], 8, 1).transpose(-1, -2).flatten(-2)  # one bit for each of 32 values
+    return _bits(data[..., 4:], 2, 4).flatten(-2) | high << 4
+
+
+def _scales_and_lows(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns 8 scales and 8 lows of 6 bits each from 12 bytes."""
+    first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    scales = torch.cat([first & 63, third & 15 | first >> 2 & 48], dim=-1)
+    lows = torch.cat([second & 63, third >> 4 | second >> 2 & 48], dim=-1)
+    return scales, lows
+
+
+def _q4_k(blocks: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    scales, lows = _scales_and_lows(blocks[..., 4:16])
+    codes = _bits(blocks[..., -128:].unflatten(-1, (4, 32)), 2, 4)
+    return codes, {"scale": _half(blocks, 0), "low_scale": _half(blocks, 2),
+                   "block_scale": scales, "block_low": lows}  # fmt: skip
+
+
+def _q5_k(blocks: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    low, fields = _q4_k(blocks)
+    high = _bits(blocks[..., 16:48], 8, 1)
+    return low.flatten(-3, -2) | high << 4, fields
+
+
+def _q6_k(blocks: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    low = _bits(blocks[..., :128].unflatten(-1, (2, 64)), 2, 4).flatten(-2)
+    high = _bits(blocks[..., 128:192].unflatten(-1, (2, 32)), 4, 2).flatten(-2)
+    scales = blocks[..., 192:208].contiguous().view(torch.int8)
+    return low | high << 4, {"scale": _half(blocks, 208), "block_scale": scales}
+
+
+_SUPER_BLOCKS = {"q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k}

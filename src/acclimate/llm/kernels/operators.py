@@ -1,0 +1,123 @@
+"""The operators on packed weights: schemas, fake kernels, and plain torch for devices without native code.
+
+The weight is ``data`` with the number of its scheme (0: dense) and its shape [n, k]; see
+:mod:`acclimate.llm.kernels.schemes`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from acclimate.llm.kernels import gguf_blocks, layout
+from acclimate.llm.kernels.schemes import GROUP_ROWS, scheme_of_number
+from acclimate.ops import registry
+from acclimate.ops.registry import define_functional
+from acclimate.ops.simd import chosen_isa
+
+_TILE_BYTES = 4 << 20
+
+# csrc/operators.cpp reads the arguments in this order.
+_LINEAR = "packed_linear(Tensor x, Tensor data, Tensor? bias, int scheme, int n, int k) -> Tensor"
+_VALUES = "packed_values(Tensor data, int scheme, int n, int k, ScalarType dtype) -> Tensor"
+_ROWS = "packed_rows(Tensor data, Tensor ids, int scheme, int n, int k, ScalarType dtype) -> Tensor"
+_FROM_GGUF = "packed_from_gguf(Tensor blocks, int scheme, int n, int k) -> Tensor"
+_TOP = "packed_top(Tensor x, Tensor data, int scheme, int n, int k, int count) -> (Tensor, Tensor)"
+
+# Only native.
+_USE_ISA = "inference_use_isa(int isa) -> ()"
+_LIMIT_THREADS = "inference_limit_threads(int most) -> ()"
+
+
+def define() -> None:
+    """Defines the operators, once per process.
+
+    Raises:
+        InstructionSetError: ``ACCLIMATE_CPU_ISA`` names no instruction set of this machine.
+    """
+    chosen_isa()
+    registry.define((_USE_ISA, _LIMIT_THREADS))
+    define_functional(_LINEAR, _linear, _fake_linear)
+    define_functional(_VALUES, _values, _fake_values)
+    define_functional(_ROWS, _rows, _fake_rows)
+    define_functional(_FROM_GGUF, _from_gguf, _fake_from_gguf)
+    define_functional(_TOP, _top, _fake_top)
+
+
+def _linear(x: Tensor, data: Tensor, bias: Tensor | None, scheme: int, n: int, k: int) -> Tensor:
+    """Multiplies inputs by the weight, a tile of its rows at a time, in float32."""
+    wide = x.float()
+    if scheme == 0:
+        result = functional.linear(wide, data.float())
+    else:
+        tile = max(_TILE_BYTES // (4 * max(k, 1)), 1) // GROUP_ROWS + 1
+        pieces = [
+            functional.linear(wide, layout.unpack(part, scheme_of_number(scheme), k).values(
+                scheme_of_number(scheme))[:, :k])
+            for part in data.split(tile)
+        ]  # fmt: skip
+        result = torch.cat(pieces, dim=-1)[..., :n] if pieces else wide.new_zeros(*x.shape[:-1], 0)
+    if bias is not None:
+        result = result + bias.float()
+    return result.to(x.dtype).contiguous()
+
+
+def _fake_linear(x: Tensor, data: Tensor, bias: Tensor | None, scheme: int, n: int, k: int) -> Tensor:
+    return x.new_empty(*x.shape[:-1], n)
+
+
+def _values(data: Tensor, scheme: int, n: int, k: int, dtype: torch.dtype) -> Tensor:
+    """Returns the values of all rows."""
+    kind = scheme_of_number(scheme)
+    result = data.new_empty(n, k, dtype=dtype)
+    groups = max(_TILE_BYTES // (4 * max(k, 1)) // GROUP_ROWS, 1)
+    for first, part in enumerate(data.split(groups)):
+        rows = result[first * groups * GROUP_ROWS : (first + 1) * groups * GROUP_ROWS]
+        rows.copy_(layout.unpack(part, kind, k).values(kind)[: len(rows), :k])
+    return result
+
+
+def _fake_values(data: Tensor, scheme: int, n: int, k: int, dtype: torch.dtype) -> Tensor:
+    return data.new_empty(n, k, dtype=dtype)
+
+
+def _rows(data: Tensor, ids: Tensor, scheme: int, n: int, k: int, dtype: torch.dtype) -> Tensor:
+    """Returns the values of chosen rows: a lookup in an embedding."""
+    kind = scheme_of_number(scheme)
+    flat = ids.flatten()
+    # The last group has room for more rows than the weight has. A number of no group makes torch raise.
+    groups = torch.where((flat >= 0) & (flat < n), flat // GROUP_ROWS, len(data))
+    parts = layout.unpack(data.index_select(0, groups), kind, k)
+    lanes = torch.arange(len(flat), device=flat.device) * GROUP_ROWS + flat % GROUP_ROWS
+    return parts.rows(lanes).values(kind, dtype)[:, :k].reshape(*ids.shape, k)
+
+
+def _fake_rows(data: Tensor, ids: Tensor, scheme: int, n: int, k: int, dtype: torch.dtype) -> Tensor:
+    return data.new_empty(*ids.shape, k, dtype=dtype)
+
+
+def _from_gguf(blocks: Tensor, scheme: int, n: int, k: int) -> Tensor:
+    """Packs the blocks of a GGUF file."""
+    kind = scheme_of_number(scheme)
+    result = blocks.new_empty(-(-n // GROUP_ROWS), kind.group_bytes(k))
+    groups = max(_TILE_BYTES // max(k, 1) // GROUP_ROWS, 1)
+    for first, part in enumerate(blocks.split(groups * GROUP_ROWS)):
+        packed = layout.pack(gguf_blocks.read_blocks(part, kind, k), kind)
+        result[first * groups : first * groups + len(packed)] = packed
+    return result
+
+
+def _fake_from_gguf(blocks: Tensor, scheme: int, n: int, k: int) -> Tensor:
+    return blocks.new_empty(-(-n // GROUP_ROWS), scheme_of_number(scheme).group_bytes(k))
+
+
+def _top(x: Tensor, data: Tensor, scheme: int, n: int, k: int, count: int) -> tuple[Tensor, Tensor]:
+    """Returns the largest results of each row and their positions, largest first."""
+    found = torch.ops.acclimate.packed_linear(x.float(), data, None, scheme, n, k).topk(count)
+    return found.values, found.indices
+
+
+def _fake_top(x: Tensor, data: Tensor, scheme: int, n: int, k: int, count: int) -> tuple[Tensor, Tensor]:
+    shape = (*x.shape[:-1], count)
+    return x.new_empty(shape, dtype=torch.float32), x.new_empty(shape, dtype=torch.int64)

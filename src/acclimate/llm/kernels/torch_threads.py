@@ -1,0 +1,77 @@
+"""torch's threads. OpenMP gives each thread of a program a team of its own for torch's operators.
+
+Ends a thread's team before the thread forks, since libgomp's teams do not survive in the child; limits a team
+for a while without changing a setting of the process; and counts the threads that native code should use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from acclimate.host.topology import processor_limit
+
+_PAUSE_SOFT = 1  # libgomp ends the team; LLVM's runtime, which survives forks, only lets it sleep
+
+
+def kernel_threads() -> int:
+    """Returns how many threads native code should use: torch's, or fewer if the process may use fewer
+    processors or less of their time."""
+    return max(1, min(torch.get_num_threads(), processor_limit()))
+
+
+def limit_torch_threads() -> None:
+    """Limits torch's threads to what :func:`kernel_threads` counts: for a command in its own process."""
+    if kernel_threads() < torch.get_num_threads():
+        torch.set_num_threads(kernel_threads())
+
+
+@functools.cache
+def _function(name: str) -> Any:
+    """Returns a function of the libraries that torch itself uses; ``None`` if they lack it.
+
+    A process can hold several OpenMP runtimes. A look-up through torch's own library finds torch's.
+    """
+    try:
+        return getattr(ctypes.CDLL(torch._C.__file__), name)
+    except (OSError, AttributeError):
+        return None
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Makes torch's operators in the ``with`` block run in the calling thread alone.
+
+    OpenMP's threads spin for milliseconds after each operator, on cores that other threads may need. Other
+    threads of the program, old and new, keep the threads that ``torch.set_num_threads`` gave them.
+    """
+    before = torch.get_num_threads()  # also torch's own setting of this thread, which it makes once
+    set_openmp, set_mkl = _function("omp_set_num_threads"), _function("MKL_Set_Num_Threads_Local")
+    if set_openmp is None or before == 1:
+        yield
+        return
+    set_openmp(1)
+    before_mkl = None if set_mkl is None else set_mkl(1)
+    try:
+        yield
+    finally:
+        set_openmp(before)
+        if set_mkl is not None:
+            set_mkl(before_mkl)
+
+
+@functools.cache
+def end_team_before_forks() -> None:
+    """Makes every thread that forks end its team first; the next operator starts it again.
+
+    Without this, the next operator of the child would wait for ever for threads that only the parent has.
+    """
+    pause = _function("omp_pause_resource_all")
+    if pause is not None and hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(before=lambda: pause(_PAUSE_SOFT))

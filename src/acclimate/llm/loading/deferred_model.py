@@ -1,0 +1,144 @@
+"""Builds a transformers model with deferred parameters: runs transformers' loading, but reads no weights.
+
+transformers renames, converts and ties the tensors of a checkpoint, and decides which are missing or
+superfluous. Here it does so on deferred tensors, so that each rank can load only its slices without a second
+implementation of those rules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from acclimate.errors import CorruptModelError, UnsupportedModelError
+from acclimate.llm.files.checkpoint import HostTensor, open_weights
+from acclimate.llm.files.deferred_tensors import deferred
+from acclimate.llm.files.folder import weight_files, weight_totals
+from acclimate.llm.files.model_limits import WeightTotals, bounded_model, no_initial_values
+from acclimate.llm.files.open_file import OpenFile
+from acclimate.llm.loading.host_ranges import build_with_host_ranges
+from acclimate.llm.loading.loaded_model import explained_failures
+from acclimate.llm.loading.locate import FoundModel
+from acclimate.llm.loading.model_class import model_class
+from acclimate.llm.loading.weight_report import check_report
+from acclimate.llm.quiet import quiet_transformers
+
+
+@contextlib.contextmanager
+def deferred_model(
+    found: FoundModel,
+    dtype: torch.dtype,
+    *,
+    trust_remote_code: bool = False,
+    ignore_extra: tuple[str, ...] = (),
+) -> Iterator[tuple[Any, list[OpenFile]]]:
+    """Yields a model with deferred parameters, which can be read in the ``with`` block, and its files.
+
+    Args:
+        found: the model's files, already checked.
+        dtype: the dtype of the parameters, except those that transformers keeps in float32.
+        trust_remote_code: whether Python code that comes with the model may run.
+        ignore_extra: patterns, such as ``v_head.*``, of tensors that the model does not use.
+
+    Raises:
+        CorruptModelError: a tensor is missing, superfluous, or has the wrong shape or size.
+        UnsupportedModelError: transformers cannot build the model, or its weights cannot be read in parts.
+    """
+    with _open(found, dtype) as (files, tensors):
+        totals = (
+            weight_totals(found.folder)
+            if found.gguf is None
+            else WeightTotals(str(found.gguf), len(tensors), sum(each.numel() for each in tensors.values()))
+        )
+        model, report = _build(found.folder, dtype, trust_remote_code, tensors, totals)
+        check_report(found.folder, report, ignore_extra)
+        yield model.eval(), files
+
+
+@contextlib.contextmanager
+def _open(found: FoundModel, dtype: torch.dtype) -> Iterator[tuple[list[OpenFile], dict[str, Any]]]:
+    """Opens a model's files; yields them, and their tensors by name."""
+    if found.gguf is not None:
+        from acclimate.llm.gguf.index import read_index
+
+        file, parameters = read_index(found.folder, found.gguf, dtype, found.state)
+        with contextlib.closing(file):
+            yield [file], {each.name: deferred(each) for each in parameters}
+        return
+    with open_weights(found.folder) as files:
+        if files:
+            yield (
+                list(files),
+                {tensor.name: deferred(tensor) for file in files for tensor in file.tensors.values()},
+            )
+        else:
+            yield [], _pickled(found.folder)
+
+
+def _pickled(folder: Path) -> dict[str, Any]:
+    """Returns the tensors of ``.bin`` files, which stay in the files until they are used."""
+    tensors: dict[str, Any] = {}
+    for path in weight_files(folder):
+        try:
+            content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+            tensors |= {name: deferred(HostTensor(name, values)) for name, values in content.items()}
+        except (pickle.UnpicklingError, EOFError, RuntimeError, AttributeError) as error:
+            raise CorruptModelError(
+                f"{path} is damaged, was written by torch before 1.6, or holds something other than tensors"
+            ) from error
+    return tensors
+
+
+def _build(
+    folder: Path,
+    dtype: torch.dtype,
+    trust_remote_code: bool,
+    tensors: Mapping[str, Any],
+    totals: WeightTotals,
+) -> tuple[Any, dict[str, Any]]:
+    from transformers import AutoConfig
+
+    with quiet_transformers(), explained_failures("build", folder):
+        config = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+        if getattr(config, "quantization_config", None) is not None:
+            raise UnsupportedModelError(
+                f"the weights in {folder} are quantised (quantization_config in config.json), and "
+                "cannot be read in parts; use a copy in bfloat16, float16 or float32"
+            )
+        kind = model_class(config, str(folder))
+
+        def build() -> Any:
+            with bounded_model(totals), no_initial_values():
+                return kind.from_pretrained(
+                    None,
+                    config=config,
+                    state_dict=dict(tensors),
+                    dtype=dtype,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # check_report names them
+                )
+
+        model, report = build_with_host_ranges(build)
+        _adopt_generation_settings(model, folder)
+        model.config.name_or_path = model.name_or_path = str(folder)
+    return model, report
+
+
+def _adopt_generation_settings(model: Any, folder: Path) -> None:
+    from transformers import GenerationConfig
+
+    if not model.can_generate():
+        return
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    else:
+        model.generation_config = GenerationConfig.from_pretrained(
+            folder, config_file_name="config.json", local_files_only=True, _from_model_config=True
+        )

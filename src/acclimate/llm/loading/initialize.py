@@ -1,0 +1,427 @@
+"""``init_inference``: loads a transformers model on the accelerator, split over the job's ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from acclimate.errors import CorruptModelError, UnsupportedModelError
+from acclimate.llm.loading.finite_dtype import load_in_finite_dtype
+from acclimate.llm.loading.inference_model import Whole, as_inference_model
+from acclimate.llm.loading.loaded_model import (
+    LoadedModel,
+    check_dtype_name,
+    choose_dtype,
+    load_tokenizer,
+    memory_errors,
+    require_transformers,
+)
+from acclimate.llm.loading.locate import FoundModel, find_and_load, find_model
+from acclimate.llm.loading.packer import Packer, check_scheme, gguf_form, has_kernels
+from acclimate.llm.progress import progress_bar
+from acclimate.llm.ranks import ModelRanks, join_model_ranks
+from acclimate.selection import get_accelerator
+
+if TYPE_CHECKING:
+    import torch
+
+    from acclimate.accelerator import Accelerator
+    from acclimate.llm.split import Plan
+    from acclimate.llm.text.tokenizers import Tokenizer
+
+Verify = bool | Literal["auto"]
+
+
+def init_inference(
+    model: Any,
+    tp_size: int | None = None,
+    dtype: Any = "auto",
+    verify: Verify = "auto",
+    *,
+    plan: Mapping[str, Any] | None = None,
+    quantize: str | None = None,
+    compile: bool | Mapping[str, Any] = False,
+    trust_remote_code: bool = False,
+    ignore_extra: Iterable[str] = (),
+) -> Any:
+    """Returns a transformers model that runs on this process's accelerator, split over the job's ranks.
+
+    Every rank must make the same call, and later the same calls of ``generate``. If ``model`` is not yet
+    loaded, each rank reads only its own slices of the weights. An error on one rank is raised on all ranks.
+
+    Args:
+        model: a folder, a ``.gguf`` file, the id of a model on the Hugging Face hub, or a transformers model,
+            which is split in place and returned.
+        tp_size: the number of ranks that share the model; ``None``: all ranks of the job.
+        dtype: ``bfloat16``, ``float16``, ``float32``, or ``auto``: the first of these that the accelerator
+            supports, or the model's own dtype if it is already loaded.
+        verify: whether to run blocks whole and split, and compare the results; ``auto`` does so if the plan
+            was derived only from the structure of the modules.
+        plan: maps patterns of module names to splits; other modules are split by the model's own plan or by
+            its structure.
+        quantize: ``int8`` or ``int4``: the format in which the weights of linear modules and embeddings are
+            stored; each weight is packed as soon as it is read. ``None`` keeps the model's format; a GGUF
+            file's blocks stay as they are unless ``dtype`` names a dtype.
+        compile: whether to run the model through ``torch.compile``; a mapping gives its options. If
+            ``generate`` has a native step, it uses that instead, because it is faster.
+        trust_remote_code: whether Python code that comes with the model may run.
+        ignore_extra: patterns, such as ``v_head.*``, of tensors in the files that the model does not use.
+
+    Raises:
+        PlanError: the model cannot be split as asked; no weight has been read.
+        InvalidRankError: ``tp_size`` does not divide the job's number of ranks.
+        CorruptModelError: a tensor is missing, superfluous, of another shape, or damaged; the message names
+            it.
+        AcclimateError: the errors of :func:`acclimate.llm.load_model`.
+    """
+    check_scheme(quantize)
+    require_transformers()
+    import torch
+
+    # Weights created in inference mode could never be trained.
+    with torch.inference_mode(False):
+        made = _initialized(
+            model, tp_size, dtype, verify, plan, quantize, trust_remote_code, tuple(ignore_extra)
+        )
+        if compile is not False:
+            made.compile(**({} if compile is True else compile))
+        return made
+
+
+def _initialized(
+    model: Any,
+    tp_size: int | None,
+    dtype: Any,
+    verify: Verify,
+    plan: Mapping[str, Any] | None,
+    quantize: str | None,
+    trust_remote_code: bool,
+    ignore_extra: tuple[str, ...],
+) -> Any:
+    accelerator = get_accelerator()
+    ranks = join_model_ranks(accelerator, tp_size)
+    with ranks.all_or_none():
+        chosen = _dtype(accelerator, dtype, model)
+    if not isinstance(model, (str, os.PathLike)):
+        return _split_loaded(model, chosen, accelerator, ranks, plan, verify, quantize)
+
+    def load_in(chosen: torch.dtype) -> Any:
+        form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
+        load = SliceLoader(
+            accelerator, ranks, chosen, plan, verify, trust_remote_code, ignore_extra, quantize
+        )
+        return load.from_files(model, form)
+
+    return load_in_finite_dtype(load_in, chosen, accelerator, ranks, is_asked_for=str(dtype) != "auto")
+
+
+def load_split_model(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    dtype: str = "auto",
+    quantize: str | None = None,
+    trust_remote_code: bool = False,
+    ignore_extra: Iterable[str] = (),
+) -> LoadedModel:
+    """Loads a model and its tokenizer, split over the job's ranks, for :func:`acclimate.llm.generate`.
+
+    Args:
+        model: the ``model`` argument of :func:`acclimate.llm.load_model`; ``None``: the demo model.
+        dtype: its ``dtype`` argument.
+        quantize: its ``quantize`` argument.
+        trust_remote_code: its ``trust_remote_code`` argument.
+        ignore_extra: its ``ignore_extra`` argument.
+
+    Raises:
+        AcclimateError: the errors of :func:`init_inference`.
+    """
+    start = time.perf_counter()
+    check_scheme(quantize)
+    require_transformers()
+    accelerator = get_accelerator()
+    ranks = join_model_ranks(accelerator, None)
+    accelerator.reset_peak_memory_stats()
+    with ranks.all_or_none():
+        chosen = _dtype(accelerator, dtype, model)
+    tokenizers: list[Tokenizer] = []
+
+    def take_tokenizer(folder: Path) -> None:
+        tokenizers.append(load_tokenizer(folder, trust_remote_code))
+
+    def load_in(chosen: torch.dtype) -> LoadedModel:
+        load = SliceLoader(
+            accelerator,
+            ranks,
+            chosen,
+            trust_remote_code=trust_remote_code,
+            ignore_extra=tuple(ignore_extra),
+            quantize=quantize,
+        )
+        form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
+        # The tokenizer comes first, because loading it takes much more memory than it keeps.
+        module = load.from_files(model, form, with_tokenizer=True, before=take_tokenizer)
+        return LoadedModel(
+            module, tokenizers[-1], module.whole.folder, accelerator, chosen, time.perf_counter() - start
+        )
+
+    return load_in_finite_dtype(load_in, chosen, accelerator, ranks, is_asked_for=dtype != "auto")
+
+
+def _dtype(accelerator: Accelerator, dtype: Any, model: Any) -> torch.dtype:
+    import torch
+
+    name = str(dtype).removeprefix("torch.")
+    check_dtype_name(name)
+    if name == "auto" and isinstance(model, torch.nn.Module):
+        own = getattr(model, "dtype", None) or next(model.parameters()).dtype
+        name = str(own).removeprefix("torch.")
+    return choose_dtype(accelerator, name)
+
+
+def _split_loaded(
+    model: Any,
+    dtype: torch.dtype,
+    accelerator: Accelerator,
+    ranks: ModelRanks,
+    user_plan: Mapping[str, Any] | None,
+    verify: Verify,
+    quantize: str | None,
+) -> Any:
+    import torch
+
+    with ranks.all_or_none():
+        if not isinstance(model, torch.nn.Module):
+            raise UnsupportedModelError(
+                "model must be a folder, a .gguf file, a hub id or a transformers model, not an "
+                f"object of type {type(model).__name__}"
+            )
+        _check_whole(model)
+        whole = Whole.of(model)
+        packer = Packer(quantize, f"the model {type(model).__name__}")
+        packer.find_sensitive(model)
+    made = _make_plan(model, ranks, user_plan, verify)
+    with ranks.all_or_none(), memory_errors(accelerator, f"the model {type(model).__name__}"):
+        if made is not None:
+            model = _apply(model, made, ranks)
+        device = accelerator.current_device_name()
+        model = model.to(device=device, dtype=dtype)
+        if quantize is not None:
+            packer.pack_loaded(model, device)
+    return _finished(model, made, ranks, whole, packer)
+
+
+def _check_whole(model: torch.nn.Module) -> None:
+    """Raises :class:`UnsupportedModelError` if a loaded model cannot be split or quantised any more."""
+    from acclimate.llm.split.layers.intact import split_of
+
+    split, packed = split_of(model), getattr(getattr(model, "packing", None), "packed", ())
+    if split is None and not packed:
+        return
+    state = f"split over {split.size} ranks" if split is not None else f"quantised ({', '.join(packed)})"
+    raise UnsupportedModelError(
+        f"the model {type(model).__name__} is already {state}; give init_inference its folder to load it in "
+        "another way"
+    )
+
+
+def _finished(model: Any, plan: Plan | None, ranks: ModelRanks, whole: Whole, packer: Packer) -> Any:
+    """Turns a loaded model into an :class:`InferenceModel`."""
+    from acclimate.llm.loading.packed_modules import use_few_row_kernels
+
+    if has_kernels(get_accelerator().current_device_name()):
+        use_few_row_kernels(model)
+    made = as_inference_model(model.eval(), plan, ranks, whole)
+    made.packing = packer
+    return made
+
+
+class SliceLoader:
+    """Loads a model from files; each rank reads only its own slices."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        ranks: ModelRanks,
+        dtype: torch.dtype,
+        user_plan: Mapping[str, Any] | None = None,
+        verify: Verify = "auto",
+        trust_remote_code: bool = False,
+        ignore_extra: tuple[str, ...] = (),
+        quantize: str | None = None,
+    ) -> None:
+        self.quantize = quantize
+        self.accelerator, self.ranks, self.dtype = accelerator, ranks, dtype
+        self.user_plan, self.verify = user_plan, verify
+        self.trust_remote_code, self.ignore_extra = trust_remote_code, ignore_extra
+
+    def from_files(
+        self,
+        model: str | os.PathLike[str] | None,
+        form: Callable[[], str],
+        *,
+        with_tokenizer: bool = False,
+        before: Callable[[Path], None] = lambda folder: None,
+    ) -> Any:
+        """Finds a model's files and loads them; converts a damaged folder in the cache again.
+
+        Args:
+            model: the ``model`` argument of :func:`acclimate.llm.load_model`.
+            form: returns the form to which a GGUF file is converted.
+            with_tokenizer: whether the model must have a tokenizer.
+            before: called with the model's folder before any weight is read.
+        """
+
+        def find() -> FoundModel:
+            with self.ranks.all_or_none():
+                return find_model(
+                    model, form, trust_remote_code=self.trust_remote_code, with_tokenizer=with_tokenizer
+                )
+
+        def load(found: FoundModel) -> Any:
+            with self.ranks.all_or_none():
+                before(found.folder)
+            return self.load(found)
+
+        return find_and_load(find, load, self.ranks)
+
+    def load(self, found: FoundModel) -> Any:
+        """Loads a model whose files have been found and checked."""
+        from acclimate.llm.loading.deferred_model import deferred_model
+
+        folder = found.folder
+        packer = Packer(self.quantize, str(found.gguf or folder))
+        with contextlib.ExitStack() as opened:
+            with self.ranks.all_or_none():
+                model, files = opened.enter_context(
+                    deferred_model(
+                        found,
+                        self.dtype,
+                        trust_remote_code=self.trust_remote_code,
+                        ignore_extra=self.ignore_extra,
+                    )
+                )
+            self._check_same(folder, [file.identity for file in files])
+            with self.ranks.all_or_none():
+                whole = Whole.of(model, folder)
+                packer.find_sensitive(model)
+                tensors = _take_tensors(model)
+            plan = _make_plan(model, self.ranks, self.user_plan, self.verify, is_kept=True)
+            with self.ranks.all_or_none():
+                if plan is not None:
+                    model = _apply(model, plan, self.ranks)
+            with self.ranks.all_or_none(), memory_errors(self.accelerator, f"the model {folder.name}"):
+                self._fill(folder, model, tensors, plan, packer)
+                for file in files:
+                    file.check_unchanged()
+                model = model.to(self.accelerator.current_device_name())  # buffers that are not in the files
+                self.accelerator.synchronize()
+        return _finished(model, plan, self.ranks, whole, packer)
+
+    def _check_same(self, folder: Path, own: list[Any]) -> None:
+        """Raises :class:`CorruptModelError` on all ranks unless they read equal files."""
+        first, *others = self.ranks.exchange(own)
+        for rank, other in enumerate(others, 1):
+            if other != first:
+                raise CorruptModelError(
+                    f"rank {rank} found other files in {folder} than rank 0: {_difference(first, other)}. "
+                    "Give all ranks the same files"
+                )
+
+    def _fill(
+        self,
+        folder: Path,
+        model: Any,
+        tensors: Mapping[str, torch.Tensor],
+        plan: Plan | None,
+        packer: Packer,
+    ) -> None:
+        from acclimate.llm.files.slices import Slice, slices
+
+        found: list[Slice] = slices(model, tensors, plan, self.ranks.rank)
+        total = sum(prod(each.shard.shape) * each.shard.dtype.itemsize for each in found)
+        device = self.accelerator.current_device_name()
+        bar: Any = progress_bar(f"loading {folder.name}", total if self.ranks.is_first else 0)
+        advance: Callable[[int], None]
+        with bar if self.ranks.is_first else contextlib.nullcontext(lambda done: None) as advance:
+            for each in found:
+                if not packer.pack(each, device):
+                    each.load(folder, device)
+                advance(prod(each.shard.shape) * each.shard.dtype.itemsize)
+
+
+def _difference(first: list[Any], other: list[Any]) -> str:
+    names = [each[0] for each in first], [each[0] for each in other]
+    if names[0] != names[1]:
+        return f"{', '.join(names[1]) or 'no safetensors files'} in place of {', '.join(names[0]) or 'none'}"
+    return next(f"{mine[0]} differs" for mine, theirs in zip(first, other, strict=True) if mine != theirs)
+
+
+def _take_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """Returns a model's deferred tensors by name, and replaces them by empty ones on the meta device."""
+    import torch
+
+    from acclimate.llm.files.deferred_tensors import DeferredTensor
+
+    taken: dict[str, torch.Tensor] = {}
+    empty: dict[int, torch.Tensor] = {}  # tied parameters stay tied
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for kind in (module._parameters, module._buffers):
+            for name, tensor in list(kind.items()):
+                full = f"{prefix}.{name}" if prefix else name
+                if id(tensor) in empty:
+                    taken[full] = taken[_first_name(taken, tensor)]
+                    kind[name] = empty[id(tensor)]
+                elif isinstance(tensor, DeferredTensor):
+                    taken[full] = tensor
+                    shell: torch.Tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+                    if kind is module._parameters:
+                        shell = torch.nn.Parameter(shell, requires_grad=tensor.requires_grad)
+                    kind[name] = empty[id(tensor)] = shell
+    return taken
+
+
+def _first_name(taken: Mapping[str, torch.Tensor], tensor: torch.Tensor) -> str:
+    return next(name for name, each in taken.items() if each is tensor)
+
+
+def _make_plan(
+    model: Any, ranks: ModelRanks, user_plan: Mapping[str, Any] | None, verify: Verify, is_kept: bool = False
+) -> Plan | None:
+    """Returns the first rank's plan, which all ranks follow; ``None`` for one rank.
+
+    Args:
+        model: the whole model.
+        ranks: the ranks that share it.
+        user_plan: the user's mapping.
+        verify: the ``verify`` argument of :func:`init_inference`.
+        is_kept: whether to load the plan from the cache, and to save it there.
+    """
+    if ranks.size == 1:
+        return None
+    from acclimate.llm.split.planning.make_plan import make_plan
+    from acclimate.llm.split.saved_plans import load_plan, plan_key, save_plan
+
+    plan = None
+    with ranks.all_or_none():
+        if ranks.is_first and is_kept and verify == "auto":
+            key = plan_key(model, ranks.size, user_plan)
+            plan = load_plan(key)
+            if plan is None:
+                plan = make_plan(model, ranks.size, user_plan)
+                save_plan(key, plan)
+        elif ranks.is_first:
+            plan = make_plan(model, ranks.size, user_plan, verify=verify)
+    made: Plan = ranks.from_first(plan)
+    return made
+
+
+def _apply(model: Any, plan: Plan, ranks: ModelRanks) -> Any:
+    from acclimate.llm.split import apply_plan
+
+    return apply_plan(model, plan, ranks.group)

@@ -1,0 +1,169 @@
+"""Loads a model and its tokenizer onto this process's accelerator."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+# First, since it imports torch in a way that no package that torch loads can end this process.
+import acclimate.accelerator  # noqa: F401
+from acclimate.errors import CorruptModelError
+from acclimate.llm.files.folder import weight_files, weight_totals
+from acclimate.llm.files.mapped import mapped_files
+from acclimate.llm.files.model_limits import bounded_model, no_initial_values
+from acclimate.llm.files.open_file import OpenFile
+from acclimate.llm.loading.finite_dtype import load_in_finite_dtype
+from acclimate.llm.loading.host_ranges import build_with_host_ranges
+from acclimate.llm.loading.initialize import SliceLoader
+from acclimate.llm.loading.loaded_model import (
+    LoadedModel,
+    check_dtype_name,
+    choose_dtype,
+    explained_failures,
+    load_tokenizer,
+    memory_errors,
+    require_transformers,
+)
+from acclimate.llm.loading.locate import FoundModel, find_and_load, find_model
+from acclimate.llm.loading.packer import check_scheme, gguf_form, has_kernels
+from acclimate.llm.loading.weight_report import check_report
+from acclimate.llm.quiet import quiet_transformers
+from acclimate.llm.ranks import ModelRanks
+from acclimate.selection import get_accelerator
+
+if TYPE_CHECKING:
+    import torch
+
+    from acclimate.accelerator import Accelerator
+    from acclimate.llm.text.tokenizers import Tokenizer
+
+
+def load_model(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    dtype: str = "auto",
+    quantize: str | None = None,
+    trust_remote_code: bool = False,
+    ignore_extra: Iterable[str] = (),
+) -> LoadedModel:
+    """Loads a model onto this process's accelerator.
+
+    Args:
+        model: a folder, a ``.gguf`` file, the id of a model on the Hugging Face hub, or ``None`` for the
+            demo model.
+        dtype: ``bfloat16``, ``float16``, ``float32``, or ``auto``: the first of these that the accelerator
+            supports. With ``auto``, a GGUF file runs from its own quantised blocks.
+        quantize: ``int8`` or ``int4``: the format in which the weights of linear modules and embeddings are
+            stored.
+        trust_remote_code: whether Python code that comes with the model may run.
+        ignore_extra: patterns, such as ``v_head.*``, of tensors in the files that the model does not use.
+
+    Raises:
+        QuantizationError: ``quantize`` is neither ``int8`` nor ``int4``.
+        ModelNotFoundError: there is no such model.
+        CorruptModelError: its files are truncated, unreadable or do not fit together.
+        UnsupportedModelError: it is not a language model that transformers can run.
+        RemoteCodeError: it needs its own Python code, which may not run.
+        UnsupportedDtypeError: there is no such dtype, or the accelerator does not support it.
+        DeviceMemoryError: it does not fit into the accelerator's memory.
+        MissingExtraError: a required package is not installed.
+        CacheWriteError: a converted model cannot be written to the cache.
+    """
+    start = time.perf_counter()
+    check_dtype_name(dtype)
+    check_scheme(quantize)
+    require_transformers()
+    accelerator = get_accelerator()
+    chosen = choose_dtype(accelerator, dtype)
+    accelerator.reset_peak_memory_stats()
+
+    ignored = tuple(ignore_extra)
+
+    def load_in(chosen: torch.dtype) -> LoadedModel:
+        form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
+
+        def find() -> FoundModel:
+            return find_model(model, form, trust_remote_code=trust_remote_code)
+
+        def load(found: FoundModel) -> tuple[Any, Tokenizer, Path]:
+            module, tokenizer = _load_found(found, accelerator, chosen, quantize, trust_remote_code, ignored)
+            return module, tokenizer, found.folder
+
+        module, tokenizer, folder = find_and_load(find, load, ModelRanks())
+        accelerator.synchronize()
+        return LoadedModel(module, tokenizer, folder, accelerator, chosen, time.perf_counter() - start)
+
+    return load_in_finite_dtype(load_in, chosen, accelerator, ModelRanks(), is_asked_for=dtype != "auto")
+
+
+def _load_found(
+    found: FoundModel,
+    accelerator: Accelerator,
+    dtype: torch.dtype,
+    quantize: str | None,
+    trust_remote_code: bool,
+    ignore_extra: tuple[str, ...],
+) -> tuple[Any, Tokenizer]:
+    from acclimate.llm.loading.packed_modules import use_few_row_kernels
+
+    folder = found.folder
+    with memory_errors(accelerator, f"the model {folder.name}"):
+        # The tokenizer comes first, because loading it takes much more memory than it keeps.
+        tokenizer = load_tokenizer(folder, trust_remote_code)
+        if found.gguf is not None or quantize is not None:
+            loader = SliceLoader(
+                accelerator,
+                ModelRanks(),
+                dtype,
+                trust_remote_code=trust_remote_code,
+                ignore_extra=ignore_extra,
+                quantize=quantize,
+            )
+            return loader.load(found), tokenizer
+        module = _load_module(folder, dtype, trust_remote_code, ignore_extra).to(
+            accelerator.current_device_name()
+        )
+        if has_kernels(accelerator.current_device_name()):
+            use_few_row_kernels(module)
+        return module, tokenizer
+
+
+def _load_module(
+    folder: Path, dtype: torch.dtype, trust_remote_code: bool, ignore_extra: tuple[str, ...]
+) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    from acclimate.llm.loading.inference_model import Whole, as_inference_model
+
+    files = [OpenFile(path) for path in weight_files(folder)]
+    totals = weight_totals(folder)
+
+    def build() -> Any:
+        with bounded_model(totals), no_initial_values():
+            return AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # check_report names them
+                trust_remote_code=trust_remote_code,
+            )
+
+    with quiet_transformers(), explained_failures("load", folder):
+        try:
+            module, report = build_with_host_ranges(build)
+        except (pickle.UnpicklingError, EOFError) as error:  # torch's message advises weights_only=False
+            raise CorruptModelError(
+                f"the .bin files in {folder} are damaged, or hold something other than tensors"
+            ) from error
+    check_report(folder, report, ignore_extra)
+    made = as_inference_model(module.eval(), None, ModelRanks(), Whole.of(module, folder))
+    made.mapped_files = mapped_files(module, files)
+    for file in files:
+        file.check_unchanged("loaded")
+    return made

@@ -1,0 +1,197 @@
+"""The loaded model, and the dtypes, tokenizers and errors that all ways of loading share."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from acclimate.errors import (
+    AcclimateError,
+    CorruptModelError,
+    DeviceMemoryError,
+    MissingExtraError,
+    UnsupportedDtypeError,
+    UnsupportedModelError,
+    excerpt,
+)
+from acclimate.llm.files.converted import MANIFEST
+from acclimate.llm.freed_memory import return_freed_memory
+from acclimate.llm.loading.inference_model import InferenceModel
+from acclimate.llm.quiet import first_line, quiet_transformers, why_unusable
+from acclimate.llm.ranks import ModelRanks
+from acclimate.llm.text.tokenizers import ConvertedTokenizer, HubTokenizer, Tokenizer
+
+if TYPE_CHECKING:
+    import torch
+
+    from acclimate.accelerator import Accelerator
+
+DTYPES = ("bfloat16", "float16", "float32")
+"""The dtypes a model can run in; ``auto`` takes the first that the accelerator supports."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that is ready to generate."""
+
+    module: Any
+    """The Hugging Face model object, in evaluation mode, on the accelerator."""
+    tokenizer: Tokenizer
+    folder: Path
+    """The folder of its files."""
+    accelerator: Accelerator
+    dtype: torch.dtype
+    load_seconds: float
+    """From the call until the model is ready, including imports and any conversion or download."""
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters, including those of other ranks; tied ones count once."""
+        if isinstance(self.module, InferenceModel):
+            return self.module.whole.parameters
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    @property
+    def tokens(self) -> int:
+        """The number of rows of the input embeddings."""
+        if isinstance(self.module, InferenceModel):
+            return self.module.whole.tokens
+        return int(self.module.get_input_embeddings().weight.shape[0])
+
+    @property
+    def ranks(self) -> ModelRanks:
+        """The ranks that share the model."""
+        return self.module.model_ranks if isinstance(self.module, InferenceModel) else ModelRanks()
+
+    @property
+    def context_length(self) -> int | None:
+        """The most tokens that a prompt and its continuation can have together; ``None``: no limit."""
+        length = getattr(self.module.config.get_text_config(), "max_position_embeddings", None)
+        return length if isinstance(length, int) and length > 0 else None
+
+
+def load_tokenizer(folder: Path, trust_remote_code: bool) -> Tokenizer:
+    """Loads the tokenizer of a model's folder.
+
+    Raises:
+        CorruptModelError: it cannot be loaded.
+        MissingExtraError: it needs a package that is not installed.
+    """
+    if (folder / MANIFEST).is_file():
+        return _load_with(folder, ConvertedTokenizer)
+    with quiet_transformers():
+        return _load_with(folder, partial(HubTokenizer, trust_remote_code=trust_remote_code))
+
+
+def check_dtype_name(name: str) -> None:
+    """Raises :class:`UnsupportedDtypeError` unless ``name`` is ``auto`` or one of :data:`DTYPES`."""
+    if name not in ("auto", *DTYPES):
+        raise UnsupportedDtypeError(
+            f"dtype must be one of auto, {', '.join(DTYPES)}; it is '{excerpt(name)}'"
+        )
+
+
+def choose_dtype(accelerator: Accelerator, name: str) -> torch.dtype:
+    """Returns the dtype with this name; for ``auto``, the first supported one of :data:`DTYPES`.
+
+    Raises:
+        UnsupportedDtypeError: the accelerator does not compute in it.
+    """
+    supported = {str(dtype).removeprefix("torch."): dtype for dtype in accelerator.supported_dtypes()}
+    for candidate in DTYPES if name == "auto" else (name,):
+        if candidate in supported:
+            return supported[candidate]
+    usable = ", ".join(candidate for candidate in DTYPES if candidate in supported)
+    raise UnsupportedDtypeError(
+        f"{accelerator.name} does not compute in {name} on this machine; choose auto or one of: {usable}"
+    )
+
+
+@contextlib.contextmanager
+def memory_errors(accelerator: Accelerator, what: str) -> Iterator[None]:
+    """Turns out-of-memory errors of the device or the host into one that names what did not fit."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error) and not isinstance(error, accelerator.OutOfMemoryError):
+            raise
+        raise DeviceMemoryError(
+            f"{what} does not fit into the memory of {accelerator.current_device_name()}; "
+            "try a smaller model, a shorter text, or bfloat16"
+        ) from error
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that the host or a device is out of memory."""
+    import torch
+
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    # torch's allocator for the host raises a plain RuntimeError.
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether an error is a panic of a library written in Rust, which is not an ``Exception``."""
+    return type(error).__name__ == "PanicException"
+
+
+def require_transformers() -> None:
+    """Raises :class:`MissingExtraError` unless transformers is installed."""
+    try:
+        for package in ("numpy", "safetensors", "transformers"):
+            import_module(package)
+    except ImportError as error:  # transformers raises another kind of it for what it lacks itself
+        raise MissingExtraError(
+            f'a language model needs {error.name or first_line(error)}: pip install "acclimate[llm]"'
+        ) from error
+
+
+def _load_with(folder: Path, load: Callable[[Path], Tokenizer]) -> Tokenizer:
+    """Loads a tokenizer by calling ``load``; raises the errors of :func:`load_tokenizer`."""
+    try:
+        tokenizer = load(folder)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"the tokenizer in {folder} needs one more package: {first_line(error)}"
+        ) from error
+    except BaseException as error:  # the tokenizers library raises plain Exception, and panics
+        if isinstance(error, MemoryError) or not (isinstance(error, Exception) or is_panic(error)):
+            raise
+        reason = why_unusable(error)
+        raise CorruptModelError(f"the tokenizer in {folder} cannot be loaded: {reason}") from error
+    return_freed_memory()
+    return tokenizer
+
+
+@contextlib.contextmanager
+def explained_failures(action: str, folder: Path) -> Iterator[None]:
+    """Turns errors that transformers raises in the block into errors that name the model's folder.
+
+    Args:
+        action: a verb for the message, such as ``"load"``.
+        folder: the model's folder.
+
+    Raises:
+        MissingExtraError: the model needs a package that is not installed.
+        UnsupportedModelError: transformers raised any other error, except out-of-memory errors.
+    """
+    try:
+        yield
+    except AcclimateError:
+        raise
+    except ImportError as error:
+        raise MissingExtraError(
+            f"the model in {folder} needs one more package: {first_line(error)}"
+        ) from error
+    except Exception as error:  # any type: transformers does not check a config's fields
+        if is_out_of_memory(error):
+            raise
+        raise UnsupportedModelError(
+            f"transformers cannot {action} the model in {folder}: {why_unusable(error)}"
+        ) from error

@@ -1,0 +1,272 @@
+"""Linear and embedding modules that compute with a packed weight, which is quantised or the model's own.
+
+A module stays the same object with its hooks, at its place in the model; only its class changes.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from acclimate.errors import QuantizationError
+
+if TYPE_CHECKING:
+    from acclimate.llm.kernels import PackedWeight
+
+
+class QuantisedTensor(torch.Tensor):
+    """A module's ``weight`` that is stored quantised, or a view of it: unpacks when used, and is read-only.
+
+    A write could only change the unpacked values, not the module, so it raises :class:`QuantizationError`.
+    """
+
+    packed: PackedWeight
+    _shown: torch.Tensor | None
+    """The values of a view, which were unpacked to make it."""
+
+    @staticmethod
+    def __new__(
+        cls,
+        packed: PackedWeight,
+        dtype: torch.dtype,
+        device: torch.device,
+        values: torch.Tensor | None = None,
+    ) -> QuantisedTensor:
+        """Describes a packed weight, which takes no memory, or a view with these values."""
+        made: QuantisedTensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            tuple(packed.shape if values is None else values.shape),
+            strides=None if values is None else values.stride(),
+            dtype=dtype,
+            device=device,
+            requires_grad=False,
+        )
+        made.packed, made._shown = packed, values
+        return made
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
+        return f"QuantisedTensor({self.packed.scheme}, shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    @property
+    def data(self) -> QuantisedTensor:
+        """The same tensor, as read-only."""
+        return self.detach()  # type: ignore[return-value]
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        raise _read_only(self.packed)
+
+    @property
+    def requires_grad(self) -> bool:
+        """``False``: such a weight cannot be trained."""
+        return False
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        if value:
+            raise _read_only(self.packed)
+
+    def requires_grad_(self, requires_grad: bool = True) -> QuantisedTensor:
+        """Returns the tensor; it cannot require a gradient."""
+        self.requires_grad = requires_grad
+        return self
+
+    def unpacked(self) -> torch.Tensor:
+        """Returns the values as a tensor of their own, or of a view."""
+        return self.packed.dequantize(dtype=self.dtype) if self._shown is None else self._shown
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        shown: QuantisedTensor | None = None  # whose memory the result shows
+        for index, declared in enumerate(func._schema.arguments):
+            given = args[index] if index < len(args) else kwargs.get(declared.name)
+            own = next((each for each in tree_leaves(given) if isinstance(each, QuantisedTensor)), None)
+            if own is None or declared.alias_info is None:
+                continue
+            if declared.alias_info.is_write:
+                raise _read_only(own.packed)
+            shown = shown or own
+        if shown is not None and func is torch.ops.aten.detach.default:
+            return QuantisedTensor(shown.packed, shown.dtype, shown.device, shown._shown)
+        result = func(*tree_map(_unpacked, args), **tree_map(_unpacked, kwargs))
+        return result if shown is None else tree_map(lambda each: _view(shown, each), result)
+
+
+def _unpacked(value: Any) -> Any:
+    return value.unpacked() if isinstance(value, QuantisedTensor) else value
+
+
+def _view(of: QuantisedTensor, value: Any) -> Any:
+    return QuantisedTensor(of.packed, value.dtype, value.device, value) if torch.is_tensor(value) else value
+
+
+def _read_only(packed: PackedWeight) -> QuantizationError:
+    return QuantizationError(
+        f"a weight that is quantised ({packed.scheme}) is read-only. To change the model, load it without "
+        "quantize, and a GGUF file with dtype set; to change a copy of the weight, use weight.clone()"
+    )
+
+
+class PackedModule(nn.Module):
+    """The base of modules with a quantised weight.
+
+    The weight is not a parameter: it cannot be trained, cast or replaced. ``state_dict`` unpacks it.
+    """
+
+    packed: PackedWeight
+    compute: torch.Tensor
+    """An empty tensor, whose dtype and device ``module.to(…)`` changes as it does a parameter's."""
+
+    @property
+    def weight(self) -> QuantisedTensor:
+        """The weight as a tensor that unpacks itself when an operator uses it."""
+        return QuantisedTensor(self.packed, self.compute.dtype, self.compute.device)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":
+            if not isinstance(value, QuantisedTensor) or value.shape != self.packed.shape:
+                raise _read_only(self.packed)
+            self.packed = value.packed  # ties it to another module's
+        else:
+            super().__setattr__(name, value)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.packed.device != self.compute.device:
+            self.packed = self.packed.to(self.compute.device)
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = self.packed.dequantize(dtype=self.compute.dtype)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        others = {name: value for name, value in state_dict.items() if name != f"{prefix}weight"}
+        if len(others) < len(state_dict):
+            error_msgs.append(
+                f"{prefix}weight is quantised ({self.packed.scheme}) and cannot be replaced; "
+                "load the model without quantize"
+            )
+        super()._load_from_state_dict(
+            others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+    def extra_repr(self) -> str:
+        """Returns the module's sizes and how its weight is stored."""
+        return f"{super().extra_repr()}, weight={self.packed.scheme}"
+
+
+class PackedLinear(PackedModule, nn.Linear):  # type: ignore[misc]  # a property in place of a parameter
+    """A linear module with a quantised weight."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Returns the product, in the input's dtype."""
+        return self.packed.linear(input, self.bias)
+
+
+class PackedEmbedding(PackedModule, nn.Embedding):  # type: ignore[misc]
+    """An embedding with a quantised weight; unpacks only the rows that it returns."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Returns the tokens' rows."""
+        return self.packed.rows(input, self.compute.dtype)
+
+
+class FewRowLinear(nn.Linear):
+    """A linear module that multiplies inputs of few rows at full memory bandwidth.
+
+    The weight stays its parameter. If a gradient is needed, or the kernels lack the dtype or the device, the
+    module works like :class:`nn.Linear`.
+    """
+
+    _view: PackedWeight | None = None
+    _view_of: tuple[Any, ...] | None = None
+
+    @property
+    def packed(self) -> PackedWeight:
+        """The weight in the kernels' form; it shares the parameter's memory."""
+        from acclimate.llm.kernels import PackedWeight
+
+        weight = self.weight
+        now = weight.data_ptr(), weight.dtype, weight.shape, weight.stride()
+        if self._view is None or self._view_of != now:
+            self._view, self._view_of = PackedWeight.dense(weight.detach()), now
+        return self._view
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Returns the product."""
+        wants_gradient = torch.is_grad_enabled() and (self.weight.requires_grad or input.requires_grad)
+        # torch.compile has its own matrix products, and cannot trace addresses.
+        if wants_gradient or torch.compiler.is_compiling() or not self._has_kernel(input):
+            return super().forward(input)
+        return self.packed.linear(input, self.bias)
+
+    def _has_kernel(self, input: torch.Tensor) -> bool:
+        """Whether there is a kernel for the weight, which ``module.to(…)`` may have changed, and an input."""
+        from acclimate.llm.kernels.native import WITH_KERNELS
+        from acclimate.llm.kernels.schemes import DENSE_DTYPES
+
+        is_known = self.weight.dtype in DENSE_DTYPES and input.dtype in DENSE_DTYPES
+        return is_known and self.weight.device.type in WITH_KERNELS
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out the packed view, which would be saved as a second copy of the weight."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_view", "_view_of")}
+
+
+def can_be_packed(module: nn.Module, leaf: str) -> bool:
+    """Whether a module uses its weight only as a linear module or an embedding would."""
+    if leaf != "weight":
+        return False
+    if isinstance(module, nn.Embedding):
+        # Options that change the table during a lookup cannot work with a packed weight.
+        return module.max_norm is None and not module.sparse
+    return type(module) is nn.Linear
+
+
+def hold(module: nn.Module, packed: PackedWeight, dtype: torch.dtype, device: torch.device | str) -> None:
+    """Replaces a module's parameter ``weight`` by a packed weight.
+
+    Args:
+        module: a module for which :func:`can_be_packed` is true.
+        packed: the packed weight.
+        dtype: the dtype of the module's result if its input does not determine it.
+        device: the model's device.
+    """
+    del module._parameters["weight"]
+    own = type(module)
+    module.__class__ = PackedLinear if own is nn.Linear else _packed_embedding(own)  # type: ignore[arg-type]
+    vars(module)["packed"] = packed
+    module.register_buffer("compute", torch.empty(0, dtype=dtype, device=device), persistent=False)
+
+
+@lru_cache
+def _packed_embedding(own: type[nn.Module]) -> type[nn.Module]:
+    """Returns a model's own embedding class over a quantised table."""
+    if own is nn.Embedding:
+        return PackedEmbedding
+    # The model's own class comes first, because it may scale the looked-up rows, as Gemma's does.
+    return type(own.__name__, (own, PackedEmbedding), {"__module__": own.__module__})
+
+
+def use_few_row_kernels(model: nn.Module) -> None:
+    """Makes a loaded model's linear modules use the few-row kernels with their own weights."""
+    for module in model.modules():
+        if type(module) is nn.Linear and module.weight.dim() == 2:
+            module.__class__ = FewRowLinear

@@ -1,0 +1,167 @@
+"""Packs weights while a model is loaded: reads, slices, quantises and frees one after the other."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from acclimate.errors import CorruptModelError, OpBuildError, QuantizationError, WeightError, excerpt
+
+if TYPE_CHECKING:
+    import torch
+
+    from acclimate.llm.files.slices import Slice
+    from acclimate.llm.kernels import PackedWeight
+
+logger = logging.getLogger("acclimate.llm")
+
+SCHEMES = ("int8", "int4")
+"""The formats to which weights can be quantised while they are loaded."""
+
+
+def check_scheme(name: Any) -> None:
+    """Raises :class:`QuantizationError` unless ``name`` is one of :data:`SCHEMES`."""
+    if name is not None and name not in SCHEMES:
+        raise QuantizationError(
+            f"quantize must be {' or '.join(SCHEMES)}, or left out; it is '{excerpt(str(name), 40)}'"
+        )
+
+
+def gguf_form(dtype: Any, scheme: str | None, chosen: torch.dtype, device: str) -> str:
+    """Returns the form of a GGUF file: ``BLOCKS``, unless the user asked for a dtype or a scheme.
+
+    If there are no kernels for blocks, returns a dtype.
+    """
+    from acclimate.llm.gguf.convert import BLOCKS
+
+    as_it_is = str(dtype) == "auto" and scheme is None and has_kernels(device)
+    return BLOCKS if as_it_is else str(chosen).removeprefix("torch.")
+
+
+def has_kernels(device: str) -> bool:
+    """Whether there are native kernels for packed weights on a device; builds them when first asked."""
+    from acclimate.llm.kernels import native
+
+    device_type = device.partition(":")[0]
+    if device_type not in native.WITH_KERNELS:
+        return False
+    try:
+        native.load(device_type)
+    except OpBuildError as error:
+        logger.warning("models run without native kernels: %s", error)
+        return False
+    return True
+
+
+_SHORT_ROW = 1024
+
+
+@dataclass
+class Packer:
+    """Decides how each weight is stored, and records the weights that stayed dense."""
+
+    scheme: str | None
+    """``int8`` or ``int4``; ``None``: GGUF blocks stay as they are, and other weights stay dense."""
+    source: str
+    """The model's folder or file, for messages."""
+    packed: Counter[str] = field(default_factory=Counter)
+    """The number of weights of each scheme."""
+    dense: dict[str, str] = field(default_factory=dict)
+    """The names of matrices that stayed dense, each with the reason."""
+    _sensitive: dict[str, str] = field(default_factory=dict)
+    """The weights that get another scheme than ``scheme``, by name."""
+
+    def find_sensitive(self, model: torch.nn.Module) -> None:
+        """Chooses more bits for the parameters of a whole model that lose too much accuracy in ``int4``.
+
+        Embeddings and output heads get 5 bits, because an error in a row of the output head changes every
+        token's probability. Matrices with fewer outputs than inputs (values, attention's and the MLP's
+        output) get 8 bits, because their errors reach the residual stream without being averaged. Other
+        matrices get 5 bits if their rows are short, as in the smallest models, which lose the most.
+        ``benchmarks/quality.py`` measures the effect.
+        """
+        import torch
+
+        if self.scheme != "int4":
+            return
+        head = getattr(model, "get_output_embeddings", lambda: None)()
+        for prefix, module in model.named_modules():
+            is_table = module is head or isinstance(module, torch.nn.Embedding)
+            for leaf, parameter in module._parameters.items():
+                if parameter is not None and parameter.dim() == 2:
+                    rows, columns = parameter.shape
+                    name = f"{prefix}.{leaf}" if prefix else leaf
+                    if rows < columns and not is_table:
+                        self._sensitive[name] = "int8"
+                    elif is_table or columns < _SHORT_ROW:
+                        self._sensitive[name] = "int5"
+
+    def pack(self, each: Slice, device: str) -> bool:
+        """Packs one slice into its modules; returns whether it was packed."""
+        from acclimate.llm.loading.packed_modules import can_be_packed, hold
+
+        if each.shard.dim() != 2 or each.shard.numel() == 0:
+            return False
+        if not all(can_be_packed(module, leaf) for module, leaf in each.places):
+            if self.scheme is not None:
+                self.dense[each.name] = "its module is neither a linear module nor an embedding"
+            return False
+        made = self._packed(each)
+        if made is None:
+            return False
+        made = made.to(device)
+        for module, _ in each.places:
+            hold(module, made, each.shard.dtype, device)
+        self.packed[made.scheme] += 1
+        return True
+
+    def pack_loaded(self, model: torch.nn.Module, device: str) -> None:
+        """Packs the weights of a loaded model, which may be split, one after the other."""
+        from acclimate.llm.files.slices import Slice
+
+        found: dict[int, Slice] = {}
+        for prefix, module in model.named_modules():
+            for leaf, parameter in module._parameters.items():
+                if parameter is not None:
+                    name = f"{prefix}.{leaf}" if prefix else leaf
+                    each = found.setdefault(id(parameter), Slice(name, parameter.detach()))
+                    each.places.append((module, leaf))
+        for each in found.values():
+            self.pack(each, device)
+
+    def _packed(self, each: Slice) -> PackedWeight | None:
+        from acclimate.llm.kernels import PackedWeight
+
+        if self.scheme is None:
+            return self._blocks(each)
+        scheme = self._sensitive.get(each.name, self.scheme)
+        try:
+            return PackedWeight.quantize(each.read(self.source), scheme)
+        except WeightError as error:
+            self.dense[each.name] = str(error)
+            return None
+
+    def _blocks(self, each: Slice) -> PackedWeight | None:
+        from acclimate.llm.gguf.tensors import block_rows, source_types
+        from acclimate.llm.kernels import PackedWeight
+
+        types = source_types(each.shard)
+        found = block_rows(each.shard)
+        if found is None:
+            if types - _UNPACKED:
+                self.dense[each.name] = (
+                    f"its blocks ({', '.join(sorted(types))}) have no kernel, or are cut by the split"
+                )
+            return None
+        blocks = found.read()
+        if found.has_broken_scales(blocks):
+            raise CorruptModelError(
+                f"the tensor {each.name} in {self.source} is corrupt: the scale of a block is infinite or NaN"
+            )
+        return PackedWeight.from_gguf(blocks, found.block_type, found.shape)
+
+
+_UNPACKED = frozenset({"F32", "F16", "BF16"})
+"""gguf's names of types that are not quantised."""

@@ -1,0 +1,164 @@
+"""The changes that a block may need on a rank: of attributes (``num_heads``), parameters and arguments."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from acclimate.llm.split.planning.column_orders import key_value_groups
+from acclimate.llm.split.planning.coupled_columns import Unit
+from acclimate.llm.split.planning.regions import Indices, Layout, Region
+from acclimate.llm.split.tracing.trace import Trace
+
+
+@dataclass(frozen=True)
+class _Number:
+    """A number of the whole region, and its value on each rank."""
+
+    name: str
+    whole: int
+    values: tuple[int, ...]
+    indices: tuple[Indices, ...] = ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One attribute, parameter or argument that a rank may have to change, and its new value."""
+
+    kind: str
+    place: tuple[str, str] | str | int
+    dim: int
+    number: _Number
+
+
+def _numbers(
+    units: list[Unit], shares: list[list[Unit]], repeats: list[int], columns: dict[str, list[Indices]],
+    widths: Mapping[str, int],
+) -> list[_Number]:  # fmt: skip
+    """Returns the numbers of a region that code may use: of heads, key/value heads and columns."""
+    width = sum(len(unit.sink) for unit in units)
+    number_of = {id(unit): number for number, unit in enumerate(units)}
+    heads = tuple(tuple(number_of[id(unit)] for unit in share) for share in shares)
+    rows = tuple(tuple(sorted(c for unit in share for c in unit.sink)) for share in shares)
+    numbers = [_Number("heads", len(units), tuple(map(len, heads)), heads)]
+    groups = list(dict.fromkeys(key_value_groups(units)))
+    if len(units) % len(groups) == 0:
+        per_group = len(units) // len(groups)
+        kept = tuple(
+            tuple(
+                next(n for n, group in enumerate(groups) if each[at] in group)
+                for at in range(0, len(each), step)
+            )
+            for each, step in zip(heads, repeats, strict=True)
+        )
+        numbers.append(_Number("kv", len(groups), tuple(map(len, kept)), kept))
+        numbers.append(_Number("group", per_group, tuple(repeats)))
+        if width % len(units) == 0:
+            size = width // len(units)
+            values = tuple(len(each) * size for each in kept)
+            numbers.append(_Number("kv columns", len(groups) * size, values))
+            both = tuple(2 * each for each in values)
+            numbers.append(_Number("both kv columns", 2 * len(groups) * size, both))
+    numbers.append(_Number("columns", width, tuple(map(len, rows)), rows))
+    for source, each in columns.items():
+        numbers.append(_Number(f"columns of {source}", widths[source], tuple(map(len, each)), tuple(each)))
+    return numbers
+
+
+def choices_of(
+    trace: Trace,
+    region: Region,
+    shares: list[list[Unit]],
+    repeats: list[int],
+    columns: dict[str, list[Indices]],
+) -> list[list[Choice]]:
+    """Returns the possible changes of each attribute, parameter or argument that equals a region's number."""
+    widths = {s: trace.calls[s][0].output.shape[-1] for s in region.sources}
+    numbers = _numbers(region.units, shares, repeats, columns, widths)
+    found: list[list[Choice]] = []
+
+    def offer(kind: str, place: tuple[str, str] | str | int, dim: int, name: str, value: int) -> None:
+        fitting = [each for each in numbers if each.whole == value and value > 1]
+        if kind != "attribute":
+            fitting = [each for each in fitting if each.indices]
+        distinct = {
+            (each.values, () if kind == "attribute" else each.indices): each for each in reversed(fitting)
+        }
+        ordered = sorted(distinct.values(), key=lambda each: _distance(name, each.name))
+        if ordered:
+            found.append([Choice(kind, place, dim, each) for each in ordered])
+
+    inside = region.block + "." if region.block else ""
+    for name, module in trace.modules.items():
+        if (name != region.block and not name.startswith(inside)) or name in trace.linears:
+            continue
+        for attribute, value in vars(module).items():
+            if type(value) is int:
+                offer("attribute", (name, attribute), 0, attribute, value)
+        config = vars(module).get("config")
+        if config is not None and name == region.block:
+            for attribute, value in vars(config).items():
+                if type(value) is int and "head" in attribute:
+                    offer("attribute", (name, f"config.{attribute}"), 0, attribute, value)
+    for name in region.parameters:
+        # An argument that other layers get too, such as T5's relative positions, stays whole.
+        if sum(name in used for used in trace.flows.uses.values()) > 1:
+            continue
+        for dim, length in enumerate(trace.parameters[name].shape):
+            offer("parameter", name, dim, name.rpartition(".")[2], length)
+    first = trace.blocks[region.block][0]
+    given: list[tuple[str | int, Any]] = [*enumerate(first.args), *first.kwargs.items()]
+    for key, value in given:
+        if (isinstance(value, Tensor) and not value.requires_grad) or key == "position_bias":
+            for dim, length in enumerate(value.shape if isinstance(value, Tensor) else ()):
+                offer("argument", key, dim, str(key), length)
+    return found
+
+
+def _distance(name: str, number: str) -> int:
+    """Sorts likely matches of names first; the order affects speed only, as every choice is checked."""
+    hints = {"kv": ("kv", "key_value"), "group": ("group", "rep"), "heads": ("head",)}
+    for place, kind in enumerate(("group", "kv", "heads")):
+        if any(hint in name for hint in hints[kind]):
+            return 0 if number.startswith(kind) else 1 + place
+    return 1 if number == "heads" else 0
+
+
+def combinations(choices: list[list[Choice]]) -> Iterator[list[Choice]]:
+    """Yields no change; all attributes; also parameters and arguments; then every combination."""
+    yield []
+    if not choices:
+        return
+    attributes = [each[0] for each in choices if each[0].kind == "attribute"]
+    modules = [each for each in attributes if isinstance(each.place, tuple) and "." not in each.place[1]]
+    yield modules
+    yield attributes
+    for other in ("parameter", "argument"):
+        yield [*modules, *(each[0] for each in choices if each[0].kind == other)]
+    yield [each[0] for each in choices]
+    options: list[list[Choice | None]] = [[*each, None] for each in choices]
+    for combination in itertools.product(*options):
+        yield [each for each in combination if each is not None]
+
+
+def with_choices(layout: Layout, chosen: list[Choice]) -> Layout:
+    """Returns a layout in which ranks that do not run the block padded have the chosen values."""
+    changed = Layout(layout.columns, layout.rows, layout.expands)
+    for choice in chosen:
+        padded = layout.expands
+        if choice.kind == "attribute":
+            own = zip(choice.number.values, padded, strict=True)
+            values = [choice.number.whole if pad else value for value, pad in own]
+            changed.attributes[choice.place] = values  # type: ignore[index]
+            continue
+        everything = tuple(range(choice.number.whole))
+        indices = [everything if pad else v for v, pad in zip(choice.number.indices, padded, strict=True)]
+        if choice.kind == "parameter":
+            changed.parameters[str(choice.place)] = (choice.dim, indices)
+        else:
+            changed.arguments[choice.place] = (choice.dim, indices)  # type: ignore[index]
+    return changed

@@ -1,0 +1,221 @@
+"""Decides which modules of a model are split, from its data flow, and why others stay whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+from torch import Tensor
+
+from acclimate.llm.split.planning.branches import reads_numbers
+from acclimate.llm.split.planning.coupled_columns import Unit, find_units
+from acclimate.llm.split.planning.experts import ExpertLayout, lay_out_experts
+from acclimate.llm.split.planning.layouts import holds_for, lay_out
+from acclimate.llm.split.planning.regions import Layout, Region
+from acclimate.llm.split.planning.wide_norms import norms_between, wide_norms
+from acclimate.llm.split.tracing.trace import Trace
+
+_Known = tuple[list[Unit], dict[str, str], list[str], Layout | None]
+"""Units, normalizations of sources and before the sink, and layout; names are relative to the block."""
+_UNREACHED = "the traced run does not call it"
+
+
+@dataclass
+class Structure:
+    """A model's regions and experts with their layouts, and for each module that stays whole the reason."""
+
+    regions: list[tuple[Region, Layout]] = field(default_factory=list)
+    experts: dict[str, ExpertLayout] = field(default_factory=dict)
+    whole: dict[str, str] = field(default_factory=dict)
+
+
+def find_structure(trace: Trace, size: int, kept_whole: Container[str] = ()) -> Structure:
+    """Returns the splits of a model over ``size`` ranks; modules in ``kept_whole`` stay whole."""
+    found = Structure()
+    known: dict[object, _Known] = {}
+    columns: set[str] = set()
+    rows: set[str] = set()
+    flows = trace.flows
+    same_input = _same_inputs(trace)
+    for sink in reversed(trace.order):
+        if sink not in trace.linears or sink == trace.head or sink in flows.from_entry or sink in kept_whole:
+            continue
+        if sink in columns | rows:
+            continue
+        twins = [each for each in same_input[sink] if each not in columns | rows and each not in kept_whole]
+        feeding = sorted(s for s in flows.sources[sink] if s in trace.linears)
+        sources = [
+            s
+            for s in feeding
+            if flows.sinks[s] <= {sink, *twins}
+            and s not in columns | rows
+            and s not in kept_whole
+            and s not in (sink, *twins)
+        ]
+        sources = [
+            s for s in sources if not _is_more_as_rows(trace, s, same_input[s], [sink, *twins, *sources])
+        ]
+        if not sources:
+            continue
+        whole = sorted(flows.sources[sink] - set(sources))
+        block = trace.called_by([sink, *twins, *sources])
+        if not block:
+            found.whole[sink] = "no module calls it together with the modules that feed it"
+            continue
+        region = Region(block, sink, sources, whole, twins=twins, parameters=sorted(flows.uses[sink]))
+        try:
+            layout, reason = _lay_out(trace, region, size, known)
+        except Exception as error:  # noqa: BLE001 - any code may stand in a model, and call a module twice
+            name = type(trace.modules[block]).__name__
+            layout, reason = None, f"{name} cannot run again with other inputs: {error}"
+        if layout is None:
+            for name in (sink, *twins, *sources):
+                found.whole.setdefault(name, reason)
+            continue
+        found.regions.append((region, layout))
+        columns.update(sources)
+        rows.update((sink, *twins))
+    for name in trace.experts:
+        if name in kept_whole or name not in trace.calls:
+            continue
+        experts = lay_out_experts(trace, name, size)
+        if experts is None:
+            found.whole[name] = "no split of its experts reproduced their whole output"
+        else:
+            found.experts[name] = experts
+    split = columns | rows
+    for name in trace.linears:
+        if name not in split and name != trace.head:
+            is_called = name in trace.calls or name in trace.called_linears
+            reason = "the modules that it feeds need its whole output" if is_called else _UNREACHED
+            found.whole.setdefault(name, reason)
+    for name in split:
+        found.whole.pop(name, None)
+    return found
+
+
+def _same_inputs(trace: Trace) -> dict[str, list[str]]:
+    """Returns for each linear module the others that get the same input, such as a LoRA adapter."""
+    groups: dict[object, list[str]] = {}
+    for name in trace.order:
+        if name in trace.linears and name != trace.head:
+            inputs = [call.input.detach() for call in trace.calls[name]]
+            begin = tuple((each.shape, tuple(each.reshape(-1)[:8].tolist())) for each in inputs)
+            groups.setdefault((begin, frozenset(trace.flows.sources[name])), []).append(name)
+
+    def is_same(one: str, other: str) -> bool:
+        pairs = zip(trace.calls[one], trace.calls[other], strict=True)
+        return one != other and all(torch.equal(a.input, b.input) for a, b in pairs)
+
+    return {
+        name: [each for each in group if is_same(name, each)] for group in groups.values() for name in group
+    }
+
+
+def _is_more_as_rows(trace: Trace, source: str, twins: list[str], region: list[str]) -> bool:
+    """Whether a region that ends in this source and its twins has more weights than this one."""
+
+    def weights(names: list[str]) -> int:
+        return sum(prod(trace.modules[name].weight.shape) for name in set(names))
+
+    feeding = [
+        s
+        for s in trace.flows.sources[source]
+        if s in trace.linears and trace.flows.sinks[s] <= {source, *twins}
+    ]
+    return bool(twins and feeding) and weights([source, *twins, *feeding]) > weights(region)
+
+
+def _lay_out(
+    trace: Trace,
+    region: Region,
+    size: int,
+    known: dict[object, _Known],
+) -> tuple[Layout | None, str]:
+    """Finds a region's units and layout; computes them once for all equal blocks."""
+    block = trace.modules[region.block]
+    signature = _signature(trace, region, size)
+    inside = len(region.block) + 1
+    again = signature in known
+    if again:
+        units, norms, through, layout = known[signature]
+        region.units = [Unit(u.sink, {region.block + s: c for s, c in u.sources.items()}) for u in units]
+        region.norms = {f"{region.block}.{n}": f"{region.block}.{s}" for n, s in norms.items()}
+        region.through = [region.block + each for each in through]
+        if layout is not None:
+            layout = _moved(layout, lambda name: region.block + name)
+            # Modules may differ in more than their settings, for example in a hook or a function's constant.
+            again = holds_for(trace, region, layout)
+    if not again:
+        region.units = _units(trace, region)
+        if len(region.units) < 2:
+            region.norms = wide_norms(trace, region.block, region.sources)
+            if region.norms:
+                region.units = _units(trace, region)
+        if len(region.units) < 2:
+            region.norms, region.through = {}, norms_between(trace, region)
+            if region.through:
+                region.units = _units(trace, region)
+        layout = lay_out(trace, region, size) if len(region.units) > 1 else None
+        if layout is not None and region.through and len(set(layout.expands)) > 1:
+            layout = None  # no rank would have the weights that another rank's columns need
+        strip = len(region.block)
+        known[signature] = (
+            [Unit(u.sink, {s[strip:]: c for s, c in u.sources.items()}) for u in region.units],
+            {n[inside:]: s[inside:] for n, s in region.norms.items()},
+            [each[strip:] for each in region.through],
+            _moved(layout, lambda name: name[strip:]) if layout is not None else None,
+        )
+    kind = type(block).__name__
+    if layout is not None and _reads_numbers(trace, region):
+        return None, f"{kind} reads values of its split columns into Python, and may branch on them"
+    if len(region.units) < 2:
+        return None, f"all columns between {', '.join(region.sources)} and it depend on each other in {kind}"
+    return layout, f"{kind} gave another result with only a part of its columns"
+
+
+def _reads_numbers(trace: Trace, region: Region) -> bool:
+    outputs = {region.leaf(s): trace.calls[s][0].output for s in region.sources}
+    return reads_numbers(lambda given: trace.replay(region.block, given, through=region.through), outputs)
+
+
+def _units(trace: Trace, region: Region) -> list[Unit]:
+    outputs = {region.leaf(s): trace.calls[s][0].output for s in region.sources}
+    sources = {region.leaf(s): s for s in region.sources}
+
+    def run(given: object) -> Tensor:
+        replay = trace.replay(region.block, given, through=region.through)  # type: ignore[arg-type]
+        return replay.seen[region.sink][0]
+
+    units = find_units(run, outputs, trace.random)
+    return [Unit(u.sink, {sources[leaf]: c for leaf, c in u.sources.items()}) for u in units]
+
+
+def _signature(trace: Trace, region: Region, size: int) -> object:
+    """Returns a block's classes, shapes and settings without the layer's number; equal for equal blocks."""
+    strip = len(region.block)
+    names = [[name[strip:] for name in each] for each in (region.sources, region.twins)]
+    parts: list[object] = [size, region.sink[strip:], *map(tuple, names)]
+    for name, module in trace.modules.items():
+        if name == region.block or name.startswith(region.block + "."):
+            settings = tuple(
+                (key, value)
+                for key, value in sorted(vars(module).items())
+                if isinstance(value, bool | int | float | str) and key != "layer_idx" and key != "layer_id"
+            )
+            shapes = tuple((key, tuple(p.shape)) for key, p in module.named_parameters(recurse=False))
+            parts.append((name[strip:], type(module), settings, shapes))
+    return tuple(parts)
+
+
+def _moved(layout: Layout, rename: Callable[[str], str]) -> Layout:
+    return Layout(
+        {rename(s): c for s, c in layout.columns.items()},
+        layout.rows,
+        layout.expands,
+        {(rename(module), key): values for (module, key), values in layout.attributes.items()},
+        {rename(name): values for name, values in layout.parameters.items()},
+        layout.arguments,
+    )

@@ -1,0 +1,147 @@
+"""Runs each kind of block of a plan whole and split, on random numbers, and compares the results.
+
+The ranks are threads of this process, so the check needs no other process and no weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from acclimate.errors import BlockError
+from acclimate.llm.split.apply import apply_plan
+from acclimate.llm.split.plan import Plan
+from acclimate.llm.split.tracing.trace import Trace
+from acclimate.llm.split.verify.planned_blocks import kinds_of_blocks
+from acclimate.llm.split.verify.recorded_calls import (
+    Steps,
+    calls_of_other_shapes,
+    first_call,
+    generation_steps,
+)
+from acclimate.llm.split.verify.thread_ranks import on_threads
+
+TOLERANCE = 1e-4
+
+
+def verify_plan(trace: Trace, plan: Plan) -> None:
+    """Compares each kind of repeated block of a traced model, whole and split.
+
+    Raises:
+        BlockError: a block gives another result when it is split.
+    """
+    kinds = kinds_of_blocks(trace, plan)
+    names = [name for name, _ in kinds]
+    calls = {"": {name: first_call(trace, name) for name in names}}
+    calls |= calls_of_other_shapes(trace, names)
+    calls[" while it generates"] = generation_steps(trace, names)
+    for name, inner in kinds:
+        block = trace.modules[name]
+        whole = _with_random_weights(trace, block)
+        for when, steps in ((when, each[name]) for when, each in calls.items() if name in each):
+            error = difference(whole, name, inner, steps, when)
+            if not error <= TOLERANCE and not _is_same_in_double(whole, name, inner, steps):
+                raise BlockError(
+                    name,
+                    f"{name} ({type(block).__name__}) gives other results on {plan.size} ranks than whole"
+                    f"{when}: the largest relative difference is {error:.1e}. {_advice(name)}",
+                )
+
+
+def _is_same_in_double(whole: nn.Module, name: str, plan: Plan, steps: Steps) -> bool:
+    """Whether a difference came from rounding, as when a router's choice depends on the last bit.
+
+    Rounding differences disappear in float64; those of a wrong split do not.
+    """
+    # Some operators do not support float64.
+    with contextlib.suppress(Exception):
+        return difference(whole, name, plan, steps, dtype=torch.float64) <= TOLERANCE
+    return False
+
+
+def _advice(name: str) -> str:
+    return f'Keep it whole with the mapping {{"{name}.*": "replicated"}}, or use one rank.'
+
+
+def difference(
+    whole: nn.Module, name: str, plan: Plan, steps: Steps, when: str = "", dtype: torch.dtype = torch.float32
+) -> float:
+    """Returns the largest difference of a block's results on the ranks, relative to their largest value."""
+    if dtype != torch.float32:
+        whole = copy.deepcopy(whole).to(dtype)
+
+    def results(block: nn.Module) -> list[Tensor]:
+        found = []
+        with torch.no_grad():
+            for call in steps.again(dtype):
+                given = pytree.tree_leaves((call.args, call.kwargs))
+                shape = next(each.shape for each in given if isinstance(each, Tensor))
+                tensors = [
+                    each
+                    for each in pytree.tree_leaves(block(*call.args, **call.kwargs))
+                    if isinstance(each, Tensor)
+                ]
+                # Not per-head results such as attention weights, because a rank has only its own heads.
+                found += [each for each in tensors if each.shape == shape] or tensors[:1]
+        return found
+
+    try:
+        expected = results(copy.deepcopy(whole))
+    except Exception as error:
+        raise BlockError(
+            name,
+            f"{name} ({type(whole).__name__}) cannot be compared whole and split{when}, because it does not "
+            f"run by itself: {type(error).__name__}: {error}. {_advice(name)}",
+        ) from error
+    try:
+        found = on_threads(plan.size, lambda ranks: results(apply_plan(copy.deepcopy(whole), plan, ranks)))
+    except Exception as error:
+        raise BlockError(
+            name,
+            f"{name} ({type(whole).__name__}) does not run on {plan.size} ranks{when}: "
+            f"{type(error).__name__}: {error}. {_advice(name)}",
+        ) from error
+    worst = 0.0
+    for each in found:
+        if [one.shape for one in each] != [one.shape for one in expected]:
+            return float("inf")
+        for one, other in zip(each, expected, strict=True):
+            # Where the whole block returns NaN, as if a mask leaves nothing to attend to, ranks must too.
+            known = ~(one.isnan() & other.isnan())
+            if not known.any():
+                continue
+            gap = (one - other)[known].abs().max() / other[known].abs().max().clamp(min=1.0)
+            worst = max(worst, float(gap) if gap == gap else float("inf"))
+    return worst
+
+
+def _with_random_weights(trace: Trace, block: nn.Module) -> nn.Module:
+    """Returns a float32 copy of a block with random weights, without stand-ins."""
+    new = {
+        id(p): nn.Parameter(torch.randn(p.shape, generator=trace.random).div_(max(1, p.shape[-1]) ** 0.5))
+        for p in block.parameters()
+        if p.is_meta and p.is_floating_point()
+    }
+    stand_ins = {id(each) for each in trace.stand_ins.modules}
+    hooks = [
+        (
+            module,
+            module._forward_pre_hooks,
+            module.__dict__.pop("forward", None) if id(module) in stand_ins else None,
+        )
+        for module in block.modules()
+    ]
+    try:
+        for module, before, _ in hooks:
+            own = ((key, hook) for key, hook in before.items() if key not in trace.stand_ins.hooks)
+            module._forward_pre_hooks = type(before)(own)
+        return copy.deepcopy(block, dict(new)).float()
+    finally:
+        for module, before, forward in hooks:
+            module._forward_pre_hooks = before
+            if forward is not None:
+                module.forward = forward

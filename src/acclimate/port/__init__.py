@@ -1,1 +1,0 @@
-"""``acclimate port``: source that only runs on CUDA becomes source for any accelerator. It needs no torch."""

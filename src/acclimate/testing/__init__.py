@@ -1,1 +1,0 @@
-"""A project's own tests on any accelerator: a plugin for pytest."""

@@ -1,0 +1,180 @@
+"""A description that an earlier start proved: used for the same model and weights, and for no other."""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import acclimate
+from acclimate.llm.decode import proof, saved
+from acclimate.llm.decode.proof import describe
+from acclimate.llm.decode.saved import decoder_key
+
+PROMPT = torch.arange(3, 12)[None]
+
+
+@pytest.fixture
+def proofs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The models that were proved."""
+    made: list[Any] = []
+    original = proof.prove
+
+    def watched(model: Any, *args: Any) -> None:
+        made.append(model)
+        original(model, *args)
+
+    monkeypatch.setattr(proof, "prove", watched)
+    return made
+
+
+def _text(model: Any) -> list[int]:
+    tokens: list[int] = model.generate(PROMPT, do_sample=False, max_new_tokens=12)[0].tolist()
+    return tokens
+
+
+@pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantize": "int8"}])
+def test_the_second_start_does_not_prove_again_and_writes_the_same_text(
+    tiny_folder: Path, proofs: list[Any], options: dict[str, str]
+) -> None:
+    first = acclimate.init_inference(tiny_folder, **options)
+    text = _text(first)
+    second = acclimate.init_inference(tiny_folder, **options)
+    assert _text(second) == text
+    assert proofs == [first]
+
+
+def test_a_model_with_other_code_or_constants_is_proved(tiny_folder: Path, proofs: list[Any]) -> None:
+    def start() -> Any:
+        return acclimate.init_inference(tiny_folder, dtype="float32")
+
+    keys = {decoder_key(start())}
+    changed = start()
+    changed.model.layers[1].register_buffer("scale", torch.tensor(2.0))
+    keys.add(decoder_key(changed))
+    changed.model.layers[1].scale.fill_(3.0)
+    keys.add(decoder_key(changed))
+    changed = start()
+    changed.config.rms_norm_eps *= 2
+    keys.add(decoder_key(changed))
+    changed = start()
+    changed.model.layers[0].mlp.act_fn = torch.nn.GELU()
+    keys.add(decoder_key(changed))
+    assert None not in keys
+    assert len(keys) == 5
+    _text(start())
+    _text(changed)
+    assert len(proofs) == 2
+
+
+def test_other_weights_use_the_saved_description_and_write_their_own_text(
+    tiny_folder: Path, proofs: list[Any]
+) -> None:
+    first = acclimate.init_inference(tiny_folder, dtype="float32")
+    before = _text(first)
+    other = acclimate.init_inference(tiny_folder, dtype="float32")
+    expected = acclimate.init_inference(tiny_folder, dtype="float32")
+    for model in (other, expected):
+        for parameter in model.parameters():
+            parameter.data.copy_(parameter.roll(1, 0))
+    expected.model.layers[0].register_forward_hook(lambda *_: None)  # takes transformers' own step
+    assert _text(other) == _text(expected) != before
+    assert proofs == [first]
+
+
+def test_a_change_of_a_file_of_steps_packed_modules_or_kernels_has_a_key_of_its_own(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = []
+    for number, folder in enumerate(saved._CODE):
+        copies.append(tmp_path / str(number))
+        shutil.copytree(folder, copies[-1], ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(saved, "_CODE", tuple(copies))
+    model = acclimate.init_inference(tiny_folder, dtype="float32")
+    keys = [decoder_key(model)]
+    # The last of each kind in each folder: a key for every file takes 3 s.
+    kinds = {(path.parent, path.suffix): path for copy in copies for path in sorted(copy.rglob("*.*"))}
+    files = list(kinds.values())
+    for path in files:
+        path.write_text(path.read_text() + "\n")
+        keys.append(decoder_key(model))
+    assert {path.relative_to(tmp_path).parts[0] for path in files} == set("0123")
+    assert "csrc" in {path.parent.name for path in files}
+    assert None not in keys
+    assert len(set(keys)) == len(files) + 1
+
+
+def test_a_model_with_hooks_or_from_no_file_is_never_saved(tiny_folder: Path, private_cache: Path) -> None:
+    hooked = acclimate.init_inference(tiny_folder, dtype="float32")
+    hooked.model.layers[0].mlp.register_forward_hook(lambda module, args, result: None)
+    assert decoder_key(hooked) is None
+    patched = acclimate.init_inference(tiny_folder, dtype="float32")
+    layer = patched.model.layers[0]
+    layer.mlp.forward = layer.mlp.forward
+    assert decoder_key(patched) is None
+    assert decoder_key(torch.nn.Linear(2, 2)) is None
+    _text(hooked)
+    assert not (private_cache / "decoders").exists()
+
+
+def test_a_damaged_description_is_proved_again_and_replaced(
+    tiny_folder: Path, private_cache: Path, proofs: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = acclimate.init_inference(tiny_folder, dtype="float32")
+    assert describe(model) is not None
+    (file,) = (private_cache / "decoders").glob("*/decoder.json")
+    whole = file.read_bytes()
+    choice = random.Random(0)
+    damages = [b"", b"[]", b'{"digest": 1}', whole[: len(whole) // 2]]
+    for _ in range(6):
+        damaged = bytearray(whole)
+        damaged[choice.randrange(40, len(whole) - 40)] ^= 1 << choice.randrange(8)
+        damages.append(bytes(damaged))
+    for count, damage in enumerate(damages, 2):
+        file.write_bytes(damage)
+        with caplog.at_level(logging.WARNING):
+            assert describe(model) is not None
+        assert len(proofs) == count
+        assert "derived and verified again" in caplog.text
+        assert file.read_bytes() == whole
+
+
+def test_a_description_of_other_modules_is_not_used(
+    tiny_folder: Path, private_cache: Path, proofs: list[Any]
+) -> None:
+    from acclimate.llm.decode.saved import _DECODERS
+
+    model = acclimate.init_inference(tiny_folder, dtype="float32")
+    describe(model)
+    key = decoder_key(model)
+    assert key is not None
+    text = _DECODERS.load(key, str)
+    assert text is not None
+    for other in (
+        text.replace("mlp.up_proj", "mlp.left_proj"),
+        text.replace('"class": "Norm"', '"class": "Nothing"'),
+        "{}",
+        "[1]",
+        "null",
+        '"text"',
+    ):
+        _DECODERS.save(key, other)
+        count = len(proofs)
+        assert describe(model) is not None
+        assert len(proofs) == count + 1
+
+
+def test_a_cache_that_others_can_change_is_not_used(
+    tiny_folder: Path, private_cache: Path, proofs: list[Any]
+) -> None:
+    model = acclimate.init_inference(tiny_folder, dtype="float32")
+    describe(model)
+    (folder,) = (each for each in (private_cache / "decoders").iterdir() if each.is_dir())
+    folder.chmod(0o777)
+    assert describe(model) is not None
+    assert len(proofs) == 2

@@ -1,0 +1,69 @@
+"""Steps of a model that two ranks share: an error of one rank's numbers is raised on both."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
+
+import torch
+from architectures import tiny_model
+
+from rank_processes import RankProcesses, preload
+
+preload("acclimate.llm.decode.loop", "transformers.models.llama.modeling_llama")
+
+PROMPT = torch.arange(3, 12)[None]
+WAYS = [
+    {"do_sample": False}, {"do_sample": True, "top_k": 4}, {"do_sample": False, "num_beams": 2},
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[RankProcesses]:
+    with RankProcesses(2, backend="gloo") as ranks:
+        yield ranks
+
+
+def errors(rank: int, damage: str) -> tuple[str, list[str], list[int]]:
+    """Returns the kind of step, the error of each way to generate, and a text that comes after them."""
+    import acclimate
+    from acclimate.llm.decode.loop import step_kind
+
+    torch.set_num_threads(1)
+    model = acclimate.init_inference(tiny_model("llama", tie_word_embeddings=False), tp_size=2)
+    kind = step_kind(model)
+    prompt, good = PROMPT.clone(), model.lm_head.weight.detach().clone()
+    if damage == "token":
+        prompt[0, 4] = 160
+    elif damage == "negative":
+        prompt[0, -1] = -100
+    elif rank == 1:
+        model.lm_head.weight.data[5] = float(damage)
+        model.lm_head.weight.data[6] = -float(damage)
+    found = []
+    for options in WAYS:
+        try:
+            model.generate(prompt, max_new_tokens=3, **options)
+            found.append("none")
+        except Exception as error:
+            found.append(type(error).__name__)
+    model.lm_head.weight.data.copy_(good)
+    return kind, found, model.generate(PROMPT, max_new_tokens=3, do_sample=False)[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [("token", "IndexError"), ("negative", "IndexError"), ("nan", "LogitsError"), ("inf", "LogitsError")],
+)
+def test_both_ranks_raise_the_error_and_go_on(two: RankProcesses, damage: str, expected: str) -> None:
+    one, other = two.values(errors, damage)
+    assert one == other
+    kind, found, text = one
+    assert kind == "native"
+    assert found == [expected] * len(WAYS)
+    assert len(text) == PROMPT.shape[1] + 3

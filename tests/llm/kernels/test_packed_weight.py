@@ -1,0 +1,329 @@
+"""Products, values and slices of weights of every scheme, against float64 and gguf's own code."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from weights import DENSE, QUANTISED, SCHEMES, gguf_blocks, make, whole_columns
+
+from acclimate import get_accelerator
+from acclimate.errors import WeightError
+from acclimate.host.topology import processor_limit
+from acclimate.llm.kernels import GGUF_SCHEMES, PackedWeight, native, operators
+from acclimate.ops import simd
+from fresh_process import FreshProcesses
+
+each_scheme = pytest.mark.parametrize("scheme", SCHEMES)
+each_gguf_scheme = pytest.mark.parametrize("scheme", GGUF_SCHEMES)
+
+FLOAT_BOUND = 3e-7  # relative to |x| |w|, norms of an input and a weight row
+BYTE = torch.zeros(1, dtype=torch.uint8)
+ROUNDING = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
+
+
+def of_rounded_inputs(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The most that products change when each 32 inputs become 8 bits with one scale: half a step each."""
+    blocks = -(-x.shape[-1] // 32)
+    padding = (0, blocks * 32 - x.shape[-1])
+    x, values = (
+        torch.nn.functional.pad(each.abs(), padding).view(*each.shape[:-1], blocks, 32)
+        for each in (x, values)
+    )
+    return x.amax(-1) / 254 @ values.sum(-1).T
+
+
+def check_product(
+    weight: PackedWeight, values: torch.Tensor, x: torch.Tensor, **options: torch.Tensor
+) -> None:
+    y = weight.linear(x, **options)
+    exact = x.double() @ values.double().T
+    if "bias" in options:
+        exact = exact + options["bias"].double()
+    assert y.dtype == x.dtype
+    assert y.shape == exact.shape
+    norms = x.double().norm(dim=-1, keepdim=True) * values.double().norm(dim=1)
+    bound = FLOAT_BOUND * norms
+    if weight.scheme != "dense":
+        bound = bound + 1.001 * of_rounded_inputs(x.double(), values.double())
+    bound = bound + ROUNDING[x.dtype] * (exact.abs() + bound) + 1e-12
+    assert bool(((y.double() - exact).abs() <= bound).all()), (weight.scheme, weight.shape, x.shape)
+
+
+@pytest.fixture
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    native.load("cpu")
+    torch.ops.acclimate.inference_use_isa(simd.isa_number(request.param))
+    yield request.param
+    torch.ops.acclimate.inference_use_isa(simd.BEST)
+
+
+@each_scheme
+@pytest.mark.parametrize("isa", simd.usable_isas(), indirect=True)
+def test_every_instruction_set_multiplies_within_the_bound(scheme: str, isa: str) -> None:
+    weight, values = make(scheme, 77, whole_columns(scheme, 523))
+    for rows in (1, 2, 5, 16):
+        check_product(weight, values, torch.randn(rows, weight.shape[1]))
+    check_product(weight, values, torch.randn(3, weight.shape[1]).bfloat16())
+
+
+@each_scheme
+@pytest.mark.parametrize("rows", [17, 300])
+@pytest.mark.parametrize("isa", simd.usable_isas(), indirect=True)
+def test_many_rows_in_bf16_are_within_the_bound(scheme: str, rows: int, isa: str) -> None:
+    weight, values = make(scheme, 77, whole_columns(scheme, 523))
+    bias = torch.randn(77).bfloat16()
+    check_product(weight, values, torch.randn(rows, weight.shape[1]).bfloat16(), bias=bias)
+
+
+@pytest.mark.parametrize("isa", simd.usable_isas(), indirect=True)
+@pytest.mark.parametrize("dtype", DENSE.values(), ids=str)
+@pytest.mark.parametrize("k", [70, 1024])
+def test_a_row_has_the_same_bits_beside_however_many_others(k: int, dtype: torch.dtype, isa: str) -> None:
+    weight = PackedWeight.dense(torch.randn(37, k).to(dtype))
+    x = torch.randn(16, k).to(dtype)
+    whole = weight.linear(x)
+    for rows in (2, 3, 4, 6, 8, 10, 14):  # one row alone is added up in another order
+        assert torch.equal(weight.linear(x[:rows]), whole[:rows])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(SCHEMES), st.integers(1, 70), st.integers(1, 600), st.integers(0, 20),
+    st.sampled_from(list(DENSE.values())), st.booleans(), st.booleans(),
+)  # fmt: skip
+@example("q8_0", 1, 1, 17, torch.float16, True, True)
+def test_products_of_any_shape_dtype_and_strides_are_within_the_bound(
+    scheme: str, n: int, k: int, rows: int, dtype: torch.dtype, is_strided: bool, has_bias: bool
+) -> None:
+    weight, values = make(scheme, n, whole_columns(scheme, k), seed=n)
+    k = weight.shape[1]
+    x = torch.randn(k, rows).t().to(dtype) if is_strided else torch.randn(rows, k).to(dtype)
+    check_product(weight, values, x, **({"bias": torch.randn(n).to(dtype)} if has_bias else {}))
+
+
+@each_gguf_scheme
+def test_values_have_the_bits_of_gguf_s_own(scheme: str) -> None:
+    blocks, expected = gguf_blocks(scheme, 37, 768)
+    weight = PackedWeight.from_gguf(blocks, scheme.upper(), (37, 768))
+    assert torch.equal(weight.dequantize(), expected)
+    assert torch.equal(weight.dequantize(slice(5, 36, 2)), expected[5:36:2])
+    assert torch.equal(weight.dequantize(dtype=torch.bfloat16), expected.bfloat16())
+    ids = torch.tensor([[36, 0], [17, 17]])
+    assert torch.equal(weight.rows(ids), expected[ids])
+
+
+@each_gguf_scheme
+def test_native_packing_and_plain_torch_give_the_same_bytes(scheme: str) -> None:
+    blocks, _ = gguf_blocks(scheme, 37, 768)
+    weight = PackedWeight.from_gguf(blocks, scheme, (37, 768))
+    assert torch.equal(weight.data, operators._from_gguf(blocks, weight.number, 37, 768))
+    for dtype in DENSE.values():
+        plain = operators._values(weight.data, weight.number, 37, 768, dtype)
+        assert torch.equal(weight.dequantize(dtype=dtype), plain)
+
+
+@each_scheme
+def test_slices_have_the_values_of_the_whole(scheme: str) -> None:
+    weight, values = make(scheme, 77, 1024)
+    for start, stop in ((0, 77), (16, 40), (5, 30), (76, 77), (9, 9)):
+        assert torch.equal(weight.slice(0, start, stop).dequantize(), values[start:stop])
+        assert torch.equal(
+            weight.slice(1, 512, 1024).slice(0, start, stop).dequantize(), values[start:stop, 512:]
+        )
+
+
+def test_columns_within_a_block_cannot_be_parted() -> None:
+    weight, _ = make("q4_k", 16, 512)
+    with pytest.raises(WeightError, match="multiples of 256, not at 100 and 512"):
+        weight.slice(1, 100, 512)
+
+
+@each_scheme
+def test_infinite_and_nan_inputs_give_what_torch_gives(scheme: str) -> None:
+    weight, values = make(scheme, 20, 256)
+    for bad in (torch.inf, -torch.inf, torch.nan):
+        x = torch.randn(3, 256)
+        x[1, 7] = bad
+        y, expected = weight.linear(x), x @ values.T
+        assert torch.equal(y.isnan(), expected.isnan())
+        assert torch.equal(y.isinf() * y.sign(), expected.isinf() * expected.sign())
+
+
+@each_scheme
+def test_extreme_inputs_stay_finite(scheme: str) -> None:
+    weight, values = make(scheme, 20, 256)
+    for scale in (0.0, 1e-42, 1e-30, 1e30):
+        x = torch.randn(2, 256) * scale
+        error = (weight.linear(x).double() - x.double() @ values.double().T).abs().max()
+        assert error <= 4e-3 * x.double().norm() * values.double().norm() + 1e-37
+
+
+def test_a_dense_weight_is_the_models_own_memory() -> None:
+    tensor = torch.randn(40, 32)
+    assert PackedWeight.dense(tensor).data.data_ptr() == tensor.data_ptr()
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_no_rows_no_columns_and_more_rows_than_the_kernel_takes(rows: int) -> None:
+    for scheme in (*DENSE, *QUANTISED):
+        weight, values = make(scheme, 33, 64)
+        check_product(weight, values, torch.randn(0, 64))
+        check_product(weight, values, torch.randn(2, rows, 64))
+        assert weight.slice(0, 0, 0).linear(torch.randn(rows, 64)).shape == (rows, 0)
+    empty = PackedWeight.dense(torch.empty(5, 0))
+    assert torch.equal(empty.linear(torch.empty(rows, 0)), torch.zeros(rows, 5))
+
+
+@pytest.mark.parametrize("has_tiles", [False, True])
+def test_many_rows_give_the_bits_of_few_with_a_kernel_and_torchs_values_beside_tiles(
+    has_tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "multiplies_many_rows", lambda device_type: not has_tiles)
+    for scheme in ("int8", "q4_k", "q6_k"):
+        weight, values = make(scheme, 300, 256)
+        x = torch.randn(555, 256)  # more than are prepared at a time
+        check_product(weight, values, x)
+        few = torch.cat([weight.linear(rows) for rows in x.split(16)])
+        assert torch.equal(weight.linear(x), few) is not has_tiles
+
+
+@pytest.mark.parametrize(("scheme", "bound"), [("int8", 0.008), ("int4", 0.085), ("int5", 0.042)])
+def test_quantising_keeps_most_of_a_weight(scheme: str, bound: float) -> None:
+    weight = torch.randn(64, 640) * 0.03
+    weight[3] = 0
+    weight[:, 7] *= 4  # an outlier in each row
+    packed = PackedWeight.quantize(weight, scheme)
+    error = (packed.dequantize() - weight).norm() / weight.norm()
+    assert error < bound * 2.5
+    plain = torch.randn(64, 640) * 0.03
+    assert (PackedWeight.quantize(plain, scheme).dequantize() - plain).norm() / plain.norm() < bound
+    assert not packed.dequantize()[3].any()
+
+
+@each_scheme
+def test_the_largest_results_are_those_of_the_whole_product(scheme: str) -> None:
+    weight, _ = make(scheme, 1000, 256)
+    x = torch.randn(3, 256)
+    values, positions = weight.top(x, 5)
+    expected = weight.linear(x).topk(5)
+    assert torch.equal(values, expected.values)
+    assert torch.equal(positions, expected.indices)
+
+
+def test_of_equal_results_the_first_is_the_largest_and_nan_is_larger() -> None:
+    weight = PackedWeight.dense(torch.ones(300, 4))
+    assert weight.top(torch.ones(1, 4), 3)[1].tolist() == [[0, 1, 2]]
+    rows = torch.ones(300, 4)
+    rows[200] = torch.nan
+    assert PackedWeight.dense(rows).top(torch.ones(1, 4))[1].item() == 200
+
+
+@pytest.mark.parametrize("scheme", ["bfloat16", "int8", "q4_k"])
+def test_the_number_of_threads_changes_no_bit(scheme: str) -> None:
+    weight, _ = make(scheme, 3000, 512)
+    x = torch.randn(3, 512)
+    before = torch.get_num_threads()
+    torch.ops.acclimate.inference_limit_threads(7)  # this machine may have fewer processors
+    try:
+        results = []
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            results.append(weight.linear(x))
+    finally:
+        torch.set_num_threads(before)
+        torch.ops.acclimate.inference_limit_threads(processor_limit())
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_threads_may_multiply_at_once() -> None:
+    weight, _ = make("q4_0", 2000, 512)
+    x = torch.randn(2, 512)
+    expected = weight.linear(x)
+    wrong = []
+
+    def work() -> None:
+        for _ in range(50):
+            if not torch.equal(weight.linear(x), expected):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+_FORK = """
+import os, torch
+from acclimate.llm.kernels import PackedWeight
+torch.set_num_threads(2)
+weight = PackedWeight.quantize(torch.randn(4000, 256), "int8")
+x = torch.randn(1, 256)
+expected = weight.linear(x)
+child = os.fork()
+if child == 0:
+    os._exit(0 if torch.equal(weight.linear(x), expected) and torch.equal(weight.linear(x), expected) else 1)
+status = os.waitpid(child, 0)[1]
+tell(status=status, same=torch.equal(weight.linear(x), expected))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_has_threads_of_its_own(fresh: FreshProcesses) -> None:
+    told = fresh.check(_FORK).told
+    assert told == {"status": 0, "same": True}
+
+
+@pytest.mark.parametrize("scheme", ["bfloat16", "q4_k"])
+def test_compiled_code_keeps_the_product_in_its_graph(scheme: str) -> None:
+    weight, _ = make(scheme, 20, 256)
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        return weight.linear(x).relu()
+
+    x = torch.randn(2, 256)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), layer(x))
+
+
+def test_the_accelerator_finds_the_op_by_name() -> None:
+    builder = get_accelerator().create_op_builder("InferenceBuilder")
+    assert builder is not None
+    assert builder.load().PackedWeight is PackedWeight
+
+
+@pytest.mark.parametrize(
+    ("make_wrong", "message"),
+    [
+        (lambda w: w.linear(torch.randn(2, 63)), r"takes inputs \[..., 64\], not \[2, 63\]"),
+        (lambda w: w.linear(torch.ones(2, 64, dtype=torch.int32)), "not torch.int32"),
+        (lambda w: w.linear(torch.tensor(1.0)), "takes inputs"),
+        (lambda w: w.linear(torch.randn(2, 64), torch.randn(3)), r"takes a bias \[20\]"),
+        (lambda w: w.linear(torch.randn(2, 64, device="meta")), "on meta and the weight on cpu"),
+        (lambda w: w.top(torch.randn(2, 64), 21), "from 1 to 20"),
+        (lambda w: w.slice(0, 5, 21), "no slice 5:21 of dimension 0"),
+        (lambda w: PackedWeight.dense(torch.ones(3)), r"matrix, not of shape \[3\]"),
+        (lambda w: PackedWeight.quantize(torch.ones(3, 3), "int3"), '"int5", not to "int3"'),
+        (lambda w: PackedWeight.quantize(torch.full((3, 3), torch.nan), "int4"), "infinite or NaN"),
+        (lambda w: PackedWeight.from_gguf(BYTE, "IQ2_XS", (1, 256)), "IQ2_XS"),
+        (lambda w: PackedWeight.from_gguf(BYTE, "Q4_K", (1, 32)), "multiple of 256"),
+        (lambda w: PackedWeight.from_gguf(BYTE, "Q8_0", (1, 32)), "has 34 bytes"),
+    ],
+)  # fmt: skip
+def test_a_wrong_argument_is_named(make_wrong: object, message: str) -> None:
+    weight, _ = make("q8_0", 20, 64)
+    with pytest.raises(WeightError, match=message):
+        make_wrong(weight)  # type: ignore[operator]
+
+
+def test_a_row_that_does_not_exist_is_refused() -> None:
+    for scheme in ("q8_0", "float32"):
+        with pytest.raises((RuntimeError, IndexError)):
+            make(scheme, 20, 64)[0].rows(torch.tensor([20]))

@@ -1,1 +1,0 @@
-"""Makes the modules of this folder importable for the tests in the folders below."""

@@ -1,0 +1,215 @@
+"""Records the calls of the interface that a check made, and finds the vendor's code behind a failure."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import traceback
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from acclimate.accelerator import CATEGORIES, Accelerator
+from acclimate.imports import describe
+from acclimate_conformance.checks import ambient
+
+_KEPT = 6
+_LONGEST = 120
+_HOME = Path(__file__).parent
+_METHODS = tuple(
+    name
+    for category in CATEGORIES
+    for name, member in vars(category).items()
+    if not name.startswith("_") and inspect.isfunction(member)
+)
+
+
+class Calls:
+    """The latest calls that a check made of an accelerator's methods, in the order in which they ended."""
+
+    def __init__(self) -> None:
+        self._latest: deque[tuple[str, str]] = deque(maxlen=4 * _KEPT)
+        self.names: dict[str, None] = {}
+        """The methods that were called, also by one another, in the order of their first call."""
+        self._depth = 0
+        self.disturbance = ""
+        """The first call that changed state that it must not change, as text."""
+
+    @contextmanager
+    def recorded(self, accelerator: Accelerator) -> Iterator[None]:
+        """A block that records calls of the accelerator's methods, but not calls within these."""
+        wrapped = []
+        for name in _METHODS:
+            # An attribute of the object hides the class's method; it is removed afterwards.
+            if name not in getattr(accelerator, "__dict__", {name: None}):
+                with suppress(Exception):  # a class may forbid it; the report then says less
+                    setattr(accelerator, name, self._keeping(accelerator, name))
+                    wrapped.append(name)
+        try:
+            yield
+        finally:
+            for name in wrapped:
+                accelerator.__dict__.pop(name, None)
+
+    def told(self, observed: Collection[str]) -> tuple[str, ...]:
+        """The calls as text, up to the last call of an observed method, whose result the check judged."""
+        calls = list(self._latest)
+        while calls and calls[-1][0] not in observed and any(name in observed for name, _ in calls):
+            calls.pop()
+        return tuple(text for _, text in calls[-_KEPT:])
+
+    def last(self, observed: Collection[str]) -> str:
+        """The name of the observed method that was called last."""
+        return next((name for name, _ in reversed(self._latest) if name in observed), "")
+
+    def _keeping(self, accelerator: Accelerator, name: str) -> Callable[..., Any]:
+        method = getattr(accelerator, name)
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._depth += 1
+            self.names.setdefault(name)  # nested calls too, as one of them may cause the failure
+            outcome = ""
+            before = ambient.look(accelerator) if self._depth == 1 else None
+            try:
+                result = method(*args, **kwargs)
+                outcome = f"-> {_short(result)}" if self._depth == 1 else ""
+                return result
+            except BaseException as error:
+                outcome = f"raised {describe(error, whole=True)}"[:_LONGEST]
+                raise
+            finally:
+                after = ambient.look(accelerator) if before is not None else None  # its calls do not count
+                self._depth -= 1
+                if self._depth == 0:
+                    given = [_short(value) for value in args]
+                    given += [f"{key}={_short(value)}" for key, value in kwargs.items()]
+                    told = f"{name}({', '.join(given)})"
+                    self._latest.append((name, f"{told} {outcome}"))
+                    if before is not None and after is not None and not self.disturbance:
+                        raised = outcome.startswith("raised")  # a call that raises may not change anything
+                        change = ambient.changed(before, after, "" if raised else name)
+                        if change:
+                            self.disturbance = f"{told}{', which raises,' if raised else ''} changes {change}"
+
+        return call
+
+
+def _short(value: object) -> str:
+    """A value as text; a tensor by shape and dtype, since showing its contents computes on the device."""
+    kind = type(value)
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"<{kind.__name__} {tuple(value.shape)} {value.dtype} on {getattr(value, 'device', '?')}>"
+    try:
+        if isinstance(value, (list, tuple)) and len(value) <= 8:
+            return ("[{}]" if isinstance(value, list) else "({})").format(", ".join(map(_short, value)))
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - a vendor's object may have a faulty __repr__
+        text = f"<{kind.__name__}>"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def place_of(error: BaseException) -> str:
+    """The innermost line of a check in an error's traceback: file, number and text."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.is_relative_to(_HOME) and path.name not in {"assertions.py", "check.py", "calls.py"}:
+            return f"{path.relative_to(_HOME.parents[1])}:{frame.lineno}: {frame.line}"
+    return ""
+
+
+def where_to_mend(accelerator: Accelerator, names: tuple[str, ...], calls: Calls) -> tuple[str, ...]:
+    """Where each relevant name of the interface is implemented, the likeliest cause first.
+
+    The names are the ``names`` that a check tests, and the vendor's methods among those that it called and
+    those to which they delegate. Names defined by the class itself come first, then those of the vendor's
+    other classes.
+    """
+    used = dict.fromkeys((*calls.names, *_delegates((*names, *calls.names))))
+    theirs = [
+        name for name in used if _implementer(accelerator, name) not in (*CATEGORIES, Accelerator, None)
+    ]
+    last = calls.last(names)
+    ordered = sorted(
+        dict.fromkeys((*names, *theirs)),
+        key=lambda name: (_distance(accelerator, name), name not in names, name != last),
+    )
+    return tuple(_owner(accelerator, name) for name in ordered)
+
+
+def _delegates(names: Collection[str]) -> Iterator[str]:
+    """The names of the interface to which others delegate, directly or not, by their documentation."""
+    waiting, seen = list(names), set(names)
+    while waiting:
+        found = re.findall(r":(?:meth|attr):`~?(\w+)`", _delegation(waiting.pop(0)))
+        for name in found:
+            if name not in seen:
+                seen.add(name)
+                waiting.append(name)
+                yield name
+
+
+def _delegation(name: str) -> str:
+    """The function to which a name delegates, by the interface's documentation."""
+    member = next((vars(category)[name] for category in CATEGORIES if name in vars(category)), None)
+    if not (callable(member) or isinstance(member, property)):
+        return ""
+    text = inspect.getdoc(member) or ""
+    found = re.search(r"Delegates to: (.*?)(?:\n[A-Z]|\n\n|$)", text, re.DOTALL)
+    return found[1] if found else ""
+
+
+_WORKS_ELSEWHERE: dict[str, Callable[[Accelerator], str]] = {
+    "communication_backend": lambda accelerator: (
+        f'names the backend "{accelerator.communication_backend}" of torch.distributed, which communicates; '
+        "fix that, or name another"
+    ),
+    "op_builders": lambda accelerator: (
+        "names the op builders, whose classes do the work; fix these, or name others"
+    ),
+}
+"""For each attribute that only names another component: that component, which does the work."""
+
+
+def _implementer(accelerator: Accelerator, name: str) -> type | None:
+    """The class that defines a name of the interface."""
+    return next((kind for kind in type(accelerator).__mro__ if name in vars(kind)), None)
+
+
+def _distance(accelerator: Accelerator, name: str) -> int:
+    """0 for a name that the class itself defines, 1 for its vendor's bases, 2 for acclimate's defaults."""
+    kind = _implementer(accelerator, name)
+    if kind is type(accelerator):
+        return 0
+    return 2 if kind is None or kind in CATEGORIES else 1
+
+
+def _owner(accelerator: Accelerator, name: str) -> str:
+    kind = _implementer(accelerator, name)
+    if kind is None:
+        return name
+    member = vars(kind)[name]
+    elsewhere = ""
+    with suppress(Exception):  # a vendor's property may raise
+        elsewhere = f"; it {_WORKS_ELSEWHERE[name](accelerator)}" if name in _WORKS_ELSEWHERE else ""
+    if kind not in CATEGORIES:
+        place = f"{kind.__module__}:{kind.__qualname__}{_line_of(member)}"
+        return f"{name}: implemented by {place}{elsewhere}"
+    delegation = _delegation(name)
+    if not delegation:
+        return f"{name}: acclimate's default; override it in {type(accelerator).__qualname__}{elsewhere}"
+    to = re.sub(r":\w+:`([^`]*)`", r"\1", " ".join(delegation.split()))
+    to = to.replace("<device>", accelerator.device_type).replace("``", "")
+    return f"{name}: acclimate's default, which calls {to.rstrip('.')}; fix that, or override {name}"
+
+
+def _line_of(member: object) -> str:
+    function = member.fget if isinstance(member, property) else member
+    with suppress(TypeError, OSError):
+        if function is not None:
+            path, line = inspect.getsourcefile(function), inspect.getsourcelines(function)[1]  # type: ignore[arg-type]
+            return f", at {Path(path).name}:{line}" if path else ""
+    return ""

@@ -1,0 +1,47 @@
+"""Checks of communication: collectives of the accelerator's own backend between two processes.
+
+One pair of processes checks all topics, since a process takes seconds to start.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+from torch import distributed
+
+from acclimate.accelerator import Accelerator
+from acclimate_conformance.checks.assertions import NotOfferedError, exactly, require
+from acclimate_conformance.checks.check import Check, check
+from acclimate_conformance.checks.communication.ranks import require_topic
+from acclimate_conformance.checks.communication.topics import TOPICS, Observer
+
+_TIMEOUT_S = 330
+
+
+@check("communication_backend_name", "communication_backend")
+def backend_name(accelerator: Accelerator) -> None:
+    """The communication backend is a name that torch.distributed knows."""
+    name = exactly(accelerator.communication_backend_name(), str, "communication_backend_name()")
+    declared = accelerator.communication_backend
+    require(name == declared, f"communication_backend_name() is {name!r}, communication_backend {declared!r}")
+    if not distributed.is_available():
+        raise NotOfferedError("this torch is built without torch.distributed")
+    require(distributed.is_backend_available(name), f'torch.distributed has no backend "{name}" here')
+
+
+def _check_of(topic: Callable[[Observer], None]) -> Check:
+    """A check of one topic, whose docstring is the promise."""
+    name = topic.__name__
+    return Check(
+        category="communication",
+        name=name,
+        promise=inspect.getdoc(topic) or "",
+        observes=("communication_backend", "supports_collectives"),
+        function=lambda subject: require_topic(subject, name),
+        timeout_s=_TIMEOUT_S,
+        once=True,
+    )
+
+
+topic_checks = tuple(map(_check_of, TOPICS))

@@ -1,0 +1,153 @@
+"""Two processes that communicate with the accelerator's backend, and report what they saw by topic."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+
+from torch import distributed
+
+from acclimate.imports import describe
+from acclimate_conformance.checks.assertions import (
+    BrokenPromiseError,
+    NotOfferedError,
+    device_names,
+    is_host,
+    require,
+)
+from acclimate_conformance.checks.children import Child
+from acclimate_conformance.checks.communication import topics
+from acclimate_conformance.checks.communication.time_limit import limited
+from acclimate_conformance.checks.communication.topics import TOPICS, Observer
+from acclimate_conformance.checks.target import Subject, load
+
+_TIMEOUT_S = 150
+_TOPIC_LIMIT_S = 20
+_FIRST_LIMIT_S = 60  # the first collective sets up what connects the ranks
+_Told = dict[str, dict[str, list[str]]]
+_NOTHING: dict[str, list[str]] = {"broken": [], "lacking": []}
+_ENDED = "it ended at"
+
+
+def require_topic(subject: Subject, topic: str) -> str | None:
+    """Fails the check if a process saw a fault in a topic; returns a note of what the backend lacks."""
+    if not distributed.is_available():
+        raise NotOfferedError("this torch is built without torch.distributed")
+    told = _outcome(subject)
+    if isinstance(told, Exception):
+        raise told
+    broken, lacking = told[topic]["broken"], told[topic]["lacking"]
+    require(not broken, "; ".join(broken[:3]))
+    return f"its backend lacks {', '.join(lacking)}" if lacking else None
+
+
+@functools.lru_cache(maxsize=1)
+def _outcome(subject: Subject) -> _Told | BrokenPromiseError | NotOfferedError:
+    """The observations of the processes, or the error with which each topic ends."""
+    try:
+        return _on_ranks(subject, 2)
+    except BrokenPromiseError as broken:
+        if len(device_names(subject.accelerator)) > 1 or is_host(subject.accelerator):
+            return broken
+        why = str(broken)
+    # Many backends refuse two ranks on one device; a single rank at least shows that the backend works.
+    try:
+        _on_ranks(subject, 1)
+    except BrokenPromiseError as broken:
+        return broken
+    return NotOfferedError(f"there is one device here, which two ranks cannot share: {why}")
+
+
+def _on_ranks(subject: Subject, count: int) -> _Told:
+    """Runs :func:`rank` in ``count`` processes, and joins what they report."""
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = []
+        for number in range(count):
+            told = {"RANK": number, "WORLD_SIZE": count, "LOCAL_RANK": number, "LOCAL_WORLD_SIZE": count}
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            environment.update({name: str(value) for name, value in told.items()})
+            arguments = {"number": number, "count": count, "folder": folder}
+            ranks.append(Child(f"{__name__}:rank", subject.source, arguments, environment))
+        results: list[_Told] = []
+        try:
+            for number, process in enumerate(ranks):
+                results.append(_result(process, Path(folder), number))
+        finally:
+            for process in ranks:
+                process.stop()
+    return _joined(results)
+
+
+def _result(process: Child, folder: Path, number: int) -> _Told:
+    """The report of one rank, even if it ended before its last topic."""
+    try:
+        told: _Told = process.result(_TIMEOUT_S)
+    except BrokenPromiseError:
+        saved = _saved(folder, number)
+        if not saved.exists():
+            raise
+        told = json.loads(saved.read_text(encoding="utf-8"))
+    return told
+
+
+def _joined(results: list[_Told]) -> _Told:
+    """The joint report of the ranks on each topic; a topic that one rank did not reach is broken."""
+    joined: _Told = {}
+    before = ""
+    for topic in (function.__name__ for function in TOPICS):
+        broken = [
+            f"rank {number}: {text}"
+            for number, result in enumerate(results)
+            for text in result.get(topic, _NOTHING)["broken"]
+        ]
+        before = next((text for text in broken if _ENDED in text), before)
+        if not broken and not all(topic in result for result in results):
+            broken = [f"the ranks did not reach it: {before}"]
+        joined[topic] = {"broken": broken, "lacking": results[0].get(topic, _NOTHING)["lacking"]}
+    return joined
+
+
+def _saved(folder: Path, number: int) -> Path:
+    return folder / f"rank {number}.json"
+
+
+def rank(source: str, number: int, count: int, folder: str) -> _Told:
+    """The program of one of the processes."""
+    accelerator = load(source).accelerator
+    accelerator.set_device(number % len(device_names(accelerator)))
+    distributed.init_process_group(
+        accelerator.communication_backend_name(),
+        init_method=f"file://{Path(folder) / 'store'}",
+        rank=number,
+        world_size=count,
+        timeout=timedelta(seconds=_TIMEOUT_S - 20),
+    )
+    told: _Told = {}
+    try:
+        for topic in TOPICS:
+            name = topic.__name__
+            here = Observer(accelerator, number, count, Path(folder))
+
+            def give_up(why: str, name: str = name, here: Observer = here) -> None:
+                here.broken.append(f"{_ENDED} {name}: it {why}")
+                sys.stderr.write(f"rank {number}: {here.broken[-1]}\n")
+                if told:  # else the ranks may not fit on the devices that are here
+                    told[name] = {"broken": here.broken, "lacking": here.lacking}
+                    _saved(Path(folder), number).write_text(json.dumps(told), encoding="utf-8")
+
+            with limited(_TOPIC_LIMIT_S if told else _FIRST_LIMIT_S, topics.__file__, give_up):
+                try:
+                    topic(here)
+                except Exception as error:
+                    give_up(f"raised {describe(error, whole=True)}")
+                    raise
+            told[name] = {"broken": here.broken, "lacking": here.lacking}
+    finally:
+        with limited(_TOPIC_LIMIT_S, topics.__file__, lambda why: None):
+            distributed.destroy_process_group()
+    return told

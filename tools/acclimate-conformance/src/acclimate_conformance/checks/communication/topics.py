@@ -1,0 +1,473 @@
+"""The code of each of several communicating processes, one function for each topic."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+
+from acclimate.accelerator import Accelerator
+from acclimate.imports import describe
+from acclimate_conformance.checks.assertions import is_host, short
+from acclimate_conformance.checks.dtypes.exactness import extremes, same_bits
+
+_SLOW_RANK_S = 0.3
+# The errors of a backend for a collective that it lacks.
+_LACKING = (NotImplementedError, RuntimeError, ValueError)
+_LARGE = 1_300_001
+_AGAIN_S = 15
+
+
+class Observer:
+    """One rank: its tensors, and its observations.
+
+    Nothing is raised between collectives, as the other rank would then wait for this one.
+    """
+
+    def __init__(self, accelerator: Accelerator, number: int, count: int, folder: Path) -> None:
+        self.accelerator = accelerator
+        self.number, self.count = number, count
+        self.ranks = range(count)
+        self.folder = folder
+        self.broken: list[str] = []
+        self.lacking: list[str] = []
+
+    def tensor(self, *values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """A tensor on this rank's device."""
+        return torch.tensor(values, dtype=dtype).to(self.accelerator.current_device_name())
+
+    def full(self, length: int, value: float) -> torch.Tensor:
+        """A long tensor on this rank's device."""
+        return torch.full((length,), float(value), device=self.accelerator.current_device_name())
+
+    def same(self, found: torch.Tensor, expected: torch.Tensor | Sequence[float], what: str) -> None:
+        """Notes a result that differs from the expected one."""
+        # Integers as integers: float64 has 53 bits.
+        dtype = torch.float64 if found.is_floating_point() else torch.int64
+        actual = found.detach().cpu().to(dtype)
+        wanted = torch.as_tensor(expected, dtype=None if torch.is_tensor(expected) else dtype).cpu().to(dtype)
+        if actual.shape != wanted.shape:
+            self.broken.append(f"{what} gives the shape {tuple(actual.shape)}, not {tuple(wanted.shape)}")
+        elif not torch.equal(actual, wanted):
+            place = int((actual != wanted).flatten().nonzero()[0])
+            many = f" of {actual.numel()} elements, at {place}," if actual.numel() > 8 else ""
+            seen, want = (t.flatten()[place].item() if many else t.tolist() for t in (actual, wanted))
+            self.broken.append(f"{what} on {self.count} ranks gives{many} {seen}, not {want}")
+
+    def holds(self, condition: bool, seen: str) -> None:
+        """Notes ``seen`` unless a condition holds."""
+        if not condition:
+            self.broken.append(seen)
+
+    def optional(self, name: str, collective: Callable[[], None]) -> None:
+        """Runs a collective that a backend may lack; all ranks then notice at once."""
+        try:
+            collective()
+        except _LACKING as error:
+            self.lacking.append(f"{name} ({describe(error, whole=True)})")
+
+
+def collectives(here: Observer) -> None:
+    """Two processes reduce, broadcast and gather tensors of every dtype on their devices."""
+    for dtype in (torch.float32, *here.accelerator.supported_dtypes(), torch.int64):
+        of = f"of {short(dtype)}"
+        total = float(sum(r + 1 for r in here.ranks))
+        reduced = here.tensor(here.number + 1, 2, dtype=dtype)
+        distributed.all_reduce(reduced)
+        here.same(reduced, [total, 2.0 * here.count], f"all_reduce {of}")
+        highest = here.tensor(here.number + 1, dtype=dtype)
+        distributed.all_reduce(highest, op=distributed.ReduceOp.MAX)
+        here.same(highest, [float(here.count)], f"all_reduce with MAX {of}")
+        later = here.tensor(here.number + 1, dtype=dtype)
+        distributed.all_reduce(later, async_op=True).wait()
+        here.same(later, [total], f"all_reduce with async_op {of}")
+        sent = here.tensor(here.number + 5, dtype=dtype)
+        distributed.broadcast(sent, 0)
+        here.same(sent, [5.0], f"broadcast {of}")
+        gathered = [here.tensor(0, dtype=dtype) for _ in here.ranks]
+        distributed.all_gather(gathered, here.tensor(here.number + 1, dtype=dtype))
+        here.same(torch.cat(gathered), [float(r + 1) for r in here.ranks], f"all_gather {of}")
+    distributed.barrier()
+
+
+def exact_numbers(here: Observer) -> None:
+    """Collectives keep every digit of large integers and of floating-point numbers."""
+    operations = distributed.ReduceOp
+    large: dict[torch.dtype, float] = {
+        torch.int32: 2**24 + 1,
+        torch.int64: 2**60 + 3,
+        torch.float32: 1 + 2.0**-20,
+    }
+    if torch.float64 in here.accelerator.supported_dtypes():
+        large[torch.float64] = 1 + 2.0**-48
+    for dtype, number in large.items():
+        of = f"of {short(dtype)} with all its digits"
+        # Each rank has other values, of both signs.
+        rows = [[number + r, -number - 2 * r, number * (1 - 2 * r)] for r in here.ranks]
+        columns = list(zip(*rows, strict=True))
+        for operation, reduction in ((operations.SUM, sum), (operations.MIN, min), (operations.MAX, max)):
+            reduced = here.tensor(*rows[here.number], dtype=dtype)
+            distributed.all_reduce(reduced, op=operation)
+            here.same(reduced, list(map(reduction, columns)), f"all_reduce with {operation} {of}")
+        sent = here.tensor(*rows[here.number], dtype=dtype)
+        distributed.broadcast(sent, here.count - 1)
+        here.same(sent, rows[-1], f"broadcast {of}")
+        gathered = [here.tensor(0, 0, 0, dtype=dtype) for _ in here.ranks]
+        distributed.all_gather(gathered, here.tensor(*rows[here.number], dtype=dtype))
+        for r in here.ranks:
+            here.same(gathered[r], rows[r], f"part {r} of an all_gather {of}")
+
+
+def values_moved(here: Observer) -> None:
+    """Moved data arrives unchanged, bit by bit: each dtype's largest, smallest and special values."""
+    device = here.accelerator.current_device_name()
+    for dtype in (*here.accelerator.supported_dtypes(), torch.int64, torch.int32, torch.uint8):
+        parts = [_extremes_of(dtype, r) for r in here.ranks]
+        for root in here.ranks:
+            sent = parts[here.number].clone().to(device)
+            distributed.broadcast(sent, root)
+            here.holds(
+                same_bits(sent, parts[root]),
+                f"broadcast of {short(dtype)} from rank {root} turns {parts[root].tolist()} into "
+                f"{sent.tolist()}",
+            )
+        gathered = [torch.zeros_like(parts[0], device=device) for _ in here.ranks]
+        distributed.all_gather(gathered, parts[here.number].to(device))
+        for found, wanted in zip(gathered, parts, strict=True):
+            here.holds(
+                same_bits(found, wanted),
+                f"all_gather of {short(dtype)} turns {wanted.tolist()} into {found.tolist()}",
+            )
+
+
+def _extremes_of(dtype: torch.dtype, rank: int) -> torch.Tensor:
+    """A dtype's extremes, in another order on each rank."""
+    return torch.tensor(extremes(dtype), dtype=dtype).roll(rank)
+
+
+def reductions(here: Observer) -> None:
+    """all_reduce computes the sum, product, minimum and maximum; a backend may lack AVG."""
+    operations = distributed.ReduceOp
+    values = [[2.0 + r, 5.0 - r, -3.0 * (r + 1), 4.0] for r in here.ranks]
+    columns = list(zip(*values, strict=True))
+    product = [1.0] * 4
+    for row in values:
+        product = [a * b for a, b in zip(product, row, strict=True)]
+    expected = {
+        operations.SUM: [sum(column) for column in columns],
+        operations.MIN: [min(column) for column in columns],
+        operations.MAX: [max(column) for column in columns],
+        operations.PRODUCT: product,
+    }
+    for operation, wanted in expected.items():
+        for dtype in (torch.float32, torch.int32):
+            reduced = here.tensor(*values[here.number], dtype=dtype)
+            distributed.all_reduce(reduced, op=operation)
+            here.same(reduced, wanted, f"all_reduce with {operation} of {short(dtype)}")
+
+    def average() -> None:
+        reduced = here.tensor(*values[here.number])
+        distributed.all_reduce(reduced, op=operations.AVG)
+        here.same(reduced, [sum(column) / here.count for column in columns], "all_reduce with AVG")
+
+    here.optional("AVG", average)
+
+
+def tensors_of_any_shape(here: Observer) -> None:
+    """Collectives are right for megabytes, slices, batches and scalars; transposed tensors may be refused."""
+    total = sum(r + 1 for r in here.ranks)
+    ramp = torch.arange(_LARGE, dtype=torch.float32) % 1000
+    large = (ramp * (here.number + 1)).to(here.accelerator.current_device_name())
+    distributed.all_reduce(large)
+    here.same(large, ramp * total, "all_reduce of 5 MB")
+    sent = (ramp + here.number).to(here.accelerator.current_device_name())
+    distributed.broadcast(sent, 0)
+    here.same(sent, ramp, "broadcast of 5 MB")
+    parts = [here.full(_LARGE // 4, 0) for _ in here.ranks]
+    distributed.all_gather(parts, here.full(_LARGE // 4, here.number + 1))
+    for other in here.ranks:
+        here.same(parts[other], torch.full((_LARGE // 4,), other + 1.0), f"part {other} of an all_gather")
+    matrix = here.full(24, here.number + 1).view(2, 3, 4)
+    distributed.all_reduce(matrix)
+    here.same(matrix, torch.full((2, 3, 4), float(total)), "all_reduce of a batch of matrices")
+    single = here.full(1, here.number + 1)[0]
+    distributed.all_reduce(single)
+    here.same(single, torch.tensor(float(total)), "all_reduce of a single number")
+    part = here.full(10, here.number + 1)
+    distributed.all_reduce(part[3:7])
+    around = torch.full((10,), here.number + 1.0)
+    around[3:7] = total
+    here.same(part, around, "all_reduce of a part of a tensor")
+
+    def transposed() -> None:  # dense, though not in order; torch's own backends ignore gaps in tensors
+        numbers = torch.arange(24.0)
+        whole = (numbers * (here.number + 1)).to(here.accelerator.current_device_name())
+        distributed.all_reduce(whole.view(4, 6).t())
+        here.same(whole, numbers * total, "all_reduce of a transposed matrix")
+        whole = (numbers + 100 * here.number).to(here.accelerator.current_device_name())
+        distributed.broadcast(whole.view(4, 6).t(), 0)
+        here.same(whole, numbers, "broadcast of a transposed matrix")
+
+    def gathered_transposed() -> None:
+        matrix = torch.arange(6.0).view(2, 3) + 10 * here.number
+        gathered = [here.full(6, 0).view(3, 2) for _ in here.ranks]
+        distributed.all_gather(gathered, matrix.to(here.accelerator.current_device_name()).t())
+        for other in here.ranks:
+            wanted = (torch.arange(6.0).view(2, 3) + 10 * other).t()
+            here.same(gathered[other], wanted, f"part {other} of an all_gather of a transposed matrix")
+
+    here.optional("collectives of transposed matrices", transposed)
+    here.optional("all_gather of a transposed matrix", gathered_transposed)
+
+
+def roots(here: Observer) -> None:
+    """Any rank can be the root of a broadcast, and of a reduce, gather or scatter if the backend has them."""
+    total = float(sum(r + 1 for r in here.ranks))
+    for root in here.ranks:
+        sent = here.tensor(here.number + 5, here.number)
+        distributed.broadcast(sent, root)
+        here.same(sent, [root + 5.0, float(root)], f"broadcast from rank {root}")
+
+        def reduce(root: int = root) -> None:
+            reduced = here.tensor(here.number + 1)
+            distributed.reduce(reduced, root)
+            if here.number == root:
+                here.same(reduced, [total], f"reduce to rank {root}")
+
+        def gather(root: int = root) -> None:
+            parts = [here.tensor(0) for _ in here.ranks] if here.number == root else None
+            distributed.gather(here.tensor(here.number + 1), parts, root)
+            if parts is not None:
+                here.same(torch.cat(parts), [r + 1.0 for r in here.ranks], f"gather to rank {root}")
+
+        def scatter(root: int = root) -> None:
+            received = here.tensor(0)
+            parts = [here.tensor(10 * root + r) for r in here.ranks] if here.number == root else None
+            distributed.scatter(received, parts, root)
+            here.same(received, [10.0 * root + here.number], f"scatter from rank {root}")
+
+        for collective in (reduce, gather, scatter):
+            here.optional(collective.__name__, collective)
+
+
+def groups(here: Observer) -> None:
+    """Groups of some of the ranks, and several groups of all ranks, do not interfere."""
+    everyone = distributed.new_group(list(here.ranks))
+    alone = [distributed.new_group([r]) for r in here.ranks]
+    own = alone[here.number]
+    here.holds(distributed.get_world_size(own) == 1, "a group of one rank has another size")
+    here.holds(distributed.get_world_size() == here.count, "a new group changes the size of all ranks")
+    total = float(sum(r + 1 for r in here.ranks))
+    for _ in range(2):
+        kept = here.tensor(here.number + 7)
+        distributed.all_reduce(kept, group=own)
+        here.same(kept, [here.number + 7.0], "all_reduce in a group of one rank")
+        if here.number == 0:  # the others take no part in it
+            distributed.broadcast(kept, 0, group=own)
+        reduced = here.tensor(here.number + 1)
+        distributed.all_reduce(reduced, group=everyone)
+        here.same(reduced, [total], "all_reduce in a second group of all ranks")
+        reduced = here.tensor(here.number + 1)
+        distributed.all_reduce(reduced)
+        here.same(reduced, [total], "all_reduce of all ranks beside other groups")
+    for root in here.ranks:
+        for dtype in (torch.float32, torch.int64):
+            for shape in ((4,), (2, 3), (2, 1, 3, 2), ()):
+                sent = (torch.arange(48)[: math.prod(shape)].reshape(shape) + 100 * here.number).to(dtype)
+                sent = sent.to(here.accelerator.current_device_name())
+                wanted = (torch.arange(48)[: math.prod(shape)].reshape(shape) + 100 * root).to(dtype)
+                for group, of in ((everyone, "in a second group"), (None, "")):
+                    moved = sent.clone()
+                    distributed.broadcast(moved, root, group=group)
+                    what = f"broadcast of {short(dtype)} of shape {shape} from rank {root} {of}"
+                    here.same(moved, wanted, what)
+    distributed.barrier(group=everyone)
+    distributed.destroy_process_group(everyone)
+    reduced = here.tensor(here.number + 1)
+    distributed.all_reduce(reduced)
+    here.same(reduced, [total], "all_reduce after another group was destroyed")
+
+
+def barrier(here: Observer) -> None:
+    """No process leaves a barrier before every process has reached it."""
+    for slow in here.ranks:
+        arrived = here.folder / f"rank {slow} reached the barrier"
+        if here.number == slow:
+            time.sleep(_SLOW_RANK_S)
+            arrived.touch()
+        distributed.barrier()
+        here.accelerator.synchronize()
+        here.holds(arrived.exists(), f"barrier() returns before rank {slow} reached it")
+    distributed.barrier()
+
+
+def asynchronous_collectives(here: Observer) -> None:
+    """Several collectives can run at once; each is complete when its wait() returns, in any order."""
+    total = float(sum(r + 1 for r in here.ranks))
+    tensors = [here.full(1000 * (n + 1), (here.number + 1) * (n + 1)) for n in range(4)]
+    works = [distributed.all_reduce(tensor, async_op=True) for tensor in tensors]
+    sent = here.tensor(here.number + 3)
+    works.append(distributed.broadcast(sent, 0, async_op=True))
+    gathered = [here.tensor(0) for _ in here.ranks]
+    works.append(distributed.all_gather(gathered, here.tensor(here.number + 1), async_op=True))
+    for work in reversed(works):
+        here.holds(work is not None, "a collective with async_op=True returns nothing to wait for")
+        if work is not None:
+            work.wait()
+    here.accelerator.synchronize()
+    for n, tensor in enumerate(tensors):
+        wanted = torch.full((1000 * (n + 1),), total * (n + 1))
+        here.same(tensor, wanted, f"all_reduce {n + 1} of several in flight")
+    here.same(sent, [3.0], "broadcast with async_op")
+    here.same(torch.cat(gathered), [r + 1.0 for r in here.ranks], "all_gather with async_op")
+    here.holds(all(w.is_completed() for w in works if w is not None), "work is not complete after its wait()")
+    plain = distributed.all_reduce(here.tensor(1))
+    here.holds(plain is None, "a collective without async_op returns work to wait for")
+
+
+def point_to_point(here: Observer) -> None:
+    """Messages between two ranks arrive complete and in order, if the backend has send and recv."""
+    if here.count < 2 or here.number > 1:
+        return
+    other = 1 - here.number
+
+    def in_order() -> None:
+        for sender in (0, 1):
+            for turn in range(3):
+                message = here.full(500 + turn, 10 * sender + turn)
+                if here.number == sender:
+                    distributed.send(message, other)
+                else:
+                    received = torch.zeros_like(message)
+                    distributed.recv(received, sender)
+                    here.same(received, message, f"message {turn + 1} from rank {sender}")
+
+    def at_once() -> None:
+        received = here.full(300, 0)
+        operations = [
+            distributed.P2POp(distributed.isend, here.full(300, here.number + 1), other),
+            distributed.P2POp(distributed.irecv, received, other),
+        ]
+        for work in distributed.batch_isend_irecv(operations):
+            work.wait()
+        here.accelerator.synchronize()
+        here.same(received, torch.full((300,), other + 1.0), "batch_isend_irecv")
+
+    def by_tag() -> None:
+        for sender in (0, 1):
+            messages = {tag: here.full(400, 100 * sender + tag) for tag in (1, 2)}
+            if here.number == sender:
+                sent = [distributed.isend(message, other, tag=tag) for tag, message in messages.items()]
+                for work in sent:
+                    if work is not None:
+                        work.wait()
+                continue
+            received = {tag: torch.zeros_like(message) for tag, message in messages.items()}
+            for tag in (2, 1):
+                distributed.recv(received[tag], sender, tag=tag)
+            here.accelerator.synchronize()
+            # torch's own backends of devices, unlike those of the host, may ignore tags.
+            swapped = torch.equal(received[1], messages[2]) and torch.equal(received[2], messages[1])
+            if swapped and not is_host(here.accelerator):
+                here.lacking.append("tags of send and recv")
+                continue
+            for tag, message in messages.items():
+                here.same(received[tag], message, f"a message from rank {sender} with the tag {tag}")
+
+    here.optional("send and recv", in_order)
+    here.optional("send and recv with tags", by_tag)
+    here.optional("batch_isend_irecv", at_once)
+
+
+def other_collectives(here: Observer) -> None:
+    """all_gather_into_tensor, reduce_scatter and all_to_all are right if the backend has them."""
+    ranks, number, count = here.ranks, here.number, here.count
+
+    def all_gather_into_tensor() -> None:
+        whole = here.tensor(*[0.0] * 2 * count)
+        distributed.all_gather_into_tensor(whole, here.tensor(number + 1, -number))
+        here.same(whole, [float(v) for r in ranks for v in (r + 1, -r)], "all_gather_into_tensor")
+
+    def reduce_scatter_tensor() -> None:
+        part = here.tensor(0, 0)
+        distributed.reduce_scatter_tensor(part, here.tensor(*[float(v) for v in range(2 * count)]))
+        here.same(part, [count * (2.0 * number), count * (2.0 * number + 1)], "reduce_scatter_tensor")
+
+    def reduce_scatter() -> None:
+        part = here.tensor(0)
+        distributed.reduce_scatter(part, [here.tensor(r + 1 + number) for r in ranks])
+        here.same(part, [float(sum(number + 1 + r for r in ranks))], "reduce_scatter")
+
+    def all_to_all_single() -> None:
+        received = here.tensor(*[0.0] * count)
+        distributed.all_to_all_single(received, here.tensor(*[float(10 * number + r) for r in ranks]))
+        here.same(received, [float(10 * r + number) for r in ranks], "all_to_all_single")
+
+    def all_to_all_single_uneven() -> None:
+        given = [r + 1 for r in ranks]  # to rank r go r + 1 elements
+        sent = here.tensor(*[float(100 * number + r) for r in ranks for _ in range(given[r])])
+        received = here.tensor(*[0.0] * count * (number + 1))
+        distributed.all_to_all_single(received, sent, [number + 1] * count, given)
+        wanted = [float(100 * r + number) for r in ranks for _ in range(number + 1)]
+        here.same(received, wanted, "all_to_all_single with parts of different sizes")
+
+    def all_to_all() -> None:
+        received = [here.tensor(0, 0) for _ in ranks]
+        distributed.all_to_all(received, [here.tensor(10 * number + r, r) for r in ranks])
+        here.same(
+            torch.cat(received), [float(v) for r in ranks for v in (10 * r + number, number)], "all_to_all"
+        )
+
+    for collective in (all_gather_into_tensor, reduce_scatter_tensor, reduce_scatter, all_to_all_single,
+                       all_to_all_single_uneven, all_to_all):  # fmt: skip
+        here.optional(collective.__name__, collective)
+
+
+def objects(here: Observer) -> None:
+    """Python objects are broadcast and gathered unchanged."""
+
+    def broadcast() -> None:
+        for root in here.ranks:
+            things: list[Any] = [{"rank": here.number, "text": "é" * 300}, here.number]
+            distributed.broadcast_object_list(things, root)
+            wanted = [{"rank": root, "text": "é" * 300}, root]
+            here.holds(things == wanted, f"broadcast_object_list from rank {root} gives {things!r:.80}")
+
+    def gather() -> None:
+        things: list[Any] = [None] * here.count
+        distributed.all_gather_object(things, ("of rank", here.number, "x" * 50 * (here.number + 1)))
+        wanted = [("of rank", r, "x" * 50 * (r + 1)) for r in here.ranks]
+        here.holds(things == wanted, f"all_gather_object gives {things!r:.80}")
+
+    here.optional("broadcast_object_list", broadcast)
+    here.optional("all_gather_object", gather)
+
+
+def group_made_again(here: Observer) -> None:
+    """After destroy_process_group a process makes its process group again, and it communicates."""
+    for turn in (1, 2):
+        distributed.destroy_process_group()
+        distributed.init_process_group(
+            here.accelerator.communication_backend_name(),
+            init_method=f"file://{here.folder / f'store {turn}'}",
+            rank=here.number,
+            world_size=here.count,
+            timeout=timedelta(seconds=_AGAIN_S),
+        )
+        reduced = here.tensor(here.number + 1)
+        distributed.all_reduce(reduced)
+        here.same(reduced, [float(sum(r + 1 for r in here.ranks))], f"all_reduce in process group {turn + 1}")
+
+
+TOPICS: tuple[Callable[[Observer], None], ...] = (
+    collectives, exact_numbers, values_moved, reductions, tensors_of_any_shape, roots, groups, barrier,
+    asynchronous_collectives, point_to_point, other_collectives, objects,
+    group_made_again,
+)  # fmt: skip
+"""In the order in which the ranks run them."""

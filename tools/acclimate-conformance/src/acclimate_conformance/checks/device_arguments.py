@@ -1,0 +1,115 @@
+"""Whether methods accept a device as an index, a name, a ``torch.device``, or ``None``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from acclimate.accelerator import Accelerator, DeviceLike
+from acclimate.errors import InvalidDeviceError
+from acclimate.imports import describe
+from acclimate_conformance.checks.assertions import BrokenPromiseError, device_names, refused, require
+
+Methods = Mapping[str, Callable[[DeviceLike], object]]
+"""By name, a method that takes a device."""
+_VALUES = (bool, int, float, str, tuple, list, dict, torch.Tensor)
+"""Types of results that are data; others are objects, such as context managers."""
+_ROUNDS = 3  # other processes use the devices too
+
+
+def methods_of(accelerator: Accelerator, *names: str) -> dict[str, Callable[..., Any]]:
+    """The accelerator's methods of these names, by name."""
+    return {name: getattr(accelerator, name) for name in names}
+
+
+def has_indices(accelerator: Accelerator) -> bool:
+    """Whether torch distinguishes the devices; the host is one device."""
+    return torch.empty(1, device=accelerator.device_type).device.index is not None
+
+
+def ways_to_name(accelerator: Accelerator, index: int) -> Iterator[DeviceLike]:
+    """Every way to name one device: its index, its name, and torch's object."""
+    name = device_names(accelerator)[index]
+    yield from (index, name, torch.device(name))
+
+
+def require_device_arguments(accelerator: Accelerator, methods: Methods) -> str | None:
+    """Fails the check if a method depends on how a device is named, or accepts one that does not exist.
+
+    Returns:
+        A note if torch does not distinguish the devices, so that any index means the same device.
+    """
+    _require_accepted(accelerator, methods)
+    return _require_refused(accelerator, methods)
+
+
+def _require_accepted(accelerator: Accelerator, methods: Methods) -> None:
+    kind = accelerator.device_type
+    for index in range(len(device_names(accelerator))):
+        by_name = list(ways_to_name(accelerator, index))
+        unnamed: list[DeviceLike] = [None, kind, torch.device(kind)]
+        for name, use in methods.items():
+            for device in by_name:
+                _require_same(accelerator, name, use, device, index)
+            with accelerator.device(index):
+                for device in unnamed:
+                    _require_same(accelerator, name, use, device, index)
+
+
+def _require_same(
+    accelerator: Accelerator, name: str, use: Callable[[DeviceLike], object], device: DeviceLike, index: int
+) -> None:
+    """Fails the check if one way to name a device gives another result than the index."""
+    differing = ""
+    for _ in range(_ROUNDS):
+        try:
+            before, found, after = (_comparable(accelerator, use(given)) for given in (index, device, index))
+        except Exception as error:
+            raise BrokenPromiseError(f"{name}({device!r}) raises {describe(error, whole=True)}") from error
+        require(
+            type(found) is type(before) or not isinstance(before, _VALUES),
+            f"{name}({device!r}) is a {type(found).__name__}, {name}({index}) a {type(before).__name__}",
+        )
+        # What changes by itself, or is a new object each time, cannot be compared.
+        stable = has_indices(accelerator) and _agree(before, after)
+        if not stable or _agree(before, found):
+            return
+        differing = f"{name}({device!r}), with device {index} meant, is {found!r:.80}, not {before!r:.80}"
+    raise BrokenPromiseError(differing)
+
+
+def _comparable(accelerator: Accelerator, result: object) -> object:
+    """The result of a method; for a context manager that sets the current device, that device.
+
+    The objects may differ: None may give one that does nothing, and an index one that is reused.
+    """
+    if isinstance(result, AbstractContextManager) and not isinstance(
+        result, (torch.Stream, accelerator.Stream)
+    ):
+        with result:
+            return accelerator.current_device()
+    return result
+
+
+def _agree(first: object, second: object) -> bool:
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        return torch.equal(first, second)
+    return bool(first == second)
+
+
+def _require_refused(accelerator: Accelerator, methods: Methods) -> str | None:
+    absent: list[DeviceLike] = ["meta", torch.device("meta"), "no such device"]
+    count = accelerator.device_count()
+    if has_indices(accelerator):
+        absent += [count, -1, f"{accelerator.device_type}:{count}"]
+    there = ", ".join(device_names(accelerator))
+    for name, use in methods.items():
+        for device in absent:
+            with refused(f"{name}({device!r}), with the devices {there},", InvalidDeviceError):
+                use(device)
+    if has_indices(accelerator):
+        return None
+    return "its devices have no names of their own, so every index is valid"

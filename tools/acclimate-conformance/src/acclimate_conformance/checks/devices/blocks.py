@@ -1,0 +1,74 @@
+"""Checks of context managers: each starts from the state in which it is entered, and restores it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
+from typing import Any, TypeAlias
+
+import torch
+
+from acclimate.accelerator import Accelerator, HostStream
+from acclimate_conformance.checks import ambient
+from acclimate_conformance.checks.assertions import (
+    DeliberateError,
+    NotOfferedError,
+    device_names,
+    require,
+)
+from acclimate_conformance.checks.check import check
+from acclimate_conformance.checks.dtypes.arithmetic import reduced_dtypes
+
+_Block: TypeAlias = Callable[[], AbstractContextManager[Any]]
+
+
+@check("device", "stream", "amp", "nvtx", "capture_to_graph", "current_device", "current_stream")
+def blocks_end_as_they_began(accelerator: Accelerator) -> None:
+    """A context manager restores the state before it, wherever it was made, even after an error."""
+    devices = range(len(device_names(accelerator)))
+    for what, make in _blocks(accelerator):
+        for made_on in devices:
+            for entered_on in devices:
+                for fails in (False, True):
+                    if not fails or made_on == entered_on:
+                        _require_unchanged(accelerator, what, make, made_on, entered_on, fails)
+
+
+def _require_unchanged(
+    accelerator: Accelerator, what: str, make: _Block, made_on: int, entered_on: int, fails: bool
+) -> None:
+    several = len(device_names(accelerator)) > 1
+    if several:
+        accelerator.set_device(made_on)
+    block = make()
+    if several:
+        accelerator.set_device(entered_on)
+    around = accelerator.Stream()
+    with accelerator.stream(around):  # made on one stream, entered on another
+        before = ambient.look(accelerator)
+        with suppress(DeliberateError), block:
+            torch.ones(2, device=accelerator.device_type).add_(1)
+            if fails:
+                raise DeliberateError
+        change = ambient.changed(before, ambient.look(accelerator))
+    where = f", made on device {made_on} and entered on {entered_on}," if several else ""
+    error = ", with an error in it," if fails else ""
+    require(not change, f"a block of {what}{where}{error} changes {change}")
+
+
+def _blocks(accelerator: Accelerator) -> Iterator[tuple[str, _Block]]:
+    for index in range(len(device_names(accelerator))):
+        yield f"device({index})", lambda index=index: accelerator.device(index)  # type: ignore[misc]
+        if not issubclass(accelerator.Stream, HostStream):
+            with accelerator.device(index):
+                stream = accelerator.Stream()
+            yield f"stream(s), of device {index}", lambda s=stream: accelerator.stream(s)  # type: ignore[misc]
+    yield "device(None)", lambda: accelerator.device(None)
+    own = accelerator.Stream()
+    yield "stream(s)", lambda: accelerator.stream(own)
+    yield "stream(None)", lambda: accelerator.stream(None)
+    yield "nvtx.range()", lambda: accelerator.nvtx.range("acclimate block")
+    yield "amp.autocast(enabled=False)", lambda: accelerator.amp.autocast(enabled=False)
+    with suppress(NotOfferedError):
+        dtype = reduced_dtypes(accelerator)[0]
+        yield "amp.autocast(dtype)", lambda: accelerator.amp.autocast(dtype=dtype, cache_enabled=False)

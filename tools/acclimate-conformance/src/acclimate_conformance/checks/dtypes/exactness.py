@@ -1,0 +1,113 @@
+"""Checks of data types with hard values: their extremes, long sums, and copies between devices."""
+
+from __future__ import annotations
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate_conformance.checks.assertions import equal, require, several_devices, short
+from acclimate_conformance.checks.check import check
+from acclimate_conformance.checks.dtypes.arithmetic import supported
+from acclimate_conformance.checks.dtypes.shapes import REARRANGED
+
+_CLASSES = {
+    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16, "IntTensor": torch.int32, "LongTensor": torch.int64,
+    "ByteTensor": torch.uint8,
+}  # fmt: skip
+_LENGTH = 8192
+# Of a sum of that many positive numbers; adding up in the dtype itself is off by far more.
+_SUM_TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 1e-2, torch.float32: 1e-3, torch.float64: 1e-10}
+
+
+def extremes(dtype: torch.dtype) -> list[float]:
+    """Values that need every bit of a dtype, and its special ones."""
+    if dtype is torch.bool:
+        return [False, True]
+    if not dtype.is_floating_point:
+        limits = torch.iinfo(dtype)
+        bits = limits.bits - 1
+        return [limits.min, limits.max, limits.max - 1, 0, *(2**k + 1 for k in range(3, bits, 5))]
+    found = torch.finfo(dtype)
+    return [found.max, found.min, found.tiny, 1 + found.eps, -0.0, float("inf"), -float("inf"), float("nan")]
+
+
+def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether two tensors have the same shape, dtype and bytes; any NaN is as good as another."""
+    first, second = found.detach().cpu(), wanted.detach().cpu()
+    if first.dtype != second.dtype or first.shape != second.shape:
+        return False
+    if first.is_floating_point():
+        defined = ~second.isnan()
+        if not torch.equal(first.isnan(), second.isnan()):
+            return False
+        first, second = first[defined], second[defined]
+    return torch.equal(first.contiguous().view(torch.uint8), second.contiguous().view(torch.uint8))
+
+
+@check("supported_dtypes", *(name for name in _CLASSES if name != "BFloat16Tensor"))
+def extreme_values(accelerator: Accelerator) -> None:
+    """Tensor classes and copies keep the extreme values of each dtype, bit by bit."""
+    device = accelerator.current_device_name()
+    dtypes = accelerator.supported_dtypes()
+    for name, dtype in _CLASSES.items():
+        if hasattr(accelerator, name) and (dtype in dtypes or not dtype.is_floating_point):
+            data = extremes(dtype)
+            made = getattr(accelerator, name)(data)
+            require(
+                same_bits(made, torch.tensor(data, dtype=dtype)),
+                f"{name}({data}) holds {made.cpu().tolist()}",
+            )
+    for dtype in (*dtypes, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool):
+        values = torch.tensor(extremes(dtype), dtype=dtype)
+        there = values.to(device)
+        for how, found in (("copied", there), ("cloned", there.clone()), ("joined", torch.cat([there]))):
+            require(
+                same_bits(found, values), f"{values.tolist()} in {short(dtype)}, {how}, are {found.tolist()}"
+            )
+
+
+@check("supported_dtypes")
+def long_products(accelerator: Accelerator) -> None:
+    """Products with an inner dimension of a model's size add up more precisely than their dtype."""
+    device = accelerator.current_device_name()
+    generator = torch.Generator().manual_seed(0)
+    left, right = torch.rand(4, _LENGTH, generator=generator), torch.rand(_LENGTH, 4, generator=generator)
+    for dtype in supported(accelerator):
+        rows, columns = left.to(dtype), right.to(dtype)
+        exact = rows.double() @ columns.double()
+        for what, found in (
+            ("a product", rows.to(device) @ columns.to(device)),
+            ("a linear layer", torch.nn.functional.linear(rows.to(device), columns.t().to(device))),
+        ):
+            apart = float((found.cpu().double() / exact - 1).abs().max())
+            allowed = _SUM_TOLERANCE.get(dtype, 0.1)
+            require(
+                apart <= allowed,
+                f"{what} over {_LENGTH} {short(dtype)} numbers is off by {apart:.1e}, not {allowed:.0e}",
+            )
+
+
+@check("supported_dtypes", "synchronize")
+def copies_between_devices(accelerator: Accelerator) -> None:
+    """Tensors of every dtype and layout keep their values when they are copied from device to device."""
+    names = several_devices(accelerator)
+    for dtype in (*supported(accelerator), torch.int64, torch.int32, torch.uint8, torch.bool):
+        values = (torch.arange(61 * 97) % 251).reshape(61, 97).to(dtype)
+        for source, target in ((names[0], names[-1]), (names[-1], names[0])):
+            there = values.to(source)
+            for what, rearranged in REARRANGED.items():
+                given, wanted = rearranged(there), rearranged(values)
+                copied = torch.empty_like(wanted, device=target)
+                copied.copy_(given)
+                beside = torch.zeros(*wanted.shape, 2, dtype=dtype, device=target)[..., 0]
+                beside.copy_(given)
+                for how, found in (
+                    ("to()", given.to(target)),
+                    ("copy_()", copied),
+                    ("a strided copy_()", beside),
+                ):
+                    require(
+                        equal(found, wanted),
+                        f"{short(dtype)} {what}: {how} from {source} to {target} changes the values",
+                    )

@@ -1,0 +1,313 @@
+"""Checks of mixed precision: the extent of autocast, the gradient scaler, custom functions."""
+
+from __future__ import annotations
+
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate_conformance.checks.assertions import (
+    DeliberateError,
+    in_thread,
+    is_host,
+    let_through,
+    require,
+    short,
+)
+from acclimate_conformance.checks.check import check
+from acclimate_conformance.checks.dtypes.arithmetic import REDUCED, reduced_dtypes
+
+
+def _product_dtype(device: str) -> torch.dtype:
+    ones = torch.ones(8, 8, device=device)
+    return (ones @ ones).dtype
+
+
+@check("amp")
+def autocast_ends(accelerator: Accelerator) -> None:
+    """autocast applies only within its block: not after it, even after an error, and not to the host."""
+    device, kind = accelerator.current_device_name(), accelerator.device_type
+    for dtype in reduced_dtypes(accelerator):
+        _require_off(device, kind, "before autocast")
+        with let_through("autocast"), accelerator.amp.autocast(True, dtype):
+            raise DeliberateError
+        _require_off(device, kind, "after an error within autocast")
+        with accelerator.amp.autocast(dtype=dtype):
+            now = _product_dtype(device)
+            require(now == dtype, f"within autocast(dtype={short(dtype)}) a product is {short(now)}")
+            if not is_host(accelerator):
+                host = _product_dtype("cpu")
+                require(host == torch.float32, f"within autocast a product on the host is {short(host)}")
+            with suppress(DeliberateError), accelerator.amp.autocast(enabled=False):
+                now = _product_dtype(device)
+                require(now == torch.float32, f"within autocast(enabled=False) a product is {short(now)}")
+                raise DeliberateError
+            now = _product_dtype(device)
+            require(now == dtype, f"after autocast(False) within autocast a product is {short(now)}")
+            with accelerator.amp.autocast(True, dtype, False):
+                pass
+            require(torch.is_autocast_cache_enabled(), "autocast(cache_enabled=False) outlasts its block")
+        _require_off(device, kind, "after autocast")
+
+        @accelerator.amp.autocast(dtype=dtype)
+        def decorated() -> torch.dtype:
+            return _product_dtype(device)
+
+        require(decorated() == dtype, f"a function decorated with autocast gives {short(decorated())}")
+        _require_off(device, kind, "after a function decorated with autocast")
+
+
+@check("amp")
+def autocast_of_a_thread(accelerator: Accelerator) -> None:
+    """autocast applies to one thread: it changes nothing in another, whether new or already running."""
+    device, kind = accelerator.current_device_name(), accelerator.device_type
+    dtype = reduced_dtypes(accelerator)[0]
+    with ThreadPoolExecutor(1) as other, ExitStack() as theirs:
+        other.submit(_require_off, device, kind, "in a thread before autocast").result()
+        with accelerator.amp.autocast(dtype=dtype):
+            other.submit(_require_off, device, kind, "within autocast of another thread").result()
+            in_thread(lambda: _require_off(device, kind, "in a new thread, within autocast of another,"))
+        try:
+            other.submit(theirs.enter_context, accelerator.amp.autocast(dtype=dtype)).result()
+            _require_off(device, kind, "where another thread is within autocast")
+            now = other.submit(_product_dtype, device).result()
+            require(
+                now == dtype, f"within autocast(dtype={short(dtype)}) in a thread a product is {short(now)}"
+            )
+        finally:
+            other.submit(theirs.close).result()
+
+
+def _require_off(device: str, kind: str, when: str) -> None:
+    now = _product_dtype(device)
+    require(now == torch.float32, f"{when} a product of float32 is {short(now)}")
+    require(not torch.is_autocast_enabled(kind), f"{when} torch says that autocast is on")
+
+
+@check("amp")
+def autocast_by_default(accelerator: Accelerator) -> None:
+    """autocast without arguments is on, and computes products in a supported reduced dtype."""
+    offered = reduced_dtypes(accelerator)
+    device = accelerator.current_device_name()
+    with accelerator.amp.autocast():
+        now = _product_dtype(device)
+        left = torch.ones(8, 8, device=device) * 3
+        require(left.dtype == torch.float32, f"within autocast a sum is {short(left.dtype)}")
+    require(
+        now in offered or (now in REDUCED and is_host(accelerator)),
+        f"within autocast() a product is {short(now)}, and supported are {', '.join(map(short, offered))}",
+    )
+
+
+@check("amp")
+def autocast_defaults_are_torchs(accelerator: Accelerator) -> None:
+    """autocast and GradScaler without arguments do what torch's do, even after its defaults were changed."""
+    kind = accelerator.device_type
+    _require_same_autocast(accelerator, "autocast()")
+    before, cached = torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled()
+    try:
+        for dtype in reduced_dtypes(accelerator):
+            torch.set_autocast_dtype(kind, dtype)
+            _require_same_autocast(accelerator, f"after torch.set_autocast_dtype({short(dtype)}), autocast()")
+        torch.set_autocast_dtype(kind, before)
+        torch.set_autocast_cache_enabled(False)
+        _require_same_autocast(accelerator, "after torch.set_autocast_cache_enabled(False), autocast()")
+    finally:
+        torch.set_autocast_dtype(kind, before)
+        torch.set_autocast_cache_enabled(cached)
+    found, wanted = accelerator.amp.GradScaler(), torch.amp.GradScaler("cpu")
+    require(found.is_enabled(), "GradScaler() is not enabled")
+    require(
+        found.state_dict() == wanted.state_dict(),
+        f"GradScaler() has the state {found.state_dict()}, and torch's {wanted.state_dict()}",
+    )
+
+
+def _require_same_autocast(accelerator: Accelerator, what: str) -> None:
+    with warnings.catch_warnings():  # torch warns and turns itself off if it has not the dtype
+        warnings.simplefilter("ignore")
+        with torch.autocast(accelerator.device_type):
+            wanted = _autocast_state(accelerator)
+        with accelerator.amp.autocast():
+            found = _autocast_state(accelerator)
+    for name, value in wanted.items():
+        require(
+            found[name] == value,
+            f"within {what} {name} is {found[name]}, and within torch.autocast"
+            f'("{accelerator.device_type}") {value}',
+        )
+
+
+def _autocast_state(accelerator: Accelerator) -> dict[str, object]:
+    kind = accelerator.device_type
+    return {
+        "torch.is_autocast_enabled()": torch.is_autocast_enabled(kind),
+        "torch.get_autocast_dtype()": torch.get_autocast_dtype(kind),
+        "torch.is_autocast_cache_enabled()": torch.is_autocast_cache_enabled(),
+        "the dtype of a product": _product_dtype(accelerator.current_device_name()),
+    }
+
+
+@check("amp")
+def autocast_to_the_dtype_asked_for(accelerator: Accelerator) -> None:
+    """autocast computes in the requested dtype or in float32, never in another reduced dtype."""
+    device, kind = accelerator.current_device_name(), accelerator.device_type
+    reduced_dtypes(accelerator)
+    for dtype in REDUCED:
+        # For a dtype that the device lacks it may raise, or turn itself off with a warning as torch's does.
+        with suppress(RuntimeError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with accelerator.amp.autocast(dtype=dtype):
+                told = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
+                now = _product_dtype(device)
+            require(told == dtype, f"within autocast(dtype={short(dtype)}) torch says {short(told)}")
+            require(
+                now in (dtype, torch.float32),
+                f"within autocast(dtype={short(dtype)}) a product is {short(now)}",
+            )
+
+
+@check("amp")
+def scaler_skips_infinite_gradients(accelerator: Accelerator) -> None:
+    """GradScaler skips a step with an infinite or NaN gradient, and lowers the scale."""
+    device = accelerator.current_device_name()
+    for bad in (float("inf"), float("-inf"), float("nan")):
+        for unscaled in (False, True):  # by step(), or by the program, which clips gradients
+            weights = [torch.nn.Parameter(torch.ones(4, device=device)) for _ in range(2)]
+            optimizer = torch.optim.SGD(weights, lr=0.5)
+            scaler = accelerator.amp.GradScaler(init_scale=8.0, backoff_factor=0.5, growth_interval=100)
+            factors = torch.ones(4, device=device)
+            for turn, (last, wanted, scale) in enumerate(((1.0, 0.5, 8.0), (bad, 0.5, 4.0), (1.0, 0.0, 4.0))):
+                factors[-1] = last
+                optimizer.zero_grad()
+                loss = weights[0].sum() + (weights[1] * factors).sum()
+                scaler.scale(loss).backward()
+                if unscaled:
+                    scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+                for weight in weights:
+                    found = weight.detach().tolist()
+                    require(
+                        found == [wanted] * 4,
+                        f"after step {turn + 1} (the second has a gradient of {bad}) a weight is "
+                        f"{found} and not {wanted}",
+                    )
+                now = scaler.get_scale()
+                require(now == scale, f"after step {turn + 1} with a gradient of {bad} the scale is {now}")
+
+
+@check("amp")
+def scaler_by_its_arguments(accelerator: Accelerator) -> None:
+    """amp.GradScaler subclasses torch's: it can be disabled, grows, unscales, and is saved and restored."""
+    device = accelerator.current_device_name()
+    kind = accelerator.amp.GradScaler
+    require(isinstance(kind, type) and issubclass(kind, torch.amp.GradScaler), f"amp.GradScaler is {kind!r}")
+    loss = torch.ones(1, device=device) * 3
+    off = kind(enabled=False)
+    require(float(off.scale(loss)) == 3.0, f"a disabled scaler scales 3 to {float(off.scale(loss))}")
+    require(not off.is_enabled(), "a scaler made with enabled=False is enabled")
+    scaler = kind(init_scale=8.0, growth_factor=4.0, backoff_factor=0.25, growth_interval=2)
+    weight = torch.nn.Parameter(torch.ones(4, device=device))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    scales = []
+    for factor in (1.0, 1.0, float("inf")):
+        optimizer.zero_grad()
+        scaler.scale((weight * factor).sum()).backward()
+        scaler.unscale_(optimizer)
+        if factor == 1.0:
+            found = weight.grad.tolist() if weight.grad is not None else None
+            require(found == [1.0] * 4, f"unscale_ turns four gradients of 1 into {found}")
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    require(
+        scales == [8.0, 32.0, 8.0],
+        f"a scale of 8 that is multiplied by 4 after two good steps and by 1/4 after an overflow is {scales}",
+    )
+    restored = kind()
+    restored.load_state_dict(scaler.state_dict())
+    require(restored.get_scale() == 8.0, f"restoring a saved scale of 8 gives {restored.get_scale()}")
+
+
+@check("amp")
+def custom_functions(accelerator: Accelerator) -> None:
+    """amp.custom_fwd and custom_bwd give a custom function the same casts and autocast as torch's."""
+    device = accelerator.current_device_name()
+    amp = accelerator.amp
+    dtype = reduced_dtypes(accelerator)[0]
+    seen: dict[str, Any] = {}
+
+    class Cast(torch.autograd.Function):
+        @staticmethod
+        @amp.custom_fwd(cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            seen["cast"] = x.dtype
+            seen["product"] = (x @ x).dtype
+            return x * 2
+
+        @staticmethod
+        @amp.custom_bwd
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            seen["backward"] = _product_dtype(device)
+            return gradient * 2
+
+    class AsItIs(torch.autograd.Function):
+        @staticmethod
+        @amp.custom_fwd
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            seen["forward as it is"] = _product_dtype(device)
+            return x * 2
+
+        @staticmethod
+        @amp.custom_bwd
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            seen["backward as it is"] = _product_dtype(device)
+            return gradient * 2
+
+    inputs = torch.ones(4, 4, device=device, requires_grad=True)
+    with amp.autocast(dtype=dtype):
+        product = inputs @ inputs
+        cast, as_it_is = Cast.apply(product), AsItIs.apply(inputs)  # type: ignore[no-untyped-call]
+        result = cast.float().sum() + as_it_is.float().sum()
+    result.backward()
+    expected = {
+        "cast": torch.float32, "product": torch.float32, "backward": torch.float32,
+        "forward as it is": dtype, "backward as it is": dtype,
+    }  # fmt: skip
+    for what, wanted in expected.items():
+        require(seen.get(what) == wanted, f"in a custom function, {what} is {seen.get(what)}, not {wanted}")
+
+
+@check("supported_dtypes", "FloatTensor", "HalfTensor", "LongTensor", "IntTensor")
+def tensor_classes_are_exact(accelerator: Accelerator) -> None:
+    """FloatTensor and the other classes distinguish dtypes and devices, and use the current device."""
+    dtypes = accelerator.supported_dtypes()
+    dtypes.append(torch.int8)
+    require(
+        torch.int8 not in accelerator.supported_dtypes(),
+        "changing the list that supported_dtypes() returned changes the next one",
+    )
+    classes = {"FloatTensor": torch.float32, "IntTensor": torch.int32, "LongTensor": torch.int64,
+               "ByteTensor": torch.uint8}  # fmt: skip
+    device = accelerator.current_device_name()
+    for name, dtype in classes.items():
+        maker = getattr(accelerator, name)
+        for other in classes.values():
+            told = isinstance(torch.ones(2, dtype=other, device=device), maker)
+            require(told == (other == dtype), f"isinstance of {short(other)} by {name} is {told}")
+        if not is_host(accelerator):
+            require(not isinstance(torch.ones(2, dtype=dtype), maker), f"a tensor on the host is a {name}")
+        nested = maker([[1, 2], [3, 4]])
+        require(nested.tolist() == [[1, 2], [3, 4]], f"{name}([[1, 2], [3, 4]]) holds {nested.tolist()}")
+        sized = maker(torch.Size([2, 5]))
+        require(tuple(sized.shape) == (2, 5), f"{name}(torch.Size([2, 5])) has shape {tuple(sized.shape)}")
+        for index in range(accelerator.device_count()):
+            with accelerator.device(index):
+                here = torch.ones(1, device=accelerator.device_type).device
+                for made in (maker(3), maker([1])):
+                    require(made.device == here, f"{name} makes a tensor on {made.device}, {here} is current")

@@ -1,0 +1,159 @@
+"""Checks that mixed precision follows torch's own: the same calls give the same results."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate_conformance.checks.assertions import device_names, is_host, require
+from acclimate_conformance.checks.check import check
+from acclimate_conformance.checks.dtypes.arithmetic import reduced_dtypes
+
+_STEPS = 14
+_SCRIPTS = 3
+
+
+class _Steps(torch.optim.SGD):
+    """Returns how often it was called, as optimizers return a loss."""
+
+    taken = 0
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        self.taken += 1
+        return self.taken
+
+
+def _trace(scaler_class: Any, devices: list[str], seed: int) -> list[Any]:
+    """The result and the state after each call of a random sequence."""
+    choose = random.Random(seed)
+    options = {"init_scale": 64.0, "growth_factor": 2.0, "backoff_factor": 0.25, "growth_interval": 2}
+    scaler = scaler_class(**options)
+    weights = [torch.nn.Parameter(torch.ones(3, device=devices[i % len(devices)])) for i in range(5)]
+    weights[4].requires_grad_(False)
+    groups: list[dict[str, Any]] = [{"params": weights[:1]}, {"params": [weights[1], weights[4]], "lr": 0.25}]
+    optimizers = [
+        _Steps(groups, lr=0.5),
+        _Steps(weights[2:4], lr=0.125),
+    ]
+    seen: list[Any] = [scaler.state_dict()]
+    for _ in range(_STEPS):
+        bad = choose.choice([None, None, None, 0, 1, 2, 3])
+        value = choose.choice([float("inf"), float("-inf"), float("nan")])
+        unscales = [choose.random() < 0.5 for _ in optimizers]
+        losses = [weight.sum() * (i + 1) for i, weight in enumerate(weights[:4])]
+        for scaled in scaler.scale(losses):
+            scaled.backward()
+        if bad is not None:
+            with torch.no_grad():
+                gradient = weights[bad].grad
+                if gradient is not None:
+                    gradient[-1] = value
+        for optimizer, unscale in zip(optimizers, unscales, strict=True):
+            if unscale:
+                scaler.unscale_(optimizer)
+                seen.append([_numbers(w.grad) for group in optimizer.param_groups for w in group["params"]])
+            seen.append(("step", scaler.step(optimizer)))
+        scaler.update(choose.choice([None, None, None, 32.0]))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        if choose.random() < 0.4:  # saved and restored
+            saved = scaler.state_dict()
+            scaler = scaler_class(**options)
+            scaler.load_state_dict(saved)
+        seen += [scaler.get_scale(), scaler.state_dict(), [_numbers(weight) for weight in weights]]
+        seen += [scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()]
+    return seen
+
+
+def _numbers(tensor: torch.Tensor | None) -> str:
+    return "none" if tensor is None else str(tensor.detach().cpu().tolist())
+
+
+@check("amp")
+def scaler_does_what_torchs_does(accelerator: Accelerator) -> None:
+    """amp.GradScaler returns and keeps what torch's does, with several groups, optimizers and devices."""
+    names = device_names(accelerator)
+    places = [[accelerator.current_device_name()]] + ([names, names[::-1]] if len(names) > 1 else [])
+
+    def torchs(**options: Any) -> Any:
+        return torch.amp.GradScaler("cpu", **options)
+
+    for seed in range(_SCRIPTS):
+        wanted = _trace(torchs, ["cpu"], seed)
+        for devices in places:
+            found = _trace(accelerator.amp.GradScaler, devices, seed)
+            for number, (actual, expected) in enumerate(zip(found, wanted, strict=True)):
+                require(
+                    actual == expected,
+                    f"a GradScaler for parameters on {', '.join(devices)} gives {actual} where torch's gives "
+                    f"{expected} (result {number} of script {seed})",
+                )
+
+
+@check("amp")
+def autocast_can_be_used_again(accelerator: Accelerator) -> None:
+    """An autocast object and a decorated function work each time, and with the given cache_enabled."""
+    device = accelerator.current_device_name()
+    dtype = reduced_dtypes(accelerator)[0]
+    ones = torch.ones(8, 8, device=device)
+    for cached in (False, True):
+        block = accelerator.amp.autocast(dtype=dtype, cache_enabled=cached)
+
+        @accelerator.amp.autocast(dtype=dtype, cache_enabled=cached)  # type: ignore[untyped-decorator]
+        def decorated(cached: bool = cached) -> torch.dtype:
+            _require_cache(cached)
+            return (ones @ ones).dtype
+
+        for turn in (1, 2, 3):
+            with block:
+                now = (ones @ ones).dtype
+                _require_cache(cached)
+            require(now == dtype, f"in turn {turn} of one autocast object a product is {now}, not {dtype}")
+            now = decorated()
+            require(
+                now == dtype, f"in call {turn} of a function with autocast a product is {now}, not {dtype}"
+            )
+
+
+def _require_cache(asked: bool) -> None:
+    told = torch.is_autocast_cache_enabled()
+    require(told == asked, f"within autocast(cache_enabled={asked}) is_autocast_cache_enabled() is {told}")
+
+
+@check("amp")
+def custom_functions_cast_every_input(accelerator: Accelerator) -> None:
+    """amp.custom_fwd casts every input that torch's casts, and no other."""
+    dtype = reduced_dtypes(accelerator)[0]
+    wanted = _casts(
+        torch.amp.custom_fwd, "cpu", dtype, {"device_type": "cpu"}, torch.amp.autocast("cpu", dtype)
+    )
+    device = accelerator.current_device_name()
+    block = accelerator.amp.autocast(dtype=dtype)
+    found = _casts(accelerator.amp.custom_fwd, device, dtype, {}, block)
+    require(found == wanted, f"custom_fwd(cast_inputs=float32) gives {found}, torch's {wanted}")
+    if not is_host(accelerator):
+        kept = _casts(accelerator.amp.custom_fwd, "cpu", dtype, {}, accelerator.amp.autocast(dtype=dtype))
+        require(kept[0] == dtype, f"custom_fwd casts a tensor on the host to {kept[0]}")
+
+
+def _casts(custom_fwd: Any, device: str, dtype: torch.dtype, options: Any, block: Any) -> list[torch.dtype]:
+    """The dtypes in which a custom function gets several inputs."""
+    seen: list[torch.dtype] = []
+
+    class Several(torch.autograd.Function):
+        @staticmethod
+        @custom_fwd(cast_inputs=torch.float32, **options)  # type: ignore[untyped-decorator]
+        def forward(ctx: Any, *given: torch.Tensor) -> torch.Tensor:
+            seen.extend(tensor.dtype for tensor in given)
+            return given[0] * 2
+
+    given = [
+        torch.ones(2, dtype=kind, device=device) for kind in (dtype, dtype, torch.float32, torch.int64, dtype)
+    ]
+    with block:
+        Several.apply(*given)  # type: ignore[no-untyped-call]
+    return seen

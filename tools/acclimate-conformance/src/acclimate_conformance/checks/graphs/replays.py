@@ -1,0 +1,155 @@
+"""Checks of graphs: work captured once gives right results at every replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate_conformance.checks.assertions import (
+    equal,
+    offered_or_not,
+    refused,
+    require,
+    require_close,
+)
+from acclimate_conformance.checks.check import check
+
+_T = TypeVar("_T")
+
+
+def new_graph(accelerator: Accelerator) -> Any:
+    """An empty graph; ends the check if the accelerator offers none."""
+    with offered_or_not("graphs"):
+        return accelerator.create_graph()
+
+
+def warm_up(accelerator: Accelerator, work: Any) -> None:
+    """Runs the work before a capture, on another stream, as devices with real graphs require."""
+    stream = accelerator.Stream()
+    stream.wait_stream(accelerator.current_stream())
+    with accelerator.stream(stream):
+        for _ in range(3):
+            work()
+    accelerator.current_stream().wait_stream(stream)
+    accelerator.synchronize()
+
+
+def captured(accelerator: Accelerator, work: Callable[[], _T]) -> tuple[Any, _T]:
+    """A graph into which work was captured after a first run, and the result of the capture."""
+    graph = new_graph(accelerator)
+    warm_up(accelerator, work)
+    with accelerator.capture_to_graph(graph):
+        result = work()
+    accelerator.synchronize()
+    return graph, result
+
+
+def replay(accelerator: Accelerator, graph: Any) -> None:
+    """Replays a graph and waits for its work."""
+    accelerator.replay_graph(graph)
+    accelerator.synchronize()
+
+
+@check("create_graph", "capture_to_graph", "replay_graph", "supports_graphs", timeout_s=90)
+def replay_follows_inputs(accelerator: Accelerator) -> None:
+    """A replay reads the present values of the captured inputs, and writes to the captured results."""
+    device = accelerator.current_device_name()
+    weight, inputs = torch.randn(32, 32, device=device), torch.zeros(8, 32, device=device)
+
+    def work() -> torch.Tensor:
+        return torch.relu(inputs @ weight) + inputs.sum(-1, keepdim=True)
+
+    graph, result = captured(accelerator, work)
+    address = result.data_ptr()
+    for seed in range(3):
+        fresh = torch.randn(8, 32, generator=torch.Generator().manual_seed(seed))
+        inputs.copy_(fresh)
+        replay(accelerator, graph)
+        wanted = torch.relu(fresh.double() @ weight.cpu().double()) + fresh.double().sum(-1, keepdim=True)
+        require_close(result, wanted, torch.float32, f"the result of replay {seed + 1}")
+    require(result.data_ptr() == address, "a replay moves the result to another address")
+
+
+@check("capture_to_graph", "replay_graph")
+def replay_repeats_updates(accelerator: Accelerator) -> None:
+    """A captured in-place update is repeated by every replay."""
+    counter = torch.zeros(16, device=accelerator.current_device_name())
+    graph, _ = captured(accelerator, lambda: counter.add_(1))
+    before = counter.cpu().clone()
+    for _ in range(4):
+        accelerator.replay_graph(graph)
+    accelerator.synchronize()
+    grown = (counter.cpu() - before).unique().tolist()
+    require(grown == [4.0], f"four replays of an addition of 1 add {grown}")
+
+
+@check("capture_to_graph", "replay_graph", timeout_s=90)
+def replay_trains(accelerator: Accelerator) -> None:
+    """A captured training step (forward, backward, update) trains like the same step without a graph."""
+    device = accelerator.current_device_name()
+    generator = torch.Generator().manual_seed(3)
+    start = torch.randn(8, 16, generator=generator) / 4
+    batches = [torch.randn(4, 16, generator=generator) for _ in range(3)]
+    weight = start.clone().to(device).requires_grad_()
+    inputs = batches[0].clone().to(device)
+
+    def step(parameter: torch.Tensor, batch: torch.Tensor) -> None:
+        (gradient,) = torch.autograd.grad((batch @ parameter.T).square().mean(), [parameter])
+        with torch.no_grad():
+            parameter.sub_(0.1 * gradient)
+
+    graph, _ = captured(accelerator, lambda: step(weight, inputs))
+    with torch.no_grad():
+        weight.copy_(start)
+    expected = start.clone().requires_grad_()
+    for batch in batches:
+        inputs.copy_(batch)
+        accelerator.replay_graph(graph)
+        step(expected, batch)
+    accelerator.synchronize()
+    require(not equal(weight, start), "replays of a training step do not change the weights")
+    require_close(weight, expected, torch.float32, "a weight after three replayed training steps")
+
+
+@check("is_current_stream_capturing", "capture_to_graph")
+def capture_is_told(accelerator: Accelerator) -> None:
+    """is_current_stream_capturing is True within a capture and False outside."""
+    graph = new_graph(accelerator)
+    ones = torch.ones(4, device=accelerator.current_device_name())
+    accelerator.synchronize()
+    require(accelerator.is_current_stream_capturing() is False, "it is True before a capture")
+    with accelerator.capture_to_graph(graph):
+        inside = accelerator.is_current_stream_capturing()
+        ones.add_(1)
+    require(inside is True, f"within a capture is_current_stream_capturing() is {inside}")
+    require(accelerator.is_current_stream_capturing() is False, "it is True after a capture")
+
+
+@check("replay_graph", "create_graph")
+def empty_graph_refused(accelerator: Accelerator) -> None:
+    """Replaying a graph that has no capture, or was reset, raises."""
+    graph = new_graph(accelerator)
+    with refused("replaying a graph without a capture", RuntimeError):
+        accelerator.replay_graph(graph)
+    ones = torch.ones(4, device=accelerator.current_device_name())
+    accelerator.synchronize()
+    with accelerator.capture_to_graph(graph):
+        ones.add_(1)
+    graph.reset()
+    with refused("replaying a graph that was reset", RuntimeError):
+        accelerator.replay_graph(graph)
+
+
+@check("capture_to_graph", "is_current_stream_capturing")
+def host_reads_refused(accelerator: Accelerator) -> None:
+    """Reading a value back to the host within a capture raises, since a replay could not repeat it."""
+    graph = new_graph(accelerator)
+    ones = torch.ones(4, device=accelerator.current_device_name())
+    accelerator.synchronize()
+    with refused("reading a value back during a capture", RuntimeError), accelerator.capture_to_graph(graph):
+        float((ones * 2).sum())
+    require(accelerator.is_current_stream_capturing() is False, "after a failed capture it still captures")
+    require(float((ones * 2).sum()) == 8.0, "after a failed capture results are wrong")

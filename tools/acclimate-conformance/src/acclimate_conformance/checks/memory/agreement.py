@@ -1,0 +1,200 @@
+"""Checks that figures of memory agree: with each other, with what was allocated, and in type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate_conformance.checks.assertions import MIB, NotOfferedError, equal, exactly, require
+from acclimate_conformance.checks.check import check
+from acclimate_conformance.checks.memory.allocations import (
+    SLACK,
+    Figure,
+    allocation_size,
+    current_figures,
+    fill,
+    mib,
+    peak_figures,
+    release,
+    require_figures,
+    settle,
+    statistics_figures,
+)
+
+
+@check("memory_reserved", "memory_cached", "max_memory_reserved", "empty_cache")
+def reserved_follows_allocations(accelerator: Accelerator) -> None:
+    """Reserved memory grows with an allocation by about its size, and empty_cache returns it."""
+    require_figures(accelerator)
+    release(accelerator)
+    size = allocation_size(accelerator)
+    for what, figure in (
+        ("memory_reserved", accelerator.memory_reserved),
+        ("memory_cached", accelerator.memory_cached),
+    ):
+        before = exactly(figure(), int, f"{what}()")
+        kept = fill(accelerator, MIB)
+        held = fill(accelerator, size)
+        grown = figure() - before
+        require(
+            size - SLACK <= grown <= 2 * size,
+            f"{what}() grows by {mib(grown)} when {mib(size)} are allocated",
+        )
+        del held
+        release(accelerator)
+        left = figure() - before
+        require(left <= SLACK, f"after empty_cache() {what}() is {mib(left)} above what it was before")
+        require(equal(kept, torch.full((MIB,), 7, dtype=torch.uint8)), "empty_cache() changes a tensor")
+
+
+@check("max_memory_allocated", "max_memory_reserved", "max_memory_cached", "reset_peak_memory_stats")
+def peak_is_the_highest(accelerator: Accelerator) -> None:
+    """The peak is the most memory in use at one time, not the sum of all allocations, nor the last."""
+    require_figures(accelerator)
+    size = allocation_size(accelerator)
+    currents = current_figures(accelerator).values()
+    for (what, peak), current in zip(peak_figures(accelerator).items(), currents, strict=True):
+        release(accelerator)
+        accelerator.reset_peak_memory_stats()
+        before = current()
+        for part in (size, size // 2, size // 4):
+            held = fill(accelerator, part)
+            peak()  # without a high-water mark, the peak is the largest reading
+            del held
+            release(accelerator)
+        shown = peak() - before
+        require(
+            size - SLACK <= shown <= size + 2 * SLACK,
+            f"{what}() shows {mib(shown)} after {mib(size)}, a half and a quarter of it in turn",
+        )
+
+
+@check("memory_stats", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_allocated")
+def statistics_agree(accelerator: Accelerator) -> None:
+    """memory_stats and the methods return the same numbers, and no peak is below its figure."""
+    require_figures(accelerator)
+    release(accelerator)
+    accelerator.reset_peak_memory_stats()
+    size = allocation_size(accelerator)
+    held = fill(accelerator, size)
+    half = fill(accelerator, size // 2)
+    del held
+    settle(accelerator)
+    methods = statistics_figures(accelerator)
+    now = accelerator.memory_allocated()
+    above = accelerator.max_memory_allocated() - now
+    require(
+        above >= size - SLACK - size // 8,
+        f"max_memory_allocated() is {mib(above)} above memory_allocated() after {mib(size)} were freed: it "
+        "missed the peak",
+    )
+    found = accelerator.memory_stats()
+    _require_equal(found, methods)
+    for pool in ("allocated_bytes.all", "reserved_bytes.all"):
+        current, peak = int(found[f"{pool}.current"]), int(found[f"{pool}.peak"])
+        require(peak >= current - SLACK, f'"{pool}.peak" is {mib(peak)} and "{pool}.current" {mib(current)}')
+    highest = int(found["allocated_bytes.all.peak"]) - int(found["allocated_bytes.all.current"])
+    require(
+        highest >= size - SLACK - size // 8,
+        f'"allocated_bytes.all.peak" is {mib(highest)} above what is allocated, after {mib(size)} were freed',
+    )
+    for name, value in found.items():
+        require(isinstance(name, str), f"memory_stats() has the key {name!r}, which is not a str")
+        negative = isinstance(value, int) and value < 0
+        require(not negative, f'memory_stats()["{name}"] is {value}')
+    require(int(half[0]) == 7, "a tensor changed while statistics were read")
+    # What was freed may still be reserved: then the peaks of the two differ.
+    accelerator.reset_peak_memory_stats()
+    _require_equal(accelerator.memory_stats(), methods)
+    found.clear()
+    require(bool(accelerator.memory_stats()), "changing what memory_stats() returned changes its next result")
+
+
+def _require_equal(found: dict[str, Any], methods: dict[str, Figure]) -> None:
+    for name, method in methods.items():
+        figure = method()
+        require(
+            abs(int(found[name]) - figure) <= SLACK,
+            f'memory_stats()["{name}"] is {mib(int(found[name]))}, {method.__name__}() {mib(figure)}',
+        )
+
+
+@check("memory_summary")
+def summary(accelerator: Accelerator) -> None:
+    """memory_summary returns a text that changes with the figures, shorter if abbreviated."""
+    require_figures(accelerator)
+    texts = []
+    for abbreviated in (False, True):
+        before = exactly(accelerator.memory_summary(None, abbreviated), str, "memory_summary()")
+        require(bool(before.strip()), "memory_summary() is empty")
+        held = fill(accelerator, allocation_size(accelerator))
+        after = accelerator.memory_summary(abbreviated=abbreviated)
+        require(after != before, "memory_summary() is the same before and after a large allocation")
+        require(any(sign.isdigit() for sign in after), "memory_summary() has no number in it")
+        texts.append(after)
+        del held
+        settle(accelerator)
+    require(len(texts[1]) <= len(texts[0]) + 80, "memory_summary(abbreviated=True) is longer than the whole")
+
+
+@check("total_memory", "mem_get_info", "available_memory")
+def capacity_agrees(accelerator: Accelerator) -> None:
+    """Allocations do not change the total memory, and mem_get_info agrees with available_memory."""
+    total = accelerator.total_memory()
+    info_total = accelerator.mem_get_info()[1]
+    size = min(2 * allocation_size(accelerator), total // 4)
+    held = fill(accelerator, size)
+    free, now = accelerator.mem_get_info()
+    exactly(now, int, "the total of mem_get_info()")
+    require(free <= now, f"mem_get_info() says that {mib(free)} of {mib(now)} are free")
+    require(
+        free <= now - size // 2,
+        f"{mib(free)} of {mib(now)} are free while {mib(size)} are held",
+    )
+    require(now == info_total, f"the total of mem_get_info() changes from {mib(info_total)} to {mib(now)}")
+    moved = accelerator.total_memory() - total
+    require(moved == 0, f"total_memory() changes by {mib(moved)} when {mib(size)} are allocated")
+    differences = []
+    for _ in range(5):  # others use the memory too
+        differences.append(abs(accelerator.available_memory() - accelerator.mem_get_info()[0]))
+    require(
+        min(differences) <= max(SLACK, total // 64),
+        f"available_memory() and the free memory of mem_get_info() are {mib(min(differences))} apart",
+    )
+    require(int(held[-1]) == 7, "a tensor changed while figures were read")
+
+
+@check("reset_accumulated_memory_stats", "reset_peak_memory_stats", "memory_stats")
+def resets_keep_to_their_figures(accelerator: Accelerator) -> None:
+    """A reset changes only its own figures: not the allocated memory, nor the figures of the other reset."""
+    require_figures(accelerator)
+    if "allocated_bytes.all.allocated" not in accelerator.memory_stats():
+        raise NotOfferedError("its allocator has no counters that only grow")
+    size = allocation_size(accelerator)
+
+    def figure(name: str) -> int:
+        return int(accelerator.memory_stats()[f"allocated_bytes.all.{name}"])
+
+    accelerator.reset_peak_memory_stats()
+    accelerator.reset_accumulated_memory_stats()
+    held = fill(accelerator, size)
+    counted = figure("allocated")
+    require(counted >= size - SLACK, f"{mib(size)} were allocated, and {mib(counted)} count as allocated")
+    del held
+    settle(accelerator)
+    current, peak = figure("current"), figure("peak")
+    accelerator.reset_accumulated_memory_stats()
+    require(figure("allocated") <= SLACK, f"after the reset {mib(figure('allocated'))} count as allocated")
+    require(figure("current") == current, "reset_accumulated_memory_stats() changes what is allocated now")
+    require(figure("peak") == peak, "reset_accumulated_memory_stats() changes the peak")
+    held = fill(accelerator, size)
+    current = figure("current")
+    accelerator.reset_peak_memory_stats()
+    require(figure("current") == current, "reset_peak_memory_stats() changes what is allocated now")
+    counted = figure("allocated")
+    require(
+        counted >= size - SLACK, f"reset_peak_memory_stats() leaves {mib(counted)} of {mib(size)} counted"
+    )
+    del held

@@ -1,0 +1,118 @@
+"""Checks of memory figures in difficult cases: beyond 32 bits, with a full cache, after refusals."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate.host import topology
+from acclimate_conformance.checks.assertions import MIB, NotOfferedError, is_host, require
+from acclimate_conformance.checks.check import check
+from acclimate_conformance.checks.memory.allocations import (
+    current_figures,
+    fill,
+    mib,
+    peak_figures,
+    release,
+    require_figures,
+    settle,
+)
+
+_LARGE = (2**32 + 64 * MIB, 2**31 + 64 * MIB)
+_REFUSALS = 64
+
+
+@check("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved", "memory_stats",
+       once=True)  # fmt: skip
+def figures_beyond_32_bits(accelerator: Accelerator) -> None:
+    """Figures are right for more than 2 and 4 GiB."""
+    require_figures(accelerator)
+    if is_host(accelerator):
+        raise NotOfferedError("memory of a host counts once it is written to, which takes long")
+    release(accelerator)
+    # A device whose memory is the host's may share it with others.
+    room = min(accelerator.available_memory(), topology.available_memory()) // 2
+    size = next((large for large in _LARGE if large <= room), 0)
+    if not size:
+        raise NotOfferedError("there is too little memory for an allocation of 2 GiB")
+    figures = current_figures(accelerator) | peak_figures(accelerator)
+    accelerator.reset_peak_memory_stats()
+    before = {what: figure() for what, figure in figures.items()}
+    held = torch.empty(size, dtype=torch.uint8, device=accelerator.current_device_name())
+    figures["memory_stats"] = lambda *_: int(accelerator.memory_stats()["allocated_bytes.all.current"])
+    before["memory_stats"] = before["memory_allocated"]
+    for what, figure in figures.items():
+        grown = figure() - before[what]
+        require(abs(grown - size) <= 64 * MIB, f"{mib(size)} raise {what}() by {mib(grown)}")
+    del held
+    release(accelerator)
+
+
+@check("available_memory", "mem_get_info", "memory_reserved", "total_memory", "empty_cache")
+def cache_is_not_available(accelerator: Accelerator) -> None:
+    """Memory that the allocator keeps after tensors are freed is reserved, and not available."""
+    require_figures(accelerator)
+    if is_host(accelerator):
+        raise NotOfferedError("a host's allocator returns freed memory to the system")
+    release(accelerator)
+    held = fill(accelerator, 48 * MIB)
+    del held
+    settle(accelerator)
+    total, reserved = accelerator.total_memory(), accelerator.memory_reserved()
+    available = accelerator.available_memory()
+    require(
+        available <= total - reserved,
+        f"with {mib(reserved)} reserved of {mib(total)}, {mib(available)} are available: too many",
+    )
+
+
+@check("memory_allocated", "memory_reserved", "OutOfMemoryError", "is_out_of_memory")
+def refused_allocations_leave_nothing(accelerator: Accelerator) -> None:
+    """Allocations that are refused again and again leave the figures exactly as they were."""
+    require_figures(accelerator)
+    if is_host(accelerator):
+        raise NotOfferedError("a host's figures are those of the whole process")
+    device = accelerator.current_device_name()
+    size = 4 * accelerator.total_memory()
+    release(accelerator)
+    figures = current_figures(accelerator)
+    before = {what: figure() for what, figure in figures.items()}
+    for _ in range(_REFUSALS):
+        with suppress(accelerator.OutOfMemoryError, RuntimeError):
+            torch.empty(size, dtype=torch.uint8, device=device)
+    release(accelerator)
+    for what, figure in figures.items():
+        left = figure() - before[what]
+        require(left == 0, f"{_REFUSALS} refused allocations change {what}() by {left} bytes")
+
+
+@check("pin_memory", "pin_empty", "pin_empty_like", "unpin_memory", "Stream", "Event", "create_graph")
+def objects_die(accelerator: Accelerator) -> None:
+    """Pinned tensors, streams, events and graphs are freed with their last reference."""
+    makers: dict[str, Callable[[], object]] = {
+        "pin_memory()": lambda: accelerator.pin_memory(torch.ones(64)),
+        "pin_empty()": lambda: accelerator.pin_empty(64, dtype=torch.float32),
+        "pin_empty_like()": lambda: accelerator.pin_empty_like(torch.ones(64)),
+        "Stream()": accelerator.Stream,
+        "Event()": accelerator.Event,
+    }
+    if accelerator.supports_graphs:
+        makers["create_graph()"] = accelerator.create_graph
+    for what, make in makers.items():
+        for unpinned in (False, True):
+            made = make()
+            if unpinned and isinstance(made, torch.Tensor):
+                accelerator.unpin_memory(made)
+            try:
+                reference = weakref.ref(made)
+            except TypeError:  # an object that cannot tell
+                continue
+            del made
+            gc.collect()
+            after = " after unpin_memory()" if unpinned else ""
+            require(reference() is None, f"what {what} returned is kept{after}, though nothing uses it")

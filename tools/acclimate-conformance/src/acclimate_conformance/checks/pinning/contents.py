@@ -1,0 +1,168 @@
+"""Checks of pinned memory: it keeps values, is_pinned is right, and devices copy to and from it."""
+
+from __future__ import annotations
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate.errors import InvalidDeviceError
+from acclimate_conformance.checks.assertions import (
+    NotOfferedError,
+    Work,
+    device_names,
+    equal,
+    exactly,
+    is_host,
+    refused,
+    require,
+    short,
+)
+from acclimate_conformance.checks.check import check
+
+
+@check("pin_memory", "pin_empty", "pin_empty_like", "unpin_memory")
+def contents(accelerator: Accelerator) -> None:
+    """Pinning keeps values, dtype and shape, on the host; templates give tensors of the requested shape."""
+    for dtype in (torch.float32, torch.int64, torch.bfloat16, torch.bool):
+        original = (torch.arange(24) % 5).to(dtype).reshape(4, 6)
+        pinned = accelerator.pin_memory(original)
+        require(pinned.device.type == "cpu", f"a pinned tensor is on {pinned.device}")
+        require(pinned.dtype == dtype, f"pinning {short(dtype)} gives {short(pinned.dtype)}")
+        require(equal(pinned, original), f"pinning {short(dtype)} changes its values")
+        made = {
+            "pin_memory(make_copy=False)": (accelerator.pin_memory(original, make_copy=False), (4, 6)),
+            "pin_memory(match_shape=False)": (
+                accelerator.pin_memory(original, False, match_shape=False),
+                (24,),
+            ),
+            "pin_empty(4, 6)": (accelerator.pin_empty(4, 6, dtype=dtype), (4, 6)),
+            "pin_empty([4, 6])": (accelerator.pin_empty([4, 6], dtype=dtype), (4, 6)),
+            "pin_empty_like": (accelerator.pin_empty_like(original), (4, 6)),
+        }
+        for what, (tensor, shape) in made.items():
+            require(tuple(tensor.shape) == shape, f"{what} has the shape {tuple(tensor.shape)}, not {shape}")
+            require(tensor.dtype == dtype, f"{what} is {short(tensor.dtype)}, not {short(dtype)}")
+            require(tensor.device.type == "cpu", f"{what} is on {tensor.device}")
+        accelerator.unpin_memory(pinned)
+        require(equal(pinned, original), "unpin_memory() changes values")
+    other = accelerator.pin_empty_like(torch.zeros(3), dtype=torch.int32)
+    require(other.dtype == torch.int32, f"pin_empty_like(dtype=int32) is {short(other.dtype)}")
+
+
+@check("is_pinned", "pin_memory", "pin_empty")
+def told_truly(accelerator: Accelerator) -> None:
+    """is_pinned distinguishes pinned from ordinary memory, and pin_memory returns pinned memory."""
+    ordinary = torch.ones(1024)
+    pinned = {
+        "pin_memory": accelerator.pin_memory(ordinary),
+        "pin_empty": accelerator.pin_empty(8, dtype=torch.int32),
+    }
+    told = exactly(accelerator.is_pinned(ordinary), bool, "is_pinned()")
+    require(not told, "is_pinned() is True for an ordinary tensor")
+    for what, tensor in pinned.items():
+        claimed, true = accelerator.is_pinned(tensor), tensor.is_pinned()
+        require(claimed == true, f"is_pinned() is {claimed} for the result of {what}(); torch says {true}")
+    real = {what: tensor.is_pinned() for what, tensor in pinned.items()}
+    require(len(set(real.values())) == 1, f"some ways to pin memory work and some do not: {real}")
+    if not real["pin_memory"]:
+        raise NotOfferedError("it does not pin memory, and says so")
+    for what, tensor in pinned.items():
+        views = {
+            "the end": tensor[-3:], "one element": tensor[5], "every second element": tensor[1::2],
+            "a reshaped view": tensor.view(2, -1).t(), "a detached view": tensor.detach()[2:4],
+        }  # fmt: skip
+        for part, view in views.items():
+            require(accelerator.is_pinned(view), f"is_pinned() is False for {part} of the result of {what}()")
+
+
+@check("pin_memory", "pin_empty", "synchronize", timeout_s=90)
+def copies(accelerator: Accelerator) -> None:
+    """Non-blocking copies to and from pinned memory are complete after synchronize."""
+    device = accelerator.current_device_name()
+    work = Work(accelerator, at_least_ms=10)
+    for seed in range(3):
+        values = torch.randn(1 << 18, generator=torch.Generator().manual_seed(seed))
+        source = accelerator.pin_memory(values)
+        target = accelerator.pin_empty(len(values), dtype=values.dtype).fill_(-1)
+        work.queue()
+        there = source.to(device, non_blocking=True)
+        target.copy_(there * 2, non_blocking=True)
+        accelerator.synchronize()
+        require(equal(there, values), "a copy from pinned memory gives wrong values")
+        require(equal(target, values * 2), "after synchronize() a copy to pinned memory has wrong values")
+
+
+@check("pin_empty", "pin_empty_like")
+def only_on_the_host(accelerator: Accelerator) -> None:
+    """pin_empty and pin_empty_like raise InvalidDeviceError for any device but the host."""
+    elsewhere: list[str | torch.device] = ["meta", torch.device("meta")]
+    if not is_host(accelerator):
+        for name in (accelerator.device_type, *device_names(accelerator)):
+            elsewhere += [name, torch.device(name)]
+    for device in elsewhere:
+        with refused(f"pin_empty(device={device!r})", InvalidDeviceError):
+            accelerator.pin_empty(4, dtype=torch.float32, device=device)
+        with refused(f"pin_empty_like(device={device!r})", InvalidDeviceError):
+            accelerator.pin_empty_like(torch.zeros(4), device=device)
+
+
+@check("pin_memory", "pin_empty")
+def blocking_copies_wait(accelerator: Accelerator) -> None:
+    """A blocking copy to or from pinned memory is complete when it returns, whatever is queued before it."""
+    device = accelerator.current_device_name()
+    work = Work(accelerator, at_least_ms=5)
+    values = torch.arange(1 << 16, dtype=torch.float32)
+    doubled = values * 2
+    source = accelerator.pin_memory(values)  # which may be the tensor itself
+    target = accelerator.pin_empty(len(values), dtype=values.dtype).fill_(-1)
+    accelerator.synchronize()
+    work.queue()
+    there = source.to(device, copy=True)  # without it, to() on a host returns the source
+    source.fill_(0)  # the copy is done with it
+    target.copy_(there * 2)
+    require(
+        equal(target.clone(), doubled),
+        "a blocking copy to or from pinned memory returns before it is done",
+    )
+
+
+@check("register_host_memory", "unregister_host_memory", "pin_memory_alignment", "is_pinned")
+def registration(accelerator: Accelerator) -> None:
+    """register_host_memory pins memory that torch allocated otherwise; unregister_host_memory unpins it."""
+    alignment = exactly(accelerator.pin_memory_alignment(), int, "pin_memory_alignment()")
+    require(
+        alignment >= 1 and alignment & (alignment - 1) == 0,
+        f"the alignment is {alignment}, not a power of two",
+    )
+    length = 1 << 16
+    whole = torch.zeros(length + alignment, dtype=torch.uint8)
+    skip = -whole.data_ptr() % alignment
+    memory = whole[skip : skip + length]
+    taken = exactly(
+        accelerator.register_host_memory(memory.data_ptr(), length), bool, "register_host_memory()"
+    )
+    if not taken:
+        accelerator.unregister_host_memory(memory.data_ptr())
+        require(not accelerator.is_pinned(memory), "it returns False, but the memory is pinned")
+        raise NotOfferedError("it cannot pin memory that is already allocated")
+    try:
+        require(accelerator.is_pinned(memory), "it returns True, but the memory is not pinned")
+        memory.copy_(torch.full((length,), 5, dtype=torch.uint8, device=accelerator.current_device_name()))
+        accelerator.synchronize()
+        require(
+            equal(memory, torch.full((length,), 5, dtype=torch.uint8)), "a copy to registered memory is wrong"
+        )
+    finally:
+        accelerator.unregister_host_memory(memory.data_ptr())
+    require(not accelerator.is_pinned(memory), "after unregister_host_memory() the memory is still pinned")
+
+
+@check("on_accelerator")
+def on_accelerator(accelerator: Accelerator) -> None:
+    """on_accelerator is True for tensors on the device, and for no others."""
+    places = dict.fromkeys((accelerator.device_type, accelerator.current_device_name()), True)
+    places["meta"] = False
+    places["cpu"] = torch.zeros(1).device.type == accelerator.device_type
+    for place, expected in places.items():
+        told = exactly(accelerator.on_accelerator(torch.zeros(1, device=place)), bool, "on_accelerator()")
+        require(told == expected, f"on_accelerator() of a tensor on {place} is {told}")

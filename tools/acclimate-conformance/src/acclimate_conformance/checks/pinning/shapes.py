@@ -1,0 +1,149 @@
+"""Checks of pinned memory of any shape: strided, empty and large tensors, and templates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate_conformance.checks.assertions import device_names, equal, exactly, is_host, require, short
+from acclimate_conformance.checks.check import check
+
+_SHAPED: dict[str, Callable[[], torch.Tensor]] = {
+    "an empty tensor": lambda: torch.empty(0),
+    "an empty matrix": lambda: torch.empty(0, 5, dtype=torch.int64),
+    "a single number": lambda: torch.tensor(7.5),
+    "a transposed matrix": lambda: torch.arange(30.0).view(5, 6).t(),
+    "every second column": lambda: torch.arange(60).view(5, 12)[:, ::2],
+    "a row of a matrix": lambda: torch.arange(60.0).view(5, 12)[3],
+    "a column of a matrix": lambda: torch.arange(60.0).view(5, 12)[:, 4],
+    "a batch of images with channels last": lambda: (
+        torch.arange(96.0).view(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    ),
+    "a tensor with a gradient": lambda: torch.arange(8.0).requires_grad_(),
+    "a parameter": lambda: torch.nn.Parameter(torch.arange(8.0)),
+    "complex numbers": lambda: torch.complex(torch.arange(5.0), torch.ones(5)),
+    "three megabytes": lambda: torch.arange(3 << 18, dtype=torch.int32),
+}
+
+
+def _locks(accelerator: Accelerator) -> bool:
+    """Whether the accelerator pins memory at all, according to torch."""
+    return bool(accelerator.pin_empty(64, dtype=torch.float32).is_pinned())
+
+
+@check("pin_memory", "is_pinned", "unpin_memory")
+def any_tensor_is_pinned(accelerator: Accelerator) -> None:
+    """pin_memory pins strided, empty, large and scalar tensors alike, and keeps values and shape."""
+    locks = _locks(accelerator)
+    for what, make in _SHAPED.items():
+        original = make()
+        kept = original.detach().clone()
+        pinned = accelerator.pin_memory(original)
+        require(isinstance(pinned, torch.Tensor), f"pinning {what} gives a {type(pinned).__name__}")
+        require(pinned.shape == kept.shape, f"pinning {what} gives the shape {tuple(pinned.shape)}")
+        require(pinned.dtype == kept.dtype, f"pinning {what} gives {short(pinned.dtype)}")
+        require(equal(pinned, kept), f"pinning {what} changes its values")
+        require(equal(original, kept), f"pinning {what} changes the values of the original")
+        told = exactly(accelerator.is_pinned(pinned), bool, "is_pinned()")
+        if pinned.numel():
+            require(
+                told == locks,
+                f"is_pinned() is {told} for {what} after pin_memory(), {locks} otherwise",
+            )
+            again = accelerator.pin_memory(pinned)
+            require(equal(again, kept), f"pinning {what} twice changes its values")
+            require(accelerator.is_pinned(again) == locks, f"{what} that was pinned twice is not pinned")
+        accelerator.unpin_memory(pinned)
+        require(equal(pinned, kept), f"unpin_memory() changes the values of {what}")
+
+
+@check("pin_memory", "pin_empty", "pin_empty_like")
+def templates(accelerator: Accelerator) -> None:
+    """Without a copy the result is new memory of the requested shape, pinned like other memory."""
+    locks = _locks(accelerator)
+    for what, make in _SHAPED.items():
+        template = make().detach()
+        kept = template.clone()
+        made = {
+            "pin_memory(make_copy=False)": (
+                accelerator.pin_memory(template, make_copy=False),
+                template.shape,
+            ),
+            "pin_memory(match_shape=False)": (
+                accelerator.pin_memory(template, make_copy=False, match_shape=False),
+                (template.numel(),),
+            ),
+            "pin_empty_like": (accelerator.pin_empty_like(template), template.shape),
+            "pin_empty(size)": (accelerator.pin_empty(template.shape, dtype=template.dtype), template.shape),
+            "pin_empty(tuple)": (
+                accelerator.pin_empty(tuple(template.shape), dtype=template.dtype),
+                template.shape,
+            ),
+        }
+        if template.dim():
+            made["pin_empty(lengths)"] = (
+                accelerator.pin_empty(*template.shape, dtype=template.dtype),
+                template.shape,
+            )
+        for how, (tensor, shape) in made.items():
+            require(
+                tuple(tensor.shape) == tuple(shape), f"{how} of {what} has the shape {tuple(tensor.shape)}"
+            )
+            require(tensor.dtype == template.dtype, f"{how} of {what} is {short(tensor.dtype)}")
+            require(tensor.device.type == "cpu", f"{how} of {what} is on {tensor.device}")
+            if tensor.numel():
+                told = accelerator.is_pinned(tensor)
+                require(told == locks, f"is_pinned() is {told} for {how} of {what}, {locks} for other memory")
+            tensor.fill_(3)
+            require(equal(tensor, torch.full_like(tensor, 3)), f"{how} of {what} cannot be written")
+            require(equal(template, kept), f"writing to the result of {how} of {what} changes the template")
+    for host in ("cpu", torch.device("cpu")):
+        for tensor in (
+            accelerator.pin_empty(4, dtype=torch.float32, device=host),
+            accelerator.pin_empty_like(torch.ones(4), host),
+            accelerator.pin_empty_like(torch.ones(4, device=accelerator.current_device_name()), host),
+        ):
+            require(tensor.device.type == "cpu", f"pinned memory asked for on {host!r} is on {tensor.device}")
+            require(accelerator.is_pinned(tensor) == locks, f"memory asked for on {host!r} is not pinned")
+
+
+@check("pin_memory", "synchronize", timeout_s=90)
+def copies_of_any_shape(accelerator: Accelerator) -> None:
+    """Copies between pinned memory and every device are right for strided, empty and large tensors."""
+    for index, name in enumerate(device_names(accelerator)):
+        for what, make in _SHAPED.items():
+            values = make().detach()
+            source = accelerator.pin_memory(values)
+            with accelerator.device(index):
+                there = source.to(name, non_blocking=True)
+                back = accelerator.pin_empty_like(values)
+                back.copy_(there, non_blocking=True)
+                accelerator.synchronize()
+            require(equal(back, values), f"{what} changes between pinned memory and {name}")
+
+
+@check("is_pinned", "on_accelerator")
+def places_are_told(accelerator: Accelerator) -> None:
+    """on_accelerator and is_pinned distinguish device, pinned and ordinary memory."""
+    on_host = is_host(accelerator)
+    for name in device_names(accelerator):
+        base = torch.ones(6, 4, device=name)
+        kinds = {
+            "a tensor": base, "a view": base[1:, ::2], "a parameter": torch.nn.Parameter(base),
+            "an empty tensor": base[:0], "integers": base.long(),
+            "a result": (base.requires_grad_() * 2).sum(),
+        }  # fmt: skip
+        for what, tensor in kinds.items():
+            told = exactly(accelerator.on_accelerator(tensor), bool, "on_accelerator()")
+            require(told, f"on_accelerator() is False for {what} on {name}")
+            if not on_host:
+                told = exactly(accelerator.is_pinned(tensor.detach()), bool, "is_pinned()")
+                require(not told, f"is_pinned() is True for {what} on {name}")
+    pinned = accelerator.pin_memory(torch.ones(16))
+    for what, tensor in {"pinned memory": pinned, "ordinary memory": torch.ones(16)}.items():
+        told = accelerator.on_accelerator(tensor)
+        require(told == on_host, f"on_accelerator() of {what} is {told}")
+    for ordinary in (torch.ones(16), torch.ones(4, 4).t(), torch.empty(0)):
+        require(not accelerator.is_pinned(ordinary), "is_pinned() is True for an ordinary tensor")

@@ -1,0 +1,175 @@
+"""Checks of random states: a state is a copy, and repeats every distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate_conformance.checks.assertions import device_names, equal, is_host, require
+from acclimate_conformance.checks.check import check
+
+_COUNT = 301
+
+
+def kinds_of_draws(device: str) -> dict[str, Callable[[], torch.Tensor]]:
+    """By operator, a draw from the default generator; those of torch's tag ``nondeterministic_seeded``."""
+    ones = torch.ones(_COUNT, device=device)
+
+    def filled(fill: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        return lambda: fill(torch.empty(_COUNT, device=device))
+
+    return {
+        "rand": lambda: torch.rand(_COUNT, device=device),
+        "rand_like": lambda: torch.rand_like(ones),
+        "randn": lambda: torch.randn(_COUNT, device=device),
+        "a single randn": lambda: torch.randn(1, device=device),
+        "randn_like": lambda: torch.randn_like(ones),
+        "randint": lambda: torch.randint(0, 1 << 20, (_COUNT,), device=device),
+        "randint_like": lambda: torch.randint_like(ones, 1 << 20),
+        "randperm": lambda: torch.randperm(_COUNT, device=device),
+        "normal": lambda: torch.normal(ones, ones),
+        "bernoulli": lambda: torch.bernoulli(ones / 2),
+        "multinomial": lambda: torch.multinomial(ones, _COUNT // 2),
+        "multinomial with replacement": lambda: torch.multinomial(ones, _COUNT, replacement=True),
+        "poisson": lambda: torch.poisson(ones * 9),
+        "dropout": lambda: torch.nn.functional.dropout(ones, 0.5),
+        "native_dropout": lambda: torch.native_dropout(ones, 0.5, True)[0],
+        "alpha_dropout": lambda: torch.nn.functional.alpha_dropout(ones, 0.5, training=True),
+        "feature_dropout": lambda: torch.feature_dropout(ones.reshape(-1, 1), 0.5, True),
+        "feature_alpha_dropout": lambda: torch.feature_alpha_dropout(ones.reshape(-1, 1), 0.5, True),
+        "binomial": lambda: torch.binomial(ones * 9, ones / 2),
+        "gamma": lambda: torch._standard_gamma(ones),
+        "dirichlet": lambda: torch._sample_dirichlet(ones),
+        "rrelu": lambda: torch.nn.functional.rrelu(-ones, training=True),
+        "random_": filled(lambda t: t.random_()),
+        "uniform_": filled(lambda t: t.uniform_()),
+        "bernoulli_": filled(lambda t: t.bernoulli_()),
+        "normal_": filled(lambda t: t.normal_()),
+        "exponential_": filled(lambda t: t.exponential_()),
+        "geometric_": filled(lambda t: t.geometric_(0.1)),
+        "cauchy_": filled(lambda t: t.cauchy_()),
+        "log_normal_": filled(lambda t: t.log_normal_()),
+    }
+
+
+_EVERYWHERE = ("rand", "randn", "a single randn", "randint", "randperm", "dropout", "bernoulli", "normal_")
+"""Draws that every device has; it may lack others."""
+
+
+def _offered_draws(device: str) -> dict[str, Callable[[], torch.Tensor]]:
+    offered = {}
+    for name, draw in kinds_of_draws(device).items():
+        try:
+            draw()
+        except (NotImplementedError, RuntimeError):
+            if name in _EVERYWHERE:
+                raise
+            continue
+        offered[name] = draw
+    return offered
+
+
+@check("get_rng_state", "set_rng_state", "manual_seed")
+def every_kind_of_draw_repeats(accelerator: Accelerator) -> None:
+    """A restored state, or the same seed, repeats the numbers of every distribution."""
+    device = accelerator.current_device_name()
+    draws = _offered_draws(device)
+    for name, draw in draws.items():
+        accelerator.manual_seed(7)
+        torch.randn(1, device=device)  # a state in the middle of other draws
+        host = torch.get_rng_state()
+        state = accelerator.get_rng_state().clone()  # another check is about a reused tensor
+        numbers, next_ones = draw().cpu(), torch.randn(1, device=device).cpu()
+        accelerator.set_rng_state(state)
+        require(equal(draw(), numbers), f"the restored state gives other numbers to {name}")
+        between = accelerator.get_rng_state().clone()
+        for _ in range(2):
+            require(
+                equal(torch.randn(1, device=device), next_ones),
+                f"a state restored before or after {name} does not give the same number next",
+            )
+            accelerator.set_rng_state(between)
+        if not is_host(accelerator):
+            require(equal(torch.get_rng_state(), host), f"{name} changes the state of the host's generator")
+        require(not equal(between, state), f"{name} leaves the state of {device} as it was")
+        accelerator.manual_seed(7)
+        first = draw().cpu()
+        accelerator.manual_seed(7)
+        require(equal(draw(), first), f"the same seed gives other numbers to {name}")
+        require(not equal(draw(), first), f"two draws of {name} in a row are equal")
+
+
+@check("manual_seed_all", "initial_seed")
+def torch_seeds_every_device(accelerator: Accelerator) -> None:
+    """torch.manual_seed seeds every device, whichever is current."""
+    devices = range(len(device_names(accelerator)))
+    for current in devices:
+        with accelerator.device(current):
+            torch.manual_seed(_COUNT + current)
+        for index in devices:
+            with accelerator.device(index):
+                told = accelerator.initial_seed()
+            require(
+                told == _COUNT + current,
+                f"after torch.manual_seed({_COUNT + current}) with device {current} current, "
+                f"initial_seed() on device {index} is {told}",
+            )
+
+
+@check("get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all")
+def states_are_copies(accelerator: Accelerator) -> None:
+    """Drawing numbers does not change a saved state, which can be restored repeatedly and from a copy."""
+    for index, name in enumerate(device_names(accelerator)):
+        state = accelerator.get_rng_state(index)
+        kept = state.clone()
+        require(equal(accelerator.get_rng_state(index), kept), f"reading the state of {name} changes it")
+        first = torch.rand(_COUNT, device=name).cpu()
+        require(equal(state, kept), f"drawing on {name} changes a state that was read before")
+        later = accelerator.get_rng_state(index)
+        require(equal(state, kept), f"reading the state of {name} again changes what was read before")
+        for given in (state, kept, state):
+            accelerator.set_rng_state(given, index)
+            require(
+                equal(torch.rand(_COUNT, device=name), first), f"a state restored on {name} does not repeat"
+            )
+            require(equal(given, kept), f"drawing on {name} changes the state that was restored")
+        require(
+            equal(accelerator.get_rng_state(index), later),
+            f"equal draws from an equal state leave {name} in another state",
+        )
+    states = accelerator.get_rng_state_all()
+    copies = [state.clone() for state in states]
+    for name in device_names(accelerator):
+        torch.rand(_COUNT, device=name)
+    for state, copy in zip(states, copies, strict=True):
+        require(equal(state, copy), "drawing changes what get_rng_state_all() returned before")
+    accelerator.set_rng_state_all(tuple(copies))
+    for index in range(len(device_names(accelerator))):
+        require(
+            equal(accelerator.get_rng_state(index), copies[index]),
+            f"after set_rng_state_all() the state of device {index} is not the one given for it",
+        )
+
+
+@check("manual_seed", "manual_seed_all", "initial_seed")
+def seeds_of_every_size(accelerator: Accelerator) -> None:
+    """A seed from 0 to 2**63 - 1 is used unchanged, and initial_seed returns it."""
+    for seed in (0, 1, 2**31, 2**40 + 3, 2**63 - 1):
+        for seeding in (accelerator.manual_seed, accelerator.manual_seed_all):
+            seeding(seed)
+            told = accelerator.initial_seed()
+            require(told == seed, f"after {seeding.__name__}({seed}) initial_seed() is {told}")
+    accelerator.manual_seed(0)
+    zero = torch.rand(_COUNT, device=accelerator.current_device_name()).cpu()
+    accelerator.manual_seed(1)
+    require(
+        not equal(torch.rand(_COUNT, device=accelerator.current_device_name()), zero),
+        "the seeds 0 and 1 give the same numbers",
+    )
+    accelerator.manual_seed_all(5)
+    for index, name in enumerate(device_names(accelerator)):
+        with accelerator.device(index):
+            told = accelerator.initial_seed()
+        require(told == 5, f"after manual_seed_all(5) initial_seed() on {name} is {told}")

@@ -1,0 +1,98 @@
+"""Checks of compilers: the backend of torch.compile, and Triton."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate.errors import UnknownCompileBackendError
+from acclimate_conformance.checks.assertions import (
+    NotOfferedError,
+    equal,
+    exactly,
+    refused,
+    require,
+    require_close,
+)
+from acclimate_conformance.checks.check import check
+
+
+@check("compile_backend", "get_compile_backend", timeout_s=240, once=True)
+def compiles(accelerator: Accelerator) -> str | None:
+    """A compiled module gives the same results and gradients as eager, also after its weights changed."""
+    backend = exactly(accelerator.get_compile_backend(), str, "get_compile_backend()")
+
+    torch._dynamo.reset()
+    device = accelerator.current_device_name()
+    generator = torch.Generator().manual_seed(5)
+    values = [torch.randn(16, 64, generator=generator) for _ in range(2)]
+    module = torch.nn.Sequential(torch.nn.Linear(64, 8), torch.nn.GELU()).to(device)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        compiled = torch.compile(module, backend=backend)
+        for step, batch in enumerate(values):  # with other weights and inputs each time
+            found, wanted = (batch.to(device).requires_grad_() for _ in range(2))
+            result, expected = compiled(found), module(wanted)
+            what = f'call {step + 1} of a module compiled with "{backend}"'
+            require_close(result, expected, torch.float32, what)
+            for parameter in module.parameters():
+                parameter.grad = None
+            expected.square().sum().backward()
+            gradients = [wanted.grad, *(parameter.grad for parameter in module.parameters())]
+            for parameter in module.parameters():
+                parameter.grad = None
+            result.square().sum().backward()
+            ours = [found.grad, *(parameter.grad for parameter in module.parameters())]
+            for actual, of_eager in zip(ours, gradients, strict=True):
+                require(actual is not None, f"{what} has no gradient")
+                if actual is not None and of_eager is not None:
+                    require_close(actual, of_eager, torch.float32, f"a gradient of {what}")
+            optimizer.step()
+        linear = torch.nn.Linear(64, 8).to(device)
+        compiled = torch.compile(linear, backend=backend)
+        with torch.no_grad():
+            for batch in values:
+                result, expected = compiled(batch.to(device)), linear(batch.to(device))
+                require_close(
+                    result, expected, torch.float32, f'a layer compiled with "{backend}", in no_grad,'
+                )
+                linear.weight.mul_(-2)
+    told = [" ".join(str(w.message).split()) for w in said if accelerator.device_type in str(w.message)]
+    return f'"{backend}" says: {told[0][:160]}' if told else None
+
+
+@check("get_compile_backend", "set_compile_backend")
+def compile_backend_chosen(accelerator: Accelerator) -> None:
+    """set_compile_backend accepts a backend that torch has, and refuses any other."""
+    before = accelerator.get_compile_backend()
+    try:
+        for backend in ("eager", "aot_eager"):
+            accelerator.set_compile_backend(backend)
+            now = accelerator.get_compile_backend()
+            require(now == backend, f'after set_compile_backend("{backend}") it is "{now}"')
+        with refused('set_compile_backend("no such")', UnknownCompileBackendError):
+            accelerator.set_compile_backend("no such")
+        now = accelerator.get_compile_backend()
+        require(now == "aot_eager", f'after a backend was refused it is "{now}"')
+    finally:
+        accelerator.set_compile_backend(before)
+
+
+@check("is_triton_supported", "prefer_triton_grouped_mm", timeout_s=180, once=True)
+def triton(accelerator: Accelerator) -> None:
+    """If is_triton_supported is True, a Triton kernel runs and gives right results."""
+    supported = exactly(accelerator.is_triton_supported(), bool, "is_triton_supported()")
+    preferred = exactly(accelerator.prefer_triton_grouped_mm(), bool, "prefer_triton_grouped_mm()")
+    require(
+        supported or not preferred,
+        "prefer_triton_grouped_mm() is True, but is_triton_supported() is False",
+    )
+    if not supported:
+        raise NotOfferedError("is_triton_supported() is False")
+    from acclimate_conformance.checks.triton_kernel import add_one
+
+    values = torch.arange(1000, dtype=torch.float32, device=accelerator.current_device_name())
+    require(equal(add_one(values), values.cpu() + 1), "a Triton kernel that adds 1 gives wrong results")

@@ -1,0 +1,162 @@
+"""Checks of streams and events: which stream is current, in what order work runs, how long it takes."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate_conformance.checks.assertions import (
+    BrokenPromiseError,
+    NotOfferedError,
+    Work,
+    equal,
+    exactly,
+    require,
+    require_streams,
+)
+from acclimate_conformance.checks.check import check
+
+_ROUNDS = 5
+_CLOCK_SLACK_MS = 2.0  # what reading two clocks one after the other may differ by on a busy host
+
+
+@check("Stream", "stream", "current_stream", "default_stream")
+def current_stream(accelerator: Accelerator) -> None:
+    """Within stream(s) the current stream is s, and afterwards the previous one; None changes nothing."""
+    before = accelerator.current_stream()
+    default = accelerator.default_stream()
+    for what, found in (("current_stream()", before), ("default_stream()", default)):
+        # torch.Stream is a base of some vendors' streams and what torch's own functions return for others.
+        require(isinstance(found, accelerator.Stream | torch.Stream), f"{what} is a {type(found).__name__}")
+    require(before == default, f"no stream was set, but {before} is current instead of the default {default}")
+    first, second = accelerator.Stream(), accelerator.Stream()
+    require(first != second, "two streams that were made are equal")
+    with accelerator.stream(first):
+        require(accelerator.current_stream() == first, "within stream(s) another stream is current")
+        with accelerator.stream(second):
+            require(
+                accelerator.current_stream() == second, "within a second stream(s) another stream is current"
+            )
+        require(
+            accelerator.current_stream() == first, "after an inner stream(s) the outer one is not current"
+        )
+        with accelerator.stream(None):
+            require(accelerator.current_stream() == first, "stream(None) changes the current stream")
+    require(
+        accelerator.current_stream() == before, "after stream(s) the current stream is not the one before it"
+    )
+    require(
+        accelerator.current_stream(accelerator.current_device()) == before, "the device's stream is another"
+    )
+
+
+@check("set_stream", "current_stream")
+def set_stream(accelerator: Accelerator) -> None:
+    """set_stream(s) makes s the current stream until another is set; set_stream(None) changes nothing."""
+    before, chosen = accelerator.current_stream(), accelerator.Stream()
+    try:
+        accelerator.set_stream(chosen)
+    except NotImplementedError as error:
+        raise NotOfferedError(f"setting the current stream: {error}") from error
+    try:
+        require(accelerator.current_stream() == chosen, "after set_stream(s) another stream is current")
+        accelerator.set_stream(None)
+        require(accelerator.current_stream() == chosen, "set_stream(None) changes the current stream")
+        ones = torch.ones(8, device=accelerator.current_device_name()) * 2
+    finally:
+        accelerator.set_stream(before)
+    chosen.synchronize()
+    require(float(ones.sum()) == 16.0, "work on a stream that was set gives a wrong result")
+    require(accelerator.current_stream() == before, "after setting the first stream again another is current")
+
+
+@check("Event", "synchronize", once=True)
+def events_measure_time(accelerator: Accelerator) -> None:
+    """elapsed_time is the time of the work between two events, in milliseconds."""
+    work = Work(accelerator)
+    for _ in range(_ROUNDS):
+        start, end = accelerator.Event(enable_timing=True), accelerator.Event(enable_timing=True)
+        accelerator.synchronize()
+        began = time.perf_counter()
+        start.record()
+        work.queue()
+        end.record()
+        end.synchronize()
+        lasted = (time.perf_counter() - began) * 1000
+        require(bool(end.query()), "an event is pending after its synchronize()")
+        measured = exactly(start.elapsed_time(end), float, "elapsed_time()")
+        require(
+            measured <= lasted * 1.02 + _CLOCK_SLACK_MS,
+            f"events measure {measured:.2f} ms, the host's clock {lasted:.2f} ms",
+        )
+        # Always above 0: any clock measures 0 or more, and work may end sooner than expected.
+        if measured >= lasted / 2 - min(_CLOCK_SLACK_MS, lasted / 4):
+            return
+    # The host may have been busy with something else in between, though hardly each time.
+    raise BrokenPromiseError(
+        f"events measure {measured:.2f} ms for work that took {lasted:.2f} ms by the host's clock"
+    )
+
+
+@check("Stream", "Event", "stream", "current_stream", once=True)
+def events_order_streams(accelerator: Accelerator) -> None:
+    """A stream that waits for another stream's event sees the work before that event."""
+    require_streams(accelerator)
+    work = Work(accelerator)
+    for _ in range(_ROUNDS):
+        producer, consumer = accelerator.Stream(), accelerator.Stream()
+        value = torch.zeros(1 << 16, device=accelerator.current_device_name())
+        accelerator.synchronize()
+        event = accelerator.Event()
+        with accelerator.stream(producer):
+            value += work.queue()[0, 0] * 3
+            event.record(producer)
+        with accelerator.stream(consumer):
+            consumer.wait_event(event)
+            seen = value * 2
+        accelerator.synchronize()
+        require(
+            equal(seen, torch.full((1 << 16,), 6.0)),
+            "a stream that waited for an event read what was before it",
+        )
+
+
+@check("Stream", "stream", "synchronize", "supports_streams", once=True)
+def streams_wait_for_streams(accelerator: Accelerator) -> None:
+    """A stream that waits for another sees its queued work; synchronize() waits for the stream's own."""
+    require_streams(accelerator)
+    work = Work(accelerator)
+    for _ in range(_ROUNDS):
+        producer, consumer = accelerator.Stream(), accelerator.Stream()
+        value = torch.zeros(1 << 16, device=accelerator.current_device_name())
+        landed = accelerator.pin_empty(1 << 16, dtype=torch.float32).zero_()
+        accelerator.synchronize()
+        with accelerator.stream(producer):
+            value += work.queue()[0, 0] * 3
+        consumer.wait_stream(producer)
+        with accelerator.stream(consumer):
+            landed.copy_(value * 2, non_blocking=True)
+        consumer.synchronize()
+        require(bool(consumer.query()), "a stream has pending work after its synchronize()")
+        require(
+            equal(landed, torch.full((1 << 16,), 6.0)),
+            "a stream that waited for another read what was before it",
+        )
+        accelerator.synchronize()
+
+
+@check("resolves_data_dependency", "stream")
+def dependencies_resolved_by_the_device(accelerator: Accelerator) -> None:
+    """If the device says so, one stream can use the results of another without an explicit wait."""
+    if not accelerator.resolves_data_dependency():
+        raise NotOfferedError("it says that streams must wait for each other explicitly")
+    work = Work(accelerator)
+    for _ in range(_ROUNDS):
+        value = torch.zeros(1 << 16, device=accelerator.current_device_name())
+        with accelerator.stream(accelerator.Stream()):
+            value += work.queue()[0, 0] * 3
+        with accelerator.stream(accelerator.Stream()):
+            seen = (value * 2).cpu()
+        require(equal(seen, torch.full((1 << 16,), 6.0)), "one stream read what another had not yet made")

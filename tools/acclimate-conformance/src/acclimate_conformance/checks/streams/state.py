@@ -1,0 +1,138 @@
+"""Checks of which stream is current: after errors, in other threads, on other devices."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+from acclimate.accelerator import Accelerator
+from acclimate_conformance.checks.assertions import (
+    DeliberateError,
+    in_thread,
+    let_through,
+    require,
+    require_streams,
+    several_devices,
+)
+from acclimate_conformance.checks.check import check
+from acclimate_conformance.checks.device_arguments import require_device_arguments, ways_to_name
+
+
+@check("stream", "current_stream", "default_stream")
+def stream_context_ends(accelerator: Accelerator) -> None:
+    """After stream(s) the previous stream is current, even after an error, which is not suppressed."""
+    before = accelerator.current_stream()
+    default = accelerator.default_stream()
+    outer, inner = accelerator.Stream(), accelerator.Stream()
+    for stream in (outer, None):
+        with let_through(f"stream({'s' if stream else None})"), accelerator.stream(stream):
+            raise DeliberateError
+        require(accelerator.current_stream() == before, "after an error within stream(s) it stays current")
+    with accelerator.stream(outer):
+        with suppress(DeliberateError), accelerator.stream(inner):
+            raise DeliberateError
+        require(
+            accelerator.current_stream() == outer,
+            "after an error within an inner stream(s) the outer stream is not current",
+        )
+        require(accelerator.default_stream() == default, "within stream(s) default_stream() is another")
+        with accelerator.stream(inner):
+            pass
+        with accelerator.stream(outer):  # the same one again
+            pass
+        require(
+            accelerator.current_stream() == outer, "after stream(s) within stream(s) no stream is current"
+        )
+    require(accelerator.current_stream() == before, "after nested stream(s) another stream is current")
+
+
+@check("stream", "set_stream", "current_stream")
+def current_stream_of_a_thread(accelerator: Accelerator) -> None:
+    """Each thread has its own current stream: a new thread starts on the default stream."""
+    mine = accelerator.Stream()
+
+    def look() -> tuple[bool, bool]:
+        starts_at_default = accelerator.current_stream() == accelerator.default_stream()
+        own = accelerator.Stream()
+        with accelerator.stream(own):
+            return starts_at_default, accelerator.current_stream() == own
+
+    with accelerator.stream(mine):
+        starts_at_default, chooses = in_thread(look)
+        require(starts_at_default, "a new thread starts on the stream that another thread has set")
+        require(chooses, "within stream(s) in another thread another stream is current")
+        require(
+            accelerator.current_stream() == mine, "another thread's stream(s) changes the one that is current"
+        )
+    before = accelerator.current_stream()
+    with ThreadPoolExecutor(1) as other:
+        theirs = other.submit(accelerator.current_stream).result()
+        try:
+            accelerator.set_stream(mine)
+            require(
+                other.submit(accelerator.current_stream).result() == theirs,
+                "set_stream(s) changes the current stream of another thread, which was running",
+            )
+            starts_at_default, _ = in_thread(look)
+            require(starts_at_default, "after set_stream(s) in one thread a new one starts on that stream")
+            own = accelerator.Stream()
+            other.submit(accelerator.set_stream, own).result()
+            require(
+                accelerator.current_stream() == mine,
+                "set_stream(s) in another thread changes the one that is current",
+            )
+        finally:
+            accelerator.set_stream(before)
+        require(
+            other.submit(accelerator.current_stream).result() == own,
+            "set_stream(s) changes the stream that another thread has set",
+        )
+
+
+@check("current_stream", "default_stream")
+def device_arguments(accelerator: Accelerator) -> str | None:
+    """A device is an index, a name or a torch.device; one that is absent or of another type is refused."""
+    methods = {"current_stream": accelerator.current_stream, "default_stream": accelerator.default_stream}
+    return require_device_arguments(accelerator, methods)
+
+
+@check("current_stream", "default_stream", "set_stream", "Stream")
+def streams_by_device(accelerator: Accelerator) -> None:
+    """Each device has its own current stream: setting one does not change those of the others."""
+    require_streams(accelerator)
+    names = several_devices(accelerator)
+    for index in range(len(names)):
+        for device in ways_to_name(accelerator, index):
+            for what, found in (
+                ("current_stream", accelerator.current_stream(device)),
+                ("default_stream", accelerator.default_stream(device)),
+            ):
+                on = found.device.index
+                require(on == index, f"{what}({device!r}) is a stream of device {on}")
+        with accelerator.device(index):
+            for what, found in (
+                ("current_stream()", accelerator.current_stream()),
+                ("default_stream()", accelerator.default_stream()),
+                ("Stream()", accelerator.Stream()),
+            ):
+                require(found.device.index == index, f"{what} on {names[index]} is one of {found.device}")
+            own = accelerator.Stream()
+            with accelerator.stream(own):
+                require(
+                    accelerator.current_stream(index) == own, "within stream(s) another stream is current"
+                )
+                for other in range(len(names)):
+                    _require_default(accelerator, other, index)
+        other = (index + 1) % len(names)
+        own = accelerator.Stream(device=names[other])
+        require(own.device.index == other, f"Stream(device={names[other]!r}) is one of {own.device}")
+
+
+def _require_default(accelerator: Accelerator, other: int, chosen_on: int) -> None:
+    if other != chosen_on:
+        found: Any = accelerator.current_stream(other)
+        require(
+            found == accelerator.default_stream(other),
+            f"setting a stream of device {chosen_on} makes {found} current on device {other}",
+        )

@@ -1,0 +1,106 @@
+"""Runs one check, and most checks twice: the second time in a new thread, on the last device."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from contextlib import suppress
+from typing import Literal
+
+from acclimate.errors import UnsupportedError
+from acclimate.imports import describe
+from acclimate_conformance.checks.assertions import (
+    BrokenPromiseError,
+    NotOfferedError,
+    device_names,
+    exactly,
+    in_thread,
+    refused,
+    require,
+)
+from acclimate_conformance.checks.calls import Calls, place_of, where_to_mend
+from acclimate_conformance.checks.check import Check
+from acclimate_conformance.checks.claims import false_claim
+from acclimate_conformance.checks.target import Subject
+from acclimate_conformance.result import Result
+
+
+def examine(check: Check, subject: Subject) -> Result:
+    """Runs one check in this process.
+
+    Any exception from a vendor's code is a failure with that reason, even ``SystemExit``.
+    """
+    start = time.perf_counter()
+    outcome: Literal["passed", "failed", "not offered"]
+    reason, detail, place, where = "", "", "", ""
+    claimed_by: tuple[str, ...] = ()
+    calls = Calls()
+    try:
+        with subject.restored(), calls.recorded(subject.accelerator):
+            _require_offered(check.category, subject)
+            reason = check.function(subject) or ""
+            require(not calls.disturbance, "")
+            if not check.once:
+                where = f"in a new thread, on {device_names(subject.accelerator)[-1]}: "
+                _observe_elsewhere(check, subject)
+                require(not calls.disturbance, "")
+        outcome = "passed"
+    except NotOfferedError as absent:
+        outcome, reason = "not offered", str(absent)
+    except BrokenPromiseError as broken:
+        outcome, reason, place = "failed", str(broken), place_of(broken)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a vendor's code may raise anything
+        outcome, reason, detail = "failed", describe(error, whole=True), traceback.format_exc()
+        place = place_of(error)
+        if isinstance(error, Exception):
+            claim, claimed_by = false_claim(subject.accelerator, error)
+            reason = claim or reason
+    failed = outcome == "failed"
+    if failed:
+        # An unexpected change of state explains later observations.
+        reason = where + "; then ".join(filter(None, (calls.disturbance, reason)))
+    return Result(
+        check=check.id,
+        category=check.category,
+        promise=check.promise,
+        outcome=outcome,
+        reason=reason,
+        rules=check.rules,
+        seconds=time.perf_counter() - start,
+        detail=detail,
+        calls=calls.told(check.observes) if failed else (),
+        place=place,
+        changes=where_to_mend(subject.accelerator, claimed_by or check.observes, calls) if failed else (),
+    )
+
+
+def _observe_elsewhere(check: Check, subject: Subject) -> None:
+    """Runs a check again in a new thread with the last device current.
+
+    This finds faults that a first use, the main thread or device 0 hides.
+    """
+
+    def observe() -> None:
+        if len(device_names(subject.accelerator)) > 1:
+            subject.accelerator.set_device(len(device_names(subject.accelerator)) - 1)
+        with suppress(NotOfferedError), subject.restored():
+            check.function(subject)
+
+    in_thread(observe)
+
+
+_OFFERS = {
+    "graphs": ("supports_graphs", "it says that it has no graphs"),
+    "communication": ("supports_collectives", "it says that it has no collectives"),
+}
+"""For each category, the flag that is false if an accelerator lacks the whole category."""
+
+
+def _require_offered(category: str, subject: Subject) -> None:
+    flag, meaning = _OFFERS.get(category, ("", ""))
+    if not flag or exactly(getattr(subject.accelerator, flag), bool, flag):
+        return
+    if flag == "supports_graphs":
+        with refused("create_graph() of an accelerator that says it has no graphs", UnsupportedError):
+            subject.accelerator.create_graph()
+    raise NotOfferedError(meaning)

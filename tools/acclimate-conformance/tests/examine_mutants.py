@@ -1,0 +1,56 @@
+"""Examines planted faults, all in this one process, and writes what the checks say as JSON.
+
+python examine_mutants.py MODULE [PROFILE]
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import sys
+from typing import Any
+
+from acclimate.accelerator import Accelerator
+from acclimate.selection import use_accelerator
+from acclimate_conformance.checks.check import Check
+from acclimate_conformance.checks.target import load
+from acclimate_conformance.runner.catalog import checks
+from acclimate_conformance.runner.examine import examine
+
+
+def main(module: str, profile: str | None = None) -> None:
+    """Writes a name, check and outcome for each."""
+    # What a check runs, compilers among it, may write to standard output, which is the answer's alone.
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    table = importlib.import_module(module).CAUGHT_BY
+    table = table if profile is None else table[profile]
+    catalog = {check.id: check for check in checks()}
+    gc.collect()
+    gc.freeze()  # as the worker does: each check collects garbage
+    found = [one(mutant, check, catalog[check]) for mutant, check in table.items()]
+    sound = getattr(importlib.import_module(module), "SOUND", {}) if not profile else {}
+    for right, names in sound.items():
+        found += [{**one(right, name, catalog[name]), "sound": True} for name in names]
+    with answer:
+        json.dump(found, answer)
+
+
+def one(accelerator_class: type[Accelerator], check: str, examined: Check) -> dict[str, Any]:
+    """What one check says of one accelerator, which has a fault."""
+    subject = load(f"{accelerator_class.__module__}:{accelerator_class.__qualname__}")
+    with use_accelerator(subject.accelerator):
+        result = examine(examined, subject)
+    return {
+        "name": accelerator_class.__name__,
+        "check": check,
+        "sound": False,
+        "outcome": result.outcome,
+        "reason": result.reason,
+    }
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

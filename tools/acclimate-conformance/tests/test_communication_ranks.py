@@ -1,0 +1,91 @@
+"""The processes of the communication checks report faults, and end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from acclimate.backends.cpu import CPUAccelerator
+from acclimate_conformance.checks.assertions import BrokenPromiseError
+from acclimate_conformance.checks.children import Child
+from acclimate_conformance.checks.communication.ranks import _joined
+from acclimate_conformance.checks.communication.topics import TOPICS, Observer
+
+WAITS = """\
+import sys, threading
+from acclimate_conformance.checks.communication.time_limit import limited
+
+def collective():
+    threading.Event().wait()
+
+with limited(0.2, __file__, lambda why: sys.stdout.write(why) and sys.stdout.flush()):
+    collective()
+"""
+
+
+def test_a_rank_that_waits_ends_at_its_time_limit_and_names_the_call(tmp_path: Path) -> None:
+    program = tmp_path / "waits.py"
+    program.write_text(WAITS)
+    run = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=600)
+    assert run.returncode == 1, run.stderr
+    assert run.stdout == "did not end within 0.2 s, and was in threading.Event().wait()"
+
+
+def test_topics_that_a_rank_did_not_reach_are_broken_and_say_where_it_ended() -> None:
+    names = [topic.__name__ for topic in TOPICS]
+    whole = {name: {"broken": [], "lacking": []} for name in names}
+    ended = {name: whole[name] for name in names[:4]}
+    ended[names[4]] = {"broken": [f"it ended at {names[4]}: it waited"], "lacking": []}
+    joined = _joined([whole, ended])
+    assert [name for name in names if joined[name]["broken"]] == names[4:]
+    for name in names[5:]:
+        assert joined[name]["broken"] == [
+            f"the ranks did not reach it: rank 1: it ended at {names[4]}: it waited"
+        ]
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (torch.tensor([2**60]), [2**60 + 3]),
+        (torch.tensor([2**24], dtype=torch.int32), [2**24 + 1]),
+        (torch.tensor([1.0], dtype=torch.float64), [1 + 2.0**-48]),
+    ],
+    ids=["int64", "int32", "float64"],
+)
+def test_a_rank_notices_the_last_digit(tmp_path: Path, found: torch.Tensor, expected: list[float]) -> None:
+    here = Observer(CPUAccelerator(), 0, 2, tmp_path)
+    here.same(torch.tensor(expected, dtype=found.dtype), expected, "the same")
+    assert here.broken == []
+    here.same(found, expected, "another")
+    assert len(here.broken) == 1
+
+
+def test_a_child_that_does_not_finish_is_told_with_the_call_that_it_is_in(tmp_path: Path) -> None:
+    module = """
+import pathlib, time
+
+def waits_for_ever(file):
+    pathlib.Path(file).touch()
+    time.sleep(600)
+
+def task(source, file):
+    waits_for_ever(file)
+"""
+    (tmp_path / "waiting_task.py").write_text(module)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    started = tmp_path / "started"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        child = Child("waiting_task:task", "cpu", {"file": str(started)}, environment)
+    deadline = time.monotonic() + 120
+    while not started.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    with pytest.raises(BrokenPromiseError, match=r"was in waits_for_ever \(line 6 of waiting_task.py\)"):
+        child.result(timeout_s=0.1)

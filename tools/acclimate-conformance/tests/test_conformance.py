@@ -1,0 +1,266 @@
+"""Accelerators that keep their promises pass, and every form of the report has the results."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import psutil
+import pytest
+
+from acclimate_conformance.runner.catalog import checks
+from acclimate_conformance.runner.session import Session, select
+from acclimate_conformance.runner.worker_process import end_group
+from fresh_process import plain_environment
+
+HERE = Path(__file__).parent
+PROFILES = {
+    "": ("devices", "streams", "memory", "pinning", "launching/visible_devices"),
+    "sync=check": ("devices", "streams", "memory", "graphs", "pinning"),
+    "mps-like": ("devices", "random", "memory", "dtypes"),
+    "v100-like": ("dtypes",),
+    "hpu-like": ("dtypes", "graphs"),
+    "devices=4,memory=1GiB": ("devices", "random", "memory"),
+}
+"""Profiles of the emulated accelerator, and the categories that each changes the most."""
+WITH_A_COMPILER = ("runtime/compiles",)
+"""On a CPU this takes half a minute of a C++ compiler; a planted fault shows that the check is made."""
+QUICK_PROFILES = ("", "v100-like", "hpu-like")
+
+
+def python(
+    *arguments: str, folder: Path = HERE, timeout_s: float = 600, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs Python in a folder, with the planted faults importable."""
+    environment = {**plain_environment(), "PYTHONPATH": str(HERE), **variables}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def conformance(*arguments: str, **options: str) -> subprocess.CompletedProcess[str]:
+    return python("-m", "acclimate", "conformance", *arguments, **options)
+
+
+def only(*names: str) -> list[str]:
+    return [argument for name in names for argument in ("--only", name)]
+
+
+def require_no_failure(run: subprocess.CompletedProcess[str]) -> None:
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "100 %" in run.stdout
+    assert "\nfailed" not in run.stdout
+
+
+@pytest.fixture
+def sim() -> None:
+    pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
+
+
+@pytest.mark.usefixtures("warm_starts")
+@pytest.mark.parametrize("start", [pytest.param("real", marks=pytest.mark.slow), "warm"])
+def test_the_cpu_keeps_every_promise(start: str, tmp_path: Path) -> None:
+    written = tmp_path / "results.json"
+    quick = [check.id for check in checks() if check.id not in WITH_A_COMPILER]
+    chosen = only(*quick) if start == "warm" else []
+    require_no_failure(conformance("--accelerator", "cpu", *chosen, "--json", str(written)))
+    report = json.loads(written.read_text())
+    assert report["about"]["accelerator"] == "cpu"
+    assert report["total"]["failed"] == 0
+    assert report["total"]["passed"] > 60
+    assert {result["outcome"] for result in report["results"]} == {"passed", "not offered"}
+    assert all(result["reason"] for result in report["results"] if result["outcome"] == "not offered")
+
+
+@pytest.mark.usefixtures("warm_starts")
+def test_the_accelerator_of_this_machine_keeps_every_promise() -> None:
+    found = json.loads(python("-m", "acclimate", "info", "--json").stdout)["accelerator"]["name"]
+    if found == "cpu":
+        pytest.skip("this machine has no accelerator but its processors")
+    require_no_failure(conformance("--accelerator", found))
+
+
+@pytest.mark.usefixtures("sim", "warm_starts")
+@pytest.mark.parametrize("profile", QUICK_PROFILES)
+def test_a_profile_keeps_the_promises_that_it_is_about(profile: str) -> None:
+    require_no_failure(conformance("--accelerator", "sim", *only(*PROFILES[profile]), ACCLIMATE_SIM=profile))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("sim")
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_profile_keeps_every_promise(profile: str) -> None:
+    require_no_failure(conformance("--accelerator", "sim", ACCLIMATE_SIM=profile))
+
+
+def test_a_failure_is_told_with_the_reason_and_the_rule_in_every_form(tmp_path: Path) -> None:
+    results, suite = tmp_path / "results.json", tmp_path / "results.xml"
+    run = conformance(
+        "--accelerator", "mutants:TextualCurrentDevice", *only("devices/counts", "devices/set_device"),
+        "--json", str(results), "--junit", str(suite),
+    )  # fmt: skip
+    seen, rule = "current_device() is '0', of type str", "current_device: The index of the current device."
+    assert run.returncode == 1
+    assert seen in run.stdout
+    assert rule in run.stdout
+    assert "not offered" in run.stdout
+
+    report = json.loads(results.read_text())
+    failed, absent = report["results"]
+    assert report["total"] == {"category": "all", "passed": 0, "failed": 1, "not_offered": 1, "score": 0.0}
+    assert failed["outcome"] == "failed"
+    assert seen in failed["reason"]
+    assert rule in failed["rules"]
+    assert (absent["outcome"], absent["reason"]) == ("not offered", "there is one device here")
+
+    root = ElementTree.parse(suite).getroot()
+    (tests,) = root
+    assert (tests.get("tests"), tests.get("failures"), tests.get("skipped")) == ("2", "1", "1")
+    failure, skipped = tests.find("testcase/failure"), tests.find("testcase/skipped")
+    assert failure is not None
+    assert seen in (failure.get("message") or "")
+    assert rule in (failure.text or "")
+    assert skipped is not None
+    assert skipped.get("message") == "there is one device here"
+
+
+@pytest.mark.usefixtures("warm_starts")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--accelerator", "cqu"], 'did you mean "cpu"'),
+        (["--accelerator", "mutants:NoSuch"], "mutants:NoSuch"),
+        (["--accelerator", "mutants:IdleAdamBuilder"], "must be a subclass of acclimate.Accelerator"),
+        (["--accelerator", "cpu", "--only", "memmory"], 'no check or category "memmory"'),
+        (
+            ["--accelerator", "cpu", *only("devices/counts"), "--json", "/no/such/folder/f"],
+            "cannot be written",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence_and_exit_code_2(arguments: list[str], message: str) -> None:
+    run = conformance(*arguments)
+    assert run.returncode == 2
+    assert message in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.usefixtures("warm_starts")
+def test_an_accelerator_that_ends_its_process_when_loaded_is_told(tmp_path: Path) -> None:
+    (tmp_path / "dying.py").write_text("import os\nos.write(2, b'no driver here')\nos._exit(127)\n")
+    run = conformance("--accelerator", "dying:Device", PYTHONPATH=str(tmp_path))
+    assert run.returncode == 2
+    assert "ended with exit code 127" in run.stderr
+    assert "no driver here" in run.stderr
+
+
+def test_a_check_that_is_ended_leaves_none_of_its_processes_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+
+    def theirs() -> list[str]:
+        lines = (process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"]))
+        return [" ".join(line) for line in lines if "mutants:NeverMeets" in line]
+
+    with Session("mutants:NeverMeets", timeout_s=6) as session:
+        (check,) = select(session.checks, ["communication/collectives"])
+        result = session.run(check)
+    assert result.outcome == "failed"
+    assert "did not finish within 6 s" in result.reason
+    assert theirs() == []
+
+
+def test_a_workers_processes_are_gone_when_ending_them_returns() -> None:
+    """A killed process goes on until the kernel has freed its memory."""
+    code = "import time; memory = b'x' * (300 << 20); print('started', flush=True); time.sleep(600)"
+    command = ["sh", "-c", '"$0" -c "$1" & wait', sys.executable, code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as shell:
+        assert shell.stdout is not None
+        shell.stdout.readline()
+        processes = [psutil.Process(shell.pid), *psutil.Process(shell.pid).children()]
+        end_group(shell.pid)
+        alive = [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert len(processes) == 2
+    assert alive == []
+
+
+# -- the plugin for pytest -----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("warm_starts")
+def test_the_plugin_adds_the_checks_to_a_projects_own_tests(tmp_path: Path) -> None:
+    (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")
+    run = python(
+        "-m", "pytest", "-v", "-p", "no:cacheprovider", "-k", "test_own or counts or set_device or seeds",
+        "--acclimate-accelerator", "mutants:TextualCurrentDevice", folder=tmp_path,
+    )  # fmt: skip
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert "test_own.py::test_own PASSED" in run.stdout
+    assert "::devices/counts FAILED" in run.stdout
+    assert "::devices/set_device SKIPPED (there is one device here)" in run.stdout
+    assert "current_device() is '0', of type str" in run.stdout
+    assert "current_device: The index of the current device." in run.stdout
+    assert "Traceback" not in run.stdout
+
+
+@pytest.mark.slow
+def test_the_plugin_runs_the_checks_alone(tmp_path: Path) -> None:
+    run = python(
+        "-m", "pytest", "-p", "no:cacheprovider", "-k", "devices", "--pyargs", "acclimate_conformance",
+        folder=tmp_path, ACCLIMATE_ACCELERATOR="cpu",
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "passed" in run.stdout
+
+
+def test_the_plugin_stays_out_of_projects_that_do_not_ask(tmp_path: Path) -> None:
+    (tmp_path / "test_own.py").write_text(
+        "import sys\ndef test_own():\n    assert 'torch' not in sys.modules\n"
+    )
+    run = python("-m", "pytest", "-p", "no:cacheprovider", folder=tmp_path)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "1 passed" in run.stdout
+
+
+@pytest.mark.slow
+def test_the_plugin_tells_an_accelerator_that_cannot_be_loaded(tmp_path: Path) -> None:
+    run = python("-m", "pytest", "-p", "no:cacheprovider", "--acclimate-accelerator", "cqu", folder=tmp_path)
+    assert run.returncode != 0
+    assert 'did you mean "cpu"' in run.stdout
+    assert "Traceback" not in run.stdout
+
+
+@pytest.mark.usefixtures("warm_starts")
+def test_what_an_accelerator_says_it_has_not_is_not_offered_and_a_reason_has_all_of_its_lines(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "modest.py").write_text("""
+from acclimate.backends.cpu import CPUAccelerator
+
+class Modest(CPUAccelerator):
+    supports_graphs = supports_collectives = False
+
+    def current_stream(self, device_index=None):
+        raise RuntimeError("The driver said:\\n  error 507008\\n  see the log")
+""")
+    env = {**plain_environment(), "PYTHONPATH": str(tmp_path)}
+    arguments = ["--accelerator", "modest:Modest", "--json", "found.json"]
+    for category in ("graphs", "communication", "streams/current_stream"):
+        arguments += ["--only", category]
+    command = [sys.executable, "-m", "acclimate", "conformance", *arguments]
+    subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, timeout=600)
+    results = json.loads((tmp_path / "found.json").read_text())["results"]
+    outcomes = {result["category"]: set() for result in results}
+    for result in results:
+        outcomes[result["category"]].add(result["outcome"])
+    assert outcomes["graphs"] == outcomes["communication"] == {"not offered"}
+    (reason,) = [result["reason"] for result in results if result["check"] == "streams/current_stream"]
+    assert reason == "RuntimeError: The driver said: error 507008 see the log"

@@ -1,0 +1,111 @@
+"""Every planted fault (in the modules that end in mutants.py) is found by the check for it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from acclimate_conformance.runner.catalog import checks
+from acclimate_conformance.runner.session import Session
+from fresh_process import plain_environment
+from warm_python import WarmPython
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import argument_mutants  # noqa: E402
+import mutants  # noqa: E402
+import state_mutants  # noqa: E402
+import value_mutants  # noqa: E402
+
+Examined: TypeAlias = Callable[..., dict[tuple[str, str], dict[str, Any]]]
+SIM_PROFILES = ("", "sync=check", "mps-like")
+
+
+@pytest.fixture(scope="module")
+def examined(warm_python: WarmPython) -> Examined:
+    """What the checks say of all faults of a module, which share a process."""
+
+    @cache
+    def examine(module: str, *profile: str) -> dict[str, dict[str, Any]]:
+        environment = {**plain_environment(), "ACCLIMATE_SIM": "".join(profile)}
+        if profile:
+            environment["ACCLIMATE_ACCELERATOR"] = "sim"
+        command = [sys.executable, "examine_mutants.py", module, *profile]
+        with warm_python.in_place():
+            run = subprocess.run(
+                command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=600
+            )
+        assert run.returncode == 0, run.stderr
+        return {(result["name"], result["check"]): result for result in json.loads(run.stdout)}
+
+    return examine
+
+
+def require_found(result: dict[str, Any], fault: str | None) -> None:
+    assert result["outcome"] == "failed", f"{result['check']} {result['outcome']} although {fault}"
+    assert result["reason"], f"{result['check']} does not say what it saw"
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [*mutants.CAUGHT_BY, *state_mutants.CAUGHT_BY, *value_mutants.CAUGHT_BY, *argument_mutants.CAUGHT_BY],
+    ids=lambda mutant: mutant.__name__,
+)
+def test_the_check_finds_the_fault_in_the_cpu(mutant: type, examined: Examined) -> None:
+    check = sys.modules[mutant.__module__].CAUGHT_BY[mutant]
+    require_found(examined(mutant.__module__)[mutant.__name__, check], mutant.__doc__)
+
+
+@pytest.mark.parametrize("profile", SIM_PROFILES)
+def test_the_checks_find_the_faults_in_the_emulated_device(profile: str, examined: Examined) -> None:
+    pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
+    faults = [result for result in examined("sim_mutants", profile).values() if not result["sound"]]
+    assert faults
+    for result in faults:
+        require_found(result, result["name"])
+
+
+@pytest.mark.parametrize("module", [("argument_mutants",), ("sim_mutants", "")], ids=lambda module: module[0])
+def test_what_is_unusual_but_right_fails_no_check(module: tuple[str, ...], examined: Examined) -> None:
+    if module[0] == "sim_mutants":
+        pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
+    sound = [result for result in examined(*module).values() if result["sound"]]
+    assert any(result["outcome"] == "passed" for result in sound)
+    for result in sound:
+        assert result["outcome"] != "failed", f"{result['name']}, {result['check']}: {result['reason']}"
+
+
+@pytest.mark.usefixtures("warm_starts")
+@pytest.mark.parametrize(
+    ("mutant", "timeout_s", "reason"),
+    [
+        (mutants.CrashesAtDtypes, 60.0, "was killed by SIGSEGV"),
+        (mutants.NeverReturns, 3.0, "did not finish within 3 s"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_a_fault_that_ends_its_process_fails_its_check_and_not_the_next(
+    mutant: type, timeout_s: float, reason: str
+) -> None:
+    with Session(f"mutants:{mutant.__name__}", timeout_s) as session:
+        planned = {check.id: check for check in session.checks}
+        result = session.run(planned[mutants.ENDS_THE_WORKER[mutant]])
+        assert result.outcome == "failed"
+        assert reason in result.reason
+        assert mutant.__name__ in result.detail or "mutants.py" in result.detail, "it does not say where"
+        session._timeout_s = None
+        assert session.run(planned["devices/counts"]).outcome == "passed"
+
+
+def test_faults_are_planted_in_every_category() -> None:
+    categories = {check.partition("/")[0] for check in mutants.CAUGHT_BY.values()}
+    assert categories == {check.category for check in checks()}
+    assert all(mutant.__doc__ for mutant in mutants.CAUGHT_BY)

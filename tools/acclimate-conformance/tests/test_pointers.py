@@ -1,0 +1,186 @@
+"""A failed check says what is wrong and names the method that the vendor has to change."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+from acclimate.accelerator import Accelerator, DeviceLike
+from acclimate.backends.cpu import CPUAccelerator
+from acclimate_conformance.checks.assertions import BrokenPromiseError
+from acclimate_conformance.checks.calls import Calls, where_to_mend
+from acclimate_conformance.checks.check import check
+from acclimate_conformance.checks.device_arguments import _comparable
+from acclimate_conformance.checks.memory import capacity as memory_capacity
+from acclimate_conformance.checks.runtime.types import misfit
+from acclimate_conformance.checks.target import Subject
+from acclimate_conformance.runner.catalog import checks
+from acclimate_conformance.runner.examine import examine
+
+CATALOG = {check.id: check for check in checks()}
+
+
+class OwnBackend(CPUAccelerator):
+    communication_backend = "gloo"
+
+
+class OwnBuilders(CPUAccelerator):
+    op_builders = CPUAccelerator.op_builders
+
+
+class OwnFigures(CPUAccelerator):
+    def mem_get_info(self, device: DeviceLike = None) -> tuple[int, int]:
+        return super().mem_get_info(device)
+
+
+class ClaimsFloat8(CPUAccelerator):
+    def supported_dtypes(self) -> list[torch.dtype]:
+        return [*super().supported_dtypes(), torch.float8_e4m3fn]
+
+
+def failed_changes(accelerator: Accelerator, name: str) -> tuple[str, ...]:
+    return where_to_mend(accelerator, CATALOG[name].observes, Calls())
+
+
+@pytest.mark.parametrize("topic", ["collectives", "reductions", "barrier", "tensors_of_any_shape"])
+def test_a_fault_of_a_collective_is_in_the_backend_that_the_class_names(topic: str) -> None:
+    changes = failed_changes(OwnBackend(), f"communication/{topic}")
+    assert changes[0].startswith(f"communication_backend: implemented by {__name__}:OwnBackend")
+    assert 'it names the backend "gloo" of torch.distributed' in changes[0]
+    assert not [change for change in changes if change.startswith("communication_backend_name")]
+
+
+def test_a_fault_of_an_op_is_in_the_builders_that_the_class_names() -> None:
+    changes = failed_changes(OwnBuilders(), "ops/optimizer_ops_compute")
+    assert changes[0].startswith(f"op_builders: implemented by {__name__}:OwnBuilders")
+
+
+def test_the_method_that_the_class_overrides_is_named_though_the_check_calls_another() -> None:
+    @check("available_memory", once=True)
+    def asks(accelerator: Accelerator) -> None:
+        """It asks for what is available."""
+        accelerator.available_memory()
+        raise BrokenPromiseError("it is wrong")
+
+    result = examine(asks, Subject(OwnFigures(), "cpu"))
+    assert result.changes[0].startswith(f"mem_get_info: implemented by {__name__}:OwnFigures")
+
+
+def test_a_dtype_that_is_claimed_and_missing_is_said_to_be_a_false_claim() -> None:
+    @check("amp", once=True)
+    def adds(accelerator: Accelerator) -> None:
+        """It adds in every dtype."""
+        for dtype in accelerator.supported_dtypes():
+            torch.ones(2, dtype=dtype).add(1)
+
+    result = examine(adds, Subject(ClaimsFloat8(), "cpu"))
+    assert result.reason.startswith("supported_dtypes() lists float8_e4m3fn, but the device does not compute")
+    assert result.changes[0].startswith(f"supported_dtypes: implemented by {__name__}:ClaimsFloat8")
+
+
+def test_an_error_that_has_nothing_to_do_with_a_dtype_is_no_false_claim() -> None:
+    @check("amp", once=True)
+    def raises(accelerator: Accelerator) -> None:
+        """It raises."""
+        raise ValueError("no luck")
+
+    assert examine(raises, Subject(ClaimsFloat8(), "cpu")).reason == "ValueError: no luck"
+
+
+class Block(AbstractContextManager[None]):
+    """A block that is equal to others of its kind."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Block)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_blocks_are_compared_by_the_device_that_they_make_current() -> None:
+    accelerator = CPUAccelerator()
+    kept, plain = (_comparable(accelerator, block) for block in (Block(), nullcontext()))
+    assert kept == plain == accelerator.current_device()
+    stream = accelerator.current_stream()
+    assert _comparable(accelerator, stream) is stream
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "fits"),
+    [
+        (("A",), tuple[str, ...], True),
+        ("A", tuple[str, ...], False),
+        (["A"], tuple[str, ...], False),
+        (("A", 1), tuple[str, ...], False),
+        ((1, 2), tuple[int, int], True),
+        ((1, 2, 3), tuple[int, int], False),
+        (True, int, False),
+        (None, str | None, True),
+        (b"A", str | None, False),
+        ({"A": 1}, dict[str, str], False),
+        ({"A": 1}, dict[str, Any], True),
+        (ValueError, type[RuntimeError], False),
+        (torch.OutOfMemoryError, type[RuntimeError], True),
+    ],
+)
+def test_a_value_is_of_the_stated_type_or_not(value: object, kind: Any, fits: bool) -> None:
+    assert (misfit(value, kind, "it") == "") is fits
+
+
+def test_the_free_memory_of_the_host_is_what_its_container_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    from acclimate.host import topology
+    from acclimate_conformance.checks.memory import bounds
+
+    asked: list[int] = []
+    monkeypatch.setattr(topology, "available_memory", lambda: asked.append(1) or 2**20)
+    monkeypatch.setattr(bounds, "is_host", lambda accelerator: False)  # as a device that shares the memory
+    result = examine(CATALOG["memory/figures_beyond_32_bits"], Subject(CPUAccelerator(), "cpu"))
+    assert asked
+    assert result.outcome == "not offered"
+    assert result.reason == "there is too little memory for an allocation of 2 GiB"
+
+
+class OthersFreeMemory(CPUAccelerator):
+    """Other programs free more, each time that one asks, than a check allocates."""
+
+    _asked = 0
+
+    def available_memory(self, device_index: DeviceLike = None) -> int:
+        self._asked += 1
+        return (2 << 30) + self._asked * (300 << 20) - self.memory_allocated()
+
+
+def test_memory_that_other_programs_free_meanwhile_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_capacity, "_FIGURES_LAG_S", 0.0)
+    memory_capacity.capacity.function(Subject(OthersFreeMemory(), "cpu"))
+
+
+class FreePagesInLists(CPUAccelerator):
+    """The kernel has free pages in the processors' lists, which it does not count as available."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before = self.memory_allocated()
+
+    def available_memory(self, device_index: DeviceLike = None) -> int:
+        allocated = self.memory_allocated() - self._before
+        return (4 << 30) - max(0, allocated - (600 << 20))
+
+
+def test_free_memory_in_the_lists_of_processors_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_capacity, "_FIGURES_LAG_S", 0.0)
+    memory_capacity.capacity.function(Subject(FreePagesInLists(), "cpu"))
+
+
+def test_available_memory_that_stays_the_same_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_capacity, "_FIGURES_LAG_S", 0.0)
+    monkeypatch.setattr(memory_capacity, "ROUNDS", 1)  # each collects this process's garbage twice
+    accelerator = CPUAccelerator()
+    monkeypatch.setattr(accelerator, "available_memory", lambda: 1 << 30)
+    with pytest.raises(BrokenPromiseError, match="falls by 0"):
+        memory_capacity.capacity.function(Subject(accelerator, "cpu"))

@@ -1,0 +1,224 @@
+"""The code that a test of the device controls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import libcst as cst
+
+from acclimate_port.conditions.statements import leaves, refuses
+from acclimate_port.source.tree import Span, called_name, dotted
+from acclimate_port.source_file import SourceFile
+
+
+def branches(file: SourceFile, test: cst.CSTNode | None) -> list[Span]:
+    """The code that runs only if a test is true, within the one statement or expression around the test.
+
+    The right operand of ``and`` is part of it. For a comparison with ``!=`` or ``not in``, it is the code
+    that runs only if the comparison is false.
+    """
+    return [] if test is None else _Controlled(file, test).inside
+
+
+def branches_of_result(file: SourceFile, test: cst.CSTNode | None) -> list[Span]:
+    """The branches of a test, and of the names, attributes and functions that hold or return its result."""
+    return _at_each_use(file, test, lambda controlled: controlled.inside)
+
+
+def where_true(file: SourceFile, test: cst.CSTNode | None) -> list[Span]:
+    """The code that runs only if a test is true.
+
+    The test may be an assertion, a name may hold its result, or a function may return it. The code may also
+    follow a branch that returns or raises if the test is false.
+    """
+    return _at_each_use(
+        file,
+        test,
+        lambda controlled: [*controlled.inside, *controlled.after, *controlled.after_checking_calls()],
+    )
+
+
+def uses_of_result(file: SourceFile, test: cst.CSTNode) -> list[cst.CSTNode]:
+    """The reads of names and attributes that hold a test's result, and calls of functions that return it."""
+    return _Controlled(file, test).uses_of_result()
+
+
+def _at_each_use(
+    file: SourceFile, test: cst.CSTNode | None, places: Callable[[_Controlled], list[Span]]
+) -> list[Span]:
+    """The ranges that a function gives for a test and for each use of its result."""
+    found: list[Span] = []
+    waiting, seen = [] if test is None else [test], set()
+    while waiting:
+        at = waiting.pop()
+        seen.add(at)
+        controlled = _Controlled(file, at)
+        found += places(controlled)
+        waiting += [use for use in controlled.uses_of_result() if use not in seen]
+    return found
+
+
+class _Controlled:
+    """The code that a test controls.
+
+    Args:
+        file: the file.
+        test: the test, or a use of its result.
+    """
+
+    def __init__(self, file: SourceFile, test: cst.CSTNode) -> None:
+        self.inside: list[Span] = []
+        """The code inside the statement or expression around the test."""
+        self.after: list[Span] = []
+        """The code after that statement, if its other branch returns or raises."""
+        self._file = file
+        self._holders: list[cst.CSTNode] = []
+        """The names and attributes that hold the result, and the names of functions that return it."""
+        self._refusals: list[cst.CSTNode] = []
+        """The statement, if it raises or ends the program when the test is false."""
+        self._add_all(test)
+
+    def _add_all(self, test: cst.CSTNode) -> None:
+        """Goes up from the test to the statement or choice that it decides."""
+        negated = isinstance(test, cst.Comparison) and isinstance(
+            test.comparisons[0].operator, (cst.NotEqual, cst.NotIn)
+        )
+        below, positive = test, not negated
+        for around in self._file.tree.ancestors(test):
+            if isinstance(around, cst.UnaryOperation):
+                positive = positive != isinstance(around.operator, cst.Not)
+            elif isinstance(around, cst.BooleanOperation):
+                stops = cst.And if positive else cst.Or
+                if isinstance(around.operator, stops) and below is around.left:
+                    self.inside.append(self._file.span(around.right))
+            elif isinstance(around, cst.NamedExpr) and below is around.value:
+                self._holders.append(around.target)
+            elif not _has_value_of_test(around):
+                self._add_decided(around, below, test, positive)
+                return
+            below = around
+
+    def _add_decided(
+        self, around: cst.CSTNode, below: cst.CSTNode, test: cst.CSTNode, positive: bool
+    ) -> None:
+        """Adds the code that a statement or choice runs by its condition, or the names that get the result.
+
+        Args:
+            around: the statement or the conditional expression.
+            below: the part of it that has the test's value.
+            test: the test.
+            positive: whether that part is true if the test is; else it is true if the test is false.
+        """
+        is_condition = isinstance(around, (cst.If, cst.IfExp, cst.While, cst.Assert)) and below is around.test
+        if isinstance(around, cst.If) and is_condition:
+            self._add_branch(around, positive)
+        elif isinstance(around, cst.IfExp) and is_condition:
+            self.inside.append(self._file.span(around.body if positive else around.orelse))
+        elif isinstance(around, cst.While) and is_condition and positive:
+            self.inside.append(self._file.span(around.body))
+        elif isinstance(around, cst.Assert) and is_condition and positive:
+            self._add_rest_of_block(around)
+            self._refusals.append(around)
+        elif isinstance(around, cst.MatchCase):
+            self.inside.append(self._file.span(around.body))
+        elif isinstance(around, cst.Assign):
+            self._holders += [_bound_to(each.target, around.value, below, test) for each in around.targets]
+        elif isinstance(around, cst.AnnAssign):
+            self._holders.append(_bound_to(around.target, around.value, below, test))
+        elif isinstance(around, cst.Return):
+            self._add_function_around(around)
+
+    def _add_branch(self, statement: cst.If, positive: bool) -> None:
+        """Adds a branch of an ``if`` statement, and the code after it if the other branch leaves."""
+        final = statement.orelse.body if isinstance(statement.orelse, cst.Else) else None
+        taken, other = (statement.body, final) if positive else (statement.orelse, statement.body)
+        if taken is not None:
+            self.inside.append(self._file.span(taken))
+        if other is not None and leaves(other):
+            self._add_rest_of_block(statement)
+            self._refusals += [statement] if refuses(other) else []
+        if _returns(statement.body, "True" if positive else "False"):
+            # After `if not x.is_cuda: return False` the function returns the test's result.
+            self._add_function_around(statement)
+
+    def _add_function_around(self, node: cst.CSTNode) -> None:
+        """Adds the function around a node to those that return the result."""
+        function = self._file.tree.function(node)
+        if isinstance(function, cst.FunctionDef):
+            self._holders.append(function.name)
+
+    def _add_rest_of_block(self, statement: cst.CSTNode) -> None:
+        """Adds the code after a statement in its block."""
+        at, block = statement, self._file.tree.parent(statement)
+        while block is not None and not isinstance(block, (cst.IndentedBlock, cst.Module)):
+            at, block = block, self._file.tree.parent(block)
+        if block is not None:
+            start = self._file.span(at).end
+            self.after.append(Span(start, max(start, self._file.span(block.body[-1]).end)))
+
+    def after_checking_calls(self) -> list[Span]:
+        """The code after calls of a function that raises if the test is false: ``check(x)``, a kernel."""
+        before = len(self.after)
+        for refusal in self._refusals:
+            function = self._file.tree.function(refusal)
+            if isinstance(function, cst.FunctionDef):
+                for call in self._uses_of_name(function.name):
+                    if isinstance(self._file.tree.parent(call), cst.Expr):
+                        self._add_rest_of_block(call)
+        return self.after[before:]
+
+    def uses_of_result(self) -> list[cst.CSTNode]:
+        """The reads of names and attributes that hold the result, and calls of functions that return it."""
+        found: list[cst.CSTNode] = []
+        for holder in self._holders:
+            if isinstance(holder, cst.Name):
+                found += self._uses_of_name(holder)
+            elif isinstance(holder, cst.Attribute):
+                found += self._file.tree.reads(holder)
+        return found
+
+    def _uses_of_name(self, name: cst.Name) -> list[cst.CSTNode]:
+        """The reads of a name; the call in place of the name, where it is called."""
+        reads = [*self._file.tree.reads(name), *self._reads_of_method(name)]
+        return [self._called(use) for use in reads]
+
+    def _reads_of_method(self, name: cst.Name) -> list[cst.CSTNode]:
+        """``self.f`` and ``cls.f``, if the name is that of a function ``f``."""
+        if not isinstance(self._file.tree.parent(name), cst.FunctionDef):
+            return []
+        return [
+            node
+            for node in self._file.tree.of_type(cst.Attribute)
+            if dotted(node) in (f"self.{name.value}", f"cls.{name.value}")
+        ]
+
+    def _called(self, use: cst.CSTNode) -> cst.CSTNode:
+        call = self._file.tree.parent(use)
+        return call if isinstance(call, cst.Call) and call.func is use else use
+
+
+def _has_value_of_test(around: cst.CSTNode) -> bool:
+    """Whether a node has the value of the test in it: ``all(x.is_cuda for x in xs)``, ``bool(…)``."""
+    if isinstance(around, cst.Call):
+        return called_name(around) in ("all", "any", "bool")
+    kinds = (cst.Arg, cst.GeneratorExp, cst.ListComp, cst.List, cst.Tuple, cst.Element, cst.MatchValue)
+    return isinstance(around, kinds)
+
+
+def _returns(block: cst.BaseSuite, constant: str) -> bool:
+    """Whether a block ends with ``return True``, or with another constant."""
+    last = block.body[-1] if block.body else None
+    last = last.body[-1] if isinstance(last, cst.SimpleStatementLine) else None
+    return isinstance(last, cst.Return) and dotted(last.value) == constant
+
+
+def _bound_to(
+    target: cst.CSTNode, value: cst.CSTNode | None, below: cst.CSTNode, test: cst.CSTNode
+) -> cst.CSTNode:
+    """The target that an assignment binds to a result: ``b`` in ``a, b = x.shape, x.is_cuda``."""
+    if below is not value or not isinstance(below, cst.Tuple) or not isinstance(target, cst.Tuple):
+        return target
+    ending = list(reversed(below.elements))
+    index = next((i for i, each in enumerate(ending) if each.value is test), len(ending))
+    fixed = not any(isinstance(each, cst.StarredElement) for each in ending[: index + 1])
+    return target.elements[-1 - index].value if fixed and index < len(target.elements) else target

@@ -1,0 +1,253 @@
+"""Whether a literal such as ``"cuda"`` is a device, or data that looks like one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import libcst as cst
+
+from acclimate_port.dataflow.sinks import DEVICE_KEYWORDS, gets_to_device, parameter_of, takes_device
+from acclimate_port.source.tree import called_name, position, positional, string_value
+from acclimate_port.source.values import DEVICE_NAME, Kind
+from acclimate_port.source_file import SourceFile
+
+
+class Role(Enum):
+    """The use of a literal."""
+
+    DEVICE = "device"
+    LIKELY = "likely a device"
+    DATA = "data"
+    COMPARED = "compared"
+    PATTERN = "pattern"
+
+
+@dataclass(frozen=True)
+class LiteralUse:
+    """The role of a literal, and the reason for it."""
+
+    role: Role
+    reason: str = ""
+
+
+DEVICE = LiteralUse(Role.DEVICE)
+TEXT_STAYS = "a string in this function names the device, and stays as it is"
+_TORCH_TAKES_DEVICE_FIRST = re.compile(
+    r"torch\.(device|autocast|amp\.(autocast|GradScaler|autocast_mode\.autocast|grad_scaler\.GradScaler)|Generator"
+    r"|set_default_device|get_device_module|get_autocast_dtype|set_autocast_dtype|set_autocast_enabled"
+    r"|is_autocast_enabled|distributed(\.device_mesh)?\.(init_device_mesh|DeviceMesh)|distributed\._tensor\.DeviceMesh"
+    r"|amp\.is_autocast_available|distributed\.get_default_backend_for_device|utils\.set_module_device)$"
+)
+_SAFE_KEYWORDS = DEVICE_KEYWORDS | {"device_type", "pin_memory_device"}
+_SEVERAL = re.compile(r"(^|_)dev(ice)?s?$", re.IGNORECASE)
+_OUTPUT_CALLS = {"print", "info", "debug", "warning", "error", "log", "write", "append_text", "format"}
+_MOCKS = {"patch", "setattr", "object", "dict", "delattr"}
+
+
+def classify_literal(file: SourceFile, node: cst.CSTNode) -> LiteralUse:
+    """The use of a literal, judged by the code around it."""
+    below, at = node, file.tree.parent(node)
+    beside_host = False
+    while isinstance(at, (cst.IfExp, cst.BooleanOperation, cst.NamedExpr)):
+        if isinstance(at, cst.IfExp):
+            if below is at.test:
+                break
+            other = at.orelse if below is at.body else at.body
+            beside_host = beside_host or (string_value(other) or "").partition(":")[0] in ("cpu", "mps")
+        below, at = at, file.tree.parent(at)
+    found = _place(file, below, at)
+    if found.role is Role.DATA and beside_host:
+        return LiteralUse(Role.LIKELY, 'only the "cpu" beside it suggests a device')
+    return found
+
+
+def _place(file: SourceFile, node: cst.CSTNode, at: cst.CSTNode | None) -> LiteralUse:
+    if isinstance(at, cst.Arg):
+        call = file.tree.parent(at)
+        return _argument(file, call, at) if isinstance(call, cst.Call) else LiteralUse(Role.DATA)
+    if isinstance(at, (cst.ComparisonTarget, cst.Comparison)):
+        return LiteralUse(Role.COMPARED)
+    if isinstance(at, (cst.Assign, cst.AnnAssign)):
+        targets = [each.target for each in at.targets] if isinstance(at, cst.Assign) else [at.target]
+        return _assigned(file, targets)
+    if isinstance(at, cst.Param):
+        return DEVICE if gets_to_device(file, at) else LiteralUse(Role.DATA, "the parameter is no device")
+    if isinstance(at, cst.DictElement):
+        return _dictionary(file, node, at)
+    if isinstance(at, cst.Return):
+        return _returned(file, at)
+    if isinstance(at, cst.Element):
+        return _element(file, at)
+    if isinstance(at, cst.MatchValue):
+        return LiteralUse(Role.PATTERN)
+    if isinstance(at, cst.Index):
+        return LiteralUse(Role.DATA, "it is a key of data")
+    return LiteralUse(Role.DATA)
+
+
+def _argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> LiteralUse:
+    qualified = file.tree.qualified(call.func) or ""
+    name = called_name(call) or ""
+    first = string_value(call.args[0].value) if call.args else None
+    if argument.keyword is not None:
+        word = argument.keyword.value
+        if word == "device_types":
+            return LiteralUse(Role.DATA, "it names the device that an operator is written for")
+        if word in _SAFE_KEYWORDS:
+            return DEVICE
+        if name in ("add_argument", "option", "Option", "DEFINE_string", "add_flag") and word in (
+            "default",
+            "const",
+        ):
+            options = [string_value(each.value) or "" for each in positional(call)]
+            named = any(DEVICE_NAME.search(option.lstrip("-").replace("-", "_")) for option in options)
+            return DEVICE if named else LiteralUse(Role.DATA, "the option is no device")
+        if DEVICE_NAME.search(word) or word == "device_map":
+            return LiteralUse(Role.LIKELY, "only the argument's name suggests a device")
+        if word in ("default", "default_factory") and name in ("field", "Field"):
+            owner = file.tree.statement(call)
+            if isinstance(owner, cst.AnnAssign):
+                return _assigned(file, [owner.target])
+        parameter = parameter_of(file, call, argument)
+        if parameter is not None and gets_to_device(file, parameter):
+            return DEVICE
+        return LiteralUse(Role.DATA, f"`{word}` is no device")
+    if takes_device(file, call, argument):
+        return DEVICE
+    index = position(call, argument)
+    if index == 0 and _TORCH_TAKES_DEVICE_FIRST.match(qualified):
+        return DEVICE
+    if index == 1 and qualified == "functools.partial":
+        given = file.tree.qualified(call.args[0].value) or ""
+        if _TORCH_TAKES_DEVICE_FIRST.match(given):
+            return DEVICE
+    if qualified.startswith("torch.cuda."):
+        return DEVICE
+    if name in _MOCKS and "torch.cuda" in (string_value(argument.value) or ""):
+        return LiteralUse(Role.DATA, "it is the target of a mock")
+    if name in ("get", "getattr", "pop", "setdefault", "getenv", "DEFINE_string"):
+        key = call.args[1 if name == "getattr" else 0].value if len(call.args) > 1 else None
+        if DEVICE_NAME.search(string_value(key) or ""):
+            return DEVICE
+    if index is not None and (index > 0 or name in ("str",)) and name in _OUTPUT_CALLS | {"str"}:
+        return LiteralUse(Role.DATA, "it is part of a message")
+    if name in _OUTPUT_CALLS:
+        return LiteralUse(Role.DATA, "it is part of a message")
+    if name in ("startswith", "split", "find", "endswith", "replace", "count", "index"):
+        return LiteralUse(Role.COMPARED)
+    if name == "parametrize" and DEVICE_NAME.search(first or ""):
+        return LiteralUse(Role.LIKELY, "it is a parameter of a test")
+    parameter = parameter_of(file, call, argument)
+    if parameter is not None and gets_to_device(file, parameter):
+        return DEVICE
+    receiver = _last_name(call.func.value) if isinstance(call.func, cst.Attribute) else None
+    if name in ("append", "add", "insert") and _SEVERAL.search(receiver or ""):
+        return LiteralUse(Role.LIKELY, "it is one of several devices to choose from")
+    if index == 0 and name in ("init_device_mesh", "autocast", "device", "Generator", "GradScaler"):
+        return LiteralUse(Role.LIKELY, f"`{name}` is not known to be torch's")
+    if _starts_with_index(argument.value):
+        return LiteralUse(Role.LIKELY, "only its form suggests a device")
+    return LiteralUse(Role.DATA, f"nothing shows that `{name}` takes a device")
+
+
+def _assigned(file: SourceFile, targets: Sequence[cst.CSTNode]) -> LiteralUse:
+    for target in targets:
+        if DEVICE_NAME.search(_last_name(target) or ""):
+            return DEVICE
+        if isinstance(target, cst.Name):
+            for use in file.tree.reads(target):
+                holder = file.tree.parent(use)
+                call = file.tree.parent(holder) if isinstance(holder, cst.Arg) else None
+                if (
+                    isinstance(holder, cst.Arg)
+                    and isinstance(call, cst.Call)
+                    and takes_device(file, call, holder)
+                ):
+                    return DEVICE
+    return LiteralUse(Role.DATA, f"nothing shows that `{file.tree.source(targets[0])[:40]}` is a device")
+
+
+def _last_name(node: cst.CSTNode) -> str | None:
+    if isinstance(node, cst.Name):
+        return node.value
+    if isinstance(node, cst.Attribute):
+        return node.attr.value
+    if isinstance(node, cst.Subscript) and isinstance(node.slice[0].slice, cst.Index):
+        return string_value(node.slice[0].slice.value)
+    return None
+
+
+def _dictionary(file: SourceFile, node: cst.CSTNode, at: cst.DictElement) -> LiteralUse:
+    holder = file.tree.parent(file.tree.parent(at) or at)
+    if at.key is node and isinstance(holder, cst.Arg):
+        return LiteralUse(
+            Role.DATA, "a key of such a dictionary (map_location) is the device that the data was saved from"
+        )
+    if isinstance(holder, cst.Arg) and holder.keyword is not None and holder.keyword.value == "map_location":
+        return LiteralUse(Role.LIKELY, "it is a map_location value")
+    if at.key is node:
+        return LiteralUse(Role.DATA, "it is a key of data")
+    key = string_value(at.key)
+    if file.text_names_device(at):
+        return LiteralUse(Role.DATA, TEXT_STAYS)
+    if key is not None and DEVICE_NAME.search(key):
+        return LiteralUse(Role.LIKELY, "only the key beside it suggests a device")
+    return LiteralUse(Role.DATA, "it is a value of data")
+
+
+def _returned(file: SourceFile, at: cst.Return) -> LiteralUse:
+    function = file.tree.function(at)
+    if isinstance(function, cst.FunctionDef) and re.search(r"device", function.name.value, re.IGNORECASE):
+        return DEVICE
+    return LiteralUse(Role.DATA, "nothing shows that the return value is a device")
+
+
+def _element(file: SourceFile, at: cst.Element) -> LiteralUse:
+    holder = file.tree.parent(at)
+    around = file.tree.parent(holder) if holder is not None else None
+    if isinstance(around, cst.ComparisonTarget):
+        return LiteralUse(Role.COMPARED)
+    if isinstance(around, cst.For) and DEVICE_NAME.search(_last_name(around.target) or ""):
+        return LiteralUse(Role.LIKELY, "only the loop variable's name suggests a device")
+    if isinstance(around, cst.Arg):
+        call = file.tree.parent(around)
+        first = string_value(call.args[0].value) if isinstance(call, cst.Call) and call.args else None
+        if isinstance(call, cst.Call) and DEVICE_NAME.search((first or "").lstrip("-").replace("-", "_")):
+            return LiteralUse(Role.LIKELY, "it is one of several devices to choose from")
+    while isinstance(around, (cst.BinaryOperation, cst.IfExp)):
+        around = file.tree.parent(around)
+    if isinstance(around, (cst.Assign, cst.AugAssign)):
+        target = around.target if isinstance(around, cst.AugAssign) else around.targets[0].target
+        name = _last_name(target) or ""
+        if _SEVERAL.search(name):
+            return LiteralUse(Role.LIKELY, "it is one of several devices to choose from")
+    return LiteralUse(Role.DATA, "it is an element of data")
+
+
+def _starts_with_index(node: cst.CSTNode) -> bool:
+    return bool(re.match(r"cuda:\d*$", string_value(node) or ""))
+
+
+def is_compared_device(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a value that is compared with a device's name is a device."""
+    if isinstance(node, cst.Attribute):
+        if node.attr.value == "type":
+            return True
+        return bool(DEVICE_NAME.search(node.attr.value))
+    if isinstance(node, cst.Call):
+        if isinstance(node.func, cst.Name) and node.func.value == "str" and node.args:
+            return is_compared_device(file, node.args[0].value)
+        if isinstance(node.func, cst.Attribute) and node.func.attr.value in ("lower", "strip"):
+            return is_compared_device(file, node.func.value)
+        return bool(re.search(r"device", called_name(node) or "", re.IGNORECASE))
+    if isinstance(node, cst.Name):
+        if DEVICE_NAME.search(node.value) or file.values.of(node).kind is Kind.DEVICE:
+            return True
+        given = [each.node for each in file.tree.assignments(node)]
+        return any(isinstance(each, cst.Param) and gets_to_device(file, each) for each in given)
+    if isinstance(node, cst.Subscript):
+        return bool(DEVICE_NAME.search(_last_name(node) or "")) or is_compared_device(file, node.value)
+    return False

@@ -1,0 +1,455 @@
+"""Ports the text of one file: finds edits, obeys ``# acclimate: ignore``, groups edits and applies them."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import Enum
+
+import libcst as cst
+
+from acclimate_port.conditions.branches import branches, branches_of_result, where_true
+from acclimate_port.new_code.edits import Edit, clash, render
+from acclimate_port.new_code.placement import new_lines
+from acclimate_port.rules import BY_NAME, RULES
+from acclimate_port.rules.base import Finding, Outcome, Rule
+from acclimate_port.source.survey import Survey
+from acclimate_port.source.tree import Span
+from acclimate_port.source_file import SourceFile
+
+_INDEX = rb"(?:\d|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
+_HINTS = re.compile(
+    rb"cuda|nccl|SyncBatchNorm|sync_batchnorm|DataParallel|\bdata_parallel\(|pin_memory|device_ids?\b|op_builder|autocast_(?:gpu|enabled)|\.to\(\s*"
+    + _INDEX
+    + rb"|device\s*[=(]\s*"
+    + _INDEX,
+    re.I,
+)
+"""A file without any of these has nothing to port; a quick test that needs no syntax tree."""
+
+_TORCH = re.compile(rb"torch|nccl|cuda|deepspeed", re.I)
+_DEVICE_TEXT = re.compile(r"""\(?[rf]*['"]+cuda(:|['"])""", re.IGNORECASE)
+_IGNORE = re.compile(r"#\s*acclimate:\s*ignore(?:\[([^\]]*)\])?")
+
+
+class Status(Enum):
+    """What the port did with a piece of hardware-specific code."""
+
+    CONVERTED = "converted"
+    UNSAFE = "unsafe"
+    """``--unsafe`` would convert it."""
+    LEFT = "left"
+    EXEMPT = "exempt"
+
+
+@dataclass(frozen=True)
+class Site:
+    """One entry of the report."""
+
+    code: str
+    rule: str
+    line: int
+    column: int
+    text: str
+    status: Status
+    safe: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ported:
+    """The result of porting one text."""
+
+    text: str
+    sites: tuple[Site, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of a port.
+
+    Args:
+        target: ``acclimate`` or ``torch``.
+        unsafe: whether to apply edits that a person must review.
+        select: codes or names of rules; empty for all.
+        ignore: rules that are not applied and not reported.
+        survey: facts from other files about the classes that a file uses.
+        compiles_all: whether another file may give any module of this one to TorchScript.
+    """
+
+    target: str = "acclimate"
+    unsafe: bool = False
+    select: frozenset[str] = frozenset()
+    ignore: frozenset[str] = frozenset()
+    survey: Survey = field(default_factory=Survey)
+    compiles_all: bool = False
+
+    def has(self, rule: Rule) -> bool:
+        """Whether a rule is selected."""
+        names = {rule.code, rule.name, rule.code[:4]}
+        return (not self.select or bool(names & self.select)) and not names & self.ignore
+
+
+@dataclass
+class _Decision:
+    finding: Finding
+    status: Status
+    safe: bool
+    reason: str
+    hidden: bool = False
+    needs: list[int] = field(default_factory=list)
+
+
+def may_concern(source: bytes) -> bool:
+    """Whether a file can hold anything to port; a quick test of its bytes."""
+    return bool(_HINTS.search(source)) and bool(_TORCH.search(source))
+
+
+def port_text(
+    text: str, settings: Settings, is_build_script: bool = False, is_package_init: bool = False
+) -> Ported:
+    """Ports one file's text.
+
+    Raises:
+        libcst.ParserSyntaxError: it is not Python 3.
+    """
+    if not may_concern(text.encode()):
+        return Ported(text)
+    file = SourceFile(
+        text, settings.target, is_build_script, is_package_init, settings.survey, settings.compiles_all
+    )
+    findings = _find(file, settings)
+    decisions = _decide(file, findings, settings)
+    applied = [each for each in decisions if each.status is Status.CONVERTED]
+    edits = [edit for each in applied for edit in each.finding.edits]
+    shown = sorted((each for each in decisions if not each.hidden), key=lambda each: each.finding.place.start)
+    sites = tuple(_site(file, each) for each in shown)
+    if not edits:
+        return Ported(text, sites)
+    edits += _head(file, applied)
+    result = render(file.tree.bytes, edits).decode()
+    _parse_again(result)
+    return Ported(result, sites)
+
+
+def _parse_again(text: str) -> None:
+    """Checks that the result is Python.
+
+    Raises:
+        libcst.ParserSyntaxError: neither this Python nor libcst, which may know a newer Python, can parse it.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(text)
+    except (SyntaxError, ValueError):
+        cst.parse_module(text)
+
+
+# -- finding -----------------------------------------------------------------------------------------
+
+
+def _find(file: SourceFile, settings: Settings) -> list[Finding]:
+    by_type: dict[type, list[Rule]] = defaultdict(list)
+    for rule in RULES:
+        if settings.target in rule.targets:
+            for kind in rule.nodes:
+                by_type[kind].append(rule)
+    claimed: set[cst.CSTNode] = set()
+    findings: list[Finding] = []
+    for node in file.tree.nodes:
+        if type(node) not in by_type or node in claimed:
+            continue
+        for rule in by_type[type(node)]:
+            finding = rule.check(file, node)
+            if finding is None:
+                continue
+            for each in finding.claims:
+                claimed.add(each)
+                _claim_chain(each, claimed)
+            findings.append(_exempt_vendor_code(file, finding))
+            break
+    return findings
+
+
+def _claim_chain(node: cst.CSTNode, claimed: set[cst.CSTNode]) -> None:
+    """Claims the prefixes of a claimed chain of attributes: ``torch.cuda`` of ``torch.cuda.Stream``."""
+    at = node
+    while isinstance(at, cst.Attribute):
+        if at.attr.value in ("is_cuda",):
+            return
+        at = at.value
+        if isinstance(at, (cst.Name, cst.Attribute)):
+            claimed.add(at)
+
+
+def _exempt_vendor_code(file: SourceFile, finding: Finding) -> Finding:
+    """The finding, exempt in a kernel or a build script, and left in code that TorchScript compiles."""
+    node = finding.node or (finding.claims[0] if finding.claims else None)
+    if finding.outcome is Outcome.EXEMPT or node is None:
+        return finding
+    reason = ""
+    if file.is_build_script or file.imports_build_tools:
+        reason = "a build script: it builds for one vendor's hardware"
+    elif own := file.vendor_code.reason(node, _is_test(file, finding)):
+        reason = own
+    elif file.kernels.are_for_cuda_alone and _is_test(file, finding):
+        reason = "it guards CUTLASS kernels, which only NVIDIA GPUs run"
+    if reason:
+        return Finding(
+            finding.rule, finding.place, Outcome.EXEMPT, reason, claims=finding.claims, node=finding.node
+        )
+    if finding.outcome is Outcome.CONVERT and file.torchscript.holds(node) and _asks(file, finding):
+        reason = "TorchScript compiles this code, and cannot call get_accelerator() or torch.accelerator"
+        return finding.rule.left(file, node, reason, finding.claims)
+    return finding
+
+
+def _asks(file: SourceFile, finding: Finding) -> bool:
+    """Whether an edit adds a call that looks up the accelerator."""
+    names = (f"{file.accelerator}()", f"{file.helper}()", f"{file.torch}.accelerator.", "get_device_module(")
+    new = [part for edit in finding.edits for part in edit.parts if isinstance(part, str)]
+    return any(name in part for part in new for name in names)
+
+
+# -- deciding ----------------------------------------------------------------------------------------
+
+
+def _decide(file: SourceFile, findings: list[Finding], settings: Settings) -> list[_Decision]:
+    decisions = [_first(file, finding, settings) for finding in findings]
+    for index, decision in enumerate(decisions):
+        decision.needs = _needs(file, decisions, index)
+    _leave_overlapping(decisions)
+    changed = True
+    while changed:
+        changed = False
+        for decision in decisions:
+            for need in decision.needs:
+                changed = _follow(file, decision, decisions[need]) or changed
+    for decision in decisions:
+        if decision.status is Status.CONVERTED and not decision.safe and not settings.unsafe:
+            decision.status = Status.UNSAFE
+    return decisions
+
+
+def _first(file: SourceFile, finding: Finding, settings: Settings) -> _Decision:
+    hidden = not settings.has(finding.rule)
+    if finding.outcome is Outcome.EXEMPT:
+        return _Decision(finding, Status.EXEMPT, True, finding.reason, hidden)
+    if finding.outcome is Outcome.LEFT:
+        return _Decision(finding, Status.LEFT, True, finding.reason, hidden or _is_ignored(file, finding))
+    kernel = file.kernels.called_in(where_true(file, finding.node)) if _is_test(file, finding) else ""
+    if kernel:
+        reason = (
+            f"the branch calls `{kernel}`, which needs CUDA by its name or by the functions that it calls"
+        )
+        return _Decision(finding, Status.LEFT, True, reason, hidden or _is_ignored(file, finding))
+    if hidden or _is_ignored(file, finding):
+        return _Decision(finding, Status.LEFT, True, "a comment or the settings ignore it", hidden=True)
+    return _Decision(finding, Status.CONVERTED, finding.safe, finding.reason)
+
+
+def _is_ignored(file: SourceFile, finding: Finding) -> bool:
+    for line in {file.tree.line(finding.place.start), file.tree.line(max(finding.place.end - 1, 0))}:
+        found = _IGNORE.search(file.tree.line_text(line))
+        if found is None:
+            continue
+        if found[1] is None:
+            return True
+        names = {name.strip() for name in found[1].split(",")}
+        if names & {finding.rule.code, finding.rule.name}:
+            return True
+    return False
+
+
+def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int]:
+    """The indices of the decisions that a decision depends on."""
+    finding = decisions[index].finding
+    needs: list[int] = []
+    for body in branches(file, finding.node) if _is_test(file, finding) else []:
+        for other, each in enumerate(decisions):
+            inside = body.start <= each.finding.place.start and each.finding.place.end <= body.end
+            if other != index and inside and each.finding.outcome is not Outcome.EXEMPT:
+                needs.append(other)
+                if each.finding.rule.name == "pin-memory":
+                    each.needs.append(index)
+        keeps = _holds_unknown_device(file, body, decisions) or _keeps_device(file, body, decisions)
+        if decisions[index].status is Status.CONVERTED and keeps:
+            decisions[index].status = Status.LEFT
+            decisions[index].reason = "the branch names a CUDA device in a form that no rule converts"
+    if decisions[index].status is Status.CONVERTED and _is_test(file, finding) and finding.node is not None:
+        function = next(
+            (each for each in file.tree.ancestors(finding.node) if isinstance(each, cst.Decorator)), None
+        )
+        decorated = file.tree.parent(function) if function is not None else None
+        if decorated is not None and _keeps_device(file, file.span(decorated), decisions):
+            decisions[index].status = Status.LEFT
+            decisions[
+                index
+            ].reason = "the decorated function names a CUDA device in a form that no rule converts"
+    for body in branches_of_result(file, finding.node) if _is_test(file, finding) else []:
+        needs += [
+            other
+            for other, each in enumerate(decisions)
+            if each.finding.outcome is Outcome.LEFT
+            and each.finding.rule.name == "runtime-call"
+            and body.start <= each.finding.place.start < body.end
+        ]
+    for place in finding.needs_applied_at:
+        holder = next(
+            (
+                other
+                for other, each in enumerate(decisions)
+                if other != index
+                and any(e.start <= place.start and place.end <= e.end for e in each.finding.edits)
+            ),
+            None,
+        )
+        if holder is None:
+            decisions[index].status = Status.LEFT
+            decisions[index].reason = "one of its uses stays as it is"
+        else:
+            needs.append(holder)
+    return [*decisions[index].needs, *needs]
+
+
+def _keeps_device(file: SourceFile, body: Span, decisions: list[_Decision]) -> bool:
+    """Whether a branch assigns ``"cuda"`` to a name not known to be a device, so that the literal stays."""
+    return any(
+        each.finding.rule.name == "device-string"
+        and each.finding.outcome is Outcome.EXEMPT
+        and isinstance(file.tree.parent(each.finding.node or file.tree.module), (cst.Assign, cst.Arg))
+        for each in decisions
+        if body.start <= each.finding.place.start and each.finding.place.end <= body.end
+    )
+
+
+def _holds_unknown_device(file: SourceFile, body: Span, decisions: list[_Decision]) -> bool:
+    """Whether a branch has a string that no rule converts, such as ``f"cuda:{a}{b}"``."""
+    found = [each.finding.place for each in decisions]
+    for kind in (cst.FormattedString, cst.ConcatenatedString):
+        for node in file.tree.of_type(kind):
+            place = file.span(node)
+            if not (body.start <= place.start and place.end <= body.end):
+                continue
+            known = any(
+                each.start <= place.start < each.end or place.start <= each.start < place.end
+                for each in found
+            )
+            if not known and _DEVICE_TEXT.match(file.tree.source(node)):
+                return True
+    return False
+
+
+def _is_test(file: SourceFile, finding: Finding) -> bool:
+    """Whether a finding is a test of the device, which may control a branch."""
+    if finding.node is None or finding.outcome is not Outcome.CONVERT:
+        return False
+    is_question = finding.rule.name == "runtime-call" and "is_available" in file.tree.source(finding.place)
+    return is_question or finding.rule.name in ("device-comparison", "is-cuda")
+
+
+def _follow(file: SourceFile, decision: _Decision, need: _Decision) -> bool:
+    """Gives a decision the status of one that it depends on; returns whether it changed."""
+    if decision.status is not Status.CONVERTED:
+        return False
+    if need.status is Status.LEFT:
+        line = file.tree.line(need.finding.place.start)
+        decision.status = Status.LEFT
+        decision.reason = f"line {line}, which must be edited with it, stays as it is"
+        return True
+    if decision.safe and not need.safe:
+        decision.safe = False
+        decision.reason = (
+            f"it must be edited with line {file.tree.line(need.finding.place.start)}: {need.reason}"
+        )
+        return True
+    return False
+
+
+def _leave_overlapping(decisions: list[_Decision]) -> None:
+    """Leaves each finding whose edits overlap those of an earlier one."""
+    kept: list[Edit] = []
+    for decision in sorted(decisions, key=lambda each: (each.finding.place.start, -each.finding.place.end)):
+        if decision.status is not Status.CONVERTED:
+            continue
+        near = [
+            e
+            for e in kept
+            if any(e.start <= new.end and new.start <= e.end for new in decision.finding.edits)
+        ]
+        if any(_removes(each, decision.finding.place) for each in near):
+            decision.status, decision.hidden = Status.EXEMPT, True
+        elif clash([*near, *decision.finding.edits]):
+            decision.status, decision.reason = (
+                Status.LEFT,
+                "it overlaps another edit; run acclimate port again",
+            )
+        else:
+            kept += decision.finding.edits
+
+
+def _removes(edit: Edit, place: Span) -> bool:
+    """Whether an edit removes a whole range."""
+    kept = [part for part in edit.parts if isinstance(part, Span)]
+    is_inside = edit.start <= place.start and place.end <= edit.end
+    return is_inside and not any(part.start < place.end and place.start < part.end for part in kept)
+
+
+# -- applying ----------------------------------------------------------------------------------------
+
+
+def _head(file: SourceFile, applied: list[_Decision]) -> list[Edit]:
+    """The imports and helper functions that the edits need."""
+    accelerator, helper, torch = f"{file.accelerator}()", f"{file.helper}()", f"{file.torch}."
+    texts = [
+        (decision.finding, part)
+        for decision in applied
+        for edit in decision.finding.edits
+        for part in edit.parts
+        if isinstance(part, str)
+    ]
+    uses_wrapper = any(f"{file.on_any_device}(" in part for _, part in texts)
+    uses_accelerator = uses_wrapper or any(accelerator in part for _, part in texts)
+    uses_helper = file.target.name == "torch" and (uses_wrapper or any(helper in part for _, part in texts))
+    imports: list[str] = []
+    if file.target.name == "acclimate" and file.needs_import and uses_accelerator:
+        alias = "" if file.accelerator == "get_accelerator" else f" as {file.accelerator}"
+        imports.append(f"from acclimate import get_accelerator{alias}")
+    uses_torch = uses_helper or uses_wrapper or any(torch in part for _, part in texts)
+    if file.needs_torch_import and uses_torch:
+        imports.append("import torch")
+    helpers = [file.helper_text] if uses_helper and file.needs_helper else []
+    helpers += [file.on_any_device_text] if uses_wrapper and file.needs_on_any_device else []
+    if not imports and not helpers:
+        return []
+    names = (accelerator, helper, torch, f"{file.on_any_device}(")
+    relevant = [finding for finding, part in texts if any(name in part for name in names)]
+    early = [f.place.start for f in relevant if f.node is not None and file.runs_at_import(f.node)]
+    return new_lines(file.tree, min(early, default=len(file.tree.bytes)), imports, helpers)
+
+
+def _site(file: SourceFile, decision: _Decision) -> Site:
+    place = decision.finding.place
+    text = " ".join(file.tree.source(place).split())
+    rule = decision.finding.rule
+    return Site(
+        rule.code,
+        rule.name,
+        file.tree.line(place.start),
+        file.tree.column(place.start),
+        text if len(text) <= 80 else f"{text[:79]}…",
+        decision.status,
+        decision.safe,
+        decision.reason,
+    )
+
+
+def unknown_rules(names: Collection[str]) -> list[str]:
+    """The names that match no rule."""
+    families = {rule.code[:4] for rule in RULES}
+    return sorted(name for name in names if name not in BY_NAME and name not in families)

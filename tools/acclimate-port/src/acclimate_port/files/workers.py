@@ -1,0 +1,191 @@
+"""Ports files in parallel worker processes."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import libcst as cst
+
+from acclimate_port.engine import Settings, Site, Status, may_concern, port_text
+from acclimate_port.files.notebook import Notebook
+from acclimate_port.files.text_files import UnreadableError, decode, write, yaml_lines
+from acclimate_port.source.survey import Survey, survey
+
+_FEW_FILES = 4
+_DEEPEST = 5_000
+_TOO_DEEP = "its expressions are nested too deeply"
+_BUILD_SCRIPTS = ("setup.py", "setup_cuda.py", "build.py")
+
+
+@dataclass(frozen=True)
+class FileResult:
+    """The result of porting one file."""
+
+    path: Path
+    before: str = ""
+    after: str = ""
+    sites: tuple[Site, ...] = ()
+    failure: str = ""
+    written: bool = False
+
+    @property
+    def changed(self) -> bool:
+        """Whether the text differs from the original."""
+        return self.before != self.after
+
+
+def port_files(
+    paths: Sequence[Path], settings: Settings, apply: bool, jobs: int, done: Callable[[], None]
+) -> list[FileResult]:
+    """Ports files and, if asked, writes them; the results are in the order of the files."""
+    hopeful: list[Path] = []
+    results: dict[Path, FileResult] = {}
+    known = Survey()
+    for path in paths:
+        try:
+            data = path.read_bytes()
+            concerned = may_concern(data)
+            known |= survey(data, path)
+        except OSError as error:
+            results[path] = FileResult(path, failure=error.strerror or str(error))
+            done()
+            continue
+        if concerned:
+            hopeful.append(path)
+        else:
+            done()
+    for result in _port_each(hopeful, replace(settings, survey=known), apply, jobs):
+        results[result.path] = result
+        done()
+    return [results[path] for path in paths if path in results]
+
+
+def _port_each(paths: list[Path], settings: Settings, apply: bool, jobs: int) -> Iterator[FileResult]:
+    if jobs <= 1 or len(paths) <= _FEW_FILES:
+        for path in paths:
+            yield port_file(path, settings, apply)
+        return
+    # The longest files go first, so that no process works on one while the others are idle.
+    ordered = sorted(paths, key=_size, reverse=True)
+    remaining = set(ordered)
+    try:
+        with ProcessPoolExecutor(max_workers=min(jobs, len(ordered))) as pool:
+            futures: dict[Future[FileResult], Path] = {
+                pool.submit(port_file, path, settings, apply): path for path in ordered
+            }
+            for future in as_completed(futures):
+                result = future.result()
+                remaining.discard(futures[future])
+                yield result
+    except BrokenProcessPool:
+        for path in sorted(remaining):
+            yield _port_in_new_process(path, settings, apply)
+
+
+def _port_in_new_process(path: Path, settings: Settings, apply: bool) -> FileResult:
+    """Ports one file in a new process, after a worker with several files was killed."""
+    try:
+        with ProcessPoolExecutor(max_workers=1) as pool:
+            return pool.submit(port_file, path, settings, apply).result()
+    except BrokenProcessPool:
+        return FileResult(path, failure="its worker process was killed; run again with this file alone")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def port_file(path: Path, settings: Settings, apply: bool) -> FileResult:
+    """Ports one file; an error in the file is part of the result."""
+    try:
+        data = path.read_bytes()
+        if not may_concern(data):
+            return FileResult(path)
+        content = decode(data)
+        result = _ported(path, content.text, settings)
+        if apply and result.changed:
+            write(path, content.encode(result.after))
+            result = replace(result, written=True)
+        return result
+    except UnreadableError as error:
+        return FileResult(path, failure=str(error))
+    except OSError as error:
+        return FileResult(path, failure=error.strerror or str(error))
+    except cst.ParserSyntaxError as error:
+        return FileResult(path, failure=_syntax(error))
+    except RecursionError:
+        return FileResult(path, failure=_TOO_DEEP)
+    except UnicodeEncodeError as error:
+        return FileResult(path, failure=f"its encoding cannot hold the edit: {error}")
+    except Exception as error:  # noqa: BLE001 - a fault of ours with one file must not keep the others from it
+        return FileResult(path, failure=f"a bug in acclimate: {type(error).__name__}; please report it")
+
+
+def _refuse_deep(text: str) -> None:
+    """Raises if libcst's native parser would crash on the source.
+
+    Raises:
+        UnreadableError: it is nested too deeply for Python's own parser too.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(text)
+    except (MemoryError, RecursionError) as error:
+        raise UnreadableError(_TOO_DEEP) from error
+    except (SyntaxError, ValueError) as error:
+        # libcst reports other errors: it may know a newer Python than this one.
+        if "too many" in str(error) and "nested" in str(error):
+            raise UnreadableError(_TOO_DEEP) from error
+
+
+def _syntax(error: cst.ParserSyntaxError) -> str:
+    first = str(error.message).splitlines()[0].rstrip(".")
+    return f"it is not valid Python 3: line {error.raw_line}: {first}"
+
+
+def _ported(path: Path, text: str, settings: Settings) -> FileResult:
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), _DEEPEST))
+    if path.suffix in (".yaml", ".yml"):
+        sites = tuple(
+            Site("ACC701", "yaml", line, 1, said, Status.LEFT, True, "YAML is reported and not edited")
+            for line, said in yaml_lines(text)
+        )
+        return FileResult(path, text, text, sites)
+    if path.suffix != ".ipynb":
+        _refuse_deep(text)
+        settings = replace(settings, compiles_all=settings.survey.may_compile_all(path))
+        ported = port_text(text, settings, path.name in _BUILD_SCRIPTS, path.name == "__init__.py")
+        return FileResult(path, text, ported.text, ported.sites)
+    try:
+        notebook = Notebook(text)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError(f"it is not a notebook that can be written back: {error}") from error
+    _refuse_deep(notebook.source)
+    ported = port_text(notebook.source, settings)
+    sites = tuple(_in_cell(notebook, site) for site in ported.sites)
+    after = text if ported.text == notebook.source else notebook.with_source(ported.text)
+    return FileResult(path, text, after, sites)
+
+
+def _in_cell(notebook: Notebook, site: Site) -> Site:
+    cell, line = notebook.cell_of(site.line)
+    reason = f"cell {cell}" if not site.reason else f"cell {cell}: {site.reason}"
+    return replace(site, line=line, reason=reason)
+
+
+def usual_jobs() -> int:
+    """The default number of processes: the cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1

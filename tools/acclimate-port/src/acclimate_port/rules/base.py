@@ -1,0 +1,174 @@
+"""The base class of the rules, and of their findings."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+import libcst as cst
+
+from acclimate_port.new_code.added_functions import ACCELERATOR_TYPE
+from acclimate_port.new_code.edits import Edit, Part, replace
+from acclimate_port.source.tree import Span
+from acclimate_port.source_file import SourceFile
+
+
+class Outcome(Enum):
+    """A rule's verdict on a piece of code."""
+
+    CONVERT = "convert"
+    LEFT = "left"
+    EXEMPT = "exempt"
+    """It looks like hardware-specific code, but is data or belongs to one vendor's kernels."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A snippet before and after the port to each target; ``None``: left as it is."""
+
+    before: str
+    acclimate: str | None
+    torch: str | None
+
+
+IMPORTS = "import torch\nfrom acclimate import get_accelerator\n\n"
+"""The first lines of an example that was ported to acclimate."""
+WITH_HELPER = f"import torch\n\n\n{ACCELERATOR_TYPE}\n\n"
+"""The first lines of an example that was ported to torch, and calls the added function."""
+
+
+@dataclass
+class Finding:
+    """One piece of hardware-specific code."""
+
+    rule: Rule
+    place: Span
+    outcome: Outcome
+    reason: str = ""
+    """Why the edit is unsafe, or why the code is left."""
+    safe: bool = True
+    edits: tuple[Edit, ...] = ()
+    claims: tuple[cst.CSTNode, ...] = ()
+    """Nodes that this finding covers, so that no other rule checks them."""
+    needs_applied_at: tuple[Span, ...] = ()
+    """Each of these ranges must be part of a finding that is applied."""
+    node: cst.CSTNode | None = None
+
+
+class Rule(ABC):
+    """Finds one kind of hardware-specific code, and makes its edits."""
+
+    code: ClassVar[str]
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    explanation: ClassVar[str]
+    examples: ClassVar[tuple[Example, ...]]
+    nodes: ClassVar[tuple[type[cst.CSTNode], ...]]
+    targets: ClassVar[tuple[str, ...]] = ("acclimate", "torch")
+
+    @abstractmethod
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        """This rule's finding for a node; ``None`` if there is none."""
+
+    def convert(
+        self,
+        file: SourceFile,
+        node: cst.CSTNode,
+        *edits: Edit,
+        unsafe: str = "",
+        claims: tuple[cst.CSTNode, ...] = (),
+    ) -> Finding:
+        """A finding with edits; it is unsafe if a reason is given."""
+        return Finding(
+            self, file.span(node), Outcome.CONVERT, unsafe, not unsafe, edits, (node, *claims), node=node
+        )
+
+    def becomes(
+        self,
+        file: SourceFile,
+        node: cst.CSTNode,
+        *parts: Part,
+        unsafe: str = "",
+        claims: tuple[cst.CSTNode, ...] = (),
+    ) -> Finding:
+        """A finding that replaces the whole node."""
+        return self.convert(file, node, replace(file.span(node), *parts), unsafe=unsafe, claims=claims)
+
+    def left(
+        self, file: SourceFile, node: cst.CSTNode, reason: str, claims: tuple[cst.CSTNode, ...] = ()
+    ) -> Finding:
+        """A finding without edits: hardware-specific code that stays as it is."""
+        return Finding(self, file.span(node), Outcome.LEFT, reason, claims=(node, *claims), node=node)
+
+    def exempt(
+        self, file: SourceFile, node: cst.CSTNode, reason: str, claims: tuple[cst.CSTNode, ...] = ()
+    ) -> Finding:
+        """A finding without edits: code that is not hardware-specific."""
+        return Finding(self, file.span(node), Outcome.EXEMPT, reason, claims=(node, *claims), node=node)
+
+
+def without_argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> Edit:
+    """An edit that removes an argument and its comma from a call."""
+    index = next(i for i, each in enumerate(call.args) if each is argument)
+    place = file.span(argument)
+    if index + 1 < len(call.args):
+        return replace(Span(place.start, file.span(call.args[index + 1]).start))
+    start = file.span(call.args[index - 1].value).end if index else place.start
+    return replace(Span(start, place.end))
+
+
+_MODULE_PREFIX = "torch.cuda"
+_SUBMODULES = ("random", "memory", "streams", "graphs")
+
+
+def cuda_name(file: SourceFile, node: cst.CSTNode) -> str | None:
+    """The name below ``torch.cuda`` of a name or a chain of attributes; ``""`` for the module itself."""
+    if not isinstance(node, (cst.Name, cst.Attribute)):
+        return None
+    full = file.tree.qualified(node)
+    if full == _MODULE_PREFIX:
+        return ""
+    if full is None or not full.startswith(f"{_MODULE_PREFIX}."):
+        return None
+    name = full.removeprefix(f"{_MODULE_PREFIX}.")
+    first, _, rest = name.partition(".")
+    return rest if rest and first in _SUBMODULES else name
+
+
+def is_read(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a name is read here, and not bound, imported or an attribute's name."""
+    parent = file.tree.parent(node)
+    if isinstance(parent, cst.Attribute) and parent.attr is node:
+        return False
+    if isinstance(parent, (cst.ImportAlias, cst.AsName, cst.ImportFrom)):
+        return False
+    if (
+        isinstance(parent, (cst.Param, cst.FunctionDef, cst.ClassDef))
+        and getattr(parent, "name", None) is node
+    ):
+        return False
+    if isinstance(parent, cst.Arg) and parent.keyword is node:
+        return False
+    return not any(isinstance(around, (cst.Import, cst.ImportFrom)) for around in file.tree.ancestors(node))
+
+
+def is_assigned(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether something is assigned to a node."""
+    parent = file.tree.parent(node)
+    if isinstance(parent, cst.AnnAssign):
+        return parent.target is node
+    return (
+        isinstance(parent, (cst.AssignTarget, cst.AugAssign, cst.Del))
+        and getattr(parent, "target", node) is node
+    )
+
+
+def margin_of(file: SourceFile, statement: cst.Expr) -> str | None:
+    """The indentation of a statement; ``None`` if it shares its line."""
+    line = file.tree.parent(statement)
+    if not isinstance(line, cst.SimpleStatementLine) or len(line.body) != 1:
+        return None
+    text = file.tree.line_text(file.tree.line(file.span(statement).start))
+    return text[: len(text) - len(text.lstrip())]

@@ -1,0 +1,135 @@
+"""Edits of comparisons with a device: ``x.device == torch.device("cuda")``, and of dictionary keys."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import libcst as cst
+
+from acclimate_port.new_code.edits import Edit, insert, replace
+from acclimate_port.new_code.targets import AcclimateTarget
+from acclimate_port.rules.base import Finding
+from acclimate_port.source.tree import Span, string_value, walk
+from acclimate_port.source_file import SourceFile
+
+HOST_CHANGES = "on a CPU the result may change, and with it the branch taken"
+OTHERS = "other accelerators then take the branch written for CUDA"
+
+
+def adapt_to_comparison(file: SourceFile, finding: Finding) -> Finding:
+    """A finding for a device's name, changed if the device is compared or is a dictionary key.
+
+    An equality stays false on a CPU-only machine, as before: its branch may do what a CPU cannot.
+    """
+    device = _object(file, finding.node)
+    holder = file.tree.parent(device) if device is not None else None
+    if device is None or not finding.edits:
+        return finding
+    if isinstance(holder, cst.DictElement) and holder.key is device:
+        return _as_key(file, finding, holder)
+    compared = file.tree.parent(holder) if isinstance(holder, cst.ComparisonTarget) else holder
+    if isinstance(holder, cst.Element):
+        among = file.tree.parent(file.tree.parent(holder) or holder)
+        return _unsafe(finding, HOST_CHANGES) if isinstance(among, cst.ComparisonTarget) else finding
+    if not isinstance(compared, cst.Comparison):
+        return finding
+    target = compared.comparisons[-1]
+    if len(compared.comparisons) > 1 or not isinstance(target.operator, cst.Equal):
+        return _unsafe(finding, HOST_CHANGES)
+    literal = next((each for each in walk(device) if isinstance(each, cst.SimpleString)), device)
+    quote = file.quote(literal)
+    host = f"{quote}cpu{quote}"
+    host = host if isinstance(device, cst.Attribute) else f"{file.torch}.device({host})"
+    stays_false = insert(file.span(target.comparator).end, f" != {host}")
+    return dataclasses.replace(_unsafe(finding, OTHERS), edits=(*finding.edits, stays_false))
+
+
+def _unsafe(finding: Finding, reason: str) -> Finding:
+    return finding if not finding.safe else dataclasses.replace(finding, safe=False, reason=reason)
+
+
+def _as_key(file: SourceFile, finding: Finding, element: cst.DictElement) -> Finding:
+    """A dictionary key. On a CPU-only machine it may equal the key for the CPU, and the last of two equal keys wins."""
+    holder = file.tree.parent(element)
+    elements = list(holder.elements) if isinstance(holder, cst.Dict) else []
+    before = elements[: elements.index(element)] if element in elements else []
+    for each in before:
+        if isinstance(each, cst.DictElement) and any(string_value(one) == "cpu" for one in walk(each.key)):
+            reason = "on a CPU it would replace the entry for the CPU"
+            return finding.rule.left(file, finding.node or element, reason, finding.claims)
+    return _unsafe(finding, "the value of the key may be specific to CUDA")
+
+
+def _object(file: SourceFile, node: cst.CSTNode | None) -> cst.CSTNode | None:
+    """The device object around a name: ``torch.device("cuda")``, or its ``type``."""
+    at = node
+    if isinstance(node, (cst.SimpleString, cst.FormattedString)):
+        argument = file.tree.parent(node)
+        at = file.tree.parent(argument) if isinstance(argument, cst.Arg) else None
+    if not isinstance(at, cst.Call) or file.tree.qualified(at.func) != "torch.device":
+        return None
+    parent = file.tree.parent(at)
+    return parent if isinstance(parent, cst.Attribute) and parent.attr.value == "type" else at
+
+
+def is_type(node: cst.CSTNode) -> bool:
+    """Whether a node is a device type, which has no index: ``device.type``, ``device_type``."""
+    name = node.attr.value if isinstance(node, cst.Attribute) else getattr(node, "value", "")
+    return isinstance(name, str) and name.lower().endswith("type")
+
+
+def is_tensors_device(node: cst.CSTNode) -> bool:
+    """Whether a node is the type of a device object, ``x.device.type``, and not a string of the program's."""
+    return isinstance(node, cst.Attribute) and node.attr.value == "type"
+
+
+def and_not_host(
+    file: SourceFile, literal: cst.CSTNode, end: int, kinds: tuple[str, ...], close: str = ""
+) -> Edit:
+    """An edit that makes ``a == b`` false on the CPU and on devices with their own branch: ``a == b != "cpu"``."""
+    return insert(end, f" {host_test(file.quote(literal), kinds)}{close}")
+
+
+def host_test(quote: str, kinds: Sequence[str] = (), *, is_host: bool = False) -> str:
+    """The code after a device type that tests that it is not the CPU: ``!= "cpu"``.
+
+    Args:
+        quote: the quote for the strings.
+        kinds: other device types to treat like the CPU: ``not in ("cpu", "mps")``.
+        is_host: whether to test that it is the CPU, or one of ``kinds``, instead: ``== "cpu"``.
+    """
+    operator = ("in" if is_host else "not in") if kinds else ("==" if is_host else "!=")
+    return f"{operator} {host_names(quote, kinds)}"
+
+
+def host_names(quote: str, kinds: Sequence[str] = ()) -> str:
+    """The string ``"cpu"``, or a tuple of it and other device types: ``("cpu", "mps")``."""
+    names = ", ".join(f"{quote}{each}{quote}" for each in ("cpu", *kinds))
+    return f"({names})" if kinds else names
+
+
+def host_guard(file: SourceFile, quote: str) -> str:
+    """The target's condition for code that must not run on a CPU-only machine."""
+    if isinstance(file.target, AcclimateTarget):
+        return f"{file.target.device_type} {host_test(quote)}"
+    return file.target.not_host
+
+
+def negation(file: SourceFile, node: cst.Comparison, condition: str) -> list[Edit]:
+    """Edits that make ``a != b`` also true if the condition is false: ``not (a == b != "cpu")``.
+
+    Args:
+        file: the file.
+        node: the comparison.
+        condition: the code after ``b``: ``!= "cpu"``.
+    """
+    plain = (cst.If, cst.While, cst.Assert, cst.BooleanOperation, cst.Assign, cst.Return)
+    alone = isinstance(file.tree.parent(node), plain) and not node.lpar
+    open_, close = ("not (", ")") if alone else ("(not (", "))")
+    left, right = file.span(node.left), file.span(node.comparisons[0].comparator)
+    return [
+        insert(left.start, open_),
+        replace(Span(left.end, right.start), " == "),
+        insert(right.end, f" {condition}{close}"),
+    ]

@@ -1,0 +1,395 @@
+"""Rules for communication between processes."""
+
+from __future__ import annotations
+
+import re
+
+import libcst as cst
+
+from acclimate_port.conditions.host_answers import ends_program_if_false, may_be_true_on_host
+from acclimate_port.new_code.edits import insert, replace
+from acclimate_port.new_code.targets import AcclimateTarget
+from acclimate_port.rules.base import IMPORTS, WITH_HELPER, Example, Finding, Rule, is_assigned, is_read
+from acclimate_port.rules.comparison_edits import HOST_CHANGES, OTHERS, negation
+from acclimate_port.rules.devices import unsafe_at_import
+from acclimate_port.source.tree import called_name, dotted, positional, string_value, walk
+from acclimate_port.source.values import BACKEND_NAME
+from acclimate_port.source_file import SourceFile
+
+_TAKES_BACKEND_FIRST = {"init_process_group", "init_distributed", "is_backend_available"}
+_TAKES_BACKEND = {*_TAKES_BACKEND_FIRST, "new_group", "new_subgroups", "init_process_group_wrapper"}
+_CONSTANTS = {
+    "torch.distributed.Backend.NCCL",
+    "torch.distributed.distributed_c10d.Backend.NCCL",
+}
+_OPTION = re.compile(r"backend$", re.IGNORECASE)
+_ONE_OF_SEVERAL = "it is one of several backends to choose from"
+
+
+class CommunicationBackend(Rule):
+    """``"nccl"``."""
+
+    code = "ACC501"
+    name = "communication-backend"
+    summary = '`"nccl"` as a communication backend'
+    explanation = """\
+`"nccl"` becomes `get_accelerator().communication_backend_name()`: `"nccl"` on CUDA, `"gloo"` on a CPU. `--to torch`
+calls `torch.distributed.get_default_backend_for_device`. `torch.distributed.Backend.NCCL` and `is_nccl_available()` are
+ported in the same way. `"cpu:gloo,cuda:nccl"` becomes `"cpu:gloo"` on a CPU-only machine, since torch refuses a device
+that is named twice. In the `choices` of an option `"nccl"` stays, and the accelerator's backend is added, so that
+scripts which pass `nccl` still start.
+
+A comparison, `backend == "nccl"`, stays false if the ranks use Gloo, as on a CPU (`!= "gloo"`): the branch is seldom
+meant for a CPU. It becomes true there only under the conditions for `device == "cuda"`, see [ACC204](ACC204.md). A
+file that only assigns literals to names, such as an mmcv config, is left: its loader may not run the import that the
+edit needs."""
+    examples = (
+        Example(
+            "import torch\n\n\ndef f():\n    torch.distributed.init_process_group(backend='nccl')\n",
+            f"{IMPORTS}\ndef f():\n"
+            "    torch.distributed.init_process_group(backend=get_accelerator().communication_backend_name())\n",
+            f"{WITH_HELPER}def f():\n    torch.distributed.init_process_group("
+            "backend=torch.distributed.get_default_backend_for_device(accelerator_type()))\n",
+        ),
+        Example(
+            "import torch\n\n\ndef f():\n    torch.distributed.init_process_group('cpu:gloo,cuda:nccl')\n",
+            f"{IMPORTS}\ndef f():\n"
+            "    torch.distributed.init_process_group(('cpu:gloo' if get_accelerator().device_name() == 'cpu' else "
+            "f'cpu:gloo,{get_accelerator().device_name()}:{get_accelerator().communication_backend_name()}'))\n",
+            f"{WITH_HELPER}def f():\n"
+            "    torch.distributed.init_process_group(('cpu:gloo' if accelerator_type() == 'cpu' else "
+            "f'cpu:gloo,{accelerator_type()}:"
+            "{torch.distributed.get_default_backend_for_device(accelerator_type())}'))\n",
+        ),
+    )
+    nodes = (cst.SimpleString, cst.Attribute, cst.Name, cst.Call)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if isinstance(node, (cst.Attribute, cst.Name)):
+            return self._constant(file, node)
+        if isinstance(node, cst.Call):
+            if file.tree.qualified(node.func) != "torch.distributed.is_nccl_available" or node.args:
+                return None
+            asks = f"{file.torch}.distributed.is_backend_available({file.target.backend})"
+            return self.becomes(file, node, asks, unsafe=HOST_CHANGES, claims=(node.func,))
+        text = string_value(node)
+        if text is None or isinstance(file.tree.parent(node), (cst.Expr, cst.ConcatenatedString)):
+            return None
+        if text in ("cuda:nccl,cpu:gloo", "cpu:gloo,cuda:nccl"):
+            return self._both(file, node)
+        if text.lower() != "nccl":
+            return None
+        if _is_settings_alone(file, node):
+            return self.left(
+                file, node, "this file holds only settings, and their loader may not run an import"
+            )
+        found = self._role(file, node)
+        if found is None:
+            return self.left(file, node, "nothing shows that it is a backend of torch.distributed")
+        if found == "data":
+            return self.exempt(file, node, "it is a key of data or part of a message")
+        if (comparison := _comparison(file, node)) is not None:
+            return self._compared(file, node, comparison)
+        found = found or unsafe_at_import(file, node)
+        if found == _ONE_OF_SEVERAL:
+            # Scripts that pass the old name still start: many programs then choose another backend themselves.
+            holder = file.tree.parent(file.tree.parent(node) or node)
+            if holder is not None and file.target.backend in file.tree.source(holder):
+                return self.exempt(file, node, "the accelerator's backend is already among the choices")
+            beside = insert(file.span(node).end, f", {file.target.backend}")
+            return self.convert(file, node, beside, unsafe=found)
+        return self.becomes(file, node, file.target.backend, unsafe=found)
+
+    def _compared(self, file: SourceFile, node: cst.CSTNode, comparison: cst.Comparison) -> Finding:
+        """A comparison with NCCL's name, which stays false if ranks use Gloo, as on a CPU."""
+        name = replace(file.span(node), file.target.backend)
+        condition = f"!= {file.quote(node)}gloo{file.quote(node)}"
+        operator = comparison.comparisons[0].operator
+        edits = [name]
+        if isinstance(operator, cst.Equal) and not may_be_true_on_host(file, comparison):
+            edits.append(insert(file.span(comparison.comparisons[0].comparator).end, f" {condition}"))
+        elif isinstance(operator, cst.NotEqual) and not ends_program_if_false(file, comparison):
+            edits += negation(file, comparison, condition)
+        return self.convert(file, node, *edits, unsafe=OTHERS if len(edits) > 1 else HOST_CHANGES)
+
+    def _constant(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        """A finding for ``torch.distributed.Backend.NCCL``, which is the string ``"nccl"``."""
+        if file.tree.qualified(node) not in _CONSTANTS or not is_read(file, node):
+            return None
+        unsafe = unsafe_at_import(file, node)
+        if (comparison := _comparison(file, node)) is not None:
+            return self._compared(file, node, comparison)
+        if isinstance(file.tree.parent(node), (cst.DictElement, cst.Element)):
+            unsafe = _ONE_OF_SEVERAL
+        return self.becomes(file, node, file.target.backend, unsafe=unsafe)
+
+    def _both(self, file: SourceFile, node: cst.CSTNode) -> Finding:
+        """A finding for a string that names the backends of the CPU and of CUDA."""
+        unsafe = self._role(file, node)
+        if unsafe is None or unsafe == "data" or file.in_fstring(node):
+            return self.left(file, node, "nothing shows that it is a backend of torch.distributed")
+        unsafe = unsafe or unsafe_at_import(file, node)
+        quote, kind = file.quote(node), file.target.device_type
+        return self.becomes(
+            file,
+            node,
+            f"({quote}cpu:gloo{quote} if {kind} == {quote}cpu{quote} else "
+            f"f{quote}cpu:gloo,{{{kind}}}:{{{file.target.backend}}}{quote})",
+            unsafe=unsafe,
+        )
+
+    def _role(self, file: SourceFile, node: cst.CSTNode) -> str | None:
+        """Why the edit is unsafe; ``""``: it is safe; ``"data"``: the string is data; ``None``: unknown."""
+        below, at = node, file.tree.parent(node)
+        while isinstance(at, (cst.IfExp, cst.BooleanOperation)) and not (
+            isinstance(at, cst.IfExp) and below is at.test
+        ):
+            below, at = at, file.tree.parent(at)
+        if isinstance(at, cst.Arg):
+            call = file.tree.parent(at)
+            return self._argument(call, at) if isinstance(call, cst.Call) else None
+        if isinstance(at, (cst.Comparison, cst.ComparisonTarget)):
+            return HOST_CHANGES if _compares_backend(file, at) else None
+        if isinstance(at, cst.Param):
+            return "" if BACKEND_NAME.search(at.name.value) else None
+        if isinstance(at, (cst.Assign, cst.AnnAssign)):
+            targets = [each.target for each in at.targets] if isinstance(at, cst.Assign) else [at.target]
+            names = [file.tree.source(each) for each in targets]
+            return (
+                "" if any(re.search(r"backend(['\"]\])?$", name, re.IGNORECASE) for name in names) else None
+            )
+        if isinstance(at, cst.DictElement):
+            return "data" if at.key is node else None
+        if isinstance(at, cst.Element):
+            holder = file.tree.parent(file.tree.parent(at) or at)
+            call = file.tree.parent(holder) if isinstance(holder, cst.Arg) else None
+            is_choice = isinstance(holder, cst.Arg) and holder.keyword and holder.keyword.value == "choices"
+            options = (
+                [string_value(each.value) or "" for each in positional(call)]
+                if isinstance(call, cst.Call)
+                else []
+            )
+            chosen = is_choice and any(_OPTION.search(option) for option in options)
+            return _ONE_OF_SEVERAL if chosen else None
+        return "data" if isinstance(at, cst.Index) else None
+
+    @staticmethod
+    def _argument(call: cst.Call, argument: cst.Arg) -> str | None:
+        name = called_name(call) or ""
+        if argument.keyword is not None:
+            word = argument.keyword.value
+            if _OPTION.search(word):
+                return ""
+            if word == "default" and name in ("add_argument", "option", "Option"):
+                options = [string_value(each.value) or "" for each in positional(call)]
+                return "" if any(_OPTION.search(option) for option in options) else None
+            return None
+        if name in ("print", "info", "debug", "warning", "error"):
+            return "data"
+        index = positional(call).index(argument) if argument in positional(call) else None
+        if name in _TAKES_BACKEND and (index == 0 or name not in _TAKES_BACKEND_FIRST):
+            return ""
+        key = 1 if name == "getattr" else 0
+        said = string_value(call.args[key].value) if index is not None and index > key else None
+        if name in ("get", "getattr", "pop", "setdefault", "DEFINE_string", "getenv") and _OPTION.search(
+            said or ""
+        ):
+            return ""
+        return None
+
+
+def _is_settings_alone(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a file only assigns names, as mmcv's configs do, or a node is part of such an assignment."""
+    if any(file.tree.of_type(each) for each in (cst.FunctionDef, cst.ClassDef)):
+        return False
+    calls = {called_name(each) for each in file.tree.of_type(cst.Call)}
+    if calls <= {"dict"} and not file.module_imports:
+        return True
+    # mmengine turns everything that a config imports into a lazy object.
+    statement = file.tree.statement(node)
+    targets = [each.target for each in statement.targets] if isinstance(statement, cst.Assign) else []
+    names = {dotted(each) for each in targets}
+    return bool(names & {"dist_cfg", "dist_params", "env_cfg"}) and file.needs_torch_import
+
+
+def _comparison(file: SourceFile, node: cst.CSTNode) -> cst.Comparison | None:
+    """The comparison of a node with one other value."""
+    at = file.tree.parent(node)
+    at = file.tree.parent(at) if isinstance(at, cst.ComparisonTarget) else at
+    return at if isinstance(at, cst.Comparison) and len(at.comparisons) == 1 else None
+
+
+def _compares_backend(file: SourceFile, at: cst.CSTNode) -> bool:
+    """Whether a name in a comparison says backend: ``args.dist_backend``, ``get_backend()``."""
+    comparison = at if isinstance(at, cst.Comparison) else file.tree.parent(at)
+    if not isinstance(comparison, cst.Comparison):
+        return False
+    names = {node.value for node in walk(comparison) if isinstance(node, cst.Name)}
+    names |= {string_value(node) or "" for node in walk(comparison)}
+    return any(re.search(r"backend", name, re.IGNORECASE) for name in names)
+
+
+class VisibleDevices(Rule):
+    """``CUDA_VISIBLE_DEVICES``."""
+
+    code = "ACC503"
+    name = "visible-devices"
+    summary = "`CUDA_VISIBLE_DEVICES`"
+    explanation = """\
+Each vendor has its own variable; `get_accelerator().visible_devices_variable` is its name. Code that reads
+`CUDA_VISIBLE_DEVICES` then reads that variable; a CPU has none, so the old name follows after an `or`. The edit is
+unsafe, since it makes the program choose the accelerator at that line, and since ROCm's variable has another name.
+
+Code that sets the variable is left: the vendor's library reads it only once, so the program must set it before that.
+`acclimate run` sets the right variable for each rank, and `get_accelerator().set_visible_devices_envs(…)` sets it in
+code. torch has no name for the variable, so `--to torch` leaves it."""
+    examples = (
+        Example(
+            'import os\n\nimport torch\n\n\ndef f():\n    return os.environ.get("CUDA_VISIBLE_DEVICES", "")\n',
+            "import os\n\nimport torch\nfrom acclimate import get_accelerator\n\n\ndef f():\n"
+            '    return os.environ.get(get_accelerator().visible_devices_variable or "CUDA_VISIBLE_DEVICES", "")\n',
+            None,
+        ),
+        Example('import os\n\nos.environ["CUDA_VISIBLE_DEVICES"] = "0"\n', None, None),
+    )
+    nodes = (cst.SimpleString,)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if string_value(node) != "CUDA_VISIBLE_DEVICES":
+            return None
+        parent = file.tree.parent(node)
+        if isinstance(parent, cst.BooleanOperation) and file.tree.source(parent.left).endswith(
+            ".visible_devices_variable"
+        ):
+            return None
+        if "nvidia-smi" in file.tree.text:
+            return self.left(file, node, "the file calls nvidia-smi, whose devices the variable counts")
+        if not _is_read_from_environment(file, node):
+            return self.left(
+                file, node, "each vendor has its own variable; `acclimate run` sets it for each rank"
+            )
+        if _sets_visible_devices(file):
+            return self.left(file, node, "this file also sets the variable, and must read the same one")
+        if file.needs_torch_import and file.needs_import:
+            return self.left(file, node, "this file does not use torch")
+        target = file.target
+        if not isinstance(target, AcclimateTarget) or target.of_deepspeed:
+            return self.left(
+                file, node, "torch has no name for each vendor's variable; acclimate has one (--to acclimate)"
+            )
+        return self.becomes(
+            file,
+            node,
+            f"{target.accelerator}.visible_devices_variable or ",
+            file.span(node),
+            unsafe="the accelerator is chosen here, and ROCm's variable has another name",
+        )
+
+
+def _sets_visible_devices(file: SourceFile) -> bool:
+    """Whether a file sets the variable, in its own environment or for a child process."""
+    for node in file.tree.nodes:
+        if not isinstance(node, cst.SimpleString) or string_value(node) != "CUDA_VISIBLE_DEVICES":
+            continue
+        at = file.tree.parent(node)
+        if isinstance(at, cst.DictElement) and at.key is node:
+            return True
+        call = file.tree.parent(at) if isinstance(at, cst.Arg) else None
+        if isinstance(call, cst.Call) and called_name(call) in ("setdefault", "putenv", "setenv"):
+            return True
+        element = file.tree.parent(at) if isinstance(at, cst.Index) else None
+        holder = file.tree.parent(element) if element is not None else None
+        if isinstance(holder, cst.Subscript) and is_assigned(file, holder):
+            return True
+    return False
+
+
+def _is_read_from_environment(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a string is the name of an environment variable whose value is read."""
+    at = file.tree.parent(node)
+    if isinstance(at, cst.Arg):
+        call = file.tree.parent(at)
+        reads = ("os.environ.get", "os.getenv")
+        return isinstance(call, cst.Call) and call.args[0] is at and file.tree.qualified(call.func) in reads
+    element = file.tree.parent(at) if isinstance(at, cst.Index) else None
+    holder = file.tree.parent(element) if element is not None else None
+    return (
+        isinstance(holder, cst.Subscript)
+        and file.tree.qualified(holder.value) == "os.environ"
+        and not is_assigned(file, holder)
+    )
+
+
+class ProfilerActivities(Rule):
+    """``ProfilerActivity.CUDA``."""
+
+    code = "ACC504"
+    name = "profiler-activities"
+    summary = "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`"
+    explanation = (
+        "`torch.profiler.supported_activities()` returns the activities that this machine can profile."
+    )
+    examples = (
+        Example(
+            "import torch\nfrom torch.profiler import ProfilerActivity, profile\n\n"
+            "p = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])\n",
+            "import torch\nfrom torch.profiler import ProfilerActivity, profile\n\n"
+            "p = profile(activities=torch.profiler.supported_activities())\n",
+            "import torch\nfrom torch.profiler import ProfilerActivity, profile\n\n"
+            "p = profile(activities=torch.profiler.supported_activities())\n",
+        ),
+    )
+    nodes = (cst.List, cst.Attribute)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        names = ("torch.profiler.ProfilerActivity.CUDA", "torch.autograd.profiler.ProfilerActivity.CUDA")
+        if isinstance(node, cst.Attribute):
+            if file.tree.qualified(node) not in names:
+                return None
+            return self.left(
+                file,
+                node,
+                "only CUDA has this activity; torch.profiler.supported_activities() returns those of this machine",
+            )
+        if not isinstance(node, cst.List):
+            return None
+        told = {file.tree.qualified(each.value) for each in node.elements}
+        cuda = [each.value for each in node.elements if file.tree.qualified(each.value) in names]
+        if not cuda or told != {cuda and file.tree.qualified(cuda[0]), "torch.profiler.ProfilerActivity.CPU"}:
+            return None
+        text = f"{file.torch}.profiler.supported_activities()"
+        return self.becomes(
+            file, node, text, unsafe="a machine may support more activities", claims=tuple(cuda)
+        )
+
+
+class OpBuilders(Rule):
+    """``CPUAdamBuilder().load()``."""
+
+    code = "ACC601"
+    name = "op-builder"
+    summary = "DeepSpeed's op builders: `CPUAdamBuilder().load()`"
+    explanation = """\
+`get_accelerator().create_op_builder("CPUAdamBuilder")` returns the accelerator's builder, or `None` if it has no
+such op. torch has no op builders, so `--to torch` leaves the code."""
+    examples = (
+        Example(
+            "from deepspeed.ops.op_builder import CPUAdamBuilder\n\n\ndef f():\n    return CPUAdamBuilder().load()\n",
+            "from acclimate import get_accelerator\nfrom deepspeed.ops.op_builder import CPUAdamBuilder\n\n\n"
+            'def f():\n    return get_accelerator().create_op_builder("CPUAdamBuilder").load()\n',
+            None,
+        ),
+    )
+    nodes = (cst.Call,)
+    targets = ("acclimate",)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if not isinstance(node, cst.Call) or node.args:
+            return None
+        name = file.tree.qualified(node.func) or ""
+        last = name.rpartition(".")[2]
+        if not name.startswith(("deepspeed.ops.op_builder.", "op_builder.")) or not last.endswith("Builder"):
+            return None
+        quote = file.quote(node)
+        text = f"{file.accelerator}().create_op_builder({quote}{last}{quote})"
+        return self.convert(file, node, replace(file.span(node), text), claims=(node.func,))

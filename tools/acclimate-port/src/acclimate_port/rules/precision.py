@@ -1,0 +1,177 @@
+"""Rules for mixed precision: ``torch.cuda.amp``."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from acclimate_port.new_code.edits import Edit, insert, replace
+from acclimate_port.new_code.targets import AcclimateTarget
+from acclimate_port.rules.base import WITH_HELPER, Example, Finding, Rule, cuda_name, is_read
+from acclimate_port.rules.devices import AT_IMPORT, unsafe_at_import
+from acclimate_port.source.tree import Span, called_name, has_unpacking, positional
+from acclimate_port.source_file import SourceFile
+
+_PLAIN = {
+    "amp.autocast": "autocast", "amp.autocast_mode.autocast": "autocast",
+    "amp.GradScaler": "GradScaler", "amp.grad_scaler.GradScaler": "GradScaler",
+    "amp.custom_fwd": "custom_fwd", "amp.custom_bwd": "custom_bwd",
+    "amp.autocast_mode.custom_fwd": "custom_fwd", "amp.autocast_mode.custom_bwd": "custom_bwd",
+}  # fmt: skip
+_ARGUMENTS = {"autocast": ("enabled", "dtype", "cache_enabled")}
+
+_ASKS_FOR_CLASS = {"isinstance", "issubclass", "assertIsInstance", "assertNotIsInstance"}
+
+
+class MixedPrecision(Rule):
+    """``torch.cuda.amp``."""
+
+    code = "ACC401"
+    name = "mixed-precision"
+    summary = "`torch.cuda.amp`: `autocast`, `GradScaler`, `custom_fwd`, `custom_bwd`"
+    explanation = """\
+`get_accelerator().amp` has the same classes and decorators with the same arguments. `--to torch` passes the device type
+as the first argument of `torch.amp.autocast` and `torch.amp.GradScaler`. Without `dtype` each device uses its default:
+float16 on CUDA, as before, and bfloat16 on a CPU, where a GradScaler is not needed.
+
+A decorator in a class runs at import, so its edit makes the program choose the accelerator then, and is unsafe."""
+    examples = (
+        Example(
+            "import torch\n\n\ndef f(x, enabled):\n    with torch.cuda.amp.autocast(enabled, dtype=torch.float16):\n"
+            "        return x @ x\n",
+            "import torch\nfrom acclimate import get_accelerator\n\n\ndef f(x, enabled):\n"
+            "    with get_accelerator().amp.autocast(enabled, dtype=torch.float16):\n        return x @ x\n",
+            f"{WITH_HELPER}def f(x, enabled):\n"
+            "    with torch.amp.autocast(accelerator_type(), enabled=enabled, dtype=torch.float16):\n"
+            "        return x @ x\n",
+        ),
+        Example(
+            "import torch\nfrom torch.cuda.amp import GradScaler\n\n\ndef f():\n    return GradScaler(enabled=True)\n",
+            "import torch\nfrom acclimate import get_accelerator\n\n\n"
+            "def f():\n    return get_accelerator().amp.GradScaler(enabled=True)\n",
+            f"{WITH_HELPER}def f():\n    return torch.amp.GradScaler(accelerator_type(), enabled=True)\n",
+        ),
+        Example(
+            "import torch\n\n\nclass F(torch.autograd.Function):\n    @staticmethod\n    @torch.cuda.amp.custom_fwd\n"
+            "    def forward(ctx, x):\n        return x\n",
+            "import torch\nfrom acclimate import get_accelerator\n\n\n"
+            "class F(torch.autograd.Function):\n    @staticmethod\n    @get_accelerator().amp.custom_fwd\n"
+            "    def forward(ctx, x):\n        return x\n",
+            f"{WITH_HELPER}class F(torch.autograd.Function):\n    @staticmethod\n"
+            "    @torch.amp.custom_fwd(device_type=accelerator_type())\n    def forward(ctx, x):\n        return x\n",
+        ),
+    )
+    nodes = (cst.Call, cst.Attribute, cst.Name)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        function = node.func if isinstance(node, cst.Call) else node
+        name = cuda_name(file, function)
+        if name is None or name.partition(".")[0] != "amp" or not is_read(file, function):
+            return None
+        parent = file.tree.parent(node)
+        is_part = isinstance(parent, cst.Attribute) or (isinstance(parent, cst.Call) and parent.func is node)
+        if is_part and not isinstance(node, cst.Call):
+            return None
+        if file.tree.in_annotation(node):
+            return None
+        plain = _PLAIN.get(name)
+        target = file.target
+        if plain is None:
+            return self.left(file, node, f"torch.cuda.{name} has no equivalent on every device", (function,))
+        unsafe = AT_IMPORT if file.runs_at_import(node) else ""
+        call = file.tree.parent(parent) if isinstance(parent, cst.Arg) else None
+        if plain == "GradScaler" and isinstance(call, cst.Call) and called_name(call) in _ASKS_FOR_CLASS:
+            # A library's scaler is an instance of torch.amp.GradScaler, the base class of each device's scaler.
+            return self.becomes(file, node, f"{file.torch}.amp.GradScaler")
+        if isinstance(target, AcclimateTarget) and not target.of_deepspeed:
+            edit = replace(file.span(function), f"{target.accelerator}.amp.{plain}")
+            return self.convert(file, node, edit, unsafe=unsafe, claims=(function,))
+        if isinstance(node, cst.Call):
+            return self._call(file, node, plain, unsafe)
+        if plain.startswith("custom_") and isinstance(parent, cst.Decorator):
+            text = f"{file.torch}.amp.{plain}(device_type={target.device_type})"
+            return self.becomes(file, node, text, unsafe=unsafe)
+        return self.left(
+            file, node, f"torch.amp.{plain} needs the device type as an argument, and this use is not a call"
+        )
+
+    def _call(self, file: SourceFile, node: cst.Call, plain: str, unsafe: str) -> Finding:
+        function = replace(file.span(node.func), f"{file.torch}.amp.{plain}")
+        if has_unpacking(node):
+            return self.left(file, node, "no rule converts these arguments", (node.func,))
+        word = "device_type=" if plain.startswith("custom_") else ""
+        text = f"{word}{file.target.device_type}"
+        edits: list[Edit] = [function]
+        names = _ARGUMENTS.get(plain, ())
+        arguments = positional(node)
+        if plain == "autocast":
+            if len(arguments) > len(names):
+                return self.left(file, node, "no rule converts these arguments", (node.func,))
+            edits += [
+                insert(file.span(each.value).start, f"{name}=")
+                for each, name in zip(arguments, names, strict=False)
+            ]
+        if not node.args:
+            rest = Span(file.span(node.func).end, file.span(node).end)
+            if file.tree.source(rest).replace(" ", "") != "()":
+                return self.left(file, node, "there is a comment inside the call", (node.func,))
+            edits.append(replace(rest, f"({text})"))
+        elif word:
+            edits.append(insert(file.span(node.args[-1].value).end, f", {text}"))
+        else:
+            edits.insert(1, insert(file.span(node.args[0]).start, f"{text}, "))
+        return self.convert(file, node, *edits, unsafe=unsafe, claims=(node.func,))
+
+
+class AutocastState(Rule):
+    """``torch.get_autocast_gpu_dtype()``."""
+
+    code = "ACC402"
+    name = "autocast-state"
+    summary = "the state of CUDA's autocast: `torch.is_autocast_enabled()`, `torch.get_autocast_gpu_dtype()`"
+    explanation = """\
+Without a device type these functions of torch read and set the autocast state of CUDA. They also take the device
+type: `torch.is_autocast_enabled(get_accelerator().device_name())`."""
+    examples = (
+        Example(
+            "import torch\n\n\ndef f(x):\n    if torch.is_autocast_enabled():\n"
+            "        return x.to(torch.get_autocast_gpu_dtype())\n    return x\n",
+            "import torch\nfrom acclimate import get_accelerator\n\n\ndef f(x):\n"
+            "    if torch.is_autocast_enabled(get_accelerator().device_name()):\n"
+            "        return x.to(torch.get_autocast_dtype(get_accelerator().device_name()))\n    return x\n",
+            f"{WITH_HELPER}def f(x):\n    if torch.is_autocast_enabled(accelerator_type()):\n"
+            "        return x.to(torch.get_autocast_dtype(accelerator_type()))\n    return x\n",
+        ),
+        Example(
+            "import torch\n\n\ndef f(on):\n    torch.set_autocast_enabled(on)\n"
+            "    torch.set_autocast_gpu_dtype(torch.float16)\n",
+            "import torch\nfrom acclimate import get_accelerator\n\n\ndef f(on):\n"
+            "    torch.set_autocast_enabled(get_accelerator().device_name(), on)\n"
+            "    torch.set_autocast_dtype(get_accelerator().device_name(), torch.float16)\n",
+            f"{WITH_HELPER}def f(on):\n    torch.set_autocast_enabled(accelerator_type(), on)\n"
+            "    torch.set_autocast_dtype(accelerator_type(), torch.float16)\n",
+        ),
+    )
+    nodes = (cst.Call,)
+
+    _NEW = {  # noqa: RUF012 - a constant
+        "torch.get_autocast_gpu_dtype": ("get_autocast_dtype", 0),
+        "torch.is_autocast_enabled": ("is_autocast_enabled", 0),
+        "torch.set_autocast_gpu_dtype": ("set_autocast_dtype", 1),
+        "torch.set_autocast_enabled": ("set_autocast_enabled", 1),
+    }
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if not isinstance(node, cst.Call):
+            return None
+        new, arguments = self._NEW.get(file.tree.qualified(node.func) or "", ("", 0))
+        if not new or len(node.args) != arguments or has_unpacking(node):
+            return None
+        if any(argument.keyword is not None for argument in node.args):
+            return self.left(file, node, "no rule converts these arguments")
+        device, unsafe = file.target.device_type, unsafe_at_import(file, node)
+        rename = replace(file.span(node.func), f"{file.torch}.{new}")
+        if node.args:
+            add = insert(file.span(node.args[0]).start, f"{device}, ")
+            return self.convert(file, node, rename, add, unsafe=unsafe)
+        rest = Span(file.span(node.func).end, file.span(node).end)
+        return self.convert(file, node, rename, replace(rest, f"({device})"), unsafe=unsafe)

@@ -1,0 +1,498 @@
+"""Rules for calls and names of ``torch.cuda``."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import libcst as cst
+
+from acclimate_port.conditions.cuda_only import chooses_package, is_flag_beside_others, reason_to_keep
+from acclimate_port.conditions.device_counts import decides_processes, ends_without
+from acclimate_port.conditions.host_answers import (
+    asks_for_none,
+    asks_for_several,
+    count_may_be_one,
+    may_be_true_on_host,
+    needs_zero,
+    other_kinds,
+)
+from acclimate_port.conditions.mps_streams import needs_streams
+from acclimate_port.dataflow.sinks import Sink, sink_of
+from acclimate_port.new_code.added_functions import ACCELERATOR_TYPE
+from acclimate_port.new_code.edits import Edit, Part, insert, replace
+from acclimate_port.new_code.targets import AcclimateTarget, Missing, Spelling, TorchTarget
+from acclimate_port.rules.base import (
+    WITH_HELPER,
+    Example,
+    Finding,
+    Rule,
+    cuda_name,
+    is_assigned,
+    is_read,
+    margin_of,
+)
+from acclimate_port.rules.comparison_edits import host_test
+from acclimate_port.source.tree import Span, called_name, has_unpacking, walk
+from acclimate_port.source_file import SourceFile
+
+_OWN_RULE = ("amp", "nvtx", "CUDAGraph", "graph", "default_generators", "current_device")
+_HANDLES = ("cuda_stream", "cuda_event", "_as_parameter_")
+_STATES = ("get_rng_state", "set_rng_state", "manual_seed")
+_TENSOR_SUFFIX = "Tensor"
+_ON_EVERY_DEVICE = ("name", "total_memory")
+_PROPERTIES_OF_HOST = {"name": "'cpu'", "gcnArchName": "''", "multi_processor_count": "1"}
+"""The values of CUDA device properties to use on other devices; ``0`` for all others."""
+
+
+def _has_specific_rule(name: str) -> bool:
+    """Whether another rule handles a name of ``torch.cuda``."""
+    return name.split(".")[0] in _OWN_RULE or name.endswith(_TENSOR_SUFFIX)
+
+
+def guarded(file: SourceFile, call: cst.Call, spelling: Spelling, *parts: Part) -> tuple[Part, ...]:
+    """A call, with a condition around it if the target's function would raise on a CPU-only machine."""
+    if spelling.on_host is None or (spelling.condition is None and file.is_guarded(call)):
+        return parts
+    quote = file.quote(call)
+    condition = spelling.condition.replace('"', quote) if spelling.condition else file.target.not_host
+    statement = file.tree.parent(call)
+    if isinstance(statement, cst.Expr):
+        margin = margin_of(file, statement)
+        if margin is not None:
+            return (f"if {condition}:{file.tree.newline}{margin}{file.tree.indent}", *parts)
+        return (*parts, f" if {condition} else None")
+    on_host = spelling.on_host.replace("'", quote)
+    return ("(", *parts, f" if {condition} else {on_host})")
+
+
+def _device_that_is_set(file: SourceFile, call: cst.Call) -> cst.BaseExpression | None:
+    """The index in ``torch.cuda.set_device(torch.cuda.device(i))``, if it can replace the device."""
+    argument = file.tree.parent(call)
+    around = file.tree.parent(argument) if isinstance(argument, cst.Arg) else None
+    if not isinstance(around, cst.Call) or cuda_name(file, around.func) != "set_device":
+        return None
+    return call.args[0].value if len(call.args) == 1 and call.args[0].keyword is None else None
+
+
+def _asks_stream(file: SourceFile, call: cst.Call) -> bool:
+    return cuda_name(file, call.func) in ("current_stream", "default_stream")
+
+
+def _with_default(file: SourceFile, call: cst.Call, spelling: Spelling, rest: Span) -> tuple[Part, ...]:
+    """A call of a function that a device's module may lack; ``()`` if the call is a whole statement."""
+    if isinstance(file.tree.parent(call), cst.Expr) or spelling.on_host is None:
+        return ()
+    quote = file.quote(call)
+    module, _, name = spelling.text.rpartition(".")
+    takes = "" if not call.args else " *_, **__" if any(each.keyword for each in call.args) else " *_"
+    on_host = spelling.on_host.replace("'", quote)
+    return (f"getattr({module}, {quote}{name}{quote}, lambda{takes}: {on_host})", rest)
+
+
+def _property_edits(file: SourceFile, call: cst.Call) -> list[Edit]:
+    """Edits of the reads of CUDA-only properties through a name that holds device properties: ``held.major``."""
+    assigned = file.tree.parent(call)
+    target = assigned.targets[0].target if isinstance(assigned, cst.Assign) else None
+    if not isinstance(target, (cst.Name, cst.Attribute)):
+        return []
+    bound = (
+        [each.node for each in file.tree.assignments(target)] if isinstance(target, cst.Name) else [target]
+    )
+    if min(file.span(each).start for each in bound) < file.span(target).start:
+        return []  # the first binding has the edits
+    edits: list[Edit] = []
+    for use in file.tree.reads(target):
+        asked = file.tree.parent(use)
+        if isinstance(asked, cst.Attribute) and asked.value is use and not is_assigned(file, asked):
+            quote, name = file.quote(asked), asked.attr.value
+            on_host = _PROPERTIES_OF_HOST.get(name, "0").replace("'", quote)
+            edits.append(
+                replace(file.span(asked), "getattr(", file.span(use), f", {quote}{name}{quote}, {on_host})")
+            )
+    return edits
+
+
+def _property_read(file: SourceFile, call: cst.Call, name: str) -> tuple[cst.CSTNode, str] | None:
+    """The attribute read from a call's result, and the expression to use instead on a CPU-only machine.
+
+    ``torch.cuda.get_device_properties(0).total_memory`` needs a value for the memory, not for the properties.
+    """
+    holder = file.tree.parent(call)
+    if name == "get_device_properties" and isinstance(holder, cst.Attribute):
+        return holder, _PROPERTIES_OF_HOST.get(holder.attr.value, "0")
+    if name == "memory_stats" and isinstance(holder, cst.Subscript) and holder.value is call:
+        return holder, "0"
+    return None
+
+
+class RuntimeCall(Rule):
+    """Calls of ``torch.cuda``."""
+
+    code = "ACC101"
+    name = "runtime-call"
+    summary = "a call of `torch.cuda`"
+    explanation = """\
+Most functions of `torch.cuda` exist on every accelerator under the same name. `get_accelerator()` has them with the
+same arguments. torch has some in `torch.accelerator`, a few of them renamed, and others in the device's module.
+`torch.accelerator` raises on a CPU-only machine, so `--to torch` adds a test around a call that has none. Functions
+that MPS lacks in torch, such as memory statistics, are not called there. `torch.accelerator.device_count()` is 0 on a
+CPU-only machine, so a count that sets the number of processes, or is a divisor, becomes at least 1. A test that ends
+the program without a device calls the device's module instead, which the CPU has too.
+
+`get_accelerator().is_available()` is also true on a CPU-only machine. The rule writes it if the program would otherwise
+end, or if the branch only sets seeds, synchronises, chooses the device, or moves tensors and modules to it. Any other
+`torch.cuda.is_available()` becomes `get_accelerator().device_name() != "cpu"`, so a program still takes its CPU path,
+with its own precision, options and kernels. The same holds for a test whether `device_count()` is 0. A test that
+controls the use of a package for NVIDIA GPUs is left, and so is one of several flags, such as `is_cuda_available`
+beside `is_npu_available`. `is_bf16_supported()` becomes `is_bf16_supported(including_emulation=True)`: by default torch
+counts GPUs that emulate bfloat16, and acclimate does not. This edit is unsafe: the result is `True` on a CPU, where
+`torch.cuda` returns `False` without a GPU.
+
+Functions that only NVIDIA GPUs have are left. So is a stream whose handle is read (`.cuda_stream`), since a CUDA
+kernel takes the handle, and a call in a function that TorchScript compiles, which knows only `torch.cuda`."""
+    examples = (
+        Example(
+            "import torch\n\ntorch.cuda.synchronize()\n",
+            "import torch\nfrom acclimate import get_accelerator\n\nget_accelerator().synchronize()\n",
+            "import torch\n\nif torch.accelerator.is_available():\n    torch.accelerator.synchronize()\n",
+        ),
+        Example(
+            "import torch\n\nif torch.cuda.is_available():\n    torch.cuda.set_device(0)\n",
+            "import torch\nfrom acclimate import get_accelerator\n\n"
+            "if get_accelerator().is_available():\n    get_accelerator().set_device(0)\n",
+            "import torch\n\nif torch.accelerator.is_available():\n    torch.accelerator.set_device_index(0)\n",
+        ),
+        Example(
+            "import torch as th\n\npeak = th.cuda.max_memory_allocated(device=1)\n",
+            "import torch as th\nfrom acclimate import get_accelerator\n\n"
+            "peak = get_accelerator().max_memory_allocated(device_index=1)\n",
+            "import torch as th\n\n\n"
+            + ACCELERATOR_TYPE.replace("torch.", "th.")
+            + "\n\npeak = (th.accelerator.max_memory_allocated(1) "
+            'if accelerator_type() not in ("cpu", "mps") else 0)\n',
+        ),
+        Example("import torch\n\ntorch.cuda.cudart().cudaProfilerStart()\n", None, None),
+    )
+    nodes = (cst.Call,)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if not isinstance(node, cst.Call):
+            return None
+        name = cuda_name(file, node.func)
+        if not name or _has_specific_rule(name):
+            return None
+        claims = (node.func,)
+        if name == "is_available" and chooses_package(file, node):
+            return self.left(file, node, "it controls the use of a package for NVIDIA GPUs", claims)
+        if name == "device" and (chosen := _device_that_is_set(file, node)) is not None:
+            return self.becomes(file, node, file.span(chosen), claims=claims)
+        stays = reason_to_keep(file, node) if name == "is_available" else ""
+        if not stays and name in ("is_available", "device_count") and is_flag_beside_others(file, node):
+            stays = "the program has another flag for other devices beside it"
+        if stays:
+            return self.exempt(file, node, stays, claims)
+        if name == "is_available" and not may_be_true_on_host(file, node):
+            kinds = other_kinds(file, node)
+            if kinds or isinstance(file.target, AcclimateTarget):
+                return self._not_on_a_host(file, node, kinds)
+        if name == "device_count" and isinstance(file.target, AcclimateTarget) and not node.args:
+            finding = self._count(file, node, file.target)
+            if finding is not None:
+                return finding
+        if name == "is_available" and needs_streams(file, node):
+            return self._not_on_a_host(file, node, ("mps",))
+        if name in _STATES and "_lazy_call" in file.names:
+            return self.left(
+                file, node, "it must match torch.cuda's `_lazy_call`, which no rule converts", claims
+            )
+        spelling = file.target.runtime(name)
+        if isinstance(spelling, Missing):
+            return self.left(file, node, spelling.reason, claims)
+        if name in ("current_stream", "default_stream", "Stream", "Event") and _gives_handle(file, node):
+            return self.left(file, node, "only CUDA kernels take a CUDA stream's handle", claims)
+        if name in ("current_stream", "default_stream") and isinstance(file.target, TorchTarget):
+            return self._stream(file, node, spelling)
+        edits = self._keywords(file, node, spelling)
+        if edits is None:
+            return self.left(file, node, f"only CUDA has these arguments of torch.cuda.{name}", claims)
+        function = file.span(node.func)
+        rest = Span(function.end, file.span(node).end)
+        before = Span(file.span(node).start, function.start)
+        kept: tuple[Part, ...] = (before,) if before.start != before.end else ()
+        if isinstance(file.target, TorchTarget):
+            if name in ("is_available", "device_count") and ends_without(file, node):
+                # torch.cpu.is_available() is true and its device count 1; torch.accelerator would end the program.
+                spelling = dataclasses.replace(spelling, text=f"{file.target.module}.{name}")
+            elif name == "device_count" and not file.is_guarded(node) and decides_processes(file, node):
+                return self.becomes(file, node, f"max(1, {spelling.text}())", claims=claims)
+            asked = _property_read(file, node, name)
+            if asked is not None:
+                holder, on_host = asked
+                if isinstance(holder, cst.Attribute) and holder.attr.value not in _ON_EVERY_DEVICE:
+                    return self._property(file, node, holder, on_host, spelling, edits)
+                spelling = dataclasses.replace(spelling, on_host=on_host)
+                rest = Span(function.end, file.span(holder).end)
+                parts = guarded(file, node, spelling, *kept, spelling.text, rest)
+                return self.convert(file, node, replace(file.span(holder), *parts), *edits, claims=claims)
+            if name == "get_device_properties":
+                edits += _property_edits(file, node)
+            if spelling.condition and "hasattr(" in spelling.condition:
+                parts = _with_default(file, node, spelling, rest)
+                if parts:
+                    whole = replace(file.span(node), *kept, *parts)
+                    return self.convert(file, node, whole, *edits, claims=claims)
+        whole = replace(file.span(node), *guarded(file, node, spelling, *kept, spelling.text, rest))
+        return self.convert(file, node, whole, *edits, unsafe=spelling.unsafe, claims=claims)
+
+    def _stream(self, file: SourceFile, node: cst.Call, spelling: Spelling) -> Finding:
+        """A call of ``torch.cuda.current_stream``; a statement with it is skipped on a CPU-only machine."""
+        edits = [replace(file.span(node.func), spelling.text)]
+        statement = file.tree.statement(node)
+        margin = margin_of(file, statement) if isinstance(statement, cst.Expr) else None
+        asks = [each for each in walk(statement) if isinstance(each, cst.Call) and _asks_stream(file, each)]
+        if file.is_guarded(node) or margin is None:
+            unsafe = (
+                ""
+                if file.is_guarded(node)
+                else "torch's stream of a CPU has no methods; acclimate's has (--to acclimate)"
+            )
+            return self.convert(file, node, *edits, unsafe=unsafe, claims=(node.func,))
+        if file.span(node).start == min(file.span(each).start for each in asks):
+            condition = f"if {file.target.device_type} {host_test(file.quote(node), ('mps',))}:"
+            before = f"{condition}{file.tree.newline}{margin}{file.tree.indent}"
+            edits.append(insert(file.span(statement).start, before))
+        return self.convert(file, node, *edits, claims=(node.func,))
+
+    def _property(
+        self, file: SourceFile, call: cst.Call, asked: cst.Attribute, on_host: str, spelling: Spelling,
+        edits: list[Edit],
+    ) -> Finding:  # fmt: skip
+        """A property that only CUDA devices have: ``torch.cuda.get_device_properties(0).major``."""
+        rest = Span(file.span(call.func).end, file.span(call).end)
+        quote = file.quote(call)
+        properties = _with_default(file, call, spelling, rest) or (spelling.text, rest)
+        name = f"{quote}{asked.attr.value}{quote}"
+        parts = ("getattr(", *properties, f", {name}, {on_host.replace(chr(39), quote)})")
+        return self.convert(file, call, replace(file.span(asked), *parts), *edits, claims=(call.func,))
+
+    def _count(self, file: SourceFile, node: cst.Call, target: AcclimateTarget) -> Finding | None:
+        """A device count that the program compares with 0, which it is on a CPU-only machine; ``None``: any other."""
+        quote, kind = file.quote(node), target.device_type
+        asked = asks_for_none(file, node)
+        if asked is not None and not count_may_be_one(file, node, asked[0]):
+            around, is_none = asked
+            text = f"{kind} {host_test(quote, other_kinds(file, around), is_host=is_none)}"
+            return self.convert(file, node, replace(file.span(around), text), claims=(node.func,))
+        several = asks_for_several(file, node) if asked is None else None
+        if several is not None and not ends_without(file, node):
+            # acclimate counts a host with two NUMA nodes as two devices; the program must treat it as one.
+            around, is_several = several
+            joined = "and" if is_several else "or"
+            start = f"({kind} {host_test(quote, is_host=not is_several)} {joined} "
+            count, place = file.span(node), file.span(around)
+            parts = (start, f"{target.accelerator}.device_count()", Span(count.end, place.end), ")")
+            return self.convert(file, node, replace(place, *parts), claims=(node.func,))
+        if not needs_zero(file, node):
+            return None
+        text = f"({target.accelerator}.device_count() if {kind} {host_test(quote)} else 0)"
+        return self.becomes(file, node, text, claims=(node.func,))
+
+    def _not_on_a_host(self, file: SourceFile, node: cst.Call, kinds: tuple[str, ...]) -> Finding:
+        """A test that is false on a CPU-only machine, and for the device types in ``kinds``."""
+        quote, above = file.quote(node), file.tree.parent(node)
+        negated = isinstance(above, cst.UnaryOperation) and isinstance(above.operator, cst.Not)
+        text = f"{file.target.device_type} {host_test(quote, kinds, is_host=negated)}"
+        place = above if negated and above is not None else node
+        if isinstance(file.tree.parent(place), (cst.Comparison, cst.ComparisonTarget, cst.BinaryOperation)):
+            text = f"({text})"
+        if isinstance(place, cst.UnaryOperation) and place.lpar:
+            text = f"({text})"
+        finding = self.convert(file, node, replace(file.span(place), text), claims=(node.func,))
+        return finding
+
+    @staticmethod
+    def _keywords(file: SourceFile, call: cst.Call, spelling: Spelling) -> list[Edit] | None:
+        """Edits of the keywords' names; ``None`` if the target lacks an argument."""
+        edits: list[Edit] = []
+        if spelling.keywords == () and call.args:
+            return None
+        if spelling.default:
+            if has_unpacking(call):
+                return None  # the unpacked arguments are unknown
+            if not call.args:
+                edits.append(insert(file.span(call).end - 1, spelling.default))
+        for argument in call.args:
+            if argument.keyword is None:
+                continue
+            said = argument.keyword.value
+            if spelling.positional_only:
+                if said != "device" or has_unpacking(call) or len(call.args) > 1:
+                    return None
+                place = Span(file.span(argument.keyword).start, file.span(argument.value).start)
+                edits.append(replace(place))
+            elif spelling.keywords is not None and said not in spelling.keywords:
+                if said != "device" or "device_index" not in spelling.keywords:
+                    return None
+                edits.append(replace(file.span(argument.keyword), "device_index"))
+        return edits
+
+
+def _gives_handle(file: SourceFile, call: cst.Call) -> bool:
+    """Whether code reads a stream's handle, to pass it to a kernel: ``torch.cuda.current_stream().cuda_stream``."""
+    uses: list[cst.CSTNode] = [call]
+    assigned = file.tree.parent(call)
+    if isinstance(assigned, cst.Assign) and isinstance(assigned.targets[0].target, cst.Name):
+        uses += file.tree.accesses(assigned.targets[0].target)
+    holders = [file.tree.parent(use) for use in uses]
+    return any(isinstance(at, cst.Attribute) and at.attr.value in _HANDLES for at in holders)
+
+
+class CurrentDevice(Rule):
+    """``torch.cuda.current_device()``, used as a device or as a number."""
+
+    code = "ACC102"
+    name = "current-device"
+    summary = "`torch.cuda.current_device()`, as a device or as a number"
+    explanation = """\
+`torch.cuda.current_device()` returns a number. In `device=`, `.to(…)` and `.cuda(…)` torch takes that number as a
+CUDA device, so a ported program must pass the device's name there. The rule follows the value inside its function,
+through choices (`device or …`), unpacked dictionaries (`**options`) and attributes. If each use is a device, the
+call becomes `current_device_name()`, otherwise `current_device()`. A value whose name suggests a number, such as
+`gpu` or `device_index`, stays a number."""
+    examples = (
+        Example(
+            "import torch\n\n\ndef f(n):\n    return torch.empty(n, device=torch.cuda.current_device())\n",
+            "import torch\nfrom acclimate import get_accelerator\n\n\n"
+            "def f(n):\n    return torch.empty(n, device=get_accelerator().current_device_name())\n",
+            "import torch\n\n\ndef accelerator_type() -> str:\n"
+            '    """The type of the device to use: the accelerator\'s, or "cpu"."""\n'
+            "    accelerator = torch.accelerator.current_accelerator(check_available=True)\n"
+            '    return "cpu" if accelerator is None else accelerator.type\n\n\n'
+            "def f(n):\n    return torch.empty(n, device=accelerator_type())\n",
+        ),
+        Example(
+            "import torch\n\n\ndef f(x):\n    where = torch.cuda.current_device()\n    return x.to(where)\n",
+            "import torch\nfrom acclimate import get_accelerator\n\n\n"
+            "def f(x):\n    where = get_accelerator().current_device_name()\n    return x.to(where)\n",
+            None,
+        ),
+        Example(
+            'import torch\n\nprint(f"rank on {torch.cuda.current_device()}")\n',
+            "import torch\nfrom acclimate import get_accelerator\n\n"
+            'print(f"rank on {get_accelerator().current_device()}")\n',
+            "import torch\n\nprint("
+            'f"rank on {(torch.accelerator.current_device_index() if torch.accelerator.is_available() else 0)}")\n',
+        ),
+    )
+    nodes = (cst.Call,)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if not isinstance(node, cst.Call) or cuda_name(file, node.func) != "current_device":
+            return None
+        if sink_of(file, node) is Sink.DEVICE:
+            return self.becomes(file, node, file.target.current_device_name, claims=(node.func,))
+        spelling = file.target.runtime("current_device")
+        if isinstance(spelling, Missing):
+            return self.left(file, node, spelling.reason, (node.func,))
+        rest = Span(file.span(node.func).end, file.span(node).end)
+        return self.becomes(
+            file, node, *guarded(file, node, spelling, spelling.text, rest), claims=(node.func,)
+        )
+
+
+class RuntimeReference(Rule):
+    """Names of ``torch.cuda`` that are not called."""
+
+    code = "ACC103"
+    name = "runtime-reference"
+    summary = "a name of `torch.cuda` that is passed, tested or caught, but not called"
+    explanation = """\
+The rule converts a function that is passed (`callback=torch.cuda.empty_cache`), an exception that is caught, and a
+class in `isinstance`. In an annotation, torch's class for all devices replaces the class of CUDA. `is_bf16_supported`
+becomes a lambda, since the default of its argument differs between acclimate and torch.
+
+`getattr`, `hasattr` and `setattr` on `torch.cuda` are left, since it depends on their second argument whether
+another accelerator has the name. A name that the program assigns to is left too."""
+    examples = (
+        Example(
+            "import torch\n\ntry:\n    step()\nexcept torch.cuda.OutOfMemoryError:\n    pass\n",
+            "import torch\nfrom acclimate import get_accelerator\n\n"
+            "try:\n    step()\nexcept get_accelerator().OutOfMemoryError:\n    pass\n",
+            "import torch\n\ntry:\n    step()\nexcept torch.OutOfMemoryError:\n    pass\n",
+        ),
+        Example(
+            "import torch\n\nafter_step(fn=torch.cuda.empty_cache)\n",
+            "import torch\nfrom acclimate import get_accelerator\n\nafter_step(fn=get_accelerator().empty_cache)\n",
+            f"{WITH_HELPER}after_step(fn=(torch.accelerator.empty_cache "
+            'if accelerator_type() not in ("cpu", "mps") else lambda *_: None))\n',
+        ),
+        Example(
+            "import torch\n\n\ndef wait(stream: torch.cuda.Stream) -> None:\n    stream.synchronize()\n",
+            "import torch\n\n\ndef wait(stream: torch.Stream) -> None:\n    stream.synchronize()\n",
+            "import torch\n\n\ndef wait(stream: torch.Stream) -> None:\n    stream.synchronize()\n",
+        ),
+        Example('import torch\n\nok = hasattr(torch.cuda, "graph")\n', None, None),
+        Example("import torch\n\ntorch.cuda.is_available = lambda: False\n", None, None),
+    )
+    nodes = (cst.Attribute, cst.Name)
+
+    _SHARED = {  # noqa: RUF012 - a constant
+        "Stream": "Stream", "Event": "Event", "amp.GradScaler": "amp.GradScaler",
+        "amp.autocast": "amp.autocast", "OutOfMemoryError": "OutOfMemoryError",
+        "device": "device", "amp.grad_scaler.GradScaler": "amp.GradScaler",
+    }  # fmt: skip
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        name = cuda_name(file, node)
+        if name is None or not is_read(file, node):
+            return None
+        if is_assigned(file, node):
+            return self.left(file, node, "the program assigns to this name of torch.cuda")
+        if file.tree.in_annotation(node):
+            return self._annotation(file, node, name)
+        if name == "":
+            return self._module(file, node)
+        parent = file.tree.parent(node)
+        if _has_specific_rule(name) and (name != "current_device" or isinstance(parent, cst.Call)):
+            return None
+        spelling = file.target.runtime(name)
+        if isinstance(spelling, Missing):
+            return self.left(file, node, spelling.reason)
+        if spelling.on_host == "None" and (spelling.condition or not file.is_guarded(node)):
+            quote = file.quote(node)
+            condition = (spelling.condition or file.target.not_host).replace('"', quote)
+            return self.becomes(file, node, f"({spelling.text} if {condition} else lambda *_: None)")
+        text = spelling.text
+        if spelling.default:
+            parameter = spelling.default.partition("=")[0]
+            text = f"(lambda {spelling.default}: {spelling.text}({parameter}))"
+        return self.becomes(file, node, text, unsafe=spelling.unsafe)
+
+    def _annotation(self, file: SourceFile, node: cst.CSTNode, name: str) -> Finding | None:
+        if name in self._SHARED:
+            return self.becomes(file, node, f"{file.torch}.{self._SHARED[name]}")
+        if name.endswith(_TENSOR_SUFFIX):
+            return self.becomes(file, node, f"{file.torch}.Tensor")
+        return self.left(file, node, f"torch has no class like torch.cuda.{name} for every device")
+
+    def _module(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        parent = file.tree.parent(node)
+        call = file.tree.parent(parent) if isinstance(parent, cst.Arg) else None
+        if isinstance(call, cst.Call):
+            name = called_name(call)
+            if name in ("getattr", "hasattr", "setattr", "object", "delattr"):
+                return self.left(
+                    file,
+                    node,
+                    f"`{name}` on torch.cuda: the second argument decides whether other devices have the name",
+                )
+        if isinstance(parent, cst.Attribute):
+            return None
+        target = file.target
+        if isinstance(target, AcclimateTarget) and not target.of_deepspeed:
+            text = f"{target.accelerator}.torch_module"
+        else:
+            text = f"{file.torch}.get_device_module({target.device_type})"
+        return self.becomes(
+            file, node, text, unsafe="other devices' modules have fewer names than torch.cuda"
+        )

@@ -1,0 +1,180 @@
+"""Calls that need CUDA: of compiled extensions, packages for NVIDIA GPUs, and functions that call those."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cached_property
+
+import libcst as cst
+
+from acclimate_port.source.cuda_packages import CUDA_PACKAGES, KERNEL_LANGUAGES
+from acclimate_port.source.tree import Span, Tree, called_name, dotted, string_value, walk
+
+_CUDA_FUNCTION = re.compile(
+    r"_cuda(_(kernel|fwd|bwd|forward|backward|impl|ext|op))?$|^cuda_|^Cuda[A-Z]|Cuda$"
+)
+_MOVES_OR_ASKS = re.compile(r"(^|_)(to|move|use|uses|is|has|on|no|set|seed|init|load)_cuda$")
+_NATIVE_MODULE = re.compile(r"^_C$|_C$|_ext$|_cuda(_(lib|kernels?|binding|backend|impl))?$")
+_LOADERS = {"importlib.import_module", "__import__", "import_module"}
+
+
+class Kernels:
+    """The calls in a file that need CUDA.
+
+    Args:
+        tree: the file.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+
+    @cached_property
+    def are_for_cuda_alone(self) -> bool:
+        """Whether the file defines kernels in a language that only NVIDIA GPUs run."""
+        return not KERNEL_LANGUAGES.isdisjoint(self._tree.imported_packages)
+
+    def called_in(self, places: list[Span]) -> str:
+        """The name of a CUDA-only function called in one of the ranges; ``""`` if there is none."""
+        return next((name for place in places for name in _names_in(place, self._calls)), "")
+
+    @cached_property
+    def _calls(self) -> list[tuple[Span, str]]:
+        """The range and the function's name of each call of a CUDA-only function."""
+        calls = [
+            (node, self._tree.span(node), dotted(node.func))
+            for node in self._tree.of_type(cst.Call)
+            if dotted(node.func)
+        ]
+        calls = [each for each in calls if not self._is_torch(each[0].func)]
+        bound = self._bound
+        native = [
+            (span, name)
+            for node, span, name in calls
+            if self._is_native(node.func)
+            or any(name == each or name.startswith(f"{each}.") for each in bound)
+        ]
+        named = [(span, name) for _, span, name in calls if _is_cuda_function(name)]
+        native += [(span, name) for _, span, name in calls if _is_cudnn(name)]
+        # A function that calls an extension needs CUDA, and so do its callers, however many calls away. A
+        # function known only by its name is followed to its direct callers, as a name may mislead.
+        count = -1
+        while count != len(native):
+            count = len(native)
+            native = self._with_callers(calls, native)
+        return [*native, *self._with_callers(calls, named)]
+
+    def _with_callers(
+        self, calls: list[tuple[cst.Call, Span, str]], found: list[tuple[Span, str]]
+    ) -> list[tuple[Span, str]]:
+        """The calls, and the calls of the file's functions and classes that contain them."""
+        own = {name for name, place in self._definitions if any(_names_in(place, found))}
+        own |= {target for target, value in self._aliases if value.partition(".")[0] in own}
+        known = set(found)
+        added = [
+            (span, name)
+            for _, span, name in calls
+            if (span, name) not in known and own & {name.partition(".")[0], _of_self(name)}
+        ]
+        return [*found, *added]
+
+    @cached_property
+    def _definitions(self) -> list[tuple[str, Span]]:
+        """The name and range of each function, class and method of the file; a method is ``self.name``."""
+        found: list[tuple[str, Span]] = []
+        for node in self._tree.module.body:
+            if isinstance(node, (cst.FunctionDef, cst.ClassDef)):
+                found.append((node.name.value, self._tree.span(node)))
+            if isinstance(node, cst.ClassDef):
+                found += [
+                    (f"self.{each.name.value}", self._tree.span(each))
+                    for each in node.body.body
+                    if isinstance(each, cst.FunctionDef) and each.name.value not in ("__init__", "forward")
+                ]
+        return found
+
+    @cached_property
+    def _aliases(self) -> list[tuple[str, str]]:
+        """Pairs of a name and the name assigned to it: ``attend = AttendFunction.apply``."""
+        return [
+            (dotted(target.target), dotted(node.value))
+            for node in self._tree.of_type(cst.Assign)
+            if dotted(node.value)
+            for target in node.targets
+            if dotted(target.target)
+        ]
+
+    @cached_property
+    def _bound(self) -> set[str]:
+        """Names bound to an extension or to its functions: ``self.norm = FusedNormFunction``."""
+        found: set[str] = set()
+        for node in self._tree.of_type(cst.Assign):
+            if self._gives_native(node.value):
+                found |= {dotted(each.target) for each in node.targets}
+        return found - {""}
+
+    def _gives_native(self, value: cst.CSTNode) -> bool:
+        if isinstance(value, (cst.Name, cst.Attribute)):
+            return self._is_native(value, is_call=False)
+        if isinstance(value, cst.IfExp):
+            return self._gives_native(value.body) or self._gives_native(value.orelse)
+        if not isinstance(value, cst.Call):
+            return False
+        qualified = self._tree.qualified(value.func) or dotted(value.func)
+        if qualified in _LOADERS and value.args:
+            said = (string_value(value.args[0].value) or "").split(".")
+            return any(_NATIVE_MODULE.search(each) for each in said) or said[0] in CUDA_PACKAGES
+        if called_name(value) == "load_ext":  # mmcv's loader of its own extension
+            return True
+        if qualified.startswith("torch.utils.cpp_extension.load") or called_name(value) == "load_inline":
+            return any(".cu" in text or "cuda" in text for text in _texts(value))
+        return False
+
+    def _is_native(self, node: cst.CSTNode, is_call: bool = True) -> bool:
+        """Whether a name comes from an imported extension, or from a package that only NVIDIA GPUs run."""
+        for full in self._tree.may_be(node):
+            parts = full.split(".")
+            modules = parts[:-1] if is_call else parts
+            if parts[0] in CUDA_PACKAGES:
+                return True
+            # Programs that use yacs call their configuration `_C` too.
+            is_settings = any("config" in each or "default" in each for each in parts)
+            if not is_settings and any(_NATIVE_MODULE.search(each) for each in modules):
+                return parts[0] != "torch"
+        return False
+
+    def _is_torch(self, node: cst.CSTNode) -> bool:
+        """Whether a function belongs to torch, and its name does not say that it needs CUDA."""
+        name = self._tree.qualified(node) or ""
+        return name.startswith("torch.") and not name.startswith("torch.ops.") and not _is_cudnn(name)
+
+
+def _texts(node: cst.CSTNode) -> Iterator[str]:
+    """The strings in an expression."""
+    for each in walk(node):
+        if isinstance(each, (cst.SimpleString, cst.FormattedStringText)):
+            yield each.value
+
+
+def _of_self(name: str) -> str:
+    """``self.f`` for ``self.f``, ``self.f.g`` and ``cls.f``."""
+    first, *rest = name.split(".")
+    return f"self.{rest[0]}" if first in ("self", "cls") and rest else ""
+
+
+def _names_in(place: Span, calls: list[tuple[Span, str]]) -> Iterator[str]:
+    """The names of the calls inside a range."""
+    return (name for span, name in calls if place.start <= span.start and span.end <= place.end)
+
+
+def _is_cudnn(name: str) -> bool:
+    """Whether a function of torch is an operator of cuDNN, or looks operators up by their names."""
+    last = name.rpartition(".")[2]
+    return last == "_jit_get_operation" or last.startswith("cudnn_")
+
+
+def _is_cuda_function(name: str) -> bool:
+    """Whether a function's name says that it needs CUDA: ``scan_cuda``, ``scan_cuda.forward``."""
+    *modules, last = name.split(".")
+    own = _CUDA_FUNCTION.search(last) and not _MOVES_OR_ASKS.search(last)
+    return bool(own) or any(each.endswith("_cuda") for each in modules)

@@ -1,0 +1,276 @@
+"""Infers the kind of a value within one function: a number, a device, a string, a tensor, a module.
+
+Each result says whether the code shows the kind or only a name suggests it. An edit based only on a name is
+unsafe.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+import libcst as cst
+from libcst.metadata.scope_provider import Assignment
+
+from acclimate_port.source.tree import Tree, called_name, string_value
+
+
+class Kind(Enum):
+    """The kind of a value."""
+
+    NUMBER = "number"
+    DEVICE = "device"
+    STRING = "string"
+    TENSOR = "tensor"
+    MODULE = "module"
+    NONE = "None"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Value:
+    """A kind, and whether the code shows it."""
+
+    kind: Kind
+    certain: bool = True
+
+
+UNKNOWN = Value(Kind.UNKNOWN, certain=False)
+
+DEVICE_NAME = re.compile(r"(^|_)(device|dev)(_?(type|name|str|string))?$|^device", re.IGNORECASE)
+_NUMBER_NAME = re.compile(
+    r"(^|_)(rank|gpu|gpu_?ids?|gpu_?index|gpu_?idx|gpu_?num|device_?(id|index|idx|num)|dev_?id|i)$",
+    re.IGNORECASE,
+)
+BACKEND_NAME = re.compile(r"(^|_)backend$", re.IGNORECASE)
+
+_FACTORIES = {
+    *("empty", "zeros", "ones", "full", "rand", "randn", "randint", "arange", "linspace", "tensor", "eye"),
+    *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"),
+    *("from_numpy", "as_tensor", "stack", "cat", "randperm", "logspace", "empty_strided", "normal"),
+    *("FloatTensor", "LongTensor", "IntTensor", "HalfTensor", "DoubleTensor", "ByteTensor", "BoolTensor"),
+    *("Tensor", "BFloat16Tensor", "ShortTensor", "CharTensor"),
+    *(
+        "tril",
+        "triu",
+        "where",
+        "matmul",
+        "mm",
+        "bmm",
+        "exp",
+        "log",
+        "sqrt",
+        "abs",
+        "sum",
+        "mean",
+        "sin",
+        "cos",
+    ),
+}
+_TENSOR_METHODS = {
+    *("float", "half", "double", "long", "int", "bool", "bfloat16", "contiguous", "clone", "detach", "t"),
+    *("view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "repeat", "flatten"),
+    *("requires_grad_", "fill_", "zero_", "normal_", "uniform_", "cuda", "to", "type", "pin_memory", "cpu"),
+}
+_MODULE_METHODS = {
+    "cuda",
+    "to",
+    "train",
+    "eval",
+    "half",
+    "float",
+    "double",
+    "bfloat16",
+    "requires_grad_",
+    "cpu",
+}
+_NUMBER_CALLS = {
+    *("int", "len", "torch.distributed.get_rank", "torch.distributed.get_world_size"),
+    *("torch.cuda.current_device", "torch.cuda.device_count", "torch.accelerator.device_count"),
+    *("torch.accelerator.current_device_index", "torch.distributed.get_node_local_rank"),
+}
+_NUMBER_TYPES = {"int"}
+_DEPTH = 6
+
+
+class Values:
+    """Infers the kinds of the values in one file."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+
+    @cached_property
+    def classes(self) -> dict[str, cst.ClassDef]:
+        """The classes that the file defines."""
+        return {node.name.value: node for node in self._tree.of_type(cst.ClassDef)}
+
+    @cached_property
+    def classes_with_own_cuda(self) -> set[str]:
+        """The classes of the file that define ``cuda``, and those that inherit from them."""
+        own = {name for name, node in self.classes.items() if "cuda" in methods(node)}
+        for _ in self.classes:
+            own |= {name for name, node in self.classes.items() if own & _base_names(node)}
+        return own
+
+    def of(self, node: cst.CSTNode, depth: int = _DEPTH) -> Value:
+        """The kind of an expression's value."""
+        if depth == 0:
+            return UNKNOWN
+        if isinstance(node, cst.Integer):
+            return Value(Kind.NUMBER)
+        if isinstance(node, (cst.SimpleString, cst.FormattedString, cst.ConcatenatedString)):
+            return Value(Kind.STRING)
+        if isinstance(node, cst.Name):
+            return self._of_name(node, depth)
+        if isinstance(node, cst.Attribute):
+            return self._of_attribute(node)
+        if isinstance(node, cst.Call):
+            return self._of_call(node, depth)
+        if isinstance(node, cst.BinaryOperation):
+            return self._of_operation(node, depth)
+        if isinstance(node, cst.IfExp):
+            return self._both(self.of(node.body, depth - 1), self.of(node.orelse, depth - 1))
+        if isinstance(node, cst.Subscript):
+            return self._of_subscript(node)
+        return UNKNOWN
+
+    @staticmethod
+    def _both(one: Value, other: Value) -> Value:
+        return Value(one.kind, one.certain and other.certain) if one.kind is other.kind else UNKNOWN
+
+    def _of_name(self, name: cst.Name, depth: int) -> Value:
+        if name.value == "None":
+            return Value(Kind.NONE)
+        found: list[Value] = []
+        for assignment in self._tree.assignments(name):
+            found.append(self._of_assignment(assignment, depth))
+        known = {value.kind for value in found}
+        if len(known) == 1 and Kind.UNKNOWN not in known:
+            return Value(known.pop(), all(value.certain for value in found))
+        return guess_by_name(name.value)
+
+    def _of_assignment(self, assignment: Assignment, depth: int) -> Value:
+        node = assignment.node
+        parent = self._tree.parent(node)
+        if isinstance(node, cst.Param):
+            return self._of_annotation(node.annotation)
+        if isinstance(parent, cst.AnnAssign) and parent.value is None:
+            return self._of_annotation(parent.annotation)
+        if isinstance(parent, (cst.AssignTarget, cst.AnnAssign, cst.NamedExpr)):
+            holder = self._tree.parent(parent) if isinstance(parent, cst.AssignTarget) else parent
+            if isinstance(holder, (cst.Assign, cst.AnnAssign, cst.NamedExpr)) and holder.value is not None:
+                return self.of(holder.value, depth - 1)
+        if isinstance(parent, (cst.For, cst.CompFor)) and parent.target is node:
+            called = parent.iter.func if isinstance(parent.iter, cst.Call) else None
+            if isinstance(called, cst.Name) and called.value == "range":
+                return Value(Kind.NUMBER)
+        return UNKNOWN
+
+    def _of_annotation(self, annotation: cst.Annotation | None) -> Value:
+        if annotation is None:
+            return UNKNOWN
+        told = self._tree.qualified(annotation.annotation)
+        if told in ("torch.Tensor", "torch.nn.Parameter"):
+            return Value(Kind.TENSOR)
+        if told in ("torch.nn.Module", "torch.nn.modules.Module"):
+            return Value(Kind.MODULE)
+        if told == "torch.device":
+            return Value(Kind.DEVICE)
+        named = annotation.annotation
+        if isinstance(named, cst.Name) and named.value in _NUMBER_TYPES:
+            return Value(Kind.NUMBER)
+        return Value(Kind.STRING) if isinstance(named, cst.Name) and named.value == "str" else UNKNOWN
+
+    def _of_attribute(self, node: cst.Attribute) -> Value:
+        if node.attr.value == "device" and self.of(node.value, 2).kind is Kind.TENSOR:
+            return Value(Kind.DEVICE)
+        return guess_by_name(node.attr.value)
+
+    def _of_call(self, call: cst.Call, depth: int) -> Value:
+        name = self._tree.qualified(call.func)
+        last = called_name(call) or ""
+        if name is not None and name.startswith("torch."):
+            if name in _NUMBER_CALLS:
+                return Value(Kind.NUMBER)
+            if name == "torch.device":
+                return Value(Kind.DEVICE)
+            if (
+                name.rpartition(".")[0] in ("torch", "torch.cuda", "torch.nn.functional")
+                and last in _FACTORIES
+            ):
+                return Value(Kind.TENSOR)
+            if name.startswith("torch.nn.") and last[:1].isupper():
+                return Value(Kind.TENSOR if last == "Parameter" else Kind.MODULE)
+            return UNKNOWN
+        if isinstance(call.func, cst.Name):
+            if call.func.value in ("int", "len"):
+                return Value(Kind.NUMBER)
+            if call.func.value in ("str", "repr"):
+                return Value(Kind.STRING)
+            return self._instance_of(call.func.value)
+        if isinstance(call.func, cst.Attribute):
+            if last in ("current_device", "device_count", "get_rank", "get_world_size"):
+                return Value(Kind.NUMBER, certain=last in ("current_device", "device_count"))
+            if last in ("device_name", "current_device_name"):
+                return Value(Kind.STRING)
+            if last in ("get", "getenv") and name in ("os.environ.get", "os.getenv"):
+                return Value(Kind.STRING)
+            if last in _TENSOR_METHODS | _MODULE_METHODS:
+                held = self.of(call.func.value, depth - 1)
+                if held.kind is Kind.TENSOR or (held.kind is Kind.MODULE and last in _MODULE_METHODS):
+                    return held
+        return UNKNOWN
+
+    def _instance_of(self, name: str) -> Value:
+        definition = self.classes.get(name)
+        if definition is None or name in self.classes_with_own_cuda:
+            return UNKNOWN
+        for base in definition.bases:
+            told = self._tree.qualified(base.value)
+            if told is not None and (told.startswith("torch.nn.") and told.rpartition(".")[2][:1].isupper()):
+                return Value(Kind.MODULE)
+            if isinstance(base.value, cst.Name) and base.value.value != name:
+                inherited = self._instance_of(base.value.value)
+                if inherited.kind is Kind.MODULE:
+                    return inherited
+        return UNKNOWN
+
+    def _of_operation(self, node: cst.BinaryOperation, depth: int) -> Value:
+        if isinstance(node.operator, (cst.FloorDivide, cst.BitAnd)):
+            return Value(Kind.NUMBER)
+        left, right = self.of(node.left, depth - 1), self.of(node.right, depth - 1)
+        if isinstance(node.operator, cst.Modulo):
+            return (
+                Value(Kind.STRING)
+                if left.kind is Kind.STRING
+                else Value(Kind.NUMBER, left.kind is Kind.NUMBER)
+            )
+        if isinstance(node.operator, (cst.Add, cst.Subtract, cst.Multiply)):
+            return self._both(left, right)
+        return UNKNOWN
+
+    def _of_subscript(self, node: cst.Subscript) -> Value:
+        if self._tree.qualified(node.value) == "os.environ":
+            return Value(Kind.STRING)
+        element = node.slice[0].slice if len(node.slice) == 1 else None
+        key = string_value(element.value) if isinstance(element, cst.Index) else None
+        return guess_by_name(key) if key is not None else UNKNOWN
+
+
+def guess_by_name(name: str) -> Value:
+    """The kind that a name suggests."""
+    if _NUMBER_NAME.search(name):
+        return Value(Kind.NUMBER, certain=False)
+    return Value(Kind.DEVICE, certain=False) if DEVICE_NAME.search(name) else UNKNOWN
+
+
+def methods(node: cst.ClassDef) -> set[str]:
+    """The names of the functions that a class defines."""
+    return {each.name.value for each in node.body.body if isinstance(each, cst.FunctionDef)}
+
+
+def _base_names(node: cst.ClassDef) -> set[str]:
+    """The bases of a class that are plain names."""
+    return {base.value.value for base in node.bases if isinstance(base.value, cst.Name)}

@@ -1,0 +1,207 @@
+"""Code meant for one vendor's hardware: builds, kernels, runtimes, and tests that replace torch.cuda."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cached_property
+
+import libcst as cst
+
+from acclimate_port.source.cuda_packages import RUNTIMES
+from acclimate_port.source.tree import Tree, called_name, string_value, walk
+
+_KERNEL_MARKS = {"triton.jit", "triton.autotune", "numba.cuda.jit", "cutlass.cute.jit", "cutlass.cute.kernel"}
+_BUILDS = "torch.utils.cpp_extension."
+_TOOLKIT = re.compile(r"^(CUDA|ROCM)_(HOME|PATH)$")
+_REPLACES = {"patch", "object", "multiple", "setattr"}
+_NUMBERED = re.compile(r"cuda:\d+$")
+_COMMAND = "nvidia-smi"
+
+
+class VendorCode:
+    """Finds the code that a port must leave because it is meant for one vendor's hardware.
+
+    Args:
+        tree: the file.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+
+    def reason(self, node: cst.CSTNode, is_test: bool) -> str:
+        """Why a node is code for one vendor; ``""`` if it is not.
+
+        Args:
+            node: the node.
+            is_test: whether it is a test of the device, which may control a build.
+        """
+        around = list(self._tree.ancestors(node))
+        if any(isinstance(each, cst.Call) and self._is_build(each) for each in around):
+            return "it builds a native extension for one vendor's hardware"
+        if any(isinstance(each, cst.FunctionDef) and self._is_kernel(each) for each in around):
+            return "a kernel for one vendor's hardware"
+        if is_test and self._decides_build(node, around):
+            return "it controls the build of a native extension for one vendor's hardware"
+        if self._replacing and any(each in self._replacing for each in around):
+            return "the test replaces names of torch.cuda"
+        for each in around:
+            if isinstance(each, cst.FunctionDef) and each in self._of_runtimes:
+                return f"the function uses {self._of_runtimes[each]}, which only NVIDIA GPUs have"
+        if (_NUMBERED.match(string_value(node) or "") or isinstance(node, cst.Call)) and any(
+            each in self._only_comparing for each in around
+        ):
+            return "the test compares devices with different indices, and a CPU-only machine has one device"
+        return ""
+
+    def _is_build(self, call: cst.Call) -> bool:
+        name = self._tree.qualified(call.func) or ""
+        return name.startswith(_BUILDS) or called_name(call) in ("CUDAExtension", "load_inline")
+
+    def _is_kernel(self, function: cst.FunctionDef) -> bool:
+        for decorator in function.decorators:
+            called = decorator.decorator
+            called = called.func if isinstance(called, cst.Call) else called
+            if self._tree.qualified(called) in _KERNEL_MARKS:
+                return True
+        return False
+
+    def _decides_build(self, node: cst.CSTNode, around: list[cst.CSTNode]) -> bool:
+        statement = self._tree.statement(node)
+        test = statement.test if isinstance(statement, cst.If) else statement
+        names = {each.value for each in walk(test) if isinstance(each, cst.Name)}
+        if any(_TOOLKIT.match(name) for name in names):
+            return True
+        function = next((each for each in around if isinstance(each, cst.FunctionDef)), None)
+        return function is not None and function in self._building
+
+    @cached_property
+    def _building(self) -> set[cst.CSTNode]:
+        """The functions that build an extension."""
+        if not any(name.startswith("torch.utils.cpp_extension") for name in self._imports):
+            return set()
+        return {
+            function
+            for call in self._tree.of_type(cst.Call)
+            if self._is_build(call)
+            for function in self._functions(call)
+        }
+
+    @cached_property
+    def _replacing(self) -> set[cst.CSTNode]:
+        """The functions and classes in which a test replaces names of torch.cuda.
+
+        Their calls of torch.cuda get the replacement's answers.
+        """
+        found: set[cst.CSTNode] = set()
+        for call in self._tree.of_type(cst.Call):
+            if called_name(call) not in _REPLACES or not call.args:
+                continue
+            first = call.args[0].value
+            name = string_value(first) or self._tree.qualified(first) or ""
+            if name == "torch.cuda" or name.startswith("torch.cuda."):
+                holders = (cst.FunctionDef, cst.ClassDef)
+                found |= {each for each in [self._first(call, holders)] if each is not None}
+        return found
+
+    @cached_property
+    def _of_runtimes(self) -> dict[cst.CSTNode, str]:
+        """The functions that use a runtime of NVIDIA GPUs, with the runtime's name."""
+        used = {first for first in (name.partition(".")[0] for name in self._imports) if first in RUNTIMES}
+        found: dict[cst.CSTNode, str] = {}
+        for function in self._tree.of_type(cst.FunctionDef) if _COMMAND in self._tree.text else []:
+            if _COMMAND in self._tree.source(function) and self._uses_torch_only_for_cuda(function):
+                helpers = [self._functions_by_name.get(called_name(each) or "") for each in _calls(function)]
+                asking = [each for each in helpers if each and self._uses_torch_only_for_cuda(each)]
+                found |= dict.fromkeys([function, *asking], _COMMAND)
+        if not used:
+            return found
+        for name in self._tree.of_type(cst.Name):
+            home = (self._tree.qualified(name) or "").partition(".")[0]
+            if home in used:
+                found |= dict.fromkeys(self._functions(name), RUNTIMES[home])
+        return found
+
+    @cached_property
+    def _functions_by_name(self) -> dict[str, cst.FunctionDef]:
+        return {each.name.value: each for each in self._tree.of_type(cst.FunctionDef)}
+
+    def _uses_torch_only_for_cuda(self, function: cst.FunctionDef) -> bool:
+        """Whether a function uses torch only to query GPUs, and computes nothing with it."""
+        for node in walk(function.body):
+            name = self._tree.qualified(node) if isinstance(node, cst.Attribute) else None
+            if name and name.startswith("torch.") and not name.startswith("torch.cuda"):
+                return False
+        return True
+
+    @cached_property
+    def _only_comparing(self) -> set[cst.CSTNode]:
+        """The tests that name several device indices and put nothing on those devices."""
+        numbered: dict[cst.CSTNode, set[str]] = defaultdict(set)
+        for text in self._tree.of_type(cst.SimpleString):
+            if _NUMBERED.match(string_value(text) or ""):
+                for function in self._functions(text):
+                    numbered[function].add(string_value(text) or "")
+        return {
+            function
+            for function, names in numbered.items()
+            if len(names) > 1 and _asserts(function) and not self._puts_on_device(function)
+        }
+
+    def _puts_on_device(self, function: cst.CSTNode) -> bool:
+        """Whether a call gets a device with an index, or a name that holds one, as its device."""
+        devices = {
+            target.target.value
+            for assign in walk(function)
+            if isinstance(assign, cst.Assign) and self._names_numbered(assign.value)
+            for target in assign.targets
+            if isinstance(target.target, cst.Name)
+        }
+        for call in _calls(function):
+            if self._tree.qualified(call.func) == "torch.device":
+                continue
+            for argument in call.args:
+                word = argument.keyword.value if argument.keyword is not None else ""
+                takes = word in ("device", "map_location") or called_name(call) in ("to", "cuda", "to_empty")
+                names = {each.value for each in walk(argument.value) if isinstance(each, cst.Name)}
+                if takes and (names & devices or self._names_numbered(argument.value)):
+                    return True
+        return False
+
+    @staticmethod
+    def _names_numbered(node: cst.CSTNode) -> bool:
+        return any(_NUMBERED.match(string_value(each) or "") for each in walk(node))
+
+    @cached_property
+    def _imports(self) -> set[str]:
+        """The modules that the file imports, or imports from, by their full names."""
+        found: set[str] = set()
+        for alias in self._tree.of_type(cst.ImportAlias):
+            statement = self._tree.parent(alias)
+            name = alias.evaluated_name
+            if isinstance(statement, cst.ImportFrom):
+                module = self._tree.source(statement.module) if statement.module is not None else ""
+                name = f"{'.' * len(statement.relative)}{module}.{name}"
+            found.add(name)
+        return found
+
+    def _functions(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+        """The innermost function around a node, if there is one."""
+        function = self._first(node, (cst.FunctionDef,))
+        if function is not None:
+            yield function
+
+    def _first(self, node: cst.CSTNode, kinds: tuple[type[cst.CSTNode], ...]) -> cst.CSTNode | None:
+        return next((each for each in self._tree.ancestors(node) if isinstance(each, kinds)), None)
+
+
+def _calls(function: cst.CSTNode) -> list[cst.Call]:
+    return [each for each in walk(function) if isinstance(each, cst.Call)]
+
+
+def _asserts(function: cst.CSTNode) -> bool:
+    """Whether a function is a test: it asserts, with the statement or a method of unittest's."""
+    return any(isinstance(each, cst.Assert) for each in walk(function)) or any(
+        (called_name(each) or "").startswith("assert") for each in _calls(function)
+    )

@@ -1,0 +1,288 @@
+"""A file as the rules see it: its tree, the kinds of its values, and the target's code."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from functools import cached_property
+
+import libcst as cst
+
+from acclimate_port.new_code.added_functions import ACCELERATOR_TYPE, ON_ANY_DEVICE
+from acclimate_port.new_code.edits import Part
+from acclimate_port.new_code.targets import AcclimateTarget, Target, TorchTarget
+from acclimate_port.source.kernels import Kernels
+from acclimate_port.source.survey import Survey
+from acclimate_port.source.torchscript import TorchScript
+from acclimate_port.source.tree import Span, Tree, dotted, string_value, walk
+from acclimate_port.source.values import Values
+from acclimate_port.source.vendor_code import VendorCode
+
+_BUILD_MODULES = ("setuptools", "distutils.core", "distutils")
+_DEVICE_IN_TEXT = re.compile(r"device[\"'\\]*\s*[=:]\s*[\"'\\]*cuda")
+_HOME_OF_ACCELERATOR = {
+    "acclimate.get_accelerator": False,
+    "deepspeed.accelerator.get_accelerator": True,
+    "deepspeed.get_accelerator": True,
+    "deepspeed.accelerator.real_accelerator.get_accelerator": True,
+}
+OTHER_KINDS = ("mps", "xpu", "npu", "hpu", "mlu", "musa", "xla", "tpu")
+"""Words that programs use for devices other than CUDA and the CPU."""
+_KINDS = re.compile(
+    rf"(?<![A-Za-z])({'|'.join(OTHER_KINDS)})(?![A-Za-z])"
+    rf"|(?:(?<=[a-z])|(?<![A-Za-z]))({'|'.join(OTHER_KINDS).upper()})(?![A-Za-z])"
+)
+_LONGEST_NAME = 40
+"""A longer string is prose or a program."""
+
+
+def kinds_in(text: str) -> list[str]:
+    """The device types other than CUDA and the CPU that a name or an expression contains."""
+    return [each[0].lower().replace("tpu", "xla") for each in _KINDS.finditer(text)]
+
+
+class SourceFile:
+    """A file as the rules see it.
+
+    Args:
+        text: its source.
+        target: ``acclimate`` or ``torch``.
+        is_build_script: whether its name is that of a build script.
+        is_package_init: whether it is an ``__init__.py``, whose names others import.
+        survey: facts from other files about the classes that this one uses.
+        compiles_all: whether another file may give any module of this one to TorchScript.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        target: str,
+        is_build_script: bool = False,
+        is_package_init: bool = False,
+        survey: Survey | None = None,
+        compiles_all: bool = False,
+    ) -> None:
+        self.tree = Tree(text)
+        self.values = Values(self.tree)
+        self.kernels = Kernels(self.tree)
+        self.survey = survey or Survey()
+        self.torchscript = TorchScript(self.tree, self.survey.compiled, compiles_all)
+        self.vendor_code = VendorCode(self.tree)
+        self.goes_to_device: dict[cst.CSTNode, bool] = {}
+        """Results of ``dataflow/sinks.py`` for the values that it followed."""
+        self.is_build_script = is_build_script
+        self.is_package_init = is_package_init
+        self.torch = self._module_name("torch") or "torch"
+        self.needs_torch_import = self._module_name("torch") is None
+        self.accelerator, self.accelerator_is_deepspeed, self.needs_import = self._accelerator_name()
+        self.helper, self.needs_helper = self._helper_name()
+        self.on_any_device, self.needs_on_any_device = self._wrapper_name()
+        self.target: Target = (
+            AcclimateTarget(self.torch, self.accelerator, self.accelerator_is_deepspeed)
+            if target == "acclimate"
+            else TorchTarget(self.torch, self.helper)
+        )
+
+    def _module_name(self, module: str) -> str | None:
+        for statement in self.module_imports:
+            if isinstance(statement, cst.Import):
+                for alias in statement.names:
+                    if dotted(alias.name) == module:
+                        return alias.evaluated_alias or module
+                    if alias.asname is None and dotted(alias.name).startswith(f"{module}."):
+                        return module
+        return None
+
+    def _accelerator_name(self) -> tuple[str, bool, bool]:
+        for statement in self.module_imports:
+            if isinstance(statement, cst.ImportFrom) and not isinstance(statement.names, cst.ImportStar):
+                home = dotted(statement.module) if statement.module is not None else ""
+                for alias in statement.names:
+                    known = _HOME_OF_ACCELERATOR.get(f"{home}.{dotted(alias.name)}")
+                    if known is not None and not statement.relative:
+                        return alias.evaluated_alias or "get_accelerator", known, False
+        name = "get_accelerator"
+        return ("current_accelerator" if name in self.names else name), False, True
+
+    def _helper_name(self) -> tuple[str, bool]:
+        name = "accelerator_type"
+        for node in self.tree.module.body:
+            if isinstance(node, cst.FunctionDef) and node.name.value == name:
+                if "current_accelerator" in self.tree.source(node):
+                    return name, False
+                return f"_{name}", f"def _{name}" not in self.tree.text
+        return (f"_{name}" if name in self.names else name), True
+
+    def _wrapper_name(self) -> tuple[str, bool]:
+        name = "on_any_device"
+        for node in self.tree.module.body:
+            if not isinstance(node, cst.FunctionDef) or not node.name.value.endswith(name):
+                continue
+            if "register_forward_pre_hook" in self.tree.source(node):
+                return node.name.value, False
+        return (f"_{name}" if name in self.names else name), True
+
+    @property
+    def helper_text(self) -> str:
+        """The source of the function that returns the device type, with this file's names."""
+        return self._spelled(ACCELERATOR_TYPE)
+
+    @property
+    def on_any_device_text(self) -> str:
+        """The source of the function that runs a ``DataParallel`` on any device, with this file's names."""
+        text = ON_ANY_DEVICE.replace("on_any_device", self.on_any_device)
+        hook = "_move_inputs"
+        text = text.replace(hook, f"{hook}_to_device" if hook in self.names else hook)
+        if not self._has_plain_import_of_torch:  # an annotation is evaluated when the module is imported
+            text = re.sub(r"((?:parallel: |-> )(?!tuple))(torch\.[\w.]+)", r'\1"\2"', text)
+        return self._spelled(text).replace("{device_type}", self.target.device_type)
+
+    def _spelled(self, text: str) -> str:
+        return text.replace("torch.", f"{self.torch}.").replace("accelerator_type()", f"{self.helper}()")
+
+    @cached_property
+    def _has_plain_import_of_torch(self) -> bool:
+        """Whether torch is imported at the head of the file, outside any ``if`` or ``try``."""
+        if self.needs_torch_import:
+            return True  # the port adds a plain import
+        lines = [each for each in self.tree.module.body if isinstance(each, cst.SimpleStatementLine)]
+        imports = [each for line in lines for each in line.body if isinstance(each, cst.Import)]
+        return any(
+            dotted(alias.name).partition(".")[0] == "torch" for each in imports for alias in each.names
+        )
+
+    @cached_property
+    def other_kinds(self) -> tuple[str, ...]:
+        """The other device types in the file's names and strings: ``"mps"``, ``is_npu_available``."""
+        words = {*self.names, *(string_value(each) or "" for each in self.tree.of_type(cst.SimpleString))}
+        found = {kind for word in words if len(word) < _LONGEST_NAME for kind in kinds_in(word)}
+        return tuple(sorted(found))
+
+    @cached_property
+    def names(self) -> set[str]:
+        """Every identifier in the file."""
+        return self.tree.all_names()
+
+    @cached_property
+    def attributes(self) -> dict[str, list[cst.Attribute]]:
+        """The chains of attributes that end in each name."""
+        found: dict[str, list[cst.Attribute]] = defaultdict(list)
+        for node in self.tree.of_type(cst.Attribute):
+            found[node.attr.value].append(node)
+        return found
+
+    @cached_property
+    def exported(self) -> set[str]:
+        """The names in ``__all__``."""
+        found: set[str] = set()
+        for node in self.tree.of_type(cst.Assign):
+            if any(dotted(each.target) == "__all__" for each in node.targets):
+                found |= {string_value(each) or "" for each in walk(node.value)}
+        return found
+
+    @cached_property
+    def module_imports(self) -> list[cst.Import | cst.ImportFrom]:
+        """The import statements that the module itself runs, in order, also those in blocks."""
+        found: list[cst.Import | cst.ImportFrom] = []
+        for node in _walk_outside_functions(self.tree.module):
+            if isinstance(node, (cst.Import, cst.ImportFrom)):
+                found.append(node)
+        return found
+
+    @cached_property
+    def imports_build_tools(self) -> bool:
+        """Whether the file builds native extensions."""
+        imported: set[str] = set()
+        for statement in self.module_imports:
+            if isinstance(statement, cst.Import):
+                imported |= {dotted(alias.name) for alias in statement.names}
+            elif statement.module is not None and not statement.relative:
+                imported.add(dotted(statement.module))
+        return any(name in _BUILD_MODULES for name in imported)
+
+    # -- positions -----------------------------------------------------------------------------------
+
+    def runs_at_import(self, node: cst.CSTNode) -> bool:
+        """Whether a node is evaluated when the module is imported."""
+        return self.tree.function(node) is None
+
+    def is_guarded(self, node: cst.CSTNode) -> bool:
+        """Whether a node runs only where a test of the device is true."""
+        below = node
+        for around in self.tree.ancestors(node):
+            if isinstance(around, cst.If) and below is around.body and self.tests_device(around.test):
+                return True
+            if isinstance(around, cst.IfExp) and below is around.body and self.tests_device(around.test):
+                return True
+            if self._is_second_of_and(around, below):
+                return True
+            if isinstance(around, (cst.FunctionDef, cst.ClassDef)):
+                return False
+            below = around
+        return False
+
+    def _is_second_of_and(self, around: cst.CSTNode, node: cst.CSTNode) -> bool:
+        if not isinstance(around, cst.BooleanOperation) or node is not around.right:
+            return False
+        return isinstance(around.operator, cst.And) and self.tests_device(around.left)
+
+    def tests_device(self, test: cst.CSTNode) -> bool:
+        """Whether a condition is true only if there is a device other than the CPU."""
+        if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
+            return self.tests_device(test.left) or self.tests_device(test.right)
+        if isinstance(test, cst.Call):
+            name = self.tree.qualified(test.func)
+            return name in ("torch.cuda.is_available", "torch.accelerator.is_available")
+        if isinstance(test, cst.Comparison) and len(test.comparisons) == 1:
+            right = test.comparisons[0]
+            said = string_value(right.comparator) or string_value(test.left)
+            if said == "cuda":
+                return isinstance(right.operator, (cst.Equal, cst.In))
+            return said == "cpu" and isinstance(right.operator, (cst.NotEqual, cst.NotIn))
+        return isinstance(test, cst.Attribute) and test.attr.value == "is_cuda"
+
+    def quote(self, node: cst.CSTNode) -> str:
+        """The quote for a new string: the same as the literal's, or one that no enclosing string uses."""
+        for around in (node, *self.tree.ancestors(node)):
+            if isinstance(around, cst.FormattedString):
+                return "'" if '"' in around.start else '"'
+        return node.quote[0] if isinstance(node, cst.SimpleString) else '"'
+
+    def text_names_device(self, node: cst.CSTNode) -> bool:
+        """Whether a string near a node, such as a command line or YAML, names CUDA as the device.
+
+        A comparison with "cuda" of a value read from such a string is a comparison of data.
+        """
+        around = self.tree.function(node)
+        return around is not None and any(
+            isinstance(each, cst.SimpleString) and _DEVICE_IN_TEXT.search(each.value) is not None
+            for each in walk(around)
+        )
+
+    def in_fstring(self, node: cst.CSTNode) -> bool:
+        """Whether a node is part of an f-string."""
+        return any(isinstance(around, cst.FormattedString) for around in self.tree.ancestors(node))
+
+    def device_at(self, index: Span | str) -> tuple[Part, ...]:
+        """The expression for device number ``index``."""
+        if isinstance(index, Span) and isinstance(self.target, TorchTarget):
+            text = self.tree.source(index)
+            if any(letter in text for letter in "\"'{}\\\n#"):
+                return (f'({self.target.device_type} + ":" + str(', index, "))")
+        return self.target.device_at(index)
+
+    def span(self, node: cst.CSTNode) -> Span:
+        """The bytes of a node."""
+        return self.tree.span(node)
+
+
+def _walk_outside_functions(node: cst.CSTNode) -> list[cst.CSTNode]:
+    """A node and its descendants, without the bodies of functions and classes."""
+    found: list[cst.CSTNode] = []
+    waiting = [node]
+    while waiting:
+        at = waiting.pop()
+        found.append(at)
+        if not isinstance(at, (cst.FunctionDef, cst.ClassDef)):
+            waiting.extend(reversed(at.children))
+    return found
