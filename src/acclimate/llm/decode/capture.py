@@ -17,7 +17,6 @@ import functools
 import math
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from acclimate.llm.decode.description import NotRepresentedError
 from acclimate.llm.decode.modules import is_linear, packed_weight
+from acclimate.llm.decode.program import Program, Role, Value
 from acclimate.llm.split.tracing.linear_modules import linear_dims
 
 _NAME = "acclimate_capture"
@@ -35,54 +35,7 @@ _BATCH, _LENGTH = 3, 7
 """Example sizes; no guard may depend on them."""
 
 
-class Role:
-    """Where a value comes from: bits that its operands' bits are joined into."""
-
-    TOKENS, POSITIONS, MASK, WEIGHTS = 1, 2, 4, 8
-
-
-@dataclass(eq=False)
-class Value:
-    """A tensor of a captured program."""
-
-    op: str
-    """The operator's name without namespace and overload; ``input`` and ``constant`` are where it starts."""
-    overload: Any
-    args: tuple[Any, ...]
-    """Positional arguments, with values in place of tensors, and sympy expressions of symbolic sizes."""
-    kwargs: dict[str, Any]
-    output: int
-    """Which of the operator's results it is."""
-    shape: tuple[Any, ...]
-    dtype: torch.dtype
-    roles: int
-    tensor: Tensor | None = None
-    """A constant's tensor: the model's own parameter or buffer."""
-
-    def __repr__(self) -> str:
-        return f"{self.op}{list(self.shape)}"
-
-
 _OVERWRITTEN = Value("overwritten", None, (), {}, 0, (), torch.float32, 0)
-
-
-@dataclass
-class Program:
-    """What one call of the model computes."""
-
-    logits: Value
-    batch: Any
-    length: Any
-    """The number of tokens of the call."""
-    past: Any
-    """The number of earlier tokens."""
-    modules: list[nn.Module]
-    """The linear modules and packed embeddings, by the number that the operators carry."""
-    limit: int | None
-    """The most tokens, with earlier ones, for which the model computes this program; ``None``: any number."""
-    constants: tuple[Tensor, ...]
-    """The model's tensors of one element that it uses."""
-
 
 # -- operators of the shadow ---------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from acclimate.llm.decode.capture import Program, Role, Value
 from acclimate.llm.decode.description import (
     Attention,
     Decoder,
@@ -29,6 +28,7 @@ from acclimate.llm.decode.description import (
     Share,
 )
 from acclimate.llm.decode.elements import MOVES, Elements, Term, constant_of
+from acclimate.llm.decode.program import Program, Role, Value
 from acclimate.llm.decode.tables import PositionColumns, check_by_position, fingerprint
 
 
