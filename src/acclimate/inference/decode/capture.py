@@ -11,11 +11,14 @@ is each linear module, whatever form its weight has.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import logging
 import math
+import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,7 +115,7 @@ def _operators() -> Any:
 
     for fake in (attention, past, linear, rows):
         torch.library.register_fake(f"{_NAME}::{fake.__name__}", fake, lib=library)
-    _register_attention()
+    _register_interfaces()
     return library
 
 
@@ -125,8 +128,9 @@ _HARMLESS = {
 }  # fmt: skip
 
 
-def _register_attention() -> None:
+def _register_interfaces() -> None:
     from transformers import AttentionInterface
+    from transformers.integrations.moe import ExpertsInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
     def attention(
@@ -154,7 +158,11 @@ def _register_attention() -> None:
         made: Tensor | None = sdpa_mask(*args, **kwargs)
         return made
 
+    def experts(*args: Any, **kwargs: Any) -> Tensor:
+        raise NotRepresentedError("it has experts")
+
     AttentionInterface.register(_NAME, attention)
+    ExpertsInterface.register(_NAME, experts)
     AttentionMaskInterface.register(_NAME, mask)
 
 
@@ -250,12 +258,12 @@ class _Shadow:
         return found
 
     def config(self, original: Any) -> Any:
-        """Returns a copy of a configuration, whose attention is the shadow's."""
+        """Returns a copy of a configuration, whose attention and experts are the shadow's."""
         if id(original) not in self._made:
             self._made[id(original)] = made = copy.deepcopy(original)
             for config in (made, *(getattr(made, name) for name in made.sub_configs)):
                 if config is not None:
-                    config._attn_implementation = _NAME
+                    config._attn_implementation = config._experts_implementation = _NAME
         return self._made[id(original)]
 
     def module(self, original: nn.Module) -> nn.Module:
@@ -455,6 +463,7 @@ def _captured(model: Any, widths: dict[nn.Module, int], layers: int, is_step: bo
         torch.no_grad(),
         warnings.catch_warnings(),
         torch.autocast(device.type, enabled=False),
+        _unlogged(),
     ):
         batch, length = _symbols(mode)
         with mode:
@@ -493,6 +502,22 @@ def _captured(model: Any, widths: dict[nn.Module, int], layers: int, is_step: bo
     )
 
 
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    """Drops torch's logs of this thread about operators that fake tensors cannot have: the error says it."""
+    own = threading.get_ident()
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def is_anothers(record: logging.LogRecord) -> bool:
+        return record.thread != own
+
+    logger.addFilter(is_anothers)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_anothers)
+
+
 def _symbols(mode: FakeTensorMode) -> tuple[Any, Any]:
     from torch._dynamo.source import ConstantSource
 
@@ -527,7 +552,7 @@ def _limit(environment: ShapeEnv, batch: Any, length: Any) -> int | None:
 
     limit: int | None = None
     for symbol in (batch, length):
-        if symbol in environment.replacements:
+        if symbol in environment.replacements or not symbol.is_Symbol:
             raise NotRepresentedError("its program holds for one size only")
     for guard in environment.guards:
         relation = guard.expr

@@ -357,7 +357,7 @@ class _Matcher:
         return branch, start[0], Attention(
             q.product, k.product, v.product, q.norm, k.norm, q.norm_is_per_head, q.rotary, q.rotary_first, heads,
             key_heads, size, value_size, scale * q.factor, self._window(mask), softcap,
-            None if sinks is None else self._constant(_widened(sinks)).detach(), branch.module,
+            None if sinks is None else self._constant(_widened(sinks)), branch.module,
         ), q.source  # fmt: skip
 
     def _cached(self, value: Value, is_key: bool) -> int:

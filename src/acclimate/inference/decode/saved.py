@@ -45,6 +45,7 @@ _OPS = Path(acclimate.ops.inference.__file__).parents[1]
 _CODE = (Path(__file__).parent, Path(__file__).parents[1] / "packing", _OPS / "inference", _OPS / "csrc")
 """The folders of the steps, of the modules with packed weights, and of the kernels."""
 
+
 class _NotSavableError(Exception):
     """A description refers to a module or tensor that has no name in the model."""
 

@@ -43,7 +43,9 @@ class Snapshot:
         self._own = _content(model)
         configs = {id(m.config): m.config for m in (model, *self._modules) if hasattr(m, "config")}
         self._configs = [(config, copy.deepcopy(vars(config))) for config in configs.values()]
-        classes = {base for module in (model, *self._modules) for base in type(module).__mro__ if base is not object}
+        classes = {
+            base for module in (model, *self._modules) for base in type(module).__mro__ if base is not object
+        }
         self._classes = [(each, dict(vars(each))) for each in classes]
         files = {each.__module__ for each in classes} | set(_FILES)
         self._files = [
