@@ -59,6 +59,16 @@ def test_attention_sinks_are_the_same_in_a_prompt_and_in_a_step(taken: list[bool
     )
 
 
+def test_queries_are_multiplied_by_a_function_of_the_position(taken: list[bool]) -> None:
+    model = tiny_model("ministral3")
+    check_tokens(model, taken)
+    lean = loop.lean_decoder(acclimate.init_inference(model))
+    assert lean is not None
+    numbers = lean.decoder.factors[0](torch.tensor([0, 7, 8, 40]))
+    assert torch.allclose(numbers[:, 0], 1 + 0.4 * torch.log(torch.tensor([1.0, 1.0, 2.0, 6.0])))
+    assert [layer.attention.query_factors for layer in lean.decoder.layers] == [0, 0]
+
+
 def test_experts_are_refused_by_name_without_lines_on_stderr(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
