@@ -192,8 +192,8 @@ def _starts(mask: Tensor | None, input_ids: Tensor) -> Tensor | None:
 
 def _are_usual(positions: Tensor | None, starts: Tensor, length: int) -> bool:
     """Whether each token's position is its place after the padding."""
-    if positions is None:
-        return True
+    if positions is None:  # the model may count padding then
+        return not bool(starts.any())
     places = torch.arange(length, device=starts.device)[None] - starts[:, None]
     # Models of images get several positions of each token, which differ for images only.
     if positions.dim() not in (2, 3) or positions.shape[-1] != length:
