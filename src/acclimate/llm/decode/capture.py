@@ -12,11 +12,14 @@ so is each linear module, whatever form its weight has.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import logging
 import math
+import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -66,7 +69,7 @@ def _operators() -> Any:
 
     for fake in (attention, past, linear, rows):
         torch.library.register_fake(f"{_NAME}::{fake.__name__}", fake, lib=library)
-    _register_attention()
+    _register_interfaces()
     return library
 
 
@@ -79,8 +82,9 @@ _HARMLESS = {
 }  # fmt: skip
 
 
-def _register_attention() -> None:
+def _register_interfaces() -> None:
     from transformers import AttentionInterface
+    from transformers.integrations.moe import ExpertsInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
     def attention(
@@ -108,7 +112,11 @@ def _register_attention() -> None:
         made: Tensor | None = sdpa_mask(*args, **kwargs)
         return made
 
+    def experts(*args: Any, **kwargs: Any) -> Tensor:
+        raise NotRepresentedError("it has experts")
+
     AttentionInterface.register(_NAME, attention)
+    ExpertsInterface.register(_NAME, experts)
     AttentionMaskInterface.register(_NAME, mask)
 
 
@@ -204,12 +212,12 @@ class _Shadow:
         return found
 
     def config(self, original: Any) -> Any:
-        """Returns a copy of a configuration, whose attention is the shadow's."""
+        """Returns a copy of a configuration, whose attention and experts are the shadow's."""
         if id(original) not in self._made:
             self._made[id(original)] = made = copy.deepcopy(original)
             for config in (made, *(getattr(made, name) for name in made.sub_configs)):
                 if config is not None:
-                    config._attn_implementation = _NAME
+                    config._attn_implementation = config._experts_implementation = _NAME
         return self._made[id(original)]
 
     def module(self, original: nn.Module) -> nn.Module:
@@ -413,6 +421,7 @@ def _captured(model: Any, widths: dict[nn.Module, int], layers: int, is_step: bo
         torch.no_grad(),
         warnings.catch_warnings(),
         torch.autocast(device.type, enabled=False),
+        _unlogged(),
     ):
         batch, length = _symbols(mode)
         with mode:
@@ -451,6 +460,22 @@ def _captured(model: Any, widths: dict[nn.Module, int], layers: int, is_step: bo
     )
 
 
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    """Drops torch's logs of this thread about operators that fake tensors cannot have: the error says it."""
+    own = threading.get_ident()
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def is_anothers(record: logging.LogRecord) -> bool:
+        return record.thread != own
+
+    logger.addFilter(is_anothers)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_anothers)
+
+
 def _symbols(mode: FakeTensorMode) -> tuple[Any, Any]:
     from torch._dynamo.source import ConstantSource
 
@@ -483,7 +508,7 @@ def _limit(environment: ShapeEnv, batch: Any, length: Any) -> int | None:
     """
     limit: int | None = None
     for symbol in (batch, length):
-        if symbol in environment.replacements:
+        if symbol in environment.replacements or not symbol.is_Symbol:
             raise NotRepresentedError("its program holds for one size only")
     for guard in environment.guards:
         most = _most(guard.expr, length)

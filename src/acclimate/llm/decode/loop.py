@@ -153,10 +153,15 @@ def _is_plain(
         and input_ids.dtype in (torch.int64, torch.int32)
         and 0 < len(input_ids) <= _LARGEST_BATCH
         and input_ids.shape[1] > 0
-        and all(name in _KNOWN_INPUTS for name, value in inputs.items() if value is not None)
+        and all(name in _KNOWN_INPUTS or _is_nothing(value) for name, value in inputs.items())
         and _is_own_cache(cache)
         and hasattr(model, "_prefill")
     )
+
+
+def _is_nothing(value: Any) -> bool:
+    """Whether an input is left out; transformers gives a model of images ``{}`` for a text without any."""
+    return value is None or (isinstance(value, dict) and not value)
 
 
 def _is_own_cache(cache: Any) -> bool:
@@ -187,10 +192,13 @@ def _starts(mask: Tensor | None, input_ids: Tensor) -> Tensor | None:
 
 def _are_usual(positions: Tensor | None, starts: Tensor, length: int) -> bool:
     """Whether each token's position is its place after the padding."""
-    if positions is None:
-        return True
+    if positions is None:  # the model may count padding then
+        return not bool(starts.any())
     places = torch.arange(length, device=starts.device)[None] - starts[:, None]
-    if positions.dim() != 2 or positions.shape[1] != length or positions.shape[0] not in (1, len(starts)):
+    # Models of images get several positions of each token, which differ for images only.
+    if positions.dim() not in (2, 3) or positions.shape[-1] != length:
+        return False
+    if positions.shape[-2] not in (1, len(starts)):
         return False
     # The positions of padding have no effect.
     return bool(((positions == places) | (places < 0)).all())
