@@ -18,6 +18,7 @@ from acclimate.parallel.tracing.linear_modules import linear_dims
 _OF_A_PRODUCT = {
     "t", "transpose", "permute", "view", "_unsafe_view", "reshape", "expand", "clone", "detach", "alias",
     "squeeze", "unsqueeze", "mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "add",
+    "device",  # asks for it
 }  # fmt: skip
 
 
