@@ -59,10 +59,11 @@ def _only_multiplies(module: nn.Module) -> bool:
         ),
         source=ConstantSource("input"),
     )
-    made._parameters = {  # type: ignore[assignment]
+    parameters: Any = {
         n: None if p is None else mode.from_tensor(p.detach(), static_shapes=True)
         for n, p in module._parameters.items()
     }
+    made._parameters = parameters
     before, operators = dict(vars(made)), _Operators()
     try:
         with torch.no_grad(), mode, operators:
@@ -78,7 +79,7 @@ class _Operators(TorchDispatchMode):
     """Notes the names of this thread's operators."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: set[str] = set()
 
     def __torch_dispatch__(
