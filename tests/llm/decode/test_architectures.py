@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "split"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
 
 from architectures import ARCHITECTURES, ENCODER_DECODERS, FURTHER, tiny_config, tiny_model
 

@@ -17,6 +17,8 @@ import copy
 import functools
 import logging
 import math
+import random
+import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
@@ -30,6 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from acclimate.llm.decode.description import NotRepresentedError
 from acclimate.llm.decode.modules import is_linear, packed_weight
+from acclimate.llm.decode.outside_state import check_code
 from acclimate.llm.decode.program import Program, Role, Value
 from acclimate.llm.split.tracing.linear_modules import linear_dims
 
@@ -120,6 +123,22 @@ def _register_interfaces() -> None:
     AttentionMaskInterface.register(_NAME, mask)
 
 
+def _check_attention(model: nn.Module) -> None:
+    """Raises unless all attention functions that the operator stands for are those of transformers."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    configs = [config for m in model.modules() if (config := getattr(m, "config", None)) is not None]
+    names = {getattr(config, "_attn_implementation", None) for config in configs}
+    used = [ALL_ATTENTION_FUNCTIONS[name] for name in names if name in ALL_ATTENTION_FUNCTIONS]
+    if "eager" in names or None in names:
+        files = {base.__module__ for m in model.modules() for base in type(m).__mro__}
+        eager = (getattr(sys.modules.get(file), "eager_attention_forward", None) for file in files)
+        used += [each for each in eager if each is not None]
+    for function in used:
+        if not getattr(function, "__module__", "").startswith("transformers."):
+            raise NotRepresentedError("its attention is a function of another package")
+
+
 def _cache(layers: int, earlier: Any) -> Any:
     """Returns a cache of ``earlier`` tokens whose keys and values are one operator each."""
     from transformers.cache_utils import Cache, CacheLayerMixin
@@ -198,7 +217,7 @@ class _Shadow:
         self.modules: list[nn.Module] = []
         self.origins: dict[int, Tensor] = {}
         self._made: dict[int, Any] = {}
-        self._kept: list[Any] = []
+        self._copies: list[tuple[nn.Module, dict[str, Any]]] = []
 
     def tensor(self, original: Tensor) -> Tensor:
         """Returns the fake that stands for a tensor; equal objects get one."""
@@ -263,12 +282,36 @@ class _Shadow:
         # The hooks of a split model, which sum over ranks: a model with others is not captured.
         for kind in ("_forward_hooks", "_forward_pre_hooks"):
             own[kind] = type(vars(original)[kind])()
+        self._copies.append((made, _content(made)))
         return made
 
     def _attribute(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return self.tensor(value)
+        if isinstance(value, (list, dict, set)):
+            return self._made.setdefault(id(value), copy.copy(value))
         return self.config(value) if _is_config(value) else value
+
+    def check_unchanged(self) -> None:
+        """Raises if the program changed an attribute: another call may compute something else."""
+        for module, before in self._copies:
+            now = _content(module)
+            for name in before.keys() | now.keys():
+                if name not in before or name not in now or not _is_same(before[name], now[name]):
+                    raise NotRepresentedError(f"{type(module).__name__} changes its attribute {name}")
+
+
+def _content(module: nn.Module) -> dict[str, Any]:
+    """Returns a module's attributes, with copies of what can change in place."""
+    return {n: copy.copy(v) if isinstance(v, (list, dict, set)) else v for n, v in vars(module).items()}
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    if isinstance(before, dict):
+        return before.keys() == now.keys() and all(now[n] is v for n, v in before.items())
+    if isinstance(before, list):
+        return len(before) == len(now) and all(a is b for a, b in zip(before, now, strict=True))
+    return before is now or (isinstance(before, (set, bool, int, float, str)) and bool(before == now))
 
 
 def _is_config(value: Any) -> bool:
@@ -357,10 +400,10 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
         op = func._schema.name.partition("::")[2]
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise NotRepresentedError(f"{op} is random")
+        result = func(*args, **kwargs)
         results = result if isinstance(result, (list, tuple)) else [result]
         converted = tuple(self._convert(each) for each in args)
         named = {key: self._convert(each) for key, each in kwargs.items()}
@@ -405,7 +448,9 @@ def capture(model: Any, widths: dict[nn.Module, int], layers: int) -> tuple[Prog
         NotRepresentedError: the program depends on the values of its inputs or on their sizes, or changes
             tensors in place.
     """
+    check_code(model)
     _operators()
+    _check_attention(model)
     return _captured(model, widths, layers, is_step=False), _captured(model, widths, layers, is_step=True)
 
 
@@ -416,6 +461,7 @@ def _captured(model: Any, widths: dict[nn.Module, int], layers: int, is_step: bo
     made: Any = shadow.module(model)
     device = model.get_input_embeddings().weight.device
     recorder = _Recorder(mode, shadow.origins)
+    drawn = random.getstate()
     with (
         torch.inference_mode(False),
         torch.no_grad(),
@@ -452,6 +498,10 @@ def _captured(model: Any, widths: dict[nn.Module, int], layers: int, is_step: bo
                         f"its program cannot be captured: {_first_line(error)}"
                     ) from error
                 logits = recorder.value(found)
+    shadow.check_unchanged()
+    if random.getstate() != drawn:
+        random.setstate(drawn)
+        raise NotRepresentedError("its code draws random numbers")
     symbols = batch.node.expr, length.node.expr
     past = symbols[1] - 1 if is_step else 0
     limit = _limit(environment, *symbols)

@@ -120,10 +120,11 @@ class _Matcher:
         if not count:
             raise NotRepresentedError("it has no layers")
         table, multiplier, positions, offset = found
+        width, vocabulary = int(stream.shape[-1]), int(self.program.logits.shape[-1])
         return Decoder(
-            table, multiplier, positions, offset, tuple(self.tables), tuple(self.factors), tuple(layers), norm,
-            head, factor, cap, self.dtype, int(stream.shape[-1]), int(self.program.logits.shape[-1]), self.share,
-            self.program.limit, self.program.constants,
+            table, multiplier, positions, offset, tuple(self.tables), tuple(self.factors), tuple(layers),
+            norm, head, factor, cap, self.dtype, width, vocabulary, self.share, self.program.limit,
+            self.program.constants,
         )  # fmt: skip
 
     _caches: list[int]
@@ -360,8 +361,9 @@ class _Matcher:
         scale = size**-0.5 if scale is None else scale
         return branch, start[0], Attention(
             q.product, k.product, v.product, q.norm, k.norm, q.norm_is_per_head, q.rotary, q.rotary_first,
-            self._factors(q.factors), heads, key_heads, size, value_size, scale * q.factor, self._window(mask),
-            softcap, None if sinks is None else self._constant(_widened(sinks)), branch.module,
+            self._factors(q.factors), heads, key_heads, size, value_size, scale * q.factor,
+            self._window(mask), softcap, None if sinks is None else self._constant(_widened(sinks)),
+            branch.module,
         ), q.source  # fmt: skip
 
     def _factors(self, function: PositionColumns | None) -> int | None:

@@ -65,11 +65,15 @@ class NativeDecoder:
         self.prefills = prefills(self.number)
         weakref.finalize(self, torch.ops.acclimate.decode_end, self.number)
 
-    def begin(self) -> None:
-        """Prepares for another text, before which weights may have changed."""
+    def copy_small_weights(self) -> None:
+        """Copies what native code does not read in place: norms, biases, and weights stored by column."""
         with torch.no_grad():
             for copy, weight in self._copies:
                 copy.copy_(weight())
+
+    def begin(self) -> None:
+        """Prepares for another text, before which weights may have changed."""
+        self.copy_small_weights()
         torch.ops.acclimate.decode_begin(self.number)
 
 
