@@ -127,6 +127,10 @@ class GenerationOptionError(AcclimateError, ValueError):
     """An option of text generation has an invalid value."""
 
 
+class ModelChangedError(AcclimateError, RuntimeError):
+    """A model was changed while it generated a text."""
+
+
 class LogitsError(AcclimateError, ArithmeticError):
     """A model's logits are infinite or NaN, so no token can be chosen."""
 

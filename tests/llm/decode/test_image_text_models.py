@@ -11,6 +11,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, PreTrainedConfig
 
 import acclimate
+from acclimate.llm.decode import loop
 from acclimate.llm.decode.capture import capture
 from acclimate.llm.decode.description import NotRepresentedError
 from acclimate.llm.decode.loop import step_kind
@@ -97,6 +98,27 @@ def test_text_is_the_same_and_configurations_stay_as_they_were(name: str) -> Non
     assert configurations(made) == before
     if name in ("llava", "mistral3"):
         assert kind == "native"
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen2_vl", "llava"])
+def test_text_without_images_takes_the_native_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bool] = []
+    original = loop.lean_sample
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        tokens = original(*args, **kwargs)
+        calls.append(tokens is not None)
+        return tokens
+
+    monkeypatch.setattr(loop, "lean_sample", watched)
+    model = tiny_model(name)
+    batch, mask = PROMPT.repeat(2, 1), torch.ones((2, 9), dtype=torch.long)
+    mask[1, :4] = 0
+    given = {"input_ids": batch, "attention_mask": mask, "max_new_tokens": 60, "do_sample": False}
+    expected = model.generate(**given)
+    made = acclimate.init_inference(model)
+    assert torch.equal(made.generate(**given), expected)
+    assert calls == [True]
 
 
 def test_a_capture_that_fails_leaves_the_model_as_it_was() -> None:

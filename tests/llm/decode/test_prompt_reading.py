@@ -20,7 +20,19 @@ from acclimate.llm.decode.loop import lean_decoder
 from acclimate.llm.decode.native import NativeStep
 
 FEW = ["gemma3_text", "gpt2", "phi3", "cohere"]
-MANY = ["llama", "mistral", "qwen3", "gemma2", "phi", "gpt_neox", "olmo2", "glm4", "smollm3", "exaone4"]
+MANY = [
+    "llama",
+    "mistral",
+    "qwen3",
+    "gemma2",
+    "phi",
+    "gpt_neox",
+    "olmo2",
+    "glm4",
+    "smollm3",
+    "exaone4",
+    "ministral3",
+]
 ALL = [*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in MANY)]
 WINDOWED = {"mistral", "gemma2", "gemma3_text", "exaone4"}
 LENGTH = 45

@@ -161,6 +161,10 @@ SPECIAL |= {
                      "hidden_size_per_layer_input": 16, "num_kv_shared_layers": 0, "laurel_rank": 8,
                      "activation_sparsity_pattern": [0.0, 0.0],
                      "layer_types": ["sliding_attention", "full_attention"]},
+    "ministral3": {"rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 8,
+        "max_position_embeddings": 128, "llama_4_scaling_beta": 0.4,
+    }},
     "dbrx": {"d_model": 64, "n_heads": HEADS, "n_layers": 2, "max_seq_len": 128,
              "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 64},
              "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4}},

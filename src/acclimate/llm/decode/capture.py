@@ -12,12 +12,16 @@ so is each linear module, whatever form its weight has.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import logging
 import math
+import random
+import sys
+import threading
 import warnings
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -28,6 +32,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from acclimate.llm.decode.description import NotRepresentedError
 from acclimate.llm.decode.modules import is_linear, packed_weight
+from acclimate.llm.decode.outside_state import check_code
+from acclimate.llm.decode.program import Program, Role, Value
 from acclimate.llm.split.tracing.linear_modules import linear_dims
 
 _NAME = "acclimate_capture"
@@ -35,54 +41,7 @@ _BATCH, _LENGTH = 3, 7
 """Example sizes; no guard may depend on them."""
 
 
-class Role:
-    """Where a value comes from: bits that its operands' bits are joined into."""
-
-    TOKENS, POSITIONS, MASK, WEIGHTS = 1, 2, 4, 8
-
-
-@dataclass(eq=False)
-class Value:
-    """A tensor of a captured program."""
-
-    op: str
-    """The operator's name without namespace and overload; ``input`` and ``constant`` are where it starts."""
-    overload: Any
-    args: tuple[Any, ...]
-    """Positional arguments, with values in place of tensors, and sympy expressions of symbolic sizes."""
-    kwargs: dict[str, Any]
-    output: int
-    """Which of the operator's results it is."""
-    shape: tuple[Any, ...]
-    dtype: torch.dtype
-    roles: int
-    tensor: Tensor | None = None
-    """A constant's tensor: the model's own parameter or buffer."""
-
-    def __repr__(self) -> str:
-        return f"{self.op}{list(self.shape)}"
-
-
 _OVERWRITTEN = Value("overwritten", None, (), {}, 0, (), torch.float32, 0)
-
-
-@dataclass
-class Program:
-    """What one call of the model computes."""
-
-    logits: Value
-    batch: Any
-    length: Any
-    """The number of tokens of the call."""
-    past: Any
-    """The number of earlier tokens."""
-    modules: list[nn.Module]
-    """The linear modules and packed embeddings, by the number that the operators carry."""
-    limit: int | None
-    """The most tokens, with earlier ones, for which the model computes this program; ``None``: any number."""
-    constants: tuple[Tensor, ...]
-    """The model's tensors of one element that it uses."""
-
 
 # -- operators of the shadow ---------------------------------------------------------------------------
 
@@ -113,7 +72,7 @@ def _operators() -> Any:
 
     for fake in (attention, past, linear, rows):
         torch.library.register_fake(f"{_NAME}::{fake.__name__}", fake, lib=library)
-    _register_attention()
+    _register_interfaces()
     return library
 
 
@@ -126,8 +85,9 @@ _HARMLESS = {
 }  # fmt: skip
 
 
-def _register_attention() -> None:
+def _register_interfaces() -> None:
     from transformers import AttentionInterface
+    from transformers.integrations.moe import ExpertsInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
     def attention(
@@ -155,8 +115,28 @@ def _register_attention() -> None:
         made: Tensor | None = sdpa_mask(*args, **kwargs)
         return made
 
+    def experts(*args: Any, **kwargs: Any) -> Tensor:
+        raise NotRepresentedError("it has experts")
+
     AttentionInterface.register(_NAME, attention)
+    ExpertsInterface.register(_NAME, experts)
     AttentionMaskInterface.register(_NAME, mask)
+
+
+def _check_attention(model: nn.Module) -> None:
+    """Raises unless all attention functions that the operator stands for are those of transformers."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    configs = [config for m in model.modules() if (config := getattr(m, "config", None)) is not None]
+    names = {getattr(config, "_attn_implementation", None) for config in configs}
+    used = [ALL_ATTENTION_FUNCTIONS[name] for name in names if name in ALL_ATTENTION_FUNCTIONS]
+    if "eager" in names or None in names:
+        files = {base.__module__ for m in model.modules() for base in type(m).__mro__}
+        eager = (getattr(sys.modules.get(file), "eager_attention_forward", None) for file in files)
+        used += [each for each in eager if each is not None]
+    for function in used:
+        if not getattr(function, "__module__", "").startswith("transformers."):
+            raise NotRepresentedError("its attention is a function of another package")
 
 
 def _cache(layers: int, earlier: Any) -> Any:
@@ -237,7 +217,7 @@ class _Shadow:
         self.modules: list[nn.Module] = []
         self.origins: dict[int, Tensor] = {}
         self._made: dict[int, Any] = {}
-        self._kept: list[Any] = []
+        self._copies: list[tuple[nn.Module, dict[str, Any]]] = []
 
     def tensor(self, original: Tensor) -> Tensor:
         """Returns the fake that stands for a tensor; equal objects get one."""
@@ -251,12 +231,12 @@ class _Shadow:
         return found
 
     def config(self, original: Any) -> Any:
-        """Returns a copy of a configuration, whose attention is the shadow's."""
+        """Returns a copy of a configuration, whose attention and experts are the shadow's."""
         if id(original) not in self._made:
             self._made[id(original)] = made = copy.deepcopy(original)
             for config in (made, *(getattr(made, name) for name in made.sub_configs)):
                 if config is not None:
-                    config._attn_implementation = _NAME
+                    config._attn_implementation = config._experts_implementation = _NAME
         return self._made[id(original)]
 
     def module(self, original: nn.Module) -> nn.Module:
@@ -302,12 +282,36 @@ class _Shadow:
         # The hooks of a split model, which sum over ranks: a model with others is not captured.
         for kind in ("_forward_hooks", "_forward_pre_hooks"):
             own[kind] = type(vars(original)[kind])()
+        self._copies.append((made, _content(made)))
         return made
 
     def _attribute(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return self.tensor(value)
+        if isinstance(value, (list, dict, set)):
+            return self._made.setdefault(id(value), copy.copy(value))
         return self.config(value) if _is_config(value) else value
+
+    def check_unchanged(self) -> None:
+        """Raises if the program changed an attribute: another call may compute something else."""
+        for module, before in self._copies:
+            now = _content(module)
+            for name in before.keys() | now.keys():
+                if name not in before or name not in now or not _is_same(before[name], now[name]):
+                    raise NotRepresentedError(f"{type(module).__name__} changes its attribute {name}")
+
+
+def _content(module: nn.Module) -> dict[str, Any]:
+    """Returns a module's attributes, with copies of what can change in place."""
+    return {n: copy.copy(v) if isinstance(v, (list, dict, set)) else v for n, v in vars(module).items()}
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    if isinstance(before, dict):
+        return before.keys() == now.keys() and all(now[n] is v for n, v in before.items())
+    if isinstance(before, list):
+        return len(before) == len(now) and all(a is b for a, b in zip(before, now, strict=True))
+    return before is now or (isinstance(before, (set, bool, int, float, str)) and bool(before == now))
 
 
 def _is_config(value: Any) -> bool:
@@ -396,10 +400,10 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
         op = func._schema.name.partition("::")[2]
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise NotRepresentedError(f"{op} is random")
+        result = func(*args, **kwargs)
         results = result if isinstance(result, (list, tuple)) else [result]
         converted = tuple(self._convert(each) for each in args)
         named = {key: self._convert(each) for key, each in kwargs.items()}
@@ -444,7 +448,9 @@ def capture(model: Any, widths: dict[nn.Module, int], layers: int) -> tuple[Prog
         NotRepresentedError: the program depends on the values of its inputs or on their sizes, or changes
             tensors in place.
     """
+    check_code(model)
     _operators()
+    _check_attention(model)
     return _captured(model, widths, layers, is_step=False), _captured(model, widths, layers, is_step=True)
 
 
@@ -455,11 +461,13 @@ def _captured(model: Any, widths: dict[nn.Module, int], layers: int, is_step: bo
     made: Any = shadow.module(model)
     device = model.get_input_embeddings().weight.device
     recorder = _Recorder(mode, shadow.origins)
+    drawn = random.getstate()
     with (
         torch.inference_mode(False),
         torch.no_grad(),
         warnings.catch_warnings(),
         torch.autocast(device.type, enabled=False),
+        _unlogged(),
     ):
         batch, length = _symbols(mode)
         with mode:
@@ -490,12 +498,32 @@ def _captured(model: Any, widths: dict[nn.Module, int], layers: int, is_step: bo
                         f"its program cannot be captured: {_first_line(error)}"
                     ) from error
                 logits = recorder.value(found)
+    shadow.check_unchanged()
+    if random.getstate() != drawn:
+        random.setstate(drawn)
+        raise NotRepresentedError("its code draws random numbers")
     symbols = batch.node.expr, length.node.expr
     past = symbols[1] - 1 if is_step else 0
     limit = _limit(environment, *symbols)
     return Program(
         logits, symbols[0], 1 if is_step else symbols[1], past, shadow.modules, limit, recorder.constants
     )
+
+
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    """Drops torch's logs of this thread about operators that fake tensors cannot have: the error says it."""
+    own = threading.get_ident()
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def is_anothers(record: logging.LogRecord) -> bool:
+        return record.thread != own
+
+    logger.addFilter(is_anothers)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_anothers)
 
 
 def _symbols(mode: FakeTensorMode) -> tuple[Any, Any]:
@@ -530,7 +558,7 @@ def _limit(environment: ShapeEnv, batch: Any, length: Any) -> int | None:
     """
     limit: int | None = None
     for symbol in (batch, length):
-        if symbol in environment.replacements:
+        if symbol in environment.replacements or not symbol.is_Symbol:
             raise NotRepresentedError("its program holds for one size only")
     for guard in environment.guards:
         most = _most(guard.expr, length)

@@ -145,6 +145,8 @@ class Attention:
     rotary: Rotary | None
     rotary_first: bool
     """Whether queries and keys are rotated before they are normalized."""
+    query_factors: int | None
+    """The index in ``Decoder.factors`` of the numbers that rotated queries are multiplied by."""
     heads: int
     key_heads: int
     head_size: int
@@ -220,6 +222,8 @@ class Decoder:
     """The weight of a learned position embedding."""
     position_offset: int
     tables: tuple[RotaryTable, ...]
+    factors: tuple[PositionFunction, ...]
+    """Functions that give one number for each position, which queries are multiplied by."""
     layers: tuple[Layer, ...]
     norm: Norm | None
     head: nn.Module

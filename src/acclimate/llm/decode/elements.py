@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acclimate.llm.decode.capture import Program, Role, Value
 from acclimate.llm.decode.description import NotRepresentedError
+from acclimate.llm.decode.program import Program, Role, Value
 
 MOVES = {
     "view", "_unsafe_view", "reshape", "transpose", "permute", "t", "slice", "select", "split",

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from acclimate.errors import ModelChangedError
 from acclimate.imports import ForkSafeLock
 from acclimate.llm.decode.finite_logits import check_logits, without_check
 from acclimate.llm.decode.lean import LeanDecoder, Step
@@ -93,7 +95,8 @@ def lean_sample(
     processors = without_check(logits_processor)  # steps check their logits
     if processors is None or not _is_plain(model, input_ids, generation_config, synced_gpus, inputs):
         return None
-    if any(isinstance(each, nn.Module) for step in logits_processor for each in vars(step).values()):
+    held = (value for each in logits_processor for value in getattr(each, "__dict__", {}).values())
+    if any(isinstance(value, nn.Module) for value in held):
         return None  # it runs a model between the steps, on torch's threads
     starts = _starts(inputs.get("attention_mask"), input_ids)
     if starts is None or not _are_usual(inputs.get("position_ids"), starts, input_ids.shape[1]):
@@ -103,6 +106,7 @@ def lean_sample(
         return None
     if not _fits(lean.decoder.limit, stopping_criteria):
         return None
+    watch = _Watch(model, lean) if _is_users((*processors, *stopping_criteria, streamer)) else None
     chooser = _Chooser(processors, generation_config.do_sample, lean.native is not None)
     ends = _Ends(stopping_criteria, generation_config)
     tokens = _Tokens(input_ids)
@@ -126,6 +130,8 @@ def lean_sample(
             streamer.put(chosen.cpu())
         if is_done:
             break
+        if watch is not None:
+            watch.check()
         if chooser.takes_likeliest:
             chosen = step.likeliest(chosen)
         else:
@@ -133,6 +139,35 @@ def lean_sample(
     if streamer is not None:
         streamer.end()
     return tokens.all.clone()
+
+
+def _is_users(callbacks: Iterable[Any]) -> bool:
+    """Whether some code that runs after each token is not transformers' own."""
+    return any(
+        each is not None and not type(each).__module__.startswith("transformers.") for each in callbacks
+    )
+
+
+class _Watch:
+    """Looks after a model while code of the user's runs between its tokens."""
+
+    def __init__(self, model: Any, lean: LeanDecoder) -> None:
+        self._model, self._native, self._known = model, lean.native, _found.get(model)
+
+    def check(self) -> None:
+        """Copies small weights anew, which may have changed.
+
+        Raises:
+            ModelChangedError: what the model computes has changed.
+        """
+        if self._known is None or not self._known.is_current(self._model):
+            raise ModelChangedError(
+                "the model was changed while it generated a text, by a logits processor, a stopping "
+                "criterion, a streamer or another thread; change it between texts, or generate with "
+                "return_dict_in_generate=True, which runs transformers' own loop"
+            )
+        if self._native is not None:
+            self._native.copy_small_weights()
 
 
 def _is_plain(
@@ -153,10 +188,15 @@ def _is_plain(
         and input_ids.dtype in (torch.int64, torch.int32)
         and 0 < len(input_ids) <= _LARGEST_BATCH
         and input_ids.shape[1] > 0
-        and all(name in _KNOWN_INPUTS for name, value in inputs.items() if value is not None)
+        and all(name in _KNOWN_INPUTS or _is_nothing(value) for name, value in inputs.items())
         and _is_own_cache(cache)
         and hasattr(model, "_prefill")
     )
+
+
+def _is_nothing(value: Any) -> bool:
+    """Whether an input is left out; transformers gives a model of images ``{}`` for a text without any."""
+    return value is None or (isinstance(value, dict) and not value)
 
 
 def _is_own_cache(cache: Any) -> bool:
@@ -187,10 +227,13 @@ def _starts(mask: Tensor | None, input_ids: Tensor) -> Tensor | None:
 
 def _are_usual(positions: Tensor | None, starts: Tensor, length: int) -> bool:
     """Whether each token's position is its place after the padding."""
-    if positions is None:
-        return True
+    if positions is None:  # the model may count padding then
+        return not bool(starts.any())
     places = torch.arange(length, device=starts.device)[None] - starts[:, None]
-    if positions.dim() != 2 or positions.shape[1] != length or positions.shape[0] not in (1, len(starts)):
+    # Models of images get several positions of each token, which differ for images only.
+    if positions.dim() not in (2, 3) or positions.shape[-1] != length:
+        return False
+    if positions.shape[-2] not in (1, len(starts)):
         return False
     # The positions of padding have no effect.
     return bool(((positions == places) | (places < 0)).all())

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from acclimate.llm.decode.capture import Program, Role, Value
 from acclimate.llm.decode.description import (
     Attention,
     Decoder,
@@ -29,6 +28,7 @@ from acclimate.llm.decode.description import (
     Share,
 )
 from acclimate.llm.decode.elements import MOVES, Elements, Term, constant_of
+from acclimate.llm.decode.program import Program, Role, Value
 from acclimate.llm.decode.tables import PositionColumns, check_by_position, fingerprint
 
 
@@ -90,6 +90,8 @@ class _Heads:
     rotary: Rotary | None = None
     rotary_first: bool = False
     factor: float = 1.0
+    factors: PositionColumns | None = None
+    """What they are multiplied by after the rotation, for each position."""
 
 
 class _Matcher:
@@ -98,6 +100,7 @@ class _Matcher:
         self.elements = Elements(program)
         self.dtype: torch.dtype = model.dtype
         self.tables: list[RotaryTable] = []
+        self.factors: list[PositionColumns] = []
         self._norms: dict[int, _Normed | None] = {}
 
     def decoder(self) -> Decoder:
@@ -117,10 +120,11 @@ class _Matcher:
         if not count:
             raise NotRepresentedError("it has no layers")
         table, multiplier, positions, offset = found
+        width, vocabulary = int(stream.shape[-1]), int(self.program.logits.shape[-1])
         return Decoder(
-            table, multiplier, positions, offset, tuple(self.tables), tuple(layers), norm, head, factor, cap,
-            self.dtype, int(stream.shape[-1]), int(self.program.logits.shape[-1]), self.share,
-            self.program.limit, self.program.constants,
+            table, multiplier, positions, offset, tuple(self.tables), tuple(self.factors), tuple(layers),
+            norm, head, factor, cap, self.dtype, width, vocabulary, self.share, self.program.limit,
+            self.program.constants,
         )  # fmt: skip
 
     _caches: list[int]
@@ -341,9 +345,9 @@ class _Matcher:
         if heads % key_heads or new_value.shape[1] != key_heads:
             raise NotRepresentedError("query heads do not divide evenly over key heads")
         q, k, v = (self._heads(each) for each in (query, new_key, new_value))
-        if v.norm is not None or v.rotary is not None or v.factor != 1.0:
+        if v.norm is not None or v.rotary is not None or v.factor != 1.0 or v.factors is not None:
             raise NotRepresentedError("values are normalized, rotated or multiplied")
-        if k.factor != 1.0:
+        if k.factor != 1.0 or k.factors is not None:
             raise NotRepresentedError("keys are multiplied by a number")
         ways = [(h.rotary, h.rotary_first, h.norm is None, h.norm_is_per_head) for h in (q, k)]
         if ways[0] != ways[1]:
@@ -357,9 +361,18 @@ class _Matcher:
         scale = size**-0.5 if scale is None else scale
         return branch, start[0], Attention(
             q.product, k.product, v.product, q.norm, k.norm, q.norm_is_per_head, q.rotary, q.rotary_first,
-            heads, key_heads, size, value_size, scale * q.factor, self._window(mask), softcap,
-            None if sinks is None else self._constant(_widened(sinks)).detach(), branch.module,
+            self._factors(q.factors), heads, key_heads, size, value_size, scale * q.factor,
+            self._window(mask), softcap, None if sinks is None else self._constant(_widened(sinks)),
+            branch.module,
         ), q.source  # fmt: skip
+
+    def _factors(self, function: PositionColumns | None) -> int | None:
+        """Returns the index of a function in the description; ``None``: there is none."""
+        if function is None:
+            return None
+        if function not in self.factors:
+            self.factors.append(function)
+        return self.factors.index(function)
 
     def _cached(self, value: Value, is_key: bool) -> int:
         if value.op != "past" or value.args[3] is not is_key or value.args[1] != self.program.past:
@@ -377,6 +390,8 @@ class _Matcher:
             inner = self._rotated(outer.given, heads, size)
             if inner.norm is not None:
                 raise NotRepresentedError("heads are normalized twice")
+            if inner.factors is not None:
+                raise NotRepresentedError("heads are multiplied before they are normalized")
             return (
                 _Heads(inner.product, inner.source, outer.norm, True, inner.rotary, True, inner.factor)
                 if (inner.rotary is not None)
@@ -412,7 +427,7 @@ class _Matcher:
         # Before a norm that comes last, tokens may stand before heads.
         if shape[1] != heads or (shape[1] == shape[2] and value.shape[1] != heads):
             terms = [t.mapped(lambda x: x.transpose(1, 2)) for t in terms]
-        origin, place, rotary, factor = self._unrotated(terms)
+        origin, place, rotary, factor, factors = self._unrotated(terms)
         numbers = origin.unique().tolist()
         first = self.elements.origins[numbers[0]]
         normed = self._norm(first)
@@ -422,7 +437,7 @@ class _Matcher:
             )
             if found is None:
                 raise NotRepresentedError(f"heads come from {first.op}, not from linear modules only")
-            return _Heads(found[0], found[1], None, True, rotary, False, factor)
+            return _Heads(found[0], found[1], None, True, rotary, False, factor, factors)
         if len(numbers) > 1:
             raise NotRepresentedError("heads come from several normalizations")
         self._check_heads(first, place)
@@ -433,20 +448,23 @@ class _Matcher:
             inner = self._rotated(normed.given, heads, size)
             if inner.rotary is not None or inner.norm is not None or inner.factor != 1.0:
                 raise NotRepresentedError("heads are rotated or multiplied before they are normalized")
-            return _Heads(inner.product, inner.source, normed.norm, True, rotary, False, factor)
+            return _Heads(inner.product, inner.source, normed.norm, True, rotary, False, factor, factors)
         columns = self._columns(normed.given)
         if columns is None:
             raise NotRepresentedError("a normalization's input is not made of linear modules only")
-        return _Heads(columns[0], columns[1], normed.norm, False, rotary, False, factor)
+        return _Heads(columns[0], columns[1], normed.norm, False, rotary, False, factor, factors)
 
-    def _unrotated(self, terms: list[Term]) -> tuple[Tensor, Tensor, Rotary | None, float]:
-        """Returns origin and place of the elements before a rotation, the rotation, and a common factor."""
+    def _unrotated(
+        self, terms: list[Term]
+    ) -> tuple[Tensor, Tensor, Rotary | None, float, PositionColumns | None]:
+        """Returns origin and place of the elements before a rotation, the rotation, a common factor, and what
+        each token's elements are multiplied by after the rotation."""
         factors = torch.stack([t.factor for t in terms])
         used = factors != 0
         if not any(bool((t.tables > 0).any()) for t in terms):
             if len(terms) != 1 or not bool((factors[0] == factors[0].flatten()[0]).all()):
                 raise NotRepresentedError("heads are sums of several elements")
-            return terms[0].origin, terms[0].place, None, float(factors[0].flatten()[0])
+            return terms[0].origin, terms[0].place, None, float(factors[0].flatten()[0]), None
         scale = float(factors.abs().amax())
         if not bool((used.sum(0) <= 2).all()) or not bool((factors[used].abs() == scale).all()):
             raise NotRepresentedError("heads are rotated in an unknown way")
@@ -470,15 +488,24 @@ class _Matcher:
             raise NotRepresentedError("the rotated elements of a head do not come first")
         if bool((tables[0][..., ~turned, :] > 0).any()) or bool((tables[:, ..., turned, 0] == 0).any()):
             raise NotRepresentedError("heads are multiplied by a function of the position")
+        common: PositionColumns | None = None
         if bool((tables[..., 1] > 0).any()):
-            raise NotRepresentedError("queries or keys are scaled by a function of the position")
+            common = self._common(tables[..., 1], columns[..., 1])
         if bool((factor[0][..., ~turned] != 1).any()):
             raise NotRepresentedError("the elements that are not rotated are negated")
         for interleaved in (False, True):
             found = self._turn(factor, origin, place, tables[..., 0], columns[..., 0], width, interleaved)
             if found is not None:
-                return (*found, scale)
+                return (*found, scale, common)
         raise NotRepresentedError("heads are rotated in an unknown way")
+
+    def _common(self, tables: Tensor, columns: Tensor) -> PositionColumns:
+        """Returns the function whose number for a token multiplies both summands of all its elements."""
+        first, second = _both(tables[0], columns[0]), _both(tables[1], columns[1])
+        found = self._columns_of(first, second)
+        if len(set(found.columns)) != 1:
+            raise NotRepresentedError("the elements of a head are multiplied by different functions")
+        return replace(found, columns=found.columns[:1])
 
     def _turn(
         self,

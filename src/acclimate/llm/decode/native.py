@@ -65,11 +65,15 @@ class NativeDecoder:
         self.prefills = prefills(self.number)
         weakref.finalize(self, torch.ops.acclimate.decode_end, self.number)
 
-    def begin(self) -> None:
-        """Prepares for another text, before which weights may have changed."""
+    def copy_small_weights(self) -> None:
+        """Copies what native code does not read in place: norms, biases, and weights stored by column."""
         with torch.no_grad():
             for copy, weight in self._copies:
                 copy.copy_(weight())
+
+    def begin(self) -> None:
+        """Prepares for another text, before which weights may have changed."""
+        self.copy_small_weights()
         torch.ops.acclimate.decode_begin(self.number)
 
 
@@ -157,9 +161,11 @@ class NativeStep:
                 (cos.float().contiguous(), sin.float().contiguous())
                 for cos, sin in (table(places) for table in decoder.tables)
             ]
-        numbers = [cache.capacity, len(self._tables), len(cache.keys)]
+            self._factors = [function(places).float().contiguous() for function in decoder.factors]
+        numbers = [cache.capacity, len(self._tables), len(self._factors), len(cache.keys)]
         for cos, sin in self._tables:
             numbers += [cos.data_ptr(), sin.data_ptr()]
+        numbers += [factors.data_ptr() for factors in self._factors]
         for keys, values in zip(cache.keys, cache.values, strict=True):
             numbers += [keys.data_ptr(), values.data_ptr()]
         self._addresses = torch.tensor(numbers, dtype=torch.int64)
@@ -198,7 +204,7 @@ class _ProgramWriter:
         self._summed = frozenset() if decoder.share is None else decoder.share.summed
 
     def decoder(self, decoder: Decoder) -> None:
-        self._number(_DTYPES[decoder.dtype], decoder.hidden, len(decoder.tables))
+        self._number(_DTYPES[decoder.dtype], decoder.hidden, len(decoder.tables), len(decoder.factors))
         packed = packed_weight(decoder.embedding)
         self._weight(packed, None if packed is not None else decoder.embedding.weight)
         self._real(decoder.embedding_multiplier)
@@ -289,6 +295,7 @@ class _ProgramWriter:
             self._number(-1, 0, 0, 0)
         else:
             self._number(rotary.table, rotary.width // 2, rotary.interleaved, rotary.rounds_products)
+        self._number(-1 if attention.query_factors is None else attention.query_factors)
         self._number(attention.heads, attention.key_heads, attention.head_size, attention.value_size)
         self._real(attention.scale)
         self._number(attention.window or 0)

@@ -99,6 +99,9 @@ class PlainStep:
             return rotary(found, cos[:, None], sin[:, None])
 
         query = prepared(attention.query, 0)
+        if attention.query_factors is not None:
+            factors = self._decoder.factors[attention.query_factors](place - self._starts)
+            query = query * factors[:, None].to(query.dtype)
         cache.keys[index][:, :, place] = prepared(attention.key, 1)
         cache.values[index][:, :, place] = heads(attention.value, attention.value_size)
         first = 0 if attention.window is None else max(0, place + 1 - attention.window)

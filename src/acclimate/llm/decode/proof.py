@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acclimate.llm.decode.capture import capture
 from acclimate.llm.decode.description import NotRepresentedError, Share
 from acclimate.llm.decode.lean import LeanDecoder, Step
-from acclimate.llm.decode.match import match
 from acclimate.llm.decode.native import native_decoder
 from acclimate.llm.decode.saved import decoder_key, load_decoder, save_decoder
 from acclimate.llm.decode.share import share_of
@@ -47,6 +45,10 @@ def describe(model: Any, ranks: ModelRanks | None = None) -> LeanDecoder | None:
         lean = _saved(key, model)
         if lean is not None:
             return lean
+    # Their imports take half a second, which a start with a saved description need not wait for.
+    from acclimate.llm.decode.capture import capture
+    from acclimate.llm.decode.match import match
+
     try:
         with _together(ranks):
             tokens, share = _tokens(model), share_of(model)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from acclimate.cache.texts import TextCache, source_files
 from acclimate.llm.decode import description
-from acclimate.llm.decode.description import Decoder, RotaryTable
+from acclimate.llm.decode.description import Decoder
 from acclimate.llm.decode.modules import packed_weight
 from acclimate.llm.decode.tables import PositionColumns, columns_as_json, columns_from_json
 from acclimate.llm.kernels.native import kernels_chosen
@@ -36,9 +36,7 @@ _DECODERS = TextCache(
     logging.getLogger("acclimate.llm"),
 )
 _CLASSES = {
-    name: each
-    for name, each in vars(description).items()
-    if is_dataclass(each) and isinstance(each, type) and each not in (RotaryTable,)
+    name: each for name, each in vars(description).items() if is_dataclass(each) and isinstance(each, type)
 }
 _LLM = Path(__file__).parents[1]
 _CODE = (_LLM / "decode", _LLM / "loading", _LLM / "kernels", _LLM.parent / "ops" / "csrc")
@@ -127,8 +125,8 @@ class _Writer:
             return {"tensor": self._name(self._tensors, _place(value))}
         if isinstance(value, torch.dtype):
             return {"dtype": str(value).removeprefix("torch.")}
-        if isinstance(value, RotaryTable):
-            return self._table(value)
+        if isinstance(value, PositionColumns):
+            return {"function": columns_as_json(value, lambda t: self._name(self._tensors, _place(t)))}
         if type(value).__name__ in _CLASSES:
             given = {each.name: self.value(getattr(value, each.name)) for each in fields(value)}
             return {"class": type(value).__name__, "fields": given}
@@ -138,18 +136,6 @@ class _Writer:
         if key not in names:
             raise _NotSavableError("it has no name")
         return names[key]
-
-    def _table(self, table: RotaryTable) -> dict[str, Any]:
-        def name_of(tensor: Tensor) -> str:
-            return self._name(self._tensors, _place(tensor))
-
-        if not (isinstance(table.cos, PositionColumns) and isinstance(table.sin, PositionColumns)):
-            raise _NotSavableError("a function of another kind")
-        return {
-            "cos": columns_as_json(table.cos, name_of),
-            "sin": columns_as_json(table.sin, name_of),
-            "width": table.width,
-        }
 
 
 class _Reader:
@@ -174,13 +160,9 @@ class _Reader:
             return self._tensors[value["tensor"]]
         if "dtype" in value:
             return _dtype(value["dtype"])
-        if "cos" in value:
-            return self._table(value)
+        if "function" in value:
+            return columns_from_json(value["function"], self._tensors)
         return _CLASSES[value["class"]](**{name: self.value(each) for name, each in value["fields"].items()})
-
-    def _table(self, value: dict[str, Any]) -> RotaryTable:
-        cos, sin = (columns_from_json(value[name], self._tensors) for name in ("cos", "sin"))
-        return RotaryTable(cos, sin, int(value["width"]))
 
 
 def _named_tensors(model: nn.Module) -> dict[str, Tensor]:

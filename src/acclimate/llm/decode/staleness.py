@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from acclimate.llm.split.tracing.linear_modules import linear_is_replaced
+
 _TREES = (
     "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks",
     "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called",
@@ -25,8 +27,14 @@ _OWN = ("_view", "_view_of", "packing", "model_ranks", "whole", "_shared_call", 
 _FILES = (
     "torch", "torch.nn.functional", "transformers.masking_utils", "transformers.activations",
     "transformers.modeling_rope_utils", "transformers.integrations.sdpa_attention",
+    "transformers.cache_utils",
 )  # fmt: skip
 """Python modules, besides those of a model's classes, whose functions a model's program calls."""
+
+
+_ATTENTION = torch.nn.functional.scaled_dot_product_attention
+_PLAIN = (bool, int, float, str)
+"""Types of the constants of a file that count."""
 
 
 class Snapshot:
@@ -41,20 +49,21 @@ class Snapshot:
         # Not the model itself, so that it is freed when nobody else needs it.
         self._modules = {each: _content(each) for each in model.modules() if each is not model}
         self._own = _content(model)
+        self._types = {module: type(module) for module in self._modules}
+        self._own_type = type(model)
         configs = {id(m.config): m.config for m in (model, *self._modules) if hasattr(m, "config")}
         self._configs = [(config, copy.deepcopy(vars(config))) for config in configs.values()]
-        classes = {
-            base for module in (model, *self._modules) for base in type(module).__mro__ if base is not object
-        }
+        used = {type(module) for module in (model, *self._modules)} | {Tensor, *_caches()}
+        classes = {base for each in used for base in each.__mro__ if base is not object}
         self._classes = [(each, dict(vars(each))) for each in classes]
         files = {each.__module__ for each in classes} | set(_FILES)
         self._files = [
-            (vars(file), {n: v for n, v in vars(file).items() if isinstance(v, (types.FunctionType, type))})
+            (vars(file), {n: v for n, v in vars(file).items() if callable(v) or isinstance(v, _PLAIN)})
             for file in (sys.modules.get(name) for name in sorted(files))
             if file is not None
         ]
         self._codes = [
-            (value, value.__code__)
+            (value, _code(value))
             for content in (*(c for _, c in self._classes), *(f for _, f in self._files))
             for value in content.values()
             if isinstance(value, types.FunctionType)
@@ -66,12 +75,14 @@ class Snapshot:
         """Whether the program is still what the model computes."""
         try:
             return (
-                _is_same(self._own, model)
+                type(model) is self._own_type
+                and all(type(module) is own for module, own in self._types.items())
+                and _is_same(self._own, model)
                 and all(_is_same(content, module) for module, content in self._modules.items())
                 and all(vars(config) == content for config, content in self._configs)
                 and all(dict(vars(each)) == content for each, content in self._classes)
                 and all(content.items() <= now.items() for now, content in self._files)
-                and all(function.__code__ is code for function, code in self._codes)
+                and all(_code(function) == code for function, code in self._codes)
                 and all(torch.equal(tensor, value) for tensor, value in self._constants)
                 and _registered(model) == self._registry
             )
@@ -98,6 +109,8 @@ def is_observed() -> bool:
         torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
         or torch.is_autocast_enabled("cpu")
+        or linear_is_replaced()
+        or torch.nn.functional.scaled_dot_product_attention is not _ATTENTION
         or module._global_forward_hooks
         or module._global_forward_pre_hooks
     )
@@ -115,6 +128,18 @@ def own_hooks(model: nn.Module) -> frozenset[int]:
 def has_hooks(model: nn.Module, own: frozenset[int]) -> bool:
     """Whether code runs around or in place of a module's ``forward``, besides the hooks of a split."""
     return not own_hooks(model) <= own or any("forward" in vars(module) for module in model.modules())
+
+
+def _caches() -> list[type]:
+    """Returns the classes of which ``generate`` makes a cache."""
+    from transformers import cache_utils
+
+    return [each for each in vars(cache_utils).values() if isinstance(each, type)]
+
+
+def _code(function: types.FunctionType) -> tuple[Any, ...]:
+    """Returns what a function runs, besides the names of its file."""
+    return function.__code__, function.__defaults__, function.__kwdefaults__
 
 
 def _content(module: nn.Module) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acclimate.llm.decode.capture import Program, Value
 from acclimate.llm.decode.description import NotRepresentedError
+from acclimate.llm.decode.program import Program, Value
 
 # Operators that compute each position's result from that position alone: elementwise ones, those that move
 # elements, and products that sum over another dimension.
@@ -181,10 +181,7 @@ def columns_from_json(made: dict[str, Any], tensors: dict[str, Tensor]) -> Posit
 
     Raises a ValueError, LookupError, AttributeError or TypeError for anything else.
     """
-    import sympy
-
-    batch, length = (sympy.Symbol(_symbol(name), integer=True, positive=True) for name in made["sizes"])
-    known = {str(batch): batch, str(length): length}
+    batch, length = (_Size(name) for name in made["sizes"])
     values: list[Value] = []
 
     def item(text: Any) -> Any:
@@ -199,9 +196,7 @@ def columns_from_json(made: dict[str, Any], tensors: dict[str, Tensor]) -> Posit
             return torch.device(value)
         if kind == "dtype":
             return getattr(torch, value)
-        # A product of sizes and numbers, such as 2*s3.
-        parts = [known[part] if part in known else int(part) for part in value.split("*")]
-        return reduce(mul, parts)
+        return _Size(value)
 
     for text in made["values"]:
         op, overload = text["op"], None
@@ -220,10 +215,32 @@ def columns_from_json(made: dict[str, Any], tensors: dict[str, Tensor]) -> Posit
     return PositionColumns(batch, length, value, tuple(made["columns"]), fingerprint(value, batch, length))
 
 
-def _symbol(name: str) -> str:
-    if not name.isidentifier():
-        raise ValueError(f"{name} is not a symbol")
-    return name
+class _Size:
+    """A symbolic size that was read from text: a product of symbols and numbers, such as ``2*s3``.
+
+    It has what this module uses of sympy's expressions, whose import takes longer than reading a description.
+    """
+
+    def __init__(self, text: str) -> None:
+        parts = text.split("*")
+        if not all(part.isidentifier() or part.isdecimal() for part in parts):
+            raise ValueError(f"{text} is not a size")
+        self.text = text
+        self.free_symbols = {part for part in parts if part.isidentifier()}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Size) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def subs(self, sizes: dict[Any, int]) -> int:
+        """Returns the number for given sizes."""
+        known = {each.text: number for each, number in sizes.items()}
+        return reduce(mul, (known[part] if part in known else int(part) for part in self.text.split("*")))
 
 
 def _flat(items: Any) -> Any:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from acclimate.errors import QuantizationError
+from acclimate.llm.split.tracing.linear_modules import linear_is_replaced
 
 if TYPE_CHECKING:
     from acclimate.llm.kernels import PackedWeight
@@ -188,6 +189,15 @@ class PackedEmbedding(PackedModule, nn.Embedding):  # type: ignore[misc]
         return self.packed.rows(input, self.compute.dtype)
 
 
+def _is_watched() -> bool:
+    """Whether someone wants to see or replace torch's linear function, which the kernels do not call."""
+    return (
+        linear_is_replaced()
+        or torch._C._len_torch_function_stack() > 0
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
+
+
 class FewRowLinear(nn.Linear):
     """A linear module that multiplies inputs of few rows at full memory bandwidth.
 
@@ -212,8 +222,11 @@ class FewRowLinear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Returns the product."""
         wants_gradient = torch.is_grad_enabled() and (self.weight.requires_grad or input.requires_grad)
-        # torch.compile has its own matrix products, and cannot trace addresses.
-        if wants_gradient or torch.compiler.is_compiling() or not self._has_kernel(input):
+        # torch.compile has its own matrix products, and cannot trace addresses; autocast chooses the dtype.
+        is_cast = torch.is_autocast_enabled(input.device.type)
+        if wants_gradient or is_cast or torch.compiler.is_compiling() or _is_watched():
+            return super().forward(input)
+        if not self._has_kernel(input):
             return super().forward(input)
         return self.packed.linear(input, self.bias)
 

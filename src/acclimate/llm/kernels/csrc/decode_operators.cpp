@@ -111,11 +111,15 @@ bool step(int64_t number, const Tensor& cache, const Tensor& tokens, const Tenso
                     "A sequence starts at ", call.starts[i], ", which is not before the token at ", place,
                     ".");
   }
-  const int64_t tables = reader.number(), layers = reader.number();
-  STD_TORCH_CHECK(tables == step->tables() && layers == step->layers(), "The cache is another decoder's.");
+  const int64_t tables = reader.number(), factors = reader.number(), layers = reader.number();
+  STD_TORCH_CHECK(tables == step->tables() && factors == step->factors() && layers == step->layers(),
+                  "The cache is another decoder's.");
   for (int64_t i = 0; i < tables; ++i) {
     call.cache.cos.push_back(reader.address<float>());
     call.cache.sin.push_back(reader.address<float>());
+  }
+  for (int64_t i = 0; i < factors; ++i) {
+    call.cache.factors.push_back(reader.address<float>());
   }
   for (int64_t i = 0; i < layers; ++i) {
     call.cache.keys.push_back(const_cast<uint8_t*>(reader.address<uint8_t>()));

@@ -97,6 +97,7 @@ struct Attention {
         pairs(from.number()),
         interleaved(from.flag()),
         rounds_products(from.flag()),
+        query_factors(from.number()),
         heads(from.number()),
         key_heads(from.number()),
         head_size(from.number()),
@@ -114,6 +115,7 @@ struct Attention {
   int64_t table;  // -1: no rotation
   int64_t pairs;
   bool interleaved, rounds_products;
+  int64_t query_factors;  // -1: none
   int64_t heads, key_heads, head_size, value_size;
   float scale;
   int64_t window;  // 0: none
@@ -171,6 +173,7 @@ struct Decoder {
       : dtype(static_cast<Dtype>(from.number())),
         hidden(from.number()),
         tables(from.number()),
+        factors(from.number()),
         embedding(read_weight(from)),
         embedding_factor(from.real()),
         exchange(reinterpret_cast<Exchange>(static_cast<uintptr_t>(from.number()))),
@@ -190,7 +193,7 @@ struct Decoder {
   }
 
   Dtype dtype;
-  int64_t hidden, tables;
+  int64_t hidden, tables, factors;
   Weight embedding;
   float embedding_factor;
   Exchange exchange;  // null for one rank

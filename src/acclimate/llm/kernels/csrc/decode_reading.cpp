@@ -320,8 +320,7 @@ class Step::Reading {
     const float* all = projected_.data() + row * attention.projections.width;
     float* head = at_least(own.heads, size);
     for (int64_t i = 0; i < attention.heads; ++i) {
-      step_.prepare_head(attention, attention.query_norm, call_.cache, position_of(row), all, i,
-                         attention.heads, own, head);
+      step_.prepare_query(attention, call_.cache, position_of(row), all, i, own, head);
       const int64_t place = (i / group * rows_ + row) * group + i % group;
       fill_bf16(head, size, stride, queries_.data() + place * stride);
     }

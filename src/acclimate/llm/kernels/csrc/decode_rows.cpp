@@ -66,6 +66,14 @@ void Step::prepare_head(const Attention& attention, const Norm& norm, const Cach
   }
 }
 
+void Step::prepare_query(const Attention& attention, const Cache& cache, int64_t position, const float* all,
+                         int64_t head, Own& own, float* to) const {
+  prepare_head(attention, attention.query_norm, cache, position, all, head, attention.heads, own, to);
+  if (attention.query_factors >= 0) {
+    scale(decoder_.dtype, cache.factors[attention.query_factors][position], to, attention.head_size);
+  }
+}
+
 // Adds attention's output to the residual stream, or to `branch` in a parallel layer, and normalizes the
 // input of the MLP.
 void Step::join_attention(const Layer& layer, const float* attended, const float* start, float* x,

@@ -68,6 +68,7 @@ void Step::check() const {
     const int64_t size = attention.head_size, value_size = attention.value_size;
     need(key_heads > 0 && heads > 0 && heads % key_heads == 0 && size > 0 && value_size > 0);
     need(attention.table >= -1 && attention.table < decoder_.tables && attention.window >= 0);
+    need(attention.query_factors >= -1 && attention.query_factors < decoder_.factors);
     need(attention.table < 0 || (attention.pairs >= 0 && 2 * attention.pairs <= size));
     is_product(attention.projections, decoder_.hidden, heads * size + key_heads * (size + value_size));
     is_product(attention.output, heads * value_size, decoder_.hidden);
@@ -312,8 +313,7 @@ void Step::attend_part(const Attention& attention, size_t index, const Call& cal
       return Input{form, rows, k, stride, to, nullptr, nullptr, nullptr};
     };
     for (int64_t i = 0; i < rows; ++i) {
-      prepare_head(attention, attention.query_norm, call.cache, position, queries, head + i, heads, own,
-                   own_heads + i * size);
+      prepare_query(attention, call.cache, position, queries, head + i, own, own_heads + i * size);
     }
     float* scores = at_least(own.scores, rows * count);
     compute(key_weight, prepared(own.query, own_heads, size, size), 0, count, scores, count);

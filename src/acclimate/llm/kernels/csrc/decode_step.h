@@ -19,6 +19,7 @@ namespace acclimate::inference::decode {
 struct Cache {
   int64_t capacity;
   std::vector<const float*> cos, sin;  // by table: [capacity][pairs]
+  std::vector<const float*> factors;  // of queries: [capacity]
   std::vector<uint8_t*> keys, values;  // by layer
 };
 
@@ -86,6 +87,7 @@ class Step {
   void run(const Call& call, int threads);
 
   int64_t tables() const { return decoder_.tables; }
+  int64_t factors() const { return decoder_.factors; }
   int64_t layers() const { return static_cast<int64_t>(decoder_.layers.size()); }
   int64_t head_width() const { return decoder_.head->width; }
 
@@ -141,6 +143,8 @@ class Step {
   void attend(const Layer& layer, size_t index, const Call& call, Own& own, int thread, int threads);
   void attend_part(const Attention& attention, size_t index, const Call& call, Own& own, int64_t sequence,
                    int64_t key_head, int64_t part, int64_t parts);
+  void prepare_query(const Attention& attention, const Cache& cache, int64_t position, const float* all,
+                     int64_t head, Own& own, float* to) const;
   void prepare_head(const Attention& attention, const Norm& norm, const Cache& cache, int64_t position,
                     const float* all, int64_t head, int64_t heads, Own& own, float* to) const;
   void merge(const Attention& attention, const Call& call, Own& own, int threads);

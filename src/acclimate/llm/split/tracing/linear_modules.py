@@ -10,6 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+_LINEAR = nn.Linear.forward, nn.functional.linear
+
+
+def linear_is_replaced() -> bool:
+    """Whether someone has put other functions in place of torch's for linear modules."""
+    return (nn.Linear.forward, nn.functional.linear) != _LINEAR
+
 
 def linear_dims(module: nn.Module) -> tuple[int, int] | None:
     """Returns the dimensions of a linear module's weight that are its columns (outputs) and rows (inputs)."""

@@ -1,0 +1,98 @@
+"""Kinds of programs that are matched to the native step, each with the tokens that transformers computes."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
+
+from architectures import tiny_model
+
+import acclimate
+from acclimate.llm.decode import loop
+
+PROMPT = torch.arange(3, 12)[None]
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each call of ``generate`` took our loop."""
+    calls: list[bool] = []
+    original = loop.lean_sample
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        tokens = original(*args, **kwargs)
+        calls.append(tokens is not None)
+        return tokens
+
+    monkeypatch.setattr(loop, "lean_sample", watched)
+    return calls
+
+
+def check_tokens(model: Any, taken: list[bool]) -> None:
+    """Compares the tokens of the native step with transformers', for one sequence and for a padded batch."""
+    batch = PROMPT.repeat(2, 1)
+    mask = torch.ones_like(batch)
+    mask[1, :3] = 0
+    calls = ({"input_ids": PROMPT}, {"input_ids": batch * mask, "attention_mask": mask})
+    expected = [
+        model.generate(**call, max_new_tokens=60, do_sample=False, eos_token_id=None) for call in calls
+    ]
+    made = acclimate.init_inference(copy.deepcopy(model))
+    assert loop.step_kind(made) == "native"
+    for call, tokens in zip(calls, expected, strict=True):
+        found = made.generate(**call, max_new_tokens=60, do_sample=False, eos_token_id=None)
+        assert torch.equal(found, tokens)
+    assert taken == [True, True]
+
+
+def test_attention_sinks_are_the_same_in_a_prompt_and_in_a_step(taken: list[bool]) -> None:
+    check_tokens(
+        tiny_model("granite_swa", sliding_window=8, layer_types=["sliding_attention", "full_attention"]),
+        taken,
+    )
+
+
+def test_queries_are_multiplied_by_a_function_of_the_position(taken: list[bool]) -> None:
+    model = tiny_model("ministral3")
+    check_tokens(model, taken)
+    lean = loop.lean_decoder(acclimate.init_inference(model))
+    assert lean is not None
+    numbers = lean.decoder.factors[0](torch.tensor([0, 7, 8, 40]))
+    assert torch.allclose(numbers[:, 0], 1 + 0.4 * torch.log(torch.tensor([1.0, 1.0, 2.0, 6.0])))
+    assert [layer.attention.query_factors for layer in lean.decoder.layers] == [0, 0]
+
+
+def test_experts_are_refused_by_name_without_lines_on_stderr(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = acclimate.init_inference(tiny_model("mixtral"))
+    capfd.readouterr()
+    with caplog.at_level("INFO", logger="acclimate.llm"):
+        assert loop.step_kind(model) == "transformers"
+    assert "it has experts" in caplog.text
+    assert capfd.readouterr().err == ""
+
+
+def test_an_operator_that_fails_on_fake_tensors_leaves_no_lines_on_stderr(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = acclimate.init_inference(tiny_model("bloom"))
+    capfd.readouterr()
+    with caplog.at_level("INFO", logger="acclimate.llm"):
+        assert loop.step_kind(model) == "transformers"
+    assert "cannot be captured" in caplog.text
+    assert capfd.readouterr().err == ""
+
+
+def test_a_size_that_becomes_a_number_is_a_reason_to_refuse(caplog: pytest.LogCaptureFixture) -> None:
+    model = acclimate.init_inference(tiny_model("mamba"))
+    with caplog.at_level("INFO", logger="acclimate.llm"):
+        assert loop.step_kind(model) == "transformers"
+    assert "its program holds for one size only" in caplog.text
