@@ -26,35 +26,45 @@ void note(float value) {
 }
 
 // A block with usual scales: its float16 numbers are between 2^-7 and 2^-6.
-void fill(Scheme scheme, std::vector<uint8_t>& blocks, int64_t size) {
+void fill(const Layout& layout, std::vector<uint8_t>& blocks) {
   for (uint8_t& byte : blocks) {
     byte = static_cast<uint8_t>(next_random() >> 24);
   }
-  for (size_t at = 0; at < blocks.size(); at += size) {
-    blocks[at + (scheme == Scheme::q6_k ? 209 : 1)] = 0x20;
-    if (scheme == Scheme::q4_1 || scheme == Scheme::q5_1 || scheme == Scheme::q4_k ||
-        scheme == Scheme::q5_k) {
-      blocks[at + 3] = 0x20;
+  const bool has_low = layout.scales == Scales::block_and_low || layout.scales == Scales::super_block;
+  for (size_t at = 0; at < blocks.size(); at += layout.gguf_bytes) {
+    blocks[at + layout.gguf_halves + 1] = 0x20;
+    if (has_low) {
+      blocks[at + layout.gguf_halves + 3] = 0x20;
     }
   }
 }
+
+struct Kind {
+  Scheme scheme;
+  Dtype dtype;
+};
+
+const Kind kinds[] = {
+    {Scheme::dense, Dtype::f32},
+    {Scheme::dense, Dtype::bf16},
+    {Scheme::dense, Dtype::f16},
+#define WEIGHT_FORMAT(name, ...) {Scheme::name, Dtype::f32},
+#include "formats.def"
+};
 
 }  // namespace
 
 int main() {
   constexpr int64_t n = 37, k = 512;
   double worst = 0;
-  for (int number = 0; number <= 12; ++number) {
-    Scheme scheme = static_cast<Scheme>(number);
-    Dtype dtype = Dtype::f32;
+  for (const auto [scheme, dtype] : kinds) {
+    const Layout layout = layout_of(scheme);
     std::vector<uint8_t> data;
     int64_t stride;
-    if (number == 1 || number == 2) {
+    if (scheme != Scheme::dense && layout.gguf_bytes == 0) {
       continue;  // packed in Python
     }
-    if (number == 0 || number > 10) {
-      scheme = Scheme::dense;
-      dtype = number == 0 ? Dtype::f32 : number == 11 ? Dtype::bf16 : Dtype::f16;
+    if (scheme == Scheme::dense) {
       stride = k * (dtype == Dtype::f32 ? 4 : 2);
       data.resize(n * stride);
       for (int64_t i = 0; i < n * k; ++i) {
@@ -67,10 +77,9 @@ int main() {
         }
       }
     } else {
-      const Layout layout = layout_of(scheme);
-      const int64_t row_bytes = k / layout.gguf_columns * layout.gguf_bytes;
+      const int64_t row_bytes = k / layout.columns * layout.gguf_bytes;
       std::vector<uint8_t> blocks(n * row_bytes);
-      fill(scheme, blocks, layout.gguf_bytes);
+      fill(layout, blocks);
       stride = group_bytes(scheme, k);
       data.resize((n + 15) / 16 * stride);
       for (int64_t row = 0; row < n; row += 16) {
@@ -104,8 +113,8 @@ int main() {
           const double bound = scheme == Scheme::dense ? 3e-7 : 4e-3;
           worst = error / bound > worst ? error / bound : worst;
           if (!(error <= bound)) {
-            std::printf("scheme %d dtype %d, %ld inputs: error %g\n", number, static_cast<int>(dtype),
-                        static_cast<long>(m), error);
+            std::printf("scheme %d dtype %d, %ld inputs: error %g\n", static_cast<int>(scheme),
+                        static_cast<int>(dtype), static_cast<long>(m), error);
             return 1;
           }
         }

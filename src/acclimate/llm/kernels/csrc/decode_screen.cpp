@@ -101,8 +101,8 @@ void Screen::fill_group(int64_t group, std::vector<uint32_t>& memory) {
   uint8_t* to = memory_.get() + group * coarse_.stride;
   const Offsets at = offsets_of(layout_of(coarse_.scheme), columns / block_columns);
   float errors[group_rows], squares[group_rows];
-  round_to_5_bits(is_bf16, words, stride, columns / block_columns, to, to + at.low_scale, to + at.codes,
-                  errors, squares);
+  round_to_5_bits(is_bf16, words, stride, columns / block_columns, to, to + at.low, to + at.codes, errors,
+                  squares);
   float most_error = 0, most_norm = 0;
   for (int64_t row = 0; row < rows; ++row) {
     float error = errors[row], norm = squares[row];

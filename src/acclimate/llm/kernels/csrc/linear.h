@@ -19,8 +19,12 @@
 
 namespace acclimate::inference {
 
-// Numbered as in acclimate.llm.kernels.schemes, which has the layouts.
-enum class Scheme : int32_t { dense, int8, int4, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, int5 };
+// How a weight is stored: a matrix of floating-point numbers, or one of the formats of formats.def.
+enum class Scheme : int32_t {
+  dense,
+#define WEIGHT_FORMAT(name, ...) name,
+#include "formats.def"
+};
 
 enum class Dtype : int32_t { f32, bf16, f16 };
 

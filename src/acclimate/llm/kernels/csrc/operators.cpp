@@ -98,8 +98,10 @@ void narrow(Dtype dtype, const float* from, int64_t count, void* to) {
 Weight weight_of(const Tensor& data, int64_t scheme, int64_t n, int64_t k) {
   STD_TORCH_CHECK(data.is_cpu() && data.dim() == 2 && data.is_contiguous() && is_size(n) && is_size(k),
                   "A weight is not a contiguous matrix on the host.");
+  const std::optional<Scheme> found = find_scheme(scheme);
+  STD_TORCH_CHECK(found.has_value(), "There is no weight format with the number ", scheme, ".");
   Weight weight{};
-  weight.scheme = static_cast<Scheme>(scheme);
+  weight.scheme = *found;
   weight.n = n;
   weight.k = k;
   weight.data = static_cast<const uint8_t*>(data.data_ptr());
@@ -108,11 +110,10 @@ Weight weight_of(const Tensor& data, int64_t scheme, int64_t n, int64_t k) {
     weight.stride = k * bytes_of(weight.dtype);
     STD_TORCH_CHECK(data.size(0) == n && data.size(1) == k, "A weight is not of shape [", n, ", ", k, "].");
   } else {
-    STD_TORCH_CHECK(scheme > 0 && weight.scheme <= Scheme::int5, "There is no scheme ", scheme, ".");
     weight.stride = group_bytes(weight.scheme, k);
     STD_TORCH_CHECK(data.scalar_type() == ScalarType::Byte && data.size(1) == weight.stride &&
                         data.size(0) == (n + group_rows - 1) / group_rows,
-                    "The bytes of a weight do not match its scheme and shape [", n, ", ", k, "].");
+                    "The bytes of a weight do not match its format and shape [", n, ", ", k, "].");
   }
   return weight;
 }
@@ -362,16 +363,16 @@ void request_huge_pages([[maybe_unused]] uint8_t* data, [[maybe_unused]] int64_t
 
 Tensor from_gguf(const Tensor& blocks, int64_t scheme, int64_t n, int64_t k) {
   const Tensor whole = torch::stable::contiguous(blocks);
-  const Scheme kind = static_cast<Scheme>(scheme);
-  STD_TORCH_CHECK(kind >= Scheme::q4_0 && kind <= Scheme::q6_k, "There are no GGUF blocks of scheme ", scheme,
-                  ".");
+  const Scheme kind = find_scheme(scheme).value_or(Scheme::dense);
   const Layout layout = layout_of(kind);
-  const int64_t row_bytes = k / layout.gguf_columns * layout.gguf_bytes;
+  STD_TORCH_CHECK(layout.gguf_bytes > 0, "GGUF has no blocks of the weight format with the number ", scheme,
+                  ".");
+  const int64_t row_bytes = k / layout.columns * layout.gguf_bytes;
   // Without the product n * row_bytes, which may overflow.
   const bool fits =
       row_bytes == 0 ? whole.numel() == 0 : whole.numel() % row_bytes == 0 && whole.numel() / row_bytes == n;
   STD_TORCH_CHECK(whole.is_cpu() && whole.scalar_type() == ScalarType::Byte && is_size(n) && is_size(k) &&
-                      k % layout.gguf_columns == 0 && fits,
+                      k % layout.columns == 0 && fits,
                   "The blocks do not match their type and the shape [", n, ", ", k, "].");
   const int64_t groups = (n + group_rows - 1) / group_rows, stride = group_bytes(kind, k);
   Tensor result = torch::stable::new_empty(whole, {groups, stride});

@@ -30,7 +30,7 @@ inline BlockScales scales_of_block(const uint8_t* group, const Offsets& at, int6
   } else {
     first = load_f16(group + b * 32);
     if constexpr (layout.scales == Scales::block_and_low) {
-      low = load_f16(group + at.low_scale + b * 32);
+      low = load_f16(group + at.low + b * 32);
     }
   }
   Floats second = first;

@@ -46,7 +46,7 @@ inline void group_values(const uint8_t* group, int64_t k, int64_t rows, float* v
       store(scale[0], load_f16(group + b / 8 * 32));
     }
     if constexpr (layout.scales == Scales::block_and_low) {
-      store(low, load_f16(group + at.low_scale + b * 32));
+      store(low, load_f16(group + at.low + b * 32));
     } else if constexpr (layout.scales == Scales::row_and_block) {
       store(low, load_f32(group + at.low_scale));
     } else if constexpr (layout.scales == Scales::super_block) {
