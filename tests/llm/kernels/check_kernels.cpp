@@ -1,4 +1,4 @@
-// Exits with 0 if compute() agrees with dequantize(), in double, for every scheme and 1 to 16 inputs, and
+// Exits with 0 if compute() agrees with dequantize(), in double, for every format and 1 to 16 inputs, and
 // prints a digest of the values and the largest error relative to its bound.
 #include <cmath>
 #include <cstdio>
@@ -40,15 +40,15 @@ void fill(const Layout& layout, std::vector<uint8_t>& blocks) {
 }
 
 struct Kind {
-  Scheme scheme;
+  WeightFormat format;
   Dtype dtype;
 };
 
 const Kind kinds[] = {
-    {Scheme::dense, Dtype::f32},
-    {Scheme::dense, Dtype::bf16},
-    {Scheme::dense, Dtype::f16},
-#define WEIGHT_FORMAT(name, ...) {Scheme::name, Dtype::f32},
+    {WeightFormat::dense, Dtype::f32},
+    {WeightFormat::dense, Dtype::bf16},
+    {WeightFormat::dense, Dtype::f16},
+#define WEIGHT_FORMAT(name, ...) {WeightFormat::name, Dtype::f32},
 #include "formats.def"
 };
 
@@ -57,14 +57,14 @@ const Kind kinds[] = {
 int main() {
   constexpr int64_t n = 37, k = 512;
   double worst = 0;
-  for (const auto [scheme, dtype] : kinds) {
-    const Layout layout = layout_of(scheme);
+  for (const auto [format, dtype] : kinds) {
+    const Layout layout = layout_of(format);
     std::vector<uint8_t> data;
     int64_t stride;
-    if (scheme != Scheme::dense && layout.gguf_bytes == 0) {
+    if (format != WeightFormat::dense && layout.gguf_bytes == 0) {
       continue;  // packed in Python
     }
-    if (scheme == Scheme::dense) {
+    if (format == WeightFormat::dense) {
       stride = k * (dtype == Dtype::f32 ? 4 : 2);
       data.resize(n * stride);
       for (int64_t i = 0; i < n * k; ++i) {
@@ -80,14 +80,14 @@ int main() {
       const int64_t row_bytes = k / layout.columns * layout.gguf_bytes;
       std::vector<uint8_t> blocks(n * row_bytes);
       fill(layout, blocks);
-      stride = group_bytes(scheme, k);
+      stride = group_bytes(format, k);
       data.resize((n + 15) / 16 * stride);
       for (int64_t row = 0; row < n; row += 16) {
-        pack_group(scheme, blocks.data() + row * row_bytes, row_bytes, n - row < 16 ? n - row : 16, k,
+        pack_group(format, blocks.data() + row * row_bytes, row_bytes, n - row < 16 ? n - row : 16, k,
                    data.data() + row / 16 * stride);
       }
     }
-    const Weight weight{scheme, dtype, n, k, data.data(), stride};
+    const Weight weight{format, dtype, n, k, data.data(), stride};
     std::vector<float> values(n * k), x(16 * k), y(16 * n);
     dequantize(weight, 0, n, values.data());
     for (float value : values) {
@@ -110,10 +110,10 @@ int main() {
             w_norm += static_cast<double>(values[row * k + c]) * values[row * k + c];
           }
           const double error = std::fabs(y[i * n + row] - exact) / std::sqrt(x_norm * w_norm);
-          const double bound = scheme == Scheme::dense ? 3e-7 : 4e-3;
+          const double bound = format == WeightFormat::dense ? 3e-7 : 4e-3;
           worst = error / bound > worst ? error / bound : worst;
           if (!(error <= bound)) {
-            std::printf("scheme %d dtype %d, %ld inputs: error %g\n", static_cast<int>(scheme),
+            std::printf("format %d dtype %d, %ld inputs: error %g\n", static_cast<int>(format),
                         static_cast<int>(dtype), static_cast<long>(m), error);
             return 1;
           }

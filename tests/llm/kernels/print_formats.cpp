@@ -8,12 +8,12 @@
 using namespace acclimate::inference;
 
 int main() {
-  const auto print = [](const char* name, Scheme scheme) {
-    const Layout layout = layout_of(scheme);
-    std::printf("%s %d %d %d %d %d %d %ld %ld\n", name, static_cast<int>(scheme), layout.bits, layout.offset,
+  const auto print = [](const char* name, WeightFormat format) {
+    const Layout layout = layout_of(format);
+    std::printf("%s %d %d %d %d %d %d %ld %ld\n", name, static_cast<int>(format), layout.bits, layout.offset,
                 layout.columns, layout.gguf_bytes, layout.gguf_halves,
-                static_cast<long>(group_bytes(scheme, 300)), static_cast<long>(group_bytes(scheme, 512)));
+                static_cast<long>(group_bytes(format, 300)), static_cast<long>(group_bytes(format, 512)));
   };
-#define WEIGHT_FORMAT(name, ...) print(#name, Scheme::name);
+#define WEIGHT_FORMAT(name, ...) print(#name, WeightFormat::name);
 #include "formats.def"
 }

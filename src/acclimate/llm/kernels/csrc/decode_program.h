@@ -42,11 +42,11 @@ class Reader {
 
 inline Weight read_weight(Reader& from) {
   Weight weight;
-  const std::optional<Scheme> found = find_scheme(from.number());
+  const std::optional<WeightFormat> found = find_format(from.number());
   if (!found.has_value()) {
     throw std::runtime_error("a decoder's description has an unknown weight format");
   }
-  weight.scheme = *found;
+  weight.format = *found;
   weight.dtype = static_cast<Dtype>(from.number());
   weight.n = from.number();
   weight.k = from.number();

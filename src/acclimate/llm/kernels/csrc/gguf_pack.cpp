@@ -87,9 +87,9 @@ uint8_t read_scale(const uint8_t* packed, int b, bool is_low) {
 
 }  // namespace
 
-void pack_group(Scheme scheme, const uint8_t* blocks, int64_t row_bytes, int64_t rows, int64_t k,
+void pack_group(WeightFormat format, const uint8_t* blocks, int64_t row_bytes, int64_t rows, int64_t k,
                 uint8_t* group) {
-  const Layout layout = layout_of(scheme);
+  const Layout layout = layout_of(format);
   const int64_t count = k / block_columns;
   const Offsets at = offsets_of(layout, count);
   std::memset(group, 0, at.codes);

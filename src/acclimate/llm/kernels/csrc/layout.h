@@ -40,41 +40,41 @@ struct Layout {
   int columns = columns_of(scales);  // of an indivisible block
 };
 
-static constexpr Layout layout_of(Scheme scheme) {
-  switch (scheme) {
+static constexpr Layout layout_of(WeightFormat format) {
+  switch (format) {
 #define WEIGHT_FORMAT(name, ...) \
-  case Scheme::name:             \
+  case WeightFormat::name:       \
     return {__VA_ARGS__};
 #include "formats.def"
-    case Scheme::dense:
+    case WeightFormat::dense:
       break;
   }
   return {};
 }
 
 // The format with a number of a caller's; none: there is none.
-static constexpr std::optional<Scheme> find_scheme(int64_t number) {
+static constexpr std::optional<WeightFormat> find_format(int64_t number) {
   switch (number) {
-#define WEIGHT_FORMAT(name, ...)           \
-  case static_cast<int64_t>(Scheme::name): \
-    return Scheme::name;
+#define WEIGHT_FORMAT(name, ...)                 \
+  case static_cast<int64_t>(WeightFormat::name): \
+    return WeightFormat::name;
 #include "formats.def"
-    case static_cast<int64_t>(Scheme::dense):
-      return Scheme::dense;
+    case static_cast<int64_t>(WeightFormat::dense):
+      return WeightFormat::dense;
   }
   return std::nullopt;
 }
 
-// Calls function.operator()<scheme>() for a format of blocks that is known when the program runs, and does
+// Calls function.operator()<format>() for a format of blocks that is known when the program runs, and does
 // nothing for dense weights.
 template <class Function>
-static void with_scheme(Scheme scheme, Function function) {
-  switch (scheme) {
+static void with_format(WeightFormat format, Function function) {
+  switch (format) {
 #define WEIGHT_FORMAT(name, ...) \
-  case Scheme::name:             \
-    return function.template operator()<Scheme::name>();
+  case WeightFormat::name:       \
+    return function.template operator()<WeightFormat::name>();
 #include "formats.def"
-    case Scheme::dense:
+    case WeightFormat::dense:
       break;
   }
 }
@@ -86,8 +86,8 @@ struct Offsets {
 
 static constexpr int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-static constexpr int64_t padded_columns(Scheme scheme, int64_t k) {
-  const int64_t columns = layout_of(scheme).columns;
+static constexpr int64_t padded_columns(WeightFormat format, int64_t k) {
+  const int64_t columns = layout_of(format).columns;
   return (k + columns - 1) / columns * columns;
 }
 
@@ -110,9 +110,9 @@ static constexpr Offsets offsets_of(const Layout& layout, int64_t blocks) {
   return at;
 }
 
-static constexpr int64_t group_bytes(Scheme scheme, int64_t k) {
-  const Layout layout = layout_of(scheme);
-  const int64_t blocks = padded_columns(scheme, k) / block_columns;
+static constexpr int64_t group_bytes(WeightFormat format, int64_t k) {
+  const Layout layout = layout_of(format);
+  const int64_t blocks = padded_columns(format, k) / block_columns;
   return offsets_of(layout, blocks).codes + blocks * layout.code_bytes;
 }
 
