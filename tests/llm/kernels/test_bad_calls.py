@@ -17,7 +17,7 @@ from architectures import tiny_model
 
 import acclimate
 from acclimate.llm.decode.loop import lean_decoder
-from acclimate.llm.decode.native import NativeStep
+from acclimate.llm.decode.native import NativeStep, _ProgramWriter
 from acclimate.llm.kernels import PackedWeight, native
 from acclimate.llm.kernels.formats import WEIGHT_FORMATS
 
@@ -121,3 +121,12 @@ def test_numbers_that_describe_no_decoder_are_refused(numbers: list[int]) -> Non
     native.load("cpu")
     with pytest.raises(RuntimeError):
         torch.ops.acclimate.decode_start(torch.tensor(numbers, dtype=torch.long))
+
+
+@pytest.mark.parametrize("number", [len(WEIGHT_FORMATS) + 1, -1, 2**32, 2**63 - 1])
+def test_a_decoder_with_a_weight_of_no_format_is_refused(step: NativeStep, number: int) -> None:
+    writer = _ProgramWriter(step._native.decoder, 0)
+    writer.decoder(step._native.decoder)
+    writer.numbers[3] = number  # of the embedding
+    with pytest.raises(RuntimeError, match="unknown weight format"):
+        torch.ops.acclimate.decode_start(torch.tensor(writer.numbers))
