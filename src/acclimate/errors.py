@@ -246,7 +246,7 @@ class InstructionSetError(AcclimateError, ValueError):
 
 
 class WeightError(AcclimateError, ValueError):
-    """A weight cannot be packed, cut or multiplied as asked: its scheme, shape or dtype does not allow it."""
+    """A weight cannot be packed, cut or multiplied as asked: its format, shape or dtype does not allow it."""
 
 
 # -- communication ------------------------------------------------------------------------------

@@ -169,7 +169,7 @@ def quantised_model_of(words: int = WORDS, hidden: int = 32, factor: float = 1) 
     head.normal_().mul_(0.02 * factor)
     head[:: words // 50].mul_(3)
     model = acclimate.init_inference(model.to(torch.bfloat16), quantize="int4")
-    assert model.lm_head.packed.scheme == "int5"
+    assert model.lm_head.packed.format == "int5"
     return model
 
 

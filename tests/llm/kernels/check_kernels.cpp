@@ -1,4 +1,4 @@
-// Exits with 0 if compute() agrees with dequantize(), in double, for every scheme and 1 to 16 inputs, and
+// Exits with 0 if compute() agrees with dequantize(), in double, for every format and 1 to 16 inputs, and
 // prints a digest of the values and the largest error relative to its bound.
 #include <cmath>
 #include <cstdio>
@@ -26,35 +26,45 @@ void note(float value) {
 }
 
 // A block with usual scales: its float16 numbers are between 2^-7 and 2^-6.
-void fill(Scheme scheme, std::vector<uint8_t>& blocks, int64_t size) {
+void fill(const Layout& layout, std::vector<uint8_t>& blocks) {
   for (uint8_t& byte : blocks) {
     byte = static_cast<uint8_t>(next_random() >> 24);
   }
-  for (size_t at = 0; at < blocks.size(); at += size) {
-    blocks[at + (scheme == Scheme::q6_k ? 209 : 1)] = 0x20;
-    if (scheme == Scheme::q4_1 || scheme == Scheme::q5_1 || scheme == Scheme::q4_k ||
-        scheme == Scheme::q5_k) {
-      blocks[at + 3] = 0x20;
+  const bool has_low = layout.scales == Scales::block_and_low || layout.scales == Scales::super_block;
+  for (size_t at = 0; at < blocks.size(); at += layout.gguf_bytes) {
+    blocks[at + layout.gguf_halves + 1] = 0x20;
+    if (has_low) {
+      blocks[at + layout.gguf_halves + 3] = 0x20;
     }
   }
 }
+
+struct Kind {
+  WeightFormat format;
+  Dtype dtype;
+};
+
+const Kind kinds[] = {
+    {WeightFormat::dense, Dtype::f32},
+    {WeightFormat::dense, Dtype::bf16},
+    {WeightFormat::dense, Dtype::f16},
+#define WEIGHT_FORMAT(name, ...) {WeightFormat::name, Dtype::f32},
+#include "formats.def"
+};
 
 }  // namespace
 
 int main() {
   constexpr int64_t n = 37, k = 512;
   double worst = 0;
-  for (int number = 0; number <= 12; ++number) {
-    Scheme scheme = static_cast<Scheme>(number);
-    Dtype dtype = Dtype::f32;
+  for (const auto [format, dtype] : kinds) {
+    const Layout layout = layout_of(format);
     std::vector<uint8_t> data;
     int64_t stride;
-    if (number == 1 || number == 2) {
+    if (format != WeightFormat::dense && layout.gguf_bytes == 0) {
       continue;  // packed in Python
     }
-    if (number == 0 || number > 10) {
-      scheme = Scheme::dense;
-      dtype = number == 0 ? Dtype::f32 : number == 11 ? Dtype::bf16 : Dtype::f16;
+    if (format == WeightFormat::dense) {
       stride = k * (dtype == Dtype::f32 ? 4 : 2);
       data.resize(n * stride);
       for (int64_t i = 0; i < n * k; ++i) {
@@ -67,18 +77,17 @@ int main() {
         }
       }
     } else {
-      const Layout layout = layout_of(scheme);
-      const int64_t row_bytes = k / layout.gguf_columns * layout.gguf_bytes;
+      const int64_t row_bytes = k / layout.columns * layout.gguf_bytes;
       std::vector<uint8_t> blocks(n * row_bytes);
-      fill(scheme, blocks, layout.gguf_bytes);
-      stride = group_bytes(scheme, k);
+      fill(layout, blocks);
+      stride = group_bytes(format, k);
       data.resize((n + 15) / 16 * stride);
       for (int64_t row = 0; row < n; row += 16) {
-        pack_group(scheme, blocks.data() + row * row_bytes, row_bytes, n - row < 16 ? n - row : 16, k,
+        pack_group(format, blocks.data() + row * row_bytes, row_bytes, n - row < 16 ? n - row : 16, k,
                    data.data() + row / 16 * stride);
       }
     }
-    const Weight weight{scheme, dtype, n, k, data.data(), stride};
+    const Weight weight{format, dtype, n, k, data.data(), stride};
     std::vector<float> values(n * k), x(16 * k), y(16 * n);
     dequantize(weight, 0, n, values.data());
     for (float value : values) {
@@ -101,11 +110,11 @@ int main() {
             w_norm += static_cast<double>(values[row * k + c]) * values[row * k + c];
           }
           const double error = std::fabs(y[i * n + row] - exact) / std::sqrt(x_norm * w_norm);
-          const double bound = scheme == Scheme::dense ? 3e-7 : 4e-3;
+          const double bound = format == WeightFormat::dense ? 3e-7 : 4e-3;
           worst = error / bound > worst ? error / bound : worst;
           if (!(error <= bound)) {
-            std::printf("scheme %d dtype %d, %ld inputs: error %g\n", number, static_cast<int>(dtype),
-                        static_cast<long>(m), error);
+            std::printf("format %d dtype %d, %ld inputs: error %g\n", static_cast<int>(format),
+                        static_cast<int>(dtype), static_cast<long>(m), error);
             return 1;
           }
         }

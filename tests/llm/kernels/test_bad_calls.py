@@ -17,10 +17,11 @@ from architectures import tiny_model
 
 import acclimate
 from acclimate.llm.decode.loop import lean_decoder
-from acclimate.llm.decode.native import NativeStep
+from acclimate.llm.decode.native import NativeStep, _ProgramWriter
 from acclimate.llm.kernels import PackedWeight, native
+from acclimate.llm.kernels.formats import WEIGHT_FORMATS
 
-BLOCK = 144  # bytes of a q4_k block, of 256 values
+Q4_K = WEIGHT_FORMATS["q4_k"]
 LARGE = [2**40 + 1, 2**60, 2**62, 2**63 - 1, -1, -256, -(2**63)]
 
 
@@ -28,9 +29,10 @@ LARGE = [2**40 + 1, 2**60, 2**62, 2**63 - 1, -1, -256, -(2**63)]
 @pytest.mark.parametrize("columns", [256, -256, 2**62, 2**40 + 256])
 def test_blocks_of_a_negative_or_overflowing_shape_are_refused(rows: int, columns: int) -> None:
     native.load("cpu")
+    block = torch.zeros(Q4_K.gguf_bytes, dtype=torch.uint8)
     # The product of -1 rows and -256 columns is that of one block.
     with pytest.raises(RuntimeError, match="do not match"):
-        torch.ops.acclimate.packed_from_gguf(torch.zeros(BLOCK, dtype=torch.uint8), 8, rows, columns)
+        torch.ops.acclimate.packed_from_gguf(block, Q4_K.number, rows, columns)
 
 
 @pytest.mark.parametrize("number", LARGE)
@@ -119,3 +121,12 @@ def test_numbers_that_describe_no_decoder_are_refused(numbers: list[int]) -> Non
     native.load("cpu")
     with pytest.raises(RuntimeError):
         torch.ops.acclimate.decode_start(torch.tensor(numbers, dtype=torch.long))
+
+
+@pytest.mark.parametrize("number", [len(WEIGHT_FORMATS) + 1, -1, 2**32, 2**63 - 1])
+def test_a_decoder_with_a_weight_of_no_format_is_refused(step: NativeStep, number: int) -> None:
+    writer = _ProgramWriter(step._native.decoder, 0)
+    writer.decoder(step._native.decoder)
+    writer.numbers[3] = number  # of the embedding
+    with pytest.raises(RuntimeError, match="unknown weight format"):
+        torch.ops.acclimate.decode_start(torch.tensor(writer.numbers))

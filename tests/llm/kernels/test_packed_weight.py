@@ -1,4 +1,4 @@
-"""Products, values and slices of weights of every scheme, against float64 and gguf's own code."""
+"""Products, values and slices of weights of every format, against float64 and gguf's own code."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from weights import DENSE, QUANTISED, SCHEMES, gguf_blocks, make, whole_columns
+from weights import DENSE, FORMATS, gguf_blocks, make, whole_columns
 
 from acclimate import get_accelerator
 from acclimate.errors import WeightError
 from acclimate.host.topology import processor_limit
-from acclimate.llm.kernels import GGUF_SCHEMES, PackedWeight, native, operators
+from acclimate.llm.kernels import GGUF_FORMATS, PackedWeight, native, operators
+from acclimate.llm.kernels.formats import OWN_FORMATS
 from acclimate.ops import simd
 from fresh_process import FreshProcesses
 
-each_scheme = pytest.mark.parametrize("scheme", SCHEMES)
-each_gguf_scheme = pytest.mark.parametrize("scheme", GGUF_SCHEMES)
+each_format = pytest.mark.parametrize("kind", FORMATS)
+each_gguf_format = pytest.mark.parametrize("kind", GGUF_FORMATS)
 
 FLOAT_BOUND = 3e-7  # relative to |x| |w|, norms of an input and a weight row
 BYTE = torch.zeros(1, dtype=torch.uint8)
@@ -49,10 +50,10 @@ def check_product(
     assert y.shape == exact.shape
     norms = x.double().norm(dim=-1, keepdim=True) * values.double().norm(dim=1)
     bound = FLOAT_BOUND * norms
-    if weight.scheme != "dense":
+    if weight.format != "dense":
         bound = bound + 1.001 * of_rounded_inputs(x.double(), values.double())
     bound = bound + ROUNDING[x.dtype] * (exact.abs() + bound) + 1e-12
-    assert bool(((y.double() - exact).abs() <= bound).all()), (weight.scheme, weight.shape, x.shape)
+    assert bool(((y.double() - exact).abs() <= bound).all()), (weight.format, weight.shape, x.shape)
 
 
 @pytest.fixture
@@ -63,20 +64,20 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     torch.ops.acclimate.inference_use_isa(simd.BEST)
 
 
-@each_scheme
+@each_format
 @pytest.mark.parametrize("isa", simd.usable_isas(), indirect=True)
-def test_every_instruction_set_multiplies_within_the_bound(scheme: str, isa: str) -> None:
-    weight, values = make(scheme, 77, whole_columns(scheme, 523))
+def test_every_instruction_set_multiplies_within_the_bound(kind: str, isa: str) -> None:
+    weight, values = make(kind, 77, whole_columns(kind, 523))
     for rows in (1, 2, 5, 16):
         check_product(weight, values, torch.randn(rows, weight.shape[1]))
     check_product(weight, values, torch.randn(3, weight.shape[1]).bfloat16())
 
 
-@each_scheme
+@each_format
 @pytest.mark.parametrize("rows", [17, 300])
 @pytest.mark.parametrize("isa", simd.usable_isas(), indirect=True)
-def test_many_rows_in_bf16_are_within_the_bound(scheme: str, rows: int, isa: str) -> None:
-    weight, values = make(scheme, 77, whole_columns(scheme, 523))
+def test_many_rows_in_bf16_are_within_the_bound(kind: str, rows: int, isa: str) -> None:
+    weight, values = make(kind, 77, whole_columns(kind, 523))
     bias = torch.randn(77).bfloat16()
     check_product(weight, values, torch.randn(rows, weight.shape[1]).bfloat16(), bias=bias)
 
@@ -94,23 +95,23 @@ def test_a_row_has_the_same_bits_beside_however_many_others(k: int, dtype: torch
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(SCHEMES), st.integers(1, 70), st.integers(1, 600), st.integers(0, 20),
+    st.sampled_from(FORMATS), st.integers(1, 70), st.integers(1, 600), st.integers(0, 20),
     st.sampled_from(list(DENSE.values())), st.booleans(), st.booleans(),
 )  # fmt: skip
 @example("q8_0", 1, 1, 17, torch.float16, True, True)
 def test_products_of_any_shape_dtype_and_strides_are_within_the_bound(
-    scheme: str, n: int, k: int, rows: int, dtype: torch.dtype, is_strided: bool, has_bias: bool
+    kind: str, n: int, k: int, rows: int, dtype: torch.dtype, is_strided: bool, has_bias: bool
 ) -> None:
-    weight, values = make(scheme, n, whole_columns(scheme, k), seed=n)
+    weight, values = make(kind, n, whole_columns(kind, k), seed=n)
     k = weight.shape[1]
     x = torch.randn(k, rows).t().to(dtype) if is_strided else torch.randn(rows, k).to(dtype)
     check_product(weight, values, x, **({"bias": torch.randn(n).to(dtype)} if has_bias else {}))
 
 
-@each_gguf_scheme
-def test_values_have_the_bits_of_gguf_s_own(scheme: str) -> None:
-    blocks, expected = gguf_blocks(scheme, 37, 768)
-    weight = PackedWeight.from_gguf(blocks, scheme.upper(), (37, 768))
+@each_gguf_format
+def test_values_have_the_bits_of_gguf_s_own(kind: str) -> None:
+    blocks, expected = gguf_blocks(kind, 37, 768)
+    weight = PackedWeight.from_gguf(blocks, kind.upper(), (37, 768))
     assert torch.equal(weight.dequantize(), expected)
     assert torch.equal(weight.dequantize(slice(5, 36, 2)), expected[5:36:2])
     assert torch.equal(weight.dequantize(dtype=torch.bfloat16), expected.bfloat16())
@@ -118,19 +119,19 @@ def test_values_have_the_bits_of_gguf_s_own(scheme: str) -> None:
     assert torch.equal(weight.rows(ids), expected[ids])
 
 
-@each_gguf_scheme
-def test_native_packing_and_plain_torch_give_the_same_bytes(scheme: str) -> None:
-    blocks, _ = gguf_blocks(scheme, 37, 768)
-    weight = PackedWeight.from_gguf(blocks, scheme, (37, 768))
+@each_gguf_format
+def test_native_packing_and_plain_torch_give_the_same_bytes(kind: str) -> None:
+    blocks, _ = gguf_blocks(kind, 37, 768)
+    weight = PackedWeight.from_gguf(blocks, kind, (37, 768))
     assert torch.equal(weight.data, operators._from_gguf(blocks, weight.number, 37, 768))
     for dtype in DENSE.values():
         plain = operators._values(weight.data, weight.number, 37, 768, dtype)
         assert torch.equal(weight.dequantize(dtype=dtype), plain)
 
 
-@each_scheme
-def test_slices_have_the_values_of_the_whole(scheme: str) -> None:
-    weight, values = make(scheme, 77, 1024)
+@each_format
+def test_slices_have_the_values_of_the_whole(kind: str) -> None:
+    weight, values = make(kind, 77, 1024)
     for start, stop in ((0, 77), (16, 40), (5, 30), (76, 77), (9, 9)):
         assert torch.equal(weight.slice(0, start, stop).dequantize(), values[start:stop])
         assert torch.equal(
@@ -144,9 +145,9 @@ def test_columns_within_a_block_cannot_be_parted() -> None:
         weight.slice(1, 100, 512)
 
 
-@each_scheme
-def test_infinite_and_nan_inputs_give_what_torch_gives(scheme: str) -> None:
-    weight, values = make(scheme, 20, 256)
+@each_format
+def test_infinite_and_nan_inputs_give_what_torch_gives(kind: str) -> None:
+    weight, values = make(kind, 20, 256)
     for bad in (torch.inf, -torch.inf, torch.nan):
         x = torch.randn(3, 256)
         x[1, 7] = bad
@@ -155,9 +156,9 @@ def test_infinite_and_nan_inputs_give_what_torch_gives(scheme: str) -> None:
         assert torch.equal(y.isinf() * y.sign(), expected.isinf() * expected.sign())
 
 
-@each_scheme
-def test_extreme_inputs_stay_finite(scheme: str) -> None:
-    weight, values = make(scheme, 20, 256)
+@each_format
+def test_extreme_inputs_stay_finite(kind: str) -> None:
+    weight, values = make(kind, 20, 256)
     for scale in (0.0, 1e-42, 1e-30, 1e30):
         x = torch.randn(2, 256) * scale
         error = (weight.linear(x).double() - x.double() @ values.double().T).abs().max()
@@ -171,8 +172,8 @@ def test_a_dense_weight_is_the_models_own_memory() -> None:
 
 @pytest.mark.parametrize("rows", [1, 40])
 def test_no_rows_no_columns_and_more_rows_than_the_kernel_takes(rows: int) -> None:
-    for scheme in (*DENSE, *QUANTISED):
-        weight, values = make(scheme, 33, 64)
+    for kind in (*DENSE, *OWN_FORMATS):
+        weight, values = make(kind, 33, 64)
         check_product(weight, values, torch.randn(0, 64))
         check_product(weight, values, torch.randn(2, rows, 64))
         assert weight.slice(0, 0, 0).linear(torch.randn(rows, 64)).shape == (rows, 0)
@@ -185,30 +186,30 @@ def test_many_rows_give_the_bits_of_few_with_a_kernel_and_torchs_values_beside_t
     has_tiles: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "multiplies_many_rows", lambda device_type: not has_tiles)
-    for scheme in ("int8", "q4_k", "q6_k"):
-        weight, values = make(scheme, 300, 256)
+    for kind in ("int8", "q4_k", "q6_k"):
+        weight, values = make(kind, 300, 256)
         x = torch.randn(555, 256)  # more than are prepared at a time
         check_product(weight, values, x)
         few = torch.cat([weight.linear(rows) for rows in x.split(16)])
         assert torch.equal(weight.linear(x), few) is not has_tiles
 
 
-@pytest.mark.parametrize(("scheme", "bound"), [("int8", 0.008), ("int4", 0.085), ("int5", 0.042)])
-def test_quantising_keeps_most_of_a_weight(scheme: str, bound: float) -> None:
+@pytest.mark.parametrize(("kind", "bound"), [("int8", 0.008), ("int4", 0.085), ("int5", 0.042)])
+def test_quantising_keeps_most_of_a_weight(kind: str, bound: float) -> None:
     weight = torch.randn(64, 640) * 0.03
     weight[3] = 0
     weight[:, 7] *= 4  # an outlier in each row
-    packed = PackedWeight.quantize(weight, scheme)
+    packed = PackedWeight.quantize(weight, kind)
     error = (packed.dequantize() - weight).norm() / weight.norm()
     assert error < bound * 2.5
     plain = torch.randn(64, 640) * 0.03
-    assert (PackedWeight.quantize(plain, scheme).dequantize() - plain).norm() / plain.norm() < bound
+    assert (PackedWeight.quantize(plain, kind).dequantize() - plain).norm() / plain.norm() < bound
     assert not packed.dequantize()[3].any()
 
 
-@each_scheme
-def test_the_largest_results_are_those_of_the_whole_product(scheme: str) -> None:
-    weight, _ = make(scheme, 1000, 256)
+@each_format
+def test_the_largest_results_are_those_of_the_whole_product(kind: str) -> None:
+    weight, _ = make(kind, 1000, 256)
     x = torch.randn(3, 256)
     values, positions = weight.top(x, 5)
     expected = weight.linear(x).topk(5)
@@ -224,9 +225,9 @@ def test_of_equal_results_the_first_is_the_largest_and_nan_is_larger() -> None:
     assert PackedWeight.dense(rows).top(torch.ones(1, 4))[1].item() == 200
 
 
-@pytest.mark.parametrize("scheme", ["bfloat16", "int8", "q4_k"])
-def test_the_number_of_threads_changes_no_bit(scheme: str) -> None:
-    weight, _ = make(scheme, 3000, 512)
+@pytest.mark.parametrize("kind", ["bfloat16", "int8", "q4_k"])
+def test_the_number_of_threads_changes_no_bit(kind: str) -> None:
+    weight, _ = make(kind, 3000, 512)
     x = torch.randn(3, 512)
     before = torch.get_num_threads()
     torch.ops.acclimate.inference_limit_threads(7)  # this machine may have fewer processors
@@ -281,9 +282,9 @@ def test_a_forked_child_has_threads_of_its_own(fresh: FreshProcesses) -> None:
     assert told == {"status": 0, "same": True}
 
 
-@pytest.mark.parametrize("scheme", ["bfloat16", "q4_k"])
-def test_compiled_code_keeps_the_product_in_its_graph(scheme: str) -> None:
-    weight, _ = make(scheme, 20, 256)
+@pytest.mark.parametrize("kind", ["bfloat16", "q4_k"])
+def test_compiled_code_keeps_the_product_in_its_graph(kind: str) -> None:
+    weight, _ = make(kind, 20, 256)
 
     def layer(x: torch.Tensor) -> torch.Tensor:
         return weight.linear(x).relu()
@@ -324,6 +325,6 @@ def test_a_wrong_argument_is_named(make_wrong: object, message: str) -> None:
 
 
 def test_a_row_that_does_not_exist_is_refused() -> None:
-    for scheme in ("q8_0", "float32"):
+    for kind in ("q8_0", "float32"):
         with pytest.raises((RuntimeError, IndexError)):
-            make(scheme, 20, 64)[0].rows(torch.tensor([20]))
+            make(kind, 20, 64)[0].rows(torch.tensor([20]))

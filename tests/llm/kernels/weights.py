@@ -1,4 +1,4 @@
-"""Weights of every scheme for tests, with their values."""
+"""Weights of every format for tests, with their values."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.llm.kernels import GGUF_SCHEMES, PackedWeight
+from acclimate.llm.kernels import GGUF_FORMATS, PackedWeight
+from acclimate.llm.kernels.formats import OWN_FORMATS, WEIGHT_FORMATS
 
 DENSE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-QUANTISED = ("int8", "int4", "int5")
-SCHEMES = (*DENSE, *QUANTISED, *GGUF_SCHEMES)
-
-# Where float16 numbers are in a block.
-_HALVES = {"q6_k": (208,), **dict.fromkeys(("q4_1", "q5_1", "q4_k", "q5_k"), (0, 2))}
+FORMATS = (*DENSE, *OWN_FORMATS, *GGUF_FORMATS)
 
 
 def block_size(name: str) -> tuple[int, int]:
@@ -28,7 +25,8 @@ def gguf_blocks(name: str, n: int, k: int, seed: int = 0) -> tuple[Tensor, Tenso
     values, size = block_size(name)
     random = np.random.default_rng(seed)
     blocks = random.integers(0, 256, (n, k // values, size), dtype=np.uint8)
-    for at in _HALVES.get(name, (0,)):
+    halves = WEIGHT_FORMATS[name].gguf_scales
+    for at in range(halves.start, halves.stop, 2):
         scales = (random.random((n, k // values, 1)) * 0.01 + 0.001).astype(np.float16)
         blocks[:, :, at : at + 2] = scales.view(np.uint8)
     rows = blocks.reshape(n, -1)
@@ -36,20 +34,20 @@ def gguf_blocks(name: str, n: int, k: int, seed: int = 0) -> tuple[Tensor, Tenso
     return torch.from_numpy(rows), torch.from_numpy(expected).reshape(n, k)
 
 
-def make(scheme: str, n: int, k: int, seed: int = 0) -> tuple[PackedWeight, Tensor]:
-    """A weight and its values; a scheme of GGUF needs whole blocks."""
-    if scheme in GGUF_SCHEMES:
-        blocks, expected = gguf_blocks(scheme, n, k, seed)
-        return PackedWeight.from_gguf(blocks, scheme, (n, k)), expected
+def make(kind: str, n: int, k: int, seed: int = 0) -> tuple[PackedWeight, Tensor]:
+    """A weight and its values; a format of GGUF needs whole blocks."""
+    if kind in GGUF_FORMATS:
+        blocks, expected = gguf_blocks(kind, n, k, seed)
+        return PackedWeight.from_gguf(blocks, kind, (n, k)), expected
     weight = torch.randn(n, k, generator=torch.Generator().manual_seed(seed)) * 0.05
-    if scheme in DENSE:
-        weight = weight.to(DENSE[scheme])
+    if kind in DENSE:
+        weight = weight.to(DENSE[kind])
         return PackedWeight.dense(weight), weight.float()
-    packed = PackedWeight.quantize(weight, scheme)
+    packed = PackedWeight.quantize(weight, kind)
     return packed, packed.dequantize()
 
 
-def whole_columns(scheme: str, k: int) -> int:
+def whole_columns(kind: str, k: int) -> int:
     """The columns of whole blocks that are at least ``k``."""
-    values = block_size(scheme)[0] if scheme in GGUF_SCHEMES else 1
+    values = block_size(kind)[0] if kind in GGUF_FORMATS else 1
     return -(-k // values) * values

@@ -72,7 +72,7 @@ def test_in_4_bits_what_loses_most_keeps_more(
     plain = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32).eval()
     assert not plain.config.tie_word_embeddings
     model = acclimate.init_inference(plain if is_loaded else tiny_folder, quantize="int4")
-    schemes = {name: m.packed.scheme for name, m in model.named_modules() if hasattr(m, "packed")}
+    schemes = {name: m.packed.format for name, m in model.named_modules() if hasattr(m, "packed")}
     found = {name.rpartition(".")[2]: scheme for name, scheme in schemes.items()}
     expected = dict.fromkeys(("q_proj", "o_proj", "gate_proj", "up_proj"), others)
     expected |= dict.fromkeys(("k_proj", "v_proj", "down_proj"), "int8")
@@ -82,8 +82,8 @@ def test_in_4_bits_what_loses_most_keeps_more(
 def test_every_linear_module_and_the_embedding_of_a_quantised_model_are_packed(quantised: Any) -> None:
     linear = [module for module in quantised.modules() if isinstance(module, torch.nn.Linear)]
     assert linear
-    assert all(isinstance(module, PackedLinear) and module.packed.scheme == "int8" for module in linear)
-    assert quantised.get_input_embeddings().packed.scheme == "int8"
+    assert all(isinstance(module, PackedLinear) and module.packed.format == "int8" for module in linear)
+    assert quantised.get_input_embeddings().packed.format == "int8"
     assert all(parameter.dim() == 1 for parameter in quantised.parameters())
 
 
@@ -206,7 +206,7 @@ def test_blocks_of_rows_that_llama_cpp_reorders_are_reordered_whole(tmp_path: Pa
     path = write_tiny_gguf("llama", tmp_path / "model.gguf")
     model = acclimate.init_inference(path)
     query = model.model.layers[0].self_attn.q_proj
-    assert query.packed.scheme == "q8_0"
+    assert query.packed.format == "q8_0"
     converted = acclimate.init_inference(path, dtype="float32").model.layers[0].self_attn.q_proj.weight
     assert torch.equal(query.packed.dequantize(), converted)
 

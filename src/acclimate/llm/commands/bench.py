@@ -23,7 +23,7 @@ from acclimate.llm.commands.request import (
     model_options,
     rank_arguments,
 )
-from acclimate.llm.loading.packer import check_scheme
+from acclimate.llm.loading.packer import check_format
 
 if TYPE_CHECKING:
     from acclimate.llm.loading.loaded_model import LoadedModel
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     prompt_tokens = count("prompt-tokens", args.prompt_tokens, _MOST_TOKENS)
     new_tokens = count("new-tokens", args.new_tokens, _MOST_TOKENS)
     sequences = count("sequences", args.sequences, _MOST_SEQUENCES)
-    check_scheme(args.quantize)
+    check_format(args.quantize)
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise GenerationOptionError(
             f"--json cannot write to '{excerpt(str(args.json))}': there is no such folder"

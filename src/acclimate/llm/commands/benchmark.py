@@ -148,7 +148,7 @@ def describe_weights(model: Any) -> Weights:
 def _kernel(module: Any) -> tuple[str, Any]:
     """Returns the name of the kernel that uses a module's weight, and the weight."""
     if isinstance(module, PackedModule):
-        return module.packed.scheme, module.packed
+        return module.packed.format, module.packed
     if isinstance(module, FewRowLinear):
         return f"{str(module.weight.dtype).removeprefix('torch.')} by rows", module.weight
     return "", None

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from acclimate.errors import GenerationOptionError, PromptError, excerpt
-from acclimate.llm.loading.packer import check_scheme
+from acclimate.llm.loading.packer import check_format
 
 if TYPE_CHECKING:
     from acclimate.llm.generation import Generation
@@ -78,7 +78,7 @@ def read_request(args: argparse.Namespace) -> Request:
         "seed": None if args.seed is None else number(int, "seed", args.seed),
         "repetition_penalty": None if penalty is None else number(float, "repetition-penalty", penalty),
     }
-    check_scheme(args.quantize)
+    check_format(args.quantize)
     return Request(model_options(args), options)
 
 

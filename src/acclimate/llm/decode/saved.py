@@ -96,7 +96,7 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     for name, module in model.named_modules():
         packed = packed_weight(module)
         if packed is not None:
-            found[f"{name} {packed.scheme}"] = packed.data
+            found[f"{name} {packed.format}"] = packed.data
     return found
 
 

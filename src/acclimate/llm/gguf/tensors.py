@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from acclimate.host import huge_pages
@@ -32,6 +32,7 @@ from acclimate.llm.gguf.weights import (
     rotary_order,
     stored_bytes,
 )
+from acclimate.llm.kernels.formats import GGUF_FORMATS, WEIGHT_FORMATS, WeightFormat
 
 Array = npt.NDArray[Any]
 
@@ -225,9 +226,14 @@ class BlockRows:
             stop - start for start, stop in self.columns
         )
 
+    @property
+    def format(self) -> WeightFormat:
+        """The format that the blocks are in."""
+        return WEIGHT_FORMATS[self.block_type.lower()]
+
     def read(self) -> torch.Tensor:
         """Returns the bytes of the blocks, row by row."""
-        values, size = GGML_QUANT_SIZES[GGMLQuantizationType[self.block_type]]
+        values, size = self.format.columns, self.format.gguf_bytes
         ranges = [(start // values * size, stop // values * size) for start, stop in self.columns]
         found = []
         for tensor, numbers in self.rows:
@@ -239,26 +245,13 @@ class BlockRows:
 
     def has_broken_scales(self, blocks: torch.Tensor) -> bool:
         """Whether the scale of a block that :meth:`read` returned is infinite or not a number."""
-        size = GGML_QUANT_SIZES[GGMLQuantizationType[self.block_type]][1]
-        start, stop = _SCALES[self.block_type]
-        bits = blocks.numpy().reshape(-1, size)[:, start:stop].view(np.uint16)
+        stored = blocks.numpy().reshape(-1, self.format.gguf_bytes)
+        bits = stored[:, self.format.gguf_scales].view(np.uint16)
         return bool(((bits & _EXPONENT) == _EXPONENT).any())
 
 
 _EXPONENT = 0x7C00
 """The exponent bits of a half-precision number, which are all set in infinities and NaNs."""
-
-# The byte offsets of the scales in a block.
-_SCALES = {
-    "Q4_0": (0, 2),
-    "Q4_1": (0, 4),
-    "Q5_0": (0, 2),
-    "Q5_1": (0, 4),
-    "Q8_0": (0, 2),
-    "Q4_K": (0, 4),
-    "Q5_K": (0, 4),
-    "Q6_K": (208, 210),
-}
 
 _aten = torch.ops.aten
 _SAME = (
@@ -291,7 +284,7 @@ def block_rows(tensor: torch.Tensor) -> BlockRows | None:
     source = tensor.source
     if isinstance(source, GGUFTensor):
         types = {part.source.ggml_type for part in source.placement.parts}
-        if not source._has_rows or len(types) > 1 or source.block_type not in _SCALES:
+        if not source._has_rows or len(types) > 1 or source.block_type.lower() not in GGUF_FORMATS:
             return None
         return BlockRows(((source, np.arange(source.shape[0])),), ((0, source.shape[1]),))
     if tensor.operator in _SAME:
@@ -323,8 +316,7 @@ def _sliced(
         return _row_range(found, first, last)
     if found.columns != ((0, origin.shape[1]),):
         return None
-    block_values = GGML_QUANT_SIZES[GGMLQuantizationType[found.block_type]][0]
-    if first % block_values or last % block_values:
+    if first % found.format.columns or last % found.format.columns:
         return None
     return replace(found, columns=((first, last),))
 

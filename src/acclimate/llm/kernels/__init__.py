@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from acclimate.host.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from acclimate.llm.kernels.formats import GGUF_FORMATS
     from acclimate.llm.kernels.packed_weight import PackedWeight
-    from acclimate.llm.kernels.schemes import GGUF_SCHEMES
 
-__all__ = ["GGUF_SCHEMES", "PackedWeight"]
+__all__ = ["GGUF_FORMATS", "PackedWeight"]
 
 _HOMES = {
-    "GGUF_SCHEMES": "acclimate.llm.kernels.schemes",
+    "GGUF_FORMATS": "acclimate.llm.kernels.formats",
     "PackedWeight": "acclimate.llm.kernels.packed_weight",
 }
 

@@ -5,29 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from acclimate.llm.kernels.formats import WeightFormat
 from acclimate.llm.kernels.layout import Parts
-from acclimate.llm.kernels.schemes import Scheme
+
+_Read = tuple[Tensor, dict[str, Tensor]]
 
 
-def read_blocks(blocks: Tensor, scheme: Scheme, columns: int) -> Parts:
+def read_blocks(blocks: Tensor, kind: WeightFormat, columns: int) -> Parts:
     """Returns the codes and scales of rows of a tensor of a GGUF file.
 
     Args:
         blocks: the bytes of each row: [rows, bytes].
-        scheme: the scheme of the blocks' type.
+        kind: the format of the blocks.
         columns: the values of a row, a multiple of the block's.
     """
     rows = blocks.shape[0]
-    blocks = blocks.reshape(rows, columns // scheme.columns, scheme.gguf_bytes)
-    fields: dict[str, Tensor] = {}
-    begin = 0
-    if scheme.columns == 256:
-        codes, fields = _SUPER_BLOCKS[scheme.name](blocks)
-    else:
-        for field in scheme.fields:
-            fields[field.name] = _half(blocks, begin)
-            begin += 2
-        codes = _small_codes(blocks[..., begin:], scheme.bits)
+    blocks = blocks.reshape(rows, columns // kind.columns, kind.gguf_bytes)
+    codes, fields = _READERS[kind.scales](blocks, kind)
     return Parts(
         codes.reshape(rows, columns), {name: value.reshape(rows, -1) for name, value in fields.items()}
     )
@@ -40,6 +34,12 @@ def _half(blocks: Tensor, begin: int) -> Tensor:
 def _bits(values: Tensor, count: int, width: int) -> Tensor:
     """Returns the lowest bits of each byte, then the next ones, …: [..., count, bytes]."""
     return torch.stack([values >> width * i & (1 << width) - 1 for i in range(count)], dim=-2)
+
+
+def _small(blocks: Tensor, kind: WeightFormat) -> _Read:
+    begin, end = kind.gguf_scales.start, kind.gguf_scales.stop
+    halves = {field.name: _half(blocks, begin + 2 * i) for i, field in enumerate(kind.fields)}
+    return _small_codes(blocks[..., end:], kind.bits), halves
 
 
 def _small_codes(data: Tensor, bits: int) -> Tensor:
@@ -59,24 +59,20 @@ def _scales_and_lows(packed: Tensor) -> tuple[Tensor, Tensor]:
     return scales, lows
 
 
-def _q4_k(blocks: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def _super(blocks: Tensor, kind: WeightFormat) -> _Read:
     scales, lows = _scales_and_lows(blocks[..., 4:16])
     codes = _bits(blocks[..., -128:].unflatten(-1, (4, 32)), 2, 4)
+    if kind.bits == 5:
+        codes = codes.flatten(-3, -2) | _bits(blocks[..., 16:48], 8, 1) << 4
     return codes, {"scale": _half(blocks, 0), "low_scale": _half(blocks, 2),
                    "block_scale": scales, "block_low": lows}  # fmt: skip
 
 
-def _q5_k(blocks: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    low, fields = _q4_k(blocks)
-    high = _bits(blocks[..., 16:48], 8, 1)
-    return low.flatten(-3, -2) | high << 4, fields
-
-
-def _q6_k(blocks: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def _super_half(blocks: Tensor, kind: WeightFormat) -> _Read:
     low = _bits(blocks[..., :128].unflatten(-1, (2, 64)), 2, 4).flatten(-2)
     high = _bits(blocks[..., 128:192].unflatten(-1, (2, 32)), 4, 2).flatten(-2)
     scales = blocks[..., 192:208].contiguous().view(torch.int8)
-    return low | high << 4, {"scale": _half(blocks, 208), "block_scale": scales}
+    return low | high << 4, {"scale": _half(blocks, kind.gguf_halves), "block_scale": scales}
 
 
-_SUPER_BLOCKS = {"q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k}
+_READERS = {"block": _small, "block_and_low": _small, "super_block": _super, "super_half_block": _super_half}

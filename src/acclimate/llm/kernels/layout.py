@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from acclimate.llm.kernels.schemes import BLOCK_COLUMNS, GROUP_ROWS, Field, Scheme
+from acclimate.llm.kernels.formats import BLOCK_COLUMNS, GROUP_ROWS, Field, WeightFormat
 
 _QUADS = 8
 
@@ -22,10 +22,10 @@ class Parts:
     fields: Mapping[str, Tensor]
     """Scales and lows by name: [rows, parts]."""
 
-    def values(self, scheme: Scheme, dtype: torch.dtype = torch.float32) -> Tensor:
+    def values(self, kind: WeightFormat, dtype: torch.dtype = torch.float32) -> Tensor:
         """Returns the values, computed in float32 in the order of GGUF's own definition."""
         rows, columns = self.codes.shape
-        codes = self.codes.float() - scheme.offset
+        codes = self.codes.float() - kind.offset
         scale, low = self.fields["scale"].float(), self.fields.get("low")
         if "block_scale" in self.fields:
             block_scale = self.fields["block_scale"].float()
@@ -43,10 +43,10 @@ class Parts:
         """Returns some of the rows."""
         return Parts(self.codes[chosen], {name: value[chosen] for name, value in self.fields.items()})
 
-    def columns(self, scheme: Scheme, start: int, stop: int) -> Parts:
+    def columns(self, kind: WeightFormat, start: int, stop: int) -> Parts:
         """Returns whole blocks of columns."""
         fields = {}
-        for field in scheme.fields:
+        for field in kind.fields:
             value = self.fields[field.name]
             fields[field.name] = (
                 value[:, start // field.columns : stop // field.columns] if field.columns else value
@@ -59,30 +59,30 @@ def _spread(values: Tensor, parts: int) -> Tensor:
     return values.repeat_interleave(parts // values.shape[1], dim=1) if values.shape[1] else values
 
 
-def pack(parts: Parts, scheme: Scheme) -> Tensor:
+def pack(parts: Parts, kind: WeightFormat) -> Tensor:
     """Returns the bytes of a weight: [groups, bytes of a group]."""
     rows, columns = parts.codes.shape
     groups = -(-rows // GROUP_ROWS)
-    pieces = [_pack_field(parts.fields[field.name], field, groups, columns) for field in scheme.fields]
+    pieces = [_pack_field(parts.fields[field.name], field, groups, columns) for field in kind.fields]
     blocks = columns // BLOCK_COLUMNS
     codes = _whole_groups(parts.codes, groups).view(groups, GROUP_ROWS, blocks, _QUADS, 4)
     codes = codes.permute(0, 2, 3, 1, 4)  # group, block, quad, row, column
-    pieces.append(_pack_codes(codes, scheme.bits).reshape(groups, blocks * scheme.code_bytes))
+    pieces.append(_pack_codes(codes, kind.bits).reshape(groups, blocks * kind.code_bytes))
     return torch.cat(pieces, dim=1)
 
 
-def unpack(data: Tensor, scheme: Scheme, columns: int) -> Parts:
+def unpack(data: Tensor, kind: WeightFormat, columns: int) -> Parts:
     """Returns the codes and scales of all rows of the groups, those that fill up the last one too."""
-    columns, groups = scheme.padded(columns), data.shape[0]
+    columns, groups = kind.padded(columns), data.shape[0]
     fields, begin = {}, 0
-    for field in scheme.fields:
+    for field in kind.fields:
         size = field.parts(columns) * GROUP_ROWS * field.dtype.itemsize
         value = data[:, begin : begin + size].contiguous().view(field.dtype)
         value = value.view(groups, field.parts(columns), GROUP_ROWS)
         fields[field.name] = value.permute(0, 2, 1).reshape(groups * GROUP_ROWS, value.shape[1])
         begin += field.group_bytes(columns)
-    blocks = data[:, begin:].reshape(groups, columns // BLOCK_COLUMNS, scheme.code_bytes)
-    codes = _unpack_codes(blocks, scheme.bits).view(groups, blocks.shape[1], _QUADS, GROUP_ROWS, 4)
+    blocks = data[:, begin:].reshape(groups, columns // BLOCK_COLUMNS, kind.code_bytes)
+    codes = _unpack_codes(blocks, kind.bits).view(groups, blocks.shape[1], _QUADS, GROUP_ROWS, 4)
     return Parts(codes.permute(0, 3, 1, 2, 4).reshape(groups * GROUP_ROWS, columns), fields)
 
 

@@ -1,7 +1,7 @@
 """The operators on packed weights: schemas, fake kernels, and plain torch for devices without native code.
 
-The weight is ``data`` with the number of its scheme (0: dense) and its shape [n, k]; see
-:mod:`acclimate.llm.kernels.schemes`.
+The weight is ``data`` with the number of its format (0: dense) and its shape [n, k]; see
+:mod:`acclimate.llm.kernels.formats`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from acclimate.llm.kernels import gguf_blocks, layout
-from acclimate.llm.kernels.schemes import GROUP_ROWS, scheme_of_number
+from acclimate.llm.kernels.formats import GROUP_ROWS, format_of_number
 from acclimate.ops import registry
 from acclimate.ops.registry import define_functional
 from acclimate.ops.simd import chosen_isa
@@ -19,11 +19,11 @@ from acclimate.ops.simd import chosen_isa
 _TILE_BYTES = 4 << 20
 
 # csrc/operators.cpp reads the arguments in this order.
-_LINEAR = "packed_linear(Tensor x, Tensor data, Tensor? bias, int scheme, int n, int k) -> Tensor"
-_VALUES = "packed_values(Tensor data, int scheme, int n, int k, ScalarType dtype) -> Tensor"
-_ROWS = "packed_rows(Tensor data, Tensor ids, int scheme, int n, int k, ScalarType dtype) -> Tensor"
-_FROM_GGUF = "packed_from_gguf(Tensor blocks, int scheme, int n, int k) -> Tensor"
-_TOP = "packed_top(Tensor x, Tensor data, int scheme, int n, int k, int count) -> (Tensor, Tensor)"
+_LINEAR = "packed_linear(Tensor x, Tensor data, Tensor? bias, int format_number, int n, int k) -> Tensor"
+_VALUES = "packed_values(Tensor data, int format_number, int n, int k, ScalarType dtype) -> Tensor"
+_ROWS = "packed_rows(Tensor data, Tensor ids, int format_number, int n, int k, ScalarType dtype) -> Tensor"
+_FROM_GGUF = "packed_from_gguf(Tensor blocks, int format_number, int n, int k) -> Tensor"
+_TOP = "packed_top(Tensor x, Tensor data, int format_number, int n, int k, int count) -> (Tensor, Tensor)"
 
 # Only native.
 _USE_ISA = "inference_use_isa(int isa) -> ()"
@@ -45,31 +45,31 @@ def define() -> None:
     define_functional(_TOP, _top, _fake_top)
 
 
-def _linear(x: Tensor, data: Tensor, bias: Tensor | None, scheme: int, n: int, k: int) -> Tensor:
+def _linear(x: Tensor, data: Tensor, bias: Tensor | None, format_number: int, n: int, k: int) -> Tensor:
     """Multiplies inputs by the weight, a tile of its rows at a time, in float32."""
     wide = x.float()
-    if scheme == 0:
+    if format_number == 0:
         result = functional.linear(wide, data.float())
     else:
+        kind = format_of_number(format_number)
         tile = max(_TILE_BYTES // (4 * max(k, 1)), 1) // GROUP_ROWS + 1
         pieces = [
-            functional.linear(wide, layout.unpack(part, scheme_of_number(scheme), k).values(
-                scheme_of_number(scheme))[:, :k])
+            functional.linear(wide, layout.unpack(part, kind, k).values(kind)[:, :k])
             for part in data.split(tile)
-        ]  # fmt: skip
+        ]
         result = torch.cat(pieces, dim=-1)[..., :n] if pieces else wide.new_zeros(*x.shape[:-1], 0)
     if bias is not None:
         result = result + bias.float()
     return result.to(x.dtype).contiguous()
 
 
-def _fake_linear(x: Tensor, data: Tensor, bias: Tensor | None, scheme: int, n: int, k: int) -> Tensor:
+def _fake_linear(x: Tensor, data: Tensor, bias: Tensor | None, format_number: int, n: int, k: int) -> Tensor:
     return x.new_empty(*x.shape[:-1], n)
 
 
-def _values(data: Tensor, scheme: int, n: int, k: int, dtype: torch.dtype) -> Tensor:
+def _values(data: Tensor, format_number: int, n: int, k: int, dtype: torch.dtype) -> Tensor:
     """Returns the values of all rows."""
-    kind = scheme_of_number(scheme)
+    kind = format_of_number(format_number)
     result = data.new_empty(n, k, dtype=dtype)
     groups = max(_TILE_BYTES // (4 * max(k, 1)) // GROUP_ROWS, 1)
     for first, part in enumerate(data.split(groups)):
@@ -78,13 +78,13 @@ def _values(data: Tensor, scheme: int, n: int, k: int, dtype: torch.dtype) -> Te
     return result
 
 
-def _fake_values(data: Tensor, scheme: int, n: int, k: int, dtype: torch.dtype) -> Tensor:
+def _fake_values(data: Tensor, format_number: int, n: int, k: int, dtype: torch.dtype) -> Tensor:
     return data.new_empty(n, k, dtype=dtype)
 
 
-def _rows(data: Tensor, ids: Tensor, scheme: int, n: int, k: int, dtype: torch.dtype) -> Tensor:
+def _rows(data: Tensor, ids: Tensor, format_number: int, n: int, k: int, dtype: torch.dtype) -> Tensor:
     """Returns the values of chosen rows: a lookup in an embedding."""
-    kind = scheme_of_number(scheme)
+    kind = format_of_number(format_number)
     flat = ids.flatten()
     # The last group has room for more rows than the weight has. A number of no group makes torch raise.
     groups = torch.where((flat >= 0) & (flat < n), flat // GROUP_ROWS, len(data))
@@ -93,13 +93,13 @@ def _rows(data: Tensor, ids: Tensor, scheme: int, n: int, k: int, dtype: torch.d
     return parts.rows(lanes).values(kind, dtype)[:, :k].reshape(*ids.shape, k)
 
 
-def _fake_rows(data: Tensor, ids: Tensor, scheme: int, n: int, k: int, dtype: torch.dtype) -> Tensor:
+def _fake_rows(data: Tensor, ids: Tensor, format_number: int, n: int, k: int, dtype: torch.dtype) -> Tensor:
     return data.new_empty(*ids.shape, k, dtype=dtype)
 
 
-def _from_gguf(blocks: Tensor, scheme: int, n: int, k: int) -> Tensor:
+def _from_gguf(blocks: Tensor, format_number: int, n: int, k: int) -> Tensor:
     """Packs the blocks of a GGUF file."""
-    kind = scheme_of_number(scheme)
+    kind = format_of_number(format_number)
     result = blocks.new_empty(-(-n // GROUP_ROWS), kind.group_bytes(k))
     groups = max(_TILE_BYTES // max(k, 1) // GROUP_ROWS, 1)
     for first, part in enumerate(blocks.split(groups * GROUP_ROWS)):
@@ -108,16 +108,18 @@ def _from_gguf(blocks: Tensor, scheme: int, n: int, k: int) -> Tensor:
     return result
 
 
-def _fake_from_gguf(blocks: Tensor, scheme: int, n: int, k: int) -> Tensor:
-    return blocks.new_empty(-(-n // GROUP_ROWS), scheme_of_number(scheme).group_bytes(k))
+def _fake_from_gguf(blocks: Tensor, format_number: int, n: int, k: int) -> Tensor:
+    return blocks.new_empty(-(-n // GROUP_ROWS), format_of_number(format_number).group_bytes(k))
 
 
-def _top(x: Tensor, data: Tensor, scheme: int, n: int, k: int, count: int) -> tuple[Tensor, Tensor]:
+def _top(x: Tensor, data: Tensor, format_number: int, n: int, k: int, count: int) -> tuple[Tensor, Tensor]:
     """Returns the largest results of each row and their positions, largest first."""
-    found = torch.ops.acclimate.packed_linear(x.float(), data, None, scheme, n, k).topk(count)
+    found = torch.ops.acclimate.packed_linear(x.float(), data, None, format_number, n, k).topk(count)
     return found.values, found.indices
 
 
-def _fake_top(x: Tensor, data: Tensor, scheme: int, n: int, k: int, count: int) -> tuple[Tensor, Tensor]:
+def _fake_top(
+    x: Tensor, data: Tensor, format_number: int, n: int, k: int, count: int
+) -> tuple[Tensor, Tensor]:
     shape = (*x.shape[:-1], count)
     return x.new_empty(shape, dtype=torch.float32), x.new_empty(shape, dtype=torch.int64)

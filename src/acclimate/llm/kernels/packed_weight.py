@@ -10,9 +10,17 @@ from torch.nn import functional
 
 from acclimate.errors import WeightError
 from acclimate.host import huge_pages
-from acclimate.llm.kernels import layout, native, schemes
+from acclimate.llm.kernels import layout, native
+from acclimate.llm.kernels.formats import (
+    DENSE,
+    DENSE_DTYPES,
+    GGUF_FORMATS,
+    GROUP_ROWS,
+    OWN_FORMATS,
+    WEIGHT_FORMATS,
+    WeightFormat,
+)
 from acclimate.llm.kernels.quantize import quantize_rows
-from acclimate.llm.kernels.schemes import DENSE, DENSE_DTYPES, GROUP_ROWS, Scheme
 
 _FEW_ROWS = 16  # the most input rows that the native kernels multiply in one pass over a weight
 _TILE_VALUES = 4 << 20
@@ -30,12 +38,12 @@ class PackedWeight:
     torch computes all others, and those on other devices. All accumulate in float32.
     """
 
-    scheme: str
-    """``"dense"``, ``"int8"``, ``"int4"``, ``"int5"``, or a block type of GGUF in lower case, such as
-    ``"q4_k"``."""
+    format: str
+    """``"dense"``, or a name in ``csrc/formats.def``: one of ours, such as ``"int8"``, or a block type of
+    GGUF in lower case, such as ``"q4_k"``."""
     data: Tensor
     """The model's own tensor of a dense weight; else bytes, laid out as
-    :mod:`acclimate.llm.kernels.schemes` says."""
+    :mod:`acclimate.llm.kernels.formats` says."""
     shape: tuple[int, int]
     """Rows and columns: the outputs and inputs of the layer."""
 
@@ -45,7 +53,7 @@ class PackedWeight:
         device_type = self.data.device.type
         native.load(device_type)
         # Checked here, since compiled code cannot: torch computes dense products of many rows.
-        has_kernel = self.scheme != DENSE and native.multiplies_many_rows(device_type)
+        has_kernel = self.format != DENSE and native.multiplies_many_rows(device_type)
         object.__setattr__(self, "_has_kernel_for_many", has_kernel)
 
     # -- constructors ----------------------------------------------------------------------------
@@ -62,33 +70,36 @@ class PackedWeight:
         return PackedWeight(DENSE, weight.detach().contiguous(), (weight.shape[0], weight.shape[1]))
 
     @staticmethod
-    def quantize(weight: Tensor, scheme: str) -> PackedWeight:
+    def quantize(weight: Tensor, weight_format: str) -> PackedWeight:
         """Quantises a float32, bfloat16 or float16 tensor, some rows at a time.
 
         Args:
             weight: the weight, [n, k].
-            scheme: ``"int8"``: 8 bits with one scale for each row. ``"int4"``: 4 bits; each block of
+            weight_format: ``"int8"``: 8 bits with one scale for each row. ``"int4"``: 4 bits; each block of
                 32 columns has a scale and a minimum of 8 bits each, which makes 4.5 bits for each value.
                 ``"int5"``: the same with 5 bits.
 
         Raises:
-            WeightError: the scheme or the tensor is unsuitable, or the tensor has infinite or NaN values.
+            WeightError: the format or the tensor is unsuitable, or the tensor has infinite or NaN values.
         """
-        if scheme not in ("int8", "int4", "int5"):
-            raise WeightError(f'A weight can be quantised to "int8", "int4" or "int5", not to "{scheme}".')
+        if weight_format not in OWN_FORMATS:
+            *others, last = (f'"{name}"' for name in OWN_FORMATS)
+            raise WeightError(
+                f'A weight can be quantised to {", ".join(others)} or {last}, not to "{weight_format}".'
+            )
         _check_matrix(weight)
-        kind = schemes.find_scheme(scheme)
+        kind = WEIGHT_FORMATS[weight_format]
         n, k = weight.shape
         data = _new_data(kind, n, k, weight.device)
         groups = max(_QUANTIZED_TOGETHER // max(k, 1) // GROUP_ROWS, 1)
         for first, rows in enumerate(weight.detach().split(groups * GROUP_ROWS)):
             if not rows.isfinite().all():
                 raise WeightError(
-                    f"A weight of shape [{n}, {k}] has infinite or NaN values, which {scheme} lacks."
+                    f"A weight of shape [{n}, {k}] has infinite or NaN values, which {weight_format} lacks."
                 )
             packed = layout.pack(quantize_rows(rows, kind), kind)
             data[first * groups : first * groups + len(packed)] = packed
-        return PackedWeight(scheme, data, (n, k))
+        return PackedWeight(weight_format, data, (n, k))
 
     @staticmethod
     def from_gguf(blocks: Tensor, block_type: str, shape: tuple[int, int]) -> PackedWeight:
@@ -103,10 +114,10 @@ class PackedWeight:
             WeightError: there is no kernel for such blocks, or the number of bytes does not match.
         """
         name = block_type.lower()
-        if name not in schemes.GGUF_SCHEMES:
-            known = ", ".join(kind.upper() for kind in schemes.GGUF_SCHEMES)
+        if name not in GGUF_FORMATS:
+            known = ", ".join(kind.upper() for kind in GGUF_FORMATS)
             raise WeightError(f"There is no kernel for GGUF blocks of type {block_type}, only for {known}.")
-        kind = schemes.find_scheme(name)
+        kind = WEIGHT_FORMATS[name]
         n, k = shape
         if k % kind.columns:
             raise WeightError(f"{block_type} needs rows of a multiple of {kind.columns} values, not {k}.")
@@ -133,12 +144,12 @@ class PackedWeight:
         return self.data.device
 
     @property
-    def _kind(self) -> Scheme | None:
-        return schemes.SCHEMES.get(self.scheme)
+    def _kind(self) -> WeightFormat | None:
+        return WEIGHT_FORMATS.get(self.format)
 
     @property
     def number(self) -> int:
-        """The scheme's number in native code; 0: dense."""
+        """The format's number in native code; 0: dense."""
         kind = self._kind
         return kind.number if kind else 0
 
@@ -233,10 +244,10 @@ class PackedWeight:
             part = self.data[start:stop] if dim == 0 else self.data[:, start:stop].contiguous()
             return PackedWeight(DENSE, part, shape)
         if dim == 0 and start % GROUP_ROWS == 0:
-            return PackedWeight(self.scheme, self.data[start // GROUP_ROWS : -(-stop // GROUP_ROWS)], shape)
-        return PackedWeight(self.scheme, self._repacked(self._kind, dim, start, stop), shape)
+            return PackedWeight(self.format, self.data[start // GROUP_ROWS : -(-stop // GROUP_ROWS)], shape)
+        return PackedWeight(self.format, self._repacked(self._kind, dim, start, stop), shape)
 
-    def _repacked(self, kind: Scheme, dim: int, start: int, stop: int) -> Tensor:
+    def _repacked(self, kind: WeightFormat, dim: int, start: int, stop: int) -> Tensor:
         n, k = self.shape
         if dim == 0:
             first = start // GROUP_ROWS
@@ -244,7 +255,7 @@ class PackedWeight:
             return layout.pack(parts.rows(slice(start - first * GROUP_ROWS, stop - first * GROUP_ROWS)), kind)
         if start % kind.columns or (stop % kind.columns and stop != k):
             raise WeightError(
-                f"The columns of a {self.scheme} weight can only be split at multiples of {kind.columns}, "
+                f"The columns of a {self.format} weight can only be split at multiples of {kind.columns}, "
                 f"not at {start} and {stop}."
             )
         if stop == start:
@@ -254,7 +265,7 @@ class PackedWeight:
 
     def to(self, device: torch.device | str) -> PackedWeight:
         """Returns the weight on another device."""
-        return PackedWeight(self.scheme, self.data.to(device), self.shape)
+        return PackedWeight(self.format, self.data.to(device), self.shape)
 
     def _check(self, x: Tensor, bias: Tensor | None) -> None:
         n, k = self.shape
@@ -279,7 +290,7 @@ def _check_matrix(weight: Tensor) -> None:
         )
 
 
-def _new_data(kind: Scheme, n: int, k: int, device: torch.device) -> Tensor:
+def _new_data(kind: WeightFormat, n: int, k: int, device: torch.device) -> Tensor:
     data = torch.empty(-(-n // GROUP_ROWS), kind.group_bytes(k), dtype=torch.uint8, device=device)
     huge_pages.request(data)
     return data

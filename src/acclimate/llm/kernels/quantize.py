@@ -6,38 +6,40 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from acclimate.llm.kernels.formats import BLOCK_COLUMNS, WeightFormat
 from acclimate.llm.kernels.layout import Parts
-from acclimate.llm.kernels.schemes import BLOCK_COLUMNS, Scheme
 
 _MOST_BLOCK_SCALE = 255
 # How much of a block's range the codes span: a smaller range has finer steps, and clips more values.
 _RANGES = (1.0, 0.96, 0.92, 0.88, 0.83, 0.77)
 
 
-def quantize_rows(weight: Tensor, scheme: Scheme) -> Parts:
+def quantize_rows(weight: Tensor, kind: WeightFormat) -> Parts:
     """Returns the codes and scales of some rows of a weight."""
-    weight = functional.pad(weight.float(), (0, scheme.padded(weight.shape[1]) - weight.shape[1]))
-    return _quantize_int8(weight) if scheme.bits == 8 else _quantize_blocks(weight, (1 << scheme.bits) - 1)
+    weight = functional.pad(weight.float(), (0, kind.padded(weight.shape[1]) - weight.shape[1]))
+    return _QUANTIZERS[kind.scales](weight, kind.bits)
 
 
 def _inverse(values: Tensor) -> Tensor:
     return torch.where(values > 0, 1 / values, 0)
 
 
-def _quantize_int8(weight: Tensor) -> Parts:
+def _quantize_whole_rows(weight: Tensor, bits: int) -> Parts:
+    most = (1 << bits - 1) - 1
     scale = (
-        weight.abs().amax(dim=1, keepdim=True) / 127 if weight.shape[1] else weight.new_zeros(len(weight), 1)
+        weight.abs().amax(dim=1, keepdim=True) / most if weight.shape[1] else weight.new_zeros(len(weight), 1)
     )
-    codes = (weight * _inverse(scale)).round_().clamp_(-127, 127).add_(128)
+    codes = (weight * _inverse(scale)).round_().clamp_(-most, most).add_(most + 1)
     return Parts(codes.to(torch.uint8), {"scale": scale})
 
 
-def _quantize_blocks(weight: Tensor, most_code: int) -> Parts:
+def _quantize_blocks(weight: Tensor, bits: int) -> Parts:
     """Chooses for each block the step and minimum with the smallest error, then rounds both to 8 bits.
 
     A row's largest step and its largest minimum get the code 255. The values' codes are chosen last, for the
     rounded steps and minimums.
     """
+    most_code = (1 << bits) - 1
     blocks = weight.view(len(weight), -1, BLOCK_COLUMNS)
     if not blocks.numel():
         empty = weight.new_zeros(len(weight), 1)
@@ -98,3 +100,6 @@ def _as_bytes(values: Tensor) -> tuple[Tensor, Tensor]:
     """Returns a row's factor and each block's whole number up to 255."""
     scale = values.amax(dim=1, keepdim=True) / _MOST_BLOCK_SCALE
     return scale, (values * _inverse(scale)).round_().clamp_(0, _MOST_BLOCK_SCALE)
+
+
+_QUANTIZERS = {"row": _quantize_whole_rows, "row_and_block": _quantize_blocks}

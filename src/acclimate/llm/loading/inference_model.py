@@ -252,9 +252,9 @@ class InferenceModel:
             UnsupportedError: the model's weights are quantised.
         """
         if self.packing.packed:
-            schemes = ", ".join(sorted(self.packing.packed))
+            formats = ", ".join(sorted(self.packing.packed))
             raise UnsupportedError(
-                f"the model's weights are quantised ({schemes}), which transformers' files cannot hold; load "
+                f"the model's weights are quantised ({formats}), which transformers' files cannot hold; load "
                 "it with dtype set, to bfloat16 for example, and without quantize, and save that"
             )
         if self.tp_plan_applied is None:

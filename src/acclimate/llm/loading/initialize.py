@@ -23,7 +23,7 @@ from acclimate.llm.loading.loaded_model import (
     require_transformers,
 )
 from acclimate.llm.loading.locate import FoundModel, find_and_load, find_model
-from acclimate.llm.loading.packer import Packer, check_scheme, gguf_form, has_kernels
+from acclimate.llm.loading.packer import Packer, check_format, gguf_form, has_kernels
 from acclimate.llm.progress import progress_bar
 from acclimate.llm.ranks import ModelRanks, join_model_ranks
 from acclimate.selection import get_accelerator
@@ -80,7 +80,7 @@ def init_inference(
             it.
         AcclimateError: the errors of :func:`acclimate.llm.load_model`.
     """
-    check_scheme(quantize)
+    check_format(quantize)
     require_transformers()
     import torch
 
@@ -142,7 +142,7 @@ def load_split_model(
         AcclimateError: the errors of :func:`init_inference`.
     """
     start = time.perf_counter()
-    check_scheme(quantize)
+    check_format(quantize)
     require_transformers()
     accelerator = get_accelerator()
     ranks = join_model_ranks(accelerator, None)

@@ -30,7 +30,7 @@ from acclimate.llm.loading.loaded_model import (
     require_transformers,
 )
 from acclimate.llm.loading.locate import FoundModel, find_and_load, find_model
-from acclimate.llm.loading.packer import check_scheme, gguf_form, has_kernels
+from acclimate.llm.loading.packer import check_format, gguf_form, has_kernels
 from acclimate.llm.loading.weight_report import check_report
 from acclimate.llm.quiet import quiet_transformers
 from acclimate.llm.ranks import ModelRanks
@@ -76,7 +76,7 @@ def load_model(
     """
     start = time.perf_counter()
     check_dtype_name(dtype)
-    check_scheme(quantize)
+    check_format(quantize)
     require_transformers()
     accelerator = get_accelerator()
     chosen = choose_dtype(accelerator, dtype)

@@ -50,7 +50,7 @@ class QuantisedTensor(torch.Tensor):
         return made
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
-        return f"QuantisedTensor({self.packed.scheme}, shape={tuple(self.shape)}, dtype={self.dtype})"
+        return f"QuantisedTensor({self.packed.format}, shape={tuple(self.shape)}, dtype={self.dtype})"
 
     @property
     def data(self) -> QuantisedTensor:
@@ -110,7 +110,7 @@ def _view(of: QuantisedTensor, value: Any) -> Any:
 
 def _read_only(packed: PackedWeight) -> QuantizationError:
     return QuantizationError(
-        f"a weight that is quantised ({packed.scheme}) is read-only. To change the model, load it without "
+        f"a weight that is quantised ({packed.format}) is read-only. To change the model, load it without "
         "quantize, and a GGUF file with dtype set; to change a copy of the weight, use weight.clone()"
     )
 
@@ -161,7 +161,7 @@ class PackedModule(nn.Module):
         others = {name: value for name, value in state_dict.items() if name != f"{prefix}weight"}
         if len(others) < len(state_dict):
             error_msgs.append(
-                f"{prefix}weight is quantised ({self.packed.scheme}) and cannot be replaced; "
+                f"{prefix}weight is quantised ({self.packed.format}) and cannot be replaced; "
                 "load the model without quantize"
             )
         super()._load_from_state_dict(
@@ -170,7 +170,7 @@ class PackedModule(nn.Module):
 
     def extra_repr(self) -> str:
         """Returns the module's sizes and how its weight is stored."""
-        return f"{super().extra_repr()}, weight={self.packed.scheme}"
+        return f"{super().extra_repr()}, weight={self.packed.format}"
 
 
 class PackedLinear(PackedModule, nn.Linear):  # type: ignore[misc]  # a property in place of a parameter
@@ -232,8 +232,8 @@ class FewRowLinear(nn.Linear):
 
     def _has_kernel(self, input: torch.Tensor) -> bool:
         """Whether there is a kernel for the weight, which ``module.to(…)`` may have changed, and an input."""
+        from acclimate.llm.kernels.formats import DENSE_DTYPES
         from acclimate.llm.kernels.native import WITH_KERNELS
-        from acclimate.llm.kernels.schemes import DENSE_DTYPES
 
         is_known = self.weight.dtype in DENSE_DTYPES and input.dtype in DENSE_DTYPES
         return is_known and self.weight.device.type in WITH_KERNELS

@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("acclimate.llm")
 
-SCHEMES = ("int8", "int4")
-"""The formats to which weights can be quantised while they are loaded."""
+FORMATS = ("int8", "int4")
+"""The weight formats that a user can choose; some weights get another one (:meth:`Packer.find_sensitive`)."""
 
 
-def check_scheme(name: Any) -> None:
-    """Raises :class:`QuantizationError` unless ``name`` is one of :data:`SCHEMES`."""
-    if name is not None and name not in SCHEMES:
+def check_format(name: Any) -> None:
+    """Raises :class:`QuantizationError` unless ``name`` is one of :data:`FORMATS`."""
+    if name is not None and name not in FORMATS:
         raise QuantizationError(
-            f"quantize must be {' or '.join(SCHEMES)}, or left out; it is '{excerpt(str(name), 40)}'"
+            f"quantize must be {' or '.join(FORMATS)}, or left out; it is '{excerpt(str(name), 40)}'"
         )
 
 
-def gguf_form(dtype: Any, scheme: str | None, chosen: torch.dtype, device: str) -> str:
-    """Returns the form of a GGUF file: ``BLOCKS``, unless the user asked for a dtype or a scheme.
+def gguf_form(dtype: Any, quantize: str | None, chosen: torch.dtype, device: str) -> str:
+    """Returns the form of a GGUF file: ``BLOCKS``, unless the user asked for a dtype or a weight format.
 
     If there are no kernels for blocks, returns a dtype.
     """
     from acclimate.llm.gguf.convert import BLOCKS
 
-    as_it_is = str(dtype) == "auto" and scheme is None and has_kernels(device)
+    as_it_is = str(dtype) == "auto" and quantize is None and has_kernels(device)
     return BLOCKS if as_it_is else str(chosen).removeprefix("torch.")
 
 
@@ -62,16 +62,16 @@ _SHORT_ROW = 1024
 class Packer:
     """Decides how each weight is stored, and records the weights that stayed dense."""
 
-    scheme: str | None
+    format: str | None
     """``int8`` or ``int4``; ``None``: GGUF blocks stay as they are, and other weights stay dense."""
     source: str
     """The model's folder or file, for messages."""
     packed: Counter[str] = field(default_factory=Counter)
-    """The number of weights of each scheme."""
+    """The number of weights in each format."""
     dense: dict[str, str] = field(default_factory=dict)
     """The names of matrices that stayed dense, each with the reason."""
     _sensitive: dict[str, str] = field(default_factory=dict)
-    """The weights that get another scheme than ``scheme``, by name."""
+    """The weights that get another format than ``format``, by name."""
 
     def find_sensitive(self, model: torch.nn.Module) -> None:
         """Chooses more bits for the parameters of a whole model that lose too much accuracy in ``int4``.
@@ -84,7 +84,7 @@ class Packer:
         """
         import torch
 
-        if self.scheme != "int4":
+        if self.format != "int4":
             return
         head = getattr(model, "get_output_embeddings", lambda: None)()
         for prefix, module in model.named_modules():
@@ -105,7 +105,7 @@ class Packer:
         if each.shard.dim() != 2 or each.shard.numel() == 0:
             return False
         if not all(can_be_packed(module, leaf) for module, leaf in each.places):
-            if self.scheme is not None:
+            if self.format is not None:
                 self.dense[each.name] = "its module is neither a linear module nor an embedding"
             return False
         made = self._packed(each)
@@ -114,7 +114,7 @@ class Packer:
         made = made.to(device)
         for module, _ in each.places:
             hold(module, made, each.shard.dtype, device)
-        self.packed[made.scheme] += 1
+        self.packed[made.format] += 1
         return True
 
     def pack_loaded(self, model: torch.nn.Module, device: str) -> None:
@@ -134,11 +134,11 @@ class Packer:
     def _packed(self, each: Slice) -> PackedWeight | None:
         from acclimate.llm.kernels import PackedWeight
 
-        if self.scheme is None:
+        if self.format is None:
             return self._blocks(each)
-        scheme = self._sensitive.get(each.name, self.scheme)
+        chosen = self._sensitive.get(each.name, self.format)
         try:
-            return PackedWeight.quantize(each.read(self.source), scheme)
+            return PackedWeight.quantize(each.read(self.source), chosen)
         except WeightError as error:
             self.dense[each.name] = str(error)
             return None

@@ -33,20 +33,20 @@ inline void add_half(Ints (&sums)[inputs], const uint8_t* block, const int8_t* x
 }
 
 // One group of rows times some inputs; y[i] gets 16 values.
-template <Scheme scheme, int inputs>
+template <WeightFormat format, int inputs>
 inline void multiply_group(const uint8_t* group, int64_t blocks, const Input& input, int64_t first_input,
                            Floats (&y)[inputs]) {
-  constexpr Layout layout = layout_of(scheme);
+  constexpr Layout layout = layout_of(format);
   constexpr int bits = layout.bits;
   constexpr int offset = bits == 8 && !wide_codes_have_offset ? 0 : layout.offset;
-  // An input may have more blocks than the weight, since it is padded for weights of any scheme.
+  // An input may have more blocks than the weight, since it is padded for weights of any format.
   const int64_t stride = input.stride, x_blocks = stride / block_columns;
   const Offsets at = offsets_of(layout, blocks);
   const int8_t* x = static_cast<const int8_t*>(input.values) + first_input * stride;
   const float* x_scales = input.scales + first_input * x_blocks;
   const float* x_sums = input.scaled_sums + first_input * x_blocks;
   const int32_t* x_codes = input.sums + first_input * 2 * x_blocks;
-  const int32_t* starts = scheme == Scheme::int4 ? input.starts : nullptr;
+  const int32_t* starts = format == WeightFormat::int4 ? input.starts : nullptr;
   const uint8_t* codes = group + at.codes;
   Floats scale = zero(), low_scale = zero();
   if constexpr (layout.scales == Scales::row || layout.scales == Scales::row_and_block) {
@@ -105,7 +105,7 @@ inline void multiply_group(const uint8_t* group, int64_t blocks, const Input& in
           block_scale = load_f16(group + b * 32);
         } else if constexpr (layout.scales == Scales::block_and_low) {
           block_scale = load_f16(group + b * 32);
-          low = load_f16(group + at.low_scale + b * 32);
+          low = load_f16(group + at.low + b * 32);
         } else {
           block_scale = mul(load_u8(group + at.block_scale + b * 16), scale);
           low = mul(load_u8(group + at.block_low + b * 16), low_scale);
@@ -130,11 +130,11 @@ inline void multiply_group(const uint8_t* group, int64_t blocks, const Input& in
   }
 }
 
-template <Scheme scheme, int inputs>
+template <WeightFormat format, int inputs>
 inline void multiply_inputs(const uint8_t* group, int64_t blocks, const Input& input, int64_t first_input,
                             int64_t rows, float* y, int64_t y_stride) {
   Floats result[inputs];
-  multiply_group<scheme, inputs>(group, blocks, input, first_input, result);
+  multiply_group<format, inputs>(group, blocks, input, first_input, result);
   for (int i = 0; i < inputs; ++i) {
     float* to = y + (first_input + i) * y_stride;
     if (rows == group_rows) {
@@ -150,10 +150,10 @@ inline void multiply_inputs(const uint8_t* group, int64_t blocks, const Input& i
 }
 
 // A group is read from memory once: for further inputs it is in the cache.
-template <Scheme scheme>
+template <WeightFormat format>
 void multiply_blocks(const Weight& weight, const Input& input, int64_t first, int64_t last, float* y,
                      int64_t y_stride) {
-  const int64_t blocks = padded_columns(scheme, weight.k) / block_columns;
+  const int64_t blocks = padded_columns(format, weight.k) / block_columns;
   for (int64_t row = first; row < last; row += group_rows) {
     const uint8_t* group = weight.data + row / group_rows * weight.stride;
     const int64_t rows = last - row < group_rows ? last - row : group_rows;
@@ -161,29 +161,30 @@ void multiply_blocks(const Weight& weight, const Input& input, int64_t first, in
     int64_t i = 0;
     if constexpr (most_block_inputs >= 8) {
       for (; i + 8 <= input.m; i += 8) {
-        multiply_inputs<scheme, 8>(group, blocks, input, i, rows, to, y_stride);
+        multiply_inputs<format, 8>(group, blocks, input, i, rows, to, y_stride);
       }
     }
     if constexpr (most_block_inputs >= 4) {
       for (; i + 4 <= input.m; i += 4) {
-        multiply_inputs<scheme, 4>(group, blocks, input, i, rows, to, y_stride);
+        multiply_inputs<format, 4>(group, blocks, input, i, rows, to, y_stride);
       }
     }
     if constexpr (most_block_inputs >= 2) {
       for (; i + 2 <= input.m; i += 2) {
-        multiply_inputs<scheme, 2>(group, blocks, input, i, rows, to, y_stride);
+        multiply_inputs<format, 2>(group, blocks, input, i, rows, to, y_stride);
       }
     }
     for (; i < input.m; ++i) {
-      multiply_inputs<scheme, 1>(group, blocks, input, i, rows, to, y_stride);
+      multiply_inputs<format, 1>(group, blocks, input, i, rows, to, y_stride);
     }
   }
 }
 
 void multiply_blocks(const Weight& weight, const Input& input, int64_t first, int64_t last, float* y,
                      int64_t y_stride) {
-  with_scheme(weight.scheme,
-              [&]<Scheme scheme>() { multiply_blocks<scheme>(weight, input, first, last, y, y_stride); });
+  with_format(weight.format, [&]<WeightFormat format>() {
+    multiply_blocks<format>(weight, input, first, last, y, y_stride);
+  });
 }
 
 // Magnitudes are compared by their bits, as integers, because the compiler vectorises such loops.

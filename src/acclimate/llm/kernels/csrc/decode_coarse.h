@@ -7,7 +7,7 @@
 namespace acclimate::inference::decode {
 
 // Rounds the blocks of 16 rows, each of which begins `stride` words of 32 bits after the one before: a value
-// in float32, or two in bfloat16. The codes are laid out as in the scheme q5_1. Writes the sum of the squares
+// in float32, or two in bfloat16. The codes are laid out as in the format q5_1. Writes the sum of the squares
 // of the errors, and of the values, for each row.
 void round_to_5_bits(bool is_bf16, const uint32_t* words, int64_t stride, int64_t blocks, uint8_t* scales,
                      uint8_t* lows, uint8_t* codes, float* errors, float* squares);

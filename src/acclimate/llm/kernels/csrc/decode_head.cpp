@@ -76,7 +76,8 @@ void Step::update_screen(const Call& call, int threads) {
   const bool is_greedy = call.best != nullptr && call.logits == nullptr;
   const bool may_screen = can_screen_ && is_greedy && call.batch <= most_sequences;
   screens_ = may_screen && call.length == 1;
-  releases_head_ = may_screen && call.length > 1 && decoder_.head->parts[0].weight.scheme == Scheme::dense;
+  releases_head_ =
+      may_screen && call.length > 1 && decoder_.head->parts[0].weight.format == WeightFormat::dense;
   checks_screen_ = screen_ != nullptr && !screen_is_checked_ && call.length > 1 &&
                    (call.best != nullptr || call.logits != nullptr);
   screen_is_current_.store(true, std::memory_order_relaxed);
@@ -127,7 +128,7 @@ void Step::finish(const Call& call, Own& own, int thread, int threads) {
   const Weight& weight = head.parts[0].weight;
   // The head's pages are released also if the next step tries the coarse copy again.
   const bool releases =
-      releases_head_ || (screens_ && own.unscreened_steps == 0 && weight.scheme == Scheme::dense);
+      releases_head_ || (screens_ && own.unscreened_steps == 0 && weight.format == WeightFormat::dense);
   std::optional<FilePages> pages;
   if (checks_screen_ || releases) {
     pages.emplace();
@@ -268,7 +269,7 @@ void Step::try_group(const Call& call, Own& own, const float* x, int64_t first, 
     if (at_most(products[lane], row / group_rows, own.lengths[sequence]) < limit()) {
       continue;
     }
-    if (head.scheme == Scheme::dense) {
+    if (head.format == WeightFormat::dense) {
       compute(head, exact, token, token + 1, logits + lane, group_rows);
     } else if (!is_computed) {
       compute(head, exact, row, row + count, logits, group_rows);  // all rows of a group together

@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <vector>
 
 #include "decode_math.h"
+#include "layout.h"
 #include "linear.h"
 
 namespace acclimate::inference::decode {
@@ -40,7 +42,11 @@ class Reader {
 
 inline Weight read_weight(Reader& from) {
   Weight weight;
-  weight.scheme = static_cast<Scheme>(from.number());
+  const std::optional<WeightFormat> found = find_format(from.number());
+  if (!found.has_value()) {
+    throw std::runtime_error("a decoder's description has an unknown weight format");
+  }
+  weight.format = *found;
   weight.dtype = static_cast<Dtype>(from.number());
   weight.n = from.number();
   weight.k = from.number();

@@ -25,7 +25,7 @@ int64_t stride_of(int64_t k) { return input_stride(Form::bf16, k); }
 
 bool is_arranged(const Product& product) {
   return std::all_of(product.parts.begin(), product.parts.end(), [](const Part& part) {
-    return part.weight.scheme != Scheme::dense || part.weight.dtype == Dtype::bf16;
+    return part.weight.format != WeightFormat::dense || part.weight.dtype == Dtype::bf16;
   });
 }
 
@@ -400,7 +400,8 @@ class Step::Reading {
     for (int64_t key = 0; key < count; key += columns_together) {
       const int64_t some = std::min(columns_together, count - key);
       void* arranged = arranged_memory(own.arranged, some, size);
-      arrange({Scheme::dense, Dtype::bf16, some, size, keys + key * size * 2, size * 2}, 0, some, arranged);
+      arrange({WeightFormat::dense, Dtype::bf16, some, size, keys + key * size * 2, size * 2}, 0, some,
+              arranged);
       multiply_many(arranged, some, size, query, whole_blocks(size), queries, false, scores + key, stride);
     }
     for (int64_t i = 0; i < queries; ++i) {
@@ -428,9 +429,9 @@ class Step::Reading {
       for (int64_t key = 0; key < count; key += keys_together) {
         const int64_t length = std::min(keys_together, count - key);
         void* arranged = arranged_memory(own.arranged, some, length);
-        arrange(
-            {Scheme::dense, Dtype::bf16, some, length, values + (column * capacity + key) * 2, capacity * 2},
-            0, some, arranged);
+        arrange({WeightFormat::dense, Dtype::bf16, some, length, values + (column * capacity + key) * 2,
+                 capacity * 2},
+                0, some, arranged);
         multiply_many(arranged, some, length, weights + key, stride, queries, key > 0, mixed + column,
                       mixed_stride);
       }

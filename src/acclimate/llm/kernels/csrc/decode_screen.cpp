@@ -18,8 +18,8 @@
 namespace acclimate::inference::decode {
 namespace {
 
-Scheme coarse_scheme(const Weight& head) {
-  return head.scheme == Scheme::dense ? Scheme::q5_1 : Scheme::int4;
+WeightFormat coarse_format(const Weight& head) {
+  return head.format == WeightFormat::dense ? WeightFormat::q5_1 : WeightFormat::int4;
 }
 
 constexpr int64_t least_values = int64_t{4} << 20;  // fewer stay in a cache
@@ -40,13 +40,14 @@ float lost_by_sums(int64_t k) { return static_cast<float>(2 * k + 128) * 0x1p-24
 void Screen::Free::operator()(uint8_t* memory) const { std::free(memory); }
 
 bool Screen::suits(const Weight& head) {
-  return (head.scheme == Scheme::dense || head.scheme == Scheme::int5) && head.n * head.k >= least_values;
+  return (head.format == WeightFormat::dense || head.format == WeightFormat::int5) &&
+         head.n * head.k >= least_values;
 }
 
 Screen::Screen(const Weight& head)
     : head_(head), errors_(groups_of(head)), norms_(groups_of(head)), checksums_(tiles_of(head)) {
-  const Scheme scheme = coarse_scheme(head);
-  const int64_t stride = group_bytes(scheme, head.k);
+  const WeightFormat format = coarse_format(head);
+  const int64_t stride = group_bytes(format, head.k);
   const int64_t bytes = (groups_of(head) * stride + huge_page - 1) / huge_page * huge_page;
   memory_.reset(static_cast<uint8_t*>(std::aligned_alloc(huge_page, bytes)));
   if (memory_ == nullptr) {
@@ -55,7 +56,7 @@ Screen::Screen(const Weight& head)
 #if defined(MADV_HUGEPAGE)
   madvise(memory_.get(), bytes, MADV_HUGEPAGE);  // no harm if it is refused
 #endif
-  coarse_ = {scheme, Dtype::f32, head.n, head.k, memory_.get(), stride};
+  coarse_ = {format, Dtype::f32, head.n, head.k, memory_.get(), stride};
 }
 
 void Screen::fill(int thread, int threads) {
@@ -63,7 +64,7 @@ void Screen::fill(int thread, int threads) {
   std::vector<uint32_t> memory(group_rows * whole_blocks(head_.k));
   FilePages pages;
   for (int64_t row = first; row < last; row += group_rows) {
-    if (head_.scheme == Scheme::int5) {
+    if (head_.format == WeightFormat::int5) {
       cut_group(row / group_rows);
     } else {
       fill_group(row / group_rows, memory);
@@ -99,10 +100,10 @@ void Screen::fill_group(int64_t group, std::vector<uint32_t>& memory) {
     words = memory.data();
   }
   uint8_t* to = memory_.get() + group * coarse_.stride;
-  const Offsets at = offsets_of(layout_of(coarse_.scheme), columns / block_columns);
+  const Offsets at = offsets_of(layout_of(coarse_.format), columns / block_columns);
   float errors[group_rows], squares[group_rows];
-  round_to_5_bits(is_bf16, words, stride, columns / block_columns, to, to + at.low_scale, to + at.codes,
-                  errors, squares);
+  round_to_5_bits(is_bf16, words, stride, columns / block_columns, to, to + at.low, to + at.codes, errors,
+                  squares);
   float most_error = 0, most_norm = 0;
   for (int64_t row = 0; row < rows; ++row) {
     float error = errors[row], norm = squares[row];
@@ -121,7 +122,7 @@ void Screen::cut_group(int64_t group) {
   const uint8_t* from = head_.data + group * head_.stride;
   uint8_t* to = memory_.get() + group * coarse_.stride;
   const int64_t blocks = whole_blocks(head_.k) / block_columns;
-  const Offsets at = offsets_of(layout_of(coarse_.scheme), blocks);
+  const Offsets at = offsets_of(layout_of(coarse_.format), blocks);
   std::memcpy(to, from, at.codes);
   float scales[group_rows], low_scales[group_rows], most = 0;
   std::memcpy(scales, from, sizeof(scales));
@@ -140,7 +141,7 @@ void Screen::cut_group(int64_t group) {
 }
 
 Input Screen::with_starts(Input rounded, std::vector<int32_t>& starts) const {
-  if (head_.scheme != Scheme::int5) {
+  if (head_.format != WeightFormat::int5) {
     return rounded;
   }
   const int64_t blocks = rounded.stride / block_columns;
@@ -158,7 +159,7 @@ Input Screen::with_starts(Input rounded, std::vector<int32_t>& starts) const {
 }
 
 uint64_t Screen::checksum(int64_t tile) const {
-  if (head_.scheme != Scheme::dense) {
+  if (head_.format != WeightFormat::dense) {
     constexpr int64_t groups = tile_rows / group_rows;
     const int64_t first = tile * groups, last = std::min(first + groups, groups_of(head_));
     return checksum(head_.data + first * head_.stride, last - first, head_.stride, head_.stride);
@@ -199,7 +200,7 @@ bool Screen::is_current(FilePages& pages, int64_t first_row, int64_t last_row) c
 
 // Few rows are read again.
 void Screen::was_read(FilePages& pages, int64_t first, int64_t last) const {
-  if (head_.scheme == Scheme::dense) {  // else no file has it
+  if (head_.format == WeightFormat::dense) {  // else no file has it
     pages.was_read(head_.data + first * head_.stride, (last - first) * head_.stride);
   }
 }

@@ -22,7 +22,8 @@ Step::Step(Reader& from) : decoder_(from) {
     widest_ = std::max({widest_, product.k, product.width});
     int64_t done = 0;
     for (const Part& part : product.parts) {
-      if (part.weight.scheme != Scheme::dense && (part.first % group_rows != 0 || done % group_rows != 0)) {
+      if (part.weight.format != WeightFormat::dense &&
+          (part.first % group_rows != 0 || done % group_rows != 0)) {
         throw std::runtime_error("a part of a quantised weight begins within a group of rows");
       }
       if (part.first < 0 || part.count < 0 || part.first + part.count > part.weight.n) {
@@ -282,10 +283,10 @@ void Step::attend_part(const Attention& attention, size_t index, const Call& cal
     store(decoder_.dtype, own_heads, size, key_cache, call.place * size, 1);
     store(decoder_.dtype, values + key_head * value_size, value_size, value_cache, call.place, capacity);
   }
-  const Weight key_weight{Scheme::dense, decoder_.dtype, count, size, key_cache + first * size * bytes,
+  const Weight key_weight{WeightFormat::dense, decoder_.dtype, count, size, key_cache + first * size * bytes,
                           size * bytes};
-  const Weight value_weight{Scheme::dense,   decoder_.dtype, value_size, count, value_cache + first * bytes,
-                            capacity * bytes};
+  const Weight value_weight{WeightFormat::dense,         decoder_.dtype,  value_size, count,
+                            value_cache + first * bytes, capacity * bytes};
   for (int64_t done = 0; done < group; done += max_rows) {
     const int64_t rows = std::min(group - done, max_rows), head = key_head * group + done;
     float* peaks = peaks_.data() + (sequence * heads + head) * parts + part;

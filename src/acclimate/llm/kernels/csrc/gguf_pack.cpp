@@ -87,9 +87,9 @@ uint8_t read_scale(const uint8_t* packed, int b, bool is_low) {
 
 }  // namespace
 
-void pack_group(Scheme scheme, const uint8_t* blocks, int64_t row_bytes, int64_t rows, int64_t k,
+void pack_group(WeightFormat format, const uint8_t* blocks, int64_t row_bytes, int64_t rows, int64_t k,
                 uint8_t* group) {
-  const Layout layout = layout_of(scheme);
+  const Layout layout = layout_of(format);
   const int64_t count = k / block_columns;
   const Offsets at = offsets_of(layout, count);
   std::memset(group, 0, at.codes);
@@ -104,7 +104,7 @@ void pack_group(Scheme scheme, const uint8_t* blocks, int64_t row_bytes, int64_t
           from += b * layout.gguf_bytes;
           std::memcpy(group + b * 32 + 2 * row, from, 2);
           if (layout.scales == Scales::block_and_low) {
-            std::memcpy(group + at.low_scale + b * 32 + 2 * row, from + 2, 2);
+            std::memcpy(group + at.low + b * 32 + 2 * row, from + 2, 2);
             from += 2;
           }
           read_small(layout.bits, from + 2, codes[row]);
@@ -119,7 +119,7 @@ void pack_group(Scheme scheme, const uint8_t* blocks, int64_t row_bytes, int64_t
           break;
         case Scales::super_half_block:
           from += b / 8 * layout.gguf_bytes;
-          std::memcpy(group + b / 8 * 32 + 2 * row, from + 208, 2);
+          std::memcpy(group + b / 8 * 32 + 2 * row, from + layout.gguf_halves, 2);
           group[at.block_scale + b * 32 + row] = from[192 + 2 * part];
           group[at.block_scale + b * 32 + 16 + row] = from[192 + 2 * part + 1];
           read_q6(from, part, codes[row]);

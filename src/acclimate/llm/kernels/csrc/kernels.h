@@ -12,7 +12,7 @@ using Product = void (*)(const Weight&, const Input&, int64_t first, int64_t las
 using Quantize = bool (*)(const float* x, int64_t padded, int8_t* codes, float* scales, float* scaled_sums,
                           int32_t* sums);
 
-using Values = void (*)(Scheme scheme, const uint8_t* group, int64_t k, int64_t rows, float* values);
+using Values = void (*)(WeightFormat format, const uint8_t* group, int64_t k, int64_t rows, float* values);
 using Widen = void (*)(Dtype dtype, const uint16_t* from, int64_t count, float* to);
 
 // Puts rows in the order of MultiplyArranged, groups of 16 rows filled up with zeros to whole groups and a

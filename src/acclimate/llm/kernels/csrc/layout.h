@@ -1,7 +1,9 @@
-// Where the fields and codes of a group are; see acclimate.llm.kernels.schemes.
+// Where the fields and codes of a group are; acclimate.llm.kernels.formats describes their order.
 //
 // Functions are static: files are compiled for several instruction sets, and the linker would keep one copy.
 #pragma once
+
+#include <optional>
 
 #include "linear.h"
 
@@ -9,120 +11,108 @@ namespace acclimate::inference {
 
 constexpr int64_t block_columns = 32;
 
+// The lists of fields in formats.def.
 enum class Scales {
-  row,  // scale f32 for the row
-  row_and_block,  // and 8 bits for each block, and lows alike
-  block,  // f16 for each block
-  block_and_low,  // and a low
-  super_block,  // scale and low f16 for 256 columns, 8 bits for each block
-  super_half_block,  // scale f16 for 256 columns, 8 bits signed for each 16 columns
+#define SCALES(name, ...) name,
+#include "formats.def"
 };
 
+// The columns of an indivisible block: those of the widest field.
+static constexpr int columns_of(Scales scales) {
+  int most = block_columns;
+  switch (scales) {
+#define FIELD(name, type, columns) most = columns > most ? columns : most;
+#define SCALES(name, fields) \
+  case Scales::name:         \
+    fields break;
+#include "formats.def"
+  }
+  return most;
+}
+
+// The columns of formats.def, and what follows from them.
 struct Layout {
   int bits, offset;
   Scales scales;
-  int code_bytes;  // of a block in a group
-  int gguf_bytes;  // of a block in a file
-  int gguf_columns;
+  int gguf_bytes = 0;  // of a block in a file; 0: files have no such blocks
+  int gguf_halves = 0;
+  int code_bytes = bits * group_rows * block_columns / 8;  // of a block in a group
+  int columns = columns_of(scales);  // of an indivisible block
 };
 
-static constexpr Layout layout_of(Scheme scheme) {
-  switch (scheme) {
-    case Scheme::int8:
-      return {8, 128, Scales::row, 512, 0, 32};
-    case Scheme::int4:
-      return {4, 0, Scales::row_and_block, 256, 0, 32};
-    case Scheme::int5:
-      return {5, 0, Scales::row_and_block, 320, 0, 32};
-    case Scheme::q4_0:
-      return {4, 8, Scales::block, 256, 18, 32};
-    case Scheme::q4_1:
-      return {4, 0, Scales::block_and_low, 256, 20, 32};
-    case Scheme::q5_0:
-      return {5, 16, Scales::block, 320, 22, 32};
-    case Scheme::q5_1:
-      return {5, 0, Scales::block_and_low, 320, 24, 32};
-    case Scheme::q8_0:
-      return {8, 128, Scales::block, 512, 34, 32};
-    case Scheme::q4_k:
-      return {4, 0, Scales::super_block, 256, 144, 256};
-    case Scheme::q5_k:
-      return {5, 0, Scales::super_block, 320, 176, 256};
-    case Scheme::q6_k:
-      return {6, 32, Scales::super_half_block, 384, 210, 256};
-    case Scheme::dense:
+static constexpr Layout layout_of(WeightFormat format) {
+  switch (format) {
+#define WEIGHT_FORMAT(name, ...) \
+  case WeightFormat::name:       \
+    return {__VA_ARGS__};
+#include "formats.def"
+    case WeightFormat::dense:
       break;
   }
   return {};
 }
 
-// Calls function.operator()<scheme>() for a scheme of blocks that is known when the program runs, and does
+// The format with a number of a caller's; none: there is none.
+static constexpr std::optional<WeightFormat> find_format(int64_t number) {
+  switch (number) {
+#define WEIGHT_FORMAT(name, ...)                 \
+  case static_cast<int64_t>(WeightFormat::name): \
+    return WeightFormat::name;
+#include "formats.def"
+    case static_cast<int64_t>(WeightFormat::dense):
+      return WeightFormat::dense;
+  }
+  return std::nullopt;
+}
+
+// Calls function.operator()<format>() for a format of blocks that is known when the program runs, and does
 // nothing for dense weights.
 template <class Function>
-static void with_scheme(Scheme scheme, Function function) {
-  switch (scheme) {
-    case Scheme::int8:
-      return function.template operator()<Scheme::int8>();
-    case Scheme::int4:
-      return function.template operator()<Scheme::int4>();
-    case Scheme::int5:
-      return function.template operator()<Scheme::int5>();
-    case Scheme::q4_0:
-      return function.template operator()<Scheme::q4_0>();
-    case Scheme::q4_1:
-      return function.template operator()<Scheme::q4_1>();
-    case Scheme::q5_0:
-      return function.template operator()<Scheme::q5_0>();
-    case Scheme::q5_1:
-      return function.template operator()<Scheme::q5_1>();
-    case Scheme::q8_0:
-      return function.template operator()<Scheme::q8_0>();
-    case Scheme::q4_k:
-      return function.template operator()<Scheme::q4_k>();
-    case Scheme::q5_k:
-      return function.template operator()<Scheme::q5_k>();
-    case Scheme::q6_k:
-      return function.template operator()<Scheme::q6_k>();
-    case Scheme::dense:
+static void with_format(WeightFormat format, Function function) {
+  switch (format) {
+#define WEIGHT_FORMAT(name, ...) \
+  case WeightFormat::name:       \
+    return function.template operator()<WeightFormat::name>();
+#include "formats.def"
+    case WeightFormat::dense:
       break;
   }
 }
 
-// Bytes from the start of a group; the scales come first.
+// Where each field of a group begins, and its codes, in bytes from the group's start.
 struct Offsets {
-  int64_t low_scale, block_scale, block_low, codes;
+  int64_t scale, low, low_scale, block_scale, block_low, codes;
 };
 
 static constexpr int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-static constexpr int64_t padded_columns(Scheme scheme, int64_t k) {
-  const int64_t columns = scheme == Scheme::dense ? block_columns : layout_of(scheme).gguf_columns;
+static constexpr int64_t padded_columns(WeightFormat format, int64_t k) {
+  const int64_t columns = layout_of(format).columns;
   return (k + columns - 1) / columns * columns;
 }
 
 static constexpr Offsets offsets_of(const Layout& layout, int64_t blocks) {
-  const int64_t row = 64, halves = aligned(blocks * 32), bytes = aligned(blocks * 16);
-  const int64_t super = aligned(blocks / 8 * 32);
+  constexpr int64_t f32 = 4, f16 = 2, u8 = 1, i8 = 1;  // bytes
+  // Of a row: one value for so many columns, or for the whole row.
+  const auto values = [blocks](int64_t columns) {
+    return columns == 0 ? 1 : blocks * block_columns / columns;
+  };
+  Offsets at{};
   switch (layout.scales) {
-    case Scales::row:
-      return {0, 0, 0, row};
-    case Scales::row_and_block:
-      return {row, 2 * row, 2 * row + bytes, 2 * row + 2 * bytes};
-    case Scales::block:
-      return {0, 0, 0, halves};
-    case Scales::block_and_low:
-      return {halves, 0, 0, 2 * halves};
-    case Scales::super_block:
-      return {super, 2 * super, 2 * super + bytes, 2 * super + 2 * bytes};
-    case Scales::super_half_block:
-      return {0, super, 0, super + halves};
+#define FIELD(name, type, columns) \
+  at.name = at.codes;              \
+  at.codes += aligned(values(columns) * group_rows * type);
+#define SCALES(name, fields) \
+  case Scales::name:         \
+    fields break;
+#include "formats.def"
   }
-  return {};
+  return at;
 }
 
-static constexpr int64_t group_bytes(Scheme scheme, int64_t k) {
-  const Layout layout = layout_of(scheme);
-  const int64_t blocks = padded_columns(scheme, k) / block_columns;
+static constexpr int64_t group_bytes(WeightFormat format, int64_t k) {
+  const Layout layout = layout_of(format);
+  const int64_t blocks = padded_columns(format, k) / block_columns;
   return offsets_of(layout, blocks).codes + blocks * layout.code_bytes;
 }
 

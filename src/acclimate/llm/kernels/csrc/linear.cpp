@@ -179,7 +179,7 @@ void compute_with_values(const Weight& weight, const Input& input, int64_t first
 }  // namespace
 
 Form form_of(const Weight& weight, Dtype input) {
-  if (weight.scheme != Scheme::dense) {
+  if (weight.format != WeightFormat::dense) {
     return Form::int8;
   }
   const bool has_bf16 = kernels().dense_bf16 != nullptr;
@@ -225,7 +225,7 @@ std::pair<int64_t, int64_t> rows_of(const Weight& weight, int64_t thread, int64_
 
 void compute(const Weight& weight, const Input& input, int64_t first, int64_t last, float* y,
              int64_t y_stride) {
-  if (weight.scheme == Scheme::dense) {
+  if (weight.format == WeightFormat::dense) {
     const Product product =
         input.form == Form::bf16 ? kernels().dense_bf16 : kernels().dense[static_cast<int>(weight.dtype)];
     product(weight, input, first, last, y, y_stride);
@@ -258,7 +258,7 @@ void multiply_many(const void* arranged, int64_t rows, int64_t k, const uint16_t
 }
 
 void dequantize(const Weight& weight, int64_t first, int64_t last, float* values) {
-  if (weight.scheme == Scheme::dense) {
+  if (weight.format == WeightFormat::dense) {
     for (int64_t row = first; row < last; ++row) {
       widen(weight.dtype, weight.data + row * weight.stride, weight.k, values + (row - first) * weight.k);
     }
@@ -271,10 +271,10 @@ void dequantize(const Weight& weight, int64_t first, int64_t last, float* values
     const uint8_t* data = weight.data + row / group_rows * weight.stride;
     float* to = values + (row - first) * weight.k;
     if (lane == 0) {
-      kernels().values(weight.scheme, data, weight.k, rows, to);
+      kernels().values(weight.format, data, weight.k, rows, to);
     } else {
       group.resize(group_rows * weight.k);
-      kernels().values(weight.scheme, data, weight.k, lane + rows, group.data());
+      kernels().values(weight.format, data, weight.k, lane + rows, group.data());
       std::memcpy(to, group.data() + lane * weight.k, rows * weight.k * sizeof(float));
     }
     row += rows;

@@ -1,7 +1,7 @@
 // Products of a few input rows with a weight, y[m][n] = x[m][k] * weight[n][k]^T, for callers that have
 // threads of their own: prepare the input once, then let each thread compute a range of the weight's rows.
 //
-//   Weight weight{Scheme::q4_k, Dtype::f32, n, k, data, stride};
+//   Weight weight{WeightFormat::q4_k, Dtype::f32, n, k, data, stride};
 //   const Form form = form_of(weight, Dtype::bf16);
 //   std::vector<std::byte> memory(input_bytes(form, m, k));  // aligned to 64 bytes
 //   const Input input = prepare(form, Dtype::bf16, x, x_stride, m, k, memory.data());
@@ -19,8 +19,12 @@
 
 namespace acclimate::inference {
 
-// Numbered as in acclimate.llm.kernels.schemes, which has the layouts.
-enum class Scheme : int32_t { dense, int8, int4, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, int5 };
+// How a weight is stored: a matrix of floating-point numbers, or one of the formats of formats.def.
+enum class WeightFormat : int32_t {
+  dense,
+#define WEIGHT_FORMAT(name, ...) name,
+#include "formats.def"
+};
 
 enum class Dtype : int32_t { f32, bf16, f16 };
 
@@ -28,7 +32,7 @@ constexpr int64_t max_rows = 16;  // input rows of one product
 constexpr int64_t group_rows = 16;  // weight rows that a quantised weight interleaves
 
 struct Weight {
-  Scheme scheme;
+  WeightFormat format;
   Dtype dtype;  // of a dense weight
   int64_t n, k;
   const uint8_t* data;

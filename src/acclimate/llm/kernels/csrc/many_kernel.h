@@ -1,4 +1,4 @@
-// Weights of any scheme times many inputs in bf16, for AVX-512 with products of bf16; included after
+// Weights of any format times many inputs in bf16, for AVX-512 with products of bf16; included after
 // simd_avx512.h.
 //
 // Rows are first put in the order of the product, 16 at a time: [k / 2][16 rows][2 columns]. One vector holds
@@ -76,9 +76,9 @@ inline void arrange_dense(const Weight& weight, int64_t first, int64_t rows, uin
   }
 }
 
-template <Scheme scheme, int quad>
+template <WeightFormat format, int quad>
 inline void arrange_quad(const uint8_t* block, Floats scale, Floats low, uint16_t* to) {
-  constexpr Layout layout = layout_of(scheme);
+  constexpr Layout layout = layout_of(format);
   const Bytes codes = codes_of<layout.bits, quad>(block);
   const auto column = [&](Bytes shifted) {
     const Ints whole = _mm512_sub_epi32(_mm512_and_si512(shifted, set(255)), set(layout.offset));
@@ -89,22 +89,22 @@ inline void arrange_quad(const uint8_t* block, Floats scale, Floats low, uint16_
                       bf16_pairs(column(_mm512_srli_epi32(codes, 16)), column(_mm512_srli_epi32(codes, 24))));
 }
 
-template <Scheme scheme>
+template <WeightFormat format>
 inline void arrange_group(const uint8_t* group, int64_t k, uint16_t* to) {
-  constexpr Layout layout = layout_of(scheme);
-  const Offsets at = offsets_of(layout, padded_columns(scheme, k) / block_columns);
+  constexpr Layout layout = layout_of(format);
+  const Offsets at = offsets_of(layout, padded_columns(format, k) / block_columns);
   const int64_t blocks = (k + block_columns - 1) / block_columns;
   for (int64_t b = 0; b < blocks; ++b, to += block_columns * 16) {
-    const auto [first, second, low] = scales_of_block<scheme>(group, at, b);
+    const auto [first, second, low] = scales_of_block<format>(group, at, b);
     const uint8_t* block = group + at.codes + b * layout.code_bytes;
-    arrange_quad<scheme, 0>(block, first, low, to);
-    arrange_quad<scheme, 1>(block, first, low, to);
-    arrange_quad<scheme, 2>(block, first, low, to);
-    arrange_quad<scheme, 3>(block, first, low, to);
-    arrange_quad<scheme, 4>(block, second, low, to);
-    arrange_quad<scheme, 5>(block, second, low, to);
-    arrange_quad<scheme, 6>(block, second, low, to);
-    arrange_quad<scheme, 7>(block, second, low, to);
+    arrange_quad<format, 0>(block, first, low, to);
+    arrange_quad<format, 1>(block, first, low, to);
+    arrange_quad<format, 2>(block, first, low, to);
+    arrange_quad<format, 3>(block, first, low, to);
+    arrange_quad<format, 4>(block, second, low, to);
+    arrange_quad<format, 5>(block, second, low, to);
+    arrange_quad<format, 6>(block, second, low, to);
+    arrange_quad<format, 7>(block, second, low, to);
   }
 }
 
@@ -112,11 +112,11 @@ void arrange_rows(const Weight& weight, int64_t first, int64_t last, void* arran
   uint16_t* to = static_cast<uint16_t*>(arranged);
   const int64_t size = (weight.k + block_columns - 1) / block_columns * block_columns * group_rows;
   for (int64_t row = first; row < last; row += group_rows, to += size) {
-    if (weight.scheme == Scheme::dense) {
+    if (weight.format == WeightFormat::dense) {
       arrange_dense(weight, row, last - row, to);
     } else {
       const uint8_t* group = weight.data + row / group_rows * weight.stride;
-      with_scheme(weight.scheme, [&]<Scheme scheme>() { arrange_group<scheme>(group, weight.k, to); });
+      with_format(weight.format, [&]<WeightFormat format>() { arrange_group<format>(group, weight.k, to); });
     }
   }
 }

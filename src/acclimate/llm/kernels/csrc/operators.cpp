@@ -95,24 +95,25 @@ void narrow(Dtype dtype, const float* from, int64_t count, void* to) {
   }
 }
 
-Weight weight_of(const Tensor& data, int64_t scheme, int64_t n, int64_t k) {
+Weight weight_of(const Tensor& data, int64_t number, int64_t n, int64_t k) {
   STD_TORCH_CHECK(data.is_cpu() && data.dim() == 2 && data.is_contiguous() && is_size(n) && is_size(k),
                   "A weight is not a contiguous matrix on the host.");
+  const std::optional<WeightFormat> found = find_format(number);
+  STD_TORCH_CHECK(found.has_value(), "There is no weight format with the number ", number, ".");
   Weight weight{};
-  weight.scheme = static_cast<Scheme>(scheme);
+  weight.format = *found;
   weight.n = n;
   weight.k = k;
   weight.data = static_cast<const uint8_t*>(data.data_ptr());
-  if (weight.scheme == Scheme::dense) {
+  if (weight.format == WeightFormat::dense) {
     weight.dtype = dtype_of(data, "weight");
     weight.stride = k * bytes_of(weight.dtype);
     STD_TORCH_CHECK(data.size(0) == n && data.size(1) == k, "A weight is not of shape [", n, ", ", k, "].");
   } else {
-    STD_TORCH_CHECK(scheme > 0 && weight.scheme <= Scheme::int5, "There is no scheme ", scheme, ".");
-    weight.stride = group_bytes(weight.scheme, k);
+    weight.stride = group_bytes(weight.format, k);
     STD_TORCH_CHECK(data.scalar_type() == ScalarType::Byte && data.size(1) == weight.stride &&
                         data.size(0) == (n + group_rows - 1) / group_rows,
-                    "The bytes of a weight do not match its scheme and shape [", n, ", ", k, "].");
+                    "The bytes of a weight do not match its format and shape [", n, ", ", k, "].");
   }
   return weight;
 }
@@ -127,8 +128,8 @@ int threads_for(int64_t bytes) {
 }
 
 int64_t bytes_of(const Weight& weight) {
-  return weight.scheme == Scheme::dense ? weight.n * weight.stride
-                                        : (weight.n + group_rows - 1) / group_rows * weight.stride;
+  return weight.format == WeightFormat::dense ? weight.n * weight.stride
+                                              : (weight.n + group_rows - 1) / group_rows * weight.stride;
 }
 
 // Calls function(thread, threads) for each of some threads, on torch's threads. These operators run between
@@ -222,7 +223,7 @@ void multiply_arranged(const Weight& weight, const Rows& rows, const Finish& fin
 // in the cache.
 template <class Finish>
 void multiply(const Weight& weight, const Rows& rows, const Finish& finish) {
-  if (rows.count > max_rows && rows.dtype == Dtype::bf16 && weight.scheme != Scheme::dense &&
+  if (rows.count > max_rows && rows.dtype == Dtype::bf16 && weight.format != WeightFormat::dense &&
       multiplies_many()) {
     return multiply_arranged(weight, rows, finish);
   }
@@ -261,9 +262,9 @@ void multiply(const Weight& weight, const Rows& rows, const Finish& finish) {
   }
 }
 
-Tensor linear(const Tensor& x, const Tensor& data, std::optional<Tensor> bias, int64_t scheme, int64_t n,
+Tensor linear(const Tensor& x, const Tensor& data, std::optional<Tensor> bias, int64_t number, int64_t n,
               int64_t k) {
-  const Weight weight = weight_of(data, scheme, n, k);
+  const Weight weight = weight_of(data, number, n, k);
   const Rows rows(x, k);
   std::vector<int64_t> sizes;
   for (int64_t d = 0; d + 1 < x.dim(); ++d) {
@@ -278,9 +279,9 @@ Tensor linear(const Tensor& x, const Tensor& data, std::optional<Tensor> bias, i
     const Tensor whole = torch::stable::contiguous(*bias);
     const Dtype dtype = dtype_of(whole, "bias");
     added.resize(n);
-    dequantize(
-        {Scheme::dense, dtype, 1, n, static_cast<const uint8_t*>(whole.data_ptr()), n * bytes_of(dtype)}, 0,
-        1, added.data());
+    dequantize({WeightFormat::dense, dtype, 1, n, static_cast<const uint8_t*>(whole.data_ptr()),
+                n * bytes_of(dtype)},
+               0, 1, added.data());
   }
   uint8_t* to = static_cast<uint8_t*>(y.mutable_data_ptr());
   const int64_t size = bytes_of(rows.dtype);
@@ -299,8 +300,8 @@ Tensor linear(const Tensor& x, const Tensor& data, std::optional<Tensor> bias, i
   return y;
 }
 
-Tensor values(const Tensor& data, int64_t scheme, int64_t n, int64_t k, ScalarType dtype) {
-  const Weight weight = weight_of(data, scheme, n, k);
+Tensor values(const Tensor& data, int64_t number, int64_t n, int64_t k, ScalarType dtype) {
+  const Weight weight = weight_of(data, number, n, k);
   Tensor result = torch::stable::new_empty(data, {n, k}, dtype);
   const Dtype kind = dtype_of(result, "result");
   uint8_t* to = static_cast<uint8_t*>(result.mutable_data_ptr());
@@ -322,8 +323,8 @@ Tensor values(const Tensor& data, int64_t scheme, int64_t n, int64_t k, ScalarTy
   return result;
 }
 
-Tensor rows(const Tensor& data, const Tensor& ids, int64_t scheme, int64_t n, int64_t k, ScalarType dtype) {
-  const Weight weight = weight_of(data, scheme, n, k);
+Tensor rows(const Tensor& data, const Tensor& ids, int64_t number, int64_t n, int64_t k, ScalarType dtype) {
+  const Weight weight = weight_of(data, number, n, k);
   const Tensor whole = torch::stable::contiguous(ids);
   STD_TORCH_CHECK(
       whole.is_cpu() && (whole.scalar_type() == ScalarType::Long || whole.scalar_type() == ScalarType::Int),
@@ -360,18 +361,18 @@ void request_huge_pages([[maybe_unused]] uint8_t* data, [[maybe_unused]] int64_t
 #endif
 }
 
-Tensor from_gguf(const Tensor& blocks, int64_t scheme, int64_t n, int64_t k) {
+Tensor from_gguf(const Tensor& blocks, int64_t number, int64_t n, int64_t k) {
   const Tensor whole = torch::stable::contiguous(blocks);
-  const Scheme kind = static_cast<Scheme>(scheme);
-  STD_TORCH_CHECK(kind >= Scheme::q4_0 && kind <= Scheme::q6_k, "There are no GGUF blocks of scheme ", scheme,
-                  ".");
+  const WeightFormat kind = find_format(number).value_or(WeightFormat::dense);
   const Layout layout = layout_of(kind);
-  const int64_t row_bytes = k / layout.gguf_columns * layout.gguf_bytes;
+  STD_TORCH_CHECK(layout.gguf_bytes > 0, "GGUF has no blocks of the weight format with the number ", number,
+                  ".");
+  const int64_t row_bytes = k / layout.columns * layout.gguf_bytes;
   // Without the product n * row_bytes, which may overflow.
   const bool fits =
       row_bytes == 0 ? whole.numel() == 0 : whole.numel() % row_bytes == 0 && whole.numel() / row_bytes == n;
   STD_TORCH_CHECK(whole.is_cpu() && whole.scalar_type() == ScalarType::Byte && is_size(n) && is_size(k) &&
-                      k % layout.gguf_columns == 0 && fits,
+                      k % layout.columns == 0 && fits,
                   "The blocks do not match their type and the shape [", n, ", ", k, "].");
   const int64_t groups = (n + group_rows - 1) / group_rows, stride = group_bytes(kind, k);
   Tensor result = torch::stable::new_empty(whole, {groups, stride});
@@ -418,9 +419,9 @@ void keep(std::vector<Candidate>& best, int64_t count, Candidate candidate) {
   best.insert(std::upper_bound(best.begin(), best.end(), candidate, comes_before), candidate);
 }
 
-std::tuple<Tensor, Tensor> top(const Tensor& x, const Tensor& data, int64_t scheme, int64_t n, int64_t k,
+std::tuple<Tensor, Tensor> top(const Tensor& x, const Tensor& data, int64_t number, int64_t n, int64_t k,
                                int64_t count) {
-  const Weight weight = weight_of(data, scheme, n, k);
+  const Weight weight = weight_of(data, number, n, k);
   const Rows rows(x, k);
   STD_TORCH_CHECK(count > 0 && count <= n, "There are no ", count, " largest of ", n, " results.");
   std::vector<int64_t> sizes;

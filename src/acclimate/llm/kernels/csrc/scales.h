@@ -12,9 +12,9 @@ struct BlockScales {
 };
 
 // at: the result of offsets_of() for the group's blocks.
-template <Scheme scheme>
+template <WeightFormat format>
 inline BlockScales scales_of_block(const uint8_t* group, const Offsets& at, int64_t b) {
-  constexpr Layout layout = layout_of(scheme);
+  constexpr Layout layout = layout_of(format);
   Floats first, low = zero();
   if constexpr (layout.scales == Scales::row) {
     first = load_f32(group);
@@ -30,7 +30,7 @@ inline BlockScales scales_of_block(const uint8_t* group, const Offsets& at, int6
   } else {
     first = load_f16(group + b * 32);
     if constexpr (layout.scales == Scales::block_and_low) {
-      low = load_f16(group + at.low_scale + b * 32);
+      low = load_f16(group + at.low + b * 32);
     }
   }
   Floats second = first;

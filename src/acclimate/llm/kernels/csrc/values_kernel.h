@@ -29,10 +29,10 @@ inline void read_codes(const uint8_t* block, uint8_t (&codes)[group_rows][block_
 }
 
 // The values of one group, [rows][k].
-template <Scheme scheme>
+template <WeightFormat format>
 inline void group_values(const uint8_t* group, int64_t k, int64_t rows, float* values) {
-  constexpr Layout layout = layout_of(scheme);
-  const int64_t blocks = padded_columns(scheme, k) / block_columns;
+  constexpr Layout layout = layout_of(format);
+  const int64_t blocks = padded_columns(format, k) / block_columns;
   const Offsets at = offsets_of(layout, blocks);
   for (int64_t b = 0; b < blocks; ++b) {
     uint8_t codes[group_rows][block_columns];
@@ -46,7 +46,7 @@ inline void group_values(const uint8_t* group, int64_t k, int64_t rows, float* v
       store(scale[0], load_f16(group + b / 8 * 32));
     }
     if constexpr (layout.scales == Scales::block_and_low) {
-      store(low, load_f16(group + at.low_scale + b * 32));
+      store(low, load_f16(group + at.low + b * 32));
     } else if constexpr (layout.scales == Scales::row_and_block) {
       store(low, load_f32(group + at.low_scale));
     } else if constexpr (layout.scales == Scales::super_block) {
@@ -88,8 +88,8 @@ inline void group_values(const uint8_t* group, int64_t k, int64_t rows, float* v
   }
 }
 
-void values_of_group(Scheme scheme, const uint8_t* group, int64_t k, int64_t rows, float* values) {
-  with_scheme(scheme, [&]<Scheme known>() { group_values<known>(group, k, rows, values); });
+void values_of_group(WeightFormat format, const uint8_t* group, int64_t k, int64_t rows, float* values) {
+  with_format(format, [&]<WeightFormat known>() { group_values<known>(group, k, rows, values); });
 }
 
 // Widens 16-bit values to float32.

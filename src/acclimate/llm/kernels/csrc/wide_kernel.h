@@ -1,4 +1,4 @@
-// Weights of any scheme times many inputs in bf16, in float32, for x86 processors whose vectors have no
+// Weights of any format times many inputs in bf16, in float32, for x86 processors whose vectors have no
 // products of bf16, or slow ones; included after simd_avx2.h or simd_avx512.h.
 //
 // Rows are first widened in the order of the product, 16 at a time: [k][16 rows]. A vector holds a column of
@@ -69,9 +69,9 @@ inline void widen_dense(const Weight& weight, int64_t first, int64_t rows, float
   }
 }
 
-template <Scheme scheme, int quad>
+template <WeightFormat format, int quad>
 inline void widen_quad(const uint8_t* block, Floats scale, Floats low, float* to) {
-  constexpr Layout layout = layout_of(scheme);
+  constexpr Layout layout = layout_of(format);
   const Bytes codes = codes_of<layout.bits, quad>(block);
   const auto widen_column = [&]<int place>() {
     const Floats column = to_floats(byte_of<place>(codes));
@@ -84,22 +84,22 @@ inline void widen_quad(const uint8_t* block, Floats scale, Floats low, float* to
   widen_column.template operator()<3>();
 }
 
-template <Scheme scheme>
+template <WeightFormat format>
 inline void widen_group(const uint8_t* group, int64_t k, float* to) {
-  constexpr Layout layout = layout_of(scheme);
-  const Offsets at = offsets_of(layout, padded_columns(scheme, k) / block_columns);
+  constexpr Layout layout = layout_of(format);
+  const Offsets at = offsets_of(layout, padded_columns(format, k) / block_columns);
   const int64_t blocks = (k + block_columns - 1) / block_columns;
   for (int64_t b = 0; b < blocks; ++b, to += block_columns * 16) {
-    const auto [first, second, low] = scales_of_block<scheme>(group, at, b);
+    const auto [first, second, low] = scales_of_block<format>(group, at, b);
     const uint8_t* block = group + at.codes + b * layout.code_bytes;
-    widen_quad<scheme, 0>(block, first, low, to);
-    widen_quad<scheme, 1>(block, first, low, to);
-    widen_quad<scheme, 2>(block, first, low, to);
-    widen_quad<scheme, 3>(block, first, low, to);
-    widen_quad<scheme, 4>(block, second, low, to);
-    widen_quad<scheme, 5>(block, second, low, to);
-    widen_quad<scheme, 6>(block, second, low, to);
-    widen_quad<scheme, 7>(block, second, low, to);
+    widen_quad<format, 0>(block, first, low, to);
+    widen_quad<format, 1>(block, first, low, to);
+    widen_quad<format, 2>(block, first, low, to);
+    widen_quad<format, 3>(block, first, low, to);
+    widen_quad<format, 4>(block, second, low, to);
+    widen_quad<format, 5>(block, second, low, to);
+    widen_quad<format, 6>(block, second, low, to);
+    widen_quad<format, 7>(block, second, low, to);
   }
 }
 
@@ -107,9 +107,9 @@ void widen_rows(const Weight& weight, int64_t first, int64_t last, void* arrange
   float* to = static_cast<float*>(arranged);
   const int64_t size = (weight.k + block_columns - 1) / block_columns * block_columns * group_rows;
   for (int64_t row = first; row < last; row += group_rows, to += size) {
-    if (weight.scheme != Scheme::dense) {
+    if (weight.format != WeightFormat::dense) {
       const uint8_t* group = weight.data + row / group_rows * weight.stride;
-      with_scheme(weight.scheme, [&]<Scheme scheme>() { widen_group<scheme>(group, weight.k, to); });
+      with_format(weight.format, [&]<WeightFormat format>() { widen_group<format>(group, weight.k, to); });
     } else if (weight.dtype == Dtype::f32) {
       widen_dense<Dtype::f32>(weight, row, last - row, to);
     } else if (weight.dtype == Dtype::bf16) {
