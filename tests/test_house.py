@@ -54,10 +54,6 @@ VENDOR_PACKAGES = {
 }
 HARDWARE = VENDORS | LIBRARIES | {"xpu.external"}
 
-LONGEST_FILE = 500
-LONGER_FILES: dict[str, str] = {}
-"""Files that may be longer, each with the reason."""
-
 
 @dataclass(frozen=True)
 class Source:
@@ -355,12 +351,6 @@ def test_library_code_has_no_print_no_bare_except_and_no_assert() -> None:
 
 
 # -- 6: a file holds one idea ------------------------------------------------------------------------
-
-
-def test_no_file_is_too_long_without_a_reason() -> None:
-    lengths = {source.name: len(source.file.read_text(encoding="utf-8").splitlines()) for source in sources()}
-    too_long = {name: length for name, length in lengths.items() if length > LONGEST_FILE}
-    assert set(too_long) == set(LONGER_FILES), too_long
 
 
 def test_no_file_of_the_runtime_is_more_than_three_folders_deep() -> None:

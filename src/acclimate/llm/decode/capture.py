@@ -31,7 +31,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from acclimate.llm.decode.description import NotRepresentedError
-from acclimate.llm.decode.modules import is_linear, packed_weight
+from acclimate.llm.decode.linear_programs import is_linear
+from acclimate.llm.decode.modules import packed_weight
 from acclimate.llm.decode.outside_state import check_code
 from acclimate.llm.decode.program import Program, Role, Value
 from acclimate.llm.split.tracing.linear_modules import linear_dims
@@ -257,7 +258,8 @@ class _Shadow:
             width, weight = packed.shape[0], None
         else:
             dims = linear_dims(original)
-            assert dims is not None  # is_linear
+            if dims is None:
+                raise NotRepresentedError("a linear module's weight is of an unknown layout")
             width, weight = original.weight.shape[dims[0]], self.tensor(original.weight)  # type: ignore
         return _Linear(
             self._number(original),
