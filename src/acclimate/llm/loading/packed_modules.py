@@ -24,6 +24,9 @@ class QuantisedTensor(torch.Tensor):
     A write could only change the unpacked values, not the module, so it raises :class:`QuantizationError`.
     """
 
+    # With slots of its own, torch.utils.swap_tensors refuses it: it would only swap a description.
+    __slots__ = ("_shown", "packed")
+
     packed: PackedWeight
     _shown: torch.Tensor | None
     """The values of a view, which were unpacked to make it."""
@@ -74,6 +77,30 @@ class QuantisedTensor(torch.Tensor):
         """Returns the tensor; it cannot require a gradient."""
         self.requires_grad = requires_grad
         return self
+
+    @property
+    def grad(self) -> None:
+        """``None``: such a weight cannot be trained."""
+        return
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        if value is not None:
+            raise _read_only(self.packed)
+
+    # It has no memory: these three would read and write at address 0.
+
+    def apply_(self, change: Any) -> torch.Tensor:
+        """Raises :class:`QuantizationError`."""
+        raise _read_only(self.packed)
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Raises :class:`QuantizationError`, also for ``share_memory_``."""
+        raise _read_only(self.packed)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Raises :class:`QuantizationError`."""
+        raise _read_only(self.packed)
 
     def unpacked(self) -> torch.Tensor:
         """Returns the values as a tensor of their own, or of a view."""
