@@ -233,3 +233,14 @@ def test_a_linear_module_follows_a_weight_that_becomes_a_part_of_itself() -> Non
         whole = layer(x)
         layer.weight.data = layer.weight.data[:40]
         assert torch.allclose(layer(x), whole[:, :40], atol=1e-5)
+
+
+def test_a_linear_module_follows_changes_of_a_transposed_weight() -> None:
+    layer: Any = nn.Linear(32, 64, bias=False)
+    layer.weight = nn.Parameter(torch.randn(32, 64).t())
+    layer.__class__ = FewRowLinear
+    x = torch.randn(1, 32)
+    with torch.no_grad():
+        before = layer(x)
+        layer.weight.mul_(2)
+        assert torch.allclose(layer(x), before * 2, atol=1e-4)

@@ -250,7 +250,8 @@ class FewRowLinear(nn.Linear):
         from acclimate.llm.kernels.schemes import DENSE_DTYPES
 
         is_known = self.weight.dtype in DENSE_DTYPES and input.dtype in DENSE_DTYPES
-        return is_known and self.weight.device.type in WITH_KERNELS
+        # The kernels would need a copy of any other weight, which would miss later changes.
+        return is_known and self.weight.is_contiguous() and self.weight.device.type in WITH_KERNELS
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out the packed view, which would be saved as a second copy of the weight."""
