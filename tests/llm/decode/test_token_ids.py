@@ -109,6 +109,13 @@ def test_a_quantised_embedding_has_no_row_beside_its_own(scheme: str, device: st
             )
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float32])
+def test_ids_of_a_dtype_that_torch_refuses_are_not_called_out_of_range(dtype: torch.dtype) -> None:
+    packed = PackedWeight.quantize(torch.randn(160, 32), "int8")
+    with pytest.raises(RuntimeError):
+        packed.rows(torch.ones(1, 4, dtype=dtype))
+
+
 def test_a_table_that_ranks_share_has_no_row_beyond_that_of_the_last_rank() -> None:
     class OneOfTwo:
         def all_reduce(self, values: torch.Tensor) -> torch.Tensor:

@@ -103,10 +103,30 @@ def train_by_attribute(layer: Any) -> None:
     layer.weight.requires_grad = True
 
 
+def set_gradient(layer: Any) -> None:
+    layer.weight.grad = change(layer.weight)
+
+
+def share_memory(layer: Any) -> None:
+    layer.weight.share_memory_()
+
+
+def resize_storage(layer: Any) -> None:
+    layer.weight.untyped_storage().resize_(0)
+
+
+def through_dlpack(layer: Any) -> None:
+    torch.from_dlpack(layer.weight).zero_()
+
+
+def apply_a_function(layer: Any) -> None:
+    layer.weight.apply_(lambda value: value + 1)
+
+
 WRITES: list[Callable[[Any], Any]] = [
     assign_data, add_to_data, set_weight, set_tensor, add_without_gradient, set_row, set_where,
     set_a_view_of_a_view, write_as_output, multiply_a_list, same_device_and_dtype, vector, train,
-    train_by_attribute,
+    train_by_attribute, set_gradient, share_memory, resize_storage, through_dlpack, apply_a_function,
 ]  # fmt: skip
 INPLACE: list[Callable[[Tensor], Any]] = [
     lambda weight: weight.data.copy_(change(weight)),
@@ -139,6 +159,13 @@ def test_an_in_place_operation_on_a_quantised_weight_is_an_error(model: Any, num
     for layer in modules_of(model):
         with pytest.raises(QuantizationError, match=r"weight.clone\(\)"):
             INPLACE[number](layer.weight)
+
+
+def test_swapping_a_quantised_weight_with_a_tensor_is_an_error(model: Any) -> None:
+    for layer in modules_of(model):
+        for pair in ((layer.weight, change(layer.weight)), (change(layer.weight), layer.weight)):
+            with pytest.raises(RuntimeError, match="Cannot swap"):
+                torch.utils.swap_tensors(*pair)
 
 
 @pytest.mark.parametrize("options", [{}, {"strict": False}, {"assign": True}])
@@ -206,3 +233,14 @@ def test_a_linear_module_follows_a_weight_that_becomes_a_part_of_itself() -> Non
         whole = layer(x)
         layer.weight.data = layer.weight.data[:40]
         assert torch.allclose(layer(x), whole[:, :40], atol=1e-5)
+
+
+def test_a_linear_module_follows_changes_of_a_transposed_weight() -> None:
+    layer: Any = nn.Linear(32, 64, bias=False)
+    layer.weight = nn.Parameter(torch.randn(32, 64).t())
+    layer.__class__ = FewRowLinear
+    x = torch.randn(1, 32)
+    with torch.no_grad():
+        before = layer(x)
+        layer.weight.mul_(2)
+        assert torch.allclose(layer(x), before * 2, atol=1e-4)

@@ -270,6 +270,56 @@ def test_weights_tied_through_data_between_steps_are_refused(case: Case) -> None
 
 
 @each
+def test_a_parameter_that_grows_at_its_address_into_another_one_is_refused(case: Case) -> None:
+    memory = torch.zeros(16, device=DEVICE)
+    ours = [torch.nn.Parameter(memory[:4]), torch.nn.Parameter(memory[8:])]
+    optimizer = case.ours(ours, lr=1e-2)
+    for data in (memory, memory.as_strided((4,), (0,))):
+        ours[0].data = data
+        for parameter in ours:
+            parameter.grad = torch.ones_like(parameter)
+        with pytest.raises(UnsupportedParameterError, match="share memory"):
+            optimizer.step()
+        ours[0].grad = None
+    assert not memory.any()
+
+
+@each
+def test_a_parameter_whose_data_gets_another_shape_than_its_state_is_refused_each_time(case: Case) -> None:
+    ours = torch.nn.Parameter(torch.ones(3, 4, device=DEVICE))
+    optimizer = case.ours([ours], lr=1e-2)
+    ours.grad = torch.ones_like(ours)
+    optimizer.step()
+    before = ours.detach().clone()
+    ours.grad = None
+    ours.data = ours.data.t()
+    ours.grad = torch.ones_like(ours)
+    for _ in range(2):
+        with pytest.raises(UnsupportedParameterError, match=r"shape \(3, 4\), the parameter now"):
+            optimizer.step()
+    assert torch.equal(ours.detach().t(), before)
+
+
+@each
+def test_a_parameter_or_gradient_whose_storage_was_freed_is_an_error(case: Case) -> None:
+    if DEVICE != "cpu" or case.name == "FusedLamb":
+        pytest.skip("plain torch ends the process")
+    for freed in ("data", "grad"):
+        (ours, _), optimizer = stepped(case)
+        getattr(ours, freed).untyped_storage().resize_(0)
+        with pytest.raises(RuntimeError, match="was freed"):
+            optimizer.step()
+
+
+@each
+def test_a_parameter_whose_sign_is_pending_is_refused(case: Case) -> None:
+    imaginary = torch.view_as_complex(values(0, (4, 2))).conj().imag
+    assert imaginary.is_neg()
+    with pytest.raises(UnsupportedParameterError, match=r"Use a clone\(\)"):
+        case.ours([torch.nn.Parameter(imaginary)])
+
+
+@each
 def test_a_parameter_that_becomes_float64_is_refused_in_the_next_step(case: Case) -> None:
     ours, optimizer = stepped(case)
     ours[1].grad = None

@@ -24,6 +24,7 @@ from acclimate.llm.kernels.quantize import quantize_rows
 
 _FEW_ROWS = 16  # the most input rows that the native kernels multiply in one pass over a weight
 _TILE_VALUES = 4 << 20
+_ID_DTYPES = (torch.int64, torch.int32)  # as for torch's embeddings; others cannot hold every row's number
 _QUANTIZED_TOGETHER = 1 << 18
 """Values whose intermediate results stay in a cache: with 4 million, quantising took twice as long."""
 
@@ -226,7 +227,7 @@ class PackedWeight:
         try:
             return torch.ops.acclimate.packed_rows(self.data, ids, self.number, *self.shape, dtype)  # type: ignore[no-any-return]
         except RuntimeError as error:  # native code can raise no other kind of error
-            if not ids.is_floating_point() and bool(((ids < 0) | (ids >= self.shape[0])).any()):
+            if ids.dtype in _ID_DTYPES and bool(((ids < 0) | (ids >= self.shape[0])).any()):
                 raise IndexError("index out of range in self") from error  # torch's message for an embedding
             raise
 

@@ -25,6 +25,9 @@ class QuantisedTensor(torch.Tensor):
     A write could only change the unpacked values, not the module, so it raises :class:`QuantizationError`.
     """
 
+    # With slots of its own, torch.utils.swap_tensors refuses it: it would only swap a description.
+    __slots__ = ("_shown", "packed")
+
     packed: PackedWeight
     _shown: torch.Tensor | None
     """The values of a view, which were unpacked to make it."""
@@ -75,6 +78,30 @@ class QuantisedTensor(torch.Tensor):
         """Returns the tensor; it cannot require a gradient."""
         self.requires_grad = requires_grad
         return self
+
+    @property
+    def grad(self) -> None:
+        """``None``: such a weight cannot be trained."""
+        return
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        if value is not None:
+            raise _read_only(self.packed)
+
+    # It has no memory: these three would read and write at address 0.
+
+    def apply_(self, change: Any) -> torch.Tensor:
+        """Raises :class:`QuantizationError`."""
+        raise _read_only(self.packed)
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Raises :class:`QuantizationError`, also for ``share_memory_``."""
+        raise _read_only(self.packed)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Raises :class:`QuantizationError`."""
+        raise _read_only(self.packed)
 
     def unpacked(self) -> torch.Tensor:
         """Returns the values as a tensor of their own, or of a view."""
@@ -236,7 +263,8 @@ class FewRowLinear(nn.Linear):
         from acclimate.llm.kernels.native import WITH_KERNELS
 
         is_known = self.weight.dtype in DENSE_DTYPES and input.dtype in DENSE_DTYPES
-        return is_known and self.weight.device.type in WITH_KERNELS
+        # The kernels would need a copy of any other weight, which would miss later changes.
+        return is_known and self.weight.is_contiguous() and self.weight.device.type in WITH_KERNELS
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out the packed view, which would be saved as a second copy of the weight."""

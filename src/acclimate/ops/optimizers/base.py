@@ -18,6 +18,7 @@ from acclimate.ops.optimizers.checks import (
     check_memory,
     check_saved_state,
     check_settings,
+    check_state,
     check_tensor,
     number,
     saved_step,
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 Parameters: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 """Tensors, parameter groups or named parameters, as for any torch optimizer."""
+
+Place: TypeAlias = tuple[int, torch.Size, tuple[int, ...]]
+"""A tensor's address, shape and strides."""
 
 MASTER = "master"
 """The key in ``state`` of a parameter's float32 copy, which ``master_weights=True`` keeps."""
@@ -66,6 +70,10 @@ class GroupTensors:
         for device in sorted(devices, key=str):
             chosen = [index for index, parameter in enumerate(self.params) if parameter.device == device]
             yield _tensors(rows(self.lists(), chosen))
+
+
+def _places(tensors: Iterable[Tensor]) -> list[Place]:
+    return [(tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in tensors]
 
 
 def _tensors(lists: Sequence[list[Tensor]]) -> GroupTensors:
@@ -134,8 +142,8 @@ class GroupOptimizer(torch.optim.Optimizer):
         self._isa = chosen_isa()
         self._loaded: set[str] = set()  # device types; each look for a library takes milliseconds
         self._has_shards = False  # set when parameters are accepted: checking each in every step is slow
-        self._addresses: dict[int, list[int]] = {}  # of the accepted parameters, by their group's index
-        self._output_addresses: list[int] = []
+        self._accepted: dict[int, list[Place]] = {}  # where parameters were, by their group's index
+        self._accepted_outputs: list[Place] = []
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group of parameters with its own settings, and loads the op for their devices.
@@ -157,24 +165,22 @@ class GroupOptimizer(torch.optim.Optimizer):
         parameters = self.param_groups[group_index]["params"]
         for parameter in parameters:
             self.check_parameter(parameter)
+            state = self.state.get(parameter, {})
+            for name in {*self.state_names, MASTER} & state.keys():
+                check_state(name, state[name], parameter)
         check_memory(self._parameters())
         for device in {parameter.device.type for parameter in parameters} - self._loaded:
             if device in self.builders:
                 self.builders[device]().load()
             self._loaded.add(device)
         self._has_shards |= any(map(shards.is_sharded, parameters))
-        self._addresses[group_index] = [parameter.data_ptr() for parameter in parameters]
+        self._accepted[group_index] = _places(parameters)
 
     def _accept_moved(self, group: Mapping[str, Any]) -> None:
         """Checks a group again if its parameters were replaced by others, perhaps of another kind."""
         index = next(index for index, own in enumerate(self.param_groups) if own is group)
-        if self._addresses.get(index) == [parameter.data_ptr() for parameter in group["params"]]:
-            return
-        self._accept(index)
-        for parameter in group["params"]:
-            for name, value in self.state.get(parameter, {}).items():
-                if name != "step":
-                    check_tensor(f"{name} in the state of a parameter", value, parameter)
+        if self._accepted.get(index) != _places(group["params"]):
+            self._accept(index)
 
     def check_group(self, settings: Mapping[str, Any]) -> None:
         """Checks the settings of a new or loaded group.
@@ -203,6 +209,10 @@ class GroupOptimizer(torch.optim.Optimizer):
             raise UnsupportedParameterError(
                 f"{type(self).__name__} updates float32, bfloat16 and float16 parameters, but one is "
                 f"{parameter.dtype}. Convert it, or give it to an optimizer of torch.optim."
+            )
+        if parameter.is_neg():
+            raise UnsupportedParameterError(
+                "A parameter is the imaginary part of a conjugate, which torch negates later. Use a clone()."
             )
         device = parameter.device.type
         if self.elsewhere is not None and device != "cpu":
@@ -282,10 +292,10 @@ class GroupOptimizer(torch.optim.Optimizer):
                 raise InvalidOptimizerArgumentError(
                     "With master_weights=True the parameters are the outputs. Do not pass outputs to step()."
                 )
-            addresses = [output.data_ptr() for output in outputs]
-            if addresses != self._output_addresses:
+            places = _places(self._parameters()) + _places(outputs)
+            if places != self._accepted_outputs:
                 check_memory([*self._parameters(), *outputs], "parameters or outputs")
-                self._output_addresses = addresses
+                self._accepted_outputs = places
         groups: list[tuple[dict[str, Any], GroupTensors]] = []
         first = 0
         for group in self.param_groups:

@@ -172,6 +172,20 @@ def check_tensor(name: str, tensor: Tensor, parameter: Tensor) -> None:
         )
 
 
+def check_state(name: str, value: Any, parameter: Tensor) -> None:
+    """Checks a tensor of a parameter's state, since the parameter's ``data`` may have been replaced.
+
+    Raises:
+        UnsupportedParameterError: it does not fit the parameter.
+    """
+    check_tensor(f"{name} in the state of a parameter", value, parameter)
+    if value.shape != parameter.shape:
+        raise UnsupportedParameterError(
+            f"{name} in the state of a parameter has shape {tuple(value.shape)}, the parameter now has "
+            f"{tuple(parameter.shape)}. Create a new optimizer."
+        )
+
+
 def check_saved_state(
     saved: Mapping[str, Any], parameter: Tensor, required: Sequence[str], optional: Sequence[str], place: str
 ) -> None:

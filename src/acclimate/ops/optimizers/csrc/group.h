@@ -89,6 +89,7 @@ class Group {
     STD_TORCH_CHECK(device(tensor) == device_, "A ", role, " is on another device than the first parameter.");
     STD_TORCH_CHECK(numel(tensor) == row.elements, "A ", role, " has ", numel(tensor),
                     " elements, its parameter ", row.elements, ".");
+    STD_TORCH_CHECK(row.elements == 0 || storage_bytes(tensor) > 0, "The memory of a ", role, " was freed.");
     tensors.add(stream, tensor, role, is_written);
   }
 

@@ -55,6 +55,12 @@ inline int64_t numel(AtenTensorHandle tensor) {
   return result;
 }
 
+inline int64_t storage_bytes(AtenTensorHandle tensor) {
+  int64_t result = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor, &result));
+  return result;
+}
+
 inline char* data(AtenTensorHandle tensor) {
   void* result = nullptr;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(tensor, &result));
