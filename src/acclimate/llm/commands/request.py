@@ -27,13 +27,30 @@ MOST_RANKS = 1024
 _Number = TypeVar("_Number", int, float)
 
 
+def add_model_argument(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Declares ``MODEL``, which can also be given as ``--model``, as for ``acclimate generate``."""
+    either = parser.add_mutually_exclusive_group(required=required)
+    told = "a folder, a .gguf file or a hub id" + ("" if required else "; default: the demo model")
+    either.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help=told)
+    either.add_argument("--model", metavar="MODEL", help="the same")
+
+
 def add_remote_code_option(parser: argparse.ArgumentParser) -> None:
     """Declares ``--trust_remote_code``."""
     parser.add_argument(
         "--trust_remote_code",
-        "--trust-remote-code",
         action="store_true",
         help="allow Python code that comes with the model to run",
+    )
+
+
+def add_dtype_option(parser: argparse.ArgumentParser) -> None:
+    """Declares ``--dtype``."""
+    parser.add_argument(
+        "--dtype",
+        metavar="auto|bfloat16|float16|float32",
+        default="auto",
+        help="what the model computes in; auto: the first of these that the accelerator supports",
     )
 
 
@@ -48,7 +65,6 @@ def add_ignore_extra_option(parser: argparse.ArgumentParser) -> None:
     """Declares ``--ignore_extra``."""
     parser.add_argument(
         "--ignore_extra",
-        "--ignore-extra",
         metavar="NAMES",
         help='tensors in the files that the model does not use, such as "v_head.*,score.weight"',
     )
@@ -73,10 +89,10 @@ def read_request(args: argparse.Namespace) -> Request:
     """
     penalty = args.repetition_penalty
     options = {
-        "max_new_tokens": number(int, "max-new-tokens", args.max_new_tokens),
+        "max_new_tokens": number(int, "max_new_tokens", args.max_new_tokens),
         "temperature": number(float, "temperature", args.temperature),
         "seed": None if args.seed is None else number(int, "seed", args.seed),
-        "repetition_penalty": None if penalty is None else number(float, "repetition-penalty", penalty),
+        "repetition_penalty": None if penalty is None else number(float, "repetition_penalty", penalty),
     }
     check_scheme(args.quantize)
     return Request(model_options(args), options)
@@ -126,7 +142,7 @@ def rank_arguments(args: argparse.Namespace, positional: str, *told: str) -> lis
         told: what the launcher tells the rank.
     """
     options = [
-        f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+        f"--{name}" + ("" if value is True else f"={value}")
         for name, value in vars(args).items()
         if name not in _NOT_FOR_RANKS and name != positional and value is not None and value is not False
     ]

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from acclimate.cache import cache_root, full_disk_error, publish_once
 from acclimate.errors import AcclimateError, CorruptModelError, MissingExtraError, UnsupportedModelError
+from acclimate.host.install_hints import install_extra
 from acclimate.llm.files.converted import is_whole, write_manifest
 from acclimate.llm.files.model_limits import WeightTotals, bounded_model
 from acclimate.llm.files.open_file import OpenFile
@@ -136,9 +137,7 @@ def _key(content: str) -> str:
     try:
         transformers_version = importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError as error:
-        raise MissingExtraError(
-            'a language model needs transformers: pip install "acclimate[llm]"'
-        ) from error
+        raise MissingExtraError(f"a language model needs transformers: {install_extra('llm')}") from error
     parts = f"{content} {_CONVERTER_VERSION} {transformers_version}"
     return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
@@ -198,7 +197,7 @@ def _require_gguf(name: str) -> None:
         import gguf  # noqa: F401
     except ImportError as error:
         raise MissingExtraError(
-            f'reading {name} needs {error.name or "gguf"}: pip install "acclimate[llm]"'
+            f"reading {name} needs {error.name or 'gguf'}: {install_extra('llm')}"
         ) from error
 
 

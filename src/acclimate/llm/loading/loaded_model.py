@@ -19,6 +19,7 @@ from acclimate.errors import (
     UnsupportedModelError,
     excerpt,
 )
+from acclimate.host.install_hints import install_extra
 from acclimate.llm.files.converted import MANIFEST
 from acclimate.llm.freed_memory import return_freed_memory
 from acclimate.llm.loading.inference_model import InferenceModel
@@ -148,7 +149,7 @@ def require_transformers() -> None:
             import_module(package)
     except ImportError as error:  # transformers raises another kind of it for what it lacks itself
         raise MissingExtraError(
-            f'a language model needs {error.name or first_line(error)}: pip install "acclimate[llm]"'
+            f"a language model needs {error.name or first_line(error)}: {install_extra('llm')}"
         ) from error
 
 
