@@ -414,7 +414,7 @@ def test_a_mistake_is_told_and_nothing_is_started(
 def test_an_option_of_another_launcher_is_answered_with_ours(option: str, ours: str, script: str) -> None:
     ended = acclimate_run(option, "4", script)
     assert (ended.returncode, ended.stdout) == (2, "")
-    spelt = option.partition("=")[0].replace("--", "__").replace("-", "_").replace("__", "--")
+    spelt = option.partition("=")[0].replace("-", "_").replace("__", "--") if "--" in option else option
     assert f"{spelt} is an option of another launcher; here it is {ours}" in ended.stderr
 
 

@@ -138,14 +138,16 @@ def _measure(
     bandwidth = sum(ranks.exchange(measure_read_bandwidth(loaded)))
     read = sum(ranks.exchange(weights.bytes_per_token))
     return {
-        "model": loaded.folder.name,
+        "model": loaded.name,
         "accelerator": loaded.accelerator.name,
         "dtype": str(loaded.dtype).removeprefix("torch."),
+        "weights": loaded.weights,
         "quantize": quantize,
         "ranks": ranks.size,
         "threads_per_rank": _threads(),
         "parameters": loaded.parameters,
         "load_seconds": loaded.load_seconds,
+        "compile_seconds": loaded.compile_seconds,
         "peak_memory_bytes": peak,
         "speeds": [
             asdict(each) | {"prefill_tokens_per_second": each.prefill_tokens_per_second} for each in speeds
@@ -171,10 +173,12 @@ def _show(report: Mapping[str, Any]) -> None:
     from rich.table import Table
 
     console = Console(width=None if sys.stdout.isatty() else 80, highlight=False)
+    dtype = report["dtype"]
+    weights = dtype if report["weights"] == dtype else f"{report['weights']} in {dtype}"
     several = f", {report['ranks']} ranks" if report["ranks"] > 1 else ""
     console.print(
         f"[bold]{report['model']}[/]: {report['parameters'] / 1e6:,.1f} M parameters, "
-        f"{report['quantize'] or report['dtype']}, {report['accelerator']}{several}, "
+        f"{weights}, {report['accelerator']}{several}, "
         f"{report['threads_per_rank']} thread{'s' if report['threads_per_rank'] > 1 else ''}"
     )
     table = Table("sequences", "prompt", "first token", "prefill", "decode", box=None, pad_edge=False)
@@ -202,7 +206,8 @@ def _show(report: Mapping[str, Any]) -> None:
     }[report["step"]]
     console.print(f"Each token is computed by {step}.")
     console.print(
-        f"Loaded in {report['load_seconds']:.1f} s; peak memory {report['peak_memory_bytes'] / 1e9:.2f} GB"
+        (f"Compiled in {report['compile_seconds']:.1f} s; l" if report["compile_seconds"] else "L")
+        + f"oaded in {report['load_seconds']:.1f} s; peak memory {report['peak_memory_bytes'] / 1e9:.2f} GB"
         + (" per rank." if report["ranks"] > 1 else ".")
     )
     kernels = Table("weights", "matrices", "MB", box=None, pad_edge=False)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from acclimate.errors import GenerationOptionError, PromptError, excerpt
 from acclimate.llm.loading.packer import check_scheme
+from acclimate.llm.progress import compile_progress
+from acclimate.ops.build.watch import watch_builds
 
 if TYPE_CHECKING:
     from acclimate.llm.generation import Generation
@@ -180,7 +182,8 @@ def _is_piped() -> bool:
 
 @contextlib.contextmanager
 def messages(level: int = logging.INFO) -> Iterator[None]:
-    """Shows the library's messages of a level and above on stderr in the ``with`` block."""
+    """Shows the library's messages of a level and above on stderr in the ``with`` block; for INFO also the
+    progress of compilers."""
     logger = logging.getLogger("acclimate")
     # These loggers also show INFO, which announces slow steps: a conversion, and compiling the kernels.
     chatty = [logging.getLogger(name) for name in ("acclimate.llm", "acclimate.ops.build")]
@@ -192,7 +195,11 @@ def messages(level: int = logging.INFO) -> Iterator[None]:
     for each in chatty:
         each.setLevel(level)
     try:
-        yield
+        if level > logging.INFO:
+            yield
+        else:
+            with watch_builds(compile_progress):
+                yield
     finally:
         logger.removeHandler(handler)
         for each, own in zip(chatty, before, strict=True):
@@ -256,8 +263,9 @@ def closing_line(result: Generation) -> str:
         if result.accelerator == result.device
         else f"{result.accelerator} ({result.device})",
         *([f"{result.ranks} ranks"] if several else []),
-        result.dtype,
+        result.dtype if result.weights == result.dtype else f"{result.weights} in {result.dtype}",
         f"{result.parameters / 1e6:,.1f} M parameters",
+        *([f"compiled in {result.compile_seconds:.1f} s"] if result.compile_seconds else []),
         f"loaded in {result.load_seconds:.2f} s",
         "no token" if first is None else f"first token after {first:.2f} s",
         f"{result.generated_tokens} tokens" + ("" if speed is None else f" at {speed:.1f} tokens/s"),
