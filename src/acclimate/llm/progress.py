@@ -10,6 +10,9 @@ from typing import Any
 _COLUMNS: ContextVar[int] = ContextVar("columns", default=0)
 """The width of the terminal on which another process shows this one's stderr; 0 if there is none."""
 
+_NUMBERS = 33
+"""The columns of ``1023.9/1023.9 MB 10:00:00`` and of a short bar."""
+
 
 @contextlib.contextmanager
 def progress_on_terminal(columns: int) -> Iterator[None]:
@@ -62,11 +65,10 @@ def _bar(*columns: Any) -> Any:
     console = (
         Console(stderr=True, force_terminal=True, width=elsewhere) if elsewhere else Console(stderr=True)
     )
-    # The description and the bar give way, so that the numbers fit into a narrow terminal.
-    described = TextColumn(
-        "{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=3)
-    )
-    bar = BarColumn(bar_width=None, table_column=Column(ratio=2))
+    # The bar gives way, and then the description, so that the numbers fit into a narrow terminal.
+    column = Column(no_wrap=True, overflow="ellipsis", max_width=max(console.width - _NUMBERS, 10))
+    described = TextColumn("{task.description}", table_column=column)
+    bar = BarColumn(bar_width=None, table_column=Column(ratio=1))
     return Progress(
         described,
         bar,
