@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from acclimate.errors import GenerationOptionError, PromptError, excerpt
 from acclimate.llm.loading.packer import check_scheme
 from acclimate.llm.progress import compile_progress
-from acclimate.ops.build.watch import watch_builds
 
 if TYPE_CHECKING:
     from acclimate.llm.generation import Generation
@@ -198,6 +197,8 @@ def messages(level: int = logging.INFO) -> Iterator[None]:
         if level > logging.INFO:
             yield
         else:
+            from acclimate.ops.build.watch import watch_builds  # imports torch
+
             with watch_builds(compile_progress):
                 yield
     finally:
