@@ -56,5 +56,6 @@ def watched(progress: Progress | None) -> Iterator[Progress | None]:
         with nullcontext(progress) if progress is not None or show is None else show() as shown:
             yield shown
     finally:
+        seconds = time.monotonic() - started
         for watch in watches:
-            watch.seconds += time.monotonic() - started
+            watch.seconds += seconds
