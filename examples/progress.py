@@ -103,7 +103,7 @@ def draw_curve(rows: list[Row], path: Path, title: str) -> str:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return "no curve is drawn without matplotlib: pip install 'acclimate[examples]'"
+        return "no curve is drawn without matplotlib: pip install matplotlib"
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     steps, losses = [row["step"] for row in rows], [row["loss"] for row in rows]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import acclimate
-from acclimate.cli import COMMANDS, TOOLS
+from acclimate.cli import ABOUT, COMMANDS, TOOLS
 from fake_vendors import FakeMachine
 from fresh_process import plain_environment
 
@@ -28,6 +28,60 @@ def run(
         env={**plain_environment(), **(env or {})},
         timeout=600,
     )
+
+
+def test_version_is_also_a_command() -> None:
+    ended = run(AS_MODULE, "version")
+    assert (ended.returncode, ended.stdout) == (0, f"acclimate {acclimate.__version__}\n")
+
+
+@pytest.mark.parametrize("arguments", [[], ["info"], ["ops", "build"], ["port"]])
+def test_help_shows_what_the_option_of_that_name_shows(arguments: list[str]) -> None:
+    ended = run(AS_MODULE, "help", *arguments)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == run(AS_MODULE, *arguments, "--help").stdout
+
+
+def test_completion_names_the_package_that_it_needs() -> None:
+    code = (
+        "import sys\nsys.modules['shtab'] = None\nfrom acclimate.cli import main\n"
+        "sys.exit(main(['completion', 'bash']))"
+    )
+    ended = run([sys.executable, "-c", code])
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "pip install shtab" in ended.stderr
+
+
+def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
+    pytest.importorskip("shtab")
+    script = tmp_path / "completion.bash"
+    script.write_text(run(AS_MODULE, "completion", "bash").stdout)
+    ask = (
+        f"source {script}; for line in 'acclimate ver' 'acclimate generate --max'; do "
+        "COMP_WORDS=($line); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMPREPLY=(); _shtab_acclimate; "
+        'echo "${COMPREPLY[@]}"; done'
+    )
+    assert run(["bash", "-c", ask]).stdout.split() == ["version", "--max_new_tokens"]
+
+
+def test_dir_shows_the_public_names_only() -> None:
+    from acclimate import llm, ops
+    from acclimate.llm import split
+
+    for package in (acclimate, llm, ops, split):
+        assert sorted(dir(package)) == sorted(package.__all__)
+        assert all(getattr(package, name) is not None for name in dir(package))
+
+
+@pytest.mark.usefixtures("warm_starts")
+def test_the_notice_that_only_the_cpu_was_found_is_for_programs_and_not_for_commands() -> None:
+    program = "import acclimate\nprint(acclimate.get_accelerator().name)"
+    ended = run([sys.executable, "-c", program])
+    if ended.stdout != "cpu\n":
+        pytest.skip("this machine has another accelerator")
+    assert "Setting accelerator to CPU" in ended.stderr
+    for command in (["ops"], ["info"]):
+        assert "Setting accelerator" not in run(AS_MODULE, *command).stderr
 
 
 @pytest.mark.parametrize("command", [INSTALLED, AS_MODULE], ids=["installed", "module"])
@@ -58,7 +112,7 @@ def test_without_a_command_every_command_is_listed_and_the_exit_code_is_2() -> N
 def test_help_goes_to_stdout_and_lists_every_command() -> None:
     ended = run(AS_MODULE, "--help")
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert all(name in ended.stdout for name in (*COMMANDS, *TOOLS))
+    assert all(name in ended.stdout for name in (*COMMANDS, *TOOLS, *ABOUT))
     assert "not installed" not in ended.stdout
 
 
@@ -72,7 +126,10 @@ def test_help_goes_to_stdout_and_lists_every_command() -> None:
         (["infos"], "did you mean info?"),
         (["generate", "--modle=x", "text"], "unrecognized arguments: --modle=x; did you mean --model?"),
         (["plan", "--dtypo"], "unrecognized arguments: --dtypo; did you mean --dtype?"),
-        (["plan"], "the following arguments are required: MODEL"),
+        (["plan"], "one of the arguments MODEL --model is required"),
+        (["help", "infos"], "did you mean info?"),
+        (["version", "info"], "acclimate version: error: unrecognized arguments: info"),
+        (["completion", "bas"], "did you mean bash?"),
         (["ops", "biuld"], "did you mean build?"),
         (["ops", "build", "--acelerator", "cpu"], "did you mean --accelerator?"),
         (["run", "--num_acelerators", "2", "x.py"], "did you mean --num_accelerators?"),

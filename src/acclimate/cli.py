@@ -7,24 +7,25 @@ Exit codes are listed in docs/commands.md.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import difflib
+import logging
 import os
-import re
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Sequence, Set
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from io import TextIOWrapper
 from types import FrameType
-from typing import Any, NoReturn, TextIO
+from typing import TextIO
 
 from acclimate import __version__
-from acclimate.errors import AcclimateError, MissingExtraError, WorkingDirectoryError, excerpt
+from acclimate.command_line import CommandParser, options_of
+from acclimate.errors import AcclimateError, MissingExtraError, WorkingDirectoryError
 from acclimate.host.exit_codes import INTERRUPTED, OWN_ERROR, READER_LEFT, USER_ERROR
+from acclimate.host.install_hints import install_tool, pip_install
 
 COMMANDS = {
     "info": ("show the accelerator of this machine, and why others cannot be used", "acclimate.info.command"),
@@ -39,6 +40,13 @@ COMMANDS = {
 }
 """The commands by name, each with a line of help and the module of its ``add_arguments`` and ``run``."""
 
+ABOUT = {
+    "help": "show the options of a command",
+    "version": "show the version",
+    "completion": "print a script that completes commands and options in a shell",
+}
+"""Commands about the program itself, each with a line of help."""
+
 TOOLS = {
     "port": ("turn CUDA-only source into source for any accelerator", "acclimate-port"),
     "conformance": (
@@ -48,6 +56,7 @@ TOOLS = {
 }
 """Commands of packages of their own, each with a line of help and its package, which is in ``tools/``."""
 
+_SHELLS = ("bash", "zsh", "tcsh")
 _GROUP = "acclimate.commands"  # the entry points of installed packages: a command's name and its module
 
 _LONGEST_MESSAGE = 500
@@ -63,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with _own_process() if argv is None else contextlib.nullcontext(_Interrupts()) as interrupts:
         arguments = list(sys.argv[1:] if argv is None else argv)
         command = next(
-            (argument for argument in arguments if argument in COMMANDS or argument in TOOLS), None
+            (each for each in arguments if each in COMMANDS or each in TOOLS or each in ABOUT), None
         )
         title = f"acclimate {command}" if command else "acclimate"
         try:
@@ -89,27 +98,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    parser = _Parser(
-        prog="acclimate",
-        description="The same PyTorch LLM code on any accelerator.",
-        epilog="ACCLIMATE_TRACEBACK=1 shows where an error comes from. Exit codes: docs/commands.md.",
-    )
-    parser.add_argument("--version", action="version", version=f"acclimate {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
-    asked = parser  # the parser whose usage an error shows
-    known = {**COMMANDS, **({} if wanted in COMMANDS else _commands_of_other_packages(wanted))}
-    for name, (summary, module) in known.items():
-        command = commands.add_parser(name, help=summary.replace("%", "%%"), description=summary)
-        if name == wanted:
-            asked = command
-            import_module(module).add_arguments(command)
+    parser, commands = _parser(wanted)
     if not arguments:
         parser.print_help(sys.stderr)
         return USER_ERROR
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
-        asked.refuse(unknown, _options(parser))
+        (commands[wanted].parser if wanted in commands else parser).refuse(unknown, options_of(parser))
+    if args.command in ABOUT:
+        return _run_about(args)
     # torch warns if numpy, which it does not need, is missing; `python -W error` must not end a command.
     warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
     if isinstance(sys.stdout, TextIOWrapper):  # a character that the terminal lacks must not end a command
@@ -121,9 +119,77 @@ def _run(arguments: list[str]) -> int:
             f"the working directory cannot be used: {error.strerror}. It has probably been deleted; cd to "
             "another directory"
         ) from error
-    run = import_module(known[args.command][1]).run
-    code: int = run(args, _deepspeed_environment) if args.command == "run" else run(args)
+    run = import_module(commands[args.command].module).run
+    with _without_fallback_notice():
+        code: int = run(args, _deepspeed_environment) if args.command == "run" else run(args)
     return code
+
+
+@dataclass(frozen=True)
+class _Command:
+    module: str
+    """Empty for a command of this module, and for one that is not installed."""
+    parser: CommandParser
+
+
+def _parser(wanted: str | None, *, whole: bool = False) -> tuple[CommandParser, dict[str, _Command]]:
+    """Returns the parser, and the commands by name.
+
+    Args:
+        wanted: the command whose options are declared.
+        whole: whether those of all commands are.
+    """
+    parser = CommandParser(
+        prog="acclimate",
+        description="The same PyTorch LLM code on any accelerator.",
+        epilog="ACCLIMATE_TRACEBACK=1 shows where an error comes from. Exit codes: docs/commands.md.",
+    )
+    parser.add_argument("--version", action="version", version=f"acclimate {__version__}")
+    choices = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    known = dict(COMMANDS)
+    if whole or (wanted not in COMMANDS and wanted not in ABOUT):
+        known |= _commands_of_other_packages(wanted)
+    commands = {}
+    for name, (summary, module) in (known | {name: (told, "") for name, told in ABOUT.items()}).items():
+        command = choices.add_parser(name, help=summary.replace("%", "%%"), description=summary)
+        commands[name] = _Command(module, command)
+        if name == "help":
+            command.add_argument("words", nargs="*", metavar="COMMAND", help="such as: ops build")
+        elif name == "completion":
+            command.add_argument(
+                "shell",
+                choices=_SHELLS,
+                metavar="|".join(_SHELLS),
+                help='as in: eval "$(acclimate completion bash)"',
+            )
+        elif module and (whole or name == wanted):
+            import_module(module).add_arguments(command)
+    return parser, commands
+
+
+def _run_about(args: Namespace) -> int:
+    if args.command == "help":
+        return _run([*args.words, "--help"])
+    if args.command == "version":
+        return _run(["--version"])
+    try:
+        import shtab
+    except ImportError as error:
+        raise MissingExtraError(f"completion needs the package shtab: {pip_install('shtab')}") from error
+    sys.stdout.write(shtab.complete(_parser(None, whole=True)[0], args.shell) + "\n")
+    return 0
+
+
+@contextlib.contextmanager
+def _without_fallback_notice() -> Iterator[None]:
+    """Turns off a notice for authors of programs; `acclimate info` shows what was found."""
+    logger = logging.getLogger("acclimate.selection.fallback")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _commands_of_other_packages(wanted: str | None) -> dict[str, tuple[str, str]]:
@@ -142,13 +208,12 @@ def _commands_of_other_packages(wanted: str | None) -> dict[str, tuple[str, str]
     for name, (summary, package) in TOOLS.items():
         if name in found:
             continue
-        install = f"pip install ./tools/{package}"
+        install = install_tool(package)
         if name == wanted:
             raise MissingExtraError(
-                f"this command is in the package {package}, which is not installed. In a clone of the "
-                f"repository of acclimate, run: {install}"
+                f"this command is in the package {package}, which is not installed: {install}"
             )
-        found[name] = (f"{summary} (not installed; in a clone: {install})", "")
+        found[name] = (f"{summary} (not installed: {install})", "")
     return found
 
 
@@ -157,54 +222,6 @@ def _deepspeed_environment(python_path: str, asked: str) -> dict[str, str]:
     from acclimate.compat.deepspeed import child_environment
 
     return child_environment(python_path, asked)
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser that names an unknown option before anything else is asked for, with the nearest known one."""
-
-    _given: Sequence[str] = ()
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parses, and keeps the arguments for messages."""
-        self._given = list(args or ())
-        return super().parse_known_args(args, namespace)
-
-    def refuse(self, unknown: Sequence[str], more: Set[str] = frozenset()) -> NoReturn:
-        """Ends the process, because some arguments have no meaning.
-
-        Args:
-            unknown: the arguments.
-            more: options that could be meant, besides the parser's own.
-        """
-        names = sorted(_options(self) | more)
-        near = [
-            name for each in unknown for name in difflib.get_close_matches(each.partition("=")[0], names, 1)
-        ]
-        self._end(f"unrecognized arguments: {excerpt(' '.join(unknown), _LONGEST_MESSAGE)}", near)
-
-    def error(self, message: str) -> NoReturn:
-        """Ends the process after an error of argparse."""
-        if "arguments are required" in message:
-            names = _options(self)
-            for each in self._given:
-                name = each.partition("=")[0]
-                if re.match(r"--?[^-\d]", each) and not any(known.startswith(name) for known in names):
-                    self.refuse([each])
-        wrong = re.search(r"invalid choice: '([^']*)'", message)
-        words = [str(word) for action in self._actions for word in action.choices or ()]
-        self._end(message, difflib.get_close_matches(wrong[1], words, 1) if wrong else [])
-
-    def _end(self, message: str, near: Sequence[str]) -> NoReturn:
-        super().error(f"{message}; did you mean {' '.join(near)}?" if near else message)
-
-
-def _options(parser: argparse.ArgumentParser) -> set[str]:
-    """Returns the options of a parser, and of the parsers of its sub-commands."""
-    found = set(parser._option_string_actions)
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction) and action.dest != "command":
-            found = found.union(*map(_options, action.choices.values()))
-    return found
 
 
 # -- errors in one line ------------------------------------------------------------------------------
@@ -226,7 +243,7 @@ def _explained(error: BaseException) -> tuple[int, str]:
         return USER_ERROR, f"error: {_in_one_line(error)}{_MORE}"
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("acclimate"):
         package = error.name.partition(".")[0]
-        return USER_ERROR, f'error: the package "{package}" is not installed: pip install {package}{_MORE}'
+        return USER_ERROR, f'error: the package "{package}" is not installed: {pip_install(package)}{_MORE}'
     if isinstance(error, MemoryError):
         return USER_ERROR, f"error: out of memory{_MORE}"
     told = ": ".join(filter(None, (type(error).__name__, _in_one_line(error))))

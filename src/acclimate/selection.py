@@ -47,6 +47,7 @@ OTHER_DEVICE = "(other)"
 _VARIABLES = ("DS_ACCELERATOR", "ACCLIMATE_ACCELERATOR")
 
 _logger = logging.getLogger("acclimate")
+_fallback_logger = logging.getLogger("acclimate.selection.fallback")  # which commands turn off
 _lock = ForkSafeLock()
 _active: Accelerator | None = None
 _chosen_by = ""
@@ -289,7 +290,7 @@ def _detect() -> Accelerator:
                 continue
             if record.is_fallback:
                 is_first_rank = (os.environ.get("LOCAL_RANK") or "0") == "0"  # only one rank of a host warns
-                _logger.log(
+                _fallback_logger.log(
                     logging.WARNING if is_first_rank else logging.INFO,
                     "Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to "
                     "detect it; `acclimate info` says why.",

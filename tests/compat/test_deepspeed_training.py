@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -131,6 +132,22 @@ THREE = ("own", "cpu", "sim")
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("ranks", [1, 2])
+def test_the_program_of_the_page_trains_on_two_ranks(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "deepspeed.md"
+    found = re.search(r"```python\n(# train.py\n.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert found
+    (tmp_path / "train.py").write_text(found[1])
+    launcher = [sys.executable, "-m", "acclimate", "run", "--deepspeed", "--num_accelerators", "2"]
+    done = subprocess.run(
+        [*launcher, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600,
+        env={**os.environ, "DS_ACCELERATOR": "cpu"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r"step \d+: loss (\S+) on cpu", done.stdout)]
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
+
+
 def test_a_checkpoint_of_one_accelerator_goes_on_with_the_same_losses_on_another(
     ranks: int, tmp_path: Path
 ) -> None:

@@ -35,6 +35,14 @@ def words(outcome: Outcome) -> str:
     return " ".join("".join(" " if c in "│┃┏┓┗┛┡┩└┘━─┬┴┳╇┼" else c for c in outcome.stdout).split())
 
 
+def test_a_choice_that_cannot_be_used_is_explained_beside_the_accelerator(fresh: FreshProcesses) -> None:
+    outcome = fresh.run(SHORT, env={"DS_ACCELERATOR": "hpu"})
+    line = next(line for line in outcome.stdout.splitlines() if line.startswith("accelerator"))
+    assert "none" in line
+    assert "HPU_Accelerator requires habana_frameworks.torch.hpu, which is not installed" in line
+    assert outcome.stdout.count("unset DS_ACCELERATOR to detect what is here") == 1
+
+
 # -- what the JSON object holds ----------------------------------------------------------------------
 
 TEXT, SIZE = str, int

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -24,6 +23,7 @@ from types import FrameType
 
 from callers import Port
 
+from acclimate.command_line import CommandParser
 from acclimate.errors import AcclimateError
 from acclimate.launch.command import plan_job
 from acclimate.launch.options import add_arguments, read_options
@@ -271,7 +271,7 @@ def try_command_line(seed: int) -> None:
     if rng.random() < 0.3:
         words = [*rng.choice(COMMANDS)[:-1], *words]
     if rng.random() < 0.5:  # one option with an odd value, in what is right otherwise
-        parser = argparse.ArgumentParser()
+        parser = CommandParser()
         add_arguments(parser)
         taking = [each for each in parser._actions if each.option_strings and each.nargs is None]
         words.insert(0, f"{rng.choice(taking).option_strings[-1]}={rng.choice((*VALUES, '9' * 5000))}")
@@ -289,7 +289,7 @@ def try_command_line(seed: int) -> None:
             words[at] = damage_bytes(rng, words[at].encode(errors="surrogatepass")).decode(errors="replace")
     Path("HOSTFILE").write_text("\n".join(LINES))
     Path("x.py").write_text("")
-    parser = argparse.ArgumentParser()
+    parser = CommandParser()
     add_arguments(parser)
     with redirect_stderr(StringIO()), redirect_stdout(StringIO()), suppress(AcclimateError, SystemExit):
         options = read_options(parser.parse_args(words), os.environ)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 from launching import command, environment, launched, run
 
 from acclimate import cli
+from acclimate.command_line import CommandParser
 from acclimate.errors import BindingError, LaunchOptionError
 from acclimate.launch.command import run_own_module
 from acclimate.launch.options import ELSEWHERE, RunOptions, add_arguments, read_options
@@ -414,7 +414,8 @@ def test_a_mistake_is_told_and_nothing_is_started(
 def test_an_option_of_another_launcher_is_answered_with_ours(option: str, ours: str, script: str) -> None:
     ended = acclimate_run(option, "4", script)
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert f"{option.partition('=')[0]} is an option of another launcher; here it is {ours}" in ended.stderr
+    spelt = option.partition("=")[0].replace("-", "_").replace("__", "--") if "--" in option else option
+    assert f"{spelt} is an option of another launcher; here it is {ours}" in ended.stderr
 
 
 def test_torchruns_spelling_of_the_node_rank_works(script: str) -> None:
@@ -478,7 +479,7 @@ def test_an_option_with_a_nul_character_is_refused() -> None:
 def test_help_shows_every_option_in_one_spelling() -> None:
     ended = acclimate_run("--help", COLUMNS="200")
     assert (ended.returncode, ended.stderr) == (0, "")
-    parser = argparse.ArgumentParser()
+    parser = CommandParser()
     add_arguments(parser)
     elsewhere = {name for names in ELSEWHERE.values() for name in names}
     for option in parser._option_string_actions.keys() - elsewhere:
@@ -490,7 +491,7 @@ def test_help_shows_every_option_in_one_spelling() -> None:
 
 
 def read(*arguments: str, **environ: str) -> RunOptions:
-    parser = argparse.ArgumentParser()
+    parser = CommandParser()
     add_arguments(parser)
     return read_options(parser.parse_args(arguments), environ)
 

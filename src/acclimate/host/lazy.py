@@ -11,7 +11,7 @@ from typing import Any
 def lazy_names(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns ``__getattr__`` and ``__dir__`` for a package.
+    """Returns ``__getattr__`` and ``__dir__`` for a package; ``dir()`` shows its public names only.
 
     Args:
         package: the package's name.
@@ -28,6 +28,6 @@ def lazy_names(
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(module), *homes})
+        return sorted(homes)  # not what the package imports itself
 
     return get, names

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 
 from rich.console import Console, Group, RenderableType
@@ -14,6 +15,9 @@ from rich.text import Text
 from acclimate.host.exit_codes import NEGATIVE_RESULT
 from acclimate.info.report import Report, collect
 from acclimate.selection import Candidate
+
+_WHOLE_LINES = 10_000
+"""A width at which nothing is wrapped, for `grep`."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +41,10 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(report.as_dict(), indent=2) + "\n")
     else:
         # No markup: vendors' messages may contain brackets and colons.
-        Console(soft_wrap=not sys.stdout.isatty(), markup=False, emoji=False).print(render(report, args.all))
+        on_terminal = sys.stdout.isatty()
+        width = None if on_terminal or os.environ.get("COLUMNS") else _WHOLE_LINES
+        console = Console(width=width, soft_wrap=not on_terminal, markup=False, emoji=False)
+        console.print(render(report, args.all))
     return 0 if report.error is None else NEGATIVE_RESULT
 
 
@@ -50,8 +57,6 @@ def render(report: Report, all_candidates: bool = False) -> Group:
     """
     shown = _candidates if all_candidates else _other_candidates
     parts: list[RenderableType] = [_summary(report), Text(), shown(report)]
-    if report.error is not None:
-        parts.append(Text(f"\n{report.error}", style="red"))
     return Group(*parts)
 
 
@@ -75,6 +80,8 @@ def _summary(report: Report) -> Table:
         table.add_row("  compiler", chosen.compile_backend + (", Triton" if chosen.triton else ""))
         if chosen.toolkit_version is not None:
             table.add_row("  toolkit", chosen.toolkit_version)
+    elif report.error is not None:
+        table.add_row("accelerator", Text("none  ", style="bold red").append(report.error, "not bold"))
     quota = f", {host.processor_quota:g} of them by quota" if host.processor_quota is not None else ""
     nodes = "memory node" if host.memory_nodes == 1 else "memory nodes"
     table.add_row("host", f"{host.processors} processors{quota}, {host.memory_nodes} {nodes}")

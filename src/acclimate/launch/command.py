@@ -15,6 +15,7 @@ from importlib.machinery import PathFinder
 
 from acclimate.backends import Backend
 from acclimate.errors import BindingError, LaunchOptionError, ScriptNotFoundError, excerpt
+from acclimate.host.install_hints import pip_install
 from acclimate.host.topology import read_topology
 from acclimate.launch.binding.cores import UNBOUND_ADVICE
 from acclimate.launch.engines.registry import AUTO, allocating_engine, launch
@@ -49,8 +50,9 @@ def run(args: argparse.Namespace, deepspeed_environment: Callable[[str, str], Ma
         path = options.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
         if options.deepspeed and not options.no_python and not _finds_deepspeed(options, path):
             raise LaunchOptionError(
-                f"--deepspeed needs DeepSpeed, which is not installed for {sys.executable}. Install it (pip "
-                "install deepspeed), or use --deepspeed_names, which offers its accelerator layer's names."
+                f"--deepspeed needs DeepSpeed, which is not installed for {sys.executable}. Install it "
+                f"({pip_install('deepspeed')}), or use --deepspeed_names, which offers its accelerator "
+                "layer's names."
             )
         variables = deepspeed_environment(path, "1" if options.deepspeed else "names")
         options = replace(options, environment={**options.environment, **variables})

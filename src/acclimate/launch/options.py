@@ -28,13 +28,13 @@ from acclimate.launch.plan.option_fields import (
 
 _MOST_NODES = 1 << 16
 ELSEWHERE = {
-    "--num_accelerators N": ("--nproc_per_node", "--nproc-per-node", "-np", "-n", "--np", "--num_processes"),
+    "--num_accelerators N": ("--nproc_per_node", "-np", "-n", "--np", "--num_processes"),
     "--num_nodes N, or --min_nodes and --max_nodes": ("--nnodes", "--num_machines"),
     "--node_rank N": ("--machine_rank",),
     "--master_addr ADDRESS": ("--main_process_ip",),
     "--master_port PORT": ("--main_process_port",),
     "--master_addr and --master_port": (
-        "--rdzv_endpoint", "--rdzv-endpoint", "--rdzv_backend", "--rdzv-backend", "--rdzv_id", "--rdzv-id",
+        "--rdzv_endpoint", "--rdzv_backend", "--rdzv_id",
     ),
     "no option: a job on one host finds a free port": ("--standalone",),
     "--log_dir FOLDER": ("--tee", "--redirects"),
@@ -42,12 +42,17 @@ ELSEWHERE = {
 """The options of torchrun, mpirun and accelerate that have other names here, by ours."""
 _EXAMPLES = """\
 examples:
-  acclimate run train.py --epochs 3                     a rank for each device here (CPU: memory node)
-  acclimate run --bind_cores_to_rank train.py           each rank on cores and memory of its own
-  acclimate run --num_accelerators 4 --bind_cores_to_rank --bind_core_list 0-51,56-107 train.py
-  acclimate run --show_binding --num_accelerators 4     draws which cores 4 ranks would get
-  acclimate run --hostfile hosts train.py               on all hosts of a file of "host slots=N" lines
-  acclimate run --num_nodes 2 --node_rank 0 --master_addr 10.0.0.1 train.py      on node 1: --node_rank 1
+  # a rank for each device here (CPU: memory node)
+  acclimate run train.py --epochs 3
+  # each rank on cores and memory of its own
+  acclimate run --bind_cores_to_rank train.py
+  acclimate run --num_gpus 4 --bind_core_list 0-51,56-107 train.py
+  # draws which cores 4 ranks would get
+  acclimate run --num_accelerators 4 --show_binding
+  # on all hosts of a file of "host slots=N" lines
+  acclimate run --hostfile hosts train.py
+  # on node 0; on node 1 the same with --node_rank 1
+  acclimate run --num_nodes 2 --node_rank 0 --master_addr 10.0.0.1 train.py
 
 Options come before the script, or before a --; all later arguments belong to the script. As with torchrun,
 ranks read RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT.
@@ -159,7 +164,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Start ranks of a script, here or on many hosts, bind them to cores, and supervise them."
     )
     parser.epilog = _EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     # An abbreviation of one of our options may be an option of the script.
     parser.allow_abbrev = False
     # PARSER takes all later arguments, including options; unlike REMAINDER, the first cannot be an option.
@@ -175,13 +179,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         # A repeated option appends to its default, so the default must be a list.
         default = [] if settings.get("action") == "append" else each.default
         groups[group].add_argument(*names, dest=each.name, default=default, **settings)
-        hyphened = [name.replace("_", "-") for name in names if "_" in name]
-        if hyphened:  # works too, but is not shown
-            hidden = {**settings, "help": argparse.SUPPRESS}
-            if default != []:
-                default = argparse.SUPPRESS
-            groups[group].add_argument(*hyphened, dest=each.name, default=default, **hidden)
-
     for ours, names in ELSEWHERE.items():
         parser.add_argument(
             *names, nargs="?", action=_Elsewhere, metavar=ours, dest=argparse.SUPPRESS, help=argparse.SUPPRESS

@@ -45,15 +45,21 @@ class Generation:
     finish_reason: str
     """``end`` (the model wrote an end token), ``length``, ``context`` (it is full) or ``interrupted``."""
     model: str
-    """The name of the folder the model was loaded from."""
+    """The model's name: that of its folder, its GGUF file or its id on the hub."""
     accelerator: str
     device: str
     dtype: str
+    """What the model computes in."""
+    weights: str
+    """The format of the weights: ``int8``, ``int4``, llama.cpp's, such as ``Q4_K_M``, or the dtype."""
     parameters: int
     ranks: int
     """The number of processes that share the model."""
     load_seconds: float
-    """From the call until the model is ready, including imports and any conversion or download."""
+    """From the call until the model is ready, with imports and any conversion or download, and without
+    :attr:`compile_seconds`."""
+    compile_seconds: float
+    """The time for compiling kernels before that, which happens once on a machine."""
     time_to_first_token_seconds: float | None
     """From the ready model to the first token; ``None`` if there was no token."""
     tokens_per_second: float | None
@@ -247,9 +253,7 @@ def _end_tokens(loaded: LoadedModel) -> list[int]:
     rows = loaded.tokens
     known = [end for end in found if 0 <= end < rows]
     if len(known) < len(found):
-        logger.warning(
-            "ignoring eos_token_id %s of %s: it has only %d tokens", ends, loaded.folder.name, rows
-        )
+        logger.warning("ignoring eos_token_id %s of %s: it has only %d tokens", ends, loaded.name, rows)
     return known
 
 
@@ -327,13 +331,15 @@ def _result(loaded: LoadedModel, prompt: list[int], recorder: _TokenRecorder, re
         generated_tokens=count,
         tokens=tuple(recorder.tokens),
         finish_reason=reason,
-        model=loaded.folder.name,
+        model=loaded.name,
         accelerator=loaded.accelerator.name,
         device=loaded.accelerator.current_device_name(),
         dtype=str(loaded.dtype).removeprefix("torch."),
+        weights=loaded.weights,
         parameters=loaded.parameters,
         ranks=loaded.ranks.size,
         load_seconds=loaded.load_seconds,
+        compile_seconds=loaded.compile_seconds,
         time_to_first_token_seconds=recorder.first_at - recorder.started if count else None,
         tokens_per_second=(count - 1) / span if count > 1 and span > 0 else None,
         peak_memory_bytes=loaded.accelerator.max_memory_allocated(),

@@ -1,13 +1,17 @@
-"""A progress bar on a terminal."""
+"""Progress bars on a terminal, no wider than it."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from typing import Any
 
 _COLUMNS: ContextVar[int] = ContextVar("columns", default=0)
 """The width of the terminal on which another process shows this one's stderr; 0 if there is none."""
+
+_NUMBERS = 33
+"""The columns of ``1023.9/1023.9 MB 10:00:00`` and of a short bar."""
 
 
 @contextlib.contextmanager
@@ -23,14 +27,54 @@ def progress_on_terminal(columns: int) -> Iterator[None]:
 @contextlib.contextmanager
 def progress_bar(description: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
     """Shows a progress bar on stderr, if that is a terminal; yields ``advance(bytes)``."""
+    from rich.progress import DownloadColumn, TimeRemainingColumn
+
+    with _bar(DownloadColumn(), TimeRemainingColumn()) as bar:
+        task = bar.add_task(description, total=total_bytes)
+        yield lambda done: bar.advance(task, done)
+
+
+@contextlib.contextmanager
+def compile_progress() -> Iterator[Callable[[int, int, str], None]]:
+    """Yields what shows the steps of compilers on stderr: a bar on a terminal, else a line for each step.
+
+    It is called with the steps done, their total and the name of the last one, from any thread.
+    """
+    from rich.progress import TextColumn, TimeElapsedColumn
+
+    with _bar(TextColumn("{task.completed} of {task.total}"), TimeElapsedColumn()) as bar:
+        task = bar.add_task("compiling", total=None, visible=False)
+
+        def show(done: int, total: int, step: str) -> None:
+            if bar.disable:
+                bar.console.print(
+                    f"acclimate: compiled {done} of {total}: {step}", highlight=False, soft_wrap=True
+                )
+            else:
+                bar.update(task, completed=done, total=total, visible=done < total)
+
+        yield show
+
+
+def _bar(*columns: Any) -> Any:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
 
     elsewhere = _COLUMNS.get()
     console = (
         Console(stderr=True, force_terminal=True, width=elsewhere) if elsewhere else Console(stderr=True)
     )
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task(description, total=total_bytes)
-        yield lambda done: progress.advance(task, done)
+    # The bar gives way, and then the description, so that the numbers fit into a narrow terminal.
+    column = Column(no_wrap=True, overflow="ellipsis", max_width=max(console.width - _NUMBERS, 10))
+    described = TextColumn("{task.description}", table_column=column)
+    bar = BarColumn(bar_width=None, table_column=Column(ratio=1))
+    return Progress(
+        described,
+        bar,
+        *columns,
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+        expand=True,
+    )

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from acclimate.host.install_hints import install_extra, pip_install
+
 # Python raises ModuleNotFoundError for a module whose entry is None, as for one that is not installed.
 COMMAND = """
 import sys
@@ -27,7 +29,7 @@ def test_plan_names_the_package_and_the_extra(absent: str, tiny_folder: Path) ->
     done = run(absent, "plan", str(tiny_folder))
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines()[-1] == (
-        f'acclimate plan: error: a language model needs {absent}: pip install "acclimate[llm]"'
+        f"acclimate plan: error: a language model needs {absent}: {install_extra('llm')}"
     )
 
 
@@ -35,7 +37,7 @@ def test_plan_of_a_gguf_file_names_the_package_and_the_extra(tiny_gguf: Path) ->
     done = run("gguf", "plan", str(tiny_gguf))
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines()[-1] == (
-        f'acclimate plan: error: reading {tiny_gguf.name} needs gguf: pip install "acclimate[llm]"'
+        f"acclimate plan: error: reading {tiny_gguf.name} needs gguf: {install_extra('llm')}"
     )
 
 
@@ -43,7 +45,10 @@ def test_a_missing_dependency_is_no_internal_error(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("import torch\n")
     done = run("libcst", "port", str(tmp_path))
     assert done.returncode == 2, done.stderr
-    assert 'acclimate port: error: the package "libcst" is not installed: pip install libcst' in done.stderr
+    assert (
+        'acclimate port: error: the package "libcst" is not installed: ' + pip_install("libcst")
+        in done.stderr
+    )
 
 
 def test_info_needs_no_numpy_even_if_warnings_are_errors() -> None:

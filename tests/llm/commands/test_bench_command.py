@@ -53,7 +53,7 @@ def test_bench_measures_a_quantised_model_and_writes_its_figures(
     [
         (("--quantize", "int3"), "quantize must be int8 or int4, or left out; it is 'int3'"),
         (("--num_accelerators", "0"), "--num_accelerators must be from 1 to 1024; it is 0"),
-        (("--new-tokens", "many"), "--new-tokens must be a whole number; it is 'many'"),
+        (("--new-tokens", "many"), "--new_tokens must be a whole number; it is 'many'"),
         (("--json", "/nowhere/figures.json"), "--json cannot write to '/nowhere/figures.json'"),
         (
             ("--prompt-tokens", "60", "--new-tokens", "30"),

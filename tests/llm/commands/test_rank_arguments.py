@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from acclimate.command_line import CommandParser
 from acclimate.llm.commands import bench, generate
 from acclimate.llm.commands.request import rank_arguments
 
@@ -21,7 +22,7 @@ Declare = Callable[[argparse.ArgumentParser], None]
 def test_a_rank_reads_every_option_that_the_user_gave(
     declare: Declare, positional: str, told: list[str], given: str | None
 ) -> None:
-    parser = argparse.ArgumentParser()
+    parser = CommandParser()
     declare(parser)
     options = {
         name: True if value is False else "7 of $" for name, value in vars(parser.parse_args([])).items()

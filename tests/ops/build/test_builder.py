@@ -39,6 +39,27 @@ def test_a_command_says_that_it_compiles_an_op_and_nothing_once_it_is_built(work
     assert "compiling" not in second
 
 
+def test_a_command_shows_each_step_of_the_compilers(workshop: Workshop) -> None:
+    code = "from acclimate.llm.commands.request import messages\nwith messages():\n"
+    code += "".join(f"    {line}\n" for line in LOAD_TINY.strip().splitlines())
+    steps = re.findall(r"^acclimate: compiled (\d of \d): ", workshop.run(code).stderr, re.MULTILINE)
+    assert steps == ["1 of 3", "2 of 3", "3 of 3"]
+
+
+def test_the_time_for_building_is_counted_by_all_who_watch_and_only_when_something_is_built(
+    workshop: Workshop,
+) -> None:
+    code = (
+        "from acclimate.ops.build.watch import watch_builds\n"
+        "with watch_builds() as outer, watch_builds() as inner:\n"
+        + "".join(f"    {line}\n" for line in LOAD_TINY.strip().splitlines())
+        + "tell(outer=outer.seconds, inner=inner.seconds)"
+    )
+    first, second = (workshop.run(code).told for _ in range(2))
+    assert first["outer"] == first["inner"] > 0
+    assert second["outer"] == second["inner"] == 0
+
+
 def test_a_second_load_in_one_process_opens_nothing(workshop: Workshop) -> None:
     outcome = workshop.run(LOAD_TINY + "\ntell(same=builder.TinyBuilder().load() is builder)")
     assert outcome.told == {"answers": [42], "same": True}

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from acclimate.errors import GenerationOptionError, excerpt
 from acclimate.llm.commands.request import (
     MOST_RANKS,
+    add_dtype_option,
     add_ignore_extra_option,
+    add_model_argument,
     add_quantize_option,
     add_remote_code_option,
     count,
@@ -34,41 +36,29 @@ _MOST_SEQUENCES = 1024
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of ``acclimate bench``."""
-    parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="a folder, a .gguf file or a hub id; default: the demo model",
-    )
-    parser.add_argument("--dtype", metavar="auto|bfloat16|float16|float32", default="auto")
+    add_model_argument(parser, required=False)
+    add_dtype_option(parser)
     add_quantize_option(parser)
     parser.add_argument(
         "--num_accelerators",
-        "--num-accelerators",
         metavar="N",
         default="1",
-        help="number of processes; default 1",
+        help="number of processes",
     )
-    parser.add_argument(
-        "--prompt-tokens", metavar="N", default="512", help="prompt tokens of all sequences; default 512"
-    )
-    parser.add_argument(
-        "--new-tokens", metavar="N", default="32", help="tokens to generate per sequence; default 32"
-    )
-    parser.add_argument(
-        "--sequences", metavar="N", default="8", help="batch size of the second measurement; default 8"
-    )
+    parser.add_argument("--prompt_tokens", metavar="N", default="512", help="prompt tokens of all sequences")
+    parser.add_argument("--new_tokens", metavar="N", default="32", help="tokens to generate per sequence")
+    parser.add_argument("--sequences", metavar="N", default="8", help="batch size of the second measurement")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the figures to a file")
     add_ignore_extra_option(parser)
     add_remote_code_option(parser)
-    parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--as_rank", action="store_true", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
     ranks = count("num_accelerators", args.num_accelerators, MOST_RANKS)
-    prompt_tokens = count("prompt-tokens", args.prompt_tokens, _MOST_TOKENS)
-    new_tokens = count("new-tokens", args.new_tokens, _MOST_TOKENS)
+    prompt_tokens = count("prompt_tokens", args.prompt_tokens, _MOST_TOKENS)
+    new_tokens = count("new_tokens", args.new_tokens, _MOST_TOKENS)
     sequences = count("sequences", args.sequences, _MOST_SEQUENCES)
     check_format(args.quantize)
     if args.json is not None and not args.json.absolute().parent.is_dir():
@@ -83,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     if ranks > 1:
         from acclimate.llm.commands.on_ranks import start_ranks
 
-        return start_ranks("bench", rank_arguments(args, "model", "--as-rank"), ranks)
+        return start_ranks("bench", rank_arguments(args, "model", "--as_rank"), ranks)
     from acclimate.llm.loading.lean_import import import_transformers
 
     import_transformers()
@@ -124,8 +114,8 @@ def _load(args: argparse.Namespace, tokens: int, rank: int) -> LoadedModel:
             if context is not None and context < tokens:
                 raise GenerationOptionError(
                     f"the model's context of {context} tokens is too short for {args.prompt_tokens} prompt "
-                    f"tokens and {args.new_tokens} new tokens; choose fewer with --prompt-tokens and "
-                    "--new-tokens"
+                    f"tokens and {args.new_tokens} new tokens; choose fewer with --prompt_tokens and "
+                    "--new_tokens"
                 )
     return loaded
 
@@ -148,14 +138,16 @@ def _measure(
     bandwidth = sum(ranks.exchange(measure_read_bandwidth(loaded)))
     read = sum(ranks.exchange(weights.bytes_per_token))
     return {
-        "model": loaded.folder.name,
+        "model": loaded.name,
         "accelerator": loaded.accelerator.name,
         "dtype": str(loaded.dtype).removeprefix("torch."),
+        "weights": loaded.weights,
         "quantize": quantize,
         "ranks": ranks.size,
         "threads_per_rank": _threads(),
         "parameters": loaded.parameters,
         "load_seconds": loaded.load_seconds,
+        "compile_seconds": loaded.compile_seconds,
         "peak_memory_bytes": peak,
         "speeds": [
             asdict(each) | {"prefill_tokens_per_second": each.prefill_tokens_per_second} for each in speeds
@@ -181,10 +173,12 @@ def _show(report: Mapping[str, Any]) -> None:
     from rich.table import Table
 
     console = Console(width=None if sys.stdout.isatty() else 80, highlight=False)
+    dtype = report["dtype"]
+    weights = dtype if report["weights"] == dtype else f"{report['weights']} in {dtype}"
     several = f", {report['ranks']} ranks" if report["ranks"] > 1 else ""
     console.print(
         f"[bold]{report['model']}[/]: {report['parameters'] / 1e6:,.1f} M parameters, "
-        f"{report['quantize'] or report['dtype']}, {report['accelerator']}{several}, "
+        f"{weights}, {report['accelerator']}{several}, "
         f"{report['threads_per_rank']} thread{'s' if report['threads_per_rank'] > 1 else ''}"
     )
     table = Table("sequences", "prompt", "first token", "prefill", "decode", box=None, pad_edge=False)
@@ -212,7 +206,8 @@ def _show(report: Mapping[str, Any]) -> None:
     }[report["step"]]
     console.print(f"Each token is computed by {step}.")
     console.print(
-        f"Loaded in {report['load_seconds']:.1f} s; peak memory {report['peak_memory_bytes'] / 1e9:.2f} GB"
+        (f"Compiled in {report['compile_seconds']:.1f} s; l" if report["compile_seconds"] else "L")
+        + f"oaded in {report['load_seconds']:.1f} s; peak memory {report['peak_memory_bytes'] / 1e9:.2f} GB"
         + (" per rank." if report["ranks"] > 1 else ".")
     )
     kernels = Table("weights", "matrices", "MB", box=None, pad_edge=False)

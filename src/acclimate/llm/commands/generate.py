@@ -19,6 +19,7 @@ from acclimate.host.exit_codes import INTERRUPTED, TEXT_READER_LEFT, USER_ERROR
 from acclimate.llm.commands.request import (
     MOST_RANKS,
     Display,
+    add_dtype_option,
     add_ignore_extra_option,
     add_quantize_option,
     add_remote_code_option,
@@ -38,26 +39,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="MODEL", help="a folder, a .gguf file or a hub id; default: the demo model"
     )
     # Values are parsed later, so that a bad one gets the library's one-line message and not argparse's usage.
-    parser.add_argument("--max-new-tokens", metavar="N", default="100")
-    parser.add_argument("--dtype", metavar="auto|bfloat16|float16|float32", default="auto")
+    parser.add_argument("--max_new_tokens", metavar="N", default="100", help="the most tokens to generate")
+    add_dtype_option(parser)
     add_quantize_option(parser)
     parser.add_argument(
-        "--temperature", metavar="T", default="0", help="0 always takes the most probable token; default 0"
+        "--temperature", metavar="T", default="0", help="0 always takes the most probable token"
     )
     parser.add_argument(
-        "--repetition-penalty", metavar="P", help="above 1, makes repeated tokens less probable"
+        "--repetition_penalty", metavar="P", help="above 1, makes repeated tokens less probable"
     )
     parser.add_argument("--seed", metavar="S", help="makes sampling repeatable")
     parser.add_argument(
         "--num_accelerators",
-        "--num-accelerators",
         metavar="N",
         default="1",
-        help="split the model over N processes on this host, each with its own cores and memory; default 1",
+        help="split the model over N processes on this host, each with its own cores and memory",
     )
     parser.add_argument(
         "--bind_core_list",
-        "--bind-core-list",
         metavar="CORES",
         help="with --num_accelerators: the cores to use, for example 0-51,56-107",
     )
@@ -66,8 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of streamed text")
     # Passed to the ranks that this command starts: the width of the terminal on stderr, or 0, and whether
     # stdout is a terminal.
-    parser.add_argument("--as-rank", type=int, metavar="COLUMNS", help=argparse.SUPPRESS)
-    parser.add_argument("--on-terminal", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--as_rank", type=int, metavar="COLUMNS", help=argparse.SUPPRESS)
+    parser.add_argument("--on_terminal", action="store_true", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -136,7 +135,7 @@ def _start_ranks(args: argparse.Namespace, ranks: int) -> int:
 
     read_request(args)  # its errors need no ranks
     columns = shutil.get_terminal_size().columns if sys.stderr.isatty() else 0
-    told = ["--as-rank", str(columns), *(["--on-terminal"] if sys.stdout.isatty() else [])]
+    told = ["--as_rank", str(columns), *(["--on_terminal"] if sys.stdout.isatty() else [])]
     return start_ranks("generate", rank_arguments(args, "prompt", *told), ranks, args.bind_core_list)
 
 

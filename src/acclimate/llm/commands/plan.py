@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from acclimate.llm.commands.request import MOST_RANKS, add_remote_code_option, count
+from acclimate.llm.commands.request import (
+    MOST_RANKS,
+    add_dtype_option,
+    add_model_argument,
+    add_remote_code_option,
+    count,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -21,16 +27,18 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of ``acclimate plan``."""
-    parser.add_argument("model", metavar="MODEL", help="a folder, a .gguf file or a hub id")
-    parser.add_argument("--tp", metavar="N", default="2", help="the number of ranks; default 2")
-    parser.add_argument("--dtype", metavar="auto|bfloat16|float16|float32", default="auto")
+    add_model_argument(parser, required=True)
+    parser.add_argument(
+        "--num_accelerators", "--tp", dest="tp", metavar="N", default="2", help="the number of ranks"
+    )
+    add_dtype_option(parser)
     parser.add_argument("--json", action="store_true", help="print every parameter as JSON")
     add_remote_code_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
-    size = count("tp", args.tp, MOST_RANKS)
+    size = count("num_accelerators", args.tp, MOST_RANKS)
     from acclimate.llm.loading.loaded_model import require_transformers
 
     require_transformers()  # before any other import of it

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from acclimate.errors import GenerationOptionError, PromptError, excerpt
 from acclimate.llm.loading.packer import check_format
+from acclimate.llm.progress import compile_progress
 
 if TYPE_CHECKING:
     from acclimate.llm.generation import Generation
@@ -27,13 +28,30 @@ MOST_RANKS = 1024
 _Number = TypeVar("_Number", int, float)
 
 
+def add_model_argument(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Declares ``MODEL``, which can also be given as ``--model``, as for ``acclimate generate``."""
+    either = parser.add_mutually_exclusive_group(required=required)
+    told = "a folder, a .gguf file or a hub id" + ("" if required else "; default: the demo model")
+    either.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help=told)
+    either.add_argument("--model", metavar="MODEL", help="the same")
+
+
 def add_remote_code_option(parser: argparse.ArgumentParser) -> None:
     """Declares ``--trust_remote_code``."""
     parser.add_argument(
         "--trust_remote_code",
-        "--trust-remote-code",
         action="store_true",
         help="allow Python code that comes with the model to run",
+    )
+
+
+def add_dtype_option(parser: argparse.ArgumentParser) -> None:
+    """Declares ``--dtype``."""
+    parser.add_argument(
+        "--dtype",
+        metavar="auto|bfloat16|float16|float32",
+        default="auto",
+        help="what the model computes in; auto: the first of these that the accelerator supports",
     )
 
 
@@ -48,7 +66,6 @@ def add_ignore_extra_option(parser: argparse.ArgumentParser) -> None:
     """Declares ``--ignore_extra``."""
     parser.add_argument(
         "--ignore_extra",
-        "--ignore-extra",
         metavar="NAMES",
         help='tensors in the files that the model does not use, such as "v_head.*,score.weight"',
     )
@@ -73,10 +90,10 @@ def read_request(args: argparse.Namespace) -> Request:
     """
     penalty = args.repetition_penalty
     options = {
-        "max_new_tokens": number(int, "max-new-tokens", args.max_new_tokens),
+        "max_new_tokens": number(int, "max_new_tokens", args.max_new_tokens),
         "temperature": number(float, "temperature", args.temperature),
         "seed": None if args.seed is None else number(int, "seed", args.seed),
-        "repetition_penalty": None if penalty is None else number(float, "repetition-penalty", penalty),
+        "repetition_penalty": None if penalty is None else number(float, "repetition_penalty", penalty),
     }
     check_format(args.quantize)
     return Request(model_options(args), options)
@@ -126,7 +143,7 @@ def rank_arguments(args: argparse.Namespace, positional: str, *told: str) -> lis
         told: what the launcher tells the rank.
     """
     options = [
-        f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+        f"--{name}" + ("" if value is True else f"={value}")
         for name, value in vars(args).items()
         if name not in _NOT_FOR_RANKS and name != positional and value is not None and value is not False
     ]
@@ -164,7 +181,8 @@ def _is_piped() -> bool:
 
 @contextlib.contextmanager
 def messages(level: int = logging.INFO) -> Iterator[None]:
-    """Shows the library's messages of a level and above on stderr in the ``with`` block."""
+    """Shows the library's messages of a level and above on stderr in the ``with`` block; for INFO also the
+    progress of compilers."""
     logger = logging.getLogger("acclimate")
     # These loggers also show INFO, which announces slow steps: a conversion, and compiling the kernels.
     chatty = [logging.getLogger(name) for name in ("acclimate.llm", "acclimate.ops.build")]
@@ -176,7 +194,13 @@ def messages(level: int = logging.INFO) -> Iterator[None]:
     for each in chatty:
         each.setLevel(level)
     try:
-        yield
+        if level > logging.INFO:
+            yield
+        else:
+            from acclimate.ops.build.watch import watch_builds  # imports torch
+
+            with watch_builds(compile_progress):
+                yield
     finally:
         logger.removeHandler(handler)
         for each, own in zip(chatty, before, strict=True):
@@ -240,8 +264,9 @@ def closing_line(result: Generation) -> str:
         if result.accelerator == result.device
         else f"{result.accelerator} ({result.device})",
         *([f"{result.ranks} ranks"] if several else []),
-        result.dtype,
+        result.dtype if result.weights == result.dtype else f"{result.weights} in {result.dtype}",
         f"{result.parameters / 1e6:,.1f} M parameters",
+        *([f"compiled in {result.compile_seconds:.1f} s"] if result.compile_seconds else []),
         f"loaded in {result.load_seconds:.2f} s",
         "no token" if first is None else f"first token after {first:.2f} s",
         f"{result.generated_tokens} tokens" + ("" if speed is None else f" at {speed:.1f} tokens/s"),

@@ -39,6 +39,30 @@ def is_whole(folder: Path) -> bool:
     return damage is None
 
 
+def fact(folder: Path, name: str) -> str | None:
+    """Returns what the manifest says of how a folder was made; ``None`` for a folder without one."""
+    try:
+        found = json.loads((folder / MANIFEST).read_bytes()).get(name)
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def model_name(folder: Path) -> str:
+    """Returns a model's name for people: not the key of a folder in a cache.
+
+    It is the name of the GGUF file that was converted to the folder, the id of a model of the hub, or the
+    folder's name.
+    """
+    source = fact(folder, "source")
+    if source is not None:
+        return Path(source).stem
+    repository = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository.removeprefix("models--").replace("--", "/")
+    return folder.name
+
+
 def _warn(folder: Path, damage: object) -> None:
     logger.warning("the converted model in %s is damaged (%s); converting it again", folder, damage)
 

@@ -18,6 +18,7 @@ import importlib.metadata
 import logging
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from acclimate.cache import cache_root, full_disk_error, publish_once
 from acclimate.errors import AcclimateError, CorruptModelError, MissingExtraError, UnsupportedModelError
+from acclimate.host.install_hints import install_extra
 from acclimate.llm.files.converted import is_whole, write_manifest
 from acclimate.llm.files.model_limits import WeightTotals, bounded_model
 from acclimate.llm.files.open_file import OpenFile
@@ -44,7 +46,7 @@ logger = logging.getLogger("acclimate.llm")
 BLOCKS = "blocks"
 """The form of a converted GGUF file whose weights stay in the file, as its own quantised blocks."""
 
-_CONVERTER_VERSION = 4
+_CONVERTER_VERSION = 5
 """Increased whenever the same file would give a different folder."""
 
 _LONGEST_NAME = 100
@@ -136,9 +138,7 @@ def _key(content: str) -> str:
     try:
         transformers_version = importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError as error:
-        raise MissingExtraError(
-            'a language model needs transformers: pip install "acclimate[llm]"'
-        ) from error
+        raise MissingExtraError(f"a language model needs transformers: {install_extra('llm')}") from error
     parts = f"{content} {_CONVERTER_VERSION} {transformers_version}"
     return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
@@ -177,7 +177,28 @@ def _convert(source: OpenFile, target: Path, form: str) -> None:
         else:
             _write_weights(header, tensors, target)
         _write_settings(model, target, dtype, vocabulary.ends)
-    write_manifest(target, {"source": name, "form": form, "converter": _CONVERTER_VERSION})
+    facts = {"source": name, "form": form, "weights": weights_format(header)}
+    write_manifest(target, facts | {"converter": _CONVERTER_VERSION})
+
+
+def weights_format(header: GGUFHeader) -> str:
+    """Returns llama.cpp's name for the format of a file's weights, such as ``Q4_K_M``.
+
+    A file may not say it, or say what its tensors do not bear out; then it is the type of most of its bytes.
+    """
+    import gguf
+
+    sizes: Counter[str] = Counter()
+    for tensor in header.tensors:
+        kind = gguf.GGMLQuantizationType(tensor.ggml_type)
+        values, size_bytes = gguf.GGML_QUANT_SIZES[kind]
+        sizes[kind.name] += element_count(tensor) // values * size_bytes
+    said = header.value("general.file_type")
+    if isinstance(said, int) and said in set(gguf.LlamaFileType):
+        name = str(gguf.LlamaFileType(said).name).removeprefix("MOSTLY_").removeprefix("ALL_")
+        if any(name.startswith(kind) for kind in sizes):
+            return name
+    return max(sizes, key=lambda name: sizes[name], default="")
 
 
 def empty_gguf_model(source: Path) -> Any:
@@ -198,7 +219,7 @@ def _require_gguf(name: str) -> None:
         import gguf  # noqa: F401
     except ImportError as error:
         raise MissingExtraError(
-            f'reading {name} needs {error.name or "gguf"}: pip install "acclimate[llm]"'
+            f"reading {name} needs {error.name or 'gguf'}: {install_extra('llm')}"
         ) from error
 
 

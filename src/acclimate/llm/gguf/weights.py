@@ -16,6 +16,7 @@ from gguf import GGML_QUANT_SIZES, MODEL_ARCH_NAMES, GGMLQuantizationType, get_t
 from gguf.quants import dequantize
 
 from acclimate.errors import CorruptModelError, UnsupportedModelError, some_of
+from acclimate.host.install_hints import pip_install
 from acclimate.llm.gguf.config import Architecture
 from acclimate.llm.gguf.header import GGUFHeader, TensorEntry, element_count
 
@@ -51,7 +52,7 @@ def stored_bytes(path: Path, tensor: TensorEntry) -> tuple[int, GGMLQuantization
     except ValueError as error:
         raise CorruptModelError(
             f"{path}: tensor {tensor.name!r} has the unknown ggml type {tensor.ggml_type}; the file is "
-            "corrupt, or newer than the installed gguf package: try pip install -U gguf"
+            f"corrupt, or newer than the installed gguf package: try {pip_install('-U gguf')}"
         ) from error
     block_values, block_bytes = GGML_QUANT_SIZES[kind]
     if not tensor.shape or tensor.shape[-1] % block_values:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from acclimate.errors import CorruptModelError, UnsupportedModelError
+from acclimate.llm.files.converted import model_name
 from acclimate.llm.loading.finite_dtype import load_in_finite_dtype
 from acclimate.llm.loading.inference_model import Whole, as_inference_model
 from acclimate.llm.loading.loaded_model import (
@@ -26,6 +27,7 @@ from acclimate.llm.loading.locate import FoundModel, find_and_load, find_model
 from acclimate.llm.loading.packer import Packer, check_format, gguf_form, has_kernels
 from acclimate.llm.progress import progress_bar
 from acclimate.llm.ranks import ModelRanks, join_model_ranks
+from acclimate.ops.build.watch import watch_builds
 from acclimate.selection import get_accelerator
 
 if TYPE_CHECKING:
@@ -145,10 +147,6 @@ def load_split_model(
     check_format(quantize)
     require_transformers()
     accelerator = get_accelerator()
-    ranks = join_model_ranks(accelerator, None)
-    accelerator.reset_peak_memory_stats()
-    with ranks.all_or_none():
-        chosen = _dtype(accelerator, dtype, model)
     tokenizers: list[Tokenizer] = []
 
     def take_tokenizer(folder: Path) -> None:
@@ -166,11 +164,17 @@ def load_split_model(
         form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
         # The tokenizer comes first, because loading it takes much more memory than it keeps.
         module = load.from_files(model, form, with_tokenizer=True, before=take_tokenizer)
+        seconds = time.perf_counter() - start - builds.seconds
         return LoadedModel(
-            module, tokenizers[-1], module.whole.folder, accelerator, chosen, time.perf_counter() - start
+            module, tokenizers[-1], module.whole.folder, accelerator, chosen, seconds, builds.seconds
         )
 
-    return load_in_finite_dtype(load_in, chosen, accelerator, ranks, is_asked_for=dtype != "auto")
+    with watch_builds() as builds:
+        ranks = join_model_ranks(accelerator, None)
+        accelerator.reset_peak_memory_stats()
+        with ranks.all_or_none():
+            chosen = _dtype(accelerator, dtype, model)
+        return load_in_finite_dtype(load_in, chosen, accelerator, ranks, is_asked_for=dtype != "auto")
 
 
 def _dtype(accelerator: Accelerator, dtype: Any, model: Any) -> torch.dtype:
@@ -315,7 +319,7 @@ class SliceLoader:
             with self.ranks.all_or_none():
                 if plan is not None:
                     model = _apply(model, plan, self.ranks)
-            with self.ranks.all_or_none(), memory_errors(self.accelerator, f"the model {folder.name}"):
+            with self.ranks.all_or_none(), memory_errors(self.accelerator, f"the model {model_name(folder)}"):
                 self._fill(folder, model, tensors, plan, packer)
                 for file in files:
                     file.check_unchanged()
@@ -346,7 +350,7 @@ class SliceLoader:
         found: list[Slice] = slices(model, tensors, plan, self.ranks.rank)
         total = sum(prod(each.shard.shape) * each.shard.dtype.itemsize for each in found)
         device = self.accelerator.current_device_name()
-        bar: Any = progress_bar(f"loading {folder.name}", total if self.ranks.is_first else 0)
+        bar: Any = progress_bar(f"loading {model_name(folder)}", total if self.ranks.is_first else 0)
         advance: Callable[[int], None]
         with bar if self.ranks.is_first else contextlib.nullcontext(lambda done: None) as advance:
             for each in found:

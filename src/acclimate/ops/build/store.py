@@ -31,6 +31,7 @@ from acclimate.ops.build.compile import LOG_NAME, Progress, build_library
 from acclimate.ops.build.recipe import Recipe
 from acclimate.ops.build.run_compilers import build_timeout_s
 from acclimate.ops.build.toolchain import compiler_versions
+from acclimate.ops.build.watch import watched
 
 _logger = logging.getLogger("acclimate")
 _build_logger = logging.getLogger("acclimate.ops.build")
@@ -178,19 +179,20 @@ def _build_once(root: Path, recipe: Recipe, key: str, progress: Progress | None)
             'compiling the op "%s" (%d files); this happens once', recipe.name, len(recipe.units)
         )
         try:
-            built = build_library(recipe, private, progress)
+            built = build_library(recipe, private, shown)
         except OpBuildError as error:
             raise OpBuildError(f"{error}\nLog: {_keep_log(private, folder)}") from error.__cause__
         _record(built, recipe, time.monotonic() - started)
         _log_of_failure(folder).unlink(missing_ok=True)
 
-    publish(
-        folder,
-        build,
-        lambda: _intact(folder, recipe.name) is not None,
-        f'building the op "{recipe.name}"',
-        timeout_s=build_timeout_s(),
-    )
+    with watched(progress) as shown:
+        publish(
+            folder,
+            build,
+            lambda: _intact(folder, recipe.name) is not None,
+            f'building the op "{recipe.name}"',
+            timeout_s=build_timeout_s(),
+        )
     return folder / f"{recipe.name}.so"
 
 
