@@ -429,6 +429,141 @@ def test_errors_are_declared_in_one_place_and_raised_under_their_own_type() -> N
     assert collect(stray_errors) == []
 
 
+# -- 9: other packages' names are theirs -------------------------------------------------------------
+
+MAY_PATCH = {
+    "host/lazy.py": "sets public names of acclimate's own packages on their first use",
+    # Only if a program or a user asks for it: DeepSpeed, and names of DeepSpeed without DeepSpeed.
+    "compat/deepspeed/__init__.py": "gives DeepSpeed an accelerator that it does not know",
+    "compat/deepspeed/names.py": "answers imports of deepspeed where it is not installed",
+    "acclimate_deepspeed_shim.py": "does so without a call",
+    # Only on the emulated device: torch and safetensors know devices by names that cannot be added.
+    "acclimate_sim/after_import.py": "registers the device with torch's compiler, when that is imported",
+    "acclimate_sim/device.py": "gives the device the name of a vendor's, to try out that vendor's code",
+    "acclimate_sim/float64_inside_torch.py": "prints tensors and scales gradients without float64",
+    "acclimate_sim/lists_of_devices.py": "lets DLPack export tensors of the device",
+    "acclimate_sim/safetensors_names.py": "loads files to the device by its name",
+    "acclimate_sim/untied_weights.py": "emulates devices that replace parameters when a module moves",
+}
+"""The only files that change names of other packages, or Python's modules and import hooks."""
+
+SHARED = {"builtins", "sys.modules", "sys.meta_path", "sys.path_hooks"}
+CHANGING = {"append", "clear", "extend", "insert", "pop", "remove", "setdefault", "update"}
+LOOKING_UP = {"getattr", "vars", "zip", "list", "values", "get", "import_module", "__import__"}
+
+
+def all_sources() -> Iterator[Source]:
+    """The runtime, its tools and its extensions."""
+    yield from sources()
+    for folder in sorted((ROOT / "extensions").glob("*/src")):
+        for path in sorted(folder.rglob("*.py")):
+            yield Source(path.relative_to(folder), ast.parse(path.read_text(encoding="utf-8")))
+
+
+def meanings(node: ast.AST, names: dict[str, set[str]]) -> set[str]:
+    """The modules, and the things in them, that an expression may stand for.
+
+    The result of a call stands for nothing here: it is the caller's own object.
+    """
+    if isinstance(node, ast.Name):
+        return names.get(node.id, set())
+    if isinstance(node, ast.Attribute):
+        return {f"{each}.{node.attr}" for each in meanings(node.value, names)}
+    if isinstance(node, (ast.Tuple, ast.List)):
+        return set().union(*(meanings(each, names) for each in node.elts))
+    if isinstance(node, ast.Subscript):
+        found = meanings(node.value, names)
+        return {"a module"} if "sys.modules" in found else found
+    if isinstance(node, ast.Call) and last_name(node) in LOOKING_UP:
+        if "import" in last_name(node):
+            return {each.value for each in node.args[:1] if isinstance(each, ast.Constant)}
+        called_on = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+        found = set().union(*(meanings(each, names) for each in (*called_on, *node.args)))
+        return {"a module"} if "sys.modules" in found else found
+    return set()
+
+
+def scopes(node: ast.AST) -> Iterator[list[ast.AST]]:
+    """The nodes of each outermost function, and those outside of functions."""
+    outside: list[ast.AST] = []
+    waiting = [node]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield list(ast.walk(each))
+        else:
+            outside.append(each)
+            waiting += ast.iter_child_nodes(each)
+    yield outside
+
+
+def imported_names(source: Source) -> dict[str, set[str]]:
+    names: dict[str, set[str]] = {}
+    for node in source.nodes:
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                top = each.name.partition(".")[0]
+                names.setdefault(each.asname or top, set()).add(each.name if each.asname else top)
+        elif isinstance(node, ast.ImportFrom):
+            for each in node.names:
+                names.setdefault(each.asname or each.name, set()).add(f"{node.module}.{each.name}")
+    return names
+
+
+def with_aliases(names: dict[str, set[str]], scope: list[ast.AST]) -> dict[str, set[str]]:
+    """Adds the names that a function gives to what it imported, and those of its loops over such things."""
+    names = {name: set(found) for name, found in names.items()}
+    for _ in range(3):  # a name may be given to a second one, and that to a third
+        for node in scope:
+            if isinstance(node, ast.Assign):
+                targets, value = node.targets, node.value
+            elif isinstance(node, ast.AnnAssign) and node.value is not None:
+                targets, value = [node.target], node.value
+            elif isinstance(node, (ast.For, ast.comprehension)):
+                targets, value = [node.target], node.iter
+            else:
+                continue
+            for target in targets:
+                for each in target.elts if isinstance(target, ast.Tuple) else [target]:
+                    if isinstance(each, ast.Name):
+                        names.setdefault(each.id, set()).update(meanings(value, names))
+    return names
+
+
+def is_anothers(meaning: str) -> bool:
+    """Whether something is another package's, or Python's table of modules or of import hooks."""
+    top = meaning.partition(".")[0]
+    own = top.startswith("acclimate") or top in sys.stdlib_module_names or top == "__future__"
+    return not own or any(f"{meaning}.".startswith(f"{each}.") for each in SHARED)
+
+
+def replaced_names(source: Source) -> Iterator[str]:
+    imported = imported_names(source)
+    for scope in scopes(source.tree):
+        names = with_aliases(imported, scope)
+        for node in scope:
+            for each in changed_expressions(node):
+                if any(map(is_anothers, meanings(each, names) | meanings(each.value, names))):
+                    yield f"{source.at(node)} changes {ast.unparse(each)[:80]}"
+            if "unittest.mock" in imported_modules(source, node):
+                yield f"{source.at(node)} imports unittest.mock"
+
+
+def changed_expressions(node: ast.AST) -> Iterator[ast.Attribute | ast.Subscript]:
+    """The attributes and entries that a statement sets or deletes."""
+    if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
+        yield node
+    if isinstance(node, ast.Call) and last_name(node) in ("setattr", "delattr") and node.args:
+        yield ast.Attribute(node.args[0], "…", ast.Store())
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING:
+        yield ast.Subscript(node.func.value, ast.Constant(...), ast.Store())
+
+
+def test_only_declared_files_change_names_of_other_packages_or_hook_imports() -> None:
+    found = {source.name: list(replaced_names(source)) for source in all_sources()}
+    assert {name for name, breaches in found.items() if breaches} == set(MAY_PATCH), found
+
+
 # -- the public names --------------------------------------------------------------------------------
 
 
@@ -445,6 +580,28 @@ def test_every_public_name_resolves_to_what_its_home_holds(lazy: str) -> None:
 # -- the rules themselves ----------------------------------------------------------------------------
 
 BREACHES = [
+    (replaced_names, "llm/a.py", "import torch\ntorch._dynamo = package"),
+    (replaced_names, "llm/a.py", "import sys\nsys.modules[name], y = 1, 2"),
+    (replaced_names, "llm/a.py", "import sys\ndef f():\n    del sys.modules['transformers']"),
+    (replaced_names, "llm/a.py", "import sys\nsys.modules.pop('transformers')"),
+    (replaced_names, "llm/a.py", "import sys\nsys.meta_path = [Finder(), *sys.meta_path]"),
+    (replaced_names, "llm/a.py", "from sys import meta_path\nmeta_path.insert(0, Finder())"),
+    (replaced_names, "llm/a.py", "from transformers import utils as u\nu.is_torch_distributed_available = f"),
+    (replaced_names, "llm/a.py", "from transformers.utils import import_utils\nsetattr(import_utils, n, f)"),
+    (replaced_names, "llm/a.py", "import torch\ntorch.nn.Linear.forward = f"),
+    (
+        replaced_names,
+        "llm/a.py",
+        "from torch import nn\nfor k, m in zip((nn.Linear, nn.Embedding), b):\n    k.f = m",
+    ),
+    (replaced_names, "llm/a.py", "import sys\nfor m in list(sys.modules.values()):\n    m.safe_open = f"),
+    (
+        replaced_names,
+        "llm/a.py",
+        "from importlib import import_module\nx = import_module('torch.nn')\nx.Linear = f",
+    ),
+    (replaced_names, "llm/a.py", "import builtins\nbuiltins.open = f"),
+    (replaced_names, "llm/a.py", "def f():\n    from unittest.mock import patch"),
     (hardware_names, "selection.py", "import torch\nx = torch.cuda.device_count()"),
     (hardware_names, "comm/shm.py", "from torch import cuda"),
     (hardware_names, "comm/shm.py", "import torch.cuda.nvtx"),
@@ -467,6 +624,10 @@ BREACHES = [
     (stray_errors, "ops/build/builder.py", "raise AcclimateError('no')"),
 ]
 ALLOWED = [
+    (replaced_names, "llm/a.py", "from torch import nn\nx = nn.Linear(1, 1)\nx.forward = f"),
+    (replaced_names, "llm/a.py", "import sys, os\nsys.stdout = f\nos.environ['A'] = '1'"),
+    (replaced_names, "llm/a.py", "def f():\n    x = torch.int8\ndef g(x):\n    x.length = 1"),
+    (replaced_names, "llm/a.py", "import sys\nx = {}\nx['a'] = sys.modules['torch']\nx.pop('a')"),
     (hardware_names, "backends/cuda.py", "x = torch.cuda.device_count() or 'nccl'"),
     (hardware_names, "ops/optimizers/adam/builder.py", "import torch.cuda"),
     (hardware_names, "ops/aio/buffers.py", "import torch.cuda"),

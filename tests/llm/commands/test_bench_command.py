@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 import types
 from collections.abc import Callable
@@ -68,31 +67,6 @@ def test_a_bad_option_of_bench_is_one_line(
     assert done.returncode == 2
     assert done.stdout == ""
     assert told in done.stderr
-
-
-LEAN = """
-import sys
-from acclimate.llm.loading.lean_import import import_transformers
-import_transformers()
-heavy = {"sympy", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp"}
-print(sorted(heavy & set(sys.modules)))
-import torch
-from pathlib import Path
-from acclimate.llm.loading.deferred_model import deferred_model
-from acclimate.llm.loading.locate import FoundModel
-with deferred_model(FoundModel(Path(sys.argv[1])), torch.float32):
-    print(sorted(heavy & set(sys.modules)))
-print(torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item())
-"""
-
-
-@pytest.mark.slow
-def test_a_command_loads_a_model_without_the_compiler_which_still_works_when_it_is_wanted(
-    tiny_folder: Path,
-) -> None:
-    command = [sys.executable, "-c", LEAN, tiny_folder]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert ended.stdout.split("\n")[:3] == ["[]", "[]", "2.0"]
 
 
 class SlowToStart:

@@ -21,6 +21,7 @@ from acclimate.llm.commands.request import (
     add_quantize_option,
     add_remote_code_option,
     count,
+    import_transformers,
     messages,
     model_options,
     rank_arguments,
@@ -74,8 +75,6 @@ def run(args: argparse.Namespace) -> int:
         from acclimate.llm.commands.on_ranks import start_ranks
 
         return start_ranks("bench", rank_arguments(args, "model", "--as_rank"), ranks)
-    from acclimate.llm.loading.lean_import import import_transformers
-
     import_transformers()
     from acclimate.llm.kernels.torch_threads import limit_torch_threads
 

@@ -24,6 +24,7 @@ from acclimate.llm.commands.request import (
     add_quantize_option,
     add_remote_code_option,
     count,
+    import_transformers,
     messages,
     rank_arguments,
     read_prompt,
@@ -104,8 +105,6 @@ def _run_alone(args: argparse.Namespace) -> int:
         prompt = read_prompt(args.prompt)
         # Here, so that Ctrl-C is handled from the start.
         if args.model is None or os.path.exists(args.model):  # else reports the error without importing
-            from acclimate.llm.loading.lean_import import import_transformers
-
             import_transformers()
         from acclimate.llm.generation import generate
         from acclimate.llm.kernels.torch_threads import limit_torch_threads

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import gc
 import io
 import json
 import logging
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from acclimate.errors import GenerationOptionError, PromptError, excerpt
+from acclimate.imports import import_torch
 from acclimate.llm.loading.packer import check_format
 from acclimate.llm.progress import compile_progress
 
@@ -69,6 +71,25 @@ def add_ignore_extra_option(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help='tensors in the files that the model does not use, such as "v_head.*,score.weight"',
     )
+
+
+def import_transformers() -> None:
+    """Imports torch and what loads a model, in the process of a command.
+
+    Imported objects are never freed, so the garbage collector leaves them out: saves 1.5 s of processor time.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        import_torch()
+        with contextlib.suppress(Exception):  # what needs transformers reports why it cannot be imported
+            import transformers.generation.utils
+            import transformers.modeling_utils
+            import transformers.models.auto.modeling_auto  # noqa: F401
+    finally:
+        gc.freeze()
+        if was_on:
+            gc.enable()
 
 
 @dataclass(frozen=True)

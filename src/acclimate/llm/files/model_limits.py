@@ -83,31 +83,3 @@ def bounded_model(totals: WeightTotals) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-@contextlib.contextmanager
-def no_initial_values() -> Iterator[None]:
-    """Skips torch's random initialisation of modules, because their weights come from files.
-
-    On the meta device, initialisation would also import torch's compiler.
-    """
-    from torch import nn
-
-    thread = threading.get_ident()
-    kinds: tuple[Any, ...] = (nn.Linear, nn.Embedding)
-    before = [kind.reset_parameters for kind in kinds]
-
-    def here_left_out(method: Any) -> Any:
-        def reset_parameters(module: Any) -> None:
-            if threading.get_ident() != thread:
-                method(module)
-
-        return reset_parameters
-
-    for kind, method in zip(kinds, before, strict=True):
-        kind.reset_parameters = here_left_out(method)
-    try:
-        yield
-    finally:
-        for kind, method in zip(kinds, before, strict=True):
-            kind.reset_parameters = method

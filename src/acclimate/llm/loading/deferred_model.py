@@ -19,9 +19,8 @@ from acclimate.errors import CorruptModelError, UnsupportedModelError
 from acclimate.llm.files.checkpoint import HostTensor, open_weights
 from acclimate.llm.files.deferred_tensors import deferred
 from acclimate.llm.files.folder import weight_files, weight_totals
-from acclimate.llm.files.model_limits import WeightTotals, bounded_model, no_initial_values
+from acclimate.llm.files.model_limits import WeightTotals, bounded_model
 from acclimate.llm.files.open_file import OpenFile
-from acclimate.llm.loading.host_ranges import build_with_host_ranges
 from acclimate.llm.loading.loaded_model import explained_failures
 from acclimate.llm.loading.locate import FoundModel
 from acclimate.llm.loading.model_class import model_class
@@ -114,18 +113,15 @@ def _build(
             )
         kind = model_class(config, str(folder))
 
-        def build() -> Any:
-            with bounded_model(totals), no_initial_values():
-                return kind.from_pretrained(
-                    None,
-                    config=config,
-                    state_dict=dict(tensors),
-                    dtype=dtype,
-                    output_loading_info=True,
-                    ignore_mismatched_sizes=True,  # check_report names them
-                )
-
-        model, report = build_with_host_ranges(build)
+        with bounded_model(totals):
+            model, report = kind.from_pretrained(
+                None,
+                config=config,
+                state_dict=dict(tensors),
+                dtype=dtype,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # check_report names them
+            )
         _adopt_generation_settings(model, folder)
         model.config.name_or_path = model.name_or_path = str(folder)
     return model, report

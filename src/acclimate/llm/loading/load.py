@@ -16,10 +16,9 @@ from acclimate.errors import CorruptModelError
 from acclimate.llm.files.converted import model_name
 from acclimate.llm.files.folder import weight_files, weight_totals
 from acclimate.llm.files.mapped import mapped_files
-from acclimate.llm.files.model_limits import bounded_model, no_initial_values
+from acclimate.llm.files.model_limits import bounded_model
 from acclimate.llm.files.open_file import OpenFile
 from acclimate.llm.loading.finite_dtype import load_in_finite_dtype
-from acclimate.llm.loading.host_ranges import build_with_host_ranges
 from acclimate.llm.loading.initialize import SliceLoader
 from acclimate.llm.loading.loaded_model import (
     LoadedModel,
@@ -147,20 +146,17 @@ def _load_module(
     files = [OpenFile(path) for path in weight_files(folder)]
     totals = weight_totals(folder)
 
-    def build() -> Any:
-        with bounded_model(totals), no_initial_values():
-            return AutoModelForCausalLM.from_pretrained(
-                folder,
-                dtype=dtype,
-                local_files_only=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # check_report names them
-                trust_remote_code=trust_remote_code,
-            )
-
     with quiet_transformers(), explained_failures("load", folder):
         try:
-            module, report = build_with_host_ranges(build)
+            with bounded_model(totals):
+                module, report = AutoModelForCausalLM.from_pretrained(
+                    folder,
+                    dtype=dtype,
+                    local_files_only=True,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # check_report names them
+                    trust_remote_code=trust_remote_code,
+                )
         except (pickle.UnpicklingError, EOFError) as error:  # torch's message advises weights_only=False
             raise CorruptModelError(
                 f"the .bin files in {folder} are damaged, or hold something other than tensors"

@@ -64,7 +64,7 @@ class LoadedModel:
         packing = getattr(self.module, "packing", None)
         if packing is None or not packing.packed:
             return str(self.dtype).removeprefix("torch.")
-        return packing.scheme or fact(self.folder, "weights") or ", ".join(sorted(packing.packed))
+        return packing.format or fact(self.folder, "weights") or ", ".join(sorted(packing.packed))
 
     @property
     def parameters(self) -> int:
