@@ -109,6 +109,12 @@ def test_without_a_command_every_command_is_listed_and_the_exit_code_is_2() -> N
     assert all(f" {name} {summary}" in shown for name, (summary, _) in {**COMMANDS, **TOOLS}.items())
 
 
+def test_a_terminal_of_unknown_width_shows_the_report() -> None:
+    ended = run([*AS_MODULE, "info"], env={"COLUMNS": "0"})
+    assert ended.returncode == 0
+    assert "cpu" in ended.stdout
+
+
 def test_help_goes_to_stdout_and_lists_every_command() -> None:
     ended = run(AS_MODULE, "--help")
     assert (ended.returncode, ended.stderr) == (0, "")

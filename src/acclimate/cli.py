@@ -380,6 +380,8 @@ class _Interrupts:
 def _own_process() -> Iterator[_Interrupts]:
     """Opens closed standard streams, and makes Ctrl-C end the process without a traceback."""
     _open_standard_streams()
+    if os.environ.get("COLUMNS", "").strip() == "0":  # Emacs and some CI say so for an unknown width
+        del os.environ["COLUMNS"]  # rich would show nothing
     interrupts = _Interrupts()
     sys.unraisablehook = _report_unraisable
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # which nohup and a shell's "&" set

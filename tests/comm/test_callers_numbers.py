@@ -233,3 +233,69 @@ def test_a_group_waits_with_a_timeout_of_centuries(timeout: timedelta) -> None:
         assert two.values(wait_long, "async", timeout) == [3.0, 3.0]
         assert two.values(wait_long, "barrier", timeout) == [1.0, 2.0]
         assert two.values(wait_long, "message", timeout) == [1.0, 1.0]
+
+
+# -- lists of tensors in one call ---------------------------------------------------------------------
+
+
+def call_with_many(rank: int, kind: str, counts: list[int]) -> int:
+    count = counts[rank]
+    small, large = [torch.ones(2) for _ in range(count)], [torch.ones(8) for _ in range(count)]
+    group: Any = dist.group.WORLD
+    if kind == "all_reduce":
+        group.allreduce_coalesced(small, dist.AllreduceCoalescedOptions()).wait()
+    elif kind == "all_gather":
+        lists = [[torch.ones(2) for _ in range(count)] for _ in range(4)]
+        group.allgather_coalesced(lists, small).wait()
+    elif kind == "all_gather_into_tensor":
+        group.allgather_into_tensor_coalesced(large, small).wait()
+    else:
+        group.reduce_scatter_tensor_coalesced(small, large).wait()
+    return count
+
+
+@pytest.mark.parametrize(
+    "kind", ["all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor"]
+)
+@pytest.mark.parametrize("counts", [[3, 2, 3, 3], [2, 2, 2, 1], [1, 4, 4, 4]])
+def test_lists_of_different_lengths_are_an_error_on_every_rank(
+    four: RankProcesses, kind: str, counts: list[int]
+) -> None:
+    for told in four.run(call_with_many, kind, counts):
+        assert "All ranks of a group have to call the same collectives" in told.error, told
+    assert is_usable(four)
+    assert four.values(call_with_many, kind, [3] * 4) == [3] * 4
+
+
+# -- memory that is not a tensor's own ----------------------------------------------------------------
+
+
+def call_on_freed(rank: int, kind: str, wrong_ranks: list[int]) -> None:
+    x = torch.ones(8)
+    if rank in wrong_ranks:
+        x.untyped_storage().resize_(0)
+    if kind == "all_reduce":
+        dist.all_reduce(x)
+    elif kind == "all_gather_into_tensor":
+        dist.all_gather_into_tensor(torch.empty(32), x)
+    else:
+        dist.all_to_all([torch.ones(8) for _ in range(4)], [x] * 4)
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather_into_tensor", "all_to_all"])
+def test_a_tensor_whose_memory_was_freed_is_an_error_on_every_rank(four: RankProcesses, kind: str) -> None:
+    told = four.run(call_on_freed, kind, [2])
+    assert "needs 32 bytes of memory, but its storage has 0" in told[2].error, told
+    assert all("Rank 2 got wrong arguments" in told[rank].error for rank in (0, 1, 3)), told
+    assert is_usable(four)
+
+
+def reduce_expanded(rank: int, wrong_ranks: list[int]) -> None:
+    dist.all_reduce(torch.ones(1).expand(8) if rank in wrong_ranks else torch.ones(8))
+
+
+def test_an_expanded_result_is_an_error_on_every_rank(four: RankProcesses) -> None:
+    told = four.run(reduce_expanded, [1])
+    assert "expanded tensor" in told[1].error, told
+    assert all("Rank 1 got wrong arguments" in told[rank].error for rank in (0, 2, 3)), told
+    assert is_usable(four)

@@ -161,6 +161,76 @@ def test_torchrun_once_a_host_under_srun_is_no_conflict() -> None:
     assert place.rank == 5
 
 
+ONCE_A_HOST = {
+    **STEP, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_LOCALID": "0",
+}  # fmt: skip
+"""A step with a task on each of two hosts, whose second this is."""
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        {**TORCHRUN, "RANK": "1", "WORLD_SIZE": "8"},
+        {"PMI_RANK": "4", "PMI_SIZE": "5", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+        {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "6", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+        {"PMI_RANK": "3", "PMI_SIZE": "4"},
+    ],
+    ids=["hosts in another order", "unequal hosts", "mpirun on a third host", "no local size"],
+)
+def test_a_launcher_that_slurm_started_once_a_host_is_no_conflict(inner: dict[str, str]) -> None:
+    place = find_place({**ONCE_A_HOST, **inner})
+    assert place is not None
+    assert str(place) == str(find_place(inner))
+
+
+@pytest.mark.parametrize("tasks", ["3", "8"])
+def test_a_job_of_torchrun_in_each_task_of_a_step_is_no_conflict(tasks: str) -> None:
+    step = {**STEP, "SLURM_STEP_NUM_TASKS": tasks, "SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_PROCID": "2"}
+    place = find_place({**step, **TORCHRUN})
+    assert place is not None
+    assert (place.rank, place.world_size) == (1, 4)
+
+
+def test_one_rank_alone_in_a_step_of_several_tasks_is_still_a_conflict() -> None:
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    with pytest.raises(ConflictingRanksError):
+        find_place({**STEP, **alone})
+
+
+def test_ranks_of_mpirun_meet_on_the_first_host_of_the_allocation(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """mpirun's own host is in no step; its daemons on the others are one."""
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text('#!/bin/sh\necho "$3" | tr , "\\n"\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    mpirun = {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "6", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    lists = {"SLURM_JOB_NODELIST": "a,b,c", "SLURM_STEP_NODELIST": "b,c"}
+    environ = {**ONCE_A_HOST, **mpirun, **lists}
+    place = find_place(environ)
+    assert place is not None
+    assert master_address(place, environ)[0] == "a"
+    task = find_place({**ONCE_A_HOST, **lists})
+    assert task is not None
+    assert master_address(task, {**ONCE_A_HOST, **lists})[0] == "b"
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({**TORCHRUN, "LOCAL_RANK": "5"}, "LOCAL_RANK is 5, but must be less than LOCAL_WORLD_SIZE"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "8"}, "LOCAL_WORLD_SIZE is 8, but must be at most WORLD_SIZE"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "-1"}, 'LOCAL_WORLD_SIZE is "-1"'),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "x"}, 'OMPI_COMM_WORLD_LOCAL_SIZE is "x"'),
+        ({**PMI, "MPI_LOCALRANKID": "4"}, "MPI_LOCALRANKID is 4, but must be less than MPI_LOCALNRANKS"),
+    ],
+)
+def test_numbers_of_one_host_that_cannot_be_are_named(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidEnvironmentError, match=message):
+        find_place(environ)
+
+
 def test_torchrun_in_a_batch_script_is_no_conflict() -> None:
     batch = {**SLURM, "SLURM_PROCID": "0", **TORCHRUN}
     del batch["SLURM_STEP_ID"]

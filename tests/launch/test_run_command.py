@@ -409,6 +409,12 @@ def test_a_mistake_is_told_and_nothing_is_started(
         ("--nnodes", "--num_nodes"),
         ("--rdzv-endpoint", "--master_addr and --master_port"),
         ("--num_processes", "--num_accelerators"),
+        ("--host", "--hostfile"),
+        ("-ppn", "slots=N in the hostfile"),
+        ("-x", "--env"),
+        ("--map-by", "--bind_cores_to_rank"),
+        ("--oversubscribe", "no option: leave it out"),
+        ("--mixed_precision", "an argument of Accelerator()"),
     ],
 )
 def test_an_option_of_another_launcher_is_answered_with_ours(option: str, ours: str, script: str) -> None:

@@ -77,7 +77,7 @@ def master_address(place: Place, environ: Mapping[str, str]) -> tuple[str, int]:
             do not determine it.
     """
     address, port = environ.get("MASTER_ADDR", "").strip(), environ.get("MASTER_PORT", "").strip()
-    if port and not (port.isdecimal() and len(port) < 6 and 0 < int(port) < 65536):
+    if port and not (port.isascii() and port.isdecimal() and len(port) < 6 and 0 < int(port) < 65536):
         raise InvalidEnvironmentError(f'MASTER_PORT is "{port}", but must be a number from 1 to 65535.')
     return address or _first_host(place, environ), int(port) if port else _port_of_job(place, environ)
 
@@ -92,13 +92,33 @@ def _place(names: RankVariables, environ: Mapping[str, str]) -> Place | None:
         raise InvalidEnvironmentError(
             f"{names.rank} is {rank}, but must be less than {names.world_size}, which is {world_size}."
         )
-    local_size = _local_size(names, world_size, environ)
-    return Place(names, rank, world_size, _number(names.local_rank, environ, 0), local_size, names.job)
+    local_rank, local_size = _number(names.local_rank, environ, 0), _local_size(names, world_size, environ)
+    # Slurm also hands on what the allocation was asked for, which its steps need not have.
+    if names.launcher != SLURM.launcher and local_size is not None:
+        _check_on_this_host(names, local_rank, local_size, world_size)
+    return Place(names, rank, world_size, local_rank, local_size, names.job)
+
+
+def _check_on_this_host(
+    names: RankVariables, local_rank: int | None, local_size: int, world_size: int
+) -> None:
+    if local_size > world_size:
+        raise InvalidEnvironmentError(
+            f"{names.local_size} is {local_size}, but must be at most {names.world_size}, which is "
+            f"{world_size}."
+        )
+    if local_rank is not None and local_rank >= local_size:
+        raise InvalidEnvironmentError(
+            f"{names.local_rank} is {local_rank}, but must be less than {names.local_size}, which is "
+            f"{local_size}."
+        )
 
 
 def _local_size(names: RankVariables, world_size: int, environ: Mapping[str, str]) -> int | None:
     if _number(names.hosts, environ, 1) == 1:
         return world_size
+    if names.launcher != SLURM.launcher:
+        return _number(names.local_size, environ, 1)
     counts = tasks_of_nodes(environ.get(names.local_size, ""))
     if len(counts) <= 1 or len(set(counts)) == 1:
         return counts[0] or None if counts else None
@@ -143,19 +163,30 @@ def _number(variable: str, environ: Mapping[str, str], least: int) -> int | None
 
 
 def _nests(inner: Place, outer: Place) -> bool:
-    """Whether one launcher runs under another: once per host, as torchrun under srun, or in its only task."""
+    """Whether one launcher runs under another: in its only task, in its only task of each host, or with all
+    of its ranks in one task.
+
+    The two may number the hosts differently, and start different numbers of ranks on them: torchrun's
+    rendezvous sorts hosts by name, and mpirun uses srun only for hosts that it does not run on itself.
+    """
     if outer.world_size == 1:
         return True
-    each = inner.local_size
+    if inner.world_size <= outer.world_size:
+        return 1 < inner.world_size < outer.world_size and inner.local_size == inner.world_size
+    each = inner.local_size or 0
     return (
-        each is not None and each * outer.world_size == inner.world_size and inner.rank // each == outer.rank
+        outer.local_size == 1
+        or each == inner.world_size
+        or (each * outer.world_size == inner.world_size and inner.rank // each == outer.rank)
     )
 
 
 def _first_host(place: Place, environ: Mapping[str, str]) -> str:
     if place.local_size == place.world_size:
         return "127.0.0.1"
-    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get(NODE_LIST)
+    # mpirun starts its daemons as a step, which lacks the host that mpirun runs on: that of rank 0.
+    is_step = set(SLURM.job) <= set(place.job)
+    hosts = (is_step and environ.get("SLURM_STEP_NODELIST")) or environ.get(NODE_LIST)
     if hosts and not set(hosts) & set(",["):
         return hosts
     if hosts:

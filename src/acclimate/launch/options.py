@@ -38,6 +38,16 @@ ELSEWHERE = {
     ),
     "no option: a job on one host finds a free port": ("--standalone",),
     "--log_dir FOLDER": ("--tee", "--redirects"),
+    "--hostfile FILE": ("--host", "--hosts", "-host", "-hosts", "--machinefile", "-machinefile"),
+    "slots=N in the hostfile, or --num_accelerators N": (
+        "-ppn", "--ppn", "-perhost", "-npernode", "--npernode", "-N",
+    ),
+    "--env NAME=VALUE": ("-x", "-genv", "--genv"),
+    "--bind_cores_to_rank": ("--map-by", "--bind-to", "--rank-by", "--cpu-bind"),
+    "no option: leave it out": ("--oversubscribe", "--allow-run-as-root", "--multi_gpu", "--multi-gpu"),
+    "an argument of Accelerator() in the script": (
+        "--mixed_precision", "--mixed-precision", "--config_file", "--use_fsdp", "--use_deepspeed",
+    ),
 }  # fmt: skip
 """The options of torchrun, mpirun and accelerate that have other names here, by ours."""
 _EXAMPLES = """\

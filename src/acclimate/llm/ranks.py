@@ -55,6 +55,10 @@ class ModelRanks:
             yield
         except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait for this one
             failure = error
+        self.raise_together(failure)
+
+    def raise_together(self, failure: BaseException | None) -> None:
+        """Raises on all ranks the errors that some of them pass; returns if none passes one."""
         told = self.exchange(None if failure is None else (type(failure).__name__, str(failure)))
         failed = [rank for rank, each in enumerate(told) if each is not None]
         if not failed:

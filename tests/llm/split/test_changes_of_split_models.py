@@ -9,6 +9,7 @@ import copy
 import io
 import pickle
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -373,6 +374,13 @@ def with_whole_weights(model: Any) -> None:
     head.weight = nn.Parameter(torch.zeros(160, 64))
 
 
+def with_a_bias(model: Any) -> None:
+    """On a module whose results the ranks sum, so that each would add the bias."""
+    names = ("o_proj", "attn.c_proj", "attention.dense")
+    module = next(each for name, each in model.named_modules() if name.endswith(names))
+    module.bias = nn.Parameter(torch.ones(model.config.hidden_size))
+
+
 def without_hooks(model: Any) -> None:
     for module in model.modules():
         module._forward_hooks.clear()
@@ -386,6 +394,7 @@ NOTICED = [
     weight_normalized,
     pruned,
     with_whole_weights,
+    with_a_bias,
     without_hooks,
 ]
 
@@ -572,6 +581,37 @@ def test_an_error_in_one_ranks_own_code_is_raised_on_all(
     first, second = two.run(fail_on_one_rank, argument, kind)
     assert first.error == "ConnectionResetError: the reader has gone"
     assert second.error == "RankFailedError: rank 0 failed with ConnectionResetError: the reader has gone"
+    one, other = two.values(by_the_clock_of_one_rank)  # the ranks still work together
+    assert one == other
+
+
+class Exits(Fails):
+    """As the streamer of a server whose task is cancelled: what it raises is no Exception."""
+
+    def __call__(self, input_ids: Tensor, scores: Any, **more: Any) -> Tensor:
+        self.put(input_ids)
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    def put(self, value: Any) -> None:
+        try:
+            super().put(value)
+        except ConnectionResetError:
+            sys.exit("cancelled")
+
+
+def exit_on_one_rank(rank: int, argument: str) -> str:
+    try:
+        fail_on_one_rank(rank, argument, Exits)
+    except SystemExit as error:
+        return str(error)
+    return "nothing was raised"
+
+
+@pytest.mark.parametrize("argument", ["streamer", "stopping_criteria"])
+def test_one_ranks_own_code_that_exits_ends_the_text_on_all(argument: str, two: RankProcesses) -> None:
+    first, second = two.run(exit_on_one_rank, argument)
+    assert first.value == "cancelled"
+    assert second.error == "RankFailedError: rank 0 failed with SystemExit: cancelled"
     one, other = two.values(by_the_clock_of_one_rank)  # the ranks still work together
     assert one == other
 

@@ -65,7 +65,7 @@ void ShmBackend::all_reduce_one(RunningCall& running, const at::Tensor& tensor, 
   const Reducer reducer = reducer_of(tensor.scalar_type(), op, running.group.widens_halves());
   Target target(tensor, true);
   const at::Tensor wide = widened(target.memory(), reducer.dtype);
-  running.start(call_of(Kind::kAllReduce, tensor, 0, static_cast<int>(op)));
+  running.start();
   running.group.all_reduce(wide.data_ptr(), wide.data_ptr(), elements_of(wide), reducer.reduce);
   if (!wide.is_same(target.memory())) target.memory().copy_(wide);
   target.finish();
@@ -86,8 +86,9 @@ WorkPointer ShmBackend::allreduce_coalesced(Tensors& tensors,
                         call_of(Kind::kAllReduce, first(tensors), 0, number_of(options.reduceOp)), options,
                         tensors};
   return run(outline, [this, tensors, op = options.reduceOp](RunningCall& running) {
+    size_t left = tensors.size();
     for (const at::Tensor& tensor : tensors) {
-      running.next(call_of(Kind::kAllReduce, tensor, 0, number_of(op)));
+      running.next(call_of(Kind::kAllReduce, tensor, 0, number_of(op)), --left);
       all_reduce_one(running, tensor, op_of(op));
     }
   });
@@ -125,7 +126,7 @@ void ShmBackend::scatter_sums(RunningCall& running, const at::Tensor& output, co
   Target target(output);
   at::Tensor sum = target.memory();
   if (sum.scalar_type() != reducer.dtype) sum = at::empty(sum.sizes(), sum.options().dtype(reducer.dtype));
-  running.start(call_of(Kind::kReduceScatter, output, 0, static_cast<int>(op)));
+  running.start();
   running.group.reduce_scatter(sources, sum.data_ptr(), elements_of(sum), reducer.reduce);
   if (!sum.is_same(target.memory())) target.memory().copy_(sum);
   target.finish();
@@ -169,7 +170,7 @@ WorkPointer ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensor
       check_times(inputs[i], outputs[i], size_, "input", "output");
     }
     for (size_t i = 0; i < outputs.size(); i++) {
-      running.next(call_of(Kind::kReduceScatter, outputs[i], 0, number_of(op)));
+      running.next(call_of(Kind::kReduceScatter, outputs[i], 0, number_of(op)), outputs.size() - 1 - i);
       scatter_sums(running, outputs[i], rows_for(outputs[i], inputs[i], size_), op_of(op));
     }
   });
@@ -201,7 +202,7 @@ void ShmBackend::gather_one(RunningCall& running, const Tensors& outputs, const 
     memory.push_back(targets.back().data());
   }
   const at::Tensor source = flat(input);
-  running.start(call_of(Kind::kAllGather, input));
+  running.start();
   running.group.all_gather(source.data_ptr(), memory, elements_of(source).bytes());
   for (Target& target : targets) target.finish();
 }
@@ -250,7 +251,7 @@ WorkPointer ShmBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tenso
     for (size_t i = 0; i < inputs.size(); i++) {
       Tensors of_input;
       for (const Tensors& list : outputs) of_input.push_back(list[i]);
-      running.next(call_of(Kind::kAllGather, inputs[i]));
+      running.next(call_of(Kind::kAllGather, inputs[i]), inputs.size() - 1 - i);
       gather_one(running, of_input, inputs[i]);
     }
   });
@@ -267,11 +268,11 @@ WorkPointer ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensor
       check_times(outputs[i], inputs[i], size_, "output", "input");
     }
     for (size_t i = 0; i < inputs.size(); i++) {
-      running.next(call_of(Kind::kAllGather, inputs[i]));
+      running.next(call_of(Kind::kAllGather, inputs[i]), inputs.size() - 1 - i);
       Target target(outputs[i]);
       const at::Tensor source = flat(inputs[i]);
       const size_t bytes = elements_of(source).bytes();
-      running.start(call_of(Kind::kAllGather, source));
+      running.start();
       running.group.all_gather(source.data_ptr(), parts_of(target.data(), bytes, size_), bytes);
       target.finish();
     }

@@ -48,6 +48,9 @@ std::string describe(const Call& call) {
     text += (kind == Kind::kReduce || kind == Kind::kGather ? " to rank " : " from rank ") +
             std::to_string(call.root);
   }
+  const bool may_be_one_of_a_list =
+      kind == Kind::kAllReduce || kind == Kind::kAllGather || kind == Kind::kReduceScatter;
+  if (may_be_one_of_a_list && call.root != 0) text += ", then of " + std::to_string(call.root) + " more";
   return text;
 }
 

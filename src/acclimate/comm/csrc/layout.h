@@ -24,6 +24,8 @@ struct Call {
   uint8_t op = 0;
   uint8_t dtype = 0;
   uint8_t refused = 0;  // 1 if this rank raised because its own arguments are wrong
+  // Or the tag of a message. Of all_reduce, all_gather and reduce_scatter of a list of tensors: how many of
+  // them follow this one.
   uint32_t root = 0;
   uint64_t numel = 0;
 

@@ -12,14 +12,14 @@ class ShmBackend::RunningCall {
   RunningCall(Transport& group, const Call& call, std::chrono::milliseconds timeout, bool is_background)
       : group(group), call_(call), timeout_(timeout), is_background_(is_background) {}
 
-  void start(const Call& call) {
-    group.begin(call, timeout_, is_background_);
+  void start() {
+    group.begin(call_, timeout_, is_background_);
     has_started_ = true;
   }
-  void start() { start(call_); }
-  // Sets the next of several collectives of one call.
-  void next(const Call& call) {
+  // Sets the next of several collectives of one call, after which so many are left.
+  void next(const Call& call, size_t left) {
     call_ = call;
+    call_.root = static_cast<uint32_t>(left);
     has_started_ = false;
   }
   // Tells the other ranks that the arguments are wrong, unless the collective has started.

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/MemoryOverlap.h>
 
 #include "call.h"
 #include "collectives.h"
@@ -13,6 +15,14 @@ inline void check_host(const at::Tensor& tensor) {
               tensor.device());
   TORCH_CHECK(tensor.layout() == at::kStrided,
               "the backend shm moves dense tensors, but got one with layout ", tensor.layout());
+  // FSDP, among others, frees the memory of a tensor that keeps its shape.
+  const size_t needed =
+      tensor.is_nested() || tensor.numel() == 0
+          ? 0
+          : at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.element_size(),
+                                             tensor.storage_offset());
+  TORCH_CHECK(tensor.storage().nbytes() >= needed, "the tensor needs ", needed,
+              " bytes of memory, but its storage has ", tensor.storage().nbytes());
 }
 
 inline bool is_flat(const at::Tensor& tensor) {
@@ -30,6 +40,9 @@ class Target {
  public:
   explicit Target(const at::Tensor& tensor, bool keeps_content = false) : tensor_(tensor) {
     check_host(tensor);
+    TORCH_CHECK(at::has_internal_overlap(tensor) != at::MemOverlap::Yes,
+                "the result must not be written to an expanded tensor, whose elements share memory. Pass a ",
+                "clone() of it");
     if (is_flat(tensor)) {
       memory_ = tensor;
     } else if (keeps_content) {

@@ -170,10 +170,9 @@ class Nodes:
         why = ""
         clock = _Patience(self._within_s, lambda: f"node 0 at {address}, port {port}{why}")
         while True:
+            left_s = clock.left_s()  # whose error is an OSError too
             try:
-                channel = SocketChannel(
-                    socket.create_connection(self._place, min(10.0, clock.left_s())), _FIELDS
-                )
+                channel = SocketChannel(socket.create_connection(self._place, min(10.0, left_s)), _FIELDS)
             except OSError as error:
                 why = f" ({error.strerror or error})"
                 time.sleep(min(_RETRY_S, clock.left_s()))

@@ -32,7 +32,7 @@ class SharedCall:
     def __init__(self, ranks: ModelRanks, user_code: frozenset[str]) -> None:
         self._ranks, self._is_watched = ranks, bool(user_code)
         self._has_processors = not user_code.isdisjoint(_PROCESSORS)
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
 
     def streamer(self, own: Any) -> Any:
         """Returns a streamer whose errors all ranks raise."""
@@ -70,18 +70,15 @@ class SharedCall:
 
     def finish(self) -> None:
         """Raises on all ranks an error that the user's code raised on one."""
-        if not self._is_watched:
-            return
-        with self._ranks.all_or_none():
-            if self._failure is not None:
-                raise self._failure
+        if self._is_watched:
+            self._ranks.raise_together(self._failure)
 
     def _run(self, function: Any, *args: Any, instead: Any, **kwargs: Any) -> Any:
         if self._failure is not None:
             return instead
         try:
             return function(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - any code of the user's; raised once the other ranks know
+        except BaseException as error:  # noqa: BLE001 - also sys.exit(); raised once the other ranks know
             self._failure = error
             return instead
 

@@ -22,8 +22,8 @@ class _Place:
     owner: nn.Module
     module: nn.Module
     is_split: bool
-    shapes: dict[str, tuple[int, ...]]
-    """The shapes of its parameters; ``()`` for one that is ``None``."""
+    shapes: dict[str, tuple[int, ...] | None]
+    """The shapes of its parameters; ``None`` for one that is ``None``, such as a bias of another rank."""
     hooks: tuple[set[int], set[int]]
     """The keys of the hooks that run its collectives, before and after the forward."""
 
@@ -49,7 +49,7 @@ class IntactSplit:
         for name in sorted(split | beside):
             if name:  # the model itself has no place
                 module, owner = modules[name], modules[name.rpartition(".")[0]]
-                shapes = {n: () if p is None else tuple(p.shape) for n, p in module._parameters.items()}
+                shapes = {n: None if p is None else tuple(p.shape) for n, p in module._parameters.items()}
                 hooks = set(module._forward_pre_hooks), set(module._forward_hooks)
                 self._places.append(_Place(name, owner, module, name in split, shapes, hooks))
         setattr(model, _KEPT, self)
@@ -85,8 +85,10 @@ def _change_within(place: _Place) -> str:
         return "parametrized"
     for name, shape in place.shapes.items():
         own = module._parameters.get(name)  # a packed module has none
+        if own is not None and shape is None:
+            return f"given a {name}, which it did not have on this rank,"
         # A sharded parameter of FSDP or ZeRO is flat outside of the forward.
-        if own is not None and own.dim() == len(shape) > 1 and tuple(own.shape) != shape:
+        if own is not None and own.dim() == len(shape or ()) > 1 and tuple(own.shape) != shape:
             return f"given a {name} of the shape {tuple(own.shape)} in place of {shape}"
     before, after = place.hooks
     if not (before <= module._forward_pre_hooks.keys() and after <= module._forward_hooks.keys()):
