@@ -12,9 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-READS = (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal)
-_READING_METHODS = {"tolist", "numpy", "__array__", "__dlpack__"}
-"""Methods that read a tensor's memory without dispatching an operator."""
+from acclimate.accelerator.unreplayable import READS_IN_PLACE, reads_data
 
 
 class _Following(TorchDispatchMode):
@@ -48,7 +46,7 @@ class _Following(TorchDispatchMode):
         depends = any(each.untyped_storage()._cdata in self._places for each in given)
         found = func(*args, **(kwargs or {}))
         if depends:
-            self.is_read = self.is_read or any(func.overloadpacket is each for each in READS)
+            self.is_read = self.is_read or reads_data(func, given)
             changed = given[:1] if func._schema.is_mutable else []
             for each in (*changed, *pytree.tree_leaves(found)):
                 if isinstance(each, Tensor):
@@ -70,7 +68,7 @@ class _FollowingMethods(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if getattr(func, "__name__", "") in _READING_METHODS and args and isinstance(args[0], Tensor):
+        if func in READS_IN_PLACE and args and isinstance(args[0], Tensor):
             self._following.see_reading(args[0])
         return func(*args, **(kwargs or {}))
 
