@@ -57,7 +57,7 @@ def _is_plain_meta(args: tuple[Any, ...]) -> bool:
 
 def _is_short(args: tuple[Any, ...], given: Mapping[str, Any]) -> bool:
     limits = [*args, *(given[name] for name in _NAMES if name in given)]
-    if given.get("out") is not None or not all(type(each) in (int, float) for each in limits):
+    if given.get("out") is not None or not all(type(limit) in (int, float) for limit in limits):
         return False
     step = given.get("step", args[2] if len(args) > 2 else 1)
     return bool(step) and sum(map(abs, limits)) <= MOST * min(1, abs(step))
