@@ -122,8 +122,8 @@ def _check_nothing_is_missing(told: Sequence[RankVariables], environ: Mapping[st
         known = [name for name in (names.rank, names.world_size) if environ.get(name, "").strip()]
         if not known:
             continue
-        sharing = [each for each in told if {each.rank, each.world_size} & {*known}]
-        missing = sorted({each.world_size if each.rank in known else each.rank for each in sharing} - {""})
+        sharing = [variables for variables in told if {variables.rank, variables.world_size} & {*known}]
+        missing = sorted({rank.world_size if rank.rank in known else rank.rank for rank in sharing} - {""})
         lacks = f"{' or '.join(missing)} is not set" if missing else "nothing gives the number of ranks"
         raise InvalidEnvironmentError(
             f'{known[0]} is "{environ[known[0]].strip()}" ({names.launcher}), but {lacks}. Set RANK, '
@@ -146,9 +146,11 @@ def _nests(inner: Place, outer: Place) -> bool:
     """Whether one launcher runs under another: once per host, as torchrun under srun, or in its only task."""
     if outer.world_size == 1:
         return True
-    each = inner.local_size
+    local_size = inner.local_size
     return (
-        each is not None and each * outer.world_size == inner.world_size and inner.rank // each == outer.rank
+        local_size is not None
+        and local_size * outer.world_size == inner.world_size
+        and inner.rank // local_size == outer.rank
     )
 
 
