@@ -16,6 +16,11 @@ _RESERVED = "reserved_bytes.all.current"
 _RESERVED_PEAK = "reserved_bytes.all.peak"
 
 
+def is_host_out_of_memory(error: BaseException) -> bool:
+    """Whether torch's allocator for the host raised an error, which is a plain ``RuntimeError``."""
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
 class Memory(Devices):
     """Statistics of a device's allocator.
 

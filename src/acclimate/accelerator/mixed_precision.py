@@ -108,8 +108,8 @@ def _grad_scaler(device_type: str) -> type[torch.amp.GradScaler]:
             scale = self._scale if self._enabled else None
             if scale is None:
                 return nullcontext()
-            parameters = (each for group in optimizer.param_groups for each in group["params"])
-            alike = all(each.device.type == scale.device.type for each in parameters)
+            parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+            alike = all(parameter.device.type == scale.device.type for parameter in parameters)
             return nullcontext() if alike else _HostCopiesWait()
 
     return GradScaler

@@ -27,6 +27,25 @@ _ATEN_READERS = {
     "is_nonzero",
     "item",
 }
+READS_IN_PLACE = {
+    torch.Tensor.__array__,
+    torch.Tensor.__dlpack__,
+    torch.Tensor.numpy,
+    torch.Tensor.tolist,
+}
+"""The methods that read a tensor's memory without dispatching an operator."""
+
+
+def reads_data(func: Any, inputs: Iterable[Any]) -> bool:
+    """Whether an operator returns tensors' data as Python numbers."""
+    if func.namespace == "aten":
+        return func.overloadpacket.__name__ in _ATEN_READERS
+    returns = func._schema.returns
+    return (
+        bool(returns)
+        and all(value.type.kind() in _NUMBERS for value in returns)
+        and any(isinstance(leaf, torch.Tensor) for leaf in inputs)
+    )
 
 
 def refuse_reading(func: Any, inputs: Iterable[Any]) -> None:
@@ -35,16 +54,7 @@ def refuse_reading(func: Any, inputs: Iterable[Any]) -> None:
     Raises:
         GraphCaptureError: the operator does so.
     """
-    if func.namespace == "aten":
-        reads = func.overloadpacket.__name__ in _ATEN_READERS
-    else:
-        returns = func._schema.returns
-        reads = (
-            bool(returns)
-            and all(value.type.kind() in _NUMBERS for value in returns)
-            and any(isinstance(leaf, torch.Tensor) for leaf in inputs)
-        )
-    if reads:
+    if reads_data(func, inputs):
         raise _reading(func)
 
 
@@ -114,7 +124,7 @@ class PythonCalls(TorchFunctionMode):
     ) -> Any:
         """Calls functions that a replay can repeat, and refuses others."""
         kwargs = kwargs or {}
-        if func in _READS_IN_PLACE:
+        if func in READS_IN_PLACE or func is torch.Tensor.__repr__:
             raise _reading(func)
         if func in _DATA_TENSORS or func in _BACKWARD:
             tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -128,13 +138,6 @@ class PythonCalls(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-_READS_IN_PLACE = {
-    torch.Tensor.__array__,
-    torch.Tensor.__dlpack__,
-    torch.Tensor.__repr__,
-    torch.Tensor.numpy,
-    torch.Tensor.tolist,
-}
 # Functions that read lengths from tensors, with the number of tensors that hold data.
 _DATA_TENSORS: dict[Callable[..., Any], int] = {
     torch.Tensor.tensor_split: 1,

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import Accelerator, DeviceLike, DeviceProperties
+from acclimate.accelerator.memory import is_host_out_of_memory
 from acclimate.backends import builtin, process_memory
 from acclimate.backends.presence import is_installed
 from acclimate.errors import InvalidEnvironmentError, excerpt
@@ -122,10 +123,7 @@ class CPUAccelerator(Accelerator):
         }
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        # c10's CPUAllocator raises nothing more specific than RuntimeError.
-        return super().is_out_of_memory(error) or (
-            isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-        )
+        return super().is_out_of_memory(error) or is_host_out_of_memory(error)
 
     def _memory_info(self, index: int) -> tuple[int, int]:
         return topology.available_memory(), topology.total_memory()

@@ -95,7 +95,7 @@ def visible_entries(text: str) -> list[str]:
 
 def first_set(variables: Iterable[str], environ: Mapping[str, str]) -> str | None:
     """Returns the variable that a runtime reads of several: the first that is set; ``None`` if none is."""
-    return next((each for each in variables if each in environ), None)
+    return next((variable for variable in variables if variable in environ), None)
 
 
 def _visible(present: int, *variables: str) -> int:

@@ -142,8 +142,8 @@ def _check_nothing_is_missing(told: Sequence[RankVariables], environ: Mapping[st
         known = [name for name in (names.rank, names.world_size) if environ.get(name, "").strip()]
         if not known:
             continue
-        sharing = [each for each in told if {each.rank, each.world_size} & {*known}]
-        missing = sorted({each.world_size if each.rank in known else each.rank for each in sharing} - {""})
+        sharing = [variables for variables in told if {variables.rank, variables.world_size} & {*known}]
+        missing = sorted({rank.world_size if rank.rank in known else rank.rank for rank in sharing} - {""})
         lacks = f"{' or '.join(missing)} is not set" if missing else "nothing gives the number of ranks"
         raise InvalidEnvironmentError(
             f'{known[0]} is "{environ[known[0]].strip()}" ({names.launcher}), but {lacks}. Set RANK, '
@@ -173,11 +173,11 @@ def _nests(inner: Place, outer: Place) -> bool:
         return True
     if inner.world_size <= outer.world_size:
         return 1 < inner.world_size < outer.world_size and inner.local_size == inner.world_size
-    each = inner.local_size or 0
+    local_size = inner.local_size or 0
     return (
         outer.local_size == 1
-        or each == inner.world_size
-        or (each * outer.world_size == inner.world_size and inner.rank // each == outer.rank)
+        or local_size == inner.world_size
+        or (local_size * outer.world_size == inner.world_size and inner.rank // local_size == outer.rank)
     )
 
 

@@ -91,13 +91,17 @@ def _summary(report: Report) -> Table:
 def _other_candidates(report: Report) -> Group:
     """Shows each accelerator that is not used on one line, cut at the terminal's width."""
     chosen = report.accelerator.name if report.accelerator is not None else None
-    others = [each for each in report.candidates if each.reason is not None or each.name != chosen]
-    width = max((len(each.name) for each in others), default=0)
+    others = [
+        candidate
+        for candidate in report.candidates
+        if candidate.reason is not None or candidate.name != chosen
+    ]
+    width = max((len(other.name) for other in others), default=0)
     lines = []
-    for each in others:
-        style = "dim" if each.reason is not None else ""
-        note = " ".join((each.reason or _how_to_choose(each)).split())
-        line = Text(f"  {each.name:{width}}  {note}", style=style)
+    for other in others:
+        style = "dim" if other.reason is not None else ""
+        note = " ".join((other.reason or _how_to_choose(other)).split())
+        line = Text(f"  {other.name:{width}}  {note}", style=style)
         if sys.stdout.isatty():
             line.no_wrap, line.overflow = True, "ellipsis"
         lines.append(line)

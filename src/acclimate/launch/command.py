@@ -143,7 +143,7 @@ def plan_job(options: RunOptions, accelerator: Backend | None, environ: Mapping[
     here = _runs_here(job_hosts, options)
     prefixes = accelerator.exported_variable_prefixes if accelerator is not None else ()
     exported = exported_environment(environ, prefixes)
-    settings = {each.name: getattr(options, each.name) for each in fields(AgentOptions)}
+    settings = {field.name: getattr(options, field.name) for field in fields(AgentOptions)}
     if options.log_dir is not None:
         settings["log_dir"] = os.path.join(directory, options.log_dir)
     return JobPlan(

@@ -182,13 +182,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     script.required = False
     groups: dict[str, argparse._ArgumentGroup] = {}
-    for each in _OPTIONS:
-        group, names, settings = (each.metadata[key] for key in ("group", "names", "settings"))
+    for option in _OPTIONS:
+        group, names, settings = (option.metadata[key] for key in ("group", "names", "settings"))
         if group not in groups:
             groups[group] = parser.add_argument_group(group)
         # A repeated option appends to its default, so the default must be a list.
-        default = [] if settings.get("action") == "append" else each.default
-        groups[group].add_argument(*names, dest=each.name, default=default, **settings)
+        default = [] if settings.get("action") == "append" else option.default
+        groups[group].add_argument(*names, dest=option.name, default=default, **settings)
     for ours, names in ELSEWHERE.items():
         parser.add_argument(
             *names, nargs="?", action=_Elsewhere, metavar=ours, dest=argparse.SUPPRESS, help=argparse.SUPPRESS
@@ -209,8 +209,8 @@ class _Elsewhere(argparse.Action):
 
 
 _OPTIONS = sorted(
-    (each for each in fields(RunOptions) if each.metadata),
-    key=lambda each: each.name in AgentOptions.__dataclass_fields__,
+    (run_option for run_option in fields(RunOptions) if run_option.metadata),
+    key=lambda option: option.name in AgentOptions.__dataclass_fields__,
 )
 """In the order of the help: those of the launcher alone come first in each group."""
 
@@ -224,11 +224,11 @@ def read_options(args: argparse.Namespace, environ: Mapping[str, str]) -> RunOpt
     command = tuple(args.script or ())
     if command[:1] == ("--",):  # ends our options; newer releases of argparse remove it themselves
         command = command[1:]
-    values = {each.name: getattr(args, each.name) for each in _OPTIONS}
-    for each in _OPTIONS:
-        value = values[each.name]
+    values = {option.name: getattr(args, option.name) for option in _OPTIONS}
+    for given_option in _OPTIONS:
+        value = values[given_option.name]
         if any("\0" in str(part) for part in (value if isinstance(value, list | tuple) else (value,))):
-            raise LaunchOptionError(f"{each.metadata['names'][-1]} contains a NUL character.")
+            raise LaunchOptionError(f"{given_option.metadata['names'][-1]} contains a NUL character.")
     values["env"] = tuple(args.env)
     values["bind_cores"] = args.bind_cores or args.show_binding
     options = RunOptions(command=command, environment=_variables(args.env, environ), **values)

@@ -54,12 +54,12 @@ def _read(kind: Any, value: object, where: str) -> Any:
     if origin in (Union, UnionType):
         if value is None and NoneType in arguments:
             return None
-        (kind,) = (each for each in arguments if each is not NoneType)
+        (kind,) = (argument for argument in arguments if argument is not NoneType)
         return _read(kind, value, where)
     if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_read(arguments[0], each, where) for each in value)
+        return tuple(_read(arguments[0], item, where) for item in value)
     if origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
-        return {str(name): _read(arguments[1], each, f"{where}.{name}") for name, each in value.items()}
+        return {str(name): _read(arguments[1], item, f"{where}.{name}") for name, item in value.items()}
     if kind is float and _is_number(value):
         return float(cast(float, value))
     if kind is int and _is_number(value) and isinstance(value, int):

@@ -60,7 +60,7 @@ class ModelRanks:
     def raise_together(self, failure: BaseException | None) -> None:
         """Raises on all ranks the errors that some of them pass; returns if none passes one."""
         told = self.exchange(None if failure is None else (type(failure).__name__, str(failure)))
-        failed = [rank for rank, each in enumerate(told) if each is not None]
+        failed = [rank for rank, answer in enumerate(told) if answer is not None]
         if not failed:
             return
         if failure is None:
@@ -76,7 +76,7 @@ def _rebuilt(told: tuple[str, str], rank: int) -> AcclimateError:
     own = getattr(errors, kind, None)
     if isinstance(own, type) and issubclass(own, AcclimateError):
         # A type with further arguments, such as a module of the other rank, is rebuilt as its base.
-        plain = next(each for each in own.__mro__ if "__init__" not in vars(each))
+        plain = next(base for base in own.__mro__ if "__init__" not in vars(base))
         rebuilt: AcclimateError = plain(message)
         return rebuilt
     return RankFailedError(f"rank {rank} failed with {kind}: {message}")

@@ -193,7 +193,7 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(write, name: str, tmp_path:
     assert len(path.read_text()) > 1000
     if name.endswith("xml"):
         ElementTree.parse(path)
-    assert [each.name for each in tmp_path.iterdir()] == [name]
+    assert [written.name for written in tmp_path.iterdir()] == [name]
     link = tmp_path / "link"
     link.symlink_to(path)
     write(REPORTS["all passed"], link)
@@ -238,6 +238,6 @@ class Waiting(CPUAccelerator):
     assert "interrupted: 1 checks not run, in memory" in out
     assert "Traceback" not in errors
     found = json.loads(results.read_text())
-    assert [each["check"] for each in found["results"]] == ["devices/counts", "memory/statistics"]
+    assert [entry["check"] for entry in found["results"]] == ["devices/counts", "memory/statistics"]
     assert found["not_run"] == ["memory/accumulated_statistics"]
     assert "The run was interrupted: 2 of 3 checks were run." in page.read_text()

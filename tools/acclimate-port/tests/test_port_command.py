@@ -169,7 +169,7 @@ def test_mode_and_links_are_kept_and_a_read_only_file_is_named(
     assert (repo / "a.py").read_text() == PORTED
     assert (repo / "fixed.py").read_text() == SOURCE
     assert "fixed.py: not ported: it is read-only" in capsys.readouterr().out
-    assert [each for each in os.listdir(repo) if each.startswith(".")] == []
+    assert [name for name in os.listdir(repo) if name.startswith(".")] == []
 
 
 def test_a_notebook_is_ported_cell_by_cell_and_the_rest_stays(repo: Path) -> None:

@@ -86,7 +86,7 @@ def test_dropout_in_the_fused_attention_is_refused() -> None:
 
 def test_vmap_equals_a_loop() -> None:
     queries, keys, values = inputs(3, 2, 2, 4, 8)
-    expected = torch.stack([attention(*each) for each in zip(queries, keys, values, strict=True)])
+    expected = torch.stack([attention(*qkv) for qkv in zip(queries, keys, values, strict=True)])
     torch.testing.assert_close(torch.vmap(attention)(queries, keys, values), expected)
 
 

@@ -155,9 +155,9 @@ def test_the_state_of_a_scaler_goes_on_where_it_was() -> None:
     step(scaler)
     other, copied = SIM.amp.GradScaler(), copy.deepcopy(scaler.state_dict())
     other.load_state_dict(copied)
-    for each in (scaler, other):
-        step(each)
-        assert each.get_scale() == 128.0
+    for grad_scaler in (scaler, other):
+        step(grad_scaler)
+        assert grad_scaler.get_scale() == 128.0
     scaler.update(32.0)
     assert scaler.get_scale() == 32.0
 

@@ -12,9 +12,6 @@ constexpr size_t kLine = 64;
 // a round.
 constexpr size_t kSharedWorkBytes = 16 * 1024, kSharedWorkBytesOfTwo = 64 * 1024;
 
-const char* at(const void* memory, size_t offset) { return static_cast<const char*>(memory) + offset; }
-char* at(void* memory, size_t offset) { return static_cast<char*>(memory) + offset; }
-
 // Copies into memory that other ranks read next.
 void contribute(const Group& group, void* to, const void* from, size_t bytes) {
   if (group.route().is_around_caches()) {

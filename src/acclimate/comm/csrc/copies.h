@@ -11,6 +11,9 @@
 
 namespace acclimate_comm {
 
+inline const char* at(const void* memory, size_t offset) { return static_cast<const char*>(memory) + offset; }
+inline char* at(void* memory, size_t offset) { return static_cast<char*>(memory) + offset; }
+
 inline void copy(void* to, const void* from, size_t bytes) {
   if (bytes != 0 && to != from) memcpy(to, from, bytes);
 }

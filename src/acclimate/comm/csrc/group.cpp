@@ -11,6 +11,7 @@
 #include <climits>
 #include <cstring>
 
+#include "../../ops/csrc/relax.h"
 #include "placement.h"
 
 namespace acclimate_comm {
@@ -37,14 +38,6 @@ std::string different_calls(const std::string& rank, const Call& call, const std
          describe(others) +
          ". All ranks of a group have to call the same collectives in the same order, with equal sizes and "
          "dtypes.";
-}
-
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("isb" ::: "memory");
-#endif
 }
 
 void futex_wait(const void* word, uint32_t value, milliseconds longest) {
@@ -154,7 +147,7 @@ void Group::exchange() {
 void Group::await(int rank, std::atomic<uint64_t>& stamp) {
   for (int i = 0; i < patience_->spins; i++) {
     if (stamp.load(std::memory_order_acquire) >= round_) return;
-    relax();
+    acclimate::relax();
   }
   await_slowly(rank, stamp);
 }
@@ -167,7 +160,7 @@ void Group::await_slowly(int rank, std::atomic<uint64_t>& stamp) {
     sched_yield();
     for (int i = 0; i < patience_->spins_after_yield; i++) {
       if (stamp.load(std::memory_order_acquire) >= round_) return;
-      relax();
+      acclimate::relax();
     }
   } while (Clock::now() < until);
   sleep_until_published(rank, stamp, waited_since_ + call_timeout_);

@@ -129,7 +129,6 @@ std::string time_of(std::chrono::milliseconds time);
 // The error message for two ranks whose calls differ.
 std::string different_calls(const std::string& rank, const Call& call, const std::string& other,
                             const Call& others);
-void relax();
 // Sleeps while a word of shared memory holds `value`, for at most `longest`.
 void futex_wait(const void* word, uint32_t value, std::chrono::milliseconds longest);
 void futex_wake(const void* word);

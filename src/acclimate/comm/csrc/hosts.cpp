@@ -3,6 +3,8 @@
 #include <cstring>
 #include <thread>
 
+#include "copies.h"
+
 namespace acclimate_comm {
 namespace {
 
@@ -17,9 +19,6 @@ constexpr milliseconds kInquiryPause{20};
 constexpr size_t kSharedWorkBytes = 64 * 1024;
 // The bytes that a leader buffers at a time for each host.
 constexpr size_t kStagedBytes = 8 * 1024 * 1024;
-
-const char* at(const void* memory, size_t offset) { return static_cast<const char*>(memory) + offset; }
-char* at(void* memory, size_t offset) { return static_cast<char*>(memory) + offset; }
 
 bool leaves_group_usable(Reason reason) {
   return reason == Reason::kMismatch || reason == Reason::kArgument || reason == Reason::kForked;

@@ -117,12 +117,12 @@ def _with_our_arguments(
     """
     theirs, wanted = inspect.signature(own), inspect.signature(ours)
     taken = theirs.parameters
-    if any(each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL) for each in taken.values()):
+    if any(accepted.kind in (accepted.VAR_KEYWORD, accepted.VAR_POSITIONAL) for accepted in taken.values()):
         return own
-    needed = {name for name, each in taken.items() if each.default is each.empty}
-    if needed <= {name for name, each in wanted.parameters.items() if each.default is each.empty} and set(
-        wanted.parameters
-    ) <= set(taken):
+    needed = {name for name, accepted in taken.items() if accepted.default is accepted.empty}
+    if needed <= {
+        name for name, parameter in wanted.parameters.items() if parameter.default is parameter.empty
+    } and set(wanted.parameters) <= set(taken):
         return own
 
     @functools.wraps(own)

@@ -56,7 +56,7 @@ def _deepspeed_builders(package: str) -> dict[str, type[Any]]:
         for module in pkgutil.iter_modules(folder):
             if not module.ispkg and module.name not in ("all_ops", "builder"):
                 members = vars(importlib.import_module(f"{name}.{module.name}"))
-                found.update({key: each for key, each in members.items() if _is_builder(key, each)})
+                found.update({key: member for key, member in members.items() if _is_builder(key, member)})
     return found
 
 

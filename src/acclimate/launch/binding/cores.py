@@ -220,7 +220,7 @@ class _Sharing:
 def _grouped(topology: Topology, classed: Sequence[tuple[Core, tuple[str, int]]], ranks: int) -> _Sharing:
     """Groups nodes so that each rank gets its share of every class of cores."""
     # By package, then by number, so that a kernel without memory nodes does not mix packages.
-    classed = sorted(classed, key=lambda each: (each[0].package, each[0].cpus))
+    classed = sorted(classed, key=lambda item: (item[0].package, item[0].cpus))
     # Classes of one kind follow each other, so that their remainders are divided evenly too.
     classes = sorted({of_core for _, of_core in classed}, reverse=True)
     packages: dict[int, set[int]] = {}
@@ -228,7 +228,10 @@ def _grouped(topology: Topology, classed: Sequence[tuple[Core, tuple[str, int]]]
         packages.setdefault(core.node, set()).add(core.package)
     nodes = sorted((topology.node(index) for index in packages), key=lambda node: node.index)
     cores = [
-        [[core for core, own in classed if own == each and core.node == node.index] for each in classes]
+        [
+            [core for core, own in classed if own == core_class and core.node == node.index]
+            for core_class in classes
+        ]
         for node in nodes
     ]
     counts: list[Counts] = [

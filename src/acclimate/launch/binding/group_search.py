@@ -85,10 +85,10 @@ class GroupSearch:
 
     def __init__(self, counts: Sequence[Counts], shares: Counts, ranks: int) -> None:
         self._types = sorted(set(counts), reverse=True)
-        self._available = tuple(counts.count(each) for each in self._types)
+        self._available = tuple(counts.count(kind) for kind in self._types)
         self._shares = shares
         self._ranks = ranks
-        self._ranks_per_core = ranks / sum(each[-1] for each in counts)
+        self._ranks_per_core = ranks / sum(count[-1] for count in counts)
         self._steps = 0
         self._limit = 0
         self._most_groups = 0
@@ -110,14 +110,14 @@ class GroupSearch:
                     smallest.setdefault(kind, size)
             self._weights = [1 / smallest.get(kind, size + 1) for kind in range(len(self._types))]
             # Small groups make many; groups without loss leave the others possible. Neither is always best.
-            self._explore_all(sorted(patterns, key=lambda each: (each.size, each.loss)))
-            self._explore_all(sorted(patterns, key=lambda each: (each.loss, each.size)))
+            self._explore_all(sorted(patterns, key=lambda pattern: (pattern.size, pattern.loss)))
+            self._explore_all(sorted(patterns, key=lambda pattern: (pattern.loss, pattern.size)))
             if self._steps >= _MOST_STEPS or self._most_groups >= self._bound(self._available):
                 break
         if self._best is None:
             return None
         return [
-            [each for each, number in zip(self._types, group, strict=True) for _ in range(number)]
+            [core_type for core_type, number in zip(self._types, group, strict=True) for _ in range(number)]
             for group in self._best
         ]
 
@@ -146,7 +146,7 @@ class GroupSearch:
 
     def _bound(self, rest: tuple[int, ...]) -> int:
         """Returns an upper bound of the number of groups in ``rest``."""
-        weight = sum(number * each for number, each in zip(rest, self._weights, strict=True))
+        weight = sum(number * type_weight for number, type_weight in zip(rest, self._weights, strict=True))
         return min(self._ranks, int(weight + 1e-6))
 
     def _explore_all(self, patterns: list[_Pattern]) -> None:
@@ -168,7 +168,9 @@ class GroupSearch:
         if len(state.groups) + possible <= self._most_groups or self._is_known(state) or not any(state.rest):
             return
         self._steps += 1 + len(left) + len(patterns)
-        fitting = [each for each in patterns if all(state.rest[kind] >= number for kind, number in each.uses)]
+        fitting = [
+            choice for choice in patterns if all(state.rest[kind] >= number for kind, number in choice.uses)
+        ]
         choices: list[list[_Pattern]] = [[] for _ in left]
         for pattern in fitting:
             for kind, _ in pattern.uses:

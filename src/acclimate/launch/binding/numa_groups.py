@@ -63,7 +63,7 @@ def group_nodes(counts: Sequence[Counts], ranks: int, nearest: Nearest) -> list[
         nearest: ``nearest(group, others)`` returns the one of ``others`` that is nearest to ``group``.
     """
     shares = tuple(sum(of_all) // ranks for of_all in zip(*counts, strict=True))
-    if prod(counts.count(each) + 1 for each in set(counts)) <= _MOST_STATES:
+    if prod(counts.count(count) + 1 for count in set(counts)) <= _MOST_STATES:
         ordered = tuple(sorted(counts, reverse=True))
         placed = _place(_most_groups(ordered, shares, ranks, _subsets), counts, nearest)
     else:
@@ -102,8 +102,8 @@ def _groupings(remaining: tuple[Counts, ...], shares: Counts, candidates: Candid
                 continue
             for other in solve(rest):
                 new = _Grouping((group, *other.groups), fewest + other.fewest, most + other.most)
-                if not any(each.covers(new) for each in found):
-                    found = [each for each in found if not new.covers(each)] + [new]
+                if not any(old.covers(new) for old in found):
+                    found = [old for old in found if not new.covers(old)] + [new]
         return found
 
     return solve(remaining)
@@ -112,12 +112,12 @@ def _groupings(remaining: tuple[Counts, ...], shares: Counts, candidates: Candid
 def _subsets(remaining: tuple[Counts, ...]) -> Iterator[tuple[tuple[Counts, ...], tuple[Counts, ...]]]:
     """Yields every different group with the first node, and the remaining nodes."""
     others = sorted(set(remaining[1:]), reverse=True)
-    for taken in product(*(range(remaining[1:].count(each) + 1) for each in others)):
+    for taken in product(*(range(remaining[1:].count(other) + 1) for other in others)):
         group, rest = [remaining[0]], list(remaining[1:])
-        for each, number in zip(others, taken, strict=True):
-            group += [each] * number
+        for pattern, number in zip(others, taken, strict=True):
+            group += [pattern] * number
             for _ in range(number):
-                rest.remove(each)
+                rest.remove(pattern)
         yield tuple(group), tuple(rest)
 
 

@@ -252,7 +252,7 @@ def _parse_filter(text: str, hosts: Sequence[Host], option: str) -> dict[str, tu
         name, slots = _filter_part(part.strip(), option)
         host = known.get(name.lower())
         if host is None:
-            there = excerpt(", ".join(each.label for each in hosts[:100]), 500)
+            there = excerpt(", ".join(known_host.label for known_host in hosts[:100]), 500)
             raise HostFilterError(
                 f'{option}: there is no host "{excerpt(name)}" in the hostfile; its hosts: {there}.'
             )

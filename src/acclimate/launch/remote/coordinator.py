@@ -344,16 +344,16 @@ class Coordinator:
         if self._own_end is not None:
             return self._own_end
         peer = self._blamed
-        silent_peers = (each for each in self.peers if each.outcome is None)
+        silent_peers = (known_peer for known_peer in self.peers if known_peer.outcome is None)
         if peer is None:
-            unheard = list(dict.fromkeys(f'"{each.host}"' for each in silent_peers))
+            unheard = list(dict.fromkeys(f'"{peer.host}"' for peer in silent_peers))
             if not unheard:
                 return Outcome(0)
             code = _LOST if self._signalled is None else -self._signalled
             return Outcome(code, None, f"{_not_reported(unheard)}: {self._engines_end}.")
         told = [outcome for outcome in (peer.outcome, peer.failing) if outcome is not None]
         lost = None if told else peer.host  # the reason names it
-        unheard = list(dict.fromkeys(f'"{each.host}"' for each in silent_peers if each.host != lost))
+        unheard = list(dict.fromkeys(f'"{peer.host}"' for peer in silent_peers if peer.host != lost))
         told = told or [Outcome(_LOST, None, self._reason)]
         outcome = next((outcome for outcome in told if outcome.failed is not None), told[0])
         if not unheard:

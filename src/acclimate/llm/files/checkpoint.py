@@ -165,7 +165,7 @@ class FileTensor:
             for at in range(start, stop, per_block):
                 count = min(per_block, stop - at)
                 block = buffer[: count * row_bytes]
-                ends: Region = (*((each, each + 1) for each in index), (at, at + count))
+                ends: Region = (*((position, position + 1) for position in index), (at, at + count))
                 self.file.pread(
                     self.name, _bytes(block), self._offset((*ends, *((0, size) for size in row_shape)))
                 )

@@ -93,9 +93,9 @@ def sources(tensor: torch.Tensor) -> Iterator[Source]:
     if isinstance(tensor, DeferredTensor):
         if tensor.source is not None:
             yield tensor.source
-        for each in tree_flatten((tensor.arguments, tensor.options))[0]:
-            if isinstance(each, torch.Tensor):
-                yield from sources(each)
+        for leaf in tree_flatten((tensor.arguments, tensor.options))[0]:
+            if isinstance(leaf, torch.Tensor):
+                yield from sources(leaf)
 
 
 # -- recording ---------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def _record(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         return func(*tree_map(_host, args), **{"device": "cpu", **options})
     # A tensor's device is decided when it is read.
     recorded = {
-        name: each for name, each in options.items() if name not in ("device", "pin_memory", "layout")
+        name: option for name, option in options.items() if name not in ("device", "pin_memory", "layout")
     }
     if func._schema.is_mutable:
         raise NotImplementedError(f"{func} would change a deferred tensor in place; read it first")
@@ -124,8 +124,8 @@ def _record(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
 
     if isinstance(results, torch.Tensor):
         return wrap(results, None)
-    if isinstance(results, (list, tuple)) and all(isinstance(each, torch.Tensor) for each in results):
-        return type(results)(wrap(each, index) for index, each in enumerate(results))
+    if isinstance(results, (list, tuple)) and all(isinstance(output, torch.Tensor) for output in results):
+        return type(results)(wrap(output, index) for index, output in enumerate(results))
     return func(*tree_map(_whole, args), **tree_map(_whole, options))
 
 

@@ -103,7 +103,9 @@ def _has_own_tokenizer(tokenizer: dict[str, Any], config: dict[str, Any]) -> boo
         return isinstance(kind, str) and kind in CONFIG_MAPPING and CONFIG_MAPPING[kind] in TOKENIZER_MAPPING
     if not isinstance(name, str):
         return False
-    return any(tokenizer_class_from_name(each) is not None for each in (name, name.removesuffix("Fast")))
+    return any(
+        tokenizer_class_from_name(class_name) is not None for class_name in (name, name.removesuffix("Fast"))
+    )
 
 
 def _named_kernels(value: Any) -> Iterator[str]:

@@ -86,8 +86,8 @@ def slices(
                 f"the plan gives rank {rank} {list(values.shape)} of {name}, and the split model has room "
                 f"for {list(local.shape)}"
             )
-        each = found.setdefault(id(local), Slice(name, values))
-        each.places.append((module, leaf))
+        part = found.setdefault(id(local), Slice(name, values))
+        part.places.append((module, leaf))
     return list(found.values())
 
 
@@ -102,4 +102,4 @@ def _has_nan(tensor: torch.Tensor) -> bool:
     # A sum is NaN if a summand is NaN, or if infinities of both signs meet. For bfloat16, a sum in the
     # tensor's dtype takes 1/30 of the time of one in float32, and torch accumulates in float32 anyway.
     pieces = tensor.reshape(-1).split(_SUMMED)
-    return any(bool(torch.isnan(each.sum())) and bool(torch.isnan(each).any()) for each in pieces)
+    return any(bool(torch.isnan(piece.sum())) and bool(torch.isnan(piece).any()) for piece in pieces)

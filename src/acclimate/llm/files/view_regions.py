@@ -53,7 +53,7 @@ def regroup(before: tuple[int, ...], after: tuple[int, ...], region: Region) -> 
         grouped.append((last - first) * old_inner)
         within.append((flat[0] - first * old_inner, flat[1] - first * old_inner))
         opened += [stop - start if place == lead else size for place, size in enumerate(sizes)]
-        inside += [(0, stop - start) if place == lead else each for place, each in enumerate(bounds)]
+        inside += [(0, stop - start) if place == lead else bound for place, bound in enumerate(bounds)]
     is_exact = all(bounds == (0, size) for bounds, size in zip(within, grouped, strict=True)) and all(
         bounds == (0, size) for bounds, size in zip(inside, opened, strict=True)
     )

@@ -72,12 +72,12 @@ def read_index(
             f"{path} is truncated: it has {file.size_bytes:,} bytes, but had {file_bytes:,} when converted"
         )
     file.tensor_count, file.digest = len(placements), hashlib.sha256(text).hexdigest()
-    return file, [GGUFTensor(file, architecture, heads, each, dtype) for each in placements]
+    return file, [GGUFTensor(file, architecture, heads, placement, dtype) for placement in placements]
 
 
 def _placement(fields: dict[str, Any]) -> Placement:
     return Placement(
-        fields["parameter"], tuple(fields["shape"]), tuple(_tensor_rows(each) for each in fields["parts"])
+        fields["parameter"], tuple(fields["shape"]), tuple(_tensor_rows(part) for part in fields["parts"])
     )
 
 

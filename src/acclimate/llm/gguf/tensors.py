@@ -299,10 +299,12 @@ def block_rows(tensor: torch.Tensor) -> BlockRows | None:
 def _arguments(tensor: DeferredTensor) -> tuple[Any, ...]:
     """Returns an operator's arguments by position, with defaults for omitted ones."""
     given = dict(
-        zip((each.name for each in tensor.operator._schema.arguments), tensor.arguments, strict=False)
+        zip((argument.name for argument in tensor.operator._schema.arguments), tensor.arguments, strict=False)
     )
     given |= tensor.options
-    return tuple(given.get(each.name, each.default_value) for each in tensor.operator._schema.arguments)
+    return tuple(
+        given.get(argument.name, argument.default_value) for argument in tensor.operator._schema.arguments
+    )
 
 
 def _sliced(
@@ -344,4 +346,6 @@ def _joined(parts: list[BlockRows | None], dim: int) -> BlockRows | None:
         )
         for part in found
     )
-    return replace(first, columns=tuple(each for part in found for each in part.columns)) if same else None
+    return (
+        replace(first, columns=tuple(column for part in found for column in part.columns)) if same else None
+    )

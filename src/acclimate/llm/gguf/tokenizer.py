@@ -204,7 +204,9 @@ def _byte_level(header: GGUFHeader, vocabulary: GGUFVocabulary, split: Split) ->
 
     numbers = {text: number for number, text in enumerate(vocabulary.tokens)}
     made = Tokenizer(models.BPE(numbers, _stored_merges(header), ignore_merges=split.whole_words))
-    splits: list[Any] = [pre_tokenizers.Split(Regex(each), "isolated") for each in split.expressions]
+    splits: list[Any] = [
+        pre_tokenizers.Split(Regex(expression), "isolated") for expression in split.expressions
+    ]
     made.pre_tokenizer = pre_tokenizers.Sequence(
         [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )

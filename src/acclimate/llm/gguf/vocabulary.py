@@ -107,7 +107,7 @@ def read_vocabulary(header: GGUFHeader) -> GGUFVocabulary:
             f"{header.path} is corrupt: its vocabulary has the token {repeated!r} {count:,} times"
         )
     stated = header.numbers("tokenizer.ggml.token_type")
-    types = [NORMAL] * len(tokens) if stated is None else [int(each) for each in stated]
+    types = [NORMAL] * len(tokens) if stated is None else [int(number) for number in stated]
     named = _named_tokens(header, len(tokens))
     usual = _usual_tokens(header, types)
 
@@ -172,9 +172,11 @@ def _named_tokens(header: GGUFHeader, count: int) -> dict[str, list[int]]:
             continue
         numbers = header.numbers(key)
         listed: Sequence[Scalar | None] = (entry.value,) if numbers is None else numbers
-        if not all(isinstance(each, int) and not isinstance(each, bool) for each in listed):
+        if not all(isinstance(identifier, int) and not isinstance(identifier, bool) for identifier in listed):
             raise CorruptModelError(f"{header.path} is corrupt: {key} must be the number of a token")
-        known = [each for each in listed if isinstance(each, int) and 0 <= each < count]
+        known = [
+            identifier for identifier in listed if isinstance(identifier, int) and 0 <= identifier < count
+        ]
         if known:
             named.setdefault(_OLD_NAMES.get(match[1], match[1]), []).extend(known)
     return named

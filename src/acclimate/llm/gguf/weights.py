@@ -159,10 +159,16 @@ def _parts(
         _require_shape(header, sources[0], fits, shape)
         return (TensorRows(sources[0], 0, rows[0]),)
     experts, both, width = shape  # gate and up of each expert are one matrix
-    each = both // len(sources)
+    rows_of_source = both // len(sources)
     for source in sources:
-        _require_shape(header, source, source.shape == (experts, each, width), (experts, each, width))
-    return tuple(TensorRows(source, expert * each, each) for expert in range(experts) for source in sources)
+        _require_shape(
+            header, source, source.shape == (experts, rows_of_source, width), (experts, rows_of_source, width)
+        )
+    return tuple(
+        TensorRows(source, expert * rows_of_source, rows_of_source)
+        for expert in range(experts)
+        for source in sources
+    )
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ _SCHEMAS = (
     "decode_begin(int number) -> ()",
     "decode_step(int number, Tensor cache, Tensor tokens, Tensor starts, int place, Tensor(a!) logits, "
     "Tensor(b!) best, Tensor(c!) largest, int threads) -> bool",
-    "decode_can_read(int number) -> bool",
+    "decode_can_prefill(int number) -> bool",
     "decode_end(int number) -> ()",
 )
 

@@ -35,7 +35,7 @@ def multiplies_many_rows(device_type: str) -> bool:
 
 def prefills(number: int) -> bool:
     """Whether native code should do the prefill of one of its decoders; with AMX tiles torch is faster."""
-    return not has_tile_products() and bool(torch.ops.acclimate.decode_can_read(number))
+    return not has_tile_products() and bool(torch.ops.acclimate.decode_can_prefill(number))
 
 
 def kernels_chosen() -> str:

@@ -52,7 +52,9 @@ def deferred_model(
         totals = (
             weight_totals(found.folder)
             if found.gguf is None
-            else WeightTotals(str(found.gguf), len(tensors), sum(each.numel() for each in tensors.values()))
+            else WeightTotals(
+                str(found.gguf), len(tensors), sum(tensor.numel() for tensor in tensors.values())
+            )
         )
         model, report = _build(found.folder, dtype, trust_remote_code, tensors, totals)
         check_report(found.folder, report, ignore_extra)
@@ -67,7 +69,7 @@ def _open(found: FoundModel, dtype: torch.dtype) -> Iterator[tuple[list[OpenFile
 
         file, parameters = read_index(found.folder, found.gguf, dtype, found.state)
         with contextlib.closing(file):
-            yield [file], {each.name: deferred(each) for each in parameters}
+            yield [file], {parameter.name: deferred(parameter) for parameter in parameters}
         return
     with open_weights(found.folder) as files:
         if files:

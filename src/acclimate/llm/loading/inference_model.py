@@ -181,7 +181,7 @@ class InferenceModel:
         host, device = (torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in told[0][3])
         torch.set_rng_state(host)
         accelerator.set_rng_state(device)
-        return SharedCall(self.model_ranks, frozenset().union(*(each[2] for each in told)))
+        return SharedCall(self.model_ranks, frozenset().union(*(answer[2] for answer in told)))
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Returns this rank's part of the model's tensors, marked with the rank."""
@@ -292,7 +292,7 @@ def _inference_class(own: type) -> type:
 
 
 def _own_class(made: type) -> type:
-    return next(each for each in made.__mro__[1:] if each is not InferenceModel)
+    return next(base for base in made.__mro__[1:] if base is not InferenceModel)
 
 
 def _restored(own: type) -> Any:

@@ -348,19 +348,19 @@ class SliceLoader:
         from acclimate.llm.files.slices import Slice, slices
 
         found: list[Slice] = slices(model, tensors, plan, self.ranks.rank)
-        total = sum(prod(each.shard.shape) * each.shard.dtype.itemsize for each in found)
+        total = sum(prod(part.shard.shape) * part.shard.dtype.itemsize for part in found)
         device = self.accelerator.current_device_name()
         bar: Any = progress_bar(f"loading {model_name(folder)}", total if self.ranks.is_first else 0)
         advance: Callable[[int], None]
         with bar if self.ranks.is_first else contextlib.nullcontext(lambda done: None) as advance:
-            for each in found:
-                if not packer.pack(each, device):
-                    each.load(folder, device)
-                advance(prod(each.shard.shape) * each.shard.dtype.itemsize)
+            for part in found:
+                if not packer.pack(part, device):
+                    part.load(folder, device)
+                advance(prod(part.shard.shape) * part.shard.dtype.itemsize)
 
 
 def _difference(first: list[Any], other: list[Any]) -> str:
-    names = [each[0] for each in first], [each[0] for each in other]
+    names = [pair[0] for pair in first], [pair[0] for pair in other]
     if names[0] != names[1]:
         return f"{', '.join(names[1]) or 'no safetensors files'} in place of {', '.join(names[0]) or 'none'}"
     return next(f"{mine[0]} differs" for mine, theirs in zip(first, other, strict=True) if mine != theirs)
@@ -391,7 +391,7 @@ def _take_tensors(model: Any) -> dict[str, torch.Tensor]:
 
 
 def _first_name(taken: Mapping[str, torch.Tensor], tensor: torch.Tensor) -> str:
-    return next(name for name, each in taken.items() if each is tensor)
+    return next(name for name, argument in taken.items() if argument is tensor)
 
 
 def _make_plan(

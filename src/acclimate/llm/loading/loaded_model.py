@@ -147,10 +147,9 @@ def is_out_of_memory(error: Exception) -> bool:
     """Whether an error says that the host or a device is out of memory."""
     import torch
 
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    # torch's allocator for the host raises a plain RuntimeError.
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    from acclimate.accelerator.memory import is_host_out_of_memory
+
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or is_host_out_of_memory(error)
 
 
 def is_panic(error: BaseException) -> bool:

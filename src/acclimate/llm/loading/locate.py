@@ -131,10 +131,10 @@ def _existing(text: str) -> Path | None:
 def _only_gguf(folder: Path) -> Path | None:
     """Returns the only GGUF file of a folder; ``None`` if nothing in it has such a name."""
     try:
-        files = sorted(each for each in folder.iterdir() if each.suffix.lower() == ".gguf")
+        files = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf")
     except PermissionError as error:
         raise ModelNotFoundError(f"{folder} cannot be read: {error.strerror}") from error
-    usable = [each for each in files if each.is_file()]
+    usable = [candidate for candidate in files if candidate.is_file()]
     if len(usable) > 1:
         names = some_of((file.name for file in usable), most=20)
         raise ModelNotFoundError(f"{folder} holds several GGUF files; give the path of one: {names}")

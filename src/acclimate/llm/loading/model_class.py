@@ -40,4 +40,4 @@ def _named(config: Any, known: Any) -> Any:
     if not isinstance(known, (list, tuple)):
         return known
     names = getattr(config, "architectures", None) or []
-    return next((each for each in known if each.__name__ in names), known[0])
+    return next((kind for kind in known if kind.__name__ in names), known[0])

@@ -115,7 +115,7 @@ class QuantisedTensor(torch.Tensor):
         shown: QuantisedTensor | None = None  # whose memory the result shows
         for index, declared in enumerate(func._schema.arguments):
             given = args[index] if index < len(args) else kwargs.get(declared.name)
-            own = next((each for each in tree_leaves(given) if isinstance(each, QuantisedTensor)), None)
+            own = next((leaf for leaf in tree_leaves(given) if isinstance(leaf, QuantisedTensor)), None)
             if own is None or declared.alias_info is None:
                 continue
             if declared.alias_info.is_write:
@@ -124,7 +124,7 @@ class QuantisedTensor(torch.Tensor):
         if shown is not None and func is torch.ops.aten.detach.default:
             return QuantisedTensor(shown.packed, shown.dtype, shown.device, shown._shown)
         result = func(*tree_map(_unpacked, args), **tree_map(_unpacked, kwargs))
-        return result if shown is None else tree_map(lambda each: _view(shown, each), result)
+        return result if shown is None else tree_map(lambda tensor: _view(shown, tensor), result)
 
 
 def _unpacked(value: Any) -> Any:

@@ -98,22 +98,22 @@ class Packer:
                     elif is_table or columns < _SHORT_ROW:
                         self._sensitive[name] = "int5"
 
-    def pack(self, each: Slice, device: str) -> bool:
+    def pack(self, part: Slice, device: str) -> bool:
         """Packs one slice into its modules; returns whether it was packed."""
         from acclimate.llm.loading.packed_modules import can_be_packed, hold
 
-        if each.shard.dim() != 2 or each.shard.numel() == 0:
+        if part.shard.dim() != 2 or part.shard.numel() == 0:
             return False
-        if not all(can_be_packed(module, leaf) for module, leaf in each.places):
+        if not all(can_be_packed(module, leaf) for module, leaf in part.places):
             if self.format is not None:
-                self.dense[each.name] = "its module is neither a linear module nor an embedding"
+                self.dense[part.name] = "its module is neither a linear module nor an embedding"
             return False
-        made = self._packed(each)
+        made = self._packed(part)
         if made is None:
             return False
         made = made.to(device)
-        for module, _ in each.places:
-            hold(module, made, each.shard.dtype, device)
+        for module, _ in part.places:
+            hold(module, made, part.shard.dtype, device)
         self.packed[made.format] += 1
         return True
 
@@ -126,39 +126,39 @@ class Packer:
             for leaf, parameter in module._parameters.items():
                 if parameter is not None:
                     name = f"{prefix}.{leaf}" if prefix else leaf
-                    each = found.setdefault(id(parameter), Slice(name, parameter.detach()))
-                    each.places.append((module, leaf))
-        for each in found.values():
-            self.pack(each, device)
+                    part = found.setdefault(id(parameter), Slice(name, parameter.detach()))
+                    part.places.append((module, leaf))
+        for part in found.values():
+            self.pack(part, device)
 
-    def _packed(self, each: Slice) -> PackedWeight | None:
+    def _packed(self, part: Slice) -> PackedWeight | None:
         from acclimate.llm.kernels import PackedWeight
 
         if self.format is None:
-            return self._blocks(each)
-        chosen = self._sensitive.get(each.name, self.format)
+            return self._blocks(part)
+        chosen = self._sensitive.get(part.name, self.format)
         try:
-            return PackedWeight.quantize(each.read(self.source), chosen)
+            return PackedWeight.quantize(part.read(self.source), chosen)
         except WeightError as error:
-            self.dense[each.name] = str(error)
+            self.dense[part.name] = str(error)
             return None
 
-    def _blocks(self, each: Slice) -> PackedWeight | None:
+    def _blocks(self, part: Slice) -> PackedWeight | None:
         from acclimate.llm.gguf.tensors import block_rows, source_types
         from acclimate.llm.kernels import PackedWeight
 
-        types = source_types(each.shard)
-        found = block_rows(each.shard)
+        types = source_types(part.shard)
+        found = block_rows(part.shard)
         if found is None:
             if types - _UNPACKED:
-                self.dense[each.name] = (
+                self.dense[part.name] = (
                     f"its blocks ({', '.join(sorted(types))}) have no kernel, or are cut by the split"
                 )
             return None
         blocks = found.read()
         if found.has_broken_scales(blocks):
             raise CorruptModelError(
-                f"the tensor {each.name} in {self.source} is corrupt: the scale of a block is infinite or NaN"
+                f"the tensor {part.name} in {self.source} is corrupt: the scale of a block is infinite or NaN"
             )
         return PackedWeight.from_gguf(blocks, found.block_type, found.shape)
 

@@ -149,7 +149,7 @@ def _tensors_to_save(
 
 
 def _whole_on_meta(model: Any) -> Any:
-    own = next(each for each in type(model).__mro__[1:] if each.__name__ == type(model).__name__)
+    own = next(base for base in type(model).__mro__[1:] if base.__name__ == type(model).__name__)
     with torch.device("meta"), quiet_transformers():
         return own(copy.deepcopy(model.whole.config))
 
@@ -226,14 +226,14 @@ def _write(model: Any, leaves: Mapping[str, _Gathered], files: list[_File], priv
                 continue
             leaves[name].values = values.detach().to("cpu", leaves[name].dtype)
             ready = [
-                each
-                for each, (_, _, needed) in waiting.items()
+                waiting_name
+                for waiting_name, (_, _, needed) in waiting.items()
                 if name in needed and all(leaves[leaf].values is not None for leaf in needed)
             ]
             try:
-                for each in ready:
-                    file, tensor, _ = waiting.pop(each)
-                    streams[file.name].seek(file.positions[each])
+                for ready_name in ready:
+                    file, tensor, _ = waiting.pop(ready_name)
+                    streams[file.name].seek(file.positions[ready_name])
                     streams[file.name].write(_memory(read(tensor)))
             except OSError as error:
                 failure = error

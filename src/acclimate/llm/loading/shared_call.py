@@ -54,8 +54,8 @@ class SharedCall:
         from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 
         # These two follow from the tokens, and transformers looks for them in the list.
-        common = [each for each in own if type(each) in (EosTokenCriteria, MaxLengthCriteria)]
-        others = StoppingCriteriaList([each for each in own if each not in common])
+        common = [criterion for criterion in own if type(criterion) in (EosTokenCriteria, MaxLengthCriteria)]
+        others = StoppingCriteriaList([criterion for criterion in own if criterion not in common])
         # Others than the user's follow from arguments, which are equal on all ranks.
         self._is_watched |= bool(others)
         if not self._is_watched:
@@ -123,9 +123,12 @@ def by_name(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Returns the arguments of a call of ``generate``, by name if it names them."""
     parameters = inspect.signature(generate).parameters.values()
-    if any(each.kind is each.VAR_POSITIONAL for each in parameters):  # a wrapper's, such as peft's
+    # A wrapper's, such as peft's.
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         return args, dict(kwargs)
-    names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD][: len(args)]
+    names = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD][
+        : len(args)
+    ]
     return args[len(names) :], dict(zip(names, args, strict=False)) | dict(kwargs)
 
 
@@ -162,8 +165,8 @@ def _pieces(value: Any) -> Iterator[bytes]:
             yield from _pieces(value[key])
     elif isinstance(value, (list, tuple)):
         yield f"list {len(value)}".encode()
-        for each in value:
-            yield from _pieces(each)
+        for item in value:
+            yield from _pieces(item)
     elif hasattr(value, "to_diff_dict"):  # a generation config
         yield from _pieces(vars(value))
     elif value is None or isinstance(value, (bool, int, float, str)):

@@ -100,7 +100,7 @@ class _Gather(torch.autograd.Function):
         longest = max(lengths)
         padded = torch.nn.functional.pad(tensor, (0, longest - tensor.shape[-1]))
         found = ranks.all_gather(padded.contiguous())
-        return torch.cat([each[..., :length] for each, length in zip(found, lengths, strict=True)], dim=-1)
+        return torch.cat([shard[..., :length] for shard, length in zip(found, lengths, strict=True)], dim=-1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:

@@ -54,20 +54,20 @@ def save_plan(key: str, plan: Plan) -> None:
 
 def _encoded(plan: Plan) -> dict[str, Any]:
     modules = {name: asdict(change) for name, change in plan.modules.items()}
-    for each in modules.values():
-        each["arguments"] = list(each["arguments"].items())  # JSON keys cannot be numbers
+    for module in modules.values():
+        module["arguments"] = list(module["arguments"].items())  # JSON keys cannot be numbers
     splits = [asdict(split) for split in plan.splits.values()]
     return vars(plan) | {"splits": splits, "modules": modules, "partial": sorted(plan.partial)}
 
 
 def _decoded(read: dict[str, Any]) -> Plan:
-    splits = [Split(**_with_tuples(each)) for each in read["splits"]]
+    splits = [Split(**_with_tuples(split)) for split in read["splits"]]
     modules = {}
-    for name, each in read["modules"].items():
-        arguments = {key: _tuples(value) for key, value in each.pop("arguments")}
-        attributes = _with_tuples(each.pop("attributes"))
-        modules[name] = Change(**_with_tuples(each), attributes=attributes, arguments=arguments)
-    known = {"splits": {each.name: each for each in splits}, "modules": modules}
+    for name, module in read["modules"].items():
+        arguments = {key: _tuples(value) for key, value in module.pop("arguments")}
+        attributes = _with_tuples(module.pop("attributes"))
+        modules[name] = Change(**_with_tuples(module), attributes=attributes, arguments=arguments)
+    known = {"splits": {split.name: split for split in splits}, "modules": modules}
     return Plan(**read | known | {"partial": frozenset(read["partial"])})
 
 
@@ -76,7 +76,7 @@ def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tuples(value: Any) -> Any:
-    return tuple(_tuples(each) for each in value) if isinstance(value, list) else value
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
 # -- what a plan follows from ------------------------------------------------------------------------
@@ -145,26 +145,28 @@ class _Digest:
             return
         names = vars(module)
         self._say(name)
-        for each, value in list(names.items()):
-            if each in _LEFT_BY_OTHER_MODELS:
+        for variable, value in list(names.items()):
+            if variable in _LEFT_BY_OTHER_MODELS:
                 continue
             if isinstance(value, type):
-                self._say(f"{each} {value.__module__}.{value.__qualname__}")
-            elif (isinstance(value, types.FunctionType) or _is(value, Mapping)) and not each.startswith("__"):
-                self._say(each)
+                self._say(f"{variable} {value.__module__}.{value.__qualname__}")
+            elif (isinstance(value, types.FunctionType) or _is(value, Mapping)) and not variable.startswith(
+                "__"
+            ):
+                self._say(variable)
                 self.add(value)
 
     def _add_class(self, value: type) -> None:
-        for each in value.__mro__:
-            self._say(f"{each.__module__}.{each.__qualname__}")
-            if each is object or not (each is value or self._is_new(each)):
+        for base in value.__mro__:
+            self._say(f"{base.__module__}.{base.__qualname__}")
+            if base is object or not (base is value or self._is_new(base)):
                 continue
-            for name, member in vars(each).items():
+            for name, member in vars(base).items():
                 if name not in _LEFT_BY_OTHER_MODELS and isinstance(member, _OF_CLASSES):
                     self._say(name)
                     self.add(member)
-            if not each.__module__.startswith("torch"):
-                self.add_file(each.__module__)
+            if not base.__module__.startswith("torch"):
+                self.add_file(base.__module__)
 
     def _add_function(self, function: Any) -> None:
         self._say(function.__qualname__)
@@ -188,8 +190,8 @@ class _Digest:
             self._say(str(sorted(map(repr, value))))
         elif _is(value, Sequence):
             self._say(str(len(value)))
-            for each in value:
-                self.add(each)
+            for item in value:
+                self.add(item)
         elif hasattr(value, "__dict__"):
             is_module = isinstance(value, nn.Module)
             if is_module:
@@ -197,7 +199,7 @@ class _Digest:
             else:
                 self._say(f"{type(value).__module__}.{type(value).__qualname__}")
             ignored = (*_ELSEWHERE, *(_OF_MODULES if is_module else ()))
-            self._add_named({name: each for name, each in vars(value).items() if name not in ignored})
+            self._add_named({name: var for name, var in vars(value).items() if name not in ignored})
 
     def _add_named(self, values: Mapping[Any, Any]) -> None:
         """Adds names and values in sorted order, because mappings made from sets vary between processes."""

@@ -75,7 +75,7 @@ def _sum_of_copies(split: Split, ranks: Ranks) -> Callable[[Tensor], Tensor]:
 
 def _owned(split: Split, rank: int) -> list[bool]:
     """Returns, for each index along a shard's split dimension, whether it is the first copy of its column."""
-    before = [each for parts in split.parts[:rank] for each in parts]
+    before = [part for parts in split.parts[:rank] for part in parts]
     taken = {place for start, stop in before for place in range(start, stop)}
     found = []
     for start, stop in split.parts[rank]:

@@ -62,8 +62,8 @@ class Vocabulary:
         self._ends, self._ids, self._places = held["ends"], held["ids"], held["places"]
         self._merge_ends, self._ranks, self._lefts = held["merge_ends"], held["ranks"], held["lefts"]
         self._rest = json.loads(bytes(held["rest"]))
-        self._added: dict[int, str] = {each["id"]: each["content"] for each in self._rest["added_tokens"]}
-        self._special = {each["content"] for each in self._rest["added_tokens"] if each["special"]}
+        self._added: dict[int, str] = {token["id"]: token["content"] for token in self._rest["added_tokens"]}
+        self._special = {token["content"] for token in self._rest["added_tokens"] if token["special"]}
         self._longest = header["longest"]
         self._probe = self._tokenizer({}, [], [])
         self._decoder: Any = self._probe.decoder
@@ -79,7 +79,7 @@ class Vocabulary:
         if len(text) > MOST_CHARACTERS:
             raise UnsuitableError
         # If there is a normalizer, added tokens are not normalized, and are searched in the original text.
-        added = [each for each in self._rest["added_tokens"] if each["content"] in text]
+        added = [token for token in self._rest["added_tokens"] if token["content"] in text]
         places = self._pieces(self._symbols(text, added))
         tokens: list[int] = self._tokenizer(*self._part(places), added).encode(text).ids
         return tokens
@@ -94,10 +94,10 @@ class Vocabulary:
                 for piece, _ in splitter.pre_tokenize_str(normalized):
                     seen.update(piece)
         vocabulary = {_UNKNOWN: 1 << 30}
-        for each in seen:
-            place = self._place(each)
+        for token in seen:
+            place = self._place(token)
             if place is not None:
-                vocabulary[each] = self._ids[place]
+                vocabulary[token] = self._ids[place]
         options = {"unk_token": _UNKNOWN, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False}
         encoded = self._tokenizer(vocabulary, [], added, options).encode(text, add_special_tokens=False)
         # A character that the whole vocabulary may contain, or that becomes bytes.
@@ -131,10 +131,10 @@ class Vocabulary:
         always = [model["unk_token"]] if model.get("unk_token") else []
         if model.get("byte_fallback"):
             always += [f"<0x{byte:02X}>" for byte in range(256)]
-        for each in always:
-            place = self._place(each)
+        for token in always:
+            place = self._place(token)
             if place is not None:
-                vocabulary[each] = self._ids[place]
+                vocabulary[token] = self._ids[place]
         merges: list[tuple[int, bytes, int]] = []
         for place in places:
             first = self._merge_ends[place - 1] if place else 0
@@ -156,7 +156,7 @@ class Vocabulary:
         """Makes a tokenizer with a part of the vocabulary and of the added tokens."""
         from tokenizers import Tokenizer
 
-        known = {each["content"]: each["id"] for each in added}
+        known = {token["content"]: token["id"] for token in added}
         model = self._rest["model"] | {"vocab": vocabulary | known, "merges": merges} | (options or {})
         made: Any = Tokenizer.from_str(json.dumps(self._rest | {"model": model, "added_tokens": added}))
         if any(made.token_to_id(content) != number for content, number in known.items()):
@@ -221,11 +221,11 @@ def _table(content: dict[str, Any]) -> tuple[dict[str, bytes], int]:
         model.get(name) for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
     ):
         raise UnsuitableError
-    if content.get("normalizer") is not None and any(each["normalized"] for each in added):
+    if content.get("normalizer") is not None and any(token["normalized"] for token in added):
         raise UnsuitableError  # releases of the tokenizers library decode such a token to different texts
     vocabulary: dict[str, int] = model["vocab"]
     # An added token with another id, or the placeholder as a known token, could also be part of a text.
-    if any(vocabulary.get(each["content"]) != each["id"] for each in added) or _UNKNOWN in vocabulary:
+    if any(vocabulary.get(token["content"]) != token["id"] for token in added) or _UNKNOWN in vocabulary:
         raise UnsuitableError
     made: dict[str, list[tuple[int, int]]] = {}
     for rank, merge in enumerate(model["merges"]):

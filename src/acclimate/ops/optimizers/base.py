@@ -23,7 +23,7 @@ from acclimate.ops.optimizers.checks import (
     number,
     saved_step,
 )
-from acclimate.ops.optimizers.each import rows
+from acclimate.ops.optimizers.plain_group import rows
 from acclimate.ops.simd import chosen_isa
 
 if TYPE_CHECKING:

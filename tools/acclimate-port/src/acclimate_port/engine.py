@@ -124,10 +124,13 @@ def port_text(
     )
     findings = _find(file, settings)
     decisions = _decide(file, findings, settings)
-    applied = [each for each in decisions if each.status is Status.CONVERTED]
-    edits = [edit for each in applied for edit in each.finding.edits]
-    shown = sorted((each for each in decisions if not each.hidden), key=lambda each: each.finding.place.start)
-    sites = tuple(_site(file, each) for each in shown)
+    applied = [decision for decision in decisions if decision.status is Status.CONVERTED]
+    edits = [edit for conversion in applied for edit in conversion.finding.edits]
+    shown = sorted(
+        (decision for decision in decisions if not decision.hidden),
+        key=lambda decision: decision.finding.place.start,
+    )
+    sites = tuple(_site(file, site) for site in shown)
     if not edits:
         return Ported(text, sites)
     edits += _head(file, applied)
@@ -168,9 +171,9 @@ def _find(file: SourceFile, settings: Settings) -> list[Finding]:
             finding = rule.check(file, node)
             if finding is None:
                 continue
-            for each in finding.claims:
-                claimed.add(each)
-                _claim_chain(each, claimed)
+            for claim in finding.claims:
+                claimed.add(claim)
+                _claim_chain(claim, claimed)
             findings.append(_exempt_vendor_code(file, finding))
             break
     return findings
@@ -271,19 +274,24 @@ def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int
     finding = decisions[index].finding
     needs: list[int] = []
     for body in branches(file, finding.node) if _is_test(file, finding) else []:
-        for other, each in enumerate(decisions):
-            inside = body.start <= each.finding.place.start and each.finding.place.end <= body.end
-            if other != index and inside and each.finding.outcome is not Outcome.EXEMPT:
+        for other, decision in enumerate(decisions):
+            inside = body.start <= decision.finding.place.start and decision.finding.place.end <= body.end
+            if other != index and inside and decision.finding.outcome is not Outcome.EXEMPT:
                 needs.append(other)
-                if each.finding.rule.name == "pin-memory":
-                    each.needs.append(index)
+                if decision.finding.rule.name == "pin-memory":
+                    decision.needs.append(index)
         keeps = _holds_unknown_device(file, body, decisions) or _keeps_device(file, body, decisions)
         if decisions[index].status is Status.CONVERTED and keeps:
             decisions[index].status = Status.LEFT
             decisions[index].reason = "the branch names a CUDA device in a form that no rule converts"
     if decisions[index].status is Status.CONVERTED and _is_test(file, finding) and finding.node is not None:
         function = next(
-            (each for each in file.tree.ancestors(finding.node) if isinstance(each, cst.Decorator)), None
+            (
+                ancestor
+                for ancestor in file.tree.ancestors(finding.node)
+                if isinstance(ancestor, cst.Decorator)
+            ),
+            None,
         )
         decorated = file.tree.parent(function) if function is not None else None
         if decorated is not None and _keeps_device(file, file.span(decorated), decisions):
@@ -294,18 +302,18 @@ def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int
     for body in branches_of_result(file, finding.node) if _is_test(file, finding) else []:
         needs += [
             other
-            for other, each in enumerate(decisions)
-            if each.finding.outcome is Outcome.LEFT
-            and each.finding.rule.name == "runtime-call"
-            and body.start <= each.finding.place.start < body.end
+            for other, candidate in enumerate(decisions)
+            if candidate.finding.outcome is Outcome.LEFT
+            and candidate.finding.rule.name == "runtime-call"
+            and body.start <= candidate.finding.place.start < body.end
         ]
     for place in finding.needs_applied_at:
         holder = next(
             (
                 other
-                for other, each in enumerate(decisions)
+                for other, candidate in enumerate(decisions)
                 if other != index
-                and any(e.start <= place.start and place.end <= e.end for e in each.finding.edits)
+                and any(e.start <= place.start and place.end <= e.end for e in candidate.finding.edits)
             ),
             None,
         )
@@ -320,25 +328,25 @@ def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int
 def _keeps_device(file: SourceFile, body: Span, decisions: list[_Decision]) -> bool:
     """Whether a branch assigns ``"cuda"`` to a name not known to be a device, so that the literal stays."""
     return any(
-        each.finding.rule.name == "device-string"
-        and each.finding.outcome is Outcome.EXEMPT
-        and isinstance(file.tree.parent(each.finding.node or file.tree.module), (cst.Assign, cst.Arg))
-        for each in decisions
-        if body.start <= each.finding.place.start and each.finding.place.end <= body.end
+        decision.finding.rule.name == "device-string"
+        and decision.finding.outcome is Outcome.EXEMPT
+        and isinstance(file.tree.parent(decision.finding.node or file.tree.module), (cst.Assign, cst.Arg))
+        for decision in decisions
+        if body.start <= decision.finding.place.start and decision.finding.place.end <= body.end
     )
 
 
 def _holds_unknown_device(file: SourceFile, body: Span, decisions: list[_Decision]) -> bool:
     """Whether a branch has a string that no rule converts, such as ``f"cuda:{a}{b}"``."""
-    found = [each.finding.place for each in decisions]
+    found = [decision.finding.place for decision in decisions]
     for kind in (cst.FormattedString, cst.ConcatenatedString):
         for node in file.tree.of_type(kind):
             place = file.span(node)
             if not (body.start <= place.start and place.end <= body.end):
                 continue
             known = any(
-                each.start <= place.start < each.end or place.start <= each.start < place.end
-                for each in found
+                span.start <= place.start < span.end or place.start <= span.start < place.end
+                for span in found
             )
             if not known and _DEVICE_TEXT.match(file.tree.source(node)):
                 return True
@@ -374,7 +382,9 @@ def _follow(file: SourceFile, decision: _Decision, need: _Decision) -> bool:
 def _leave_overlapping(decisions: list[_Decision]) -> None:
     """Leaves each finding whose edits overlap those of an earlier one."""
     kept: list[Edit] = []
-    for decision in sorted(decisions, key=lambda each: (each.finding.place.start, -each.finding.place.end)):
+    for decision in sorted(
+        decisions, key=lambda decision: (decision.finding.place.start, -decision.finding.place.end)
+    ):
         if decision.status is not Status.CONVERTED:
             continue
         near = [
@@ -382,7 +392,7 @@ def _leave_overlapping(decisions: list[_Decision]) -> None:
             for e in kept
             if any(e.start <= new.end and new.start <= e.end for new in decision.finding.edits)
         ]
-        if any(_removes(each, decision.finding.place) for each in near):
+        if any(_removes(neighbour, decision.finding.place) for neighbour in near):
             decision.status, decision.hidden = Status.EXEMPT, True
         elif clash([*near, *decision.finding.edits]):
             decision.status, decision.reason = (

@@ -61,7 +61,7 @@ def _read(path: Path) -> ProjectSettings:
                 f'{path}: tool.acclimate.port has no setting "{excerpt(key)}"; it has {", ".join(known)}'
             )
         is_right = isinstance(value, kind)
-        if not is_right or (kind is list and not all(isinstance(each, str) for each in value)):
+        if not is_right or (kind is list and not all(isinstance(item, str) for item in value)):
             wanted = "a list of strings" if kind is list else kind.__name__
             raise InvalidPortSettingsError(f"{path}: tool.acclimate.port.{key} must be {wanted}")
     target = table.get("to")

@@ -38,7 +38,7 @@ _LONGEST_NAME = 40
 
 def kinds_in(text: str) -> list[str]:
     """The device types other than CUDA and the CPU that a name or an expression contains."""
-    return [each[0].lower().replace("tpu", "xla") for each in _KINDS.finditer(text)]
+    return [match[0].lower().replace("tpu", "xla") for match in _KINDS.finditer(text)]
 
 
 class SourceFile:
@@ -145,16 +145,22 @@ class SourceFile:
         """Whether torch is imported at the head of the file, outside any ``if`` or ``try``."""
         if self.needs_torch_import:
             return True  # the port adds a plain import
-        lines = [each for each in self.tree.module.body if isinstance(each, cst.SimpleStatementLine)]
-        imports = [each for line in lines for each in line.body if isinstance(each, cst.Import)]
+        lines = [
+            statement for statement in self.tree.module.body if isinstance(statement, cst.SimpleStatementLine)
+        ]
+        imports = [
+            statement for line in lines for statement in line.body if isinstance(statement, cst.Import)
+        ]
         return any(
-            dotted(alias.name).partition(".")[0] == "torch" for each in imports for alias in each.names
+            dotted(alias.name).partition(".")[0] == "torch"
+            for statement in imports
+            for alias in statement.names
         )
 
     @cached_property
     def other_kinds(self) -> tuple[str, ...]:
         """The other device types in the file's names and strings: ``"mps"``, ``is_npu_available``."""
-        words = {*self.names, *(string_value(each) or "" for each in self.tree.of_type(cst.SimpleString))}
+        words = {*self.names, *(string_value(node) or "" for node in self.tree.of_type(cst.SimpleString))}
         found = {kind for word in words if len(word) < _LONGEST_NAME for kind in kinds_in(word)}
         return tuple(sorted(found))
 
@@ -176,8 +182,8 @@ class SourceFile:
         """The names in ``__all__``."""
         found: set[str] = set()
         for node in self.tree.of_type(cst.Assign):
-            if any(dotted(each.target) == "__all__" for each in node.targets):
-                found |= {string_value(each) or "" for each in walk(node.value)}
+            if any(dotted(target.target) == "__all__" for target in node.targets):
+                found |= {string_value(descendant) or "" for descendant in walk(node.value)}
         return found
 
     @cached_property
@@ -255,8 +261,8 @@ class SourceFile:
         """
         around = self.tree.function(node)
         return around is not None and any(
-            isinstance(each, cst.SimpleString) and _DEVICE_IN_TEXT.search(each.value) is not None
-            for each in walk(around)
+            isinstance(descendant, cst.SimpleString) and _DEVICE_IN_TEXT.search(descendant.value) is not None
+            for descendant in walk(around)
         )
 
     def in_fstring(self, node: cst.CSTNode) -> bool:

@@ -273,6 +273,6 @@ def test_a_list_of_devices_has_each_once(lines: str, target: str) -> None:
     source = ported_once_for_all(f"import torch\n\n\ndef f():\n{body}\n    return devices\n", target)
     space: dict[str, Any] = {}
     exec(source, space)
-    names = [str(each) for each in space["f"]()]
+    names = [str(device) for device in space["f"]()]
     assert names[0] == "cpu"
     assert len(set(names)) == len(names)

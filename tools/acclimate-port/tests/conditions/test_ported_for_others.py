@@ -65,7 +65,7 @@ def test_a_list_of_devices_names_a_host_once(
     space: dict[str, Any] = {}
     exec(text, space)
     with acclimate.use_accelerator("cpu"):
-        assert [str(each) for each in space["f"]()] == ["cpu"]
+        assert [str(device) for device in space["f"]()] == ["cpu"]
 
 
 APPLE = """

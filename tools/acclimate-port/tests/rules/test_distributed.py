@@ -31,7 +31,9 @@ def answer(expression: str, backend: str, own: str) -> bool:
 @pytest.mark.parametrize("compared", ["backend == 'nccl'", "'nccl' == backend", "backend != 'nccl'"])
 def test_a_comparison_with_the_backend_says_of_gloo_what_it_said_before(compared: str, target: str) -> None:
     source = f"import torch\n\n\ndef f(backend):\n    answer = {compared}\n    return answer\n"
-    line = next(each for each in ported_once_for_all(source, target).splitlines() if "answer = " in each)
+    line = next(
+        written for written in ported_once_for_all(source, target).splitlines() if "answer = " in written
+    )
     ported = line.partition("answer = ")[2]
     is_equality = "==" in compared
     assert answer(ported, "gloo", own="gloo") is not is_equality

@@ -42,7 +42,7 @@ def test_a_ported_data_parallel_moves_its_inputs_to_the_models_device(target: st
     assert type(model) is torch.nn.DataParallel  # as programs test it before they look for `.module`
     x = torch.ones(2)
     (a, b, c, d), options = model(x, [x, (x, 1)], Pair(x, None), OrderedDict(k=x), mask=x, flag=True)
-    assert {each.device.type for each in (a, b[0], b[1][0], c.left, d["k"], options["mask"])} == {"meta"}
+    assert {tensor.device.type for tensor in (a, b[0], b[1][0], c.left, d["k"], options["mask"])} == {"meta"}
     assert type(c) is Pair
     assert c.right is None
     assert options["flag"] is True
@@ -164,8 +164,8 @@ def test_device_ids_are_edited_where_the_class_is_torchs_and_unsafe_where_nothin
     lines: str, is_safe: bool, target: str
 ) -> None:
     source = "import torch\n" + lines.format("[rank]")
-    sites = [each for each in port_text(source, Settings(target)).sites if each.code == "ACC502"]
-    assert [each.safe for each in sites] == [is_safe]
+    sites = [site for site in port_text(source, Settings(target)).sites if site.code == "ACC502"]
+    assert [site.safe for site in sites] == [is_safe]
     assert "[rank] if " in ported_once_for_all(source, target)
 
 

@@ -182,7 +182,7 @@ def test_tensors_change_to_the_type_that_a_name_holds(target: str) -> None:
     space: dict[str, Any] = {}
     exec(text, space)
     found = space["images"](torch.arange(3), True)
-    assert [each.dtype for each in found] == [torch.float32, torch.int64, torch.float32, torch.float16]
+    assert [tensor.dtype for tensor in found] == [torch.float32, torch.int64, torch.float32, torch.float16]
     assert found[0].tolist() == [0.0, 1.0, 2.0]
     assert space["Trainer"]().step(torch.arange(3)).dtype is torch.float32
 

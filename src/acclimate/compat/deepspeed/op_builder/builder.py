@@ -63,7 +63,7 @@ class OpBuilder(builder.OpBuilder):
 
     def command_exists(self, cmd: str) -> bool:
         """Whether one of the commands, separated by ``|``, is installed; warns if none is."""
-        found = any(shutil.which(each.strip()) for each in cmd.split("|"))
+        found = any(shutil.which(part.strip()) for part in cmd.split("|"))
         if not found:
             self.warning(f"{self.name} needs the command {cmd}, which is not installed")
         return found

@@ -16,7 +16,6 @@ constexpr int64_t head_rows = 512;  // logits that a thread computes at once
 constexpr int64_t most_sequences = 2;
 constexpr int64_t steps_after_failure = 8;  // until a screen that ruled out too little is tried again
 constexpr int64_t least_share = 4;  // the screen fails if more than 1 / least_share of the groups remain
-constexpr float nothing = -std::numeric_limits<float>::infinity();
 // The largest logit, if any logit is not a number: no other is larger.
 constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 
@@ -27,7 +26,7 @@ float a_little_less(float value) { return value - std::fabs(value) * 0x1p-6f - 1
 float limit_of(float best, float factor, float cap) {
   if (cap > 0) {
     const float share = a_little_less(best / cap);
-    best = share > -1 ? cap * std::atanh(share) : nothing;
+    best = share > -1 ? cap * std::atanh(share) : minus_infinity;
   }
   return a_little_less(best / factor);
 }
@@ -45,13 +44,14 @@ void Step::keep_best(const Call& call) const {
     return;
   }
   for (int64_t i = 0; i < call.batch; ++i) {
-    float best = nothing;
+    float best = minus_infinity;
     int64_t token = 0;
-    for (const auto& own : own_) {
+    for (const auto& state : thread_states_) {
       // The first of equal logits wins, as in torch.
-      if (static_cast<int64_t>(own->best.size()) > i && (own->best[i] > best || std::isnan(own->best[i]))) {
-        best = own->best[i];
-        token = own->best_token[i];
+      if (static_cast<int64_t>(state->best.size()) > i &&
+          (state->best[i] > best || std::isnan(state->best[i]))) {
+        best = state->best[i];
+        token = state->best_token[i];
       }
     }
     call.best[i] = token;
@@ -85,7 +85,7 @@ void Step::update_screen(const Call& call, int threads) {
     return;
   }
   for (std::atomic<float>& largest : largest_) {
-    largest.store(nothing, std::memory_order_relaxed);
+    largest.store(minus_infinity, std::memory_order_relaxed);
   }
   bool is_new = false;
   if (screen_ == nullptr) {
@@ -111,33 +111,33 @@ void Step::update_screen(const Call& call, int threads) {
   screen_is_checked_ = true;
 }
 
-void Step::finish(const Call& call, Own& own, int thread, int threads) {
+void Step::finish(const Call& call, ThreadState& state, int thread, int threads) {
   const int64_t hidden = decoder_.hidden, batch = call.batch;
-  float* normed = at_least(own.normed, batch * hidden);
+  float* normed = at_least(state.normed, batch * hidden);
   for (int64_t i = 0; i < batch; ++i) {
-    normalize(decoder_.norm, decoder_.dtype, own.x.data() + i * hidden, hidden, 0, normed + i * hidden);
+    normalize(decoder_.norm, decoder_.dtype, state.x.data() + i * hidden, hidden, 0, normed + i * hidden);
   }
-  own.forget_input();
-  own.best.assign(batch, nothing);
-  own.best_token.assign(batch, 0);
+  state.forget_input();
+  state.best.assign(batch, minus_infinity);
+  state.best_token.assign(batch, 0);
   const Product& head = *decoder_.head;
   const auto [first, last] = share(head.width, thread, threads);
-  if (screens_ && find_best(call, own, normed, first, last, threads)) {
+  if (screens_ && find_best(call, state, normed, first, last, threads)) {
     return;
   }
   const Weight& weight = head.parts[0].weight;
   // The head's pages are released also if the next step tries the coarse copy again.
   const bool releases =
-      releases_head_ || (screens_ && own.unscreened_steps == 0 && weight.format == WeightFormat::dense);
+      releases_head_ || (screens_ && state.unscreened_steps == 0 && weight.format == WeightFormat::dense);
   std::optional<FilePages> pages;
   if (checks_screen_ || releases) {
     pages.emplace();
   }
   // If the caller does not want logits, only those of a few rows are kept at a time.
-  float* memory = at_least(own.logits, batch * head_rows);
+  float* memory = at_least(state.logits, batch * head_rows);
   for (int64_t row = first; row < last; row += head_rows) {
     const int64_t count = std::min(head_rows, last - row);
-    multiply(head, own, normed, row, row + count, batch, memory - row, head_rows);
+    multiply(head, state, normed, row, row + count, batch, memory - row, head_rows);
     if (checks_screen_) {
       if (!screen_->is_current(*pages, row, row + count)) {
         screen_is_current_.store(false, std::memory_order_relaxed);
@@ -157,12 +157,12 @@ void Step::finish(const Call& call, Own& own, int thread, int threads) {
         std::copy(logits, logits + count, call.logits + i * head.width + row);
       }
       if (has_nan(logits, count)) {
-        own.best[i] = not_a_number;
+        state.best[i] = not_a_number;
       }
       const float top = largest(logits, count);
-      if (top > own.best[i]) {
-        own.best[i] = top;
-        own.best_token[i] = row + (std::find(logits, logits + count, top) - logits);
+      if (top > state.best[i]) {
+        state.best[i] = top;
+        state.best_token[i] = row + (std::find(logits, logits + count, top) - logits);
       }
     }
   }
@@ -170,69 +170,70 @@ void Step::finish(const Call& call, Own& own, int thread, int threads) {
 
 // Finds the best of some rows, and reads only the rows that can be the best of all; returns false if these
 // are too many. Contains a barrier for all threads.
-bool Step::find_best(const Call& call, Own& own, const float* x, int64_t first, int64_t last, int threads) {
-  const bool is_found = own.unscreened_steps == 0 && approximate(call, own, x, first, last);
+bool Step::find_best(const Call& call, ThreadState& state, const float* x, int64_t first, int64_t last,
+                     int threads) {
+  const bool is_found = state.unscreened_steps == 0 && approximate(call, state, x, first, last);
   const int64_t groups = (last - first + group_rows - 1) / group_rows;
   if (is_found) {
     // The row with the best bound gives all threads a first limit.
     for (int64_t i = 0; i < call.batch; ++i) {
-      const float* most = own.most.data() + i * groups;
-      try_group(call, own, x, first, last, i, std::max_element(most, most + groups) - most);
+      const float* most = state.most.data() + i * groups;
+      try_group(call, state, x, first, last, i, std::max_element(most, most + groups) - most);
     }
   }
-  meeting_.wait(threads);
+  barrier_.wait(threads);
   if (!is_found) {
-    own.unscreened_steps = own.unscreened_steps == 0 ? steps_after_failure : own.unscreened_steps - 1;
+    state.unscreened_steps = state.unscreened_steps == 0 ? steps_after_failure : state.unscreened_steps - 1;
     return false;
   }
-  own.candidates.clear();
+  state.candidates.clear();
   for (int64_t i = 0; i < call.batch; ++i) {
     const float limit =
         limit_of(largest_[i].load(std::memory_order_relaxed), decoder_.logit_factor, decoder_.logit_cap);
     for (int64_t group = 0; group < groups; ++group) {
-      const float most = own.most[i * groups + group];
+      const float most = state.most[i * groups + group];
       if (!(most < limit)) {
-        own.candidates.push_back({most, group, i});
+        state.candidates.push_back({most, group, i});
       }
     }
   }
-  if (static_cast<int64_t>(own.candidates.size()) > groups / least_share) {
-    own.unscreened_steps = steps_after_failure;
-    own.best.assign(call.batch, nothing);  // of equal logits an earlier one may be found
+  if (static_cast<int64_t>(state.candidates.size()) > groups / least_share) {
+    state.unscreened_steps = steps_after_failure;
+    state.best.assign(call.batch, minus_infinity);  // of equal logits an earlier one may be found
     return false;
   }
-  std::sort(own.candidates.begin(), own.candidates.end(),
+  std::sort(state.candidates.begin(), state.candidates.end(),
             [](const Candidate& a, const Candidate& b) { return a.most > b.most; });
-  for (const Candidate& candidate : own.candidates) {
-    try_group(call, own, x, first, last, candidate.sequence, candidate.group);
+  for (const Candidate& candidate : state.candidates) {
+    try_group(call, state, x, first, last, candidate.sequence, candidate.group);
   }
   return true;
 }
 
 // Computes an upper bound of the products of each group; returns false for an infinite or NaN input.
-bool Step::approximate(const Call& call, Own& own, const float* x, int64_t first, int64_t last) {
+bool Step::approximate(const Call& call, ThreadState& state, const float* x, int64_t first, int64_t last) {
   const int64_t batch = call.batch, k = decoder_.head->k;
-  const Input rounded = input_for(screen_->coarse(), own, x, batch);
+  const Input rounded = input_for(screen_->coarse(), state, x, batch);
   if (rounded.form != Form::int8) {
     return false;
   }
-  own.screened = screen_->with_starts(rounded, own.starts);
+  state.screened = screen_->with_starts(rounded, state.starts);
   for (int64_t i = 0; i < batch; ++i) {
-    own.lengths[i] = Screen::lengths_of(x + i * k, rounded, i);
+    state.lengths[i] = Screen::lengths_of(x + i * k, rounded, i);
   }
   const int64_t all_groups = (last - first + group_rows - 1) / group_rows;
-  float* memory = at_least(own.logits, batch * head_rows);
-  float* most = at_least(own.most, batch * all_groups);
+  float* memory = at_least(state.logits, batch * head_rows);
+  float* most = at_least(state.most, batch * all_groups);
   for (int64_t row = first; row < last; row += head_rows) {
     const int64_t count = std::min(head_rows, last - row), groups = (count + group_rows - 1) / group_rows;
-    compute(screen_->coarse(), own.screened, row, row + count, memory, head_rows);
+    compute(screen_->coarse(), state.screened, row, row + count, memory, head_rows);
     for (int64_t i = 0; i < batch; ++i) {
       float* products = memory + i * head_rows;
       float* to = most + i * all_groups + (row - first) / group_rows;
-      std::fill(products + count, products + groups * group_rows, nothing);
+      std::fill(products + count, products + groups * group_rows, minus_infinity);
       largest_of_groups(products, groups, to);
       for (int64_t group = 0; group < groups; ++group) {
-        to[group] = at_most(to[group], row / group_rows + group, own.lengths[i]);
+        to[group] = at_most(to[group], row / group_rows + group, state.lengths[i]);
       }
     }
   }
@@ -246,27 +247,27 @@ float Step::at_most(float product, int64_t group, Screen::Lengths lengths) const
 }
 
 // Computes those logits of a group of rows that may be the best of a sequence.
-void Step::try_group(const Call& call, Own& own, const float* x, int64_t first, int64_t last,
+void Step::try_group(const Call& call, ThreadState& state, const float* x, int64_t first, int64_t last,
                      int64_t sequence, int64_t group) {
   const int64_t row = first + group * group_rows, count = std::min(group_rows, last - row);
   const auto limit = [&] {
     return limit_of(largest_[sequence].load(std::memory_order_relaxed), decoder_.logit_factor,
                     decoder_.logit_cap);
   };
-  if (own.most[sequence * ((last - first + group_rows - 1) / group_rows) + group] < limit()) {
+  if (state.most[sequence * ((last - first + group_rows - 1) / group_rows) + group] < limit()) {
     return;
   }
   const Weight& head = decoder_.head->parts[0].weight;
   // Two inputs, so that sums have the same order as with the inputs of all sequences; that of a single input
   // differs.
   const int64_t other = std::min(sequence, std::max<int64_t>(call.batch - 2, 0));
-  const Input exact = input_for(head, own, x, call.batch).rows(other, std::min<int64_t>(call.batch, 2));
+  const Input exact = input_for(head, state, x, call.batch).rows(other, std::min<int64_t>(call.batch, 2));
   float products[group_rows], logits[2 * group_rows];
-  compute(screen_->coarse(), own.screened.rows(sequence, 1), row, row + count, products, group_rows);
+  compute(screen_->coarse(), state.screened.rows(sequence, 1), row, row + count, products, group_rows);
   bool is_computed = false;
   for (int64_t lane = 0; lane < count; ++lane) {
     const int64_t token = row + lane;
-    if (at_most(products[lane], row / group_rows, own.lengths[sequence]) < limit()) {
+    if (at_most(products[lane], row / group_rows, state.lengths[sequence]) < limit()) {
       continue;
     }
     if (head.format == WeightFormat::dense) {
@@ -283,10 +284,10 @@ void Step::try_group(const Call& call, Own& own, const float* x, int64_t first, 
     if (decoder_.logit_cap > 0) {
       soft_cap_rounded(decoder_.dtype, decoder_.logit_cap, &logit, 1);
     }
-    if (std::isnan(logit) || logit > own.best[sequence] ||
-        (logit == own.best[sequence] && token < own.best_token[sequence])) {
-      own.best[sequence] = logit;
-      own.best_token[sequence] = token;
+    if (std::isnan(logit) || logit > state.best[sequence] ||
+        (logit == state.best[sequence] && token < state.best_token[sequence])) {
+      state.best[sequence] = logit;
+      state.best_token[sequence] = token;
       raise(largest_[sequence], logit);
     }
   }

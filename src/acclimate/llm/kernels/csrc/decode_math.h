@@ -2,10 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "linear.h"
 
 namespace acclimate::inference::decode {
+
+constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
 
 // Numbered as in acclimate.llm.decode.native.
 enum class Activation : int64_t { silu, gelu_tanh, gelu, relu, relu2 };

@@ -104,7 +104,7 @@ bool step(int64_t number, const Tensor& cache, const Tensor& tokens, const Tenso
   call.cache.capacity = reader.number();
   STD_TORCH_CHECK(place >= 0 && place <= call.cache.capacity && call.length <= call.cache.capacity - place,
                   "The cache has no room for a step.");
-  STD_TORCH_CHECK(call.length == 1 || step->can_read(), "The decoder reads one token at a time.");
+  STD_TORCH_CHECK(call.length == 1 || step->can_prefill(), "The decoder reads one token at a time.");
   for (int64_t i = 0; i < call.batch; ++i) {
     // Of several tokens, all may be padding.
     STD_TORCH_CHECK(call.starts[i] >= 0 && (call.length > 1 || call.starts[i] <= place),
@@ -137,14 +137,14 @@ bool step(int64_t number, const Tensor& cache, const Tensor& tokens, const Tenso
   if (call.length == 1) {
     step->run(call, count);
   } else {
-    step->read(call, count);
+    step->prefill(call, count);
   }
   return true;
 }
 
 void begin(int64_t number) { found_step(number)->begin(); }
 
-bool can_read(int64_t number) { return found_step(number)->can_read(); }
+bool can_prefill(int64_t number) { return found_step(number)->can_prefill(); }
 
 void end(int64_t number) {
   const std::lock_guard<std::mutex> lock(mutex);
@@ -157,7 +157,7 @@ STABLE_TORCH_LIBRARY_IMPL(acclimate, CompositeExplicitAutograd, m) {
   m.impl("decode_start", TORCH_BOX(&start));
   m.impl("decode_begin", TORCH_BOX(&begin));
   m.impl("decode_step", TORCH_BOX(&step));
-  m.impl("decode_can_read", TORCH_BOX(&can_read));
+  m.impl("decode_can_prefill", TORCH_BOX(&can_prefill));
   m.impl("decode_end", TORCH_BOX(&end));
 }
 

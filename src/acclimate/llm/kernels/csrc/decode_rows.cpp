@@ -15,23 +15,23 @@ bool Step::has_rows(const Call& call) const {
 
 // A token's row of the embedding; zeros, if another rank has it.
 void Step::look_up(int64_t token, float* row) const {
-  const int64_t own = token - decoder_.first_token;
-  if (decoder_.embedding_is_summed && (own < 0 || own >= decoder_.embedding.n)) {
+  const int64_t local = token - decoder_.first_token;
+  if (decoder_.embedding_is_summed && (local < 0 || local >= decoder_.embedding.n)) {
     std::fill(row, row + decoder_.hidden, 0.0f);
     return;
   }
-  dequantize(decoder_.embedding, own, own + 1, row);
+  dequantize(decoder_.embedding, local, local + 1, row);
   round_values(decoder_.dtype, row, decoder_.hidden);
 }
 
-void Step::finish_embedding(int64_t position, Own& own, float* row) const {
+void Step::finish_embedding(int64_t position, ThreadState& state, float* row) const {
   const int64_t hidden = decoder_.hidden;
   if (decoder_.embedding_factor != 1.0f) {
     scale(decoder_.dtype, decoder_.embedding_factor, row, hidden);
   }
   if (decoder_.positions.data != nullptr) {
     const int64_t place = position + decoder_.position_offset;
-    float* added = at_least(own.branch, hidden);
+    float* added = at_least(state.branch, hidden);
     dequantize(decoder_.positions, place, place + 1, added);
     add_branch(decoder_.dtype, row, added, 1.0f, hidden);
   }
@@ -39,7 +39,7 @@ void Step::finish_embedding(int64_t position, Own& own, float* row) const {
 
 // One query or key head: normalized and rotated.
 void Step::prepare_head(const Attention& attention, const Norm& norm, const Cache& cache, int64_t position,
-                        const float* all, int64_t head, int64_t heads, Own& own, float* to) const {
+                        const float* all, int64_t head, int64_t heads, ThreadState& state, float* to) const {
   const int64_t size = attention.head_size;
   const auto rotated = [&] {
     if (attention.table >= 0) {
@@ -49,7 +49,7 @@ void Step::prepare_head(const Attention& attention, const Norm& norm, const Cach
     }
   };
   if (norm.is_there && !attention.norm_is_per_head) {
-    float* normed = at_least(own.normed, heads * size);
+    float* normed = at_least(state.normed, heads * size);
     normalize(norm, decoder_.dtype, all, heads * size, 0, normed);
     std::copy(normed + head * size, normed + (head + 1) * size, to);
     return rotated();
@@ -67,8 +67,8 @@ void Step::prepare_head(const Attention& attention, const Norm& norm, const Cach
 }
 
 void Step::prepare_query(const Attention& attention, const Cache& cache, int64_t position, const float* all,
-                         int64_t head, Own& own, float* to) const {
-  prepare_head(attention, attention.query_norm, cache, position, all, head, attention.heads, own, to);
+                         int64_t head, ThreadState& state, float* to) const {
+  prepare_head(attention, attention.query_norm, cache, position, all, head, attention.heads, state, to);
   if (attention.query_factors >= 0) {
     scale(decoder_.dtype, cache.factors[attention.query_factors][position], to, attention.head_size);
   }
@@ -88,10 +88,11 @@ void Step::join_attention(const Layer& layer, const float* attended, const float
 }
 
 // Adds the MLP's output to the residual stream, and in a parallel layer attention's branch too.
-void Step::join_mlp(const Layer& layer, const float* result, float* branch, float* x, Own& own) const {
+void Step::join_mlp(const Layer& layer, const float* result, float* branch, float* x,
+                    ThreadState& state) const {
   const int64_t hidden = decoder_.hidden;
   if (layer.mlp_post_norm.is_there) {
-    float* normed = at_least(own.normed, hidden);
+    float* normed = at_least(state.normed, hidden);
     normalize(layer.mlp_post_norm, decoder_.dtype, result, hidden, 0, normed);
     result = normed;
   }

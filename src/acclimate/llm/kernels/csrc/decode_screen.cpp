@@ -9,11 +9,8 @@
 
 #include "decode_coarse.h"
 #include "decode_math.h"
+#include "huge_pages.h"
 #include "layout.h"
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 namespace acclimate::inference::decode {
 namespace {
@@ -53,9 +50,7 @@ Screen::Screen(const Weight& head)
   if (memory_ == nullptr) {
     throw std::bad_alloc();
   }
-#if defined(MADV_HUGEPAGE)
-  madvise(memory_.get(), bytes, MADV_HUGEPAGE);  // no harm if it is refused
-#endif
+  request_huge_pages(memory_.get(), bytes);
   coarse_ = {format, Dtype::f32, head.n, head.k, memory_.get(), stride};
 }
 

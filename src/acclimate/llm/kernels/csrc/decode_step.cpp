@@ -2,14 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <stdexcept>
 
 namespace acclimate::inference::decode {
 namespace {
 
 constexpr int64_t shortest_part = 128;  // keys that are worth a thread of their own
-constexpr float nothing = -std::numeric_limits<float>::infinity();
 
 int64_t size_of(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
 
@@ -93,7 +91,7 @@ void Step::begin() {
 void Step::run(const Call& call, int threads) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const int64_t batch = call.batch;
-  make_own(threads);
+  make_thread_states(threads);
   update_screen(call, threads);
   int64_t most_heads = 1, mixed = 1;
   for (const Layer& layer : decoder_.layers) {
@@ -114,40 +112,40 @@ void Step::run(const Call& call, int threads) {
   keep_best(call);
 }
 
-void Step::make_own(int threads) {
-  while (static_cast<int>(own_.size()) < threads) {
-    own_.push_back(std::make_unique<Own>());
+void Step::make_thread_states(int threads) {
+  while (static_cast<int>(thread_states_.size()) < threads) {
+    thread_states_.push_back(std::make_unique<ThreadState>());
   }
-  for (const auto& own : own_) {
-    own->best.clear();  // there may be fewer threads than last time
+  for (const auto& state : thread_states_) {
+    state->best.clear();  // there may be fewer threads than last time
   }
 }
 
 // Every thread keeps all of the residual stream: computing it again is cheaper than one more barrier.
 void Step::work(const Call& call, int thread, int threads) {
-  Own& own = *own_[thread];
-  embed(call, own, thread, threads);
+  ThreadState& state = *thread_states_[thread];
+  embed(call, state, thread, threads);
   for (size_t index = 0; index < decoder_.layers.size(); ++index) {
     const Layer& layer = decoder_.layers[index];
-    project(layer, call, own, thread, threads);
-    meeting_.wait(threads);
-    attend(layer, index, call, own, thread, threads);
-    meeting_.wait(threads);
-    merge(layer.attention, call, own, threads);
+    project(layer, call, state, thread, threads);
+    barrier_.wait(threads);
+    attend(layer, index, call, state, thread, threads);
+    barrier_.wait(threads);
+    merge(layer.attention, call, state, threads);
     const Product& output = layer.attention.output;
     auto [first, last] = share(output.width, thread, threads);
-    multiply(output, own, own.wide.data(), first, last, call.batch, attended_.data(), decoder_.hidden);
-    meeting_.wait(threads);
+    multiply(output, state, state.wide.data(), first, last, call.batch, attended_.data(), decoder_.hidden);
+    barrier_.wait(threads);
     if (layer.attention.output_is_summed) {
       sum_over_ranks(attended_.data(), call.batch * decoder_.hidden, thread, threads);
     }
-    feed_forward(layer, call, own, thread, threads);
+    feed_forward(layer, call, state, thread, threads);
     if (layer.mlp.down_is_summed) {
       sum_over_ranks(summed_.data(), call.batch * decoder_.hidden, thread, threads);
     }
-    add_branches(layer, call, own);
+    add_branches(layer, call, state);
   }
-  finish(call, own, thread, threads);
+  finish(call, state, thread, threads);
 }
 
 // Sums a vector for each row; all threads have written their parts of it.
@@ -156,12 +154,12 @@ void Step::sum_over_ranks(float* values, int64_t count, int thread, int threads)
     decoder_.exchange(values, count);
     round_values(decoder_.dtype, values, count);
   }
-  meeting_.wait(threads);
+  barrier_.wait(threads);
 }
 
-void Step::embed(const Call& call, Own& own, int thread, int threads) {
+void Step::embed(const Call& call, ThreadState& state, int thread, int threads) {
   const int64_t hidden = decoder_.hidden;
-  float* x = at_least(own.x, call.batch * hidden);
+  float* x = at_least(state.x, call.batch * hidden);
   const bool is_summed = decoder_.embedding_is_summed;
   if (!is_summed || thread == 0) {
     float* rows = is_summed ? summed_.data() : x;
@@ -174,42 +172,42 @@ void Step::embed(const Call& call, Own& own, int thread, int threads) {
     std::copy(summed_.data(), summed_.data() + call.batch * hidden, x);
   }
   for (int64_t i = 0; i < call.batch; ++i) {
-    finish_embedding(call.place - call.starts[i], own, x + i * hidden);
+    finish_embedding(call.place - call.starts[i], state, x + i * hidden);
   }
 }
 
 // -- products -------------------------------------------------------------------------------------
 
-Input Step::input_for(const Weight& weight, Own& own, const float* x, int64_t batch) const {
+Input Step::input_for(const Weight& weight, ThreadState& state, const float* x, int64_t batch) const {
   const Form form = form_of(weight, decoder_.dtype);
   const int index = static_cast<int>(form);
-  if (own.is_ready[index]) {
-    return own.input[index];
+  if (state.is_ready[index]) {
+    return state.input[index];
   }
   const int64_t k = weight.k, stride = input_stride(form, k);
-  Line* memory = at_least(own.memory[index], static_cast<int64_t>(input_bytes(form, batch, k) + 63) / 64);
+  Line* memory = at_least(state.memory[index], static_cast<int64_t>(input_bytes(form, batch, k) + 63) / 64);
   if (form == Form::bf16) {
     uint16_t* to = reinterpret_cast<uint16_t*>(memory);
     for (int64_t i = 0; i < batch; ++i) {
       fill_bf16(x + i * k, k, stride, to + i * stride);
     }
-    own.input[index] = {form, batch, k, stride, memory, nullptr, nullptr, nullptr};
+    state.input[index] = {form, batch, k, stride, memory, nullptr, nullptr, nullptr};
   } else {
-    own.input[index] = prepare(form, Dtype::f32, x, k, batch, k, memory);
+    state.input[index] = prepare(form, Dtype::f32, x, k, batch, k, memory);
   }
-  own.is_ready[index] = true;
-  return own.input[index];
+  state.is_ready[index] = true;
+  return state.input[index];
 }
 
 // Computes columns first to last of a product, to[i * stride + column], rounded to the model's dtype. The
 // input is prepared once until forget_input.
-void Step::multiply(const Product& product, Own& own, const float* x, int64_t first, int64_t last,
+void Step::multiply(const Product& product, ThreadState& state, const float* x, int64_t first, int64_t last,
                     int64_t batch, float* to, int64_t stride) const {
   int64_t begin = 0;
   for (const Part& part : product.parts) {
     const int64_t from = std::max(first, begin), until = std::min(last, begin + part.count);
     if (from < until) {
-      const Input input = input_for(part.weight, own, x, batch);
+      const Input input = input_for(part.weight, state, x, batch);
       const int64_t row = part.first + from - begin;
       compute(part.weight, input, row, row + until - from, to + from, stride);
       const float* bias = part.bias == nullptr ? nullptr : part.bias + row;
@@ -224,16 +222,17 @@ void Step::multiply(const Product& product, Own& own, const float* x, int64_t fi
 
 // -- attention ------------------------------------------------------------------------------------
 
-void Step::project(const Layer& layer, const Call& call, Own& own, int thread, int threads) {
+void Step::project(const Layer& layer, const Call& call, ThreadState& state, int thread, int threads) {
   const int64_t hidden = decoder_.hidden;
-  float* start = at_least(own.start, call.batch * hidden);
+  float* start = at_least(state.start, call.batch * hidden);
   for (int64_t i = 0; i < call.batch; ++i) {
-    normalize(layer.attention_norm, decoder_.dtype, own.x.data() + i * hidden, hidden, 0, start + i * hidden);
+    normalize(layer.attention_norm, decoder_.dtype, state.x.data() + i * hidden, hidden, 0,
+              start + i * hidden);
   }
-  own.forget_input();
+  state.forget_input();
   const Product& product = layer.attention.projections;
   const auto [first, last] = share(product.width, thread, threads);
-  multiply(product, own, start, first, last, call.batch, projected_.data(), product.width);
+  multiply(product, state, start, first, last, call.batch, projected_.data(), product.width);
 }
 
 // The number of parts into which the keys of a head are divided, so that each thread has work.
@@ -243,19 +242,20 @@ int64_t Step::parts_of(const Attention& attention, const Call& call, int threads
   return std::clamp((threads + units - 1) / units, int64_t{1}, std::max<int64_t>(keys / shortest_part, 1));
 }
 
-void Step::attend(const Layer& layer, size_t index, const Call& call, Own& own, int thread, int threads) {
+void Step::attend(const Layer& layer, size_t index, const Call& call, ThreadState& state, int thread,
+                  int threads) {
   const Attention& attention = layer.attention;
   const int64_t parts = parts_of(attention, call, threads);
   const int64_t units = call.batch * attention.key_heads * parts;
   for (int64_t unit = units * thread / threads; unit < units * (thread + 1) / threads; ++unit) {
     const int64_t head = unit / parts;
-    attend_part(attention, index, call, own, head / attention.key_heads, head % attention.key_heads,
+    attend_part(attention, index, call, state, head / attention.key_heads, head % attention.key_heads,
                 unit % parts, parts);
   }
 }
 
-void Step::attend_part(const Attention& attention, size_t index, const Call& call, Own& own, int64_t sequence,
-                       int64_t key_head, int64_t part, int64_t parts) {
+void Step::attend_part(const Attention& attention, size_t index, const Call& call, ThreadState& state,
+                       int64_t sequence, int64_t key_head, int64_t part, int64_t parts) {
   const int64_t size = attention.head_size, value_size = attention.value_size, heads = attention.heads;
   const int64_t group = heads / attention.key_heads, capacity = call.cache.capacity;
   const int64_t bytes = size_of(decoder_.dtype);
@@ -275,11 +275,11 @@ void Step::attend_part(const Attention& attention, size_t index, const Call& cal
     return p == 0 ? begin : p == parts ? end : std::max(begin, (begin + (end - begin) * p / parts) / 32 * 32);
   };
   const int64_t first = edge(part), count = edge(part + 1) - first;
-  float* own_heads = at_least(own.heads, (max_rows + 1) * std::max(size, value_size));
+  float* own_heads = at_least(state.heads, (max_rows + 1) * std::max(size, value_size));
   const int64_t position = call.place - call.starts[sequence];
   if (part == parts - 1) {
     prepare_head(attention, attention.key_norm, call.cache, position, keys, key_head, attention.key_heads,
-                 own, own_heads);
+                 state, own_heads);
     store(decoder_.dtype, own_heads, size, key_cache, call.place * size, 1);
     store(decoder_.dtype, values + key_head * value_size, value_size, value_cache, call.place, capacity);
   }
@@ -294,7 +294,7 @@ void Step::attend_part(const Attention& attention, size_t index, const Call& cal
     float* mixed = mixed_.data() + ((sequence * heads + head) * parts + part) * value_size;
     if (count <= 0) {
       for (int64_t i = 0; i < rows; ++i) {
-        peaks[i * parts] = nothing;
+        peaks[i * parts] = minus_infinity;
         sums[i * parts] = 0;
         std::fill(mixed + i * parts * value_size, mixed + (i * parts + 1) * value_size, 0.0f);
       }
@@ -314,10 +314,10 @@ void Step::attend_part(const Attention& attention, size_t index, const Call& cal
       return Input{form, rows, k, stride, to, nullptr, nullptr, nullptr};
     };
     for (int64_t i = 0; i < rows; ++i) {
-      prepare_query(attention, call.cache, position, queries, head + i, own, own_heads + i * size);
+      prepare_query(attention, call.cache, position, queries, head + i, state, own_heads + i * size);
     }
-    float* scores = at_least(own.scores, rows * count);
-    compute(key_weight, prepared(own.query, own_heads, size, size), 0, count, scores, count);
+    float* scores = at_least(state.scores, rows * count);
+    compute(key_weight, prepared(state.query, own_heads, size, size), 0, count, scores, count);
     for (int64_t i = 0; i < rows; ++i) {
       float* line = scores + i * count;
       float factor = attention.scale;
@@ -332,16 +332,16 @@ void Step::attend_part(const Attention& attention, size_t index, const Call& cal
       peaks[i * parts] = top;
       sums[i * parts] = exponentials(factor, top, line, count);
     }
-    compute(value_weight, prepared(own.weights, scores, count, count), 0, value_size, mixed,
+    compute(value_weight, prepared(state.weights, scores, count, count), 0, value_size, mixed,
             parts * value_size);
   }
 }
 
 // Joins the parts of each head to the input of the output projection.
-void Step::merge(const Attention& attention, const Call& call, Own& own, int threads) {
+void Step::merge(const Attention& attention, const Call& call, ThreadState& state, int threads) {
   const int64_t parts = parts_of(attention, call, threads), size = attention.value_size;
   const int64_t width = attention.heads * size;
-  float* wide = at_least(own.wide, call.batch * std::max(width, widest_inner_));
+  float* wide = at_least(state.wide, call.batch * std::max(width, widest_inner_));
   for (int64_t i = 0; i < call.batch * attention.heads; ++i) {
     const float* peaks = peaks_.data() + i * parts;
     const float* sums = sums_.data() + i * parts;
@@ -362,45 +362,45 @@ void Step::merge(const Attention& attention, const Call& call, Own& own, int thr
     }
     round_values(decoder_.dtype, to, size);
   }
-  own.forget_input();
+  state.forget_input();
 }
 
 // -- the rest of a layer --------------------------------------------------------------------------
 
-void Step::feed_forward(const Layer& layer, const Call& call, Own& own, int thread, int threads) {
+void Step::feed_forward(const Layer& layer, const Call& call, ThreadState& state, int thread, int threads) {
   const int64_t hidden = decoder_.hidden, batch = call.batch;
-  float* branch = at_least(own.branch, batch * hidden);
-  float* normed = at_least(own.normed, batch * hidden);
+  float* branch = at_least(state.branch, batch * hidden);
+  float* normed = at_least(state.normed, batch * hidden);
   for (int64_t i = 0; i < batch; ++i) {
     const int64_t row = i * hidden;
-    join_attention(layer, attended_.data() + row, own.start.data() + row, own.x.data() + row, branch + row,
-                   normed + row);
+    join_attention(layer, attended_.data() + row, state.start.data() + row, state.x.data() + row,
+                   branch + row, normed + row);
   }
-  own.forget_input();
+  state.forget_input();
   const Mlp& mlp = layer.mlp;
   const int64_t width = mlp.up.width;
   const auto [first, last] = share(width, thread, threads);
-  multiply(mlp.up, own, normed, first, last, batch, inner_.data(), width);
+  multiply(mlp.up, state, normed, first, last, batch, inner_.data(), width);
   float* gate = nullptr;
   if (mlp.is_gated) {
-    gate = at_least(own.gate, batch * width);
-    multiply(mlp.gate, own, normed, first, last, batch, gate, width);
+    gate = at_least(state.gate, batch * width);
+    multiply(mlp.gate, state, normed, first, last, batch, gate, width);
   }
   for (int64_t i = 0; i < batch; ++i) {
     activate(mlp.activation, decoder_.dtype, gate == nullptr ? nullptr : gate + i * width + first,
              inner_.data() + i * width + first, last - first);
   }
-  meeting_.wait(threads);
-  own.forget_input();
+  barrier_.wait(threads);
+  state.forget_input();
   const auto [from, until] = share(mlp.down.width, thread, threads);
-  multiply(mlp.down, own, inner_.data(), from, until, batch, summed_.data(), hidden);
-  meeting_.wait(threads);
+  multiply(mlp.down, state, inner_.data(), from, until, batch, summed_.data(), hidden);
+  barrier_.wait(threads);
 }
 
-void Step::add_branches(const Layer& layer, const Call& call, Own& own) const {
+void Step::add_branches(const Layer& layer, const Call& call, ThreadState& state) const {
   for (int64_t i = 0; i < call.batch; ++i) {
     const int64_t row = i * decoder_.hidden;
-    join_mlp(layer, summed_.data() + row, own.branch.data() + row, own.x.data() + row, own);
+    join_mlp(layer, summed_.data() + row, state.branch.data() + row, state.x.data() + row, state);
   }
 }
 

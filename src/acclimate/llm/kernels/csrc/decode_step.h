@@ -54,27 +54,6 @@ struct alignas(64) Line {
   uint8_t bytes[64];
 };
 
-// A barrier for as many threads as the pool gave.
-class Meeting {
- public:
-  void wait(int threads) {
-    if (threads == 1) {
-      return;
-    }
-    const int32_t round = passed_.now();
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
-      arrived_.store(0, std::memory_order_relaxed);
-      passed_.send();
-    } else {
-      passed_.wait(round);
-    }
-  }
-
- private:
-  alignas(64) std::atomic<int> arrived_{0};
-  Signal passed_;
-};
-
 class Step {
  public:
   explicit Step(Reader& from);
@@ -94,11 +73,11 @@ class Step {
   // Whether each token is in the vocabulary, and each position in the table of learned positions.
   bool has_rows(const Call& call) const;
 
-  // Whether `read` works: weights are bf16 or quantised, and the processor has vectors for it.
-  bool can_read() const;
+  // Whether `prefill` works: weights are bf16 or quantised, and the processor has vectors for it.
+  bool can_prefill() const;
 
-  // Reads several tokens of each sequence, which are multiplied by a weight together.
-  void read(const Call& call, int threads);
+  // Computes several tokens of each sequence, which are multiplied by a weight together.
+  void prefill(const Call& call, int threads);
 
  private:
   // Throws std::runtime_error unless the sizes in the description fit together.
@@ -110,12 +89,12 @@ class Step {
     int64_t group, sequence;
   };
   // The state of one thread.
-  struct Own {
+  struct ThreadState {
     std::vector<float> x, start, normed, branch, wide, gate, heads, scores, logits;
     std::vector<Line> memory[3];  // prepared inputs, by form
     bool is_ready[3] = {};
     Input input[3];
-    std::vector<Line> query, weights, arranged;
+    std::vector<Line> query, weights, repacked;
     std::vector<float> best;
     std::vector<int64_t> best_token;
     std::vector<Candidate> candidates;
@@ -127,53 +106,55 @@ class Step {
 
     void forget_input() { std::fill(is_ready, is_ready + 3, false); }
   };
-  class Reading;  // of several tokens
+  class Prefill;
 
-  void make_own(int threads);
+  void make_thread_states(int threads);
   void keep_best(const Call& call) const;
   void work(const Call& call, int thread, int threads);
-  void embed(const Call& call, Own& own, int thread, int threads);
+  void embed(const Call& call, ThreadState& state, int thread, int threads);
   void look_up(int64_t token, float* row) const;
-  void finish_embedding(int64_t position, Own& own, float* row) const;
+  void finish_embedding(int64_t position, ThreadState& state, float* row) const;
   void sum_over_ranks(float* values, int64_t count, int thread, int threads);
-  void multiply(const Product& product, Own& own, const float* x, int64_t first, int64_t last, int64_t batch,
-                float* to, int64_t stride) const;
-  Input input_for(const Weight& weight, Own& own, const float* x, int64_t batch) const;
-  void project(const Layer& layer, const Call& call, Own& own, int thread, int threads);
-  void attend(const Layer& layer, size_t index, const Call& call, Own& own, int thread, int threads);
-  void attend_part(const Attention& attention, size_t index, const Call& call, Own& own, int64_t sequence,
-                   int64_t key_head, int64_t part, int64_t parts);
+  void multiply(const Product& product, ThreadState& state, const float* x, int64_t first, int64_t last,
+                int64_t batch, float* to, int64_t stride) const;
+  Input input_for(const Weight& weight, ThreadState& state, const float* x, int64_t batch) const;
+  void project(const Layer& layer, const Call& call, ThreadState& state, int thread, int threads);
+  void attend(const Layer& layer, size_t index, const Call& call, ThreadState& state, int thread,
+              int threads);
+  void attend_part(const Attention& attention, size_t index, const Call& call, ThreadState& state,
+                   int64_t sequence, int64_t key_head, int64_t part, int64_t parts);
   void prepare_query(const Attention& attention, const Cache& cache, int64_t position, const float* all,
-                     int64_t head, Own& own, float* to) const;
+                     int64_t head, ThreadState& state, float* to) const;
   void prepare_head(const Attention& attention, const Norm& norm, const Cache& cache, int64_t position,
-                    const float* all, int64_t head, int64_t heads, Own& own, float* to) const;
-  void merge(const Attention& attention, const Call& call, Own& own, int threads);
+                    const float* all, int64_t head, int64_t heads, ThreadState& state, float* to) const;
+  void merge(const Attention& attention, const Call& call, ThreadState& state, int threads);
   void join_attention(const Layer& layer, const float* attended, const float* start, float* x, float* branch,
                       float* normed) const;
-  void join_mlp(const Layer& layer, const float* result, float* branch, float* x, Own& own) const;
-  void feed_forward(const Layer& layer, const Call& call, Own& own, int thread, int threads);
-  void add_branches(const Layer& layer, const Call& call, Own& own) const;
-  void finish(const Call& call, Own& own, int thread, int threads);
+  void join_mlp(const Layer& layer, const float* result, float* branch, float* x, ThreadState& state) const;
+  void feed_forward(const Layer& layer, const Call& call, ThreadState& state, int thread, int threads);
+  void add_branches(const Layer& layer, const Call& call, ThreadState& state) const;
+  void finish(const Call& call, ThreadState& state, int thread, int threads);
   bool suits_screen() const;
   void update_screen(const Call& call, int threads);
-  bool find_best(const Call& call, Own& own, const float* x, int64_t first, int64_t last, int threads);
-  bool approximate(const Call& call, Own& own, const float* x, int64_t first, int64_t last);
+  bool find_best(const Call& call, ThreadState& state, const float* x, int64_t first, int64_t last,
+                 int threads);
+  bool approximate(const Call& call, ThreadState& state, const float* x, int64_t first, int64_t last);
   float at_most(float product, int64_t group, Screen::Lengths lengths) const;
-  void try_group(const Call& call, Own& own, const float* x, int64_t first, int64_t last, int64_t sequence,
-                 int64_t group);
+  void try_group(const Call& call, ThreadState& state, const float* x, int64_t first, int64_t last,
+                 int64_t sequence, int64_t group);
   int64_t parts_of(const Attention& attention, const Call& call, int threads) const;
 
   Decoder decoder_;
   int64_t widest_ = 0, widest_projections_ = 0, widest_inner_ = 0, widest_values_ = 0;
   std::mutex mutex_;
-  Meeting meeting_;
+  Barrier barrier_;
   std::unique_ptr<Screen> screen_;
   bool can_screen_ = false, screens_ = false, screen_is_checked_ = false;
   bool checks_screen_ = false;  // while it reads all of the head
   bool releases_head_ = false;  // from memory, as the next steps read its coarse copy
   std::atomic<bool> screen_is_current_{true};
   std::atomic<float> largest_[max_rows];  // of each sequence: the largest logit so far
-  std::vector<std::unique_ptr<Own>> own_;
+  std::vector<std::unique_ptr<ThreadState>> thread_states_;
   // Written by one thread each, read by all after the next barrier.
   std::vector<float> projected_, attended_, summed_, inner_, mixed_, peaks_, sums_;
 };

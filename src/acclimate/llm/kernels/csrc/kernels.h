@@ -15,14 +15,14 @@ using Quantize = bool (*)(const float* x, int64_t padded, int8_t* codes, float* 
 using Values = void (*)(WeightFormat format, const uint8_t* group, int64_t k, int64_t rows, float* values);
 using Widen = void (*)(Dtype dtype, const uint16_t* from, int64_t count, float* to);
 
-// Puts rows in the order of MultiplyArranged, groups of 16 rows filled up with zeros to whole groups and a
+// Puts rows in the order of MultiplyRepacked, groups of 16 rows filled up with zeros to whole groups and a
 // multiple of 32 columns: in bf16, [k / 2][16][2] each, or in float32, [k][16]. The first row of a quantised
 // weight begins a group.
-using ArrangeRows = void (*)(const Weight&, int64_t first, int64_t last, void* to);
+using RepackRows = void (*)(const Weight&, int64_t first, int64_t last, void* to);
 
 // y[i * y_stride + row] = or += x[i * stride ...] * row, for all rows of the groups. Inputs are in bf16,
 // filled up with zeros to a multiple of 32 columns.
-using MultiplyArranged = void (*)(const void* arranged, int64_t groups, int64_t k, const uint16_t* x,
+using MultiplyRepacked = void (*)(const void* repacked, int64_t groups, int64_t k, const uint16_t* x,
                                   int64_t stride, int64_t m, bool adds, float* y, int64_t y_stride);
 
 // The kernels of one instruction set. A null pointer: it has nothing better than a smaller instruction set.
@@ -33,9 +33,9 @@ struct Kernels {
   Quantize quantize;
   Values values;
   Widen widen;
-  ArrangeRows arrange_rows = nullptr;
-  MultiplyArranged multiply_arranged = nullptr;
-  int64_t arranged_value_bytes = 0;
+  RepackRows repack_rows = nullptr;
+  MultiplyRepacked multiply_repacked = nullptr;
+  int64_t repacked_value_bytes = 0;
 };
 
 extern const Kernels plain_kernels, avx2_kernels, avx512_kernels, avx512_vnni_kernels, avx512_bf16_kernels,

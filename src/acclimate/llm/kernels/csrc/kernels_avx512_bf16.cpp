@@ -13,8 +13,8 @@ const Kernels avx512_bf16_kernels = {{},
                                      nullptr,
                                      nullptr,
                                      nullptr,
-                                     avx512_bf16::arrange_rows,
-                                     avx512_bf16::multiply_arranged,
+                                     avx512_bf16::repack_rows,
+                                     avx512_bf16::multiply_repacked,
                                      sizeof(uint16_t)};
 
 }  // namespace acclimate::inference

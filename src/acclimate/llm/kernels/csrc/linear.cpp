@@ -27,10 +27,10 @@ void add(Kernels& chosen, const Kernels& better) {
   chosen.quantize = better.quantize != nullptr ? better.quantize : chosen.quantize;
   chosen.values = better.values != nullptr ? better.values : chosen.values;
   chosen.widen = better.widen != nullptr ? better.widen : chosen.widen;
-  if (better.multiply_arranged != nullptr) {
-    chosen.arrange_rows = better.arrange_rows;
-    chosen.multiply_arranged = better.multiply_arranged;
-    chosen.arranged_value_bytes = better.arranged_value_bytes;
+  if (better.multiply_repacked != nullptr) {
+    chosen.repack_rows = better.repack_rows;
+    chosen.multiply_repacked = better.multiply_repacked;
+    chosen.repacked_value_bytes = better.repacked_value_bytes;
   }
 }
 
@@ -236,24 +236,24 @@ void compute(const Weight& weight, const Input& input, int64_t first, int64_t la
   }
 }
 
-bool multiplies_many() { return kernels().multiply_arranged != nullptr; }
+bool multiplies_many() { return kernels().multiply_repacked != nullptr; }
 
 int64_t whole_blocks(int64_t columns) {
   return (columns + block_columns - 1) / block_columns * block_columns;
 }
 
-int64_t arranged_bytes(int64_t rows, int64_t k) {
+int64_t repacked_bytes(int64_t rows, int64_t k) {
   const int64_t whole_groups = (rows + group_rows - 1) / group_rows * group_rows;
-  return whole_groups * whole_blocks(k) * kernels().arranged_value_bytes;
+  return whole_groups * whole_blocks(k) * kernels().repacked_value_bytes;
 }
 
-void arrange(const Weight& weight, int64_t first, int64_t last, void* to) {
-  kernels().arrange_rows(weight, first, last, to);
+void repack(const Weight& weight, int64_t first, int64_t last, void* to) {
+  kernels().repack_rows(weight, first, last, to);
 }
 
-void multiply_many(const void* arranged, int64_t rows, int64_t k, const uint16_t* x, int64_t x_stride,
+void multiply_many(const void* repacked, int64_t rows, int64_t k, const uint16_t* x, int64_t x_stride,
                    int64_t m, bool adds, float* y, int64_t y_stride) {
-  kernels().multiply_arranged(arranged, (rows + group_rows - 1) / group_rows, k, x, x_stride, m, adds, y,
+  kernels().multiply_repacked(repacked, (rows + group_rows - 1) / group_rows, k, x, x_stride, m, adds, y,
                               y_stride);
 }
 

@@ -94,24 +94,24 @@ void compute(const Weight& weight, const Input& input, int64_t first, int64_t la
 
 // -- Many inputs in bf16, for processors with vectors ----------------------------------------------
 //
-//   std::vector<uint8_t> arranged(arranged_bytes(last - first, k));
-//   arrange(weight, first, last, arranged.data());
-//   multiply_many(arranged.data(), last - first, k, x, whole_blocks(k), m, false, y, y_stride);
+//   std::vector<uint8_t> repacked(repacked_bytes(last - first, k));
+//   repack(weight, first, last, repacked.data());
+//   multiply_many(repacked.data(), last - first, k, x, whole_blocks(k), m, false, y, y_stride);
 
 bool multiplies_many();
 
 // A number of columns filled up to whole blocks, with zeros: of each input.
 int64_t whole_blocks(int64_t columns);
 
-// The memory that some arranged rows take.
-int64_t arranged_bytes(int64_t rows, int64_t k);
+// The memory that some repacked rows take.
+int64_t repacked_bytes(int64_t rows, int64_t k);
 
 // Puts rows of a weight in the order of the product, rounded to bf16 where vectors of its products are the
 // fastest here, else in float32; the first row of a quantised weight is a multiple of group_rows.
-void arrange(const Weight& weight, int64_t first, int64_t last, void* to);
+void repack(const Weight& weight, int64_t first, int64_t last, void* to);
 
-// y[i * y_stride + row] = or += the product of input i with an arranged row. It writes whole groups of rows.
-void multiply_many(const void* arranged, int64_t rows, int64_t k, const uint16_t* x, int64_t x_stride,
+// y[i * y_stride + row] = or += the product of input i with a repacked row. It writes whole groups of rows.
+void multiply_many(const void* repacked, int64_t rows, int64_t k, const uint16_t* x, int64_t x_stride,
                    int64_t m, bool adds, float* y, int64_t y_stride);
 
 // The values of rows first to last in float32, [last - first][k], rounded as GGUF defines them.

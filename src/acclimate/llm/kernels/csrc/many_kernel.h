@@ -108,8 +108,8 @@ inline void arrange_group(const uint8_t* group, int64_t k, uint16_t* to) {
   }
 }
 
-void arrange_rows(const Weight& weight, int64_t first, int64_t last, void* arranged) {
-  uint16_t* to = static_cast<uint16_t*>(arranged);
+void repack_rows(const Weight& weight, int64_t first, int64_t last, void* repacked) {
+  uint16_t* to = static_cast<uint16_t*>(repacked);
   const int64_t size = (weight.k + block_columns - 1) / block_columns * block_columns * group_rows;
   for (int64_t row = first; row < last; row += group_rows, to += size) {
     if (weight.format == WeightFormat::dense) {
@@ -123,7 +123,7 @@ void arrange_rows(const Weight& weight, int64_t first, int64_t last, void* arran
 
 // Sums stay in registers only if the compiler unrolls the loops.
 template <int groups, int inputs>
-inline void multiply_arranged_tile(const uint16_t* arranged, int64_t size, const uint16_t* x, int64_t stride,
+inline void multiply_repacked_tile(const uint16_t* repacked, int64_t size, const uint16_t* x, int64_t stride,
                                    bool adds, float* y, int64_t y_stride) {
   Floats sums[inputs][groups];
 #pragma GCC unroll 16
@@ -137,7 +137,7 @@ inline void multiply_arranged_tile(const uint16_t* arranged, int64_t size, const
     __m512bh weights[groups];
 #pragma GCC unroll 16
     for (int group = 0; group < groups; ++group) {
-      weights[group] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(arranged + group * size + at));
+      weights[group] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(repacked + group * size + at));
     }
 #pragma GCC unroll 16
     for (int i = 0; i < inputs; ++i) {
@@ -160,10 +160,10 @@ inline void multiply_arranged_tile(const uint16_t* arranged, int64_t size, const
 }
 
 template <int groups>
-inline void multiply_arranged_groups(const uint16_t* arranged, int64_t size, const uint16_t* x,
+inline void multiply_repacked_groups(const uint16_t* repacked, int64_t size, const uint16_t* x,
                                      int64_t stride, int64_t m, bool adds, float* y, int64_t y_stride) {
   const auto tile = [&]<int inputs>() {
-    multiply_arranged_tile<groups, inputs>(arranged, size, x, stride, adds, y, y_stride);
+    multiply_repacked_tile<groups, inputs>(repacked, size, x, stride, adds, y, y_stride);
     x += inputs * stride;
     y += inputs * y_stride;
     m -= inputs;
@@ -185,20 +185,20 @@ inline void multiply_arranged_groups(const uint16_t* arranged, int64_t size, con
   }
 }
 
-void multiply_arranged(const void* from, int64_t groups, int64_t k, const uint16_t* x, int64_t stride,
+void multiply_repacked(const void* from, int64_t groups, int64_t k, const uint16_t* x, int64_t stride,
                        int64_t m, bool adds, float* y, int64_t y_stride) {
-  const uint16_t* arranged = static_cast<const uint16_t*>(from);
+  const uint16_t* repacked = static_cast<const uint16_t*>(from);
   constexpr int64_t together = 12;  // inputs that stay in the first cache for all rows
   const int64_t size = (k + block_columns - 1) / block_columns * block_columns * group_rows;
   for (int64_t i = 0; i < m; i += together) {
     const int64_t inputs = m - i < together ? m - i : together;
     int64_t group = 0;
     for (; group + 2 <= groups; group += 2) {
-      multiply_arranged_groups<2>(arranged + group * size, size, x + i * stride, stride, inputs, adds,
+      multiply_repacked_groups<2>(repacked + group * size, size, x + i * stride, stride, inputs, adds,
                                   y + i * y_stride + group * group_rows, y_stride);
     }
     if (group < groups) {
-      multiply_arranged_groups<1>(arranged + group * size, size, x + i * stride, stride, inputs, adds,
+      multiply_repacked_groups<1>(repacked + group * size, size, x + i * stride, stride, inputs, adds,
                                   y + i * y_stride + group * group_rows, y_stride);
     }
   }

@@ -5,10 +5,6 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -21,6 +17,7 @@
 
 #include "gguf_pack.h"
 #include "layout.h"
+#include "huge_pages.h"
 #include "linear.h"
 
 namespace acclimate::inference {
@@ -177,15 +174,15 @@ struct Rows {
   }
 };
 
-// Memory for arranged rows and their results, kept by each thread for its next call.
+// Memory for repacked rows and their results, kept by each thread for its next call.
 struct ManyMemory {
-  std::vector<uint8_t> arranged;
+  std::vector<uint8_t> repacked;
   std::vector<float> results;
 };
 
-// Like multiply(), for many inputs in bf16: rows are arranged once for up to 264 inputs.
+// Like multiply(), for many inputs in bf16: rows are repacked once for up to 264 inputs.
 template <class Finish>
-void multiply_arranged(const Weight& weight, const Rows& rows, const Finish& finish) {
+void multiply_repacked(const Weight& weight, const Rows& rows, const Finish& finish) {
   constexpr int64_t most_inputs = 264, some_rows = 64;
   const int64_t k = rows.k, stride = whole_blocks(k), result_stride = some_rows;
   const uint16_t* x = reinterpret_cast<const uint16_t*>(rows.row(0));
@@ -204,13 +201,13 @@ void multiply_arranged(const Weight& weight, const Rows& rows, const Finish& fin
   std::atomic<int64_t> next{0};
   auto work = [&](int thread, int) {
     thread_local ManyMemory memory;
-    memory.arranged.resize(std::max<size_t>(memory.arranged.size(), arranged_bytes(some_rows, k)));
+    memory.repacked.resize(std::max<size_t>(memory.repacked.size(), repacked_bytes(some_rows, k)));
     memory.results.resize(std::max<size_t>(memory.results.size(), most_inputs * result_stride));
     for (int64_t unit = next.fetch_add(1); unit < units; unit = next.fetch_add(1)) {
       const int64_t row = unit / input_parts * some_rows, begin = unit % input_parts * inputs;
       const int64_t count = std::min(some_rows, weight.n - row), m = std::min(inputs, rows.count - begin);
-      arrange(weight, row, row + count, memory.arranged.data());
-      multiply_many(memory.arranged.data(), count, k, x + begin * stride, stride, m, false,
+      repack(weight, row, row + count, memory.repacked.data());
+      multiply_many(memory.repacked.data(), count, k, x + begin * stride, stride, m, false,
                     memory.results.data(), result_stride);
       finish(thread, begin, m, row, count, memory.results.data(), result_stride);
     }
@@ -225,7 +222,7 @@ template <class Finish>
 void multiply(const Weight& weight, const Rows& rows, const Finish& finish) {
   if (rows.count > max_rows && rows.dtype == Dtype::bf16 && weight.format != WeightFormat::dense &&
       multiplies_many()) {
-    return multiply_arranged(weight, rows, finish);
+    return multiply_repacked(weight, rows, finish);
   }
   constexpr int64_t most_parts = 32, cached_bytes = 256 << 10;
   const Form form = form_of(weight, rows.dtype);
@@ -347,18 +344,6 @@ Tensor rows(const Tensor& data, const Tensor& ids, int64_t number, int64_t n, in
     narrow(kind, wide.data(), k, to + i * k * bytes_of(kind));
   }
   return result;
-}
-
-// Like acclimate.host.huge_pages. Called before the memory is written.
-void request_huge_pages([[maybe_unused]] uint8_t* data, [[maybe_unused]] int64_t bytes) {
-#if defined(MADV_HUGEPAGE)
-  constexpr int64_t least_bytes = 4 << 20, page = 4096;
-  if (bytes >= least_bytes) {
-    const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
-    const uintptr_t end = reinterpret_cast<uintptr_t>(data + bytes) / page * page;
-    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // no harm if it is refused
-  }
-#endif
 }
 
 Tensor from_gguf(const Tensor& blocks, int64_t number, int64_t n, int64_t k) {

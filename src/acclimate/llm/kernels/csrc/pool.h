@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cstdint>
 
+#include "../../../ops/csrc/relax.h"
+
 namespace acclimate::inference {
 
 // Waits until a number changes: spins for up to a millisecond, which is faster than being woken, then sleeps
@@ -22,7 +24,7 @@ class Signal {
   void wait(int32_t seen) const {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
     for (int count = 1; now() == seen; ++count) {
-      relax();
+      acclimate::relax();
       if (count % 256 == 0 && std::chrono::steady_clock::now() > deadline) {
         value_.wait(seen, std::memory_order_acquire);
       }
@@ -30,28 +32,19 @@ class Signal {
   }
 
  private:
-  static void relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("isb");
-#endif
-  }
-
   alignas(64) std::atomic<int32_t> value_{0};
 };
 
-// Lets threads wait for each other, again and again.
+// Lets threads wait for each other, again and again. The pool may give fewer threads than it was asked for,
+// so each call says how many there are.
 class Barrier {
  public:
-  explicit Barrier(int threads) : threads_(threads) {}
-
-  void wait() {
-    if (threads_ == 1) {
+  void wait(int threads) {
+    if (threads == 1) {
       return;
     }
     const int32_t round = passed_.now();
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
       arrived_.store(0, std::memory_order_relaxed);
       passed_.send();
     } else {
@@ -60,7 +53,6 @@ class Barrier {
   }
 
  private:
-  const int threads_;
   alignas(64) std::atomic<int> arrived_{0};
   Signal passed_;
 };

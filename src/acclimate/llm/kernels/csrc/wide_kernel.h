@@ -103,8 +103,8 @@ inline void widen_group(const uint8_t* group, int64_t k, float* to) {
   }
 }
 
-void widen_rows(const Weight& weight, int64_t first, int64_t last, void* arranged) {
-  float* to = static_cast<float*>(arranged);
+void widen_rows(const Weight& weight, int64_t first, int64_t last, void* repacked) {
+  float* to = static_cast<float*>(repacked);
   const int64_t size = (weight.k + block_columns - 1) / block_columns * block_columns * group_rows;
   for (int64_t row = first; row < last; row += group_rows, to += size) {
     if (weight.format != WeightFormat::dense) {
@@ -125,7 +125,7 @@ constexpr int64_t wide_columns = 256;
 
 // Sums stay in registers only if the compiler unrolls the loops. x: [inputs][wide_columns].
 template <int groups, int inputs>
-inline void multiply_wide_tile(const float* arranged, int64_t size, int64_t columns, const float* x,
+inline void multiply_wide_tile(const float* repacked, int64_t size, int64_t columns, const float* x,
                                bool adds, float* y, int64_t y_stride) {
   Floats sums[inputs][groups];
 #pragma GCC unroll 16
@@ -139,7 +139,7 @@ inline void multiply_wide_tile(const float* arranged, int64_t size, int64_t colu
     Floats weights[groups];
 #pragma GCC unroll 16
     for (int group = 0; group < groups; ++group) {
-      weights[group] = load_f32(arranged + group * size + column * 16);
+      weights[group] = load_f32(repacked + group * size + column * 16);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < inputs; ++i) {
@@ -160,10 +160,10 @@ inline void multiply_wide_tile(const float* arranged, int64_t size, int64_t colu
 }
 
 template <int groups>
-inline void multiply_wide_groups(const float* arranged, int64_t size, int64_t columns, const float* x,
+inline void multiply_wide_groups(const float* repacked, int64_t size, int64_t columns, const float* x,
                                  int64_t m, bool adds, float* y, int64_t y_stride) {
   const auto tile = [&]<int inputs>() {
-    multiply_wide_tile<groups, inputs>(arranged, size, columns, x, adds, y, y_stride);
+    multiply_wide_tile<groups, inputs>(repacked, size, columns, x, adds, y, y_stride);
     x += inputs * wide_columns;
     y += inputs * y_stride;
     m -= inputs;
@@ -191,7 +191,7 @@ void multiply_wide(const void* from, int64_t groups, int64_t k, const uint16_t* 
                    bool adds, float* y, int64_t y_stride) {
   constexpr int64_t together = 24;  // inputs that are widened together, and stay in the first cache
   alignas(64) float wide[together * wide_columns];
-  const float* arranged = static_cast<const float*>(from);
+  const float* repacked = static_cast<const float*>(from);
   const int64_t all = (k + block_columns - 1) / block_columns * block_columns, size = all * group_rows;
   for (int64_t column = 0; column < all; column += wide_columns, adds = true) {
     const int64_t columns = all - column < wide_columns ? all - column : wide_columns;
@@ -202,7 +202,7 @@ void multiply_wide(const void* from, int64_t groups, int64_t k, const uint16_t* 
           store(wide + input * wide_columns + c, load_bf16(x + (i + input) * stride + column + c));
         }
       }
-      const float* weights = arranged + column * group_rows;
+      const float* weights = repacked + column * group_rows;
       float* to = y + i * y_stride;
       int64_t group = 0;
       for (; group + wide_groups <= groups; group += wide_groups) {

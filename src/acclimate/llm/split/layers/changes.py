@@ -28,7 +28,7 @@ def change_module(module: nn.Module, change: Change, ranks: Ranks, randomness: R
     config = getattr(module, "config", None)
     for attribute, values in change.attributes.items():
         set_attribute(module, attribute, values[ranks.rank])
-    if own := frozenset(each.removeprefix("config.") for each in change.attributes if "." in each):
+    if own := frozenset(path.removeprefix("config.") for path in change.attributes if "." in path):
         follow_config(module, config, own)
     if change.arguments:
         _select_arguments(module, change.arguments, ranks.rank)
@@ -68,7 +68,7 @@ def _own(parts: Ranges) -> Tensor:
 
 
 def _length(parts: tuple[Ranges, ...]) -> int:
-    return max(stop for each in parts for _, stop in each)
+    return max(stop for part in parts for _, stop in part)
 
 
 def _select_arguments(
@@ -99,7 +99,7 @@ def _on_input(module: nn.Module, changed: Callable[[nn.Module, Tensor], Tensor])
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if args:
             return (changed(own, args[0]), *args[1:]), kwargs
-        name = next(name for name, each in kwargs.items() if isinstance(each, Tensor))
+        name = next(name for name, argument in kwargs.items() if isinstance(argument, Tensor))
         return args, {**kwargs, name: changed(own, kwargs[name])}
 
     module.register_forward_pre_hook(change, with_kwargs=True)
@@ -204,7 +204,8 @@ def _experts(module: nn.Module, ranks: Ranks) -> None:
         _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         found: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(
-            lambda each: copy_to_ranks(each, ranks) if isinstance(each, Tensor) else each, (args, kwargs)
+            lambda argument: copy_to_ranks(argument, ranks) if isinstance(argument, Tensor) else argument,
+            (args, kwargs),
         )
         return found
 

@@ -44,7 +44,7 @@ class IntactSplit:
             f"{owner}.{child}" if owner else child
             for owner in {name.rpartition(".")[0] for name in split if changes[name].region}
             for child, module in modules[owner].named_children()
-            if not any(id(modules[each]) in set(map(id, module.modules())) for each in split)
+            if not any(id(modules[part]) in set(map(id, module.modules())) for part in split)
         }
         for name in sorted(split | beside):
             if name:  # the model itself has no place
@@ -98,4 +98,4 @@ def _change_within(place: _Place) -> str:
 
 def split_of(model: nn.Module) -> IntactSplit | None:
     """Returns what a model, or a model within it, was when it was split; ``None`` if it is whole."""
-    return next((vars(each)[_KEPT] for each in model.modules() if _KEPT in vars(each)), None)
+    return next((vars(module)[_KEPT] for module in model.modules() if _KEPT in vars(module)), None)

@@ -12,9 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-READS = (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal)
-_READING_METHODS = {"tolist", "numpy", "__array__", "__dlpack__"}
-"""Methods that read a tensor's memory without dispatching an operator."""
+from acclimate.accelerator.unreplayable import READS_IN_PLACE, reads_data
 
 
 class _Following(TorchDispatchMode):
@@ -26,8 +24,8 @@ class _Following(TorchDispatchMode):
         self._kept: list[Tensor] = []
         """References that keep the storage from being reused by another tensor."""
         self._places: set[int] = set()
-        for each in tensors:
-            self._follow(each)
+        for tensor in tensors:
+            self._follow(tensor)
 
     def _follow(self, tensor: Tensor) -> None:
         self._kept.append(tensor)
@@ -44,15 +42,15 @@ class _Following(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        depends = any(each.untyped_storage()._cdata in self._places for each in given)
+        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        depends = any(tensor.untyped_storage()._cdata in self._places for tensor in given)
         found = func(*args, **(kwargs or {}))
         if depends:
-            self.is_read = self.is_read or any(func.overloadpacket is each for each in READS)
+            self.is_read = self.is_read or reads_data(func, given)
             changed = given[:1] if func._schema.is_mutable else []
-            for each in (*changed, *pytree.tree_leaves(found)):
-                if isinstance(each, Tensor):
-                    self._follow(each)
+            for result in (*changed, *pytree.tree_leaves(found)):
+                if isinstance(result, Tensor):
+                    self._follow(result)
         return found
 
 
@@ -70,14 +68,14 @@ class _FollowingMethods(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if getattr(func, "__name__", "") in _READING_METHODS and args and isinstance(args[0], Tensor):
+        if func in READS_IN_PLACE and args and isinstance(args[0], Tensor):
             self._following.see_reading(args[0])
         return func(*args, **(kwargs or {}))
 
 
 def reads_numbers(run: Callable[[Mapping[str, Tensor]], object], outputs: Mapping[str, Tensor]) -> bool:
     """Whether a run reads a value that depends on the given outputs into Python."""
-    given = {name: each.detach().clone() for name, each in outputs.items()}
+    given = {name: output.detach().clone() for name, output in outputs.items()}
     following = _Following(given.values())
     with torch.no_grad(), following, _FollowingMethods(following):
         run(given)

@@ -50,22 +50,24 @@ def _numbers(
         per_group = len(units) // len(groups)
         kept = tuple(
             tuple(
-                next(n for n, group in enumerate(groups) if each[at] in group)
-                for at in range(0, len(each), step)
+                next(n for n, group in enumerate(groups) if head[at] in group)
+                for at in range(0, len(head), step)
             )
-            for each, step in zip(heads, repeats, strict=True)
+            for head, step in zip(heads, repeats, strict=True)
         )
         numbers.append(_Number("kv", len(groups), tuple(map(len, kept)), kept))
         numbers.append(_Number("group", per_group, tuple(repeats)))
         if width % len(units) == 0:
             size = width // len(units)
-            values = tuple(len(each) * size for each in kept)
+            values = tuple(len(choice) * size for choice in kept)
             numbers.append(_Number("kv columns", len(groups) * size, values))
-            both = tuple(2 * each for each in values)
+            both = tuple(2 * value for value in values)
             numbers.append(_Number("both kv columns", 2 * len(groups) * size, both))
     numbers.append(_Number("columns", width, tuple(map(len, rows)), rows))
-    for source, each in columns.items():
-        numbers.append(_Number(f"columns of {source}", widths[source], tuple(map(len, each)), tuple(each)))
+    for source, column in columns.items():
+        numbers.append(
+            _Number(f"columns of {source}", widths[source], tuple(map(len, column)), tuple(column))
+        )
     return numbers
 
 
@@ -82,15 +84,16 @@ def choices_of(
     found: list[list[Choice]] = []
 
     def offer(kind: str, place: tuple[str, str] | str | int, dim: int, name: str, value: int) -> None:
-        fitting = [each for each in numbers if each.whole == value and value > 1]
+        fitting = [number for number in numbers if number.whole == value and value > 1]
         if kind != "attribute":
-            fitting = [each for each in fitting if each.indices]
+            fitting = [choice for choice in fitting if choice.indices]
         distinct = {
-            (each.values, () if kind == "attribute" else each.indices): each for each in reversed(fitting)
+            (choice.values, () if kind == "attribute" else choice.indices): choice
+            for choice in reversed(fitting)
         }
-        ordered = sorted(distinct.values(), key=lambda each: _distance(name, each.name))
+        ordered = sorted(distinct.values(), key=lambda choice: _distance(name, choice.name))
         if ordered:
-            found.append([Choice(kind, place, dim, each) for each in ordered])
+            found.append([Choice(kind, place, dim, choice) for choice in ordered])
 
     inside = region.block + "." if region.block else ""
     for name, module in trace.modules.items():
@@ -133,16 +136,20 @@ def combinations(choices: list[list[Choice]]) -> Iterator[list[Choice]]:
     yield []
     if not choices:
         return
-    attributes = [each[0] for each in choices if each[0].kind == "attribute"]
-    modules = [each for each in attributes if isinstance(each.place, tuple) and "." not in each.place[1]]
+    attributes = [choice[0] for choice in choices if choice[0].kind == "attribute"]
+    modules = [
+        attribute
+        for attribute in attributes
+        if isinstance(attribute.place, tuple) and "." not in attribute.place[1]
+    ]
     yield modules
     yield attributes
     for other in ("parameter", "argument"):
-        yield [*modules, *(each[0] for each in choices if each[0].kind == other)]
-    yield [each[0] for each in choices]
-    options: list[list[Choice | None]] = [[*each, None] for each in choices]
+        yield [*modules, *(choice[0] for choice in choices if choice[0].kind == other)]
+    yield [choice[0] for choice in choices]
+    options: list[list[Choice | None]] = [[*choice, None] for choice in choices]
     for combination in itertools.product(*options):
-        yield [each for each in combination if each is not None]
+        yield [choice for choice in combination if choice is not None]
 
 
 def with_choices(layout: Layout, chosen: list[Choice]) -> Layout:

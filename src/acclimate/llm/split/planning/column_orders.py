@@ -17,13 +17,13 @@ def _users(units: list[Unit]) -> dict[str, dict[int, frozenset[int]]]:
         for source, columns in unit.sources.items():
             for column in columns:
                 found.setdefault(source, {}).setdefault(column, set()).add(number)
-    return {s: {c: frozenset(u) for c, u in each.items()} for s, each in found.items()}
+    return {s: {c: frozenset(u) for c, u in users.items()} for s, users in found.items()}
 
 
 def key_value_groups(units: list[Unit]) -> list[frozenset[int]]:
     """Returns for each unit the units with which it shares a key/value head."""
     groups = [frozenset({number}) for number in range(len(units))]
-    shared = sorted({u for each in _users(units).values() for u in each.values() if len(u) > 1}, key=len)
+    shared = sorted({u for user in _users(units).values() for u in user.values() if len(u) > 1}, key=len)
     for members in shared:
         for number in members:
             if len(groups[number]) == 1:
@@ -54,12 +54,12 @@ def column_orders(
         return sorted({column for unit in some for column in unit.sources.get(source, ())})
 
     def by_block(source: str) -> list[Indices]:
-        return [tuple(c for block in each for c in needed(source, block)) for each in blocks]
+        return [tuple(c for block in part for c in needed(source, block)) for part in blocks]
 
     def by_section(source: str) -> list[Indices]:
         found = []
-        for each in blocks:
-            runs = [_runs(needed(source, block)) for block in each]
+        for order in blocks:
+            runs = [_runs(needed(source, block)) for block in order]
             if len({len(run) for run in runs}) > 1:
                 return by_block(source)
             found.append(tuple(c for section in zip(*runs, strict=True) for run in section for c in run))

@@ -31,7 +31,7 @@ class Unit:
 
 def find_units(run: Run, outputs: Mapping[str, Tensor], random: torch.Generator) -> list[Unit]:
     """Returns the units of a region in the order of the sink's columns; one unit cannot be split."""
-    leaves = {name: each.detach().clone().requires_grad_() for name, each in outputs.items()}
+    leaves = {name: output.detach().clone().requires_grad_() for name, output in outputs.items()}
     result = run(leaves)
     if not result.requires_grad:
         return []
@@ -69,9 +69,12 @@ def _single_columns(
             return None
         for place, target in enumerate(column.long().tolist()):
             found[target - 1].setdefault(name, []).append(place)
-    if any(set(each) != set(names) for each in found):
+    if any(set(sets) != set(names) for sets in found):
         return None
-    return [Unit((j,), {n: tuple(p) for n, p in each.items()}) for j, each in enumerate(found)]
+    return [
+        Unit((j,), {n: tuple(p) for n, p in columns_by_name.items()})
+        for j, columns_by_name in enumerate(found)
+    ]
 
 
 def _heads(run: Run, result: Tensor, leaves: Mapping[str, Tensor], random: torch.Generator) -> list[Unit]:
@@ -115,7 +118,7 @@ def _heads(run: Run, result: Tensor, leaves: Mapping[str, Tensor], random: torch
             for name, places in depends_on([first]).items()
             for at in range(_SAMPLES if len(places) > 1 else 1)
         ]
-        members = _smallest_unit([each for each in seen if first in each])
+        members = _smallest_unit([value for value in seen if first in value])
         if members is None or not members <= left:
             return []
         left -= members
@@ -131,6 +134,6 @@ def _smallest_unit(seen: list[frozenset[int]]) -> frozenset[int] | None:
     them. A value column by itself is not a unit, because several ranks would need its query head.
     """
     for members in sorted(set(seen), key=len):
-        if sum(not each <= members for each in seen) <= _MOST_SHARED * len(seen):
+        if sum(not value <= members for value in seen) <= _MOST_SHARED * len(seen):
             return members
     return None

@@ -61,7 +61,9 @@ def lay_out_experts(trace: Trace, name: str, size: int) -> ExpertLayout | None:
     first = trace.blocks[name][0]
     # Grouped matrix products exist only for dtypes of 32 bits or fewer.
     args, kwargs = pytree.tree_map(
-        lambda each: each.float() if isinstance(each, Tensor) and each.is_floating_point() else each,
+        lambda tensor: (
+            tensor.float() if isinstance(tensor, Tensor) and tensor.is_floating_point() else tensor
+        ),
         detached((first.args, first.kwargs)),
     )
     outputs = trace.calls[name][0].input.shape[-1]

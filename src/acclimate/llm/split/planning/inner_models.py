@@ -26,20 +26,20 @@ def unreached_models(model: nn.Module, trace: Trace) -> dict[str, nn.Module]:
             continue
         own = {id(p) for p in module.parameters()}
         others = {id(p) for n, p in model.named_parameters(remove_duplicate=False) if not inside(n, {name})}
-        is_reached = any(inside(each, {name}) for each in (*trace.blocks, *trace.calls))
-        if not is_reached and not own & others and any(inside(each, {name}) for each in trace.linears):
+        is_reached = any(inside(block, {name}) for block in (*trace.blocks, *trace.calls))
+        if not is_reached and not own & others and any(inside(linear, {name}) for linear in trace.linears):
             found[name] = module
     return found
 
 
 def inside(name: str, models: Mapping[str, object] | set[str]) -> bool:
     """Whether a name is that of one of the models or of a module inside one."""
-    return any(name == each or name.startswith(f"{each}.") for each in models)
+    return any(name == model or name.startswith(f"{model}.") for model in models)
 
 
 def entries_of(values: Mapping[str, T], model: str) -> dict[str, T]:
     """Returns what is known about the modules of one inner model, by their names in it."""
-    return {name[len(model) + 1 :]: each for name, each in values.items() if name.startswith(f"{model}.")}
+    return {name[len(model) + 1 :]: value for name, value in values.items() if name.startswith(f"{model}.")}
 
 
 def joined(plan: Plan, inner: Mapping[str, Plan]) -> Plan:
@@ -48,7 +48,7 @@ def joined(plan: Plan, inner: Mapping[str, Plan]) -> Plan:
     partial, whole = set(plan.partial), dict(plan.whole)
     for model, part in inner.items():
         splits |= {f"{model}.{n}": replace(s, name=f"{model}.{s.name}") for n, s in part.splits.items()}
-        source |= {f"{model}.{n}": each for n, each in part.source.items()}
+        source |= {f"{model}.{n}": weight for n, weight in part.source.items()}
         for name, change in part.modules.items():
             region = f"{model}.{change.region}" if change.region else ""
             modules[f"{model}.{name}"] = replace(change, region=region)

@@ -34,7 +34,7 @@ def lay_out(trace: Trace, region: Region, size: int) -> Layout | None:
             if trial.holds(with_choices(layout, chosen)):
                 needed = _without_unneeded(trial, layout, chosen)
                 return _with_head_counts(trial, layout, needed, choices)
-    distinct = {s: [tuple(sorted(set(each))) for each in columns[s]] for s in region.sources}
+    distinct = {s: [tuple(sorted(set(group))) for group in columns[s]] for s in region.sources}
     padded = Layout(distinct, rows, [True] * size)
     return padded if trial.holds(padded) else None
 
@@ -49,7 +49,7 @@ def _without_unneeded(trial: Trial, layout: Layout, chosen: list[Choice]) -> lis
     for choice in chosen:
         place = choice.place
         named = isinstance(place, tuple) and "." not in place[1] and _is_of_heads(place[1])
-        fewer = [each for each in chosen if each is not choice]
+        fewer = [picked for picked in chosen if picked is not choice]
         if not named and trial.holds(with_choices(layout, fewer)):
             chosen = fewer
     return chosen

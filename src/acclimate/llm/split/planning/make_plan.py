@@ -147,7 +147,7 @@ def _verified_plan(
         except BlockError as error:
             refusal = refusal or error
             kind = kind_of(error.block)
-            members = {n for n in trace.linears if any(kind_of(each) == kind for each in parents_of(n))}
+            members = {n for n in trace.linears if any(kind_of(parent) == kind for parent in parents_of(n))}
             more = members - alone - set(styles.user)
             if not more:
                 raise refusal from None

@@ -21,7 +21,7 @@ def split_region(draft: Draft, trace: Trace, region: Region, layout: Layout) -> 
     """Splits a region: its sources by columns, and its sink and twins by rows."""
     for name in region.sources:
         _split_source(draft, trace, region, layout, name)
-    rows = tuple(ranges(each) for each in layout.rows)
+    rows = tuple(ranges(row) for row in layout.rows)
     for name in (region.sink, *region.twins):
         dim = trace.linears[name][1]
         draft.split(f"{name}.weight", "rows", dim, rows)
@@ -41,16 +41,16 @@ def split_region(draft: Draft, trace: Trace, region: Region, layout: Layout) -> 
         draft.changes[name] = replace(known, copies_output=True)
     draft.partial |= trace.flows.uses[region.sink]
     for name, (dim, indices) in layout.parameters.items():
-        draft.split(name, "columns", dim, tuple(ranges(each) for each in indices))
+        draft.split(name, "columns", dim, tuple(ranges(index) for index in indices))
     for (name, attribute), values in layout.attributes.items():
         draft.change_block(name, attributes={attribute: tuple(values)})
     for key, (dim, indices) in layout.arguments.items():
-        draft.change_block(region.block, arguments={key: (dim, tuple(ranges(each) for each in indices))})
+        draft.change_block(region.block, arguments={key: (dim, tuple(ranges(index) for index in indices))})
 
 
 def _split_source(draft: Draft, trace: Trace, region: Region, layout: Layout, name: str) -> None:
     """Splits one source of a region by columns, with the normalization over them."""
-    columns = tuple(ranges(each) for each in layout.columns[name])
+    columns = tuple(ranges(column) for column in layout.columns[name])
     dim = trace.linears[name][0]
     draft.split(f"{name}.weight", "columns", dim, columns)
     draft.split(f"{name}.bias", "columns", 0, columns)
@@ -86,7 +86,7 @@ def _split_vectors(draft: Draft, name: str, parts: tuple[Ranges, ...]) -> None:
 def split_experts(draft: Draft, name: str, layout: ExpertLayout) -> None:
     """Splits every expert of a module."""
     for key, (dim, indices) in layout.parameters.items():
-        draft.split(f"{name}.{key}", "experts", dim, tuple(ranges(each) for each in indices))
+        draft.split(f"{name}.{key}", "experts", dim, tuple(ranges(index) for index in indices))
     attributes = {key: tuple(values) for key, values in layout.attributes.items()}
     draft.change(name, Change("experts", copies_input=True, attributes=attributes))
 

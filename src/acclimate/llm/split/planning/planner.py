@@ -130,11 +130,11 @@ class Planner:
                 continue
             is_called = name in trace.calls or name in trace.called_linears
             # A run with only tokens does not call an image encoder, for example.
-            parents = [trace.modules[each] for each in parents_of(name)[:-1]]
-            if is_called or not any(may_access_weights(each) for each in parents):
+            parents = [trace.modules[parent] for parent in parents_of(name)[:-1]]
+            if is_called or not any(may_access_weights(parent) for parent in parents):
                 kinds.setdefault(kind_of(name), []).append(name)
         sizes = {kind: sum(tensors[f"{n}.weight"].numel() for n in names) for kind, names in kinds.items()}
-        for kind in sorted(kinds, key=lambda each: -sizes[each]):
+        for kind in sorted(kinds, key=lambda name: -sizes[name]):
             whole, split = self._amounts(decided)
             if whole <= _MOST_WHOLE * (whole + split):
                 return
@@ -184,7 +184,7 @@ class Planner:
         if whole <= split or self._is_inner:
             return
         names = self._draft.splits.keys() | self._split_apart
-        left = {name: each for name, each in self._draft.tensors.items() if name not in names}
+        left = {name: tensor for name, tensor in self._draft.tensors.items() if name not in names}
         known = reasons_of(self._trace, left, reasons, kept)
         raise PlanError(refusal(type(self._model).__name__, self._size, whole / (split + whole), known))
 

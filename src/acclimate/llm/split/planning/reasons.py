@@ -46,12 +46,12 @@ def reasons_of(
             continue
         if owner not in found or -tensor.numel() < found[owner][0]:
             found[owner] = (-tensor.numel(), known.get(owner) or _reason(trace, owner, last))
-    return {name: reason for name, (_, reason) in sorted(found.items(), key=lambda each: each[1][0])}
+    return {name: reason for name, (_, reason) in sorted(found.items(), key=lambda entry: entry[1][0])}
 
 
 def _reason(trace: Trace, owner: str, last: str) -> str:
     module = trace.modules.get(owner)
-    opaque = [each for each in parents_of(owner) if type(trace.modules[each]) in trace.opaque]
+    opaque = [parent for parent in parents_of(owner) if type(trace.modules[parent]) in trace.opaque]
     if opaque:
         return f"{type(trace.modules[opaque[0]]).__name__} uses weights of linear modules directly"
     if isinstance(module, _ConvNd):

@@ -19,4 +19,7 @@ def even_shares(count: int, size: int, multiple: int = 1) -> list[range]:
 
 def kernel_multiple(count: int, size: int) -> int:
     """Returns a multiple of columns that suits kernels, or 1 if it would make the ranks too uneven."""
-    return next((each for each in (64, 32, 16, 8) if count // each >= 4 * size and count % each == 0), 1)
+    return next(
+        (multiple for multiple in (64, 32, 16, 8) if count // multiple >= 4 * size and count % multiple == 0),
+        1,
+    )

@@ -44,7 +44,9 @@ def find_structure(trace: Trace, size: int, kept_whole: Container[str] = ()) -> 
             continue
         if sink in columns | rows:
             continue
-        twins = [each for each in same_input[sink] if each not in columns | rows and each not in kept_whole]
+        twins = [
+            linear for linear in same_input[sink] if linear not in columns | rows and linear not in kept_whole
+        ]
         feeding = sorted(s for s in flows.sources[sink] if s in trace.linears)
         sources = [
             s
@@ -102,7 +104,7 @@ def _same_inputs(trace: Trace) -> dict[str, list[str]]:
     for name in trace.order:
         if name in trace.linears and name != trace.head:
             inputs = [call.input.detach() for call in trace.calls[name]]
-            begin = tuple((each.shape, tuple(each.reshape(-1)[:8].tolist())) for each in inputs)
+            begin = tuple((linear.shape, tuple(linear.reshape(-1)[:8].tolist())) for linear in inputs)
             groups.setdefault((begin, frozenset(trace.flows.sources[name])), []).append(name)
 
     def is_same(one: str, other: str) -> bool:
@@ -110,7 +112,9 @@ def _same_inputs(trace: Trace) -> dict[str, list[str]]:
         return one != other and all(torch.equal(a.input, b.input) for a, b in pairs)
 
     return {
-        name: [each for each in group if is_same(name, each)] for group in groups.values() for name in group
+        name: [member for member in group if is_same(name, member)]
+        for group in groups.values()
+        for name in group
     }
 
 
@@ -143,7 +147,7 @@ def _lay_out(
         units, norms, through, layout = known[signature]
         region.units = [Unit(u.sink, {region.block + s: c for s, c in u.sources.items()}) for u in units]
         region.norms = {f"{region.block}.{n}": f"{region.block}.{s}" for n, s in norms.items()}
-        region.through = [region.block + each for each in through]
+        region.through = [region.block + module for module in through]
         if layout is not None:
             layout = _moved(layout, lambda name: region.block + name)
             # Modules may differ in more than their settings, for example in a hook or a function's constant.
@@ -165,7 +169,7 @@ def _lay_out(
         known[signature] = (
             [Unit(u.sink, {s[strip:]: c for s, c in u.sources.items()}) for u in region.units],
             {n[inside:]: s[inside:] for n, s in region.norms.items()},
-            [each[strip:] for each in region.through],
+            [module[strip:] for module in region.through],
             _moved(layout, lambda name: name[strip:]) if layout is not None else None,
         )
     kind = type(block).__name__
@@ -196,7 +200,7 @@ def _units(trace: Trace, region: Region) -> list[Unit]:
 def _signature(trace: Trace, region: Region, size: int) -> object:
     """Returns a block's classes, shapes and settings without the layer's number; equal for equal blocks."""
     strip = len(region.block)
-    names = [[name[strip:] for name in each] for each in (region.sources, region.twins)]
+    names = [[name[strip:] for name in linears] for linears in (region.sources, region.twins)]
     parts: list[object] = [size, region.sink[strip:], *map(tuple, names)]
     for name, module in trace.modules.items():
         if name == region.block or name.startswith(region.block + "."):

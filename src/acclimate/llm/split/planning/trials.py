@@ -23,8 +23,8 @@ class Trial:
         self._region = region
         leaves = {region.leaf(source): trace.calls[source][0].output for source in region.sources}
         self._outputs = {
-            leaf: torch.randn(each.shape, generator=trace.random, dtype=torch.float64).to(each.dtype)
-            for leaf, each in leaves.items()
+            leaf: torch.randn(tensor.shape, generator=trace.random, dtype=torch.float64).to(tensor.dtype)
+            for leaf, tensor in leaves.items()
         }
         self._sinks = (region.sink, *region.twins)
         with torch.no_grad():
@@ -45,7 +45,9 @@ class Trial:
                 zeros = torch.zeros_like(self._outputs[leaf])
                 own = zeros.index_copy(-1, torch.tensor(columns, dtype=torch.long), own)
             outputs[leaf] = own
-        values: dict[tuple[str, str], Any] = {key: each[rank] for key, each in layout.attributes.items()}
+        values: dict[tuple[str, str], Any] = {
+            key: attribute[rank] for key, attribute in layout.attributes.items()
+        }
         # With wrong values a block may raise any exception, which only means that the values are wrong.
         with (
             contextlib.suppress(Exception),

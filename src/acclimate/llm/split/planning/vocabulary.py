@@ -60,7 +60,7 @@ def splits_by_tokens(module: nn.Module) -> bool:
             if expected is None and offset == 0:
                 return False
             found = [_result(part, tokens) for part in parts]
-            if expected is None and all(each is None for each in found):
+            if expected is None and all(parent is None for parent in found):
                 continue
             if expected is None or found[0] is None or found[1] is None:
                 return False

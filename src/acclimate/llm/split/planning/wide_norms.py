@@ -38,11 +38,11 @@ def norms_between(trace: Trace, region: Region) -> list[str]:
     """
     found = []
     outputs = [trace.calls[source][0].output for source in region.sources]
-    tables = (each for each in trace.modules.values() if isinstance(each, nn.Embedding))
+    tables = (module for module in trace.modules.values() if isinstance(module, nn.Embedding))
     others = [
         call.output for name, calls in trace.calls.items() if name not in region.sources for call in calls
     ]
-    others += [*trace.entries, *(each.weight for each in tables)]
+    others += [*trace.entries, *(table.weight for table in tables)]
     sink = trace.calls[region.sink][0].input
     for name in sorted({owner.rpartition(".")[0] for owner in region.parameters}):
         if not name.startswith(region.block + ".") or name not in trace.blocks:
@@ -61,12 +61,12 @@ def norms_between(trace: Trace, region: Region) -> list[str]:
 
 def _reaches(trace: Trace, leaves: list[Tensor], given: Tensor) -> bool:
     """Whether a tensor depends on any of the leaves."""
-    leaves = [each for each in leaves if each.requires_grad and each.is_floating_point()]
+    leaves = [leaf for leaf in leaves if leaf.requires_grad and leaf.is_floating_point()]
     if not leaves:
         return False
     numbers = trace.numbers(*given.shape).to(given.dtype)
     gradients = torch.autograd.grad(given, leaves, numbers, retain_graph=True, allow_unused=True)
-    return any(each is not None and bool(each.any()) for each in gradients)
+    return any(gradient is not None and bool(gradient.any()) for gradient in gradients)
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:

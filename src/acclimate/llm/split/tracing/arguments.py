@@ -44,7 +44,7 @@ def copied(value: Any) -> Any:
 
 def as_given(values: Any) -> Any:
     """Returns nested values with tensors unchanged and mutable objects copied."""
-    return pytree.tree_map(lambda each: copied(each) if _is_state(each) else each, values)
+    return pytree.tree_map(lambda leaf: copied(leaf) if _is_state(leaf) else leaf, values)
 
 
 def fresh(values: Any) -> Any:
@@ -60,4 +60,4 @@ def fresh(values: Any) -> Any:
 
 def detached(values: Any) -> Any:
     """Returns nested values with all tensors detached."""
-    return pytree.tree_map(lambda each: each.detach() if isinstance(each, Tensor) else each, values)
+    return pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, values)

@@ -59,6 +59,8 @@ def _traced(model: nn.Module, example: Callable[[nn.Module], Any] | None, is_ric
 
 def _holds_linears(module: nn.Module) -> bool:
     weights = (
-        each._parameters.get("weight") for each in module.modules() if not isinstance(each, nn.Embedding)
+        submodule._parameters.get("weight")
+        for submodule in module.modules()
+        if not isinstance(submodule, nn.Embedding)
     )
     return any(weight is not None and weight.dim() == 2 for weight in weights)

@@ -43,12 +43,12 @@ class Flows:
         """The stand-ins whose input depends on an entry."""
         self._numbers = numbers
         self._parameters = parameters
-        self._entries = {id(each) for each in entries}
-        self._leaves = [call.output for each in calls.values() for call in each]
-        self._names = [name for name, each in calls.items() for _ in each]
-        for each in entries:
-            if all(each is not leaf for leaf in self._leaves):
-                self._leaves.append(each)
+        self._entries = {id(entry) for entry in entries}
+        self._leaves = [call.output for recorded in calls.values() for call in recorded]
+        self._names = [name for name, recorded in calls.items() for _ in recorded]
+        for tensor in entries:
+            if all(tensor is not leaf for leaf in self._leaves):
+                self._leaves.append(tensor)
                 self._names.append(MODEL)
         for name, each_calls in calls.items():
             self._follow(name, [call.input for call in each_calls])
@@ -68,7 +68,7 @@ class Flows:
                 retain_graph=True,
                 allow_unused=True,
             )
-            reached = [each is not None and bool(each.any()) for each in gradients]
+            reached = [gradient is not None and bool(gradient.any()) for gradient in gradients]
             count = len(self._leaves)
             for leaf, name, is_reached in zip(self._leaves, self._names, reached[:count], strict=True):
                 if not is_reached:

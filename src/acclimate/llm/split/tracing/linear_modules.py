@@ -93,8 +93,8 @@ def embeddings(model: nn.Module) -> tuple[list[str], str | None]:
     """Returns the names of the vocabulary's embeddings, and of the output head."""
     inputs, head = _end(model, "get_input_embeddings"), _end(model, "get_output_embeddings")
     # A decoder may have its own table, which it shares with the head.
-    weights = (getattr(each, "weight", None) for each in (inputs, head))
-    shared = {id(each) for each in weights if each is not None}
+    weights = (getattr(embedding, "weight", None) for embedding in (inputs, head))
+    shared = {id(weight) for weight in weights if weight is not None}
     first, last = [], None
     for name, module in model.named_modules(remove_duplicate=False):
         is_embedding = isinstance(module, nn.Embedding)

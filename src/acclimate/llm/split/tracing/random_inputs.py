@@ -81,7 +81,7 @@ def richer_inputs(model: nn.Module, tokens: Tensor, numbers: Numbers) -> Iterato
 
 
 def _entries(given: dict[str, Tensor]) -> list[Tensor]:
-    return [each for each in given.values() if each.is_floating_point()]
+    return [tensor for tensor in given.values() if tensor.is_floating_point()]
 
 
 def _with_tokens_for(
@@ -206,9 +206,9 @@ def _configs(config: Any) -> Iterator[Any]:
     """Yields a configuration, and then its inner configurations."""
     if config is not None:
         yield config
-        for each in vars(config).values():
-            if hasattr(each, "model_type"):
-                yield from _configs(each)
+        for var in vars(config).values():
+            if hasattr(var, "model_type"):
+                yield from _configs(var)
 
 
 def _value(config: Any, name: str) -> Any:
@@ -219,13 +219,13 @@ def _value(config: Any, name: str) -> Any:
 
 def _setting(config: Any, name: str, default: int) -> int:
     """Returns a number from a configuration or an inner configuration."""
-    values = (_value(each, name) for each in _configs(config))
+    values = (_value(inner_config, name) for inner_config in _configs(config))
     return next((value for value in values if isinstance(value, int) and value > 0), default)
 
 
 def _image_size(config: Any) -> tuple[int, int]:
-    for each in _configs(config):
-        size = _value(each, "image_size")
+    for inner_config in _configs(config):
+        size = _value(inner_config, "image_size")
         if isinstance(size, int):
             return size, size
         if isinstance(size, list | tuple) and len(size) == 2:

@@ -60,7 +60,7 @@ class StandIns:
         is_block: bool = False,
     ) -> None:
         def forward(*args: Any, **kwargs: Any) -> Tensor:
-            given = next(each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
+            given = next(argument for argument in (*args, *kwargs.values()) if isinstance(argument, Tensor))
             if self._replay is not None:
                 return self._replayed(name, given, self._replay)
             expected = shape(given)

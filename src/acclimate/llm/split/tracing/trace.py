@@ -99,7 +99,7 @@ class Trace:
     def _place_stand_ins(self) -> None:
         opaque = [n for n, m in self.modules.items() if type(m) in self.opaque and n]
         for name, module in self.modules.items():
-            if any(name.startswith(f"{each}.") for each in opaque):
+            if any(name.startswith(f"{parent}.") for parent in opaque):
                 if "forward" not in vars(module) and (dims := linear_dims(module)) is not None:
                     self.opaque_linears[name] = dims
             elif self._is_replaced_embedding(name, module):
@@ -147,7 +147,7 @@ class Trace:
                 "make_plan(..., example=lambda model: model(...)).",
             ) from error
         leaves = pytree.tree_leaves(dict(found) if isinstance(found, Mapping) else found)
-        return [each for each in leaves if isinstance(each, Tensor) and each.requires_grad]
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
 
     def _watching(self) -> CalledLinears | contextlib.nullcontext[None]:
         if not self.opaque_linears:
@@ -241,8 +241,8 @@ class Trace:
                 undo.append(set_attribute(self.modules[name], attribute, value))
             yield
         finally:
-            for each in reversed(undo):
-                each()
+            for restore in reversed(undo):
+                restore()
 
 
 def _without_weights(model: nn.Module) -> nn.Module:

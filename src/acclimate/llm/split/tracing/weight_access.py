@@ -59,8 +59,8 @@ class CalledLinears(TorchFunctionMode):
     ) -> Any:
         # A property, such as a device, says nothing about the numbers.
         if getattr(func, "__name__", "") != "__get__":
-            for each in (*args, *(kwargs or {}).values()):
-                name = self._names.get(id(each)) if isinstance(each, Tensor) else None
+            for argument in (*args, *(kwargs or {}).values()):
+                name = self._names.get(id(argument)) if isinstance(argument, Tensor) else None
                 if name is not None and name not in self._running[-1:]:
                     self._lent.add(name)
         return func(*args, **(kwargs or {}))

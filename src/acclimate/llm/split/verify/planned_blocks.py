@@ -28,7 +28,7 @@ def _blocks_of(trace: Trace, plan: Plan) -> list[str]:
     """Returns the layers (outermost modules in lists), and the other modules that hold changes."""
     found: list[str] = []
     for name, module in trace.modules.items():
-        if isinstance(module, nn.ModuleList) and not any(name.startswith(f"{each}.") for each in found):
+        if isinstance(module, nn.ModuleList) and not any(name.startswith(f"{block}.") for block in found):
             found += [
                 f"{name}.{key}" for key, _ in module.named_children() if f"{name}.{key}" in trace.blocks
             ]
@@ -37,17 +37,17 @@ def _blocks_of(trace: Trace, plan: Plan) -> list[str]:
     for name, change in plan.modules.items():
         members.setdefault(change.region or name, []).append(name)
     for name, change in plan.modules.items():
-        if name in ends or any(name.startswith(f"{each}.") for each in found):
+        if name in ends or any(name.startswith(f"{block}.") for block in found):
             continue
         parts = name.split(".")
         above = [".".join(parts[:count]) for count in range(1, len(parts))]
         lists = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
         holders = [
-            each
-            for each in above
-            if each in trace.blocks
-            and not isinstance(trace.modules[each], lists)
-            and all(other.startswith(f"{each}.") for other in members[change.region or name])
+            ancestor
+            for ancestor in above
+            if ancestor in trace.blocks
+            and not isinstance(trace.modules[ancestor], lists)
+            and all(other.startswith(f"{ancestor}.") for other in members[change.region or name])
         ]
         # Embeddings are not compared: they would need valid tokens as input.
         small = [h for h in holders if not any(str(end).startswith(f"{h}.") for end in ends)]

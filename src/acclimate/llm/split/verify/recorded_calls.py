@@ -58,9 +58,9 @@ class Steps:
         if isinstance(value, PLAIN) or callable(value):
             return value
         if type(value) in (tuple, list):
-            return type(value)(self._kept(each) for each in value)
+            return type(value)(self._kept(item) for item in value)
         if type(value) is dict:
-            return {key: self._kept(each) for key, each in value.items()}
+            return {key: self._kept(item) for key, item in value.items()}
         if id(value) not in self._before:
             self._originals.append(value)
             self._before[id(value)] = copied(value)
@@ -71,9 +71,9 @@ class Steps:
             value = value.to(dtype) if value.dtype == torch.float64 else value
             return value.clone()
         if type(value) in (tuple, list):
-            return type(value)(self._given(each, made, dtype) for each in value)
+            return type(value)(self._given(item, made, dtype) for item in value)
         if type(value) is dict:
-            return {key: self._given(each, made, dtype) for key, each in value.items()}
+            return {key: self._given(item, made, dtype) for key, item in value.items()}
         if isinstance(value, _Kept):
             if value.key not in made:
                 made[value.key] = copied(self._before[value.key])
@@ -98,8 +98,12 @@ def calls_of_other_shapes(trace: Trace, blocks: Collection[str]) -> dict[str, di
         for batch, length in _OTHER_SHAPES:
             tokens = torch.arange(batch * length).view(batch, length) % count
             inputs = {
-                name: tokens if "input_ids" in name else each[:batch] if isinstance(each, Tensor) else each
-                for name, each in given.items()
+                name: tokens
+                if "input_ids" in name
+                else tensor[:batch]
+                if isinstance(tensor, Tensor)
+                else tensor
+                for name, tensor in given.items()
             }
             if given and not any("input_ids" in name for name in inputs):
                 continue
@@ -107,7 +111,7 @@ def calls_of_other_shapes(trace: Trace, blocks: Collection[str]) -> dict[str, di
             calls: dict[str, Steps] = {name: Steps() for name in blocks}
             if _recorded(trace, calls, partial(trace.call, inputs, tokens)):
                 shape += " only" if given is trace.text_inputs else ""
-                found[shape] = {name: each for name, each in calls.items() if each.calls}
+                found[shape] = {name: call for name, call in calls.items() if call.calls}
     return found
 
 
@@ -122,11 +126,13 @@ def generation_steps(trace: Trace, blocks: Collection[str]) -> dict[str, Steps]:
         return {}
     for given in filter(None, (trace.inputs, trace.text_inputs)) if trace.inputs else ({},):
         found: dict[str, Steps] = {name: Steps() for name in blocks}
-        inputs = {name: each.detach() if isinstance(each, Tensor) else each for name, each in given.items()}
+        inputs = {
+            name: tensor.detach() if isinstance(tensor, Tensor) else tensor for name, tensor in given.items()
+        }
         inputs |= {"use_cache": True, "do_sample": False, "pad_token_id": 0}
         inputs |= {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS}
         if _recorded(trace, found, partial(model.generate, **inputs)):
-            return {name: each for name, each in found.items() if len(each.calls) > 1}
+            return {name: recorded for name, recorded in found.items() if len(recorded.calls) > 1}
     return {}
 
 
@@ -143,8 +149,8 @@ def _recorded(trace: Trace, calls: dict[str, Steps], run: Callable[[], object]) 
                 run()
         except Exception as error:  # noqa: BLE001 - any code may stand in a model
             logger.debug("%s was not called again: %s", type(trace.model).__name__, error)
-            for each in calls.values():
-                each.calls.clear()
+            for call in calls.values():
+                call.calls.clear()
             return False
     return True
 

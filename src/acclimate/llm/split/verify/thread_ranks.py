@@ -32,7 +32,7 @@ class ThreadRanks:
     def _exchange(self, tensor: Tensor) -> list[Tensor]:
         self._slots[self.rank] = tensor
         self._barrier.wait()
-        found = [each.clone() for each in self._slots if each is not None]
+        found = [slot.clone() for slot in self._slots if slot is not None]
         self._barrier.wait()
         return found
 

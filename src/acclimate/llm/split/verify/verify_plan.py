@@ -42,7 +42,7 @@ def verify_plan(trace: Trace, plan: Plan) -> None:
     for name, inner in kinds:
         block = trace.modules[name]
         whole = _with_random_weights(trace, block)
-        for when, steps in ((when, each[name]) for when, each in calls.items() if name in each):
+        for when, steps in ((when, call[name]) for when, call in calls.items() if name in call):
             error = difference(whole, name, inner, steps, when)
             if not error <= TOLERANCE and not _is_same_in_double(whole, name, inner, steps):
                 raise BlockError(
@@ -79,14 +79,14 @@ def difference(
         with torch.no_grad():
             for call in steps.again(dtype):
                 given = pytree.tree_leaves((call.args, call.kwargs))
-                shape = next(each.shape for each in given if isinstance(each, Tensor))
+                shape = next(tensor.shape for tensor in given if isinstance(tensor, Tensor))
                 tensors = [
-                    each
-                    for each in pytree.tree_leaves(block(*call.args, **call.kwargs))
-                    if isinstance(each, Tensor)
+                    leaf
+                    for leaf in pytree.tree_leaves(block(*call.args, **call.kwargs))
+                    if isinstance(leaf, Tensor)
                 ]
                 # Not per-head results such as attention weights, because a rank has only its own heads.
-                found += [each for each in tensors if each.shape == shape] or tensors[:1]
+                found += [tensor for tensor in tensors if tensor.shape == shape] or tensors[:1]
         return found
 
     try:
@@ -106,10 +106,10 @@ def difference(
             f"{type(error).__name__}: {error}. {_advice(name)}",
         ) from error
     worst = 0.0
-    for each in found:
-        if [one.shape for one in each] != [one.shape for one in expected]:
+    for outputs in found:
+        if [one.shape for one in outputs] != [one.shape for one in expected]:
             return float("inf")
-        for one, other in zip(each, expected, strict=True):
+        for one, other in zip(outputs, expected, strict=True):
             # Where the whole block returns NaN, as if a mask leaves nothing to attend to, ranks must too.
             known = ~(one.isnan() & other.isnan())
             if not known.any():
@@ -126,7 +126,7 @@ def _with_random_weights(trace: Trace, block: nn.Module) -> nn.Module:
         for p in block.parameters()
         if p.is_meta and p.is_floating_point()
     }
-    stand_ins = {id(each) for each in trace.stand_ins.modules}
+    stand_ins = {id(stand_in) for stand_in in trace.stand_ins.modules}
     hooks = [
         (
             module,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from acclimate.ops.optimizers.checks import are_laid_out_alike, check_sizes
-from acclimate.ops.optimizers.each import rows, update_each
+from acclimate.ops.optimizers.plain_group import rows, update_group
 from acclimate.ops.optimizers.rounding import square_root
 from acclimate.ops.registry import define_in_place
 
@@ -40,7 +40,7 @@ def adam_(*lists: list[Tensor], **settings: Any) -> None:
     for indices in by_dtype.values():
         _update_by_torch(*rows(lists, indices), **settings)
     if rest:
-        update_each(_update, rows(lists, rest), STATE_NAMES, **settings)
+        update_group(_update, rows(lists, rest), STATE_NAMES, **settings)
 
 
 def _update(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acclimate.ops.optimizers.each import update_each
+from acclimate.ops.optimizers.plain_group import update_group
 from acclimate.ops.registry import define_in_place
 
 # csrc/lamb.cu reads the arguments in this order.
@@ -41,7 +41,7 @@ def lamb_(*arguments: Any, **settings: Any) -> None:
         next(places).copy_(ratio)
         return new
 
-    update_each(update, lists, STATE_NAMES, **settings)
+    update_group(update, lists, STATE_NAMES, **settings)
 
 
 def _update(

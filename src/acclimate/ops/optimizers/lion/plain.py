@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from acclimate.ops.optimizers.each import update_each
+from acclimate.ops.optimizers.plain_group import update_group
 from acclimate.ops.registry import define_in_place
 
 # csrc/lion_call.h reads the arguments in this order.
@@ -29,7 +29,7 @@ def lion_(*lists: list[Tensor], **settings: Any) -> None:
 
     It rounds in the same places as csrc/lion_rule.h, so results have the same bits.
     """
-    update_each(_update, lists, STATE_NAMES, **settings)
+    update_group(_update, lists, STATE_NAMES, **settings)
 
 
 def _update(

@@ -122,7 +122,9 @@ class _Controlled:
         elif isinstance(around, cst.MatchCase):
             self.inside.append(self._file.span(around.body))
         elif isinstance(around, cst.Assign):
-            self._holders += [_bound_to(each.target, around.value, below, test) for each in around.targets]
+            self._holders += [
+                _bound_to(target.target, around.value, below, test) for target in around.targets
+            ]
         elif isinstance(around, cst.AnnAssign):
             self._holders.append(_bound_to(around.target, around.value, below, test))
         elif isinstance(around, cst.Return):
@@ -219,6 +221,6 @@ def _bound_to(
     if below is not value or not isinstance(below, cst.Tuple) or not isinstance(target, cst.Tuple):
         return target
     ending = list(reversed(below.elements))
-    index = next((i for i, each in enumerate(ending) if each.value is test), len(ending))
-    fixed = not any(isinstance(each, cst.StarredElement) for each in ending[: index + 1])
+    index = next((i for i, element in enumerate(ending) if element.value is test), len(ending))
+    fixed = not any(isinstance(element, cst.StarredElement) for element in ending[: index + 1])
     return target.elements[-1 - index].value if fixed and index < len(target.elements) else target

@@ -35,9 +35,9 @@ def reason_to_keep(file: SourceFile, test: cst.CSTNode) -> str:
 def _imports_package_within(file: SourceFile, place: Span) -> bool:
     """Whether the code in a range imports a package for NVIDIA GPUs."""
     return any(
-        KERNEL_PACKAGES & set(parts_of_imported_names(each))
-        for each in file.tree.imports
-        if place.start <= file.span(each).start and file.span(each).end <= place.end
+        KERNEL_PACKAGES & set(parts_of_imported_names(statement))
+        for statement in file.tree.imports
+        if place.start <= file.span(statement).start and file.span(statement).end <= place.end
     )
 
 
@@ -52,13 +52,13 @@ def is_flag_beside_others(file: SourceFile, question: cst.CSTNode) -> bool:
         name = function.name if isinstance(function, cst.FunctionDef) else None
     else:
         targets = assigned.targets if isinstance(assigned, cst.Assign) else []
-        name = next((each.target for each in targets if isinstance(each.target, cst.Name)), None)
+        name = next((target.target for target in targets if isinstance(target.target, cst.Name)), None)
     flag = name.value if name is not None else ""
     if "nvidia" in flag.lower():
         return True
     before, cuda, after = flag.lower().partition("cuda")
     others = {f"{before}{kind}{after}" for kind in _OTHER_FLAGS}
-    return bool(cuda) and not others.isdisjoint(each.lower() for each in file.tree.all_names())
+    return bool(cuda) and not others.isdisjoint(all_name.lower() for all_name in file.tree.all_names())
 
 
 # -- a test that chooses a package -------------------------------------------------------------------
@@ -78,7 +78,12 @@ def one_use_chooses_package(file: SourceFile, question: cst.CSTNode) -> bool:
 def direct_uses(file: SourceFile, question: cst.CSTNode) -> list[cst.CSTNode]:
     """The test itself; the reads of a name instead, if an assignment gives it the test's result."""
     assigned = next(
-        (each for each in file.tree.ancestors(question) if isinstance(each, cst.BaseSmallStatement)), None
+        (
+            ancestor
+            for ancestor in file.tree.ancestors(question)
+            if isinstance(ancestor, cst.BaseSmallStatement)
+        ),
+        None,
     )
     if not isinstance(assigned, cst.Assign) or len(assigned.targets) != 1:
         return [question]
@@ -96,7 +101,7 @@ def _chooses_package(file: SourceFile, question: cst.CSTNode) -> bool:
     for around in file.tree.ancestors(question):
         if isinstance(around, cst.IfExp):
             sides = (around.body, around.orelse)
-            texts = " ".join(file.tree.source(each) for each in sides if below is around.test)
+            texts = " ".join(file.tree.source(side) for side in sides if below is around.test)
             return _PACKAGE.search(texts) is not None and "device" not in texts
         if isinstance(around, cst.Assert):
             return around.msg is not None and PACKAGE_IN_TEXT.search(file.tree.source(around.msg)) is not None
@@ -122,23 +127,29 @@ def _skips(file: SourceFile, test: cst.CSTNode) -> bool:
 def asks_for_missing_cuda(file: SourceFile, test: cst.CSTNode) -> bool:
     """Whether a test is part of ``"cuda" in device and not torch.cuda.is_available()``."""
     whole = whole_condition(file, test)
-    parts = [each for each in walk(whole) if isinstance(each, (cst.Comparison, cst.Call, cst.UnaryOperation))]
-    missing = any(isinstance(each, cst.UnaryOperation) and _says_missing(file, each) for each in parts)
+    parts = [
+        descendant
+        for descendant in walk(whole)
+        if isinstance(descendant, (cst.Comparison, cst.Call, cst.UnaryOperation))
+    ]
+    missing = any(isinstance(part, cst.UnaryOperation) and _says_missing(file, part) for part in parts)
     is_only_and = all(
-        isinstance(each.operator, cst.And) for each in walk(whole) if isinstance(each, cst.BooleanOperation)
+        isinstance(descendant.operator, cst.And)
+        for descendant in walk(whole)
+        if isinstance(descendant, cst.BooleanOperation)
     )
-    return missing and is_only_and and any(_asks_for_cuda(each) for each in parts)
+    return missing and is_only_and and any(_asks_for_cuda(part) for part in parts)
 
 
 def _is_in_check_for_cuda(file: SourceFile, test: cst.CSTNode) -> bool:
     """Whether a test is part of ``if device == "cuda": assert torch.cuda.is_available()``."""
-    statements = (each for each in file.tree.ancestors(test) if isinstance(each, cst.If))
-    return any(_only_checks_for_cuda(file, each) for each in statements)
+    statements = (ancestor for ancestor in file.tree.ancestors(test) if isinstance(ancestor, cst.If))
+    return any(_only_checks_for_cuda(file, statement) for statement in statements)
 
 
 def _only_checks_for_cuda(file: SourceFile, statement: cst.If) -> bool:
     """Whether a statement does nothing for a CUDA device but check that there is one."""
-    asks = [each for each in walk(statement.test) if _asks_for_cuda(each)]
+    asks = [descendant for descendant in walk(statement.test) if _asks_for_cuda(descendant)]
     if not asks or statement.orelse is not None or len(statement.body.body) != 1:
         return False
     (inner,) = statement.body.body
@@ -166,5 +177,5 @@ def _asks_for_cuda(node: cst.CSTNode) -> bool:
         return called_name(node) == "startswith" and (first or "").startswith("cuda")
     if not isinstance(node, cst.Comparison):
         return False
-    asks = all(isinstance(each.operator, (cst.Equal, cst.In)) for each in node.comparisons)
-    return asks and any((string_value(each) or "").startswith("cuda") for each in walk(node))
+    asks = all(isinstance(comparison.operator, (cst.Equal, cst.In)) for comparison in node.comparisons)
+    return asks and any((string_value(descendant) or "").startswith("cuda") for descendant in walk(node))

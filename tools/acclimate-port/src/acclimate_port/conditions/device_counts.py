@@ -81,7 +81,7 @@ class _Flow:
     def _ends(self, at: cst.CSTNode, below: cst.CSTNode, depth: int) -> bool:
         """Whether the statement around a value uses it so, or passes it on to such a use."""
         if isinstance(at, cst.Assign):
-            return any(self._assigned(each.target, below, depth) for each in at.targets)
+            return any(self._assigned(target.target, below, depth) for target in at.targets)
         if isinstance(at, cst.AnnAssign):
             return self._target(at.target, depth)
         if isinstance(at, cst.AugAssign):
@@ -101,7 +101,7 @@ class _Flow:
     def _assigned(self, target: cst.CSTNode, value: cst.CSTNode, depth: int) -> bool:
         if isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
             pairs = zip(target.elements, value.elements, strict=False)
-            return any(each.value in self._seen and self._target(name.value, depth) for name, each in pairs)
+            return any(pair.value in self._seen and self._target(name.value, depth) for name, pair in pairs)
         return self._target(target, depth)
 
     def _target(self, target: cst.CSTNode, depth: int) -> bool:
@@ -156,8 +156,8 @@ class _Flow:
 
     def _option(self, call: cst.Call, depth: int) -> bool:
         """Whether a command-line option with this default reaches a use where it must not be 0."""
-        for each in positional(call):
-            said = (string_value(each.value) or "").lstrip("-").replace("-", "_")
+        for argument in positional(call):
+            said = (string_value(argument.value) or "").lstrip("-").replace("-", "_")
             if _PROCESSES.search(said) or any(self.reaches(use, depth - 1) for use in self._attributes(said)):
                 return True
         return False
@@ -168,7 +168,7 @@ class _Flow:
         holder = self._file.tree.parent(loop) if isinstance(loop, cst.CompFor) else loop
         if not isinstance(loop, (cst.For, cst.CompFor)) or holder is None or loop.iter is not call:
             return False
-        names = {called_name(each) for each in walk(holder) if isinstance(each, cst.Call)}
+        names = {called_name(descendant) for descendant in walk(holder) if isinstance(descendant, cst.Call)}
         return bool(names & _STARTS)
 
     def _parameter_of(self, call: cst.Call, argument: cst.Arg, index: int | None) -> cst.Param | None:
@@ -203,8 +203,8 @@ class _Flow:
             before = parts[parts.index(at) - 1] if at in parts[1:] else None
             return isinstance(before, cst.FormattedStringText) and bool(_OPTION.search(before.value))
         if isinstance(at, (cst.List, cst.Tuple)):
-            values = [each.value for each in at.elements]
-            element = next((i for i, each in enumerate(at.elements) if each is below), 0)
+            values = [entry.value for entry in at.elements]
+            element = next((i for i, entry in enumerate(at.elements) if entry is below), 0)
             return element > 0 and bool(_OPTION.search(string_value(values[element - 1]) or ""))
         return False
 
@@ -223,8 +223,9 @@ class _Flow:
 
         def asks(test: cst.CSTNode) -> bool:
             return any(
-                isinstance(each, (cst.Name, cst.Attribute, cst.Call)) and tree.source(each) == text
-                for each in walk(test)
+                isinstance(descendant, (cst.Name, cst.Attribute, cst.Call))
+                and tree.source(descendant) == text
+                for descendant in walk(test)
             )
 
         below = use
@@ -234,12 +235,12 @@ class _Flow:
             if isinstance(around, (cst.IndentedBlock, cst.Module)):
                 statements: list[cst.CSTNode] = list(around.body)
                 before = statements[: statements.index(below)] if below in statements else []
-                for each in before:
+                for statement in before:
                     if (
-                        isinstance(each, cst.If)
-                        and leaves(each.body)
-                        and not refuses(each.body)
-                        and asks(each.test)
+                        isinstance(statement, cst.If)
+                        and leaves(statement.body)
+                        and not refuses(statement.body)
+                        and asks(statement.test)
                     ):
                         return True
             if isinstance(around, (cst.FunctionDef, cst.ClassDef)):
@@ -302,8 +303,8 @@ def _ends_program(block: cst.BaseSuite) -> bool:
     last = block.body[-1] if block.body else None
     if last is None or not refuses(last):
         return False
-    for check in (each for each in walk(last) if isinstance(each, cst.Assert)):
+    for check in (descendant for descendant in walk(last) if isinstance(descendant, cst.Assert)):
         if dotted(check.test) != "False" and not isinstance(check.test, cst.Integer):
             return False  # it checks something else
-    words = {each.value.lower() for each in walk(last) if isinstance(each, cst.Name)}
+    words = {descendant.value.lower() for descendant in walk(last) if isinstance(descendant, cst.Name)}
     return not isinstance(last, cst.BaseCompoundStatement) and not any("skip" in word for word in words)

@@ -27,7 +27,7 @@ def must_be_false_on_host(file: SourceFile, node: cst.CSTNode) -> bool:
         return True
     if _needs_device(file, node) or _imports_kernels(file) or _pins(file, node):
         return True
-    return any(_has_host_branch(file, each) for each in (node, *uses_of_result(file, node)))
+    return any(_has_host_branch(file, use) for use in (node, *uses_of_result(file, node)))
 
 
 # -- the branch needs a device -----------------------------------------------------------------------
@@ -35,7 +35,7 @@ def must_be_false_on_host(file: SourceFile, node: cst.CSTNode) -> bool:
 
 def _needs_device(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether a branch uses a device's index or stream, or a choice prints "GPU" or takes a 16-bit type."""
-    is_choice = any(isinstance(each, cst.IfExp) for each in file.tree.ancestors(node))
+    is_choice = any(isinstance(ancestor, cst.IfExp) for ancestor in file.tree.ancestors(node))
     for place in branches(file, node):
         text = file.tree.source(place)
         if _INDEX.search(text):
@@ -103,7 +103,7 @@ def _has_host_branch(file: SourceFile, node: cst.CSTNode) -> bool:
         if isinstance(around, cst.If) and below is around.test:
             tests = list(later_tests(file, around))
             return (
-                any(_is_true_on_host(each.test) for each in tests)
+                any(_is_true_on_host(test.test) for test in tests)
                 or _names_host(_last_branch(around))
                 or _follows_host_branch(file, around)
             )
@@ -112,8 +112,8 @@ def _has_host_branch(file: SourceFile, node: cst.CSTNode) -> bool:
             return _names_host(other) or (isinstance(other, cst.IfExp) and _is_true_on_host(other.test))
         if isinstance(around, cst.Match):
             return any(
-                isinstance(each.pattern, cst.MatchValue) and string_value(each.pattern.value) == "cpu"
-                for each in around.cases
+                isinstance(case.pattern, cst.MatchValue) and string_value(case.pattern.value) == "cpu"
+                for case in around.cases
             )
         if not isinstance(around, (cst.BooleanOperation, cst.MatchCase, cst.MatchValue)):
             return False
@@ -126,7 +126,7 @@ def _follows_host_branch(file: SourceFile, statement: cst.If) -> bool:
     block = file.tree.parent(statement)
     if not isinstance(block, (cst.IndentedBlock, cst.Module)):
         return False
-    index = next((i for i, each in enumerate(block.body) if each is statement), 0)
+    index = next((i for i, line in enumerate(block.body) if line is statement), 0)
     before = block.body[index - 1] if index else None
     return isinstance(before, cst.If) and before.orelse is None and _is_true_on_host(before.test)
 
@@ -141,7 +141,11 @@ def _last_branch(statement: cst.If) -> cst.CSTNode | None:
 
 def _names_host(branch: cst.CSTNode | None) -> bool:
     """Whether a branch uses a name with ``cpu`` in it: ``self.cpu_config``, ``filter_cpu(x)``."""
-    names = [each.value for each in walk(branch) if isinstance(each, cst.Name)] if branch is not None else []
+    names = (
+        [descendant.value for descendant in walk(branch) if isinstance(descendant, cst.Name)]
+        if branch is not None
+        else []
+    )
     return any(_NAME_OF_HOST.search(name) for name in names)
 
 
@@ -152,8 +156,8 @@ def _is_true_on_host(test: cst.CSTNode) -> bool:
             return True
         if not isinstance(node, cst.Comparison):
             continue
-        operators = [each.operator for each in node.comparisons]
-        asks = all(isinstance(each, (cst.Equal, cst.In)) for each in operators)
-        if asks and any(string_value(each) == "cpu" for each in walk(node)):
+        operators = [comparison.operator for comparison in node.comparisons]
+        asks = all(isinstance(operator, (cst.Equal, cst.In)) for operator in operators)
+        if asks and any(string_value(descendant) == "cpu" for descendant in walk(node)):
             return True
     return False

@@ -79,7 +79,7 @@ def _kinds_in_later_branches(file: SourceFile, question: cst.CSTNode) -> list[st
     decided = decided_by(file, question)
     tests: list[cst.BaseExpression] = []
     if isinstance(decided, cst.If):
-        tests = [each.test for each in later_tests(file, decided)]
+        tests = [place.test for place in later_tests(file, decided)]
     at = decided.orelse if isinstance(decided, cst.IfExp) else None
     while isinstance(at, cst.IfExp):
         tests.append(at.test)
@@ -131,18 +131,22 @@ def needs_zero(file: SourceFile, count: cst.CSTNode) -> bool:
     holder = file.tree.parent(count)
     call = file.tree.parent(holder) if isinstance(holder, cst.Arg) else None
     if isinstance(call, cst.Call) and called_name(call) == "max":
-        return any(isinstance(each.value, cst.Integer) and each.value.value == "1" for each in call.args)
+        return any(
+            isinstance(argument.value, cst.Integer) and argument.value.value == "1" for argument in call.args
+        )
     uses: list[cst.CSTNode] = []
     if isinstance(holder, cst.Assign):
-        names = [each.target for each in holder.targets if isinstance(each.target, (cst.Name, cst.Attribute))]
+        names = [
+            target.target for target in holder.targets if isinstance(target.target, (cst.Name, cst.Attribute))
+        ]
         uses = [use for name in names for use in file.tree.reads(name)]
     elif isinstance(holder, cst.Return):
         function = file.tree.function(holder)
         name = function.name.value if isinstance(function, cst.FunctionDef) else ""
-        named = [each for each in file.tree.of_type(cst.Attribute) if each.attr.value == name]
-        uses += [each for each in named if not isinstance(file.tree.parent(each), cst.Call)]
-        uses += [each for each in file.tree.of_type(cst.Call) if called_name(each) == name]
-    return any(_handles_zero_itself(file, each) for each in uses)
+        named = [node for node in file.tree.of_type(cst.Attribute) if node.attr.value == name]
+        uses += [attribute for attribute in named if not isinstance(file.tree.parent(attribute), cst.Call)]
+        uses += [node for node in file.tree.of_type(cst.Call) if called_name(node) == name]
+    return any(_handles_zero_itself(file, reference) for reference in uses)
 
 
 def _handles_zero_itself(file: SourceFile, count: cst.CSTNode) -> bool:
@@ -159,16 +163,16 @@ def _same_effect_on_host(file: SourceFile, question: cst.CSTNode) -> bool:
     decided = decided_by(file, question)
     if isinstance(decided, cst.IfExp):
         sides = (decided.body, decided.orelse)
-        return _asks_for_bfloat16(file, decided) or all(_is_same_value(file, each) for each in sides)
+        return _asks_for_bfloat16(file, decided) or all(_is_same_value(file, side) for side in sides)
     return decided is not None and _is_same_statement(file, decided)
 
 
 def _asks_for_bfloat16(file: SourceFile, choice: cst.IfExp) -> bool:
     """Whether a choice also tests for bfloat16 and falls back to float16, which suits a CPU less."""
     asks = any(
-        file.tree.qualified(each.func) == "torch.cuda.is_bf16_supported"
-        for each in walk(choice.test)
-        if isinstance(each, cst.Call)
+        file.tree.qualified(descendant.func) == "torch.cuda.is_bf16_supported"
+        for descendant in walk(choice.test)
+        if isinstance(descendant, cst.Call)
     )
     return asks and _FLOAT16.search(file.tree.source(choice.orelse)) is not None
 
@@ -185,15 +189,15 @@ def _is_same_statement(file: SourceFile, statement: cst.If) -> bool:
 def _is_same_block(file: SourceFile, block: cst.BaseSuite) -> bool:
     nodes = list(walk(block))
     return all(
-        _is_same_small_statement(file, each) for each in nodes if isinstance(each, cst.BaseSmallStatement)
-    ) and all(_is_same_call(file, each) for each in nodes if isinstance(each, cst.Call))
+        _is_same_small_statement(file, node) for node in nodes if isinstance(node, cst.BaseSmallStatement)
+    ) and all(_is_same_call(file, node) for node in nodes if isinstance(node, cst.Call))
 
 
 def _is_same_small_statement(file: SourceFile, statement: cst.BaseSmallStatement) -> bool:
     if isinstance(statement, (cst.Expr, cst.Pass)):
         return True  # the caller checks its calls one by one
     if isinstance(statement, cst.Assign):
-        names = [file.tree.qualified(each.target) or "" for each in statement.targets]
+        names = [file.tree.qualified(target.target) or "" for target in statement.targets]
         is_cudnn = all(name.startswith("torch.backends.cudnn.") for name in names)
         return is_cudnn or _is_same_value(file, statement.value)
     if isinstance(statement, (cst.AnnAssign, cst.Return)):
@@ -206,7 +210,7 @@ def _is_same_value(file: SourceFile, value: cst.BaseExpression) -> bool:
     if isinstance(value, cst.IfExp):
         return _is_same_value(file, value.body) and _is_same_value(file, value.orelse)
     if isinstance(value, cst.Tuple):
-        return bool(value.elements) and all(_is_same_value(file, each.value) for each in value.elements)
+        return bool(value.elements) and all(_is_same_value(file, element.value) for element in value.elements)
     if isinstance(value, cst.FormattedString):
         first = value.parts[0] if value.parts else None
         return isinstance(first, cst.FormattedStringText) and first.value.startswith("cuda")
@@ -241,6 +245,8 @@ def _is_same_call(file: SourceFile, call: cst.Call) -> bool:
     if full == "torch.device" or name in _NEUTRAL:
         return True
     if _MOVES.search(name) and isinstance(call.func, cst.Name):
-        return any(isinstance(each.node, cst.FunctionDef) for each in file.tree.assignments(call.func))
+        return any(
+            isinstance(assignment.node, cst.FunctionDef) for assignment in file.tree.assignments(call.func)
+        )
     moves = isinstance(call.func, cst.Attribute) and name in ("cuda", "to", "cpu", "pin_memory")
-    return moves and _HALF.search(" ".join(file.tree.source(each) for each in call.args)) is None
+    return moves and _HALF.search(" ".join(file.tree.source(argument) for argument in call.args)) is None

@@ -19,10 +19,13 @@ def needs_streams(file: SourceFile, test: cst.CSTNode) -> bool:
     if not isinstance(file.target, TorchTarget):
         return False
     found = [
-        file.span(each) for name in _STREAMS for each in file.attributes.get(name, []) if _is_cuda(file, each)
+        file.span(attribute)
+        for name in _STREAMS
+        for attribute in file.attributes.get(name, [])
+        if _is_cuda(file, attribute)
     ]
     places = where_true(file, test) if found else []
-    return any(place.start <= each.start and each.end <= place.end for place in places for each in found)
+    return any(place.start <= span.start and span.end <= place.end for place in places for span in found)
 
 
 def _is_cuda(file: SourceFile, node: cst.Attribute) -> bool:

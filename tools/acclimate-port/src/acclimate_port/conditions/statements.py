@@ -42,10 +42,10 @@ def later_tests(file: SourceFile, statement: cst.If) -> Iterator[cst.If]:
         return
     statements: list[cst.CSTNode] = list(block.body)
     following = statements[statements.index(last) + 1 :] if last in statements else []
-    for each in following:
-        if not isinstance(each, cst.If):
+    for later in following:
+        if not isinstance(later, cst.If):
             return
-        yield each
+        yield later
 
 
 def leaves(block: cst.BaseSuite) -> bool:

@@ -71,7 +71,7 @@ def _place(file: SourceFile, node: cst.CSTNode, at: cst.CSTNode | None) -> Liter
     if isinstance(at, (cst.ComparisonTarget, cst.Comparison)):
         return LiteralUse(Role.COMPARED)
     if isinstance(at, (cst.Assign, cst.AnnAssign)):
-        targets = [each.target for each in at.targets] if isinstance(at, cst.Assign) else [at.target]
+        targets = [target.target for target in at.targets] if isinstance(at, cst.Assign) else [at.target]
         return _assigned(file, targets)
     if isinstance(at, cst.Param):
         return DEVICE if gets_to_device(file, at) else LiteralUse(Role.DATA, "the parameter is no device")
@@ -102,7 +102,7 @@ def _argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> LiteralUse
             "default",
             "const",
         ):
-            options = [string_value(each.value) or "" for each in positional(call)]
+            options = [string_value(text.value) or "" for text in positional(call)]
             named = any(DEVICE_NAME.search(option.lstrip("-").replace("-", "_")) for option in options)
             return DEVICE if named else LiteralUse(Role.DATA, "the option is no device")
         if DEVICE_NAME.search(word) or word == "device_map":
@@ -246,8 +246,8 @@ def is_compared_device(file: SourceFile, node: cst.CSTNode) -> bool:
     if isinstance(node, cst.Name):
         if DEVICE_NAME.search(node.value) or file.values.of(node).kind is Kind.DEVICE:
             return True
-        given = [each.node for each in file.tree.assignments(node)]
-        return any(isinstance(each, cst.Param) and gets_to_device(file, each) for each in given)
+        given = [assignment.node for assignment in file.tree.assignments(node)]
+        return any(isinstance(origin, cst.Param) and gets_to_device(file, origin) for origin in given)
     if isinstance(node, cst.Subscript):
         return bool(DEVICE_NAME.search(_last_name(node) or "")) or is_compared_device(file, node.value)
     return False

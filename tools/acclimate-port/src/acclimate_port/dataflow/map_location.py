@@ -60,7 +60,7 @@ def _is_loaded_to(file: SourceFile, node: cst.CSTNode) -> bool:
                 waiting += file.tree.reads(around.target)
         else:
             targets = _targets(around)
-            waiting += [use for each in targets for use in file.tree.reads(each)]
+            waiting += [use for target in targets for use in file.tree.reads(target)]
     return False
 
 
@@ -80,6 +80,6 @@ def _following(file: SourceFile, call: cst.Call, argument: cst.Arg) -> list[cst.
 
 
 def _targets(at: cst.CSTNode | None) -> list[cst.Name | cst.Attribute]:
-    targets = [each.target for each in at.targets] if isinstance(at, cst.Assign) else []
+    targets = [target.target for target in at.targets] if isinstance(at, cst.Assign) else []
     targets += [at.target] if isinstance(at, cst.AnnAssign) else []
-    return [each for each in targets if isinstance(each, (cst.Name, cst.Attribute))]
+    return [target for target in targets if isinstance(target, (cst.Name, cst.Attribute))]

@@ -23,8 +23,8 @@ def may_be_none(file: SourceFile, value: cst.CSTNode) -> bool:
     if re.search(rf"\b{re.escape(text)}\s+is\s+(not\s+)?None\b", file.tree.text):
         return True
     if isinstance(value, cst.Name):
-        given = [each.node for each in file.tree.assignments(value)]
-        return any(isinstance(each, cst.Param) and dotted(each.default) == "None" for each in given)
+        given = [assignment.node for assignment in file.tree.assignments(value)]
+        return any(isinstance(origin, cst.Param) and dotted(origin.default) == "None" for origin in given)
     return any(_is_option_without_default(call, last) for call in file.tree.of_type(cst.Call))
 
 
@@ -47,7 +47,9 @@ def _is_option_without_default(call: cst.Call, name: str) -> bool:
     """Whether a call is ``add_argument("--gpu", type=int)``, or has the default ``None``."""
     if called_name(call) != "add_argument":
         return False
-    options = [(string_value(each.value) or "").lstrip("-").replace("-", "_") for each in positional(call)]
+    options = [
+        (string_value(argument.value) or "").lstrip("-").replace("-", "_") for argument in positional(call)
+    ]
     if name not in options or keyword(call, "action") is not None or keyword(call, "required") is not None:
         return False
     default = keyword(call, "default")

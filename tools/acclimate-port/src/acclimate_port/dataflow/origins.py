@@ -64,7 +64,7 @@ def _names_of_class(file: SourceFile, definition: cst.ClassDef, depth: int) -> s
     if not definition.bases:
         return {own}
     names = _full_names(file, definition.bases[0].value, depth - 1)
-    of_wrapper = {each for each in names if each is None or each.endswith(".DistributedDataParallel")}
+    of_wrapper = {name for name in names if name is None or name.endswith(".DistributedDataParallel")}
     if not of_wrapper:
         return {own}
     return {None} if "__init__" in methods(definition) else names

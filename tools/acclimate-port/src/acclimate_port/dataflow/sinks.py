@@ -38,9 +38,9 @@ def holds_device_name(file: SourceFile, name: cst.Name) -> bool:
         holder = file.tree.parent(holder) if isinstance(holder, cst.AssignTarget) else holder
         made = getattr(holder, "value", None)
         if isinstance(holder, cst.CSTNode) and isinstance(made, cst.CSTNode):
-            for each in walk(made):
-                if _asks_device(file, each):
-                    return sink_of(file, each) is Sink.DEVICE
+            for descendant in walk(made):
+                if _asks_device(file, descendant):
+                    return sink_of(file, descendant) is Sink.DEVICE
     return False
 
 
@@ -212,7 +212,7 @@ def parameter_of(file: SourceFile, call: cst.Call, argument: cst.Arg) -> cst.Par
     if argument.keyword is not None:
         word = argument.keyword.value
         named = [*listed, *function.params.kwonly_params]
-        return next((each for each in named if each.name.value == word), None)
+        return next((name for name in named if name.name.value == word), None)
     index = position(call, argument)
     if index is None:
         return None
@@ -232,17 +232,17 @@ def _defined(file: SourceFile, call: cst.Call) -> tuple[cst.FunctionDef | None, 
     if not isinstance(call.func, cst.Attribute) or file.tree.qualified(call.func) is not None:
         return None, False
     name = call.func.attr.value
-    found = [each for owner in file.values.classes.values() if (each := _method(owner, name))]
+    found = [method for owner in file.values.classes.values() if (method := _method(owner, name))]
     if len(found) != 1:
         return None, False
-    kinds = {dotted(each.decorator) for each in found[0].decorators}
+    kinds = {dotted(decorator.decorator) for decorator in found[0].decorators}
     return found[0], "staticmethod" not in kinds
 
 
 def _method(owner: cst.ClassDef, name: str) -> cst.FunctionDef | None:
-    for each in owner.body.body:
-        if isinstance(each, cst.FunctionDef) and each.name.value == name:
-            return each
+    for statement in owner.body.body:
+        if isinstance(statement, cst.FunctionDef) and statement.name.value == name:
+            return statement
     return None
 
 

@@ -41,8 +41,8 @@ def tensor_classes(file: SourceFile, name: cst.CSTNode) -> list[cst.CSTNode]:
     """The expressions assigned to a name or an attribute, with each branch of a conditional expression."""
     found: list[cst.CSTNode] = []
     for assignment in file.tree.of_type(cst.Assign):
-        for each in assignment.targets:
-            target = each.target
+        for assigned in assignment.targets:
+            target = assigned.target
             if not isinstance(target, (cst.Name, cst.Attribute)) or dotted(target) != dotted(name):
                 continue
             if name in file.tree.reads(target):

@@ -59,8 +59,8 @@ def find(paths: Sequence[Path], exclude: Sequence[str]) -> tuple[list[Path], lis
             else:
                 os.stat(path)
                 candidates = iter([path])
-            for each in candidates:
-                _add(each, found, failures)
+            for candidate in candidates:
+                _add(candidate, found, failures)
         except OSError as error:
             failures.append((path, error.strerror or str(error)))
         except RuntimeError:  # some Python versions raise it in Path.is_dir() for a loop of links

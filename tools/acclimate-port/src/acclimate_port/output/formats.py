@@ -85,7 +85,7 @@ def as_sarif(results: Sequence[FileResult]) -> str:
             "shortDescription": {"text": rule.summary},
             "helpUri": f"{_PAGES}/{rule.code}.md",
         }
-        for rule in sorted(RULES, key=lambda each: each.code)
+        for rule in sorted(RULES, key=lambda rule: rule.code)
     ]
     found = [
         {

@@ -111,7 +111,7 @@ class Rule(ABC):
 
 def without_argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> Edit:
     """An edit that removes an argument and its comma from a call."""
-    index = next(i for i, each in enumerate(call.args) if each is argument)
+    index = next(i for i, arg in enumerate(call.args) if arg is argument)
     place = file.span(argument)
     if index + 1 < len(call.args):
         return replace(Span(place.start, file.span(call.args[index + 1]).start))

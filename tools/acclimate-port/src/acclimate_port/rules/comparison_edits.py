@@ -37,7 +37,9 @@ def adapt_to_comparison(file: SourceFile, finding: Finding) -> Finding:
     target = compared.comparisons[-1]
     if len(compared.comparisons) > 1 or not isinstance(target.operator, cst.Equal):
         return _unsafe(finding, HOST_CHANGES)
-    literal = next((each for each in walk(device) if isinstance(each, cst.SimpleString)), device)
+    literal = next(
+        (descendant for descendant in walk(device) if isinstance(descendant, cst.SimpleString)), device
+    )
     quote = file.quote(literal)
     host = f"{quote}cpu{quote}"
     host = host if isinstance(device, cst.Attribute) else f"{file.torch}.device({host})"
@@ -54,8 +56,8 @@ def _as_key(file: SourceFile, finding: Finding, element: cst.DictElement) -> Fin
     holder = file.tree.parent(element)
     elements = list(holder.elements) if isinstance(holder, cst.Dict) else []
     before = elements[: elements.index(element)] if element in elements else []
-    for each in before:
-        if isinstance(each, cst.DictElement) and any(string_value(one) == "cpu" for one in walk(each.key)):
+    for pair in before:
+        if isinstance(pair, cst.DictElement) and any(string_value(one) == "cpu" for one in walk(pair.key)):
             reason = "on a CPU it would replace the entry for the CPU"
             return finding.rule.left(file, finding.node or element, reason, finding.claims)
     return _unsafe(finding, "the value of the key may be specific to CUDA")
@@ -105,7 +107,7 @@ def host_test(quote: str, kinds: Sequence[str] = (), *, is_host: bool = False) -
 
 def host_names(quote: str, kinds: Sequence[str] = ()) -> str:
     """The string ``"cpu"``, or a tuple of it and other device types: ``("cpu", "mps")``."""
-    names = ", ".join(f"{quote}{each}{quote}" for each in ("cpu", *kinds))
+    names = ", ".join(f"{quote}{kind}{quote}" for kind in ("cpu", *kinds))
     return f"({names})" if kinds else names
 
 

@@ -93,7 +93,7 @@ property that the branch needs, such as `get_accelerator().is_fp16_supported()`.
             return None
         target = node.comparisons[0]
         operator = target.operator
-        literals = [each for each in (node.left, target.comparator) if is_device(string_value(each) or "")]
+        literals = [side for side in (node.left, target.comparator) if is_device(string_value(side) or "")]
         if isinstance(operator, (cst.In, cst.NotIn)) and isinstance(
             target.comparator, (cst.Tuple, cst.List, cst.Set)
         ):
@@ -117,7 +117,7 @@ property that the branch needs, such as `get_accelerator().is_fp16_supported()`.
         negated = isinstance(operator, (cst.NotEqual, cst.NotIn))
         is_fallback = negated and index is None and not ends_program_if_false(file, node)
         is_compiled = index is None and file.torchscript.holds(node)
-        if is_compiled and any(isinstance(each, cst.Assert) for each in file.tree.ancestors(node)):
+        if is_compiled and any(isinstance(ancestor, cst.Assert) for ancestor in file.tree.ancestors(node)):
             return self.left(file, node, "TorchScript compiles what this assertion guards", (literal,))
         may_have_index = index is None and not is_compiled and not is_type(other)
         flips = isinstance(operator, (cst.Equal, cst.NotEqual)) and (
@@ -194,15 +194,19 @@ property that the branch needs, such as `get_accelerator().is_fp16_supported()`.
     def _members(
         self, file: SourceFile, node: cst.Comparison, holder: cst.Tuple | cst.List | cst.Set
     ) -> Finding | None:
-        found = [each.value for each in holder.elements if string_value(each.value) == "cuda"]
+        found = [element.value for element in holder.elements if string_value(element.value) == "cuda"]
         if not found:
             return None
         if not is_compared_device(file, node.left):
             return self.exempt(file, found[0], "nothing shows that a device is compared", tuple(found))
-        edits = [replace(file.span(each), file.target.device_type) for each in found]
-        listed = {string_value(each.value) for each in holder.elements}
+        edits = [replace(file.span(literal), file.target.device_type) for literal in found]
+        listed = {string_value(element.value) for element in holder.elements}
         is_yes = may_be_true_on_host(file, node)
-        beside = [] if is_yes else [each for each in other_kinds(file, node) if each not in listed]
+        beside = (
+            []
+            if is_yes
+            else [other_kind for other_kind in other_kinds(file, node) if other_kind not in listed]
+        )
         if beside:
             return self.left(file, node, f"the program has its own code for {beside[0]}", tuple(found))
         if "cpu" in listed or is_yes or ends_program_if_false(file, node):

@@ -153,8 +153,8 @@ edit needs."""
         if isinstance(at, cst.Param):
             return "" if BACKEND_NAME.search(at.name.value) else None
         if isinstance(at, (cst.Assign, cst.AnnAssign)):
-            targets = [each.target for each in at.targets] if isinstance(at, cst.Assign) else [at.target]
-            names = [file.tree.source(each) for each in targets]
+            targets = [target.target for target in at.targets] if isinstance(at, cst.Assign) else [at.target]
+            names = [file.tree.source(target) for target in targets]
             return (
                 "" if any(re.search(r"backend(['\"]\])?$", name, re.IGNORECASE) for name in names) else None
             )
@@ -165,7 +165,7 @@ edit needs."""
             call = file.tree.parent(holder) if isinstance(holder, cst.Arg) else None
             is_choice = isinstance(holder, cst.Arg) and holder.keyword and holder.keyword.value == "choices"
             options = (
-                [string_value(each.value) or "" for each in positional(call)]
+                [string_value(argument.value) or "" for argument in positional(call)]
                 if isinstance(call, cst.Call)
                 else []
             )
@@ -181,7 +181,7 @@ edit needs."""
             if _OPTION.search(word):
                 return ""
             if word == "default" and name in ("add_argument", "option", "Option"):
-                options = [string_value(each.value) or "" for each in positional(call)]
+                options = [string_value(text.value) or "" for text in positional(call)]
                 return "" if any(_OPTION.search(option) for option in options) else None
             return None
         if name in ("print", "info", "debug", "warning", "error"):
@@ -200,15 +200,15 @@ edit needs."""
 
 def _is_settings_alone(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether a file only assigns names, as mmcv's configs do, or a node is part of such an assignment."""
-    if any(file.tree.of_type(each) for each in (cst.FunctionDef, cst.ClassDef)):
+    if any(file.tree.of_type(kind) for kind in (cst.FunctionDef, cst.ClassDef)):
         return False
-    calls = {called_name(each) for each in file.tree.of_type(cst.Call)}
+    calls = {called_name(call) for call in file.tree.of_type(cst.Call)}
     if calls <= {"dict"} and not file.module_imports:
         return True
     # mmengine turns everything that a config imports into a lazy object.
     statement = file.tree.statement(node)
-    targets = [each.target for each in statement.targets] if isinstance(statement, cst.Assign) else []
-    names = {dotted(each) for each in targets}
+    targets = [target.target for target in statement.targets] if isinstance(statement, cst.Assign) else []
+    names = {dotted(target) for target in targets}
     return bool(names & {"dist_cfg", "dist_params", "env_cfg"}) and file.needs_torch_import
 
 
@@ -353,8 +353,8 @@ class ProfilerActivities(Rule):
             )
         if not isinstance(node, cst.List):
             return None
-        told = {file.tree.qualified(each.value) for each in node.elements}
-        cuda = [each.value for each in node.elements if file.tree.qualified(each.value) in names]
+        told = {file.tree.qualified(element.value) for element in node.elements}
+        cuda = [element.value for element in node.elements if file.tree.qualified(element.value) in names]
         if not cuda or told != {cuda and file.tree.qualified(cuda[0]), "torch.profiler.ProfilerActivity.CPU"}:
             return None
         text = f"{file.torch}.profiler.supported_activities()"

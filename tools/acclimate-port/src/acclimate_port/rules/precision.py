@@ -107,8 +107,8 @@ A decorator in a class runs at import, so its edit makes the program choose the 
             if len(arguments) > len(names):
                 return self.left(file, node, "no rule converts these arguments", (node.func,))
             edits += [
-                insert(file.span(each.value).start, f"{name}=")
-                for each, name in zip(arguments, names, strict=False)
+                insert(file.span(argument.value).start, f"{name}=")
+                for argument, name in zip(arguments, names, strict=False)
             ]
         if not node.args:
             rest = Span(file.span(node.func).end, file.span(node).end)

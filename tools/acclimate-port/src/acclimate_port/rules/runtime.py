@@ -84,7 +84,7 @@ def _with_default(file: SourceFile, call: cst.Call, spelling: Spelling, rest: Sp
         return ()
     quote = file.quote(call)
     module, _, name = spelling.text.rpartition(".")
-    takes = "" if not call.args else " *_, **__" if any(each.keyword for each in call.args) else " *_"
+    takes = "" if not call.args else " *_, **__" if any(argument.keyword for argument in call.args) else " *_"
     on_host = spelling.on_host.replace("'", quote)
     return (f"getattr({module}, {quote}{name}{quote}, lambda{takes}: {on_host})", rest)
 
@@ -96,9 +96,11 @@ def _property_edits(file: SourceFile, call: cst.Call) -> list[Edit]:
     if not isinstance(target, (cst.Name, cst.Attribute)):
         return []
     bound = (
-        [each.node for each in file.tree.assignments(target)] if isinstance(target, cst.Name) else [target]
+        [assignment.node for assignment in file.tree.assignments(target)]
+        if isinstance(target, cst.Name)
+        else [target]
     )
-    if min(file.span(each).start for each in bound) < file.span(target).start:
+    if min(file.span(definition).start for definition in bound) < file.span(target).start:
         return []  # the first binding has the edits
     edits: list[Edit] = []
     for use in file.tree.reads(target):
@@ -249,7 +251,11 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         edits = [replace(file.span(node.func), spelling.text)]
         statement = file.tree.statement(node)
         margin = margin_of(file, statement) if isinstance(statement, cst.Expr) else None
-        asks = [each for each in walk(statement) if isinstance(each, cst.Call) and _asks_stream(file, each)]
+        asks = [
+            descendant
+            for descendant in walk(statement)
+            if isinstance(descendant, cst.Call) and _asks_stream(file, descendant)
+        ]
         if file.is_guarded(node) or margin is None:
             unsafe = (
                 ""
@@ -257,7 +263,7 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
                 else "torch's stream of a CPU has no methods; acclimate's has (--to acclimate)"
             )
             return self.convert(file, node, *edits, unsafe=unsafe, claims=(node.func,))
-        if file.span(node).start == min(file.span(each).start for each in asks):
+        if file.span(node).start == min(file.span(ask).start for ask in asks):
             condition = f"if {file.target.device_type} {host_test(file.quote(node), ('mps',))}:"
             before = f"{condition}{file.tree.newline}{margin}{file.tree.indent}"
             edits.append(insert(file.span(statement).start, before))

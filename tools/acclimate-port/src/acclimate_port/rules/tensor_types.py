@@ -116,17 +116,17 @@ float64, such as Apple's."""
             return self.convert(
                 file, node, to, replace(file.span(value), text), unsafe=unsafe, claims=(value,)
             )
-        classes = [each for each in tensor_classes(file, value) if cuda_name(file, each) in _DTYPES]
+        classes = [kind for kind in tensor_classes(file, value) if cuda_name(file, kind) in _DTYPES]
         if not classes:
             return None
         finding = self.convert(file, node, to, insert(file.span(value).end, "(0)"))
-        finding.claims, finding.needs_applied_at = (), tuple(file.span(each) for each in classes)
+        finding.claims, finding.needs_applied_at = (), tuple(file.span(kind) for kind in classes)
         return finding
 
     def _made(self, file: SourceFile, node: cst.Call, name: str, claims: tuple[cst.CSTNode, ...]) -> Finding:
-        kinds = {file.values.of(each.value).kind for each in node.args}
+        kinds = {file.values.of(argument.value).kind for argument in node.args}
         is_list = len(node.args) == 1 and isinstance(node.args[0].value, (cst.List, cst.Tuple, cst.ListComp))
-        plain = not has_unpacking(node) and all(each.keyword is None for each in node.args)
+        plain = not has_unpacking(node) and all(argument.keyword is None for argument in node.args)
         if not plain or not (is_list or (node.args and kinds == {Kind.NUMBER})):
             return self.left(
                 file, node, f"torch.cuda.{name} takes sizes or data, and this argument may be either", claims

@@ -64,7 +64,7 @@ def _is_storage(file: SourceFile, node: cst.CSTNode) -> bool:
     around = file.tree.function(node)
     holder = file.tree.parent(around) if around is not None else None
     if isinstance(around, cst.Lambda) and isinstance(holder, cst.Arg):
-        given = [each.name.value for each in around.params.params]
+        given = [parameter.name.value for parameter in around.params.params]
         is_location = holder.keyword is not None and holder.keyword.value == "map_location"
         call = file.tree.parent(holder)
         is_load = isinstance(call, cst.Call) and file.tree.qualified(call.func) == "torch.load"
@@ -121,7 +121,7 @@ A class that defines a method `cuda` keeps it. Calls of that method stay too, on
             own = f"the file's tensors come from {min(library)}"
         if own:
             return self.exempt(file, node, own)
-        if has_unpacking(node) or (node.args and any(each.comma is None for each in node.args)):
+        if has_unpacking(node) or (node.args and any(argument.comma is None for argument in node.args)):
             return self.left(file, node, "no rule converts these arguments")
         unsafe = "" if _is_torch_object(file, receiver) else "it may be neither a tensor nor a module"
         unsafe = unsafe or unsafe_at_import(file, node)
@@ -139,7 +139,7 @@ A class that defines a method `cuda` keeps it. Calls of that method stay too, on
 
     def _own_method(self, file: SourceFile, node: cst.Call, receiver: cst.CSTNode) -> str:
         own = file.values.classes_with_own_cuda
-        around = [each for each in file.tree.ancestors(node) if isinstance(each, cst.ClassDef)]
+        around = [ancestor for ancestor in file.tree.ancestors(node) if isinstance(ancestor, cst.ClassDef)]
         is_self = isinstance(receiver, cst.Name) and receiver.value in ("self", "cls")
         is_super = isinstance(receiver, cst.Call) and called_name(receiver) == "super"
         has_own = bool(around) and (around[0].name.value in own or "cuda" in methods(around[0]))
@@ -311,14 +311,16 @@ finds. A branch on the device is edited only together with the pinning inside it
         if node.func.attr.value != "pin_memory" or file.tree.qualified(node.func) is not None:
             return None
         receiver = node.func.value
-        around = next((each for each in file.tree.ancestors(node) if isinstance(each, cst.ClassDef)), None)
+        around = next(
+            (ancestor for ancestor in file.tree.ancestors(node) if isinstance(ancestor, cst.ClassDef)), None
+        )
         if isinstance(receiver, cst.Call) and called_name(receiver) in ("super", "get_accelerator"):
             return None
         if isinstance(receiver, cst.Name) and receiver.value == "self" and around is not None:
             return None
         if any(
-            isinstance(each, cst.FunctionDef) and each.name.value == "pin_memory"
-            for each in file.tree.ancestors(node)
+            isinstance(ancestor, cst.FunctionDef) and ancestor.name.value == "pin_memory"
+            for ancestor in file.tree.ancestors(node)
         ):
             return None  # a batch class's own method; its caller decides whether to pin
         if node.args:
@@ -328,7 +330,7 @@ finds. A branch on the device is edited only together with the pinning inside it
         if isinstance(file.target, AcclimateTarget):
             parts: tuple[Part, ...] = (f"{file.target.accelerator}.pin_memory(", value, ")")
             return self.becomes(file, node, *parts, unsafe=unsafe)
-        already = any(isinstance(each, cst.IfExp) for each in file.tree.ancestors(node))
+        already = any(isinstance(ancestor, cst.IfExp) for ancestor in file.tree.ancestors(node))
         if file.is_guarded(node) or already:
             return None
         if _makes_tensor(file, receiver) and isinstance(receiver, cst.Call) and receiver.args:
@@ -357,11 +359,17 @@ def _is_something_else(file: SourceFile, question: cst.Attribute) -> bool:
     at = file.tree.parent(question)
     held = file.tree.source(question.value)
     while isinstance(at, cst.BooleanOperation):
-        for each in walk(at):
-            if not isinstance(each, cst.Call) or called_name(each) != "isinstance" or len(each.args) != 2:
+        for descendant in walk(at):
+            if (
+                not isinstance(descendant, cst.Call)
+                or called_name(descendant) != "isinstance"
+                or len(descendant.args) != 2
+            ):
                 continue
-            if file.tree.source(each.args[0].value) == held:
-                return re.search(r"Tensor|Parameter|Storage", file.tree.source(each.args[1].value)) is None
+            if file.tree.source(descendant.args[0].value) == held:
+                return (
+                    re.search(r"Tensor|Parameter|Storage", file.tree.source(descendant.args[1].value)) is None
+                )
         at = file.tree.parent(at)
     return False
 

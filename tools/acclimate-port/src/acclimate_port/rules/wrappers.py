@@ -88,7 +88,7 @@ the functions that it calls: without CUDA a program should call the module direc
         around = file.tree.parent(holder) if isinstance(holder, cst.Arg) else None
         if isinstance(around, cst.Call) and called_name(around) == file.on_any_device:
             return None
-        if any(methods(each) & _STEPS_OF_A_CLASS for each in definitions):
+        if any(methods(definition) & _STEPS_OF_A_CLASS for definition in definitions):
             reason = "its class splits a batch itself, and torch does that over CUDA devices only"
             return self.left(file, node, reason)
         place = file.span(node)
@@ -100,8 +100,14 @@ the functions that it calls: without CUDA a program should call the module direc
 
 def _own_data_parallel(file: SourceFile, name: cst.BaseExpression) -> list[cst.ClassDef]:
     """The classes of the file that a name may be, if each is a subclass of torch's ``DataParallel``."""
-    bound = [each.node for each in file.tree.assignments(name)] if isinstance(name, cst.Name) else []
-    own = [each for each in bound if isinstance(each, cst.ClassDef) and _is_data_parallel(file, each)]
+    bound = (
+        [assignment.node for assignment in file.tree.assignments(name)] if isinstance(name, cst.Name) else []
+    )
+    own = [
+        definition
+        for definition in bound
+        if isinstance(definition, cst.ClassDef) and _is_data_parallel(file, definition)
+    ]
     return own if len(own) == len(bound) else []
 
 
@@ -152,21 +158,21 @@ positional arguments stay."""
         joins = name == "init_process_group"
         words = ("device_id",) if joins else ("device_ids", "output_device")
         values = [value for word in words for value in _given(file, node, word)]
-        by_position = [] if joins else [each.value for each in positional(node)[1:3]]
+        by_position = [] if joins else [argument.value for argument in positional(node)[1:3]]
         if not is_partial and origin is not Origin.OTHER:
             values += by_position
-        values = [each for each in values if _may_be_a_device(file, each)]
+        values = [device for device in values if _may_be_a_device(file, device)]
         if not values:
             return None
         if origin is Origin.OTHER:
             return self._left_to_its_owner(file, values[0], name)
-        if unknown and any(each in by_position for each in values):
+        if unknown and any(device in by_position for device in values):
             return self._left(file, values[0], f"{unknown}, whose second argument is `device_ids`")
         # Ranks on Apple's devices use Gloo, which supports only the CPU.
         quote = file.quote(node)
         not_gloo = f"{file.target.device_type} {host_test(quote, ('mps',))}"
         condition = not_gloo if joins else host_guard(file, quote)
-        edits = [insert(file.span(each).end, f" if {condition} else None") for each in values]
+        edits = [insert(file.span(device).end, f" if {condition} else None") for device in values]
         finding = self.convert(file, values[0], *edits, unsafe=unknown)
         finding.claims = ()
         return finding
@@ -198,7 +204,7 @@ def _given(file: SourceFile, call: cst.Call, word: str) -> list[cst.BaseExpressi
     if plain is not None:
         return [plain.value]
     found: list[cst.BaseExpression] = []
-    for options in [each.value for each in call.args if each.star == "**"]:
+    for options in [argument.value for argument in call.args if argument.star == "**"]:
         if not isinstance(options, cst.Name):
             found += _in_dictionary(options, word)
             continue
@@ -216,15 +222,15 @@ def _given(file: SourceFile, call: cst.Call, word: str) -> list[cst.BaseExpressi
 
 def _unpacked(file: SourceFile, name: cst.Name) -> list[cst.CSTNode]:
     """The uses of a name as ``**name``, in source order."""
-    uses = [each for each in file.tree.accesses(name) if isinstance(file.tree.parent(each), cst.Arg)]
-    return sorted(uses, key=lambda each: file.span(each).start)
+    uses = [access for access in file.tree.accesses(name) if isinstance(file.tree.parent(access), cst.Arg)]
+    return sorted(uses, key=lambda use: file.span(use).start)
 
 
 def _in_dictionary(node: cst.CSTNode, word: str) -> list[cst.BaseExpression]:
     """The value of a key in ``{…}`` or ``dict(…)``."""
     if isinstance(node, cst.Dict):
-        pairs = [each for each in node.elements if isinstance(each, cst.DictElement)]
-        return [each.value for each in pairs if string_value(each.key) == word]
+        pairs = [element for element in node.elements if isinstance(element, cst.DictElement)]
+        return [pair.value for pair in pairs if string_value(pair.key) == word]
     if isinstance(node, cst.Call) and dotted(node.func) == "dict":
         given = keyword(node, word)
         return [given.value] if given is not None else []
@@ -251,7 +257,7 @@ def _set_later(file: SourceFile, options: cst.Name, word: str) -> list[cst.BaseE
             given = keyword(call, word)
             found += [given.value] if given is not None else []
             found += [
-                each for arg in call.args if not arg.keyword for each in _in_dictionary(arg.value, word)
+                entry for arg in call.args if not arg.keyword for entry in _in_dictionary(arg.value, word)
             ]
     return found
 
@@ -365,15 +371,17 @@ def _takes_group(call: cst.Call) -> bool:
 def _has_own_conversion(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether the program subclasses the layer, or converts layers itself as torch's function does."""
     classes = file.values.classes.values()
-    if any(file.tree.qualified(base.value) in _SYNC_BATCH_NORM for each in classes for base in each.bases):
+    if any(file.tree.qualified(base.value) in _SYNC_BATCH_NORM for kind in classes for base in kind.bases):
         return True
-    function = next((each for each in file.tree.ancestors(node) if isinstance(each, cst.FunctionDef)), None)
+    function = next(
+        (ancestor for ancestor in file.tree.ancestors(node) if isinstance(ancestor, cst.FunctionDef)), None
+    )
     if function is None:
         return False
-    names = [each for each in walk(function.body) if isinstance(each, cst.Name)]
-    words = {each.value for each in names}
+    names = [descendant for descendant in walk(function.body) if isinstance(descendant, cst.Name)]
+    words = {name.value for name in names}
     asks_for_any = "_BatchNorm" in words and bool(words & _ASK_FOR_CLASS)
-    return asks_for_any or bool(words & _STATE_OF_LAYER) or any(_makes_own(file, each) for each in names)
+    return asks_for_any or bool(words & _STATE_OF_LAYER) or any(_makes_own(file, name) for name in names)
 
 
 def _makes_own(file: SourceFile, name: cst.Name) -> bool:

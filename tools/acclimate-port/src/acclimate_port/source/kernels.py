@@ -46,13 +46,13 @@ class Kernels:
             for node in self._tree.of_type(cst.Call)
             if dotted(node.func)
         ]
-        calls = [each for each in calls if not self._is_torch(each[0].func)]
+        calls = [call for call in calls if not self._is_torch(call[0].func)]
         bound = self._bound
         native = [
             (span, name)
             for node, span, name in calls
             if self._is_native(node.func)
-            or any(name == each or name.startswith(f"{each}.") for each in bound)
+            or any(name == imported or name.startswith(f"{imported}.") for imported in bound)
         ]
         named = [(span, name) for _, span, name in calls if _is_cuda_function(name)]
         native += [(span, name) for _, span, name in calls if _is_cudnn(name)]
@@ -87,9 +87,10 @@ class Kernels:
                 found.append((node.name.value, self._tree.span(node)))
             if isinstance(node, cst.ClassDef):
                 found += [
-                    (f"self.{each.name.value}", self._tree.span(each))
-                    for each in node.body.body
-                    if isinstance(each, cst.FunctionDef) and each.name.value not in ("__init__", "forward")
+                    (f"self.{statement.name.value}", self._tree.span(statement))
+                    for statement in node.body.body
+                    if isinstance(statement, cst.FunctionDef)
+                    and statement.name.value not in ("__init__", "forward")
                 ]
         return found
 
@@ -110,7 +111,7 @@ class Kernels:
         found: set[str] = set()
         for node in self._tree.of_type(cst.Assign):
             if self._gives_native(node.value):
-                found |= {dotted(each.target) for each in node.targets}
+                found |= {dotted(target.target) for target in node.targets}
         return found - {""}
 
     def _gives_native(self, value: cst.CSTNode) -> bool:
@@ -123,7 +124,7 @@ class Kernels:
         qualified = self._tree.qualified(value.func) or dotted(value.func)
         if qualified in _LOADERS and value.args:
             said = (string_value(value.args[0].value) or "").split(".")
-            return any(_NATIVE_MODULE.search(each) for each in said) or said[0] in CUDA_PACKAGES
+            return any(_NATIVE_MODULE.search(module) for module in said) or said[0] in CUDA_PACKAGES
         if called_name(value) == "load_ext":  # mmcv's loader of its own extension
             return True
         if qualified.startswith("torch.utils.cpp_extension.load") or called_name(value) == "load_inline":
@@ -138,8 +139,8 @@ class Kernels:
             if parts[0] in CUDA_PACKAGES:
                 return True
             # Programs that use yacs call their configuration `_C` too.
-            is_settings = any("config" in each or "default" in each for each in parts)
-            if not is_settings and any(_NATIVE_MODULE.search(each) for each in modules):
+            is_settings = any("config" in part or "default" in part for part in parts)
+            if not is_settings and any(_NATIVE_MODULE.search(module) for module in modules):
                 return parts[0] != "torch"
         return False
 
@@ -151,9 +152,9 @@ class Kernels:
 
 def _texts(node: cst.CSTNode) -> Iterator[str]:
     """The strings in an expression."""
-    for each in walk(node):
-        if isinstance(each, (cst.SimpleString, cst.FormattedStringText)):
-            yield each.value
+    for descendant in walk(node):
+        if isinstance(descendant, (cst.SimpleString, cst.FormattedStringText)):
+            yield descendant.value
 
 
 def _of_self(name: str) -> str:
@@ -177,4 +178,4 @@ def _is_cuda_function(name: str) -> bool:
     """Whether a function's name says that it needs CUDA: ``scan_cuda``, ``scan_cuda.forward``."""
     *modules, last = name.split(".")
     own = _CUDA_FUNCTION.search(last) and not _MOVES_OR_ASKS.search(last)
-    return bool(own) or any(each.endswith("_cuda") for each in modules)
+    return bool(own) or any(module.endswith("_cuda") for module in modules)

@@ -64,11 +64,11 @@ def _own_cuda(source: bytes) -> Iterator[str]:
         return
     classes = list(_CLASS.finditer(source))
     methods = list(_METHOD.finditer(source))
-    for index, each in enumerate(classes):
+    for index, kind in enumerate(classes):
         end = classes[index + 1].start() if index + 1 < len(classes) else len(source)
-        own = {found["name"] for found in methods if each.end() <= found.start() < end}
-        if own == {b"cuda"} and b"Module" not in (each["bases"] or b""):
-            yield each["name"].decode()
+        own = {found["name"] for found in methods if kind.end() <= found.start() < end}
+        if own == {b"cuda"} and b"Module" not in (kind["bases"] or b""):
+            yield kind["name"].decode()
 
 
 def _compiled(source: bytes) -> Iterator[str]:

@@ -59,7 +59,7 @@ class TorchScript:
         definitions: list[cst.FunctionDef | cst.ClassDef] = [*self._tree.of_type(cst.FunctionDef)]
         definitions += self._tree.of_type(cst.ClassDef)
         for node in definitions:
-            if any(self._is_compiler(each) for each in decorators(node)):
+            if any(self._is_compiler(decorator) for decorator in decorators(node)):
                 self._add(found, node)
             elif isinstance(node, cst.ClassDef) and self._is_meant_for_it(node):
                 self._add_module(found, node)
@@ -79,29 +79,31 @@ class TorchScript:
         """Whether an expression is a TorchScript compiler, as shown by the file or by its name."""
         if isinstance(node, cst.Call):
             held = [node.func, *(argument.value for argument in node.args)]
-            return any(self._is_compiler(each, depth) for each in held)
+            return any(self._is_compiler(decorator, depth) for decorator in held)
         if not isinstance(node, (cst.Name, cst.Attribute)):
             return False
         meanings = self._tree.may_be(node)
         if meanings & _COMPILERS:
             return True
-        if any(each.startswith(("torch.", "numba.", "jax.", "triton.", "cutlass.")) for each in meanings):
+        if any(
+            meaning.startswith(("torch.", "numba.", "jax.", "triton.", "cutlass.")) for meaning in meanings
+        ):
             return False
         name = dotted(node)
         if depth and name in self._aliases:
-            return any(self._is_compiler(each, depth - 1) for each in self._aliases[name])
+            return any(self._is_compiler(alias, depth - 1) for alias in self._aliases[name])
         if name in self._functions:
             return self._compiles_argument(self._functions[name])
         return bool(_NAME_OF_COMPILER.search(name.rpartition(".")[2])) and self._is_decorator(node)
 
     def _compiles_argument(self, function: cst.FunctionDef) -> bool:
         """Whether a function passes a parameter to the compiler, as the file's own decorators do."""
-        given = {each.name.value for each in function.params.params}
+        given = {parameter.name.value for parameter in function.params.params}
         return any(
-            isinstance(each, cst.Call)
-            and bool(self._tree.may_be(each.func) & _COMPILERS)
-            and any(dotted(argument.value) in given for argument in each.args)
-            for each in walk(function.body)
+            isinstance(descendant, cst.Call)
+            and bool(self._tree.may_be(descendant.func) & _COMPILERS)
+            and any(dotted(argument.value) in given for argument in descendant.args)
+            for descendant in walk(function.body)
         )
 
     def _is_decorator(self, node: cst.CSTNode) -> bool:
@@ -174,8 +176,8 @@ class TorchScript:
             elif isinstance(node, cst.Attribute) and name.startswith("self."):
                 self._add_method(found, node)
             if depth:
-                for each in self._aliases.get(name, []):
-                    self._add_value(found, each, depth - 1)
+                for alias in self._aliases.get(name, []):
+                    self._add_value(found, alias, depth - 1)
 
     def _add_function(self, found: _Found, function: cst.FunctionDef, node: cst.CSTNode, depth: int) -> None:
         """Adds a function or, if it is called, the modules that it returns."""
@@ -183,9 +185,9 @@ class TorchScript:
         if not (isinstance(call, cst.Call) and call.func is node):
             self._add(found, function)
         elif depth:
-            for each in walk(function.body):
-                if isinstance(each, cst.Call) and called_name(each) in self._classes:
-                    self._add_module(found, self._classes[called_name(each) or ""])
+            for descendant in walk(function.body):
+                if isinstance(descendant, cst.Call) and called_name(descendant) in self._classes:
+                    self._add_module(found, self._classes[called_name(descendant) or ""])
 
     def _add_method(self, found: _Found, node: cst.Attribute) -> None:
         for around in self._tree.ancestors(node):
@@ -207,37 +209,39 @@ class TorchScript:
             return
         found.functions.add(node)
         of_class = self._class_of(node)
-        for each in walk(node.body):
-            if not isinstance(each, (cst.Name, cst.Attribute)) or self._is_for_python(each, node):
+        for descendant in walk(node.body):
+            if not isinstance(descendant, (cst.Name, cst.Attribute)) or self._is_for_python(descendant, node):
                 continue
-            name = dotted(each)
+            name = dotted(descendant)
             if name in self._functions:
                 self._add(found, self._functions[name])
             elif name in self._classes:
                 self._add(found, self._classes[name])
             elif (
-                isinstance(each, cst.Attribute) and name == f"self.{each.attr.value}" and of_class is not None
+                isinstance(descendant, cst.Attribute)
+                and name == f"self.{descendant.attr.value}"
+                and of_class is not None
             ):
-                self._add_methods(found, of_class, each.attr.value)
+                self._add_methods(found, of_class, descendant.attr.value)
 
     def _add_methods(self, found: _Found, of_class: cst.ClassDef, name: str) -> None:
         """Adds the methods of one name, of a class and of its bases in the file."""
-        for each in self._with_bases(of_class):
-            for method in methods(each):
+        for definition in self._with_bases(of_class):
+            for method in methods(definition):
                 if method.name.value == name:
                     self._add(found, method)
 
     def _add_module(self, found: _Found, node: cst.ClassDef) -> None:
         """Adds the compiled parts of a module: the functions that ``forward`` calls, and its submodules."""
-        for each in self._with_bases(node):
-            if each in found.modules:
+        for definition in self._with_bases(node):
+            if definition in found.modules:
                 continue
-            found.modules.add(each)
-            for method in methods(each):
+            found.modules.add(definition)
+            for method in methods(definition):
                 is_root = method.name.value in ("forward", "__call__")
                 if is_root or any(self._tree.may_be(one) & _COMPILERS for one in decorators(method)):
                     self._add(found, method)
-            for below in walk(each.body):
+            for below in walk(definition.body):
                 if isinstance(below, cst.Call) and called_name(below) in self._classes:
                     self._add_module(found, self._classes[called_name(below) or ""])
 
@@ -254,7 +258,7 @@ class TorchScript:
     # -- code that the compiler skips ----------------------------------------------------------------
 
     def _is_left_to_python(self, node: cst.FunctionDef) -> bool:
-        return any(bool(self._tree.may_be(each) & _LEFT_TO_PYTHON) for each in decorators(node))
+        return any(bool(self._tree.may_be(decorator) & _LEFT_TO_PYTHON) for decorator in decorators(node))
 
     def _is_for_python(self, node: cst.CSTNode, function: cst.CSTNode) -> bool:
         """Whether a node runs in Python only: behind ``not torch.jit.is_scripting()``."""
@@ -284,12 +288,12 @@ class _Found:
 
 def decorators(node: cst.FunctionDef | cst.ClassDef) -> Iterator[cst.BaseExpression]:
     """The decorators of a function or a class; ``f`` for ``@f(…)`` too."""
-    for each in node.decorators:
-        yield each.decorator
-        if isinstance(each.decorator, cst.Call):
-            yield each.decorator.func
+    for decorator in node.decorators:
+        yield decorator.decorator
+        if isinstance(decorator.decorator, cst.Call):
+            yield decorator.decorator.func
 
 
 def methods(node: cst.ClassDef) -> list[cst.FunctionDef]:
     """The functions that a class defines."""
-    return [each for each in node.body.body if isinstance(each, cst.FunctionDef)]
+    return [statement for statement in node.body.body if isinstance(statement, cst.FunctionDef)]

@@ -199,7 +199,7 @@ class Tree:
     def may_be_cuda(self, name: cst.Name) -> bool:
         """Whether a name belongs to torch.cuda in some branches and not in others."""
         meanings = self._meanings(name)
-        return len(meanings) > 1 and any((each or "").startswith("torch.cuda") for each in meanings)
+        return len(meanings) > 1 and any((meaning or "").startswith("torch.cuda") for meaning in meanings)
 
     def may_be(self, node: cst.CSTNode) -> set[str]:
         """The full names that a name or a chain of attributes may have, by the imports that bind it."""
@@ -233,7 +233,9 @@ class Tree:
         meanings: set[str | None] = set()
         for assignment in assignments:
             found = assignment.get_qualified_names_for(name.value)
-            meanings |= {each.name if each.source is QualifiedNameSource.IMPORT else None for each in found}
+            meanings |= {
+                meaning.name if meaning.source is QualifiedNameSource.IMPORT else None for meaning in found
+            }
         return meanings
 
     def assignments(self, name: cst.Name) -> Sequence[Assignment]:
@@ -243,7 +245,7 @@ class Tree:
 
     def accesses(self, name: cst.Name) -> list[cst.CSTNode]:
         """Every read of a name."""
-        return [access.node for each in self.assignments(name) for access in each.references]
+        return [access.node for assignment in self.assignments(name) for access in assignment.references]
 
     def reads(self, holder: cst.Name | cst.Attribute) -> list[cst.CSTNode]:
         """The other reads of a name, or of an attribute with the same text."""
@@ -290,9 +292,9 @@ def _child_nodes(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     for name in _fields(type(node)):
         value = getattr(node, name)
         if isinstance(value, (list, tuple)):
-            for each in value:
-                if _is_node(type(each)):
-                    yield each
+            for child in value:
+                if _is_node(type(child)):
+                    yield child
         elif _is_node(type(value)):
             yield value
 
@@ -307,7 +309,7 @@ def _is_node(kind: type) -> bool:
 
 @cache
 def _fields(kind: type[cst.CSTNode]) -> tuple[str, ...]:
-    names = [each.name for each in fields(kind)]
+    names = [field.name for field in fields(kind)]
     return tuple(name for name in names if name not in _WHITE_SPACE and not name.startswith("whitespace"))
 
 
@@ -360,7 +362,7 @@ def positional(call: cst.Call) -> list[cst.Arg]:
 
 def position(call: cst.Call, argument: cst.Arg) -> int | None:
     """The index of an argument among a call's positional arguments; ``None``: it is not positional."""
-    return next((i for i, each in enumerate(positional(call)) if each is argument), None)
+    return next((i for i, given in enumerate(positional(call)) if given is argument), None)
 
 
 def keyword(call: cst.Call, name: str) -> cst.Arg | None:
@@ -376,8 +378,8 @@ def has_unpacking(call: cst.Call) -> bool:
 def string_value(node: cst.CSTNode | None) -> str | None:
     """The text of a plain string literal, or of an f-string without a field."""
     if isinstance(node, cst.FormattedString) and "r" not in node.start.lower():
-        texts = [each.value for each in node.parts if isinstance(each, cst.FormattedStringText)]
-        is_plain = len(texts) == len(node.parts) and not any(set(each) & set("\\{}") for each in texts)
+        texts = [part.value for part in node.parts if isinstance(part, cst.FormattedStringText)]
+        is_plain = len(texts) == len(node.parts) and not any(set(text) & set("\\{}") for text in texts)
         return "".join(texts) if is_plain else None
     if not isinstance(node, cst.SimpleString) or node.prefix not in ("", "u", "r"):
         return None

@@ -268,7 +268,7 @@ def guess_by_name(name: str) -> Value:
 
 def methods(node: cst.ClassDef) -> set[str]:
     """The names of the functions that a class defines."""
-    return {each.name.value for each in node.body.body if isinstance(each, cst.FunctionDef)}
+    return {statement.name.value for statement in node.body.body if isinstance(statement, cst.FunctionDef)}
 
 
 def _base_names(node: cst.ClassDef) -> set[str]:

@@ -38,19 +38,19 @@ class VendorCode:
             is_test: whether it is a test of the device, which may control a build.
         """
         around = list(self._tree.ancestors(node))
-        if any(isinstance(each, cst.Call) and self._is_build(each) for each in around):
+        if any(isinstance(ancestor, cst.Call) and self._is_build(ancestor) for ancestor in around):
             return "it builds a native extension for one vendor's hardware"
-        if any(isinstance(each, cst.FunctionDef) and self._is_kernel(each) for each in around):
+        if any(isinstance(ancestor, cst.FunctionDef) and self._is_kernel(ancestor) for ancestor in around):
             return "a kernel for one vendor's hardware"
         if is_test and self._decides_build(node, around):
             return "it controls the build of a native extension for one vendor's hardware"
-        if self._replacing and any(each in self._replacing for each in around):
+        if self._replacing and any(ancestor in self._replacing for ancestor in around):
             return "the test replaces names of torch.cuda"
-        for each in around:
-            if isinstance(each, cst.FunctionDef) and each in self._of_runtimes:
-                return f"the function uses {self._of_runtimes[each]}, which only NVIDIA GPUs have"
+        for holder in around:
+            if isinstance(holder, cst.FunctionDef) and holder in self._of_runtimes:
+                return f"the function uses {self._of_runtimes[holder]}, which only NVIDIA GPUs have"
         if (_NUMBERED.match(string_value(node) or "") or isinstance(node, cst.Call)) and any(
-            each in self._only_comparing for each in around
+            ancestor in self._only_comparing for ancestor in around
         ):
             return "the test compares devices with different indices, and a CPU-only machine has one device"
         return ""
@@ -70,10 +70,10 @@ class VendorCode:
     def _decides_build(self, node: cst.CSTNode, around: list[cst.CSTNode]) -> bool:
         statement = self._tree.statement(node)
         test = statement.test if isinstance(statement, cst.If) else statement
-        names = {each.value for each in walk(test) if isinstance(each, cst.Name)}
+        names = {descendant.value for descendant in walk(test) if isinstance(descendant, cst.Name)}
         if any(_TOOLKIT.match(name) for name in names):
             return True
-        function = next((each for each in around if isinstance(each, cst.FunctionDef)), None)
+        function = next((ancestor for ancestor in around if isinstance(ancestor, cst.FunctionDef)), None)
         return function is not None and function in self._building
 
     @cached_property
@@ -102,7 +102,7 @@ class VendorCode:
             name = string_value(first) or self._tree.qualified(first) or ""
             if name == "torch.cuda" or name.startswith("torch.cuda."):
                 holders = (cst.FunctionDef, cst.ClassDef)
-                found |= {each for each in [self._first(call, holders)] if each is not None}
+                found |= {holder for holder in [self._first(call, holders)] if holder is not None}
         return found
 
     @cached_property
@@ -112,8 +112,8 @@ class VendorCode:
         found: dict[cst.CSTNode, str] = {}
         for function in self._tree.of_type(cst.FunctionDef) if _COMMAND in self._tree.text else []:
             if _COMMAND in self._tree.source(function) and self._uses_torch_only_for_cuda(function):
-                helpers = [self._functions_by_name.get(called_name(each) or "") for each in _calls(function)]
-                asking = [each for each in helpers if each and self._uses_torch_only_for_cuda(each)]
+                helpers = [self._functions_by_name.get(called_name(call) or "") for call in _calls(function)]
+                asking = [helper for helper in helpers if helper and self._uses_torch_only_for_cuda(helper)]
                 found |= dict.fromkeys([function, *asking], _COMMAND)
         if not used:
             return found
@@ -125,7 +125,7 @@ class VendorCode:
 
     @cached_property
     def _functions_by_name(self) -> dict[str, cst.FunctionDef]:
-        return {each.name.value: each for each in self._tree.of_type(cst.FunctionDef)}
+        return {node.name.value: node for node in self._tree.of_type(cst.FunctionDef)}
 
     def _uses_torch_only_for_cuda(self, function: cst.FunctionDef) -> bool:
         """Whether a function uses torch only to query GPUs, and computes nothing with it."""
@@ -164,14 +164,18 @@ class VendorCode:
             for argument in call.args:
                 word = argument.keyword.value if argument.keyword is not None else ""
                 takes = word in ("device", "map_location") or called_name(call) in ("to", "cuda", "to_empty")
-                names = {each.value for each in walk(argument.value) if isinstance(each, cst.Name)}
+                names = {
+                    descendant.value
+                    for descendant in walk(argument.value)
+                    if isinstance(descendant, cst.Name)
+                }
                 if takes and (names & devices or self._names_numbered(argument.value)):
                     return True
         return False
 
     @staticmethod
     def _names_numbered(node: cst.CSTNode) -> bool:
-        return any(_NUMBERED.match(string_value(each) or "") for each in walk(node))
+        return any(_NUMBERED.match(string_value(descendant) or "") for descendant in walk(node))
 
     @cached_property
     def _imports(self) -> set[str]:
@@ -193,15 +197,17 @@ class VendorCode:
             yield function
 
     def _first(self, node: cst.CSTNode, kinds: tuple[type[cst.CSTNode], ...]) -> cst.CSTNode | None:
-        return next((each for each in self._tree.ancestors(node) if isinstance(each, kinds)), None)
+        return next(
+            (ancestor for ancestor in self._tree.ancestors(node) if isinstance(ancestor, kinds)), None
+        )
 
 
 def _calls(function: cst.CSTNode) -> list[cst.Call]:
-    return [each for each in walk(function) if isinstance(each, cst.Call)]
+    return [descendant for descendant in walk(function) if isinstance(descendant, cst.Call)]
 
 
 def _asserts(function: cst.CSTNode) -> bool:
     """Whether a function is a test: it asserts, with the statement or a method of unittest's."""
-    return any(isinstance(each, cst.Assert) for each in walk(function)) or any(
-        (called_name(each) or "").startswith("assert") for each in _calls(function)
+    return any(isinstance(descendant, cst.Assert) for descendant in walk(function)) or any(
+        (called_name(call) or "").startswith("assert") for call in _calls(function)
     )

@@ -15,7 +15,7 @@ def rows(lists: Sequence[list[Tensor]], indices: Sequence[int]) -> list[list[Ten
     return [[tensors[index] for index in indices] if tensors else [] for tensors in lists]
 
 
-def update_each(
+def update_group(
     rule: Callable[..., Sequence[Tensor]],
     lists: Sequence[list[Tensor]],
     state_names: Sequence[str],

@@ -2,7 +2,6 @@
 // of a phase when they have done one, and meet after each phase.
 #include <atomic>
 #include <cmath>
-#include <limits>
 
 #include "decode_step.h"
 
@@ -11,12 +10,11 @@ namespace {
 
 constexpr int64_t rows_together = 16;  // of the residual stream
 constexpr int64_t inputs_together = 528;  // of a product: it takes 12 at a time
-constexpr int64_t least_inputs = 264;  // below this, arranging weights costs more than more threads save
-constexpr int64_t columns_together = 64;  // of a product: an arranged tile stays in the second cache
+constexpr int64_t least_inputs = 264;  // below this, repacking weights costs more than more threads save
+constexpr int64_t columns_together = 64;  // of a product: a repacked tile stays in the second cache
 constexpr int64_t queries_together = 128;
 constexpr int64_t most_scores = 1 << 20;  // that a thread keeps
 constexpr int64_t keys_together = 2048;  // of a product with values
-constexpr float nothing = -std::numeric_limits<float>::infinity();
 
 int64_t tiles_of(int64_t count, int64_t together) { return (count + together - 1) / together; }
 
@@ -29,13 +27,13 @@ bool is_arranged(const Product& product) {
   });
 }
 
-void* arranged_memory(std::vector<Line>& memory, int64_t rows, int64_t k) {
-  return at_least(memory, tiles_of(arranged_bytes(rows, k), 64));
+void* repacked_memory(std::vector<Line>& memory, int64_t rows, int64_t k) {
+  return at_least(memory, tiles_of(repacked_bytes(rows, k), 64));
 }
 
 }  // namespace
 
-bool Step::can_read() const {
+bool Step::can_prefill() const {
   bool can = multiplies_many() && decoder_.dtype == Dtype::bf16;
   for (const Layer& layer : decoder_.layers) {
     for (const Product* product : {&layer.attention.projections, &layer.attention.output, &layer.mlp.gate,
@@ -48,9 +46,9 @@ bool Step::can_read() const {
 
 // The state that the threads of one call share. Values are rounded as in a step: products and the residual
 // stream are kept in float32, and the inputs of the next product in bf16.
-class Step::Reading {
+class Step::Prefill {
  public:
-  Reading(Step& step, const Call& call)
+  Prefill(Step& step, const Call& call)
       : step_(step),
         decoder_(step.decoder_),
         call_(call),
@@ -78,56 +76,56 @@ class Step::Reading {
 
   void work(int thread, int threads) {
     Place place{thread, threads, 0, rows_};
-    Own& own = *step_.own_[thread];
+    ThreadState& state = *step_.thread_states_[thread];
     for_rows(place, [&](int64_t row) { step_.look_up(call_.tokens[row], x_.data() + row * hidden_); });
     if (decoder_.embedding_is_summed) {
       sum_over_ranks(place, x_);
     }
     for_rows(place, [&](int64_t row) {
-      step_.finish_embedding(position_of(row), own, x_.data() + row * hidden_);
-      begin_layer(0, row, own);
+      step_.finish_embedding(position_of(row), state, x_.data() + row * hidden_);
+      begin_layer(0, row, state);
     });
     for (size_t index = 0; index < decoder_.layers.size(); ++index) {
       const Layer& layer = decoder_.layers[index];
       const Attention& attention = layer.attention;
-      multiply(place, attention.projections, own, normed_, projected_, attention.projections.width);
+      multiply(place, attention.projections, state, normed_, projected_, attention.projections.width);
       const bool is_last = index + 1 == decoder_.layers.size();
       // The last layer needs only the results of each sequence's last token, or none.
       const int64_t asked = !is_last ? call_.length : gives_logits() ? 1 : 0;
       for_rows(place, [&](int64_t row) {
         if (row % call_.length >= call_.length - asked) {
-          prepare_queries(attention, row, own);
+          prepare_queries(attention, row, state);
         }
       });
-      prepare_keys(place, attention, index, own);
+      prepare_keys(place, attention, index, state);
       if (asked == 0) {
         return;
       }
-      attend(place, attention, index, call_.length - asked, own);
+      attend(place, attention, index, call_.length - asked, state);
       if (is_last) {
         keep_last_rows(place, attention);
       }
-      multiply(place, attention.output, own, mixed_, attended_, hidden_);
+      multiply(place, attention.output, state, mixed_, attended_, hidden_);
       if (attention.output_is_summed) {
         sum_over_ranks(place, attended_);
       }
-      for_rows(place, [&](int64_t row) { join_attention(layer, row, own); });
-      feed_forward(place, layer.mlp, own);
-      multiply(place, layer.mlp.down, own, inner_, projected_, hidden_);
+      for_rows(place, [&](int64_t row) { join_attention(layer, row, state); });
+      feed_forward(place, layer.mlp, state);
+      multiply(place, layer.mlp.down, state, inner_, projected_, hidden_);
       if (layer.mlp.down_is_summed) {
         sum_over_ranks(place, projected_);
       }
       for_rows(place, [&](int64_t row) {
         step_.join_mlp(layer, projected_.data() + row * hidden_, attended_.data() + row * hidden_,
-                       x_.data() + row * hidden_, own);
-        begin_layer(index + 1, row, own);
+                       x_.data() + row * hidden_, state);
+        begin_layer(index + 1, row, state);
       });
     }
-    float* last = at_least(own.x, call_.batch * hidden_);
+    float* last = at_least(state.x, call_.batch * hidden_);
     for (int64_t i = 0; i < call_.batch; ++i) {
       std::copy(x_.data() + i * hidden_, x_.data() + (i + 1) * hidden_, last + i * hidden_);
     }
-    step_.finish(call_, own, thread, threads);
+    step_.finish(call_, state, thread, threads);
   }
 
  private:
@@ -146,7 +144,7 @@ class Step::Reading {
     for (int64_t i = next.fetch_add(1); i < units; i = next.fetch_add(1)) {
       unit(i);
     }
-    step_.meeting_.wait(place.threads);
+    step_.barrier_.wait(place.threads);
     if (place.thread == 0) {
       next_[(place.phase + 2) % 3] = 0;  // that of the phase before, which all have left
     }
@@ -191,20 +189,20 @@ class Step::Reading {
 
   // -- rows -----------------------------------------------------------------------------------------
 
-  void begin_layer(size_t index, int64_t row, Own& own) {
+  void begin_layer(size_t index, int64_t row, ThreadState& state) {
     if (index == decoder_.layers.size()) {
       return;
     }
     const Layer& layer = decoder_.layers[index];
-    float* start = layer.mlp_shares_norm ? start_.data() + row * hidden_ : at_least(own.start, hidden_);
+    float* start = layer.mlp_shares_norm ? start_.data() + row * hidden_ : at_least(state.start, hidden_);
     normalize(layer.attention_norm, decoder_.dtype, x_.data() + row * hidden_, hidden_, 0, start);
     const int64_t stride = stride_of(hidden_);
     fill_bf16(start, hidden_, stride, normed_.data() + row * stride);
   }
 
-  void join_attention(const Layer& layer, int64_t row, Own& own) {
-    float* branch = at_least(own.branch, hidden_);
-    float* normed = at_least(own.normed, hidden_);
+  void join_attention(const Layer& layer, int64_t row, ThreadState& state) {
+    float* branch = at_least(state.branch, hidden_);
+    float* normed = at_least(state.normed, hidden_);
     float* attended = attended_.data() + row * hidden_;
     const float* start = layer.mlp_shares_norm ? start_.data() + row * hidden_ : nullptr;
     step_.join_attention(layer, attended, start, x_.data() + row * hidden_, branch, normed);
@@ -257,8 +255,8 @@ class Step::Reading {
 
   // Writes the rounded products to y[i * stride + column - first]. `y` may be `found`, which gets the
   // products before they are rounded.
-  void multiply_tile(const Product& product, Own& own, const std::vector<uint16_t>& x, const Tile& tile,
-                     float* found, int64_t found_stride, float* y, int64_t stride) const {
+  void multiply_tile(const Product& product, ThreadState& state, const std::vector<uint16_t>& x,
+                     const Tile& tile, float* found, int64_t found_stride, float* y, int64_t stride) const {
     int64_t begin = 0;
     for (const Part& part : product.parts) {
       const int64_t from = std::max(tile.first, begin), until = std::min(tile.last, begin + part.count);
@@ -266,9 +264,9 @@ class Step::Reading {
         const int64_t row = part.first + from - begin, count = until - from, k = part.weight.k;
         const int64_t x_stride = stride_of(k);
         const int64_t column = from - tile.first;
-        void* arranged = arranged_memory(own.arranged, count, k);
-        arrange(part.weight, row, row + count, arranged);
-        multiply_many(arranged, count, k, x.data() + tile.begin * x_stride, x_stride, tile.inputs, false,
+        void* repacked = repacked_memory(state.repacked, count, k);
+        repack(part.weight, row, row + count, repacked);
+        multiply_many(repacked, count, k, x.data() + tile.begin * x_stride, x_stride, tile.inputs, false,
                       found + column, found_stride);
         const float* bias = part.bias == nullptr ? nullptr : part.bias + row;
         for (int64_t i = 0; i < tile.inputs; ++i) {
@@ -279,26 +277,26 @@ class Step::Reading {
     }
   }
 
-  void multiply(Place& place, const Product& product, Own& own, const std::vector<uint16_t>& x,
+  void multiply(Place& place, const Product& product, ThreadState& state, const std::vector<uint16_t>& x,
                 std::vector<float>& y, int64_t stride) {
     const Tiles tiles(product.width, place.rows, place.threads);
     share(place, tiles.units(), [&](int64_t unit) {
       const Tile tile = tiles.at(unit);
-      multiply_tile(product, own, x, tile, tiles.memory(own.wide), tiles.stride(),
+      multiply_tile(product, state, x, tile, tiles.memory(state.wide), tiles.stride(),
                     y.data() + tile.begin * stride + tile.first, stride);
     });
   }
 
-  void feed_forward(Place& place, const Mlp& mlp, Own& own) {
+  void feed_forward(Place& place, const Mlp& mlp, ThreadState& state) {
     const Tiles tiles(mlp.up.width, place.rows, place.threads);
     const int64_t stride = stride_of(mlp.up.width);
     share(place, tiles.units(), [&](int64_t unit) {
       const Tile tile = tiles.at(unit);
-      float* up = tiles.memory(own.wide);
-      float* gate = mlp.is_gated ? tiles.memory(own.gate) : nullptr;
-      multiply_tile(mlp.up, own, normed_, tile, up, tiles.stride(), up, tiles.stride());
+      float* up = tiles.memory(state.wide);
+      float* gate = mlp.is_gated ? tiles.memory(state.gate) : nullptr;
+      multiply_tile(mlp.up, state, normed_, tile, up, tiles.stride(), up, tiles.stride());
       if (gate != nullptr) {
-        multiply_tile(mlp.gate, own, normed_, tile, gate, tiles.stride(), gate, tiles.stride());
+        multiply_tile(mlp.gate, state, normed_, tile, gate, tiles.stride(), gate, tiles.stride());
       }
       for (int64_t i = 0; i < tile.inputs; ++i) {
         float* own_up = up + i * tiles.stride();
@@ -314,19 +312,19 @@ class Step::Reading {
   // -- attention ------------------------------------------------------------------------------------
 
   // Queries are [key head][row][head of its group][size].
-  void prepare_queries(const Attention& attention, int64_t row, Own& own) {
+  void prepare_queries(const Attention& attention, int64_t row, ThreadState& state) {
     const int64_t size = attention.head_size, stride = whole_blocks(size);
     const int64_t group = attention.heads / attention.key_heads;
     const float* all = projected_.data() + row * attention.projections.width;
-    float* head = at_least(own.heads, size);
+    float* head = at_least(state.heads, size);
     for (int64_t i = 0; i < attention.heads; ++i) {
-      step_.prepare_query(attention, call_.cache, position_of(row), all, i, own, head);
+      step_.prepare_query(attention, call_.cache, position_of(row), all, i, state, head);
       const int64_t place = (i / group * rows_ + row) * group + i % group;
       fill_bf16(head, size, stride, queries_.data() + place * stride);
     }
   }
 
-  void prepare_keys(Place& place, const Attention& attention, size_t index, Own& own) {
+  void prepare_keys(Place& place, const Attention& attention, size_t index, ThreadState& state) {
     const int64_t size = attention.head_size, value_size = attention.value_size;
     const int64_t width = attention.projections.width, capacity = call_.cache.capacity;
     const int64_t parts = tiles_of(call_.length, rows_together);
@@ -335,14 +333,14 @@ class Step::Reading {
       const int64_t count = std::min(rows_together, call_.length - first);
       const int64_t row = sequence * call_.length + first;
       const float* all = projected_.data() + row * width + attention.heads * size;
-      float* key = at_least(own.heads, size);
+      float* key = at_least(state.heads, size);
       for (int64_t head = 0; head < attention.key_heads; ++head) {
         const int64_t cached = (sequence * attention.key_heads + head) * capacity;
         auto* keys = reinterpret_cast<uint16_t*>(call_.cache.keys[index]) + cached * size;
         auto* values = reinterpret_cast<uint16_t*>(call_.cache.values[index]) + cached * value_size;
         for (int64_t i = 0; i < count; ++i) {
           step_.prepare_head(attention, attention.key_norm, call_.cache, position_of(row + i),
-                             all + i * width, head, attention.key_heads, own, key);
+                             all + i * width, head, attention.key_heads, state, key);
           fill_bf16(key, size, size, keys + (call_.place + first + i) * size);
         }
         // In each column of the cache, the values of these places are contiguous.
@@ -359,7 +357,7 @@ class Step::Reading {
   }
 
   // Computes attention for the places of each sequence from `begin` on.
-  void attend(Place& place, const Attention& attention, size_t index, int64_t begin, Own& own) {
+  void attend(Place& place, const Attention& attention, size_t index, int64_t begin, ThreadState& state) {
     const int64_t group = attention.heads / attention.key_heads;
     const int64_t keys = call_.place + call_.length;
     const int64_t most =
@@ -371,13 +369,13 @@ class Step::Reading {
     share(place, heads * parts, [&](int64_t unit) {
       const int64_t first = begin + (parts - 1 - unit / heads) * together;
       attend_part(attention, index, unit % heads / attention.key_heads, unit % attention.key_heads, first,
-                  std::min(together, call_.length - first), own);
+                  std::min(together, call_.length - first), state);
     });
   }
 
   // Computes attention for the queries of one key head at some places of a sequence.
   void attend_part(const Attention& attention, size_t index, int64_t sequence, int64_t key_head,
-                   int64_t first_place, int64_t places, Own& own) {
+                   int64_t first_place, int64_t places, ThreadState& state) {
     const int64_t size = attention.head_size, value_size = attention.value_size;
     const int64_t group = attention.heads / attention.key_heads, capacity = call_.cache.capacity;
     const int64_t row = sequence * call_.length + first_place, place = call_.place + first_place;
@@ -390,19 +388,19 @@ class Step::Reading {
     const int64_t cached = (sequence * attention.key_heads + key_head) * capacity;
     const uint8_t* keys = call_.cache.keys[index] + (cached + first) * size * 2;
     const uint8_t* values = call_.cache.values[index] + (cached * value_size + first) * 2;
-    float* scores = at_least(own.scores, queries * stride);
-    float* mixed = at_least(own.wide, queries * mixed_stride);
-    auto* weights = reinterpret_cast<uint16_t*>(at_least(own.weights, tiles_of(queries * stride * 2, 64)));
-    float* peaks = at_least(own.logits, 2 * queries);
+    float* scores = at_least(state.scores, queries * stride);
+    float* mixed = at_least(state.wide, queries * mixed_stride);
+    auto* weights = reinterpret_cast<uint16_t*>(at_least(state.weights, tiles_of(queries * stride * 2, 64)));
+    float* peaks = at_least(state.logits, 2 * queries);
     float* sums = peaks + queries;
 
     const uint16_t* query = queries_.data() + (key_head * rows_ + row) * group * whole_blocks(size);
     for (int64_t key = 0; key < count; key += columns_together) {
       const int64_t some = std::min(columns_together, count - key);
-      void* arranged = arranged_memory(own.arranged, some, size);
-      arrange({WeightFormat::dense, Dtype::bf16, some, size, keys + key * size * 2, size * 2}, 0, some,
-              arranged);
-      multiply_many(arranged, some, size, query, whole_blocks(size), queries, false, scores + key, stride);
+      void* repacked = repacked_memory(state.repacked, some, size);
+      repack({WeightFormat::dense, Dtype::bf16, some, size, keys + key * size * 2, size * 2}, 0, some,
+             repacked);
+      multiply_many(repacked, some, size, query, whole_blocks(size), queries, false, scores + key, stride);
     }
     for (int64_t i = 0; i < queries; ++i) {
       float* line = scores + i * stride;
@@ -428,11 +426,11 @@ class Step::Reading {
       const int64_t some = std::min(columns_together, value_size - column);
       for (int64_t key = 0; key < count; key += keys_together) {
         const int64_t length = std::min(keys_together, count - key);
-        void* arranged = arranged_memory(own.arranged, some, length);
-        arrange({WeightFormat::dense, Dtype::bf16, some, length, values + (column * capacity + key) * 2,
-                 capacity * 2},
-                0, some, arranged);
-        multiply_many(arranged, some, length, weights + key, stride, queries, key > 0, mixed + column,
+        void* repacked = repacked_memory(state.repacked, some, length);
+        repack({WeightFormat::dense, Dtype::bf16, some, length, values + (column * capacity + key) * 2,
+                capacity * 2},
+               0, some, repacked);
+        multiply_many(repacked, some, length, weights + key, stride, queries, key > 0, mixed + column,
                       mixed_stride);
       }
     }
@@ -465,12 +463,12 @@ class Step::Reading {
   std::atomic<int64_t> next_[3]{};
 };
 
-void Step::read(const Call& call, int threads) {
+void Step::prefill(const Call& call, int threads) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  make_own(threads);
+  make_thread_states(threads);
   update_screen(call, threads);
-  Reading reading(*this, call);
-  auto work = [&](int thread, int count) { reading.work(thread, count); };
+  Prefill prefill(*this, call);
+  auto work = [&](int thread, int count) { prefill.work(thread, count); };
   run_threads(threads, work);
   if (checks_screen_) {
     screen_is_checked_ = screen_is_current_.load(std::memory_order_relaxed);
