@@ -16,7 +16,7 @@ from acclimate.errors import AcclimateError
 
 _T = TypeVar("_T")
 
-_SOURCES = (".py", ".cpp", ".h")
+_SOURCES = (".py", ".cpp", ".h", ".def")
 
 
 def source_files(folder: Path) -> Iterator[tuple[str, bytes]]:

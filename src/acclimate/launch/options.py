@@ -43,10 +43,10 @@ ELSEWHERE = {
         "-ppn", "--ppn", "-perhost", "-npernode", "--npernode", "-N",
     ),
     "--env NAME=VALUE": ("-x", "-genv", "--genv"),
-    "--bind_cores_to_rank": ("--map-by", "--bind-to", "--rank-by", "--cpu-bind"),
-    "no option: leave it out": ("--oversubscribe", "--allow-run-as-root", "--multi_gpu", "--multi-gpu"),
+    "--bind_cores_to_rank": ("--map_by", "--bind_to", "--rank_by", "--cpu_bind"),
+    "no option: leave it out": ("--oversubscribe", "--allow_run_as_root", "--multi_gpu"),
     "an argument of Accelerator() in the script": (
-        "--mixed_precision", "--mixed-precision", "--config_file", "--use_fsdp", "--use_deepspeed",
+        "--mixed_precision", "--config_file", "--use_fsdp", "--use_deepspeed",
     ),
 }  # fmt: skip
 """The options of torchrun, mpirun and accelerate that have other names here, by ours."""

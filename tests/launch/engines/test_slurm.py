@@ -30,14 +30,13 @@ SLURM = ("--launcher", "slurm")
 
 
 @pytest.fixture
-def slurm_jobs(hosts: Hosts, tmp_path: Path) -> Iterator[Jobs]:
+def slurm_jobs(hosts: Hosts, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     """Jobs on a cluster of the hosts."""
     reason = slurm_cluster.why_not()
     if reason is not None:
         pytest.skip(reason)
-    folder = tmp_path / "slurm"
-    folder.mkdir()
-    cluster = SlurmCluster(hosts, folder)
+    # A short name: a batch step's socket in it may have 108 bytes.
+    cluster = SlurmCluster(hosts, tmp_path_factory.mktemp("slurm"))
     yield Jobs(hosts, tmp_path, environment=cluster.environment)
     cluster.close()
 

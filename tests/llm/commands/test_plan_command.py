@@ -41,7 +41,7 @@ def test_an_impossible_number_of_ranks_is_refused(
     ranks: str, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", str(tiny_folder), "--tp", ranks]) == 2
-    assert "--tp must be " in capsys.readouterr().err
+    assert "--num_accelerators must be " in capsys.readouterr().err
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

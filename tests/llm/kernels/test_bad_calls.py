@@ -127,6 +127,6 @@ def test_numbers_that_describe_no_decoder_are_refused(numbers: list[int]) -> Non
 def test_a_decoder_with_a_weight_of_no_format_is_refused(step: NativeStep, number: int) -> None:
     writer = _ProgramWriter(step._native.decoder, 0)
     writer.decoder(step._native.decoder)
-    writer.numbers[3] = number  # of the embedding
+    writer.numbers[4] = number  # of the embedding
     with pytest.raises(RuntimeError, match="unknown weight format"):
         torch.ops.acclimate.decode_start(torch.tensor(writer.numbers))

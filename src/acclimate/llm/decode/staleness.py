@@ -22,7 +22,16 @@ _TREES = (
     "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called",
 )  # fmt: skip
 """Dictionaries of a module, whose content counts and not only their identity."""
-_OWN = ("_view", "_view_of", "packing", "model_ranks", "whole", "_shared_call", "mapped_files")
+_OWN = (
+    "_view",
+    "_view_of",
+    "packing",
+    "model_ranks",
+    "whole",
+    "_shared_call",
+    "mapped_files",
+    "_acclimate_outside",
+)
 """Attributes that this package changes, and no program reads."""
 _FILES = (
     "torch", "torch.nn.functional", "transformers.masking_utils", "transformers.activations",
