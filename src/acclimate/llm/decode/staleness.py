@@ -7,6 +7,7 @@ module. Weights are not asked about: the native step reads them in place, and co
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 import types
@@ -102,8 +103,10 @@ class Snapshot:
 def _is_same(before: dict[str, Any], module: nn.Module) -> bool:
     """Whether a module has changed in nothing but what this package keeps in it."""
     now = vars(module)
-    if now == before:
-        return True
+    # Two different tensors cannot be compared in this way; they may be in an attribute of this package.
+    with contextlib.suppress(RuntimeError, ValueError):
+        if now == before:
+            return True
     return all(
         name in _OWN or (name in before and name in now and bool(before[name] == now[name]))
         for name in before.keys() | now.keys()
