@@ -16,6 +16,7 @@ from architectures import tiny_model
 
 import acclimate
 from acclimate.llm.decode import loop
+from acclimate.llm.decode.proof import distance
 
 PROMPT = torch.arange(3, 12)[None]
 
@@ -96,3 +97,10 @@ def test_a_size_that_becomes_a_number_is_a_reason_to_refuse(caplog: pytest.LogCa
     with caplog.at_level("INFO", logger="acclimate.llm"):
         assert loop.step_kind(model) == "transformers"
     assert "its program holds for one size only" in caplog.text
+
+
+def test_a_step_whose_logits_are_nan_or_of_another_shape_is_infinitely_far() -> None:
+    expected = torch.ones(2, 4)
+    assert distance(torch.full((2, 4), float("nan")), expected) == float("inf")
+    assert distance(torch.ones(2, 3), expected) == float("inf")
+    assert distance(expected.clone(), expected) == 0.0

@@ -106,9 +106,8 @@ class _Matcher:
     def decoder(self) -> Decoder:
         head, factor, cap, hidden = self._head(self.program.logits)
         layers: list[Layer] = []
-        last = hidden
         normed = self._norm(_flat(hidden))
-        norm, stream = (None, last) if normed is None else (normed.norm, normed.given)
+        norm, stream = (None, hidden) if normed is None else (normed.norm, normed.given)
         while (found := self._embedding(_flat(stream))) is None:
             layer, stream = self._layer(stream, -1 - len(layers))
             layers.append(layer)
@@ -390,13 +389,10 @@ class _Matcher:
             inner = self._rotated(outer.given, heads, size)
             if inner.norm is not None:
                 raise NotRepresentedError("heads are normalized twice")
-            if inner.factors is not None:
+            if inner.factors is not None or inner.factor != 1.0:
                 raise NotRepresentedError("heads are multiplied before they are normalized")
-            return (
-                _Heads(inner.product, inner.source, outer.norm, True, inner.rotary, True, inner.factor)
-                if (inner.rotary is not None)
-                else _Heads(inner.product, inner.source, outer.norm, True, None, False, inner.factor)
-            )
+            is_rotated = inner.rotary is not None
+            return _Heads(inner.product, inner.source, outer.norm, True, inner.rotary, is_rotated)
         return self._rotated(value, heads, size)
 
     def _is_per_head(self, normed: _Normed, size: int) -> bool:

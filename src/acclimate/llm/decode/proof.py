@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -165,6 +166,10 @@ def _layers(model: Any) -> int:
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
-    """Returns the largest difference, relative to the largest expected value."""
-    largest = expected.detach().double().abs().max()
-    return float((found.double() - expected.double()).abs().max() / largest.clamp(min=1e-30))
+    """Returns the largest difference, relative to the largest expected value; infinity beside NaN."""
+    if found.shape != expected.shape:
+        return math.inf
+    if torch.equal(found, expected):
+        return 0.0
+    gap = (found.double() - expected.double()).abs().max() / expected.double().abs().max().clamp(min=1e-30)
+    return float(gap) if gap == gap else math.inf

@@ -24,7 +24,7 @@ _BY_POSITION = {
     "unbind", "expand", "unsqueeze", "squeeze", "bmm", "repeat", "t",
 }  # fmt: skip
 
-_ON_CONSTANTS = {"arange", "full", "ones", "zeros", "scalar_tensor", "reciprocal"}
+_ON_CONSTANTS = {"arange", "full", "ones", "zeros", "scalar_tensor"}
 """Further operators that compute what an angle is made of without positions."""
 
 
