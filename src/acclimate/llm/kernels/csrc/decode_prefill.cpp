@@ -466,14 +466,9 @@ class Step::Prefill {
 void Step::prefill(const Call& call, int threads) {
   const std::lock_guard<std::mutex> lock(mutex_);
   make_thread_states(threads);
-  update_screen(call, threads);
   Prefill prefill(*this, call);
   auto work = [&](int thread, int count) { prefill.work(thread, count); };
   run_threads(threads, work);
-  if (checks_screen_) {
-    screen_is_checked_ = screen_is_current_.load(std::memory_order_relaxed);
-    checks_screen_ = false;
-  }
   keep_best(call);
 }
 

@@ -40,7 +40,6 @@ Step::Step(Reader& from) : decoder_(from) {
     widest_inner_ = std::max(widest_inner_, layer.mlp.up.width);
     widest_values_ = std::max(widest_values_, attention.heads * attention.value_size);
   }
-  can_screen_ = suits_screen();
 }
 
 void Step::check() const {
@@ -83,16 +82,10 @@ void Step::check() const {
 
 Step::~Step() = default;
 
-void Step::begin() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  screen_is_checked_ = false;
-}
-
 void Step::run(const Call& call, int threads) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const int64_t batch = call.batch;
   make_thread_states(threads);
-  update_screen(call, threads);
   int64_t most_heads = 1, mixed = 1;
   for (const Layer& layer : decoder_.layers) {
     const Attention& attention = layer.attention;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -10,7 +9,6 @@
 #include <vector>
 
 #include "decode_program.h"
-#include "decode_screen.h"
 #include "pool.h"
 
 namespace acclimate::inference::decode {
@@ -59,9 +57,6 @@ class Step {
   explicit Step(Reader& from);
   ~Step();
 
-  // Weights may have changed since the last call.
-  void begin();
-
   // Computes one token of each sequence. A second caller waits for the first.
   void run(const Call& call, int threads);
 
@@ -83,11 +78,6 @@ class Step {
   // Throws std::runtime_error unless the sizes in the description fit together.
   void check() const;
 
-  // A group of the head's rows that may have the largest logit of a sequence.
-  struct Candidate {
-    float most;
-    int64_t group, sequence;
-  };
   // The state of one thread.
   struct ThreadState {
     std::vector<float> x, start, normed, branch, wide, gate, heads, scores, logits;
@@ -97,12 +87,6 @@ class Step {
     std::vector<Line> query, weights, repacked;
     std::vector<float> best;
     std::vector<int64_t> best_token;
-    std::vector<Candidate> candidates;
-    std::vector<float> most;  // upper bounds of the products of each group of rows
-    Input screened;  // the head's, for its coarse copy
-    std::vector<int32_t> starts;  // of it
-    Screen::Lengths lengths[max_rows];
-    int64_t unscreened_steps = 0;  // to come
 
     void forget_input() { std::fill(is_ready, is_ready + 3, false); }
   };
@@ -134,26 +118,12 @@ class Step {
   void feed_forward(const Layer& layer, const Call& call, ThreadState& state, int thread, int threads);
   void add_branches(const Layer& layer, const Call& call, ThreadState& state) const;
   void finish(const Call& call, ThreadState& state, int thread, int threads);
-  bool suits_screen() const;
-  void update_screen(const Call& call, int threads);
-  bool find_best(const Call& call, ThreadState& state, const float* x, int64_t first, int64_t last,
-                 int threads);
-  bool approximate(const Call& call, ThreadState& state, const float* x, int64_t first, int64_t last);
-  float at_most(float product, int64_t group, Screen::Lengths lengths) const;
-  void try_group(const Call& call, ThreadState& state, const float* x, int64_t first, int64_t last,
-                 int64_t sequence, int64_t group);
   int64_t parts_of(const Attention& attention, const Call& call, int threads) const;
 
   Decoder decoder_;
   int64_t widest_ = 0, widest_projections_ = 0, widest_inner_ = 0, widest_values_ = 0;
   std::mutex mutex_;
   Barrier barrier_;
-  std::unique_ptr<Screen> screen_;
-  bool can_screen_ = false, screens_ = false, screen_is_checked_ = false;
-  bool checks_screen_ = false;  // while it reads all of the head
-  bool releases_head_ = false;  // from memory, as the next steps read its coarse copy
-  std::atomic<bool> screen_is_current_{true};
-  std::atomic<float> largest_[max_rows];  // of each sequence: the largest logit so far
   std::vector<std::unique_ptr<ThreadState>> thread_states_;
   // Written by one thread each, read by all after the next barrier.
   std::vector<float> projected_, attended_, summed_, inner_, mixed_, peaks_, sums_;
