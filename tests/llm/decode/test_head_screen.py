@@ -25,11 +25,16 @@ WORDS = (4 << 20) // 32  # the fewest that are worth a coarse copy
 STEPS = 22
 
 
+def head_over_one_layer(words: int, hidden: int, **options: Any) -> Any:
+    options = {"tie_word_embeddings": False, "num_hidden_layers": 1, **options}
+    return tiny_model("llama", vocab_size=words, hidden_size=hidden, **options)
+
+
 def model_of(
     dtype: torch.dtype = torch.bfloat16, words: int = WORDS, hidden: int = 32, **options: Any
 ) -> Any:
     torch.manual_seed(0)
-    model = tiny_model("llama", vocab_size=words, hidden_size=hidden, tie_word_embeddings=False, **options)
+    model = head_over_one_layer(words, hidden, **options)
     # As a trained model's: some words are much likelier than most.
     head = model.lm_head.weight.data
     head.normal_().mul_(0.02)
@@ -164,7 +169,7 @@ def test_a_factor_that_rounds_is_not_taken_for_a_cap(scale: float) -> None:
 def quantised_model_of(words: int = WORDS, hidden: int = 32, factor: float = 1) -> Any:
     """A model with a head in int5."""
     torch.manual_seed(0)
-    model = tiny_model("llama", vocab_size=words, hidden_size=hidden, tie_word_embeddings=False)
+    model = head_over_one_layer(words, hidden)
     head = model.lm_head.weight.data
     head.normal_().mul_(0.02 * factor)
     head[:: words // 50].mul_(3)
