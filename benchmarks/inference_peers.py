@@ -190,7 +190,7 @@ def _seconds(run: Run, sequences: int, length: int, tokens: int) -> float:
 def main() -> None:
     """Runs one peer."""
     peer, folder, gguf = sys.argv[1:4]
-    prompt_tokens, new_tokens, sequences = (int(each) for each in sys.argv[4:])
+    prompt_tokens, new_tokens, sequences = (int(argument) for argument in sys.argv[4:])
 
     def llama(kind: str) -> Run:
         return llama_run(gguf, prompt_tokens, new_tokens, sequences, kind)
