@@ -23,11 +23,16 @@ WORDS = 5000
 STEPS = 22
 
 
+def head_over_one_layer(words: int, hidden: int, **options: Any) -> Any:
+    options = {"tie_word_embeddings": False, "num_hidden_layers": 1, **options}
+    return tiny_model("llama", vocab_size=words, hidden_size=hidden, **options)
+
+
 def model_of(
     dtype: torch.dtype = torch.bfloat16, words: int = WORDS, hidden: int = 32, **options: Any
 ) -> Any:
     torch.manual_seed(0)
-    model = tiny_model("llama", vocab_size=words, hidden_size=hidden, tie_word_embeddings=False, **options)
+    model = head_over_one_layer(words, hidden, **options)
     # As a trained model's: some words are much likelier than most.
     head = model.lm_head.weight.data
     head.normal_().mul_(0.02)
