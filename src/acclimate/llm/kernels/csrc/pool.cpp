@@ -34,7 +34,7 @@ constexpr microseconds spins_for{50};
 constexpr microseconds least_patience{10};
 // How often threads are moved away from the leader's processor.
 constexpr microseconds between_moves{2000};
-// How long a team is measured before it is made smaller, and for how long it then is, at first and at most.
+// A leader that waits longer than its helpers save it works alone for a while, twice as long each time.
 constexpr microseconds window{20000}, first_pause{20000}, longest_pause{320000};
 
 // Spins until condition() holds, for a limited time; returns whether it holds.
@@ -83,7 +83,6 @@ class Pool {
       mutex_.unlock();
       return 1;
     }
-    follow_affinity(threads - 1);
     return threads;
   }
 
@@ -144,10 +143,13 @@ class Pool {
     first_ = first;
     units_ = units;
     done_.store(0, std::memory_order_relaxed);
-    helping_.store(threads - 1, std::memory_order_relaxed);
+    helping_.store(start < alone_until_ ? 0 : threads - 1, std::memory_order_relaxed);
     const uint64_t phase = ++phase_;
     ticket_.store(phase << unit_bits | static_cast<uint64_t>(units), std::memory_order_seq_cst);
-    wake(static_cast<int>(std::min<int64_t>(threads - 1, units - 1)));
+    if (start >= alone_until_) {
+      wake(static_cast<int>(std::min<int64_t>(threads - 1, units - 1)));
+      spread(threads);
+    }
     int32_t own = 0;
     uint64_t ticket = ticket_.load(std::memory_order_relaxed);
     while (unclaimed(ticket) > 0) {
@@ -158,11 +160,33 @@ class Pool {
       }
     }
     const auto all = static_cast<int32_t>(units);
+    const auto now = Clock::now();
+    const nanoseconds each = own > 0 ? (now - start) / own : now - start;
+    nanoseconds waited{0};
     if (done_.fetch_add(own, std::memory_order_acq_rel) + own != all) {
-      const auto now = Clock::now();
-      const nanoseconds each = own > 0 ? (now - start) / own : nanoseconds(0);
       await(phase, all, std::max<nanoseconds>(2 * each, least_patience), threads);
+      waited = Clock::now() - now;
     }
+    judge(now + waited, now + waited - start, (all - own) * each, waited);
+  }
+
+  // Decides whether the leader goes on with its helpers.
+  void judge(Clock::time_point now, nanoseconds took, nanoseconds saved, nanoseconds waited) {
+    if (now < alone_until_) {
+      return;
+    }
+    took_ += took;
+    gain_ += saved - waited;
+    if (took_ < window) {
+      return;
+    }
+    if (gain_ < nanoseconds(0)) {
+      alone_until_ = now + pause_;
+      pause_ = std::min<nanoseconds>(2 * pause_, longest_pause);
+    } else {
+      pause_ = first_pause;
+    }
+    took_ = gain_ = nanoseconds(0);
   }
 
   void compute(int64_t unit) {
@@ -288,7 +312,47 @@ class Pool {
     }
   }
 
-  void follow_affinity(int) {}
+  // -- the processors of the threads ----------------------------------------------------------------
+
+  // Moves helpers from the leader's processor to others that the leader may use. The system leaves two
+  // threads of a team on one processor if another program keeps the rest busy, and they then are as fast as
+  // one.
+  void spread(int threads) {
+#if defined(__linux__)
+    const int own = own_processor();
+    const auto is_here = [&](int number) {
+      return helpers_[number - 1].processor.load(std::memory_order_relaxed) == own;
+    };
+    int number = 1;
+    while (number < threads && !is_here(number)) {
+      ++number;
+    }
+    const auto now = Clock::now();
+    if (number == threads || now < next_move_) {
+      return;
+    }
+    next_move_ = now + between_moves;
+    cpu_set_t all, others;
+    if (sched_getaffinity(0, sizeof(all), &all) != 0) {
+      return;
+    }
+    others = all;
+    CPU_CLR(own, &others);
+    if (CPU_COUNT(&others) == 0) {
+      return;
+    }
+    for (; number < threads; ++number) {
+      Helper& helper = helpers_[number - 1];
+      const long id = helper.id.load(std::memory_order_acquire);
+      if (is_here(number) && id != 0) {
+        // The first call moves the thread, the second one lets the system move it again.
+        sched_setaffinity(static_cast<pid_t>(id), sizeof(others), &others);
+        sched_setaffinity(static_cast<pid_t>(id), sizeof(all), &all);
+        helper.processor.store(-1, std::memory_order_relaxed);
+      }
+    }
+#endif
+  }
 
   std::mutex mutex_;
   std::deque<Helper> helpers_;
@@ -296,6 +360,8 @@ class Pool {
   // Written by the leader between phases.
   Task task_{};
   int64_t first_ = 0, units_ = 0;
+  Clock::time_point next_move_{}, alone_until_{};
+  nanoseconds took_{0}, gain_{0}, pause_{first_pause};
   std::atomic<int> helping_{0};
   alignas(64) std::atomic<uint64_t> ticket_{0};
   alignas(64) std::atomic<int32_t> done_{0};
