@@ -1,11 +1,12 @@
-// One step of a decoder: all layers within one parallel region, whose threads meet at barriers.
+// One step of a decoder. The calling thread leads: it keeps the residual stream, and a team shares the
+// products and attention.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
-#include <utility>
 #include <vector>
 
 #include "decode_program.h"
@@ -31,13 +32,6 @@ struct Call {
   float* largest = nullptr;  // the logits of `best`
   int64_t length = 1;  // the places from `place` on that are read together
 };
-
-// A thread's share of `rows` rows, in whole groups.
-inline std::pair<int64_t, int64_t> share(int64_t rows, int thread, int threads) {
-  const int64_t groups = (rows + group_rows - 1) / group_rows;
-  const auto begin = [&](int64_t t) { return std::min(groups * t / threads * group_rows, rows); };
-  return {begin(thread), begin(thread + 1)};
-}
 
 template <class T>
 T* at_least(std::vector<T>& memory, int64_t count) {
@@ -78,54 +72,77 @@ class Step {
   // Throws std::runtime_error unless the sizes in the description fit together.
   void check() const;
 
-  // The state of one thread.
-  struct ThreadState {
-    std::vector<float> x, start, normed, branch, wide, gate, heads, scores, logits;
-    std::vector<Line> memory[3];  // prepared inputs, by form
-    bool is_ready[3] = {};
-    Input input[3];
-    std::vector<Line> query, weights, repacked;
-    std::vector<float> best;
-    std::vector<int64_t> best_token;
+  // The largest logit so far, and its token: of equal logits the first one, as in torch. NaN is the largest.
+  struct Best {
+    float logit;
+    int64_t token;
 
-    void forget_input() { std::fill(is_ready, is_ready + 3, false); }
+    void take(const Best& other);
+  };
+  // An input of one or several products, in each form that their weights take.
+  struct Inputs {
+    Input by_form[3];
+
+    const Input& of(const Weight& weight, Dtype dtype) const {
+      return by_form[static_cast<int>(form_of(weight, dtype))];
+    }
+  };
+  // The rows of a product that are computed together.
+  struct Pieces {
+    int64_t rows, groups, units;
+
+    Pieces(const Product& product, int64_t bytes_of_group, int threads);
+    int64_t begin(int64_t unit) const { return std::min(groups * unit / units * group_rows, rows); }
+    int64_t most_rows() const { return (groups + units - 1) / units * group_rows; }
+  };
+  // The memory of one thread for the unit that it computes.
+  struct ThreadState {
+    std::vector<float> results, gate, normed, branch, heads, scores, wide, logits, peaks, start;
+    std::vector<Line> query, weights, repacked;
+    Best unit_best[max_rows];
+    Best best[max_rows];  // of all its units
   };
   class Prefill;
 
-  void make_thread_states(int threads);
+  void make_thread_states(int threads, int64_t batch);
+  void make_memory(const Call& call, int threads);
   void keep_best(const Call& call) const;
-  void work(const Call& call, int thread, int threads);
-  void embed(const Call& call, ThreadState& state, int thread, int threads);
+  void work(const Call& call, Team& team, int parts_for);
+  void embed(const Call& call);
   void look_up(int64_t token, float* row) const;
   void finish_embedding(int64_t position, ThreadState& state, float* row) const;
-  void sum_over_ranks(float* values, int64_t count, int thread, int threads);
-  void multiply(const Product& product, ThreadState& state, const float* x, int64_t first, int64_t last,
-                int64_t batch, float* to, int64_t stride) const;
-  Input input_for(const Weight& weight, ThreadState& state, const float* x, int64_t batch) const;
-  void project(const Layer& layer, const Call& call, ThreadState& state, int thread, int threads);
-  void attend(const Layer& layer, size_t index, const Call& call, ThreadState& state, int thread,
-              int threads);
+  void sum_over_ranks(float* values, int64_t count);
+  Inputs inputs_for(const float* x, int64_t batch, std::initializer_list<const Product*> products);
+  void multiply(const Product& product, const Inputs& inputs, int64_t first, int64_t last, int64_t batch,
+                float* to, int64_t stride) const;
+  void multiply(Team& team, const Product& product, const float* x, int64_t batch, float* to);
+  void store_keys(Team& team, const Layer& layer, size_t index, const Call& call);
+  void attend(Team& team, const Layer& layer, size_t index, const Call& call, int64_t parts);
   void attend_part(const Attention& attention, size_t index, const Call& call, ThreadState& state,
-                   int64_t sequence, int64_t key_head, int64_t part, int64_t parts);
+                   int64_t sequence, int64_t key_head, int64_t part, int64_t parts) const;
   void prepare_query(const Attention& attention, const Cache& cache, int64_t position, const float* all,
                      int64_t head, ThreadState& state, float* to) const;
   void prepare_head(const Attention& attention, const Norm& norm, const Cache& cache, int64_t position,
                     const float* all, int64_t head, int64_t heads, ThreadState& state, float* to) const;
-  void merge(const Attention& attention, const Call& call, ThreadState& state, int threads);
+  void merge(const Attention& attention, const Call& call, int64_t parts);
   void join_attention(const Layer& layer, const float* attended, const float* start, float* x, float* branch,
                       float* normed) const;
   void join_mlp(const Layer& layer, const float* result, float* branch, float* x, ThreadState& state) const;
-  void feed_forward(const Layer& layer, const Call& call, ThreadState& state, int thread, int threads);
-  void add_branches(const Layer& layer, const Call& call, ThreadState& state) const;
-  void finish(const Call& call, ThreadState& state, int thread, int threads);
+  void feed_forward(Team& team, const Layer& layer, const Call& call);
+  void finish(const Call& call, Team& team, const float* x);
+  void compute_logits(const Call& call, ThreadState& state, const Inputs& inputs, int64_t first,
+                      int64_t last) const;
+  void keep_unit_best(const Call& call, ThreadState& state);
   int64_t parts_of(const Attention& attention, const Call& call, int threads) const;
 
   Decoder decoder_;
   int64_t widest_ = 0, widest_projections_ = 0, widest_inner_ = 0, widest_values_ = 0;
   std::mutex mutex_;
-  Barrier barrier_;
   std::vector<std::unique_ptr<ThreadState>> thread_states_;
-  // Written by one thread each, read by all after the next barrier.
+  // The leader's.
+  std::vector<float> x_, start_, normed_, branch_, wide_;
+  std::vector<Line> input_memory_[3];  // by form
+  // Written in one phase, read in the next.
   std::vector<float> projected_, attended_, summed_, inner_, mixed_, peaks_, sums_;
 };
 
