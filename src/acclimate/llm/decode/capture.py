@@ -88,7 +88,7 @@ _HARMLESS = {
 
 def _register_interfaces() -> None:
     from transformers import AttentionInterface
-    from transformers.integrations.moe import ExpertsInterface
+    from transformers.integrations.moe import ExpertsInterface, batched_mm_experts_forward
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
     def attention(
@@ -116,8 +116,10 @@ def _register_interfaces() -> None:
         made: Tensor | None = sdpa_mask(*args, **kwargs)
         return made
 
-    def experts(*args: Any, **kwargs: Any) -> Tensor:
-        raise NotRepresentedError("it has experts")
+    def experts(module: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+        # Of transformers' ways to compute experts, the one whose operators do not depend on values.
+        found: Tensor = batched_mm_experts_forward(module, *args, **kwargs)
+        return found
 
     AttentionInterface.register(_NAME, attention)
     ExpertsInterface.register(_NAME, experts)
@@ -138,6 +140,19 @@ def _check_attention(model: nn.Module) -> None:
     for function in used:
         if not getattr(function, "__module__", "").startswith("transformers."):
             raise NotRepresentedError("its attention is a function of another package")
+
+
+def _check_experts(model: nn.Module) -> None:
+    """Raises unless the experts of a model are computed as transformers defines it."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    for module in model.modules():
+        if not hasattr(module, "_apply_gate") or not hasattr(module, "is_transposed"):
+            continue
+        name = getattr(module.config, "_experts_implementation", None)
+        function = ALL_EXPERTS_FUNCTIONS.get(name) if name in ALL_EXPERTS_FUNCTIONS else type(module).forward
+        if not getattr(function, "__module__", "").startswith(("transformers.", "acclimate.")):
+            raise NotRepresentedError("its experts are computed by a function of another package")
 
 
 def _cache(layers: int, earlier: Any) -> Any:
@@ -453,6 +468,7 @@ def capture(model: Any, widths: dict[nn.Module, int], layers: int) -> tuple[Prog
     check_code(model)
     _operators()
     _check_attention(model)
+    _check_experts(model)
     return _captured(model, widths, layers, is_step=False), _captured(model, widths, layers, is_step=True)
 
 
