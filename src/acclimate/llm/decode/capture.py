@@ -284,13 +284,17 @@ class _Shadow:
         )
 
     def _copy(self, original: nn.Module) -> nn.Module:
-        made = object.__new__(type(original))
+        # Packed experts are captured as those of the model's own class, whose weights are tensors.
+        stand_ins = vars(original).get("stand_ins", {})
+        made = object.__new__(type(original).__bases__[1] if stand_ins else type(original))
         self._made[id(original)] = made
         own = vars(made)
         own.update((name, self._attribute(value)) for name, value in vars(original).items())
         for kind in ("_parameters", "_buffers"):
             held = vars(original)[kind].items()
             own[kind] = {name: None if each is None else self.tensor(each) for name, each in held}
+        for name, stand_in in stand_ins.items():
+            own["_parameters"][name] = self._shown(original, stand_in)
         packed = packed_weight(original)
         if packed is not None:  # an embedding
             own["packed"] = _Rows(self._number(original), packed.shape)
@@ -301,6 +305,15 @@ class _Shadow:
             own[kind] = type(vars(original)[kind])()
         self._copies.append((made, _content(made)))
         return made
+
+    def _shown(self, module: nn.Module, stand_in: Tensor) -> Tensor:
+        """Returns the fake of a tensor without content, which stands for packed weights."""
+        device: Any = module.compute.device  # type: ignore[union-attr]
+        with self.mode:
+            fake = nn.Parameter(torch.empty(stand_in.shape, dtype=stand_in.dtype, device=device), False)
+        self._made[id(stand_in)] = fake
+        self.origins[id(fake)] = stand_in
+        return fake
 
     def _attribute(self, value: Any) -> Any:
         if isinstance(value, Tensor):

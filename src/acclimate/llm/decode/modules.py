@@ -23,6 +23,13 @@ def stacks_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in module._parameters.items():
         if parameter is not None and parameter.dim() == 3:
             yield name, parameter
+    yield from getattr(module, "stand_ins", {}).items()
+
+
+def packed_stacks(module: nn.Module) -> dict[str, Any]:
+    """Returns the quantised weights of experts that a module holds, by the name that each has there."""
+    found: dict[str, Any] = vars(module).get("packed_stacks", {})
+    return found
 
 
 def rows_of(module: nn.Module) -> Tensor:

@@ -34,7 +34,7 @@ from acclimate.llm.decode.description import (
     Stack,
 )
 from acclimate.llm.decode.finite_logits import check_logits
-from acclimate.llm.decode.modules import packed_weight, rows_of
+from acclimate.llm.decode.modules import packed_stacks, packed_weight, rows_of
 from acclimate.llm.decode.share import Exchange, likeliest_token, whole_logits
 from acclimate.llm.deferred_sigint import interrupts_deferred
 from acclimate.llm.kernels.native import prefills
@@ -348,6 +348,13 @@ class _ProgramWriter:
         self._operations(router.weights)
 
     def _stack(self, stack: Stack) -> None:
+        packed = packed_stacks(stack.module).get(stack.name)
+        if packed is not None:
+            self.kept.append(packed)
+            data = packed.data
+            self._number(len(data), packed.number, 0, *packed.rows, data.data_ptr(), data.stride(1))
+            self._number(data.stride(0))
+            return self._tensor(stack.bias)
         tensor = getattr(stack.module, stack.name).detach()
         by_rows = tensor.transpose(1, 2) if stack.is_turned else tensor
         rows = by_rows
@@ -357,7 +364,7 @@ class _ProgramWriter:
         self._number(len(rows))
         self._weight(None, rows[0])
         self._number(rows.stride(0) * rows.element_size())
-        self._tensor(stack.bias)
+        return self._tensor(stack.bias)
 
     def _gating(self, gating: Gating) -> None:
         self._number(list(ACTIVATIONS).index(gating.activation), gating.is_gated)

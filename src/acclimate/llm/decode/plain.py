@@ -17,7 +17,7 @@ from acclimate.llm.decode.description import (
     Stack,
 )
 from acclimate.llm.decode.finite_logits import check_logits
-from acclimate.llm.decode.modules import embedding_rows
+from acclimate.llm.decode.modules import embedding_rows, packed_stacks
 
 
 class PlainStep:
@@ -168,8 +168,12 @@ def _experts(experts: Experts, x: Tensor) -> Tensor:
 
 
 def _stacked(stack: Stack, expert: int, x: Tensor) -> Tensor:
-    weight = getattr(stack.module, stack.name)[expert]
     bias = None if stack.bias is None else stack.bias[expert]
+    packed = packed_stacks(stack.module).get(stack.name)
+    if packed is not None:
+        found: Tensor = packed.expert(expert).linear(x, bias)
+        return found
+    weight = getattr(stack.module, stack.name)[expert]
     return nn.functional.linear(x, weight.t() if stack.is_turned else weight, bias)
 
 
