@@ -286,7 +286,7 @@ class _Shadow:
     def _copy(self, original: nn.Module) -> nn.Module:
         # Packed experts are captured as those of the model's own class, whose weights are tensors.
         stand_ins = vars(original).get("stand_ins", {})
-        made = object.__new__(type(original).__bases__[1] if stand_ins else type(original))
+        made: nn.Module = object.__new__(type(original).__bases__[1] if stand_ins else type(original))
         self._made[id(original)] = made
         own = vars(made)
         own.update((name, self._attribute(value)) for name, value in vars(original).items())
@@ -308,7 +308,7 @@ class _Shadow:
 
     def _shown(self, module: nn.Module, stand_in: Tensor) -> Tensor:
         """Returns the fake of a tensor without content, which stands for packed weights."""
-        device: Any = module.compute.device  # type: ignore[union-attr]
+        device: Any = module.compute.device
         with self.mode:
             fake = nn.Parameter(torch.empty(stand_in.shape, dtype=stand_in.dtype, device=device), False)
         self._made[id(stand_in)] = fake

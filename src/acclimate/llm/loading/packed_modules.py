@@ -161,7 +161,7 @@ class PackedModule(nn.Module):
         if name == "weight":
             if not isinstance(value, QuantisedTensor) or value.shape != self.packed.shape:
                 raise _read_only(self.packed)
-            self.packed = value.packed  # ties it to another module's
+            self.packed = value.packed  # type: ignore[assignment]  # ties it to another module's
         else:
             super().__setattr__(name, value)
 
@@ -389,7 +389,7 @@ def hold_stack(
     """
     del module._parameters[leaf]
     if not isinstance(module, PackedExperts):
-        module.__class__ = _packed_experts(type(module))
+        module.__class__ = _packed_experts(type(module))  # type: ignore[arg-type]
         vars(module)["packed_stacks"], vars(module)["stand_ins"] = {}, {}
         module.register_buffer("compute", torch.empty(0, dtype=dtype, device=device), persistent=False)
     vars(module)["packed_stacks"][leaf] = packed
