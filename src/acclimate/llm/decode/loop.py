@@ -144,10 +144,9 @@ def lean_sample(
 
 
 def _is_users(callbacks: Iterable[Any]) -> bool:
-    """Whether some code that runs after each token is not transformers' own."""
-    return any(
-        each is not None and not type(each).__module__.startswith("transformers.") for each in callbacks
-    )
+    """Whether some code that runs after each token is neither transformers' own nor this package's."""
+    own = ("transformers.", "acclimate.")
+    return any(each is not None and not type(each).__module__.startswith(own) for each in callbacks)
 
 
 class _Watch:
