@@ -207,12 +207,14 @@ def gguf_tensors(
 
 @dataclass(frozen=True)
 class BlockRows:
-    """A matrix, or a part of one, as blocks of the file that have not been read yet."""
+    """A matrix, matrices of experts, or parts of these, as blocks of the file that have not been read yet."""
 
     rows: tuple[tuple[GGUFTensor, Array], ...]
     """Tensors of one type, each with the numbers of its rows."""
     columns: tuple[tuple[int, int], ...]
     """The ranges of its columns, which begin and end between blocks."""
+    experts: int = 1
+    """The number of matrices; the rows of one follow those of the one before."""
 
     @property
     def block_type(self) -> str:
@@ -274,25 +276,28 @@ def source_types(tensor: torch.Tensor) -> set[str]:
 
 
 def block_rows(tensor: torch.Tensor) -> BlockRows | None:
-    """Returns a deferred matrix as blocks of a GGUF file.
+    """Returns a deferred matrix, or the matrices of experts, as blocks of a GGUF file.
 
     Returns ``None`` if the file's tensors have several types or one without kernels, or if the matrix is not
     made of whole rows and whole blocks.
     """
-    if not isinstance(tensor, DeferredTensor) or tensor.dim() != 2:
+    if not isinstance(tensor, DeferredTensor) or tensor.dim() not in (2, 3):
         return None
     source = tensor.source
     if isinstance(source, GGUFTensor):
         types = {part.source.ggml_type for part in source.placement.parts}
         if not source._has_rows or len(types) > 1 or source.block_type.lower() not in GGUF_FORMATS:
             return None
-        return BlockRows(((source, np.arange(source.shape[0])),), ((0, source.shape[1]),))
+        experts = source.shape[0] if len(source.shape) == 3 else 1
+        rows = np.arange(prod(source.shape[:-1]))
+        return BlockRows(((source, rows),), ((0, source.shape[-1]),), experts)
     if tensor.operator in _SAME:
         return block_rows(tensor.arguments[0])
     if tensor.operator is _aten.slice.Tensor:
         return _sliced(*_arguments(tensor))
     if tensor.operator is _aten.cat.default:
-        return _joined([block_rows(part) for part in tensor.arguments[0]], _arguments(tensor)[1] % 2)
+        parts = [block_rows(part) for part in tensor.arguments[0]]
+        return _joined(parts, _from_the_end(_arguments(tensor)[1], tensor))
     return None
 
 
@@ -314,9 +319,10 @@ def _sliced(
     if found is None or step != 1:
         return None
     first, last, _ = slice(start, stop).indices(origin.shape[dim])
-    if dim % 2 == 0:
+    axis = _from_the_end(dim, origin)
+    if axis == -2:
         return _row_range(found, first, last)
-    if found.columns != ((0, origin.shape[1]),):
+    if axis != -1 or found.columns != ((0, origin.shape[-1]),):
         return None
     if first % found.format.columns or last % found.format.columns:
         return None
@@ -327,18 +333,32 @@ def _row_range(found: BlockRows, first: int, last: int) -> BlockRows | None:
     if len(found.rows) != 1 or first >= last:
         return None
     tensor, numbers = found.rows[0]
-    return replace(found, rows=((tensor, numbers[first:last]),))
+    own = numbers.reshape(found.experts, -1)[:, first:last].reshape(-1)
+    return replace(found, rows=((tensor, own),))
+
+
+def _from_the_end(dim: int, tensor: torch.Tensor) -> int:
+    """Returns the number of a dimension from the last one: -1, -2 or -3."""
+    return dim if dim < 0 else dim - tensor.dim()
 
 
 def _joined(parts: list[BlockRows | None], dim: int) -> BlockRows | None:
     found = [part for part in parts if part is not None]
-    if len(found) < len(parts) or len({part.block_type for part in found}) != 1:
+    if len(found) < len(parts) or len({(part.block_type, part.experts) for part in found}) != 1:
         return None
     first = found[0]
-    if dim == 0:
+    if dim == -3:
+        return None
+    if dim == -2:
         if any(part.columns != first.columns for part in found):
             return None
-        return replace(first, rows=tuple(rows for part in found for rows in part.rows))
+        if first.experts == 1:
+            return replace(first, rows=tuple(rows for part in found for rows in part.rows))
+        tensor = first.rows[0][0]
+        if any(len(part.rows) != 1 or part.rows[0][0] is not tensor for part in found):
+            return None
+        numbers = [part.rows[0][1].reshape(first.experts, -1) for part in found]
+        return replace(first, rows=((tensor, np.concatenate(numbers, axis=1).reshape(-1)),))
     same = all(
         len(part.rows) == len(first.rows)
         and all(

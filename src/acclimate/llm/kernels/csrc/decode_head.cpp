@@ -40,7 +40,7 @@ void Step::finish(const Call& call, Team& team, const float* x) {
     normalize(decoder_.norm, decoder_.dtype, x + i * hidden, hidden, 0, normed_.data() + i * hidden);
   }
   const Product& head = *decoder_.head;
-  const Inputs inputs = inputs_for(normed_.data(), batch, {&head});
+  const Inputs inputs = inputs_for(normed_.data(), batch, {&head}, decoder_.dtype);
   const Call* const given = &call;
   const int64_t width = head.width;
   team.share((width + head_rows - 1) / head_rows,

@@ -14,12 +14,6 @@ constexpr int64_t bytes_together = 64 << 10;
 
 int64_t size_of(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
 
-// Of the weights of one group of rows.
-int64_t bytes_of_group(const Product& product) {
-  const Weight& weight = product.parts.front().weight;
-  return weight.format == WeightFormat::dense ? weight.stride * group_rows : weight.stride;
-}
-
 }  // namespace
 
 Step::Step(Reader& from) : decoder_(from) {
@@ -41,12 +35,21 @@ Step::Step(Reader& from) : decoder_(from) {
   };
   for (const Layer& layer : decoder_.layers) {
     const Attention& attention = layer.attention;
-    for (const Product* product :
-         {&attention.projections, &attention.output, &layer.mlp.gate, &layer.mlp.up, &layer.mlp.down}) {
-      see(*product);
+    see(attention.projections);
+    see(attention.output);
+    if (layer.mlp.has_value()) {
+      for (const Product* product : {&layer.mlp->gate, &layer.mlp->up, &layer.mlp->down, &layer.mlp_gate}) {
+        see(*product);
+      }
+      widest_inner_ = std::max(widest_inner_, layer.mlp->up.width);
+    }
+    if (layer.experts.has_value()) {
+      const Router& router = layer.experts->router;
+      see(router.logits);
+      most_experts_ = std::max(most_experts_, router.logits.width);
+      widest_pairs_ = std::max(widest_pairs_, router.used * layer.experts->width());
     }
     widest_projections_ = std::max(widest_projections_, attention.projections.width);
-    widest_inner_ = std::max(widest_inner_, layer.mlp.up.width);
     widest_values_ = std::max(widest_values_, attention.heads * attention.value_size);
   }
 }
@@ -79,12 +82,35 @@ void Step::check() const {
     need(attention.table < 0 || (attention.pairs >= 0 && 2 * attention.pairs <= size));
     is_product(attention.projections, decoder_.hidden, heads * size + key_heads * (size + value_size));
     is_product(attention.output, heads * value_size, decoder_.hidden);
-    is_product(layer.mlp.up, decoder_.hidden, layer.mlp.up.width);
-    need(layer.mlp.is_gated != layer.mlp.gate.parts.empty());
-    if (layer.mlp.is_gated) {
-      is_product(layer.mlp.gate, decoder_.hidden, layer.mlp.up.width);
+    need(layer.mlp.has_value() || layer.experts.has_value());
+    if (layer.mlp.has_value()) {
+      const Mlp& mlp = *layer.mlp;
+      is_product(mlp.up, decoder_.hidden, mlp.up.width);
+      need(mlp.is_gated != mlp.gate.parts.empty());
+      if (mlp.is_gated) {
+        is_product(mlp.gate, decoder_.hidden, mlp.up.width);
+      }
+      is_product(mlp.down, mlp.up.width, decoder_.hidden);
     }
-    is_product(layer.mlp.down, layer.mlp.up.width, decoder_.hidden);
+    if (!layer.mlp_gate.parts.empty()) {
+      need(layer.mlp.has_value());
+      is_product(layer.mlp_gate, decoder_.hidden, 1);
+    }
+    if (layer.experts.has_value()) {
+      const Experts& experts = *layer.experts;
+      const Router& router = experts.router;
+      const int64_t count = experts.inner.count, inner = experts.inner.first.n, width = experts.width();
+      is_product(router.logits, decoder_.hidden, count);
+      need(count > 0 && experts.down.count == count && router.used > 0 && router.used <= count);
+      need(router.groups >= 0 && (router.groups == 0 || count % router.groups == 0));
+      need(router.groups == 0 || (router.used_groups > 0 && router.used_groups <= router.groups &&
+                                  router.best_of_group > 0 && router.best_of_group <= count / router.groups));
+      need(width > 0 && inner == (experts.gating.is_gated ? 2 * width : width));
+      need(experts.inner.first.k == decoder_.hidden && experts.down.first.n == decoder_.hidden);
+      // Ups begin within a group of rows if gates do not fill their last one.
+      need(experts.inner.first.format == WeightFormat::dense || !experts.gating.is_gated ||
+           experts.interleaved || width % group_rows == 0);
+    }
   }
   is_product(*decoder_.head, decoder_.hidden, decoder_.head->width);
 }
@@ -114,6 +140,9 @@ void Step::make_memory(const Call& call, int threads) {
   at_least(attended_, batch * hidden);
   at_least(summed_, batch * hidden);
   at_least(inner_, batch * widest_inner_);
+  at_least(routed_, batch * most_experts_);
+  at_least(expert_inner_, batch * widest_pairs_);
+  at_least(shared_, most_experts_ > 0 ? batch * decoder_.hidden : 0);
   at_least(mixed_, batch * mixed);
   at_least(peaks_, batch * most_heads);
   at_least(sums_, batch * most_heads);
@@ -122,7 +151,13 @@ void Step::make_memory(const Call& call, int threads) {
   }
   at_least(wide_, batch * widest_values_);
   for (int form = 0; form < 3; ++form) {
-    const size_t bytes = input_bytes(static_cast<Form>(form), batch, widest_);
+    size_t bytes = input_bytes(static_cast<Form>(form), batch, widest_);
+    for (const Layer& layer : decoder_.layers) {
+      if (layer.experts.has_value()) {
+        const int64_t pairs = batch * layer.experts->router.used;
+        bytes = std::max(bytes, input_bytes(static_cast<Form>(form), pairs, layer.experts->width()));
+      }
+    }
     at_least(input_memory_[form], static_cast<int64_t>(bytes + 63) / 64);
   }
 }
@@ -146,11 +181,11 @@ void Step::work(const Call& call, Team& team, int parts_for) {
       normalize(layer.attention_norm, decoder_.dtype, x_.data() + i * hidden, hidden, 0,
                 start_.data() + i * hidden);
     }
-    multiply(team, layer.attention.projections, start_.data(), batch, projected_.data());
+    multiply(team, layer.attention.projections, start_.data(), batch, projected_.data(), decoder_.dtype);
     store_keys(team, layer, index, call);
     attend(team, layer, index, call, parts);
     merge(layer.attention, call, parts);
-    multiply(team, layer.attention.output, wide_.data(), batch, attended_.data());
+    multiply(team, layer.attention.output, wide_.data(), batch, attended_.data(), decoder_.dtype);
     if (layer.attention.output_is_summed) {
       sum_over_ranks(attended_.data(), batch * hidden);
     }
@@ -159,9 +194,10 @@ void Step::work(const Call& call, Team& team, int parts_for) {
       join_attention(layer, attended_.data() + row, start_.data() + row, x_.data() + row,
                      branch_.data() + row, normed_.data() + row);
     }
-    feed_forward(team, layer, call);
-    if (layer.mlp.down_is_summed) {
-      sum_over_ranks(summed_.data(), batch * hidden);
+    if (layer.experts.has_value()) {
+      use_experts(team, layer, call);
+    } else {
+      feed_forward(team, *layer.mlp, batch, summed_.data());
     }
     for (int64_t i = 0; i < batch; ++i) {
       const int64_t row = i * hidden;
@@ -192,42 +228,47 @@ void Step::embed(const Call& call) {
 
 // -- products -------------------------------------------------------------------------------------
 
-Step::Pieces::Pieces(const Product& product, int64_t bytes_of_group, int threads)
-    : rows(product.width), groups((rows + group_rows - 1) / group_rows) {
+Step::Pieces::Pieces(int64_t rows_, int64_t bytes_of_group, int threads)
+    : rows(rows_), groups((rows + group_rows - 1) / group_rows) {
   const int64_t useful = std::max<int64_t>(groups * bytes_of_group / bytes_together, 1);
   // Threads of the same speed get equal numbers of units.
   units = std::clamp<int64_t>((useful + threads - 1) / threads * threads, 1, std::max<int64_t>(groups, 1));
 }
 
-// Prepares the inputs of products of the same width. Those of the products before are overwritten.
-Step::Inputs Step::inputs_for(const float* x, int64_t batch, std::initializer_list<const Product*> products) {
+// Prepares an input in the form that a weight takes. That of the products before is overwritten.
+Input Step::input_for(const Weight& weight, Dtype dtype, const float* x, int64_t batch) {
+  const Form form = form_of(weight, dtype);
+  const int64_t k = weight.k, stride = input_stride(form, k);
+  Line* memory = input_memory_[static_cast<int>(form)].data();
+  if (form != Form::bf16) {
+    return prepare(form, Dtype::f32, x, k, batch, k, memory);
+  }
+  uint16_t* to = reinterpret_cast<uint16_t*>(memory);
+  for (int64_t i = 0; i < batch; ++i) {
+    fill_bf16(x + i * k, k, stride, to + i * stride);
+  }
+  return {form, batch, k, stride, memory, nullptr, nullptr, nullptr};
+}
+
+// Prepares the inputs of products of the same width, which are rounded to a dtype.
+Step::Inputs Step::inputs_for(const float* x, int64_t batch, std::initializer_list<const Product*> products,
+                              Dtype dtype) {
   Inputs inputs{};
+  inputs.dtype = dtype;
   bool is_ready[3] = {};
   for (const Product* product : products) {
     for (const Part& part : product->parts) {
-      const Form form = form_of(part.weight, decoder_.dtype);
-      const int index = static_cast<int>(form);
-      if (is_ready[index]) {
-        continue;
+      const int index = static_cast<int>(form_of(part.weight, dtype));
+      if (!is_ready[index]) {
+        inputs.by_form[index] = input_for(part.weight, dtype, x, batch);
+        is_ready[index] = true;
       }
-      const int64_t k = part.weight.k, stride = input_stride(form, k);
-      Line* memory = input_memory_[index].data();
-      if (form == Form::bf16) {
-        uint16_t* to = reinterpret_cast<uint16_t*>(memory);
-        for (int64_t i = 0; i < batch; ++i) {
-          fill_bf16(x + i * k, k, stride, to + i * stride);
-        }
-        inputs.by_form[index] = {form, batch, k, stride, memory, nullptr, nullptr, nullptr};
-      } else {
-        inputs.by_form[index] = prepare(form, Dtype::f32, x, k, batch, k, memory);
-      }
-      is_ready[index] = true;
     }
   }
   return inputs;
 }
 
-// Computes columns first to last of a product, to[i * stride + column - first], rounded to the model's dtype.
+// Computes columns first to last of a product, to[i * stride + column - first], rounded to the inputs' dtype.
 void Step::multiply(const Product& product, const Inputs& inputs, int64_t first, int64_t last, int64_t batch,
                     float* to, int64_t stride) const {
   int64_t begin = 0;
@@ -235,21 +276,21 @@ void Step::multiply(const Product& product, const Inputs& inputs, int64_t first,
     const int64_t from = std::max(first, begin), until = std::min(last, begin + part.count);
     if (from < until) {
       const int64_t row = part.first + from - begin;
-      compute(part.weight, inputs.of(part.weight, decoder_.dtype), row, row + until - from, to + from - first,
-              stride);
+      compute(part.weight, inputs.of(part.weight), row, row + until - from, to + from - first, stride);
       const float* bias = part.bias == nullptr ? nullptr : part.bias + row;
       for (int64_t i = 0; i < batch; ++i) {
         float* result = to + i * stride + from - first;
-        add_bias(decoder_.dtype, bias, result, until - from, result);
+        add_bias(inputs.dtype, bias, result, until - from, result);
       }
     }
     begin += part.count;
   }
 }
 
-void Step::multiply(Team& team, const Product& product, const float* x, int64_t batch, float* to) {
-  const Inputs inputs = inputs_for(x, batch, {&product});
-  const Pieces pieces(product, bytes_of_group(product), team.threads());
+void Step::multiply(Team& team, const Product& product, const float* x, int64_t batch, float* to,
+                    Dtype dtype) {
+  const Inputs inputs = inputs_for(x, batch, {&product}, dtype);
+  const Pieces pieces(product.width, bytes_of_group(product.parts.front().weight), team.threads());
   const Product* const factors = &product;
   team.share(
       pieces.units,
@@ -426,12 +467,13 @@ void Step::merge(const Attention& attention, const Call& call, int64_t parts) {
 
 // -- the rest of a layer --------------------------------------------------------------------------
 
-void Step::feed_forward(Team& team, const Layer& layer, const Call& call) {
-  const Mlp* const mlp = &layer.mlp;
-  const int64_t batch = call.batch, width = mlp->up.width;
-  const Inputs inputs = inputs_for(normed_.data(), batch, {&mlp->up, &mlp->gate});
-  const int64_t bytes = bytes_of_group(mlp->up) + (mlp->is_gated ? bytes_of_group(mlp->gate) : 0);
-  const Pieces pieces(mlp->up, bytes, team.threads());
+void Step::feed_forward(Team& team, const Mlp& layer_mlp, int64_t batch, float* to) {
+  const Mlp* const mlp = &layer_mlp;
+  const int64_t width = mlp->up.width;
+  const Inputs inputs = inputs_for(normed_.data(), batch, {&mlp->up, &mlp->gate}, decoder_.dtype);
+  const int64_t bytes = bytes_of_group(mlp->up.parts.front().weight) +
+                        (mlp->is_gated ? bytes_of_group(mlp->gate.parts.front().weight) : 0);
+  const Pieces pieces(width, bytes, team.threads());
   team.share(
       pieces.units,
       [=, this](int64_t unit, int thread) {
@@ -456,7 +498,10 @@ void Step::feed_forward(Team& team, const Layer& layer, const Call& call) {
           std::copy(own + i * rows, own + (i + 1) * rows, inner_.data() + i * width + first);
         }
       });
-  multiply(team, mlp->down, inner_.data(), batch, summed_.data());
+  multiply(team, mlp->down, inner_.data(), batch, to, decoder_.dtype);
+  if (mlp->down_is_summed) {
+    sum_over_ranks(to, batch * decoder_.hidden);
+  }
 }
 
 }  // namespace acclimate::inference::decode

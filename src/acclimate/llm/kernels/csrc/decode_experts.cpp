@@ -1,0 +1,307 @@
+// Experts: which ones each token uses, and their products.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "decode_step.h"
+
+namespace acclimate::inference::decode {
+namespace {
+
+using Ranked = std::pair<float, int64_t>;
+
+// As torch.topk chooses on a host, also among equal scores, which are common in bf16: the same functions of
+// the standard library on the same values in the same order.
+void rank(const float* scores, int64_t count, int64_t used, std::vector<Ranked>& ranked) {
+  ranked.resize(count);
+  for (int64_t i = 0; i < count; ++i) {
+    ranked[i] = {scores[i], i};
+  }
+  const auto is_before = [](const Ranked& a, const Ranked& b) {
+    return (std::isnan(a.first) && !std::isnan(b.first)) || a.first > b.first;
+  };
+  if (used * 64 <= count) {
+    std::partial_sort(ranked.begin(), ranked.begin() + used, ranked.end(), is_before);
+  } else {
+    std::nth_element(ranked.begin(), ranked.begin() + used - 1, ranked.end(), is_before);
+  }
+}
+
+void apply(const std::vector<Operation>& operations, Dtype dtype, float* x, int64_t n) {
+  for (const Operation& operation : operations) {
+    switch (operation.kind) {
+      case Operation::Kind::softmax:
+        softmax(x, n);
+        break;
+      case Operation::Kind::sigmoid:
+        sigmoid(Dtype::f32, x, n);
+        break;
+      case Operation::Kind::normalize: {
+        float total = 0;
+        for (int64_t i = 0; i < n; ++i) {
+          total += x[i];
+        }
+        for (int64_t i = 0; i < n; ++i) {
+          x[i] /= total + operation.value;
+        }
+        break;
+      }
+      case Operation::Kind::scale:
+        scale(Dtype::f32, operation.value, x, n);
+        break;
+      case Operation::Kind::soft_cap:
+        soft_cap(operation.value, x, n);
+        break;
+      case Operation::Kind::round:
+        round_values(dtype, x, n);
+        break;
+    }
+  }
+}
+
+// Some rows of an input, one after the other.
+Input gathered(const Input& input, const int64_t* rows, int64_t count, std::vector<Line>& memory) {
+  bool follow = true;
+  for (int64_t i = 1; i < count; ++i) {
+    follow = follow && rows[i] == rows[0] + i;
+  }
+  if (follow) {
+    return input.rows(rows[0], count);
+  }
+  const int64_t blocks = input.stride / 32;
+  const int64_t row_bytes = input.stride * (input.form == Form::f32 ? 4 : input.form == Form::bf16 ? 2 : 1);
+  const int64_t scales = input.form == Form::int8 ? blocks : 0;
+  // Two scales and two sums of each block.
+  uint8_t* to = reinterpret_cast<uint8_t*>(at_least(memory, (count * (row_bytes + scales * 16) + 63) / 64));
+  Input some = input;
+  some.m = count;
+  some.values = to;
+  float* own_scales = reinterpret_cast<float*>(to + count * row_bytes);
+  float* own_scaled_sums = own_scales + count * scales;
+  int32_t* own_sums = reinterpret_cast<int32_t*>(own_scaled_sums + count * scales);
+  for (int64_t i = 0; i < count; ++i) {
+    const Input row = input.rows(rows[i], 1);
+    std::memcpy(to + i * row_bytes, row.values, row_bytes);
+    if (input.form == Form::int8) {
+      std::copy(row.scales, row.scales + blocks, own_scales + i * blocks);
+      std::copy(row.scaled_sums, row.scaled_sums + blocks, own_scaled_sums + i * blocks);
+      std::copy(row.sums, row.sums + 2 * blocks, own_sums + i * 2 * blocks);
+    }
+  }
+  if (input.form == Form::int8) {
+    some.scales = own_scales;
+    some.scaled_sums = own_scaled_sums;
+    some.sums = own_sums;
+  }
+  return some;
+}
+
+}  // namespace
+
+void Chosen::group(const int64_t* chosen, const float* chosen_weights, int64_t tokens_count, int64_t used,
+                   int64_t all_experts) {
+  std::vector<int64_t> place(all_experts + 1, 0);
+  const int64_t pairs = tokens_count * used;
+  for (int64_t i = 0; i < pairs; ++i) {
+    ++place[chosen[i] + 1];
+  }
+  experts.clear();
+  begins.clear();
+  for (int64_t expert = 0; expert < all_experts; ++expert) {
+    const int64_t count = place[expert + 1];
+    place[expert + 1] += place[expert];
+    if (count > 0) {
+      experts.push_back(expert);
+      begins.push_back(place[expert]);
+    }
+  }
+  begins.push_back(pairs);
+  tokens.resize(pairs);
+  weights.resize(pairs);
+  for (int64_t i = 0; i < pairs; ++i) {
+    const int64_t to = place[chosen[i]]++;
+    tokens[to] = i / used;
+    weights[to] = chosen_weights[i];
+  }
+}
+
+// Chooses the experts of one token; changes its logits.
+void Step::choose_experts(const Router& router, float* logits, ThreadState& state, int64_t* chosen,
+                          float* weights) const {
+  const int64_t count = router.logits.width;
+  apply(router.scores, decoder_.dtype, logits, count);
+  const float* choice = logits;
+  if (router.choice_bias != nullptr || router.groups > 0) {
+    float* own = at_least(state.scores, count);
+    for (int64_t i = 0; i < count; ++i) {
+      own[i] = logits[i] + (router.choice_bias == nullptr ? 0.0f : router.choice_bias[i]);
+    }
+    choice = own;
+    if (router.groups > 0) {
+      const int64_t size = count / router.groups;
+      float* groups = at_least(state.logits, router.groups);
+      for (int64_t group = 0; group < router.groups; ++group) {
+        rank(own + group * size, size, router.best_of_group, state.ranked);
+        groups[group] = 0;
+        for (int64_t i = 0; i < router.best_of_group; ++i) {
+          groups[group] += state.ranked[i].first;
+        }
+      }
+      rank(groups, router.groups, router.used_groups, state.ranked);
+      for (int64_t i = router.used_groups; i < router.groups; ++i) {
+        float* others = own + state.ranked[i].second * size;
+        std::fill(others, others + size, router.others);
+      }
+    }
+  }
+  rank(choice, count, router.used, state.ranked);
+  for (int64_t i = 0; i < router.used; ++i) {
+    chosen[i] = state.ranked[i].second;
+    weights[i] = logits[chosen[i]];
+  }
+  apply(router.weights, decoder_.dtype, weights, router.used);
+}
+
+// Columns first to last between the products of an expert, rounded: up[i * stride + column - first].
+void Step::compute_inner(const Experts& experts, int64_t expert, const Input& input, int64_t first,
+                         int64_t last, ThreadState& state, float* up, int64_t stride) const {
+  const Gating& gating = experts.gating;
+  const Weight weight = experts.inner.of(expert);
+  const float* bias = experts.inner.bias(expert);
+  const int64_t count = last - first;
+  const auto bias_from = [bias](int64_t column) { return bias == nullptr ? nullptr : bias + column; };
+  if (!gating.is_gated) {
+    compute(weight, input, first, last, up, stride);
+    for (int64_t i = 0; i < input.m; ++i) {
+      add_bias(decoder_.dtype, bias_from(first), up + i * stride, count, up + i * stride);
+      apply_gating(gating, decoder_.dtype, nullptr, up + i * stride, count);
+    }
+    return;
+  }
+  float* gate = at_least(state.gate, std::max<int64_t>(input.m, 2) * 2 * count);
+  if (experts.interleaved) {
+    compute(weight, input, 2 * first, 2 * last, gate, 2 * count);
+    for (int64_t i = 0; i < input.m; ++i) {
+      float* both = gate + i * 2 * count;
+      add_bias(decoder_.dtype, bias_from(2 * first), both, 2 * count, both);
+      for (int64_t column = 0; column < count; ++column) {
+        up[i * stride + column] = both[2 * column + 1];
+        both[column] = both[2 * column];
+      }
+      apply_gating(gating, decoder_.dtype, both, up + i * stride, count);
+    }
+    return;
+  }
+  const int64_t width = experts.width();
+  compute(weight, input, first, last, gate, count);
+  compute(weight, input, width + first, width + last, up, stride);
+  for (int64_t i = 0; i < input.m; ++i) {
+    float *own_gate = gate + i * count, *own_up = up + i * stride;
+    add_bias(decoder_.dtype, bias_from(first), own_gate, count, own_gate);
+    add_bias(decoder_.dtype, bias_from(width + first), own_up, count, own_up);
+    apply_gating(gating, decoder_.dtype, own_gate, own_up, count);
+  }
+}
+
+// The first products, of each expert with its tokens. Units are computed once, since they read which experts
+// were chosen: a late thread must not see those of the next layer.
+void Step::multiply_experts(Team& team, const Experts& experts, int64_t batch) {
+  const int64_t width = experts.width(), used = static_cast<int64_t>(chosen_.experts.size());
+  const Input input = input_for(experts.inner.first, decoder_.dtype, normed_.data(), batch);
+  const int64_t bytes = bytes_of_group(experts.inner.first) * (experts.gating.is_gated ? 2 : 1);
+  const Pieces pieces(width, bytes, 1);
+  team.share(pieces.units * used, [=, this, &experts](int64_t unit, int thread) {
+    const int64_t index = unit / pieces.units, part = unit % pieces.units;
+    const int64_t first = pieces.begin(part), last = pieces.begin(part + 1), pair = chosen_.begins[index];
+    ThreadState& state = *thread_states_[thread];
+    const Input own = gathered(input, chosen_.tokens.data() + pair, chosen_.count(index), state.gathered);
+    compute_inner(experts, chosen_.experts[index], own, first, last, state,
+                  expert_inner_.data() + pair * width + first, width);
+  });
+}
+
+// The second products, weighted and summed for each token: sums[token * hidden + column], rounded.
+void Step::sum_experts(Team& team, const Experts& experts, int64_t batch) {
+  const int64_t hidden = decoder_.hidden;
+  const Input input = input_for(experts.down.first, decoder_.dtype, expert_inner_.data(), chosen_.pairs());
+  const int64_t used = static_cast<int64_t>(chosen_.experts.size());
+  const Pieces pieces(hidden, bytes_of_group(experts.down.first) * used, team.threads());
+  team.share(pieces.units, [=, this, &experts](int64_t unit, int thread) {
+    const int64_t first = pieces.begin(unit), last = pieces.begin(unit + 1), columns = last - first;
+    ThreadState& state = *thread_states_[thread];
+    float* sums = summed_.data() + first;
+    for (int64_t i = 0; i < batch; ++i) {
+      std::fill(sums + i * hidden, sums + i * hidden + columns, 0.0f);
+    }
+    float* products = at_least(state.results, batch * columns);
+    for (int64_t index = 0; index < used; ++index) {
+      const int64_t expert = chosen_.experts[index], begin = chosen_.begins[index];
+      compute(experts.down.of(expert), input.rows(begin, chosen_.count(index)), first, last, products,
+              columns);
+      const float* bias = experts.down.bias(expert);
+      for (int64_t i = 0; i < chosen_.count(index); ++i) {
+        float* own = products + i * columns;
+        float* to = sums + chosen_.tokens[begin + i] * hidden;
+        add_bias(decoder_.dtype, bias == nullptr ? nullptr : bias + first, own, columns, own);
+        if (experts.rounds_weighted) {
+          scale(decoder_.dtype, chosen_.weights[begin + i], own, columns);
+          accumulate(1.0f, own, to, columns);
+        } else {
+          accumulate(chosen_.weights[begin + i], own, to, columns);
+        }
+      }
+    }
+    for (int64_t i = 0; i < batch; ++i) {
+      round_values(decoder_.dtype, sums + i * hidden, columns);
+    }
+  });
+}
+
+// Computes the results of the layer's experts, and adds those of an MLP beside them.
+void Step::use_experts(Team& team, const Layer& layer, const Call& call) {
+  const Experts& experts = *layer.experts;
+  const Router& router = experts.router;
+  const int64_t hidden = decoder_.hidden, batch = call.batch, count = router.logits.width;
+  ThreadState& state = *thread_states_[0];
+  multiply(team, router.logits, normed_.data(), batch, routed_.data(),
+           router.rounds_logits ? decoder_.dtype : Dtype::f32);
+  int64_t* chosen = at_least(chosen_experts_, batch * router.used);
+  float* weights = at_least(chosen_weights_, batch * router.used);
+  for (int64_t i = 0; i < batch; ++i) {
+    choose_experts(router, routed_.data() + i * count, state, chosen + i * router.used,
+                   weights + i * router.used);
+  }
+  chosen_.group(chosen, weights, batch, router.used, count);
+  multiply_experts(team, experts, batch);
+  sum_experts(team, experts, batch);
+  if (experts.down_is_summed) {
+    sum_over_ranks(summed_.data(), batch * hidden);
+  }
+  if (!layer.mlp.has_value()) {
+    return;
+  }
+  float* gates = at_least(gates_, batch);
+  std::fill(gates, gates + batch, 1.0f);
+  if (!layer.mlp_gate.parts.empty()) {
+    multiply(team, layer.mlp_gate, normed_.data(), batch, gates, decoder_.dtype);
+    sigmoid(decoder_.dtype, gates, batch);
+  }
+  feed_forward(team, *layer.mlp, batch, shared_.data());
+  for (int64_t i = 0; i < batch; ++i) {
+    add_shared(layer, shared_.data() + i * hidden, gates[i], summed_.data() + i * hidden,
+               at_least(state.wide, hidden));
+  }
+}
+
+// Adds the result of an MLP beside experts to theirs.
+void Step::add_shared(const Layer& layer, const float* shared, float gate, float* result,
+                      float* scratch) const {
+  const int64_t hidden = decoder_.hidden;
+  std::copy(shared, shared + hidden, scratch);
+  if (!layer.mlp_gate.parts.empty()) {
+    scale(decoder_.dtype, gate, scratch, hidden);
+  }
+  add_branch(decoder_.dtype, result, scratch, 1.0f, hidden);
+}
+
+}  // namespace acclimate::inference::decode
