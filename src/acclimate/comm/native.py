@@ -60,7 +60,7 @@ class ShmBackendBuilder(TransportBuilder):
     def sources(self) -> list[str | Source]:
         """The sources of the transport and of the backend around it."""
         # The backend's files only pass memory to the transport, so optimising them harder gains nothing.
-        callers = ("csrc/backend.cpp", "csrc/hosts.cpp", "csrc/messages.cpp")
+        callers = ("csrc/backend.cpp", "csrc/messages.cpp")
         return [*(Source(path, flags=("-O1",)) for path in callers), *TRANSPORT]
 
     def define(self) -> None:
