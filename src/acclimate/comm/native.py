@@ -77,7 +77,7 @@ def load_backend() -> Any:
 
     Raises:
         CompilerNotFoundError: the module is not built yet, and there is no compiler.
-        InstructionSetError: ``ACCLIMATE_CPU_ISA`` names none of this machine.
+        InvalidEnvironmentError: ``ACCLIMATE_CPU_ISA`` names none of this machine.
         OpBuildError: the module does not compile.
         OpLockTimeoutError: another process did not finish building it in time.
         OSError: the built library cannot be loaded from its folder.
