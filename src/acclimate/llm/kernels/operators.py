@@ -34,7 +34,7 @@ def define() -> None:
     """Defines the operators, once per process.
 
     Raises:
-        InstructionSetError: ``ACCLIMATE_CPU_ISA`` names no instruction set of this machine.
+        InvalidEnvironmentError: ``ACCLIMATE_CPU_ISA`` names no instruction set of this machine.
     """
     chosen_isa()
     registry.define((_USE_ISA, _LIMIT_THREADS))
