@@ -90,25 +90,31 @@ def main() -> int:
             table[name][peer] = said = verdict(found, 2)
             print(f"{peer:18}{name:18}{said:10}", *(f"{k}={v}" for k, v in found.items()), flush=True)
         columns += ["deepspeed", "transformers"]
-    print(f"\n{'largest share':18}" + "".join(f"{each:>18}" for each in columns))
+    print(f"\n{'largest share':18}" + "".join(f"{column:>18}" for column in columns))
     for name, row in table.items():
-        print(f"{name:18}" + "".join(f"{row[each]:>18}" for each in columns))
-    good = {each: sum(row[each] not in FAILED for row in table.values()) for each in columns}
-    print(f"{'right and split':18}" + "".join(f"{f'{good[each]} of {len(names)}':>18}" for each in columns))
+        print(f"{name:18}" + "".join(f"{row[column]:>18}" for column in columns))
+    good = {column: sum(row[column] not in FAILED for row in table.values()) for column in columns}
+    print(
+        f"{'right and split':18}" + "".join(f"{f'{good[column]} of {len(names)}':>18}" for column in columns)
+    )
     print("p: padded, attention runs over all heads and its cache holds them all.", *notes, sep="\n")
     if "2 ranks" in good:
         shown = {"deepspeed": "DeepSpeed"}  # as the other benchmarks name it
-        peers = {shown.get(each, each): float(good[each]) for each in columns if each not in settings}
+        peers = {
+            shown.get(column, column): float(good[column]) for column in columns if column not in settings
+        }
+        title = f"architectures of {len(names)} right and split"
         results.record(
             "autotp",
             [
-                results.Figure(f"architectures of {len(names)} right and split, {each}", "models", good[each],
-                               peers if each == "2 ranks" else {})
-                for each in settings
+                results.Figure(
+                    f"{title}, {ranks}", "models", good[ranks], peers if ranks == "2 ranks" else {}
+                )
+                for ranks in settings
             ],
-        )  # fmt: skip
+        )
     # One may be refused or fail in transformers itself, whole too.
-    return 0 if all(good[each] >= len(names) - 2 for each in settings) else 1
+    return 0 if all(good[ranks] >= len(names) - 2 for ranks in settings) else 1
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def report(folder: Path, measured: dict[str, list[dict[str, Any]]], loads: list[
     """Prints the figures, and records those of the demo model."""
 
     def median(kind: str, name: str) -> float:
-        known = [each[name] for each in measured[kind] if each[name] is not None]
+        known = [run[name] for run in measured[kind] if run[name] is not None]
         return statistics.median(known) if known else math.nan
 
     kinds = list(measured)
@@ -88,7 +88,7 @@ def report(folder: Path, measured: dict[str, list[dict[str, Any]]], loads: list[
     for label, name in rows.items():
         scale = 1e3 if name == "token_s" else 1e-6 if name.endswith("bytes") else 1
         figures = {kind: median(kind, name) * scale for kind in kinds}
-        table.add_row(label, *("-" if math.isnan(each) else f"{each:.2f}" for each in figures.values()))
+        table.add_row(label, *("-" if math.isnan(figure) else f"{figure:.2f}" for figure in figures.values()))
     console.print(table)
     for kind in kinds[1:]:
         if error := measured[kind][0]["error"]:
@@ -145,7 +145,9 @@ def largest_tensor(folder: Path) -> int:
     from acclimate.llm.files.checkpoint import open_weights
 
     with open_weights(folder) as files:
-        return max(each.dtype.itemsize * prod(each.shape) for file in files for each in file.tensors.values())
+        return max(
+            tensor.dtype.itemsize * prod(tensor.shape) for file in files for tensor in file.tensors.values()
+        )
 
 
 if __name__ == "__main__":

@@ -115,8 +115,8 @@ def main() -> None:
     peak = memory("VmHWM") - before
     ready = time.time() - float(os.environ["BEGAN"])
     own = sum(
-        (each.to_local() if hasattr(each, "to_local") else each).nbytes
-        for each in {id(each): each for each in model.parameters()}.values()
+        (parameter.to_local() if hasattr(parameter, "to_local") else parameter).nbytes
+        for parameter in {id(parameter): parameter for parameter in model.parameters()}.values()
     )
     steps, tokens, error = decode(model, count, may_fail=kind != "acclimate")
     figures = {

@@ -57,14 +57,14 @@ def whole(tensor: Any) -> torch.Tensor:
 def own_parameters(model: Any) -> int:
     """Counts this rank's parameters besides embeddings and the output head."""
     head = model.get_output_embeddings()
-    ends = [each for each in model.modules() if isinstance(each, torch.nn.Embedding)]
+    ends = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
     ends += [head] if head is not None else []
     # DeepSpeed's modules keep their weights under another class, so names count too.
     names = ("embed", "wte", "wpe", "lm_head", "output_head")
-    left_out = {id(p) for each in ends for p in each.parameters()}
+    left_out = {id(p) for end in ends for p in end.parameters()}
     count = 0
     for name, p in model.named_parameters():
-        if id(p) not in left_out and not any(each in name for each in names):
+        if id(p) not in left_out and not any(layer_name in name for layer_name in names):
             count += (p.to_local() if hasattr(p, "to_local") else p).numel()
     return count
 
@@ -114,12 +114,12 @@ def main() -> None:
         everything: list[Any] = [None] * size
         dist.all_gather_object(everything, found)
         if rank == 0:
-            worst = next((each for each in everything if "failed" in each), None)
+            worst = next((answer for answer in everything if "failed" in answer), None)
             worst = worst or {
                 **everything[0],
-                "error": max(each["error"] for each in everything),
-                "same_text": all(each["same_text"] for each in everything),
-                "share": max(each["share"] for each in everything),
+                "error": max(answer["error"] for answer in everything),
+                "same_text": all(answer["same_text"] for answer in everything),
+                "share": max(answer["share"] for answer in everything),
             }
             told.write(json.dumps(worst) + "\n")
             told.flush()

@@ -47,9 +47,9 @@ def interleaved(works: dict[str, Callable[[], Any]], burst_s: float = BURST_S) -
         dist.barrier()
         start = time.perf_counter()
         work()
-        each = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
-        dist.all_reduce(each, dist.ReduceOp.MIN)  # all ranks have to call as often
-        counts[name] = max(1, min(100, int(burst_s / each.item())))
+        shortest_s = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+        dist.all_reduce(shortest_s, dist.ReduceOp.MIN)  # all ranks have to call as often
+        counts[name] = max(1, min(100, int(burst_s / shortest_s.item())))
         times[name] = []
     is_over = torch.zeros(1)
     begin = time.perf_counter()
@@ -151,8 +151,10 @@ def many(rank: int, size: int, gloo: Any) -> list[dict[str, Any]]:
     for caller, (calls, work) in callers.items():
         # Ranks that share cores leave a barrier one after the other, which a longer burst makes up for.
         best = interleaved({"acclimate": work}, burst_s=10 * BURST_S)
-        each = {name: seconds / calls for name, seconds in best.items()}
-        figures.append(figure(f"all_reduce, native op, {size} ranks, from {caller}", tensor.dtype, 1, each))
+        per_call = {name: seconds / calls for name, seconds in best.items()}
+        figures.append(
+            figure(f"all_reduce, native op, {size} ranks, from {caller}", tensor.dtype, 1, per_call)
+        )
     return figures
 
 

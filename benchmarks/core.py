@@ -187,9 +187,9 @@ def main() -> int:
         )
     Console(width=120).print(table)
     kept = [
-        results.Figure(each.work, each.unit, each.ours * each.scale, {"DeepSpeed": each.peer * each.scale})
-        for each in figures
-        if each.peer is not None
+        results.Figure(one.work, one.unit, one.ours * one.scale, {"DeepSpeed": one.peer * one.scale})
+        for one in figures
+        if one.peer is not None
     ]
     results.record("core", kept, {"DeepSpeed": DEEPSPEED.partition("==")[2]})
     return 0 if all(figure.reached for figure in figures) else 1

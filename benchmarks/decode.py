@@ -109,7 +109,7 @@ def main() -> None:
         theirs += times
         same = int((text == other).all(0).long().cumprod(0).sum()) - args.prompt
         print(f"turn {turn + 1}: the first {same} of {args.tokens} new tokens are the same")
-    limit, lean_ms, own_ms = (statistics.median(each) for each in (limits, ours, theirs))
+    limit, lean_ms, own_ms = (statistics.median(times_ms) for times_ms in (limits, ours, theirs))
     print(f"weights {size / 1e6:.0f} MB, {args.threads} threads, batch {args.batch}, {args.dtype}")
     for name, ms, least in (
         ("reading the weights", limit, min(limits)),

@@ -96,7 +96,7 @@ def main() -> int:
             if figures is not None:
                 found[name].append(figures)
     medians = {
-        name: {key: median(each[key] for each in runs) for key in runs[0]}
+        name: {key: median(run[key] for run in runs) for key in runs[0]}
         for name, runs in found.items()
         if runs
     }

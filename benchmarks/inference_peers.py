@@ -202,7 +202,7 @@ def main() -> None:
     if peer == "requantize":
         requantize(folder, gguf, Path(sys.argv[4]))
         return
-    prompt_tokens, new_tokens, sequences = (int(each) for each in sys.argv[4:])
+    prompt_tokens, new_tokens, sequences = (int(argument) for argument in sys.argv[4:])
 
     def llama(kind: str) -> Run:
         return llama_run(gguf, prompt_tokens, new_tokens, sequences, kind)

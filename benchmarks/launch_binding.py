@@ -105,7 +105,7 @@ def binding_table(seconds: dict[str, list[float]]) -> Table:
         table.add_column(column, justify="left" if column == "cores" else "right")
     for way, times in seconds.items():
         median = statistics.median(times)
-        spread = [f"{each:.3f} s" for each in (median, min(times), max(times))]
+        spread = [f"{duration:.3f} s" for duration in (median, min(times), max(times))]
         table.add_row(way, *spread, f"{median / ours:.3f}")
     return table
 

@@ -128,14 +128,14 @@ def main() -> int:
         config, options_for = WAYS[way]
         model = model_of(config)
         ours = acclimate.init_inference(copy.deepcopy(model))
-        runs = [run_of(each, options_for(each)) for each in (model, ours)]
+        runs = [run_of(candidate, options_for(candidate)) for candidate in (model, ours)]
         for run in runs:
             run(4)
         turns = [
             [args.tokens / max(run(4 + args.tokens) - run(4), 1e-9) for run in runs]
             for _ in range(args.turns)
         ]
-        theirs, own = (statistics.median(each) for each in zip(*turns, strict=True))
+        theirs, own = (statistics.median(times) for times in zip(*turns, strict=True))
         ratio = statistics.median(own / theirs for theirs, own in turns)
         slower |= ratio < LEAST_RATIO
         print(f"{way:18} {theirs:12.1f} {own:10.1f} {ratio:6.2f}", flush=True)

@@ -49,7 +49,7 @@ PROMPTS = (
 
 def prose(size: int) -> str:
     """So many bytes of English prose from files that come with Python and its packages."""
-    texts = "".join(each.read_text(encoding="utf-8", errors="replace") for each in _prose_files())
+    texts = "".join(file.read_text(encoding="utf-8", errors="replace") for file in _prose_files())
     if len(texts) < size:
         raise SystemExit(f"only {len(texts):,} characters of prose were found on this machine")
     return texts[:size]
@@ -114,7 +114,7 @@ def measure(model: str | None, size: int) -> dict[str, Any]:
     tokenizer = load_tokenizer(folder, False)
     tokens = tokenizer.encode(prose(size))
     start = tokens[0] if tokens[:1] == tokenizer.encode("a")[:1] else None
-    prompts = [tokenizer.encode(each) for each in PROMPTS]
+    prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
     source = model if model is not None else None
 
     def plain(**options: Any) -> Any:

@@ -39,7 +39,9 @@ def installed() -> tuple[str, dict[str, list[str]]]:
     offered: dict[str, list[str]] = {}
     for name, module in MODULES.items():
         found = importlib.import_module(module)
-        public = getattr(found, "__all__", None) or [each for each in dir(found) if not each.startswith("_")]
+        public = getattr(found, "__all__", None) or [
+            attribute for attribute in dir(found) if not attribute.startswith("_")
+        ]
         offered[name] = sorted(set(public) & set(dir(found)))
     for module, names in SINGLE.items():
         offered[module] = sorted(n for n in names if hasattr(importlib.import_module(module), n))
@@ -56,7 +58,11 @@ def unpacked(folder: Path) -> dict[str, list[str]]:
         defined: set[str] = set()
         for place in DEFINED_IN[module]:
             tree = ast.parse((folder / "torch" / place).read_text(encoding="utf-8"))
-            defined |= {each.name for each in tree.body if isinstance(each, (ast.FunctionDef, ast.ClassDef))}
+            defined |= {
+                statement.name
+                for statement in tree.body
+                if isinstance(statement, (ast.FunctionDef, ast.ClassDef))
+            }
         offered[module] = sorted(set(names) & defined)
     return offered
 
@@ -65,7 +71,7 @@ def public_names(tree: ast.Module) -> set[str]:
     """What `__all__` names; the names that are imported where there is none."""
     for node in tree.body:
         targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
-        if any(isinstance(each, ast.Name) and each.id == "__all__" for each in targets):
+        if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
             value = getattr(node, "value", None)
             return set(ast.literal_eval(value)) if value is not None else set()
     imported = [alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]

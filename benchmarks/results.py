@@ -248,7 +248,7 @@ def draw(runs: dict[str, Run], path: Path = CHART) -> None:
             axes.plot([1, ratio], [row, row], color=colours[peer], alpha=0.25, linewidth=3)
             axes.plot(ratio, row, "o", color=colours[peer], markersize=8)
             # A number stands where neither another peer nor the line at 1 covers it.
-            lower = ratio < max(1, *(figure.advantage(each) for each in figure.peers))
+            lower = ratio < max(1, *(figure.advantage(other) for other in figure.peers))
             shift = (-8, -3) if lower else (8, -3)
             axes.annotate(f"{ratio:.2g}", (ratio, row), shift, textcoords="offset points", fontsize=8,
                           ha="right" if lower else "left")  # fmt: skip

@@ -127,12 +127,12 @@ def measure(rounds: int) -> Medians:
     with ExitStack() as running:
         contenders = {}
         for name, environment in CONTENDERS.items():
-            each = contenders[name] = Contender(python, environment)
-            running.callback(each.end)
-            each.turn()  # builds what is missing; one after another, as they build in one folder
+            contender = contenders[name] = Contender(python, environment)
+            running.callback(contender.end)
+            contender.turn()  # builds what is missing; one after another, as they build in one folder
         for _ in range(rounds):
-            for name, each in contenders.items():
-                taken[name].append(each.turn())
+            for name, contender in contenders.items():
+                taken[name].append(contender.turn())
     medians = {}
     for name, turns in taken.items():
         steps, adams, losses = zip(*turns, strict=True)

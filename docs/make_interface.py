@@ -84,7 +84,7 @@ class Source(str):
 def written(signature: inspect.Signature) -> str:
     """A method's signature as in its source, without ``self``."""
     _self, *parameters = signature.parameters.values()
-    bare = [each.replace(annotation=Source(each.annotation)) for each in parameters]
+    bare = [parameter.replace(annotation=Source(parameter.annotation)) for parameter in parameters]
     return str(signature.replace(parameters=bare, return_annotation=Source(signature.return_annotation)))
 
 

@@ -105,7 +105,7 @@ def index() -> str:
     """The list of all rules."""
     rows = [
         f"| [{rule.code}]({rule.code}.md) | {rule.name} | {rule.summary.replace('|', chr(92) + '|')} |"
-        for rule in sorted(RULES, key=lambda each: each.code)
+        for rule in sorted(RULES, key=lambda rule: rule.code)
     ]
     rows.append("| ACC701 | yaml | a device or a backend in a YAML file; reported, never edited |")
     return INTRODUCTION + "\n".join(rows) + "\n"

@@ -140,12 +140,12 @@ def put_together(plan: Plan, sharers: Any, weights: State, moments: State) -> tu
     """The whole model's weights and optimizer, from the parts of the ranks that share a copy."""
 
     def whole(parts: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: each.cpu() for name, each in gather_tensors(plan, parts, sharers)}
+        return {name: tensor.cpu() for name, tensor in gather_tensors(plan, parts, sharers)}
 
     own: dict[str, State] = moments["state"]
     together: dict[str, State] = {name: {} for name in own}
     for key in next(iter(own.values())):
-        parts = {name: each[key] for name, each in own.items()}
+        parts = {name: tensor[key] for name, tensor in own.items()}
         if next(iter(parts.values())).dim() > 0:  # a number, such as the count of steps, is not split
             parts = whole(parts)
         for name, part in parts.items():
@@ -183,10 +183,11 @@ def take_apart(plan: Plan, sharers: Any, weights: State, moments: State) -> tupl
     weights, moments = told
     rank = dist.get_rank(sharers)
 
-    def part(name: str, each: Tensor) -> Tensor:
-        return shard(each, plan.splits[name], rank).clone() if each.dim() > 0 else each
+    def part(name: str, tensor: Tensor) -> Tensor:
+        return shard(tensor, plan.splits[name], rank).clone() if tensor.dim() > 0 else tensor
 
     parts = {
-        name: {key: part(name, each) for key, each in kept.items()} for name, kept in moments["state"].items()
+        name: {key: part(name, value) for key, value in kept.items()}
+        for name, kept in moments["state"].items()
     }
-    return {name: part(name, each) for name, each in weights.items()}, {**moments, "state": parts}
+    return {name: part(name, tensor) for name, tensor in weights.items()}, {**moments, "state": parts}

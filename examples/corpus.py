@@ -63,9 +63,9 @@ def read_text(path: Path | None) -> bytes:
     else:
         folder = path or Path(sysconfig.get_path("stdlib"))
         found = sorted(folder.rglob("*" if path else "*.py"))
-        files = [each for each in found if _is_wanted(each.relative_to(folder)) and each.is_file()]
+        files = [path for path in found if _is_wanted(path.relative_to(folder)) and path.is_file()]
         random.Random(0).shuffle(files)  # so that the end, which validates, is like the rest
-        text = _SEPARATOR.join(content for each in files if _SEPARATOR not in (content := each.read_bytes()))
+        text = _SEPARATOR.join(content for file in files if _SEPARATOR not in (content := file.read_bytes()))
     if not text:
         raise TextError(
             f"{path or 'the standard library'} holds no text. Name a text file, or a folder of them: --data."

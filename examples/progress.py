@@ -28,7 +28,7 @@ class Metrics:
         try:
             if self._file is None:
                 partial = self.path.with_suffix(".partial")
-                partial.write_text("".join(f"{json.dumps(each)}\n" for each in self.rows), encoding="utf-8")
+                partial.write_text("".join(f"{json.dumps(kept)}\n" for kept in self.rows), encoding="utf-8")
                 partial.replace(self.path)
                 self._file = self.path.open("a", encoding="utf-8")
             else:

@@ -141,7 +141,8 @@ class Trainer:
         """Mean cross-entropy over some samples, in nats per token."""
         device = self.acc.current_device_name()
         tokens, targets = (
-            self.acc.pin_memory(each).to(device, non_blocking=True) for each in windows.batch(first, count)
+            self.acc.pin_memory(window).to(device, non_blocking=True)
+            for window in windows.batch(first, count)
         )
         with self.acc.amp.autocast(enabled=self.dtype != torch.float32, dtype=self.dtype):
             logits = self.model(tokens)
@@ -239,7 +240,7 @@ def choose_dtype(acc: Accelerator, name: str) -> torch.dtype:
     if name == "auto":
         return next(dtype for dtype in DTYPES.values() if dtype in offered)
     if DTYPES[name] not in offered:
-        names = ", ".join(each for each, dtype in DTYPES.items() if dtype in offered)
+        names = ", ".join(known for known, dtype in DTYPES.items() if dtype in offered)
         raise TrainingError(
             f"{acc.get_device_name()} does not compute in {name}. --dtype can be {names} here."
         )

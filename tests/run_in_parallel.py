@@ -9,8 +9,10 @@ import pytest
 
 LONGEST_FIRST = (
     "tools/acclimate-conformance/tests/test_conformance.py",
-    "tests/comm",
+    "tests/llm/decode",
     "tests/llm/",
+    "tests/llm/loading",
+    "tests/comm",
     "extensions/acclimate-sim/tests/test_sim_folders.py",
     "tools/acclimate-conformance/tests/test_mutants.py",
     "tests/llm/split",

@@ -234,7 +234,7 @@ def rooms() -> tuple[str, ...]:
     """All rooms, those above first."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = config["tool"]["importlinter"]["contracts"]
-    (contract,) = (each for each in contracts if each["id"] == "rooms")
+    (contract,) = (one for one in contracts if one["id"] == "rooms")
     return ("__init__", "__main__", *contract["layers"])
 
 
@@ -390,9 +390,9 @@ def test_no_tracked_file_holds_a_path_of_one_machine() -> None:
 def error_classes() -> list[type[BaseException]]:
     modules = (errors, *(importlib.import_module(f"{package}.errors") for package in TOOLS))
     declared = dict.fromkeys(
-        each for module in modules for each in vars(module).values() if isinstance(each, type)
+        item for module in modules for item in vars(module).values() if isinstance(item, type)
     )
-    return [each for each in declared if issubclass(each, BaseException)]
+    return [error for error in declared if issubclass(error, BaseException)]
 
 
 BASES = (errors.AcclimateError, PortError)
@@ -468,17 +468,17 @@ def meanings(node: ast.AST, names: dict[str, set[str]]) -> set[str]:
     if isinstance(node, ast.Name):
         return names.get(node.id, set())
     if isinstance(node, ast.Attribute):
-        return {f"{each}.{node.attr}" for each in meanings(node.value, names)}
+        return {f"{item}.{node.attr}" for item in meanings(node.value, names)}
     if isinstance(node, (ast.Tuple, ast.List)):
-        return set().union(*(meanings(each, names) for each in node.elts))
+        return set().union(*(meanings(element, names) for element in node.elts))
     if isinstance(node, ast.Subscript):
         found = meanings(node.value, names)
         return {"a module"} if "sys.modules" in found else found
     if isinstance(node, ast.Call) and last_name(node) in LOOKING_UP:
         if "import" in last_name(node):
-            return {each.value for each in node.args[:1] if isinstance(each, ast.Constant)}
+            return {argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant)}
         called_on = [node.func.value] if isinstance(node.func, ast.Attribute) else []
-        found = set().union(*(meanings(each, names) for each in (*called_on, *node.args)))
+        found = set().union(*(meanings(argument, names) for argument in (*called_on, *node.args)))
         return {"a module"} if "sys.modules" in found else found
     return set()
 
@@ -488,12 +488,12 @@ def scopes(node: ast.AST) -> Iterator[list[ast.AST]]:
     outside: list[ast.AST] = []
     waiting = [node]
     while waiting:
-        each = waiting.pop()
-        if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield list(ast.walk(each))
+        node = waiting.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield list(ast.walk(node))
         else:
-            outside.append(each)
-            waiting += ast.iter_child_nodes(each)
+            outside.append(node)
+            waiting += ast.iter_child_nodes(node)
     yield outside
 
 
@@ -501,12 +501,12 @@ def imported_names(source: Source) -> dict[str, set[str]]:
     names: dict[str, set[str]] = {}
     for node in source.nodes:
         if isinstance(node, ast.Import):
-            for each in node.names:
-                top = each.name.partition(".")[0]
-                names.setdefault(each.asname or top, set()).add(each.name if each.asname else top)
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                names.setdefault(alias.asname or top, set()).add(alias.name if alias.asname else top)
         elif isinstance(node, ast.ImportFrom):
-            for each in node.names:
-                names.setdefault(each.asname or each.name, set()).add(f"{node.module}.{each.name}")
+            for alias in node.names:
+                names.setdefault(alias.asname or alias.name, set()).add(f"{node.module}.{alias.name}")
     return names
 
 
@@ -524,9 +524,9 @@ def with_aliases(names: dict[str, set[str]], scope: list[ast.AST]) -> dict[str, 
             else:
                 continue
             for target in targets:
-                for each in target.elts if isinstance(target, ast.Tuple) else [target]:
-                    if isinstance(each, ast.Name):
-                        names.setdefault(each.id, set()).update(meanings(value, names))
+                for part in target.elts if isinstance(target, ast.Tuple) else [target]:
+                    if isinstance(part, ast.Name):
+                        names.setdefault(part.id, set()).update(meanings(value, names))
     return names
 
 
@@ -534,7 +534,7 @@ def is_anothers(meaning: str) -> bool:
     """Whether something is another package's, or Python's table of modules or of import hooks."""
     top = meaning.partition(".")[0]
     own = top.startswith("acclimate") or top in sys.stdlib_module_names or top == "__future__"
-    return not own or any(f"{meaning}.".startswith(f"{each}.") for each in SHARED)
+    return not own or any(f"{meaning}.".startswith(f"{name}.") for name in SHARED)
 
 
 def replaced_names(source: Source) -> Iterator[str]:
@@ -542,9 +542,9 @@ def replaced_names(source: Source) -> Iterator[str]:
     for scope in scopes(source.tree):
         names = with_aliases(imported, scope)
         for node in scope:
-            for each in changed_expressions(node):
-                if any(map(is_anothers, meanings(each, names) | meanings(each.value, names))):
-                    yield f"{source.at(node)} changes {ast.unparse(each)[:80]}"
+            for changed in changed_expressions(node):
+                if any(map(is_anothers, meanings(changed, names) | meanings(changed.value, names))):
+                    yield f"{source.at(node)} changes {ast.unparse(changed)[:80]}"
             if "unittest.mock" in imported_modules(source, node):
                 yield f"{source.at(node)} imports unittest.mock"
 

@@ -92,7 +92,7 @@ class Environment:
 def needed(distributions: list[Distribution]) -> Iterator[Distribution]:
     """What distributions declare that they need, directly or through another, except our own packages."""
     found: dict[str, Distribution] = {}
-    waiting = [requirement for each in distributions for requirement in each.requires or ()]
+    waiting = [requirement for distribution in distributions for requirement in distribution.requires or ()]
     while waiting:
         requirement = Requirement(waiting.pop())
         name = canonicalize_name(requirement.name)

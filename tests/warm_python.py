@@ -233,7 +233,7 @@ def _collapse_pages() -> None:
     for line in Path("/proc/self/maps").read_text().splitlines():
         place, rights, _, _, number, *name = line.split()
         if rights == "rw-p" and number == "0" and name in ([], ["[heap]"]):
-            start, end = (int(each, 16) for each in place.split("-"))
+            start, end = (int(digits, 16) for digits in place.split("-"))
             start = -(-start // _HUGE_PAGE) * _HUGE_PAGE
             # One by one, since it stops at the first that it cannot do. Memory that comes later is as before.
             for page in range(start, end - _HUGE_PAGE + 1, _HUGE_PAGE):

@@ -72,7 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     with _own_process() if argv is None else contextlib.nullcontext(_Interrupts()) as interrupts:
         arguments = list(sys.argv[1:] if argv is None else argv)
         command = next(
-            (each for each in arguments if each in COMMANDS or each in TOOLS or each in ABOUT), None
+            (
+                argument
+                for argument in arguments
+                if argument in COMMANDS or argument in TOOLS or argument in ABOUT
+            ),
+            None,
         )
         title = f"acclimate {command}" if command else "acclimate"
         try:

@@ -46,7 +46,9 @@ class CommandParser(argparse.ArgumentParser):
         """
         names = sorted(options_of(self) | more)
         near = [
-            name for each in unknown for name in difflib.get_close_matches(each.partition("=")[0], names, 1)
+            name
+            for argument in unknown
+            for name in difflib.get_close_matches(argument.partition("=")[0], names, 1)
         ]
         self._end(f"unrecognized arguments: {excerpt(' '.join(unknown), _LONGEST_MESSAGE)}", near)
 
@@ -54,10 +56,10 @@ class CommandParser(argparse.ArgumentParser):
         """Ends the process after an error of argparse."""
         if "required" in message:
             names = {name.replace("-", "_") for name in options_of(self)}
-            for each in self._given:
-                name = each.partition("=")[0].replace("-", "_")
-                if re.match(r"--?[^-\d]", each) and not any(known.startswith(name) for known in names):
-                    self.refuse([each])
+            for argument in self._given:
+                name = argument.partition("=")[0].replace("-", "_")
+                if re.match(r"--?[^-\d]", argument) and not any(known.startswith(name) for known in names):
+                    self.refuse([argument])
         wrong = re.search(r"invalid choice: '([^']*)'", message)
         words = [str(word) for action in self._actions for word in action.choices or ()]
         self._end(message, difflib.get_close_matches(wrong[1], words, 1) if wrong else [])
@@ -72,8 +74,10 @@ class HelpFormatter(argparse.HelpFormatter):
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = text.split("\n\n")
         return "\n\n".join(
-            each if "\n  " in each else super(HelpFormatter, self)._fill_text(each, width, indent)
-            for each in paragraphs
+            paragraph
+            if "\n  " in paragraph
+            else super(HelpFormatter, self)._fill_text(paragraph, width, indent)
+            for paragraph in paragraphs
         )
 
     def _get_help_string(self, action: argparse.Action) -> str | None:

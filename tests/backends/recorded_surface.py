@@ -323,9 +323,9 @@ def stand_in_for_torch(
 ) -> Torch:
     """Gives acclimate's modules a torch that has a recorded device module; torch itself keeps its own."""
     ours = {
-        each.device_type: each
-        for each in RECORDED
-        if (each.package, each.version) == ("torch", torch_version)
+        recorded.device_type: recorded
+        for recorded in RECORDED
+        if (recorded.package, recorded.version) == ("torch", torch_version)
     }
     made = Torch(surface, ours, Calls() if calls is None else calls)
     for name, module in list(sys.modules.items()):

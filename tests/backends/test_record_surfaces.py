@@ -136,8 +136,11 @@ def test_what_was_read_is_what_the_installed_torch_has(surface: Surface | None) 
                 real = inspect.signature(getattr(module, name))
             except ValueError:
                 continue  # made in C
-            told = [(each.name, each.kind) for each in parameters(data["signature"]).parameters.values()]
-            if told != [(each.name, each.kind) for each in real.parameters.values()]:
+            told = [
+                (parameter.name, parameter.kind)
+                for parameter in parameters(data["signature"]).parameters.values()
+            ]
+            if told != [(parameter.name, parameter.kind) for parameter in real.parameters.values()]:
                 wrong.append(f"{name}{data['signature']} is {name}{real}")
     assert wrong == []
 

@@ -58,7 +58,7 @@ class Case:
 
 def cases() -> Iterator[Case]:
     backends = {type(record.load()) for record in BUILTIN if not record.is_fallback}
-    for backend in sorted(backends, key=lambda each: each.__name__):
+    for backend in sorted(backends, key=lambda backend: backend.__name__):
         for surface in of_device(backend().device_type):
             versions = [surface.version] if surface.package == "torch" else [OLDEST, NEWEST]
             yield from (Case(backend, surface, version) for version in versions)

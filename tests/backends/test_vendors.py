@@ -27,8 +27,8 @@ def arrange(monkeypatch: pytest.MonkeyPatch) -> Iterator[Arrange]:
 
     def on(name: str, version: str | None = None) -> tuple[Accelerator, Torch]:
         accelerator = next(record for record in BUILTIN if record.name == name).load()
-        found = [each for each in RECORDED if each.device_type == accelerator.device_type]
-        surface = found[-1] if version is None else next(each for each in found if each.version == version)
+        found = [recorded for recorded in RECORDED if recorded.device_type == accelerator.device_type]
+        surface = found[-1] if version is None else next(known for known in found if known.version == version)
         torch_version = surface.version if surface.package == "torch" else NEWEST
         return accelerator, stand_in_for_torch(surface, torch_version, monkeypatch)
 

@@ -156,7 +156,7 @@ def test_a_list_of_another_length_is_an_error_on_every_rank(
 ) -> None:
     told = four.run(call_with_lists, kind, count)
     assert f"but got {count}" in told[0].error, told
-    assert all("expected 4" in each.error or "wrong arguments" in each.error for each in told), told
+    assert all("expected 4" in answer.error or "wrong arguments" in answer.error for answer in told), told
     assert is_usable(four)
 
 
@@ -195,12 +195,12 @@ def test_a_message_that_does_not_fit_into_memory_is_an_error_on_both_ranks() -> 
     with RankProcesses(2, timeout_s=30) as two:
         told = two.run(send_large_then_small, _LARGE // 2)
         assert all(process.is_alive() for process in two.processes)
-        for each in told:
-            assert each.error.startswith("DistBackendError"), each
-            assert "Rank 1 has too little memory" in each.error
-            assert "send of 67108864 uint8 with tag 1" in each.error
-            assert "cannot be used any more" in each.error
-        assert all("cannot be used any more" in each.error for each in two.run(join))
+        for answer in told:
+            assert answer.error.startswith("DistBackendError"), answer
+            assert "Rank 1 has too little memory" in answer.error
+            assert "send of 67108864 uint8 with tag 1" in answer.error
+            assert "cannot be used any more" in answer.error
+        assert all("cannot be used any more" in answer.error for answer in two.run(join))
 
 
 # -- times -------------------------------------------------------------------------------------------

@@ -9,9 +9,11 @@ import platform
 import select
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
@@ -173,3 +175,25 @@ def test_a_rank_places_its_own_part_of_the_memory() -> None:
         for policies in processes.values(memory_policies):
             # Slots, and messages that it sends; what lies between them is others'.
             assert len(policies) - policies.count("default") == 2, policies
+
+
+# -- ranks that the scheduler has put on one processor ------------------------------------------------
+
+
+def sum_on_one_processor(rank: int, rounds: int) -> float:
+    """The processor time of each call, in seconds, where both ranks may only run on the same processor."""
+    tensor = torch.ones(4096)
+    dist.all_reduce(tensor)  # the group was made with a processor for each
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    dist.all_reduce(tensor)
+    before = time.process_time()
+    for _ in range(rounds):
+        dist.all_reduce(tensor)
+    return (time.process_time() - before) / rounds
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a processor for each rank")
+def test_ranks_on_one_processor_do_not_spin_for_each_other() -> None:
+    with RankProcesses(2) as processes:
+        for each in processes.values(partial(sum_on_one_processor, rounds=300)):
+            assert each < 150e-6  # a rank that spins takes about 400 us

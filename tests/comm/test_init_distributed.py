@@ -314,7 +314,7 @@ def test_a_timeout_of_centuries_does_not_end_the_meeting(backend: str, timeout: 
     }
     with RankProcesses(2, backend=None) as processes:
         told = processes.values(start, environ, {"backend": backend, "timeout": timeout})
-    assert [each[2] for each in told] == [3.0, 3.0]
+    assert [answer[2] for answer in told] == [3.0, 3.0]
 
 
 @pytest.mark.parametrize(

@@ -183,22 +183,22 @@ def main() -> int:
 
 def compare(ran: Sequence[dict[str, Outcomes]], loads: Sequence[str]) -> int:
     """Prints the counts of each accelerator, and the tests that differ, by reason."""
-    found = {on: {name: each for part in ran for name, each in part[on].items()} for on in loads}
+    found = {on: {name: outcome for part in ran for name, outcome in part[on].items()} for on in loads}
     say(f"\nAll {len(ran)} parts:")
-    for on, each in found.items():
-        say(f"  {on:8} {counts(each.values())}")
+    for on, results in found.items():
+        say(f"  {on:8} {counts(results.values())}")
     first, *others = loads
     worse = 0
     differences: dict[str, list[str]] = defaultdict(list)
     for on in others:
         for name in sorted(found[first].keys() | found[on].keys()):
-            theirs, ours = (found[each].get(name, ("not there", "")) for each in (first, on))
+            theirs, ours = (found[load].get(name, ("not there", "")) for load in (first, on))
             if theirs[0] != ours[0]:
                 worse += theirs[0] == "passed" and ours[0] != "not run"
                 differences[f"{first}: {' '.join(theirs)}\n{on}: {' '.join(ours)}"].append(name)
     for difference, names in differences.items():
         say("\n  ".join([f"\n{difference}", *names]))
-    unfinished = sum(len(missing(each)) for each in found.values())
+    unfinished = sum(len(missing(item)) for item in found.values())
     say(f"\n{worse} tests pass on {first} and do not on another; {unfinished} did not run.")
     return 1 if worse or unfinished else 0
 

@@ -60,8 +60,8 @@ def that_lists_files(device: str) -> Any:
                 for _, name, is_package in pkgutil.iter_modules([folder]):
                     if name not in ("all_ops", "builder") and not is_package:
                         module = importlib.import_module(f"{self.op_builder_dir()}.{name}")
-                        names = [each for each in module.__dir__() if each.endswith("Builder")]
-                        self.found |= {each: getattr(module, each) for each in names}
+                        names = [attribute for attribute in module.__dir__() if attribute.endswith("Builder")]
+                        self.found |= {builder: getattr(module, builder) for builder in names}
             return self.found.get(class_name)
 
         def create_op_builder(self, class_name: str) -> Any:
@@ -368,13 +368,15 @@ def test_each_of_deepspeeds_own_accelerators_loads_on_our_base_class() -> None:
             )
             assert done.returncode == 0, done.stderr
             loaded[path.stem.removesuffix("_accelerator")] = json.loads(done.stdout.splitlines()[-1])
-    assert all(each["base"] for each in loaded.values())
-    assert {name for name, each in loaded.items() if "error" in each} <= {"hpu"}  # wants habana_frameworks
-    for name, each in loaded.items():
-        if "error" not in each:
-            assert each["builder"] == "acclimate.ops.optimizers.builders", name
+    assert all(result["base"] for result in loaded.values())
+    assert {name for name, result in loaded.items() if "error" in result} <= {
+        "hpu"
+    }  # wants habana_frameworks
+    for name, result in loaded.items():
+        if "error" not in result:
+            assert result["builder"] == "acclimate.ops.optimizers.builders", name
             # What is missing is missing in torch, which was not built for the device.
-            wrong = [member for member in each["missing"] if "deepspeed" in member]
+            wrong = [member for member in result["missing"] if "deepspeed" in member]
             assert not wrong, (name, wrong)
 
 

@@ -46,7 +46,7 @@ Table = dict[tuple[int, str], dict[str, Losses]]
 def results(load: str, ranks: int, settings: tuple[str, ...], folder: Path) -> dict[str, Any]:
     """Runs the program and returns what rank 0 printed for each setting."""
     option, variables = LOADS[load]
-    options = [each for each in ("--num_accelerators", str(ranks), option) if each]
+    options = [word for word in ("--num_accelerators", str(ranks), option) if word]
     meeting = tempfile.mkdtemp(dir=folder)
     done = subprocess.run(
         [sys.executable, "-m", "acclimate", "run", *options, str(PROGRAM), str(folder), *settings],
@@ -56,7 +56,7 @@ def results(load: str, ranks: int, settings: tuple[str, ...], folder: Path) -> d
         check=False,
     )
     lines = [line.partition("RESULT ")[2] for line in done.stdout.splitlines() if "RESULT " in line]
-    found = {each["setting"]: each for each in map(json.loads, lines)}
+    found = {result["setting"]: result for result in map(json.loads, lines)}
     assert done.returncode == 0, done.stderr[-4000:]
     assert set(found) == set(settings)
     return found
@@ -90,7 +90,7 @@ def table(request: pytest.FixtureRequest) -> Iterator[Table]:
     lines.append(f"|---|---|{'---|' * len(LOADS)}")
     for ranks, setting in itertools.product((1, 2), (*WHOLE, *OFFLOADED, *NVME)):
         losses = [found.get((ranks, load), {}).get(setting) for load in LOADS]
-        cells = " | ".join(f"{each[-1]:.9f}" if each else "" for each in losses)
+        cells = " | ".join(f"{loss[-1]:.9f}" if loss else "" for loss in losses)
         lines.append(f"| {setting.replace(',', ', ')} | {ranks} | {cells} |")
     # What a fixture writes at its end belongs to a test that passed, and pytest would keep it.
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
@@ -101,7 +101,7 @@ def own_losses(table: Table, ranks: int, folder: Path) -> Losses:
     """Returns those of DeepSpeed's own accelerator, which are computed once."""
     if (ranks, "own") not in table:
         found = results("own", ranks, settings_of("own"), folder)
-        table[ranks, "own"] = {setting: each["losses"] for setting, each in found.items()}
+        table[ranks, "own"] = {setting: ran["losses"] for setting, ran in found.items()}
     return table[ranks, "own"]
 
 
@@ -113,17 +113,17 @@ def test_losses_are_those_of_deepspeeds_own_accelerator(
 ) -> None:
     own = own_losses(table, ranks, tmp_path)
     found = results(load, ranks, settings_of(load), tmp_path)
-    table[ranks, load] = {setting: each["losses"] for setting, each in found.items()}
-    for setting, each in found.items():
+    table[ranks, load] = {setting: ran["losses"] for setting, ran in found.items()}
+    for setting, ran in found.items():
         # Where the states lie changes no loss.
         theirs = own.get(setting) or own[setting.replace("nvme", "cpu")]
-        assert each["accelerator"] == "AcclimateAccelerator"
-        assert each["device"].partition(":")[0] == load.partition(",")[0]
-        assert each["builder"].startswith("acclimate." if "ops" in load else "deepspeed.")
+        assert ran["accelerator"] == "AcclimateAccelerator"
+        assert ran["device"].partition(":")[0] == load.partition(",")[0]
+        assert ran["builder"].startswith("acclimate." if "ops" in load else "deepspeed.")
         if "ops" in load:  # another kernel for Adam rounds elsewhere
-            assert each["losses"] == pytest.approx(theirs, rel=2e-2 if "bf16" in setting else 1e-5)
+            assert ran["losses"] == pytest.approx(theirs, rel=2e-2 if "bf16" in setting else 1e-5)
         else:
-            assert each["losses"] == theirs, setting
+            assert ran["losses"] == theirs, setting
 
 
 CHECKPOINTS = ("1,cpu,fp32", "2,cpu,bf16", "3,cpu,fp32")
@@ -152,7 +152,7 @@ def test_a_checkpoint_of_one_accelerator_goes_on_with_the_same_losses_on_another
     ranks: int, tmp_path: Path
 ) -> None:
     def losses(load: str, what: str, writers: tuple[str, ...]) -> list[list[list[float]]]:
-        wanted = [[f"{each},{what},{writer}" for each in CHECKPOINTS] for writer in writers]
+        wanted = [[f"{checkpoint},{what},{writer}" for checkpoint in CHECKPOINTS] for writer in writers]
         found = results(load, ranks, tuple(itertools.chain(*wanted)), tmp_path)
         return [[found[setting]["losses"] for setting in settings] for settings in wanted]
 

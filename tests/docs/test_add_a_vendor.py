@@ -62,9 +62,9 @@ class Reader:
 
     def follow(self, block: Block) -> list[str]:
         """Does what a block says after all that stands before it; gives what its commands print."""
-        for each in BLOCKS[: BLOCKS.index(block)]:
-            if each not in self.outputs and each != EVERY_PROMISE:
-                self.outputs[each] = self._do(each)
+        for earlier in BLOCKS[: BLOCKS.index(block)]:
+            if earlier not in self.outputs and earlier != EVERY_PROMISE:
+                self.outputs[earlier] = self._do(earlier)
         self.outputs[block] = self._do(block)
         return self.outputs[block]
 

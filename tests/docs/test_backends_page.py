@@ -16,7 +16,7 @@ from acclimate.backends.generic import GenericAccelerator
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "backends.md").read_text(encoding="utf-8")
 SURFACES = ROOT / "tests" / "backends" / "surfaces"
-RECORDS = {record.name: record for record in sorted(BUILTIN, key=lambda each: -each.rank)}
+RECORDS = {record.name: record for record in sorted(BUILTIN, key=lambda record: -record.rank)}
 """Of the two ways to xpu, the first that is tried."""
 
 IN_ORDER = ["xpu.external", "xpu", "npu", "sdaa", "mps", "hpu", "mlu", "cuda", "any other", "cpu"]
@@ -52,7 +52,7 @@ WHAT = table("Overview")
 
 
 def test_every_backend_is_in_every_table_in_the_order_of_detection() -> None:
-    by_rank = list(dict.fromkeys(record.name for record in sorted(BUILTIN, key=lambda each: each.rank)))
+    by_rank = list(dict.fromkeys(record.name for record in sorted(BUILTIN, key=lambda record: record.rank)))
     assert [name for name in IN_ORDER if name != "any other"] == by_rank
     for heading in ("Overview", "What differs from torch's conventions", "What was checked, and how"):
         assert list(table(heading)) == IN_ORDER, heading
@@ -92,7 +92,9 @@ def test_the_collectives_are_the_accelerators(name: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    "record", [each for each in BUILTIN if "requires" in (each.probe() or "")], ids=lambda each: each.name
+    "record",
+    [record for record in BUILTIN if "requires" in (record.probe() or "")],
+    ids=lambda record: record.name,
 )
 def test_the_requirement_is_the_one_in_the_message(record: object) -> None:
     reason = record.probe()  # type: ignore[attr-defined]

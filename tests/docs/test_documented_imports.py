@@ -23,10 +23,10 @@ def imports(page: Path) -> Iterator[tuple[str, str]]:
                     yield from ((str(node.module), alias.name) for alias in node.names)
 
 
-NAMES = sorted({each for page in PAGES for each in imports(page)})
+NAMES = sorted({found for page in PAGES for found in imports(page)})
 
 
-@pytest.mark.parametrize(("module", "name"), NAMES, ids=[".".join(each) for each in NAMES])
+@pytest.mark.parametrize(("module", "name"), NAMES, ids=[".".join(name) for name in NAMES])
 def test_a_documented_name_can_be_imported_as_documented(module: str, name: str) -> None:
     home = importlib.import_module(module)
     assert hasattr(home, name) or importlib.import_module(f"{module}.{name}")

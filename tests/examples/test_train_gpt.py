@@ -319,7 +319,7 @@ def test_a_launcher_restarts_killed_ranks_and_the_curve_is_that_of_an_undisturbe
     with log_of(out).open("w") as log:
         process = subprocess.Popen(command, env=environment(), stdout=log, stderr=log, text=True)
     wait_for_step(out, 12, process)
-    ranks = [each for each in psutil.Process(process.pid).children(recursive=True) if is_rank(each)]
+    ranks = [child for child in psutil.Process(process.pid).children(recursive=True) if is_rank(child)]
     assert len(ranks) == 2
     ranks[1].kill()
     assert wait(process) == 0, log_of(out).read_text()

@@ -63,7 +63,9 @@ def train(
     """Runs to the end, and returns the curve."""
     given = (f"--steps={steps}", *options)
     with contextlib.ExitStack() as running:
-        processes = [running.enter_context(each) for each in start_ranks(out, *given, ranks=ranks, env=env)]
+        processes = [
+            running.enter_context(started) for started in start_ranks(out, *given, ranks=ranks, env=env)
+        ]
         ended = [wait(process) for process in processes]
     assert ended == [0] * ranks, "\n".join(log_of(out, str(rank)).read_text() for rank in range(ranks))
     return curve(out)

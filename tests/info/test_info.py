@@ -281,7 +281,7 @@ def test_a_reason_of_several_lines_stays_on_one(machine: FakeMachine, fresh: Fre
         "RECORD = Backend('wordy', 'wordy:None', lambda: 'first line\\nsecond line', 5)\n",
     )
     machine.add_entry_points([("wordy", "wordy:RECORD")])
-    (line,) = [each for each in fresh.check(SHORT, path=machine.path).stdout.splitlines() if "wordy" in each]
+    (line,) = [row for row in fresh.check(SHORT, path=machine.path).stdout.splitlines() if "wordy" in row]
     assert line.split("  ")[-1].strip() == "first line second line"
 
 

@@ -143,10 +143,10 @@ def damage_json(rng: random.Random, value: object) -> object:
     if rng.random() < 0.15:
         return rng.choice(VALUES)
     if isinstance(value, dict):
-        kept = {key: damage_json(rng, each) for key, each in value.items() if rng.random() > 0.05}
+        kept = {key: damage_json(rng, item) for key, item in value.items() if rng.random() > 0.05}
         return {**kept, rng.choice(("code", "more")): rng.choice(VALUES)} if rng.random() < 0.1 else kept
     if isinstance(value, list):
-        return [damage_json(rng, each) for each in value]
+        return [damage_json(rng, item) for item in value]
     return value
 
 
@@ -165,7 +165,7 @@ def introduction(rng: random.Random) -> bytes:
     """What an agent says first, with one thing wrong: a call, and a proof."""
     call = {"call": {"name": rng.choice("01"), "nonce": rng.choice(TEXTS)}}
     hello = {"hello": rng.choice((*TEXTS, "0" * 64))}
-    lines = [json.dumps(each).encode() + b"\n" for each in (call, hello)]
+    lines = [json.dumps(message).encode() + b"\n" for message in (call, hello)]
     if rng.random() < 0.5:
         lines[rng.randrange(2)] = rng.choice(WHOLE_LINES) + b"\n"
     return b"".join(lines)
@@ -273,7 +273,7 @@ def try_command_line(seed: int) -> None:
     if rng.random() < 0.5:  # one option with an odd value, in what is right otherwise
         parser = CommandParser()
         add_arguments(parser)
-        taking = [each for each in parser._actions if each.option_strings and each.nargs is None]
+        taking = [action for action in parser._actions if action.option_strings and action.nargs is None]
         words.insert(0, f"{rng.choice(taking).option_strings[-1]}={rng.choice((*VALUES, '9' * 5000))}")
     for _ in range(rng.choice((0, 0, 1, 2))):
         at = rng.randrange(len(words))

@@ -70,7 +70,7 @@ def machines(draw: st.DrawFn) -> tuple[list[Counts], int]:
     if draw(st.booleans()):
         of_two = [(first, 0) for first, _ in of_two if first] or [(1, 0)]
     counts = [(first, second, first + second) for first, second in of_two]
-    return counts, draw(st.integers(1, sum(each[2] for each in counts)))
+    return counts, draw(st.integers(1, sum(count[2] for count in counts)))
 
 
 @settings(max_examples=150, deadline=None)
@@ -119,7 +119,7 @@ def test_groups_that_unlike_nodes_were_made_from_are_found_again(
 def test_groups_of_alike_nodes_are_made_of_nodes_that_lie_near() -> None:
     def nearest(group: list[int], others: Iterable[int]) -> int:
         """Nodes 0 and 2 are near each other, as are 1 and 3."""
-        return min(others, key=lambda other: (any((other - each) % 2 for each in group), other))
+        return min(others, key=lambda other: (any((other - core) % 2 for core in group), other))
 
     groups = group_nodes([(4,)] * 4, 2, nearest)
     assert [group.nodes for group in groups] == [(0, 2), (1, 3)]

@@ -54,7 +54,8 @@ def told(ended: subprocess.CompletedProcess[str]) -> list[tuple[dict[str, str], 
         for line in ended.stdout.splitlines()
     ]
     return sorted(
-        ((variables, arguments) for variables, arguments in found), key=lambda each: int(each[0]["RANK"])
+        ((variables, arguments) for variables, arguments in found),
+        key=lambda one: int(one[0]["RANK"]),
     )
 
 

@@ -68,7 +68,7 @@ def count_late_writes(rank: int) -> tuple[int, int]:
             if ended_here:
                 ended += 1
                 time.sleep(0.01)
-                late += any(each != -7.0 for each in memory)
+                late += any(entry != -7.0 for entry in memory)
         dist.barrier()
     return ended, late
 
@@ -120,7 +120,7 @@ def test_a_ctrl_c_within_a_native_step_of_several_ranks_reaches_the_caller(
     model = acclimate.init_inference(tiny_model("llama"))
     lean = lean_decoder(model)
     assert lean is not None
-    summed = frozenset(each.mlp.down for each in lean.decoder.layers)
+    summed = frozenset(layer.mlp.down for layer in lean.decoder.layers)
     share = Share(OneRank(), summed, None, None)
     native = NativeDecoder(dataclasses.replace(lean.decoder, share=share))
     starts = torch.zeros(1, dtype=torch.long)

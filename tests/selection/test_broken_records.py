@@ -113,18 +113,18 @@ tell(count=count, wrong=wrong[:3])
 """
 
 
-@pytest.mark.parametrize("each", [pytest.param(1, marks=pytest.mark.slow), 6])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 6])
 @pytest.mark.parametrize("field", FIELDS)
 def test_no_fault_of_a_field_reaches_further_than_its_row(
-    field: str, each: int, machine: FakeMachine, fresh: FreshProcesses
+    field: str, every: int, machine: FakeMachine, fresh: FreshProcesses
 ) -> None:
     """Every fault of every field, or every sixth: of each field others."""
     machine.write("plug_in", PLUG_IN)
     machine.add_entry_points([("acme", "plug_in:RECORD")])
-    first = FIELDS.index(field) % each
-    code = f"FIELD, FUNCTIONS, FIRST, EACH = {field!r}, {FUNCTIONS!r}, {first}, {each}\n" + ATTACK
+    first = FIELDS.index(field) % every
+    code = f"FIELD, FUNCTIONS, FIRST, EACH = {field!r}, {FUNCTIONS!r}, {first}, {every}\n" + ATTACK
     told = fresh.check(code, path=machine.path).told
-    assert told["count"] >= 40 // each
+    assert told["count"] >= 40 // every
     assert told["wrong"] == []
 
 

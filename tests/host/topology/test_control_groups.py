@@ -105,6 +105,13 @@ def test_a_quota_limits_the_processors_to_keep_busy(tmp_path, quota, limit):
     assert processor_limit(write_tree(tmp_path, files)) == limit
 
 
+@pytest.mark.parametrize(("quota", "limit"), [("40000", 1), ("140000", 1), ("150000", 2), ("900000", 8)])
+def test_half_a_processor_counts_for_threads_that_claim_work(tmp_path, quota, limit):
+    files = machine({0: ("0-7", 4)}) | cgroup_files(V2, "0::/a")
+    files |= {"sys/fs/cgroup/a/cpu.max": f"{quota} 100000"}
+    assert processor_limit(write_tree(tmp_path, files), claims_work=True) == limit
+
+
 @needs_linux
 @pytest.mark.parametrize("own_group", [("cpuset", ("cpuset.cpus", "cpuset.cpus"))], indirect=True)
 def test_a_child_in_a_cpuset_may_use_only_its_cpus_and_memory_nodes(own_group):

@@ -135,7 +135,7 @@ def test_ranks_of_a_gb10_get_as_many_fast_cores_each(recorded: Callable[[str], P
 def test_memory_as_far_as_another_node_is_not_preferred(recorded: Callable[[str], Path]) -> None:
     root = recorded("fakeheteromemtiers")
     bindings = bind_ranks(read_topology(root), 3, root=root)
-    assert [(each.memory_nodes, each.preferred_memory_node) for each in bindings] == [
+    assert [(binding.memory_nodes, binding.preferred_memory_node) for binding in bindings] == [
         ((0,), None),
         ((1,), None),
         ((2,), None),
@@ -185,7 +185,10 @@ def test_gpu_memory_is_not_bound_to(tmp_path: Path) -> None:
 def test_hbm_in_flat_mode_is_preferred_by_the_ranks_it_is_near_to(tmp_path: Path) -> None:
     root = write_tree(tmp_path, machine(XEON_MAX, XEON_MAX_DISTANCES) | XEON_MAX_BANDWIDTHS)
     bindings = bind_ranks(read_topology(root), 2, root=root)
-    assert [(each.memory_nodes, each.preferred_memory_node) for each in bindings] == [((), 2), ((), 3)]
+    assert [(binding.memory_nodes, binding.preferred_memory_node) for binding in bindings] == [
+        ((), 2),
+        ((), 3),
+    ]
 
 
 def test_a_binding_says_in_words_which_memory_it_takes() -> None:
@@ -200,7 +203,7 @@ def test_hbm_of_a_divided_socket_is_preferred_part_by_part(tmp_path: Path) -> No
     distances = ["10 21 17 28", "21 10 28 17", "17 28 10 28", "28 17 28 10"]
     root = write_tree(tmp_path, machine(nodes, distances) | XEON_MAX_BANDWIDTHS)
     bindings = bind_ranks(read_topology(root), 4, root=root)
-    assert [each.preferred_memory_node for each in bindings] == [2, 2, 3, 3]
+    assert [binding.preferred_memory_node for binding in bindings] == [2, 2, 3, 3]
 
 
 def test_a_rank_with_cores_near_two_hbm_nodes_is_bound_to_normal_memory(tmp_path: Path) -> None:
@@ -224,7 +227,7 @@ def test_slices_of_one_memory_are_bound_to_together(tmp_path: Path) -> None:
     files["sys/devices/system/node/node3/cpulist"] = "4-7"
     root = write_tree(tmp_path, files)
     bindings = bind_ranks(read_topology(root), 2, root=root)
-    assert [(each.memory_nodes, each.preferred_memory_node) for each in bindings] == [
+    assert [(binding.memory_nodes, binding.preferred_memory_node) for binding in bindings] == [
         ((0, 2), None),
         ((1, 3), None),
     ]
@@ -346,7 +349,7 @@ def two_sockets(tmp_path: Path) -> Topology:
 def test_a_core_list_leaves_cores_to_the_system(two_sockets: Topology) -> None:
     bindings = bind_ranks(two_sockets, 2, core_list="0-51,56-107")
     assert lists(bindings) == ["0-51", "56-107"]
-    assert [(each.cores, each.memory_nodes) for each in bindings] == [(52, (0,)), (52, (1,))]
+    assert [(binding.cores, binding.memory_nodes) for binding in bindings] == [(52, (0,)), (52, (1,))]
 
 
 def test_a_core_list_is_exact_and_keeps_both_threads_of_a_core_together(two_sockets: Topology) -> None:

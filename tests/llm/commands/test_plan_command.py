@@ -18,7 +18,7 @@ def test_a_configuration_is_enough(
     report = json.loads(capsys.readouterr().out)
     assert report["ranks"] == 2
     assert max(report["bytes_per_rank"]) < 0.7 * report["bytes"]
-    assert all(len(each["ranges"]) == len(each["bytes"]) == 2 for each in report["parameters"])
+    assert all(len(parameter["ranges"]) == len(parameter["bytes"]) == 2 for parameter in report["parameters"])
 
 
 def test_the_tree_joins_layers_that_are_split_alike(

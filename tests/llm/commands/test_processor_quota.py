@@ -26,18 +26,19 @@ _JOIN = """
 """
 
 
-def give_one_processor(group: Path) -> None:
+def give_processors(group: Path, share: float) -> None:
     if (group / "cpu.max").exists():
-        (group / "cpu.max").write_text("100000 100000")
+        (group / "cpu.max").write_text(f"{int(100000 * share)} 100000")
     else:
-        (group / "cpu.cfs_quota_us").write_text((group / "cpu.cfs_period_us").read_text())
+        period = int((group / "cpu.cfs_period_us").read_text())
+        (group / "cpu.cfs_quota_us").write_text(str(int(period * share)))
 
 
 @pytest.mark.parametrize("command", ["generate", "bench"])
 def test_a_command_limits_torchs_threads(
     command: str, own_group: Path, tiny_folder: Path, fresh: FreshProcesses
 ) -> None:
-    give_one_processor(own_group)
+    give_processors(own_group, 1)
     options = {
         "generate": ["--model", str(tiny_folder), "--max-new-tokens", "2", "a"],
         "bench": [str(tiny_folder), "--prompt-tokens", "2", "--new-tokens", "2", "--sequences", "1"],
@@ -53,7 +54,7 @@ tell(threads=torch.get_num_threads())
 def test_the_native_step_keeps_to_the_quota_and_torch_to_the_users_threads(
     own_group: Path, tiny_folder: Path, fresh: FreshProcesses
 ) -> None:
-    give_one_processor(own_group)
+    give_processors(own_group, 1)
     code = f"""
 import acclimate
 model = acclimate.init_inference({str(tiny_folder)!r}, dtype="float32")
@@ -65,3 +66,44 @@ tell(started=threads() - before, torchs=torch.get_num_threads())
     free = fresh.check(_START + code).told
     assert free["started"] == min(4, processor_limit()) - 1
     assert fresh.check(_START + _JOIN.format(group=str(own_group)) + code).told == {"started": 0, "torchs": 4}
+
+
+def test_what_has_no_native_step_keeps_to_the_quota_too(
+    own_group: Path, tiny_folder: Path, fresh: FreshProcesses
+) -> None:
+    give_processors(own_group, 1)
+    code = f"""
+import acclimate
+from transformers import LogitsProcessor, LogitsProcessorList
+
+class Observer(LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        self.threads = torch.get_num_threads()
+        return scores
+
+model = acclimate.init_inference({str(tiny_folder)!r}, dtype="float32")
+observer = Observer()
+model.generate(torch.arange(2, 8)[None], max_new_tokens=4, do_sample=False, num_beams=2, pad_token_id=0,
+               logits_processor=LogitsProcessorList([observer]))
+tell(during=observer.threads, after=torch.get_num_threads())
+"""
+    found = fresh.check(_START + _JOIN.format(group=str(own_group)) + code).told
+    assert found == {"during": 1, "after": 4}
+
+
+@pytest.mark.parametrize("is_limited", [False, True])
+def test_half_a_processor_more_gives_the_native_step_a_thread_more(
+    is_limited: bool, own_group: Path, fresh: FreshProcesses
+) -> None:
+    give_processors(own_group, 1.5)
+    code = f"""
+from acclimate.llm.kernels.torch_threads import at_most_threads, kernel_threads, limit_torch_threads
+if {is_limited}:
+    limit_torch_threads()
+with at_most_threads(1):
+    inside = kernel_threads()
+tell(torchs=torch.get_num_threads(), native=kernel_threads(), inside=inside)
+"""
+    found = fresh.check(_START + _JOIN.format(group=str(own_group)) + code).told
+    native = min(2, processor_limit())
+    assert found == {"torchs": 1 if is_limited else 4, "native": native, "inside": native}

@@ -63,7 +63,7 @@ def _start(arguments: list[str]) -> subprocess.Popen[bytes]:
 
 def ranks_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     children = psutil.Process(process.pid).children(recursive=True)
-    return [each for each in children if "--as-rank" in " ".join(each.cmdline())]
+    return [child for child in children if "--as-rank" in " ".join(child.cmdline())]
 
 
 def ctrl_c(process: subprocess.Popen[bytes], ranks: list[psutil.Process]) -> None:
@@ -95,8 +95,8 @@ def test_all_ranks_end_while_they_generate(
     assert process.returncode == code, errors
     assert words in errors.decode()
     assert len(errors.decode().splitlines()) <= 1
-    assert not any(each.is_running() for each in ranks)
-    assert named_memory(each.pid for each in ranks) == []
+    assert not any(rank.is_running() for rank in ranks)
+    assert named_memory(rank.pid for rank in ranks) == []
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_all_ranks_end_while_they(
     assert output == b""
     assert words in errors.decode()
     assert len(errors.decode().splitlines()) <= 1
-    assert not any(each.is_running() for each in ranks)
-    assert named_memory(each.pid for each in ranks) == []
+    assert not any(rank.is_running() for rank in ranks)
+    assert named_memory(rank.pid for rank in ranks) == []
 
 
 def test_an_error_that_all_ranks_of_bench_have_is_reported_once(tiny_folder: Path) -> None:

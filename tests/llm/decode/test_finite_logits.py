@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@functools.cache
 def damaged(name: str, dtype: torch.dtype, row: int, value: float) -> Any:
     """A model of which one token's logit is not finite."""
     model = acclimate.init_inference(tiny_model(name, tie_word_embeddings=False).to(dtype))

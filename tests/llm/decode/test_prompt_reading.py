@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,10 @@ WINDOWED = {"mistral", "gemma2", "gemma3_text", "exaone4"}
 LENGTH = 45
 
 
-def model_of(name: str, quantize: str | None = None, **options: Any) -> Any:
-    model = tiny_model(name, **({"sliding_window": 6} if name in WINDOWED else {}), **options)
+@functools.cache
+def model_of(name: str, quantize: str | None = None) -> Any:
+    """Returns a model, which tests do not change."""
+    model = tiny_model(name, **({"sliding_window": 6} if name in WINDOWED else {}))
     return acclimate.init_inference(model.to(torch.bfloat16), quantize=quantize)
 
 

@@ -75,7 +75,7 @@ def test_every_region_has_the_values_of_the_same_operators_at_once(
     assert isinstance(made, DeferredTensor)
     assert (made.shape, made.dtype) == (expected.shape, expected.dtype)
     for region in product(*map(bounds, expected.shape)):
-        wanted = expected[tuple(slice(*each) for each in region)]
+        wanted = expected[tuple(slice(*bounds_of_axis) for bounds_of_axis in region)]
         assert torch.equal(read(made, region), wanted), region
 
 

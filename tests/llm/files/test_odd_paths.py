@@ -66,7 +66,7 @@ def test_a_folder_whose_only_gguf_file_is_no_file_says_what_it_is(
     assert main(["plan", str(tmp_path)]) == 2
 
 
-@pytest.mark.parametrize("make", [each for each in ODD if each is not folder])
+@pytest.mark.parametrize("make", [name for name in ODD if name is not folder])
 def test_a_path_that_names_no_file_says_what_it_names(make: Make, acclimate: Run, tmp_path: Path) -> None:
     make(tmp_path / "model")
     assert_one_line_error(acclimate(PROMPT, "--model", str(tmp_path / "model")), f"model {ODD[make]}")

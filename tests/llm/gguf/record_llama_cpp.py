@@ -97,7 +97,7 @@ def main() -> None:
     lines = [
         f'"made by": "record_llama_cpp.py, llama-cpp-python {llama_cpp.__version__}"',
         f'"pre_tokenizers": {json.dumps(names)}',
-        '"tokens": [\n' + ",\n".join(json.dumps(each, separators=(",", ":")) for each in results) + "\n]",
+        '"tokens": [\n' + ",\n".join(json.dumps(result, separators=(",", ":")) for result in results) + "\n]",
         '"cases": {\n'
         + ",\n".join(f"{json.dumps(name)}: {json.dumps(of)}" for name, of in recorded.items())
         + "\n}",

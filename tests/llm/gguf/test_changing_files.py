@@ -90,7 +90,7 @@ def test_a_file_that_changes_while_it_is_converted_is_named_and_nothing_is_kept(
     during(monkeypatch, step, lambda: change(first, second))
     with pytest.raises(CorruptModelError, match=r"first/model\.gguf was replaced or changed"):
         converted_gguf(first, form)
-    assert not [each for each in (convert.cache_root() / "models").iterdir() if each.name[0] != "."]
+    assert not [file for file in (convert.cache_root() / "models").iterdir() if file.name[0] != "."]
 
 
 def test_blocks_are_read_from_the_file_that_was_converted(

@@ -182,7 +182,7 @@ _ENDINGS: dict[str, tuple[list[str], dict[str, int | None]]] = {
     ),
     "gpt-oss": (_GPT_OSS, {}),
     "gpt-oss, the end of a part is named": (_GPT_OSS, {"eot_token_id": 4, "eos_token_id": 2}),
-    "gpt-oss without calls": ([each for each in _GPT_OSS if each != "<|call|>"], {}),
+    "gpt-oss without calls": ([token for token in _GPT_OSS if token != "<|call|>"], {}),
     "Solar": (["<s>", "<|endoftext|>", "<|flush|>", "<|calls|>", "<|end|>"], {}),
     "Kimi": (["[BOS]", "[EOS]", "[EOT]", "[PAD]", "[UNK]"], {}),
     "code": (

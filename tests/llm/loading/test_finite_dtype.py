@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from shared_kernels import share_kernels
+from warm_python import WarmPython
 
 PROMPT = "The capital"
 
@@ -61,7 +62,7 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def found(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def found(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> Any:
     """For each way to load a model: its dtype, its tokens or its error, and what was logged."""
     pytest.importorskip("acclimate_sim")
     folder = tmp_path_factory.mktemp("large") / "model"
@@ -78,10 +79,11 @@ def found(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
         **os.environ, "ACCLIMATE_ACCELERATOR": "sim", "ACCLIMATE_SIM": "v100-like", "OMP_NUM_THREADS": "1",
         "ACCLIMATE_CACHE": str(cache),
     }  # fmt: skip
-    run = subprocess.run(
-        [sys.executable, "-c", CODE, str(folder), str(tiny_folder), PROMPT],
-        env=environment, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+    with warm_python.in_place():
+        run = subprocess.run(
+            [sys.executable, "-c", CODE, str(folder), str(tiny_folder), PROMPT],
+            env=environment, capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout.splitlines()[-1])
 

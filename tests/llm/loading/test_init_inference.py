@@ -116,9 +116,9 @@ def load(rank: int, folder: str, **options: Any) -> dict[str, Any]:
     _kept["model"] = model
     return {
         "tokens": generate_tokens(model),
-        "own": sum(each.numel() for each in model.parameters()),
+        "own": sum(parameter.numel() for parameter in model.parameters()),
         "whole": model.whole.parameters,
-        "dtypes": sorted({str(each.dtype) for each in model.parameters()}),
+        "dtypes": sorted({str(parameter.dtype) for parameter in model.parameters()}),
         "is its own module": model.module is model,
     }
 
@@ -195,7 +195,7 @@ def peak_while_loading(rank: int, folder: str) -> tuple[int, int, int, int]:
     model = acclimate.init_inference(folder, dtype="float32")
     sizes = {name: split.shape for name, split in model.tp_plan_applied.splits.items()}
     largest = max(torch.Size(shape).numel() for shape in sizes.values()) * 4
-    shard = sum(each.numel() * 4 for each in model.parameters())
+    shard = sum(parameter.numel() * 4 for parameter in model.parameters())
     return status("VmHWM") - before, read_bytes() - unread, shard, largest
 
 
@@ -226,11 +226,11 @@ def load_while_a_file_changes(rank: int, folder: str, change: Damage) -> None:
 
     load_slice, loaded = slices.Slice.load, [0]
 
-    def change_and_load(each: Any, *arguments: Any) -> None:
+    def change_and_load(tensor: Any, *arguments: Any) -> None:
         loaded[0] += 1
         if loaded[0] == 4 and rank == 1:
             change(Path(folder))
-        load_slice(each, *arguments)
+        load_slice(tensor, *arguments)
 
     slices.Slice.load = change_and_load  # type: ignore[method-assign]
     try:
@@ -272,7 +272,7 @@ def test_three_ranks_generate_what_the_whole_model_does(folders: dict[str, Path]
 def test_the_second_start_with_a_model_uses_the_first_ones_plan(two: RankProcesses, folder: Path) -> None:
     first = two.values(load, str(folder))
     moved = folder.rename(folder.with_name("elsewhere"))
-    assert two.values(load_without_planning, str(moved)) == [each["tokens"] for each in first]
+    assert two.values(load_without_planning, str(moved)) == [answer["tokens"] for answer in first]
     for told in two.run(load_without_planning, str(moved), verify=True):
         assert "planned anew" in told.error
 
@@ -306,7 +306,7 @@ def test_mixed_dtypes_become_the_one_asked_for(two: RankProcesses, folder: Path)
     for index, path in enumerate(sorted(folder.glob("*.safetensors"))):
         tensors = load_file(path)
         kinds = (torch.float16, torch.float32, torch.bfloat16)
-        save_file({name: each.to(kinds[index % 3]) for name, each in tensors.items()}, path)
+        save_file({name: tensor.to(kinds[index % 3]) for name, tensor in tensors.items()}, path)
     for found in two.values(load, str(folder), dtype="bfloat16"):
         assert found["dtypes"] == ["torch.bfloat16"]
 
@@ -480,7 +480,7 @@ def test_a_split_model_is_saved_as_a_folder_that_transformers_loads(
     two.values(save, str(tmp_path / "saved"))
     assert whole_tokens(tmp_path / "saved") == whole_tokens(folders[kind])
     original, saved = (
-        {name: each for path in folder.glob("*.safetensors") for name, each in load_file(path).items()}
+        {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
         for folder in (folders[kind], tmp_path / "saved")
     )
     assert original.keys() == saved.keys()
@@ -524,7 +524,9 @@ def test_more_ranks_than_the_job_has_are_refused(folders: dict[str, Path]) -> No
 
 
 def test_a_pickled_checkpoint_is_loaded(folder: Path, folders: dict[str, Path]) -> None:
-    tensors = {name: each for path in folder.glob("*.safetensors") for name, each in load_file(path).items()}
+    tensors = {
+        name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()
+    }
     for path in folder.glob("*.safetensors*"):
         path.unlink()
     torch.save(tensors, folder / "pytorch_model.bin")

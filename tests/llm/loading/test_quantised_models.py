@@ -214,7 +214,7 @@ def test_blocks_of_rows_that_llama_cpp_reorders_are_reordered_whole(tmp_path: Pa
 def test_columns_are_cut_between_blocks_and_nowhere_else(tmp_path: Path) -> None:
     path = write_tiny_gguf("gemma3", tmp_path / "model.gguf")
     file, tensors = read_index(acclimate.init_inference(path).whole.folder, path, torch.float32)
-    down = deferred(next(each for each in tensors if each.name.endswith("0.mlp.down_proj.weight")))
+    down = deferred(next(tensor for tensor in tensors if tensor.name.endswith("0.mlp.down_proj.weight")))
     half, odd, rows = block_rows(down[:, 32:]), block_rows(down[:, 16:48]), block_rows(down[3:9])
     assert odd is None
     assert half is not None
@@ -223,7 +223,7 @@ def test_columns_are_cut_between_blocks_and_nowhere_else(tmp_path: Path) -> None
     whole = block_rows(torch.cat([down[4:8], down[0:2]]))
     assert whole is not None
     stored = gguf.GGUFReader(path)
-    bytes_of = next(each.data for each in stored.tensors if each.name == "blk.0.ffn_down.weight")
+    bytes_of = next(tensor.data for tensor in stored.tensors if tensor.name == "blk.0.ffn_down.weight")
     assert np.array_equal(half.read().numpy(), bytes_of[:, 34:])
     assert np.array_equal(whole.read().numpy(), bytes_of[[4, 5, 6, 7, 0, 1]])
     file.close()
@@ -253,7 +253,7 @@ def test_block_types_without_a_kernel_are_unpacked_and_listed(tmp_path: Path) ->
 def test_a_block_whose_scale_is_not_a_number_is_an_error_that_names_the_tensor(tmp_path: Path) -> None:
     path = write_tiny_gguf("gemma3", tmp_path / "model.gguf")
     header = read_gguf_header(path)
-    entry = next(each for each in header.tensors if each.name == "blk.1.ffn_up.weight")
+    entry = next(tensor for tensor in header.tensors if tensor.name == "blk.1.ffn_up.weight")
     with path.open("r+b") as file:
         file.seek(header.data_start + entry.offset + 34 * 5)
         file.write(np.array([np.nan], np.float16).tobytes())

@@ -228,7 +228,7 @@ def tiny_model(name: str, **changes: Any) -> nn.Module:
 def randomise(model: nn.Module, seed: int = 1) -> nn.Module:
     """Gives every parameter random values, also biases and norms, which a new model has all the same."""
     random = torch.Generator().manual_seed(seed)
-    tables = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     with torch.no_grad():
         for p in model.parameters():
             noise = torch.randn(p.shape, generator=random)

@@ -337,7 +337,7 @@ class GatedHeads(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         query = self.q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         key, value = self.kv(x).unflatten(-1, (2, self.kv_heads, -1)).transpose(1, 3).unbind(2)
-        key, value = (each.repeat_interleave(self.heads // self.kv_heads, 1) for each in (key, value))
+        key, value = (item.repeat_interleave(self.heads // self.kv_heads, 1) for item in (key, value))
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         gated = mixed * self.gate(x).sigmoid().transpose(1, 2)[..., None]
         return x + self.out(gated.transpose(1, 2).flatten(2))
@@ -413,7 +413,7 @@ class RawHeads(Odd):
         self.query, self.key, self.value = (nn.Parameter(torch.randn(2, WIDTH, 2) / 2) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        query, key, value = (x[:, None] @ each for each in (self.query, self.key, self.value))
+        query, key, value = (x[:, None] @ item for item in (self.query, self.key, self.value))
         heads = (query @ key.mT).softmax(-1) @ value
         x = x + functional.pad(heads.transpose(1, 2).flatten(-2), (0, WIDTH - 4))
         return x + self.down(functional.gelu(self.up(x)))

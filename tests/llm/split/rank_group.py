@@ -39,8 +39,8 @@ class RankGroup:
 
     def restart(self) -> None:
         """Ends the ranks, of which one may be stuck, and starts new ones."""
-        for each in self._ranks:
-            each.kill()
+        for rank in self._ranks:
+            rank.kill()
         self.__exit__(None, None, None)
         self.__enter__()
 
@@ -59,11 +59,11 @@ class RankGroup:
 
     def compare(self, name: str, **changes: Any) -> dict[str, Any]:
         """Returns what the ranks found about one architecture."""
-        for each in self._ranks:
-            assert each.stdin is not None
+        for rank in self._ranks:
+            assert rank.stdin is not None
             try:
-                each.stdin.write(json.dumps([name, changes]) + "\n")
-                each.stdin.flush()
+                rank.stdin.write(json.dumps([name, changes]) + "\n")
+                rank.stdin.flush()
             except BrokenPipeError:
                 return {"name": name, "failed": "a rank ended"}
         assert self._ranks[0].stdout is not None
@@ -78,16 +78,16 @@ class RankGroup:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for each in self._ranks:
-            assert each.stdin is not None
+        for rank in self._ranks:
+            assert rank.stdin is not None
             with contextlib.suppress(BrokenPipeError):
-                each.stdin.close()
-        for each in self._ranks:
+                rank.stdin.close()
+        for rank in self._ranks:
             try:
-                each.wait(30 if kind is None else 1)
+                rank.wait(30 if kind is None else 1)
             except subprocess.TimeoutExpired:
-                each.kill()
-                each.wait()
+                rank.kill()
+                rank.wait()
         if self._ranks[0].stdout is not None:
             self._ranks[0].stdout.close()
         self._folder.cleanup()

@@ -66,13 +66,13 @@ def main() -> None:
         everything: list[Any] = [None] * size
         dist.all_gather_object(everything, found)
         if rank == 0:
-            bad = next((each for each in everything if "failed" in each or "refused" in each), None)
+            bad = next((answer for answer in everything if "failed" in answer or "refused" in answer), None)
             if bad is None:
                 bad = {
                     **everything[0],
-                    "error": max(each["error"] for each in everything),
-                    "same_text": all(each["same_text"] for each in everything),
-                    "share": max(each["share"] for each in everything),
+                    "error": max(answer["error"] for answer in everything),
+                    "same_text": all(answer["same_text"] for answer in everything),
+                    "share": max(answer["share"] for answer in everything),
                 }
             sys.stdout.write(json.dumps(bad) + "\n")
             sys.stdout.flush()

@@ -41,7 +41,7 @@ def compare(name: str, size: int, **changes: Any) -> Comparison:
         with torch.no_grad():
             error = float((part(**inputs(name, 2)).logits - logits).abs().max())
         same_text = torch.equal(generate(part, name), text)
-        same_weights = all(torch.equal(whole[n], each) for n, each in gather(plan, part, ranks))
+        same_weights = all(torch.equal(whole[n], tensor) for n, tensor in gather(plan, part, ranks))
         return error, same_text, same_weights, own_parameters(part) / own_parameters(model)
 
     found = on_threads(size, work)
@@ -56,9 +56,9 @@ def generate(model: Any, name: str) -> torch.Tensor:
 
 
 def own_parameters(model: nn.Module) -> int:
-    tables = [each for each in model.modules() if isinstance(each, nn.Embedding)]
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
-    embeddings = {id(each.weight) for each in [*tables, *([head] if head is not None else [])]}
+    embeddings = {id(table.weight) for table in [*tables, *([head] if head is not None else [])]}
     return sum(p.numel() for p in model.parameters() if id(p) not in embeddings)
 
 

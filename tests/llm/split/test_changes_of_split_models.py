@@ -160,13 +160,13 @@ def state_assigned(model: Any) -> None:
 
 
 def with_fewer_layers(model: Any) -> None:
-    layers = next(each for each in model.modules() if isinstance(each, nn.ModuleList))
+    layers = next(module for module in model.modules() if isinstance(module, nn.ModuleList))
     del layers[1]
     model.config.num_hidden_layers = 1
 
 
 def with_hooks(model: Any) -> None:
-    layers = next(each for each in model.modules() if isinstance(each, nn.ModuleList))
+    layers = next(module for module in model.modules() if isinstance(module, nn.ModuleList))
     layers[0].register_forward_hook(lambda _, args, output: output)
     model.get_output_embeddings().register_forward_hook(lambda _, args, output: output * 2)
 
@@ -174,7 +174,7 @@ def with_hooks(model: Any) -> None:
 def wrapped_layer(model: Any) -> None:
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-    layers = next(each for each in model.modules() if isinstance(each, nn.ModuleList))
+    layers = next(module for module in model.modules() if isinstance(module, nn.ModuleList))
     layers[0] = checkpoint_wrapper(layers[0])
 
 
@@ -223,7 +223,7 @@ WORKS = [
 ]
 
 
-@pytest.mark.parametrize("change", WORKS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("change", WORKS, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_changed_split_model_gives_what_the_changed_whole_one_gives(
     name: str, change: Callable[[Any], Any], two: RankProcesses
@@ -310,12 +310,12 @@ REFUSED: list[tuple[Callable[[Any], None], type[Exception], str]] = [
 
 
 def assert_refused(told: list[Told], kind: type[Exception], message: str) -> None:
-    for each in told:
-        assert each.error.startswith(f"{kind.__name__}: "), each
-        assert re.search(message, each.error), each
+    for answer in told:
+        assert answer.error.startswith(f"{kind.__name__}: "), answer
+        assert re.search(message, answer.error), answer
 
 
-@pytest.mark.parametrize(("change", "kind", "message"), REFUSED, ids=[each[0].__name__ for each in REFUSED])
+@pytest.mark.parametrize(("change", "kind", "message"), REFUSED, ids=[call[0].__name__ for call in REFUSED])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_method_that_cannot_work_on_shards_is_refused_by_name(
     name: str, change: Callable[[Any], None], kind: type[Exception], message: str, two: RankProcesses
@@ -325,7 +325,7 @@ def test_a_method_that_cannot_work_on_shards_is_refused_by_name(
 
 def a_split_linear(model: Any) -> tuple[nn.Module, str, nn.Module]:
     """A module of the first layer's MLP or attention, its name in its owner, and the owner."""
-    layers = next(each for each in model.modules() if isinstance(each, nn.ModuleList))
+    layers = next(inner for inner in model.modules() if isinstance(inner, nn.ModuleList))
     for owner in layers[0].modules():
         for name, module in owner.named_children():
             if type(module).__name__ in ("FewRowLinear", "Linear", "Conv1D", "FalconLinear"):
@@ -377,7 +377,7 @@ def with_whole_weights(model: Any) -> None:
 def with_a_bias(model: Any) -> None:
     """On a module whose results the ranks sum, so that each would add the bias."""
     names = ("o_proj", "attn.c_proj", "attention.dense")
-    module = next(each for name, each in model.named_modules() if name.endswith(names))
+    module = next(inner for name, inner in model.named_modules() if name.endswith(names))
     module.bias = nn.Parameter(torch.ones(model.config.hidden_size))
 
 
@@ -399,7 +399,7 @@ NOTICED = [
 ]
 
 
-@pytest.mark.parametrize("change", NOTICED, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("change", NOTICED, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_change_of_a_split_module_is_an_error_of_all_ranks_at_the_next_text(
     name: str, change: Callable[[Any], None], two: RankProcesses
@@ -472,10 +472,10 @@ class Collects:
         self.tokens.append(-1)
 
 
-def list_of(each: Any) -> Any:
+def list_of(processor: Any) -> Any:
     from transformers import LogitsProcessorList
 
-    return LogitsProcessorList([each])
+    return LogitsProcessorList([processor])
 
 
 def generated(rank: int, name: str, options: dict[str, Any]) -> tuple[list[int], list[int]]:

@@ -55,8 +55,8 @@ def test_a_module_with_two_names_is_changed_once() -> None:
     assert {"inner.tokens", "words"} <= set(plan.modules)
     with torch.no_grad():
         expected = model(torch.arange(6).view(2, 3))
-    for each in found:
-        assert torch.allclose(each, expected, atol=1e-4)
+    for logits in found:
+        assert torch.allclose(logits, expected, atol=1e-4)
 
 
 class Wrapper(nn.Module):

@@ -44,7 +44,7 @@ def difference(model: nn.Module, size: int) -> float | None:
 
     def run(one: nn.Module) -> tuple[list[Tensor], dict[str, Any]]:
         with torch.no_grad():
-            logits = [one.eval()(each) for each in inputs]
+            logits = [one.eval()(tensor) for tensor in inputs]
         one(inputs[0]).square().mean().backward()
         gradients = {n: p.grad for n, p in one.named_parameters() if p.grad is not None}
         return logits, gradients
@@ -54,9 +54,9 @@ def difference(model: nn.Module, size: int) -> float | None:
     def work(ranks: ThreadRanks) -> float:
         found, own = run(apply_plan(copy.deepcopy(model), plan, ranks))
         worst = max(gap(one, other) for one, other in zip(found, logits, strict=True))
-        for name, each in gather_tensors(plan, own, ranks):
+        for name, tensor in gather_tensors(plan, own, ranks):
             if name in gradients:  # a module may be there that nothing calls
-                worst = max(worst, gap(each, gradients[name]))
+                worst = max(worst, gap(tensor, gradients[name]))
         return worst
 
     return max(on_threads(size, work))
@@ -82,7 +82,7 @@ QUICK = (
 
 
 @pytest.mark.parametrize(
-    "block", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in BLOCKS]
+    "block", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in BLOCKS]
 )
 def test_a_model_of_an_odd_design_is_split_right_or_refused(block: type[nn.Module]) -> None:
     torch.manual_seed(1)

@@ -60,7 +60,7 @@ def test_a_key_is_the_same_in_each_process_before_and_after_other_models(warm_py
         with warm_python.in_place():
             other = start("again")
         with other:
-            once, twice = (each.communicate()[0].splitlines() for each in (one, other))
+            once, twice = (process.communicate()[0].splitlines() for process in (one, other))
     assert twice == once * 2
     assert len({line.split()[1] for line in once}) == len(NAMES)
 

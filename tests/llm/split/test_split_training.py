@@ -56,7 +56,7 @@ def gradients_differ(rank: int, way: str) -> dict[str, float]:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     copy = mesh["data"].get_local_rank()
     whole, split = model(), model()
-    (sum(loss(whole, each) for each in range(2)) / 2).backward()
+    (sum(loss(whole, sample) for sample in range(2)) / 2).backward()
     norm = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.5)
     plan = make_plan(split, 2)
     apply_plan(split, plan, mesh["tensor"])
@@ -68,8 +68,8 @@ def gradients_differ(rank: int, way: str) -> dict[str, float]:
     own = {n: full(p.grad) for n, p in split.named_parameters() if p.grad is not None}
     expected = dict(whole.named_parameters())
     differences = {
-        name: float((each - expected[name].grad).abs().max())
-        for name, each in gather_tensors(plan, own, mesh["tensor"])
+        name: float((tensor - expected[name].grad).abs().max())
+        for name, tensor in gather_tensors(plan, own, mesh["tensor"])
     }
     return {"norm": abs(float(found - norm)), **differences}
 
@@ -132,8 +132,8 @@ def load_and_differentiate(rank: int, folder: str) -> dict[str, float]:
     own = {n: p.grad for n, p in split.named_parameters() if p.grad is not None}
     expected = dict(whole.named_parameters())
     return {
-        name: float((each - expected[name].grad).abs().max())
-        for name, each in gather_tensors(plan, own, dist.group.WORLD)
+        name: float((tensor - expected[name].grad).abs().max())
+        for name, tensor in gather_tensors(plan, own, dist.group.WORLD)
     }
 
 
@@ -142,7 +142,7 @@ def test_gradients_are_the_whole_models_where_copies_of_a_split_model_have_other
     way: str, four: RankProcesses
 ) -> None:
     for found in four.values(gradients_differ, way):
-        assert {name: each for name, each in found.items() if not each < 1e-5} == {}
+        assert {name: difference for name, difference in found.items() if not difference < 1e-5} == {}
 
 
 def test_ranks_agree_on_what_all_of_them_have_when_dropout_drops_of_uneven_heads(four: RankProcesses) -> None:
@@ -163,4 +163,4 @@ def test_a_model_that_was_loaded_in_slices_has_the_whole_models_gradients(
 ) -> None:
     model().save_pretrained(tmp_path)
     for found in four.values(load_and_differentiate, str(tmp_path)):
-        assert {name: each for name, each in found.items() if not each < 1e-5} == {}
+        assert {name: difference for name, difference in found.items() if not difference < 1e-5} == {}

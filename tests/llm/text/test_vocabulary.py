@@ -88,7 +88,7 @@ def _trainer(size: int, special: list[str], **options: Any) -> BpeTrainer:
 def _written(made: Tokenizer, folder: Path) -> Path:
     content = json.loads(made.to_str())
     # Where a special token is also in the vocabulary, as converters write it.
-    content["model"]["vocab"] |= {each["content"]: each["id"] for each in content["added_tokens"]}
+    content["model"]["vocab"] |= {token["content"]: token["id"] for token in content["added_tokens"]}
     (folder / "tokenizer.json").write_text(json.dumps(content))
     write_vocabulary(folder)
     return folder

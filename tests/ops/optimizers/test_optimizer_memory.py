@@ -22,7 +22,7 @@ from acclimate.ops import FusedLamb
 
 DEVICE = get_accelerator().current_device_name()
 USED = [case for case in CASES if DEVICE == "cpu" or not case.name.startswith("CPU")]
-each = pytest.mark.parametrize("case", USED, ids=lambda case: case.name)
+for_all_optimizers = pytest.mark.parametrize("case", USED, ids=lambda case: case.name)
 
 SHAPE = (4, 6, 5, 3)
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -51,7 +51,7 @@ def close(ours: Any, theirs: Any) -> None:
 # -- layouts -----------------------------------------------------------------------------------------
 
 
-@each
+@for_all_optimizers
 def test_every_layout_of_a_parameter_works_with_every_layout_of_its_gradient(case: Case) -> None:
     pairs = [(p, g) for p in LAYOUTS if p != "expanded" for g in LAYOUTS]
     start = values(0)
@@ -68,7 +68,7 @@ def test_every_layout_of_a_parameter_works_with_every_layout_of_its_gradient(cas
     close(ours, theirs)
 
 
-@each
+@for_all_optimizers
 def test_a_model_may_change_its_memory_format_between_steps(case: Case) -> None:
     torch.manual_seed(0)
     host = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3), torch.nn.Conv2d(5, 3, 1))
@@ -87,7 +87,7 @@ def test_a_model_may_change_its_memory_format_between_steps(case: Case) -> None:
     close(model.parameters(), host.parameters())
 
 
-@each
+@for_all_optimizers
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "expanded"])
 def test_a_saved_state_may_have_another_layout_and_dtype(case: Case, layout: str) -> None:
     start = values(0)
@@ -108,7 +108,7 @@ def test_a_saved_state_may_have_another_layout_and_dtype(case: Case, layout: str
     close([ours], [theirs])
 
 
-@each
+@for_all_optimizers
 def test_a_zero_dimensional_and_an_empty_parameter_are_stepped_in_any_strides(case: Case) -> None:
     def made(device: str) -> list[torch.nn.Parameter]:
         memory = torch.arange(10.0).to(device)
@@ -130,7 +130,7 @@ def test_a_zero_dimensional_and_an_empty_parameter_are_stepped_in_any_strides(ca
 # -- gradients ---------------------------------------------------------------------------------------
 
 
-@each
+@for_all_optimizers
 def test_a_gradient_may_be_the_parameter_itself_or_anothers_gradient(case: Case) -> None:
     ours, theirs = on_the_device([(65,)] * 3), parameters([(65,)] * 3)
     mine, reference = case.ours(ours, lr=1e-2), case.reference(theirs, lr=1e-2)
@@ -144,7 +144,7 @@ def test_a_gradient_may_be_the_parameter_itself_or_anothers_gradient(case: Case)
     close(ours, theirs)
 
 
-@each
+@for_all_optimizers
 def test_a_gradient_of_another_supported_dtype_is_used_and_float64_is_refused(case: Case) -> None:
     ours, theirs = on_the_device([(65,)]), parameters([(65,)])
     mine, reference = case.ours(ours, lr=1e-2), case.reference(theirs, lr=1e-2)
@@ -163,7 +163,7 @@ def test_a_gradient_of_another_supported_dtype_is_used_and_float64_is_refused(ca
     assert torch.equal(ours[0], before)
 
 
-@each
+@for_all_optimizers
 def test_a_sparse_gradient_in_the_last_group_leaves_the_first_as_it_was(case: Case) -> None:
     if DEVICE != "cpu":
         pytest.skip(f"{DEVICE} has no sparse tensors")
@@ -201,7 +201,7 @@ APART: dict[str, Callable[[Tensor], list[Tensor]]] = {
 }
 
 
-@each
+@for_all_optimizers
 @pytest.mark.parametrize("name", SHARED)
 def test_parameters_that_share_an_element_are_refused_in_one_group_and_in_two(case: Case, name: str) -> None:
     tensors = [torch.nn.Parameter(tensor) for tensor in SHARED[name](torch.zeros(8, 8, device=DEVICE))]
@@ -211,7 +211,7 @@ def test_parameters_that_share_an_element_are_refused_in_one_group_and_in_two(ca
         case.ours([{"params": [tensor]} for tensor in tensors])
 
 
-@each
+@for_all_optimizers
 @pytest.mark.parametrize("name", APART)
 def test_views_of_one_memory_without_a_common_element_are_stepped(case: Case, name: str) -> None:
     start = values(0, (8, 8))
@@ -230,7 +230,7 @@ def test_views_of_one_memory_without_a_common_element_are_stepped(case: Case, na
         torch.testing.assert_close(a.detach().cpu().float(), b.detach(), rtol=unit, atol=unit)
 
 
-@each
+@for_all_optimizers
 def test_outputs_that_share_memory_with_each_other_or_a_parameter_are_refused(case: Case) -> None:
     ours = on_the_device([(8,), (8,)])
     optimizer = case.ours(ours, lr=1e-2)
@@ -258,7 +258,7 @@ def stepped(case: Case, **settings: Any) -> tuple[list[torch.nn.Parameter], Any]
     return ours, optimizer
 
 
-@each
+@for_all_optimizers
 def test_weights_tied_through_data_between_steps_are_refused(case: Case) -> None:
     ours, optimizer = stepped(case)
     ours[1].data = ours[0].data
@@ -269,7 +269,7 @@ def test_weights_tied_through_data_between_steps_are_refused(case: Case) -> None
     assert torch.equal(ours[0], before)
 
 
-@each
+@for_all_optimizers
 def test_a_parameter_that_grows_at_its_address_into_another_one_is_refused(case: Case) -> None:
     memory = torch.zeros(16, device=DEVICE)
     ours = [torch.nn.Parameter(memory[:4]), torch.nn.Parameter(memory[8:])]
@@ -284,7 +284,7 @@ def test_a_parameter_that_grows_at_its_address_into_another_one_is_refused(case:
     assert not memory.any()
 
 
-@each
+@for_all_optimizers
 def test_a_parameter_whose_data_gets_another_shape_than_its_state_is_refused_each_time(case: Case) -> None:
     ours = torch.nn.Parameter(torch.ones(3, 4, device=DEVICE))
     optimizer = case.ours([ours], lr=1e-2)
@@ -300,7 +300,7 @@ def test_a_parameter_whose_data_gets_another_shape_than_its_state_is_refused_eac
     assert torch.equal(ours.detach().t(), before)
 
 
-@each
+@for_all_optimizers
 def test_a_parameter_or_gradient_whose_storage_was_freed_is_an_error(case: Case) -> None:
     if DEVICE != "cpu" or case.name == "FusedLamb":
         pytest.skip("plain torch ends the process")
@@ -311,7 +311,7 @@ def test_a_parameter_or_gradient_whose_storage_was_freed_is_an_error(case: Case)
             optimizer.step()
 
 
-@each
+@for_all_optimizers
 def test_a_parameter_whose_sign_is_pending_is_refused(case: Case) -> None:
     imaginary = torch.view_as_complex(values(0, (4, 2))).conj().imag
     assert imaginary.is_neg()
@@ -319,7 +319,7 @@ def test_a_parameter_whose_sign_is_pending_is_refused(case: Case) -> None:
         case.ours([torch.nn.Parameter(imaginary)])
 
 
-@each
+@for_all_optimizers
 def test_a_parameter_that_becomes_float64_is_refused_in_the_next_step(case: Case) -> None:
     ours, optimizer = stepped(case)
     ours[1].grad = None
@@ -331,7 +331,7 @@ def test_a_parameter_that_becomes_float64_is_refused_in_the_next_step(case: Case
     assert torch.equal(ours[0], before)
 
 
-@each
+@for_all_optimizers
 def test_a_parameter_that_becomes_bfloat16_goes_on_with_its_state(case: Case) -> None:
     (ours, mine), (theirs, reference) = stepped(case), stepped(case)
     ours[1].grad = None
@@ -344,7 +344,7 @@ def test_a_parameter_that_becomes_bfloat16_goes_on_with_its_state(case: Case) ->
     assert torch.equal(ours[0], theirs[0])
 
 
-@each
+@for_all_optimizers
 def test_a_parameter_on_another_device_than_its_state_is_refused_and_loading_the_state_moves_it(
     case: Case,
 ) -> None:
@@ -381,7 +381,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@each
+@for_all_optimizers
 @pytest.mark.parametrize("how", COPIES)
 @pytest.mark.parametrize("master_weights", [False, True])
 def test_a_copy_of_an_optimizer_goes_on_by_itself(case: Case, how: str, master_weights: bool) -> None:

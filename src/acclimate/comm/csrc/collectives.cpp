@@ -63,8 +63,8 @@ class SharedReduction {
  private:
   // Where a rank's share of a part begins: on a cache line.
   size_t share(size_t bytes, int rank) const {
-    const size_t each = (bytes + group_.size() - 1) / group_.size();
-    return std::min(bytes, (each + kLine - 1) / kLine * kLine * rank);
+    const size_t even = (bytes + group_.size() - 1) / group_.size();
+    return std::min(bytes, (even + kLine - 1) / kLine * kLine * rank);
   }
 
   void contribute_others_shares(size_t offset, size_t bytes) {

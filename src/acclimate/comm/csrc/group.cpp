@@ -23,6 +23,13 @@ using std::chrono::milliseconds;
 // A rank that died wakes no one, so sleeping ranks check this often whether their peers still run.
 constexpr milliseconds kSlice{100};
 
+// A yield that takes this long gave the processor to other work, not to a rank that publishes and waits
+// again.
+constexpr microseconds kLongYield{200};
+// For this long after such a yield, waits do not yield: the scheduler lets a thread that sleeps run again
+// soon, but not one that yields.
+constexpr milliseconds kCrowdLasts{100};
+
 const char* const kUnusable = " This group cannot be used any more: destroy it.";
 
 }  // namespace
@@ -48,6 +55,15 @@ void futex_wait(const void* word, uint32_t value, milliseconds longest) {
 
 void futex_wake(const void* word) { syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
 
+bool Crowd::yield() {
+  const auto start = Clock::now();
+  sched_yield();
+  const auto now = Clock::now();
+  if (now - start < kLongYield) return false;
+  until_ = now + kCrowdLasts;
+  return true;
+}
+
 Group::Group(int descriptor, int rank, const std::vector<pid_t>& pids, Geometry geometry,
              milliseconds timeout, bool has_spare_cores)
     : Group(map(descriptor,
@@ -69,6 +85,7 @@ Group::Group(unsigned char* memory, int rank, const std::vector<pid_t>& pids, Ge
       layout_(memory, size_, geometry.slot_bytes, geometry.ring_bytes),
       peers_(pids),
       timeout_(bounded(timeout)),
+      has_spare_cores_(has_spare_cores),
       // If ranks share cores, the awaited rank may need this core, so yield at once. If not, a yield can
       // cost a time slice to other work on the core, so spin for about 0.5 ms first.
       foreground_(has_spare_cores ? Patience{20000, 8, microseconds(500)}
@@ -130,6 +147,7 @@ void Group::exchange() {
   const int parity = static_cast<int>(round & 1);
   Post& own = layout_.lines(rank_).posts[parity];
   own.call = call_;
+  publish_processor();
   // Sequentially consistent with the load below: a peer that falls asleep now is woken, or sees the stamp.
   own.stamp.store(round, std::memory_order_seq_cst);
   if (layout_.lines(rank_).sleepers.load(std::memory_order_seq_cst) != 0) futex_wake(&own.stamp);
@@ -144,25 +162,42 @@ void Group::exchange() {
   if (!is_equal || call_.refused) throw_mismatch();
 }
 
+void Group::publish_processor() {
+  auto& published = layout_.lines(rank_).processor;
+  const int here = sched_getcpu() + 1;
+  if (published.load(std::memory_order_relaxed) != here) published.store(here, std::memory_order_relaxed);
+}
+
+// Whether a rank cannot run while this one spins. It may have moved since it last published.
+bool Group::shares_processor_with(int rank) const {
+  const int here = layout_.lines(rank_).processor.load(std::memory_order_relaxed);
+  return here != 0 && layout_.lines(rank).processor.load(std::memory_order_relaxed) == here;
+}
+
 void Group::await(int rank, std::atomic<uint64_t>& stamp) {
-  for (int i = 0; i < patience_->spins; i++) {
+  if (stamp.load(std::memory_order_acquire) >= round_) return;
+  // Other work can leave ranks on one processor, where each wait would take as long as a rank spins.
+  const bool is_beside = has_spare_cores_ && shares_processor_with(rank);
+  const int spins = is_beside ? 0 : patience_->spins;
+  for (int i = 0; i < spins; i++) {
     if (stamp.load(std::memory_order_acquire) >= round_) return;
     acclimate::relax();
   }
-  await_slowly(rank, stamp);
+  await_slowly(rank, stamp, !is_beside);
 }
 
-void Group::await_slowly(int rank, std::atomic<uint64_t>& stamp) {
+void Group::await_slowly(int rank, std::atomic<uint64_t>& stamp, bool may_yield) {
   const auto start = Clock::now();
   if (waited_since_ == Clock::time_point{}) waited_since_ = start;
   const auto until = start + patience_->yields;
-  do {
-    sched_yield();
+  may_yield = may_yield && !crowd_.is_here(start);
+  while (may_yield && Clock::now() < until) {
+    may_yield = !crowd_.yield();
     for (int i = 0; i < patience_->spins_after_yield; i++) {
       if (stamp.load(std::memory_order_acquire) >= round_) return;
       acclimate::relax();
     }
-  } while (Clock::now() < until);
+  }
   sleep_until_published(rank, stamp, waited_since_ + call_timeout_);
 }
 

@@ -31,6 +31,19 @@ struct Patience {
   std::chrono::microseconds yields;
 };
 
+// The waits of a rank whose last yield was long: other work wants its processor.
+class Crowd {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  // Yields; returns whether other work had the processor meanwhile.
+  bool yield();
+  bool is_here(Time now) const { return now < until_; }
+
+ private:
+  Time until_{};
+};
+
 struct Geometry {
   size_t slot_bytes;
   size_t ring_bytes;
@@ -96,7 +109,9 @@ class Group {
     return bytes <= kInlineBytes ? layout_.lines(rank).posts[parity].payload : layout_.slot(rank, parity);
   }
   void await(int rank, std::atomic<uint64_t>& stamp);
-  void await_slowly(int rank, std::atomic<uint64_t>& stamp);
+  void publish_processor();
+  bool shares_processor_with(int rank) const;
+  void await_slowly(int rank, std::atomic<uint64_t>& stamp, bool may_yield);
   void sleep_until_published(int rank, std::atomic<uint64_t>& stamp, Clock::time_point deadline);
   [[noreturn]] void throw_mismatch();
   [[noreturn]] void peer_is_gone(int rank, const std::string& doing);
@@ -111,8 +126,10 @@ class Group {
   Layout layout_;
   Peers peers_;
   std::chrono::milliseconds timeout_;
+  bool has_spare_cores_;
   Patience foreground_;
   Patience background_;
+  Crowd crowd_;
   unsigned forks_;
   pid_t process_;
 

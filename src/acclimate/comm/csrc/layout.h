@@ -45,6 +45,7 @@ enum class Presence : uint32_t { kHere = 0, kLeft = 1 };
 struct alignas(128) RankLines {
   Post posts[2];
   alignas(128) std::atomic<uint32_t> sleepers;  // ranks that sleep on one of the stamps
+  std::atomic<int32_t> processor;  // where the rank last published, plus 1; 0: unknown
   alignas(128) std::atomic<uint32_t> presence;
   alignas(128) std::atomic<uint32_t> bell;  // rung when a ring to or from this rank moved
   std::atomic<uint32_t> bell_sleeps;

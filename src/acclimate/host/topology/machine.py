@@ -134,19 +134,26 @@ def usable_node_count(root: Path = LIVE) -> int:
     return max(1, sum(not allowed.isdisjoint(cpus) for cpus in nodes))
 
 
-def processor_limit(root: Path = LIVE) -> int:
+def processor_limit(root: Path = LIVE, *, claims_work: bool = False) -> int:
     """The number of processors that this process can keep busy: those it may run on, or fewer if a control
     group limits its processor time.
 
     A quota of 2.5 processors counts as 2. With 3 threads, the kernel would stop all of them in the middle of
     their work.
+
+    Args:
+        root: the folder with ``/sys`` and ``/proc``.
+        claims_work: threads take the next piece of work when they get to it. A stopped thread then holds up
+            one piece, and a quota of 2.5 processors counts as 3.
     """
     try:
         allowed = len(_affinity(root) or _allowed_cpus(root, _online_cpus(root)))
     except TopologyError:
         allowed = os.cpu_count() or 1
     quota = cpu_quota(root)
-    return allowed if quota is None else max(1, min(allowed, int(quota)))
+    if quota is None:
+        return allowed
+    return max(1, min(allowed, int(quota + 0.5) if claims_work else int(quota)))
 
 
 # -- processors ----------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ def _measure(
         "compile_seconds": loaded.compile_seconds,
         "peak_memory_bytes": peak,
         "speeds": [
-            asdict(each) | {"prefill_tokens_per_second": each.prefill_tokens_per_second} for each in speeds
+            asdict(speed) | {"prefill_tokens_per_second": speed.prefill_tokens_per_second} for speed in speeds
         ],
         "bytes_per_token": read,
         "read_bytes_per_second": bandwidth,

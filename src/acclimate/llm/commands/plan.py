@@ -77,7 +77,7 @@ def describe(model: torch.nn.Module, plan: Plan, name: str) -> dict[str, Any]:
             "kind": split.kind,
             "dim": split.dim,
             "source": plan.source.get(split.name.rpartition(".")[0]),
-            "ranges": [[list(each) for each in part] for part in split.parts],
+            "ranges": [[list(span) for span in part] for part in split.parts],
             "bytes": [_shard_bytes(split, rank, tensors) for rank in range(plan.size)],
         }
         for split in in_order
@@ -88,7 +88,9 @@ def describe(model: torch.nn.Module, plan: Plan, name: str) -> dict[str, Any]:
         "ranks": plan.size,
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
         "bytes": sum(prod(split.shape) * tensors[split.name].dtype.itemsize for split in in_order),
-        "bytes_per_rank": [sum(each["bytes"][rank] for each in parameters) for rank in range(plan.size)],
+        "bytes_per_rank": [
+            sum(parameter["bytes"][rank] for parameter in parameters) for rank in range(plan.size)
+        ],
         "parameters": parameters,
         "tied": dict(plan.shared),
         "kept_whole": dict(plan.whole),
@@ -108,12 +110,12 @@ class _Node:
 
     def signature(self) -> Any:
         """Equal for modules that are split alike."""
-        own = tuple((name, str({**each, "name": ""})) for name, each in self.parameters.items())
+        own = tuple((name, str({**parameter, "name": ""})) for name, parameter in self.parameters.items())
         return own, tuple((name, child.signature()) for name, child in self.children.items())
 
     def bytes_of(self, rank: int) -> int:
         """The bytes of a rank."""
-        own: int = sum(each["bytes"][rank] for each in self.parameters.values())
+        own: int = sum(parameter["bytes"][rank] for parameter in self.parameters.values())
         return own + sum(child.bytes_of(rank) for child in self.children.values())
 
 
@@ -123,12 +125,12 @@ def _show(report: Mapping[str, Any]) -> None:
     from rich.tree import Tree
 
     root = _Node()
-    for each in report["parameters"]:
+    for parameter in report["parameters"]:
         node = root
-        *path, leaf = each["name"].split(".")
+        *path, leaf = parameter["name"].split(".")
         for part in path:
             node = node.children[part]
-        node.parameters[leaf] = each
+        node.parameters[leaf] = parameter
     ranks = range(report["ranks"])
     title = (
         f"[bold]{escape(report['model'])}[/] ({report['class']}, {report['dtype']}, "
@@ -150,9 +152,9 @@ def _show(report: Mapping[str, Any]) -> None:
 def _grow(tree: Any, node: _Node, ranks: Sequence[int]) -> None:
     from rich.markup import escape
 
-    for name, each in node.parameters.items():
-        shape = " x ".join(map(str, each["shape"])) or "1"
-        tree.add(f"{escape(name)}  {shape}  {_split_text(each)}")
+    for name, parameter in node.parameters.items():
+        shape = " x ".join(map(str, parameter["shape"])) or "1"
+        tree.add(f"{escape(name)}  {shape}  {_split_text(parameter)}")
     names = list(node.children)
     while names:
         alike = _alike(node, names)
@@ -176,16 +178,16 @@ def _alike(node: _Node, names: Sequence[str]) -> list[str]:
     return alike
 
 
-def _split_text(each: Mapping[str, Any]) -> str:
-    if each["kind"] == "replicated":
+def _split_text(parameter: Mapping[str, Any]) -> str:
+    if parameter["kind"] == "replicated":
         return "[dim]on every rank[/]"
-    lengths = [sum(stop - start for start, stop in part) for part in each["ranges"]]
+    lengths = [sum(stop - start for start, stop in part) for part in parameter["ranges"]]
     shares = str(lengths[0]) if len(set(lengths)) == 1 else ", ".join(map(str, lengths))
-    whole = each["shape"][each["dim"]]
+    whole = parameter["shape"][parameter["dim"]]
     text = (
-        f"[green]{each['kind']}[/]  {shares} of {whole} each"
+        f"[green]{parameter['kind']}[/]  {shares} of {whole} each"
         if len(set(lengths)) == 1
-        else (f"[green]{each['kind']}[/]  {shares} of {whole}")
+        else (f"[green]{parameter['kind']}[/]  {shares} of {whole}")
     )
     return text + ("" if sum(lengths) == whole else "  [yellow]shared by ranks[/]")
 

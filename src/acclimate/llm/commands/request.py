@@ -209,11 +209,11 @@ def messages(level: int = logging.INFO) -> Iterator[None]:
     chatty = [logging.getLogger(name) for name in ("acclimate.llm", "acclimate.ops.build")]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("acclimate: %(message)s"))
-    before = [each.level for each in chatty]
+    before = [other.level for other in chatty]
     handler.setLevel(level)
     logger.addHandler(handler)
-    for each in chatty:
-        each.setLevel(level)
+    for other in chatty:
+        other.setLevel(level)
     try:
         if level > logging.INFO:
             yield
@@ -224,8 +224,8 @@ def messages(level: int = logging.INFO) -> Iterator[None]:
                 yield
     finally:
         logger.removeHandler(handler)
-        for each, own in zip(chatty, before, strict=True):
-            each.setLevel(own)
+        for other, own in zip(chatty, before, strict=True):
+            other.setLevel(own)
 
 
 class Display:

@@ -80,11 +80,6 @@ class NativeDecoder:
             for copy, weight in self._copies:
                 copy.copy_(weight())
 
-    def begin(self) -> None:
-        """Prepares for another text, before which weights may have changed."""
-        self.copy_small_weights()
-        torch.ops.acclimate.decode_begin(self.number)
-
 
 class NativeStep:
     """One call of native code for each token.
@@ -101,7 +96,7 @@ class NativeStep:
         self._threads = kernel_threads()
         self._no_logits = torch.empty(0, dtype=torch.float32)
         self._no_best = torch.empty(0, dtype=torch.int64)
-        native.begin()
+        native.copy_small_weights()  # they may have changed since the last text
         self._read_cache()
 
     def __call__(self, tokens: Tensor) -> Tensor:
@@ -239,7 +234,7 @@ class _ProgramWriter:
         self.numbers += [struct.unpack("<q", struct.pack("<d", value))[0] for value in values]
 
     def _tensor(self, tensor: Tensor | None, change: Callable[[Tensor], Tensor] = Tensor.detach) -> None:
-        """Writes the address of a copy in float32, which ``begin`` fills; 0: none.
+        """Writes the address of a copy in float32, which ``copy_small_weights`` fills; 0: none.
 
         Args:
             tensor: the model's own tensor.
@@ -260,7 +255,7 @@ class _ProgramWriter:
         return self._number(packed.number, 0, *packed.shape, packed.data.data_ptr(), stride)
 
     def _by_rows(self, weight: Tensor) -> Tensor:
-        """Returns a weight with contiguous rows: the tensor itself, or a copy that ``begin`` fills."""
+        """Returns a weight with contiguous rows: itself, or a copy that ``copy_small_weights`` fills."""
         if weight.stride(1) == 1 and weight.stride(0) >= weight.shape[1]:
             return weight
         # The parameter keeps its layout: safetensors saves only contiguous tensors, for example.

@@ -41,10 +41,10 @@ class CPUInferenceBuilder(InferenceBuilder):
         """Returns one file for each instruction set of this kind of processor, and what chooses one."""
         kernels = kernel_flags(platform.machine())
         return [
-            *(f"csrc/{name}.cpp" for name in ("operators", "linear", "pool", "gguf_pack", "file_pages")),
+            *(f"csrc/{name}.cpp" for name in ("operators", "linear", "pool", "gguf_pack")),
             "csrc/bus_errors.cpp",
             *(f"csrc/decode_{name}.cpp" for name in ("operators", "step", "rows", "experts", "prefill")),
-            *(f"csrc/decode_{name}.cpp" for name in ("head", "screen", "coarse", "math")),
+            *(f"csrc/decode_{name}.cpp" for name in ("head", "math")),
             *(Source(f"csrc/kernels_{name}.cpp", flags) for name, flags in kernels.items()),
         ]
 

@@ -9,7 +9,6 @@ from acclimate.ops import registry
 
 _SCHEMAS = (
     "decode_start(Tensor program) -> int",
-    "decode_begin(int number) -> ()",
     "decode_step(int number, Tensor cache, Tensor tokens, Tensor starts, int place, Tensor(a!) logits, "
     "Tensor(b!) best, Tensor(c!) largest, int threads) -> bool",
     "decode_can_prefill(int number) -> bool",

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,16 +21,28 @@ from acclimate.host.topology import processor_limit
 _PAUSE_SOFT = 1  # libgomp ends the team; LLVM's runtime, which survives forks, only lets it sleep
 
 
+class _Given(threading.local):
+    """What torch's threads were in this thread before they were limited here; ``None``: they are not."""
+
+    threads: int | None = None
+
+
+_given = _Given()
+
+
 def kernel_threads() -> int:
-    """Returns how many threads native code should use: torch's, or fewer if the process may use fewer
+    """Returns how many threads the native step should use: torch's, or fewer if the process may use fewer
     processors or less of their time."""
-    return max(1, min(torch.get_num_threads(), processor_limit()))
+    given = _given.threads or torch.get_num_threads()
+    return max(1, min(given, processor_limit(claims_work=True)))
 
 
 def limit_torch_threads() -> None:
-    """Limits torch's threads to what :func:`kernel_threads` counts: for a command in its own process."""
-    if kernel_threads() < torch.get_num_threads():
-        torch.set_num_threads(kernel_threads())
+    """Limits torch's threads to the processors that the process can keep busy: for a command in its own
+    process."""
+    if processor_limit() < torch.get_num_threads():
+        _given.threads = torch.get_num_threads()
+        torch.set_num_threads(processor_limit())
 
 
 @functools.cache
@@ -45,25 +58,34 @@ def _function(name: str) -> Any:
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Makes torch's operators in the ``with`` block run in the calling thread alone.
+def at_most_threads(most: int) -> Iterator[None]:
+    """Makes torch's operators in the ``with`` block use at most so many threads.
 
-    OpenMP's threads spin for milliseconds after each operator, on cores that other threads may need. Other
-    threads of the program, old and new, keep the threads that ``torch.set_num_threads`` gave them.
+    Other threads of the program, old and new, keep the threads that ``torch.set_num_threads`` gave them.
     """
     before = torch.get_num_threads()  # also torch's own setting of this thread, which it makes once
     set_openmp, set_mkl = _function("omp_set_num_threads"), _function("MKL_Set_Num_Threads_Local")
-    if set_openmp is None or before == 1:
+    if set_openmp is None or before <= most:
         yield
         return
-    set_openmp(1)
-    before_mkl = None if set_mkl is None else set_mkl(1)
+    given, _given.threads = _given.threads, _given.threads or before
+    set_openmp(most)
+    before_mkl = None if set_mkl is None else set_mkl(most)
     try:
         yield
     finally:
+        _given.threads = given
         set_openmp(before)
         if set_mkl is not None:
             set_mkl(before_mkl)
+
+
+def one_thread() -> contextlib.AbstractContextManager[None]:
+    """Makes torch's operators in the ``with`` block run in the calling thread alone.
+
+    OpenMP's threads spin for milliseconds after each operator, on cores that other threads may need.
+    """
+    return at_most_threads(1)
 
 
 @functools.cache

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acclimate.errors import InvalidRankError, PlanError, UnsupportedError
+from acclimate.host.topology import processor_limit
 from acclimate.llm.files.mapped import MappedFile
+from acclimate.llm.kernels.torch_threads import at_most_threads
 from acclimate.llm.loading.packer import Packer
 from acclimate.llm.ranks import ModelRanks
 from acclimate.selection import get_accelerator
@@ -100,7 +102,9 @@ class InferenceModel:
         """
         for file in self.mapped_files:
             file.check_unchanged()
-        made = self._generated(args, kwargs)
+        # The kernel would stop more threads in the middle of their work.
+        with at_most_threads(processor_limit()):
+            made = self._generated(args, kwargs)
         for file in self.mapped_files:
             file.check_unchanged()
         return made

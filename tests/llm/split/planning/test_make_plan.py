@@ -147,8 +147,8 @@ def test_a_mapping_forces_a_split_that_gives_the_same(
         found.square().mean().backward()
         torch.testing.assert_close(found, expected)
         own = {n: p.grad for n, p in model.named_parameters()}
-        for name, each in gather_tensors(plan, own, ranks):
-            torch.testing.assert_close(each, gradients[name], msg=lambda text, n=name: f"{n}: {text}")
+        for name, tensor in gather_tensors(plan, own, ranks):
+            torch.testing.assert_close(tensor, gradients[name], msg=lambda text, n=name: f"{n}: {text}")
 
     on_threads(size, work)
 

@@ -46,7 +46,6 @@ inline void multiply_group(const uint8_t* group, int64_t blocks, const Input& in
   const float* x_scales = input.scales + first_input * x_blocks;
   const float* x_sums = input.scaled_sums + first_input * x_blocks;
   const int32_t* x_codes = input.sums + first_input * 2 * x_blocks;
-  const int32_t* starts = format == WeightFormat::int4 ? input.starts : nullptr;
   const uint8_t* codes = group + at.codes;
   Floats scale = zero(), low_scale = zero();
   if constexpr (layout.scales == Scales::row || layout.scales == Scales::row_and_block) {
@@ -90,7 +89,7 @@ inline void multiply_group(const uint8_t* group, int64_t blocks, const Input& in
           const int32_t* both = x_codes + (i * x_blocks + b) * 2;
           sums[i] = set(-offset * (both[0] + both[1]));
         } else {
-          sums[i] = set(starts == nullptr ? 0 : starts[(first_input + i) * x_blocks + b]);
+          sums[i] = set(0);
         }
       }
       add_half<bits, 0, layout.codebook>(sums, codes, x, stride);

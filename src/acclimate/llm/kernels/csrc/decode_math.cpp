@@ -426,38 +426,6 @@ ACCLIMATE_CLONES bool has_nan(const float* x, int64_t n) {
   return found != 0;
 }
 
-ACCLIMATE_CLONES void largest_of_groups(const float* x, int64_t groups, float* largest) {
-  for (int64_t group = 0; group < groups; ++group) {
-    const float* own = x + group * lanes;
-    float found[lanes];
-    std::memcpy(found, own, sizeof(found));
-    for (int64_t half = lanes / 2; half > 0; half /= 2) {
-      for (int64_t i = 0; i < half; ++i) {
-        found[i] = found[i] < found[i + half] || found[i] != found[i] ? found[i + half] : found[i];
-      }
-    }
-    largest[group] = found[0];
-  }
-}
-
-ACCLIMATE_CLONES void mix(const uint8_t* from, int64_t bytes, uint32_t (&lanes_of)[64]) {
-  constexpr int64_t count = 64;
-  uint32_t own[count], words[count];
-  std::memcpy(own, lanes_of, sizeof(own));
-  for (int64_t at = 0; at < bytes; at += static_cast<int64_t>(sizeof(words))) {
-    const int64_t some = std::min(bytes - at, static_cast<int64_t>(sizeof(words)));
-    if (some < static_cast<int64_t>(sizeof(words))) {
-      std::memset(words, 0, sizeof(words));
-    }
-    std::memcpy(words, from + at, some);
-    for (int64_t i = 0; i < count; ++i) {
-      const uint32_t mixed = own[i] ^ words[i];
-      own[i] = (mixed << 5 | mixed >> 27) * 0x9e3779b1u;
-    }
-  }
-  std::memcpy(lanes_of, own, sizeof(own));
-}
-
 ACCLIMATE_CLONES float exponentials(float factor, float shift, float* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     x[i] = exp_of(x[i] * factor - shift);

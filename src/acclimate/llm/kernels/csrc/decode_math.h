@@ -75,12 +75,6 @@ bool has_nan(const float* x, int64_t n);
 // x = exp(x * factor - shift); returns the sum.
 float exponentials(float factor, float shift, float* x, int64_t n);
 
-// The largest value of each group of 16; NaNs are ignored.
-void largest_of_groups(const float* x, int64_t groups, float* largest);
-
-// Mixes bytes into a checksum, which changes with any change of a single word.
-void mix(const uint8_t* from, int64_t bytes, uint32_t (&lanes)[64]);
-
 // to += factor * from
 void accumulate(float factor, const float* from, float* to, int64_t n);
 

@@ -142,8 +142,6 @@ bool step(int64_t number, const Tensor& cache, const Tensor& tokens, const Tenso
   return true;
 }
 
-void begin(int64_t number) { found_step(number)->begin(); }
-
 bool can_prefill(int64_t number) { return found_step(number)->can_prefill(); }
 
 void end(int64_t number) {
@@ -155,7 +153,6 @@ void end(int64_t number) {
 
 STABLE_TORCH_LIBRARY_IMPL(acclimate, CompositeExplicitAutograd, m) {
   m.impl("decode_start", TORCH_BOX(&start));
-  m.impl("decode_begin", TORCH_BOX(&begin));
   m.impl("decode_step", TORCH_BOX(&step));
   m.impl("decode_can_prefill", TORCH_BOX(&can_prefill));
   m.impl("decode_end", TORCH_BOX(&end));

@@ -1,6 +1,5 @@
-// Several tokens of each sequence at once: all layers within one parallel region. Threads take the next unit
-// of a phase when they have done one, and meet after each phase.
-#include <atomic>
+// Several tokens of each sequence at once. Units are large, and write what others read: a thread that is late
+// is waited for.
 #include <cmath>
 
 #include "decode_step.h"
@@ -92,55 +91,55 @@ class Step::Prefill {
     gates_.resize(has_shared ? rows_ : 0);
   }
 
-  void work(int thread, int threads) {
-    Place place{thread, threads, 0, rows_};
-    ThreadState& state = *step_.thread_states_[thread];
-    for_rows(place, [&](int64_t row) { step_.look_up(call_.tokens[row], x_.data() + row * hidden_); });
+  void work(Team& team) {
+    Place place{team, rows_};
+    for_rows(place,
+             [&](int64_t row, ThreadState&) { step_.look_up(call_.tokens[row], x_.data() + row * hidden_); });
     if (decoder_.embedding_is_summed) {
       sum_over_ranks(place, x_);
     }
-    for_rows(place, [&](int64_t row) {
+    for_rows(place, [&](int64_t row, ThreadState& state) {
       step_.finish_embedding(position_of(row), state, x_.data() + row * hidden_);
       begin_layer(0, row, state);
     });
     for (size_t index = 0; index < decoder_.layers.size(); ++index) {
       const Layer& layer = decoder_.layers[index];
       const Attention& attention = layer.attention;
-      multiply(place, attention.projections, state, normed_, projected_, attention.projections.width);
+      multiply(place, attention.projections, normed_, projected_, attention.projections.width);
       const bool is_last = index + 1 == decoder_.layers.size();
       // The last layer needs only the results of each sequence's last token, or none.
       const int64_t asked = !is_last ? call_.length : gives_logits() ? 1 : 0;
-      for_rows(place, [&](int64_t row) {
+      for_rows(place, [&](int64_t row, ThreadState& state) {
         if (row % call_.length >= call_.length - asked) {
           prepare_queries(attention, row, state);
         }
       });
-      prepare_keys(place, attention, index, state);
+      prepare_keys(place, attention, index);
       if (asked == 0) {
         return;
       }
-      attend(place, attention, index, call_.length - asked, state);
+      attend(place, attention, index, call_.length - asked);
       if (is_last) {
         keep_last_rows(place, attention);
       }
-      multiply(place, attention.output, state, mixed_, attended_, hidden_);
+      multiply(place, attention.output, mixed_, attended_, hidden_);
       if (attention.output_is_summed) {
         sum_over_ranks(place, attended_);
       }
-      for_rows(place, [&](int64_t row) { join_attention(layer, row, state); });
+      for_rows(place, [&](int64_t row, ThreadState& state) { join_attention(layer, row, state); });
       if (layer.experts.has_value()) {
-        use_experts(place, layer, state);
+        use_experts(place, layer);
       }
       const bool is_shared = layer.experts.has_value() && layer.mlp.has_value();
       if (layer.mlp.has_value()) {
         std::vector<float>& result = is_shared ? shared_ : projected_;
-        feed_forward(place, *layer.mlp, state);
-        multiply(place, layer.mlp->down, state, inner_, result, hidden_);
+        feed_forward(place, *layer.mlp);
+        multiply(place, layer.mlp->down, inner_, result, hidden_);
         if (layer.mlp->down_is_summed) {
           sum_over_ranks(place, result);
         }
       }
-      for_rows(place, [&](int64_t row) {
+      for_rows(place, [&](int64_t row, ThreadState& state) {
         if (is_shared) {
           step_.add_shared(layer, shared_.data() + row * hidden_, gates_[row],
                            projected_.data() + row * hidden_, at_least(state.normed, hidden_));
@@ -150,47 +149,34 @@ class Step::Prefill {
         begin_layer(index + 1, row, state);
       });
     }
-    float* last = at_least(state.x, call_.batch * hidden_);
-    for (int64_t i = 0; i < call_.batch; ++i) {
-      std::copy(x_.data() + i * hidden_, x_.data() + (i + 1) * hidden_, last + i * hidden_);
-    }
-    step_.finish(call_, state, thread, threads);
+    step_.finish(call_, team, x_.data());
   }
 
  private:
   struct Place {
-    int thread, threads;
-    int64_t phase;
+    Team& team;
     int64_t rows;  // of the residual stream that are computed
   };
 
   bool gives_logits() const { return call_.logits != nullptr || call_.best != nullptr; }
 
-  // Calls unit(0) to unit(units - 1), each by one thread, and waits for all.
+  // Calls unit(index, state) for each index below `units`, each in one thread.
   template <class Unit>
   void share(Place& place, int64_t units, const Unit& unit) {
-    std::atomic<int64_t>& next = next_[place.phase % 3];
-    for (int64_t i = next.fetch_add(1); i < units; i = next.fetch_add(1)) {
-      unit(i);
-    }
-    step_.barrier_.wait(place.threads);
-    if (place.thread == 0) {
-      next_[(place.phase + 2) % 3] = 0;  // that of the phase before, which all have left
-    }
-    ++place.phase;
+    place.team.share(units, [&](int64_t index, int thread) { unit(index, *step_.thread_states_[thread]); });
   }
 
   template <class Row>
   void for_rows(Place& place, const Row& row) {
-    share(place, tiles_of(place.rows, rows_together), [&](int64_t unit) {
+    share(place, tiles_of(place.rows, rows_together), [&](int64_t unit, ThreadState& state) {
       for (int64_t i = unit * rows_together; i < std::min((unit + 1) * rows_together, place.rows); ++i) {
-        row(i);
+        row(i, state);
       }
     });
   }
 
   void sum_over_ranks(const Place& place, std::vector<float>& values) {
-    step_.sum_over_ranks(values.data(), place.rows * hidden_, place.thread, place.threads);
+    step_.sum_over_ranks(values.data(), place.rows * hidden_);
   }
 
   int64_t sequence_of(int64_t row) const { return row / call_.length; }
@@ -202,17 +188,15 @@ class Step::Prefill {
 
   // Moves the last row of each sequence to the front; later steps read only those rows.
   void keep_last_rows(Place& place, const Attention& attention) {
-    share(place, 1, [&](int64_t) {
-      const auto keep = [&](auto& values, int64_t stride) {
-        for (int64_t i = 0; i < call_.batch && !values.empty(); ++i) {
-          const auto from = values.begin() + ((i + 1) * call_.length - 1) * stride;
-          std::copy(from, from + stride, values.begin() + i * stride);
-        }
-      };
-      keep(x_, hidden_);
-      keep(start_, hidden_);
-      keep(mixed_, stride_of(attention.heads * attention.value_size));
-    });
+    const auto keep = [&](auto& values, int64_t stride) {
+      for (int64_t i = 0; i < call_.batch && !values.empty(); ++i) {
+        const auto from = values.begin() + ((i + 1) * call_.length - 1) * stride;
+        std::copy(from, from + stride, values.begin() + i * stride);
+      }
+    };
+    keep(x_, hidden_);
+    keep(start_, hidden_);
+    keep(mixed_, stride_of(attention.heads * attention.value_size));
     place.rows = call_.batch;
   }
 
@@ -306,20 +290,20 @@ class Step::Prefill {
     }
   }
 
-  void multiply(Place& place, const Product& product, ThreadState& state, const std::vector<uint16_t>& x,
-                std::vector<float>& y, int64_t stride) {
-    const Tiles tiles(product.width, place.rows, place.threads);
-    share(place, tiles.units(), [&](int64_t unit) {
+  void multiply(Place& place, const Product& product, const std::vector<uint16_t>& x, std::vector<float>& y,
+                int64_t stride) {
+    const Tiles tiles(product.width, place.rows, place.team.threads());
+    share(place, tiles.units(), [&](int64_t unit, ThreadState& state) {
       const Tile tile = tiles.at(unit);
       multiply_tile(product, state, x, tile, tiles.memory(state.wide), tiles.stride(),
                     y.data() + tile.begin * stride + tile.first, stride);
     });
   }
 
-  void feed_forward(Place& place, const Mlp& mlp, ThreadState& state) {
-    const Tiles tiles(mlp.up.width, place.rows, place.threads);
+  void feed_forward(Place& place, const Mlp& mlp) {
+    const Tiles tiles(mlp.up.width, place.rows, place.team.threads());
     const int64_t stride = stride_of(mlp.up.width);
-    share(place, tiles.units(), [&](int64_t unit) {
+    share(place, tiles.units(), [&](int64_t unit, ThreadState& state) {
       const Tile tile = tiles.at(unit);
       float* up = tiles.memory(state.wide);
       float* gate = mlp.is_gated ? tiles.memory(state.gate) : nullptr;
@@ -366,20 +350,20 @@ class Step::Prefill {
   }
 
   // The experts' results, in `projected_`.
-  void use_experts(Place& place, const Layer& layer, ThreadState& state) {
+  void use_experts(Place& place, const Layer& layer) {
     const Experts& experts = *layer.experts;
-    choose(place, layer, state);
-    multiply_experts(place, experts, state);
-    sum_experts(place, experts, state);
+    choose(place, layer);
+    multiply_experts(place, experts);
+    sum_experts(place, experts);
     if (experts.down_is_summed) {
       sum_over_ranks(place, projected_);
     }
   }
 
-  void choose(Place& place, const Layer& layer, ThreadState& state) {
+  void choose(Place& place, const Layer& layer) {
     const Router& router = layer.experts->router;
     const int64_t count = router.logits.width, used = router.used;
-    share(place, tiles_of(place.rows, rows_together), [&](int64_t unit) {
+    share(place, tiles_of(place.rows, rows_together), [&](int64_t unit, ThreadState& state) {
       const int64_t row = unit * rows_together, rows = std::min(rows_together, place.rows - row);
       float* logits = at_least(state.wide, rows * count);
       multiply_few(router.logits, router.rounds_logits ? decoder_.dtype : Dtype::f32, row, rows, state,
@@ -393,9 +377,7 @@ class Step::Prefill {
         sigmoid(decoder_.dtype, gates_.data() + row, rows);
       }
     });
-    share(place, 1, [&](int64_t) {
-      chosen_.group(chosen_experts_.data(), chosen_weights_.data(), place.rows, used, count);
-    });
+    chosen_.group(chosen_experts_.data(), chosen_weights_.data(), place.rows, used, count);
   }
 
   // Writes the products of columns first to last of a weight of an expert, rounded, to y[i * stride].
@@ -417,9 +399,9 @@ class Step::Prefill {
   }
 
   // The first products, of each expert with its tokens.
-  void multiply_experts(Place& place, const Experts& experts, ThreadState& state) {
+  void multiply_experts(Place& place, const Experts& experts) {
     const int64_t x_stride = stride_of(hidden_), pairs = chosen_.pairs();
-    share(place, tiles_of(pairs, rows_together), [&](int64_t unit) {
+    share(place, tiles_of(pairs, rows_together), [&](int64_t unit, ThreadState&) {
       for (int64_t i = unit * rows_together; i < std::min((unit + 1) * rows_together, pairs); ++i) {
         const uint16_t* from = normed_.data() + chosen_.tokens[i] * x_stride;
         std::copy(from, from + x_stride, gathered_.data() + i * x_stride);
@@ -428,7 +410,7 @@ class Step::Prefill {
     const int64_t width = experts.width(), stride = stride_of(width),
                   parts = tiles_of(width, columns_together);
     const Gating& gating = experts.gating;
-    share(place, parts * static_cast<int64_t>(chosen_.experts.size()), [&](int64_t unit) {
+    share(place, parts * static_cast<int64_t>(chosen_.experts.size()), [&](int64_t unit, ThreadState& state) {
       const int64_t index = unit / parts, expert = chosen_.experts[index];
       const int64_t begin = chosen_.begins[index], inputs = chosen_.count(index);
       const int64_t first = unit % parts * columns_together;
@@ -466,14 +448,14 @@ class Step::Prefill {
   }
 
   // The second products, weighted and summed for each token.
-  void sum_experts(Place& place, const Experts& experts, ThreadState& state) {
+  void sum_experts(Place& place, const Experts& experts) {
     const int64_t x_stride = stride_of(experts.width());
     int64_t together = columns_together;
-    while (together > group_rows && tiles_of(hidden_, together) < 3 * place.threads) {
+    while (together > group_rows && tiles_of(hidden_, together) < 3 * place.team.threads()) {
       together /= 2;
     }
     const int64_t stride = together + group_rows;
-    share(place, tiles_of(hidden_, together), [&](int64_t unit) {
+    share(place, tiles_of(hidden_, together), [&](int64_t unit, ThreadState& state) {
       const int64_t first = unit * together, last = std::min(first + together, hidden_);
       const int64_t columns = last - first;
       float* sums = at_least(state.wide, place.rows * columns);
@@ -517,11 +499,11 @@ class Step::Prefill {
     }
   }
 
-  void prepare_keys(Place& place, const Attention& attention, size_t index, ThreadState& state) {
+  void prepare_keys(Place& place, const Attention& attention, size_t index) {
     const int64_t size = attention.head_size, value_size = attention.value_size;
     const int64_t width = attention.projections.width, capacity = call_.cache.capacity;
     const int64_t parts = tiles_of(call_.length, rows_together);
-    share(place, call_.batch * parts, [&](int64_t unit) {
+    share(place, call_.batch * parts, [&](int64_t unit, ThreadState& state) {
       const int64_t sequence = unit / parts, first = unit % parts * rows_together;
       const int64_t count = std::min(rows_together, call_.length - first);
       const int64_t row = sequence * call_.length + first;
@@ -550,7 +532,7 @@ class Step::Prefill {
   }
 
   // Computes attention for the places of each sequence from `begin` on.
-  void attend(Place& place, const Attention& attention, size_t index, int64_t begin, ThreadState& state) {
+  void attend(Place& place, const Attention& attention, size_t index, int64_t begin) {
     const int64_t group = attention.heads / attention.key_heads;
     const int64_t keys = call_.place + call_.length;
     const int64_t most =
@@ -559,7 +541,7 @@ class Step::Prefill {
     const int64_t parts = tiles_of(call_.length - begin, together);
     const int64_t heads = call_.batch * attention.key_heads;
     // The last queries have the most keys: they come first.
-    share(place, heads * parts, [&](int64_t unit) {
+    share(place, heads * parts, [&](int64_t unit, ThreadState& state) {
       const int64_t first = begin + (parts - 1 - unit / heads) * together;
       attend_part(attention, index, unit % heads / attention.key_heads, unit % attention.key_heads, first,
                   std::min(together, call_.length - first), state);
@@ -657,19 +639,16 @@ class Step::Prefill {
   std::vector<int64_t> chosen_experts_;  // of each row
   std::vector<float> chosen_weights_, shared_, gates_;
   std::vector<uint16_t> gathered_, expert_inner_;  // of each pair
-  std::atomic<int64_t> next_[3]{};
 };
 
 void Step::prefill(const Call& call, int threads) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  make_thread_states(threads);
-  update_screen(call, threads);
-  Prefill prefill(*this, call);
-  auto work = [&](int thread, int count) { prefill.work(thread, count); };
-  run_threads(threads, work);
-  if (checks_screen_) {
-    screen_is_checked_ = screen_is_current_.load(std::memory_order_relaxed);
-    checks_screen_ = false;
+  make_memory(call, threads);
+  {
+    Prefill prefill(*this, call);
+    Team team(threads);
+    make_thread_states(team.threads(), call.batch);
+    prefill.work(team);
   }
   keep_best(call);
 }

@@ -9,7 +9,16 @@ namespace {
 
 constexpr int64_t shortest_part = 128;  // keys that are worth a thread of their own
 
+// Of weights: a product is divided into pieces of about this size.
+constexpr int64_t bytes_together = 64 << 10;
+
 int64_t size_of(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
+
+// Of the weights of one group of rows.
+int64_t bytes_of_group(const Product& product) {
+  const Weight& weight = product.parts.front().weight;
+  return weight.format == WeightFormat::dense ? weight.stride * group_rows : weight.stride;
+}
 
 }  // namespace
 
@@ -44,12 +53,12 @@ Step::Step(Reader& from) : decoder_(from) {
       const Router& router = layer.experts->router;
       see(router.logits);
       most_experts_ = std::max(most_experts_, router.logits.width);
-      widest_pairs_ = std::max(widest_pairs_, router.used * layer.experts->width());
+      most_used_ = std::max(most_used_, router.used);
+      widest_expert_ = std::max(widest_expert_, layer.experts->width());
     }
     widest_projections_ = std::max(widest_projections_, attention.projections.width);
     widest_values_ = std::max(widest_values_, attention.heads * attention.value_size);
   }
-  can_screen_ = suits_screen();
 }
 
 void Step::check() const {
@@ -115,16 +124,18 @@ void Step::check() const {
 
 Step::~Step() = default;
 
-void Step::begin() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  screen_is_checked_ = false;
-}
-
 void Step::run(const Call& call, int threads) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const int64_t batch = call.batch;
-  make_thread_states(threads);
-  update_screen(call, threads);
+  make_memory(call, threads);
+  Team team(threads);
+  make_thread_states(team.threads(), call.batch);
+  work(call, team, threads);
+  keep_best(call);
+}
+
+// No phase may enlarge what a unit reads, since a thread may still compute a unit of the phase before.
+void Step::make_memory(const Call& call, int threads) {
+  const int64_t batch = call.batch, hidden = decoder_.hidden;
   int64_t most_heads = 1, mixed = 1;
   for (const Layer& layer : decoder_.layers) {
     const Attention& attention = layer.attention;
@@ -133,119 +144,143 @@ void Step::run(const Call& call, int threads) {
     mixed = std::max(mixed, attention.heads * parts * attention.value_size);
   }
   at_least(projected_, batch * widest_projections_);
-  at_least(attended_, batch * decoder_.hidden);
-  at_least(summed_, batch * decoder_.hidden);
+  at_least(attended_, batch * hidden);
+  at_least(summed_, batch * hidden);
   at_least(inner_, batch * widest_inner_);
-  at_least(routed_, batch * most_experts_);
-  at_least(expert_inner_, batch * widest_pairs_);
-  at_least(shared_, most_experts_ > 0 ? batch * decoder_.hidden : 0);
   at_least(mixed_, batch * mixed);
   at_least(peaks_, batch * most_heads);
   at_least(sums_, batch * most_heads);
-  auto work = [&](int thread, int count) { this->work(call, thread, count); };
-  run_threads(threads, work);
-  keep_best(call);
+  for (std::vector<float>* values : {&x_, &start_, &normed_, &branch_}) {
+    at_least(*values, batch * hidden);
+  }
+  at_least(wide_, batch * widest_values_);
+  const int64_t pairs = batch * most_used_;
+  at_least(routed_, batch * most_experts_);
+  at_least(expert_inner_, pairs * widest_expert_);
+  at_least(chosen_experts_, pairs);
+  at_least(chosen_weights_, pairs);
+  at_least(gates_, batch);
+  at_least(shared_, most_experts_ > 0 ? batch * hidden : 0);
+  at_least(chosen_, layers());
+  for (int form = 0; form < 3; ++form) {
+    const size_t bytes = std::max(input_bytes(static_cast<Form>(form), batch, widest_),
+                                  input_bytes(static_cast<Form>(form), pairs, widest_expert_));
+    at_least(input_memory_[form], static_cast<int64_t>(bytes + 63) / 64);
+  }
 }
 
-void Step::make_thread_states(int threads) {
+void Step::make_thread_states(int threads, int64_t batch) {
   while (static_cast<int>(thread_states_.size()) < threads) {
     thread_states_.push_back(std::make_unique<ThreadState>());
   }
   for (const auto& state : thread_states_) {
-    state->best.clear();  // there may be fewer threads than last time
+    std::fill(state->best, state->best + batch, Best{minus_infinity, 0});
   }
 }
 
-// Every thread keeps all of the residual stream: computing it again is cheaper than one more barrier.
-void Step::work(const Call& call, int thread, int threads) {
-  ThreadState& state = *thread_states_[thread];
-  embed(call, state, thread, threads);
+void Step::work(const Call& call, Team& team, int parts_for) {
+  const int64_t hidden = decoder_.hidden, batch = call.batch;
+  embed(call);
   for (size_t index = 0; index < decoder_.layers.size(); ++index) {
     const Layer& layer = decoder_.layers[index];
-    project(layer, call, state, thread, threads);
-    barrier_.wait(threads);
-    attend(layer, index, call, state, thread, threads);
-    barrier_.wait(threads);
-    merge(layer.attention, call, state, threads);
-    const Product& output = layer.attention.output;
-    auto [first, last] = share(output.width, thread, threads);
-    multiply(output, state, state.wide.data(), first, last, call.batch, attended_.data(), decoder_.hidden);
-    barrier_.wait(threads);
+    const int64_t parts = parts_of(layer.attention, call, parts_for);
+    for (int64_t i = 0; i < batch; ++i) {
+      normalize(layer.attention_norm, decoder_.dtype, x_.data() + i * hidden, hidden, 0,
+                start_.data() + i * hidden);
+    }
+    multiply(team, layer.attention.projections, start_.data(), batch, projected_.data());
+    store_keys(team, layer, index, call);
+    attend(team, layer, index, call, parts);
+    merge(layer.attention, call, parts);
+    multiply(team, layer.attention.output, wide_.data(), batch, attended_.data());
     if (layer.attention.output_is_summed) {
-      sum_over_ranks(attended_.data(), call.batch * decoder_.hidden, thread, threads);
+      sum_over_ranks(attended_.data(), batch * hidden);
     }
-    feed_forward(layer, call, state, thread, threads);
-    add_branches(layer, call, state);
+    for (int64_t i = 0; i < batch; ++i) {
+      const int64_t row = i * hidden;
+      join_attention(layer, attended_.data() + row, start_.data() + row, x_.data() + row,
+                     branch_.data() + row, normed_.data() + row);
+    }
+    feed_forward(team, layer, index, call);
+    for (int64_t i = 0; i < batch; ++i) {
+      const int64_t row = i * hidden;
+      join_mlp(layer, summed_.data() + row, branch_.data() + row, x_.data() + row, *thread_states_[0]);
+    }
   }
-  finish(call, state, thread, threads);
+  finish(call, team, x_.data());
 }
 
-// Sums a vector for each row; all threads have written their parts of it.
-void Step::sum_over_ranks(float* values, int64_t count, int thread, int threads) {
-  if (thread == 0) {
-    decoder_.exchange(values, count);
-    round_values(decoder_.dtype, values, count);
-  }
-  barrier_.wait(threads);
+// Sums a vector for each row.
+void Step::sum_over_ranks(float* values, int64_t count) {
+  decoder_.exchange(values, count);
+  round_values(decoder_.dtype, values, count);
 }
 
-void Step::embed(const Call& call, ThreadState& state, int thread, int threads) {
+void Step::embed(const Call& call) {
   const int64_t hidden = decoder_.hidden;
-  float* x = at_least(state.x, call.batch * hidden);
-  const bool is_summed = decoder_.embedding_is_summed;
-  if (!is_summed || thread == 0) {
-    float* rows = is_summed ? summed_.data() : x;
-    for (int64_t i = 0; i < call.batch; ++i) {
-      look_up(call.tokens[i], rows + i * hidden);
-    }
+  for (int64_t i = 0; i < call.batch; ++i) {
+    look_up(call.tokens[i], x_.data() + i * hidden);
   }
-  if (is_summed) {
-    sum_over_ranks(summed_.data(), call.batch * hidden, thread, threads);
-    std::copy(summed_.data(), summed_.data() + call.batch * hidden, x);
+  if (decoder_.embedding_is_summed) {
+    sum_over_ranks(x_.data(), call.batch * hidden);
   }
   for (int64_t i = 0; i < call.batch; ++i) {
-    finish_embedding(call.place - call.starts[i], state, x + i * hidden);
+    finish_embedding(call.place - call.starts[i], *thread_states_[0], x_.data() + i * hidden);
   }
 }
 
 // -- products -------------------------------------------------------------------------------------
 
-Input Step::input_for(const Weight& weight, Dtype dtype, ThreadState& state, const float* x,
-                      int64_t batch) const {
-  const Form form = form_of(weight, dtype);
-  const int index = static_cast<int>(form);
-  if (state.is_ready[index]) {
-    return state.input[index];
-  }
-  const int64_t k = weight.k, stride = input_stride(form, k);
-  Line* memory = at_least(state.memory[index], static_cast<int64_t>(input_bytes(form, batch, k) + 63) / 64);
-  if (form == Form::bf16) {
-    uint16_t* to = reinterpret_cast<uint16_t*>(memory);
-    for (int64_t i = 0; i < batch; ++i) {
-      fill_bf16(x + i * k, k, stride, to + i * stride);
-    }
-    state.input[index] = {form, batch, k, stride, memory, nullptr, nullptr, nullptr};
-  } else {
-    state.input[index] = prepare(form, Dtype::f32, x, k, batch, k, memory);
-  }
-  state.is_ready[index] = true;
-  return state.input[index];
+Step::Pieces::Pieces(const Product& product, int64_t bytes_of_group, int threads)
+    : rows(product.width), groups((rows + group_rows - 1) / group_rows) {
+  const int64_t useful = std::max<int64_t>(groups * bytes_of_group / bytes_together, 1);
+  // Threads of the same speed get equal numbers of units.
+  units = std::clamp<int64_t>((useful + threads - 1) / threads * threads, 1, std::max<int64_t>(groups, 1));
 }
 
-// Computes columns first to last of a product, to[i * stride + column], rounded to a dtype. The input is
-// prepared once until forget_input.
-void Step::multiply_as(Dtype dtype, const Product& product, ThreadState& state, const float* x, int64_t first,
-                       int64_t last, int64_t batch, float* to, int64_t stride) const {
+// Prepares the inputs of products of the same width. Those of the products before are overwritten.
+Step::Inputs Step::inputs_for(const float* x, int64_t batch, Dtype dtype,
+                              std::initializer_list<const Product*> products) {
+  Inputs inputs{};
+  bool is_ready[3] = {};
+  for (const Product* product : products) {
+    for (const Part& part : product->parts) {
+      const int index = static_cast<int>(form_of(part.weight, dtype));
+      if (!is_ready[index]) {
+        inputs.by_form[index] = input_for(part.weight, x, batch, dtype);
+      }
+      is_ready[index] = true;
+    }
+  }
+  return inputs;
+}
+
+Input Step::input_for(const Weight& weight, const float* x, int64_t batch, Dtype dtype) {
+  const Form form = form_of(weight, dtype);
+  const int64_t k = weight.k, stride = input_stride(form, k);
+  Line* memory = input_memory_[static_cast<int>(form)].data();
+  if (form != Form::bf16) {
+    return prepare(form, Dtype::f32, x, k, batch, k, memory);
+  }
+  uint16_t* to = reinterpret_cast<uint16_t*>(memory);
+  for (int64_t i = 0; i < batch; ++i) {
+    fill_bf16(x + i * k, k, stride, to + i * stride);
+  }
+  return {form, batch, k, stride, memory, nullptr, nullptr, nullptr};
+}
+
+// Computes columns first to last of a product, to[i * stride + column - first], rounded to a dtype.
+void Step::multiply(const Product& product, const Inputs& inputs, Dtype dtype, int64_t first, int64_t last,
+                    int64_t batch, float* to, int64_t stride) const {
   int64_t begin = 0;
   for (const Part& part : product.parts) {
     const int64_t from = std::max(first, begin), until = std::min(last, begin + part.count);
     if (from < until) {
-      const Input input = input_for(part.weight, dtype, state, x, batch);
       const int64_t row = part.first + from - begin;
-      compute(part.weight, input, row, row + until - from, to + from, stride);
+      compute(part.weight, inputs.of(part.weight, dtype), row, row + until - from, to + from - first, stride);
       const float* bias = part.bias == nullptr ? nullptr : part.bias + row;
       for (int64_t i = 0; i < batch; ++i) {
-        float* result = to + i * stride + from;
+        float* result = to + i * stride + from - first;
         add_bias(dtype, bias, result, until - from, result);
       }
     }
@@ -253,20 +288,28 @@ void Step::multiply_as(Dtype dtype, const Product& product, ThreadState& state, 
   }
 }
 
-// -- attention ------------------------------------------------------------------------------------
-
-void Step::project(const Layer& layer, const Call& call, ThreadState& state, int thread, int threads) {
-  const int64_t hidden = decoder_.hidden;
-  float* start = at_least(state.start, call.batch * hidden);
-  for (int64_t i = 0; i < call.batch; ++i) {
-    normalize(layer.attention_norm, decoder_.dtype, state.x.data() + i * hidden, hidden, 0,
-              start + i * hidden);
-  }
-  state.forget_input();
-  const Product& product = layer.attention.projections;
-  const auto [first, last] = share(product.width, thread, threads);
-  multiply(product, state, start, first, last, call.batch, projected_.data(), product.width);
+void Step::multiply_as(Dtype dtype, Team& team, const Product& product, const float* x, int64_t batch,
+                       float* to) {
+  const Inputs inputs = inputs_for(x, batch, dtype, {&product});
+  const Pieces pieces(product, bytes_of_group(product), team.threads());
+  const Product* const factors = &product;
+  team.share(
+      pieces.units,
+      [=, this](int64_t unit, int thread) {
+        const int64_t first = pieces.begin(unit), last = pieces.begin(unit + 1);
+        float* own = at_least(thread_states_[thread]->results, batch * pieces.most_rows());
+        multiply(*factors, inputs, dtype, first, last, batch, own, last - first);
+      },
+      [=, this](int64_t unit, int thread) {
+        const int64_t first = pieces.begin(unit), rows = pieces.begin(unit + 1) - first;
+        const float* own = thread_states_[thread]->results.data();
+        for (int64_t i = 0; i < batch; ++i) {
+          std::copy(own + i * rows, own + (i + 1) * rows, to + i * pieces.rows + first);
+        }
+      });
 }
+
+// -- attention ------------------------------------------------------------------------------------
 
 // The number of parts into which the keys of a head are divided, so that each thread has work.
 int64_t Step::parts_of(const Attention& attention, const Call& call, int threads) const {
@@ -275,26 +318,62 @@ int64_t Step::parts_of(const Attention& attention, const Call& call, int threads
   return std::clamp((threads + units - 1) / units, int64_t{1}, std::max<int64_t>(keys / shortest_part, 1));
 }
 
-void Step::attend(const Layer& layer, size_t index, const Call& call, ThreadState& state, int thread,
-                  int threads) {
-  const Attention& attention = layer.attention;
-  const int64_t parts = parts_of(attention, call, threads);
-  const int64_t units = call.batch * attention.key_heads * parts;
-  for (int64_t unit = units * thread / threads; unit < units * (thread + 1) / threads; ++unit) {
-    const int64_t head = unit / parts;
-    attend_part(attention, index, call, state, head / attention.key_heads, head % attention.key_heads,
-                unit % parts, parts);
-  }
+// Puts the keys and values of the tokens into the cache.
+void Step::store_keys(Team& team, const Layer& layer, size_t index, const Call& call) {
+  const Attention* const attention = &layer.attention;
+  const Call* const given = &call;
+  const int64_t size = attention->head_size, value_size = attention->value_size;
+  const int64_t key_heads = attention->key_heads, width = attention->projections.width;
+  const float* const keys = projected_.data() + attention->heads * size;
+  team.share(
+      call.batch * key_heads,
+      [=, this](int64_t unit, int thread) {
+        const int64_t sequence = unit / key_heads, head = unit % key_heads;
+        ThreadState& state = *thread_states_[thread];
+        prepare_head(*attention, attention->key_norm, given->cache, given->place - given->starts[sequence],
+                     keys + sequence * width, head, key_heads, state, at_least(state.results, size));
+      },
+      [=, this](int64_t unit, int thread) {
+        const int64_t capacity = given->cache.capacity, place = given->place, bytes = size_of(decoder_.dtype);
+        const float* values = keys + unit / key_heads * width + key_heads * size;
+        store(decoder_.dtype, thread_states_[thread]->results.data(), size,
+              given->cache.keys[index] + unit * capacity * size * bytes, place * size, 1);
+        store(decoder_.dtype, values + unit % key_heads * value_size, value_size,
+              given->cache.values[index] + unit * capacity * value_size * bytes, place, capacity);
+      });
+}
+
+void Step::attend(Team& team, const Layer& layer, size_t index, const Call& call, int64_t parts) {
+  const Attention* const attention = &layer.attention;
+  const Call* const given = &call;
+  const int64_t key_heads = attention->key_heads, value_size = attention->value_size;
+  const int64_t group = attention->heads / key_heads;
+  // The results of a unit: the mixed values, then the peaks and the sums.
+  team.share(
+      call.batch * key_heads * parts,
+      [=, this](int64_t unit, int thread) {
+        const int64_t head = unit / parts;
+        attend_part(*attention, index, *given, *thread_states_[thread], head / key_heads, head % key_heads,
+                    unit % parts, parts);
+      },
+      [=, this](int64_t unit, int thread) {
+        const float* own = thread_states_[thread]->results.data();
+        const int64_t first = unit / parts * group, part = unit % parts;
+        for (int64_t i = 0; i < group; ++i) {
+          const int64_t to = (first + i) * parts + part;
+          std::copy(own + i * value_size, own + (i + 1) * value_size, mixed_.data() + to * value_size);
+          peaks_[to] = own[group * value_size + i];
+          sums_[to] = own[group * value_size + group + i];
+        }
+      });
 }
 
 void Step::attend_part(const Attention& attention, size_t index, const Call& call, ThreadState& state,
-                       int64_t sequence, int64_t key_head, int64_t part, int64_t parts) {
+                       int64_t sequence, int64_t key_head, int64_t part, int64_t parts) const {
   const int64_t size = attention.head_size, value_size = attention.value_size, heads = attention.heads;
   const int64_t group = heads / attention.key_heads, capacity = call.cache.capacity;
   const int64_t bytes = size_of(decoder_.dtype);
   const float* queries = projected_.data() + sequence * attention.projections.width;
-  const float* keys = queries + heads * size;
-  const float* values = keys + attention.key_heads * size;
   const int64_t row = sequence * attention.key_heads + key_head;
   uint8_t* key_cache = call.cache.keys[index] + row * capacity * size * bytes;
   uint8_t* value_cache = call.cache.values[index] + row * capacity * value_size * bytes;
@@ -308,29 +387,22 @@ void Step::attend_part(const Attention& attention, size_t index, const Call& cal
     return p == 0 ? begin : p == parts ? end : std::max(begin, (begin + (end - begin) * p / parts) / 32 * 32);
   };
   const int64_t first = edge(part), count = edge(part + 1) - first;
-  float* own_heads = at_least(state.heads, (max_rows + 1) * std::max(size, value_size));
+  float* own_heads = at_least(state.heads, max_rows * size);
+  float* results = at_least(state.results, group * (value_size + 2));
   const int64_t position = call.place - call.starts[sequence];
-  if (part == parts - 1) {
-    prepare_head(attention, attention.key_norm, call.cache, position, keys, key_head, attention.key_heads,
-                 state, own_heads);
-    store(decoder_.dtype, own_heads, size, key_cache, call.place * size, 1);
-    store(decoder_.dtype, values + key_head * value_size, value_size, value_cache, call.place, capacity);
-  }
   const Weight key_weight{WeightFormat::dense, decoder_.dtype, count, size, key_cache + first * size * bytes,
                           size * bytes};
   const Weight value_weight{WeightFormat::dense,         decoder_.dtype,  value_size, count,
                             value_cache + first * bytes, capacity * bytes};
   for (int64_t done = 0; done < group; done += max_rows) {
     const int64_t rows = std::min(group - done, max_rows), head = key_head * group + done;
-    float* peaks = peaks_.data() + (sequence * heads + head) * parts + part;
-    float* sums = sums_.data() + (sequence * heads + head) * parts + part;
-    float* mixed = mixed_.data() + ((sequence * heads + head) * parts + part) * value_size;
+    float* mixed = results + done * value_size;
+    float* peaks = results + group * value_size + done;
+    float* sums = peaks + group;
     if (count <= 0) {
-      for (int64_t i = 0; i < rows; ++i) {
-        peaks[i * parts] = minus_infinity;
-        sums[i * parts] = 0;
-        std::fill(mixed + i * parts * value_size, mixed + (i * parts + 1) * value_size, 0.0f);
-      }
+      std::fill(mixed, mixed + rows * value_size, 0.0f);
+      std::fill(peaks, peaks + rows, minus_infinity);
+      std::fill(sums, sums + rows, 0.0f);
       continue;
     }
     const Form form = form_of(key_weight, decoder_.dtype);
@@ -362,19 +434,16 @@ void Step::attend_part(const Attention& attention, size_t index, const Call& cal
         factor = 1.0f;
       }
       const float top = largest(line, count) * factor;
-      peaks[i * parts] = top;
-      sums[i * parts] = exponentials(factor, top, line, count);
+      peaks[i] = top;
+      sums[i] = exponentials(factor, top, line, count);
     }
-    compute(value_weight, prepared(state.weights, scores, count, count), 0, value_size, mixed,
-            parts * value_size);
+    compute(value_weight, prepared(state.weights, scores, count, count), 0, value_size, mixed, value_size);
   }
 }
 
 // Joins the parts of each head to the input of the output projection.
-void Step::merge(const Attention& attention, const Call& call, ThreadState& state, int threads) {
-  const int64_t parts = parts_of(attention, call, threads), size = attention.value_size;
-  const int64_t width = attention.heads * size;
-  float* wide = at_least(state.wide, call.batch * std::max(width, widest_inner_));
+void Step::merge(const Attention& attention, const Call& call, int64_t parts) {
+  const int64_t size = attention.value_size;
   for (int64_t i = 0; i < call.batch * attention.heads; ++i) {
     const float* peaks = peaks_.data() + i * parts;
     const float* sums = sums_.data() + i * parts;
@@ -387,7 +456,7 @@ void Step::merge(const Attention& attention, const Call& call, ThreadState& stat
     for (int64_t part = 0; part < parts; ++part) {
       total += sums[part] * std::exp(peaks[part] - top);
     }
-    float* to = wide + i * size;
+    float* to = wide_.data() + i * size;
     std::fill(to, to + size, 0.0f);
     for (int64_t part = 0; part < parts; ++part) {
       const float factor = std::exp(peaks[part] - top) / total;
@@ -395,65 +464,51 @@ void Step::merge(const Attention& attention, const Call& call, ThreadState& stat
     }
     round_values(decoder_.dtype, to, size);
   }
-  state.forget_input();
 }
 
 // -- the rest of a layer --------------------------------------------------------------------------
 
-void Step::feed_forward(const Layer& layer, const Call& call, ThreadState& state, int thread, int threads) {
-  const int64_t hidden = decoder_.hidden, batch = call.batch;
-  float* branch = at_least(state.branch, batch * hidden);
-  float* normed = at_least(state.normed, batch * hidden);
-  for (int64_t i = 0; i < batch; ++i) {
-    const int64_t row = i * hidden;
-    join_attention(layer, attended_.data() + row, state.start.data() + row, state.x.data() + row,
-                   branch + row, normed + row);
-  }
-  state.forget_input();
+void Step::feed_forward(Team& team, const Layer& layer, size_t index, const Call& call) {
   if (layer.experts.has_value()) {
-    return use_experts(layer, call, state, thread, threads);
-  }
-  multiply_inner(*layer.mlp, state, batch, thread, threads);
-  barrier_.wait(threads);
-  state.forget_input();
-  const Product& down = layer.mlp->down;
-  const auto [from, until] = share(down.width, thread, threads);
-  multiply(down, state, inner_.data(), from, until, batch, summed_.data(), hidden);
-  barrier_.wait(threads);
-  if (layer.mlp->down_is_summed) {
-    sum_over_ranks(summed_.data(), batch * hidden, thread, threads);
+    use_experts(team, layer, chosen_[index], call.batch);
+  } else {
+    use_mlp(team, *layer.mlp, call.batch, summed_.data());
   }
 }
 
-// A thread's columns between the products of an MLP.
-void Step::multiply_inner(const Mlp& mlp, ThreadState& state, int64_t batch, int thread, int threads) {
-  const float* normed = state.normed.data();
-  const int64_t width = mlp.up.width;
-  const auto [first, last] = share(width, thread, threads);
-  multiply(mlp.up, state, normed, first, last, batch, inner_.data(), width);
-  float* gate = nullptr;
-  if (mlp.is_gated) {
-    gate = at_least(state.gate, batch * width);
-    multiply(mlp.gate, state, normed, first, last, batch, gate, width);
-  }
-  for (int64_t i = 0; i < batch; ++i) {
-    activate(mlp.activation, decoder_.dtype, gate == nullptr ? nullptr : gate + i * width + first,
-             inner_.data() + i * width + first, last - first);
-  }
-}
-
-void Step::add_branches(const Layer& layer, const Call& call, ThreadState& state) const {
-  for (int64_t i = 0; i < call.batch; ++i) {
-    const int64_t row = i * decoder_.hidden;
-    const float* result = summed_.data() + row;
-    if (layer.experts.has_value() && layer.mlp.has_value()) {
-      float* both = at_least(state.products, decoder_.hidden);
-      std::copy(result, result + decoder_.hidden, both);
-      add_shared(layer, shared_.data() + row, layer.mlp_gate.parts.empty() ? 1.0f : state.mlp_gates[i], both,
-                 at_least(state.wide, decoder_.hidden));
-      result = both;
-    }
-    join_mlp(layer, result, state.branch.data() + row, state.x.data() + row, state);
+void Step::use_mlp(Team& team, const Mlp& used, int64_t batch, float* to) {
+  const Mlp* const mlp = &used;
+  const int64_t width = mlp->up.width;
+  const Inputs inputs = inputs_for(normed_.data(), batch, decoder_.dtype, {&mlp->up, &mlp->gate});
+  const int64_t bytes = bytes_of_group(mlp->up) + (mlp->is_gated ? bytes_of_group(mlp->gate) : 0);
+  const Pieces pieces(mlp->up, bytes, team.threads());
+  team.share(
+      pieces.units,
+      [=, this](int64_t unit, int thread) {
+        ThreadState& state = *thread_states_[thread];
+        const int64_t first = pieces.begin(unit), last = pieces.begin(unit + 1), rows = last - first;
+        float* inner = at_least(state.results, batch * pieces.most_rows());
+        multiply(mlp->up, inputs, decoder_.dtype, first, last, batch, inner, rows);
+        float* gate = nullptr;
+        if (mlp->is_gated) {
+          gate = at_least(state.gate, batch * pieces.most_rows());
+          multiply(mlp->gate, inputs, decoder_.dtype, first, last, batch, gate, rows);
+        }
+        for (int64_t i = 0; i < batch; ++i) {
+          activate(mlp->activation, decoder_.dtype, gate == nullptr ? nullptr : gate + i * rows,
+                   inner + i * rows, rows);
+        }
+      },
+      [=, this](int64_t unit, int thread) {
+        const int64_t first = pieces.begin(unit), rows = pieces.begin(unit + 1) - first;
+        const float* own = thread_states_[thread]->results.data();
+        for (int64_t i = 0; i < batch; ++i) {
+          std::copy(own + i * rows, own + (i + 1) * rows, inner_.data() + i * width + first);
+        }
+      });
+  multiply(team, mlp->down, inner_.data(), batch, to);
+  if (mlp->down_is_summed) {
+    sum_over_ranks(to, batch * decoder_.hidden);
   }
 }
 

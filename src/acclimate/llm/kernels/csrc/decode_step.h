@@ -1,16 +1,16 @@
-// One step of a decoder: all layers within one parallel region, whose threads meet at barriers.
+// One step of a decoder. The calling thread leads: it keeps the residual stream, and a team shares the
+// products and attention.
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
 
 #include "decode_program.h"
-#include "decode_screen.h"
 #include "pool.h"
 
 namespace acclimate::inference::decode {
@@ -33,13 +33,6 @@ struct Call {
   float* largest = nullptr;  // the logits of `best`
   int64_t length = 1;  // the places from `place` on that are read together
 };
-
-// A thread's share of `rows` rows, in whole groups.
-inline std::pair<int64_t, int64_t> share(int64_t rows, int thread, int threads) {
-  const int64_t groups = (rows + group_rows - 1) / group_rows;
-  const auto begin = [&](int64_t t) { return std::min(groups * t / threads * group_rows, rows); };
-  return {begin(thread), begin(thread + 1)};
-}
 
 template <class T>
 T* at_least(std::vector<T>& memory, int64_t count) {
@@ -74,9 +67,6 @@ class Step {
   explicit Step(Reader& from);
   ~Step();
 
-  // Weights may have changed since the last call.
-  void begin();
-
   // Computes one token of each sequence. A second caller waits for the first.
   void run(const Call& call, int threads);
 
@@ -98,101 +88,100 @@ class Step {
   // Throws std::runtime_error unless the sizes in the description fit together.
   void check() const;
 
-  // A group of the head's rows that may have the largest logit of a sequence.
-  struct Candidate {
-    float most;
-    int64_t group, sequence;
-  };
-  // The state of one thread.
-  struct ThreadState {
-    std::vector<float> x, start, normed, branch, wide, gate, heads, scores, logits;
-    std::vector<Line> memory[3];  // prepared inputs, by form
-    bool is_ready[3] = {};
-    Input input[3];
-    std::vector<Line> query, weights, repacked, gathered;
-    Chosen chosen;
-    std::vector<int64_t> chosen_experts;
-    std::vector<float> chosen_weights, mlp_gates, products;
-    std::vector<std::pair<float, int64_t>> ranked;
-    std::vector<float> best;
-    std::vector<int64_t> best_token;
-    std::vector<Candidate> candidates;
-    std::vector<float> most;  // upper bounds of the products of each group of rows
-    Input screened;  // the head's, for its coarse copy
-    std::vector<int32_t> starts;  // of it
-    Screen::Lengths lengths[max_rows];
-    int64_t unscreened_steps = 0;  // to come
+  // The largest logit so far, and its token: of equal logits the first one, as in torch. NaN is the largest.
+  struct Best {
+    float logit;
+    int64_t token;
 
-    void forget_input() { std::fill(is_ready, is_ready + 3, false); }
+    void take(const Best& other);
+  };
+  // An input of one or several products, in each form that their weights take.
+  struct Inputs {
+    Input by_form[3];
+
+    const Input& of(const Weight& weight, Dtype dtype) const {
+      return by_form[static_cast<int>(form_of(weight, dtype))];
+    }
+  };
+  // The rows of a product that are computed together.
+  struct Pieces {
+    int64_t rows, groups, units;
+
+    Pieces(const Product& product, int64_t bytes_of_group, int threads);
+    int64_t begin(int64_t unit) const { return std::min(groups * unit / units * group_rows, rows); }
+    int64_t most_rows() const { return (groups + units - 1) / units * group_rows; }
+  };
+  // The memory of one thread for the unit that it computes.
+  struct ThreadState {
+    std::vector<float> results, gate, normed, branch, heads, scores, wide, logits, peaks, start, products;
+    std::vector<Line> query, weights, repacked, gathered;
+    std::vector<std::pair<float, int64_t>> ranked;
+    Best unit_best[max_rows];
+    Best best[max_rows];  // of all its units
   };
   class Prefill;
 
-  void make_thread_states(int threads);
+  void make_thread_states(int threads, int64_t batch);
+  void make_memory(const Call& call, int threads);
   void keep_best(const Call& call) const;
-  void work(const Call& call, int thread, int threads);
-  void embed(const Call& call, ThreadState& state, int thread, int threads);
+  void work(const Call& call, Team& team, int parts_for);
+  void embed(const Call& call);
   void look_up(int64_t token, float* row) const;
   void finish_embedding(int64_t position, ThreadState& state, float* row) const;
-  void sum_over_ranks(float* values, int64_t count, int thread, int threads);
-  void multiply(const Product& product, ThreadState& state, const float* x, int64_t first, int64_t last,
-                int64_t batch, float* to, int64_t stride) const {
-    multiply_as(decoder_.dtype, product, state, x, first, last, batch, to, stride);
+  void sum_over_ranks(float* values, int64_t count);
+  Inputs inputs_for(const float* x, int64_t batch, Dtype dtype,
+                    std::initializer_list<const Product*> products);
+  Input input_for(const Weight& weight, const float* x, int64_t batch, Dtype dtype);
+  void multiply(const Product& product, const Inputs& inputs, Dtype dtype, int64_t first, int64_t last,
+                int64_t batch, float* to, int64_t stride) const;
+  void multiply(Team& team, const Product& product, const float* x, int64_t batch, float* to) {
+    multiply_as(decoder_.dtype, team, product, x, batch, to);
   }
-  void multiply_as(Dtype dtype, const Product& product, ThreadState& state, const float* x, int64_t first,
-                   int64_t last, int64_t batch, float* to, int64_t stride) const;
-  Input input_for(const Weight& weight, Dtype dtype, ThreadState& state, const float* x, int64_t batch) const;
-  void project(const Layer& layer, const Call& call, ThreadState& state, int thread, int threads);
-  void attend(const Layer& layer, size_t index, const Call& call, ThreadState& state, int thread,
-              int threads);
+  void multiply_as(Dtype dtype, Team& team, const Product& product, const float* x, int64_t batch, float* to);
+  void store_keys(Team& team, const Layer& layer, size_t index, const Call& call);
+  void attend(Team& team, const Layer& layer, size_t index, const Call& call, int64_t parts);
   void attend_part(const Attention& attention, size_t index, const Call& call, ThreadState& state,
-                   int64_t sequence, int64_t key_head, int64_t part, int64_t parts);
+                   int64_t sequence, int64_t key_head, int64_t part, int64_t parts) const;
   void prepare_query(const Attention& attention, const Cache& cache, int64_t position, const float* all,
                      int64_t head, ThreadState& state, float* to) const;
   void prepare_head(const Attention& attention, const Norm& norm, const Cache& cache, int64_t position,
                     const float* all, int64_t head, int64_t heads, ThreadState& state, float* to) const;
-  void merge(const Attention& attention, const Call& call, ThreadState& state, int threads);
+  void merge(const Attention& attention, const Call& call, int64_t parts);
   void join_attention(const Layer& layer, const float* attended, const float* start, float* x, float* branch,
                       float* normed) const;
   void join_mlp(const Layer& layer, const float* result, float* branch, float* x, ThreadState& state) const;
-  void feed_forward(const Layer& layer, const Call& call, ThreadState& state, int thread, int threads);
-  void multiply_inner(const Mlp& mlp, ThreadState& state, int64_t batch, int thread, int threads);
-  void use_experts(const Layer& layer, const Call& call, ThreadState& state, int thread, int threads);
+  void feed_forward(Team& team, const Layer& layer, size_t index, const Call& call);
+  void use_mlp(Team& team, const Mlp& mlp, int64_t batch, float* to);
+  void use_experts(Team& team, const Layer& layer, Chosen& chosen, int64_t batch);
   void choose_experts(const Router& router, float* logits, ThreadState& state, int64_t* chosen,
                       float* weights) const;
-  void multiply_experts(const Experts& experts, const Input& input, ThreadState& state, int thread,
-                        int threads);
-  void sum_experts(const Experts& experts, ThreadState& state, int64_t batch, int64_t first, int64_t last,
-                   float* sums, int64_t stride) const;
+  void multiply_experts(Team& team, const Experts& experts, const Chosen& chosen, int64_t batch);
+  void sum_experts(Team& team, const Experts& experts, const Chosen& chosen, int64_t batch);
+  void sum_rows(const Experts& experts, const Chosen& chosen, const Input& input, ThreadState& state,
+                int64_t batch, int64_t first, int64_t last, float* sums) const;
   void compute_inner(const Experts& experts, int64_t expert, const Input& input, int64_t first, int64_t last,
-                     ThreadState& state, float* up, int64_t stride) const;
+                     ThreadState& state, float* up) const;
   void add_shared(const Layer& layer, const float* shared, float gate, float* result, float* scratch) const;
-  void add_branches(const Layer& layer, const Call& call, ThreadState& state) const;
-  void finish(const Call& call, ThreadState& state, int thread, int threads);
-  bool suits_screen() const;
-  void update_screen(const Call& call, int threads);
-  bool find_best(const Call& call, ThreadState& state, const float* x, int64_t first, int64_t last,
-                 int threads);
-  bool approximate(const Call& call, ThreadState& state, const float* x, int64_t first, int64_t last);
-  float at_most(float product, int64_t group, Screen::Lengths lengths) const;
-  void try_group(const Call& call, ThreadState& state, const float* x, int64_t first, int64_t last,
-                 int64_t sequence, int64_t group);
+  void finish(const Call& call, Team& team, const float* x);
+  void compute_logits(const Call& call, ThreadState& state, const Inputs& inputs, int64_t first,
+                      int64_t last) const;
+  void keep_unit_best(const Call& call, ThreadState& state);
   int64_t parts_of(const Attention& attention, const Call& call, int threads) const;
 
   Decoder decoder_;
   int64_t widest_ = 0, widest_projections_ = 0, widest_inner_ = 0, widest_values_ = 0;
-  int64_t most_experts_ = 0, widest_pairs_ = 0;  // of a layer; columns between the products of a token
+  int64_t most_experts_ = 0, most_used_ = 0, widest_expert_ = 0;  // of a layer
   std::mutex mutex_;
-  Barrier barrier_;
-  std::unique_ptr<Screen> screen_;
-  bool can_screen_ = false, screens_ = false, screen_is_checked_ = false;
-  bool checks_screen_ = false;  // while it reads all of the head
-  bool releases_head_ = false;  // from memory, as the next steps read its coarse copy
-  std::atomic<bool> screen_is_current_{true};
-  std::atomic<float> largest_[max_rows];  // of each sequence: the largest logit so far
   std::vector<std::unique_ptr<ThreadState>> thread_states_;
-  // Written by one thread each, read by all after the next barrier.
-  std::vector<float> projected_, attended_, summed_, inner_, mixed_, peaks_, sums_;
-  std::vector<float> routed_, expert_inner_, shared_;
+  // The leader's.
+  std::vector<float> x_, start_, normed_, branch_, wide_;
+  std::vector<Line> input_memory_[3];  // by form
+  std::vector<int64_t> chosen_experts_;
+  std::vector<float> chosen_weights_, gates_, shared_;
+  // By layer, since a late thread may still read what was chosen in the layer before.
+  std::vector<Chosen> chosen_;
+  // Written in one phase, read in the next.
+  std::vector<float> projected_, attended_, summed_, inner_, mixed_, peaks_, sums_, routed_, expert_inner_;
 };
 
 }  // namespace acclimate::inference::decode

@@ -54,7 +54,6 @@ struct Input {
   const float* scales;  // int8: [m][stride / 32]
   const float* scaled_sums;  // int8: scale * sum of a block
   const int32_t* sums;  // int8: of each 16 values
-  const int32_t* starts = nullptr;  // int8: the start values of a block's sum of codes, for int4; null: 0
 
   // Some of the rows.
   Input rows(int64_t first, int64_t count) const {
@@ -66,7 +65,6 @@ struct Input {
       some.scales += first * (stride / 32);
       some.scaled_sums += first * (stride / 32);
       some.sums += first * (stride / 16);
-      some.starts += some.starts == nullptr ? 0 : first * (stride / 32);
     }
     return some;
   }

@@ -3,85 +3,373 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <deque>
 #include <mutex>
 #include <system_error>
 #include <thread>
 
+#if defined(__linux__)
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#include "../../../ops/csrc/relax.h"
+
 namespace acclimate::inference {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+using std::chrono::nanoseconds;
+
 namespace {
+
+// A thread that waits longer sleeps: others may need the processor, also the thread that it waits for. Being
+// woken takes about as long.
+constexpr microseconds spins_for{50};
+// A unit is late after twice the time that the leader takes for one, and not before this.
+constexpr microseconds least_patience{10};
+// How often threads are moved away from the leader's processor.
+constexpr microseconds between_moves{2000};
+// A leader that waits longer than its helpers save it works alone for a while, twice as long each time.
+constexpr microseconds window{20000}, first_pause{20000}, longest_pause{320000};
+
+// Spins until condition() holds, for a limited time; returns whether it holds.
+template <class Condition>
+bool spin(Clock::duration time, const Condition& condition) {
+  const auto deadline = Clock::now() + time;
+  for (int count = 1; !condition(); ++count) {
+    acclimate::relax();
+    if (count % 16 == 0 && Clock::now() > deadline) {
+      return condition();
+    }
+  }
+  return true;
+}
+
+// Where this thread runs now; -1 if unknown.
+int own_processor() {
+#if defined(__linux__)
+  return sched_getcpu();
+#else
+  return -1;
+#endif
+}
+
+// A phase and the number of its units that nobody has claimed, in one word.
+constexpr int unit_bits = 24;
+constexpr uint64_t unit_mask = (uint64_t{1} << unit_bits) - 1;
+constexpr int64_t most_units = unit_mask;
+
+int64_t unclaimed(uint64_t ticket) { return static_cast<int64_t>(ticket & unit_mask); }
+
+// What a helper holds is nothing, the ticket of a unit, or one of these two, which have phase 0.
+constexpr uint64_t nothing = 0, committing = 1, taken_away = 2;
+
+}  // namespace
 
 class Pool {
  public:
-  void run(int threads, Work work, void* context) {
-    const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-    if (threads > 1 && lock.owns_lock()) {
-      threads = start(threads);
-    } else {
-      threads = 1;
+  // Returns the number of threads that there are, with the caller; 1: it leads nobody.
+  int begin(int threads) {
+    if (threads == 1 || !mutex_.try_lock()) {
+      return 1;
     }
+    threads = start(threads);
     if (threads == 1) {
-      work(context, 0, 1);
-      return;
+      mutex_.unlock();
+      return 1;
     }
-    work_ = work;
-    context_ = context;
-    threads_ = threads;
-    left_.store(threads - 1, std::memory_order_relaxed);
-    const int32_t round = done_.now();
-    for (int thread = 1; thread < threads; ++thread) {
-      workers_[thread - 1].wake.send();
+    return threads;
+  }
+
+  void end() {
+    // Helpers whose units were computed again still read memory of the caller.
+    const auto none_is_late = [&] { return late_.load(std::memory_order_acquire) == 0; };
+    if (!spin(spins_for, none_is_late)) {
+      for (int32_t late; (late = late_.load(std::memory_order_acquire)) != 0;) {
+        late_.wait(late, std::memory_order_acquire);
+      }
     }
-    work(context, 0, threads);
-    done_.wait(round);
+    mutex_.unlock();
+  }
+
+  void run(int64_t units, const Task& task, int threads) {
+    for (int64_t first = 0; first < units; first += most_units) {
+      run_some(first, std::min(units - first, most_units), task, threads);
+    }
   }
 
  private:
-  // Each worker has a signal of its own, so that those a call does not need sleep on.
-  struct Worker {
-    Signal wake;
+  // One thread beside the leader.
+  struct alignas(64) Helper {
+    std::atomic<uint64_t> held{nothing};  // the ticket of the unit that it computes
+    std::atomic<int> processor{-1};  // where it last began a unit
+    alignas(64) std::atomic<int32_t> sleeps{0};
+    std::atomic<long> id{0};  // the kernel's
   };
 
-  // Returns the number of threads that there are, with the caller.
+  // Starts helpers; returns the number of threads that there are, with the caller.
   int start(int threads) {
-    while (static_cast<int>(workers_.size()) < threads - 1) {
-      Worker& worker = workers_.emplace_back();
-      const int number = static_cast<int>(workers_.size());
+    while (static_cast<int>(helpers_.size()) < threads - 1) {
+      Helper& helper = helpers_.emplace_back();
+      const int number = static_cast<int>(helpers_.size());
       // Signals are for the threads that the program knows.
       sigset_t all, before;
       sigfillset(&all);
       pthread_sigmask(SIG_SETMASK, &all, &before);
       try {
-        std::thread([this, number, &worker] { serve(number, worker); }).detach();
+        std::thread([this, number, &helper] { serve(number, helper); }).detach();
       } catch (const std::system_error&) {
-        workers_.pop_back();
+        helpers_.pop_back();
       }
       pthread_sigmask(SIG_SETMASK, &before, nullptr);
-      if (static_cast<int>(workers_.size()) < number) {
+      if (static_cast<int>(helpers_.size()) < number) {
         return number;
       }
     }
     return threads;
   }
 
-  void serve(int number, Worker& worker) {
-    for (int32_t seen = 0;; ++seen) {
-      worker.wake.wait(seen);
-      work_(context_, number, threads_);
-      if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-        done_.send();
+  // -- the leader ---------------------------------------------------------------------------------
+
+  void run_some(int64_t first, int64_t units, const Task& task, int threads) noexcept {
+    const auto start = Clock::now();
+    // All units of the phase before are done, so that no helper reads these.
+    task_ = task;
+    first_ = first;
+    units_ = units;
+    done_.store(0, std::memory_order_relaxed);
+    helping_.store(start < alone_until_ ? 0 : threads - 1, std::memory_order_relaxed);
+    const uint64_t phase = ++phase_;
+    ticket_.store(phase << unit_bits | static_cast<uint64_t>(units), std::memory_order_seq_cst);
+    if (start >= alone_until_) {
+      wake(static_cast<int>(std::min<int64_t>(threads - 1, units - 1)));
+      spread(threads);
+    }
+    int32_t own = 0;
+    uint64_t ticket = ticket_.load(std::memory_order_relaxed);
+    while (unclaimed(ticket) > 0) {
+      if (ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_relaxed)) {
+        compute(first + units - unclaimed(ticket));
+        ++own;
+        ticket = ticket_.load(std::memory_order_relaxed);
+      }
+    }
+    const auto all = static_cast<int32_t>(units);
+    const auto now = Clock::now();
+    const nanoseconds each = own > 0 ? (now - start) / own : now - start;
+    nanoseconds waited{0};
+    if (done_.fetch_add(own, std::memory_order_acq_rel) + own != all) {
+      await(phase, all, std::max<nanoseconds>(2 * each, least_patience), threads);
+      waited = Clock::now() - now;
+    }
+    judge(now + waited, now + waited - start, (all - own) * each, waited);
+  }
+
+  // Decides whether the leader goes on with its helpers.
+  void judge(Clock::time_point now, nanoseconds took, nanoseconds saved, nanoseconds waited) {
+    if (now < alone_until_) {
+      return;
+    }
+    took_ += took;
+    gain_ += saved - waited;
+    if (took_ < window) {
+      return;
+    }
+    if (gain_ < nanoseconds(0)) {
+      alone_until_ = now + pause_;
+      pause_ = std::min<nanoseconds>(2 * pause_, longest_pause);
+    } else {
+      pause_ = first_pause;
+    }
+    took_ = gain_ = nanoseconds(0);
+  }
+
+  void compute(int64_t unit) {
+    task_.compute(task_.captured, unit, 0);
+    if (task_.commit != nullptr) {
+      task_.commit(task_.captured, unit, 0);
+    }
+  }
+
+  // Waits for the helpers' units, or computes them again.
+  void await(uint64_t phase, int32_t units, nanoseconds patience, int threads) {
+    const auto all_are_done = [&] { return done_.load(std::memory_order_acquire) == units; };
+    const bool may_take = task_.commit != nullptr;
+    if (spin(may_take ? patience : nanoseconds(spins_for), all_are_done)) {
+      return;
+    }
+    if (may_take) {
+      for (int number = 1; number < threads; ++number) {
+        take_from(helpers_[number - 1], phase);
+      }
+      // A helper may have lost its processor while it claimed a unit or committed one.
+      if (spin(spins_for, all_are_done)) {
+        return;
+      }
+    }
+    for (int32_t done; (done = done_.load(std::memory_order_acquire)) != units;) {
+      done_.wait(done, std::memory_order_acquire);
+    }
+  }
+
+  // Computes the unit of a helper that is late.
+  void take_from(Helper& helper, uint64_t phase) {
+    uint64_t held = helper.held.load(std::memory_order_acquire);
+    if (held >> unit_bits != phase) {
+      return;
+    }
+    late_.fetch_add(1, std::memory_order_relaxed);
+    if (!helper.held.compare_exchange_strong(held, taken_away, std::memory_order_acq_rel)) {
+      late_.fetch_sub(1, std::memory_order_relaxed);
+      return;
+    }
+    compute(first_ + units_ - unclaimed(held));
+    done_.fetch_add(1, std::memory_order_acq_rel);
+  }
+
+  // Wakes helpers that sleep; `most` are needed.
+  void wake(int most) {
+    if (sleepers_.load(std::memory_order_seq_cst) == 0) {
+      return;
+    }
+    for (int number = 1; number <= most; ++number) {
+      Helper& helper = helpers_[number - 1];
+      if (helper.sleeps.load(std::memory_order_relaxed) != 0 && helper.sleeps.exchange(0) != 0) {
+        sleepers_.fetch_sub(1);
+        helper.sleeps.notify_one();
       }
     }
   }
 
+  // -- a helper -----------------------------------------------------------------------------------
+
+  void serve(int number, Helper& self) {
+#if defined(__linux__)
+    self.id.store(syscall(SYS_gettid), std::memory_order_release);
+#endif
+    for (;;) {
+      uint64_t ticket = ticket_.load(std::memory_order_acquire);
+      if (!is_for(number, ticket)) {
+        rest(number, self);
+      } else if (ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel)) {
+        help(number, self, ticket);
+      }
+    }
+  }
+
+  // The number of helpers is read after the ticket: if it is that of a later phase, claiming a unit fails.
+  bool is_for(int number, uint64_t ticket) const {
+    return unclaimed(ticket) > 0 && number <= helping_.load(std::memory_order_acquire);
+  }
+
+  // Computes the unit that it has claimed. The phase lasts until the unit is done or taken away.
+  void help(int number, Helper& self, uint64_t ticket) noexcept {
+    const int64_t unit = first_ + units_ - unclaimed(ticket);
+    const auto units = static_cast<int32_t>(units_);
+    const Task task = task_;
+    self.processor.store(own_processor(), std::memory_order_relaxed);
+    if (task.commit == nullptr) {
+      task.compute(task.captured, unit, number);
+    } else {
+      self.held.store(ticket, std::memory_order_release);
+      task.compute(task.captured, unit, number);
+      if (!self.held.compare_exchange_strong(ticket, committing, std::memory_order_acq_rel)) {
+        self.held.store(nothing, std::memory_order_relaxed);
+        if (late_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+          late_.notify_one();
+        }
+        return;
+      }
+      task.commit(task.captured, unit, number);
+      self.held.store(nothing, std::memory_order_relaxed);
+    }
+    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == units) {
+      done_.notify_one();
+    }
+  }
+
+  // Waits for units.
+  void rest(int number, Helper& self) {
+    const auto has_work = [&] { return is_for(number, ticket_.load(std::memory_order_seq_cst)); };
+    if (spin(spins_for, has_work)) {
+      return;
+    }
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    self.sleeps.store(1, std::memory_order_seq_cst);
+    if (has_work()) {
+      if (self.sleeps.exchange(0) != 0) {
+        sleepers_.fetch_sub(1);
+      }
+      return;
+    }
+    while (self.sleeps.load(std::memory_order_acquire) != 0) {
+      self.sleeps.wait(1, std::memory_order_acquire);
+    }
+  }
+
+  // -- the processors of the threads ----------------------------------------------------------------
+
+  // Moves helpers from the leader's processor to others that the leader may use. The system leaves two
+  // threads of a team on one processor if another program keeps the rest busy, and they then are as fast as
+  // one.
+  void spread(int threads) {
+#if defined(__linux__)
+    const int own = own_processor();
+    const auto is_here = [&](int number) {
+      return helpers_[number - 1].processor.load(std::memory_order_relaxed) == own;
+    };
+    int number = 1;
+    while (number < threads && !is_here(number)) {
+      ++number;
+    }
+    const auto now = Clock::now();
+    if (number == threads || now < next_move_) {
+      return;
+    }
+    next_move_ = now + between_moves;
+    cpu_set_t all, others;
+    if (sched_getaffinity(0, sizeof(all), &all) != 0) {
+      return;
+    }
+    others = all;
+    CPU_CLR(own, &others);
+    if (CPU_COUNT(&others) == 0) {
+      return;
+    }
+    for (; number < threads; ++number) {
+      Helper& helper = helpers_[number - 1];
+      const long id = helper.id.load(std::memory_order_acquire);
+      if (is_here(number) && id != 0) {
+        // The first call moves the thread, the second one lets the system move it again.
+        sched_setaffinity(static_cast<pid_t>(id), sizeof(others), &others);
+        sched_setaffinity(static_cast<pid_t>(id), sizeof(all), &all);
+        helper.processor.store(-1, std::memory_order_relaxed);
+      }
+    }
+#endif
+  }
+
   std::mutex mutex_;
-  std::deque<Worker> workers_;
-  Work work_ = nullptr;
-  void* context_ = nullptr;
-  int threads_ = 0;
-  std::atomic<int> left_{0};
-  Signal done_;
+  std::deque<Helper> helpers_;
+  uint64_t phase_ = 0;
+  // Written by the leader between phases.
+  Task task_{};
+  int64_t first_ = 0, units_ = 0;
+  Clock::time_point next_move_{}, alone_until_{};
+  nanoseconds took_{0}, gain_{0}, pause_{first_pause};
+  std::atomic<int> helping_{0};
+  alignas(64) std::atomic<uint64_t> ticket_{0};
+  alignas(64) std::atomic<int32_t> done_{0};
+  alignas(64) std::atomic<int32_t> late_{0};  // helpers whose units were taken away
+  alignas(64) std::atomic<int> sleepers_{0};
 };
+
+namespace {
 
 std::atomic<Pool*> current{nullptr};
 
@@ -103,6 +391,20 @@ Pool& pool() {
 
 }  // namespace
 
-void run(int threads, Work work, void* context) { pool().run(threads, work, context); }
+Team::Team(int threads) : pool_(nullptr), threads_(1) {
+  if (threads > 1) {
+    Pool& shared = pool();
+    threads_ = shared.begin(threads);
+    pool_ = threads_ > 1 ? &shared : nullptr;
+  }
+}
+
+Team::~Team() {
+  if (pool_ != nullptr) {
+    pool_->end();
+  }
+}
+
+void Team::run(int64_t units, const Task& task) { pool_->run(units, task, threads_); }
 
 }  // namespace acclimate::inference
