@@ -21,7 +21,9 @@ from gguf_files import make_model, write_gguf
 import acclimate
 from acclimate.errors import QuantizationError
 from acclimate.llm.decode.loop import step_kind
+from acclimate.llm.kernels import PackedStack
 from acclimate.llm.loading.load import load_model
+from acclimate.llm.loading.packed_modules import hold_stack
 
 PROMPT = torch.arange(3, 12)[None]
 MODELS = ["qwen3_moe", "gpt_oss", "qwen2_moe"]
@@ -77,6 +79,30 @@ def test_packed_experts_are_read_only_and_a_state_dict_unpacks_them(models: tupl
     expected = experts_of(own).down_proj
     assert found.shape == expected.shape
     assert (found - expected).abs().max() < 0.01 * expected.abs().max()
+
+
+def test_experts_in_mxfp4_have_transformers_values_and_take_the_native_step() -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    random = torch.Generator().manual_seed(0)
+    model = tiny_model("gpt_oss")
+    expected = copy.deepcopy(model)
+    for layer, own in zip(model.model.layers, expected.model.layers, strict=True):
+        for name in ("gate_up_proj", "down_proj"):
+            experts, k, n = getattr(own.mlp.experts, name).shape
+            blocks = torch.randint(0, 256, (experts, n, k // 32, 16), generator=random, dtype=torch.uint8)
+            scales = torch.randint(120, 124, (experts, n, k // 32), generator=random, dtype=torch.uint8)
+            values = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+            stack = PackedStack.from_mxfp4(blocks, scales, is_turned=True)
+            assert torch.equal(stack.dequantize(), values)
+            assert stack.nbytes <= 1.1 * (blocks.numel() + scales.numel())
+            getattr(own.mlp.experts, name).data.copy_(values)
+            hold_stack(layer.mlp.experts, name, stack, torch.float32, "cpu")
+    ours = acclimate.init_inference(model)
+    assert step_kind(ours) == "native"
+    with torch.no_grad():
+        found, wanted = ours(PROMPT).logits, expected(PROMPT).logits
+    assert (found - wanted).abs().max() < 0.05 * wanted.abs().max()
 
 
 def test_experts_of_a_gguf_file_keep_its_blocks(tmp_path: Path) -> None:

@@ -43,10 +43,8 @@ class CPUInferenceBuilder(InferenceBuilder):
         return [
             *(f"csrc/{name}.cpp" for name in ("operators", "linear", "pool", "gguf_pack")),
             "csrc/bus_errors.cpp",
-            *(
-                f"csrc/decode_{name}.cpp"
-                for name in ("operators", "step", "rows", "experts", "prefill", "head", "math")
-            ),
+            *(f"csrc/decode_{name}.cpp" for name in ("operators", "step", "rows", "experts", "prefill")),
+            *(f"csrc/decode_{name}.cpp" for name in ("head", "math")),
             *(Source(f"csrc/kernels_{name}.cpp", flags) for name, flags in kernels.items()),
         ]
 

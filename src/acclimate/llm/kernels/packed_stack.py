@@ -56,6 +56,22 @@ class PackedStack:
             data = torch.stack([PackedWeight.from_gguf(b, block_type, rows).data for b in each])
         return PackedStack(block_type.lower(), data, rows)
 
+    @staticmethod
+    def from_mxfp4(blocks: Tensor, scales: Tensor, *, is_turned: bool = False) -> PackedStack:
+        """Packs the two tensors that safetensors files have for weights in MXFP4, without loss.
+
+        Args:
+            blocks: experts x outputs x blocks x 16 bytes, each of two codes that follow one another.
+            scales: experts x outputs x blocks, the exponents.
+            is_turned: whether the model's tensor is experts x inputs x outputs.
+        """
+        codes = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-2)
+        # GGUF's byte has codes that are 16 columns apart.
+        stored = torch.cat((scales[..., None], codes[..., :16] | codes[..., 16:] << 4), dim=-1)
+        experts, n, count, _ = blocks.shape
+        made = PackedStack.from_gguf(stored, "mxfp4", experts, (n, 32 * count))
+        return PackedStack(made.format, made.data, made.rows, is_turned)
+
     @property
     def shape(self) -> tuple[int, int, int]:
         """The shape of the tensor that it stands for."""

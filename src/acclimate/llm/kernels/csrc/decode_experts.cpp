@@ -10,6 +10,15 @@ namespace {
 
 using Ranked = std::pair<float, int64_t>;
 
+// Of weights: products are divided into pieces of about this size.
+constexpr int64_t bytes_together = 64 << 10;
+
+// Of the weights of one expert.
+int64_t bytes_of(const Stack& stack) {
+  const bool is_dense = stack.first.format == WeightFormat::dense;
+  return stack.first.stride * (is_dense ? stack.first.n : (stack.first.n + group_rows - 1) / group_rows);
+}
+
 // As torch.topk chooses on a host, also among equal scores, which are common in bf16: the same functions of
 // the standard library on the same values in the same order.
 void rank(const float* scores, int64_t count, int64_t used, std::vector<Ranked>& ranked) {
@@ -162,134 +171,151 @@ void Step::choose_experts(const Router& router, float* logits, ThreadState& stat
   apply(router.weights, decoder_.dtype, weights, router.used);
 }
 
-// Columns first to last between the products of an expert, rounded: up[i * stride + column - first].
+// Columns first to last between the products of an expert, rounded: up[i * (last - first) + column - first].
 void Step::compute_inner(const Experts& experts, int64_t expert, const Input& input, int64_t first,
-                         int64_t last, ThreadState& state, float* up, int64_t stride) const {
+                         int64_t last, ThreadState& state, float* up) const {
   const Gating& gating = experts.gating;
   const Weight weight = experts.inner.of(expert);
   const float* bias = experts.inner.bias(expert);
   const int64_t count = last - first;
   const auto bias_from = [bias](int64_t column) { return bias == nullptr ? nullptr : bias + column; };
+  float* gate = at_least(state.gate, input.m * 2 * count);
   if (!gating.is_gated) {
-    compute(weight, input, first, last, up, stride);
-    for (int64_t i = 0; i < input.m; ++i) {
-      add_bias(decoder_.dtype, bias_from(first), up + i * stride, count, up + i * stride);
-      apply_gating(gating, decoder_.dtype, nullptr, up + i * stride, count);
-    }
-    return;
-  }
-  float* gate = at_least(state.gate, std::max<int64_t>(input.m, 2) * 2 * count);
-  if (experts.interleaved) {
+    compute(weight, input, first, last, up, count);
+  } else if (experts.interleaved) {
     compute(weight, input, 2 * first, 2 * last, gate, 2 * count);
-    for (int64_t i = 0; i < input.m; ++i) {
-      float* both = gate + i * 2 * count;
-      add_bias(decoder_.dtype, bias_from(2 * first), both, 2 * count, both);
-      for (int64_t column = 0; column < count; ++column) {
-        up[i * stride + column] = both[2 * column + 1];
-        both[column] = both[2 * column];
-      }
-      apply_gating(gating, decoder_.dtype, both, up + i * stride, count);
-    }
-    return;
+  } else {
+    compute(weight, input, first, last, gate, count);
+    compute(weight, input, experts.width() + first, experts.width() + last, up, count);
   }
-  const int64_t width = experts.width();
-  compute(weight, input, first, last, gate, count);
-  compute(weight, input, width + first, width + last, up, stride);
   for (int64_t i = 0; i < input.m; ++i) {
-    float *own_gate = gate + i * count, *own_up = up + i * stride;
-    add_bias(decoder_.dtype, bias_from(first), own_gate, count, own_gate);
-    add_bias(decoder_.dtype, bias_from(width + first), own_up, count, own_up);
+    float *own_up = up + i * count, *own_gate = gate + i * count;
+    if (!gating.is_gated) {
+      add_bias(decoder_.dtype, bias_from(first), own_up, count, own_up);
+    } else if (experts.interleaved) {
+      own_gate = gate + i * 2 * count;
+      add_bias(decoder_.dtype, bias_from(2 * first), own_gate, 2 * count, own_gate);
+      for (int64_t column = 0; column < count; ++column) {
+        own_up[column] = own_gate[2 * column + 1];
+        own_gate[column] = own_gate[2 * column];
+      }
+    } else {
+      add_bias(decoder_.dtype, bias_from(first), own_gate, count, own_gate);
+      add_bias(decoder_.dtype, bias_from(experts.width() + first), own_up, count, own_up);
+    }
     apply_gating(gating, decoder_.dtype, own_gate, own_up, count);
   }
 }
 
-// The first products, of each expert with its tokens. Units are computed once, since they read which experts
-// were chosen: a late thread must not see those of the next layer.
-void Step::multiply_experts(Team& team, const Experts& experts, int64_t batch) {
-  const int64_t width = experts.width(), used = static_cast<int64_t>(chosen_.experts.size());
-  const Input input = input_for(experts.inner.first, decoder_.dtype, normed_.data(), batch);
-  const int64_t bytes = bytes_of_group(experts.inner.first) * (experts.gating.is_gated ? 2 : 1);
-  const Pieces pieces(width, bytes, 1);
-  team.share(pieces.units * used, [=, this, &experts](int64_t unit, int thread) {
-    const int64_t index = unit / pieces.units, part = unit % pieces.units;
-    const int64_t first = pieces.begin(part), last = pieces.begin(part + 1), pair = chosen_.begins[index];
-    ThreadState& state = *thread_states_[thread];
-    const Input own = gathered(input, chosen_.tokens.data() + pair, chosen_.count(index), state.gathered);
-    compute_inner(experts, chosen_.experts[index], own, first, last, state,
-                  expert_inner_.data() + pair * width + first, width);
-  });
-}
-
-// The second products, weighted and summed for each token: sums[token * hidden + column], rounded.
-void Step::sum_experts(Team& team, const Experts& experts, int64_t batch) {
-  const int64_t hidden = decoder_.hidden;
-  const Input input = input_for(experts.down.first, decoder_.dtype, expert_inner_.data(), chosen_.pairs());
-  const int64_t used = static_cast<int64_t>(chosen_.experts.size());
-  const Pieces pieces(hidden, bytes_of_group(experts.down.first) * used, team.threads());
-  team.share(pieces.units, [=, this, &experts](int64_t unit, int thread) {
-    const int64_t first = pieces.begin(unit), last = pieces.begin(unit + 1), columns = last - first;
-    ThreadState& state = *thread_states_[thread];
-    float* sums = summed_.data() + first;
-    for (int64_t i = 0; i < batch; ++i) {
-      std::fill(sums + i * hidden, sums + i * hidden + columns, 0.0f);
-    }
-    float* products = at_least(state.results, batch * columns);
-    for (int64_t index = 0; index < used; ++index) {
-      const int64_t expert = chosen_.experts[index], begin = chosen_.begins[index];
-      compute(experts.down.of(expert), input.rows(begin, chosen_.count(index)), first, last, products,
-              columns);
-      const float* bias = experts.down.bias(expert);
-      for (int64_t i = 0; i < chosen_.count(index); ++i) {
-        float* own = products + i * columns;
-        float* to = sums + chosen_.tokens[begin + i] * hidden;
-        add_bias(decoder_.dtype, bias == nullptr ? nullptr : bias + first, own, columns, own);
-        if (experts.rounds_weighted) {
-          scale(decoder_.dtype, chosen_.weights[begin + i], own, columns);
-          accumulate(1.0f, own, to, columns);
-        } else {
-          accumulate(chosen_.weights[begin + i], own, to, columns);
+// The first products of all experts that are used.
+void Step::multiply_experts(Team& team, const Experts& used_experts, const Chosen& used, int64_t batch) {
+  const Experts* const experts = &used_experts;
+  const Chosen* const chosen = &used;
+  const Input input = input_for(experts->inner.first, normed_.data(), batch, decoder_.dtype);
+  const int64_t width = experts->width(), groups = (width + group_rows - 1) / group_rows;
+  const int64_t bytes = bytes_of(experts->inner) / bytes_together;
+  const int64_t parts = std::clamp<int64_t>(bytes, 1, groups);
+  const auto begin = [=](int64_t part) { return std::min(groups * part / parts * group_rows, width); };
+  team.share(
+      parts * static_cast<int64_t>(chosen->experts.size()),
+      [=, this](int64_t unit, int thread) {
+        ThreadState& state = *thread_states_[thread];
+        const int64_t index = unit / parts, first = begin(unit % parts), last = begin(unit % parts + 1);
+        const int64_t count = chosen->count(index);
+        const Input own =
+            gathered(input, chosen->tokens.data() + chosen->begins[index], count, state.gathered);
+        float* up = at_least(state.results, count * (last - first));
+        compute_inner(*experts, chosen->experts[index], own, first, last, state, up);
+      },
+      [=, this](int64_t unit, int thread) {
+        const int64_t index = unit / parts, first = begin(unit % parts);
+        const int64_t columns = begin(unit % parts + 1) - first, pair = chosen->begins[index];
+        const float* own = thread_states_[thread]->results.data();
+        for (int64_t i = 0; i < chosen->count(index); ++i) {
+          std::copy(own + i * columns, own + (i + 1) * columns,
+                    expert_inner_.data() + (pair + i) * width + first);
         }
-      }
-    }
-    for (int64_t i = 0; i < batch; ++i) {
-      round_values(decoder_.dtype, sums + i * hidden, columns);
-    }
-  });
+      });
 }
 
-// Computes the results of the layer's experts, and adds those of an MLP beside them.
-void Step::use_experts(Team& team, const Layer& layer, const Call& call) {
+// Columns first to last of the tokens' results: sums[token * (last - first) + column - first], rounded.
+void Step::sum_rows(const Experts& experts, const Chosen& chosen, const Input& input, ThreadState& state,
+                    int64_t batch, int64_t first, int64_t last, float* sums) const {
+  const int64_t columns = last - first;
+  std::fill(sums, sums + batch * columns, 0.0f);
+  float* products = at_least(state.products, batch * columns);
+  for (size_t index = 0; index < chosen.experts.size(); ++index) {
+    const int64_t expert = chosen.experts[index], begin = chosen.begins[index];
+    compute(experts.down.of(expert), input.rows(begin, chosen.count(index)), first, last, products, columns);
+    const float* bias = experts.down.bias(expert);
+    for (int64_t i = 0; i < chosen.count(index); ++i) {
+      float* own = products + i * columns;
+      add_bias(decoder_.dtype, bias == nullptr ? nullptr : bias + first, own, columns, own);
+      float factor = chosen.weights[begin + i];
+      if (experts.rounds_weighted) {
+        scale(decoder_.dtype, factor, own, columns);
+        factor = 1.0f;
+      }
+      accumulate(factor, own, sums + chosen.tokens[begin + i] * columns, columns);
+    }
+  }
+  round_values(decoder_.dtype, sums, batch * columns);
+}
+
+// The second products of all experts that are used, weighted and summed for each token.
+void Step::sum_experts(Team& team, const Experts& used_experts, const Chosen& used, int64_t batch) {
+  const Experts* const experts = &used_experts;
+  const Chosen* const chosen = &used;
+  const Input input = input_for(experts->down.first, expert_inner_.data(), chosen->pairs(), decoder_.dtype);
+  const int64_t hidden = decoder_.hidden, groups = (hidden + group_rows - 1) / group_rows;
+  const int64_t bytes = bytes_of(experts->down) * static_cast<int64_t>(chosen->experts.size());
+  const int64_t threads = team.threads(), useful = std::max<int64_t>(bytes / bytes_together, 1);
+  const int64_t parts = std::clamp<int64_t>((useful + threads - 1) / threads * threads, 1, groups);
+  const auto begin = [=](int64_t part) { return std::min(groups * part / parts * group_rows, hidden); };
+  team.share(
+      parts,
+      [=, this](int64_t unit, int thread) {
+        ThreadState& state = *thread_states_[thread];
+        const int64_t first = begin(unit), last = begin(unit + 1);
+        float* sums = at_least(state.results, batch * (last - first));
+        sum_rows(*experts, *chosen, input, state, batch, first, last, sums);
+      },
+      [=, this](int64_t unit, int thread) {
+        const int64_t first = begin(unit), columns = begin(unit + 1) - first;
+        const float* own = thread_states_[thread]->results.data();
+        for (int64_t i = 0; i < batch; ++i) {
+          std::copy(own + i * columns, own + (i + 1) * columns, summed_.data() + i * hidden + first);
+        }
+      });
+}
+
+void Step::use_experts(Team& team, const Layer& layer, Chosen& chosen, int64_t batch) {
   const Experts& experts = *layer.experts;
   const Router& router = experts.router;
-  const int64_t hidden = decoder_.hidden, batch = call.batch, count = router.logits.width;
-  ThreadState& state = *thread_states_[0];
-  multiply(team, router.logits, normed_.data(), batch, routed_.data(),
-           router.rounds_logits ? decoder_.dtype : Dtype::f32);
-  int64_t* chosen = at_least(chosen_experts_, batch * router.used);
-  float* weights = at_least(chosen_weights_, batch * router.used);
+  const int64_t hidden = decoder_.hidden, count = router.logits.width;
+  multiply_as(router.rounds_logits ? decoder_.dtype : Dtype::f32, team, router.logits, normed_.data(), batch,
+              routed_.data());
   for (int64_t i = 0; i < batch; ++i) {
-    choose_experts(router, routed_.data() + i * count, state, chosen + i * router.used,
-                   weights + i * router.used);
+    choose_experts(router, routed_.data() + i * count, *thread_states_[0],
+                   chosen_experts_.data() + i * router.used, chosen_weights_.data() + i * router.used);
   }
-  chosen_.group(chosen, weights, batch, router.used, count);
-  multiply_experts(team, experts, batch);
-  sum_experts(team, experts, batch);
+  chosen.group(chosen_experts_.data(), chosen_weights_.data(), batch, router.used, count);
+  multiply_experts(team, experts, chosen, batch);
+  sum_experts(team, experts, chosen, batch);
   if (experts.down_is_summed) {
     sum_over_ranks(summed_.data(), batch * hidden);
   }
   if (!layer.mlp.has_value()) {
     return;
   }
-  float* gates = at_least(gates_, batch);
-  std::fill(gates, gates + batch, 1.0f);
+  use_mlp(team, *layer.mlp, batch, shared_.data());
   if (!layer.mlp_gate.parts.empty()) {
-    multiply(team, layer.mlp_gate, normed_.data(), batch, gates, decoder_.dtype);
-    sigmoid(decoder_.dtype, gates, batch);
+    multiply(team, layer.mlp_gate, normed_.data(), batch, gates_.data());
+    sigmoid(decoder_.dtype, gates_.data(), batch);
   }
-  feed_forward(team, *layer.mlp, batch, shared_.data());
+  float* scratch = at_least(thread_states_[0]->normed, hidden);
   for (int64_t i = 0; i < batch; ++i) {
-    add_shared(layer, shared_.data() + i * hidden, gates[i], summed_.data() + i * hidden,
-               at_least(state.wide, hidden));
+    add_shared(layer, shared_.data() + i * hidden, gates_[i], summed_.data() + i * hidden, scratch);
   }
 }
 

@@ -40,7 +40,7 @@ void Step::finish(const Call& call, Team& team, const float* x) {
     normalize(decoder_.norm, decoder_.dtype, x + i * hidden, hidden, 0, normed_.data() + i * hidden);
   }
   const Product& head = *decoder_.head;
-  const Inputs inputs = inputs_for(normed_.data(), batch, {&head}, decoder_.dtype);
+  const Inputs inputs = inputs_for(normed_.data(), batch, decoder_.dtype, {&head});
   const Call* const given = &call;
   const int64_t width = head.width;
   team.share((width + head_rows - 1) / head_rows,
@@ -64,7 +64,7 @@ void Step::compute_logits(const Call& call, ThreadState& state, const Inputs& in
                           int64_t last) const {
   const int64_t count = last - first;
   float* all = at_least(state.logits, call.batch * head_rows);
-  multiply(*decoder_.head, inputs, first, last, call.batch, all, head_rows);
+  multiply(*decoder_.head, inputs, decoder_.dtype, first, last, call.batch, all, head_rows);
   for (int64_t i = 0; i < call.batch; ++i) {
     float* logits = all + i * head_rows;
     if (decoder_.logit_factor != 1.0f) {

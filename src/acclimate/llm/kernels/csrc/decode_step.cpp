@@ -14,6 +14,12 @@ constexpr int64_t bytes_together = 64 << 10;
 
 int64_t size_of(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
 
+// Of the weights of one group of rows.
+int64_t bytes_of_group(const Product& product) {
+  const Weight& weight = product.parts.front().weight;
+  return weight.format == WeightFormat::dense ? weight.stride * group_rows : weight.stride;
+}
+
 }  // namespace
 
 Step::Step(Reader& from) : decoder_(from) {
@@ -47,7 +53,8 @@ Step::Step(Reader& from) : decoder_(from) {
       const Router& router = layer.experts->router;
       see(router.logits);
       most_experts_ = std::max(most_experts_, router.logits.width);
-      widest_pairs_ = std::max(widest_pairs_, router.used * layer.experts->width());
+      most_used_ = std::max(most_used_, router.used);
+      widest_expert_ = std::max(widest_expert_, layer.experts->width());
     }
     widest_projections_ = std::max(widest_projections_, attention.projections.width);
     widest_values_ = std::max(widest_values_, attention.heads * attention.value_size);
@@ -140,9 +147,6 @@ void Step::make_memory(const Call& call, int threads) {
   at_least(attended_, batch * hidden);
   at_least(summed_, batch * hidden);
   at_least(inner_, batch * widest_inner_);
-  at_least(routed_, batch * most_experts_);
-  at_least(expert_inner_, batch * widest_pairs_);
-  at_least(shared_, most_experts_ > 0 ? batch * decoder_.hidden : 0);
   at_least(mixed_, batch * mixed);
   at_least(peaks_, batch * most_heads);
   at_least(sums_, batch * most_heads);
@@ -150,14 +154,17 @@ void Step::make_memory(const Call& call, int threads) {
     at_least(*values, batch * hidden);
   }
   at_least(wide_, batch * widest_values_);
+  const int64_t pairs = batch * most_used_;
+  at_least(routed_, batch * most_experts_);
+  at_least(expert_inner_, pairs * widest_expert_);
+  at_least(chosen_experts_, pairs);
+  at_least(chosen_weights_, pairs);
+  at_least(gates_, batch);
+  at_least(shared_, most_experts_ > 0 ? batch * hidden : 0);
+  at_least(chosen_, layers());
   for (int form = 0; form < 3; ++form) {
-    size_t bytes = input_bytes(static_cast<Form>(form), batch, widest_);
-    for (const Layer& layer : decoder_.layers) {
-      if (layer.experts.has_value()) {
-        const int64_t pairs = batch * layer.experts->router.used;
-        bytes = std::max(bytes, input_bytes(static_cast<Form>(form), pairs, layer.experts->width()));
-      }
-    }
+    const size_t bytes = std::max(input_bytes(static_cast<Form>(form), batch, widest_),
+                                  input_bytes(static_cast<Form>(form), pairs, widest_expert_));
     at_least(input_memory_[form], static_cast<int64_t>(bytes + 63) / 64);
   }
 }
@@ -181,11 +188,11 @@ void Step::work(const Call& call, Team& team, int parts_for) {
       normalize(layer.attention_norm, decoder_.dtype, x_.data() + i * hidden, hidden, 0,
                 start_.data() + i * hidden);
     }
-    multiply(team, layer.attention.projections, start_.data(), batch, projected_.data(), decoder_.dtype);
+    multiply(team, layer.attention.projections, start_.data(), batch, projected_.data());
     store_keys(team, layer, index, call);
     attend(team, layer, index, call, parts);
     merge(layer.attention, call, parts);
-    multiply(team, layer.attention.output, wide_.data(), batch, attended_.data(), decoder_.dtype);
+    multiply(team, layer.attention.output, wide_.data(), batch, attended_.data());
     if (layer.attention.output_is_summed) {
       sum_over_ranks(attended_.data(), batch * hidden);
     }
@@ -194,11 +201,7 @@ void Step::work(const Call& call, Team& team, int parts_for) {
       join_attention(layer, attended_.data() + row, start_.data() + row, x_.data() + row,
                      branch_.data() + row, normed_.data() + row);
     }
-    if (layer.experts.has_value()) {
-      use_experts(team, layer, call);
-    } else {
-      feed_forward(team, *layer.mlp, batch, summed_.data());
-    }
+    feed_forward(team, layer, index, call);
     for (int64_t i = 0; i < batch; ++i) {
       const int64_t row = i * hidden;
       join_mlp(layer, summed_.data() + row, branch_.data() + row, x_.data() + row, *thread_states_[0]);
@@ -228,15 +231,31 @@ void Step::embed(const Call& call) {
 
 // -- products -------------------------------------------------------------------------------------
 
-Step::Pieces::Pieces(int64_t rows_, int64_t bytes_of_group, int threads)
-    : rows(rows_), groups((rows + group_rows - 1) / group_rows) {
+Step::Pieces::Pieces(const Product& product, int64_t bytes_of_group, int threads)
+    : rows(product.width), groups((rows + group_rows - 1) / group_rows) {
   const int64_t useful = std::max<int64_t>(groups * bytes_of_group / bytes_together, 1);
   // Threads of the same speed get equal numbers of units.
   units = std::clamp<int64_t>((useful + threads - 1) / threads * threads, 1, std::max<int64_t>(groups, 1));
 }
 
-// Prepares an input in the form that a weight takes. That of the products before is overwritten.
-Input Step::input_for(const Weight& weight, Dtype dtype, const float* x, int64_t batch) {
+// Prepares the inputs of products of the same width. Those of the products before are overwritten.
+Step::Inputs Step::inputs_for(const float* x, int64_t batch, Dtype dtype,
+                              std::initializer_list<const Product*> products) {
+  Inputs inputs{};
+  bool is_ready[3] = {};
+  for (const Product* product : products) {
+    for (const Part& part : product->parts) {
+      const int index = static_cast<int>(form_of(part.weight, dtype));
+      if (!is_ready[index]) {
+        inputs.by_form[index] = input_for(part.weight, x, batch, dtype);
+      }
+      is_ready[index] = true;
+    }
+  }
+  return inputs;
+}
+
+Input Step::input_for(const Weight& weight, const float* x, int64_t batch, Dtype dtype) {
   const Form form = form_of(weight, dtype);
   const int64_t k = weight.k, stride = input_stride(form, k);
   Line* memory = input_memory_[static_cast<int>(form)].data();
@@ -250,54 +269,36 @@ Input Step::input_for(const Weight& weight, Dtype dtype, const float* x, int64_t
   return {form, batch, k, stride, memory, nullptr, nullptr, nullptr};
 }
 
-// Prepares the inputs of products of the same width, which are rounded to a dtype.
-Step::Inputs Step::inputs_for(const float* x, int64_t batch, std::initializer_list<const Product*> products,
-                              Dtype dtype) {
-  Inputs inputs{};
-  inputs.dtype = dtype;
-  bool is_ready[3] = {};
-  for (const Product* product : products) {
-    for (const Part& part : product->parts) {
-      const int index = static_cast<int>(form_of(part.weight, dtype));
-      if (!is_ready[index]) {
-        inputs.by_form[index] = input_for(part.weight, dtype, x, batch);
-        is_ready[index] = true;
-      }
-    }
-  }
-  return inputs;
-}
-
-// Computes columns first to last of a product, to[i * stride + column - first], rounded to the inputs' dtype.
-void Step::multiply(const Product& product, const Inputs& inputs, int64_t first, int64_t last, int64_t batch,
-                    float* to, int64_t stride) const {
+// Computes columns first to last of a product, to[i * stride + column - first], rounded to a dtype.
+void Step::multiply(const Product& product, const Inputs& inputs, Dtype dtype, int64_t first, int64_t last,
+                    int64_t batch, float* to, int64_t stride) const {
   int64_t begin = 0;
   for (const Part& part : product.parts) {
     const int64_t from = std::max(first, begin), until = std::min(last, begin + part.count);
     if (from < until) {
       const int64_t row = part.first + from - begin;
-      compute(part.weight, inputs.of(part.weight), row, row + until - from, to + from - first, stride);
+      compute(part.weight, inputs.of(part.weight, dtype), row, row + until - from, to + from - first, stride);
       const float* bias = part.bias == nullptr ? nullptr : part.bias + row;
       for (int64_t i = 0; i < batch; ++i) {
         float* result = to + i * stride + from - first;
-        add_bias(inputs.dtype, bias, result, until - from, result);
+        add_bias(dtype, bias, result, until - from, result);
       }
     }
     begin += part.count;
   }
 }
 
-void Step::multiply(Team& team, const Product& product, const float* x, int64_t batch, float* to,
-                    Dtype dtype) {
-  const Inputs inputs = inputs_for(x, batch, {&product}, dtype);
-  const Pieces pieces(product.width, bytes_of_group(product.parts.front().weight), team.threads());
+void Step::multiply_as(Dtype dtype, Team& team, const Product& product, const float* x, int64_t batch,
+                       float* to) {
+  const Inputs inputs = inputs_for(x, batch, dtype, {&product});
+  const Pieces pieces(product, bytes_of_group(product), team.threads());
   const Product* const factors = &product;
   team.share(
       pieces.units,
       [=, this](int64_t unit, int thread) {
         const int64_t first = pieces.begin(unit), last = pieces.begin(unit + 1);
         float* own = at_least(thread_states_[thread]->results, batch * pieces.most_rows());
-        multiply(*factors, inputs, first, last, batch, own, last - first);
+        multiply(*factors, inputs, dtype, first, last, batch, own, last - first);
       },
       [=, this](int64_t unit, int thread) {
         const int64_t first = pieces.begin(unit), rows = pieces.begin(unit + 1) - first;
@@ -467,24 +468,31 @@ void Step::merge(const Attention& attention, const Call& call, int64_t parts) {
 
 // -- the rest of a layer --------------------------------------------------------------------------
 
-void Step::feed_forward(Team& team, const Mlp& layer_mlp, int64_t batch, float* to) {
-  const Mlp* const mlp = &layer_mlp;
+void Step::feed_forward(Team& team, const Layer& layer, size_t index, const Call& call) {
+  if (layer.experts.has_value()) {
+    use_experts(team, layer, chosen_[index], call.batch);
+  } else {
+    use_mlp(team, *layer.mlp, call.batch, summed_.data());
+  }
+}
+
+void Step::use_mlp(Team& team, const Mlp& used, int64_t batch, float* to) {
+  const Mlp* const mlp = &used;
   const int64_t width = mlp->up.width;
-  const Inputs inputs = inputs_for(normed_.data(), batch, {&mlp->up, &mlp->gate}, decoder_.dtype);
-  const int64_t bytes = bytes_of_group(mlp->up.parts.front().weight) +
-                        (mlp->is_gated ? bytes_of_group(mlp->gate.parts.front().weight) : 0);
-  const Pieces pieces(width, bytes, team.threads());
+  const Inputs inputs = inputs_for(normed_.data(), batch, decoder_.dtype, {&mlp->up, &mlp->gate});
+  const int64_t bytes = bytes_of_group(mlp->up) + (mlp->is_gated ? bytes_of_group(mlp->gate) : 0);
+  const Pieces pieces(mlp->up, bytes, team.threads());
   team.share(
       pieces.units,
       [=, this](int64_t unit, int thread) {
         ThreadState& state = *thread_states_[thread];
         const int64_t first = pieces.begin(unit), last = pieces.begin(unit + 1), rows = last - first;
         float* inner = at_least(state.results, batch * pieces.most_rows());
-        multiply(mlp->up, inputs, first, last, batch, inner, rows);
+        multiply(mlp->up, inputs, decoder_.dtype, first, last, batch, inner, rows);
         float* gate = nullptr;
         if (mlp->is_gated) {
           gate = at_least(state.gate, batch * pieces.most_rows());
-          multiply(mlp->gate, inputs, first, last, batch, gate, rows);
+          multiply(mlp->gate, inputs, decoder_.dtype, first, last, batch, gate, rows);
         }
         for (int64_t i = 0; i < batch; ++i) {
           activate(mlp->activation, decoder_.dtype, gate == nullptr ? nullptr : gate + i * rows,
@@ -498,7 +506,7 @@ void Step::feed_forward(Team& team, const Mlp& layer_mlp, int64_t batch, float* 
           std::copy(own + i * rows, own + (i + 1) * rows, inner_.data() + i * width + first);
         }
       });
-  multiply(team, mlp->down, inner_.data(), batch, to, decoder_.dtype);
+  multiply(team, mlp->down, inner_.data(), batch, to);
   if (mlp->down_is_summed) {
     sum_over_ranks(to, batch * decoder_.hidden);
   }

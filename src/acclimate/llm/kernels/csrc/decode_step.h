@@ -98,21 +98,22 @@ class Step {
   // An input of one or several products, in each form that their weights take.
   struct Inputs {
     Input by_form[3];
-    Dtype dtype;  // that products are rounded to
 
-    const Input& of(const Weight& weight) const { return by_form[static_cast<int>(form_of(weight, dtype))]; }
+    const Input& of(const Weight& weight, Dtype dtype) const {
+      return by_form[static_cast<int>(form_of(weight, dtype))];
+    }
   };
   // The rows of a product that are computed together.
   struct Pieces {
     int64_t rows, groups, units;
 
-    Pieces(int64_t rows, int64_t bytes_of_group, int threads);
+    Pieces(const Product& product, int64_t bytes_of_group, int threads);
     int64_t begin(int64_t unit) const { return std::min(groups * unit / units * group_rows, rows); }
     int64_t most_rows() const { return (groups + units - 1) / units * group_rows; }
   };
   // The memory of one thread for the unit that it computes.
   struct ThreadState {
-    std::vector<float> results, gate, normed, branch, heads, scores, wide, logits, peaks, start;
+    std::vector<float> results, gate, normed, branch, heads, scores, wide, logits, peaks, start, products;
     std::vector<Line> query, weights, repacked, gathered;
     std::vector<std::pair<float, int64_t>> ranked;
     Best unit_best[max_rows];
@@ -128,16 +129,15 @@ class Step {
   void look_up(int64_t token, float* row) const;
   void finish_embedding(int64_t position, ThreadState& state, float* row) const;
   void sum_over_ranks(float* values, int64_t count);
-  // Of the weights of one group of rows.
-  static int64_t bytes_of_group(const Weight& weight) {
-    return weight.format == WeightFormat::dense ? weight.stride * group_rows : weight.stride;
+  Inputs inputs_for(const float* x, int64_t batch, Dtype dtype,
+                    std::initializer_list<const Product*> products);
+  Input input_for(const Weight& weight, const float* x, int64_t batch, Dtype dtype);
+  void multiply(const Product& product, const Inputs& inputs, Dtype dtype, int64_t first, int64_t last,
+                int64_t batch, float* to, int64_t stride) const;
+  void multiply(Team& team, const Product& product, const float* x, int64_t batch, float* to) {
+    multiply_as(decoder_.dtype, team, product, x, batch, to);
   }
-  Input input_for(const Weight& weight, Dtype dtype, const float* x, int64_t batch);
-  Inputs inputs_for(const float* x, int64_t batch, std::initializer_list<const Product*> products,
-                    Dtype dtype);
-  void multiply(const Product& product, const Inputs& inputs, int64_t first, int64_t last, int64_t batch,
-                float* to, int64_t stride) const;
-  void multiply(Team& team, const Product& product, const float* x, int64_t batch, float* to, Dtype dtype);
+  void multiply_as(Dtype dtype, Team& team, const Product& product, const float* x, int64_t batch, float* to);
   void store_keys(Team& team, const Layer& layer, size_t index, const Call& call);
   void attend(Team& team, const Layer& layer, size_t index, const Call& call, int64_t parts);
   void attend_part(const Attention& attention, size_t index, const Call& call, ThreadState& state,
@@ -150,14 +150,17 @@ class Step {
   void join_attention(const Layer& layer, const float* attended, const float* start, float* x, float* branch,
                       float* normed) const;
   void join_mlp(const Layer& layer, const float* result, float* branch, float* x, ThreadState& state) const;
-  void feed_forward(Team& team, const Mlp& mlp, int64_t batch, float* to);
-  void use_experts(Team& team, const Layer& layer, const Call& call);
+  void feed_forward(Team& team, const Layer& layer, size_t index, const Call& call);
+  void use_mlp(Team& team, const Mlp& mlp, int64_t batch, float* to);
+  void use_experts(Team& team, const Layer& layer, Chosen& chosen, int64_t batch);
   void choose_experts(const Router& router, float* logits, ThreadState& state, int64_t* chosen,
                       float* weights) const;
-  void multiply_experts(Team& team, const Experts& experts, int64_t batch);
-  void sum_experts(Team& team, const Experts& experts, int64_t batch);
+  void multiply_experts(Team& team, const Experts& experts, const Chosen& chosen, int64_t batch);
+  void sum_experts(Team& team, const Experts& experts, const Chosen& chosen, int64_t batch);
+  void sum_rows(const Experts& experts, const Chosen& chosen, const Input& input, ThreadState& state,
+                int64_t batch, int64_t first, int64_t last, float* sums) const;
   void compute_inner(const Experts& experts, int64_t expert, const Input& input, int64_t first, int64_t last,
-                     ThreadState& state, float* up, int64_t stride) const;
+                     ThreadState& state, float* up) const;
   void add_shared(const Layer& layer, const float* shared, float gate, float* result, float* scratch) const;
   void finish(const Call& call, Team& team, const float* x);
   void compute_logits(const Call& call, ThreadState& state, const Inputs& inputs, int64_t first,
@@ -167,18 +170,18 @@ class Step {
 
   Decoder decoder_;
   int64_t widest_ = 0, widest_projections_ = 0, widest_inner_ = 0, widest_values_ = 0;
-  int64_t most_experts_ = 0, widest_pairs_ = 0;  // of a layer; columns between the products of a token
+  int64_t most_experts_ = 0, most_used_ = 0, widest_expert_ = 0;  // of a layer
   std::mutex mutex_;
   std::vector<std::unique_ptr<ThreadState>> thread_states_;
   // The leader's.
   std::vector<float> x_, start_, normed_, branch_, wide_;
-  Chosen chosen_;
-  std::vector<int64_t> chosen_experts_;
-  std::vector<float> chosen_weights_, gates_;
   std::vector<Line> input_memory_[3];  // by form
+  std::vector<int64_t> chosen_experts_;
+  std::vector<float> chosen_weights_, gates_, shared_;
+  // By layer, since a late thread may still read what was chosen in the layer before.
+  std::vector<Chosen> chosen_;
   // Written in one phase, read in the next.
-  std::vector<float> projected_, attended_, summed_, inner_, mixed_, peaks_, sums_;
-  std::vector<float> routed_, expert_inner_, shared_;
+  std::vector<float> projected_, attended_, summed_, inner_, mixed_, peaks_, sums_, routed_, expert_inner_;
 };
 
 }  // namespace acclimate::inference::decode
