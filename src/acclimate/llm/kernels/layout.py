@@ -33,6 +33,8 @@ class Parts:
             scale = _spread(scale, parts) * block_scale
             if "low_scale" in self.fields:
                 low = -(_spread(self.fields["low_scale"].float(), parts) * self.fields["block_low"].float())
+        if "zero" in self.fields:
+            low = -(scale * self.fields["zero"].float())
         values = codes.view(rows, scale.shape[1], columns // scale.shape[1] if columns else 0)
         values = values * scale.unsqueeze(-1)
         if low is not None:

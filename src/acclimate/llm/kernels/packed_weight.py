@@ -78,7 +78,8 @@ class PackedWeight:
             weight: the weight, [n, k].
             weight_format: ``"int8"``: 8 bits with one scale for each row. ``"int4"``: 4 bits; each block of
                 32 columns has a scale and a minimum of 8 bits each, which makes 4.5 bits for each value.
-                ``"int5"``: the same with 5 bits.
+                ``"int5"``: the same with 5 bits. ``"uint4"``, ``"uint8"``: 4 or 8 bits; each block has a
+                scale in float16 and the code of zero.
 
         Raises:
             WeightError: the format or the tensor is unsuitable, or the tensor has infinite or NaN values.

@@ -106,6 +106,9 @@ inline void multiply_group(const uint8_t* group, int64_t blocks, const Input& in
         } else if constexpr (layout.scales == Scales::block_and_low) {
           block_scale = load_f16(group + b * 32);
           low = load_f16(group + at.low + b * 32);
+        } else if constexpr (layout.scales == Scales::block_and_zero) {
+          block_scale = load_f16(group + b * 32);
+          low = mul(load_i8(group + at.zero + b * 16), block_scale);
         } else {
           block_scale = mul(load_u8(group + at.block_scale + b * 16), scale);
           low = mul(load_u8(group + at.block_low + b * 16), low_scale);

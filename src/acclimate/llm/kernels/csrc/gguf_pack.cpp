@@ -126,6 +126,7 @@ void pack_group(WeightFormat format, const uint8_t* blocks, int64_t row_bytes, i
           break;
         case Scales::row:
         case Scales::row_and_block:
+        case Scales::block_and_zero:
           break;  // not in files
       }
     }

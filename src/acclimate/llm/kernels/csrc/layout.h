@@ -81,7 +81,7 @@ static void with_format(WeightFormat format, Function function) {
 
 // Where each field of a group begins, and its codes, in bytes from the group's start.
 struct Offsets {
-  int64_t scale, low, low_scale, block_scale, block_low, codes;
+  int64_t scale, low, zero, low_scale, block_scale, block_low, codes;
 };
 
 static constexpr int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }

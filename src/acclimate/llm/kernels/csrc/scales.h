@@ -31,6 +31,8 @@ inline BlockScales scales_of_block(const uint8_t* group, const Offsets& at, int6
     first = load_f16(group + b * 32);
     if constexpr (layout.scales == Scales::block_and_low) {
       low = load_f16(group + at.low + b * 32);
+    } else if constexpr (layout.scales == Scales::block_and_zero) {
+      low = mul(mul(load_i8(group + at.zero + b * 16), first), -1.0f);
     }
   }
   Floats second = first;
