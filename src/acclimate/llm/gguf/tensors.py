@@ -7,7 +7,7 @@ the processor's cache (0.6 s instead of 4.3 s for a 262,144 × 640 table).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import prod
@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from gguf import GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from acclimate.host import huge_pages
-from acclimate.llm.files.deferred_tensors import DeferredTensor, Region, sources
+from acclimate.llm.files.deferred_tensors import Region, Source, sources
+from acclimate.llm.files.matrix_parts import MatrixPart, matrix_part
 from acclimate.llm.files.open_file import OpenFile
 from acclimate.llm.gguf.config import Architecture
 from acclimate.llm.gguf.header import GGUFHeader, TensorEntry
@@ -89,6 +90,12 @@ class GGUFTensor:
     def block_type(self) -> str:
         """gguf's name of the type of its values."""
         return str(GGMLQuantizationType(self.placement.parts[0].source.ggml_type).name)
+
+    @property
+    def stored_bits(self) -> float:
+        """The bits of each value in the file; 0: its values are not quantised."""
+        values, size = GGML_QUANT_SIZES[GGMLQuantizationType[self.block_type]]
+        return 8 * size / values if values > 1 else 0
 
     @cached_property
     def _is_transposed(self) -> bool:
@@ -209,22 +216,14 @@ def gguf_tensors(
 class BlockRows:
     """A matrix, or a part of one, as blocks of the file that have not been read yet."""
 
-    rows: tuple[tuple[GGUFTensor, Array], ...]
-    """Tensors of one type, each with the numbers of its rows."""
-    columns: tuple[tuple[int, int], ...]
-    """The ranges of its columns, which begin and end between blocks."""
+    part: MatrixPart
+    """Rows of tensors of one type, and ranges of columns that begin and end between blocks."""
 
     @property
     def block_type(self) -> str:
         """gguf's name of the type."""
-        return self.rows[0][0].block_type
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
-        return sum(len(numbers) for _, numbers in self.rows), sum(
-            stop - start for start, stop in self.columns
-        )
+        tensor: Any = self.part.sources[0]
+        return str(tensor.block_type)
 
     @property
     def format(self) -> WeightFormat:
@@ -234,10 +233,11 @@ class BlockRows:
     def read(self) -> torch.Tensor:
         """Returns the bytes of the blocks, row by row."""
         values, size = self.format.columns, self.format.gguf_bytes
-        ranges = [(start // values * size, stop // values * size) for start, stop in self.columns]
+        ranges = [(start // values * size, stop // values * size) for start, stop in self.part.columns]
         found = []
-        for tensor, numbers in self.rows:
-            content = tensor.stored_rows(numbers)
+        for tensor, first, last in self.part.rows:
+            assert isinstance(tensor, GGUFTensor)
+            content = tensor.stored_rows(np.arange(first, last))
             if ranges != [(0, content.shape[1])]:
                 content = np.concatenate([content[:, start:stop] for start, stop in ranges], axis=1)
             found.append(content)
@@ -252,15 +252,6 @@ class BlockRows:
 
 _EXPONENT = 0x7C00
 """The exponent bits of a half-precision number, which are all set in infinities and NaNs."""
-
-_aten = torch.ops.aten
-_SAME = (
-    _aten.detach.default,
-    _aten.alias.default,
-    _aten.clone.default,
-    _aten.lift_fresh.default,
-    _aten._to_copy.default,
-)
 
 
 def source_types(tensor: torch.Tensor) -> set[str]:
@@ -279,73 +270,19 @@ def block_rows(tensor: torch.Tensor) -> BlockRows | None:
     Returns ``None`` if the file's tensors have several types or one without kernels, or if the matrix is not
     made of whole rows and whole blocks.
     """
-    if not isinstance(tensor, DeferredTensor) or tensor.dim() != 2:
+    part = matrix_part(tensor, _has_blocks)
+    if part is None or len(source_types(tensor)) > 1:
         return None
-    source = tensor.source
-    if isinstance(source, GGUFTensor):
-        types = {part.source.ggml_type for part in source.placement.parts}
-        if not source._has_rows or len(types) > 1 or source.block_type.lower() not in GGUF_FORMATS:
-            return None
-        return BlockRows(((source, np.arange(source.shape[0])),), ((0, source.shape[1]),))
-    if tensor.operator in _SAME:
-        return block_rows(tensor.arguments[0])
-    if tensor.operator is _aten.slice.Tensor:
-        return _sliced(*_arguments(tensor))
-    if tensor.operator is _aten.cat.default:
-        return _joined([block_rows(part) for part in tensor.arguments[0]], _arguments(tensor)[1] % 2)
-    return None
-
-
-def _arguments(tensor: DeferredTensor) -> tuple[Any, ...]:
-    """Returns an operator's arguments by position, with defaults for omitted ones."""
-    given = dict(
-        zip((argument.name for argument in tensor.operator._schema.arguments), tensor.arguments, strict=False)
-    )
-    given |= tensor.options
-    return tuple(
-        given.get(argument.name, argument.default_value) for argument in tensor.operator._schema.arguments
-    )
-
-
-def _sliced(
-    origin: torch.Tensor, dim: int, start: int | None, stop: int | None, step: int
-) -> BlockRows | None:
-    found = block_rows(origin)
-    if found is None or step != 1:
+    found = BlockRows(part)
+    if any(edge % found.format.columns for piece in part.columns for edge in piece):
         return None
-    first, last, _ = slice(start, stop).indices(origin.shape[dim])
-    if dim % 2 == 0:
-        return _row_range(found, first, last)
-    if found.columns != ((0, origin.shape[1]),):
-        return None
-    if first % found.format.columns or last % found.format.columns:
-        return None
-    return replace(found, columns=((first, last),))
+    return found
 
 
-def _row_range(found: BlockRows, first: int, last: int) -> BlockRows | None:
-    if len(found.rows) != 1 or first >= last:
-        return None
-    tensor, numbers = found.rows[0]
-    return replace(found, rows=((tensor, numbers[first:last]),))
-
-
-def _joined(parts: list[BlockRows | None], dim: int) -> BlockRows | None:
-    found = [part for part in parts if part is not None]
-    if len(found) < len(parts) or len({part.block_type for part in found}) != 1:
-        return None
-    first = found[0]
-    if dim == 0:
-        if any(part.columns != first.columns for part in found):
-            return None
-        return replace(first, rows=tuple(rows for part in found for rows in part.rows))
-    same = all(
-        len(part.rows) == len(first.rows)
-        and all(
-            a[0] is b[0] and np.array_equal(a[1], b[1]) for a, b in zip(part.rows, first.rows, strict=True)
-        )
-        for part in found
-    )
+def _has_blocks(source: Source) -> bool:
     return (
-        replace(first, columns=tuple(column for part in found for column in part.columns)) if same else None
+        isinstance(source, GGUFTensor)
+        and source._has_rows
+        and len({part.source.ggml_type for part in source.placement.parts}) == 1
+        and source.block_type.lower() in GGUF_FORMATS
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +21,7 @@ from acclimate.llm.kernels.formats import (
     WEIGHT_FORMATS,
     WeightFormat,
 )
+from acclimate.llm.kernels.layout import Parts
 from acclimate.llm.kernels.quantize import quantize_rows
 
 _FEW_ROWS = 16  # the most input rows that the native kernels multiply in one pass over a weight
@@ -102,6 +104,24 @@ class PackedWeight:
             packed = layout.pack(quantize_rows(rows, kind), kind)
             data[first * groups : first * groups + len(packed)] = packed
         return PackedWeight(weight_format, data, (n, k))
+
+    @staticmethod
+    def from_parts(parts: Iterable[Parts], weight_format: str, shape: tuple[int, int]) -> PackedWeight:
+        """Packs codes and scales that are already in a format, such as those of a published file.
+
+        Args:
+            parts: rows, one part after the other; all but the last are whole groups of 16 rows.
+            weight_format: a name in ``csrc/formats.def``.
+            shape: [n, k].
+        """
+        kind = WEIGHT_FORMATS[weight_format]
+        n, k = shape
+        data, done = _new_data(kind, n, k, torch.device("cpu")), 0
+        for part in parts:
+            packed = layout.pack(part, kind)
+            data[done : done + len(packed)] = packed
+            done += len(packed)
+        return PackedWeight(weight_format, data, shape)
 
     @staticmethod
     def from_gguf(blocks: Tensor, block_type: str, shape: tuple[int, int]) -> PackedWeight:
