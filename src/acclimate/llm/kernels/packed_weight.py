@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -21,8 +21,8 @@ from acclimate.llm.kernels.formats import (
     WEIGHT_FORMATS,
     WeightFormat,
 )
-from acclimate.llm.kernels.layout import Parts
 from acclimate.llm.kernels.quantize import quantize_rows
+from acclimate.llm.kernels.words import Words, pack_words
 
 _FEW_ROWS = 16  # the most input rows that the native kernels multiply in one pass over a weight
 _TILE_VALUES = 4 << 20
@@ -106,21 +106,29 @@ class PackedWeight:
         return PackedWeight(weight_format, data, (n, k))
 
     @staticmethod
-    def from_parts(parts: Iterable[Parts], weight_format: str, shape: tuple[int, int]) -> PackedWeight:
+    def from_words(
+        pieces: Iterable[tuple[Words, Mapping[str, Tensor]]], weight_format: str, shape: tuple[int, int]
+    ) -> PackedWeight:
         """Packs codes and scales that are already in a format, such as those of a published file.
 
         Args:
-            parts: rows, one part after the other; all but the last are whole groups of 16 rows.
+            pieces: rows, one part after the other, each with its scales by name, [rows, parts] for whole
+                blocks of columns. All but the last are whole groups of 16 rows.
             weight_format: a name in ``csrc/formats.def``.
             shape: [n, k].
         """
         kind = WEIGHT_FORMATS[weight_format]
         n, k = shape
-        data, done = _new_data(kind, n, k, torch.device("cpu")), 0
-        for part in parts:
-            packed = layout.pack(part, kind)
+        native.load("cpu")
+        groups, data, done = -(-n // GROUP_ROWS), None, 0
+        for words, fields in pieces:
+            packed = pack_words(words, fields, kind)
+            if len(packed) == groups:
+                return PackedWeight(weight_format, packed, shape)
+            data = _new_data(kind, n, k, torch.device("cpu")) if data is None else data
             data[done : done + len(packed)] = packed
             done += len(packed)
+        assert data is not None
         return PackedWeight(weight_format, data, shape)
 
     @staticmethod

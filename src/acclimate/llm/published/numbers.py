@@ -11,6 +11,7 @@ from torch import Tensor
 
 from acclimate.errors import CorruptModelError
 from acclimate.llm.files.deferred_tensors import Region, Source
+from acclimate.llm.kernels.words import Words
 
 Range = tuple[int, int]
 """The first row or column, and the one after the last."""
@@ -38,9 +39,9 @@ class Scales:
         zero = None if self.zero is None else torch.cat([_present(each.zero) for each in whole], 1)
         return Scales(torch.cat([each.scale for each in whole], 1), zero, group)
 
-    def values(self, codes: Tensor) -> Tensor:
+    def values(self, codes: Words | Tensor) -> Tensor:
         """Returns the values of codes in float32."""
-        values = codes.float()
+        values = (codes.codes() if isinstance(codes, Words) else codes).float()
         if self.zero is not None:
             values -= self.zero.float()[:, self.group]
         return values.mul_(self.scale.float()[:, self.group])
@@ -62,8 +63,8 @@ class Reader(Protocol):
     def scales(self, rows: Range, columns: Range) -> Scales:
         """Returns the scales of a part."""
 
-    def codes(self, rows: Range, columns: Range) -> Tensor:
-        """Returns the codes of a part: uint8, or floating point."""
+    def codes(self, rows: Range, columns: Range) -> Words | Tensor:
+        """Returns the codes of a part, or floating-point numbers without their scales."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,15 +96,6 @@ def read(source: Source, region: Region | None = None) -> Tensor:
     out = torch.empty([stop - start for start, stop in region], dtype=source.dtype)
     source.read_into(region, out)
     return out
-
-
-def unpacked(words: Tensor, bits: int) -> Tensor:
-    """Returns the codes in 32-bit words, lowest bits first: [..., 32 / bits] of uint8."""
-    octets = words.contiguous().view(torch.uint8).view(*words.shape, 4)
-    if bits == 8:
-        return octets
-    mask = (1 << bits) - 1
-    return torch.stack([octets >> shift & mask for shift in range(0, 8, bits)], -1).flatten(-2)
 
 
 def require_shape(source: Source, shape: tuple[int, ...], because: str) -> None:

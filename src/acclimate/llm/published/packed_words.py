@@ -9,10 +9,8 @@ from torch import Tensor
 
 from acclimate.errors import CorruptModelError
 from acclimate.llm.files.deferred_tensors import Source
-from acclimate.llm.published.numbers import Range, Scales, read, require_dtype, require_shape, unpacked
-
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""The output whose code each 4 bits of a word of AWQ hold."""
+from acclimate.llm.kernels.words import AWQ, BY_ROW, BY_WORD, Words, unpacked
+from acclimate.llm.published.numbers import Range, Scales, read, require_dtype, require_shape
 
 
 def group_count(columns: int, group_size: int) -> int:
@@ -94,30 +92,23 @@ class ColumnWords:
         words = read(self.qzeros, ((0, groups), (rows[0] // per, -(-rows[1] // per))))
         # Added to whole words, as it was subtracted from them: a zero of 0 borrows from the next one.
         each = sum(self.zero_offset << shift for shift in range(0, 32, self.bits))
-        zeros = self._outputs(words + each)
-        first = rows[0] // per * per
-        zeros = zeros[:, rows[0] - first : rows[1] - first].to(torch.int16)
+        held = (rows[1] - rows[0], groups)
+        if self.is_awq:
+            zero = Words(words, held, self.bits, AWQ, rows[0] % per).codes()
+        else:
+            codes = unpacked(words + each, self.bits).flatten(1)
+            zero = codes[:, rows[0] % per : rows[0] % per + held[0]].T
         scale = read(self.scale, ((0, groups), rows))
-        return Scales(scale.T.contiguous(), zeros.T.contiguous(), group)
+        return Scales(scale.T.contiguous(), zero.to(torch.int16).contiguous(), group)
 
-    def codes(self, rows: Range, columns: Range) -> Tensor:
+    def codes(self, rows: Range, columns: Range) -> Words:
         """Returns the codes of a part."""
-        per = 32 // self.bits
+        per, shape = 32 // self.bits, (rows[1] - rows[0], columns[1] - columns[0])
         if self.is_awq:
-            first = rows[0] // per * per
             words = read(self.qweight, (columns, (rows[0] // per, -(-rows[1] // per))))
-            return self._outputs(words)[:, rows[0] - first : rows[1] - first].T.contiguous()
-        first = columns[0] // per * per
+            return Words(words, shape, self.bits, AWQ, rows[0] % per)
         words = read(self.qweight, ((columns[0] // per, -(-columns[1] // per)), rows))
-        codes = unpacked(words.T, self.bits).flatten(1)
-        return codes[:, columns[0] - first : columns[1] - first].contiguous()
-
-    def _outputs(self, words: Tensor) -> Tensor:
-        """Returns the codes of words that hold successive outputs: [..., outputs]."""
-        codes = unpacked(words, self.bits)
-        if self.is_awq:
-            codes = codes[..., [AWQ_ORDER.index(output) for output in range(len(AWQ_ORDER))]]
-        return codes.flatten(-2)
+        return Words(words, shape, self.bits, BY_WORD, columns[0] % per)
 
 
 @dataclass
@@ -161,13 +152,11 @@ class RowWords:
             zero = zeros[rows[0] - first : rows[1] - first].to(torch.int16)
         return Scales(scale, zero, group)
 
-    def codes(self, rows: Range, columns: Range) -> Tensor:
+    def codes(self, rows: Range, columns: Range) -> Words:
         """Returns the codes of a part."""
-        per = 32 // self.bits
-        first = columns[0] // per * per
+        per, shape = 32 // self.bits, (rows[1] - rows[0], columns[1] - columns[0])
         words = read(self.weight_packed, (rows, (columns[0] // per, -(-columns[1] // per))))
-        codes = unpacked(words, self.bits).flatten(1)
-        return codes[:, columns[0] - first : columns[1] - first].contiguous()
+        return Words(words, shape, self.bits, BY_ROW, columns[0] % per)
 
 
 def check_row_scales(source: Source, n: int, k: int, because: str) -> int:

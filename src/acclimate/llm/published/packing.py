@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from acclimate.errors import CorruptModelError
 from acclimate.llm.files.matrix_parts import MatrixPart, matrix_part
 from acclimate.llm.kernels import PackedWeight
 from acclimate.llm.kernels.formats import BLOCK_COLUMNS, GROUP_ROWS, WEIGHT_FORMATS, WeightFormat
-from acclimate.llm.kernels.layout import Parts
 from acclimate.llm.kernels.quantize import quantize_rows
+from acclimate.llm.kernels.words import Words
 from acclimate.llm.published.numbers import QuantisedMatrix, Scales
 
 NEAREST = "uint8"
@@ -58,15 +57,15 @@ def pack_part(part: MatrixPart, name: str, where: str) -> Packed:
     bits = max(_matrix(source).reader.bits for source in part.sources)
     kind = numbers.format_of(bits) if numbers is not None and scales.zero is not None else None
     if kind is not None and numbers is not None:
-        chunks = (numbers.parts(kind, codes, rows) for rows, codes in _codes(part))
-        return Packed(PackedWeight.from_parts(chunks, kind.name, (n, k)), 0.0)
+        pieces = (numbers.in_format(kind, codes, rows) for rows, codes in _codes(part))
+        return Packed(PackedWeight.from_words(pieces, kind.name, (n, k)), 0.0)
     return _nearest(part, scales)
 
 
 def _nearest(part: MatrixPart, scales: Scales) -> Packed:
     kind, squares = WEIGHT_FORMATS[NEAREST], [0.0, 0.0]
 
-    def chunks() -> Iterator[Parts]:
+    def pieces() -> Iterator[tuple[Words, Mapping[str, Tensor]]]:
         for rows, codes in _codes(part, _CHUNK_VALUES // 16):
             some = Scales(
                 scales.scale[rows], None if scales.zero is None else scales.zero[rows], scales.group
@@ -75,9 +74,9 @@ def _nearest(part: MatrixPart, scales: Scales) -> Packed:
             made = quantize_rows(values, kind)
             squares[0] += float((made.values(kind)[:, : values.shape[1]] - values).square().sum())
             squares[1] += float(values.square().sum())
-            yield made
+            yield Words.of_bytes(made.codes[:, : values.shape[1]]), made.fields
 
-    weight = PackedWeight.from_parts(chunks(), NEAREST, part.shape)
+    weight = PackedWeight.from_words(pieces(), NEAREST, part.shape)
     return Packed(weight, math.sqrt(squares[0] / squares[1]) if squares[1] else 0.0)
 
 
@@ -102,21 +101,32 @@ def _scales(part: MatrixPart) -> Scales:
     return found[0].joined(found[1:], 0)
 
 
-def _codes(part: MatrixPart, most: int = _CHUNK_VALUES) -> Iterator[tuple[slice, Tensor]]:
+def _codes(part: MatrixPart, most: int = _CHUNK_VALUES) -> Iterator[tuple[slice, Words | Tensor]]:
     """Yields the codes of whole groups of rows."""
     n, k = part.shape
     step = max(most // max(k, 1) // GROUP_ROWS, 1) * GROUP_ROWS
     for start in range(0, n, step):
         stop = min(start + step, n)
-        pieces, at = [], 0
+        pieces: list[list[Words | Tensor]] = []
+        at = 0
         for source, first, last in part.rows:
             begin, end = max(start, at), min(stop, at + last - first)
             if begin < end:
                 rows = (first + begin - at, first + end - at)
-                read = [_matrix(source).reader.codes(rows, columns) for columns in part.columns]
-                pieces.append(read[0] if len(read) == 1 else torch.cat(read, 1))
+                pieces.append([_matrix(source).reader.codes(rows, columns) for columns in part.columns])
             at += last - first
-        yield slice(start, stop), pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        yield slice(start, stop), _together(pieces)
+
+
+def _together(pieces: list[list[Words | Tensor]]) -> Words | Tensor:
+    """Returns the codes of matrices below and beside one another."""
+    if len(pieces) == len(pieces[0]) == 1:
+        return pieces[0][0]
+    is_words = isinstance(pieces[0][0], Words)
+    whole = torch.cat(
+        [torch.cat([each.codes() if isinstance(each, Words) else each for each in row], 1) for row in pieces]
+    )
+    return Words.of_bytes(whole) if is_words else whole
 
 
 @dataclass(frozen=True)
@@ -156,17 +166,20 @@ class _Blocks:
             return WEIGHT_FORMATS["int8"]  # any code less its zero has 8 bits with a sign
         return None
 
-    def parts(self, kind: WeightFormat, codes: Tensor, rows: slice) -> Parts:
-        """Returns rows in a format that :meth:`format_of` chose."""
+    def in_format(
+        self, kind: WeightFormat, codes: Words | Tensor, rows: slice
+    ) -> tuple[Words, Mapping[str, Tensor]]:
+        """Returns the codes of rows, and their scales, in a format that :meth:`format_of` chose."""
         scale, zero = self.scales.scale[rows], self.scales.zero
         assert zero is not None
+        assert isinstance(codes, Words)
         zero = zero[rows]
-        codes = functional.pad(codes, (0, -self.columns % BLOCK_COLUMNS))
         if kind.name == "int8":
             if bool((zero != kind.offset).any()):
-                codes = (codes.to(torch.int16) + (kind.offset - zero)).to(torch.uint8)
-            return Parts(codes, {"scale": scale.float()})
+                moved = codes.codes().to(torch.int16) + (kind.offset - zero)
+                codes = Words.of_bytes(moved.to(torch.uint8))
+            return codes, {"scale": scale.float()}
         fields = {"scale": scale.half()[:, self.group]}
         if any(field.name == "zero" for field in kind.fields):
             fields["zero"] = (zero - kind.offset).to(torch.int8)[:, self.group]
-        return Parts(codes, fields)
+        return codes, fields

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from acclimate.errors import CorruptModelError
 from acclimate.llm.files.deferred_tensors import Source
+from acclimate.llm.kernels.words import Words
 from acclimate.llm.published.numbers import Range, Scales, read, require_dtype, require_shape
 from acclimate.llm.published.packed_words import check_row_scales, group_count, row_scales
 
@@ -43,10 +44,12 @@ class WholeNumbers:
         group = torch.arange(*columns) // -(-k // self._groups)
         return Scales(scale, zero, group)
 
-    def codes(self, rows: Range, columns: Range) -> Tensor:
+    def codes(self, rows: Range, columns: Range) -> Words:
         """Returns the codes of a part, which begin at 0."""
-        least = 1 << self.bits - 1
-        return (read(self.weight, (rows, columns)).to(torch.int16) + least).to(torch.uint8)
+        values = read(self.weight, (rows, columns))
+        if self.bits == 8:
+            return Words.of_bytes(values, flip=128)
+        return Words.of_bytes(values + (1 << self.bits - 1))
 
 
 @dataclass

@@ -1,5 +1,6 @@
 #include "gguf_pack.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "layout.h"
@@ -128,6 +129,43 @@ void pack_group(WeightFormat format, const uint8_t* blocks, int64_t row_bytes, i
         case Scales::row_and_block:
         case Scales::block_and_zero:
           break;  // not in files
+      }
+    }
+    pack_codes(layout.bits, codes, group + at.codes + b * layout.code_bytes);
+  }
+}
+
+void pack_words(WeightFormat format, const Words& words, int64_t first_row, int64_t rows, int64_t k,
+                uint8_t* group) {
+  constexpr int awq_place[8] = {0, 4, 1, 5, 2, 6, 3, 7};  // of each of 8 rows in a word
+  const Layout layout = layout_of(format);
+  const int64_t count = padded_columns(format, k) / block_columns, per = 32 / words.bits;
+  const uint32_t mask = (uint32_t{1} << words.bits) - 1;
+  const Offsets at = offsets_of(layout, count);
+  Codes codes{};
+  for (int64_t b = 0; b < count; ++b) {
+    const int64_t begin = b * block_columns, end = std::min(begin + block_columns, k);
+    if (end - begin < block_columns) {
+      std::memset(codes, 0, sizeof(codes));
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t own = first_row + row;
+      if (words.order == WordOrder::awq) {
+        const int64_t word = (words.skip + own) / per, place = awq_place[(words.skip + own) % per];
+        for (int64_t column = begin; column < end; ++column) {
+          const uint32_t held = words.from[column * words.words + word];
+          codes[row][column - begin] = static_cast<uint8_t>((held >> (4 * place) & mask) ^ words.flip);
+        }
+        continue;
+      }
+      for (int64_t column = begin; column < end;) {
+        const int64_t word = (words.skip + column) / per, part = (words.skip + column) % per;
+        const int64_t stop = std::min(column + per - part, end);
+        uint32_t held = words.order == WordOrder::by_row ? words.from[own * words.words + word]
+                                                         : words.from[word * words.rows + own];
+        for (held >>= words.bits * part; column < stop; ++column, held >>= words.bits) {
+          codes[row][column - begin] = static_cast<uint8_t>((held & mask) ^ words.flip);
+        }
       }
     }
     pack_codes(layout.bits, codes, group + at.codes + b * layout.code_bytes);
