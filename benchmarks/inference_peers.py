@@ -1,6 +1,7 @@
 """What one peer does in `inference.py`: loads a model, and times prefill and decoding, in its own Python.
 
 python inference_peers.py PEER MODEL_FOLDER GGUF_FILE PROMPT_TOKENS NEW_TOKENS SEQUENCES
+python inference_peers.py requantize GGUF_FILE FORMAT NEW_FILE
 
 Prints one JSON object with tokens per second, all sequences together, and the peak memory. Several sequences
 share the prompt's tokens. It imports nothing of acclimate, which these environments lack.
@@ -22,12 +23,13 @@ Run = Callable[[int, int, int], None]
 """Generates, for so many sequences of a length, so many new tokens."""
 
 
-def transformers_run(folder: str, compiled: bool = False, int8: bool = False) -> Run:
-    """transformers' own generate; optionally with torch.compile, and with torchao's 8-bit weights."""
+def transformers_run(folder: str, compiled: bool = False, int8: bool = False, file: str | None = None) -> Run:
+    """transformers' own generate; optionally with torch.compile, torchao's 8-bit weights, or a GGUF file."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    options = {"gguf_file": file} if file else {}
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **options).eval()
     if int8:
         from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
@@ -74,7 +76,7 @@ def llama_run(gguf: str, prompt_tokens: int, new_tokens: int, most_sequences: in
     llama_cpp.llama_backend_init()
     silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
     llama_cpp.llama_log_set(silent, None)
-    path = gguf if kind == "Q4_K_M" else _requantized(gguf, kind)
+    path = gguf if kind in ("Q4_K_M", "file") else _requantized(gguf, kind)
     model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
     params = llama_cpp.llama_context_default_params()
     params.n_seq_max = most_sequences
@@ -115,18 +117,25 @@ def llama_run(gguf: str, prompt_tokens: int, new_tokens: int, most_sequences: in
 def _requantized(gguf: str, kind: str) -> str:
     import tempfile
 
-    import llama_cpp
-
     path = Path(tempfile.gettempdir(), f"acclimate-benchmark-{os.getuid()}-{Path(gguf).stem}-{kind}.gguf")
     if not path.exists():
-        params = llama_cpp.llama_model_quantize_default_params()
-        params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
-        params.allow_requantize, params.pure = True, True  # pure: every matrix, the head too
-        part = path.with_suffix(f".{os.getpid()}")
-        if llama_cpp.llama_model_quantize(gguf.encode(), str(part).encode(), params):
-            raise RuntimeError(f"llama.cpp cannot make a {kind} file of {gguf}")
-        part.replace(path)
+        requantize(gguf, kind, path)
     return str(path)
+
+
+def requantize(gguf: str, kind: str, path: Path) -> None:
+    """Makes a GGUF file in another format, with every matrix in it, the head too."""
+    import llama_cpp
+
+    silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
+    llama_cpp.llama_log_set(silent, None)
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    params.allow_requantize, params.pure = True, True
+    part = path.with_suffix(f".{os.getpid()}")
+    if llama_cpp.llama_model_quantize(gguf.encode(), str(part).encode(), params):
+        raise RuntimeError(f"llama.cpp cannot make a {kind} file of {gguf}")
+    part.replace(path)
 
 
 def openvino_run(weights: str) -> Run:
@@ -190,6 +199,9 @@ def _seconds(run: Run, sequences: int, length: int, tokens: int) -> float:
 def main() -> None:
     """Runs one peer."""
     peer, folder, gguf = sys.argv[1:4]
+    if peer == "requantize":
+        requantize(folder, gguf, Path(sys.argv[4]))
+        return
     prompt_tokens, new_tokens, sequences = (int(each) for each in sys.argv[4:])
 
     def llama(kind: str) -> Run:
@@ -197,6 +209,7 @@ def main() -> None:
 
     made: dict[str, Callable[[], Run]] = {
         "transformers": lambda: transformers_run(folder),
+        "transformers GGUF": lambda: transformers_run(str(Path(gguf).parent), file=Path(gguf).name),
         "transformers compiled": lambda: transformers_run(folder, compiled=True),
         "torchao int8": lambda: transformers_run(folder, compiled=True, int8=True),
         "DeepSpeed": lambda: deepspeed_run(folder),
@@ -208,6 +221,7 @@ def main() -> None:
         "llama.cpp Q8_0": lambda: llama("Q8_0"),
         "llama.cpp Q4_0": lambda: llama("Q4_0"),
         "llama.cpp": lambda: llama("Q4_K_M"),
+        "llama.cpp file": lambda: llama("file"),
     }
     print("\n" + json.dumps(measure(made[peer](), prompt_tokens, new_tokens, sequences)))
 

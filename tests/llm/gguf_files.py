@@ -168,7 +168,7 @@ def write_gguf(
 
 
 def write_raw(path: Path, architecture: str, keys: dict[str, Any], tensors: dict[str, Array]) -> Path:
-    """A GGUF file of these keys and tensors."""
+    """A GGUF file of these keys and tensors; one of bytes is stored as blocks of Q8_0."""
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in keys.items():
         if isinstance(value, (list, tuple)):
@@ -182,7 +182,8 @@ def write_raw(path: Path, architecture: str, keys: dict[str, Any], tensors: dict
         else:
             writer.add_string(key, value)
     for tensor_name, values in tensors.items():
-        writer.add_tensor(tensor_name, np.ascontiguousarray(values))
+        kind = gguf.GGMLQuantizationType.Q8_0 if values.dtype == np.uint8 else None
+        writer.add_tensor(tensor_name, np.ascontiguousarray(values), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

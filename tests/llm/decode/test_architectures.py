@@ -35,7 +35,7 @@ QUICK: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral3": ("native", {}),
     "llama": ("transformers", {**DYNAMIC, "max_position_embeddings": 32}),
     "phi3": ("transformers", LONG),
-    "mixtral": ("transformers", {}),
+    "mixtral": ("native", {}),
 }
 """The step that these take, and what changes their configuration."""
 NEWER = ["flint", "granite_swa", "internlm3", "jais2", "iquestcoder", "hyperclovax"]

@@ -70,17 +70,6 @@ def test_queries_are_multiplied_by_a_function_of_the_position(taken: list[bool])
     assert [layer.attention.query_factors for layer in lean.decoder.layers] == [0, 0]
 
 
-def test_experts_are_refused_by_name_without_lines_on_stderr(
-    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
-    model = acclimate.init_inference(tiny_model("mixtral"))
-    capfd.readouterr()
-    with caplog.at_level("INFO", logger="acclimate.llm"):
-        assert loop.step_kind(model) == "transformers"
-    assert "it has experts" in caplog.text
-    assert capfd.readouterr().err == ""
-
-
 def test_an_operator_that_fails_on_fake_tensors_leaves_no_lines_on_stderr(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

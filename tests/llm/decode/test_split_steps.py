@@ -67,3 +67,27 @@ def test_both_ranks_raise_the_error_and_go_on(two: RankProcesses, damage: str, e
     assert kind == "native"
     assert found == [expected] * len(WAYS)
     assert len(text) == PROMPT.shape[1] + 3
+
+
+def texts_of_experts(rank: int, name: str, quantize: str | None) -> tuple[str, list[int], list[int]]:
+    """Returns the kind of step, its text, and the text of the split model's modules."""
+    import acclimate
+    from acclimate.llm.decode.loop import step_kind
+
+    torch.set_num_threads(1)
+    model = acclimate.init_inference(tiny_model(name), tp_size=2, quantize=quantize, dtype=torch.float32)
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    whole = model.generate(PROMPT, return_dict_in_generate=True, **options).sequences
+    return step_kind(model), model.generate(PROMPT, **options)[0].tolist(), whole[0].tolist()
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe"])
+def test_ranks_share_each_expert_in_the_native_step(
+    two: RankProcesses, name: str, quantize: str | None
+) -> None:
+    one, other = two.values(texts_of_experts, name, quantize)
+    assert one == other
+    kind, ours, modules = one
+    assert kind == "native"
+    assert ours == modules

@@ -17,6 +17,7 @@ from acclimate.llm.kernels.formats import (
     GGUF_FORMATS,
     TABLE,
     WEIGHT_FORMATS,
+    Field,
     WeightFormat,
     format_of_number,
     read_table,
@@ -74,14 +75,16 @@ def test_a_block_has_the_values_and_bytes_that_gguf_gives_it(name: str) -> None:
 
 
 def random_parts(kind: WeightFormat, rows: int, columns: int) -> Parts:
-    def field_values(dtype: torch.dtype, parts: int) -> torch.Tensor:
-        if dtype.is_floating_point:
-            return torch.randn(rows, parts).to(dtype)
-        limits = torch.iinfo(dtype)
-        return torch.randint(limits.min, limits.max + 1, (rows, parts), dtype=dtype)
+    def field_values(field: Field, parts: int) -> torch.Tensor:
+        if field.dtype.is_floating_point:
+            return torch.randn(rows, parts).to(field.dtype)
+        limits = torch.iinfo(field.dtype)
+        # Of an exponent, those around which published weights are.
+        first, last = (118, 124) if field.name == "exponent" else (limits.min, limits.max + 1)
+        return torch.randint(first, last, (rows, parts), dtype=field.dtype)
 
     codes = torch.randint(0, 1 << kind.bits, (rows, columns), dtype=torch.uint8)
-    return Parts(codes, {f.name: field_values(f.dtype, f.parts(columns)) for f in kind.fields})
+    return Parts(codes, {f.name: field_values(f, f.parts(columns)) for f in kind.fields})
 
 
 @each_format

@@ -29,6 +29,8 @@ def gguf_blocks(name: str, n: int, k: int, seed: int = 0) -> tuple[Tensor, Tenso
     for at in range(halves.start, halves.stop, 2):
         scales = (random.random((n, k // values, 1)) * 0.01 + 0.001).astype(np.float16)
         blocks[:, :, at : at + 2] = scales.view(np.uint8)
+    if WEIGHT_FORMATS[name].scales == "exponent":
+        blocks[:, :, 0] = random.integers(118, 124, (n, k // values))
     rows = blocks.reshape(n, -1)
     expected = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[name.upper()])
     return torch.from_numpy(rows), torch.from_numpy(expected).reshape(n, k)

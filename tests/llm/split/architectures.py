@@ -114,7 +114,7 @@ FURTHER = [
     *ENCODER_DECODERS, "olmoe", "glm4_moe", "granitemoeshared", "phimoe", "deepseek_v2", "minimax", "jetmoe",
     "doge", "dots1", "bitnet", "diffllama", "nanochat", "vaultgemma", "apertus", "ministral", "cwm",
     "gpt_neox_japanese", "openai-gpt", "hunyuan_v1_moe", "flex_olmo", "bert", "roberta", "ernie4_5_moe",
-    "granitemoehybrid", "lfm2", "jamba", "gemma3n_text", "rwkv", "mamba", "dbrx",
+    "granitemoehybrid", "lfm2", "jamba", "gemma3n_text", "rwkv", "mamba", "zamba2", "dbrx",
 ]  # fmt: skip
 """Others, which are split right or refused."""
 REFUSED = ("jetmoe", "dbrx")
@@ -161,6 +161,11 @@ SPECIAL |= {
                      "hidden_size_per_layer_input": 16, "num_kv_shared_layers": 0, "laurel_rank": 8,
                      "activation_sparsity_pattern": [0.0, 0.0],
                      "layer_types": ["sliding_attention", "full_attention"]},
+    "zamba2": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2,
+               "hybrid_layer_ids": [1, 3],
+               "num_mem_blocks": 1, "mamba_ngroups": 2, "n_mamba_heads": 8, "mamba_d_state": 16,
+               "mamba_headdim": 16, "use_mem_eff_path": False, "adapter_rank": 8, "chunk_size": 16,
+               "attention_hidden_size": 128, "attention_head_dim": 32},
     "ministral3": {"rope_parameters": {
         "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 8,
         "max_position_embeddings": 128, "llama_4_scaling_beta": 0.4,

@@ -419,6 +419,21 @@ class RawHeads(Odd):
         return x + self.down(functional.gelu(self.up(x)))
 
 
+class TiedInAnotherRole(Odd):
+    """A weight that one module could split is needed whole by another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.look = nn.Linear(WIDTH, HIDDEN, bias=False)
+        self.look.weight = self.up.weight
+        self.up2, self.down2 = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.look(x).softmax(-1).amax(-1, keepdim=True)
+        x = x + seen * self.down(functional.silu(self.gate(x)) * self.up(x))
+        return x + self.down2(functional.gelu(self.up2(x)))
+
+
 class LargeNumber(Odd):
     """One large number in the hidden columns, which no random number is, halves all."""
 
@@ -434,13 +449,14 @@ BLOCKS: list[type[nn.Module]] = [
     HeadBuffers, HeadList, LongBranch, OneTokenBranch, BatchBranch, WidthBranch, ScaledByWidth,
     ScaledByFeatures, TopColumns, Rounded, Grouped, HiddenNorm, Convolved, Recurrent, Remembering, InPlace,
     Adapted, WeightOfAnother, Normed, Torchs, Experts, GatedHeads, TalkingHeads, Spectral, Shuffled, Pooled,
-    ReturnsMore, LowRank, RawHeads, LargeNumber,
+    ReturnsMore, LowRank, RawHeads, TiedInAnotherRole, LargeNumber,
 ]  # fmt: skip
 
 
 SPLIT = {
     UpUsedTwice, Transposed, TwoSinks, Keywords, HeadBuffers, HeadList, WidthBranch, Grouped, Convolved,
     Recurrent, InPlace, Adapted, Experts, GatedHeads, Shuffled, Pooled, LowRank, RawHeads, HiddenNorm,
+    TiedInAnotherRole,
 }  # fmt: skip
 """Those that must not be refused."""
 

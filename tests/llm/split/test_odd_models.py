@@ -19,6 +19,7 @@ from odd_models import (
     Model,
     OneTokenBranch,
     RawHeads,
+    TiedInAnotherRole,
     Transposed,
     TwoSinks,
 )
@@ -76,6 +77,7 @@ QUICK = (
     TwoSinks,
     LowRank,
     RawHeads,
+    TiedInAnotherRole,
 )
 
 

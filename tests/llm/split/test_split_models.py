@@ -117,6 +117,19 @@ def test_another_model_is_split_right_or_refused(name: str) -> None:
     assert found.same_weights
 
 
+@pytest.mark.slow
+def test_layers_that_use_the_keys_and_values_of_another_layer_are_split_right() -> None:
+    layers = 4
+    found = compare(
+        "gemma3n_text", 2, num_hidden_layers=layers, num_kv_shared_layers=2, intermediate_size=[128] * layers,
+        activation_sparsity_pattern=[0.0] * layers, sliding_window=4,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    )  # fmt: skip
+    assert found.error < 1e-4
+    assert found.same_text
+    assert found.same_weights
+
+
 def test_padded_prompts_are_right_where_ranks_share_the_one_key_value_head() -> None:
     """With a mask, attention repeats key/value heads by a number that it does not use without one."""
     model = tiny_model("llama", num_key_value_heads=1)

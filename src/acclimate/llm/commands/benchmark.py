@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from acclimate.llm.decode.description import Experts
+from acclimate.llm.decode.loop import lean_decoder
+from acclimate.llm.decode.modules import packed_stacks
 from acclimate.llm.loading.packed_modules import FewRowLinear, PackedModule
 
 if TYPE_CHECKING:
@@ -129,20 +132,43 @@ def describe_weights(model: Any) -> Weights:
     sizes: Counter[str] = Counter()
     seen: set[int] = set()
     head = model.get_output_embeddings()
+    used = _used_experts(model)
     for module in [*([head] if head is not None else []), *model.modules()]:
+        for name, stack in packed_stacks(module).items():
+            kernels[stack.format] += 1
+            sizes[stack.format] += int(stack.nbytes * used.get((id(module), name), 1.0))
         kernel, weight = _kernel(module)
         if isinstance(module, nn.Embedding) or weight is None or id(weight) in seen:
             continue  # of an embedding, a step reads one row
         seen.add(id(weight))
         kernels[kernel] += 1
         sizes[kernel] += weight.nbytes
+    shares = {
+        id(parameter): used.get((id(module), name), 1.0)
+        for module in model.modules()
+        for name, parameter in module._parameters.items()
+    }
     for parameter in model.parameters():
         if id(parameter) not in seen and not _is_table(model, parameter):
             kernel = "torch" if parameter.dim() > 1 else "norms and biases"
+            if shares[id(parameter)] < 1.0:
+                kernel = f"{str(parameter.dtype).removeprefix('torch.')} by rows"
             kernels[kernel] += 1
-            sizes[kernel] += parameter.nbytes
+            sizes[kernel] += int(parameter.nbytes * shares[id(parameter)])
     packing = getattr(model, "packing", None)
     return Weights(dict(kernels), dict(sizes), dict(packing.dense) if packing is not None else {})
+
+
+def _used_experts(model: Any) -> dict[tuple[int, str], float]:
+    """Returns the share of each weight of experts that a token uses, by module and name."""
+    lean = lean_decoder(model)
+    found = {}
+    for layer in () if lean is None else lean.decoder.layers:
+        if isinstance(layer.mlp, Experts):
+            for stack in (layer.mlp.inner, layer.mlp.down):
+                count = getattr(stack.module, stack.name).shape[0]
+                found[id(stack.module), stack.name] = layer.mlp.router.used / count
+    return found
 
 
 def _kernel(module: Any) -> tuple[str, Any]:

@@ -88,7 +88,7 @@ _HARMLESS = {
 
 def _register_interfaces() -> None:
     from transformers import AttentionInterface
-    from transformers.integrations.moe import ExpertsInterface
+    from transformers.integrations.moe import ExpertsInterface, batched_mm_experts_forward
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
     def attention(
@@ -116,8 +116,10 @@ def _register_interfaces() -> None:
         made: Tensor | None = sdpa_mask(*args, **kwargs)
         return made
 
-    def experts(*args: Any, **kwargs: Any) -> Tensor:
-        raise NotRepresentedError("it has experts")
+    def experts(module: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+        # Of transformers' ways to compute experts, the one whose operators do not depend on values.
+        found: Tensor = batched_mm_experts_forward(module, *args, **kwargs)
+        return found
 
     AttentionInterface.register(_NAME, attention)
     ExpertsInterface.register(_NAME, experts)
@@ -138,6 +140,19 @@ def _check_attention(model: nn.Module) -> None:
     for function in used:
         if not getattr(function, "__module__", "").startswith("transformers."):
             raise NotRepresentedError("its attention is a function of another package")
+
+
+def _check_experts(model: nn.Module) -> None:
+    """Raises unless the experts of a model are computed as transformers defines it."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    for module in model.modules():
+        if not hasattr(module, "_apply_gate") or not hasattr(module, "is_transposed"):
+            continue
+        name = getattr(module.config, "_experts_implementation", None)
+        function = ALL_EXPERTS_FUNCTIONS.get(name) if name in ALL_EXPERTS_FUNCTIONS else type(module).forward
+        if not getattr(function, "__module__", "").startswith(("transformers.", "acclimate.")):
+            raise NotRepresentedError("its experts are computed by a function of another package")
 
 
 def _cache(layers: int, earlier: Any) -> Any:
@@ -269,13 +284,17 @@ class _Shadow:
         )
 
     def _copy(self, original: nn.Module) -> nn.Module:
-        made = object.__new__(type(original))
+        # Packed experts are captured as those of the model's own class, whose weights are tensors.
+        stand_ins = vars(original).get("stand_ins", {})
+        made: nn.Module = object.__new__(type(original).__bases__[1] if stand_ins else type(original))
         self._made[id(original)] = made
         own = vars(made)
         own.update((name, self._attribute(value)) for name, value in vars(original).items())
         for kind in ("_parameters", "_buffers"):
             held = vars(original)[kind].items()
             own[kind] = {name: None if each is None else self.tensor(each) for name, each in held}
+        for name, stand_in in stand_ins.items():
+            own["_parameters"][name] = self._shown(original, stand_in)
         packed = packed_weight(original)
         if packed is not None:  # an embedding
             own["packed"] = _Rows(self._number(original), packed.shape)
@@ -286,6 +305,15 @@ class _Shadow:
             own[kind] = type(vars(original)[kind])()
         self._copies.append((made, _content(made)))
         return made
+
+    def _shown(self, module: nn.Module, stand_in: Tensor) -> Tensor:
+        """Returns the fake of a tensor without content, which stands for packed weights."""
+        device: Any = module.compute.device
+        with self.mode:
+            fake = nn.Parameter(torch.empty(stand_in.shape, dtype=stand_in.dtype, device=device), False)
+        self._made[id(stand_in)] = fake
+        self.origins[id(fake)] = stand_in
+        return fake
 
     def _attribute(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -453,6 +481,7 @@ def capture(model: Any, widths: dict[nn.Module, int], layers: int) -> tuple[Prog
     check_code(model)
     _operators()
     _check_attention(model)
+    _check_experts(model)
     return _captured(model, widths, layers, is_step=False), _captured(model, widths, layers, is_step=True)
 
 

@@ -170,6 +170,155 @@ class Mlp:
 
 
 @dataclass(frozen=True)
+class Matrix:
+    """A weight of a router that is in no linear module of its own."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation on a token's numbers, of which each expert, or each chosen one, has one."""
+
+    kind: Literal["softmax", "sigmoid", "normalize", "scale", "soft_cap", "round"]
+    value: float = 0.0
+    """What ``normalize`` adds to the sum that it divides by, the factor of ``scale``, or the cap."""
+
+    def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Returns the changed numbers (... x experts) in float32; ``dtype`` is that of ``round``."""
+        if self.kind == "softmax":
+            return x.softmax(-1)
+        if self.kind == "sigmoid":
+            return x.sigmoid()
+        if self.kind == "normalize":
+            return x / (x.sum(-1, keepdim=True) + self.value)
+        if self.kind == "scale":
+            return x * self.value
+        if self.kind == "soft_cap":
+            return torch.tanh(x / self.value) * self.value
+        return x.to(dtype).float()
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A router's choice of some groups of experts, among whose experts it then chooses."""
+
+    count: int
+    used: int
+    best: int
+    """The number of a group's largest scores whose sum is its own score."""
+    others: float
+    """The score of the experts of the other groups."""
+
+
+@dataclass(frozen=True)
+class Router:
+    """Chooses a token's experts, and says how much each counts."""
+
+    logits: Matrix | Part
+    rounds_logits: bool
+    """Whether the product is rounded to the model's dtype; else it is computed in float32."""
+    scores: tuple[Operation, ...]
+    """What makes scores of the logits."""
+    choice_bias: Tensor | None
+    """What is added to the scores for the choice, but not for the weights."""
+    groups: Groups | None
+    used: int
+    """The number of experts of a token: those with the largest scores."""
+    weights: tuple[Operation, ...]
+    """What makes weights of the chosen experts' scores."""
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the weights and the numbers of the experts of each token, tokens x used."""
+        dtype = x.dtype
+        if isinstance(self.logits, Part):
+            scores = self.logits.module(x).narrow(-1, self.logits.first, self.logits.count)
+        else:
+            weight, bias = self.logits.weight, self.logits.bias
+            if not self.rounds_logits:
+                x, weight, bias = x.float(), weight.float(), None if bias is None else bias.float()
+            scores = nn.functional.linear(x, weight, bias)
+        scores = scores.float()
+        for operation in self.scores:
+            scores = operation(scores, dtype)
+        choice = scores if self.choice_bias is None else scores + self.choice_bias.float()
+        if self.groups is not None:
+            by_group = choice.unflatten(-1, (self.groups.count, -1))
+            best = by_group.topk(self.groups.best, -1).values.sum(-1).topk(self.groups.used, -1).indices
+            is_used = torch.zeros(by_group.shape[:-1], dtype=torch.bool, device=x.device).scatter(
+                -1, best, True
+            )
+            choice = by_group.masked_fill(~is_used[..., None], self.groups.others).flatten(-2)
+        chosen = choice.topk(self.used, -1).indices
+        weights = scores.gather(-1, chosen)
+        for operation in self.weights:
+            weights = operation(weights, dtype)
+        return weights, chosen
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The weights of all experts of a layer for one product: experts x outputs x inputs."""
+
+    module: nn.Module
+    name: str
+    """The attribute of the module that is the tensor, or is packed instead of it."""
+    is_turned: bool
+    """Whether the tensor is experts x inputs x outputs."""
+    bias: Tensor | None
+    """Experts x outputs."""
+
+
+@dataclass(frozen=True)
+class Gating:
+    """What an expert computes between its two products."""
+
+    activation: str
+    is_gated: bool
+    steepness: float
+    """The activation is ``x * sigmoid(steepness * x)`` if this is not 1."""
+    gate_limit: float | None
+    """The largest value of a gate."""
+    up_limit: float | None
+    """The largest magnitude of what is multiplied by a gate."""
+    adds: float
+    """What is added to it before."""
+
+    def __call__(self, gate: Tensor | None, up: Tensor) -> Tensor:
+        """Returns the input of the second product."""
+        if gate is None:
+            return ACTIVATIONS[self.activation](up)
+        if self.gate_limit is not None:
+            gate = gate.clamp(max=self.gate_limit)
+        if self.up_limit is not None:
+            up = up.clamp(-self.up_limit, self.up_limit)
+        if self.steepness != 1.0:
+            gate = gate * torch.sigmoid(gate * self.steepness)
+        else:
+            gate = ACTIVATIONS[self.activation](gate)
+        return gate * (up if self.adds == 0.0 else up + self.adds)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Experts of which each token uses some, and an MLP that all tokens share."""
+
+    router: Router
+    inner: Stack
+    """The first products: gates and ups of each expert, one after the other or in turns."""
+    interleaved: bool
+    """Whether gates and ups take turns; else the gates come first."""
+    gating: Gating
+    down: Stack
+    rounds_weighted: bool
+    """Whether a weighted result is rounded to the model's dtype before the results are summed."""
+    shared: Mlp | None
+    shared_gate: Product | None
+    """One column, whose sigmoid the shared MLP's result is multiplied by."""
+
+
+@dataclass(frozen=True)
 class Layer:
     """One decoder layer."""
 
@@ -178,7 +327,7 @@ class Layer:
     attention_post_norm: Norm | None
     attention_multiplier: float
     mlp_norm: Norm | None
-    mlp: Mlp
+    mlp: Mlp | Experts
     mlp_post_norm: Norm | None
     mlp_multiplier: float
     parallel: bool

@@ -18,6 +18,7 @@ from acclimate.errors import ModelChangedError
 from acclimate.imports import ForkSafeLock
 from acclimate.llm.decode.finite_logits import check_logits, without_check
 from acclimate.llm.decode.lean import LeanDecoder, Step
+from acclimate.llm.decode.modules import packed_stacks
 from acclimate.llm.decode.native import NativeStep
 from acclimate.llm.decode.proof import describe
 from acclimate.llm.decode.staleness import Snapshot, is_observed
@@ -70,6 +71,7 @@ def _memory_of(model: Any) -> tuple[Any, ...]:
     """Returns where the weights are. What they hold may change: steps read it in place, or copy it anew."""
     weights = [(t.data_ptr(), t.shape, t.dtype) for t in (*model.parameters(), *model.buffers())]
     packed = [vars(m)["packed"].data.data_ptr() for m in model.modules() if "packed" in vars(m)]
+    packed += [stack.data.data_ptr() for m in model.modules() for stack in packed_stacks(m).values()]
     return tuple(weights), tuple(packed)
 
 
@@ -142,10 +144,9 @@ def lean_sample(
 
 
 def _is_users(callbacks: Iterable[Any]) -> bool:
-    """Whether some code that runs after each token is not transformers' own."""
-    return any(
-        each is not None and not type(each).__module__.startswith("transformers.") for each in callbacks
-    )
+    """Whether some code that runs after each token is neither transformers' own nor this package's."""
+    own = ("transformers.", "acclimate.")
+    return any(each is not None and not type(each).__module__.startswith(own) for each in callbacks)
 
 
 class _Watch:

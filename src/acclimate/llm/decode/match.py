@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from acclimate.llm.decode.description import (
     Attention,
     Decoder,
+    Experts,
     Layer,
     Mlp,
     Norm,
@@ -27,8 +28,10 @@ from acclimate.llm.decode.description import (
     RotaryTable,
     Share,
 )
-from acclimate.llm.decode.elements import MOVES, Elements, Term, constant_of
+from acclimate.llm.decode.elements import Elements, Term, constant_of
+from acclimate.llm.decode.experts import find_experts
 from acclimate.llm.decode.program import Program, Role, Value
+from acclimate.llm.decode.reading import activation_of, flat, is_mean, orders, times_constant, widened
 from acclimate.llm.decode.tables import PositionColumns, check_by_position, fingerprint
 
 
@@ -38,7 +41,7 @@ def match(model: Any, programs: tuple[Program, Program], share: Share | None) ->
     Raises:
         NotRepresentedError: an operator is not understood, or a prompt is computed otherwise than a step.
     """
-    prompt, step = (_Matcher(model, program, share).decoder() for program in programs)
+    prompt, step = (Matcher(model, program, share).decoder() for program in programs)
     limit = min((each.limit for each in (prompt, step) if each.limit is not None), default=None)
     constants = {id(tensor): tensor for each in (prompt, step) for tensor in each.constants}
     prompt, step = (
@@ -70,10 +73,9 @@ class _Normed:
 
 @dataclass(frozen=True)
 class _Branch:
-    """What a layer adds to the hidden states: a linear module's output, normalized and multiplied."""
+    """What a layer adds to the hidden states, normalized and multiplied."""
 
-    module: nn.Module
-    given: Value
+    result: Value
     norm: Norm | None
     factor: float
 
@@ -94,7 +96,9 @@ class _Heads:
     """What they are multiplied by after the rotation, for each position."""
 
 
-class _Matcher:
+class Matcher:
+    """Matches one program."""
+
     def __init__(self, model: Any, program: Program, share: Share | None) -> None:
         self.model, self.program, self.share = model, program, share
         self.elements = Elements(program)
@@ -104,11 +108,12 @@ class _Matcher:
         self._norms: dict[int, _Normed | None] = {}
 
     def decoder(self) -> Decoder:
+        """Returns the description of the program."""
         head, factor, cap, hidden = self._head(self.program.logits)
         layers: list[Layer] = []
-        normed = self._norm(_flat(hidden))
+        normed = self._norm(flat(hidden))
         norm, stream = (None, hidden) if normed is None else (normed.norm, normed.given)
-        while (found := self._embedding(_flat(stream))) is None:
+        while (found := self._embedding(flat(stream))) is None:
             layer, stream = self._layer(stream, -1 - len(layers))
             layers.append(layer)
         layers.reverse()
@@ -132,17 +137,17 @@ class _Matcher:
 
     def _head(self, logits: Value) -> tuple[nn.Module, float, float | None, Value]:
         self._caches = []
-        value, factor, cap = _widened(logits), 1.0, None
-        scaled = _times_constant(value)
-        if scaled is not None and _widened(scaled[0]).op == "tanh":
+        value, factor, cap = widened(logits), 1.0, None
+        scaled = times_constant(value)
+        if scaled is not None and widened(scaled[0]).op == "tanh":
             cap = scaled[1]
-            inner = _times_constant(_widened(_widened(scaled[0]).args[0]))
+            inner = times_constant(widened(widened(scaled[0]).args[0]))
             if inner is None or not math.isclose(inner[1] * cap, 1.0, rel_tol=1e-2):
                 raise NotRepresentedError("the logits are bounded in an unknown way")
-            value = _widened(inner[0])
-            scaled = _times_constant(value)
+            value = widened(inner[0])
+            scaled = times_constant(value)
         if scaled is not None:
-            value, factor = _widened(scaled[0]), scaled[1]
+            value, factor = widened(scaled[0]), scaled[1]
         if value.op != "linear":
             raise NotRepresentedError(f"the logits come from {value.op}, not from one linear module")
         return self.program.modules[value.args[1]], factor, cap, value.args[0]
@@ -152,10 +157,10 @@ class _Matcher:
         if stream.roles & (Role.MASK | Role.POSITIONS) == 0:
             return (*self._rows(stream), None, 0)
         if stream.op == "add":
-            for value, other in _orders(stream):
+            for value, other in orders(stream):
                 if isinstance(other, Value) and other.roles & Role.TOKENS == 0 and other.op == "embedding":
                     table, place = other.args[:2]
-                    return (*self._rows(value), self._constant(table), self._offset(place))
+                    return (*self._rows(value), self.constant(table), self._offset(place))
         return None
 
     def _offset(self, place: Value) -> int:
@@ -169,13 +174,13 @@ class _Matcher:
 
     def _rows(self, value: Value) -> tuple[nn.Module, float]:
         factor = 1.0
-        scaled = _times_constant(value)
+        scaled = times_constant(value)
         if scaled is not None:
             value, factor = scaled
         if value.op == "rows":
             return self.program.modules[value.args[1]], factor
         if value.op == "embedding" and value.args[1].op == "input" and value.args[1].roles == Role.TOKENS:
-            weight = self._constant(value.args[0])
+            weight = self.constant(value.args[0])
             for module in self.model.modules():
                 if isinstance(module, nn.Embedding) and module._parameters.get("weight") is weight:
                     return module, factor
@@ -199,7 +204,7 @@ class _Matcher:
             attention = None if found is None else self._attention(first, before)
             if found is None or attention is None:
                 continue
-            if _flat(attention[3]) is _flat(found[2]):
+            if flat(attention[3]) is flat(found[2]):
                 return self._made(attention, found, None, "shared", adds_branches_first), before
             own = self._starts(found[2], before)
             if own is not None:
@@ -211,7 +216,7 @@ class _Matcher:
     def _made(
         self,
         attention: tuple[_Branch, Norm | None, Attention, Value],
-        mlp: tuple[_Branch, Mlp, Value],
+        mlp: tuple[_Branch, Mlp | Experts, Value],
         norm: Norm | None,
         parallel: str | None,
         adds_branches_first: bool,
@@ -224,11 +229,11 @@ class _Matcher:
 
     def _sums(self, value: Value) -> Iterator[tuple[Value, Value]]:
         """Yields the two ways in which a sum is a stream and a branch."""
-        value = _flat(value)
+        value = flat(value)
         if value.op != "add" or value.kwargs.get("alpha", 1) != 1 or not isinstance(value.args[1], Value):
             return
         if value.args[0].shape == value.shape == value.args[1].shape:
-            yield from _orders(value)
+            yield from orders(value)
 
     def _threes(self, value: Value) -> Iterator[tuple[Value, Value, Value, bool]]:
         """Yields the ways in which a sum is a stream and two branches, and whether these are added first."""
@@ -240,46 +245,57 @@ class _Matcher:
 
     def _starts(self, given: Value, stream: Value) -> tuple[Norm | None] | None:
         """Returns the normalization between a stream and a branch's input, if there is at most that."""
-        given, stream = _flat(given), _flat(stream)
+        given, stream = flat(given), flat(stream)
         if given is stream:
             return (None,)
         normed = self._norm(given)
-        return (normed.norm,) if normed is not None and _flat(normed.given) is stream else None
+        return (normed.norm,) if normed is not None and flat(normed.given) is stream else None
 
-    def _branch(self, value: Value) -> _Branch | None:
-        factor, norm, value = 1.0, None, _flat(value)
-        scaled = _times_constant(value)
+    def _branch(self, value: Value) -> _Branch:
+        factor, norm, value = 1.0, None, flat(value)
+        scaled = times_constant(value)
         if scaled is not None:
-            value, factor = _flat(scaled[0]), scaled[1]
+            value, factor = flat(scaled[0]), scaled[1]
         normed = self._norm(value)
         if normed is not None:
-            norm, value = normed.norm, _flat(normed.given)
-        if value.op != "linear":
-            return None
-        return _Branch(self.program.modules[value.args[1]], value.args[0], norm, factor)
+            norm, value = normed.norm, flat(normed.given)
+        return _Branch(value, norm, factor)
+
+    def _output(self, value: Value) -> tuple[nn.Module, Value] | None:
+        """Returns the linear module that a value is the output of, and its input."""
+        return (self.program.modules[value.args[1]], value.args[0]) if value.op == "linear" else None
 
     # -- the MLP -----------------------------------------------------------------------------------
 
-    def _mlp(self, value: Value) -> tuple[_Branch, Mlp, Value] | None:
-        """Returns the branch of an MLP, the MLP, and the input of its first products."""
+    def _mlp(self, value: Value) -> tuple[_Branch, Mlp | Experts, Value] | None:
+        """Returns the branch of an MLP or of experts, these, and the input of their first products."""
         branch = self._branch(value)
-        if branch is None or self._attention_of(branch.given) is not None:
+        found = self.dense_mlp(branch.result)
+        if found is not None:
+            return branch, found[0], found[1]
+        experts = find_experts(self, branch.result)
+        return None if experts is None else (branch, experts[0], experts[1])
+
+    def dense_mlp(self, value: Value) -> tuple[Mlp, Value] | None:
+        """Returns the MLP that a value is the result of, and the input of its first products."""
+        output = self._output(value)
+        if output is None or self._attention_of(output[1]) is not None:
             return None
-        inner = branch.given
-        alone = _activation(inner)
+        down, inner = output
+        alone = activation_of(inner)
         if alone is not None:
-            up = self._columns(alone[1])
-            return None if up is None else (branch, Mlp(None, up[0], alone[0], branch.module), up[1])
+            up = self.columns(alone[1])
+            return None if up is None else (Mlp(None, up[0], alone[0], down), up[1])
         if inner.op != "mul" or not all(isinstance(each, Value) for each in inner.args[:2]):
             return None
-        for first, second in _orders(inner):
-            active = _activation(first)
-            gate, up = None if active is None else self._columns(active[1]), self._columns(second)
+        for first, second in orders(inner):
+            active = activation_of(first)
+            gate, up = None if active is None else self.columns(active[1]), self.columns(second)
             if active is not None and gate is not None and up is not None and gate[1] is up[1]:
-                return branch, Mlp(gate[0], up[0], active[0], branch.module), up[1]
+                return Mlp(gate[0], up[0], active[0], down), up[1]
         return None
 
-    def _columns(self, value: Value) -> tuple[Product, Value] | None:
+    def columns(self, value: Value) -> tuple[Product, Value] | None:
         """Returns the columns of linear modules that a value consists of, and these modules' input."""
         terms = self.elements.terms(value, lambda v: v.op == "linear")
         if len(terms) != 1 or bool((terms[0].tables > 0).any()) or bool((terms[0].factor != 1.0).any()):
@@ -331,8 +347,9 @@ class _Matcher:
     def _attention(self, value: Value, stream: Value) -> tuple[_Branch, Norm | None, Attention, Value] | None:
         """Returns the branch of attention, the normalization of its input, attention, and its input."""
         branch = self._branch(value)
-        call = None if branch is None else self._attention_of(branch.given)
-        if branch is None or call is None:
+        output = self._output(branch.result)
+        call = None if output is None else self._attention_of(output[1])
+        if output is None or call is None:
             return None
         query, key, held, mask, scale, softcap, sinks = call.args
         place = self._cached(key, True)
@@ -361,8 +378,8 @@ class _Matcher:
         return branch, start[0], Attention(
             q.product, k.product, v.product, q.norm, k.norm, q.norm_is_per_head, q.rotary, q.rotary_first,
             self._factors(q.factors), heads, key_heads, size, value_size, scale * q.factor,
-            self._window(mask), softcap, None if sinks is None else self._constant(_widened(sinks)),
-            branch.module,
+            self._window(mask), softcap, None if sinks is None else self.constant(widened(sinks)),
+            output[0],
         ), q.source  # fmt: skip
 
     def _factors(self, function: PositionColumns | None) -> int | None:
@@ -445,7 +462,7 @@ class _Matcher:
             if inner.rotary is not None or inner.norm is not None or inner.factor != 1.0:
                 raise NotRepresentedError("heads are rotated or multiplied before they are normalized")
             return _Heads(inner.product, inner.source, normed.norm, True, rotary, False, factor, factors)
-        columns = self._columns(normed.given)
+        columns = self.columns(normed.given)
         if columns is None:
             raise NotRepresentedError("a normalization's input is not made of linear modules only")
         return _Heads(columns[0], columns[1], normed.norm, False, rotary, False, factor, factors)
@@ -663,25 +680,25 @@ class _Matcher:
         return self._norms[id(value)]
 
     def _find_norm(self, value: Value) -> _Normed | None:
-        outer = _widened(value)
+        outer = widened(value)
         if outer.op in ("native_layer_norm", "_fused_rms_norm") and outer.output == 0:
             return self._fused(outer)
         bias: Tensor | None = None
         core = outer
         if core.op == "add" and isinstance(core.args[1], Value):
-            for operand, other in _orders(core):
+            for operand, other in orders(core):
                 if isinstance(other, Value) and self._is_weight(other):
-                    core, bias = operand, self._constant(_widened(other))
+                    core, bias = operand, self.constant(widened(other))
                     break
         weight: Tensor | None = None
         adds_one = False
         if core.op == "mul" and isinstance(core.args[1], Value):
-            for operand, other in _orders(core):
+            for operand, other in orders(core):
                 found = self._weight(other)
                 if found is not None:
                     core, (weight, adds_one) = operand, found
                     break
-        inner = _widened(core)
+        inner = widened(core)
         plain = self._plain_norm(inner)
         if plain is None:
             return None
@@ -703,23 +720,23 @@ class _Matcher:
         factors = (None, False) if weight is None else self._weight(weight)
         if factors is None:
             raise NotRepresentedError("a normalization's weight is computed in an unknown way")
-        bias = None if bias is None else self._constant(_widened(bias))
-        return _Normed(Norm(kind, factors[0], bias, eps, factors[1], False), _widened(given))  # type: ignore
+        bias = None if bias is None else self.constant(widened(bias))
+        return _Normed(Norm(kind, factors[0], bias, eps, factors[1], False), widened(given))  # type: ignore
 
     def _is_weight(self, value: Value) -> bool:
-        inner = _widened(value)
+        inner = widened(value)
         return inner.op == "constant" and inner.tensor is not None and inner.tensor.numel() > 1
 
     def _weight(self, value: Any) -> tuple[Tensor, bool] | None:
         if not isinstance(value, Value):
             return None
-        inner = _widened(value)
+        inner = widened(value)
         if inner.op == "add":
-            for operand, other in _orders(inner):
+            for operand, other in orders(inner):
                 if constant_of(other) == 1.0 and self._is_weight(operand):
-                    return self._constant(_widened(operand)), True
+                    return self.constant(widened(operand)), True
             return None
-        return (self._constant(inner), False) if self._is_weight(inner) else None
+        return (self.constant(inner), False) if self._is_weight(inner) else None
 
     def _plain_norm(self, value: Value) -> tuple[str, float, Value] | None:
         """Reads x · rsqrt(mean(x²) + eps), where x may have its mean subtracted first."""
@@ -727,7 +744,7 @@ class _Matcher:
             x, inverse = value.args[0], value.args[1]
         elif value.op == "mul" and isinstance(value.args[1], Value):
             pairs = [
-                (x, r) for x, r in _orders(value) if r.op == "rsqrt" or (r.op == "pow" and r.args[1] == -0.5)
+                (x, r) for x, r in orders(value) if r.op == "rsqrt" or (r.op == "pow" and r.args[1] == -0.5)
             ]
             if not pairs:
                 return None
@@ -737,12 +754,12 @@ class _Matcher:
         total = inverse.args[0]
         if total.op != "add":
             return None
-        for square, small in _orders(total):
+        for square, small in orders(total):
             eps = constant_of(small)
             if eps is not None and isinstance(square, Value) and self._is_mean_square(square, x):
-                if x.op == "sub" and _is_mean(x.args[1], x.args[0]):
-                    return "layer", eps, _widened(x.args[0])
-                return "rms", eps, _widened(x)
+                if x.op == "sub" and is_mean(x.args[1], x.args[0]):
+                    return "layer", eps, widened(x.args[0])
+                return "rms", eps, widened(x)
         return None
 
     def _is_mean_square(self, value: Value, x: Value) -> bool:
@@ -752,57 +769,13 @@ class _Matcher:
         is_square = (square.op == "pow" and square.args[0] is x and square.args[1] == 2) or (
             square.op == "mul" and square.args[0] is x and square.args[1] is x
         )
-        return is_square and _is_mean(value, square)
+        return is_square and is_mean(value, square)
 
-    def _constant(self, value: Value) -> Tensor:
+    def constant(self, value: Value) -> Tensor:
+        """Returns the model's own tensor that a value is."""
         if value.op != "constant" or value.tensor is None:
             raise NotRepresentedError(f"a weight is computed with {value.op}")
         return value.tensor
-
-
-# -- reading operators -----------------------------------------------------------------------------------
-
-
-def _widened(value: Value) -> Value:
-    """Returns what was converted to another floating-point dtype, through any number of conversions."""
-    while value.op == "_to_copy" and value.dtype.is_floating_point and value.args[0].dtype.is_floating_point:
-        value = value.args[0]
-    return value
-
-
-def _flat(value: Value) -> Value:
-    """Returns what has the same rows, with sequences and tokens in one dimension or in two."""
-    while value.op in ("view", "_unsafe_view", "reshape") and value.shape[-1] == value.args[0].shape[-1]:
-        value = value.args[0]
-    return value
-
-
-def _orders(value: Value) -> Iterator[tuple[Any, Any]]:
-    """Yields an operator's two operands in both orders."""
-    first, second = value.args[:2]
-    yield first, second
-    if isinstance(second, Value):
-        yield second, first
-
-
-def _times_constant(value: Value) -> tuple[Value, float] | None:
-    """Returns what a value is multiplied or divided by, if that is one number."""
-    if value.op == "div":
-        by = constant_of(value.args[1])
-        return None if by is None or len(value.args) > 2 or value.kwargs else (value.args[0], 1.0 / by)
-    if value.op == "mul":
-        for operand, other in _orders(value):
-            by = constant_of(other)
-            if by is not None and isinstance(operand, Value):
-                return operand, by
-    return None
-
-
-def _is_mean(value: Any, of: Value) -> bool:
-    """Whether a value is the mean of another over its last dimension, which stays as one element."""
-    if not isinstance(value, Value) or value.op != "mean" or value.args[0] is not of or len(value.args) < 3:
-        return False
-    return value.args[1] in ((-1,), (len(of.shape) - 1,)) and value.args[2] is True
 
 
 def _both(first: Tensor, second: Tensor) -> Tensor:
@@ -812,72 +785,3 @@ def _both(first: Tensor, second: Tensor) -> Tensor:
 def _at(first: Tensor, second: Tensor, index: Tensor) -> Tensor:
     """Picks one of two slots of two tensors for every element: elements x 2."""
     return torch.stack([t.gather(0, index[None])[0] for t in (first, second)], -1)
-
-
-# -- activations -----------------------------------------------------------------------------------------
-
-
-def _activation(value: Value) -> tuple[str, Value] | None:
-    """Returns which activation of ``ACTIVATIONS`` a value is, and of what."""
-    if value.op in ("silu", "relu"):
-        return value.op, value.args[0]
-    if value.op == "gelu":
-        kind = value.kwargs.get("approximate", value.args[1] if len(value.args) > 1 else "none")
-        return {"none": "gelu", "tanh": "gelu_tanh"}[kind], value.args[0]
-    if value.op == "pow" and value.args[1] == 2 and value.args[0].op == "relu":
-        return "relu2", value.args[0].args[0]
-    if value.op == "mul" and value.args[0] is value.args[1] and value.args[0].op == "relu":
-        return "relu2", value.args[0].args[0]
-    return _composed_gelu(value)
-
-
-def _composed_gelu(value: Value) -> tuple[str, Value] | None:
-    """Reads 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))), written with several operators."""
-    import sympy
-
-    leaves: dict[int, Value] = {}
-
-    def read(item: Any) -> Any:
-        if not isinstance(item, Value):
-            return _rounded(float(item))
-        if item.op == "mul":
-            return read(item.args[0]) * read(item.args[1])
-        if item.op == "add" and item.kwargs.get("alpha", 1) == 1:
-            return read(item.args[0]) + read(item.args[1])
-        if item.op == "pow" and not isinstance(item.args[1], Value):
-            return read(item.args[0]) ** int(item.args[1])
-        if item.op == "tanh":
-            return sympy.Function("tanh")(sympy.expand(read(item.args[0])))
-        if item.op in ("linear", *MOVES):
-            leaves[id(item)] = item
-            return sympy.Symbol("x")
-        raise NotRepresentedError(f"an activation is computed with {item.op}")
-
-    if value.op != "mul":
-        return None
-    try:
-        found = sympy.expand(read(value))
-    except (NotRepresentedError, TypeError, ValueError):
-        return None
-    x = sympy.Symbol("x")
-    inner = sympy.expand(_rounded(math.sqrt(2 / math.pi)) * (x + _rounded(0.044715) * x**3))
-    expected = sympy.expand(_rounded(0.5) * x * (1 + sympy.Function("tanh")(inner)))
-    if len(leaves) != 1 or not _is_close(found, expected):
-        return None
-    return "gelu_tanh", next(iter(leaves.values()))
-
-
-def _rounded(number: float) -> Any:
-    import sympy
-
-    return sympy.Rational(round(number * 10**9), 10**9)
-
-
-def _is_close(first: Any, second: Any) -> bool:
-    """Whether two sums have the same terms, with factors that differ by less than a millionth."""
-    import sympy
-
-    def rough(expression: Any) -> Any:
-        return expression.replace(lambda e: e.is_Number, lambda e: sympy.Float(float(e), 6))
-
-    return bool(str(rough(first)) == str(rough(second)))

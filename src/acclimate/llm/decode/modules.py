@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,6 +16,20 @@ def packed_weight(module: nn.Module) -> Any:
     """Returns a module's quantised weight, or ``None``."""
     packed = getattr(module, "packed", None)
     return packed if getattr(packed, "number", 0) else None
+
+
+def stacks_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yields the weights of experts that a module holds, by name."""
+    for name, parameter in module._parameters.items():
+        if parameter is not None and parameter.dim() == 3:
+            yield name, parameter
+    yield from getattr(module, "stand_ins", {}).items()
+
+
+def packed_stacks(module: nn.Module) -> dict[str, Any]:
+    """Returns the quantised weights of experts that a module holds, by the name that each has there."""
+    found: dict[str, Any] = vars(module).get("packed_stacks", {})
+    return found
 
 
 def rows_of(module: nn.Module) -> Tensor:

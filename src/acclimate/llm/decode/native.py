@@ -7,6 +7,7 @@ native code that reads the description is ``llm/kernels/csrc/decode_program.h``.
 from __future__ import annotations
 
 import contextlib
+import math
 import struct
 import weakref
 from collections.abc import Callable
@@ -20,14 +21,20 @@ from acclimate.llm.decode.description import (
     ACTIVATIONS,
     Attention,
     Decoder,
+    Experts,
+    Gating,
     Layer,
+    Matrix,
     Mlp,
     Norm,
+    Operation,
     Part,
     Product,
+    Router,
+    Stack,
 )
 from acclimate.llm.decode.finite_logits import check_logits
-from acclimate.llm.decode.modules import packed_weight, rows_of
+from acclimate.llm.decode.modules import packed_stacks, packed_weight, rows_of
 from acclimate.llm.decode.share import Exchange, likeliest_token, whole_logits
 from acclimate.llm.deferred_sigint import interrupts_deferred
 from acclimate.llm.kernels.native import prefills
@@ -38,6 +45,8 @@ from acclimate.selection import get_accelerator
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _NO_PRODUCT = Product(())
 _READ_TOGETHER = 512
+_OPERATIONS = ("softmax", "sigmoid", "normalize", "scale", "soft_cap", "round")
+"""As decode_program.h numbers them."""
 
 
 class NativeDecoder:
@@ -311,13 +320,84 @@ class _ProgramWriter:
         self._module(mlp.down, self._hidden)
         self._number(mlp.down in self._summed)
 
+    def _matrix(self, matrix: Matrix) -> None:
+        """Writes a product of one part."""
+        self._number(1)
+        self._weight(None, self._by_rows(matrix.weight.detach()))
+        self._number(0, len(matrix.weight))
+        self._tensor(matrix.bias)
+
+    def _operations(self, operations: tuple[Operation, ...]) -> None:
+        self._number(len(operations))
+        for operation in operations:
+            self._number(_OPERATIONS.index(operation.kind))
+            self._real(operation.value)
+
+    def _router(self, router: Router) -> None:
+        if isinstance(router.logits, Matrix):
+            self._matrix(router.logits)
+        else:
+            self._product(Product((router.logits,)))
+        self._number(router.rounds_logits)
+        self._operations(router.scores)
+        self._tensor(router.choice_bias)
+        groups = router.groups
+        self._number(*(0, 0, 0) if groups is None else (groups.count, groups.used, groups.best))
+        self._real(0.0 if groups is None else groups.others)
+        self._number(router.used)
+        self._operations(router.weights)
+
+    def _stack(self, stack: Stack) -> None:
+        packed = packed_stacks(stack.module).get(stack.name)
+        if packed is not None:
+            self.kept.append(packed)
+            data = packed.data
+            self._number(len(data), packed.number, 0, *packed.rows, data.data_ptr(), data.stride(1))
+            self._number(data.stride(0))
+            return self._tensor(stack.bias)
+        tensor = getattr(stack.module, stack.name).detach()
+        by_rows = tensor.transpose(1, 2) if stack.is_turned else tensor
+        rows = by_rows
+        if rows.stride(2) != 1 or rows.stride(1) < rows.shape[2]:
+            rows = torch.empty(by_rows.shape, dtype=by_rows.dtype)
+            self.copies.append((rows, lambda: by_rows))
+        self._number(len(rows))
+        self._weight(None, rows[0])
+        self._number(rows.stride(0) * rows.element_size())
+        return self._tensor(stack.bias)
+
+    def _gating(self, gating: Gating) -> None:
+        self._number(list(ACTIVATIONS).index(gating.activation), gating.is_gated)
+        limits = (math.inf if limit is None else limit for limit in (gating.gate_limit, gating.up_limit))
+        self._real(gating.steepness, *limits, gating.adds)
+
+    def _experts(self, experts: Experts) -> None:
+        self._router(experts.router)
+        self._stack(experts.inner)
+        self._number(experts.interleaved)
+        self._gating(experts.gating)
+        self._stack(experts.down)
+        self._number(experts.rounds_weighted, experts.down.module in self._summed)
+
+    def _feed_forward(self, found: Mlp | Experts) -> None:
+        experts = found if isinstance(found, Experts) else None
+        mlp = found if isinstance(found, Mlp) else found.shared
+        gate = None if experts is None else experts.shared_gate
+        self._number(experts is not None)
+        if experts is not None:
+            self._experts(experts)
+        self._number(mlp is not None)
+        if mlp is not None:
+            self._mlp(mlp)
+        self._product(gate or _NO_PRODUCT)
+
     def _layer(self, layer: Layer) -> None:
         self._norm(layer.attention_norm)
         self._attention(layer.attention)
         self._norm(layer.attention_post_norm)
         self._real(layer.attention_multiplier)
         self._norm(layer.mlp_norm)
-        self._mlp(layer.mlp)
+        self._feed_forward(layer.mlp)
         self._norm(layer.mlp_post_norm)
         self._real(layer.mlp_multiplier)
         self._number(layer.parallel, layer.adds_branches_first, layer.mlp_shares_norm)

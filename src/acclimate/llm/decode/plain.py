@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from acclimate.llm.decode.cache import StepCache
-from acclimate.llm.decode.description import ACTIVATIONS, Attention, Decoder, Layer, Mlp, Product
+from acclimate.llm.decode.description import (
+    ACTIVATIONS,
+    Attention,
+    Decoder,
+    Experts,
+    Layer,
+    Mlp,
+    Product,
+    Stack,
+)
 from acclimate.llm.decode.finite_logits import check_logits
-from acclimate.llm.decode.modules import embedding_rows
+from acclimate.llm.decode.modules import embedding_rows, packed_stacks
 
 
 class PlainStep:
@@ -64,7 +73,7 @@ class PlainStep:
         else:
             given = x = x + attended
         inner = given if layer.mlp_norm is None else layer.mlp_norm(given)
-        result = _mlp(layer.mlp, inner)
+        result = (_mlp if isinstance(layer.mlp, Mlp) else _experts)(layer.mlp, inner)  # type: ignore[arg-type]
         if layer.mlp_post_norm is not None:
             result = layer.mlp_post_norm(result)
         result = _times(result, layer.mlp_multiplier)
@@ -130,6 +139,42 @@ def _mlp(mlp: Mlp, x: Tensor) -> Tensor:
     inner = activation(inner) if mlp.gate is None else activation(mlp.gate(x, memory)) * inner
     result: Tensor = mlp.down(inner)
     return result
+
+
+def _experts(experts: Experts, x: Tensor) -> Tensor:
+    weights, chosen = experts.router(x)
+    total = torch.zeros_like(x, dtype=torch.float32)
+    for expert in chosen.unique().tolist():
+        tokens, places = torch.where(chosen == expert)
+        both = _stacked(experts.inner, expert, x[tokens])
+        gate: Tensor | None = None
+        if not experts.gating.is_gated:
+            up = both
+        elif experts.interleaved:
+            gate, up = both[..., ::2], both[..., 1::2]
+        else:
+            gate, up = both.chunk(2, -1)
+        found = (
+            _stacked(experts.down, expert, experts.gating(gate, up)).float() * weights[tokens, places, None]
+        )
+        total.index_add_(0, tokens, found.to(x.dtype).float() if experts.rounds_weighted else found)
+    result = total.to(x.dtype)
+    if experts.shared is not None:
+        shared = _mlp(experts.shared, x)
+        if experts.shared_gate is not None:
+            shared = torch.sigmoid(experts.shared_gate(x)) * shared
+        result = result + shared
+    return result
+
+
+def _stacked(stack: Stack, expert: int, x: Tensor) -> Tensor:
+    bias = None if stack.bias is None else stack.bias[expert]
+    packed = packed_stacks(stack.module).get(stack.name)
+    if packed is not None:
+        found: Tensor = packed.expert(expert).linear(x, bias)
+        return found
+    weight = getattr(stack.module, stack.name)[expert]
+    return nn.functional.linear(x, weight.t() if stack.is_turned else weight, bias)
 
 
 def _times(x: Tensor, factor: float) -> Tensor:

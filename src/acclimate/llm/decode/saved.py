@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from acclimate.cache.texts import TextCache, source_files
 from acclimate.llm.decode import description
 from acclimate.llm.decode.description import Decoder
-from acclimate.llm.decode.modules import packed_weight
+from acclimate.llm.decode.modules import packed_stacks, packed_weight
 from acclimate.llm.decode.tables import PositionColumns, columns_as_json, columns_from_json
 from acclimate.llm.kernels.native import kernels_chosen
 from acclimate.llm.split.saved_plans import plan_key
@@ -97,6 +97,8 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
         packed = packed_weight(module)
         if packed is not None:
             found[f"{name} {packed.format}"] = packed.data
+        for leaf, stack in packed_stacks(module).items():
+            found[f"{name}.{leaf} {stack.format}"] = stack.data
     return found
 
 

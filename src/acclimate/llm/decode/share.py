@@ -44,7 +44,7 @@ def share_of(model: Any) -> Share | None:
             shared = SharedTable(range(start, stop), max(parts[-1][1] for parts in change.parts if parts))
         elif change.role == "head" and module is head:
             widths = tuple(sum(stop - start for start, stop in parts) for parts in change.parts)
-        elif change.role == "rows":
+        elif change.role in ("rows", "experts"):
             summed.append(module)
         elif change.role not in ("columns", "block", "whole"):
             raise NotRepresentedError(f"a step does not support the split of {name}")

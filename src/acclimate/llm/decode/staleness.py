@@ -37,6 +37,7 @@ _OWN = (
 _FILES = (
     "torch", "torch.nn.functional", "transformers.masking_utils", "transformers.activations",
     "transformers.modeling_rope_utils", "transformers.integrations.sdpa_attention",
+    "transformers.integrations.moe",
     "transformers.cache_utils",
 )  # fmt: skip
 """Python modules, besides those of a model's classes, whose functions a model's program calls."""
@@ -164,12 +165,17 @@ def _copied(value: Any) -> Any:
 
 
 def _registered(model: Any) -> tuple[Any, ...]:
-    """Returns the attention functions that the model's configurations name."""
+    """Returns the functions for attention and experts that the model's configuration names."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    return tuple(
-        registry.get(name) if name in registry else None
-        for registry in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)
+    config = getattr(model, "config", None)
+    attention = getattr(config, "_attn_implementation", None)
+    experts = getattr(config, "_experts_implementation", None)
+    named = (
+        (ALL_ATTENTION_FUNCTIONS, attention),
+        (ALL_MASK_ATTENTION_FUNCTIONS, attention),
+        (ALL_EXPERTS_FUNCTIONS, experts),
     )
+    return tuple(registry.get(name) if name in registry else None for registry, name in named)

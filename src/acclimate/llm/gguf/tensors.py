@@ -7,7 +7,7 @@ the processor's cache (0.6 s instead of 4.3 s for a 262,144 × 640 table).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from math import prod
@@ -21,8 +21,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from acclimate.host import huge_pages
-from acclimate.llm.files.deferred_tensors import Region, Source, sources
-from acclimate.llm.files.matrix_parts import MatrixPart, matrix_part
+from acclimate.llm.files.deferred_tensors import DeferredTensor, Region, sources
 from acclimate.llm.files.open_file import OpenFile
 from acclimate.llm.gguf.config import Architecture
 from acclimate.llm.gguf.header import GGUFHeader, TensorEntry
@@ -214,16 +213,26 @@ def gguf_tensors(
 
 @dataclass(frozen=True)
 class BlockRows:
-    """A matrix, or a part of one, as blocks of the file that have not been read yet."""
+    """A matrix, matrices of experts, or parts of these, as blocks of the file that have not been read yet."""
 
-    part: MatrixPart
-    """Rows of tensors of one type, and ranges of columns that begin and end between blocks."""
+    rows: tuple[tuple[GGUFTensor, Array], ...]
+    """Tensors of one type, each with the numbers of its rows."""
+    columns: tuple[tuple[int, int], ...]
+    """The ranges of its columns, which begin and end between blocks."""
+    experts: int = 1
+    """The number of matrices; the rows of one follow those of the one before."""
 
     @property
     def block_type(self) -> str:
         """gguf's name of the type."""
-        tensor: Any = self.part.sources[0]
-        return str(tensor.block_type)
+        return self.rows[0][0].block_type
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return sum(len(numbers) for _, numbers in self.rows), sum(
+            stop - start for start, stop in self.columns
+        )
 
     @property
     def format(self) -> WeightFormat:
@@ -233,11 +242,10 @@ class BlockRows:
     def read(self) -> torch.Tensor:
         """Returns the bytes of the blocks, row by row."""
         values, size = self.format.columns, self.format.gguf_bytes
-        ranges = [(start // values * size, stop // values * size) for start, stop in self.part.columns]
+        ranges = [(start // values * size, stop // values * size) for start, stop in self.columns]
         found = []
-        for tensor, first, last in self.part.rows:
-            assert isinstance(tensor, GGUFTensor)
-            content = tensor.stored_rows(np.arange(first, last))
+        for tensor, numbers in self.rows:
+            content = tensor.stored_rows(numbers)
             if ranges != [(0, content.shape[1])]:
                 content = np.concatenate([content[:, start:stop] for start, stop in ranges], axis=1)
             found.append(content)
@@ -253,6 +261,15 @@ class BlockRows:
 _EXPONENT = 0x7C00
 """The exponent bits of a half-precision number, which are all set in infinities and NaNs."""
 
+_aten = torch.ops.aten
+_SAME = (
+    _aten.detach.default,
+    _aten.alias.default,
+    _aten.clone.default,
+    _aten.lift_fresh.default,
+    _aten._to_copy.default,
+)
+
 
 def source_types(tensor: torch.Tensor) -> set[str]:
     """Returns gguf's type names of the files' tensors from which a tensor is computed."""
@@ -265,24 +282,96 @@ def source_types(tensor: torch.Tensor) -> set[str]:
 
 
 def block_rows(tensor: torch.Tensor) -> BlockRows | None:
-    """Returns a deferred matrix as blocks of a GGUF file.
+    """Returns a deferred matrix, or the matrices of experts, as blocks of a GGUF file.
 
     Returns ``None`` if the file's tensors have several types or one without kernels, or if the matrix is not
     made of whole rows and whole blocks.
     """
-    part = matrix_part(tensor, _has_blocks)
-    if part is None or len(source_types(tensor)) > 1:
+    if not isinstance(tensor, DeferredTensor) or tensor.dim() not in (2, 3):
         return None
-    found = BlockRows(part)
-    if any(edge % found.format.columns for piece in part.columns for edge in piece):
-        return None
-    return found
+    source = tensor.source
+    if isinstance(source, GGUFTensor):
+        types = {part.source.ggml_type for part in source.placement.parts}
+        if not source._has_rows or len(types) > 1 or source.block_type.lower() not in GGUF_FORMATS:
+            return None
+        experts = source.shape[0] if len(source.shape) == 3 else 1
+        rows = np.arange(prod(source.shape[:-1]))
+        return BlockRows(((source, rows),), ((0, source.shape[-1]),), experts)
+    if tensor.operator in _SAME:
+        return block_rows(tensor.arguments[0])
+    if tensor.operator is _aten.slice.Tensor:
+        return _sliced(*_arguments(tensor))
+    if tensor.operator is _aten.cat.default:
+        parts = [block_rows(part) for part in tensor.arguments[0]]
+        return _joined(parts, _from_the_end(_arguments(tensor)[1], tensor))
+    return None
 
 
-def _has_blocks(source: Source) -> bool:
+def _arguments(tensor: DeferredTensor) -> tuple[Any, ...]:
+    """Returns an operator's arguments by position, with defaults for omitted ones."""
+    given = dict(
+        zip((argument.name for argument in tensor.operator._schema.arguments), tensor.arguments, strict=False)
+    )
+    given |= tensor.options
+    return tuple(
+        given.get(argument.name, argument.default_value) for argument in tensor.operator._schema.arguments
+    )
+
+
+def _sliced(
+    origin: torch.Tensor, dim: int, start: int | None, stop: int | None, step: int
+) -> BlockRows | None:
+    found = block_rows(origin)
+    if found is None or step != 1:
+        return None
+    first, last, _ = slice(start, stop).indices(origin.shape[dim])
+    axis = _from_the_end(dim, origin)
+    if axis == -2:
+        return _row_range(found, first, last)
+    if axis != -1 or found.columns != ((0, origin.shape[-1]),):
+        return None
+    if first % found.format.columns or last % found.format.columns:
+        return None
+    return replace(found, columns=((first, last),))
+
+
+def _row_range(found: BlockRows, first: int, last: int) -> BlockRows | None:
+    if len(found.rows) != 1 or first >= last:
+        return None
+    tensor, numbers = found.rows[0]
+    own = numbers.reshape(found.experts, -1)[:, first:last].reshape(-1)
+    return replace(found, rows=((tensor, own),))
+
+
+def _from_the_end(dim: int, tensor: torch.Tensor) -> int:
+    """Returns the number of a dimension from the last one: -1, -2 or -3."""
+    return dim if dim < 0 else dim - tensor.dim()
+
+
+def _joined(parts: list[BlockRows | None], dim: int) -> BlockRows | None:
+    found = [part for part in parts if part is not None]
+    if len(found) < len(parts) or len({(part.block_type, part.experts) for part in found}) != 1:
+        return None
+    first = found[0]
+    if dim == -3:
+        return None
+    if dim == -2:
+        if any(part.columns != first.columns for part in found):
+            return None
+        if first.experts == 1:
+            return replace(first, rows=tuple(rows for part in found for rows in part.rows))
+        tensor = first.rows[0][0]
+        if any(len(part.rows) != 1 or part.rows[0][0] is not tensor for part in found):
+            return None
+        numbers = [part.rows[0][1].reshape(first.experts, -1) for part in found]
+        return replace(first, rows=((tensor, np.concatenate(numbers, axis=1).reshape(-1)),))
+    same = all(
+        len(part.rows) == len(first.rows)
+        and all(
+            a[0] is b[0] and np.array_equal(a[1], b[1]) for a, b in zip(part.rows, first.rows, strict=True)
+        )
+        for part in found
+    )
     return (
-        isinstance(source, GGUFTensor)
-        and source._has_rows
-        and len({part.source.ggml_type for part in source.placement.parts}) == 1
-        and source.block_type.lower() in GGUF_FORMATS
+        replace(first, columns=tuple(column for part in found for column in part.columns)) if same else None
     )

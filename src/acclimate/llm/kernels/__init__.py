@@ -11,12 +11,14 @@ from acclimate.host.lazy import lazy_names
 
 if TYPE_CHECKING:
     from acclimate.llm.kernels.formats import GGUF_FORMATS
+    from acclimate.llm.kernels.packed_stack import PackedStack
     from acclimate.llm.kernels.packed_weight import PackedWeight
 
-__all__ = ["GGUF_FORMATS", "PackedWeight"]
+__all__ = ["GGUF_FORMATS", "PackedStack", "PackedWeight"]
 
 _HOMES = {
     "GGUF_FORMATS": "acclimate.llm.kernels.formats",
+    "PackedStack": "acclimate.llm.kernels.packed_stack",
     "PackedWeight": "acclimate.llm.kernels.packed_weight",
 }
 

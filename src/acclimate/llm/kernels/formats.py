@@ -37,9 +37,10 @@ TABLE = Path(__file__).parent / "csrc" / "formats.def"
 _ALIGNMENT = 64
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "u8": torch.uint8, "i8": torch.int8}
 _SCALES_LINE = re.compile(r"SCALES\((\w+),((?: FIELD\(\w+, \w+, \d+\))+)\)")
+_CODEBOOK_LINE = re.compile(r"CODEBOOK\((\w+)((?:, \d+){16})\)")
 _FIELD = re.compile(r"FIELD\((\w+), (\w+), (\d+)\)")
-_FORMAT_LINE = re.compile(r"WEIGHT_FORMAT\((\w+)((?:, \.\w+ = (?:Scales::)?\w+)+)\)")
-_COLUMN = re.compile(r"\.(\w+) = (?:Scales::)?(\w+)")
+_FORMAT_LINE = re.compile(r"WEIGHT_FORMAT\((\w+)((?:, \.\w+ = (?:Scales::|Codebook::)?\w+)+)\)")
+_COLUMN = re.compile(r"\.(\w+) = (?:Scales::|Codebook::)?(\w+)")
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ class WeightFormat:
     """The bytes of a block in a GGUF file; 0: GGUF has no such blocks."""
     gguf_halves: int = 0
     """Where the float16 fields begin in such a block."""
+    codebook: tuple[int, ...] = ()
+    """What each code stands for, before the offset is subtracted; empty: the codes stand for themselves."""
 
     @property
     def is_gguf(self) -> bool:
@@ -119,6 +122,7 @@ def read_table(text: str) -> dict[str, WeightFormat]:
         ValueError: a line is neither an entry nor a comment or directive of C++.
     """
     scales: dict[str, tuple[Field, ...]] = {}
+    codebooks: dict[str, tuple[int, ...]] = {}
     found: dict[str, WeightFormat] = {}
     for line in text.splitlines():
         if not line or line.startswith(("//", "#")):
@@ -127,12 +131,19 @@ def read_table(text: str) -> dict[str, WeightFormat]:
             scales[entry[1]] = tuple(
                 Field(name, _DTYPES[dtype], int(columns)) for name, dtype, columns in _FIELD.findall(entry[2])
             )
+        elif entry := _CODEBOOK_LINE.fullmatch(line):
+            codebooks[entry[1]] = tuple(int(number) for number in entry[2].split(", ")[1:])
         elif entry := _FORMAT_LINE.fullmatch(line):
             columns = dict(_COLUMN.findall(entry[2]))
-            kind = columns.pop("scales")
+            kind, codebook = columns.pop("scales"), columns.pop("codebook", None)
             numbers = {name: int(value) for name, value in columns.items()}
             found[entry[1]] = WeightFormat(
-                entry[1], len(found) + 1, scales=kind, fields=scales[kind], **numbers
+                entry[1],
+                len(found) + 1,
+                scales=kind,
+                fields=scales[kind],
+                codebook=() if codebook is None else codebooks[codebook],
+                **numbers,
             )
         else:
             raise ValueError(f"A line of the table of weight formats is no entry: {line!r}.")

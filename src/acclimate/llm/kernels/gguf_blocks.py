@@ -51,6 +51,10 @@ def _small_codes(data: Tensor, bits: int) -> Tensor:
     return _bits(data[..., 4:], 2, 4).flatten(-2) | high << 4
 
 
+def _with_exponent(blocks: Tensor, kind: WeightFormat) -> _Read:
+    return _small_codes(blocks[..., 1:], kind.bits), {"exponent": blocks[..., :1]}
+
+
 def _scales_and_lows(packed: Tensor) -> tuple[Tensor, Tensor]:
     """Returns 8 scales and 8 lows of 6 bits each from 12 bytes."""
     first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
@@ -75,4 +79,7 @@ def _super_half(blocks: Tensor, kind: WeightFormat) -> _Read:
     return low | high << 4, {"scale": _half(blocks, kind.gguf_halves), "block_scale": scales}
 
 
-_READERS = {"block": _small, "block_and_low": _small, "super_block": _super, "super_half_block": _super_half}
+_READERS = {
+    "block": _small, "block_and_low": _small, "exponent": _with_exponent, "super_block": _super,
+    "super_half_block": _super_half,
+}  # fmt: skip

@@ -25,8 +25,11 @@ class Parts:
     def values(self, kind: WeightFormat, dtype: torch.dtype = torch.float32) -> Tensor:
         """Returns the values, computed in float32 in the order of GGUF's own definition."""
         rows, columns = self.codes.shape
-        codes = self.codes.float() - kind.offset
-        scale, low = self.fields["scale"].float(), self.fields.get("low")
+        codes = self.codes.float()
+        if kind.codebook:
+            codes = torch.tensor(kind.codebook, dtype=torch.float32, device=codes.device)[self.codes.long()]
+        codes = codes - kind.offset
+        scale, low = self._scale(), self.fields.get("low")
         if "block_scale" in self.fields:
             block_scale = self.fields["block_scale"].float()
             parts = block_scale.shape[1]
@@ -40,6 +43,13 @@ class Parts:
         if low is not None:
             values = values + low.float().unsqueeze(-1)
         return values.view(rows, columns).to(dtype)
+
+    def _scale(self) -> Tensor:
+        if "exponent" in self.fields:
+            exponent = self.fields["exponent"].int()
+            power = torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), exponent - 128)
+            return torch.where(exponent > 1, power, 0.0)  # the others would be denormal
+        return self.fields["scale"].float()
 
     def rows(self, chosen: slice | Tensor) -> Parts:
         """Returns some of the rows."""

@@ -16,7 +16,7 @@ from acclimate.errors import QuantizationError
 from acclimate.llm.split.tracing.linear_modules import linear_is_replaced
 
 if TYPE_CHECKING:
-    from acclimate.llm.kernels import PackedWeight
+    from acclimate.llm.kernels import PackedStack, PackedWeight
 
 
 class QuantisedTensor(torch.Tensor):
@@ -28,14 +28,14 @@ class QuantisedTensor(torch.Tensor):
     # With slots of its own, torch.utils.swap_tensors refuses it: it would only swap a description.
     __slots__ = ("_shown", "packed")
 
-    packed: PackedWeight
+    packed: PackedWeight | PackedStack
     _shown: torch.Tensor | None
     """The values of a view, which were unpacked to make it."""
 
     @staticmethod
     def __new__(
         cls,
-        packed: PackedWeight,
+        packed: PackedWeight | PackedStack,
         dtype: torch.dtype,
         device: torch.device,
         values: torch.Tensor | None = None,
@@ -135,7 +135,7 @@ def _view(of: QuantisedTensor, value: Any) -> Any:
     return QuantisedTensor(of.packed, value.dtype, value.device, value) if torch.is_tensor(value) else value
 
 
-def _read_only(packed: PackedWeight) -> QuantizationError:
+def _read_only(packed: PackedWeight | PackedStack) -> QuantizationError:
     return QuantizationError(
         f"a weight that is quantised ({packed.format}) is read-only. To change the model, load it without "
         "quantize, and a GGUF file with dtype set; to change a copy of the weight, use weight.clone()"
@@ -161,7 +161,7 @@ class PackedModule(nn.Module):
         if name == "weight":
             if not isinstance(value, QuantisedTensor) or value.shape != self.packed.shape:
                 raise _read_only(self.packed)
-            self.packed = value.packed  # ties it to another module's
+            self.packed = value.packed  # type: ignore[assignment]  # ties it to another module's
         else:
             super().__setattr__(name, value)
 
@@ -214,6 +214,89 @@ class PackedEmbedding(PackedModule, nn.Embedding):  # type: ignore[misc]
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Returns the tokens' rows."""
         return self.packed.rows(input, self.compute.dtype)
+
+
+class PackedExperts(nn.Module):
+    """The base of experts with quantised weights; a class of a model's own comes after it.
+
+    The weights are not parameters, as those of :class:`PackedModule` are not.
+    """
+
+    packed_stacks: dict[str, PackedStack]
+    """The weights by the name of the parameter that each replaces."""
+    stand_ins: dict[str, torch.Tensor]
+    """Tensors without content, of the shapes of those parameters."""
+    compute: torch.Tensor
+    """An empty tensor, whose dtype and device ``module.to(…)`` changes as it does a parameter's."""
+    has_gate: bool
+    has_bias: bool
+    act_fn: nn.Module
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Returns the weighted sums of the chosen experts' results, as transformers' experts do."""
+        total = torch.zeros_like(hidden_states, dtype=torch.float32)
+        first = "gate_up_proj" if self.has_gate else "up_proj"
+        activate: Any = self._apply_gate if self.has_gate else self.act_fn
+        for expert in top_k_index.unique().tolist():
+            tokens, places = torch.where(top_k_index == expert)
+            inner = activate(self._multiplied(first, expert, hidden_states[tokens]))
+            found = self._multiplied("down_proj", expert, inner) * top_k_weights[tokens, places, None]
+            total.index_add_(0, tokens, found.float())
+        return total.to(hidden_states.dtype)
+
+    def _multiplied(self, name: str, expert: int, x: torch.Tensor) -> torch.Tensor:
+        bias = getattr(self, f"{name}_bias")[expert] if self.has_bias else None
+        stack = self.packed_stacks.get(name)
+        if stack is not None:
+            return stack.expert(expert).linear(x, bias)
+        weight = getattr(self, name)[expert]
+        is_turned: Any = self.is_transposed
+        return nn.functional.linear(x, weight.t() if is_turned else weight, bias)
+
+    def __getattr__(self, name: str) -> Any:
+        stacks = vars(self).get("packed_stacks", {})
+        if name in stacks:
+            return QuantisedTensor(stacks[name], self.compute.dtype, self.compute.device)
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in vars(self).get("packed_stacks", {}):
+            raise _read_only(self.packed_stacks[name])
+        super().__setattr__(name, value)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, stack in self.packed_stacks.items():
+            if stack.device != self.compute.device:
+                self.packed_stacks[name] = stack.to(self.compute.device)
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, stack in self.packed_stacks.items():
+            destination[f"{prefix}{name}"] = stack.dequantize(dtype=self.compute.dtype)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        own = {f"{prefix}{name}" for name in self.packed_stacks}
+        others = {name: value for name, value in state_dict.items() if name not in own}
+        error_msgs += [
+            f"{name} is quantised and cannot be replaced; load the model without quantize"
+            for name in own & state_dict.keys()
+        ]
+        super()._load_from_state_dict(
+            others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
 
 def _is_watched() -> bool:
@@ -279,6 +362,44 @@ def can_be_packed(module: nn.Module, leaf: str) -> bool:
         # Options that change the table during a lookup cannot work with a packed weight.
         return module.max_norm is None and not module.sparse
     return type(module) is nn.Linear
+
+
+def can_be_stacked(module: nn.Module, leaf: str) -> bool:
+    """Whether a module uses a weight of experts only as transformers' ways to compute experts do."""
+    own = type(module)
+    own = own.__bases__[1] if issubclass(own, PackedExperts) else own
+    # The decorator of transformers keeps the class's own forward, which computes the same in another way.
+    is_known = own.__module__.startswith("transformers.") and hasattr(own.forward, "__wrapped__")
+    if not is_known or not hasattr(own, "_apply_gate") or getattr(module, "has_post_expert_norm", True):
+        return False
+    return leaf == "down_proj" or leaf == ("gate_up_proj" if module.has_gate else "up_proj")
+
+
+def hold_stack(
+    module: nn.Module, leaf: str, packed: PackedStack, dtype: torch.dtype, device: torch.device | str
+) -> None:
+    """Replaces a parameter of experts by packed weights.
+
+    Args:
+        module: a module for which :func:`can_be_stacked` is true.
+        leaf: the parameter's name.
+        packed: the packed weights.
+        dtype: the model's dtype.
+        device: the model's device.
+    """
+    del module._parameters[leaf]
+    if not isinstance(module, PackedExperts):
+        module.__class__ = _packed_experts(type(module))  # type: ignore[arg-type]
+        vars(module)["packed_stacks"], vars(module)["stand_ins"] = {}, {}
+        module.register_buffer("compute", torch.empty(0, dtype=dtype, device=device), persistent=False)
+    vars(module)["packed_stacks"][leaf] = packed
+    vars(module)["stand_ins"][leaf] = torch.empty(packed.shape, dtype=dtype, device="meta")
+
+
+@lru_cache
+def _packed_experts(own: type[nn.Module]) -> type[nn.Module]:
+    """Returns a model's own class of experts over quantised weights."""
+    return type(own.__name__, (PackedExperts, own), {"__module__": own.__module__})
 
 
 def hold(module: nn.Module, packed: PackedWeight, dtype: torch.dtype, device: torch.device | str) -> None:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from acclimate.llm.files.deferred_tensors import Source
     from acclimate.llm.files.slices import Slice
-    from acclimate.llm.kernels import PackedWeight
+    from acclimate.llm.gguf.tensors import BlockRows
+    from acclimate.llm.kernels import PackedStack, PackedWeight
 
 logger = logging.getLogger("acclimate.llm")
 
@@ -120,8 +121,10 @@ class Packer:
         for prefix, module in model.named_modules():
             is_table = module is head or isinstance(module, torch.nn.Embedding)
             for leaf, parameter in module._parameters.items():
-                if parameter is not None and parameter.dim() == 2:
-                    rows, columns = parameter.shape
+                if parameter is not None and parameter.dim() in (2, 3):
+                    rows, columns = parameter.shape[-2:]
+                    if parameter.dim() == 3 and getattr(module, "is_transposed", False):
+                        rows, columns = columns, rows
                     name = f"{prefix}.{leaf}" if prefix else leaf
                     if rows < columns and not is_table:
                         self._sensitive[name] = "int8"
@@ -130,20 +133,15 @@ class Packer:
 
     def pack(self, part: Slice, device: str) -> bool:
         """Packs one slice into its modules; returns whether it was packed."""
-        from acclimate.llm.loading.packed_modules import hold
-
-        made = self._packed(part) if self._can_pack(part) else None
-        if made is None:
+        is_packed = (
+            self._pack_experts(part, device) if part.shard.dim() == 3 else self._pack_matrix(part, device)
+        )
+        if not is_packed:
             self._note_unpacked(part)
-            return False
-        made = made.to(device)
-        for module, _ in part.places:
-            hold(module, made, part.shard.dtype, device)
-        self.packed[made.format] += 1
-        return True
+        return is_packed
 
-    def _can_pack(self, part: Slice) -> bool:
-        from acclimate.llm.loading.packed_modules import can_be_packed
+    def _pack_matrix(self, part: Slice, device: str) -> bool:
+        from acclimate.llm.loading.packed_modules import can_be_packed, hold
 
         if part.shard.dim() != 2 or part.shard.numel() == 0:
             return False
@@ -151,7 +149,53 @@ class Packer:
             if self.format is not None:
                 self.dense[part.name] = "its module is neither a linear module nor an embedding"
             return False
+        made = self._packed(part)
+        if made is None:
+            return False
+        made = made.to(device)
+        for module, _ in part.places:
+            hold(module, made, part.shard.dtype, device)
+        self.packed[made.format] += 1
         return True
+
+    def _pack_experts(self, part: Slice, device: str) -> bool:
+        """Packs the weights of experts into their modules."""
+        from acclimate.llm.kernels.formats import GROUP_ROWS
+        from acclimate.llm.loading.packed_modules import can_be_stacked, hold_stack
+
+        (module, leaf), *others = part.places
+        if others or not can_be_stacked(module, leaf) or part.shard.numel() == 0:
+            if self.format is not None:
+                self.dense[part.name] = "its module is neither a linear module nor transformers' experts"
+            return False
+        is_turned = bool(module.is_transposed)
+        rows = part.shard.shape[2 if is_turned else 1]
+        if leaf == "gate_up_proj" and rows % (2 * GROUP_ROWS):
+            self.dense[part.name] = f"its experts' rows cannot be divided by {2 * GROUP_ROWS}"
+            return False
+        made = self._stacked(part, is_turned)
+        if made is None:
+            return False
+        hold_stack(module, leaf, made.to(device), part.shard.dtype, device)
+        self.packed[made.format] += 1
+        return True
+
+    def _stacked(self, part: Slice, is_turned: bool) -> PackedStack | None:
+        from acclimate.llm.kernels import PackedStack
+
+        if self.format is None:
+            found = None if is_turned else self._read_blocks(part)
+            if found is None:
+                return None
+            rows, blocks = found
+            experts, n, k = part.shard.shape
+            return PackedStack.from_gguf(blocks, rows.block_type, experts, (n, k))
+        chosen = self._sensitive.get(part.name, self.format)
+        try:
+            return PackedStack.quantize(part.read(self.source), chosen, is_turned=is_turned)
+        except WeightError as error:
+            self.dense[part.name] = str(error)
+            return None
 
     def pack_loaded(self, model: torch.nn.Module, device: str) -> None:
         """Packs the weights of a loaded model, which may be split, one after the other."""
@@ -180,8 +224,16 @@ class Packer:
             return None
 
     def _blocks(self, part: Slice) -> PackedWeight | None:
-        from acclimate.llm.gguf.tensors import block_rows, source_types
         from acclimate.llm.kernels import PackedWeight
+
+        found = self._read_blocks(part)
+        return (
+            None if found is None else PackedWeight.from_gguf(found[1], found[0].block_type, found[0].shape)
+        )
+
+    def _read_blocks(self, part: Slice) -> tuple[BlockRows, torch.Tensor] | None:
+        """Reads a matrix, or the matrices of experts, as blocks of a file, if it consists of them."""
+        from acclimate.llm.gguf.tensors import block_rows, source_types
 
         types = source_types(part.shard)
         found = block_rows(part.shard)
@@ -196,7 +248,7 @@ class Packer:
             raise CorruptModelError(
                 f"the tensor {part.name} in {self.source} is corrupt: the scale of a block is infinite or NaN"
             )
-        return PackedWeight.from_gguf(blocks, found.block_type, found.part.shape)
+        return found, blocks
 
     def _published(self, part: Slice) -> PackedWeight | None:
         from acclimate.llm.published.packing import pack_part, quantised_part

@@ -15,21 +15,21 @@ inline void request_start(const uint8_t* group, const uint8_t* codes) {
   }
 }
 
-template <int bits, int quad, int inputs>
+template <int bits, int quad, Codebook codebook, int inputs>
 inline void add_quad(Ints (&sums)[inputs], const uint8_t* block, const int8_t* x, int64_t stride) {
-  const Bytes codes = codes_of<bits, quad>(block);
+  const Bytes codes = codes_of<bits, quad, codebook>(block);
   for (int i = 0; i < inputs; ++i) {
     sums[i] = dot<bits>(sums[i], codes, x + i * stride + 4 * quad);
   }
 }
 
 // Adds quads 0 to 3 or 4 to 7.
-template <int bits, int half, int inputs>
+template <int bits, int half, Codebook codebook = Codebook::none, int inputs>
 inline void add_half(Ints (&sums)[inputs], const uint8_t* block, const int8_t* x, int64_t stride) {
-  add_quad<bits, 4 * half>(sums, block, x, stride);
-  add_quad<bits, 4 * half + 1>(sums, block, x, stride);
-  add_quad<bits, 4 * half + 2>(sums, block, x, stride);
-  add_quad<bits, 4 * half + 3>(sums, block, x, stride);
+  add_quad<bits, 4 * half, codebook>(sums, block, x, stride);
+  add_quad<bits, 4 * half + 1, codebook>(sums, block, x, stride);
+  add_quad<bits, 4 * half + 2, codebook>(sums, block, x, stride);
+  add_quad<bits, 4 * half + 3, codebook>(sums, block, x, stride);
 }
 
 // One group of rows times some inputs; y[i] gets 16 values.
@@ -93,8 +93,8 @@ inline void multiply_group(const uint8_t* group, int64_t blocks, const Input& in
           sums[i] = set(starts == nullptr ? 0 : starts[(first_input + i) * x_blocks + b]);
         }
       }
-      add_half<bits, 0>(sums, codes, x, stride);
-      add_half<bits, 1>(sums, codes, x, stride);
+      add_half<bits, 0, layout.codebook>(sums, codes, x, stride);
+      add_half<bits, 1, layout.codebook>(sums, codes, x, stride);
       if constexpr (layout.scales == Scales::row) {
         for (int i = 0; i < inputs; ++i) {
           y[i] = mul_add(to_floats(sums[i]), x_scales[i * x_blocks + b], y[i]);
@@ -109,6 +109,8 @@ inline void multiply_group(const uint8_t* group, int64_t blocks, const Input& in
         } else if constexpr (layout.scales == Scales::block_and_zero) {
           block_scale = load_f16(group + b * 32);
           low = mul(load_i8(group + at.zero + b * 16), block_scale);
+        } else if constexpr (layout.scales == Scales::exponent) {
+          block_scale = load_exponents(group + b * 16);
         } else {
           block_scale = mul(load_u8(group + at.block_scale + b * 16), scale);
           low = mul(load_u8(group + at.block_low + b * 16), low_scale);
@@ -117,7 +119,7 @@ inline void multiply_group(const uint8_t* group, int64_t blocks, const Input& in
           y[i] = mul_add(mul(to_floats(sums[i]), x_scales[i * x_blocks + b]), block_scale, y[i]);
           if constexpr (layout.scales == Scales::block_and_low) {
             y[i] = mul_add(low, x_sums[i * x_blocks + b], y[i]);
-          } else if constexpr (layout.scales != Scales::block) {
+          } else if constexpr (layout.scales != Scales::block && layout.scales != Scales::exponent) {
             y[i] = sub_mul(low, x_sums[i * x_blocks + b], y[i]);
           }
         }

@@ -213,7 +213,7 @@ bool Step::find_best(const Call& call, ThreadState& state, const float* x, int64
 // Computes an upper bound of the products of each group; returns false for an infinite or NaN input.
 bool Step::approximate(const Call& call, ThreadState& state, const float* x, int64_t first, int64_t last) {
   const int64_t batch = call.batch, k = decoder_.head->k;
-  const Input rounded = input_for(screen_->coarse(), state, x, batch);
+  const Input rounded = input_for(screen_->coarse(), decoder_.dtype, state, x, batch);
   if (rounded.form != Form::int8) {
     return false;
   }
@@ -261,7 +261,8 @@ void Step::try_group(const Call& call, ThreadState& state, const float* x, int64
   // Two inputs, so that sums have the same order as with the inputs of all sequences; that of a single input
   // differs.
   const int64_t other = std::min(sequence, std::max<int64_t>(call.batch - 2, 0));
-  const Input exact = input_for(head, state, x, call.batch).rows(other, std::min<int64_t>(call.batch, 2));
+  const Input exact =
+      input_for(head, decoder_.dtype, state, x, call.batch).rows(other, std::min<int64_t>(call.batch, 2));
   float products[group_rows], logits[2 * group_rows];
   compute(screen_->coarse(), state.screened.rows(sequence, 1), row, row + count, products, group_rows);
   bool is_computed = false;

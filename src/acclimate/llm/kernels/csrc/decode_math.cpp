@@ -309,6 +309,52 @@ ACCLIMATE_CLONES void activate(Activation activation, Dtype dtype, const float* 
                         __attribute__((always_inline)) { activate_in<own>(activation, gate, inner, n); });
 }
 
+ACCLIMATE_CLONES void apply_gating(const Gating& gating, Dtype dtype, float* gate, float* up, int64_t n) {
+  if (!gating.is_gated) {
+    return activate(gating.activation, dtype, nullptr, up, n);
+  }
+  constexpr float none = std::numeric_limits<float>::infinity();
+  // A comparison with NaN is false, so NaN stays.
+  if (gating.gate_limit < none) {
+    for (int64_t i = 0; i < n; ++i) {
+      gate[i] = gate[i] > gating.gate_limit ? gating.gate_limit : gate[i];
+    }
+  }
+  if (gating.up_limit < none) {
+    for (int64_t i = 0; i < n; ++i) {
+      const float bounded = up[i] > gating.up_limit ? gating.up_limit : up[i];
+      up[i] = bounded < -gating.up_limit ? -gating.up_limit : bounded;
+    }
+  }
+  if (gating.steepness == 1.0f && gating.adds == 0.0f) {
+    return activate(gating.activation, dtype, gate, up, n);
+  }
+  with_dtype(dtype, [=, &gating]<Dtype own>() __attribute__((always_inline)) {
+    const float steepness = gating.steepness, adds = gating.adds;
+    for (int64_t i = 0; i < n; ++i) {
+      const float x = gate[i];
+      const float factor = rounded<own>(1.0f / (1.0f + exp_of(-rounded<own>(x * steepness))));
+      const float active = rounded<own>(steepness == 1.0f ? x / (1.0f + exp_of(-x)) : x * factor);
+      up[i] = rounded<own>(active * rounded<own>(up[i] + adds));
+    }
+  });
+}
+
+ACCLIMATE_CLONES void sigmoid(Dtype dtype, float* x, int64_t n) {
+  with_dtype(dtype, [=]<Dtype own>() __attribute__((always_inline)) {
+    for (int64_t i = 0; i < n; ++i) {
+      x[i] = rounded<own>(1.0f / (1.0f + exp_of(-x[i])));
+    }
+  });
+}
+
+void softmax(float* x, int64_t n) {
+  const float sum = exponentials(1.0f, largest(x, n), x, n);
+  for (int64_t i = 0; i < n; ++i) {
+    x[i] /= sum;
+  }
+}
+
 ACCLIMATE_CLONES void add_bias(Dtype dtype, const float* bias, const float* from, int64_t n, float* to) {
   with_dtype(dtype, [=]<Dtype own>() __attribute__((always_inline)) {
     if (bias == nullptr) {

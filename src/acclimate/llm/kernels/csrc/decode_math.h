@@ -34,6 +34,24 @@ void add_branch(Dtype dtype, float* x, const float* branch, float factor, int64_
 // inner = round(round(activation(gate)) * up); a null gate: round(activation(inner))
 void activate(Activation activation, Dtype dtype, const float* gate, float* inner, int64_t n);
 
+// What an expert computes between its products; without gates: round(activation(up)).
+struct Gating {
+  Activation activation;
+  bool is_gated;
+  float steepness;  // not 1: the activation is x * sigmoid(steepness * x)
+  float gate_limit, up_limit;  // infinity: none
+  float adds;  // to what a gate multiplies
+};
+
+// up = round(activation(gate) * up), with the limits applied before; changes `gate` too.
+void apply_gating(const Gating& gating, Dtype dtype, float* gate, float* up, int64_t n);
+
+// x = round(sigmoid(x))
+void sigmoid(Dtype dtype, float* x, int64_t n);
+
+// x = softmax(x), without rounding
+void softmax(float* x, int64_t n);
+
 // to = round(from + bias); bias may be null, and `from` and `to` may be the same.
 void add_bias(Dtype dtype, const float* bias, const float* from, int64_t n, float* to);
 

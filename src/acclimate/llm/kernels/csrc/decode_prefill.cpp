@@ -21,10 +21,13 @@ int64_t tiles_of(int64_t count, int64_t together) { return (count + together - 1
 // The number of values from one input of a product to the next.
 int64_t stride_of(int64_t k) { return input_stride(Form::bf16, k); }
 
+bool is_arranged(const Weight& weight) {
+  return weight.format != WeightFormat::dense || weight.dtype == Dtype::bf16;
+}
+
 bool is_arranged(const Product& product) {
-  return std::all_of(product.parts.begin(), product.parts.end(), [](const Part& part) {
-    return part.weight.format != WeightFormat::dense || part.weight.dtype == Dtype::bf16;
-  });
+  return std::all_of(product.parts.begin(), product.parts.end(),
+                     [](const Part& part) { return is_arranged(part.weight); });
 }
 
 void* repacked_memory(std::vector<Line>& memory, int64_t rows, int64_t k) {
@@ -36,9 +39,13 @@ void* repacked_memory(std::vector<Line>& memory, int64_t rows, int64_t k) {
 bool Step::can_prefill() const {
   bool can = multiplies_many() && decoder_.dtype == Dtype::bf16;
   for (const Layer& layer : decoder_.layers) {
-    for (const Product* product : {&layer.attention.projections, &layer.attention.output, &layer.mlp.gate,
-                                   &layer.mlp.up, &layer.mlp.down}) {
-      can = can && is_arranged(*product);
+    can = can && is_arranged(layer.attention.projections) && is_arranged(layer.attention.output);
+    if (layer.mlp.has_value()) {
+      const Mlp& mlp = *layer.mlp;
+      can = can && is_arranged(mlp.gate) && is_arranged(mlp.up) && is_arranged(mlp.down);
+    }
+    if (layer.experts.has_value()) {
+      can = can && is_arranged(layer.experts->inner.first) && is_arranged(layer.experts->down.first);
     }
   }
   return can;
@@ -57,14 +64,19 @@ class Step::Prefill {
         x_(rows_ * hidden_),
         attended_(rows_ * hidden_),
         normed_(rows_ * stride_of(hidden_)) {
-    int64_t queries = 0, values = 0, inner = 0, projections = 0;
-    bool keeps_start = false;
+    int64_t queries = 0, values = 0, inner = 0, projections = 0, used = 0, between = 0;
+    bool keeps_start = false, has_shared = false;
     for (const Layer& layer : decoder_.layers) {
       const Attention& attention = layer.attention;
       queries = std::max(queries, attention.heads * whole_blocks(attention.head_size));
       values = std::max(values, stride_of(attention.heads * attention.value_size));
       projections = std::max(projections, attention.projections.width);
-      inner = std::max(inner, stride_of(layer.mlp.up.width));
+      inner = std::max(inner, layer.mlp.has_value() ? stride_of(layer.mlp->up.width) : 0);
+      if (layer.experts.has_value()) {
+        used = std::max(used, layer.experts->router.used);
+        between = std::max(between, layer.experts->router.used * stride_of(layer.experts->width()));
+        has_shared = has_shared || layer.mlp.has_value();
+      }
       keeps_start = keeps_start || layer.mlp_shares_norm;
     }
     projected_.resize(rows_ * std::max(projections, hidden_));
@@ -72,6 +84,12 @@ class Step::Prefill {
     mixed_.resize(rows_ * values);
     inner_.resize(rows_ * inner);
     start_.resize(keeps_start ? rows_ * hidden_ : 0);
+    chosen_experts_.resize(rows_ * used);
+    chosen_weights_.resize(rows_ * used);
+    gathered_.resize(rows_ * used * stride_of(hidden_));
+    expert_inner_.resize(rows_ * between);
+    shared_.resize(has_shared ? rows_ * hidden_ : 0);
+    gates_.resize(has_shared ? rows_ : 0);
   }
 
   void work(int thread, int threads) {
@@ -110,12 +128,23 @@ class Step::Prefill {
         sum_over_ranks(place, attended_);
       }
       for_rows(place, [&](int64_t row) { join_attention(layer, row, state); });
-      feed_forward(place, layer.mlp, state);
-      multiply(place, layer.mlp.down, state, inner_, projected_, hidden_);
-      if (layer.mlp.down_is_summed) {
-        sum_over_ranks(place, projected_);
+      if (layer.experts.has_value()) {
+        use_experts(place, layer, state);
+      }
+      const bool is_shared = layer.experts.has_value() && layer.mlp.has_value();
+      if (layer.mlp.has_value()) {
+        std::vector<float>& result = is_shared ? shared_ : projected_;
+        feed_forward(place, *layer.mlp, state);
+        multiply(place, layer.mlp->down, state, inner_, result, hidden_);
+        if (layer.mlp->down_is_summed) {
+          sum_over_ranks(place, result);
+        }
       }
       for_rows(place, [&](int64_t row) {
+        if (is_shared) {
+          step_.add_shared(layer, shared_.data() + row * hidden_, gates_[row],
+                           projected_.data() + row * hidden_, at_least(state.normed, hidden_));
+        }
         step_.join_mlp(layer, projected_.data() + row * hidden_, attended_.data() + row * hidden_,
                        x_.data() + row * hidden_, state);
         begin_layer(index + 1, row, state);
@@ -309,6 +338,170 @@ class Step::Prefill {
     });
   }
 
+  // -- experts --------------------------------------------------------------------------------------
+
+  // Computes some rows of a product with the kernels for few rows, which do not round weights.
+  void multiply_few(const Product& product, Dtype dtype, int64_t row, int64_t count, ThreadState& state,
+                    float* y) {
+    int64_t column = 0;
+    for (const Part& part : product.parts) {
+      const int64_t k = part.weight.k;
+      const uint16_t* x = normed_.data() + row * stride_of(k);
+      const Input input = few_inputs(form_of(part.weight, dtype), x, count, k, state);
+      compute(part.weight, input, part.first, part.first + part.count, y + column, product.width);
+      for (int64_t i = 0; i < count; ++i) {
+        float* own = y + i * product.width + column;
+        add_bias(dtype, part.bias == nullptr ? nullptr : part.bias + part.first, own, part.count, own);
+      }
+      column += part.count;
+    }
+  }
+
+  Input few_inputs(Form form, const uint16_t* x, int64_t count, int64_t k, ThreadState& state) const {
+    if (form == Form::bf16) {
+      return {form, count, k, stride_of(k), x, nullptr, nullptr, nullptr};
+    }
+    Line* memory = at_least(state.gathered, tiles_of(static_cast<int64_t>(input_bytes(form, count, k)), 64));
+    return prepare(form, Dtype::bf16, x, stride_of(k), count, k, memory);
+  }
+
+  // The experts' results, in `projected_`.
+  void use_experts(Place& place, const Layer& layer, ThreadState& state) {
+    const Experts& experts = *layer.experts;
+    choose(place, layer, state);
+    multiply_experts(place, experts, state);
+    sum_experts(place, experts, state);
+    if (experts.down_is_summed) {
+      sum_over_ranks(place, projected_);
+    }
+  }
+
+  void choose(Place& place, const Layer& layer, ThreadState& state) {
+    const Router& router = layer.experts->router;
+    const int64_t count = router.logits.width, used = router.used;
+    share(place, tiles_of(place.rows, rows_together), [&](int64_t unit) {
+      const int64_t row = unit * rows_together, rows = std::min(rows_together, place.rows - row);
+      float* logits = at_least(state.wide, rows * count);
+      multiply_few(router.logits, router.rounds_logits ? decoder_.dtype : Dtype::f32, row, rows, state,
+                   logits);
+      for (int64_t i = 0; i < rows; ++i) {
+        step_.choose_experts(router, logits + i * count, state, chosen_experts_.data() + (row + i) * used,
+                             chosen_weights_.data() + (row + i) * used);
+      }
+      if (!layer.mlp_gate.parts.empty()) {
+        multiply_few(layer.mlp_gate, decoder_.dtype, row, rows, state, gates_.data() + row);
+        sigmoid(decoder_.dtype, gates_.data() + row, rows);
+      }
+    });
+    share(place, 1, [&](int64_t) {
+      chosen_.group(chosen_experts_.data(), chosen_weights_.data(), place.rows, used, count);
+    });
+  }
+
+  // Writes the products of columns first to last of a weight of an expert, rounded, to y[i * stride].
+  void multiply_columns(const Weight& weight, const float* bias, const uint16_t* x, int64_t inputs,
+                        int64_t first, int64_t last, ThreadState& state, float* y, int64_t stride) const {
+    const int64_t count = last - first, k = weight.k;
+    if (weight.format == WeightFormat::dense && inputs <= max_rows) {
+      compute(weight, few_inputs(form_of(weight, decoder_.dtype), x, inputs, k, state), first, last, y,
+              stride);
+    } else {
+      void* repacked = repacked_memory(state.repacked, count, k);
+      repack(weight, first, last, repacked);
+      multiply_many(repacked, count, k, x, stride_of(k), inputs, false, y, stride);
+    }
+    for (int64_t i = 0; i < inputs; ++i) {
+      add_bias(decoder_.dtype, bias == nullptr ? nullptr : bias + first, y + i * stride, count,
+               y + i * stride);
+    }
+  }
+
+  // The first products, of each expert with its tokens.
+  void multiply_experts(Place& place, const Experts& experts, ThreadState& state) {
+    const int64_t x_stride = stride_of(hidden_), pairs = chosen_.pairs();
+    share(place, tiles_of(pairs, rows_together), [&](int64_t unit) {
+      for (int64_t i = unit * rows_together; i < std::min((unit + 1) * rows_together, pairs); ++i) {
+        const uint16_t* from = normed_.data() + chosen_.tokens[i] * x_stride;
+        std::copy(from, from + x_stride, gathered_.data() + i * x_stride);
+      }
+    });
+    const int64_t width = experts.width(), stride = stride_of(width),
+                  parts = tiles_of(width, columns_together);
+    const Gating& gating = experts.gating;
+    share(place, parts * static_cast<int64_t>(chosen_.experts.size()), [&](int64_t unit) {
+      const int64_t index = unit / parts, expert = chosen_.experts[index];
+      const int64_t begin = chosen_.begins[index], inputs = chosen_.count(index);
+      const int64_t first = unit % parts * columns_together;
+      const int64_t last = std::min(first + columns_together, width), columns = last - first;
+      const uint16_t* x = gathered_.data() + begin * x_stride;
+      const Weight weight = experts.inner.of(expert);
+      const float* bias = experts.inner.bias(expert);
+      constexpr int64_t found_stride = 2 * columns_together + group_rows;
+      float* up = at_least(state.wide, inputs * found_stride);
+      float* gate = gating.is_gated ? at_least(state.gate, inputs * found_stride) : nullptr;
+      if (gate != nullptr && experts.interleaved) {
+        multiply_columns(weight, bias, x, inputs, 2 * first, 2 * last, state, up, found_stride);
+        for (int64_t i = 0; i < inputs; ++i) {
+          float *own_gate = gate + i * found_stride, *own_up = up + i * found_stride;
+          for (int64_t column = 0; column < columns; ++column) {
+            own_gate[column] = own_up[2 * column];
+            own_up[column] = own_up[2 * column + 1];
+          }
+        }
+      } else {
+        const int64_t ups = gate == nullptr ? 0 : width;
+        multiply_columns(weight, bias, x, inputs, ups + first, ups + last, state, up, found_stride);
+        if (gate != nullptr) {
+          multiply_columns(weight, bias, x, inputs, first, last, state, gate, found_stride);
+        }
+      }
+      for (int64_t i = 0; i < inputs; ++i) {
+        float* own = up + i * found_stride;
+        apply_gating(gating, decoder_.dtype, gate == nullptr ? nullptr : gate + i * found_stride, own,
+                     columns);
+        const int64_t end = last == width ? stride : last;
+        fill_bf16(own, columns, end - first, expert_inner_.data() + (begin + i) * stride + first);
+      }
+    });
+  }
+
+  // The second products, weighted and summed for each token.
+  void sum_experts(Place& place, const Experts& experts, ThreadState& state) {
+    const int64_t x_stride = stride_of(experts.width());
+    int64_t together = columns_together;
+    while (together > group_rows && tiles_of(hidden_, together) < 3 * place.threads) {
+      together /= 2;
+    }
+    const int64_t stride = together + group_rows;
+    share(place, tiles_of(hidden_, together), [&](int64_t unit) {
+      const int64_t first = unit * together, last = std::min(first + together, hidden_);
+      const int64_t columns = last - first;
+      float* sums = at_least(state.wide, place.rows * columns);
+      std::fill(sums, sums + place.rows * columns, 0.0f);
+      for (size_t index = 0; index < chosen_.experts.size(); ++index) {
+        const int64_t expert = chosen_.experts[index], begin = chosen_.begins[index];
+        const int64_t inputs = chosen_.count(index);
+        float* found = at_least(state.gate, inputs * stride);
+        multiply_columns(experts.down.of(expert), experts.down.bias(expert),
+                         expert_inner_.data() + begin * x_stride, inputs, first, last, state, found, stride);
+        for (int64_t i = 0; i < inputs; ++i) {
+          float* own = found + i * stride;
+          float* to = sums + chosen_.tokens[begin + i] * columns;
+          if (experts.rounds_weighted) {
+            scale(decoder_.dtype, chosen_.weights[begin + i], own, columns);
+            accumulate(1.0f, own, to, columns);
+          } else {
+            accumulate(chosen_.weights[begin + i], own, to, columns);
+          }
+        }
+      }
+      for (int64_t row = 0; row < place.rows; ++row) {
+        add_bias(decoder_.dtype, nullptr, sums + row * columns, columns,
+                 projected_.data() + row * hidden_ + first);
+      }
+    });
+  }
+
   // -- attention ------------------------------------------------------------------------------------
 
   // Queries are [key head][row][head of its group][size].
@@ -460,6 +653,10 @@ class Step::Prefill {
   const int64_t rows_, hidden_;
   std::vector<float> x_, attended_, projected_, start_;
   std::vector<uint16_t> normed_, queries_, mixed_, inner_;
+  Chosen chosen_;
+  std::vector<int64_t> chosen_experts_;  // of each row
+  std::vector<float> chosen_weights_, shared_, gates_;
+  std::vector<uint16_t> gathered_, expert_inner_;  // of each pair
   std::atomic<int64_t> next_[3]{};
 };
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "decode_math.h"
@@ -131,6 +132,102 @@ struct Attention {
   bool output_is_summed;  // over the ranks
 };
 
+// The weights of all experts of a layer for one product.
+struct Stack {
+  explicit Stack(Reader& from)
+      : count(from.number()),
+        first(read_weight(from)),
+        between(from.number()),
+        biases(from.address<float>()) {}
+
+  Weight of(int64_t expert) const {
+    Weight own = first;
+    own.data += expert * between;
+    return own;
+  }
+  const float* bias(int64_t expert) const { return biases == nullptr ? nullptr : biases + expert * first.n; }
+
+  int64_t count;
+  Weight first;
+  int64_t between;  // bytes from one expert to the next
+  const float* biases;  // null: none
+};
+
+// An operation on the numbers of a token's experts; numbered as in acclimate.llm.decode.native.
+struct Operation {
+  enum class Kind : int64_t { softmax, sigmoid, normalize, scale, soft_cap, round };
+
+  Kind kind;
+  float value;
+};
+
+inline std::vector<Operation> read_operations(Reader& from) {
+  std::vector<Operation> operations;
+  const int64_t count = from.number();
+  for (int64_t i = 0; i < count; ++i) {
+    const auto kind = static_cast<Operation::Kind>(from.number());
+    operations.push_back({kind, from.real()});
+  }
+  return operations;
+}
+
+// Chooses each token's experts, and says how much each counts.
+struct Router {
+  explicit Router(Reader& from)
+      : logits(from),
+        rounds_logits(from.flag()),
+        scores(read_operations(from)),
+        choice_bias(from.address<float>()),
+        groups(from.number()),
+        used_groups(from.number()),
+        best_of_group(from.number()),
+        others(from.real()),
+        used(from.number()),
+        weights(read_operations(from)) {}
+
+  Product logits;
+  bool rounds_logits;  // to the decoder's dtype; else they are computed in float32
+  std::vector<Operation> scores;
+  const float* choice_bias;  // null: none
+  int64_t groups, used_groups, best_of_group;  // 0: experts are in no groups
+  float others;  // the score of the experts of other groups
+  int64_t used;
+  std::vector<Operation> weights;
+};
+
+inline Gating read_gating(Reader& from) {
+  Gating gating{};
+  gating.activation = static_cast<Activation>(from.number());
+  gating.is_gated = from.flag();
+  gating.steepness = from.real();
+  gating.gate_limit = from.real();
+  gating.up_limit = from.real();
+  gating.adds = from.real();
+  return gating;
+}
+
+struct Experts {
+  explicit Experts(Reader& from)
+      : router(from),
+        inner(from),
+        interleaved(from.flag()),
+        gating(read_gating(from)),
+        down(from),
+        rounds_weighted(from.flag()),
+        down_is_summed(from.flag()) {}
+
+  // The columns between the two products.
+  int64_t width() const { return down.first.k; }
+
+  Router router;
+  Stack inner;  // gates and ups, one after the other or in turns
+  bool interleaved;
+  Gating gating;
+  Stack down;
+  bool rounds_weighted;  // results of experts, before they are summed
+  bool down_is_summed;  // over the ranks
+};
+
 struct Mlp {
   explicit Mlp(Reader& from)
       : activation(static_cast<Activation>(from.number())),
@@ -146,6 +243,11 @@ struct Mlp {
   bool down_is_summed;  // over the ranks
 };
 
+template <class Part>
+std::optional<Part> read_optional(Reader& from) {
+  return from.flag() ? std::optional<Part>(std::in_place, from) : std::nullopt;
+}
+
 struct Layer {
   explicit Layer(Reader& from)
       : attention_norm(read_norm(from)),
@@ -153,7 +255,9 @@ struct Layer {
         attention_post_norm(read_norm(from)),
         attention_factor(from.real()),
         mlp_norm(read_norm(from)),
-        mlp(from),
+        experts(read_optional<Experts>(from)),
+        mlp(read_optional<Mlp>(from)),
+        mlp_gate(from),
         mlp_post_norm(read_norm(from)),
         mlp_factor(from.real()),
         parallel(from.flag()),
@@ -165,7 +269,9 @@ struct Layer {
   Norm attention_post_norm;
   float attention_factor;
   Norm mlp_norm;
-  Mlp mlp;
+  std::optional<Experts> experts;
+  std::optional<Mlp> mlp;  // beside experts: of all tokens, and its result is added to theirs
+  Product mlp_gate;  // one column, whose sigmoid the result of an MLP beside experts is multiplied by
   Norm mlp_post_norm;
   float mlp_factor;
   bool parallel, adds_branches_first, mlp_shares_norm;

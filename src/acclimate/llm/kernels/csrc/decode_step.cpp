@@ -32,12 +32,21 @@ Step::Step(Reader& from) : decoder_(from) {
   };
   for (const Layer& layer : decoder_.layers) {
     const Attention& attention = layer.attention;
-    for (const Product* product :
-         {&attention.projections, &attention.output, &layer.mlp.gate, &layer.mlp.up, &layer.mlp.down}) {
-      see(*product);
+    see(attention.projections);
+    see(attention.output);
+    if (layer.mlp.has_value()) {
+      for (const Product* product : {&layer.mlp->gate, &layer.mlp->up, &layer.mlp->down, &layer.mlp_gate}) {
+        see(*product);
+      }
+      widest_inner_ = std::max(widest_inner_, layer.mlp->up.width);
+    }
+    if (layer.experts.has_value()) {
+      const Router& router = layer.experts->router;
+      see(router.logits);
+      most_experts_ = std::max(most_experts_, router.logits.width);
+      widest_pairs_ = std::max(widest_pairs_, router.used * layer.experts->width());
     }
     widest_projections_ = std::max(widest_projections_, attention.projections.width);
-    widest_inner_ = std::max(widest_inner_, layer.mlp.up.width);
     widest_values_ = std::max(widest_values_, attention.heads * attention.value_size);
   }
   can_screen_ = suits_screen();
@@ -71,12 +80,35 @@ void Step::check() const {
     need(attention.table < 0 || (attention.pairs >= 0 && 2 * attention.pairs <= size));
     is_product(attention.projections, decoder_.hidden, heads * size + key_heads * (size + value_size));
     is_product(attention.output, heads * value_size, decoder_.hidden);
-    is_product(layer.mlp.up, decoder_.hidden, layer.mlp.up.width);
-    need(layer.mlp.is_gated != layer.mlp.gate.parts.empty());
-    if (layer.mlp.is_gated) {
-      is_product(layer.mlp.gate, decoder_.hidden, layer.mlp.up.width);
+    need(layer.mlp.has_value() || layer.experts.has_value());
+    if (layer.mlp.has_value()) {
+      const Mlp& mlp = *layer.mlp;
+      is_product(mlp.up, decoder_.hidden, mlp.up.width);
+      need(mlp.is_gated != mlp.gate.parts.empty());
+      if (mlp.is_gated) {
+        is_product(mlp.gate, decoder_.hidden, mlp.up.width);
+      }
+      is_product(mlp.down, mlp.up.width, decoder_.hidden);
     }
-    is_product(layer.mlp.down, layer.mlp.up.width, decoder_.hidden);
+    if (!layer.mlp_gate.parts.empty()) {
+      need(layer.mlp.has_value());
+      is_product(layer.mlp_gate, decoder_.hidden, 1);
+    }
+    if (layer.experts.has_value()) {
+      const Experts& experts = *layer.experts;
+      const Router& router = experts.router;
+      const int64_t count = experts.inner.count, inner = experts.inner.first.n, width = experts.width();
+      is_product(router.logits, decoder_.hidden, count);
+      need(count > 0 && experts.down.count == count && router.used > 0 && router.used <= count);
+      need(router.groups >= 0 && (router.groups == 0 || count % router.groups == 0));
+      need(router.groups == 0 || (router.used_groups > 0 && router.used_groups <= router.groups &&
+                                  router.best_of_group > 0 && router.best_of_group <= count / router.groups));
+      need(width > 0 && inner == (experts.gating.is_gated ? 2 * width : width));
+      need(experts.inner.first.k == decoder_.hidden && experts.down.first.n == decoder_.hidden);
+      // Ups begin within a group of rows if gates do not fill their last one.
+      need(experts.inner.first.format == WeightFormat::dense || !experts.gating.is_gated ||
+           experts.interleaved || width % group_rows == 0);
+    }
   }
   is_product(*decoder_.head, decoder_.hidden, decoder_.head->width);
 }
@@ -104,6 +136,9 @@ void Step::run(const Call& call, int threads) {
   at_least(attended_, batch * decoder_.hidden);
   at_least(summed_, batch * decoder_.hidden);
   at_least(inner_, batch * widest_inner_);
+  at_least(routed_, batch * most_experts_);
+  at_least(expert_inner_, batch * widest_pairs_);
+  at_least(shared_, most_experts_ > 0 ? batch * decoder_.hidden : 0);
   at_least(mixed_, batch * mixed);
   at_least(peaks_, batch * most_heads);
   at_least(sums_, batch * most_heads);
@@ -140,9 +175,6 @@ void Step::work(const Call& call, int thread, int threads) {
       sum_over_ranks(attended_.data(), call.batch * decoder_.hidden, thread, threads);
     }
     feed_forward(layer, call, state, thread, threads);
-    if (layer.mlp.down_is_summed) {
-      sum_over_ranks(summed_.data(), call.batch * decoder_.hidden, thread, threads);
-    }
     add_branches(layer, call, state);
   }
   finish(call, state, thread, threads);
@@ -178,8 +210,9 @@ void Step::embed(const Call& call, ThreadState& state, int thread, int threads) 
 
 // -- products -------------------------------------------------------------------------------------
 
-Input Step::input_for(const Weight& weight, ThreadState& state, const float* x, int64_t batch) const {
-  const Form form = form_of(weight, decoder_.dtype);
+Input Step::input_for(const Weight& weight, Dtype dtype, ThreadState& state, const float* x,
+                      int64_t batch) const {
+  const Form form = form_of(weight, dtype);
   const int index = static_cast<int>(form);
   if (state.is_ready[index]) {
     return state.input[index];
@@ -199,21 +232,21 @@ Input Step::input_for(const Weight& weight, ThreadState& state, const float* x, 
   return state.input[index];
 }
 
-// Computes columns first to last of a product, to[i * stride + column], rounded to the model's dtype. The
-// input is prepared once until forget_input.
-void Step::multiply(const Product& product, ThreadState& state, const float* x, int64_t first, int64_t last,
-                    int64_t batch, float* to, int64_t stride) const {
+// Computes columns first to last of a product, to[i * stride + column], rounded to a dtype. The input is
+// prepared once until forget_input.
+void Step::multiply_as(Dtype dtype, const Product& product, ThreadState& state, const float* x, int64_t first,
+                       int64_t last, int64_t batch, float* to, int64_t stride) const {
   int64_t begin = 0;
   for (const Part& part : product.parts) {
     const int64_t from = std::max(first, begin), until = std::min(last, begin + part.count);
     if (from < until) {
-      const Input input = input_for(part.weight, state, x, batch);
+      const Input input = input_for(part.weight, dtype, state, x, batch);
       const int64_t row = part.first + from - begin;
       compute(part.weight, input, row, row + until - from, to + from, stride);
       const float* bias = part.bias == nullptr ? nullptr : part.bias + row;
       for (int64_t i = 0; i < batch; ++i) {
         float* result = to + i * stride + from;
-        add_bias(decoder_.dtype, bias, result, until - from, result);
+        add_bias(dtype, bias, result, until - from, result);
       }
     }
     begin += part.count;
@@ -377,7 +410,24 @@ void Step::feed_forward(const Layer& layer, const Call& call, ThreadState& state
                    branch + row, normed + row);
   }
   state.forget_input();
-  const Mlp& mlp = layer.mlp;
+  if (layer.experts.has_value()) {
+    return use_experts(layer, call, state, thread, threads);
+  }
+  multiply_inner(*layer.mlp, state, batch, thread, threads);
+  barrier_.wait(threads);
+  state.forget_input();
+  const Product& down = layer.mlp->down;
+  const auto [from, until] = share(down.width, thread, threads);
+  multiply(down, state, inner_.data(), from, until, batch, summed_.data(), hidden);
+  barrier_.wait(threads);
+  if (layer.mlp->down_is_summed) {
+    sum_over_ranks(summed_.data(), batch * hidden, thread, threads);
+  }
+}
+
+// A thread's columns between the products of an MLP.
+void Step::multiply_inner(const Mlp& mlp, ThreadState& state, int64_t batch, int thread, int threads) {
+  const float* normed = state.normed.data();
   const int64_t width = mlp.up.width;
   const auto [first, last] = share(width, thread, threads);
   multiply(mlp.up, state, normed, first, last, batch, inner_.data(), width);
@@ -390,17 +440,20 @@ void Step::feed_forward(const Layer& layer, const Call& call, ThreadState& state
     activate(mlp.activation, decoder_.dtype, gate == nullptr ? nullptr : gate + i * width + first,
              inner_.data() + i * width + first, last - first);
   }
-  barrier_.wait(threads);
-  state.forget_input();
-  const auto [from, until] = share(mlp.down.width, thread, threads);
-  multiply(mlp.down, state, inner_.data(), from, until, batch, summed_.data(), hidden);
-  barrier_.wait(threads);
 }
 
 void Step::add_branches(const Layer& layer, const Call& call, ThreadState& state) const {
   for (int64_t i = 0; i < call.batch; ++i) {
     const int64_t row = i * decoder_.hidden;
-    join_mlp(layer, summed_.data() + row, state.branch.data() + row, state.x.data() + row, state);
+    const float* result = summed_.data() + row;
+    if (layer.experts.has_value() && layer.mlp.has_value()) {
+      float* both = at_least(state.products, decoder_.hidden);
+      std::copy(result, result + decoder_.hidden, both);
+      add_shared(layer, shared_.data() + row, layer.mlp_gate.parts.empty() ? 1.0f : state.mlp_gates[i], both,
+                 at_least(state.wide, decoder_.hidden));
+      result = both;
+    }
+    join_mlp(layer, result, state.branch.data() + row, state.x.data() + row, state);
   }
 }
 

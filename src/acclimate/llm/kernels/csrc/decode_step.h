@@ -54,6 +54,21 @@ struct alignas(64) Line {
   uint8_t bytes[64];
 };
 
+// The experts of some tokens. A pair is a token and one of its experts; the pairs of an expert follow each
+// other.
+struct Chosen {
+  std::vector<int64_t> experts;  // those that a token uses
+  std::vector<int64_t> begins;  // the first pair of each, and the number of pairs
+  std::vector<int64_t> tokens;  // of each pair
+  std::vector<float> weights;  // of each pair
+
+  int64_t pairs() const { return static_cast<int64_t>(tokens.size()); }
+  int64_t count(size_t index) const { return begins[index + 1] - begins[index]; }
+  // From each token's experts and their weights: [tokens][used].
+  void group(const int64_t* chosen, const float* chosen_weights, int64_t tokens_count, int64_t used,
+             int64_t all_experts);
+};
+
 class Step {
  public:
   explicit Step(Reader& from);
@@ -94,7 +109,11 @@ class Step {
     std::vector<Line> memory[3];  // prepared inputs, by form
     bool is_ready[3] = {};
     Input input[3];
-    std::vector<Line> query, weights, repacked;
+    std::vector<Line> query, weights, repacked, gathered;
+    Chosen chosen;
+    std::vector<int64_t> chosen_experts;
+    std::vector<float> chosen_weights, mlp_gates, products;
+    std::vector<std::pair<float, int64_t>> ranked;
     std::vector<float> best;
     std::vector<int64_t> best_token;
     std::vector<Candidate> candidates;
@@ -116,8 +135,12 @@ class Step {
   void finish_embedding(int64_t position, ThreadState& state, float* row) const;
   void sum_over_ranks(float* values, int64_t count, int thread, int threads);
   void multiply(const Product& product, ThreadState& state, const float* x, int64_t first, int64_t last,
-                int64_t batch, float* to, int64_t stride) const;
-  Input input_for(const Weight& weight, ThreadState& state, const float* x, int64_t batch) const;
+                int64_t batch, float* to, int64_t stride) const {
+    multiply_as(decoder_.dtype, product, state, x, first, last, batch, to, stride);
+  }
+  void multiply_as(Dtype dtype, const Product& product, ThreadState& state, const float* x, int64_t first,
+                   int64_t last, int64_t batch, float* to, int64_t stride) const;
+  Input input_for(const Weight& weight, Dtype dtype, ThreadState& state, const float* x, int64_t batch) const;
   void project(const Layer& layer, const Call& call, ThreadState& state, int thread, int threads);
   void attend(const Layer& layer, size_t index, const Call& call, ThreadState& state, int thread,
               int threads);
@@ -132,6 +155,17 @@ class Step {
                       float* normed) const;
   void join_mlp(const Layer& layer, const float* result, float* branch, float* x, ThreadState& state) const;
   void feed_forward(const Layer& layer, const Call& call, ThreadState& state, int thread, int threads);
+  void multiply_inner(const Mlp& mlp, ThreadState& state, int64_t batch, int thread, int threads);
+  void use_experts(const Layer& layer, const Call& call, ThreadState& state, int thread, int threads);
+  void choose_experts(const Router& router, float* logits, ThreadState& state, int64_t* chosen,
+                      float* weights) const;
+  void multiply_experts(const Experts& experts, const Input& input, ThreadState& state, int thread,
+                        int threads);
+  void sum_experts(const Experts& experts, ThreadState& state, int64_t batch, int64_t first, int64_t last,
+                   float* sums, int64_t stride) const;
+  void compute_inner(const Experts& experts, int64_t expert, const Input& input, int64_t first, int64_t last,
+                     ThreadState& state, float* up, int64_t stride) const;
+  void add_shared(const Layer& layer, const float* shared, float gate, float* result, float* scratch) const;
   void add_branches(const Layer& layer, const Call& call, ThreadState& state) const;
   void finish(const Call& call, ThreadState& state, int thread, int threads);
   bool suits_screen() const;
@@ -146,6 +180,7 @@ class Step {
 
   Decoder decoder_;
   int64_t widest_ = 0, widest_projections_ = 0, widest_inner_ = 0, widest_values_ = 0;
+  int64_t most_experts_ = 0, widest_pairs_ = 0;  // of a layer; columns between the products of a token
   std::mutex mutex_;
   Barrier barrier_;
   std::unique_ptr<Screen> screen_;
@@ -157,6 +192,7 @@ class Step {
   std::vector<std::unique_ptr<ThreadState>> thread_states_;
   // Written by one thread each, read by all after the next barrier.
   std::vector<float> projected_, attended_, summed_, inner_, mixed_, peaks_, sums_;
+  std::vector<float> routed_, expert_inner_, shared_;
 };
 
 }  // namespace acclimate::inference::decode

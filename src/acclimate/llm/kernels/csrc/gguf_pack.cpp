@@ -110,6 +110,11 @@ void pack_group(WeightFormat format, const uint8_t* blocks, int64_t row_bytes, i
           }
           read_small(layout.bits, from + 2, codes[row]);
           break;
+        case Scales::exponent:
+          from += b * layout.gguf_bytes;
+          group[b * 16 + row] = from[0];
+          read_small(layout.bits, from + 1, codes[row]);
+          break;
         case Scales::super_block:
           from += b / 8 * layout.gguf_bytes;
           std::memcpy(group + b / 8 * 32 + 2 * row, from, 2);

@@ -3,6 +3,7 @@
 // Functions are static: files are compiled for several instruction sets, and the linker would keep one copy.
 #pragma once
 
+#include <array>
 #include <optional>
 
 #include "linear.h"
@@ -16,6 +17,26 @@ enum class Scales {
 #define SCALES(name, ...) name,
 #include "formats.def"
 };
+
+// The codebooks in formats.def.
+enum class Codebook {
+  none,
+#define CODEBOOK(name, ...) name,
+#include "formats.def"
+};
+
+// The numbers that codes of 4 bits stand for.
+static constexpr std::array<uint8_t, 16> numbers_of(Codebook codebook) {
+  switch (codebook) {
+#define CODEBOOK(name, ...) \
+  case Codebook::name:      \
+    return {__VA_ARGS__};
+#include "formats.def"
+    case Codebook::none:
+      break;
+  }
+  return {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+}
 
 // The columns of an indivisible block: those of the widest field.
 static constexpr int columns_of(Scales scales) {
@@ -36,6 +57,7 @@ struct Layout {
   Scales scales;
   int gguf_bytes = 0;  // of a block in a file; 0: files have no such blocks
   int gguf_halves = 0;
+  Codebook codebook = Codebook::none;
   int code_bytes = bits * group_rows * block_columns / 8;  // of a block in a group
   int columns = columns_of(scales);  // of an indivisible block
 };
@@ -81,7 +103,7 @@ static void with_format(WeightFormat format, Function function) {
 
 // Where each field of a group begins, and its codes, in bytes from the group's start.
 struct Offsets {
-  int64_t scale, low, zero, low_scale, block_scale, block_low, codes;
+  int64_t scale, low, zero, exponent, low_scale, block_scale, block_low, codes;
 };
 
 static constexpr int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }

@@ -79,7 +79,7 @@ inline void arrange_dense(const Weight& weight, int64_t first, int64_t rows, uin
 template <WeightFormat format, int quad>
 inline void arrange_quad(const uint8_t* block, Floats scale, Floats low, uint16_t* to) {
   constexpr Layout layout = layout_of(format);
-  const Bytes codes = codes_of<layout.bits, quad>(block);
+  const Bytes codes = codes_of<layout.bits, quad, layout.codebook>(block);
   const auto column = [&](Bytes shifted) {
     const Ints whole = _mm512_sub_epi32(_mm512_and_si512(shifted, set(255)), set(layout.offset));
     return mul_add(to_floats(whole), scale, low);

@@ -86,6 +86,20 @@ inline Bytes low_bits(Bytes x) {
   return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
 }
 inline Bytes high_bits(Bytes x) { return low_bits({_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)}); }
+// The numbers of a table of 16 that codes of 4 bits stand for.
+inline Bytes look_up(const uint8_t* table, Bytes codes) {
+  const __m256i numbers =
+      _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  return {_mm256_shuffle_epi8(numbers, codes.a), _mm256_shuffle_epi8(numbers, codes.b)};
+}
+// 2^(x - 128) of 16 bytes x; 0 for 0 and 1, for which it is denormal.
+inline Floats load_exponents(const void* from) {
+  const __m128i x = _mm_subs_epu8(_mm_loadu_si128(static_cast<const __m128i*>(from)), _mm_set1_epi8(1));
+  const auto half = [](__m128i bytes) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 23));
+  };
+  return {half(x), half(_mm_srli_si128(x, 8))};
+}
 template <int from>
 inline __m256i shifted_to_4(__m256i bits) {
   if constexpr (from < 4) {

@@ -35,6 +35,11 @@ inline Floats load_u8(const void* from) {
 inline Floats load_i8(const void* from) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(from))));
 }
+// 2^(x - 128) of 16 bytes x; 0 for 0 and 1, for which it is denormal.
+inline Floats load_exponents(const void* from) {
+  const __m128i x = _mm_subs_epu8(_mm_loadu_si128(static_cast<const __m128i*>(from)), _mm_set1_epi8(1));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(x), 23));
+}
 inline Floats to_floats(Ints a) { return _mm512_cvtepi32_ps(a); }
 inline void store(float* to, Floats a) { _mm512_storeu_ps(to, a); }
 inline float sum(Floats a) { return _mm512_reduce_add_ps(a); }
@@ -66,6 +71,11 @@ inline Ints byte_of(Bytes a) {
 }
 inline Bytes low_bits(Bytes a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 inline Bytes high_bits(Bytes a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
+// The numbers of a table of 16 that codes of 4 bits stand for.
+inline Bytes look_up(const uint8_t* table, Bytes codes) {
+  const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(numbers), codes);
+}
 template <int from>
 inline Bytes shifted_to_4(Bytes bits) {
   if constexpr (from < 4) {

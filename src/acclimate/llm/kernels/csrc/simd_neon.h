@@ -108,6 +108,20 @@ inline Bytes high_bits(Bytes a) {
   Bytes r;
   EACH(vshrq_n_u8(a.x[i], 4));
 }
+// The numbers of a table of 16 that codes of 4 bits stand for.
+inline Bytes look_up(const uint8_t* table, Bytes codes) {
+  const uint8x16_t numbers = vld1q_u8(table);
+  Bytes r;
+  EACH(vqtbl1q_u8(numbers, codes.x[i]));
+}
+// 2^(x - 128) of 16 bytes x; 0 for 0 and 1, for which it is denormal.
+inline Floats load_exponents(const void* from) {
+  const uint8x16_t bytes = vqsubq_u8(vld1q_u8(static_cast<const uint8_t*>(from)), vdupq_n_u8(1));
+  const uint16x8_t low = vmovl_u8(vget_low_u8(bytes)), high = vmovl_u8(vget_high_u8(bytes));
+  const auto quarter = [](uint16x4_t x) { return vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(x), 23)); };
+  return {{quarter(vget_low_u16(low)), quarter(vget_high_u16(low)), quarter(vget_low_u16(high)),
+           quarter(vget_high_u16(high))}};
+}
 template <int from>
 inline uint8x16_t shifted_to_4(uint8x16_t bits) {
   if constexpr (from < 4) {

@@ -133,6 +133,24 @@ inline Bytes high_bits(Bytes a) {
   Bytes r;
   LANES(a.x[i] >> 4);
 }
+// The numbers of a table of 16 that codes of 4 bits stand for.
+inline Bytes look_up(const uint8_t* table, Bytes codes) {
+  Bytes r;
+  for (int i = 0; i < 64; ++i) {
+    r.x[i] = table[codes.x[i]];
+  }
+  return r;
+}
+// 2^(x - 128) of 16 bytes x; 0 for 0 and 1, for which it is denormal.
+inline Floats load_exponents(const void* from) {
+  Floats r;
+  for (int i = 0; i < 16; ++i) {
+    const uint32_t exponent = static_cast<const uint8_t*>(from)[i];
+    const uint32_t bits = exponent == 0 ? 0 : (exponent - 1) << 23;
+    std::memcpy(&r.x[i], &bits, sizeof(bits));
+  }
+  return r;
+}
 // Adds bit `from` of each byte as bit 4.
 template <int from>
 inline Bytes with_bit(Bytes a, Bytes bits) {

@@ -5,7 +5,7 @@
 namespace acclimate::inference::ACCLIMATE_ISA {
 
 // One block of a group as codes[row][column].
-template <int bits>
+template <int bits, Codebook codebook>
 inline void read_codes(const uint8_t* block, uint8_t (&codes)[group_rows][block_columns]) {
   for (int quad = 0; quad < 8; ++quad) {
     uint8_t vector[64];
@@ -15,6 +15,10 @@ inline void read_codes(const uint8_t* block, uint8_t (&codes)[group_rows][block_
       } else {
         const uint8_t both = block[64 * (quad % 4) + i];
         vector[i] = quad < 4 ? both & 15 : both >> 4;
+        if constexpr (codebook != Codebook::none) {
+          static constexpr std::array<uint8_t, 16> numbers = numbers_of(codebook);
+          vector[i] = numbers[vector[i]];
+        }
         if constexpr (bits == 5) {
           vector[i] |= (block[256 + i] >> quad & 1) << 4;
         } else if constexpr (bits == 6) {
@@ -36,13 +40,15 @@ inline void group_values(const uint8_t* group, int64_t k, int64_t rows, float* v
   const Offsets at = offsets_of(layout, blocks);
   for (int64_t b = 0; b < blocks; ++b) {
     uint8_t codes[group_rows][block_columns];
-    read_codes<layout.bits>(group + at.codes + b * layout.code_bytes, codes);
+    read_codes<layout.bits, layout.codebook>(group + at.codes + b * layout.code_bytes, codes);
     float scale[2][group_rows], low[group_rows] = {};
     if constexpr (layout.scales == Scales::row || layout.scales == Scales::row_and_block) {
       store(scale[0], load_f32(group));
     } else if constexpr (layout.scales == Scales::block || layout.scales == Scales::block_and_low ||
                          layout.scales == Scales::block_and_zero) {
       store(scale[0], load_f16(group + b * 32));
+    } else if constexpr (layout.scales == Scales::exponent) {
+      store(scale[0], load_exponents(group + b * 16));
     } else {
       store(scale[0], load_f16(group + b / 8 * 32));
     }

@@ -72,7 +72,7 @@ inline void widen_dense(const Weight& weight, int64_t first, int64_t rows, float
 template <WeightFormat format, int quad>
 inline void widen_quad(const uint8_t* block, Floats scale, Floats low, float* to) {
   constexpr Layout layout = layout_of(format);
-  const Bytes codes = codes_of<layout.bits, quad>(block);
+  const Bytes codes = codes_of<layout.bits, quad, layout.codebook>(block);
   const auto widen_column = [&]<int place>() {
     const Floats column = to_floats(byte_of<place>(codes));
     const Floats centred = layout.offset == 0 ? column : add(column, set_floats(-layout.offset));

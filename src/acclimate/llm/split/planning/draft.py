@@ -12,6 +12,15 @@ from acclimate.llm.split.plan import Change, Kind, Plan, Ranges, Source, Split
 from acclimate.llm.split.planning.shares import even_shares
 
 
+class TiedSplitsError(PlanError):
+    """Two modules share a parameter, and would split it in two ways."""
+
+    def __init__(self, owners: frozenset[str], message: str) -> None:
+        super().__init__(message)
+        self.owners = owners
+        """The names of the modules."""
+
+
 class Draft:
     """The splits and changes that are decided so far; tensors without a split stay whole."""
 
@@ -75,7 +84,7 @@ class Draft:
             is_used: returns whether the module that holds a parameter uses it.
 
         Raises:
-            PlanError: one parameter would have to be split in two ways.
+            TiedSplitsError: one parameter would have to be split in two ways.
         """
         first: dict[int, str] = {}
         shared: dict[str, str] = {}
@@ -92,9 +101,10 @@ class Draft:
             if two is None and one is not None and not is_used(other):
                 two = self.splits[other] = replace(one, name=other)
             if one is None or two is None or replace(one, name=other) != two:
-                raise PlanError(
+                raise TiedSplitsError(
+                    frozenset(tied.rpartition(".")[0] for tied in (name, other)),
                     f"{name} is the same parameter as {other}, but the two would be split differently "
-                    f"({(one and one.kind) or 'replicated'} and {(two and two.kind) or 'replicated'})."
+                    f"({(one and one.kind) or 'replicated'} and {(two and two.kind) or 'replicated'}).",
                 )
         return shared
 

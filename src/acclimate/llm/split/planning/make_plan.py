@@ -12,6 +12,7 @@ from torch import nn
 from acclimate.errors import BlockError, PlanError
 from acclimate.llm.split.layers.intact import split_of
 from acclimate.llm.split.plan import Plan
+from acclimate.llm.split.planning.draft import TiedSplitsError
 from acclimate.llm.split.planning.inner_models import entries_of, inside, joined, unreached_models
 from acclimate.llm.split.planning.mapping import Styles, read_mapping, read_published_plan
 from acclimate.llm.split.planning.planner import Planner
@@ -135,7 +136,10 @@ def _verified_plan(
     inner: Mapping[str, Plan],
     is_inner: bool,
 ) -> Plan:
-    """Makes a plan; if a split block gives wrong results, splits its linear modules one by one instead."""
+    """Makes a plan; if a split block gives wrong results, splits its linear modules one by one instead.
+
+    Modules that share a parameter and would split it in two ways stay whole.
+    """
     alone: set[str] = set()
     refusal: PlanError | None = None
     while True:
@@ -152,5 +156,10 @@ def _verified_plan(
             if not more:
                 raise refusal from None
             alone |= more
+        except TiedSplitsError as error:
+            refusal = refusal or error
+            if not error.owners - alone - set(styles.user):
+                raise refusal from None
+            alone |= error.owners
         except PlanError as error:
             raise refusal or error from None

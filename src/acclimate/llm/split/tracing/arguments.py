@@ -15,7 +15,15 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.d
 
 
 class _Detaching(TorchFunctionMode):
-    """Detaches computed tensors when they are copied, because ``deepcopy`` accepts only graph leaves."""
+    """Detaches computed tensors when they are copied, because ``deepcopy`` accepts only graph leaves.
+
+    Args:
+        double: the dtype that copies of float64 tensors get.
+    """
+
+    def __init__(self, double: torch.dtype) -> None:
+        super().__init__()
+        self._double = double
 
     def __torch_function__(
         self,
@@ -24,11 +32,14 @@ class _Detaching(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func is Tensor.__deepcopy__ and not args[0].is_leaf:
+        if func is Tensor.__deepcopy__:
             tensor, memo = args
-            if id(tensor) not in memo:
-                memo[id(tensor)] = tensor.detach().clone()
-            return memo[id(tensor)]
+            is_other = tensor.dtype == torch.float64 != self._double
+            if is_other or not tensor.is_leaf:
+                if id(tensor) not in memo:
+                    new = tensor.detach().clone()
+                    memo[id(tensor)] = new.to(self._double) if is_other else new
+                return memo[id(tensor)]
         return func(*args, **(kwargs or {}))
 
 
@@ -36,9 +47,9 @@ def _is_state(value: Any) -> bool:
     return not isinstance(value, (Tensor, *PLAIN)) and not callable(value)
 
 
-def copied(value: Any) -> Any:
-    """Returns a deep copy of an object whose tensors are detached."""
-    with _Detaching():
+def copied(value: Any, double: torch.dtype = torch.float64) -> Any:
+    """Returns a deep copy of an object whose tensors are detached; those of float64 get another dtype."""
+    with _Detaching(double):
         return copy.deepcopy(value)
 
 

@@ -76,7 +76,7 @@ class Steps:
             return {key: self._given(item, made, dtype) for key, item in value.items()}
         if isinstance(value, _Kept):
             if value.key not in made:
-                made[value.key] = copied(self._before[value.key])
+                made[value.key] = copied(self._before[value.key], dtype)
             return made[value.key]
         return value
 
