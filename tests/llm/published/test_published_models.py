@@ -117,10 +117,7 @@ def test_unpacked_weights_are_said_in_one_line_with_their_memory(
     values = 2 * (256 * 256 * 2 + 128 * 256 * 2 + 3 * 512 * 256)
     said = [record.message for record in caplog.records if "unpacked" in record.message]
     assert len(said) == 1
-    assert (
-        f"14 weights in AWQ of 4 bits are unpacked, which takes {values * 2 / 1e6:,.0f} MB in place"
-        in said[0]
-    )
+    assert f"14 weights in AWQ of 4 bits unpacked, which takes {values * 2 / 1e6:,.0f} MB in place" in said[0]
     assert f"{values / 2 / 1e6:,.0f} MB of memory" in said[0]
 
 

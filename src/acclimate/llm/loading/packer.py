@@ -284,14 +284,15 @@ class Packer:
         """Says in one line for each kind of weights what was unpacked or changed, and what it costs."""
         for kind, some in self.unpacked.items():
             logger.warning(
-                "%s: %d weights in %s are unpacked, which takes %s in place of %s of memory",
-                self.source, some.count, kind, _megabytes(some.size_bytes), _megabytes(some.stored_bytes),
+                "%s: %s in %s unpacked, which takes %s in place of %s of memory",
+                self.source, _weights(some.count), kind, _megabytes(some.size_bytes),
+                _megabytes(some.stored_bytes),
             )  # fmt: skip
         for kind, each in self.changed.items():
             logger.warning(
-                "%s: no weight format holds the numbers of %d weights in %s; they are rounded to %s, with a "
+                "%s: no weight format holds the numbers of %s in %s; they are rounded to %s, with a "
                 "relative error of at most %.1e (root mean square); dtype float32 gives the exact ones",
-                self.source, each.count, kind, each.format, each.error,
+                self.source, _weights(each.count), kind, each.format, each.error,
             )  # fmt: skip
 
 
@@ -311,6 +312,10 @@ def stored_bits(source: Source) -> float:
 def _kind(source: Source) -> str:
     """Returns the name of how a tensor is quantised in its file."""
     return str(getattr(source, "kind", "") or getattr(source, "block_type", ""))
+
+
+def _weights(count: int) -> str:
+    return f"{count} weight{'s' * (count != 1)}"
 
 
 def _megabytes(size_bytes: int) -> str:

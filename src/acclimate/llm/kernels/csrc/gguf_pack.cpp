@@ -123,6 +123,17 @@ void pack_group(WeightFormat format, const uint8_t* blocks, int64_t row_bytes, i
           group[at.block_low + b * 16 + row] = read_scale(from + 4, part, true);
           read_super(layout.bits, from, part, codes[row]);
           break;
+        case Scales::super_signed_block: {
+          from += b / 8 * layout.gguf_bytes;
+          std::memcpy(group + b / 8 * 32 + 2 * row, from, 2);
+          uint16_t high;
+          std::memcpy(&high, from + 2, 2);
+          const int low = from[4 + part / 2] >> (4 * (part % 2)) & 15;
+          group[at.block_scale + b * 16 + row] =
+              static_cast<uint8_t>((low | (high >> (2 * part) & 3) << 4) - 32);
+          read_small(layout.bits, from + 8 + 16 * part, codes[row]);
+          break;
+        }
         case Scales::super_half_block:
           from += b / 8 * layout.gguf_bytes;
           std::memcpy(group + b / 8 * 32 + 2 * row, from + layout.gguf_halves, 2);

@@ -69,6 +69,11 @@ inline void group_values(const uint8_t* group, int64_t k, int64_t rows, float* v
       for (int row = 0; row < group_rows; ++row) {
         low[row] = -(scale[0][row] * zeros[row]);
       }
+    } else if constexpr (layout.scales == Scales::super_signed_block) {
+      const int8_t* factors = reinterpret_cast<const int8_t*>(group + at.block_scale + b * 16);
+      for (int row = 0; row < group_rows; ++row) {
+        scale[0][row] *= factors[row];
+      }
     } else if constexpr (layout.scales == Scales::super_half_block) {
       const int8_t* factors = reinterpret_cast<const int8_t*>(group + at.block_scale + b * 32);
       for (int row = 0; row < group_rows; ++row) {
