@@ -51,28 +51,34 @@ def matrix_part(tensor: torch.Tensor, accepts: Callable[[Source], bool]) -> Matr
     Returns:
         ``None`` if the matrix is something else, or if a file's tensor is not accepted.
     """
+    tensor = same_values(tensor)
     if not isinstance(tensor, DeferredTensor) or tensor.dim() != 2:
         return None
     if tensor.source is not None:
         if not accepts(tensor.source):
             return None
         return MatrixPart(((tensor.source, 0, tensor.shape[0]),), ((0, tensor.shape[1]),))
-    if tensor.operator in _SAME:
-        return matrix_part(tensor.arguments[0], accepts)
     if tensor.operator is _aten.slice.Tensor:
-        origin, dim, start, stop, step = _arguments(tensor)
+        origin, dim, start, stop, step = operator_arguments(tensor)
         found = matrix_part(origin, accepts)
         if found is None or step != 1:
             return None
         first, last, _ = slice(start, stop).indices(origin.shape[dim])
         return _rows(found, first, last) if dim % 2 == 0 else _columns(found, first, last)
     if tensor.operator is _aten.cat.default:
-        parts, dim = _arguments(tensor)
+        parts, dim = operator_arguments(tensor)
         return _joined([matrix_part(part, accepts) for part in parts], dim % 2)
     return None
 
 
-def _arguments(tensor: DeferredTensor) -> tuple[Any, ...]:
+def same_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the deferred tensor whose values a deferred tensor has, perhaps in another dtype."""
+    while isinstance(tensor, DeferredTensor) and tensor.operator in _SAME:
+        tensor = tensor.arguments[0]
+    return tensor
+
+
+def operator_arguments(tensor: DeferredTensor) -> tuple[Any, ...]:
     """Returns an operator's arguments by position, with defaults for omitted ones."""
     given = dict(
         zip((argument.name for argument in tensor.operator._schema.arguments), tensor.arguments, strict=False)

@@ -182,8 +182,15 @@ class Packer:
 
     def _stacked(self, part: Slice, is_turned: bool) -> PackedStack | None:
         from acclimate.llm.kernels import PackedStack
+        from acclimate.llm.published.experts import pack_experts
 
         if self.format is None:
+            if not self.keeps_quantised:
+                return None
+            made = pack_experts(part.shard, part.name, self.source, is_turned=is_turned)
+            if made is not None:
+                self._note_error(part, made[1], made[0].format)
+                return made[0]
             found = None if is_turned else self._read_blocks(part)
             if found is None:
                 return None
@@ -257,12 +264,17 @@ class Packer:
         if found is None:
             return None
         made = pack_part(found, part.name, self.source)
-        if made.error:
-            before = self.changed.get(_kind(found.sources[0]), Changed())
-            self.changed[_kind(found.sources[0])] = Changed(
-                before.count + 1, max(before.error, made.error), made.weight.format
-            )
+        self._note_error(part, made.error, made.weight.format)
         return made.weight
+
+    def _note_error(self, part: Slice, error: float, weight_format: str) -> None:
+        """Notes that a weight's values are not those of the files, unless the error is 0."""
+        from acclimate.llm.files.deferred_tensors import sources
+
+        if error:
+            kind = _kind(next(sources(part.shard)))
+            before = self.changed.get(kind, Changed())
+            self.changed[kind] = Changed(before.count + 1, max(before.error, error), weight_format)
 
     def _note_unpacked(self, part: Slice) -> None:
         """Notes that a weight that is quantised in the files takes more memory than there."""
@@ -302,10 +314,6 @@ _UNPACKED = frozenset({"F32", "F16", "BF16"})
 
 def stored_bits(source: Source) -> float:
     """Returns the bits of each value in a file of a quantised tensor; 0: it is not quantised."""
-    from acclimate.llm.published.numbers import QuantisedMatrix
-
-    if isinstance(source, QuantisedMatrix):
-        return source.reader.bits
     return float(getattr(source, "stored_bits", 0))
 
 

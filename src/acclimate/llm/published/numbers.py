@@ -84,6 +84,11 @@ class QuantisedMatrix:
         """Its shape."""
         return self.reader.shape
 
+    @property
+    def stored_bits(self) -> float:
+        """The bits of each value in the file, without those of scales."""
+        return self.reader.bits
+
     def read_into(self, region: Region, out: Tensor) -> None:
         """Unpacks a region."""
         rows, columns = region

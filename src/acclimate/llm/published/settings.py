@@ -9,7 +9,7 @@ from typing import Any
 from acclimate.errors import CorruptModelError, UnsupportedModelError, excerpt
 from acclimate.llm.files.folder import read_settings
 
-METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8")
+METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", "mxfp4")
 """The values of ``quant_method`` that can be read."""
 
 

@@ -10,6 +10,7 @@ import torch
 
 from acclimate.errors import CorruptModelError, UnsupportedModelError, excerpt
 from acclimate.llm.files.deferred_tensors import Source
+from acclimate.llm.published.experts import MXFP4Experts
 from acclimate.llm.published.numbers import QuantisedMatrix, Reader, read
 from acclimate.llm.published.packed_words import ColumnWords, RowWords
 from acclimate.llm.published.settings import whole_number
@@ -43,7 +44,7 @@ def published_tensors(settings: Mapping[str, Any], tensors: Mapping[str, Source]
     return left
 
 
-Finder = Callable[[str, Mapping[str, Source]], "tuple[QuantisedMatrix, list[str]] | None"]
+Finder = Callable[[str, Mapping[str, Source]], "tuple[Source, list[str]] | None"]
 """Takes a tensor's name and all tensors; returns the matrix of which it is the main part, and its parts."""
 
 
@@ -99,7 +100,7 @@ def _gptq(settings: Mapping[str, Any]) -> Finder:
             "for all modules"
         )
 
-    def find(name: str, tensors: Mapping[str, Source]) -> tuple[QuantisedMatrix, list[str]] | None:
+    def find(name: str, tensors: Mapping[str, Source]) -> tuple[Source, list[str]] | None:
         module, _, leaf = name.rpartition(".")
         if leaf != "qweight":
             return None
@@ -123,7 +124,7 @@ def _awq(settings: Mapping[str, Any]) -> Finder:
             "gemm; use a copy in that"
         )
 
-    def find(name: str, tensors: Mapping[str, Source]) -> tuple[QuantisedMatrix, list[str]] | None:
+    def find(name: str, tensors: Mapping[str, Source]) -> tuple[Source, list[str]] | None:
         module, _, leaf = name.rpartition(".")
         if leaf != "qweight":
             return None
@@ -141,13 +142,26 @@ def _fp8(settings: Mapping[str, Any]) -> Finder:
     size = settings.get("weight_block_size")
     block = None if size is None else _block(size, "weight_block_size")
 
-    def find(name: str, tensors: Mapping[str, Source]) -> tuple[QuantisedMatrix, list[str]] | None:
+    def find(name: str, tensors: Mapping[str, Source]) -> tuple[Source, list[str]] | None:
         module, _, leaf = name.rpartition(".")
         if leaf != "weight" or tensors[name].dtype not in FLOAT8:
             return None
         parts = _Parts(tensors, module, "FP8")
         reader = Float8(parts.need("weight"), parts.need("weight_scale_inv", "weight_scale"), block)
         return parts.matrix(reader, 8)
+
+    return find
+
+
+def _mxfp4(settings: Mapping[str, Any]) -> Finder:
+    def find(name: str, tensors: Mapping[str, Source]) -> tuple[Source, list[str]] | None:
+        parameter, _, ending = name.rpartition("_")
+        if ending != "blocks":
+            return None
+        scales = f"{parameter}_scales"
+        if scales not in tensors:
+            raise CorruptModelError(f"the model lacks the tensor {scales}, which a weight of MXFP4 needs")
+        return MXFP4Experts(parameter, tensors[name], tensors[scales]), [name, scales]
 
     return find
 
@@ -193,7 +207,7 @@ def _compressed_tensors(settings: Mapping[str, Any]) -> Finder:
             )
         return weights
 
-    def find(name: str, tensors: Mapping[str, Source]) -> tuple[QuantisedMatrix, list[str]] | None:
+    def find(name: str, tensors: Mapping[str, Source]) -> tuple[Source, list[str]] | None:
         module, _, leaf = name.rpartition(".")
         parts = _Parts(tensors, module, "compressed-tensors")
         if leaf == "weight_packed":
@@ -240,4 +254,5 @@ _FINDERS: dict[str, Callable[[Mapping[str, Any]], Finder]] = {
     "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,
     "fbgemm_fp8": _fp8,
+    "mxfp4": _mxfp4,
 }
