@@ -26,6 +26,7 @@ from acclimate.llm.loading.loaded_model import (
 from acclimate.llm.loading.locate import FoundModel, find_and_load, find_model
 from acclimate.llm.loading.packer import Packer, check_format, gguf_form, has_kernels
 from acclimate.llm.progress import progress_bar
+from acclimate.llm.published.settings import quantization_settings
 from acclimate.llm.ranks import ModelRanks, join_model_ranks
 from acclimate.ops.build.watch import watch_builds
 from acclimate.selection import get_accelerator
@@ -116,7 +117,15 @@ def _initialized(
     def load_in(chosen: torch.dtype) -> Any:
         form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
         load = SliceLoader(
-            accelerator, ranks, chosen, plan, verify, trust_remote_code, ignore_extra, quantize
+            accelerator,
+            ranks,
+            chosen,
+            plan,
+            verify,
+            trust_remote_code,
+            ignore_extra,
+            quantize,
+            is_dtype_asked_for=str(dtype) != "auto",
         )
         return load.from_files(model, form)
 
@@ -160,6 +169,7 @@ def load_split_model(
             trust_remote_code=trust_remote_code,
             ignore_extra=tuple(ignore_extra),
             quantize=quantize,
+            is_dtype_asked_for=dtype != "auto",
         )
         form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
         # The tokenizer comes first, because loading it takes much more memory than it keeps.
@@ -258,8 +268,9 @@ class SliceLoader:
         trust_remote_code: bool = False,
         ignore_extra: tuple[str, ...] = (),
         quantize: str | None = None,
+        is_dtype_asked_for: bool = False,
     ) -> None:
-        self.quantize = quantize
+        self.quantize, self.is_dtype_asked_for = quantize, is_dtype_asked_for
         self.accelerator, self.ranks, self.dtype = accelerator, ranks, dtype
         self.user_plan, self.verify = user_plan, verify
         self.trust_remote_code, self.ignore_extra = trust_remote_code, ignore_extra
@@ -299,7 +310,14 @@ class SliceLoader:
         from acclimate.llm.loading.deferred_model import deferred_model
 
         folder = found.folder
-        packer = Packer(self.quantize, str(found.gguf or folder))
+        is_quantised = found.gguf is not None or quantization_settings(folder) is not None
+        packer = Packer(
+            self.quantize,
+            str(found.gguf or folder),
+            is_quantised
+            and not self.is_dtype_asked_for
+            and has_kernels(self.accelerator.current_device_name()),
+        )
         with contextlib.ExitStack() as opened:
             with self.ranks.all_or_none():
                 model, files = opened.enter_context(
@@ -321,6 +339,8 @@ class SliceLoader:
                     model = _apply(model, plan, self.ranks)
             with self.ranks.all_or_none(), memory_errors(self.accelerator, f"the model {model_name(folder)}"):
                 self._fill(folder, model, tensors, plan, packer)
+                if self.ranks.is_first:
+                    packer.tell()
                 for file in files:
                     file.check_unchanged()
                 model = model.to(self.accelerator.current_device_name())  # buffers that are not in the files

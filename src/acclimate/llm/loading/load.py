@@ -32,6 +32,7 @@ from acclimate.llm.loading.loaded_model import (
 from acclimate.llm.loading.locate import FoundModel, find_and_load, find_model
 from acclimate.llm.loading.packer import check_format, gguf_form, has_kernels
 from acclimate.llm.loading.weight_report import check_report
+from acclimate.llm.published.settings import quantization_settings
 from acclimate.llm.quiet import quiet_transformers
 from acclimate.llm.ranks import ModelRanks
 from acclimate.ops.build.watch import watch_builds
@@ -92,7 +93,9 @@ def load_model(
             return find_model(model, form, trust_remote_code=trust_remote_code)
 
         def load(found: FoundModel) -> tuple[Any, Tokenizer, Path]:
-            module, tokenizer = _load_found(found, accelerator, chosen, quantize, trust_remote_code, ignored)
+            module, tokenizer = _load_found(
+                found, accelerator, chosen, quantize, trust_remote_code, ignored, dtype != "auto"
+            )
             return module, tokenizer, found.folder
 
         module, tokenizer, folder = find_and_load(find, load, ModelRanks())
@@ -111,6 +114,7 @@ def _load_found(
     quantize: str | None,
     trust_remote_code: bool,
     ignore_extra: tuple[str, ...],
+    is_dtype_asked_for: bool,
 ) -> tuple[Any, Tokenizer]:
     from acclimate.llm.loading.packed_modules import use_few_row_kernels
 
@@ -118,7 +122,8 @@ def _load_found(
     with memory_errors(accelerator, f"the model {model_name(folder)}"):
         # The tokenizer comes first, because loading it takes much more memory than it keeps.
         tokenizer = load_tokenizer(folder, trust_remote_code)
-        if found.gguf is not None or quantize is not None:
+        is_quantised = found.gguf is not None or quantization_settings(folder) is not None
+        if is_quantised or quantize is not None:
             loader = SliceLoader(
                 accelerator,
                 ModelRanks(),
@@ -126,6 +131,7 @@ def _load_found(
                 trust_remote_code=trust_remote_code,
                 ignore_extra=ignore_extra,
                 quantize=quantize,
+                is_dtype_asked_for=is_dtype_asked_for,
             )
             return loader.load(found), tokenizer
         module = _load_module(folder, dtype, trust_remote_code, ignore_extra).to(
