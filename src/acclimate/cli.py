@@ -34,6 +34,7 @@ COMMANDS = {
         "generate text with a language model on this accelerator",
         "acclimate.llm.commands.generate",
     ),
+    "chat": ("talk with a language model, which remembers the conversation", "acclimate.llm.commands.chat"),
     "bench": ("measure how fast a language model runs here", "acclimate.llm.commands.bench"),
     "plan": ("show how a model is split over ranks; nothing is loaded", "acclimate.llm.commands.plan"),
     "ops": ("list, build or remove the native ops of this accelerator", "acclimate.ops.command"),

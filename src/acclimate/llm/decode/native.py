@@ -87,7 +87,7 @@ class NativeStep:
     """
 
     def __init__(self, native: NativeDecoder, cache: StepCache, starts: Tensor) -> None:
-        self._native, self._cache = native, cache
+        self._native, self.cache = native, cache
         self._starts = starts.long().contiguous()
         self._threads = kernel_threads()
         self._no_logits = torch.empty(0, dtype=torch.float32)
@@ -134,7 +134,7 @@ class NativeStep:
         return self.likeliest(rest) if likeliest else self(rest)
 
     def _run(self, tokens: Tensor, logits: Tensor, best: Tensor, largest: Tensor) -> None:
-        cache = self._cache
+        cache = self.cache
         length = cache.length + tokens.numel() // len(tokens)
         if cache.reserve(length):
             self._read_cache()
@@ -154,7 +154,7 @@ class NativeStep:
 
     def _read_cache(self) -> None:
         """Reads the addresses of the cache, and computes the angles of its positions."""
-        cache, decoder = self._cache, self._native.decoder
+        cache, decoder = self.cache, self._native.decoder
         places = torch.arange(cache.capacity)
         with torch.no_grad():
             self._tables = [

@@ -17,8 +17,8 @@ from acclimate.llm.loading.finite_dtype import load_in_finite_dtype
 from acclimate.llm.loading.inference_model import Whole, as_inference_model
 from acclimate.llm.loading.loaded_model import (
     LoadedModel,
-    check_dtype_name,
     choose_dtype,
+    dtype_name,
     load_tokenizer,
     memory_errors,
     require_transformers,
@@ -86,6 +86,8 @@ def init_inference(
     require_transformers()
     import torch
 
+    if isinstance(dtype, str):
+        dtype = dtype_name(dtype)
     # Weights created in inference mode could never be trained.
     with torch.inference_mode(False):
         made = _initialized(
@@ -144,6 +146,7 @@ def load_split_model(
         AcclimateError: the errors of :func:`init_inference`.
     """
     start = time.perf_counter()
+    dtype = dtype_name(dtype)
     check_format(quantize)
     require_transformers()
     accelerator = get_accelerator()
@@ -180,8 +183,7 @@ def load_split_model(
 def _dtype(accelerator: Accelerator, dtype: Any, model: Any) -> torch.dtype:
     import torch
 
-    name = str(dtype).removeprefix("torch.")
-    check_dtype_name(name)
+    name = dtype_name(str(dtype).removeprefix("torch."))
     if name == "auto" and isinstance(model, torch.nn.Module):
         own = getattr(model, "dtype", None) or next(model.parameters()).dtype
         name = str(own).removeprefix("torch.")

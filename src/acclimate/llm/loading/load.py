@@ -22,8 +22,8 @@ from acclimate.llm.loading.finite_dtype import load_in_finite_dtype
 from acclimate.llm.loading.initialize import SliceLoader
 from acclimate.llm.loading.loaded_model import (
     LoadedModel,
-    check_dtype_name,
     choose_dtype,
+    dtype_name,
     explained_failures,
     load_tokenizer,
     memory_errors,
@@ -76,7 +76,7 @@ def load_model(
         CacheWriteError: a converted model cannot be written to the cache.
     """
     start = time.perf_counter()
-    check_dtype_name(dtype)
+    dtype = dtype_name(dtype)
     check_format(quantize)
     require_transformers()
     accelerator = get_accelerator()
