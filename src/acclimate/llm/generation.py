@@ -282,7 +282,7 @@ def _run(
     import torch
 
     device = loaded.accelerator.current_device_name()
-    end_list = _end_tokens(loaded)
+    end_list = end_tokens(loaded)
     heat = options.temperature
     if heat is None:
         own = loaded.module.generation_config.temperature
@@ -326,7 +326,12 @@ def _run(
     return frozenset(end_list)
 
 
-def _end_tokens(loaded: LoadedModel) -> list[int]:
+def end_tokens(loaded: LoadedModel) -> list[int]:
+    """Returns the tokens that end a text: the model's own, or else the tokenizer's.
+
+    Raises:
+        CorruptModelError: the model's settings name something else than tokens.
+    """
     own = loaded.module.generation_config.eos_token_id
     ends = own if own is not None else loaded.tokenizer.end_token
     found = [] if ends is None else ends if isinstance(ends, (list, tuple)) else [ends]

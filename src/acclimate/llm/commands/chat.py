@@ -23,7 +23,6 @@ from acclimate.errors import AcclimateError, PromptError
 from acclimate.host.exit_codes import INTERRUPTED, TEXT_READER_LEFT, USER_ERROR
 from acclimate.host.replace_file import replace_file
 from acclimate.llm.commands.request import (
-    MOST_RANKS,
     Request,
     add_chat_options,
     add_dtype_option,
@@ -33,7 +32,7 @@ from acclimate.llm.commands.request import (
     add_quantize_option,
     add_remote_code_option,
     add_text_options,
-    count,
+    check_process_options,
     import_transformers,
     messages,
     read_request,
@@ -104,9 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
         return run_part(args)
     try:
-        ranks = count("num_accelerators", args.num_accelerators, MOST_RANKS)
-        if ranks == 1 and args.bind_core_list is not None:
-            raise PromptError("--bind_core_list needs --num_accelerators with a value of 2 or more")
+        ranks = check_process_options(args)
         request = read_request(args)
         with _partner(args, request, ranks) as partner:
             return _Chat(partner).run()

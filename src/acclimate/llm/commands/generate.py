@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from acclimate.errors import AcclimateError, GenerationOptionError
 from acclimate.host.exit_codes import INTERRUPTED, TEXT_READER_LEFT, USER_ERROR
 from acclimate.llm.commands.request import (
-    MOST_RANKS,
     Display,
     Request,
     add_chat_options,
@@ -29,7 +28,7 @@ from acclimate.llm.commands.request import (
     add_quantize_option,
     add_remote_code_option,
     add_text_options,
-    count,
+    check_process_options,
     import_transformers,
     messages,
     rank_arguments,
@@ -82,11 +81,9 @@ def run(args: argparse.Namespace) -> int:
         display = Display(args.json, args.on_terminal)
         return run_as_rank("generate", partial(_run_rank, args, display), display.interrupt)
     try:
-        ranks = count("num_accelerators", args.num_accelerators, MOST_RANKS)
+        ranks = check_process_options(args)
         if ranks > 1:
             return _start_ranks(args, ranks)
-        if args.bind_core_list is not None:
-            raise GenerationOptionError("--bind_core_list needs --num_accelerators with a value of 2 or more")
         with messages():
             return _run_alone(args)
     except AcclimateError as error:

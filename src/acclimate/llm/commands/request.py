@@ -144,6 +144,20 @@ def add_process_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check_process_options(args: argparse.Namespace) -> int:
+    """Returns the number of processes.
+
+    Raises:
+        GenerationOptionError: one of the options is not a number in its range, or lacks another one.
+    """
+    ranks = count("num_accelerators", args.num_accelerators, MOST_RANKS)
+    if ranks == 1 and args.bind_core_list is not None:
+        raise GenerationOptionError("--bind_core_list needs --num_accelerators with a value of 2 or more")
+    if args.threads is not None:
+        count("threads", args.threads, MOST_THREADS)
+    return ranks
+
+
 def add_chat_options(parser: argparse.ArgumentParser) -> None:
     """Declares the options about the messages before the user's."""
     parser.add_argument(
@@ -222,8 +236,6 @@ def read_request(args: argparse.Namespace) -> Request:
     )
     options.check()
     check_format(args.quantize)
-    if args.threads is not None:
-        count("threads", args.threads, MOST_THREADS)
     template = None if args.chat_template is None else read_text("chat_template", args.chat_template)
     return Request(model_options(args), options, args.system, template)
 

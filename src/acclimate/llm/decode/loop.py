@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from acclimate.errors import ModelChangedError
 from acclimate.imports import ForkSafeLock
+from acclimate.llm.decode.company import seated
 from acclimate.llm.decode.finite_logits import check_logits, without_check
 from acclimate.llm.decode.lean import LeanDecoder, Step
 from acclimate.llm.decode.native import NativeStep
@@ -24,7 +25,7 @@ from acclimate.llm.decode.staleness import Snapshot, is_observed
 from acclimate.llm.kernels.torch_threads import one_thread
 from acclimate.llm.ranks import ModelRanks
 
-_LARGEST_BATCH = 16
+LARGEST_BATCH = 16
 """The largest batch of this loop; for more sequences, torch's matrix products are faster."""
 
 ROOM = 256
@@ -129,6 +130,8 @@ def lean_sample(
             del outputs, inputs
             check_logits(logits.amax(-1), model.dtype)
             chosen = chooser.choose(tokens, logits)
+        if isinstance(step, NativeStep) and lean.native is not None and not _is_callers(given):
+            step = at_the_end.enter_context(seated(step, lean.native))
         _write(step, chosen, tokens, chooser, ends, streamer, watch)
     if streamer is not None:
         streamer.end()
@@ -162,8 +165,12 @@ def _write(
 
 def _return_to_caller(step: Step, given: Any, at_the_end: contextlib.ExitStack) -> None:
     """Writes a text's keys and values into the cache that the caller gave, however the text ends."""
-    if getattr(given, "_is_user_defined", False):
+    if _is_callers(given):
         at_the_end.callback(step.cache.give, given)
+
+
+def _is_callers(cache: Any) -> bool:
+    return getattr(cache, "_is_user_defined", False)
 
 
 def _is_users(callbacks: Iterable[Any]) -> bool:
@@ -211,7 +218,7 @@ def _is_plain(
         and generation_config.compile_config is None
         and input_ids.dim() == 2
         and input_ids.dtype in (torch.int64, torch.int32)
-        and 0 < len(input_ids) <= _LARGEST_BATCH
+        and 0 < len(input_ids) <= LARGEST_BATCH
         and input_ids.shape[1] > 0
         and all(name in _KNOWN_INPUTS or _is_nothing(value) for name, value in inputs.items())
         and _is_usual_cache(cache, input_ids.shape[1])
