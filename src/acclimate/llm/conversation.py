@@ -52,13 +52,17 @@ class Conversation:
         self._loaded, self._options, self._system, self._template = loaded, options, system, template
         self.messages: list[Message] = []
         """All messages so far: those of the user and the model's answers."""
+        self._text = ""  # of the messages, without what ends the last answer
+        self._tokens: list[int] = []
+        self._fed: list[int] = []  # the tokens whose keys and values are in the cache
+        self._cache: Any = None
         self.reset()
         rendered(loaded, [*self.messages, {"role": "user", "content": "…"}], template)
 
     def reset(self) -> None:
         """Forgets all messages but the instructions."""
         self.messages[:] = [] if self._system is None else [{"role": "system", "content": self._system}]
-        self._text, self._tokens = "", list[int]()  # of the messages, without what ends the last answer
+        self._text, self._tokens = "", []
         self._forget()
 
     def answer(
@@ -137,8 +141,7 @@ class Conversation:
     # -- the keys and values -------------------------------------------------------------------------
 
     def _forget(self) -> None:
-        self._cache: Any = _new_cache(self._loaded.module)
-        self._fed: list[int] = []
+        self._cache, self._fed = _new_cache(self._loaded.module), []
 
     def _cache_length(self) -> int:
         return 0 if self._cache is None else int(self._cache.get_seq_length())

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from acclimate.llm.loading.loaded_model import LoadedModel
 
 
-class _OneModel(ModelManager):
+class _OneModel(ModelManager):  # type: ignore[misc]
     """A model manager of transformers that has one model, and loads and unloads none.
 
     Args:
@@ -79,7 +79,7 @@ class _OneModel(ModelManager):
         ]
 
 
-class _GenerateManager(GenerateManager):
+class _GenerateManager(GenerateManager):  # type: ignore[misc]
     """Runs each request in a thread of its own; their texts take steps together.
 
     Args:
@@ -113,9 +113,10 @@ class _GenerateManager(GenerateManager):
         # Nobody reads its queue: only `cancel` is of use here.
         streamer = DirectStreamer(processor._tokenizer, asyncio.get_running_loop(), asyncio.Queue())
         try:
-            return await super().generate_non_streaming(
+            made: tuple[str, int, Any] = await super().generate_non_streaming(
                 model, processor, {**inputs, "streamer": streamer}, gen_config, request_id
             )
+            return made
         except asyncio.CancelledError:
             streamer.cancel()
             raise
@@ -153,7 +154,7 @@ def _called(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)
 
 
-class _GenerationState(GenerationState):
+class _GenerationState(GenerationState):  # type: ignore[misc]
     """transformers' generation state with our generation manager."""
 
     def __init__(self, manager: _GenerateManager) -> None:

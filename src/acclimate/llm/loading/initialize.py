@@ -173,13 +173,13 @@ def load_split_model(
         )
         form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
         with ranks.all_or_none():
-            adapter = find_adapter(model)
-            merged = adapter and adapter.load(
-                chosen, trust_remote_code=trust_remote_code, ignore_extra=tuple(ignore_extra)
-            )
-            if merged is not None:
+            merged, adapter = None, find_adapter(model)
+            if adapter is not None:
+                merged = adapter.load(
+                    chosen, trust_remote_code=trust_remote_code, ignore_extra=tuple(ignore_extra)
+                )
                 take_tokenizer(merged.tokenizer_folder)
-        if adapter is not None and merged is not None:
+        if merged is not None and adapter is not None:
             module = _split_loaded(merged.module, chosen, accelerator, ranks, None, "auto", quantize)
             folder = adapter.folder
         else:
