@@ -76,8 +76,29 @@ class Company:
         self._together: list[Seat] = []  # whose keys and values are in the cache of `_step`, by row
         self._step: NativeStep | None = None
         self._starts: list[int] = []
-        self._is_stepping = False
+        self._is_busy = False
+        self._readers = 0
         self._ended_at = self._took = 0.0
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Reads a prompt in the ``with`` block, between two steps. Readers go first.
+
+        Native code runs one call after the other. Without this, a thread that steps could keep others waiting
+        until its text ends.
+        """
+        with self._changed:
+            self._readers += 1
+            self._changed.wait_for(lambda: not self._is_busy)
+            self._is_busy = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._readers -= 1
+                self._is_busy = False
+                self._ended_at = time.perf_counter()
+                self._changed.notify_all()
 
     def join(self, step: NativeStep) -> Seat:
         """Returns a seat for a text whose prompt has been read."""
@@ -91,7 +112,7 @@ class Company:
         with self._changed:
             self._seats.remove(seat)
             if not self._seats:
-                self._together, self._step = [], None
+                self._together, self._starts, self._step = [], [], None
             self._changed.notify_all()
 
     def take_step(self, seat: Seat, token: Tensor, *, wants_logits: bool) -> Tensor:
@@ -100,9 +121,10 @@ class Company:
             seat.token, seat.wants_logits, seat.made = token, wants_logits, None
             self._changed.notify_all()
             while seat.made is None and not self._may_start():
-                self._changed.wait(self._patience() if not self._is_stepping else None)
+                is_free = not self._is_busy and self._readers == 0
+                self._changed.wait(self._patience() if is_free else None)
             if seat.made is None:
-                self._is_stepping = True
+                self._is_busy = True
                 riders = [each for each in self._seats if each.token is not None]
         if seat.made is None:
             self._run(riders)
@@ -113,7 +135,7 @@ class Company:
         return made
 
     def _may_start(self) -> bool:
-        if self._is_stepping:
+        if self._is_busy or self._readers > 0:
             return False
         # A text that misses a step is not waited for until it is back.
         awaited = any(each.token is None and each in self._together for each in self._seats)
@@ -144,7 +166,7 @@ class Company:
         with self._changed:
             for each, answer in zip(riders, answers, strict=True):
                 each.token, each.made = None, answer
-            self._is_stepping = False
+            self._is_busy = False
             self._ended_at = time.perf_counter()
             self._took = self._ended_at - began
             self._changed.notify_all()
@@ -191,14 +213,28 @@ _lock = threading.Lock()
 @contextlib.contextmanager
 def seated(step: NativeStep, native: NativeDecoder) -> Iterator[NativeStep | Seat]:
     """Yields a seat for the rest of a text, if this thread's texts are in company; else the step itself."""
-    if not _is_shared.get() or native.decoder.share is not None or len(step.starts) != 1:
+    company = _company_of(native)
+    if company is None or len(step.starts) != 1:
         yield step
         return
-    with _lock:
-        if native.company is None:
-            native.company = Company(native)
-    seat = native.company.join(step)
+    seat = company.join(step)
     try:
         yield seat
     finally:
-        native.company.leave(seat)
+        company.leave(seat)
+
+
+def reading(native: NativeDecoder | None) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which to read a prompt: between others' steps, if this thread is in company."""
+    company = None if native is None else _company_of(native)
+    return contextlib.nullcontext() if company is None else company.reading()
+
+
+def _company_of(native: NativeDecoder) -> Company | None:
+    if not _is_shared.get() or native.decoder.share is not None:
+        return None
+    with _lock:
+        if native.company is None:
+            native.company = Company(native)
+        company: Company = native.company
+        return company

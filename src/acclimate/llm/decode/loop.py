@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from acclimate.errors import ModelChangedError
 from acclimate.imports import ForkSafeLock
-from acclimate.llm.decode.company import seated
+from acclimate.llm.decode.company import reading, seated
 from acclimate.llm.decode.finite_logits import check_logits, without_check
 from acclimate.llm.decode.lean import LeanDecoder, Step
 from acclimate.llm.decode.native import NativeStep
@@ -116,20 +116,22 @@ def lean_sample(
     tokens = _Tokens(input_ids)
     room = input_ids.shape[1] + ROOM
     given = inputs["past_key_values"]
-    step: Step | None = lean.begin(starts, room, given)
+    step: Step | None
     with contextlib.ExitStack() as at_the_end:
-        if isinstance(step, NativeStep):
-            _return_to_caller(step, given, at_the_end)
-            found = step.read(input_ids[:, step.cache.length :], likeliest=chooser.takes_likeliest)
-            chosen = found if chooser.takes_likeliest else chooser.choose(tokens, found)
-        else:
-            outputs = model._prefill(input_ids, generation_config, inputs, is_first_iteration=True)
-            step = lean.go_on(outputs.past_key_values, starts, input_ids.shape[1], room)
-            _return_to_caller(step, given, at_the_end)
-            logits: Tensor = outputs.logits[:, -1].to(copy=True, dtype=torch.float32)
-            del outputs, inputs
-            check_logits(logits.amax(-1), model.dtype)
-            chosen = chooser.choose(tokens, logits)
+        with reading(lean.native):
+            step = lean.begin(starts, room, given)
+            if isinstance(step, NativeStep):
+                _return_to_caller(step, given, at_the_end)
+                found = step.read(input_ids[:, step.cache.length :], likeliest=chooser.takes_likeliest)
+                chosen = found if chooser.takes_likeliest else chooser.choose(tokens, found)
+            else:
+                outputs = model._prefill(input_ids, generation_config, inputs, is_first_iteration=True)
+                step = lean.go_on(outputs.past_key_values, starts, input_ids.shape[1], room)
+                _return_to_caller(step, given, at_the_end)
+                logits: Tensor = outputs.logits[:, -1].to(copy=True, dtype=torch.float32)
+                del outputs, inputs
+                check_logits(logits.amax(-1), model.dtype)
+                chosen = chooser.choose(tokens, logits)
         if isinstance(step, NativeStep) and lean.native is not None and not _is_callers(given):
             step = at_the_end.enter_context(seated(step, lean.native))
         _write(step, chosen, tokens, chooser, ends, streamer, watch)
