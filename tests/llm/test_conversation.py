@@ -175,7 +175,7 @@ def test_top_k_top_p_and_min_p_limit_what_is_sampled(loaded: LoadedModel) -> Non
     [
         ({"top_p": 1.5, "temperature": 1.0}, "top_p must be from 0 to 1"),
         ({"min_p": float("nan"), "temperature": 1.0}, "min_p must be from 0 to 1"),
-        ({"top_k": 5}, "has no effect at temperature 0"),
+        ({"top_k": 5, "temperature": 0.0}, "has no effect at temperature 0"),
         ({"stop": [""]}, "stop text must not be empty"),
         ({"system": "Be brief."}, "system needs chat"),
     ],

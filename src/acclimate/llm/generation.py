@@ -87,7 +87,7 @@ def generate(
     max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
     dtype: str = "auto",
     quantize: str | None = None,
-    temperature: float | None = 0.0,
+    temperature: float | None = None,
     top_p: float | None = None,
     top_k: int | None = None,
     min_p: float | None = None,
@@ -116,7 +116,8 @@ def generate(
         quantize: ``int8`` or ``int4``: the format in which the weights of linear modules and embeddings are
             stored. Ignored for a loaded model.
         temperature: 0 always takes the most probable token, like ``model.generate(do_sample=False)``; above
-            0, tokens are sampled. ``None``: the model's own, or 0.8 if it has none.
+            0, tokens are sampled. ``None``: 0, or with ``top_p``, ``top_k`` or ``min_p`` the model's own, or
+            0.8 if it has none.
         top_p: samples only from the most probable tokens whose probabilities sum to this; ``None``: the
             model's own setting.
         top_k: samples only from this many of the most probable tokens, 0 from all; ``None``: the model's own.
@@ -139,6 +140,8 @@ def generate(
         DeviceMemoryError: the accelerator is out of memory.
         AcclimateError: the errors of :func:`acclimate.llm.load_model`.
     """
+    if temperature is None and (top_p, top_k, min_p) == (None, None, None):
+        temperature = 0.0
     options = TextOptions(
         max_new_tokens, temperature, top_p, top_k, min_p, repetition_penalty, seed, tuple(stop)
     )

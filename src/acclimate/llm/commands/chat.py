@@ -80,7 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of ``acclimate chat``."""
     add_model_argument(parser, required=False)
     add_chat_options(parser)
-    add_text_options(parser, max_new_tokens=_MOST_NEW_TOKENS, temperature=None)
+    add_text_options(
+        parser, max_new_tokens=_MOST_NEW_TOKENS, temperature="the model's own, or 0.8 if it has none"
+    )
     add_dtype_option(parser)
     add_quantize_option(parser)
     add_process_options(parser)

@@ -46,7 +46,9 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of ``acclimate generate``."""
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to continue; - reads stdin")
-    parser.add_argument("--prompt_file", metavar="FILE", help="read the prompt from a file")
+    parser.add_argument(
+        "--prompt_file", metavar="FILE", help="a file with the prompt; PROMPT comes before it"
+    )
     parser.add_argument(
         "-m", "--model", metavar="MODEL", help="a folder, a .gguf file or a hub id; default: the demo model"
     )
@@ -56,7 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="answer the prompt, in the model's chat template; else continue it",
     )
     add_chat_options(parser)
-    add_text_options(parser, max_new_tokens=DEFAULT_MAX_NEW_TOKENS, temperature="0")
+    add_text_options(
+        parser,
+        max_new_tokens=DEFAULT_MAX_NEW_TOKENS,
+        temperature="0, or the model's own with --top_p, --top_k or --min_p",
+    )
     add_dtype_option(parser)
     add_quantize_option(parser)
     add_process_options(parser)

@@ -77,9 +77,7 @@ def add_ignore_extra_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_text_options(
-    parser: argparse.ArgumentParser, *, max_new_tokens: int, temperature: str | None
-) -> None:
+def add_text_options(parser: argparse.ArgumentParser, *, max_new_tokens: int, temperature: str) -> None:
     """Declares the options that say how a text is written.
 
     Values are parsed later, so that a bad one gets the library's one-line message and not argparse's usage.
@@ -87,17 +85,15 @@ def add_text_options(
     Args:
         parser: the command's parser.
         max_new_tokens: the default.
-        temperature: the default; ``None``: the model's own.
+        temperature: what the help says of the default.
     """
     parser.add_argument(
         "--max_new_tokens", metavar="N", default=str(max_new_tokens), help="the most tokens to generate"
     )
-    own = "" if temperature is not None else "; default: the model's own, or 0.8 if it has none"
     parser.add_argument(
         "--temperature",
         metavar="T",
-        default=temperature,
-        help=f"0 always takes the most probable token{own}",
+        help=f"0 always takes the most probable token; default: {temperature}",
     )
     parser.add_argument(
         "--top_p",
@@ -314,17 +310,15 @@ def rank_arguments(args: argparse.Namespace, positional: str, *told: str) -> lis
 
 
 def read_prompt(argument: str | None, file: str | None = None) -> str:
-    """Returns the prompt argument, else a file's text, else piped stdin, else a default prompt.
+    """Returns the prompt argument, else piped stdin, else a default prompt; with a file, the argument comes
+    before the file's text.
 
     Raises:
-        PromptError: both are given, the file cannot be read, or stdin is closed or is not UTF-8.
+        PromptError: the file cannot be read, or stdin is closed or is not UTF-8.
     """
     if file is not None:
-        if argument is not None:
-            raise PromptError(
-                "the prompt is given twice: as an argument and with --prompt_file; leave one out"
-            )
-        return _without_last_newline(read_text("prompt_file", file))
+        text = _without_last_newline(read_text("prompt_file", file))
+        return text if argument is None else f"{argument}\n\n{text}"
     if argument is None and not _is_piped():
         return _DEFAULT_PROMPT
     if argument is not None and argument != "-":
