@@ -53,11 +53,23 @@ class StepCache:
     def take(self, cache: Any, length: int) -> None:
         """Copies transformers' cache of ``length`` tokens; that of a sliding window holds the last tokens."""
         self.reserve(length)
+        self.length = length
+        if length == 0:  # its layers may have no tensors yet
+            return
         for own, other in ((self.keys, "keys"), (self.values, "values")):
             for mine, layer in zip(own, cache.layers, strict=True):
                 held = getattr(layer, other)
                 mine[:, :, length - held.shape[2] : length] = held
-        self.length = length
+
+    def give(self, cache: Any) -> None:
+        """Adds to transformers' cache the tokens that it lacks."""
+        first = cache.get_seq_length()
+        if self.length == first:
+            return
+        for index, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
+            cache.update(
+                keys[:, :, first : self.length], values[:, :, first : self.length].contiguous(), index
+            )
 
     def reserve(self, length: int) -> bool:
         """Makes room for ``length`` tokens; returns whether new tensors were allocated."""

@@ -18,12 +18,13 @@ from acclimate.llm.files.folder import weight_files, weight_totals
 from acclimate.llm.files.mapped import mapped_files
 from acclimate.llm.files.model_limits import bounded_model
 from acclimate.llm.files.open_file import OpenFile
+from acclimate.llm.loading.adapter import find_adapter
 from acclimate.llm.loading.finite_dtype import load_in_finite_dtype
-from acclimate.llm.loading.initialize import SliceLoader
+from acclimate.llm.loading.initialize import SliceLoader, init_inference
 from acclimate.llm.loading.loaded_model import (
     LoadedModel,
-    check_dtype_name,
     choose_dtype,
+    dtype_name,
     explained_failures,
     load_tokenizer,
     memory_errors,
@@ -57,7 +58,7 @@ def load_model(
 
     Args:
         model: a folder, a ``.gguf`` file, the id of a model on the Hugging Face hub, or ``None`` for the
-            demo model.
+            demo model. The folder of a PEFT adapter stands for its base model, into which it is merged.
         dtype: ``bfloat16``, ``float16``, ``float32``, or ``auto``: the first of these that the accelerator
             supports. With ``auto``, a GGUF file runs from its own quantised blocks.
         quantize: ``int8`` or ``int4``: the format in which the weights of linear modules and embeddings are
@@ -77,7 +78,7 @@ def load_model(
         CacheWriteError: a converted model cannot be written to the cache.
     """
     start = time.perf_counter()
-    check_dtype_name(dtype)
+    dtype = dtype_name(dtype)
     check_format(quantize)
     require_transformers()
     accelerator = get_accelerator()
@@ -87,6 +88,15 @@ def load_model(
     ignored = tuple(ignore_extra)
 
     def load_in(chosen: torch.dtype) -> LoadedModel:
+        adapter = find_adapter(model)
+        if adapter is not None:
+            with memory_errors(accelerator, f"the model {adapter.base}"):
+                merged = adapter.load(chosen, trust_remote_code=trust_remote_code, ignore_extra=ignored)
+                tokenizer = load_tokenizer(merged.tokenizer_folder, trust_remote_code)
+                module = init_inference(merged.module, 1, chosen, quantize=quantize)
+            seconds = time.perf_counter() - start - builds.seconds
+            folder = adapter.folder
+            return LoadedModel(module, tokenizer, folder, accelerator, chosen, seconds, builds.seconds)
         form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
 
         def find() -> FoundModel:
