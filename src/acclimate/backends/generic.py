@@ -5,6 +5,7 @@ torch's conventions for out-of-tree devices are enough for the defaults of all m
 
 from __future__ import annotations
 
+import pkgutil
 import sys
 from collections.abc import Collection
 
@@ -37,10 +38,13 @@ class GenericAccelerator(Accelerator):
 
     @property
     def communication_backend(self) -> str:
-        """The backend registered with ``torch.distributed`` for the device, else gloo."""
+        """The backend registered with ``torch.distributed`` for the device, else ``"staged"``."""
         if not torch.distributed.is_available():
             return "gloo"
-        return str(torch.distributed.Backend.default_device_backend_map.get(self.device_type, "gloo"))
+        registered = torch.distributed.Backend.default_device_backend_map
+        if self.device_type not in registered:
+            pkgutil.resolve_name("acclimate.comm.staged:register")(self.device_type)
+        return str(registered[self.device_type])
 
     @property
     def compile_backend(self) -> str:  # type: ignore[override]  # depends on the device
