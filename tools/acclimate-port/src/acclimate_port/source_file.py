@@ -17,6 +17,7 @@ from acclimate_port.source.torchscript import TorchScript
 from acclimate_port.source.tree import Span, Tree, dotted, string_value, walk
 from acclimate_port.source.values import Values
 from acclimate_port.source.vendor_code import VendorCode
+from acclimate_port.source.vendors import kinds_in
 
 _BUILD_MODULES = ("setuptools", "distutils.core", "distutils")
 _DEVICE_IN_TEXT = re.compile(r"device[\"'\\]*\s*[=:]\s*[\"'\\]*cuda")
@@ -26,19 +27,8 @@ _HOME_OF_ACCELERATOR = {
     "deepspeed.get_accelerator": True,
     "deepspeed.accelerator.real_accelerator.get_accelerator": True,
 }
-OTHER_KINDS = ("mps", "xpu", "npu", "hpu", "mlu", "musa", "xla", "tpu")
-"""Words that programs use for devices other than CUDA and the CPU."""
-_KINDS = re.compile(
-    rf"(?<![A-Za-z])({'|'.join(OTHER_KINDS)})(?![A-Za-z])"
-    rf"|(?:(?<=[a-z])|(?<![A-Za-z]))({'|'.join(OTHER_KINDS).upper()})(?![A-Za-z])"
-)
 _LONGEST_NAME = 40
 """A longer string is prose or a program."""
-
-
-def kinds_in(text: str) -> list[str]:
-    """The device types other than CUDA and the CPU that a name or an expression contains."""
-    return [match[0].lower().replace("tpu", "xla") for match in _KINDS.finditer(text)]
 
 
 class SourceFile:

@@ -10,9 +10,9 @@ from acclimate_port.conditions.branches import branches
 from acclimate_port.conditions.statements import decided_by, whole_condition
 from acclimate_port.source.cuda_packages import KERNEL_PACKAGES, PACKAGE_IN_TEXT
 from acclimate_port.source.tree import Span, called_name, parts_of_imported_names, string_value, walk
-from acclimate_port.source_file import OTHER_KINDS, SourceFile
+from acclimate_port.source.vendors import FLAG_WORDS
+from acclimate_port.source_file import SourceFile
 
-_OTHER_FLAGS = (*OTHER_KINDS, "torch_npu", "torch_xpu")
 _PACKAGE = re.compile(r"[-_](gpu|cuda|cpu)\b|CUDA\w*Provider")
 _PROVIDER = re.compile(r"(CUDA|Tensorrt)\w*Provider")
 """ONNX Runtime's names for NVIDIA GPUs: ``CUDAExecutionProvider``."""
@@ -57,7 +57,7 @@ def is_flag_beside_others(file: SourceFile, question: cst.CSTNode) -> bool:
     if "nvidia" in flag.lower():
         return True
     before, cuda, after = flag.lower().partition("cuda")
-    others = {f"{before}{kind}{after}" for kind in _OTHER_FLAGS}
+    others = {f"{before}{kind}{after}" for kind in FLAG_WORDS}
     return bool(cuda) and not others.isdisjoint(all_name.lower() for all_name in file.tree.all_names())
 
 

@@ -15,7 +15,8 @@ from acclimate_port.conditions.cuda_only import asks_for_missing_cuda, direct_us
 from acclimate_port.conditions.device_counts import ends_without, expects_devices
 from acclimate_port.conditions.statements import decided_by, later_tests, refuses
 from acclimate_port.source.tree import called_name, string_value, walk
-from acclimate_port.source_file import SourceFile, kinds_in
+from acclimate_port.source.vendors import kinds_in
+from acclimate_port.source_file import SourceFile
 
 _DEVICE = re.compile(r"(cuda|cpu|mps)(:\d+)?$")
 _FLOAT16 = re.compile(r"(?<!b)float16|\bhalf\b|fp16")

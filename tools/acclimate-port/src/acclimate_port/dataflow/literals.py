@@ -12,6 +12,7 @@ import libcst as cst
 from acclimate_port.dataflow.sinks import DEVICE_KEYWORDS, gets_to_device, parameter_of, takes_device
 from acclimate_port.source.tree import called_name, position, positional, string_value
 from acclimate_port.source.values import DEVICE_NAME, Kind
+from acclimate_port.source.vendors import OTHER_KINDS
 from acclimate_port.source_file import SourceFile
 
 
@@ -56,7 +57,10 @@ def classify_literal(file: SourceFile, node: cst.CSTNode) -> LiteralUse:
             if below is at.test:
                 break
             other = at.orelse if below is at.body else at.body
-            beside_host = beside_host or (string_value(other) or "").partition(":")[0] in ("cpu", "mps")
+            beside_host = beside_host or (string_value(other) or "").partition(":")[0] in (
+                "cpu",
+                *OTHER_KINDS,
+            )
         below, at = at, file.tree.parent(at)
     found = _place(file, below, at)
     if found.role is Role.DATA and beside_host:

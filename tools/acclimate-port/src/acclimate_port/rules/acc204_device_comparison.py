@@ -1,4 +1,4 @@
-"""The rule for tests of a device by its name: ``device.type == "cuda"``."""
+"""The rule ACC204, for `device.type == "cuda"`, `"cuda" in device`, `device.startswith("cuda")`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from acclimate_port.conditions.host_answers import ends_program_if_false, may_be
 from acclimate_port.conditions.mps_streams import needs_streams
 from acclimate_port.dataflow.literals import TEXT_STAYS, is_compared_device
 from acclimate_port.new_code.edits import insert, replace
-from acclimate_port.rules.base import IMPORTS, Example, Finding, Rule
+from acclimate_port.rules.base import IMPORTS, Example, Finding, Rule, index_of, is_device
 from acclimate_port.rules.comparison_edits import (
     HOST_CHANGES,
     OTHERS,
@@ -21,8 +21,8 @@ from acclimate_port.rules.comparison_edits import (
     is_type,
     negation,
 )
-from acclimate_port.rules.devices import index_of, is_device
 from acclimate_port.source.tree import Span, called_name, string_value
+from acclimate_port.source.vendors import WITHOUT_STREAMS
 from acclimate_port.source_file import SourceFile
 
 
@@ -143,7 +143,7 @@ property that the branch needs, such as `get_accelerator().is_fp16_supported()`.
         left, right = file.span(node.left), file.span(target.comparator)
         kinds: tuple[str, ...] = ()
         if isinstance(operator, (cst.Equal, cst.NotEqual)):
-            kinds = ("mps",) if needs_streams(file, node) else self._kinds(file, node)
+            kinds = WITHOUT_STREAMS if needs_streams(file, node) else self._kinds(file, node)
         hosts = host_names(file.quote(literal), kinds)
         edits = [replace(file.span(literal), hosts)]
         if kinds:
