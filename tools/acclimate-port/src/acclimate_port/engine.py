@@ -13,10 +13,24 @@ from enum import Enum
 import libcst as cst
 
 from acclimate_port.conditions.branches import branches, branches_of_result, where_true
+from acclimate_port.conditions.proofs import (
+    TOO_COMPLEX,
+    Proof,
+    asks_for_cuda,
+    inside,
+    is_decision,
+    names_cuda,
+    only_checks,
+    outer_tests,
+    verdict,
+    whole_value,
+)
+from acclimate_port.conditions.worlds import TooComplexError
+from acclimate_port.dataflow.sources import listed_devices
 from acclimate_port.new_code.edits import Edit, clash, render
 from acclimate_port.new_code.placement import new_lines
 from acclimate_port.rules import BY_NAME, RULES
-from acclimate_port.rules.base import Finding, Outcome, Rule
+from acclimate_port.rules.base import Finding, Outcome, Rule, is_assigned
 from acclimate_port.source.survey import Survey
 from acclimate_port.source.tree import Span
 from acclimate_port.source_file import SourceFile
@@ -206,6 +220,8 @@ def _exempt_vendor_code(file: SourceFile, finding: Finding) -> Finding:
         return Finding(
             finding.rule, finding.place, Outcome.EXEMPT, reason, claims=finding.claims, node=finding.node
         )
+    if finding.outcome is Outcome.CONVERT and is_assigned(file, node) and file.tree.qualified(node):
+        return finding.rule.left(file, node, "the program assigns to this name of torch.cuda", finding.claims)
     if finding.outcome is Outcome.CONVERT and file.torchscript.holds(node) and _asks(file, finding):
         reason = "TorchScript compiles this code, and cannot call get_accelerator() or torch.accelerator"
         return finding.rule.left(file, node, reason, finding.claims)
@@ -225,7 +241,7 @@ def _asks(file: SourceFile, finding: Finding) -> bool:
 def _decide(file: SourceFile, findings: list[Finding], settings: Settings) -> list[_Decision]:
     decisions = [_first(file, finding, settings) for finding in findings]
     for index, decision in enumerate(decisions):
-        decision.needs = _needs(file, decisions, index)
+        decision.needs += _needs(file, decisions, index)
     _leave_overlapping(decisions)
     changed = True
     while changed:
@@ -233,6 +249,7 @@ def _decide(file: SourceFile, findings: list[Finding], settings: Settings) -> li
         for decision in decisions:
             for need in decision.needs:
                 changed = _follow(file, decision, decisions[need]) or changed
+        changed = changed or _prove(file, decisions)
     for decision in decisions:
         if decision.status is Status.CONVERTED and not decision.safe and not settings.unsafe:
             decision.status = Status.UNSAFE
@@ -307,6 +324,16 @@ def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int
             and candidate.finding.rule.name == "runtime-call"
             and body.start <= candidate.finding.place.start < body.end
         ]
+    listed = (
+        listed_devices(file, finding.node) if _is_test(file, finding) and finding.node is not None else []
+    )
+    for other, candidate in enumerate(decisions) if listed else ():
+        if candidate.finding.node in listed and candidate.finding.rule.name == "device-string":
+            needs.append(other)
+            candidate.needs.append(index)
+            if candidate.status is Status.EXEMPT:
+                decisions[index].status = Status.LEFT
+                decisions[index].reason = "it compares entries of a list that stays"
     for place in finding.needs_applied_at:
         holder = next(
             (
@@ -322,7 +349,7 @@ def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int
             decisions[index].reason = "one of its uses stays as it is"
         else:
             needs.append(holder)
-    return [*decisions[index].needs, *needs]
+    return needs
 
 
 def _keeps_device(file: SourceFile, body: Span, decisions: list[_Decision]) -> bool:
@@ -359,6 +386,64 @@ def _is_test(file: SourceFile, finding: Finding) -> bool:
         return False
     is_question = finding.rule.name == "runtime-call" and "is_available" in file.tree.source(finding.place)
     return is_question or finding.rule.name in ("device-comparison", "is-cuda")
+
+
+def _prove(file: SourceFile, decisions: list[_Decision]) -> bool:
+    """Compares the tests and choices before and after the edits; returns whether a decision changed.
+
+    All edits of one test or choice are made together or not at all.
+    """
+    applied = [decision for decision in decisions if decision.status is Status.CONVERTED]
+    compared = [decision.finding for decision in applied if _is_part_of_tests(file, decision.finding)]
+    proof = Proof(file, [edit for finding in compared for edit in finding.edits])
+    changed = False
+    for whole in dict.fromkeys(_whole(file, decision) for decision in applied):
+        if whole is None:
+            continue
+        outer = outer_tests(file, whole) if asks_for_cuda(file, whole) else []
+        places = [file.span(node) for node in (whole, *(test for test, _ in outer))]
+        members = [
+            decision
+            for decision in applied
+            if any(inside(edit, place) for edit in decision.finding.edits for place in places)
+        ]
+        try:
+            found = proof.below(outer, whole) if outer else proof.differences(whole)
+            is_request = (
+                only_checks(file, whole) if outer else names_cuda(whole) and asks_for_cuda(file, whole)
+            )
+            offered, reason = verdict(file, whole, found, is_request=is_request)
+        except TooComplexError:
+            offered, reason = True, TOO_COMPLEX
+        for member in members:
+            if not offered:
+                member.status, member.reason, changed = Status.LEFT, reason, True
+            elif reason and member.safe and inside(member.finding.edits[0], places[0]):
+                member.safe, member.reason, changed = False, reason, True
+        if not offered:
+            break  # the other tests are compared again without these edits
+    return changed
+
+
+def _is_part_of_tests(file: SourceFile, finding: Finding) -> bool:
+    """Whether a finding changes a test, a choice or a name, and not what is computed with them."""
+    if finding.rule.name == "runtime-call" and isinstance(finding.node, cst.Call):
+        return is_decision(file, finding.node)
+    return finding.rule.name in _NAMES_AND_TESTS
+
+
+_NAMES_AND_TESTS = {
+    *("device-string", "device-object", "device-format", "available-choice", "device-comparison"),
+    *("is-cuda", "communication-backend", "current-device"),
+}
+
+
+def _whole(file: SourceFile, decision: _Decision) -> cst.CSTNode | None:
+    """The test or choice that a decision changes a part of."""
+    if decision.finding.node is None or not decision.finding.edits:
+        return None
+    whole = whole_value(file, decision.finding.node)
+    return whole if is_decision(file, whole) else None
 
 
 def _follow(file: SourceFile, decision: _Decision, need: _Decision) -> bool:

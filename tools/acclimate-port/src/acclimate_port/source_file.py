@@ -14,7 +14,7 @@ from acclimate_port.new_code.targets import AcclimateTarget, Target, TorchTarget
 from acclimate_port.source.kernels import Kernels
 from acclimate_port.source.survey import Survey
 from acclimate_port.source.torchscript import TorchScript
-from acclimate_port.source.tree import Span, Tree, dotted, string_value, walk
+from acclimate_port.source.tree import Span, Tree, called_name, dotted, string_value, walk
 from acclimate_port.source.values import Values
 from acclimate_port.source.vendor_code import VendorCode
 from acclimate_port.source.vendors import kinds_in
@@ -27,6 +27,7 @@ _HOME_OF_ACCELERATOR = {
     "deepspeed.get_accelerator": True,
     "deepspeed.accelerator.real_accelerator.get_accelerator": True,
 }
+_USE_DEVICES = {"cuda", "to", "device_count"}
 _LONGEST_NAME = 40
 """A longer string is prose or a program."""
 
@@ -148,6 +149,11 @@ class SourceFile:
         )
 
     @cached_property
+    def names_of_new_code(self) -> dict[str, str]:
+        """What the names in edits mean, for :mod:`acclimate_port.conditions.worlds`."""
+        return {self.torch: "torch", self.accelerator: "get_accelerator", self.helper: "accelerator_type"}
+
+    @cached_property
     def other_kinds(self) -> tuple[str, ...]:
         """The other device types in the file's names and strings: ``"mps"``, ``is_npu_available``."""
         words = {*self.names, *(string_value(node) or "" for node in self.tree.of_type(cst.SimpleString))}
@@ -201,6 +207,16 @@ class SourceFile:
     def runs_at_import(self, node: cst.CSTNode) -> bool:
         """Whether a node is evaluated when the module is imported."""
         return self.tree.function(node) is None
+
+    @cached_property
+    def uses_devices_at_import(self) -> bool:
+        """Whether the module itself uses a device, or counts the devices, when it is imported or run."""
+        calls = (node for node in _walk_outside_functions(self.tree.module) if isinstance(node, cst.Call))
+        return any(
+            called_name(call) in _USE_DEVICES
+            or (self.tree.qualified(call.func) or "").startswith("torch.cuda.")
+            for call in calls
+        )
 
     def is_guarded(self, node: cst.CSTNode) -> bool:
         """Whether a node runs only where a test of the device is true."""

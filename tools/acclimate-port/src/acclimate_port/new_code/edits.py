@@ -32,9 +32,17 @@ def insert(offset: int, text: str) -> Edit:
 
 def render(source: bytes, edits: Sequence[Edit]) -> bytes:
     """The text after all edits. Two edits must be nested or disjoint."""
+    return render_within(source, Span(0, len(source)), edits)
+
+
+def render_within(source: bytes, place: Span, edits: Sequence[Edit]) -> bytes:
+    """The text of one range after the edits, which are all inside it."""
+    return _render(source, place, _ordered(edits))
+
+
+def _ordered(edits: Sequence[Edit]) -> list[Edit]:
     # The outer edit comes first; an insertion comes before an edit that starts at the same offset.
-    ordered = sorted(edits, key=lambda edit: (edit.start, edit.start != edit.end, -edit.end))
-    return _render(source, Span(0, len(source)), ordered)
+    return sorted(edits, key=lambda edit: (edit.start, edit.start != edit.end, -edit.end))
 
 
 def _render(source: bytes, place: Span, edits: list[Edit]) -> bytes:
@@ -59,7 +67,7 @@ def _render(source: bytes, place: Span, edits: list[Edit]) -> bytes:
 
 def clash(edits: Sequence[Edit]) -> bool:
     """Whether two edits overlap, and neither is inside a kept part of the other."""
-    ordered = sorted(edits, key=lambda edit: (edit.start, edit.start != edit.end, -edit.end))
+    ordered = _ordered(edits)
     open_edits: list[Edit] = []
     for edit in ordered:
         while open_edits and open_edits[-1].end <= edit.start:

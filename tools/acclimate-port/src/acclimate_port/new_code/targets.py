@@ -104,7 +104,6 @@ _KEYWORDS: dict[str, tuple[str, ...]] = {
 }
 _DEFAULTS = {"is_bf16_supported": "including_emulation=True"}
 """Defaults of torch.cuda that differ from acclimate's."""
-_UNSAFE = {"is_bf16_supported": "it is True on a CPU, where torch.cuda's is False"}
 
 # DeepSpeed's function takes no argument and calls torch's with the default.
 _KEYWORDS_OF_DEEPSPEED: dict[str, tuple[str, ...]] = {**_KEYWORDS, "is_bf16_supported": ()}
@@ -163,8 +162,7 @@ class AcclimateTarget(Target):
             return Missing(f"DeepSpeed's accelerator has no {name}; get_accelerator() of acclimate has it")
         keywords = _KEYWORDS_OF_DEEPSPEED if self.of_deepspeed else _KEYWORDS
         default = "" if self.of_deepspeed else _DEFAULTS.get(name, "")
-        text, unsafe = f"{self.accelerator}.{name}", _UNSAFE.get(name, "")
-        return Spelling(text, keywords=keywords.get(name), unsafe=unsafe, default=default)
+        return Spelling(f"{self.accelerator}.{name}", keywords=keywords.get(name), default=default)
 
 
 @cache

@@ -6,14 +6,16 @@ import dataclasses
 
 import libcst as cst
 
-from acclimate_port.conditions.cuda_only import chooses_package, is_flag_beside_others, reason_to_keep
+from acclimate_port.conditions.cuda_only import (
+    chooses_for_library,
+    chooses_package,
+    is_flag_beside_others,
+    reason_to_keep,
+)
 from acclimate_port.conditions.device_counts import decides_processes, ends_without
 from acclimate_port.conditions.host_answers import (
     asks_for_none,
     asks_for_several,
-    count_may_be_one,
-    may_be_true_on_host,
-    needs_zero,
     other_kinds,
 )
 from acclimate_port.conditions.mps_streams import needs_streams
@@ -169,7 +171,7 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         Example(
             "import torch\n\nif torch.cuda.is_available():\n    torch.cuda.set_device(0)\n",
             "import torch\nfrom acclimate import get_accelerator\n\n"
-            "if get_accelerator().is_available():\n    get_accelerator().set_device(0)\n",
+            'if get_accelerator().device_name() != "cpu":\n    get_accelerator().set_device(0)\n',
             "import torch\n\nif torch.accelerator.is_available():\n    torch.accelerator.set_device_index(0)\n",
         ),
         Example(
@@ -197,11 +199,12 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         if name == "device" and (chosen := _device_that_is_set(file, node)) is not None:
             return self.becomes(file, node, file.span(chosen), claims=claims)
         stays = reason_to_keep(file, node) if name == "is_available" else ""
+        stays = stays or chooses_for_library(file, node) or ""
         if not stays and name in ("is_available", "device_count") and is_flag_beside_others(file, node):
             stays = "the program has another flag for other devices beside it"
         if stays:
             return self.exempt(file, node, stays, claims)
-        if name == "is_available" and not may_be_true_on_host(file, node):
+        if name == "is_available" and not ends_without(file, node):
             kinds = other_kinds(file, node)
             if kinds or isinstance(file.target, AcclimateTarget):
                 return self._not_on_a_host(file, node, kinds)
@@ -290,15 +293,20 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         return self.convert(file, call, replace(file.span(asked), *parts), *edits, claims=(call.func,))
 
     def _count(self, file: SourceFile, node: cst.Call, target: AcclimateTarget) -> Finding | None:
-        """A device count that the program compares with 0, which it is on a CPU-only machine; ``None``: any other."""
+        """A device count; acclimate counts at least one device on a CPU-only machine, torch.cuda none.
+
+        ``None``: the program starts a process for each device, ends without one, or has tested for one.
+        """
         quote, kind = file.quote(node), target.device_type
+        if ends_without(file, node) or file.is_guarded(node) or decides_processes(file, node):
+            return None
         asked = asks_for_none(file, node)
-        if asked is not None and not count_may_be_one(file, node, asked[0]):
+        if asked is not None:
             around, is_none = asked
             text = f"{kind} {host_test(quote, other_kinds(file, around), is_host=is_none)}"
             return self.convert(file, node, replace(file.span(around), text), claims=(node.func,))
-        several = asks_for_several(file, node) if asked is None else None
-        if several is not None and not ends_without(file, node):
+        several = asks_for_several(file, node)
+        if several is not None:
             # acclimate counts a host with two NUMA nodes as two devices; the program must treat it as one.
             around, is_several = several
             joined = "and" if is_several else "or"
@@ -306,8 +314,6 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
             count, place = file.span(node), file.span(around)
             parts = (start, f"{target.accelerator}.device_count()", Span(count.end, place.end), ")")
             return self.convert(file, node, replace(place, *parts), claims=(node.func,))
-        if not needs_zero(file, node):
-            return None
         text = f"({target.accelerator}.device_count() if {kind} {host_test(quote)} else 0)"
         return self.becomes(file, node, text, claims=(node.func,))
 

@@ -23,7 +23,7 @@ The import of a name from `torch.cuda` is removed if all its uses are ported. It
         Example(
             "import torch\nfrom torch.cuda import synchronize, is_available as has_gpu\n\nif has_gpu():\n    synchronize()\n",
             "import torch\nfrom acclimate import get_accelerator\n\n"
-            "if get_accelerator().is_available():\n    get_accelerator().synchronize()\n",
+            'if get_accelerator().device_name() != "cpu":\n    get_accelerator().synchronize()\n',
             "import torch\n\nif torch.accelerator.is_available():\n    torch.accelerator.synchronize()\n",
         ),
         Example(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import libcst as cst
 
-from acclimate_port.dataflow.literals import Role, classify_literal
 from acclimate_port.rules.base import IMPORTS, WITH_HELPER, Example, Finding, Rule, index_of, unsafe_at_import
 from acclimate_port.source.tree import string_value
 from acclimate_port.source_file import SourceFile
@@ -29,7 +28,7 @@ something else too, that part stays."""
             "import torch\n\n\ndef f(no_cuda):\n"
             '    return "cuda:0" if torch.cuda.is_available() and not no_cuda else "cpu"\n',
             f"{IMPORTS}\ndef f(no_cuda):\n"
-            '    return get_accelerator().device_name(0) if get_accelerator().is_available() and not no_cuda else "cpu"\n',
+            '    return get_accelerator().device_name(0) if get_accelerator().device_name() != "cpu" and not no_cuda else "cpu"\n',
             f"{WITH_HELPER}def f(no_cuda):\n"
             '    return f"{accelerator_type()}:0" if torch.accelerator.is_available() and not no_cuda else "cpu"\n',
         ),
@@ -50,9 +49,7 @@ something else too, that part stays."""
         if index is not None and (file.target.name == "torch"):
             return None
         parts = (file.target.device_type,) if index is None else file.device_at(index)
-        place = classify_literal(file, node)
-        unsafe = "" if place.role is Role.DEVICE else unsafe_at_import(file, node)
-        unsafe = unsafe or unsafe_at_import(file, node)
+        unsafe = unsafe_at_import(file, node)
         open_, close = ("(", ")") if node.lpar else ("", "")
         claims = (node.body, node.orelse, node.test, node.test.func)
         return self.becomes(file, node, open_, *parts, close, unsafe=unsafe, claims=claims)

@@ -24,7 +24,8 @@ class DeviceObject(Rule):
         Example(
             'import torch\n\n\ndef f(rank):\n    return torch.device("cuda", rank)\n',
             f"{IMPORTS}\ndef f(rank):\n    return torch.device(get_accelerator().device_name(rank))\n",
-            f"{WITH_HELPER}def f(rank):\n    return torch.device(accelerator_type(), rank)\n",
+            f"{WITH_HELPER}def f(rank):\n    return torch.device(accelerator_type(), rank) "
+            'if torch.accelerator.is_available() else torch.device("cpu")\n',
         ),
     )
     nodes = (cst.Call,)

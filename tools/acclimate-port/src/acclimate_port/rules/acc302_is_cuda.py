@@ -6,20 +6,22 @@ import re
 
 import libcst as cst
 
-from acclimate_port.conditions.false_on_host import must_be_false_on_host
-from acclimate_port.conditions.host_answers import may_be_true_on_host, other_kinds
+from acclimate_port.conditions.cuda_only import chooses_for_library
+from acclimate_port.conditions.device_counts import ends_without
+from acclimate_port.conditions.host_answers import other_kinds
 from acclimate_port.conditions.mps_streams import needs_streams
 from acclimate_port.new_code.edits import Part
 from acclimate_port.new_code.targets import AcclimateTarget
 from acclimate_port.rules.acc301_cuda_method import is_torch_object
 from acclimate_port.rules.base import (
     IMPORTS,
+    WITH_HELPER,
     Example,
     Finding,
     Rule,
     is_assigned,
 )
-from acclimate_port.rules.comparison_edits import host_test
+from acclimate_port.rules.comparison_edits import HOST_CHANGES, host_test
 from acclimate_port.source.tree import (
     called_name,
     walk,
@@ -48,7 +50,7 @@ if the branch only moves tensors. Otherwise, and with `--to torch`, it becomes a
         Example(
             "import torch\n\n\ndef f(x: torch.Tensor):\n    assert x.is_cuda\n",
             f"{IMPORTS}\ndef f(x: torch.Tensor):\n    assert get_accelerator().on_accelerator(x)\n",
-            'import torch\n\n\ndef f(x: torch.Tensor):\n    assert (x.device.type != "cpu")\n',
+            f"{WITH_HELPER}def f(x: torch.Tensor):\n    assert x.device.type == accelerator_type()\n",
         ),
         Example(
             "import torch\n\n\ndef f(x: torch.Tensor):\n    return x.half() if x.is_cuda else x\n",
@@ -70,23 +72,21 @@ if the branch only moves tensors. Otherwise, and with `--to torch`, it becomes a
             return self.exempt(file, node, "an attribute that the program defines")
         if _is_something_else(file, node):
             return self.left(file, node, "`isinstance` beside it names a class that is not a tensor")
+        if (library := chooses_for_library(file, node)) is not None:
+            return self.left(file, node, library)
         if isinstance(parent, cst.FormattedStringExpression):
             return self.exempt(file, node, "it is part of a message")
         unsafe = "" if is_torch_object(file, node.value) else "it may not be a tensor"
         value = file.span(node.value)
-        host_has_own = must_be_false_on_host(file, node) or not may_be_true_on_host(file, node)
-        may_ask = not host_has_own and not file.torchscript.holds(node)
-        if isinstance(file.target, AcclimateTarget) and may_ask:
-            parts: tuple[Part, ...] = (f"{file.target.accelerator}.on_accelerator(", value, ")")
+        if ends_without(file, node) and not file.torchscript.holds(node):
+            if isinstance(file.target, AcclimateTarget):
+                parts: tuple[Part, ...] = (f"{file.target.accelerator}.on_accelerator(", value, ")")
+            else:
+                parts = (value, f".device.type == {file.target.device_type}")
+            unsafe = unsafe or HOST_CHANGES
         else:
             unsafe = unsafe or "a tensor may also be on a device without memory, such as meta"
-            kinds = (
-                WITHOUT_STREAMS
-                if needs_streams(file, node)
-                else other_kinds(file, node)
-                if host_has_own
-                else ()
-            )
+            kinds = WITHOUT_STREAMS if needs_streams(file, node) else other_kinds(file, node)
             parts = ("(", value, f".device.type {host_test(file.quote(node), kinds)})")
         if node.lpar:
             parts = ("(", *parts, ")")

@@ -54,7 +54,8 @@ finds. A branch on the device is edited only together with the pinning inside it
         Example(
             "import torch\n\n\ndef f(x: torch.Tensor, device):\n    if device.type == 'cuda':\n"
             "        x = x.pin_memory()\n    return x.to(device)\n",
-            f"{IMPORTS}\ndef f(x: torch.Tensor, device):\n    if device.type == get_accelerator().device_name():\n"
+            f"{IMPORTS}\ndef f(x: torch.Tensor, device):\n    if device.type == get_accelerator().device_name() "
+            "and get_accelerator().device_name() != 'cpu':\n"
             "        x = get_accelerator().pin_memory(x)\n    return x.to(device)\n",
             "import torch\n\n\ndef f(x: torch.Tensor, device):\n    if device.type != 'cpu':\n"
             "        x = x.pin_memory()\n    return x.to(device)\n",

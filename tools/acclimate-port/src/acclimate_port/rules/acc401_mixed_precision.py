@@ -7,13 +7,13 @@ import libcst as cst
 from acclimate_port.new_code.edits import Edit, insert, replace
 from acclimate_port.new_code.targets import AcclimateTarget
 from acclimate_port.rules.base import (
-    AT_IMPORT,
     WITH_HELPER,
     Example,
     Finding,
     Rule,
     cuda_name,
     is_read,
+    unsafe_at_import,
 )
 from acclimate_port.source.tree import Span, called_name, has_unpacking, positional
 from acclimate_port.source_file import SourceFile
@@ -87,7 +87,7 @@ A decorator in a class runs at import, so its edit makes the program choose the 
         target = file.target
         if plain is None:
             return self.left(file, node, f"torch.cuda.{name} has no equivalent on every device", (function,))
-        unsafe = AT_IMPORT if file.runs_at_import(node) else ""
+        unsafe = unsafe_at_import(file, node)
         call = file.tree.parent(parent) if isinstance(parent, cst.Arg) else None
         if plain == "GradScaler" and isinstance(call, cst.Call) and called_name(call) in _ASKS_FOR_CLASS:
             # A library's scaler is an instance of torch.amp.GradScaler, the base class of each device's scaler.

@@ -6,7 +6,8 @@ import re
 
 import libcst as cst
 
-from acclimate_port.conditions.host_answers import ends_program_if_false, may_be_true_on_host
+from acclimate_port.conditions.device_counts import ends_without
+from acclimate_port.conditions.host_answers import ends_program_if_false
 from acclimate_port.new_code.edits import insert, replace
 from acclimate_port.rules.base import (
     IMPORTS,
@@ -17,7 +18,7 @@ from acclimate_port.rules.base import (
     is_read,
     unsafe_at_import,
 )
-from acclimate_port.rules.comparison_edits import HOST_CHANGES, OTHERS, negation
+from acclimate_port.rules.comparison_edits import HOST_CHANGES, OTHERS, false_on_host
 from acclimate_port.source.tree import called_name, dotted, positional, string_value, walk
 from acclimate_port.source.values import BACKEND_NAME
 from acclimate_port.source_file import SourceFile
@@ -117,13 +118,12 @@ edit needs."""
     def _compared(self, file: SourceFile, node: cst.CSTNode, comparison: cst.Comparison) -> Finding:
         """A comparison with NCCL's name, which stays false if ranks use Gloo, as on a CPU."""
         name = replace(file.span(node), file.target.backend)
-        condition = f"!= {file.quote(node)}gloo{file.quote(node)}"
-        operator = comparison.comparisons[0].operator
-        edits = [name]
-        if isinstance(operator, cst.Equal) and not may_be_true_on_host(file, comparison):
-            edits.append(insert(file.span(comparison.comparisons[0].comparator).end, f" {condition}"))
-        elif isinstance(operator, cst.NotEqual) and not ends_program_if_false(file, comparison):
-            edits += negation(file, comparison, condition)
+        operator, edits = comparison.comparisons[0].operator, [name]
+        negated = isinstance(operator, cst.NotEqual)
+        refuses = ends_program_if_false(file, comparison) if negated else ends_without(file, comparison)
+        if isinstance(operator, (cst.Equal, cst.NotEqual)) and not refuses:
+            backend, quote = file.target.backend, file.quote(node)
+            edits += false_on_host(file, comparison, quote, negated=negated, name=backend, host="gloo")
         return self.convert(file, node, *edits, unsafe=OTHERS if len(edits) > 1 else HOST_CHANGES)
 
     def _constant(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:

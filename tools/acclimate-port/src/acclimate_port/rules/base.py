@@ -191,6 +191,9 @@ def index_of(text: str) -> str | None:
 
 
 def unsafe_at_import(file: SourceFile, node: cst.CSTNode) -> str:
-    """Why an edit of code that runs at import is unsafe; ``""`` for other code."""
-    # The lookup makes torch count the devices, and later changes of CUDA_VISIBLE_DEVICES would have no effect.
-    return AT_IMPORT if file.target.name == "torch" and file.runs_at_import(node) else ""
+    """Why an edit of code that runs at import is unsafe; ``""`` for other code.
+
+    The lookup counts the devices, and later changes of ``CUDA_VISIBLE_DEVICES`` would have no effect. If the
+    module counts or uses devices at import itself, an edit changes nothing.
+    """
+    return AT_IMPORT if file.runs_at_import(node) and not file.uses_devices_at_import else ""
