@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import warnings
 from collections import defaultdict
@@ -30,6 +31,7 @@ from acclimate_port.dataflow.sources import listed_devices
 from acclimate_port.new_code.edits import Edit, clash, render
 from acclimate_port.new_code.placement import new_lines
 from acclimate_port.rules import BY_NAME, RULES
+from acclimate_port.rules.acc202_available_choice import is_map_location
 from acclimate_port.rules.base import Finding, Outcome, Rule, is_assigned
 from acclimate_port.source.survey import Survey
 from acclimate_port.source.tree import Span
@@ -37,7 +39,7 @@ from acclimate_port.source_file import SourceFile
 
 _INDEX = rb"(?:\d|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
 _HINTS = re.compile(
-    rb"cuda|nccl|SyncBatchNorm|sync_batchnorm|DataParallel|\bdata_parallel\(|pin_memory|device_ids?\b|op_builder|autocast_(?:gpu|enabled)|\.to\(\s*"
+    rb"cuda|nccl|cudnn|SyncBatchNorm|sync_batchnorm|DataParallel|\bdata_parallel\(|pin_memory|device_ids?\b|op_builder|autocast_(?:gpu|enabled)|\.to\(\s*"
     + _INDEX
     + rb"|device\s*[=(]\s*"
     + _INDEX,
@@ -188,7 +190,7 @@ def _find(file: SourceFile, settings: Settings) -> list[Finding]:
             for claim in finding.claims:
                 claimed.add(claim)
                 _claim_chain(claim, claimed)
-            findings.append(_exempt_vendor_code(file, finding))
+            findings.append(_without_vendor_code(file, finding))
             break
     return findings
 
@@ -204,8 +206,8 @@ def _claim_chain(node: cst.CSTNode, claimed: set[cst.CSTNode]) -> None:
             claimed.add(at)
 
 
-def _exempt_vendor_code(file: SourceFile, finding: Finding) -> Finding:
-    """The finding, exempt in a kernel or a build script, and left in code that TorchScript compiles."""
+def _without_vendor_code(file: SourceFile, finding: Finding) -> Finding:
+    """The finding, left in a kernel, in a build script, and in code that TorchScript compiles."""
     node = finding.node or (finding.claims[0] if finding.claims else None)
     if finding.outcome is Outcome.EXEMPT or node is None:
         return finding
@@ -217,9 +219,7 @@ def _exempt_vendor_code(file: SourceFile, finding: Finding) -> Finding:
     elif file.kernels.are_for_cuda_alone and _is_test(file, finding):
         reason = "it guards CUTLASS kernels, which only NVIDIA GPUs run"
     if reason:
-        return Finding(
-            finding.rule, finding.place, Outcome.EXEMPT, reason, claims=finding.claims, node=finding.node
-        )
+        return dataclasses.replace(finding, outcome=Outcome.LEFT, reason=reason, safe=True, edits=())
     if finding.outcome is Outcome.CONVERT and is_assigned(file, node) and file.tree.qualified(node):
         return finding.rule.left(file, node, "the program assigns to this name of torch.cuda", finding.claims)
     if finding.outcome is Outcome.CONVERT and file.torchscript.holds(node) and _asks(file, finding):
@@ -443,7 +443,9 @@ def _whole(file: SourceFile, decision: _Decision) -> cst.CSTNode | None:
     if decision.finding.node is None or not decision.finding.edits:
         return None
     whole = whole_value(file, decision.finding.node)
-    return whole if is_decision(file, whole) else None
+    # `None` as a map_location means the device that a checkpoint was saved on, which is CUDA.
+    is_location = decision.finding.rule.name == "available-choice" and is_map_location(file, whole)
+    return whole if is_decision(file, whole) and not is_location else None
 
 
 def _follow(file: SourceFile, decision: _Decision, need: _Decision) -> bool:

@@ -82,7 +82,8 @@ class SourceFile:
                         return alias.evaluated_alias or module
                     if alias.asname is None and dotted(alias.name).startswith(f"{module}."):
                         return module
-        return None
+        # A lazy loader may be bound to the name: `torch = LazyLoader("torch")`.
+        return module if any(_binds(statement, module) for statement in self.tree.module.body) else None
 
     def _accelerator_name(self) -> tuple[str, bool, bool]:
         for statement in self.module_imports:
@@ -286,6 +287,16 @@ class SourceFile:
     def span(self, node: cst.CSTNode) -> Span:
         """The bytes of a node."""
         return self.tree.span(node)
+
+
+def _binds(statement: cst.CSTNode, name: str) -> bool:
+    """Whether a statement of a module binds a name by an assignment or an import."""
+    return any(
+        (isinstance(node, cst.AssignTarget) and dotted(node.target) == name)
+        or (isinstance(node, cst.ImportAlias) and node.evaluated_alias == name)
+        or (isinstance(node, cst.ImportAlias) and node.evaluated_name == name)
+        for node in _walk_outside_functions(statement)
+    )
 
 
 def _walk_outside_functions(node: cst.CSTNode) -> list[cst.CSTNode]:

@@ -318,7 +318,10 @@ class _Evaluator:
         kind = _OPPOSITES.get(type(operator), type(operator))
         left, right = self.value(left_node), self.value(right_node)
         left, right = self._as_device(left, right), self._as_device(right, left)
-        if isinstance(left, _Unknown) or isinstance(right, _Unknown):
+        if isinstance(left, _Unknown) and left.text.endswith(".type()"):
+            named = right if isinstance(right, tuple) else (right,)
+            result = any(self._is_class(left.text, str(name)) for name in named)
+        elif isinstance(left, _Unknown) or isinstance(right, _Unknown):
             texts = (self._named(left, left_node), self._named(right, right_node))
             result = self._is(f"{texts[0]} {kind.__name__} {texts[1]}")
         else:
@@ -327,6 +330,12 @@ class _Evaluator:
             except TypeError as error:
                 raise _RaisesError from error
         return result != (type(operator) in _OPPOSITES)
+
+    def _is_class(self, tensor: str, name: str) -> bool:
+        """Whether a tensor has a class such as ``"torch.cuda.HalfTensor"``, whose name holds the device."""
+        *_, device_type, last = name.split(".")
+        is_here = device_type == self.world.device_type and self.world is not HOST
+        return is_here and self._is(f"{tensor} is {last}")
 
     def _named(self, value: Any, node: ast.expr) -> str:
         return self._text(node) if isinstance(value, _Unknown) else repr(value)

@@ -6,6 +6,7 @@ import dataclasses
 
 import libcst as cst
 
+from acclimate_port.conditions.checkpoints import decides_location
 from acclimate_port.conditions.cuda_only import (
     chooses_for_library,
     chooses_package,
@@ -198,12 +199,19 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
             return self.left(file, node, "it controls the use of a package for NVIDIA GPUs", claims)
         if name == "device" and (chosen := _device_that_is_set(file, node)) is not None:
             return self.becomes(file, node, file.span(chosen), claims=claims)
+        finding = self._call(file, node, name, claims)
+        if name == "is_available" and finding.edits and finding.safe and decides_location(file, node):
+            reason = "a checkpoint saved on CUDA is loaded to CUDA unless `map_location` names the device"
+            finding.safe, finding.reason = False, reason
+        return finding
+
+    def _call(self, file: SourceFile, node: cst.Call, name: str, claims: tuple[cst.CSTNode, ...]) -> Finding:
         stays = reason_to_keep(file, node) if name == "is_available" else ""
         stays = stays or chooses_for_library(file, node) or ""
         if not stays and name in ("is_available", "device_count") and is_flag_beside_others(file, node):
             stays = "the program has another flag for other devices beside it"
         if stays:
-            return self.exempt(file, node, stays, claims)
+            return self.left(file, node, stays, claims)
         if name == "is_available" and not ends_without(file, node):
             kinds = other_kinds(file, node)
             if kinds or isinstance(file.target, AcclimateTarget):

@@ -18,8 +18,8 @@ from acclimate_port.rules.base import (
     index_of,
     unsafe_at_import,
 )
-from acclimate_port.rules.comparison_edits import adapt_to_comparison
-from acclimate_port.source.tree import string_value
+from acclimate_port.rules.comparison_edits import OTHERS, adapt_to_comparison
+from acclimate_port.source.tree import called_name, string_value
 from acclimate_port.source_file import SourceFile
 
 
@@ -29,6 +29,8 @@ def report_device(
     """The finding for a device's name, by the use that the file makes of it."""
     if place.role is Role.DATA:
         return rule.exempt(file, node, place.reason or "nothing shows that it is a device")
+    if place.role is Role.FOREIGN:
+        return rule.left(file, node, place.reason)
     if place.role is Role.PATTERN:
         return rule.left(file, node, "a pattern of `match` must be a literal; compare with `if`")
     unsafe = place.reason if place.role is Role.LIKELY else unsafe_at_import(file, node)
@@ -81,9 +83,7 @@ This edit is unsafe.
         if text is None:
             return None
         if text.startswith("torch.cuda."):
-            return self.exempt(
-                file, node, "a name in a string, such as the target of a mock, is not followed"
-            )
+            return self._name_of_cuda(file, node, text)
         if not DEVICE.match(text) or isinstance(file.tree.parent(node), (cst.Expr, cst.ConcatenatedString)):
             return None
         place = classify_literal(file, node)
@@ -99,3 +99,25 @@ This edit is unsafe.
                 "a string inside an f-string cannot be replaced by code that every Python version parses",
             )
         return report_device(self, file, node, place, *parts)
+
+    def _name_of_cuda(self, file: SourceFile, node: cst.CSTNode, text: str) -> Finding:
+        """A name of torch.cuda in a string: ``x.type() == "torch.cuda.HalfTensor"``."""
+        name = text.removeprefix("torch.cuda.")
+        if not name.endswith("Tensor"):
+            return self.left(file, node, "a name of torch.cuda in a string, such as the target of a mock")
+        if not _is_compared_type(file, node) or file.in_fstring(node):
+            return self.left(file, node, "nothing shows what gets this name of a class of tensors")
+        quote = file.quote(node)
+        parts = (f"f{quote}torch.{{", file.target.device_type, f"}}.{name}{quote}")
+        return self.becomes(file, node, *parts, unsafe=OTHERS)
+
+
+def _is_compared_type(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a string, or the list that holds it, is compared with the result of ``x.type()``."""
+    at = file.tree.parent(node)
+    while isinstance(at, (cst.Element, cst.List, cst.Tuple, cst.Set, cst.ComparisonTarget)):
+        at = file.tree.parent(at)
+    if not isinstance(at, cst.Comparison):
+        return False
+    sides = (at.left, *(target.comparator for target in at.comparisons))
+    return any(isinstance(side, cst.Call) and called_name(side) == "type" and not side.args for side in sides)

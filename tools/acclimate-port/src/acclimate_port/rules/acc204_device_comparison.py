@@ -116,7 +116,7 @@ property that the branch needs, such as `get_accelerator().is_fp16_supported()`.
         if file.text_names_device(node) and not is_tensors_device(other):
             return self.exempt(file, literal, TEXT_STAYS)
         if stays := reason_to_keep(file, node):
-            return self.exempt(file, literal, stays)
+            return self.left(file, node, stays, (literal,))
         if (library := chooses_for_library(file, node)) is not None:
             return self.left(file, node, library, (literal,))
         negated = isinstance(operator, (cst.NotEqual, cst.NotIn))
@@ -216,7 +216,7 @@ property that the branch needs, such as `get_accelerator().is_fp16_supported()`.
         if not is_compared_device(file, call.func.value):
             return self.exempt(file, literal, "nothing shows that a device is compared")
         if stays := reason_to_keep(file, call):
-            return self.exempt(file, literal, stays)
+            return self.left(file, call, stays, (literal,))
         if any("[5:]" in file.tree.source(place) for place in branches(file, call)):
             return self.left(file, literal, 'the code relies on the length of "cuda:"', (literal,))
         if string_value(literal) == "cuda:":

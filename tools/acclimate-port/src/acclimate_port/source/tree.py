@@ -236,6 +236,12 @@ class Tree:
             meanings |= {
                 meaning.name if meaning.source is QualifiedNameSource.IMPORT else None for meaning in found
             }
+        given = any(
+            isinstance(assignment, Assignment) and isinstance(assignment.node, cst.Param)
+            for assignment in assignments
+        )
+        if name.value == "torch" and None in meanings and not given:
+            return {"torch"}  # a lazy loader's object, or `None` after a failed import
         return meanings
 
     def assignments(self, name: cst.Name) -> Sequence[Assignment]:
