@@ -6,10 +6,12 @@ import ast
 import dataclasses
 import re
 import warnings
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 import libcst as cst
 
@@ -28,7 +30,7 @@ from acclimate_port.conditions.proofs import (
 )
 from acclimate_port.conditions.worlds import TooComplexError
 from acclimate_port.dataflow.sources import listed_devices
-from acclimate_port.new_code.edits import Edit, clash, render
+from acclimate_port.new_code.edits import Edit, clash, render, render_within
 from acclimate_port.new_code.placement import new_lines
 from acclimate_port.rules import BY_NAME, RULES
 from acclimate_port.rules.acc202_available_choice import is_map_location
@@ -74,6 +76,8 @@ class Site:
     status: Status
     safe: bool
     reason: str
+    after: str = ""
+    """The lines that an edit which needs ``--unsafe`` would give."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,24 @@ class _Decision:
     reason: str
     hidden: bool = False
     needs: list[int] = field(default_factory=list)
+
+
+class _Decisions(list[_Decision]):
+    """All decisions of a file, in source order."""
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [decision.finding.place.start for decision in self]
+
+    @cached_property
+    def at(self) -> dict[cst.CSTNode | None, int]:
+        """The index of the decision on a node."""
+        return {decision.finding.node: index for index, decision in enumerate(self)}
+
+    def within(self, place: Span) -> list[int]:
+        """The indices of the decisions on code in a range."""
+        first, last = bisect_left(self._starts, place.start), bisect_left(self._starts, place.end)
+        return [index for index in range(first, last) if self[index].finding.place.end <= place.end]
 
 
 def may_concern(source: bytes) -> bool:
@@ -192,7 +214,7 @@ def _find(file: SourceFile, settings: Settings) -> list[Finding]:
                 _claim_chain(claim, claimed)
             findings.append(_without_vendor_code(file, finding))
             break
-    return findings
+    return sorted(findings, key=lambda finding: finding.place.start)
 
 
 def _claim_chain(node: cst.CSTNode, claimed: set[cst.CSTNode]) -> None:
@@ -239,10 +261,10 @@ def _asks(file: SourceFile, finding: Finding) -> bool:
 
 
 def _decide(file: SourceFile, findings: list[Finding], settings: Settings) -> list[_Decision]:
-    decisions = [_first(file, finding, settings) for finding in findings]
+    decisions = _Decisions(_first(file, finding, settings) for finding in findings)
     for index, decision in enumerate(decisions):
         decision.needs += _needs(file, decisions, index)
-    _leave_overlapping(decisions)
+    _leave_overlapping(file, decisions)
     changed = True
     while changed:
         changed = False
@@ -286,14 +308,14 @@ def _is_ignored(file: SourceFile, finding: Finding) -> bool:
     return False
 
 
-def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int]:
+def _needs(file: SourceFile, decisions: _Decisions, index: int) -> list[int]:
     """The indices of the decisions that a decision depends on."""
     finding = decisions[index].finding
     needs: list[int] = []
     for body in branches(file, finding.node) if _is_test(file, finding) else []:
-        for other, decision in enumerate(decisions):
-            inside = body.start <= decision.finding.place.start and decision.finding.place.end <= body.end
-            if other != index and inside and decision.finding.outcome is not Outcome.EXEMPT:
+        for other in decisions.within(body):
+            decision = decisions[other]
+            if other != index and decision.finding.outcome is not Outcome.EXEMPT:
                 needs.append(other)
                 if decision.finding.rule.name == "pin-memory":
                     decision.needs.append(index)
@@ -319,16 +341,16 @@ def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int
     for body in branches_of_result(file, finding.node) if _is_test(file, finding) else []:
         needs += [
             other
-            for other, candidate in enumerate(decisions)
-            if candidate.finding.outcome is Outcome.LEFT
-            and candidate.finding.rule.name == "runtime-call"
-            and body.start <= candidate.finding.place.start < body.end
+            for other in decisions.within(body)
+            if decisions[other].finding.outcome is Outcome.LEFT
+            and decisions[other].finding.rule.name == "runtime-call"
         ]
     listed = (
         listed_devices(file, finding.node) if _is_test(file, finding) and finding.node is not None else []
     )
-    for other, candidate in enumerate(decisions) if listed else ():
-        if candidate.finding.node in listed and candidate.finding.rule.name == "device-string":
+    for other in (decisions.at[literal] for literal in listed if literal in decisions.at):
+        candidate = decisions[other]
+        if candidate.finding.rule.name == "device-string":
             needs.append(other)
             candidate.needs.append(index)
             if candidate.status is Status.EXEMPT:
@@ -352,20 +374,19 @@ def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int
     return needs
 
 
-def _keeps_device(file: SourceFile, body: Span, decisions: list[_Decision]) -> bool:
+def _keeps_device(file: SourceFile, body: Span, decisions: _Decisions) -> bool:
     """Whether a branch assigns ``"cuda"`` to a name not known to be a device, so that the literal stays."""
     return any(
         decision.finding.rule.name == "device-string"
         and decision.finding.outcome is Outcome.EXEMPT
         and isinstance(file.tree.parent(decision.finding.node or file.tree.module), (cst.Assign, cst.Arg))
-        for decision in decisions
-        if body.start <= decision.finding.place.start and decision.finding.place.end <= body.end
+        for decision in (decisions[index] for index in decisions.within(body))
     )
 
 
-def _holds_unknown_device(file: SourceFile, body: Span, decisions: list[_Decision]) -> bool:
+def _holds_unknown_device(file: SourceFile, body: Span, decisions: _Decisions) -> bool:
     """Whether a branch has a string that no rule converts, such as ``f"cuda:{a}{b}"``."""
-    found = [decision.finding.place for decision in decisions]
+    found = [decisions[index].finding.place for index in decisions.within(body)]
     for kind in (cst.FormattedString, cst.ConcatenatedString):
         for node in file.tree.of_type(kind):
             place = file.span(node)
@@ -388,7 +409,7 @@ def _is_test(file: SourceFile, finding: Finding) -> bool:
     return is_question or finding.rule.name in ("device-comparison", "is-cuda")
 
 
-def _prove(file: SourceFile, decisions: list[_Decision]) -> bool:
+def _prove(file: SourceFile, decisions: _Decisions) -> bool:
     """Compares the tests and choices before and after the edits; returns whether a decision changed.
 
     All edits of one test or choice are made together or not at all.
@@ -403,9 +424,10 @@ def _prove(file: SourceFile, decisions: list[_Decision]) -> bool:
         outer = outer_tests(file, whole) if asks_for_cuda(file, whole) else []
         places = [file.span(node) for node in (whole, *(test for test, _ in outer))]
         members = [
-            decision
-            for decision in applied
-            if any(inside(edit, place) for edit in decision.finding.edits for place in places)
+            decisions[index]
+            for place in places
+            for index in decisions.within(place)
+            if decisions[index].status is Status.CONVERTED and decisions[index].finding.edits
         ]
         try:
             found = proof.below(outer, whole) if outer else proof.differences(whole)
@@ -466,9 +488,9 @@ def _follow(file: SourceFile, decision: _Decision, need: _Decision) -> bool:
     return False
 
 
-def _leave_overlapping(decisions: list[_Decision]) -> None:
+def _leave_overlapping(file: SourceFile, decisions: list[_Decision]) -> None:
     """Leaves each finding whose edits overlap those of an earlier one."""
-    kept: list[Edit] = []
+    kept: dict[int, list[Edit]] = defaultdict(list)
     for decision in sorted(
         decisions, key=lambda decision: (decision.finding.place.start, -decision.finding.place.end)
     ):
@@ -476,7 +498,7 @@ def _leave_overlapping(decisions: list[_Decision]) -> None:
             continue
         near = [
             e
-            for e in kept
+            for e in dict.fromkeys(one for line in _lines(file, decision.finding) for one in kept[line])
             if any(e.start <= new.end and new.start <= e.end for new in decision.finding.edits)
         ]
         if any(_removes(neighbour, decision.finding.place) for neighbour in near):
@@ -487,7 +509,18 @@ def _leave_overlapping(decisions: list[_Decision]) -> None:
                 "it overlaps another edit; run acclimate port again",
             )
         else:
-            kept += decision.finding.edits
+            for edit in decision.finding.edits:
+                for line in range(file.tree.line(edit.start), file.tree.line(edit.end) + 1):
+                    kept[line].append(edit)
+
+
+def _lines(file: SourceFile, finding: Finding) -> set[int]:
+    """The lines that the edits of a finding touch."""
+    return {
+        line
+        for edit in finding.edits
+        for line in range(file.tree.line(edit.start), file.tree.line(edit.end) + 1)
+    }
 
 
 def _removes(edit: Edit, place: Span) -> bool:
@@ -543,7 +576,18 @@ def _site(file: SourceFile, decision: _Decision) -> Site:
         decision.status,
         decision.safe,
         decision.reason,
+        _lines_after(file, decision.finding) if decision.status is Status.UNSAFE else "",
     )
+
+
+def _lines_after(file: SourceFile, finding: Finding) -> str:
+    """The lines that a finding's edits change, with these edits alone."""
+    first = file.tree.line(min(edit.start for edit in finding.edits))
+    last = file.tree.line(max(edit.end for edit in finding.edits))
+    starts = [*file.tree.line_starts, len(file.tree.bytes)]
+    place = Span(starts[first - 1], max(starts[min(last, len(starts) - 1)], starts[first - 1]))
+    inside_lines = [edit for edit in finding.edits if inside(edit, place)]
+    return render_within(file.tree.bytes, place, inside_lines).decode().rstrip("\r\n")
 
 
 def unknown_rules(names: Collection[str]) -> list[str]:

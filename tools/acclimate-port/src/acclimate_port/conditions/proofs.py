@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 import libcst as cst
@@ -71,6 +72,7 @@ class Proof:
     def __init__(self, file: SourceFile, edits: Sequence[Edit]) -> None:
         self._file = file
         self._edits = sorted(edits, key=lambda edit: edit.start)
+        self._starts = [edit.start for edit in self._edits]
 
     def differences(self, whole: cst.CSTNode) -> list[Difference]:
         """What the edits inside a test or choice change.
@@ -118,7 +120,8 @@ class Proof:
 
     def _texts(self, node: cst.CSTNode) -> tuple[str, str]:
         place = self._file.span(node)
-        inside = [edit for edit in self._edits if place.start <= edit.start and edit.end <= place.end]
+        first, last = bisect_left(self._starts, place.start), bisect_right(self._starts, place.end)
+        inside = [edit for edit in self._edits[first:last] if edit.end <= place.end]
         return self._file.tree.source(place), render_within(self._file.tree.bytes, place, inside).decode()
 
     def _compared(self, whole: cst.CSTNode, old: str, new: str, *, as_test: bool) -> list[Difference]:

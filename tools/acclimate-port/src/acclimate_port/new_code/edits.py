@@ -51,7 +51,10 @@ def _render(source: bytes, place: Span, edits: list[Edit]) -> bytes:
     at, index = place.start, 0
     while index < len(edits):
         edit = edits[index]
-        inside = [other for other in edits[index + 1 :] if other.start < edit.end]
+        following = index + 1
+        while following < len(edits) and edits[following].start < edit.end:
+            following += 1
+        inside = edits[index + 1 : following]
         result.append(source[at : edit.start])
         for part in edit.parts:
             if isinstance(part, str):

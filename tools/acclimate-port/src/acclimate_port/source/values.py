@@ -118,6 +118,8 @@ class Values:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._open: set[str] = set()
+        """The names whose bindings are being looked at."""
+        self._of_names: dict[tuple[int, str], Value] = {}
 
     @cached_property
     def classes(self) -> dict[str, cst.ClassDef]:
@@ -166,6 +168,16 @@ class Values:
             return Value(Kind.NONE)
         if name.value in self._open:
             return Value(Kind.SAME)
+        key = (id(self._tree.scope(name)), name.value)
+        if key in self._of_names:
+            return self._of_names[key]
+        value = self._of_bindings(name, depth)
+        if not self._open:
+            self._of_names[key] = value
+        return value
+
+    def _of_bindings(self, name: cst.Name, depth: int) -> Value:
+        """The kind of all values that the file binds to a name."""
         self._open.add(name.value)
         try:
             found = [self._of_assignment(assignment, depth) for assignment in self._tree.assignments(name)]
