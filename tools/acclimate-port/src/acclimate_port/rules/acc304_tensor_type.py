@@ -1,4 +1,4 @@
-"""Rules for torch's old classes of tensors, such as ``torch.cuda.FloatTensor``."""
+"""The rule ACC304, for old tensor classes: `torch.cuda.FloatTensor`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from acclimate_port.rules.base import (
     Rule,
     cuda_name,
     is_read,
-    margin_of,
+    unsafe_at_import,
 )
-from acclimate_port.rules.devices import unsafe_at_import
-from acclimate_port.source.survey import survey
 from acclimate_port.source.tree import called_name, has_unpacking, string_value
 from acclimate_port.source.values import Kind
 from acclimate_port.source_file import SourceFile
 
-_DTYPES = {
+DTYPES = {
     "FloatTensor": "float32", "HalfTensor": "float16", "DoubleTensor": "float64", "LongTensor": "int64",
     "IntTensor": "int32", "ShortTensor": "int16", "ByteTensor": "uint8", "CharTensor": "int8",
     "BoolTensor": "bool", "BFloat16Tensor": "bfloat16",
@@ -77,7 +75,7 @@ float64, such as Apple's."""
             return self._type_call(file, node)
         function = node.func if isinstance(node, cst.Call) else node
         name = cuda_name(file, function)
-        if name not in _DTYPES or not is_read(file, function) or file.tree.in_annotation(node):
+        if name not in DTYPES or not is_read(file, function) or file.tree.in_annotation(node):
             return None
         claims = (function,)
         if isinstance(file.target, AcclimateTarget):
@@ -110,13 +108,13 @@ float64, such as Apple's."""
         said = string_value(value) or ""
         name = said.removeprefix("torch.cuda.") if said.startswith("torch.cuda.") else cuda_name(file, value)
         to = replace(file.span(method.attr), "to")
-        if name in _DTYPES:
-            text = f"{file.target.device_type}, {file.torch}.{_DTYPES[name]}"
+        if name in DTYPES:
+            text = f"{file.target.device_type}, {file.torch}.{DTYPES[name]}"
             unsafe = unsafe_at_import(file, node)
             return self.convert(
                 file, node, to, replace(file.span(value), text), unsafe=unsafe, claims=(value,)
             )
-        classes = [kind for kind in tensor_classes(file, value) if cuda_name(file, kind) in _DTYPES]
+        classes = [kind for kind in tensor_classes(file, value) if cuda_name(file, kind) in DTYPES]
         if not classes:
             return None
         finding = self.convert(file, node, to, insert(file.span(value).end, "(0)"))
@@ -133,68 +131,7 @@ float64, such as Apple's."""
             )
         new = "tensor" if is_list else "empty"
         end = file.span(node.args[-1].value).end
-        options = f", dtype={file.torch}.{_DTYPES[name]}, device={file.target.device_type}"
+        options = f", dtype={file.torch}.{DTYPES[name]}, device={file.target.device_type}"
         edits = (replace(file.span(node.func), f"{file.torch}.{new}"), insert(end, options))
         unsafe = unsafe_at_import(file, node)
         return self.convert(file, node, *edits, unsafe=unsafe, claims=claims)
-
-
-class DefaultTensorType(Rule):
-    """``torch.set_default_tensor_type(torch.cuda.FloatTensor)``."""
-
-    code = "ACC305"
-    name = "default-tensor-type"
-    summary = "`torch.set_default_tensor_type(torch.cuda.FloatTensor)`"
-    explanation = """\
-The call becomes torch's own replacement: `torch.set_default_device` and `torch.set_default_dtype`. The edit is unsafe,
-since a default device also affects functions that the old call did not, such as `torch.randperm` in a data loader.
-
-A default device does not affect `torch.Tensor(n, m)`, which the old call did. The call is left if any ported file
-calls `torch.Tensor(…)`, or imports fairscale or apex, whose layers may make their weights with it: a model that is
-never moved would have weights on the CPU, on a CUDA machine too. Remove the call by hand, and move the model with
-`.to(…)`. Other libraries may also call `torch.Tensor(…)`; the printed reason says so."""
-    examples = (
-        Example(
-            "import torch\n\n\ndef f():\n    torch.set_default_tensor_type(torch.cuda.HalfTensor)\n",
-            f"{IMPORTS}\ndef f():\n    torch.set_default_device(get_accelerator().device_name())\n"
-            "    torch.set_default_dtype(torch.float16)\n",
-            f"{WITH_HELPER}def f():\n    torch.set_default_device(accelerator_type())\n"
-            "    torch.set_default_dtype(torch.float16)\n",
-        ),
-        Example(
-            "import torch\nfrom fairscale.nn.model_parallel.layers import ColumnParallelLinear\n\n"
-            "torch.set_default_tensor_type(torch.cuda.HalfTensor)\nlayer = ColumnParallelLinear(8, 8)\n",
-            None,
-            None,
-        ),
-    )
-    nodes = (cst.Call,)
-
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if not isinstance(node, cst.Call) or len(node.args) != 1:
-            return None
-        if file.tree.qualified(node.func) != "torch.set_default_tensor_type":
-            return None
-        value = node.args[0].value
-        name = cuda_name(file, value) or (string_value(value) or "").removeprefix("torch.cuda.")
-        if name not in _DTYPES:
-            return None
-        if file.survey.old_constructor or survey(file.tree.bytes).old_constructor:
-            reason = (
-                "`torch.Tensor(…)`, and layers that call it, ignore a default device; move the model instead"
-            )
-            return self.left(file, node, reason, (value,))
-        statement = file.tree.parent(node)
-        margin = margin_of(file, statement) if isinstance(statement, cst.Expr) else None
-        if margin is None:
-            return self.left(
-                file, node, "the edit needs two statements, and this is not a statement", (value,)
-            )
-        return self.becomes(
-            file,
-            node,
-            f"{file.torch}.set_default_device({file.target.device_type}){file.tree.newline}{margin}"
-            f"{file.torch}.set_default_dtype({file.torch}.{_DTYPES[name]})",
-            unsafe="a default device also affects functions that the old call did not, but not `torch.Tensor(…)`",
-            claims=(value,),
-        )

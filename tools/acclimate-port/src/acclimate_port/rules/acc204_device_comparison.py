@@ -1,28 +1,27 @@
-"""The rule for tests of a device by its name: ``device.type == "cuda"``."""
+"""The rule ACC204, for `device.type == "cuda"`, `"cuda" in device`, `device.startswith("cuda")`."""
 
 from __future__ import annotations
 
 import libcst as cst
 
 from acclimate_port.conditions.branches import branches
-from acclimate_port.conditions.cuda_only import reason_to_keep
-from acclimate_port.conditions.host_answers import ends_program_if_false, may_be_true_on_host, other_kinds
+from acclimate_port.conditions.cuda_only import chooses_for_library, reason_to_keep
+from acclimate_port.conditions.device_counts import ends_without
+from acclimate_port.conditions.host_answers import ends_program_if_false, other_kinds
 from acclimate_port.conditions.mps_streams import needs_streams
 from acclimate_port.dataflow.literals import TEXT_STAYS, is_compared_device
 from acclimate_port.new_code.edits import insert, replace
-from acclimate_port.rules.base import IMPORTS, Example, Finding, Rule
+from acclimate_port.rules.base import IMPORTS, WITH_HELPER, Example, Finding, Rule, index_of, is_device
 from acclimate_port.rules.comparison_edits import (
     HOST_CHANGES,
     OTHERS,
-    and_not_host,
+    false_on_host,
     host_names,
     host_test,
     is_tensors_device,
-    is_type,
-    negation,
 )
-from acclimate_port.rules.devices import index_of, is_device
 from acclimate_port.source.tree import Span, called_name, string_value
+from acclimate_port.source.vendors import WITHOUT_STREAMS
 from acclimate_port.source_file import SourceFile
 
 
@@ -53,19 +52,22 @@ property that the branch needs, such as `get_accelerator().is_fp16_supported()`.
     examples = (
         Example(
             'import torch\n\n\ndef f(device):\n    return device.type == "cuda"\n',
-            f'{IMPORTS}\ndef f(device):\n    return device.type == get_accelerator().device_name() != "cpu"\n',
+            f"{IMPORTS}\ndef f(device):\n    return device.type == get_accelerator().device_name() "
+            'and get_accelerator().device_name() != "cpu"\n',
             'import torch\n\n\ndef f(device):\n    return device.type != "cpu"\n',
         ),
         Example(
             "import torch\n\n\ndef f(device):\n    return 'cuda' in device\n",
-            f"{IMPORTS}\ndef f(device):\n    return get_accelerator().device_name() in device != 'cpu'\n",
-            "import torch\n\n\ndef f(device):\n    return 'cpu' not in device\n",
+            f"{IMPORTS}\ndef f(device):\n    return get_accelerator().device_name() in device "
+            "and get_accelerator().device_name() != 'cpu'\n",
+            f"{WITH_HELPER}def f(device):\n    return accelerator_type() in device and accelerator_type() != 'cpu'\n",
         ),
         Example(
             'import torch\n\n\ndef f(device):\n    match device.type:\n        case "cuda":\n            return 1\n'
             "        case _:\n            return 2\n",
             f"{IMPORTS}\ndef f(device):\n    match device.type:\n"
-            '        case _ if device.type == get_accelerator().device_name() != "cpu":\n            return 1\n'
+            '        case _ if device.type == get_accelerator().device_name() and get_accelerator().device_name() != "cpu":\n'
+            "            return 1\n"
             "        case _:\n            return 2\n",
             "import torch\n\n\ndef f(device):\n    match device.type:\n"
             '        case _ if device.type != "cpu":\n            return 1\n        case _:\n            return 2\n',
@@ -73,7 +75,8 @@ property that the branch needs, such as `get_accelerator().is_fp16_supported()`.
         Example(
             'import torch\n\n\ndef f(device):\n    if device.type == "cuda":\n        return 1\n'
             '    elif device.type == "cpu":\n        return 2\n',
-            f'{IMPORTS}\ndef f(device):\n    if device.type == get_accelerator().device_name() != "cpu":\n'
+            f"{IMPORTS}\ndef f(device):\n"
+            '    if device.type == get_accelerator().device_name() and get_accelerator().device_name() != "cpu":\n'
             '        return 1\n    elif device.type == "cpu":\n        return 2\n',
             'import torch\n\n\ndef f(device):\n    if device.type != "cpu":\n        return 1\n'
             '    elif device.type == "cpu":\n        return 2\n',
@@ -113,37 +116,42 @@ property that the branch needs, such as `get_accelerator().is_fp16_supported()`.
         if file.text_names_device(node) and not is_tensors_device(other):
             return self.exempt(file, literal, TEXT_STAYS)
         if stays := reason_to_keep(file, node):
-            return self.exempt(file, literal, stays)
+            return self.left(file, node, stays, (literal,))
+        if (library := chooses_for_library(file, node)) is not None:
+            return self.left(file, node, library, (literal,))
         negated = isinstance(operator, (cst.NotEqual, cst.NotIn))
-        is_fallback = negated and index is None and not ends_program_if_false(file, node)
         is_compiled = index is None and file.torchscript.holds(node)
         if is_compiled and any(isinstance(ancestor, cst.Assert) for ancestor in file.tree.ancestors(node)):
             return self.left(file, node, "TorchScript compiles what this assertion guards", (literal,))
-        may_have_index = index is None and not is_compiled and not is_type(other)
-        flips = isinstance(operator, (cst.Equal, cst.NotEqual)) and (
-            file.target.name == "torch" or is_fallback
+        name = (file.target.device_type,) if index is None else file.device_at(index)
+        edits = [replace(file.span(literal), *name)]
+        refuses = ends_program_if_false(file, node) if negated else ends_without(file, node)
+        if refuses and not is_compiled:
+            return self.convert(file, node, *edits, unsafe=HOST_CHANGES, claims=(literal,))
+        kinds = self._kinds(file, node)
+        is_fallback = negated or file.target.name == "torch"
+        if is_compiled or (is_fallback and index is None and is_tensors_device(other)):
+            return self._host_instead(file, node, literal, kinds)
+        edits += false_on_host(file, node, file.quote(literal), kinds, negated=negated)
+        return self.convert(file, node, *edits, unsafe=OTHERS, claims=(literal,))
+
+    @staticmethod
+    def _kinds(file: SourceFile, test: cst.CSTNode) -> tuple[str, ...]:
+        return WITHOUT_STREAMS if needs_streams(file, test) else other_kinds(file, test)
+
+    def _host_instead(
+        self, file: SourceFile, node: cst.Comparison, literal: cst.CSTNode, kinds: tuple[str, ...]
+    ) -> Finding:
+        """A comparison of a device's type, compared with the CPU's instead: ``device.type != "cpu"``."""
+        target = node.comparisons[0]
+        flipped = {cst.Equal: "!=", cst.NotEqual: "==", cst.In: "not in", cst.NotIn: "in"}.get(
+            type(target.operator)
         )
-        if may_have_index and flips:
-            return self._whole_name(file, node, literal, target)
-        if file.target.name == "acclimate" and not is_fallback and not is_compiled:
-            parts = (file.target.device_type,) if index is None else file.device_at(index)
-            edits, unsafe = [replace(file.span(literal), *parts)], HOST_CHANGES
-            if not negated and not may_be_true_on_host(file, node):
-                end = file.span(target.comparator).end
-                edits, unsafe = [*edits, and_not_host(file, literal, end, other_kinds(file, node))], OTHERS
-            return self.convert(file, node, *edits, unsafe=unsafe, claims=(literal,))
-        flipped = {cst.Equal: "!=", cst.NotEqual: "==", cst.In: "not in", cst.NotIn: "in"}.get(type(operator))
         if flipped is None:
             return self.left(file, node, "this comparison has no opposite", (literal,))
-        if index is not None:
-            parts = file.device_at(index)
-            return self.convert(
-                file, node, replace(file.span(literal), *parts), unsafe=HOST_CHANGES, claims=(literal,)
-            )
         left, right = file.span(node.left), file.span(target.comparator)
-        kinds: tuple[str, ...] = ()
-        if isinstance(operator, (cst.Equal, cst.NotEqual)):
-            kinds = ("mps",) if needs_streams(file, node) else self._kinds(file, node)
+        other = target.comparator if literal is node.left else node.left
+        kinds = kinds if isinstance(target.operator, (cst.Equal, cst.NotEqual)) else ()
         hosts = host_names(file.quote(literal), kinds)
         edits = [replace(file.span(literal), hosts)]
         if kinds:
@@ -151,23 +159,6 @@ property that the branch needs, such as `get_accelerator().is_fp16_supported()`.
             # The left operand of `in` is the name.
             edits = [replace(left, file.span(other)), replace(right, hosts)]
         edits.append(replace(Span(left.end, right.start), f" {flipped} "))
-        unsafe = OTHERS if is_fallback else HOST_CHANGES
-        return self.convert(file, node, *edits, unsafe=unsafe, claims=(literal,))
-
-    @staticmethod
-    def _kinds(file: SourceFile, test: cst.CSTNode) -> tuple[str, ...]:
-        return () if may_be_true_on_host(file, test) else other_kinds(file, test)
-
-    def _whole_name(
-        self, file: SourceFile, node: cst.Comparison, literal: cst.CSTNode, target: cst.ComparisonTarget
-    ) -> Finding:
-        """A comparison of a string that may be ``"cuda:1"``, which equals neither ``"cuda"`` nor ``"cpu"``."""
-        end = file.span(target.comparator).end
-        kinds = self._kinds(file, node)
-        name = replace(file.span(literal), file.target.device_type)
-        edits = [name, and_not_host(file, literal, end, kinds)]
-        if isinstance(target.operator, cst.NotEqual):
-            edits = [name, *negation(file, node, host_test(file.quote(literal), kinds))]
         return self.convert(file, node, *edits, unsafe=OTHERS, claims=(literal,))
 
     def _case(self, file: SourceFile, node: cst.MatchCase) -> Finding | None:
@@ -181,9 +172,11 @@ property that the branch needs, such as `get_accelerator().is_fp16_supported()`.
         if not isinstance(match.subject, (cst.Name, cst.Attribute)):
             return self.left(file, literal, "a guard would evaluate the subject of `match` a second time")
         quote, subject = file.quote(literal), file.tree.source(match.subject)
-        test = f"{subject} {host_test(quote)}"
-        if file.target.name == "acclimate":
-            test = f"{subject} == {file.target.device_type} {host_test(quote)}"
+        kinds = self._kinds(file, node)
+        test = f"{subject} {host_test(quote, kinds)}"
+        if file.target.name == "acclimate" or not is_tensors_device(match.subject):
+            kind = file.target.device_type
+            test = f"{subject} == {kind} and {kind} {host_test(quote, kinds)}"
         edits = [replace(file.span(node.pattern), f"_ if {test}")]
         if node.guard is not None:
             guard = file.span(node.guard)
@@ -201,24 +194,13 @@ property that the branch needs, such as `get_accelerator().is_fp16_supported()`.
             return self.exempt(file, found[0], "nothing shows that a device is compared", tuple(found))
         edits = [replace(file.span(literal), file.target.device_type) for literal in found]
         listed = {string_value(element.value) for element in holder.elements}
-        is_yes = may_be_true_on_host(file, node)
-        beside = (
-            []
-            if is_yes
-            else [other_kind for other_kind in other_kinds(file, node) if other_kind not in listed]
-        )
-        if beside:
+        negated = isinstance(node.comparisons[0].operator, cst.NotIn)
+        refuses = ends_program_if_false(file, node) if negated else ends_without(file, node)
+        beside = [kind for kind in other_kinds(file, node) if kind not in listed]
+        if beside and not refuses:
             return self.left(file, node, f"the program has its own code for {beside[0]}", tuple(found))
-        if "cpu" in listed or is_yes or ends_program_if_false(file, node):
-            return self.convert(file, node, *edits, unsafe=HOST_CHANGES, claims=tuple(found))
-        left, asked = file.span(node.left), node.comparisons[0]
-        host = host_names(file.quote(found[0]))
-        if isinstance(asked.operator, cst.NotIn):
-            edits.append(insert(left.start, f"(not ({host} != "))
-            edits.append(replace(file.span(asked.operator), "in"))
-            edits.append(insert(file.span(asked).end, "))"))
-        else:
-            edits.append(insert(left.start, f"{host} != "))
+        if "cpu" not in listed and not refuses:
+            edits += false_on_host(file, node, file.quote(found[0]), negated=negated)
         return self.convert(file, node, *edits, unsafe=OTHERS, claims=tuple(found))
 
     def _start(self, file: SourceFile, call: cst.Call) -> Finding | None:
@@ -234,25 +216,14 @@ property that the branch needs, such as `get_accelerator().is_fp16_supported()`.
         if not is_compared_device(file, call.func.value):
             return self.exempt(file, literal, "nothing shows that a device is compared")
         if stays := reason_to_keep(file, call):
-            return self.exempt(file, literal, stays)
+            return self.left(file, call, stays, (literal,))
         if any("[5:]" in file.tree.source(place) for place in branches(file, call)):
             return self.left(file, literal, 'the code relies on the length of "cuda:"', (literal,))
         if string_value(literal) == "cuda:":
             quote = file.quote(literal)
             edit = replace(file.span(literal), f"{file.target.device_type} + {quote}:{quote}")
             return self.convert(file, call, edit, unsafe=OTHERS, claims=(literal,))
-        if file.target.name == "acclimate":
-            edit, place = replace(file.span(literal), file.target.device_type), file.span(call)
-            if may_be_true_on_host(file, call):
-                return self.convert(file, call, edit, unsafe=HOST_CHANGES, claims=(literal,))
-            rest = insert(place.end, f" and {file.target.device_type}")
-            not_host = and_not_host(file, literal, place.end, other_kinds(file, call), ")")
-            around = (insert(place.start, "("), edit, rest, not_host)
-            return self.convert(file, call, *around, unsafe=OTHERS, claims=(literal,))
-        place = file.span(call)
-        edits = (
-            insert(place.start, "(not "),
-            replace(file.span(literal), host_names(file.quote(literal), self._kinds(file, call))),
-            insert(place.end, ")"),
-        )
-        return self.convert(file, call, *edits, unsafe=HOST_CHANGES, claims=(literal,))
+        edits = [replace(file.span(literal), file.target.device_type)]
+        if not ends_without(file, call):
+            edits += false_on_host(file, call, file.quote(literal), self._kinds(file, call))
+        return self.convert(file, call, *edits, unsafe=OTHERS, claims=(literal,))

@@ -1,4 +1,4 @@
-"""Rules for mixed precision: ``torch.cuda.amp``."""
+"""The rule ACC401, for `torch.cuda.amp`: `autocast`, `GradScaler`, `custom_fwd`, `custom_bwd`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ import libcst as cst
 
 from acclimate_port.new_code.edits import Edit, insert, replace
 from acclimate_port.new_code.targets import AcclimateTarget
-from acclimate_port.rules.base import WITH_HELPER, Example, Finding, Rule, cuda_name, is_read
-from acclimate_port.rules.devices import AT_IMPORT, unsafe_at_import
+from acclimate_port.rules.base import (
+    WITH_HELPER,
+    Example,
+    Finding,
+    Rule,
+    cuda_name,
+    is_read,
+    unsafe_at_import,
+)
 from acclimate_port.source.tree import Span, called_name, has_unpacking, positional
 from acclimate_port.source_file import SourceFile
 
@@ -17,7 +24,10 @@ _PLAIN = {
     "amp.custom_fwd": "custom_fwd", "amp.custom_bwd": "custom_bwd",
     "amp.autocast_mode.custom_fwd": "custom_fwd", "amp.autocast_mode.custom_bwd": "custom_bwd",
 }  # fmt: skip
+
+
 _ARGUMENTS = {"autocast": ("enabled", "dtype", "cache_enabled")}
+
 
 _ASKS_FOR_CLASS = {"isinstance", "issubclass", "assertIsInstance", "assertNotIsInstance"}
 
@@ -77,7 +87,7 @@ A decorator in a class runs at import, so its edit makes the program choose the 
         target = file.target
         if plain is None:
             return self.left(file, node, f"torch.cuda.{name} has no equivalent on every device", (function,))
-        unsafe = AT_IMPORT if file.runs_at_import(node) else ""
+        unsafe = unsafe_at_import(file, node)
         call = file.tree.parent(parent) if isinstance(parent, cst.Arg) else None
         if plain == "GradScaler" and isinstance(call, cst.Call) and called_name(call) in _ASKS_FOR_CLASS:
             # A library's scaler is an instance of torch.amp.GradScaler, the base class of each device's scaler.
@@ -120,58 +130,3 @@ A decorator in a class runs at import, so its edit makes the program choose the 
         else:
             edits.insert(1, insert(file.span(node.args[0]).start, f"{text}, "))
         return self.convert(file, node, *edits, unsafe=unsafe, claims=(node.func,))
-
-
-class AutocastState(Rule):
-    """``torch.get_autocast_gpu_dtype()``."""
-
-    code = "ACC402"
-    name = "autocast-state"
-    summary = "the state of CUDA's autocast: `torch.is_autocast_enabled()`, `torch.get_autocast_gpu_dtype()`"
-    explanation = """\
-Without a device type these functions of torch read and set the autocast state of CUDA. They also take the device
-type: `torch.is_autocast_enabled(get_accelerator().device_name())`."""
-    examples = (
-        Example(
-            "import torch\n\n\ndef f(x):\n    if torch.is_autocast_enabled():\n"
-            "        return x.to(torch.get_autocast_gpu_dtype())\n    return x\n",
-            "import torch\nfrom acclimate import get_accelerator\n\n\ndef f(x):\n"
-            "    if torch.is_autocast_enabled(get_accelerator().device_name()):\n"
-            "        return x.to(torch.get_autocast_dtype(get_accelerator().device_name()))\n    return x\n",
-            f"{WITH_HELPER}def f(x):\n    if torch.is_autocast_enabled(accelerator_type()):\n"
-            "        return x.to(torch.get_autocast_dtype(accelerator_type()))\n    return x\n",
-        ),
-        Example(
-            "import torch\n\n\ndef f(on):\n    torch.set_autocast_enabled(on)\n"
-            "    torch.set_autocast_gpu_dtype(torch.float16)\n",
-            "import torch\nfrom acclimate import get_accelerator\n\n\ndef f(on):\n"
-            "    torch.set_autocast_enabled(get_accelerator().device_name(), on)\n"
-            "    torch.set_autocast_dtype(get_accelerator().device_name(), torch.float16)\n",
-            f"{WITH_HELPER}def f(on):\n    torch.set_autocast_enabled(accelerator_type(), on)\n"
-            "    torch.set_autocast_dtype(accelerator_type(), torch.float16)\n",
-        ),
-    )
-    nodes = (cst.Call,)
-
-    _NEW = {  # noqa: RUF012 - a constant
-        "torch.get_autocast_gpu_dtype": ("get_autocast_dtype", 0),
-        "torch.is_autocast_enabled": ("is_autocast_enabled", 0),
-        "torch.set_autocast_gpu_dtype": ("set_autocast_dtype", 1),
-        "torch.set_autocast_enabled": ("set_autocast_enabled", 1),
-    }
-
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if not isinstance(node, cst.Call):
-            return None
-        new, arguments = self._NEW.get(file.tree.qualified(node.func) or "", ("", 0))
-        if not new or len(node.args) != arguments or has_unpacking(node):
-            return None
-        if any(argument.keyword is not None for argument in node.args):
-            return self.left(file, node, "no rule converts these arguments")
-        device, unsafe = file.target.device_type, unsafe_at_import(file, node)
-        rename = replace(file.span(node.func), f"{file.torch}.{new}")
-        if node.args:
-            add = insert(file.span(node.args[0]).start, f"{device}, ")
-            return self.convert(file, node, rename, add, unsafe=unsafe)
-        rest = Span(file.span(node.func).end, file.span(node).end)
-        return self.convert(file, node, rename, replace(rest, f"({device})"), unsafe=unsafe)

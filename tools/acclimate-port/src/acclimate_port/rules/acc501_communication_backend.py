@@ -1,4 +1,4 @@
-"""Rules for communication between processes."""
+"""The rule ACC501, for `"nccl"` as a communication backend."""
 
 from __future__ import annotations
 
@@ -6,23 +6,38 @@ import re
 
 import libcst as cst
 
-from acclimate_port.conditions.host_answers import ends_program_if_false, may_be_true_on_host
+from acclimate_port.conditions.device_counts import ends_without
+from acclimate_port.conditions.host_answers import ends_program_if_false
 from acclimate_port.new_code.edits import insert, replace
-from acclimate_port.new_code.targets import AcclimateTarget
-from acclimate_port.rules.base import IMPORTS, WITH_HELPER, Example, Finding, Rule, is_assigned, is_read
-from acclimate_port.rules.comparison_edits import HOST_CHANGES, OTHERS, negation
-from acclimate_port.rules.devices import unsafe_at_import
+from acclimate_port.rules.base import (
+    IMPORTS,
+    WITH_HELPER,
+    Example,
+    Finding,
+    Rule,
+    is_read,
+    unsafe_at_import,
+)
+from acclimate_port.rules.comparison_edits import HOST_CHANGES, OTHERS, false_on_host
 from acclimate_port.source.tree import called_name, dotted, positional, string_value, walk
 from acclimate_port.source.values import BACKEND_NAME
 from acclimate_port.source_file import SourceFile
 
 _TAKES_BACKEND_FIRST = {"init_process_group", "init_distributed", "is_backend_available"}
+
+
 _TAKES_BACKEND = {*_TAKES_BACKEND_FIRST, "new_group", "new_subgroups", "init_process_group_wrapper"}
+
+
 _CONSTANTS = {
     "torch.distributed.Backend.NCCL",
     "torch.distributed.distributed_c10d.Backend.NCCL",
 }
+
+
 _OPTION = re.compile(r"backend$", re.IGNORECASE)
+
+
 _ONE_OF_SEVERAL = "it is one of several backends to choose from"
 
 
@@ -103,13 +118,12 @@ edit needs."""
     def _compared(self, file: SourceFile, node: cst.CSTNode, comparison: cst.Comparison) -> Finding:
         """A comparison with NCCL's name, which stays false if ranks use Gloo, as on a CPU."""
         name = replace(file.span(node), file.target.backend)
-        condition = f"!= {file.quote(node)}gloo{file.quote(node)}"
-        operator = comparison.comparisons[0].operator
-        edits = [name]
-        if isinstance(operator, cst.Equal) and not may_be_true_on_host(file, comparison):
-            edits.append(insert(file.span(comparison.comparisons[0].comparator).end, f" {condition}"))
-        elif isinstance(operator, cst.NotEqual) and not ends_program_if_false(file, comparison):
-            edits += negation(file, comparison, condition)
+        operator, edits = comparison.comparisons[0].operator, [name]
+        negated = isinstance(operator, cst.NotEqual)
+        refuses = ends_program_if_false(file, comparison) if negated else ends_without(file, comparison)
+        if isinstance(operator, (cst.Equal, cst.NotEqual)) and not refuses:
+            backend, quote = file.target.backend, file.quote(node)
+            edits += false_on_host(file, comparison, quote, negated=negated, name=backend, host="gloo")
         return self.convert(file, node, *edits, unsafe=OTHERS if len(edits) > 1 else HOST_CHANGES)
 
     def _constant(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
@@ -227,169 +241,3 @@ def _compares_backend(file: SourceFile, at: cst.CSTNode) -> bool:
     names = {node.value for node in walk(comparison) if isinstance(node, cst.Name)}
     names |= {string_value(node) or "" for node in walk(comparison)}
     return any(re.search(r"backend", name, re.IGNORECASE) for name in names)
-
-
-class VisibleDevices(Rule):
-    """``CUDA_VISIBLE_DEVICES``."""
-
-    code = "ACC503"
-    name = "visible-devices"
-    summary = "`CUDA_VISIBLE_DEVICES`"
-    explanation = """\
-Each vendor has its own variable; `get_accelerator().visible_devices_variable` is its name. Code that reads
-`CUDA_VISIBLE_DEVICES` then reads that variable; a CPU has none, so the old name follows after an `or`. The edit is
-unsafe, since it makes the program choose the accelerator at that line, and since ROCm's variable has another name.
-
-Code that sets the variable is left: the vendor's library reads it only once, so the program must set it before that.
-`acclimate run` sets the right variable for each rank, and `get_accelerator().set_visible_devices_envs(…)` sets it in
-code. torch has no name for the variable, so `--to torch` leaves it."""
-    examples = (
-        Example(
-            'import os\n\nimport torch\n\n\ndef f():\n    return os.environ.get("CUDA_VISIBLE_DEVICES", "")\n',
-            "import os\n\nimport torch\nfrom acclimate import get_accelerator\n\n\ndef f():\n"
-            '    return os.environ.get(get_accelerator().visible_devices_variable or "CUDA_VISIBLE_DEVICES", "")\n',
-            None,
-        ),
-        Example('import os\n\nos.environ["CUDA_VISIBLE_DEVICES"] = "0"\n', None, None),
-    )
-    nodes = (cst.SimpleString,)
-
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if string_value(node) != "CUDA_VISIBLE_DEVICES":
-            return None
-        parent = file.tree.parent(node)
-        if isinstance(parent, cst.BooleanOperation) and file.tree.source(parent.left).endswith(
-            ".visible_devices_variable"
-        ):
-            return None
-        if "nvidia-smi" in file.tree.text:
-            return self.left(file, node, "the file calls nvidia-smi, whose devices the variable counts")
-        if not _is_read_from_environment(file, node):
-            return self.left(
-                file, node, "each vendor has its own variable; `acclimate run` sets it for each rank"
-            )
-        if _sets_visible_devices(file):
-            return self.left(file, node, "this file also sets the variable, and must read the same one")
-        if file.needs_torch_import and file.needs_import:
-            return self.left(file, node, "this file does not use torch")
-        target = file.target
-        if not isinstance(target, AcclimateTarget) or target.of_deepspeed:
-            return self.left(
-                file, node, "torch has no name for each vendor's variable; acclimate has one (--to acclimate)"
-            )
-        return self.becomes(
-            file,
-            node,
-            f"{target.accelerator}.visible_devices_variable or ",
-            file.span(node),
-            unsafe="the accelerator is chosen here, and ROCm's variable has another name",
-        )
-
-
-def _sets_visible_devices(file: SourceFile) -> bool:
-    """Whether a file sets the variable, in its own environment or for a child process."""
-    for node in file.tree.nodes:
-        if not isinstance(node, cst.SimpleString) or string_value(node) != "CUDA_VISIBLE_DEVICES":
-            continue
-        at = file.tree.parent(node)
-        if isinstance(at, cst.DictElement) and at.key is node:
-            return True
-        call = file.tree.parent(at) if isinstance(at, cst.Arg) else None
-        if isinstance(call, cst.Call) and called_name(call) in ("setdefault", "putenv", "setenv"):
-            return True
-        element = file.tree.parent(at) if isinstance(at, cst.Index) else None
-        holder = file.tree.parent(element) if element is not None else None
-        if isinstance(holder, cst.Subscript) and is_assigned(file, holder):
-            return True
-    return False
-
-
-def _is_read_from_environment(file: SourceFile, node: cst.CSTNode) -> bool:
-    """Whether a string is the name of an environment variable whose value is read."""
-    at = file.tree.parent(node)
-    if isinstance(at, cst.Arg):
-        call = file.tree.parent(at)
-        reads = ("os.environ.get", "os.getenv")
-        return isinstance(call, cst.Call) and call.args[0] is at and file.tree.qualified(call.func) in reads
-    element = file.tree.parent(at) if isinstance(at, cst.Index) else None
-    holder = file.tree.parent(element) if element is not None else None
-    return (
-        isinstance(holder, cst.Subscript)
-        and file.tree.qualified(holder.value) == "os.environ"
-        and not is_assigned(file, holder)
-    )
-
-
-class ProfilerActivities(Rule):
-    """``ProfilerActivity.CUDA``."""
-
-    code = "ACC504"
-    name = "profiler-activities"
-    summary = "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`"
-    explanation = (
-        "`torch.profiler.supported_activities()` returns the activities that this machine can profile."
-    )
-    examples = (
-        Example(
-            "import torch\nfrom torch.profiler import ProfilerActivity, profile\n\n"
-            "p = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])\n",
-            "import torch\nfrom torch.profiler import ProfilerActivity, profile\n\n"
-            "p = profile(activities=torch.profiler.supported_activities())\n",
-            "import torch\nfrom torch.profiler import ProfilerActivity, profile\n\n"
-            "p = profile(activities=torch.profiler.supported_activities())\n",
-        ),
-    )
-    nodes = (cst.List, cst.Attribute)
-
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        names = ("torch.profiler.ProfilerActivity.CUDA", "torch.autograd.profiler.ProfilerActivity.CUDA")
-        if isinstance(node, cst.Attribute):
-            if file.tree.qualified(node) not in names:
-                return None
-            return self.left(
-                file,
-                node,
-                "only CUDA has this activity; torch.profiler.supported_activities() returns those of this machine",
-            )
-        if not isinstance(node, cst.List):
-            return None
-        told = {file.tree.qualified(element.value) for element in node.elements}
-        cuda = [element.value for element in node.elements if file.tree.qualified(element.value) in names]
-        if not cuda or told != {cuda and file.tree.qualified(cuda[0]), "torch.profiler.ProfilerActivity.CPU"}:
-            return None
-        text = f"{file.torch}.profiler.supported_activities()"
-        return self.becomes(
-            file, node, text, unsafe="a machine may support more activities", claims=tuple(cuda)
-        )
-
-
-class OpBuilders(Rule):
-    """``CPUAdamBuilder().load()``."""
-
-    code = "ACC601"
-    name = "op-builder"
-    summary = "DeepSpeed's op builders: `CPUAdamBuilder().load()`"
-    explanation = """\
-`get_accelerator().create_op_builder("CPUAdamBuilder")` returns the accelerator's builder, or `None` if it has no
-such op. torch has no op builders, so `--to torch` leaves the code."""
-    examples = (
-        Example(
-            "from deepspeed.ops.op_builder import CPUAdamBuilder\n\n\ndef f():\n    return CPUAdamBuilder().load()\n",
-            "from acclimate import get_accelerator\nfrom deepspeed.ops.op_builder import CPUAdamBuilder\n\n\n"
-            'def f():\n    return get_accelerator().create_op_builder("CPUAdamBuilder").load()\n',
-            None,
-        ),
-    )
-    nodes = (cst.Call,)
-    targets = ("acclimate",)
-
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if not isinstance(node, cst.Call) or node.args:
-            return None
-        name = file.tree.qualified(node.func) or ""
-        last = name.rpartition(".")[2]
-        if not name.startswith(("deepspeed.ops.op_builder.", "op_builder.")) or not last.endswith("Builder"):
-            return None
-        quote = file.quote(node)
-        text = f"{file.accelerator}().create_op_builder({quote}{last}{quote})"
-        return self.convert(file, node, replace(file.span(node), text), claims=(node.func,))

@@ -1,4 +1,4 @@
-"""Rules for calls and names of ``torch.cuda``."""
+"""The rule ACC101, for a call of `torch.cuda`."""
 
 from __future__ import annotations
 
@@ -6,47 +6,58 @@ import dataclasses
 
 import libcst as cst
 
-from acclimate_port.conditions.cuda_only import chooses_package, is_flag_beside_others, reason_to_keep
+from acclimate_port.conditions.checkpoints import decides_location
+from acclimate_port.conditions.cuda_only import (
+    chooses_for_library,
+    chooses_package,
+    is_flag_beside_others,
+    reason_to_keep,
+)
 from acclimate_port.conditions.device_counts import decides_processes, ends_without
 from acclimate_port.conditions.host_answers import (
     asks_for_none,
     asks_for_several,
-    count_may_be_one,
-    may_be_true_on_host,
-    needs_zero,
     other_kinds,
 )
 from acclimate_port.conditions.mps_streams import needs_streams
-from acclimate_port.dataflow.sinks import Sink, sink_of
 from acclimate_port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate_port.new_code.edits import Edit, Part, insert, replace
 from acclimate_port.new_code.targets import AcclimateTarget, Missing, Spelling, TorchTarget
 from acclimate_port.rules.base import (
-    WITH_HELPER,
     Example,
     Finding,
     Rule,
     cuda_name,
     is_assigned,
-    is_read,
     margin_of,
 )
 from acclimate_port.rules.comparison_edits import host_test
-from acclimate_port.source.tree import Span, called_name, has_unpacking, walk
+from acclimate_port.source.tree import Span, has_unpacking, walk
+from acclimate_port.source.vendors import WITHOUT_STREAMS
 from acclimate_port.source_file import SourceFile
 
-_OWN_RULE = ("amp", "nvtx", "CUDAGraph", "graph", "default_generators", "current_device")
+OWN_RULE = ("amp", "nvtx", "CUDAGraph", "graph", "default_generators", "current_device")
+
+
 _HANDLES = ("cuda_stream", "cuda_event", "_as_parameter_")
+
+
 _STATES = ("get_rng_state", "set_rng_state", "manual_seed")
+
+
 _TENSOR_SUFFIX = "Tensor"
+
+
 _ON_EVERY_DEVICE = ("name", "total_memory")
+
+
 _PROPERTIES_OF_HOST = {"name": "'cpu'", "gcnArchName": "''", "multi_processor_count": "1"}
 """The values of CUDA device properties to use on other devices; ``0`` for all others."""
 
 
-def _has_specific_rule(name: str) -> bool:
+def has_specific_rule(name: str) -> bool:
     """Whether another rule handles a name of ``torch.cuda``."""
-    return name.split(".")[0] in _OWN_RULE or name.endswith(_TENSOR_SUFFIX)
+    return name.split(".")[0] in OWN_RULE or name.endswith(_TENSOR_SUFFIX)
 
 
 def guarded(file: SourceFile, call: cst.Call, spelling: Spelling, *parts: Part) -> tuple[Part, ...]:
@@ -161,7 +172,7 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         Example(
             "import torch\n\nif torch.cuda.is_available():\n    torch.cuda.set_device(0)\n",
             "import torch\nfrom acclimate import get_accelerator\n\n"
-            "if get_accelerator().is_available():\n    get_accelerator().set_device(0)\n",
+            'if get_accelerator().device_name() != "cpu":\n    get_accelerator().set_device(0)\n',
             "import torch\n\nif torch.accelerator.is_available():\n    torch.accelerator.set_device_index(0)\n",
         ),
         Example(
@@ -181,19 +192,27 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         if not isinstance(node, cst.Call):
             return None
         name = cuda_name(file, node.func)
-        if not name or _has_specific_rule(name):
+        if not name or has_specific_rule(name):
             return None
         claims = (node.func,)
         if name == "is_available" and chooses_package(file, node):
             return self.left(file, node, "it controls the use of a package for NVIDIA GPUs", claims)
         if name == "device" and (chosen := _device_that_is_set(file, node)) is not None:
             return self.becomes(file, node, file.span(chosen), claims=claims)
+        finding = self._call(file, node, name, claims)
+        if name == "is_available" and finding.edits and finding.safe and decides_location(file, node):
+            reason = "a checkpoint saved on CUDA is loaded to CUDA unless `map_location` names the device"
+            finding.safe, finding.reason = False, reason
+        return finding
+
+    def _call(self, file: SourceFile, node: cst.Call, name: str, claims: tuple[cst.CSTNode, ...]) -> Finding:
         stays = reason_to_keep(file, node) if name == "is_available" else ""
+        stays = stays or chooses_for_library(file, node) or ""
         if not stays and name in ("is_available", "device_count") and is_flag_beside_others(file, node):
             stays = "the program has another flag for other devices beside it"
         if stays:
-            return self.exempt(file, node, stays, claims)
-        if name == "is_available" and not may_be_true_on_host(file, node):
+            return self.left(file, node, stays, claims)
+        if name == "is_available" and not ends_without(file, node):
             kinds = other_kinds(file, node)
             if kinds or isinstance(file.target, AcclimateTarget):
                 return self._not_on_a_host(file, node, kinds)
@@ -202,7 +221,7 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
             if finding is not None:
                 return finding
         if name == "is_available" and needs_streams(file, node):
-            return self._not_on_a_host(file, node, ("mps",))
+            return self._not_on_a_host(file, node, WITHOUT_STREAMS)
         if name in _STATES and "_lazy_call" in file.names:
             return self.left(
                 file, node, "it must match torch.cuda's `_lazy_call`, which no rule converts", claims
@@ -264,7 +283,7 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
             )
             return self.convert(file, node, *edits, unsafe=unsafe, claims=(node.func,))
         if file.span(node).start == min(file.span(ask).start for ask in asks):
-            condition = f"if {file.target.device_type} {host_test(file.quote(node), ('mps',))}:"
+            condition = f"if {file.target.device_type} {host_test(file.quote(node), WITHOUT_STREAMS)}:"
             before = f"{condition}{file.tree.newline}{margin}{file.tree.indent}"
             edits.append(insert(file.span(statement).start, before))
         return self.convert(file, node, *edits, claims=(node.func,))
@@ -282,15 +301,20 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         return self.convert(file, call, replace(file.span(asked), *parts), *edits, claims=(call.func,))
 
     def _count(self, file: SourceFile, node: cst.Call, target: AcclimateTarget) -> Finding | None:
-        """A device count that the program compares with 0, which it is on a CPU-only machine; ``None``: any other."""
+        """A device count; acclimate counts at least one device on a CPU-only machine, torch.cuda none.
+
+        ``None``: the program starts a process for each device, ends without one, or has tested for one.
+        """
         quote, kind = file.quote(node), target.device_type
+        if ends_without(file, node) or file.is_guarded(node) or decides_processes(file, node):
+            return None
         asked = asks_for_none(file, node)
-        if asked is not None and not count_may_be_one(file, node, asked[0]):
+        if asked is not None:
             around, is_none = asked
             text = f"{kind} {host_test(quote, other_kinds(file, around), is_host=is_none)}"
             return self.convert(file, node, replace(file.span(around), text), claims=(node.func,))
-        several = asks_for_several(file, node) if asked is None else None
-        if several is not None and not ends_without(file, node):
+        several = asks_for_several(file, node)
+        if several is not None:
             # acclimate counts a host with two NUMA nodes as two devices; the program must treat it as one.
             around, is_several = several
             joined = "and" if is_several else "or"
@@ -298,8 +322,6 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
             count, place = file.span(node), file.span(around)
             parts = (start, f"{target.accelerator}.device_count()", Span(count.end, place.end), ")")
             return self.convert(file, node, replace(place, *parts), claims=(node.func,))
-        if not needs_zero(file, node):
-            return None
         text = f"({target.accelerator}.device_count() if {kind} {host_test(quote)} else 0)"
         return self.becomes(file, node, text, claims=(node.func,))
 
@@ -351,154 +373,3 @@ def _gives_handle(file: SourceFile, call: cst.Call) -> bool:
         uses += file.tree.accesses(assigned.targets[0].target)
     holders = [file.tree.parent(use) for use in uses]
     return any(isinstance(at, cst.Attribute) and at.attr.value in _HANDLES for at in holders)
-
-
-class CurrentDevice(Rule):
-    """``torch.cuda.current_device()``, used as a device or as a number."""
-
-    code = "ACC102"
-    name = "current-device"
-    summary = "`torch.cuda.current_device()`, as a device or as a number"
-    explanation = """\
-`torch.cuda.current_device()` returns a number. In `device=`, `.to(…)` and `.cuda(…)` torch takes that number as a
-CUDA device, so a ported program must pass the device's name there. The rule follows the value inside its function,
-through choices (`device or …`), unpacked dictionaries (`**options`) and attributes. If each use is a device, the
-call becomes `current_device_name()`, otherwise `current_device()`. A value whose name suggests a number, such as
-`gpu` or `device_index`, stays a number."""
-    examples = (
-        Example(
-            "import torch\n\n\ndef f(n):\n    return torch.empty(n, device=torch.cuda.current_device())\n",
-            "import torch\nfrom acclimate import get_accelerator\n\n\n"
-            "def f(n):\n    return torch.empty(n, device=get_accelerator().current_device_name())\n",
-            "import torch\n\n\ndef accelerator_type() -> str:\n"
-            '    """The type of the device to use: the accelerator\'s, or "cpu"."""\n'
-            "    accelerator = torch.accelerator.current_accelerator(check_available=True)\n"
-            '    return "cpu" if accelerator is None else accelerator.type\n\n\n'
-            "def f(n):\n    return torch.empty(n, device=accelerator_type())\n",
-        ),
-        Example(
-            "import torch\n\n\ndef f(x):\n    where = torch.cuda.current_device()\n    return x.to(where)\n",
-            "import torch\nfrom acclimate import get_accelerator\n\n\n"
-            "def f(x):\n    where = get_accelerator().current_device_name()\n    return x.to(where)\n",
-            None,
-        ),
-        Example(
-            'import torch\n\nprint(f"rank on {torch.cuda.current_device()}")\n',
-            "import torch\nfrom acclimate import get_accelerator\n\n"
-            'print(f"rank on {get_accelerator().current_device()}")\n',
-            "import torch\n\nprint("
-            'f"rank on {(torch.accelerator.current_device_index() if torch.accelerator.is_available() else 0)}")\n',
-        ),
-    )
-    nodes = (cst.Call,)
-
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if not isinstance(node, cst.Call) or cuda_name(file, node.func) != "current_device":
-            return None
-        if sink_of(file, node) is Sink.DEVICE:
-            return self.becomes(file, node, file.target.current_device_name, claims=(node.func,))
-        spelling = file.target.runtime("current_device")
-        if isinstance(spelling, Missing):
-            return self.left(file, node, spelling.reason, (node.func,))
-        rest = Span(file.span(node.func).end, file.span(node).end)
-        return self.becomes(
-            file, node, *guarded(file, node, spelling, spelling.text, rest), claims=(node.func,)
-        )
-
-
-class RuntimeReference(Rule):
-    """Names of ``torch.cuda`` that are not called."""
-
-    code = "ACC103"
-    name = "runtime-reference"
-    summary = "a name of `torch.cuda` that is passed, tested or caught, but not called"
-    explanation = """\
-The rule converts a function that is passed (`callback=torch.cuda.empty_cache`), an exception that is caught, and a
-class in `isinstance`. In an annotation, torch's class for all devices replaces the class of CUDA. `is_bf16_supported`
-becomes a lambda, since the default of its argument differs between acclimate and torch.
-
-`getattr`, `hasattr` and `setattr` on `torch.cuda` are left, since it depends on their second argument whether
-another accelerator has the name. A name that the program assigns to is left too."""
-    examples = (
-        Example(
-            "import torch\n\ntry:\n    step()\nexcept torch.cuda.OutOfMemoryError:\n    pass\n",
-            "import torch\nfrom acclimate import get_accelerator\n\n"
-            "try:\n    step()\nexcept get_accelerator().OutOfMemoryError:\n    pass\n",
-            "import torch\n\ntry:\n    step()\nexcept torch.OutOfMemoryError:\n    pass\n",
-        ),
-        Example(
-            "import torch\n\nafter_step(fn=torch.cuda.empty_cache)\n",
-            "import torch\nfrom acclimate import get_accelerator\n\nafter_step(fn=get_accelerator().empty_cache)\n",
-            f"{WITH_HELPER}after_step(fn=(torch.accelerator.empty_cache "
-            'if accelerator_type() not in ("cpu", "mps") else lambda *_: None))\n',
-        ),
-        Example(
-            "import torch\n\n\ndef wait(stream: torch.cuda.Stream) -> None:\n    stream.synchronize()\n",
-            "import torch\n\n\ndef wait(stream: torch.Stream) -> None:\n    stream.synchronize()\n",
-            "import torch\n\n\ndef wait(stream: torch.Stream) -> None:\n    stream.synchronize()\n",
-        ),
-        Example('import torch\n\nok = hasattr(torch.cuda, "graph")\n', None, None),
-        Example("import torch\n\ntorch.cuda.is_available = lambda: False\n", None, None),
-    )
-    nodes = (cst.Attribute, cst.Name)
-
-    _SHARED = {  # noqa: RUF012 - a constant
-        "Stream": "Stream", "Event": "Event", "amp.GradScaler": "amp.GradScaler",
-        "amp.autocast": "amp.autocast", "OutOfMemoryError": "OutOfMemoryError",
-        "device": "device", "amp.grad_scaler.GradScaler": "amp.GradScaler",
-    }  # fmt: skip
-
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        name = cuda_name(file, node)
-        if name is None or not is_read(file, node):
-            return None
-        if is_assigned(file, node):
-            return self.left(file, node, "the program assigns to this name of torch.cuda")
-        if file.tree.in_annotation(node):
-            return self._annotation(file, node, name)
-        if name == "":
-            return self._module(file, node)
-        parent = file.tree.parent(node)
-        if _has_specific_rule(name) and (name != "current_device" or isinstance(parent, cst.Call)):
-            return None
-        spelling = file.target.runtime(name)
-        if isinstance(spelling, Missing):
-            return self.left(file, node, spelling.reason)
-        if spelling.on_host == "None" and (spelling.condition or not file.is_guarded(node)):
-            quote = file.quote(node)
-            condition = (spelling.condition or file.target.not_host).replace('"', quote)
-            return self.becomes(file, node, f"({spelling.text} if {condition} else lambda *_: None)")
-        text = spelling.text
-        if spelling.default:
-            parameter = spelling.default.partition("=")[0]
-            text = f"(lambda {spelling.default}: {spelling.text}({parameter}))"
-        return self.becomes(file, node, text, unsafe=spelling.unsafe)
-
-    def _annotation(self, file: SourceFile, node: cst.CSTNode, name: str) -> Finding | None:
-        if name in self._SHARED:
-            return self.becomes(file, node, f"{file.torch}.{self._SHARED[name]}")
-        if name.endswith(_TENSOR_SUFFIX):
-            return self.becomes(file, node, f"{file.torch}.Tensor")
-        return self.left(file, node, f"torch has no class like torch.cuda.{name} for every device")
-
-    def _module(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        parent = file.tree.parent(node)
-        call = file.tree.parent(parent) if isinstance(parent, cst.Arg) else None
-        if isinstance(call, cst.Call):
-            name = called_name(call)
-            if name in ("getattr", "hasattr", "setattr", "object", "delattr"):
-                return self.left(
-                    file,
-                    node,
-                    f"`{name}` on torch.cuda: the second argument decides whether other devices have the name",
-                )
-        if isinstance(parent, cst.Attribute):
-            return None
-        target = file.target
-        if isinstance(target, AcclimateTarget) and not target.of_deepspeed:
-            text = f"{target.accelerator}.torch_module"
-        else:
-            text = f"{file.torch}.get_device_module({target.device_type})"
-        return self.becomes(
-            file, node, text, unsafe="other devices' modules have fewer names than torch.cuda"
-        )

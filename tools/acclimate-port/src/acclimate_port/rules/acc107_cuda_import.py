@@ -1,11 +1,11 @@
-"""The rule for imports of ``torch.cuda``, and the rule that reports all other uses."""
+"""The rule ACC107, for an import of `torch.cuda` or from it."""
 
 from __future__ import annotations
 
 import libcst as cst
 
 from acclimate_port.new_code.edits import Edit, Part, replace
-from acclimate_port.rules.base import Example, Finding, Rule, cuda_name, is_read
+from acclimate_port.rules.base import Example, Finding, Rule
 from acclimate_port.source.tree import Span, dotted
 from acclimate_port.source_file import SourceFile
 
@@ -23,7 +23,7 @@ The import of a name from `torch.cuda` is removed if all its uses are ported. It
         Example(
             "import torch\nfrom torch.cuda import synchronize, is_available as has_gpu\n\nif has_gpu():\n    synchronize()\n",
             "import torch\nfrom acclimate import get_accelerator\n\n"
-            "if get_accelerator().is_available():\n    get_accelerator().synchronize()\n",
+            'if get_accelerator().device_name() != "cpu":\n    get_accelerator().synchronize()\n',
             "import torch\n\nif torch.accelerator.is_available():\n    torch.accelerator.synchronize()\n",
         ),
         Example(
@@ -102,33 +102,3 @@ The import of a name from `torch.cuda` is removed if all its uses are ported. It
         ends = file.tree.line_starts
         end = ends[last_line] if last_line < len(ends) else len(file.tree.bytes)
         return replace(Span(start, end))
-
-
-class OtherUse(Rule):
-    """Any other use of ``torch.cuda``."""
-
-    code = "ACC199"
-    name = "other-use"
-    summary = "a use of `torch.cuda` that no other rule handles"
-    explanation = "The use is reported and left, so that the report is complete."
-    examples = (Example("import torch\n\nshape = torch.cuda.CUDAGraph\n", None, None),)
-    nodes = (cst.Attribute, cst.Name)
-
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if not is_read(file, node):
-            return None
-        name = cuda_name(file, node)
-        if name is None:
-            if isinstance(node, cst.Name) and file.tree.may_be_cuda(node):
-                return self.left(
-                    file,
-                    node,
-                    f"`{node.value}` comes from torch.cuda in one branch and from elsewhere in another",
-                )
-            return None
-        parent = file.tree.parent(node)
-        if isinstance(parent, cst.Attribute) and cuda_name(file, parent) is not None:
-            return None
-        return self.left(
-            file, node, f"no rule converts this use of torch.cuda.{name}".replace("cuda. ", "cuda ")
-        )
