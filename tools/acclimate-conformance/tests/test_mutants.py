@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import pytest
 
 from acclimate_conformance.runner.catalog import checks
-from acclimate_conformance.runner.session import Session
 from fresh_process import plain_environment
 from warm_python import WarmPython
 
@@ -81,28 +80,6 @@ def test_what_is_unusual_but_right_fails_no_check(module: tuple[str, ...], exami
     assert any(result["outcome"] == "passed" for result in sound)
     for result in sound:
         assert result["outcome"] != "failed", f"{result['name']}, {result['check']}: {result['reason']}"
-
-
-@pytest.mark.usefixtures("warm_starts")
-@pytest.mark.parametrize(
-    ("mutant", "timeout_s", "reason"),
-    [
-        (mutants.CrashesAtDtypes, 60.0, "was killed by SIGSEGV"),
-        (mutants.NeverReturns, 3.0, "did not finish within 3 s"),
-    ],
-    ids=lambda value: value.__name__ if isinstance(value, type) else "",
-)
-def test_a_fault_that_ends_its_process_fails_its_check_and_not_the_next(
-    mutant: type, timeout_s: float, reason: str
-) -> None:
-    with Session(f"mutants:{mutant.__name__}", timeout_s) as session:
-        planned = {check.id: check for check in session.checks}
-        result = session.run(planned[mutants.ENDS_THE_WORKER[mutant]])
-        assert result.outcome == "failed"
-        assert reason in result.reason
-        assert mutant.__name__ in result.detail or "mutants.py" in result.detail, "it does not say where"
-        session._timeout_s = None
-        assert session.run(planned["devices/counts"]).outcome == "passed"
 
 
 def test_faults_are_planted_in_every_category() -> None:

@@ -59,9 +59,8 @@ def test_a_fault_of_an_op_is_in_the_builders_that_the_class_names() -> None:
 
 
 def test_the_method_that_the_class_overrides_is_named_though_the_check_calls_another() -> None:
-    @check("available_memory", once=True)
+    @check("available_memory", promise="It asks for what is available.", once=True)
     def asks(accelerator: Accelerator) -> None:
-        """It asks for what is available."""
         accelerator.available_memory()
         raise BrokenPromiseError("it is wrong")
 
@@ -70,9 +69,8 @@ def test_the_method_that_the_class_overrides_is_named_though_the_check_calls_ano
 
 
 def test_a_dtype_that_is_claimed_and_missing_is_said_to_be_a_false_claim() -> None:
-    @check("amp", once=True)
+    @check("amp", promise="It adds in every dtype.", once=True)
     def adds(accelerator: Accelerator) -> None:
-        """It adds in every dtype."""
         for dtype in accelerator.supported_dtypes():
             torch.ones(2, dtype=dtype).add(1)
 
@@ -82,9 +80,8 @@ def test_a_dtype_that_is_claimed_and_missing_is_said_to_be_a_false_claim() -> No
 
 
 def test_an_error_that_has_nothing_to_do_with_a_dtype_is_no_false_claim() -> None:
-    @check("amp", once=True)
+    @check("amp", promise="It raises.", once=True)
     def raises(accelerator: Accelerator) -> None:
-        """It raises."""
         raise ValueError("no luck")
 
     assert examine(raises, Subject(ClaimsFloat8(), "cpu")).reason == "ValueError: no luck"

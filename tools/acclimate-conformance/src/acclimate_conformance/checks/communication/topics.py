@@ -74,7 +74,6 @@ class Observer:
 
 
 def collectives(here: Observer) -> None:
-    """Two processes reduce, broadcast and gather tensors of every dtype on their devices."""
     for dtype in (torch.float32, *here.accelerator.supported_dtypes(), torch.int64):
         of = f"of {short(dtype)}"
         total = float(sum(r + 1 for r in here.ranks))
@@ -97,7 +96,6 @@ def collectives(here: Observer) -> None:
 
 
 def exact_numbers(here: Observer) -> None:
-    """Collectives keep every digit of large integers and of floating-point numbers."""
     operations = distributed.ReduceOp
     large: dict[torch.dtype, float] = {
         torch.int32: 2**24 + 1,
@@ -125,7 +123,6 @@ def exact_numbers(here: Observer) -> None:
 
 
 def values_moved(here: Observer) -> None:
-    """Moved data arrives unchanged, bit by bit: each dtype's largest, smallest and special values."""
     device = here.accelerator.current_device_name()
     for dtype in (*here.accelerator.supported_dtypes(), torch.int64, torch.int32, torch.uint8):
         parts = [_extremes_of(dtype, r) for r in here.ranks]
@@ -152,7 +149,6 @@ def _extremes_of(dtype: torch.dtype, rank: int) -> torch.Tensor:
 
 
 def reductions(here: Observer) -> None:
-    """all_reduce computes the sum, product, minimum and maximum; a backend may lack AVG."""
     operations = distributed.ReduceOp
     values = [[2.0 + r, 5.0 - r, -3.0 * (r + 1), 4.0] for r in here.ranks]
     columns = list(zip(*values, strict=True))
@@ -180,7 +176,6 @@ def reductions(here: Observer) -> None:
 
 
 def tensors_of_any_shape(here: Observer) -> None:
-    """Collectives are right for megabytes, slices, batches and scalars; transposed tensors may be refused."""
     total = sum(r + 1 for r in here.ranks)
     ramp = torch.arange(_LARGE, dtype=torch.float32) % 1000
     large = (ramp * (here.number + 1)).to(here.accelerator.current_device_name())
@@ -227,7 +222,6 @@ def tensors_of_any_shape(here: Observer) -> None:
 
 
 def roots(here: Observer) -> None:
-    """Any rank can be the root of a broadcast, and of a reduce, gather or scatter if the backend has them."""
     total = float(sum(r + 1 for r in here.ranks))
     for root in here.ranks:
         sent = here.tensor(here.number + 5, here.number)
@@ -257,7 +251,6 @@ def roots(here: Observer) -> None:
 
 
 def groups(here: Observer) -> None:
-    """Groups of some of the ranks, and several groups of all ranks, do not interfere."""
     everyone = distributed.new_group(list(here.ranks))
     alone = [distributed.new_group([r]) for r in here.ranks]
     own = alone[here.number]
@@ -295,7 +288,6 @@ def groups(here: Observer) -> None:
 
 
 def barrier(here: Observer) -> None:
-    """No process leaves a barrier before every process has reached it."""
     for slow in here.ranks:
         arrived = here.folder / f"rank {slow} reached the barrier"
         if here.number == slow:
@@ -308,7 +300,6 @@ def barrier(here: Observer) -> None:
 
 
 def asynchronous_collectives(here: Observer) -> None:
-    """Several collectives can run at once; each is complete when its wait() returns, in any order."""
     total = float(sum(r + 1 for r in here.ranks))
     tensors = [here.full(1000 * (n + 1), (here.number + 1) * (n + 1)) for n in range(4)]
     works = [distributed.all_reduce(tensor, async_op=True) for tensor in tensors]
@@ -332,7 +323,6 @@ def asynchronous_collectives(here: Observer) -> None:
 
 
 def point_to_point(here: Observer) -> None:
-    """Messages between two ranks arrive complete and in order, if the backend has send and recv."""
     if here.count < 2 or here.number > 1:
         return
     other = 1 - here.number
@@ -386,7 +376,6 @@ def point_to_point(here: Observer) -> None:
 
 
 def other_collectives(here: Observer) -> None:
-    """all_gather_into_tensor, reduce_scatter and all_to_all are right if the backend has them."""
     ranks, number, count = here.ranks, here.number, here.count
 
     def all_gather_into_tensor() -> None:
@@ -430,8 +419,6 @@ def other_collectives(here: Observer) -> None:
 
 
 def objects(here: Observer) -> None:
-    """Python objects are broadcast and gathered unchanged."""
-
     def broadcast() -> None:
         for root in here.ranks:
             things: list[Any] = [{"rank": here.number, "text": "é" * 300}, here.number]
@@ -450,7 +437,6 @@ def objects(here: Observer) -> None:
 
 
 def group_made_again(here: Observer) -> None:
-    """After destroy_process_group a process makes its process group again, and it communicates."""
     for turn in (1, 2):
         distributed.destroy_process_group()
         distributed.init_process_group(
@@ -465,9 +451,26 @@ def group_made_again(here: Observer) -> None:
         here.same(reduced, [float(sum(r + 1 for r in here.ranks))], f"all_reduce in process group {turn + 1}")
 
 
-TOPICS: tuple[Callable[[Observer], None], ...] = (
-    collectives, exact_numbers, values_moved, reductions, tensors_of_any_shape, roots, groups, barrier,
-    asynchronous_collectives, point_to_point, other_collectives, objects,
-    group_made_again,
-)  # fmt: skip
-"""In the order in which the ranks run them."""
+TOPICS: dict[Callable[[Observer], None], str] = {
+    collectives: "Two processes reduce, broadcast and gather tensors of every dtype on their devices.",
+    exact_numbers: "Collectives keep every digit of large integers and of floating-point numbers.",
+    values_moved: "Moved data arrives unchanged, bit by bit: each dtype's largest, smallest and special "
+    "values.",
+    reductions: "all_reduce computes the sum, product, minimum and maximum; a backend may lack AVG.",
+    tensors_of_any_shape: "Collectives are right for megabytes, slices, batches and scalars; transposed "
+    "tensors may be refused.",
+    roots: "Any rank can be the root of a broadcast, and of a reduce, gather or scatter if the "
+    "backend has them.",
+    groups: "Groups of some of the ranks, and several groups of all ranks, do not interfere.",
+    barrier: "No process leaves a barrier before every process has reached it.",
+    asynchronous_collectives: "Several collectives can run at once; each is complete when its wait() "
+    "returns, in any order.",
+    point_to_point: "Messages between two ranks arrive complete and in order, if the backend has send and "
+    "recv.",
+    other_collectives: "all_gather_into_tensor, reduce_scatter and all_to_all are right if the backend has "
+    "them.",
+    objects: "Python objects are broadcast and gathered unchanged.",
+    group_made_again: "After destroy_process_group a process makes its process group again, and it "
+    "communicates.",
+}
+"""In the order in which the ranks run them, each with the promise that it checks."""

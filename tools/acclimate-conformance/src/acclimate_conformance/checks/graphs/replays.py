@@ -53,9 +53,12 @@ def replay(accelerator: Accelerator, graph: Any) -> None:
     accelerator.synchronize()
 
 
-@check("create_graph", "capture_to_graph", "replay_graph", "supports_graphs", timeout_s=90)
+@check(
+    "create_graph", "capture_to_graph", "replay_graph", "supports_graphs",
+    promise="A replay reads the present values of the captured inputs, and writes to the captured results.",
+    timeout_s=90,
+)  # fmt: skip
 def replay_follows_inputs(accelerator: Accelerator) -> None:
-    """A replay reads the present values of the captured inputs, and writes to the captured results."""
     device = accelerator.current_device_name()
     weight, inputs = torch.randn(32, 32, device=device), torch.zeros(8, 32, device=device)
 
@@ -73,9 +76,8 @@ def replay_follows_inputs(accelerator: Accelerator) -> None:
     require(result.data_ptr() == address, "a replay moves the result to another address")
 
 
-@check("capture_to_graph", "replay_graph")
+@check("capture_to_graph", "replay_graph", promise="A captured in-place update is repeated by every replay.")
 def replay_repeats_updates(accelerator: Accelerator) -> None:
-    """A captured in-place update is repeated by every replay."""
     counter = torch.zeros(16, device=accelerator.current_device_name())
     graph, _ = captured(accelerator, lambda: counter.add_(1))
     before = counter.cpu().clone()
@@ -86,9 +88,12 @@ def replay_repeats_updates(accelerator: Accelerator) -> None:
     require(grown == [4.0], f"four replays of an addition of 1 add {grown}")
 
 
-@check("capture_to_graph", "replay_graph", timeout_s=90)
+@check(
+    "capture_to_graph", "replay_graph",
+    promise="A captured training step (forward, backward, update) trains like the same step without a graph.",
+    timeout_s=90,
+)  # fmt: skip
 def replay_trains(accelerator: Accelerator) -> None:
-    """A captured training step (forward, backward, update) trains like the same step without a graph."""
     device = accelerator.current_device_name()
     generator = torch.Generator().manual_seed(3)
     start = torch.randn(8, 16, generator=generator) / 4
@@ -114,9 +119,11 @@ def replay_trains(accelerator: Accelerator) -> None:
     require_close(weight, expected, torch.float32, "a weight after three replayed training steps")
 
 
-@check("is_current_stream_capturing", "capture_to_graph")
+@check(
+    "is_current_stream_capturing", "capture_to_graph",
+    promise="is_current_stream_capturing is True within a capture and False outside.",
+)  # fmt: skip
 def capture_is_told(accelerator: Accelerator) -> None:
-    """is_current_stream_capturing is True within a capture and False outside."""
     graph = new_graph(accelerator)
     ones = torch.ones(4, device=accelerator.current_device_name())
     accelerator.synchronize()
@@ -128,9 +135,11 @@ def capture_is_told(accelerator: Accelerator) -> None:
     require(accelerator.is_current_stream_capturing() is False, "it is True after a capture")
 
 
-@check("replay_graph", "create_graph")
+@check(
+    "replay_graph", "create_graph",
+    promise="Replaying a graph that has no capture, or was reset, raises.",
+)  # fmt: skip
 def empty_graph_refused(accelerator: Accelerator) -> None:
-    """Replaying a graph that has no capture, or was reset, raises."""
     graph = new_graph(accelerator)
     with refused("replaying a graph without a capture", RuntimeError):
         accelerator.replay_graph(graph)
@@ -143,9 +152,11 @@ def empty_graph_refused(accelerator: Accelerator) -> None:
         accelerator.replay_graph(graph)
 
 
-@check("capture_to_graph", "is_current_stream_capturing")
+@check(
+    "capture_to_graph", "is_current_stream_capturing",
+    promise="Reading a value back to the host within a capture raises, since a replay could not repeat it.",
+)  # fmt: skip
 def host_reads_refused(accelerator: Accelerator) -> None:
-    """Reading a value back to the host within a capture raises, since a replay could not repeat it."""
     graph = new_graph(accelerator)
     ones = torch.ones(4, device=accelerator.current_device_name())
     accelerator.synchronize()

@@ -24,9 +24,11 @@ from acclimate_conformance.checks.memory.allocations import (
 )
 
 
-@check("memory_reserved", "memory_cached", "max_memory_reserved", "empty_cache")
+@check(
+    "memory_reserved", "memory_cached", "max_memory_reserved", "empty_cache",
+    promise="Reserved memory grows with an allocation by about its size, and empty_cache returns it.",
+)  # fmt: skip
 def reserved_follows_allocations(accelerator: Accelerator) -> None:
-    """Reserved memory grows with an allocation by about its size, and empty_cache returns it."""
     require_figures(accelerator)
     release(accelerator)
     size = allocation_size(accelerator)
@@ -49,9 +51,11 @@ def reserved_follows_allocations(accelerator: Accelerator) -> None:
         require(equal(kept, torch.full((MIB,), 7, dtype=torch.uint8)), "empty_cache() changes a tensor")
 
 
-@check("max_memory_allocated", "max_memory_reserved", "max_memory_cached", "reset_peak_memory_stats")
+@check(
+    "max_memory_allocated", "max_memory_reserved", "max_memory_cached", "reset_peak_memory_stats",
+    promise="The peak is the most memory in use at one time, not the sum of all allocations, nor the last.",
+)  # fmt: skip
 def peak_is_the_highest(accelerator: Accelerator) -> None:
-    """The peak is the most memory in use at one time, not the sum of all allocations, nor the last."""
     require_figures(accelerator)
     size = allocation_size(accelerator)
     currents = current_figures(accelerator).values()
@@ -71,9 +75,11 @@ def peak_is_the_highest(accelerator: Accelerator) -> None:
         )
 
 
-@check("memory_stats", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_allocated")
+@check(
+    "memory_stats", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_allocated",
+    promise="memory_stats and the methods return the same numbers, and no peak is below its figure.",
+)  # fmt: skip
 def statistics_agree(accelerator: Accelerator) -> None:
-    """memory_stats and the methods return the same numbers, and no peak is below its figure."""
     require_figures(accelerator)
     release(accelerator)
     accelerator.reset_peak_memory_stats()
@@ -121,9 +127,11 @@ def _require_equal(found: dict[str, Any], methods: dict[str, Figure]) -> None:
         )
 
 
-@check("memory_summary")
+@check(
+    "memory_summary",
+    promise="memory_summary returns a text that changes with the figures, shorter if abbreviated.",
+)  # fmt: skip
 def summary(accelerator: Accelerator) -> None:
-    """memory_summary returns a text that changes with the figures, shorter if abbreviated."""
     require_figures(accelerator)
     texts = []
     for abbreviated in (False, True):
@@ -139,9 +147,11 @@ def summary(accelerator: Accelerator) -> None:
     require(len(texts[1]) <= len(texts[0]) + 80, "memory_summary(abbreviated=True) is longer than the whole")
 
 
-@check("total_memory", "mem_get_info", "available_memory")
+@check(
+    "total_memory", "mem_get_info", "available_memory",
+    promise="Allocations do not change the total memory, and mem_get_info agrees with available_memory.",
+)  # fmt: skip
 def capacity_agrees(accelerator: Accelerator) -> None:
-    """Allocations do not change the total memory, and mem_get_info agrees with available_memory."""
     total = accelerator.total_memory()
     info_total = accelerator.mem_get_info()[1]
     size = min(2 * allocation_size(accelerator), total // 4)
@@ -166,9 +176,12 @@ def capacity_agrees(accelerator: Accelerator) -> None:
     require(int(held[-1]) == 7, "a tensor changed while figures were read")
 
 
-@check("reset_accumulated_memory_stats", "reset_peak_memory_stats", "memory_stats")
+@check(
+    "reset_accumulated_memory_stats", "reset_peak_memory_stats", "memory_stats",
+    promise="A reset changes only its own figures: not the allocated memory, nor the figures of the "
+    "other reset.",
+)  # fmt: skip
 def resets_keep_to_their_figures(accelerator: Accelerator) -> None:
-    """A reset changes only its own figures: not the allocated memory, nor the figures of the other reset."""
     require_figures(accelerator)
     if "allocated_bytes.all.allocated" not in accelerator.memory_stats():
         raise NotOfferedError("its allocator has no counters that only grow")

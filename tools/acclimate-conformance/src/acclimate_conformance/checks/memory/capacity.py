@@ -24,9 +24,11 @@ _FIGURES_LAG_S = 1.5  # some systems update the host's available memory only now
 _BEYOND_ADDRESSES = 2**50  # bytes; more than a process can address: a host may promise anything less
 
 
-@check("total_memory", "available_memory", "mem_get_info", "get_device_properties")
+@check(
+    "total_memory", "available_memory", "mem_get_info", "get_device_properties",
+    promise="Available memory is at most the total, and falls with an allocation.",
+)  # fmt: skip
 def capacity(accelerator: Accelerator) -> None:
-    """Available memory is at most the total, and falls with an allocation."""
     total = exactly(accelerator.total_memory(), int, "total_memory()")
     available = exactly(accelerator.available_memory(), int, "available_memory()")
     require(0 < available <= total, f"{mib(available)} of {mib(total)} are available")
@@ -72,9 +74,12 @@ def capacity(accelerator: Accelerator) -> None:
     raise BrokenPromiseError(f"available_memory() falls by {mib(taken)} when {mib(size)} are allocated")
 
 
-@check("OutOfMemoryError", "is_out_of_memory", "memory_allocated", timeout_s=120)
+@check(
+    "OutOfMemoryError", "is_out_of_memory", "memory_allocated",
+    promise="is_out_of_memory recognises the error of a too large allocation, and the device still works.",
+    timeout_s=120,
+)  # fmt: skip
 def out_of_memory(accelerator: Accelerator) -> str | None:
-    """is_out_of_memory recognises the error of a too large allocation, and the device still works."""
     kind = accelerator.OutOfMemoryError
     require(isinstance(kind, type) and issubclass(kind, RuntimeError), f"OutOfMemoryError is {kind!r}")
     settle(accelerator)

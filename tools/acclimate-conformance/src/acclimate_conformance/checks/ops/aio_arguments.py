@@ -79,9 +79,12 @@ def _files(count: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
         yield files
 
 
-@check("create_op_builder", "op_builders", timeout_s=600, once=True)
+@check(
+    "create_op_builder", "op_builders",
+    promise="Each way to read and to write transfers the bytes at its offset, several files at a time.",
+    timeout_s=600, once=True,
+)  # fmt: skip
 def asynchronous_io_at_every_offset(accelerator: Accelerator) -> None:
-    """Each way to read and to write transfers the bytes at its offset, several files at a time."""
     handle = aio_module(accelerator).aio_handle(SECTORS, 8, False, True, 1)
     with _files(2) as files:
         for what, read in _READS.items():
@@ -148,9 +151,12 @@ def _require_descriptor_is_written(handle: Any, files: dict[str, torch.Tensor]) 
     require_bytes(path, wanted, f"async_pwrite() to a descriptor at {3 * SECTORS}")
 
 
-@check("create_op_builder", "op_builders", timeout_s=600, once=True)
+@check(
+    "create_op_builder", "op_builders",
+    promise="A handle keeps its settings, and transfers correctly with any settings and any tensors.",
+    timeout_s=600, once=True,
+)  # fmt: skip
 def asynchronous_io_with_every_setting(accelerator: Accelerator) -> None:
-    """A handle keeps its settings, and transfers correctly with any settings and any tensors."""
     module = aio_module(accelerator)
     with _files(1) as files:
         path, content = files[0]

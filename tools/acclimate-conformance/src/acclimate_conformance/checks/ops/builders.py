@@ -31,9 +31,11 @@ extern "C" __attribute__((visibility("default"))) std::int64_t twice(std::int64_
 """
 
 
-@check("op_builders", "get_op_builder", "create_op_builder", "op_builder_dir", "op_builder_package")
+@check(
+    "op_builders", "get_op_builder", "create_op_builder", "op_builder_dir", "op_builder_package",
+    promise="Every op builder is found by name, as a class and as an object; an unknown name gives None.",
+)  # fmt: skip
 def builders_found(accelerator: Accelerator) -> None:
-    """Every op builder is found by name, as a class and as an object; an unknown name gives None."""
     package = exactly(accelerator.op_builder_dir(), str, "op_builder_dir()")
     require(package == accelerator.op_builder_package, f"op_builder_dir() is {package!r}")
     home = importlib.import_module(package)
@@ -69,9 +71,11 @@ def _near_misses(name: str) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-@check("toolkit_version")
+@check(
+    "toolkit_version",
+    promise="toolkit_version returns the version of the vendor's software as one word, or None.",
+)  # fmt: skip
 def toolkit(accelerator: Accelerator) -> str:
-    """toolkit_version returns the version of the vendor's software as one word, or None."""
     version = accelerator.toolkit_version()
     if version is None:
         raise NotOfferedError("toolkit_version() is None")
@@ -79,9 +83,12 @@ def toolkit(accelerator: Accelerator) -> str:
     return version
 
 
-@check("create_op_builder", "op_builders", timeout_s=600, once=True)
+@check(
+    "create_op_builder", "op_builders",
+    promise="Every op that says it is compatible builds and loads.",
+    timeout_s=600, once=True,
+)  # fmt: skip
 def builders_load(accelerator: Accelerator) -> str | None:
-    """Every op that says it is compatible builds and loads."""
     if not accelerator.op_builders:
         raise NotOfferedError("it names no op builders")
     incompatible = []
@@ -97,9 +104,12 @@ def builders_load(accelerator: Accelerator) -> str | None:
     return f"cannot be built here: {'; '.join(incompatible)}" if incompatible else None
 
 
-@check("op_compiler", "op_compile_flags", "op_include_paths", "op_link_flags", timeout_s=120, once=True)
+@check(
+    "op_compiler", "op_compile_flags", "op_include_paths", "op_link_flags",
+    promise="op_compiler and the flags compile and link C++ source into a library that works.",
+    timeout_s=120, once=True,
+)  # fmt: skip
 def toolchain(accelerator: Accelerator) -> None:
-    """op_compiler and the flags compile and link C++ source into a library that works."""
     with refused('op_compiler(".no such kind")', CompilerNotFoundError):
         accelerator.op_compiler(".no such kind")
     try:
@@ -143,9 +153,12 @@ _OF_THIS_MACHINE = ("native", "-xHost", "-xhost")
 """Words in compiler flags that mean the processor of the machine that compiles."""
 
 
-@check("op_compiler", "op_compile_flags", once=True)
+@check(
+    "op_compiler", "op_compile_flags",
+    promise="op_compiler follows CXX at each call; flags for all devices name no processor of this machine.",
+    once=True,
+)  # fmt: skip
 def toolchain_by_its_arguments(accelerator: Accelerator) -> None:
-    """op_compiler follows CXX at each call; flags for all devices name no processor of this machine."""
     for flag in accelerator.op_compile_flags(portable=True):
         bound = any(flag == word or flag.endswith(f"={word}") for word in _OF_THIS_MACHINE)
         require(
@@ -173,9 +186,12 @@ def toolchain_by_its_arguments(accelerator: Accelerator) -> None:
             os.environ["CXX"] = before
 
 
-@check("build_extension", "op_builders", once=True)
+@check(
+    "build_extension", "op_builders",
+    promise="build_extension returns a subclass of torch's setuptools command that builds an op's builder().",
+    once=True,
+)  # fmt: skip
 def ahead_of_time(accelerator: Accelerator) -> None:
-    """build_extension returns a subclass of torch's setuptools command that builds an op's builder()."""
     from setuptools import Distribution
     from torch.utils.cpp_extension import BuildExtension
 

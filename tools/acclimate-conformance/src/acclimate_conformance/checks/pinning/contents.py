@@ -20,9 +20,12 @@ from acclimate_conformance.checks.assertions import (
 from acclimate_conformance.checks.check import check
 
 
-@check("pin_memory", "pin_empty", "pin_empty_like", "unpin_memory")
+@check(
+    "pin_memory", "pin_empty", "pin_empty_like", "unpin_memory",
+    promise="Pinning keeps values, dtype and shape, on the host; templates give tensors of the "
+    "requested shape.",
+)  # fmt: skip
 def contents(accelerator: Accelerator) -> None:
-    """Pinning keeps values, dtype and shape, on the host; templates give tensors of the requested shape."""
     for dtype in (torch.float32, torch.int64, torch.bfloat16, torch.bool):
         original = (torch.arange(24) % 5).to(dtype).reshape(4, 6)
         pinned = accelerator.pin_memory(original)
@@ -49,9 +52,11 @@ def contents(accelerator: Accelerator) -> None:
     require(other.dtype == torch.int32, f"pin_empty_like(dtype=int32) is {short(other.dtype)}")
 
 
-@check("is_pinned", "pin_memory", "pin_empty")
+@check(
+    "is_pinned", "pin_memory", "pin_empty",
+    promise="is_pinned distinguishes pinned from ordinary memory, and pin_memory returns pinned memory.",
+)  # fmt: skip
 def told_truly(accelerator: Accelerator) -> None:
-    """is_pinned distinguishes pinned from ordinary memory, and pin_memory returns pinned memory."""
     ordinary = torch.ones(1024)
     pinned = {
         "pin_memory": accelerator.pin_memory(ordinary),
@@ -75,9 +80,12 @@ def told_truly(accelerator: Accelerator) -> None:
             require(accelerator.is_pinned(view), f"is_pinned() is False for {part} of the result of {what}()")
 
 
-@check("pin_memory", "pin_empty", "synchronize", timeout_s=90)
+@check(
+    "pin_memory", "pin_empty", "synchronize",
+    promise="Non-blocking copies to and from pinned memory are complete after synchronize.",
+    timeout_s=90,
+)  # fmt: skip
 def copies(accelerator: Accelerator) -> None:
-    """Non-blocking copies to and from pinned memory are complete after synchronize."""
     device = accelerator.current_device_name()
     work = Work(accelerator, at_least_ms=10)
     for seed in range(3):
@@ -92,9 +100,11 @@ def copies(accelerator: Accelerator) -> None:
         require(equal(target, values * 2), "after synchronize() a copy to pinned memory has wrong values")
 
 
-@check("pin_empty", "pin_empty_like")
+@check(
+    "pin_empty", "pin_empty_like",
+    promise="pin_empty and pin_empty_like raise InvalidDeviceError for any device but the host.",
+)  # fmt: skip
 def only_on_the_host(accelerator: Accelerator) -> None:
-    """pin_empty and pin_empty_like raise InvalidDeviceError for any device but the host."""
     elsewhere: list[str | torch.device] = ["meta", torch.device("meta")]
     if not is_host(accelerator):
         for name in (accelerator.device_type, *device_names(accelerator)):
@@ -106,9 +116,12 @@ def only_on_the_host(accelerator: Accelerator) -> None:
             accelerator.pin_empty_like(torch.zeros(4), device=device)
 
 
-@check("pin_memory", "pin_empty")
+@check(
+    "pin_memory", "pin_empty",
+    promise="A blocking copy to or from pinned memory is complete when it returns, whatever is queued "
+    "before it.",
+)  # fmt: skip
 def blocking_copies_wait(accelerator: Accelerator) -> None:
-    """A blocking copy to or from pinned memory is complete when it returns, whatever is queued before it."""
     device = accelerator.current_device_name()
     work = Work(accelerator, at_least_ms=5)
     values = torch.arange(1 << 16, dtype=torch.float32)
@@ -126,9 +139,12 @@ def blocking_copies_wait(accelerator: Accelerator) -> None:
     )
 
 
-@check("register_host_memory", "unregister_host_memory", "pin_memory_alignment", "is_pinned")
+@check(
+    "register_host_memory", "unregister_host_memory", "pin_memory_alignment", "is_pinned",
+    promise="register_host_memory pins memory that torch allocated otherwise; unregister_host_memory "
+    "unpins it.",
+)  # fmt: skip
 def registration(accelerator: Accelerator) -> None:
-    """register_host_memory pins memory that torch allocated otherwise; unregister_host_memory unpins it."""
     alignment = exactly(accelerator.pin_memory_alignment(), int, "pin_memory_alignment()")
     require(
         alignment >= 1 and alignment & (alignment - 1) == 0,
@@ -157,9 +173,8 @@ def registration(accelerator: Accelerator) -> None:
     require(not accelerator.is_pinned(memory), "after unregister_host_memory() the memory is still pinned")
 
 
-@check("on_accelerator")
+@check("on_accelerator", promise="on_accelerator is True for tensors on the device, and for no others.")
 def on_accelerator(accelerator: Accelerator) -> None:
-    """on_accelerator is True for tensors on the device, and for no others."""
     places = dict.fromkeys((accelerator.device_type, accelerator.current_device_name()), True)
     places["meta"] = False
     places["cpu"] = torch.zeros(1).device.type == accelerator.device_type

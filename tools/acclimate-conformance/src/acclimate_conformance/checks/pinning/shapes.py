@@ -33,9 +33,11 @@ def _locks(accelerator: Accelerator) -> bool:
     return bool(accelerator.pin_empty(64, dtype=torch.float32).is_pinned())
 
 
-@check("pin_memory", "is_pinned", "unpin_memory")
+@check(
+    "pin_memory", "is_pinned", "unpin_memory",
+    promise="pin_memory pins strided, empty, large and scalar tensors alike, and keeps values and shape.",
+)  # fmt: skip
 def any_tensor_is_pinned(accelerator: Accelerator) -> None:
-    """pin_memory pins strided, empty, large and scalar tensors alike, and keeps values and shape."""
     locks = _locks(accelerator)
     for what, make in _SHAPED.items():
         original = make()
@@ -59,9 +61,11 @@ def any_tensor_is_pinned(accelerator: Accelerator) -> None:
         require(equal(pinned, kept), f"unpin_memory() changes the values of {what}")
 
 
-@check("pin_memory", "pin_empty", "pin_empty_like")
+@check(
+    "pin_memory", "pin_empty", "pin_empty_like",
+    promise="Without a copy the result is new memory of the requested shape, pinned like other memory.",
+)  # fmt: skip
 def templates(accelerator: Accelerator) -> None:
-    """Without a copy the result is new memory of the requested shape, pinned like other memory."""
     locks = _locks(accelerator)
     for what, make in _SHAPED.items():
         template = make().detach()
@@ -109,9 +113,12 @@ def templates(accelerator: Accelerator) -> None:
             require(accelerator.is_pinned(tensor) == locks, f"memory asked for on {host!r} is not pinned")
 
 
-@check("pin_memory", "synchronize", timeout_s=90)
+@check(
+    "pin_memory", "synchronize",
+    promise="Copies between pinned memory and every device are right for strided, empty and large tensors.",
+    timeout_s=90,
+)  # fmt: skip
 def copies_of_any_shape(accelerator: Accelerator) -> None:
-    """Copies between pinned memory and every device are right for strided, empty and large tensors."""
     for index, name in enumerate(device_names(accelerator)):
         for what, make in _SHAPED.items():
             values = make().detach()
@@ -124,9 +131,11 @@ def copies_of_any_shape(accelerator: Accelerator) -> None:
             require(equal(back, values), f"{what} changes between pinned memory and {name}")
 
 
-@check("is_pinned", "on_accelerator")
+@check(
+    "is_pinned", "on_accelerator",
+    promise="on_accelerator and is_pinned distinguish device, pinned and ordinary memory.",
+)  # fmt: skip
 def places_are_told(accelerator: Accelerator) -> None:
-    """on_accelerator and is_pinned distinguish device, pinned and ordinary memory."""
     on_host = is_host(accelerator)
     for name in device_names(accelerator):
         base = torch.ones(6, 4, device=name)

@@ -24,9 +24,12 @@ def _draw(device: str, count: int = 257) -> torch.Tensor:
     return torch.rand(count, device=device).cpu()
 
 
-@check("manual_seed", "initial_seed")
+@check(
+    "manual_seed", "initial_seed",
+    promise="Equal seeds give equal numbers, different seeds different ones, and initial_seed returns "
+    "the seed.",
+)  # fmt: skip
 def seeds(accelerator: Accelerator) -> None:
-    """Equal seeds give equal numbers, different seeds different ones, and initial_seed returns the seed."""
     device = accelerator.current_device_name()
     accelerator.manual_seed(_SEED)
     started = exactly(accelerator.initial_seed(), int, "initial_seed()")
@@ -40,9 +43,8 @@ def seeds(accelerator: Accelerator) -> None:
     require(not equal(_draw(device), first), "another seed gives the same numbers")
 
 
-@check("manual_seed_all")
+@check("manual_seed_all", promise="manual_seed_all seeds every device, so that each repeats its numbers.")
 def seeds_of_all_devices(accelerator: Accelerator) -> None:
-    """manual_seed_all seeds every device, so that each repeats its numbers."""
     names = device_names(accelerator)
     accelerator.manual_seed_all(_SEED)
     first = [_draw(name) for name in names]
@@ -54,9 +56,11 @@ def seeds_of_all_devices(accelerator: Accelerator) -> None:
         require(not equal(_draw(name), numbers), f"another seed gives the same numbers on {name}")
 
 
-@check("get_rng_state", "set_rng_state")
+@check(
+    "get_rng_state", "set_rng_state",
+    promise="Restoring a saved state gives the same numbers again, on each device.",
+)  # fmt: skip
 def state_saved_and_restored(accelerator: Accelerator) -> None:
-    """Restoring a saved state gives the same numbers again, on each device."""
     for index, name in enumerate(device_names(accelerator)):
         for device in (index, name):
             given = accelerator.get_rng_state(device)
@@ -79,9 +83,12 @@ def state_saved_and_restored(accelerator: Accelerator) -> None:
             require(equal(_draw(name), first), f"the restored state gives other numbers on {name}")
 
 
-@check("get_rng_state_all", "set_rng_state_all")
+@check(
+    "get_rng_state_all", "set_rng_state_all",
+    promise="get_rng_state_all returns one state per device; restoring them repeats the numbers of all "
+    "devices.",
+)  # fmt: skip
 def states_of_all_devices(accelerator: Accelerator) -> None:
-    """get_rng_state_all returns one state per device; restoring them repeats the numbers of all devices."""
     names = device_names(accelerator)
     for index in range(len(names)):  # each with a state of its own
         with accelerator.device(index):
@@ -99,9 +106,11 @@ def states_of_all_devices(accelerator: Accelerator) -> None:
         require(equal(_draw(name), numbers), f"the restored states give other numbers on {name}")
 
 
-@check("manual_seed", "set_rng_state", "get_rng_state")
+@check(
+    "manual_seed", "set_rng_state", "get_rng_state",
+    promise="Seeding, restoring and drawing on one device do not change the other devices' generators.",
+)  # fmt: skip
 def devices_draw_independently(accelerator: Accelerator) -> None:
-    """Seeding, restoring and drawing on one device do not change the other devices' generators."""
     names = several_devices(accelerator)
     accelerator.manual_seed_all(_SEED)
     for index, name in enumerate(names):
@@ -125,9 +134,11 @@ def devices_draw_independently(accelerator: Accelerator) -> None:
     require(not equal(streams[0], streams[1]), "two devices with different seeds draw the same numbers")
 
 
-@check("default_generator", "default_generators")
+@check(
+    "default_generator", "default_generators",
+    promise="The default generator of a device is the one that its operations use.",
+)  # fmt: skip
 def generators(accelerator: Accelerator) -> None:
-    """The default generator of a device is the one that its operations use."""
     with offered_or_not("default generators"):
         generators = accelerator.default_generators
     require(
@@ -156,9 +167,12 @@ def generators(accelerator: Accelerator) -> None:
         require(equal(given, first), f"the default generator of {name}, when given, draws other numbers")
 
 
-@check("seed", "seed_all", "initial_seed")
+@check(
+    "seed", "seed_all", "initial_seed",
+    promise="seed and seed_all return a different seed each time, with which manual_seed repeats the "
+    "numbers.",
+)  # fmt: skip
 def fresh_seeds(accelerator: Accelerator) -> None:
-    """seed and seed_all return a different seed each time, with which manual_seed repeats the numbers."""
     device = accelerator.current_device_name()
     with offered_or_not("seeding with a fresh number"):
         seeds = [accelerator.seed(), accelerator.seed()]
@@ -182,9 +196,11 @@ def fresh_seeds(accelerator: Accelerator) -> None:
     require(equal(_draw(device), numbers), "the seed that seed() returned gives other numbers")
 
 
-@check("manual_seed", "initial_seed", "seed", "default_generator")
+@check(
+    "manual_seed", "initial_seed", "seed", "default_generator",
+    promise="initial_seed returns the last seed, set by manual_seed, seed, torch.manual_seed or a generator.",
+)  # fmt: skip
 def last_seed_is_told(accelerator: Accelerator) -> None:
-    """initial_seed returns the last seed, set by manual_seed, seed, torch.manual_seed or a generator."""
     device = accelerator.current_device_name()
     with offered_or_not("seeding with a fresh number"):
         accelerator.seed()
@@ -216,9 +232,8 @@ def last_seed_is_told(accelerator: Accelerator) -> None:
             )
 
 
-@check("random")
+@check("random", promise="random() returns torch.random, whose fork_rng keeps this device's state.")
 def torch_random(accelerator: Accelerator) -> None:
-    """random() returns torch.random, whose fork_rng keeps this device's state."""
     module = accelerator.random()
     require(module is torch.random, f"random() is {module!r}")
     device = accelerator.current_device_name()

@@ -71,9 +71,11 @@ def _offered_draws(device: str) -> dict[str, Callable[[], torch.Tensor]]:
     return offered
 
 
-@check("get_rng_state", "set_rng_state", "manual_seed")
+@check(
+    "get_rng_state", "set_rng_state", "manual_seed",
+    promise="A restored state, or the same seed, repeats the numbers of every distribution.",
+)  # fmt: skip
 def every_kind_of_draw_repeats(accelerator: Accelerator) -> None:
-    """A restored state, or the same seed, repeats the numbers of every distribution."""
     device = accelerator.current_device_name()
     draws = _offered_draws(device)
     for name, draw in draws.items():
@@ -101,9 +103,11 @@ def every_kind_of_draw_repeats(accelerator: Accelerator) -> None:
         require(not equal(draw(), first), f"two draws of {name} in a row are equal")
 
 
-@check("manual_seed_all", "initial_seed")
+@check(
+    "manual_seed_all", "initial_seed",
+    promise="torch.manual_seed seeds every device, whichever is current.",
+)  # fmt: skip
 def torch_seeds_every_device(accelerator: Accelerator) -> None:
-    """torch.manual_seed seeds every device, whichever is current."""
     devices = range(len(device_names(accelerator)))
     for current in devices:
         with accelerator.device(current):
@@ -118,9 +122,12 @@ def torch_seeds_every_device(accelerator: Accelerator) -> None:
             )
 
 
-@check("get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all")
+@check(
+    "get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all",
+    promise="Drawing numbers does not change a saved state, which can be restored repeatedly and from "
+    "a copy.",
+)  # fmt: skip
 def states_are_copies(accelerator: Accelerator) -> None:
-    """Drawing numbers does not change a saved state, which can be restored repeatedly and from a copy."""
     for index, name in enumerate(device_names(accelerator)):
         state = accelerator.get_rng_state(index)
         kept = state.clone()
@@ -153,9 +160,11 @@ def states_are_copies(accelerator: Accelerator) -> None:
         )
 
 
-@check("manual_seed", "manual_seed_all", "initial_seed")
+@check(
+    "manual_seed", "manual_seed_all", "initial_seed",
+    promise="A seed from 0 to 2**63 - 1 is used unchanged, and initial_seed returns it.",
+)  # fmt: skip
 def seeds_of_every_size(accelerator: Accelerator) -> None:
-    """A seed from 0 to 2**63 - 1 is used unchanged, and initial_seed returns it."""
     for seed in (0, 1, 2**31, 2**40 + 3, 2**63 - 1):
         for seeding in (accelerator.manual_seed, accelerator.manual_seed_all):
             seeding(seed)

@@ -22,9 +22,12 @@ _ROUNDS = 5
 _CLOCK_SLACK_MS = 2.0  # what reading two clocks one after the other may differ by on a busy host
 
 
-@check("Stream", "stream", "current_stream", "default_stream")
+@check(
+    "Stream", "stream", "current_stream", "default_stream",
+    promise="Within stream(s) the current stream is s, and afterwards the previous one; None changes "
+    "nothing.",
+)  # fmt: skip
 def current_stream(accelerator: Accelerator) -> None:
-    """Within stream(s) the current stream is s, and afterwards the previous one; None changes nothing."""
     before = accelerator.current_stream()
     default = accelerator.default_stream()
     for what, found in (("current_stream()", before), ("default_stream()", default)):
@@ -52,9 +55,12 @@ def current_stream(accelerator: Accelerator) -> None:
     )
 
 
-@check("set_stream", "current_stream")
+@check(
+    "set_stream", "current_stream",
+    promise="set_stream(s) makes s the current stream until another is set; set_stream(None) changes "
+    "nothing.",
+)  # fmt: skip
 def set_stream(accelerator: Accelerator) -> None:
-    """set_stream(s) makes s the current stream until another is set; set_stream(None) changes nothing."""
     before, chosen = accelerator.current_stream(), accelerator.Stream()
     try:
         accelerator.set_stream(chosen)
@@ -72,9 +78,12 @@ def set_stream(accelerator: Accelerator) -> None:
     require(accelerator.current_stream() == before, "after setting the first stream again another is current")
 
 
-@check("Event", "synchronize", once=True)
+@check(
+    "Event", "synchronize",
+    promise="elapsed_time is the time of the work between two events, in milliseconds.",
+    once=True,
+)  # fmt: skip
 def events_measure_time(accelerator: Accelerator) -> None:
-    """elapsed_time is the time of the work between two events, in milliseconds."""
     work = Work(accelerator)
     for _ in range(_ROUNDS):
         start, end = accelerator.Event(enable_timing=True), accelerator.Event(enable_timing=True)
@@ -100,9 +109,12 @@ def events_measure_time(accelerator: Accelerator) -> None:
     )
 
 
-@check("Stream", "Event", "stream", "current_stream", once=True)
+@check(
+    "Stream", "Event", "stream", "current_stream",
+    promise="A stream that waits for another stream's event sees the work before that event.",
+    once=True,
+)  # fmt: skip
 def events_order_streams(accelerator: Accelerator) -> None:
-    """A stream that waits for another stream's event sees the work before that event."""
     require_streams(accelerator)
     work = Work(accelerator)
     for _ in range(_ROUNDS):
@@ -123,9 +135,12 @@ def events_order_streams(accelerator: Accelerator) -> None:
         )
 
 
-@check("Stream", "stream", "synchronize", "supports_streams", once=True)
+@check(
+    "Stream", "stream", "synchronize", "supports_streams",
+    promise="A stream that waits for another sees its queued work; synchronize() waits for the stream's own.",
+    once=True,
+)  # fmt: skip
 def streams_wait_for_streams(accelerator: Accelerator) -> None:
-    """A stream that waits for another sees its queued work; synchronize() waits for the stream's own."""
     require_streams(accelerator)
     work = Work(accelerator)
     for _ in range(_ROUNDS):
@@ -147,9 +162,11 @@ def streams_wait_for_streams(accelerator: Accelerator) -> None:
         accelerator.synchronize()
 
 
-@check("resolves_data_dependency", "stream")
+@check(
+    "resolves_data_dependency", "stream",
+    promise="If the device says so, one stream can use the results of another without an explicit wait.",
+)  # fmt: skip
 def dependencies_resolved_by_the_device(accelerator: Accelerator) -> None:
-    """If the device says so, one stream can use the results of another without an explicit wait."""
     if not accelerator.resolves_data_dependency():
         raise NotOfferedError("it says that streams must wait for each other explicitly")
     work = Work(accelerator)

@@ -19,9 +19,11 @@ from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.device_arguments import require_device_arguments, ways_to_name
 
 
-@check("stream", "current_stream", "default_stream")
+@check(
+    "stream", "current_stream", "default_stream",
+    promise="After stream(s) the previous stream is current, even after an error, which is not suppressed.",
+)  # fmt: skip
 def stream_context_ends(accelerator: Accelerator) -> None:
-    """After stream(s) the previous stream is current, even after an error, which is not suppressed."""
     before = accelerator.current_stream()
     default = accelerator.default_stream()
     outer, inner = accelerator.Stream(), accelerator.Stream()
@@ -47,9 +49,11 @@ def stream_context_ends(accelerator: Accelerator) -> None:
     require(accelerator.current_stream() == before, "after nested stream(s) another stream is current")
 
 
-@check("stream", "set_stream", "current_stream")
+@check(
+    "stream", "set_stream", "current_stream",
+    promise="Each thread has its own current stream: a new thread starts on the default stream.",
+)  # fmt: skip
 def current_stream_of_a_thread(accelerator: Accelerator) -> None:
-    """Each thread has its own current stream: a new thread starts on the default stream."""
     mine = accelerator.Stream()
 
     def look() -> tuple[bool, bool]:
@@ -90,16 +94,21 @@ def current_stream_of_a_thread(accelerator: Accelerator) -> None:
         )
 
 
-@check("current_stream", "default_stream")
+@check(
+    "current_stream", "default_stream",
+    promise="A device is an index, a name or a torch.device; one that is absent or of another type is "
+    "refused.",
+)  # fmt: skip
 def device_arguments(accelerator: Accelerator) -> str | None:
-    """A device is an index, a name or a torch.device; one that is absent or of another type is refused."""
     methods = {"current_stream": accelerator.current_stream, "default_stream": accelerator.default_stream}
     return require_device_arguments(accelerator, methods)
 
 
-@check("current_stream", "default_stream", "set_stream", "Stream")
+@check(
+    "current_stream", "default_stream", "set_stream", "Stream",
+    promise="Each device has its own current stream: setting one does not change those of the others.",
+)  # fmt: skip
 def streams_by_device(accelerator: Accelerator) -> None:
-    """Each device has its own current stream: setting one does not change those of the others."""
     require_streams(accelerator)
     names = several_devices(accelerator)
     for index in range(len(names)):

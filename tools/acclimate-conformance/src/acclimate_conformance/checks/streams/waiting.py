@@ -27,9 +27,12 @@ _RESOLUTION_MS = 0.01  # of events; some vendors count in microseconds
 _LENGTH = 1 << 14
 
 
-@check("Stream", "Event", "stream")
+@check(
+    "Stream", "Event", "stream",
+    promise="Streams and events take torch's arguments, wait for each other, and know when they are "
+    "complete.",
+)  # fmt: skip
 def objects(accelerator: Accelerator) -> None:
-    """Streams and events take torch's arguments, wait for each other, and know when they are complete."""
     ones = torch.ones(8, device=accelerator.current_device_name())
     streams = {
         "Stream()": accelerator.Stream(),
@@ -66,9 +69,12 @@ def objects(accelerator: Accelerator) -> None:
         require(float(doubled.sum()) == 16.0, f"work on {what} gives {float(doubled.sum())} instead of 16")
 
 
-@check("Event", "Stream", "synchronize", "current_stream", once=True)
+@check(
+    "Event", "Stream", "synchronize", "current_stream",
+    promise="Each way to wait on the host for an event or a stream waits until earlier copies are complete.",
+    once=True,
+)  # fmt: skip
 def host_waits(accelerator: Accelerator) -> None:
-    """Each way to wait on the host for an event or a stream waits until earlier copies are complete."""
     require_streams(accelerator)
     work = Work(accelerator)
     ways: dict[str, Callable[[Any, Any], object]] = {
@@ -105,9 +111,12 @@ def _until(done: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-@check("Stream", "Event", "stream", "current_stream", once=True)
+@check(
+    "Stream", "Event", "stream", "current_stream",
+    promise="Each way for a stream to wait orders its work: it reads what was written before.",
+    once=True,
+)  # fmt: skip
 def streams_wait(accelerator: Accelerator) -> None:
-    """Each way for a stream to wait orders its work: it reads what was written before."""
     require_streams(accelerator)
     work = Work(accelerator)
     ways: dict[str, Callable[[Any, Any, Any], object]] = {
@@ -138,9 +147,12 @@ def streams_wait(accelerator: Accelerator) -> None:
             )
 
 
-@check("Event", once=True)
+@check(
+    "Event",
+    promise="The times between three events add up, and recording an event again replaces its time.",
+    once=True,
+)  # fmt: skip
 def event_times_add_up(accelerator: Accelerator) -> None:
-    """The times between three events add up, and recording an event again replaces its time."""
     work = Work(accelerator, at_least_ms=5)
     for _ in range(_ROUNDS):
         first, second, third = (accelerator.Event(enable_timing=True) for _ in range(3))
@@ -174,9 +186,11 @@ def event_times_add_up(accelerator: Accelerator) -> None:
     )
 
 
-@check("Event")
+@check(
+    "Event",
+    promise="elapsed_time raises for an event that was not recorded, or was made without enable_timing=True.",
+)  # fmt: skip
 def events_without_timing(accelerator: Accelerator) -> None:
-    """elapsed_time raises for an event that was not recorded, or was made without enable_timing=True."""
     recorded, untimed = accelerator.Event(enable_timing=True), accelerator.Event()
     recorded.record()
     untimed.record()
