@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import argument_mutants  # noqa: E402
+import edge_mutants  # noqa: E402
 import mutants  # noqa: E402
 import state_mutants  # noqa: E402
 import value_mutants  # noqa: E402
@@ -55,9 +56,12 @@ def require_found(result: dict[str, Any], fault: str | None) -> None:
 
 @pytest.mark.parametrize(
     "mutant",
-    [*mutants.CAUGHT_BY, *state_mutants.CAUGHT_BY, *value_mutants.CAUGHT_BY, *argument_mutants.CAUGHT_BY],
+    [
+        *mutants.CAUGHT_BY, *state_mutants.CAUGHT_BY, *value_mutants.CAUGHT_BY, *argument_mutants.CAUGHT_BY,
+        *edge_mutants.CAUGHT_BY,
+    ],
     ids=lambda mutant: mutant.__name__,
-)
+)  # fmt: skip
 def test_the_check_finds_the_fault_in_the_cpu(mutant: type, examined: Examined) -> None:
     check = sys.modules[mutant.__module__].CAUGHT_BY[mutant]
     require_found(examined(mutant.__module__)[mutant.__name__, check], mutant.__doc__)

@@ -33,12 +33,12 @@ class Result:
     """If it failed, the line of the check that noticed."""
     changes: tuple[str, ...] = ()
     """If it failed, where each name of the interface is implemented, the likeliest cause first."""
-    suspects: tuple[str, ...] = ()
-    """If it failed, these names; empty if its error says which is at fault."""
+    weights: tuple[float, ...] = ()
+    """How much speaks for each of these."""
     cleared: tuple[str, ...] = ()
     """The names on which an observation of the check depended that was as promised."""
     cause: str = ""
-    """If it failed, what it has in common with other failures."""
+    """If it failed, what it has in common with other failures: an error, or the likeliest cause."""
 
     @property
     def name(self) -> str:

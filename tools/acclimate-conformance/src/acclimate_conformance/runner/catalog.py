@@ -13,12 +13,12 @@ HOME = Path(__file__).parents[1] / "checks"
 _CATEGORIES: dict[str, tuple[str, ...]] = {
     "devices": ("current", "waiting", "blocks"),
     "random": ("generators", "devices", "states"),
-    "streams": ("order", "state", "waiting"),
+    "streams": ("order", "state", "waiting", "elsewhere"),
     "memory": ("figures", "agreement", "capacity", "devices", "bounds", "small"),
-    "dtypes": ("arithmetic", "shapes", "exactness", "mixed", "scaling"),
-    "graphs": ("replays", "captures", "kinds", "numbers"),
+    "dtypes": ("arithmetic", "shapes", "exactness", "edges", "mixed", "scaling"),
+    "graphs": ("replays", "captures", "kinds", "numbers", "surroundings"),
     "pinning": ("contents", "shapes"),
-    "ops": ("builders", "optimizers", "aio", "aio_arguments"),
+    "ops": ("builders", "optimizers", "aio", "aio_arguments", "packed_weights"),
     "runtime": ("marks", "compiling", "results", "types"),
     "communication": ("collectives",),
 }

@@ -15,7 +15,7 @@ from acclimate_conformance.checks.check import Check, check
 from acclimate_conformance.checks.communication.ranks import require_topic
 from acclimate_conformance.checks.communication.topics import TOPICS, Observer
 
-_TIMEOUT_S = 330
+_TIMEOUT_S = 510
 
 
 @check(

@@ -221,6 +221,95 @@ def tensors_of_any_shape(here: Observer) -> None:
     here.optional("all_gather of a transposed matrix", gathered_transposed)
 
 
+_TAILS = (1, 3, 5, 7, 17, 33, 65, 1003, 70_001)
+"""Numbers of elements that are no multiple of a vector or a block."""
+
+
+def tails(here: Observer) -> None:
+    device = here.accelerator.current_device_name()
+    operations = distributed.ReduceOp
+    for dtype in (*here.accelerator.supported_dtypes()[:2], torch.int64):
+        for length in _TAILS:
+            of = f"of {length} elements of {short(dtype)}"
+            rows = [((torch.arange(length) * (r + 2) + r) % 13).to(dtype) for r in here.ranks]
+            stacked = torch.stack(rows)
+            mine = rows[here.number].to(device)
+            for name, operation, wanted in (
+                ("SUM", operations.SUM, stacked.sum(0)), ("MAX", operations.MAX, stacked.amax(0)),
+                ("MIN", operations.MIN, stacked.amin(0)),
+            ):  # fmt: skip
+                around = torch.full((length + 2,), 3, dtype=dtype, device=device)
+                part = around[1:-1] if name == "SUM" else around.new_empty(length)
+                part.copy_(mine)
+                distributed.all_reduce(part, op=operation)
+                here.same(part, wanted, f"all_reduce with {name} {of}")
+                here.same(
+                    around[[0, -1]], torch.full((2,), 3, dtype=dtype), f"what is beside an all_reduce {of}"
+                )
+            sent = mine.clone()
+            distributed.broadcast(sent, here.count - 1)
+            here.same(sent, rows[-1], f"broadcast {of}")
+            gathered = [torch.zeros_like(mine) for _ in here.ranks]
+            distributed.all_gather(gathered, mine)
+            here.same(torch.cat(gathered), torch.cat(rows), f"all_gather {of}")
+
+    def others() -> None:
+        for length in _TAILS[:-1]:
+            whole = torch.zeros(length * here.count, device=device)
+            given = torch.arange(float(length * here.count), device=device) * (here.number + 1)
+            distributed.all_gather_into_tensor(whole, given[:length].contiguous())
+            wanted = torch.cat([torch.arange(float(length)) * (r + 1) for r in here.ranks])
+            here.same(whole, wanted, f"all_gather_into_tensor of {length} elements")
+            part = torch.zeros(length, device=device)
+            distributed.reduce_scatter_tensor(part, given)
+            total = sum(r + 1 for r in here.ranks)
+            wanted = torch.arange(float(length * here.count))[here.number * length :][:length] * total
+            here.same(part, wanted, f"reduce_scatter_tensor of {length} elements")
+            received = torch.zeros(length * here.count, device=device)
+            distributed.all_to_all_single(received, given)
+            mine = torch.arange(float(length * here.count))[here.number * length :][:length]
+            here.same(
+                received,
+                torch.cat([mine * (r + 1) for r in here.ranks]),
+                f"all_to_all_single of {length} elements",
+            )
+
+    here.optional("all_gather_into_tensor, reduce_scatter_tensor or all_to_all_single", others)
+
+
+def other_dtypes(here: Observer) -> None:
+    operations = distributed.ReduceOp
+    patterns = [[r % 2, 1, 0, 1 - r % 2, 1] for r in here.ranks]
+    columns = list(zip(*patterns, strict=True))
+    for dtype in (torch.bool, torch.uint8, torch.int8, torch.int16):
+        of = f"of {short(dtype)}"
+
+        def moved(dtype: torch.dtype = dtype, of: str = of) -> None:
+            for root in here.ranks:
+                sent = here.tensor(*patterns[here.number], dtype=dtype)
+                distributed.broadcast(sent, root)
+                here.same(sent, patterns[root], f"broadcast {of} from rank {root}")
+            gathered = [here.tensor(0, 0, 0, 0, 0, dtype=dtype) for _ in here.ranks]
+            distributed.all_gather(gathered, here.tensor(*patterns[here.number], dtype=dtype))
+            for r in here.ranks:
+                here.same(gathered[r], patterns[r], f"part {r} of an all_gather {of}")
+
+        def reduced(dtype: torch.dtype = dtype, of: str = of) -> None:
+            for operation, reduction in ((operations.MAX, max), (operations.MIN, min)):
+                found = here.tensor(*patterns[here.number], dtype=dtype)
+                distributed.all_reduce(found, op=operation)
+                here.same(found, list(map(reduction, columns)), f"all_reduce with {operation} {of}")
+            found = here.tensor(*patterns[here.number], dtype=dtype)
+            distributed.all_reduce(found)
+            wanted = [sum(column) for column in columns]
+            here.same(
+                found, [min(1, s) for s in wanted] if dtype is torch.bool else wanted, f"all_reduce {of}"
+            )
+
+        here.optional(f"broadcast or all_gather {of}", moved)
+        here.optional(f"all_reduce {of}", reduced)
+
+
 def roots(here: Observer) -> None:
     total = float(sum(r + 1 for r in here.ranks))
     for root in here.ranks:
@@ -336,7 +425,7 @@ def point_to_point(here: Observer) -> None:
                 else:
                     received = torch.zeros_like(message)
                     distributed.recv(received, sender)
-                    here.same(received, message, f"message {turn + 1} from rank {sender}")
+                    here.same(received, message, f"recv of message {turn + 1} from rank {sender}")
 
     def at_once() -> None:
         received = here.full(300, 0)
@@ -351,7 +440,7 @@ def point_to_point(here: Observer) -> None:
 
     def by_tag() -> None:
         for sender in (0, 1):
-            messages = {tag: here.full(400, 100 * sender + tag) for tag in (1, 2)}
+            messages = {tag: here.full(400, 100 * sender + tag) for tag in (1, 2, 3)}
             if here.number == sender:
                 sent = [distributed.isend(message, other, tag=tag) for tag, message in messages.items()]
                 for work in sent:
@@ -359,16 +448,16 @@ def point_to_point(here: Observer) -> None:
                         work.wait()
                 continue
             received = {tag: torch.zeros_like(message) for tag, message in messages.items()}
-            for tag in (2, 1):
+            for tag in (3, 2, 1):
                 distributed.recv(received[tag], sender, tag=tag)
             here.accelerator.synchronize()
             # torch's own backends of devices, unlike those of the host, may ignore tags.
-            swapped = torch.equal(received[1], messages[2]) and torch.equal(received[2], messages[1])
+            swapped = all(torch.equal(received[tag], messages[4 - tag]) for tag in messages)
             if swapped and not is_host(here.accelerator):
                 here.lacking.append("tags of send and recv")
                 continue
             for tag, message in messages.items():
-                here.same(received[tag], message, f"a message from rank {sender} with the tag {tag}")
+                here.same(received[tag], message, f"recv from rank {sender} with the tag {tag}")
 
     here.optional("send and recv", in_order)
     here.optional("send and recv with tags", by_tag)
@@ -459,6 +548,8 @@ TOPICS: dict[Callable[[Observer], None], str] = {
     reductions: "all_reduce computes the sum, product, minimum and maximum; a backend may lack AVG.",
     tensors_of_any_shape: "Collectives are right for megabytes, slices, batches and scalars; transposed "
     "tensors may be refused.",
+    tails: "Collectives treat every element of tensors of any length.",
+    other_dtypes: "bool and small integers are moved and reduced right, or refused.",
     roots: "Any rank can be the root of a broadcast, and of a reduce, gather or scatter if the "
     "backend has them.",
     groups: "Groups of some of the ranks, and several groups of all ranks, do not interfere.",

@@ -68,7 +68,7 @@ def _require_landed(queued: tuple[torch.Tensor, object], what: str) -> None:
         f"after {what} an earlier copy to pinned memory is not complete",
     )
     pending = not event.query()  # type: ignore[attr-defined]
-    require(not pending, f"after {what} an earlier event is still pending")
+    require(not pending, f"Event.query() is False after {what} for an earlier event")
 
 
 @check(

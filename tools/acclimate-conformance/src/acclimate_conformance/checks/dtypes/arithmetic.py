@@ -66,6 +66,22 @@ def list_of_dtypes(accelerator: Accelerator) -> None:
             listed == answer,
             f"{method}() is {answer}, but supported_dtypes() {'has' if listed else 'lacks'} it",
         )
+    emulated = exactly(
+        accelerator.is_bf16_supported(including_emulation=True),
+        bool,
+        "is_bf16_supported(including_emulation=True)",
+    )
+    require(
+        emulated or not accelerator.is_bf16_supported(),
+        "is_bf16_supported(including_emulation=True) is False, though the device has bfloat16 itself",
+    )
+    if emulated:
+        ones = torch.ones(4, dtype=torch.bfloat16, device=accelerator.current_device_name())
+        total = float((ones + ones).sum())
+        require(
+            total == 8.0,
+            f"is_bf16_supported(including_emulation=True) is True, and 8 ones add up to {total}",
+        )
 
 
 @check("supported_dtypes", promise="Every supported dtype multiplies matrices within its precision.")

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 
 from acclimate.accelerator import Accelerator
+from acclimate.host import topology
 from acclimate.imports import describe
-from acclimate_conformance.checks.assertions import MIB, BrokenPromiseError, exactly, require
+from acclimate_conformance.checks.assertions import (
+    MIB,
+    BrokenPromiseError,
+    NotOfferedError,
+    exactly,
+    is_host,
+    require,
+)
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.memory.allocations import (
     ROUNDS,
@@ -72,6 +81,26 @@ def capacity(accelerator: Accelerator) -> None:
         if (taken + given) // 2 >= size // 2:
             return
     raise BrokenPromiseError(f"available_memory() falls by {mib(taken)} when {mib(size)} are allocated")
+
+
+@check(
+    "available_memory", "mem_get_info", "total_memory",
+    promise="A host says how much memory the system, or the limit of its container, leaves.",
+)  # fmt: skip
+def capacity_of_a_host(accelerator: Accelerator) -> None:
+    if not is_host(accelerator):
+        raise NotOfferedError("its memory is not the host's")
+    figures: dict[str, Callable[[], int]] = {
+        "available_memory": accelerator.available_memory,
+        "mem_get_info": lambda: accelerator.mem_get_info()[0],
+    }
+    for name, figure in figures.items():
+        for left in reversed(range(ROUNDS)):  # others use the memory too
+            told, known = figure(), topology.available_memory()
+            if abs(told - known) <= known // 16 + SLACK:
+                break
+            require(left > 0, f"{name}() says {mib(told)}, and the system leaves {mib(known)}")
+            time.sleep(0.05)
 
 
 @check(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import re
 import shlex
 import subprocess
 import tempfile
@@ -79,7 +80,11 @@ def toolkit(accelerator: Accelerator) -> str:
     version = accelerator.toolkit_version()
     if version is None:
         raise NotOfferedError("toolkit_version() is None")
-    require(len(exactly(version, str, "toolkit_version()").split()) == 1, f"it is {version!r}")
+    exactly(version, str, "toolkit_version()")
+    require(
+        re.fullmatch(r"[A-Za-z]*[-_.]?\d[\w.+-]*", version) is not None,
+        f"toolkit_version() is {version!r}, not one word that begins with a number",
+    )
     return version
 
 
@@ -143,10 +148,20 @@ def toolchain(accelerator: Accelerator) -> None:
         includes = [argument for path in folders for argument in ("-isystem", path)]
         command = [*compiler, *flags, *includes, "-shared", str(source), *links, "-o", str(library)]
         made = subprocess.run(command, capture_output=True, text=True, check=False)
-        require(made.returncode == 0, f"{' '.join(command)} fails: {made.stderr[-400:]}")
+        if made.returncode != 0:
+            plain = [compiler[0], "-fPIC", "-shared", str(source), "-o", str(library)]
+            parts = {"op_include_paths": includes, "op_link_flags": links, "op_compile_flags": flags}
+            alone = (name for name, part in parts.items() if _fails([*plain, *part]))
+            raise BrokenPromiseError(
+                f"{next(alone, 'op_compiler')}() fails in {shlex.join(command)}: {made.stderr[-400:]}"
+            )
         twice = ctypes.CDLL(str(library)).twice
         twice.restype, twice.argtypes = ctypes.c_int64, [ctypes.c_int64]
         require(twice(21) == 42, f"a function that was compiled gives {twice(21)} instead of 42")
+
+
+def _fails(command: list[str]) -> bool:
+    return subprocess.run(command, capture_output=True, check=False).returncode != 0
 
 
 _OF_THIS_MACHINE = ("native", "-xHost", "-xhost")

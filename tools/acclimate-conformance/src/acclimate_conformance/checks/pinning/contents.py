@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import torch
 
 from acclimate.accelerator import Accelerator
@@ -150,27 +152,45 @@ def registration(accelerator: Accelerator) -> None:
         alignment >= 1 and alignment & (alignment - 1) == 0,
         f"the alignment is {alignment}, not a power of two",
     )
-    length = 1 << 16
-    whole = torch.zeros(length + alignment, dtype=torch.uint8)
-    skip = -whole.data_ptr() % alignment
-    memory = whole[skip : skip + length]
-    taken = exactly(
-        accelerator.register_host_memory(memory.data_ptr(), length), bool, "register_host_memory()"
-    )
-    if not taken:
+    page = max(alignment, mmap.PAGESIZE)
+    length = 16 * page
+    whole = torch.zeros(2 * length + 3 * page, dtype=torch.uint8)
+    start = -whole.data_ptr() % page + page
+    memory, after = whole[start : start + length], whole[start + length : start + 2 * length]
+    ordinary = whole[: start - page]
+    taken = accelerator.register_host_memory(memory.data_ptr(), length)
+    if not exactly(taken, bool, "register_host_memory()"):
         accelerator.unregister_host_memory(memory.data_ptr())
         require(not accelerator.is_pinned(memory), "it returns False, but the memory is pinned")
         raise NotOfferedError("it cannot pin memory that is already allocated")
+    device = accelerator.current_device_name()
+    parts = {
+        "its start": memory[:16], "its second page": memory[page : 2 * page],
+        "its middle": memory[length // 2 :], "its last byte": memory[-1:], "every third byte": memory[1::3],
+    }  # fmt: skip
     try:
-        require(accelerator.is_pinned(memory), "it returns True, but the memory is not pinned")
-        memory.copy_(torch.full((length,), 5, dtype=torch.uint8, device=accelerator.current_device_name()))
-        accelerator.synchronize()
-        require(
-            equal(memory, torch.full((length,), 5, dtype=torch.uint8)), "a copy to registered memory is wrong"
-        )
+        for what, part in parts.items():
+            require(accelerator.is_pinned(part), f"register_host_memory() does not pin {what}")
+            value = 3 + len(what)
+            part.copy_(torch.full((len(part),), value, dtype=torch.uint8, device=device))
+            accelerator.synchronize()
+            require(
+                equal(part, torch.full((len(part),), value, dtype=torch.uint8)),
+                f"a copy to registered memory, {what}, is wrong",
+            )
+        for what, part in {"before": ordinary, "after": after[page:]}.items():
+            require(not accelerator.is_pinned(part), f"register_host_memory() pins what is {what} the region")
+        if accelerator.register_host_memory(after.data_ptr(), length):
+            accelerator.unregister_host_memory(memory.data_ptr())
+            require(accelerator.is_pinned(after), "unregister_host_memory() unpins another region")
+            accelerator.unregister_host_memory(after.data_ptr())
+            require(
+                not accelerator.is_pinned(after), "unregister_host_memory() leaves a second region pinned"
+            )
     finally:
         accelerator.unregister_host_memory(memory.data_ptr())
-    require(not accelerator.is_pinned(memory), "after unregister_host_memory() the memory is still pinned")
+    for what, part in parts.items():
+        require(not accelerator.is_pinned(part), f"unregister_host_memory() leaves {what} pinned")
 
 
 @check("on_accelerator", promise="on_accelerator is True for tensors on the device, and for no others.")

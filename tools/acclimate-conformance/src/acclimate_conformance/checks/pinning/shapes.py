@@ -156,3 +156,35 @@ def places_are_told(accelerator: Accelerator) -> None:
         require(told == on_host, f"on_accelerator() of {what} is {told}")
     for ordinary in (torch.ones(16), torch.ones(4, 4).t(), torch.empty(0)):
         require(not accelerator.is_pinned(ordinary), "is_pinned() is True for an ordinary tensor")
+
+
+@check(
+    "pin_memory", "pin_empty", "pin_empty_like", "is_pinned", "synchronize",
+    promise="Memory of any length is pinned and copied as a whole, with any argument that is allowed.",
+)  # fmt: skip
+def any_length_is_pinned(accelerator: Accelerator) -> None:
+    locks = _locks(accelerator)
+    device = accelerator.current_device_name()
+    for length in (1, 3, 5, 7, 1003, 4095, 4097, 65_537):
+        values = torch.arange(length, dtype=torch.int32)
+        made = {
+            "pin_memory(t)": accelerator.pin_memory(values),
+            "pin_memory(t, True, match_shape=False)": accelerator.pin_memory(values, True, match_shape=False),
+            "pin_empty(n)": accelerator.pin_empty(length, dtype=torch.int32).copy_(values),
+            "pin_empty_like(t, dtype=…)": accelerator.pin_empty_like(values.float(), dtype=torch.int32).copy_(
+                values
+            ),
+        }
+        for how, tensor in made.items():
+            require(equal(tensor, values), f"{how} of {length} elements has other values")
+            for part in (tensor[-1:], tensor[length // 2 :]):
+                told = accelerator.is_pinned(part)
+                require(told == locks, f"is_pinned() is {told} at the end of {how} of {length} elements")
+            there = tensor.to(device, non_blocking=True)
+            back = accelerator.pin_empty(length + 2, dtype=torch.int32).fill_(-1)
+            back[1:-1].copy_(there, non_blocking=True)
+            accelerator.synchronize()
+            wanted = torch.nn.functional.pad(values, (1, 1), value=-1)
+            require(
+                equal(back, wanted), f"{how} of {length} elements changes on the way to {device} and back"
+            )

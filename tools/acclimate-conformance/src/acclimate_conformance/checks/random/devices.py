@@ -84,7 +84,7 @@ def current_device_is_meant(accelerator: Accelerator) -> None:
                 told = accelerator.initial_seed()
             require(
                 other == index or told == _SEED + other,
-                f"seeding {name} changes the seed of device {other} to {told}",
+                f"manual_seed() or seed() on {name} changes the seed of device {other} to {told}",
             )
 
 

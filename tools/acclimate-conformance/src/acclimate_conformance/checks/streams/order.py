@@ -33,25 +33,27 @@ def current_stream(accelerator: Accelerator) -> None:
     for what, found in (("current_stream()", before), ("default_stream()", default)):
         # torch.Stream is a base of some vendors' streams and what torch's own functions return for others.
         require(isinstance(found, accelerator.Stream | torch.Stream), f"{what} is a {type(found).__name__}")
-    require(before == default, f"no stream was set, but {before} is current instead of the default {default}")
+    require(
+        before == default, f"current_stream() is {before} where none was set, and default_stream() {default}"
+    )
     first, second = accelerator.Stream(), accelerator.Stream()
-    require(first != second, "two streams that were made are equal")
+    require(first != second, "Stream() gives two streams that are equal")
     with accelerator.stream(first):
-        require(accelerator.current_stream() == first, "within stream(s) another stream is current")
+        require(accelerator.current_stream() == first, "stream(s) does not make its stream current")
         with accelerator.stream(second):
             require(
-                accelerator.current_stream() == second, "within a second stream(s) another stream is current"
+                accelerator.current_stream() == second,
+                "stream(s) within stream(s) does not make its stream current",
             )
         require(
-            accelerator.current_stream() == first, "after an inner stream(s) the outer one is not current"
+            accelerator.current_stream() == first, "stream(s) within stream(s) does not restore the outer one"
         )
         with accelerator.stream(None):
             require(accelerator.current_stream() == first, "stream(None) changes the current stream")
+    require(accelerator.current_stream() == before, "stream(s) does not restore the stream before it")
     require(
-        accelerator.current_stream() == before, "after stream(s) the current stream is not the one before it"
-    )
-    require(
-        accelerator.current_stream(accelerator.current_device()) == before, "the device's stream is another"
+        accelerator.current_stream(accelerator.current_device()) == before,
+        "current_stream(i) of the current device is not current_stream()",
     )
 
 
@@ -67,15 +69,18 @@ def set_stream(accelerator: Accelerator) -> None:
     except NotImplementedError as error:
         raise NotOfferedError(f"setting the current stream: {error}") from error
     try:
-        require(accelerator.current_stream() == chosen, "after set_stream(s) another stream is current")
+        require(accelerator.current_stream() == chosen, "set_stream(s) does not make its stream current")
         accelerator.set_stream(None)
         require(accelerator.current_stream() == chosen, "set_stream(None) changes the current stream")
         ones = torch.ones(8, device=accelerator.current_device_name()) * 2
     finally:
         accelerator.set_stream(before)
     chosen.synchronize()
-    require(float(ones.sum()) == 16.0, "work on a stream that was set gives a wrong result")
-    require(accelerator.current_stream() == before, "after setting the first stream again another is current")
+    require(float(ones.sum()) == 16.0, "set_stream(s): work on that stream gives a wrong result")
+    require(
+        accelerator.current_stream() == before,
+        "set_stream(s) with the first stream again does not make it current",
+    )
 
 
 @check(
@@ -94,18 +99,18 @@ def events_measure_time(accelerator: Accelerator) -> None:
         end.record()
         end.synchronize()
         lasted = (time.perf_counter() - began) * 1000
-        require(bool(end.query()), "an event is pending after its synchronize()")
+        require(bool(end.query()), "Event.query() is False after its synchronize()")
         measured = exactly(start.elapsed_time(end), float, "elapsed_time()")
         require(
             measured <= lasted * 1.02 + _CLOCK_SLACK_MS,
-            f"events measure {measured:.2f} ms, the host's clock {lasted:.2f} ms",
+            f"Event.elapsed_time() is {measured:.2f} ms, the host's clock {lasted:.2f} ms",
         )
         # Always above 0: any clock measures 0 or more, and work may end sooner than expected.
         if measured >= lasted / 2 - min(_CLOCK_SLACK_MS, lasted / 4):
             return
     # The host may have been busy with something else in between, though hardly each time.
     raise BrokenPromiseError(
-        f"events measure {measured:.2f} ms for work that took {lasted:.2f} ms by the host's clock"
+        f"Event.elapsed_time() is {measured:.2f} ms for work that took {lasted:.2f} ms by the host's clock"
     )
 
 
@@ -131,7 +136,7 @@ def events_order_streams(accelerator: Accelerator) -> None:
         accelerator.synchronize()
         require(
             equal(seen, torch.full((1 << 16,), 6.0)),
-            "a stream that waited for an event read what was before it",
+            "Stream.wait_event(event): the stream reads what was before the event",
         )
 
 
@@ -154,10 +159,10 @@ def streams_wait_for_streams(accelerator: Accelerator) -> None:
         with accelerator.stream(consumer):
             landed.copy_(value * 2, non_blocking=True)
         consumer.synchronize()
-        require(bool(consumer.query()), "a stream has pending work after its synchronize()")
+        require(bool(consumer.query()), "Stream.query() is False after its synchronize()")
         require(
             equal(landed, torch.full((1 << 16,), 6.0)),
-            "a stream that waited for another read what was before it",
+            "Stream.wait_stream(other): the stream reads what was before the work of the other",
         )
         accelerator.synchronize()
 
@@ -176,4 +181,7 @@ def dependencies_resolved_by_the_device(accelerator: Accelerator) -> None:
             value += work.queue()[0, 0] * 3
         with accelerator.stream(accelerator.Stream()):
             seen = (value * 2).cpu()
-        require(equal(seen, torch.full((1 << 16,), 6.0)), "one stream read what another had not yet made")
+        require(
+            equal(seen, torch.full((1 << 16,), 6.0)),
+            "resolves_data_dependency() is True, but one stream reads what another has not yet made",
+        )

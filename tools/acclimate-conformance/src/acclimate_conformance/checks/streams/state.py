@@ -30,23 +30,26 @@ def stream_context_ends(accelerator: Accelerator) -> None:
     for stream in (outer, None):
         with let_through(f"stream({'s' if stream else None})"), accelerator.stream(stream):
             raise DeliberateError
-        require(accelerator.current_stream() == before, "after an error within stream(s) it stays current")
+        require(accelerator.current_stream() == before, "stream(s) stays current after an error within it")
     with accelerator.stream(outer):
         with suppress(DeliberateError), accelerator.stream(inner):
             raise DeliberateError
         require(
             accelerator.current_stream() == outer,
-            "after an error within an inner stream(s) the outer stream is not current",
+            "stream(s) within stream(s) does not restore the outer one after an error",
         )
-        require(accelerator.default_stream() == default, "within stream(s) default_stream() is another")
+        require(accelerator.default_stream() == default, "default_stream() is another within stream(s)")
         with accelerator.stream(inner):
             pass
         with accelerator.stream(outer):  # the same one again
             pass
         require(
-            accelerator.current_stream() == outer, "after stream(s) within stream(s) no stream is current"
+            accelerator.current_stream() == outer,
+            "stream(s) within stream(s) of the same stream does not restore it",
         )
-    require(accelerator.current_stream() == before, "after nested stream(s) another stream is current")
+    require(
+        accelerator.current_stream() == before, "stream(s), when nested, does not restore the first stream"
+    )
 
 
 @check(
@@ -64,10 +67,11 @@ def current_stream_of_a_thread(accelerator: Accelerator) -> None:
 
     with accelerator.stream(mine):
         starts_at_default, chooses = in_thread(look)
-        require(starts_at_default, "a new thread starts on the stream that another thread has set")
-        require(chooses, "within stream(s) in another thread another stream is current")
+        require(starts_at_default, "stream(s) in one thread sets the stream of a new one")
+        require(chooses, "stream(s) in another thread does not make its stream current")
         require(
-            accelerator.current_stream() == mine, "another thread's stream(s) changes the one that is current"
+            accelerator.current_stream() == mine,
+            "stream(s) in another thread changes the stream that is current here",
         )
     before = accelerator.current_stream()
     with ThreadPoolExecutor(1) as other:
@@ -129,7 +133,7 @@ def streams_by_device(accelerator: Accelerator) -> None:
             own = accelerator.Stream()
             with accelerator.stream(own):
                 require(
-                    accelerator.current_stream(index) == own, "within stream(s) another stream is current"
+                    accelerator.current_stream(index) == own, "stream(s) does not make its stream current"
                 )
                 for other in range(len(names)):
                     _require_default(accelerator, other, index)
@@ -143,5 +147,5 @@ def _require_default(accelerator: Accelerator, other: int, chosen_on: int) -> No
         found: Any = accelerator.current_stream(other)
         require(
             found == accelerator.default_stream(other),
-            f"setting a stream of device {chosen_on} makes {found} current on device {other}",
+            f"stream(s) of device {chosen_on} makes {found} current on device {other}",
         )
