@@ -382,12 +382,13 @@ Tensor from_words(const Tensor& words, const Tensor& header, int64_t number, int
   const Tensor whole = torch::stable::contiguous(words), fields = torch::stable::contiguous(header);
   const WeightFormat kind = find_format(number).value_or(WeightFormat::dense);
   STD_TORCH_CHECK(kind != WeightFormat::dense, "There is no weight format with the number ", number, ".");
-  STD_TORCH_CHECK(bits == 2 || bits == 4 || bits == 8, "A code in a word has 2, 4 or 8 bits, not ", bits, ".");
+  STD_TORCH_CHECK(bits == 2 || bits == 4 || bits == 8, "A code in a word has 2, 4 or 8 bits, not ", bits,
+                  ".");
   STD_TORCH_CHECK(order >= 0 && order <= 2 && (order != 2 || bits == 4), "There is no order ", order,
                   " of words with ", bits, " bits.");
   const int64_t per = 32 / bits;
-  STD_TORCH_CHECK(is_size(n) && is_size(k) && skip >= 0 && skip < per && flip >= 0 && flip < 256,
-                  "Words of ", bits, " bits cannot be packed from ", skip, " on, for [", n, ", ", k, "].");
+  STD_TORCH_CHECK(is_size(n) && is_size(k) && skip >= 0 && skip < per && flip >= 0 && flip < 256, "Words of ",
+                  bits, " bits cannot be packed from ", skip, " on, for [", n, ", ", k, "].");
   const int64_t groups = (n + group_rows - 1) / group_rows, stride = group_bytes(kind, k);
   const int64_t blocks = padded_columns(kind, k) / block_columns;
   const int64_t codes = offsets_of(layout_of(kind), blocks).codes;
@@ -402,8 +403,13 @@ Tensor from_words(const Tensor& words, const Tensor& header, int64_t number, int
   const uint8_t* from = static_cast<const uint8_t*>(fields.data_ptr());
   uint8_t* to = static_cast<uint8_t*>(result.mutable_data_ptr());
   request_huge_pages(to, groups * stride);
-  const Words held{static_cast<const uint32_t*>(whole.data_ptr()), n, whole.size(order == 1 ? 0 : 1),
-                   static_cast<int>(bits), static_cast<WordOrder>(order), skip, static_cast<uint8_t>(flip)};
+  const Words held{static_cast<const uint32_t*>(whole.data_ptr()),
+                   n,
+                   whole.size(order == 1 ? 0 : 1),
+                   static_cast<int>(bits),
+                   static_cast<WordOrder>(order),
+                   skip,
+                   static_cast<uint8_t>(flip)};
   const Weight weight{kind, Dtype::f32, n, k, to, stride};
   auto work = [&](int thread, int threads) {
     const auto [first, last] = rows_of(weight, thread, threads);

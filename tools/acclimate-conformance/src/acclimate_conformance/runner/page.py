@@ -41,7 +41,7 @@ def page(report: Report) -> str:
         )
     )
     tallies = {tally.category: tally for tally in report.tallies}
-    return template.render(
+    page: str = template.render(
         report=report,
         written=datetime.now(timezone.utc).strftime("%d %B %Y, %H:%M UTC"),
         categories=categories,
@@ -49,6 +49,7 @@ def page(report: Report) -> str:
         results={name: [r for r in report.results if r.category == name] for name in categories},
         left={name: [check for check in report.not_run if check.category == name] for name in categories},
     )
+    return page
 
 
 def _shown(text: str) -> str:
