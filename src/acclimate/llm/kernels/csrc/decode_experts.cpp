@@ -46,13 +46,15 @@ void apply(const std::vector<Operation>& operations, Dtype dtype, float* x, int6
       case Operation::Kind::sigmoid:
         sigmoid(Dtype::f32, x, n);
         break;
-      case Operation::Kind::normalize: {
+      case Operation::Kind::normalize:
+      case Operation::Kind::normalize_at_least: {
         float total = 0;
         for (int64_t i = 0; i < n; ++i) {
           total += x[i];
         }
         for (int64_t i = 0; i < n; ++i) {
-          x[i] /= total + operation.value;
+          x[i] /= operation.kind == Operation::Kind::normalize ? total + operation.value
+                                                               : std::max(total, operation.value);
         }
         break;
       }
