@@ -72,7 +72,7 @@ $(VENV)/.torch: constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml $(wildcard tools/*/pyproject.toml)
-	$(PIP) -e ".[dev]" -e "tools/acclimate-port[test]" -e "tools/acclimate-conformance[test]" \
+	$(PIP) -e ".[dev]" -e "tools/acclimate-port[test]" -e tools/acclimate-conformance \
 		-e "extensions/acclimate-sim[test]"
 	touch $@
 

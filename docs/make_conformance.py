@@ -37,10 +37,12 @@ always shown, and written to all files that can be written.
 each failure, what was observed, the calls of the interface that led to it, whose code has to change, and what
 the interface says. It also shows which checks an interrupted run did not reach.
 
-For a vendor's continuous integration, the package installs a plugin for pytest. Each check is one test:
+Each check is a test of pytest, which the command runs in a worker of pytest-xdist. The JUnit XML is its own.
+For a vendor's own continuous integration, the package installs a plugin for pytest:
 
     pytest --acclimate-accelerator NAME       the project's own tests and the checks
     pytest --pyargs acclimate_conformance     only the checks, of the accelerator that acclimate selects
+    pytest -n1 --acclimate-accelerator NAME   the same in a worker, so that a crash fails one check only
 
 ## How it judges
 
@@ -54,8 +56,8 @@ For a vendor's continuous integration, the package installs a plugin for pytest.
 - A false claim is only found if it has an effect: if a device does its work before each call returns,
   checks cannot tell whether `handles_memory_backpressure()` and `resolves_data_dependency()` are true.
 - The score is passed / (passed + failed), rounded down.
-- Checks run in a separate process. A check fails if it crashes that process, exits, or exceeds its time
-  limit; the next check runs in a new process.
+- The command runs checks in a separate process. A check fails if it crashes that process, exits, or exceeds
+  its time limit, even in a call that holds Python's lock; the next check runs in a new process.
 
 Rules that may surprise:
 
@@ -126,7 +128,7 @@ def document() -> str:
     for check in checks():
         by_category.setdefault(check.category, []).append(check)
     parts = [INTRODUCTION, *(table(category, found) for category, found in by_category.items())]
-    names = ("mutants.py", "state_mutants.py", "value_mutants.py", "argument_mutants.py")
+    names = ("mutants.py", "state_mutants.py", "value_mutants.py", "argument_mutants.py", "edge_mutants.py")
     files = [*((name, "CPU") for name in names), ("sim_mutants.py", "sim")]
     rows = [row for name, accelerator in files for row in faults(FAULTS / name, accelerator)]
     return "\n".join([*parts, FAULTS_INTRODUCTION + "\n".join(rows)]) + "\n"

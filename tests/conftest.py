@@ -26,10 +26,6 @@ from warm_starts import pytest_xdist_setupnodes as pytest_xdist_setupnodes
 from warm_starts import warm_python as warm_python
 from warm_starts import warm_starts as warm_starts
 
-# A capture of a model has symbols of its own, so torch's cache of fake tensors finds nothing. Filling it
-# takes half of the time. torch reads this at its import, also in the processes of tests.
-os.environ["TORCH_FAKE_TENSOR_DISPATCH_CACHE"] = "0"
-
 
 def pytest_configure(config: pytest.Config) -> None:
     take_signals()

@@ -34,6 +34,11 @@ COMMANDS = {
         "generate text with a language model on this accelerator",
         "acclimate.llm.commands.generate",
     ),
+    "chat": ("talk with a language model, which remembers the conversation", "acclimate.llm.commands.chat"),
+    "serve": (
+        "answer requests of OpenAI's clients with a language model, over HTTP",
+        "acclimate.llm.commands.serve",
+    ),
     "bench": ("measure how fast a language model runs here", "acclimate.llm.commands.bench"),
     "plan": ("show how a model is split over ranks; nothing is loaded", "acclimate.llm.commands.plan"),
     "ops": ("list, build or remove the native ops of this accelerator", "acclimate.ops.command"),

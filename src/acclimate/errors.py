@@ -238,10 +238,6 @@ class UnsupportedParameterError(AcclimateError, TypeError):
     """A parameter or gradient has a dtype, layout or device that an optimizer does not support."""
 
 
-class InstructionSetError(AcclimateError, ValueError):
-    """``ACCLIMATE_CPU_ISA`` names no instruction set, or one that this machine lacks."""
-
-
 # -- inference ops -------------------------------------------------------------------------------
 
 
@@ -252,12 +248,8 @@ class WeightError(AcclimateError, ValueError):
 # -- communication ------------------------------------------------------------------------------
 
 
-class ConflictingRanksError(AcclimateError, ValueError):
-    """The variables of two launchers give this process different ranks."""
-
-
 class InvalidRankError(AcclimateError, ValueError):
-    """A rank is not less than the number of ranks, or one of the two was given without the other."""
+    """A rank is not less than the number of ranks, was given without it, or differs between two launchers."""
 
 
 class RankFailedError(AcclimateError, RuntimeError):
@@ -276,7 +268,7 @@ class BindingError(AcclimateError, ValueError):
 
 
 class LaunchOptionError(AcclimateError, ValueError):
-    """An option of ``acclimate run`` has an invalid value, or conflicts with another."""
+    """An option of ``acclimate run`` is invalid, conflicts with another, or leaves no host or slot."""
 
 
 class ScriptNotFoundError(AcclimateError, FileNotFoundError):
@@ -293,14 +285,6 @@ class HostfileError(AcclimateError, ValueError):
 
 class HostfileNotFoundError(AcclimateError, FileNotFoundError):
     """The hostfile does not exist or cannot be read."""
-
-
-class HostFilterError(AcclimateError, ValueError):
-    """``--include``, ``--exclude`` or a limit names a missing host or slot, or leaves none."""
-
-
-class UnknownEngineError(AcclimateError, ValueError):
-    """``--launcher`` names no engine."""
 
 
 class EngineNotFoundError(AcclimateError, FileNotFoundError):

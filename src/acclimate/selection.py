@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,7 @@ from acclimate.imports import (
     contained,
     failure_of,
     import_torch,
+    import_vendor_module,
     output_to_stderr,
     package_for,
     unclaimed_failures,
@@ -219,13 +220,7 @@ def load_by_name(name: str, source: str) -> Accelerator:
     if not named:
         if name in broken:
             raise AcceleratorUnavailableError(f'{source} is "{name}", whose plug-in failed: {broken[name]}')
-        generic = _generic(records)
-        if generic.name != name or name == OTHER_DEVICE:
-            package = package_for(name)
-            if package is not None:
-                raise AcceleratorUnavailableError(_absent_device(name, source, package))
-            raise UnknownAcceleratorError(_unknown(name, source, records))
-        named = [generic]
+        named = [_device_without_record(name, source, records)]
     reasons = []
     for record in named:
         reason = probe(record)
@@ -241,13 +236,38 @@ def load_by_name(name: str, source: str) -> Accelerator:
     raise AcceleratorUnavailableError(_unavailable(name, source, reasons, named))
 
 
+def _device_without_record(name: str, source: str, records: list[Backend]) -> Backend:
+    """Returns the generic record for a device with torch's name ``name``.
+
+    Not every package that adds a device is one that torch imports by itself: one that carries the device's
+    name is imported here.
+
+    Raises:
+        UnknownAcceleratorError: torch does not know the device, and no package is named like it.
+        AcceleratorUnavailableError: such a package is installed, but did not add the device to torch.
+    """
+    generic = _generic(records)
+    if generic.name == name != OTHER_DEVICE:
+        return generic
+    package = package_for(name)
+    if package is None:
+        raise UnknownAcceleratorError(_unknown(name, source, records))
+    with suppress(VendorCodeError):  # whose reason the message has
+        import_vendor_module(package)
+    generic = _generic(records)
+    if generic.name != name:
+        raise AcceleratorUnavailableError(_absent_device(name, source, package))
+    return generic
+
+
 def _absent_device(name: str, source: str, package: str) -> str:
     """The message for a device without a record, whose installed package did not add it to torch."""
     failure = failure_of(package)
     why = (
         f"fails to import: {failure}"
         if failure is not None
-        else "adds no such device to torch in this process: torch finds none on this machine"
+        else "adds no such device to torch when it is imported: it finds none on this machine, or a function "
+        "of it must be called first, as a record can do (docs/add_a_vendor.md)"
     )
     undo = f"unset {source}" if source in _VARIABLES else "call get_accelerator() without choosing"
     return (

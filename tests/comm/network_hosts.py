@@ -54,12 +54,6 @@ class NetworkHosts:
         subprocess.run(["sh", "-c", "\n".join(script)], check=True)
         self.places = [f"/proc/{holder.pid}/ns/net" for holder in self._holders]
 
-    def cut_the_cable(self) -> None:
-        """The hosts are still there, and hear nothing of each other."""
-        holder = self._holders[1].pid
-        command = ["nsenter", f"--target={holder}", "--net", "ip", "link", "set", f"ends{holder}", "down"]
-        subprocess.run(command, check=True)
-
     def close(self) -> None:
         """Ends the hosts."""
         for holder in self._holders:

@@ -117,7 +117,7 @@ def test_a_rank_that_ends_while_a_group_is_created_is_named() -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     meeting = Rendezvous(dist.HashStore(), 0, 2, timedelta(minutes=5))
-    offer = Offer("host", "host", os.getpid(), (0,), 1.0, 1 << 22, "")
+    offer = Offer("host", os.getpid(), (0,), 1.0, 1 << 22, "")
     with pytest.raises(
         GroupCreationError, match=rf"Rank 1 \(process {ended.pid}\) ended while rank 0 waited"
     ):

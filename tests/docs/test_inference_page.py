@@ -1,4 +1,4 @@
-"""The program at the beginning of docs/inference.md runs, and pages show their pictures."""
+"""The programs at the beginning of docs/inference.md run, and pages show their pictures."""
 
 from __future__ import annotations
 
@@ -11,28 +11,67 @@ from page_blocks import DOCS, blocks
 
 from fresh_process import plain_environment
 
-PROGRAM = next(block for block in blocks(DOCS / "inference.md") if block.file)
+PROGRAMS = {block.file: block.content for block in blocks(DOCS / "inference.md") if block.file}
 
 
-@pytest.mark.usefixtures("warm_starts")
-def test_the_first_program_writes_text(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder beside which programs run."""
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
+    folder = tmp_path_factory.mktemp("programs") / "model"
     config = transformers.LlamaConfig(
         hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=8
     )
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
     words = {word: number for number, word in enumerate(("The", "capital", "of", "France", "is", "?"))}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path / "model")
-    (tmp_path / "write.py").write_text(PROGRAM.content)
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    made.chat_template = "{% for m in messages %}{{ m['content'] + ' ? ' }}{% endfor %}"
+    made.save_pretrained(folder)
+    return folder
+
+
+def run(name: str, model: Path, *arguments: str) -> str:
+    """Runs a program of the page beside the model; returns what it prints."""
+    (model.parent / name).write_text(PROGRAMS[name])
     done = subprocess.run(
-        [sys.executable, "write.py", "model"], cwd=tmp_path, capture_output=True, text=True, timeout=600,
+        [sys.executable, name, *arguments], cwd=model.parent, capture_output=True, text=True, timeout=600,
         env={**plain_environment(), "DS_ACCELERATOR": "cpu"}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("The capital of France is")
+    return done.stdout
+
+
+@pytest.mark.usefixtures("warm_starts")
+def test_the_first_program_writes_text(model: Path) -> None:
+    assert run("write.py", model, "model").startswith("The capital of France is")
+
+
+@pytest.mark.usefixtures("warm_starts")
+def test_the_program_with_a_pipeline_writes_text(model: Path) -> None:
+    assert run("pipe.py", model, "model").startswith("The capital of France is")
+
+
+@pytest.mark.usefixtures("warm_starts")
+def test_the_program_of_a_conversation_shows_two_answers(model: Path) -> None:
+    assert len(run("talk.py", model, "model").splitlines()) == 2
+
+
+@pytest.mark.usefixtures("warm_starts")
+def test_the_client_of_the_server_shows_an_answer(model: Path) -> None:
+    pytest.importorskip("openai", reason="the extra `serve` is not installed")
+    pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+    pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
+    command = [sys.executable, "-m", "acclimate", "serve", str(model), "--port", "0"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env={**plain_environment(), "DS_ACCELERATOR": "cpu"}
+    ) as server:
+        assert server.stderr is not None
+        line = next(line for line in server.stderr if line.startswith("serving "))
+        assert run("ask.py", model, line.partition(" at ")[2].partition(";")[0])
+        server.terminate()
 
 
 @pytest.mark.parametrize("page", ["autotp", "launch"])

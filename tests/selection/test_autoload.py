@@ -142,8 +142,31 @@ for name in ("rbln", "tpu"):
     said = run(broken, "-c", program).stdout
     assert 'DS_ACCELERATOR is "rbln". Its package, torch_rbln, is installed, but fails to import' in said
     assert "SystemExit: no driver" in said
-    assert "torch_tpu, is installed, but adds no such device to torch" in said
+    assert "torch_tpu, is installed, but adds no such device to torch when" in said
     assert "did you mean" not in said
+
+
+@pytest.mark.parametrize("package", ["torchquasar", "torch_quasar", "torch_quasar_backend"])
+def test_a_device_chosen_by_name_is_found_in_a_package_that_torch_does_not_load(
+    package: str, tmp_path: Path
+) -> None:
+    """As torchvulkan: importing it adds the device, but it is not one of torch's entry points."""
+    source = """
+import torch
+torch.utils.backend_registration._setup_privateuseone_for_python_backend("quasar")
+torch.quasar.device_count = lambda: 1
+"""
+    (tmp_path / f"{package}.py").write_text(source)
+    program = "import acclimate; print(acclimate.get_accelerator())"
+    chosen = run(tmp_path, "-c", program, ACCLIMATE_ACCELERATOR="quasar")
+    assert chosen.stdout == "<GenericAccelerator quasar>\n", chosen.stderr
+    assert "quasar" not in run(tmp_path, "-c", program).stdout  # detection imports nothing on its own
+
+
+def test_a_package_that_is_imported_without_adding_its_device_is_named(tmp_path: Path) -> None:
+    (tmp_path / "torchquasar.py").write_text("")
+    ended = run(tmp_path, "-c", "import acclimate; acclimate.get_accelerator()", DS_ACCELERATOR="quasar")
+    assert "Its package, torchquasar, is installed, but adds no such device to torch when" in ended.stderr
 
 
 def test_a_user_who_switched_autoload_off_gets_none(broken: Path) -> None:

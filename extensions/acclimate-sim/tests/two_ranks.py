@@ -38,6 +38,7 @@ def rank_main(rank: int, store_path: str) -> None:
     check_dtensor(device)
     check_sync_batch_norm(rank, device)
     dist.destroy_process_group()
+    check_group_without_a_name(rank, device, dist.PrefixStore("without a name", store))
     sys.stdout.write("passed\n")
 
 
@@ -169,6 +170,17 @@ def check_sync_batch_norm(rank: int, device: str) -> None:
         for parameter, of_whole in zip(net.parameters(), expected.parameters(), strict=True):
             dist.all_reduce(parameter.grad)  # each rank has the sum over its own part
             torch.testing.assert_close(parameter.grad.cpu(), of_whole.grad, **within)
+
+
+def check_group_without_a_name(rank: int, device: str, store: dist.Store) -> None:
+    dist.init_process_group(store=store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=60))
+    net = nn.parallel.DistributedDataParallel(nn.Linear(2, 1).to(device))
+    net(torch.full((1, 2), float(rank)).to(device)).sum().backward()
+    assert net.module.weight.grad.tolist() == [[0.5, 0.5]]
+    for tensor in (torch.ones(2), torch.ones(2).to(device)):
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [2.0, 2.0]
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -65,12 +66,19 @@ class Memory(Devices):
         return function
 
     def _figure(self, name: str, statistic: str, device_index: DeviceLike) -> int:
-        """Returns a figure from torch's function ``name``, else from the statistics, else 0."""
+        """Returns a figure from torch's function ``name``, else from the statistics, else 0.
+
+        The statistics come before the functions of ``torch.accelerator``, which look into torch's own: these
+        are empty for a device whose module keeps its own.
+        """
         index = self._index(device_index)
-        figure = self._offered_by_allocator(name)
-        if figure is not None:
-            return int(figure(index))
-        return int(self.memory_stats(index).get(statistic, 0))
+        figure = getattr(self.torch_module, name, None)
+        if figure is None:
+            statistics = self.memory_stats(index)
+            if statistic in statistics:
+                return int(statistics[statistic])
+            figure = self._offered_by_allocator(name)
+        return int(figure(index)) if figure is not None else 0
 
     def empty_cache(self) -> None:
         """Returns unused memory of the allocator to the device.
@@ -193,6 +201,8 @@ class Memory(Devices):
             InvalidDeviceError: there is no such device.
         """
         index = self._index(device_index)
+        for kind in ("allocated", "reserved"):
+            self._peaks_read.pop((index, kind), None)
         reset = self._offered_by_allocator("reset_peak_memory_stats")
         if reset is not None:
             reset(index)
@@ -215,7 +225,8 @@ class Memory(Devices):
     def memory_stats(self, device_index: DeviceLike = None) -> dict[str, Any]:
         """Statistics of the allocator under torch's names, such as ``"allocated_bytes.all.peak"``.
 
-        Delegates to: ``torch.<device>.memory_stats``, else ``torch.accelerator.memory_stats``.
+        Delegates to: ``torch.<device>.memory_stats``, else ``torch.accelerator.memory_stats``. If they lack
+            a peak, it is the largest figure read since the last reset.
         CPU: current and peak of ``allocated_bytes.all`` and ``reserved_bytes.all``.
         CUDA: ``torch.cuda.memory_stats``.
 
@@ -223,8 +234,28 @@ class Memory(Devices):
             InvalidDeviceError: there is no such device.
         """
         index = self._index(device_index)
+        statistics = self._statistics(index)
+        for kind in ("allocated", "reserved"):
+            current, peak = f"{kind}_bytes.all.current", f"{kind}_bytes.all.peak"
+            figure = getattr(self.torch_module, f"memory_{kind}", None)
+            if current not in statistics and figure is not None:
+                statistics[current] = int(figure(index))
+            if current in statistics and peak not in statistics:
+                # The allocator always holds what tensors occupy.
+                known = (statistics[current], self._peaks_read.get((index, kind), 0))
+                most = max(*known, statistics.get(_ALLOCATED_PEAK, 0))
+                statistics[peak] = self._peaks_read[index, kind] = most
+        return statistics
+
+    def _statistics(self, index: int) -> dict[str, Any]:
+        """Returns the statistics that torch has for a device; empty if it has none."""
         statistics = self._offered_by_allocator("memory_stats")
         return dict(statistics(index)) if statistics is not None else {}
+
+    @functools.cached_property
+    def _peaks_read(self) -> dict[tuple[int, str], int]:
+        """The largest figures read since the last reset, by device, where the allocator keeps no peaks."""
+        return {}
 
     def memory_summary(self, device: DeviceLike = None, abbreviated: bool = False) -> str:
         """The memory statistics of a device as readable text.

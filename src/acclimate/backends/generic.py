@@ -5,12 +5,18 @@ torch's conventions for out-of-tree devices are enough for the defaults of all m
 
 from __future__ import annotations
 
+import pkgutil
+import sys
 from collections.abc import Collection
 
 import torch
 
 from acclimate.accelerator import Accelerator
 from acclimate.errors import UnsupportedError
+
+_DEVICES_OF_INDUCTOR = ("mtia",)
+"""The devices that torch itself generates code for and that have no record. A package registers its own code
+generator with inductor, or names it ``Scheduling`` in the device's module, where inductor looks for it."""
 
 
 class GenericAccelerator(Accelerator):
@@ -32,10 +38,21 @@ class GenericAccelerator(Accelerator):
 
     @property
     def communication_backend(self) -> str:
-        """The backend registered with ``torch.distributed`` for the device, else gloo."""
+        """The backend registered with ``torch.distributed`` for the device, else ``"staged"``."""
         if not torch.distributed.is_available():
             return "gloo"
-        return str(torch.distributed.Backend.default_device_backend_map.get(self.device_type, "gloo"))
+        registered = torch.distributed.Backend.default_device_backend_map
+        if self.device_type not in registered:
+            pkgutil.resolve_name("acclimate.comm.staged:register")(self.device_type)
+        return str(registered[self.device_type])
+
+    @property
+    def compile_backend(self) -> str:  # type: ignore[override]  # depends on the device
+        """``"inductor"`` if it generates code for the device, else ``"eager"``, which runs traced graphs."""
+        if self.device_type in _DEVICES_OF_INDUCTOR or hasattr(self.torch_module, "Scheduling"):
+            return "inductor"
+        inductor = sys.modules.get("torch._inductor.codegen.common")  # not imported: that takes seconds
+        return "inductor" if self.device_type in getattr(inductor, "device_codegens", ()) else "eager"
 
 
 def unnamed_device(named: Collection[str]) -> str | None:

@@ -50,8 +50,8 @@ class HPUAccelerator(Accelerator):
     def get_rng_state_all(self) -> list[torch.Tensor]:
         return [self.get_rng_state()]
 
-    def memory_stats(self, device_index: DeviceLike = None) -> dict[str, Any]:
-        own = super().memory_stats(device_index)
+    def _statistics(self, index: int) -> dict[str, Any]:
+        own = super()._statistics(index)
         return {**own, **{name: own[key] for name, key in _STATISTICS.items() if key in own}}
 
     def memory_summary(self, device: DeviceLike = None, abbreviated: bool = False) -> str:

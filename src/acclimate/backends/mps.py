@@ -24,9 +24,6 @@ class MPSAccelerator(Accelerator):
     communication_backend = "gloo"
     _record = builtin("mps")
 
-    def __init__(self) -> None:
-        self._peaks = {"allocated": 0, "reserved": 0}
-
     def is_fp64_supported(self) -> bool:
         return False  # Metal has no float64
 
@@ -45,26 +42,11 @@ class MPSAccelerator(Accelerator):
 
     # -- memory: torch.mps reports present allocations, but no peaks -----------------------------------
 
-    def memory_stats(self, device_index: DeviceLike = None) -> dict[str, Any]:
-        """As on every device; if torch keeps no peaks for Metal, a peak is the largest value read so far."""
-        index = self._index(device_index)
-        kept = super().memory_stats(index)
-        if kept:
-            return kept
-        now = {
-            "allocated": int(self.torch_module.current_allocated_memory()),
-            "reserved": int(self.torch_module.driver_allocated_memory()),
+    def _statistics(self, index: int) -> dict[str, Any]:
+        return super()._statistics(index) or {
+            "allocated_bytes.all.current": int(self.torch_module.current_allocated_memory()),
+            "reserved_bytes.all.current": int(self.torch_module.driver_allocated_memory()),
         }
-        self._peaks = {name: max(size, self._peaks[name]) for name, size in now.items()}
-        return {
-            f"{name}_bytes.all.{kind}": figures[name]
-            for kind, figures in (("current", now), ("peak", self._peaks))
-            for name in now
-        }
-
-    def reset_peak_memory_stats(self, device_index: DeviceLike = None) -> None:
-        super().reset_peak_memory_stats(device_index)
-        self._peaks = dict.fromkeys(self._peaks, 0)
 
     def _memory_info(self, index: int) -> tuple[int, int]:
         # Metal's recommended limit for a process; the memory is shared with the host.

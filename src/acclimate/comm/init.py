@@ -43,7 +43,7 @@ def init_distributed(
     Raises:
         InvalidRankError: only one of ``rank`` and ``world_size`` was given, or ``rank`` is not less than
             ``world_size``.
-        ConflictingRanksError: the variables of two launchers contradict each other.
+        InvalidRankError: the variables of two launchers contradict each other.
         InvalidEnvironmentError: a launcher's variable has an invalid value or is missing.
         UnsupportedError: this torch is built without ``torch.distributed``.
     """

@@ -60,7 +60,7 @@ class ShmBackendBuilder(TransportBuilder):
     def sources(self) -> list[str | Source]:
         """The sources of the transport and of the backend around it."""
         # The backend's files only pass memory to the transport, so optimising them harder gains nothing.
-        callers = ("csrc/backend.cpp", "csrc/hosts.cpp", "csrc/messages.cpp")
+        callers = ("csrc/backend.cpp", "csrc/messages.cpp")
         return [*(Source(path, flags=("-O1",)) for path in callers), *TRANSPORT]
 
     def define(self) -> None:
@@ -77,7 +77,7 @@ def load_backend() -> Any:
 
     Raises:
         CompilerNotFoundError: the module is not built yet, and there is no compiler.
-        InstructionSetError: ``ACCLIMATE_CPU_ISA`` names none of this machine.
+        InvalidEnvironmentError: ``ACCLIMATE_CPU_ISA`` names none of this machine.
         OpBuildError: the module does not compile.
         OpLockTimeoutError: another process did not finish building it in time.
         OSError: the built library cannot be loaded from its folder.

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from acclimate.errors import ConflictingRanksError, InvalidEnvironmentError, excerpt
+from acclimate.errors import InvalidEnvironmentError, InvalidRankError, excerpt
 from acclimate.host.rank_variables import LAUNCHERS, SLURM, RankVariables
 from acclimate.host.slurm_allocation import NODE_INDEX, NODE_LIST, expand_hosts, in_step, tasks_of_nodes
 
@@ -40,7 +40,7 @@ def find_place(environ: Mapping[str, str]) -> Place | None:
 
     Raises:
         InvalidEnvironmentError: a variable has an invalid value, or only one of rank and number is set.
-        ConflictingRanksError: the variables of two launchers contradict each other.
+        InvalidRankError: the variables of two launchers contradict each other.
     """
     # In a batch script Slurm sets the variables of a task too, although the script is none.
     told = [names for names in LAUNCHERS if names.launcher != SLURM.launcher or in_step(environ)]
@@ -57,7 +57,7 @@ def find_place(environ: Mapping[str, str]) -> Place | None:
             # One launcher through the interface of another, such as srun --mpi=pmi2, with some facts in each.
             inner = _completed(inner, outer)
         elif not _nests(inner, outer):
-            raise ConflictingRanksError(
+            raise InvalidRankError(
                 f"This process has two ranks: {inner}, but {outer}. Unset the variables of the launcher that "
                 "did not start it, or give rank and world_size."
             )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -30,9 +29,7 @@ class Offer:
     """The facts about one rank's process that all ranks exchange."""
 
     host: str
-    """Identifies the boot of the host and the process's network and PID namespaces."""
-    name: str
-    """The host name, for messages; several hosts may have the same."""
+    """Identifies the boot of the host and the process's network and PID namespaces; empty if unknown."""
     process: int
     cores: tuple[int, ...]
     processors: float
@@ -73,17 +70,13 @@ class Rendezvous:
         rank: this process's rank.
         size: the number of ranks in the group.
         timeout: how long a rank waits for another.
-        numbers: the ranks' numbers in error messages, if they are part of a larger group.
     """
 
-    def __init__(
-        self, store: Any, rank: int, size: int, timeout: timedelta, numbers: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         self._store = store
         self._rank = rank
         self._size = size
         self._timeout = timeout
-        self._numbers = numbers or range(size)
         self._processes: list[int] = []
 
     def offers(self, refusal: str) -> tuple[Offer, ...]:
@@ -122,15 +115,11 @@ class Rendezvous:
                         shared.close()
             except (OSError, RuntimeError) as error:
                 refusal = f"{error}"
-        refusal = self.agree("ready", refusal)
+        answers = self._exchange("ready", {"refusal": refusal})
+        refusal = _first_refusal([answer["refusal"] for answer in answers])
         if made is not None:
             made.close()
         return Joined(None if refusal else group, offers, refusal)
-
-    def agree(self, topic: str, refusal: str) -> str:
-        """Returns the reason of the first rank that refuses, equal on all ranks; empty if none refuses."""
-        answers = self._exchange(topic, {"refusal": refusal})
-        return _first_refusal([answer["refusal"] for answer in answers])
 
     def _exchange(self, topic: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Sends a message to all ranks and returns every rank's message."""
@@ -147,18 +136,17 @@ class Rendezvous:
         """
         end = time.monotonic() + self._timeout.total_seconds()
         while not self._wait_for(key, min(_SLICE, timedelta(seconds=max(0.001, end - time.monotonic())))):
-            this, other = self._numbers[self._rank], self._numbers[rank]
             has_ended = bool(self._processes) and _has_ended(self._processes[rank])
             if has_ended and not self._store.check([key]):
                 raise GroupCreationError(
-                    f"Rank {other} (process {self._processes[rank]}) ended while rank {this} waited for it "
-                    "to create a group."
+                    f"Rank {rank} (process {self._processes[rank]}) ended while rank {self._rank} waited "
+                    "for it to create a group."
                 )
             if time.monotonic() >= end:
                 raise GroupCreationError(
-                    f"Rank {this} gave up after {self._timeout.total_seconds():g} s: rank {other} did not "
-                    "join the creation of a group. All ranks of a job must create its groups in the same "
-                    "order."
+                    f"Rank {self._rank} gave up after {self._timeout.total_seconds():g} s: rank {rank} did "
+                    "not join the creation of a group. All ranks of a job must create its groups in the "
+                    "same order."
                 )
         received: dict[str, Any] = json.loads(self._store.get(key))
         return received
@@ -190,18 +178,15 @@ class Rendezvous:
 
 
 def why_not_shared(offers: tuple[Offer, ...], most_ranks: int) -> str:
-    """Returns why no ranks can share memory, equal on all ranks; empty if ranks of one host can."""
+    """Returns why ranks of one host cannot share memory, equal on all ranks; empty if they can."""
     if len(offers) > most_ranks:
         return f"there are {len(offers)} ranks, but at most {most_ranks} can"
     return _first_refusal([offer.refusal for offer in offers])
 
 
-def ranks_by_host(offers: tuple[Offer, ...]) -> list[list[int]]:
-    """Returns the ranks of each host; hosts are in the order of their first ranks."""
-    hosts: dict[str, list[int]] = {}
-    for rank, offer in enumerate(offers):
-        hosts.setdefault(offer.host, []).append(rank)
-    return list(hosts.values())
+def are_on_one_host(offers: tuple[Offer, ...]) -> bool:
+    """Whether all ranks are on one host, and none in a container with processes or a network of its own."""
+    return len({offer.host for offer in offers if offer.host}) <= 1
 
 
 def _first_refusal(refusals: list[str]) -> str:
@@ -239,12 +224,11 @@ def _own_offer(refusal: str) -> Offer:
         quota = topology.cpu_quota()
         free = topology.available_memory()
     except (OSError, AttributeError, AcclimateError) as error:  # not Linux, or no /proc
-        return Offer("", "", os.getpid(), (), 0.0, 0, refusal or f"it needs Linux's /proc: {error}")
+        return Offer("", os.getpid(), (), 0.0, 0, refusal or f"it needs Linux's /proc: {error}")
     if not hasattr(os, "memfd_create"):
         refusal = refusal or f"os.memfd_create does not exist here ({sys.platform})"
     return Offer(
         host,
-        socket.gethostname(),
         os.getpid(),
         cores,
         quota if quota is not None else float(len(cores) + 2**20),

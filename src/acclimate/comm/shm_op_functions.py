@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from acclimate.comm.gloo import gloo_instead
 from acclimate.comm.op_store import require_rank, store_for
-from acclimate.comm.rendezvous import Opening, Rendezvous, ranks_by_host, why_not_shared
+from acclimate.comm.rendezvous import Opening, Rendezvous, are_on_one_host, why_not_shared
 from acclimate.errors import InvalidEnvironmentError, UnsupportedError
 from acclimate.ops import registry
 from acclimate.ops.simd import chosen_isa
@@ -81,7 +81,7 @@ def initialize(size: int, rank: int) -> None:
     rendezvous = Rendezvous(store, rank, size, _TIMEOUT)
     offers = rendezvous.offers(why_not_here() or ("" if _is_native() else "the op was not built"))
     refusal = why_not_shared(offers, _MOST_RANKS)
-    if len(ranks_by_host(offers)) > 1:
+    if not are_on_one_host(offers):
         refusal = refusal or "they are on different hosts, or in different containers"
     if not refusal:
         refusal = rendezvous.join(offers, torch.ops.acclimate.shm_comm_bytes, _open).refusal

@@ -136,8 +136,10 @@ def package_for(device_type: str) -> str | None:
         package = _package(point)
         if device_type in {point.name, *package.replace("-", "_").split("_")}:
             return package
-    named_so = f"torch_{device_type}"
-    return named_so if named_so.isidentifier() and trial.origin_of(named_so) else None
+    if not device_type.isidentifier():
+        return None
+    usual = (f"torch_{device_type}", f"torch{device_type}", f"torch_{device_type}_backend")
+    return next((package for package in usual if trial.origin_of(package)), None)
 
 
 def failure_of(package: str) -> str | None:

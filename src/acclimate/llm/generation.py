@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,16 +20,14 @@ from acclimate.errors import (
 )
 from acclimate.llm.loading.load import load_model
 from acclimate.llm.loading.loaded_model import LoadedModel, is_panic, memory_errors
-from acclimate.llm.quiet import quiet_transformers, why_unusable
+from acclimate.llm.quiet import first_line, quiet_transformers, why_unusable
 from acclimate.llm.ranks import is_lost_rank
 from acclimate.llm.shared_interrupt import shared_interrupt
-from acclimate.llm.text.tokenizers import TextStream
+from acclimate.llm.text.stop_texts import StopTexts
+from acclimate.llm.text.tokenizers import Message, NoTemplateError, TextStream
+from acclimate.llm.text_options import CHAT_TEMPERATURE, DEFAULT_MAX_NEW_TOKENS, TextOptions
 
 logger = logging.getLogger("acclimate.llm")
-
-_DEFAULT_MAX_NEW_TOKENS = 100
-LOWEST_TEMPERATURE = 1e-4
-"""Scores are divided by the temperature in float32; much lower ones give infinities, which break sampling."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,8 @@ class Generation:
     """Includes the end token, which has no text."""
     tokens: tuple[int, ...]
     finish_reason: str
-    """``end`` (the model wrote an end token), ``length``, ``context`` (it is full) or ``interrupted``."""
+    """``end`` (the model wrote an end token), ``stop`` (a stop text), ``length``, ``context`` (it is full) or
+    ``interrupted``."""
     model: str
     """The model's name: that of its folder, its GGUF file or its id on the hub."""
     accelerator: str
@@ -66,6 +65,8 @@ class Generation:
     """After the first token; ``None`` for fewer than two tokens."""
     peak_memory_bytes: int
     """The accelerator's peak allocation since loading began, on this rank."""
+    cached_tokens: int = 0
+    """The first of the prompt's tokens, which an earlier turn of the conversation has read."""
 
 
 class GenerationInterrupted(KeyboardInterrupt):
@@ -80,24 +81,33 @@ def generate(
     prompt: str,
     *,
     model: str | os.PathLike[str] | LoadedModel | None = None,
-    max_new_tokens: int = _DEFAULT_MAX_NEW_TOKENS,
+    chat: bool = False,
+    system: str | None = None,
+    chat_template: str | None = None,
+    max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
     dtype: str = "auto",
     quantize: str | None = None,
-    temperature: float = 0.0,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
     seed: int | None = None,
     repetition_penalty: float | None = None,
+    stop: Iterable[str] = (),
     trust_remote_code: bool = False,
     ignore_extra: Iterable[str] = (),
     on_text: Callable[[str], None] | None = None,
 ) -> Generation:
     """Continues a prompt with a language model on this process's accelerator.
 
-    No chat template is applied to the prompt.
-
     Args:
-        prompt: the text to continue.
+        prompt: the text to continue; with ``chat``, a message to answer.
         model: a folder, a ``.gguf`` file, the id of a model on the Hugging Face hub, a model loaded by
             :func:`acclimate.llm.load_model`, or ``None`` for the demo model.
+        chat: whether the model answers the prompt, which is put into its chat template. Without it, no
+            template is applied.
+        system: with ``chat``: instructions to the model, which come before the message.
+        chat_template: with ``chat``: a Jinja template in place of the model's own.
         max_new_tokens: the most tokens to generate. If the model's context has room for fewer, generation
             stops there, with a warning.
         dtype: ``bfloat16``, ``float16``, ``float32``, or ``auto``: the first of these that the accelerator
@@ -106,24 +116,41 @@ def generate(
         quantize: ``int8`` or ``int4``: the format in which the weights of linear modules and embeddings are
             stored. Ignored for a loaded model.
         temperature: 0 always takes the most probable token, like ``model.generate(do_sample=False)``; above
-            0, tokens are sampled within the model's own top-k and top-p, if it sets them.
+            0, tokens are sampled. ``None``: 0, or with ``top_p``, ``top_k`` or ``min_p`` the model's own, or
+            0.8 if it has none.
+        top_p: samples only from the most probable tokens whose probabilities sum to this; ``None``: the
+            model's own setting.
+        top_k: samples only from this many of the most probable tokens, 0 from all; ``None``: the model's own.
+        min_p: samples only from tokens that have at least this share of the largest probability; ``None``:
+            the model's own.
         seed: makes sampling repeatable; seeds torch's generators of the accelerator and of the CPU.
         repetition_penalty: above 1, makes repeated tokens less probable, as in transformers;
             ``None`` uses the model's own setting.
+        stop: texts before which the generated text ends.
         trust_remote_code: whether Python code that comes with the model may run.
         ignore_extra: patterns, such as ``v_head.*``, of tensors in the files that the model does not use.
             Ignored for a loaded model.
         on_text: called with each piece of text as soon as it is final; a piece contains whole characters.
 
     Raises:
-        PromptError: the prompt is empty, is not valid text, or does not fit into the model's context.
-        GenerationOptionError: a number is out of range.
+        PromptError: the prompt is empty, is not valid text, or does not fit into the model's context; or the
+            model has no chat template.
+        GenerationOptionError: an option is out of range.
         GenerationInterrupted: Ctrl-C was pressed; holds the text so far.
         DeviceMemoryError: the accelerator is out of memory.
         AcclimateError: the errors of :func:`acclimate.llm.load_model`.
     """
-    _check_options(max_new_tokens, temperature, seed, repetition_penalty)
-    _check_prompt(prompt)
+    if temperature is None and (top_p, top_k, min_p) == (None, None, None):
+        temperature = 0.0
+    options = TextOptions(
+        max_new_tokens, temperature, top_p, top_k, min_p, repetition_penalty, seed, tuple(stop)
+    )
+    options.check()
+    check_text(prompt)
+    if system is not None and not chat:
+        raise GenerationOptionError(
+            "system needs chat: without a chat template the model gets only the prompt"
+        )
     loaded = (
         model
         if isinstance(model, LoadedModel)
@@ -135,8 +162,36 @@ def generate(
             ignore_extra=ignore_extra,
         )
     )
-    tokens = _encode(loaded, prompt)
-    limit = _new_token_limit(loaded, tokens, max_new_tokens)
+    if chat:
+        instructions = [] if system is None else [{"role": "system", "content": system}]
+        text = rendered(loaded, [*instructions, {"role": "user", "content": prompt}], chat_template)
+        tokens = encoded(loaded, text, is_whole=False)
+    else:
+        tokens = encoded(loaded, prompt)
+    return write_text(loaded, tokens, options, on_text)
+
+
+def write_text(
+    loaded: LoadedModel,
+    tokens: list[int],
+    options: TextOptions,
+    on_text: Callable[[str], None] | None = None,
+    cache: Any = None,
+    is_stopped: Callable[[], bool] | None = None,
+) -> Generation:
+    """Continues tokens; the errors are those of :func:`generate`.
+
+    Args:
+        loaded: the model.
+        tokens: the prompt.
+        options: how to continue it; they have been checked.
+        on_text: called with each piece of text.
+        cache: a ``DynamicCache`` of transformers that may hold the first tokens of the prompt. At the end it
+            also holds the others and the new ones, except the last.
+        is_stopped: asked after each token whether the text must end here.
+    """
+    limit = _new_token_limit(loaded, tokens, options.max_new_tokens)
+    cached = 0 if cache is None else int(cache.get_seq_length())
     failures: list[BaseException] = []  # errors raised by on_text, which reach the caller unchanged
 
     def deliver(piece: str) -> None:
@@ -147,16 +202,17 @@ def generate(
             failures.append(error)
             raise
 
-    recorder = _TokenRecorder(TextStream(loaded.tokenizer, tokens, deliver))
-    reason = "context" if limit < max_new_tokens else "length"
+    stops = StopTexts(options.stop, deliver)
+    recorder = _TokenRecorder(TextStream(loaded.tokenizer, tokens, stops.put), stops, is_stopped)
+    reason = "context" if limit < options.max_new_tokens else "length"
     try:
         with (
             memory_errors(loaded.accelerator, f"generating {limit} tokens"),
             shared_interrupt(loaded.ranks, loaded.accelerator) as recorder.check_interrupt,
         ):
-            ends = _run(loaded, tokens, limit, temperature, seed, repetition_penalty, recorder)
+            ends = _run(loaded, tokens, limit, options, recorder, cache)
     except KeyboardInterrupt:
-        raise GenerationInterrupted(_result(loaded, tokens, recorder, "interrupted")) from None
+        raise GenerationInterrupted(_result(loaded, tokens, cached, recorder, "interrupted")) from None
     except AcclimateError:
         raise
     except Exception as error:  # any type: transformers does not check a model's settings
@@ -165,9 +221,13 @@ def generate(
         raise UnsupportedModelError(
             f"the model in {loaded.folder} cannot generate with its settings: {why_unusable(error)}"
         ) from error
-    if recorder.tokens and recorder.tokens[-1] in ends:
+    if stops.found is not None:
+        reason = "stop"
+    elif recorder.tokens and recorder.tokens[-1] in ends:
         reason = "end"
-    return _result(loaded, tokens, recorder, reason)
+    elif recorder.was_stopped:
+        reason = "interrupted"
+    return _result(loaded, tokens, cached, recorder, reason)
 
 
 @dataclass
@@ -175,6 +235,9 @@ class _TokenRecorder:
     """Receives each token from transformers, whose ``generate`` calls ``put`` and ``end``."""
 
     stream: TextStream
+    stops: StopTexts
+    is_stopped: Callable[[], bool] | None
+    was_stopped: bool = False
     tokens: list[int] = field(default_factory=list)
     started: float = 0.0
     first_at: float = 0.0
@@ -197,51 +260,81 @@ class _TokenRecorder:
     def end(self) -> None:
         """Does nothing: the caller ends the stream, even if transformers does not get this far."""
 
+    def must_end(self, input_ids: Any, scores: Any, **more: Any) -> Any:
+        """Whether the text must end here; the stopping criterion of ``generate``."""
+        import torch
+
+        if self.is_stopped is not None and self.is_stopped():
+            self.was_stopped = True
+        ends = self.was_stopped or self.stops.found is not None
+        return torch.full((len(input_ids),), ends, dtype=torch.bool, device=input_ids.device)
+
 
 def _run(
     loaded: LoadedModel,
     tokens: list[int],
     limit: int,
-    temperature: float,
-    seed: int | None,
-    repetition_penalty: float | None,
+    options: TextOptions,
     recorder: _TokenRecorder,
+    cache: Any,
 ) -> frozenset[int]:
     """Runs the model and returns its end tokens.
 
-    Uses transformers' own loop, which supports each model's cache, penalties and end tokens. Its cost is too
-    small to measure (``benchmarks/generate.py`` compares it with a bare loop).
+    Uses transformers' own ``generate``, which supports each model's cache, penalties and end tokens.
     """
     import torch
 
     device = loaded.accelerator.current_device_name()
-    end_list = _end_tokens(loaded)
-    options: dict[str, Any] = {"do_sample": temperature > 0, "max_new_tokens": limit, "num_beams": 1}
+    end_list = end_tokens(loaded)
+    heat = options.temperature
+    if heat is None:
+        own = loaded.module.generation_config.temperature
+        heat = CHAT_TEMPERATURE if own is None else own
+    named: dict[str, Any] = {"do_sample": heat > 0, "max_new_tokens": limit, "num_beams": 1}
     # Drafting tokens with the model's first layers does not change the text, and never terminates if the
     # model's settings ask for 0 or 10**9 layers.
-    options["assistant_early_exit"] = None
-    if temperature > 0:
-        options["temperature"] = temperature
-    if repetition_penalty is not None:
-        options["repetition_penalty"] = repetition_penalty
+    named["assistant_early_exit"] = None
+    if heat > 0:
+        named["temperature"] = heat
+        given = {name: getattr(options, name) for name in ("top_p", "top_k", "min_p")}
+        named |= {name: value for name, value in given.items() if value is not None}
+        if options.top_p == 0:  # only the most probable token; transformers refuses 0
+            named["top_p"] = sys.float_info.min
+    if options.repetition_penalty is not None:
+        named["repetition_penalty"] = options.repetition_penalty
     if end_list:
-        options["eos_token_id"] = end_list
-        options["pad_token_id"] = end_list[0]
-    if seed is not None:
-        torch.manual_seed(seed)  # the host's generator, which some models use
-        loaded.accelerator.manual_seed_all(seed)
+        named["eos_token_id"] = end_list
+        named["pad_token_id"] = end_list[0]
+    if options.seed is not None:
+        torch.manual_seed(options.seed)  # the host's generator, which some models use
+        loaded.accelerator.manual_seed_all(options.seed)
+    if cache is not None:
+        named["past_key_values"] = cache
+    if options.stop or recorder.is_stopped is not None:  # with one, the loop asks all of them with tensors
+        named["stopping_criteria"] = [recorder.must_end]
     ids = torch.tensor([tokens], device=device)
     recorder.started = time.perf_counter()
     try:
         with torch.inference_mode(), quiet_transformers():
-            loaded.module.generate(ids, attention_mask=torch.ones_like(ids), streamer=recorder, **options)
+            loaded.module.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                streamer=recorder,
+                **named,
+            )
     finally:
         recorder.stream.end()
+        recorder.stops.end()
     loaded.accelerator.synchronize()
     return frozenset(end_list)
 
 
-def _end_tokens(loaded: LoadedModel) -> list[int]:
+def end_tokens(loaded: LoadedModel) -> list[int]:
+    """Returns the tokens that end a text: the model's own, or else the tokenizer's.
+
+    Raises:
+        CorruptModelError: the model's settings name something else than tokens.
+    """
     own = loaded.module.generation_config.eos_token_id
     ends = own if own is not None else loaded.tokenizer.end_token
     found = [] if ends is None else ends if isinstance(ends, (list, tuple)) else [ends]
@@ -257,9 +350,45 @@ def _end_tokens(loaded: LoadedModel) -> list[int]:
     return known
 
 
-def _encode(loaded: LoadedModel, prompt: str) -> list[int]:
+def rendered(loaded: LoadedModel, messages: Sequence[Message], template: str | None = None) -> str:
+    """Returns a conversation in the model's chat template, up to where its answer begins.
+
+    Args:
+        loaded: the model.
+        messages: the conversation.
+        template: a template in place of the model's own.
+
+    Raises:
+        PromptError: the model has no chat template, or the template refuses these messages.
+    """
+    from jinja2.exceptions import TemplateError
+
     try:
-        return loaded.tokenizer.encode(prompt)
+        return loaded.tokenizer.render(messages, template)
+    except NoTemplateError as error:
+        raise PromptError(
+            f"{loaded.name} has no chat template, so nothing says how a question and its answer are written. "
+            "Continue a text with acclimate generate, without --chat, or choose a template with "
+            "--chat_template FILE"
+        ) from error
+    except TemplateError as error:
+        raise PromptError(
+            f"the chat template for {loaded.name} refuses this conversation: {first_line(error)}"
+        ) from error
+    except Exception as error:  # any type: a template is a program from the model's files
+        raise CorruptModelError(
+            f"the chat template for {loaded.name} cannot be used: {first_line(error)}"
+        ) from error
+
+
+def encoded(loaded: LoadedModel, text: str, *, is_whole: bool = True) -> list[int]:
+    """Returns the tokens of a prompt.
+
+    Raises:
+        CorruptModelError: the tokenizer cannot read it.
+    """
+    try:
+        return loaded.tokenizer.encode(text, is_whole=is_whole)
     except BaseException as error:  # a panic of the tokenizers library is not an Exception
         if not isinstance(error, Exception) and not is_panic(error):
             raise
@@ -268,23 +397,8 @@ def _encode(loaded: LoadedModel, prompt: str) -> list[int]:
         ) from error
 
 
-def _check_options(
-    max_new_tokens: int, temperature: float, seed: int | None, repetition_penalty: float | None
-) -> None:
-    if not 0 < max_new_tokens < 2**31:
-        raise GenerationOptionError(f"max_new_tokens must be from 1 to 2^31 - 1; it is {max_new_tokens}")
-    if not (math.isfinite(temperature) and (temperature == 0 or temperature >= LOWEST_TEMPERATURE)):
-        raise GenerationOptionError(
-            f"temperature must be 0, which always takes the likeliest token, or at least "
-            f"{LOWEST_TEMPERATURE}; it is {temperature}"
-        )
-    if repetition_penalty is not None and not 0.1 <= repetition_penalty <= 10:
-        raise GenerationOptionError(f"repetition_penalty must be from 0.1 to 10; it is {repetition_penalty}")
-    if seed is not None and not 0 <= seed < 2**63:
-        raise GenerationOptionError(f"seed must be from 0 to 2^63 - 1; it is {seed}")
-
-
-def _check_prompt(prompt: str) -> None:
+def check_text(prompt: str) -> None:
+    """Raises :class:`PromptError` unless a prompt is text that a model can read."""
     if not prompt.strip():
         raise PromptError("the prompt is empty; give the model some text to continue")
     try:
@@ -323,10 +437,12 @@ def _new_token_limit(loaded: LoadedModel, tokens: list[int], max_new_tokens: int
     return min(room, max_new_tokens)
 
 
-def _result(loaded: LoadedModel, prompt: list[int], recorder: _TokenRecorder, reason: str) -> Generation:
+def _result(
+    loaded: LoadedModel, prompt: list[int], cached: int, recorder: _TokenRecorder, reason: str
+) -> Generation:
     count, span = len(recorder.tokens), recorder.last_at - recorder.first_at
     return Generation(
-        text=recorder.stream.text,
+        text=recorder.stops.text,
         prompt_tokens=len(prompt),
         generated_tokens=count,
         tokens=tuple(recorder.tokens),
@@ -343,4 +459,5 @@ def _result(loaded: LoadedModel, prompt: list[int], recorder: _TokenRecorder, re
         time_to_first_token_seconds=recorder.first_at - recorder.started if count else None,
         tokens_per_second=(count - 1) / span if count > 1 and span > 0 else None,
         peak_memory_bytes=loaded.accelerator.max_memory_allocated(),
+        cached_tokens=cached,
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from acclimate.errors import InstructionSetError, excerpt
+from acclimate.errors import InvalidEnvironmentError, excerpt
 
 VARIABLE = "ACCLIMATE_CPU_ISA"
 """The environment variable that overrides the choice, to test or compare kernels."""
@@ -51,7 +51,7 @@ def chosen_isa() -> int:
     """Returns the number of the instruction set in ``ACCLIMATE_CPU_ISA``; :data:`BEST` if it is not set.
 
     Raises:
-        InstructionSetError: it names no instruction set, or one that this machine lacks.
+        InvalidEnvironmentError: it names no instruction set, or one that this machine lacks.
     """
     name = os.environ.get(VARIABLE, "")
     return isa_number(name) if name else BEST
@@ -61,15 +61,15 @@ def isa_number(name: str) -> int:
     """Returns an instruction set's number in native kernels.
 
     Raises:
-        InstructionSetError: there is none of that name, or this machine lacks it.
+        InvalidEnvironmentError: there is none of that name, or this machine lacks it.
     """
     usable = usable_isas()
     if name not in _X86 | _ARM:
-        raise InstructionSetError(
+        raise InvalidEnvironmentError(
             f'{VARIABLE} must be one of {", ".join(usable)}. Value "{excerpt(name)}" is unknown.'
         )
     if name not in usable:
-        raise InstructionSetError(
+        raise InvalidEnvironmentError(
             f"{VARIABLE} is {name}, which this machine cannot run. Unset it, or choose one of "
             f"{', '.join(usable)}."
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from acclimate.errors import EngineNotFoundError, HostfileError, UnknownEngineError
+from acclimate.errors import EngineNotFoundError, HostfileError, LaunchOptionError
 from acclimate.launch.engines import programs
 from acclimate.launch.engines.engine import Engine
 from acclimate.launch.engines.registry import AUTO, ENGINES, allocating_engine, choose_engine, engine_names
@@ -135,7 +135,7 @@ def test_a_program_that_does_not_answer_is_named_and_the_next_engine_is_taken(
 
 def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
-        UnknownEngineError, match='--launcher "rsh" is not known; it is one of auto, ssh, pdsh'
+        LaunchOptionError, match='--launcher "rsh" is not known; it is one of auto, ssh, pdsh'
     ):
         choose_engine("rsh", os.environ)
     assert engine_names()[0] == AUTO

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acclimate.errors import HostfileError, HostfileNotFoundError, HostFilterError
+from acclimate.errors import HostfileError, HostfileNotFoundError, LaunchOptionError
 from acclimate.launch.plan.hostfile import Host, HostPlan, choose_slots, parse_hostfile, read_hostfile
 
 THREE = (Host("a", 4), Host("b", 2), Host("fe80::1", 3))
@@ -229,7 +229,7 @@ def test_ports_are_kept() -> None:
     ],
 )
 def test_a_filter_that_cannot_be_met_is_refused(options: dict[str, object], said: str) -> None:
-    with pytest.raises(HostFilterError) as caught:
+    with pytest.raises(LaunchOptionError) as caught:
         choose_slots(THREE, **options)  # type: ignore[arg-type]
     assert said in str(caught.value)
 
@@ -247,7 +247,7 @@ def test_include_and_exclude_divide_the_slots(data: st.DataObject, hosts: list[H
     everything = {(host.name, slot) for host in hosts for slot in range(host.slots)}
     inside = {(name, slot) for name, chosen in included.items() for slot in chosen}
     if inside == everything:
-        with pytest.raises(HostFilterError):
+        with pytest.raises(LaunchOptionError):
             choose_slots(hosts, exclude=text)
     else:
         excluded = slots(choose_slots(hosts, exclude=text))

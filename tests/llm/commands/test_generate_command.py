@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from chat_models import save_chat_model
 from generate_command import PROMPT, Run, assert_one_line_error, command
 from tiny_models import CONTEXT
 from warm_processes import WarmProcesses
@@ -92,6 +93,48 @@ def test_a_piped_prompt_is_read_without_the_newline_of_echo(
     assert piped.stdout == acclimate(PROMPT, *options).stdout
     assert piped.stdout == acclimate("-", *options, input=PROMPT.encode() + b"\r\n").stdout
     assert piped.stdout != acclimate(PROMPT, *options[:-1], "4").stdout
+
+
+def test_a_prompt_file_follows_the_argument_and_its_last_newline_is_not_part_of_it(
+    acclimate: Run, tiny_folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text(f"{PROMPT}\n")
+    options = ("-m", str(tiny_folder), "--max-new-tokens", "6", "--threads", "1")
+    alone = acclimate("--prompt-file", str(file), *options)
+    assert alone.stdout == acclimate(PROMPT, *options).stdout
+    both = acclimate("Continue:", "--prompt_file", str(file), *options)
+    assert both.stdout == acclimate(f"Continue:\n\n{PROMPT}", *options).stdout
+    assert_one_line_error(acclimate("--prompt-file", str(tmp_path / "none"), *options), "none cannot be read")
+
+
+def test_every_option_of_a_text_works_together_and_in_both_spellings(acclimate: Run, tmp_path: Path) -> None:
+    folder = save_chat_model(tmp_path / "model")
+    asked = ("Hello", "-m", str(folder), "--chat", "--system", "Be brief.", "--top-p", "0.9", "--top-k", "40")
+    more = ("--min-p", "0.05", "--stop", "###", "--seed", "1", "--max-new-tokens", "4", "--json")
+    done = acclimate(*asked, *more, "--dtype", "bf16")
+    made = json.loads(done.stdout)
+    assert made["finish_reason"] in ("end", "stop", "length")
+    assert (made["weights"], made["dtype"]) == ("bfloat16", "bfloat16")
+    assert made["prompt_tokens"] > 10
+    again = [f"--{each[2:].replace('-', '_')}" if each.startswith("--") else each for each in (*asked, *more)]
+    assert json.loads(acclimate(*again, "--dtype", "bfloat16").stdout)["tokens"] == made["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--system", "Be brief."), "--system needs --chat"),
+        (("--threads", "0"), "--threads must be from 1"),
+        (("--top_p", "many"), "--top_p must be a number"),
+        (("--temperature", "0", "--top_k", "3"), "no effect at temperature 0"),
+        (("--stop", ""), "must not be empty"),
+    ],
+)
+def test_options_without_a_meaning_are_named(
+    acclimate: Run, tiny_folder: Path, options: tuple[str, ...], words: str
+) -> None:
+    assert_one_line_error(acclimate(PROMPT, "-m", str(tiny_folder), *options), words)
 
 
 def test_without_a_prompt_or_a_pipe_a_default_prompt_is_continued(

@@ -139,7 +139,8 @@ def page_line(kind: WeightFormat) -> str:
     """A format's row of the table in docs/ops.md."""
     stored = kind.bits + sum(8 * f.dtype.itemsize / f.columns for f in kind.fields if f.columns)
     shared = min(f.columns or 1 << 30 for f in kind.fields)
-    scale = "scale and minimum" if any("low" in f.name for f in kind.fields) else "scale"
+    names = {field.name for field in kind.fields}
+    scale = "scale and zero" if "zero" in names else "scale and minimum" if "low" in str(names) else "scale"
     part = f"{shared} columns" if shared < 1 << 30 else "row"
     block = f"{kind.name.upper()}: {kind.columns} values, {kind.gguf_bytes} bytes" if kind.is_gguf else ""
     return f"| `{kind.name}` | {kind.bits} | {stored:g} | {scale} for each {part} | {block} |"

@@ -311,7 +311,7 @@ def test_the_accelerator_finds_the_op_by_name() -> None:
         (lambda w: w.top(torch.randn(2, 64), 21), "from 1 to 20"),
         (lambda w: w.slice(0, 5, 21), "no slice 5:21 of dimension 0"),
         (lambda w: PackedWeight.dense(torch.ones(3)), r"matrix, not of shape \[3\]"),
-        (lambda w: PackedWeight.quantize(torch.ones(3, 3), "int3"), '"int5", not to "int3"'),
+        (lambda w: PackedWeight.quantize(torch.ones(3, 3), "int3"), 'or "uint8", not to "int3"'),
         (lambda w: PackedWeight.quantize(torch.full((3, 3), torch.nan), "int4"), "infinite or NaN"),
         (lambda w: PackedWeight.from_gguf(BYTE, "IQ2_XS", (1, 256)), "IQ2_XS"),
         (lambda w: PackedWeight.from_gguf(BYTE, "Q4_K", (1, 32)), "multiple of 256"),

@@ -26,6 +26,7 @@ from acclimate.errors import (
 from acclimate.llm import generate, load_model
 from acclimate.llm.decode import proof
 from acclimate.llm.files.deferred_tensors import deferred
+from acclimate.llm.gguf import tensors
 from acclimate.llm.gguf.header import read_gguf_header
 from acclimate.llm.gguf.index import read_index
 from acclimate.llm.gguf.tensors import block_rows
@@ -239,15 +240,31 @@ def with_type(path: Path, tensor: str, kind: int) -> Path:
     return path
 
 
-def test_block_types_without_a_kernel_are_unpacked_and_listed(tmp_path: Path) -> None:
+def test_block_types_without_a_kernel_are_unpacked_listed_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     path = write_tiny_gguf("gemma3", tmp_path / "model.gguf", gguf.GGMLQuantizationType.Q4_0)
     with_type(path, "blk.0.ffn_up.weight", gguf.GGMLQuantizationType.IQ4_NL)  # its blocks are as large
-    model = acclimate.init_inference(path)
+    others = tuple(name for name in tensors.GGUF_FORMATS if name != "iq4_nl")
+    monkeypatch.setattr(tensors, "GGUF_FORMATS", others)
+    with caplog.at_level(logging.WARNING, "acclimate.llm"):
+        model = acclimate.init_inference(path)
     name = "model.layers.0.mlp.up_proj.weight"
     assert list(model.packing.dense) == [name]
     assert "IQ4_NL" in model.packing.dense[name]
+    assert [each.message for each in caplog.records if "1 weight in IQ4_NL unpacked" in each.message]
     expected = acclimate.init_inference(path, dtype="bfloat16").state_dict()[name]
     assert torch.equal(model.state_dict()[name], expected)
+
+
+def test_blocks_of_iq4_nl_run_as_they_are(tmp_path: Path) -> None:
+    path = write_tiny_gguf("gemma3", tmp_path / "model.gguf", gguf.GGMLQuantizationType.Q4_0)
+    with_type(path, "blk.0.ffn_up.weight", gguf.GGMLQuantizationType.IQ4_NL)
+    model = acclimate.init_inference(path)
+    assert model.packing.packed["iq4_nl"] == 1
+    up = model.model.layers[0].mlp.up_proj
+    expected = acclimate.init_inference(path, dtype="float32").model.layers[0].mlp.up_proj.weight
+    assert torch.equal(up.packed.dequantize(), expected)
 
 
 def test_a_block_whose_scale_is_not_a_number_is_an_error_that_names_the_tensor(tmp_path: Path) -> None:

@@ -482,6 +482,21 @@ class PeakInWholeMiB(SimAccelerator):
         return (super().max_memory_allocated(device_index) + (1 << 19)) >> 20 << 20
 
 
+class PoolsPeakIsTheTensors(SimAccelerator):
+    """max_memory_reserved is max_memory_allocated."""
+
+    def max_memory_reserved(self, device_index: DeviceLike = None) -> int:
+        return self.max_memory_allocated(device_index)
+
+
+class OtherDevicesStreamsForgotten(SimAccelerator):
+    """stream(s) does nothing if the device of s is not current."""
+
+    def stream(self, stream: Any | None) -> AbstractContextManager[Any]:
+        elsewhere = stream is not None and stream.device.index != self.current_device()
+        return nullcontext() if elsewhere else super().stream(stream)
+
+
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     "": {
         SetDeviceForgotten: "devices/set_device",
@@ -529,6 +544,8 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         ResetKeepsResults: "graphs/reset_frees_memory",
         AllocatedInWholeMiB: "memory/small_tensors_show",
         PeakInWholeMiB: "memory/small_tensors_show",
+        PoolsPeakIsTheTensors: "memory/pool_and_tensors_differ",
+        OtherDevicesStreamsForgotten: "streams/streams_of_other_devices",
     },
     "sync=check": {
         SynchronizeForgotten: "devices/synchronize",

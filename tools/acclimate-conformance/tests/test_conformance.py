@@ -11,9 +11,8 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
+from acclimate_conformance.processes import end_group
 from acclimate_conformance.runner.catalog import checks
-from acclimate_conformance.runner.session import Session, select
-from acclimate_conformance.runner.worker_process import end_group
 from fresh_process import plain_environment
 
 HERE = Path(__file__).parent
@@ -161,21 +160,6 @@ def test_an_accelerator_that_ends_its_process_when_loaded_is_told(tmp_path: Path
     assert run.returncode == 2
     assert "ended with exit code 127" in run.stderr
     assert "no driver here" in run.stderr
-
-
-def test_a_check_that_is_ended_leaves_none_of_its_processes_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(HERE))
-
-    def theirs() -> list[str]:
-        lines = (process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"]))
-        return [" ".join(line) for line in lines if "mutants:NeverMeets" in line]
-
-    with Session("mutants:NeverMeets", timeout_s=6) as session:
-        (check,) = select(session.checks, ["communication/collectives"])
-        result = session.run(check)
-    assert result.outcome == "failed"
-    assert "did not finish within 6 s" in result.reason
-    assert theirs() == []
 
 
 def test_a_workers_processes_are_gone_when_ending_them_returns() -> None:

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import pytest
 
 from acclimate_conformance.runner.catalog import checks
-from acclimate_conformance.runner.session import Session
 from fresh_process import plain_environment
 from warm_python import WarmPython
 
@@ -21,6 +20,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import argument_mutants  # noqa: E402
+import edge_mutants  # noqa: E402
 import mutants  # noqa: E402
 import state_mutants  # noqa: E402
 import value_mutants  # noqa: E402
@@ -56,9 +56,12 @@ def require_found(result: dict[str, Any], fault: str | None) -> None:
 
 @pytest.mark.parametrize(
     "mutant",
-    [*mutants.CAUGHT_BY, *state_mutants.CAUGHT_BY, *value_mutants.CAUGHT_BY, *argument_mutants.CAUGHT_BY],
+    [
+        *mutants.CAUGHT_BY, *state_mutants.CAUGHT_BY, *value_mutants.CAUGHT_BY, *argument_mutants.CAUGHT_BY,
+        *edge_mutants.CAUGHT_BY,
+    ],
     ids=lambda mutant: mutant.__name__,
-)
+)  # fmt: skip
 def test_the_check_finds_the_fault_in_the_cpu(mutant: type, examined: Examined) -> None:
     check = sys.modules[mutant.__module__].CAUGHT_BY[mutant]
     require_found(examined(mutant.__module__)[mutant.__name__, check], mutant.__doc__)
@@ -81,28 +84,6 @@ def test_what_is_unusual_but_right_fails_no_check(module: tuple[str, ...], exami
     assert any(result["outcome"] == "passed" for result in sound)
     for result in sound:
         assert result["outcome"] != "failed", f"{result['name']}, {result['check']}: {result['reason']}"
-
-
-@pytest.mark.usefixtures("warm_starts")
-@pytest.mark.parametrize(
-    ("mutant", "timeout_s", "reason"),
-    [
-        (mutants.CrashesAtDtypes, 60.0, "was killed by SIGSEGV"),
-        (mutants.NeverReturns, 3.0, "did not finish within 3 s"),
-    ],
-    ids=lambda value: value.__name__ if isinstance(value, type) else "",
-)
-def test_a_fault_that_ends_its_process_fails_its_check_and_not_the_next(
-    mutant: type, timeout_s: float, reason: str
-) -> None:
-    with Session(f"mutants:{mutant.__name__}", timeout_s) as session:
-        planned = {check.id: check for check in session.checks}
-        result = session.run(planned[mutants.ENDS_THE_WORKER[mutant]])
-        assert result.outcome == "failed"
-        assert reason in result.reason
-        assert mutant.__name__ in result.detail or "mutants.py" in result.detail, "it does not say where"
-        session._timeout_s = None
-        assert session.run(planned["devices/counts"]).outcome == "passed"
 
 
 def test_faults_are_planted_in_every_category() -> None:

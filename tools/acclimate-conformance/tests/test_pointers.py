@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -10,14 +12,17 @@ import torch
 
 from acclimate.accelerator import Accelerator, DeviceLike
 from acclimate.backends.cpu import CPUAccelerator
-from acclimate_conformance.checks.assertions import BrokenPromiseError
+from acclimate_conformance.checks import claims
+from acclimate_conformance.checks.assertions import BrokenPromiseError, require_close
 from acclimate_conformance.checks.calls import Calls, where_to_mend
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.device_arguments import _comparable
 from acclimate_conformance.checks.memory import capacity as memory_capacity
 from acclimate_conformance.checks.runtime.types import misfit
 from acclimate_conformance.checks.target import Subject
+from acclimate_conformance.result import About, Report, Result
 from acclimate_conformance.runner.catalog import checks
+from acclimate_conformance.runner.causes import ranked
 from acclimate_conformance.runner.examine import examine
 
 CATALOG = {check.id: check for check in checks()}
@@ -41,8 +46,9 @@ class ClaimsFloat8(CPUAccelerator):
         return [*super().supported_dtypes(), torch.float8_e4m3fn]
 
 
-def failed_changes(accelerator: Accelerator, name: str) -> tuple[str, ...]:
-    return where_to_mend(accelerator, CATALOG[name].observes, Calls())
+def failed_changes(accelerator: Accelerator, name: str, reason: str = "") -> list[str]:
+    weights = where_to_mend(accelerator, CATALOG[name].observes, Calls(), reason, ())
+    return sorted(weights, key=lambda change: -weights[change])
 
 
 @pytest.mark.parametrize("topic", ["collectives", "reductions", "barrier", "tensors_of_any_shape"])
@@ -59,9 +65,8 @@ def test_a_fault_of_an_op_is_in_the_builders_that_the_class_names() -> None:
 
 
 def test_the_method_that_the_class_overrides_is_named_though_the_check_calls_another() -> None:
-    @check("available_memory", once=True)
+    @check("available_memory", promise="It asks for what is available.", once=True)
     def asks(accelerator: Accelerator) -> None:
-        """It asks for what is available."""
         accelerator.available_memory()
         raise BrokenPromiseError("it is wrong")
 
@@ -70,9 +75,8 @@ def test_the_method_that_the_class_overrides_is_named_though_the_check_calls_ano
 
 
 def test_a_dtype_that_is_claimed_and_missing_is_said_to_be_a_false_claim() -> None:
-    @check("amp", once=True)
+    @check("amp", promise="It adds in every dtype.", once=True)
     def adds(accelerator: Accelerator) -> None:
-        """It adds in every dtype."""
         for dtype in accelerator.supported_dtypes():
             torch.ones(2, dtype=dtype).add(1)
 
@@ -82,9 +86,8 @@ def test_a_dtype_that_is_claimed_and_missing_is_said_to_be_a_false_claim() -> No
 
 
 def test_an_error_that_has_nothing_to_do_with_a_dtype_is_no_false_claim() -> None:
-    @check("amp", once=True)
+    @check("amp", promise="It raises.", once=True)
     def raises(accelerator: Accelerator) -> None:
-        """It raises."""
         raise ValueError("no luck")
 
     assert examine(raises, Subject(ClaimsFloat8(), "cpu")).reason == "ValueError: no luck"
@@ -184,3 +187,113 @@ def test_available_memory_that_stays_the_same_is_a_fault(monkeypatch: pytest.Mon
     monkeypatch.setattr(accelerator, "available_memory", lambda: 1 << 30)
     with pytest.raises(BrokenPromiseError, match="falls by 0"):
         memory_capacity.capacity.function(Subject(accelerator, "cpu"))
+
+
+# -- in a class that defines all methods itself, so that none stands out --------------------------------
+
+
+def _planted(name: str, fault: Callable[..., Any]) -> Accelerator:
+    """An accelerator with a fault in one of the methods, all of which its class defines."""
+    own: dict[str, Any] = {}
+    for kind in reversed(CPUAccelerator.__mro__[:-1]):
+        own |= {key: value for key, value in vars(kind).items() if not key.startswith("__")}
+
+    @functools.wraps(own[name])
+    def faulty(self: Any, *given: Any, **named: Any) -> Any:
+        return fault(own[name], self, *given, **named)
+
+    accelerator: Accelerator = type("Vendor", (CPUAccelerator,), {**own, name: faulty})()
+    return accelerator
+
+
+FAULTS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "manual_seed": (lambda before, self, seed: before(self, seed % 2**32), ("random/seeds_of_every_size",)),
+    "set_rng_state": (lambda before, self, *given: None, ("random/state_saved_and_restored",)),
+    "available_memory": (lambda before, self, *given: 2**30, ("memory/capacity",)),
+    "stream": (
+        lambda before, self, given: before(self, given or self.default_stream()),
+        ("streams/current_stream",),
+    ),
+    "range_pop": (
+        lambda before, self, *given: (before(self, *given), before(self, *given)),
+        ("runtime/profiler_marks",),
+    ),
+    "toolkit_version": (lambda before, self: "unknown", ("ops/toolkit",)),
+    "get_device_name": (lambda before, self, *given: " ", ("devices/properties",)),
+    "lazy_call": (
+        lambda before, self, call: (before(self, call), before(self, call)), ("runtime/lazy_calls",),
+    ),
+    "is_out_of_memory": (lambda before, self, error: True, ("memory/out_of_memory",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_method_at_fault_is_named_among_many_of_the_same_class(name: str) -> None:
+    fault, names = FAULTS[name]
+    subject = Subject(_planted(name, fault), "cpu")
+    category = names[0].partition("/")[0]
+    others = [check for check in CATALOG.values() if check.category == category and not check.once]
+    results = ranked([examine(check, subject) for check in [*others[:4], *map(CATALOG.get, names)] if check])
+    result = results[-1]
+    assert result.outcome == "failed"
+    assert result.changes[0].startswith(f"{name}: implemented by"), result.reason
+
+
+def test_an_events_fault_is_the_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    event = CPUAccelerator().Event
+    before = event.elapsed_time
+    monkeypatch.setattr(event, "elapsed_time", lambda self, other: 2 * before(self, other))
+    (result,) = ranked([examine(CATALOG["streams/events_measure_time"], Subject(CPUAccelerator(), "cpu"))])
+    assert result.outcome == "failed"
+    assert result.changes[0].startswith("Event.elapsed_time: implemented by")
+
+
+def test_a_wrong_product_is_a_fault_of_the_devices_operators() -> None:
+    @check("supported_dtypes", promise="It multiplies.", once=True)
+    def multiplies(accelerator: Accelerator) -> None:
+        require_close(torch.zeros(4), torch.ones(4), torch.float16, "a matrix product")
+
+    result = examine(multiplies, Subject(CPUAccelerator(), "cpu"))
+    assert result.changes[0] == "operators on cpu: a matrix product in float16"
+
+
+def test_failures_with_one_cause_are_listed_together() -> None:
+    def failed(name: str, cause: str, change: str) -> Result:
+        return Result(f"memory/{name}", "memory", "It works.", "failed", "seen", (), 0.1, cause=cause,
+                      changes=(change,), weights=(1.0,))  # fmt: skip
+
+    error = "TypeError: this device has no int{} kernels"
+    results = [
+        failed("a", error.format(64), "memory_allocated: here"),
+        failed("b", error.format(32), "empty_cache: here"),
+        failed("c", "", "total_memory: here"), failed("d", "", "total_memory: here"),
+        failed("e", "RuntimeError: once", "mem_get_info: here"),
+    ]  # fmt: skip
+    about = About("foo", "foo:Foo", (), "", "", "", "")
+    report = Report(about, ranked(results), 1.0)
+    causes = [(cause, [result.name for result in group]) for cause, group in report.causes]
+    assert causes == [
+        (error.format(64), ["a", "b"]), ("total_memory: here", ["c", "d"]), ("mem_get_info: here", ["e"]),
+    ]  # fmt: skip
+
+
+class NoLongs(CPUAccelerator):
+    """It has no float8, and does not say that it has."""
+
+
+def test_a_dtype_that_is_neither_claimed_nor_there_is_not_offered() -> None:
+    @check("amp", promise="It adds.", once=True)
+    def adds(accelerator: Accelerator) -> None:
+        raise TypeError("this device has no Long")
+
+    @check("amp", promise="It adds.", once=True)
+    def other(accelerator: Accelerator) -> None:
+        raise TypeError("this device has no float8_e4m3fn")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(claims, "_SCALAR_TYPES", {torch.float8_e4m3fn: "Float8_e4m3fn", torch.int64: "Long"})
+        absent = examine(other, Subject(NoLongs(), "cpu"))
+        there = examine(adds, Subject(NoLongs(), "cpu"))
+    assert absent.outcome == "not offered"
+    assert absent.reason.startswith("the device has no float8_e4m3fn: ")
+    assert there.outcome == "failed"

@@ -33,7 +33,7 @@ def test_without_write_it_shows_a_diff_and_changes_nothing(
     assert port(".") == 0
     out = capsys.readouterr().out
     assert "+get_accelerator().synchronize()" in out
-    assert "1 would be converted in 1 of 1 files" in out
+    assert "1 would be converted in 1 of 1 file" in out
     assert (repo / "a.py").read_text() == SOURCE
 
 

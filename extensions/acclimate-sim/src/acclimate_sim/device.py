@@ -19,6 +19,7 @@ from acclimate_sim import (
     float64_inside_torch,
     lists_of_devices,
     safetensors_names,
+    sharing,
     torch_module,
     untied_weights,
 )
@@ -80,6 +81,7 @@ def make_device(
         collectives.register(communication_backend, device_type)
         compiling.register(device_type)
         safetensors_names.register(device_type)
+        sharing.register(device_type)
         float64_inside_torch.register(device_type, has_float64="float64" not in profile.refused)
         if profile.replaces_parameters:
             untied_weights.register()

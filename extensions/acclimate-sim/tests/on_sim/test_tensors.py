@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -100,9 +101,20 @@ def test_numpy_and_unknown_devices_are_refused() -> None:
         torch.zeros(1, device="sim:9")
 
 
-def test_sparse_tensors_are_refused() -> None:
-    with pytest.raises(NotImplementedError, match="no Sparse tensors"):
-        x.to("sim").to_sparse()
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: x.to("sim").to_sparse(),
+        lambda: x.to_sparse().to("sim"),
+        lambda: torch.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, 2.0], (2, 2), device="sim"),
+        lambda: x.to("sim").to_sparse_csr(),
+        lambda: x.to_sparse_csr().to("sim") @ x.to("sim"),
+        lambda: nn.Embedding(3, 2, sparse=True).to("sim")(torch.tensor([1]).to("sim")).sum().backward(),
+    ],
+)
+def test_sparse_tensors_are_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(NotImplementedError, match=r"sim: this device has no Sparse(Csr)? tensors"):
+        make()
 
 
 def test_deepcopy_printing_and_meta_work() -> None:

@@ -3,39 +3,35 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "arguments.h"
-#include "gloo_link.h"
 #include "running_call.h"
 
 namespace acclimate_comm {
 using std::chrono::milliseconds;
 
-ShmBackend::ShmBackend(std::unique_ptr<Transport> transport, milliseconds timeout)
-    : Backend(transport->rank(), transport->size()),
-      transport_(std::move(transport)),
-      options_(c10::make_intrusive<Options>("shm", timeout)) {
+ShmBackend::ShmBackend(std::shared_ptr<Group> group)
+    : Backend(group->rank(), group->size()),
+      group_(std::move(group)),
+      options_(c10::make_intrusive<Options>("shm", group_->timeout())) {
   init();
 }
 
-ShmBackend::~ShmBackend() {
-  close();
-  if (transport_->was_forked()) transport_.release();  // its links have threads too
-}
+ShmBackend::~ShmBackend() { close(); }
 
 void ShmBackend::setTimeout(milliseconds timeout) {
   options_->timeout = bounded(timeout);
-  transport_->set_timeout(timeout);
+  group_->set_timeout(timeout);
 }
 
-void ShmBackend::abort() { transport_->abort("Rank " + std::to_string(rank_) + " aborted the group."); }
+void ShmBackend::abort() { group_->abort("Rank " + std::to_string(rank_) + " aborted the group."); }
 
 void ShmBackend::shutdown() { close(); }
 
 // Called before the queue is used: in a forked child the queue's thread does not exist, and its mutex may
 // stay locked.
 void ShmBackend::throw_if_forked(const Call& call) {
-  if (!transport_->was_forked()) return;
+  if (!group_->was_forked()) return;
   try {
-    transport_->begin(call, milliseconds(0), false);
+    group_->begin(call, milliseconds(0), false);
   } catch (const CommError& error) {
     raise(error);
   }
@@ -44,29 +40,28 @@ void ShmBackend::throw_if_forked(const Call& call) {
 void ShmBackend::close() {
   if (is_closed_) return;
   is_closed_ = true;
-  if (transport_->was_forked()) {
+  if (group_->was_forked()) {
     // Leaked on purpose: their threads do not exist in a forked child, and the destructor of a condition
     // variable would wait for the threads that waited on it.
     queue_.release();
     messages_.release();
-    host_messages_.release();
     return;
   }
   queue_->stop();
   const std::lock_guard lock(messages_mutex_);
   if (messages_) messages_->stop();
-  transport_->leave();
-  if (host_messages_) host_messages_->stop();
+  group_->leave();
 }
 
 // -- reductions --------------------------------------------------------------------------------------
 
 void ShmBackend::all_reduce_one(RunningCall& running, const at::Tensor& tensor, Op op) {
-  const Reducer reducer = reducer_of(tensor.scalar_type(), op, running.group.widens_halves());
+  const Reducer reducer = reducer_of(tensor.scalar_type(), op);
   Target target(tensor, true);
   const at::Tensor wide = widened(target.memory(), reducer.dtype);
   running.start();
-  running.group.all_reduce(wide.data_ptr(), wide.data_ptr(), elements_of(wide), reducer.reduce);
+  acclimate_comm::all_reduce(running.group, wide.data_ptr(), wide.data_ptr(), elements_of(wide),
+                             reducer.reduce);
   if (!wide.is_same(target.memory())) target.memory().copy_(wide);
   target.finish();
 }
@@ -102,11 +97,11 @@ WorkPointer ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opti
   return run(outline, [this, tensors, given_root, op = options.reduceOp](RunningCall& running) {
     const int root = rank_in(given_root, size_, "the root");
     const at::Tensor& tensor = only(tensors);
-    const Reducer reducer = reducer_of(tensor.scalar_type(), op_of(op), running.group.widens_halves());
+    const Reducer reducer = reducer_of(tensor.scalar_type(), op_of(op));
     Target target(tensor, true);
     const at::Tensor wide = widened(target.memory(), reducer.dtype);
     running.start();
-    running.group.reduce(wide.data_ptr(), wide.data_ptr(), elements_of(wide), reducer.reduce, root);
+    reduce_to_root(running.group, wide.data_ptr(), wide.data_ptr(), elements_of(wide), reducer.reduce, root);
     if (running.group.rank() != root) return;
     if (!wide.is_same(target.memory())) target.memory().copy_(wide);
     target.finish();
@@ -114,7 +109,7 @@ WorkPointer ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opti
 }
 
 void ShmBackend::scatter_sums(RunningCall& running, const at::Tensor& output, const Tensors& inputs, Op op) {
-  const Reducer reducer = reducer_of(output.scalar_type(), op, running.group.widens_halves());
+  const Reducer reducer = reducer_of(output.scalar_type(), op);
   check_count(inputs.size(), size_, "inputs");
   Tensors wide;
   Sources sources;
@@ -127,7 +122,7 @@ void ShmBackend::scatter_sums(RunningCall& running, const at::Tensor& output, co
   at::Tensor sum = target.memory();
   if (sum.scalar_type() != reducer.dtype) sum = at::empty(sum.sizes(), sum.options().dtype(reducer.dtype));
   running.start();
-  running.group.reduce_scatter(sources, sum.data_ptr(), elements_of(sum), reducer.reduce);
+  acclimate_comm::reduce_scatter(running.group, sources, sum.data_ptr(), elements_of(sum), reducer.reduce);
   if (!sum.is_same(target.memory())) target.memory().copy_(sum);
   target.finish();
 }
@@ -187,7 +182,7 @@ WorkPointer ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions
     const at::Tensor& tensor = only(tensors);
     Target target(tensor, running.group.rank() == root);
     running.start();
-    running.group.broadcast(target.data(), elements_of(tensor).bytes(), root);
+    acclimate_comm::broadcast(running.group, target.data(), elements_of(tensor).bytes(), root);
     if (running.group.rank() != root) target.finish();
   });
 }
@@ -203,7 +198,7 @@ void ShmBackend::gather_one(RunningCall& running, const Tensors& outputs, const 
   }
   const at::Tensor source = flat(input);
   running.start();
-  running.group.all_gather(source.data_ptr(), memory, elements_of(source).bytes());
+  acclimate_comm::all_gather(running.group, source.data_ptr(), memory, elements_of(source).bytes());
   for (Target& target : targets) target.finish();
 }
 
@@ -231,7 +226,8 @@ WorkPointer ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
     const at::Tensor source = flat(input);
     const size_t bytes = elements_of(source).bytes();
     running.start();
-    running.group.all_gather(source.data_ptr(), parts_of(target.data(), bytes, size_), bytes);
+    acclimate_comm::all_gather(running.group, source.data_ptr(), parts_of(target.data(), bytes, size_),
+                               bytes);
     target.finish();
   });
 }
@@ -273,7 +269,8 @@ WorkPointer ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensor
       const at::Tensor source = flat(inputs[i]);
       const size_t bytes = elements_of(source).bytes();
       running.start();
-      running.group.all_gather(source.data_ptr(), parts_of(target.data(), bytes, size_), bytes);
+      acclimate_comm::all_gather(running.group, source.data_ptr(), parts_of(target.data(), bytes, size_),
+                                 bytes);
       target.finish();
     }
   });
@@ -300,7 +297,7 @@ WorkPointer ShmBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
     }
     const at::Tensor source = flat(input);
     running.start();
-    running.group.gather(source.data_ptr(), memory, elements_of(source).bytes(), root);
+    acclimate_comm::gather(running.group, source.data_ptr(), memory, elements_of(source).bytes(), root);
     for (Target& target : targets) target.finish();
   });
 }
@@ -326,7 +323,7 @@ WorkPointer ShmBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
     }
     Target target(output);
     running.start();
-    running.group.scatter(memory, target.data(), elements_of(output).bytes(), root);
+    acclimate_comm::scatter(running.group, memory, target.data(), elements_of(output).bytes(), root);
     target.finish();
   });
 }
@@ -353,7 +350,7 @@ WorkPointer ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
       to_offset += received[rank];
     }
     running.start();
-    running.group.all_to_all(from, sent, to, received, input.element_size());
+    acclimate_comm::all_to_all(running.group, from, sent, to, received, input.element_size());
     target.finish();
   });
 }
@@ -383,7 +380,7 @@ WorkPointer ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::
       received.push_back(elements_of(outputs[rank]).bytes());
     }
     running.start();
-    running.group.all_to_all(from, sent, to, received, inputs[0].element_size());
+    acclimate_comm::all_to_all(running.group, from, sent, to, received, inputs[0].element_size());
     for (Target& target : targets) target.finish();
   });
 }
@@ -395,7 +392,7 @@ WorkPointer ShmBackend::barrier(const c10d::BarrierOptions& options) {
   const Outline outline{c10d::OpType::BARRIER, "shm:barrier", call, options, {}};
   return run(outline, [](RunningCall& running) {
     running.start();
-    running.group.barrier();
+    acclimate_comm::barrier(running.group);
   });
 }
 
@@ -410,9 +407,8 @@ void ShmBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool) {
 WorkPointer ShmBackend::message(Tensors& tensors, int peer, int tag, bool is_sent) {
   const at::Tensor& tensor = only(tensors);
   TORCH_CHECK(peer != rank_, "rank ", rank_, " cannot send to or receive from itself");
-  const int most =
-      transport_->one_host() != nullptr ? std::numeric_limits<int>::max() : HostMessages::kLargestTag;
-  TORCH_CHECK(tag >= 0 && tag <= most, "a tag must be from 0 to ", most, ", but is ", tag);
+  constexpr int kLargestTag = std::numeric_limits<int>::max();
+  TORCH_CHECK(tag >= 0, "a tag must be from 0 to ", kLargestTag, ", but is ", tag);
   const Call call = call_of(is_sent ? Kind::kSend : Kind::kReceive, tensor, tag);
   throw_if_forked(call);
   calls_++;
@@ -422,14 +418,6 @@ WorkPointer ShmBackend::message(Tensors& tensors, int peer, int tag, bool is_sen
   auto work = c10::make_intrusive<ShmWork>(rank_, type, is_sent ? "shm:send" : "shm:recv", tensors);
   // The target keeps the memory until the message is sent or received.
   const auto target = std::make_shared<Target>(is_sent ? flat(tensor) : tensor);
-  if (transport_->one_host() == nullptr) {
-    {
-      const std::lock_guard lock(messages_mutex_);
-      if (!host_messages_) host_messages_ = std::make_unique<HostMessages>(static_cast<Hosts&>(*transport_));
-    }
-    host_messages_->start(work, target, call, peer, raise);
-    return work;
-  }
   const auto done = [work, target, is_sent](std::exception_ptr failure, int source) {
     try {
       if (failure) std::rethrow_exception(failure);
@@ -448,7 +436,7 @@ WorkPointer ShmBackend::message(Tensors& tensors, int peer, int tag, bool is_sen
   };
   {
     const std::lock_guard lock(messages_mutex_);
-    if (!messages_) messages_ = std::make_unique<Messages>(*transport_->one_host());
+    if (!messages_) messages_ = std::make_unique<Messages>(*group_);
   }
   const size_t bytes = elements_of(tensor).bytes();
   if (is_sent) {
@@ -488,25 +476,8 @@ std::shared_ptr<Group> open_group(int descriptor, int rank, const std::vector<pi
   }
 }
 
-c10::intrusive_ptr<c10d::Backend> on_one_host(std::shared_ptr<Group> group) {
-  const milliseconds timeout = group->timeout();
-  return c10::make_intrusive<ShmBackend>(std::make_unique<OneHost>(std::move(group)), timeout);
-}
-
-c10::intrusive_ptr<c10d::Backend> across_hosts(
-    std::shared_ptr<Group> local, int rank,
-    const std::vector<std::pair<std::string, std::vector<int>>>& hosts,
-    const c10::intrusive_ptr<c10d::Backend>& leaders, const c10::intrusive_ptr<c10d::Backend>& everyone,
-    const c10::intrusive_ptr<c10d::Store>& store) {
-  const milliseconds timeout = local->timeout();
-  std::vector<HostRanks> of_hosts;
-  for (const auto& [name, ranks] : hosts) of_hosts.push_back({name, ranks});
-  return c10::make_intrusive<ShmBackend>(
-      std::make_unique<Hosts>(std::move(local), std::move(of_hosts), rank,
-                              leaders ? std::make_unique<GlooLink>(leaders) : nullptr,
-                              std::make_unique<GlooLink>(everyone), std::make_unique<TorchStatusStore>(store),
-                              timeout),
-      timeout);
+c10::intrusive_ptr<c10d::Backend> backend_of(std::shared_ptr<Group> group) {
+  return c10::make_intrusive<ShmBackend>(std::move(group));
 }
 
 }  // namespace
@@ -516,8 +487,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   namespace comm = acclimate_comm;
   pybind11::class_<comm::Group, std::shared_ptr<comm::Group>>(module, "Group");
   module.def("open_group", &comm::open_group, comm::call_guard<comm::gil_scoped_release>());
-  module.def("on_one_host", &comm::on_one_host, comm::call_guard<comm::gil_scoped_release>());
-  module.def("across_hosts", &comm::across_hosts, comm::call_guard<comm::gil_scoped_release>());
+  module.def("backend_of", &comm::backend_of, comm::call_guard<comm::gil_scoped_release>());
   module.def("bytes", &comm::Layout::bytes);
   module.def("use_isa", &comm::use_isa);
   module.attr("MOST_RANKS") = comm::kMostRanks;

@@ -6,9 +6,8 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "host_messages.h"
+#include "collectives.h"
 #include "messages.h"
-#include "transport.h"
 #include "work.h"
 
 namespace acclimate_comm {
@@ -18,7 +17,7 @@ using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
 class ShmBackend final : public c10d::Backend {
  public:
-  ShmBackend(std::unique_ptr<Transport> transport, std::chrono::milliseconds timeout);
+  explicit ShmBackend(std::shared_ptr<Group> group);
   ~ShmBackend() override;
 
   const std::string getBackendName() const override { return "shm"; }
@@ -75,12 +74,11 @@ class ShmBackend final : public c10d::Backend {
   void gather_one(RunningCall& running, const Tensors& outputs, const at::Tensor& input);
   void scatter_sums(RunningCall& running, const at::Tensor& output, const Tensors& inputs, Op op);
 
-  std::unique_ptr<Transport> transport_;
+  std::shared_ptr<Group> group_;
   c10::intrusive_ptr<Options> options_;
   std::unique_ptr<Queue> queue_ = std::make_unique<Queue>();
   std::mutex messages_mutex_;
-  std::unique_ptr<Messages> messages_;  // on one host
-  std::unique_ptr<HostMessages> host_messages_;
+  std::unique_ptr<Messages> messages_;
   std::atomic<uint64_t> calls_{0};
   bool is_closed_ = false;
 };

@@ -131,8 +131,7 @@ void all_reduce(Group& group, const void* from, void* to, Elements elements, Red
   }
 }
 
-void reduce_to_root(Group& group, const void* from, void* to, Elements elements, Reduce reduce, int root,
-                    int divisor) {
+void reduce_to_root(Group& group, const void* from, void* to, Elements elements, Reduce reduce, int root) {
   const void* sources[kMostRanks];
   in_parts(group, Flow::kUneven, elements.bytes(), part_bytes(group, 1), [&](size_t offset, size_t bytes) {
     if (group.rank() != root) contribute(group, group.contribution(bytes), at(from, offset), bytes);
@@ -140,7 +139,7 @@ void reduce_to_root(Group& group, const void* from, void* to, Elements elements,
     if (group.rank() != root) return;
     for (int rank = 0; rank < group.size(); rank++) sources[rank] = group.contributed(rank, bytes);
     sources[root] = at(from, offset);
-    reduce(at(to, offset), sources, group.size(), bytes / elements.bytes_each, divisor);
+    reduce(at(to, offset), sources, group.size(), bytes / elements.bytes_each, group.size());
   });
 }
 
@@ -215,20 +214,16 @@ void scatter(Group& group, const Sources& from, void* to, size_t bytes, int root
 
 void barrier(Group& group) { group.exchange(); }
 
-void check_exchange(int ranks, const std::function<size_t(int, int)>& sent,
-                    const std::function<size_t(int, int)>& expected, size_t bytes_each) {
-  for (int source = 0; source < ranks; source++) {
-    for (int target = 0; target < ranks; target++) {
-      const size_t sends = sent(source, target), takes = expected(source, target);
-      if (sends == takes) continue;
-      throw CommError(Reason::kMismatch, "Rank " + std::to_string(source) + " called all_to_all with " +
-                                             std::to_string(sends / bytes_each) + " elements for rank " +
-                                             std::to_string(target) + ", but rank " + std::to_string(target) +
-                                             " expects " + std::to_string(takes / bytes_each) +
-                                             " elements from rank " + std::to_string(source) + ".");
-    }
-  }
+namespace {
+
+CommError different_sizes(int source, size_t sent, int target, size_t expected) {
+  const std::string from = std::to_string(source), to = std::to_string(target);
+  return {Reason::kMismatch, "Rank " + from + " called all_to_all with " + std::to_string(sent) +
+                                 " elements for rank " + to + ", but rank " + to + " expects " +
+                                 std::to_string(expected) + " elements from rank " + from + "."};
 }
+
+}  // namespace
 
 void all_to_all(Group& group, const Sources& from, const std::vector<size_t>& sent, const Targets& to,
                 const std::vector<size_t>& received, size_t bytes_each) {
@@ -242,13 +237,12 @@ void all_to_all(Group& group, const Sources& from, const std::vector<size_t>& se
   const auto row_of = [&](int rank) {
     return reinterpret_cast<const size_t*>(group.layout().slot(rank, parity));
   };
-  check_exchange(
-      size, [&](int source, int target) { return row_of(source)[target]; },
-      [&](int source, int target) { return row_of(target)[size + source]; }, bytes_each);
   size_t longest = 0;
   for (int source = 0; source < size; source++) {
     for (int target = 0; target < size; target++) {
-      if (source != target) longest = std::max(longest, row_of(source)[target]);
+      const size_t sends = row_of(source)[target], takes = row_of(target)[size + source];
+      if (sends != takes) throw different_sizes(source, sends / bytes_each, target, takes / bytes_each);
+      if (source != target) longest = std::max(longest, sends);
     }
   }
   copy(to[group.rank()], from[group.rank()], sent[group.rank()]);

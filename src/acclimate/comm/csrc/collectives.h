@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <functional>
 #include <vector>
 
 #include "group.h"
@@ -22,9 +21,8 @@ struct Elements {
 
 // `to` may be `from`.
 void all_reduce(Group& group, const void* from, void* to, Elements elements, Reduce reduce);
-// `to` is used on the root only, and may be `from`. An average divides by `divisor`.
-void reduce_to_root(Group& group, const void* from, void* to, Elements elements, Reduce reduce, int root,
-                    int divisor);
+// `to` is used on the root only, and may be `from`.
+void reduce_to_root(Group& group, const void* from, void* to, Elements elements, Reduce reduce, int root);
 void broadcast(Group& group, void* data, size_t bytes, int root);
 void all_gather(Group& group, const void* from, const Targets& to, size_t bytes);
 void reduce_scatter(Group& group, const Sources& from, void* to, Elements elements, Reduce reduce);
@@ -35,9 +33,6 @@ void barrier(Group& group);
 void all_to_all(Group& group, const Sources& from, const std::vector<size_t>& sent, const Targets& to,
                 const std::vector<size_t>& received, size_t bytes_each);
 
-// Throws if a rank sends a number of bytes that differs from what the receiver expects.
-void check_exchange(int ranks, const std::function<size_t(int from, int to)>& sent,
-                    const std::function<size_t(int from, int to)>& expected, size_t bytes_each);
 // Calls `round(offset, bytes)` for each part, and once if there are no bytes, because every collective waits
 // for all ranks.
 template <class Round>

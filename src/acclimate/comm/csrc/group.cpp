@@ -213,16 +213,17 @@ void Group::sleep_until_published(int rank, std::atomic<uint64_t>& stamp, Clock:
     if (seen >= round_) return;
     throw_if_failed();
     if (layout_.lines(rank_).presence.load(std::memory_order_acquire) != 0) {
-      throw CommError(Reason::kAborted, "Rank " + number(rank_) +
-                                            " destroyed the group while it waited for rank " + number(rank) +
-                                            " in " + describe(call_) + ".");
+      throw CommError(Reason::kAborted, "Rank " + std::to_string(rank_) +
+                                            " destroyed the group while it waited for rank " +
+                                            std::to_string(rank) + " in " + describe(call_) + ".");
     }
     check_peers(nullptr);
     const auto now = Clock::now();
     if (now >= deadline) {
-      fail(Reason::kTimeout, "Rank " + number(rank_) + " gave up after " + time_of(call_timeout_) +
-                                 ": rank " + number(rank) + " (process " + std::to_string(peers_.pid(rank)) +
-                                 ") did not take part in " + describe(call_) + ".");
+      fail(Reason::kTimeout, "Rank " + std::to_string(rank_) + " gave up after " + time_of(call_timeout_) +
+                                 ": rank " + std::to_string(rank) + " (process " +
+                                 std::to_string(peers_.pid(rank)) + ") did not take part in " +
+                                 describe(call_) + ".");
     }
     const auto left = std::chrono::duration_cast<milliseconds>(deadline - now) + milliseconds(1);
     futex_wait(&stamp, static_cast<uint32_t>(seen), std::min(left, kSlice));
@@ -248,9 +249,9 @@ void Group::check_peer(int rank, const std::string& doing) {
 
 void Group::peer_is_gone(int rank, const std::string& doing) {
   const bool left = layout_.lines(rank).presence.load(std::memory_order_acquire) != 0;
-  fail(Reason::kPeerGone, "Rank " + number(rank) + " (process " + std::to_string(peers_.pid(rank)) +
-                              (left ? ") left the group" : ") ended") + " while rank " + number(rank_) +
-                              " waited for it in " + doing + ".");
+  fail(Reason::kPeerGone, "Rank " + std::to_string(rank) + " (process " + std::to_string(peers_.pid(rank)) +
+                              (left ? ") left the group" : ") ended") + " while rank " +
+                              std::to_string(rank_) + " waited for it in " + doing + ".");
 }
 
 void Group::throw_mismatch() {
@@ -259,16 +260,16 @@ void Group::throw_mismatch() {
   for (int peer = 0; peer < size_; peer++) {
     if (posts(peer).call.refused != 0) {
       const std::string met =
-          peer == rank_ ? "" : ", which rank " + number(rank_) + " met with " + describe(call_);
-      throw CommError(Reason::kMismatch, "Rank " + number(peer) + " got wrong arguments for " +
+          peer == rank_ ? "" : ", which rank " + std::to_string(rank_) + " met with " + describe(call_);
+      throw CommError(Reason::kMismatch, "Rank " + std::to_string(peer) + " got wrong arguments for " +
                                              describe(posts(peer).call) + met + ". The error on rank " +
-                                             number(peer) + " says why.");
+                                             std::to_string(peer) + " says why.");
     }
   }
   for (int peer = 1; peer < size_; peer++) {
     if (posts(peer).call == posts(0).call) continue;
-    throw CommError(Reason::kMismatch,
-                    different_calls(number(0), posts(0).call, number(peer), posts(peer).call));
+    throw CommError(Reason::kMismatch, different_calls(std::to_string(0), posts(0).call, std::to_string(peer),
+                                                       posts(peer).call));
   }
   throw CommError(Reason::kMismatch, "Ranks called different collectives.");
 }

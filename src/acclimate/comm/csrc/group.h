@@ -61,8 +61,6 @@ class Group {
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  // The numbers of the ranks in error messages, when this group is part of a larger one.
-  void name_ranks(std::vector<int> numbers) { numbers_ = std::move(numbers); }
   int rank() const { return rank_; }
   int size() const { return size_; }
   const Layout& layout() const { return layout_; }
@@ -89,9 +87,6 @@ class Group {
   Route& route() { return route_; }
   const Route& route() const { return route_; }
 
-  std::string number(int rank) const {
-    return std::to_string(numbers_.empty() ? rank : numbers_[static_cast<size_t>(rank)]);
-  }
   // Makes the group unusable for all ranks, which raise this text.
   [[noreturn]] void fail(Reason reason, const std::string& text);
   void abort(const std::string& why);
@@ -122,7 +117,6 @@ class Group {
   unsigned char* memory_;
   int rank_;
   int size_;
-  std::vector<int> numbers_;
   Layout layout_;
   Peers peers_;
   std::chrono::milliseconds timeout_;

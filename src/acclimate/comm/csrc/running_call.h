@@ -9,7 +9,7 @@ namespace acclimate_comm {
 // One running collective. The other ranks learn of it only at start().
 class ShmBackend::RunningCall {
  public:
-  RunningCall(Transport& group, const Call& call, std::chrono::milliseconds timeout, bool is_background)
+  RunningCall(Group& group, const Call& call, std::chrono::milliseconds timeout, bool is_background)
       : group(group), call_(call), timeout_(timeout), is_background_(is_background) {}
 
   void start() {
@@ -34,7 +34,7 @@ class ShmBackend::RunningCall {
                   error.what() + ".");
   }
 
-  Transport& group;
+  Group& group;
 
  private:
   Call call_;
@@ -69,7 +69,7 @@ WorkPointer ShmBackend::run(Outline outline, Body body) {
   const bool may_wait = !outline.is_async;
   auto work = c10::make_intrusive<ShmWork>(rank_, outline.type, outline.title, std::move(outline.outputs));
   const auto running_call_of = [this, call = outline.call, timeout = outline.timeout](bool is_background) {
-    return RunningCall(*transport_, call, timeout, is_background);
+    return RunningCall(*group_, call, timeout, is_background);
   };
   const auto run_body = [running_call_of, body = std::move(body)](bool is_background) {
     RunningCall running = running_call_of(is_background);

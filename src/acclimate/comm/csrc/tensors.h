@@ -64,18 +64,16 @@ class Target {
   at::Tensor memory_;
 };
 
-// How a dtype is reduced: directly, or widened if the dtype has no kernel or half precision would be rounded
-// more than once.
+// How a dtype is reduced: directly, or widened if it has no kernel.
 struct Reducer {
   Reduce reduce;
   at::ScalarType dtype;
 };
 
-inline Reducer reducer_of(at::ScalarType dtype, Op op, bool widens_halves) {
+inline Reducer reducer_of(at::ScalarType dtype, Op op) {
   at::ScalarType computed = dtype;
   if (dtype == at::kComplexHalf) computed = at::kComplexFloat;
-  const bool is_half = dtype == at::kHalf || dtype == at::kBFloat16;
-  if (at::isFloat8Type(dtype) || (is_half && widens_halves)) computed = at::kFloat;
+  if (at::isFloat8Type(dtype)) computed = at::kFloat;
   const Reduce reduce = op < Op::kNone ? find_reduce(static_cast<Dtype>(computed), op) : nullptr;
   TORCH_CHECK(reduce != nullptr, "the backend shm does not support the reduction ",
               describe({static_cast<uint8_t>(Kind::kAllReduce), static_cast<uint8_t>(op),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from acclimate.errors import EngineNotFoundError, UnknownEngineError, excerpt
+from acclimate.errors import EngineNotFoundError, LaunchOptionError, excerpt
 from acclimate.launch.engines.engine import Engine
 from acclimate.launch.engines.impi import IntelMpi
 from acclimate.launch.engines.mpich import Mpich
@@ -36,7 +36,7 @@ def choose_engine(name: str, environ: Mapping[str, str]) -> tuple[Engine, str]:
     MPI, MPICH and Intel MPI.
 
     Raises:
-        UnknownEngineError: no engine has this name.
+        LaunchOptionError: no engine has this name.
         EngineNotFoundError: its program is not installed here, or does not answer.
     """
     allocating = allocating_engine(name, environ)
@@ -47,7 +47,7 @@ def choose_engine(name: str, environ: Mapping[str, str]) -> tuple[Engine, str]:
     else:
         wanted = [engine for engine in ENGINES if engine.name == name]
     if not wanted:
-        raise UnknownEngineError(
+        raise LaunchOptionError(
             f'--launcher "{excerpt(name)}" is not known; it is one of {", ".join(engine_names())}.'
         )
     broken = None
@@ -85,7 +85,7 @@ def launch(job: JobPlan, engine_name: str = AUTO) -> Outcome:
     """Runs a job on its hosts to its end.
 
     Raises:
-        UnknownEngineError: no engine has this name.
+        LaunchOptionError: no engine has this name.
         EngineNotFoundError: its program is not installed here.
         HostUnreachableError: a host does not answer; no rank was started.
     """

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from acclimate.errors import HostfileError, HostfileNotFoundError, HostFilterError, excerpt
+from acclimate.errors import HostfileError, HostfileNotFoundError, LaunchOptionError, excerpt
 
 MAX_RANKS_PER_HOST = 4096
 """A larger number is a typing error, and would fill the memory before the system refuses it."""
@@ -196,7 +196,7 @@ def choose_slots(
         num_accelerators: the number of remaining slots to use on each host, the first ones.
 
     Raises:
-        HostFilterError: both filters at once, an unknown host or slot, or too few hosts or slots.
+        LaunchOptionError: both filters at once, an unknown host or slot, or too few hosts or slots.
         HostfileError: a host has more slots than a host can run ranks, or the hosts have more than a job can.
     """
     for host in hosts:
@@ -208,7 +208,7 @@ def choose_slots(
     if sum(host.slots for host in hosts) > _MAX_RANKS:
         raise HostfileError(f"the hosts have more than {_MAX_RANKS} slots in all, the most that a job has.")
     if include and exclude:
-        raise HostFilterError(
+        raise LaunchOptionError(
             "--include and --exclude cannot be used together; keep the one that is shorter."
         )
     chosen = [HostPlan(host.name, tuple(range(host.slots)), host.port) for host in hosts]
@@ -223,7 +223,7 @@ def choose_slots(
         ]
     chosen = [plan for plan in chosen if plan.slots]
     if not chosen:
-        raise HostFilterError(f'--exclude "{excerpt(exclude or "")}" leaves no slot on any host.')
+        raise LaunchOptionError(f'--exclude "{excerpt(exclude or "")}" leaves no slot on any host.')
     if num_nodes is not None:
         chosen = chosen[: _at_most(num_nodes, len(chosen), "--num_nodes", "hosts are left to use")]
     if num_accelerators is not None:
@@ -240,7 +240,7 @@ def _of_host(plan: HostPlan) -> tuple[str, str]:
 
 def _at_most(wanted: int, there: int, option: str, of_what: str) -> int:
     if not 1 <= wanted <= there:
-        raise HostFilterError(f"{option} {wanted} must be between 1 and {there}: {there} {of_what}.")
+        raise LaunchOptionError(f"{option} {wanted} must be between 1 and {there}: {there} {of_what}.")
     return wanted
 
 
@@ -253,14 +253,14 @@ def _parse_filter(text: str, hosts: Sequence[Host], option: str) -> dict[str, tu
         host = known.get(name.lower())
         if host is None:
             there = excerpt(", ".join(known_host.label for known_host in hosts[:100]), 500)
-            raise HostFilterError(
+            raise LaunchOptionError(
                 f'{option}: there is no host "{excerpt(name)}" in the hostfile; its hosts: {there}.'
             )
         if host.name in named:
-            raise HostFilterError(f'{option}: host "{host.name}" comes twice; list all its slots at once.')
+            raise LaunchOptionError(f'{option}: host "{host.name}" comes twice; list all its slots at once.')
         missing = [slot for slot in slots or () if slot >= host.slots]
         if missing:
-            raise HostFilterError(
+            raise LaunchOptionError(
                 f'{option}: host "{host.name}" has no slot {excerpt(str(missing[0]))}; it has {host.slots}, '
                 "which count from 0."
             )
@@ -279,7 +279,7 @@ def _filter_part(part: str, option: str) -> tuple[str, tuple[int, ...] | None]:
     numbers = [_number(word.strip()) for word in rest[1:].split(",")] if rest else []
     slots = [number for number in numbers if number is not None]
     if malformed or not name or len(slots) < len(numbers):
-        raise HostFilterError(
+        raise LaunchOptionError(
             f'{option}: "{excerpt(part)}" should read host (all its slots) or host:0,2; hosts are joined by '
             "@."
         )

@@ -12,55 +12,60 @@ import logging
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from acclimate.errors import AcclimateError, GenerationOptionError
 from acclimate.host.exit_codes import INTERRUPTED, TEXT_READER_LEFT, USER_ERROR
 from acclimate.llm.commands.request import (
-    MOST_RANKS,
     Display,
+    Request,
+    add_chat_options,
     add_dtype_option,
     add_ignore_extra_option,
+    add_process_options,
     add_quantize_option,
     add_remote_code_option,
-    count,
+    add_text_options,
+    check_process_options,
     import_transformers,
     messages,
     rank_arguments,
     read_prompt,
     read_request,
+    set_threads,
 )
 from acclimate.llm.progress import progress_on_terminal
+from acclimate.llm.text_options import DEFAULT_MAX_NEW_TOKENS
+
+if TYPE_CHECKING:
+    from acclimate.llm.generation import Generation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of ``acclimate generate``."""
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to continue; - reads stdin")
     parser.add_argument(
-        "--model", metavar="MODEL", help="a folder, a .gguf file or a hub id; default: the demo model"
+        "--prompt_file", metavar="FILE", help="a file with the prompt; PROMPT comes before it"
     )
-    # Values are parsed later, so that a bad one gets the library's one-line message and not argparse's usage.
-    parser.add_argument("--max_new_tokens", metavar="N", default="100", help="the most tokens to generate")
+    parser.add_argument(
+        "-m", "--model", metavar="MODEL", help="a folder, a .gguf file or a hub id; default: the demo model"
+    )
+    parser.add_argument(
+        "--chat",
+        action="store_true",
+        help="answer the prompt, in the model's chat template; else continue it",
+    )
+    add_chat_options(parser)
+    add_text_options(
+        parser,
+        max_new_tokens=DEFAULT_MAX_NEW_TOKENS,
+        temperature="0, or the model's own with --top_p, --top_k or --min_p",
+    )
     add_dtype_option(parser)
     add_quantize_option(parser)
-    parser.add_argument(
-        "--temperature", metavar="T", default="0", help="0 always takes the most probable token"
-    )
-    parser.add_argument(
-        "--repetition_penalty", metavar="P", help="above 1, makes repeated tokens less probable"
-    )
-    parser.add_argument("--seed", metavar="S", help="makes sampling repeatable")
-    parser.add_argument(
-        "--num_accelerators",
-        metavar="N",
-        default="1",
-        help="split the model over N processes on this host, each with its own cores and memory",
-    )
-    parser.add_argument(
-        "--bind_core_list",
-        metavar="CORES",
-        help="with --num_accelerators: the cores to use, for example 0-51,56-107",
-    )
+    add_process_options(parser)
     add_ignore_extra_option(parser)
     add_remote_code_option(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of streamed text")
@@ -82,11 +87,9 @@ def run(args: argparse.Namespace) -> int:
         display = Display(args.json, args.on_terminal)
         return run_as_rank("generate", partial(_run_rank, args, display), display.interrupt)
     try:
-        ranks = count("num_accelerators", args.num_accelerators, MOST_RANKS)
+        ranks = check_process_options(args)
         if ranks > 1:
             return _start_ranks(args, ranks)
-        if args.bind_core_list is not None:
-            raise GenerationOptionError("--bind_core_list needs --num_accelerators with a value of 2 or more")
         with messages():
             return _run_alone(args)
     except AcclimateError as error:
@@ -100,30 +103,49 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_alone(args: argparse.Namespace) -> int:
     display = Display(args.json, sys.stdout.isatty())
+    _check_chat(args)
     try:
         request = read_request(args)
-        prompt = read_prompt(args.prompt)
+        prompt = read_prompt(args.prompt, args.prompt_file)
         # Here, so that Ctrl-C is handled from the start.
         if args.model is None or os.path.exists(args.model):  # else reports the error without importing
             import_transformers()
-        from acclimate.llm.generation import generate
-        from acclimate.llm.kernels.torch_threads import limit_torch_threads
         from acclimate.ops.bus_errors import explain_bus_errors
 
         explain_bus_errors("acclimate generate")
-        limit_torch_threads()
-        display.begin(prompt)
-        result = generate(
-            prompt,
-            on_text=None if args.json else display.show,
-            **request.model,
-            **request.options,
-        )
-        display.finish(result)
+        set_threads(args.threads)
+        display.begin(None if args.chat else prompt)
+        display.finish(_written(args, request, prompt, display.show, **request.model))
     except KeyboardInterrupt as interruption:
         display.interrupt(interruption)
         return INTERRUPTED
     return 0
+
+
+def _check_chat(args: argparse.Namespace) -> None:
+    for name in ("system", "chat_template"):
+        if getattr(args, name) is not None and not args.chat:
+            raise GenerationOptionError(f"--{name} needs --chat: without it, the model gets only the prompt")
+
+
+def _written(
+    args: argparse.Namespace,
+    request: Request,
+    prompt: str,
+    on_text: Callable[[str], None] | None,
+    **model: Any,
+) -> Generation:
+    from acclimate.llm.generation import generate
+
+    return generate(
+        prompt,
+        chat=args.chat,
+        system=request.system,
+        chat_template=request.template,
+        on_text=on_text,
+        **model,
+        **vars(request.text),
+    )
 
 
 # -- on several ranks --------------------------------------------------------------------------------
@@ -132,6 +154,7 @@ def _run_alone(args: argparse.Namespace) -> int:
 def _start_ranks(args: argparse.Namespace, ranks: int) -> int:
     from acclimate.llm.commands.on_ranks import start_ranks
 
+    _check_chat(args)
     read_request(args)  # its errors need no ranks
     columns = shutil.get_terminal_size().columns if sys.stderr.isatty() else 0
     told = ["--as_rank", str(columns), *(["--on_terminal"] if sys.stdout.isatty() else [])]
@@ -141,23 +164,18 @@ def _start_ranks(args: argparse.Namespace, ranks: int) -> int:
 def _run_rank(args: argparse.Namespace, display: Display, rank: int) -> None:
     with messages(logging.INFO if rank == 0 else logging.ERROR), progress_on_terminal(args.as_rank):
         # Here, so that Ctrl-C is handled from the start.
-        from acclimate.llm.generation import generate
         from acclimate.llm.loading.initialize import load_split_model
 
         request = read_request(args)
+        set_threads(args.threads)
         loaded = load_split_model(**request.model)
         ranks = loaded.ranks
         with ranks.all_or_none():
-            prompt = read_prompt(args.prompt) if ranks.is_first else None
+            prompt = read_prompt(args.prompt, args.prompt_file) if ranks.is_first else None
         prompt = ranks.from_first(prompt)
-        display.begin(prompt)
+        display.begin(None if args.chat else prompt)
         with ranks.all_or_none():
-            result = generate(
-                prompt,
-                model=loaded,
-                on_text=display.show if rank == 0 and not args.json else None,
-                **request.options,
-            )
+            result = _written(args, request, prompt, display.show if rank == 0 else None, model=loaded)
         peak = max(ranks.exchange(result.peak_memory_bytes))
         if rank == 0:
             display.finish(dataclasses.replace(result, peak_memory_bytes=peak))

@@ -14,18 +14,21 @@ import stat
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from acclimate.errors import GenerationOptionError, PromptError, excerpt
 from acclimate.imports import import_torch
 from acclimate.llm.loading.packer import check_format
 from acclimate.llm.progress import compile_progress
+from acclimate.llm.text_options import TextOptions
 
 if TYPE_CHECKING:
     from acclimate.llm.generation import Generation
 
 _DEFAULT_PROMPT = "The most beautiful thing about mathematics is"
 MOST_RANKS = 1024
+MOST_THREADS = 1024
 
 _Number = TypeVar("_Number", int, float)
 
@@ -35,7 +38,7 @@ def add_model_argument(parser: argparse.ArgumentParser, *, required: bool) -> No
     either = parser.add_mutually_exclusive_group(required=required)
     told = "a folder, a .gguf file or a hub id" + ("" if required else "; default: the demo model")
     either.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help=told)
-    either.add_argument("--model", metavar="MODEL", help="the same")
+    either.add_argument("-m", "--model", metavar="MODEL", help="the same")
 
 
 def add_remote_code_option(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +56,8 @@ def add_dtype_option(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         metavar="auto|bfloat16|float16|float32",
         default="auto",
-        help="what the model computes in; auto: the first of these that the accelerator supports",
+        help="what the model computes in, also bf16, fp16 or fp32; auto: the first that the accelerator "
+        "supports",
     )
 
 
@@ -71,6 +75,108 @@ def add_ignore_extra_option(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help='tensors in the files that the model does not use, such as "v_head.*,score.weight"',
     )
+
+
+def add_text_options(parser: argparse.ArgumentParser, *, max_new_tokens: int, temperature: str) -> None:
+    """Declares the options that say how a text is written.
+
+    Values are parsed later, so that a bad one gets the library's one-line message and not argparse's usage.
+
+    Args:
+        parser: the command's parser.
+        max_new_tokens: the default.
+        temperature: what the help says of the default.
+    """
+    parser.add_argument(
+        "--max_new_tokens", metavar="N", default=str(max_new_tokens), help="the most tokens to generate"
+    )
+    parser.add_argument(
+        "--temperature",
+        metavar="T",
+        help=f"0 always takes the most probable token; default: {temperature}",
+    )
+    parser.add_argument(
+        "--top_p",
+        metavar="P",
+        help="sample from the most probable tokens that together have this probability; default: the "
+        "model's own",
+    )
+    parser.add_argument(
+        "--top_k", metavar="N", help="sample from the N most probable tokens; default: the model's own, or 50"
+    )
+    parser.add_argument(
+        "--min_p",
+        metavar="P",
+        help="sample from tokens at least P times as probable as the best; default: the model's own",
+    )
+    parser.add_argument(
+        "--repetition_penalty",
+        metavar="P",
+        help="above 1, makes repeated tokens less probable; default: the model's own",
+    )
+    parser.add_argument(
+        "--stop", "--stop_strings", metavar="TEXT", action="append", help="end before TEXT; can be repeated"
+    )
+    parser.add_argument("--seed", metavar="S", help="makes sampling repeatable")
+
+
+def add_process_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options about the processes that compute."""
+    parser.add_argument(
+        "--threads",
+        metavar="N",
+        help="the threads of each process; default: its cores, or fewer if a quota allows less",
+    )
+    parser.add_argument(
+        "--num_accelerators",
+        metavar="N",
+        default="1",
+        help="split the model over N processes on this host, each with its own cores and memory",
+    )
+    parser.add_argument(
+        "--bind_core_list",
+        metavar="CORES",
+        help="with --num_accelerators: the cores to use, for example 0-51,56-107",
+    )
+
+
+def check_process_options(args: argparse.Namespace) -> int:
+    """Returns the number of processes.
+
+    Raises:
+        GenerationOptionError: one of the options is not a number in its range, or lacks another one.
+    """
+    ranks = count("num_accelerators", args.num_accelerators, MOST_RANKS)
+    if ranks == 1 and args.bind_core_list is not None:
+        raise GenerationOptionError("--bind_core_list needs --num_accelerators with a value of 2 or more")
+    if args.threads is not None:
+        count("threads", args.threads, MOST_THREADS)
+    return ranks
+
+
+def add_chat_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options about the messages before the user's."""
+    parser.add_argument(
+        "--system", metavar="TEXT", help="instructions to the model, which come before the first message"
+    )
+    parser.add_argument(
+        "--chat_template", metavar="FILE", help="a Jinja template in place of the model's own"
+    )
+
+
+def set_threads(text: str | None) -> None:
+    """Sets the number of torch's threads, and so of the kernels', to an option's.
+
+    Raises:
+        GenerationOptionError: it is not a whole number from 1 to 1,024.
+    """
+    import torch
+
+    from acclimate.llm.kernels.torch_threads import limit_torch_threads
+
+    if text is not None:
+        torch.set_num_threads(count("threads", text, MOST_THREADS))
+    limit_torch_threads()
 
 
 def import_transformers() -> None:
@@ -98,26 +204,54 @@ class Request:
 
     model: dict[str, Any]
     """The arguments of :func:`acclimate.llm.load_split_model`."""
-    options: dict[str, Any]
-    """The arguments of :func:`acclimate.llm.generate` besides the prompt and the model."""
+    text: TextOptions
+    """How a text is written."""
+    system: str | None
+    """Instructions before the first message."""
+    template: str | None
+    """A chat template in place of the model's own."""
 
 
 def read_request(args: argparse.Namespace) -> Request:
     """Returns the checked options.
 
     Raises:
-        GenerationOptionError: an option that must be a number is not one.
+        GenerationOptionError: an option that must be a number is not one, or is out of range.
+        PromptError: the file of the chat template cannot be read.
         QuantizationError: weights cannot be quantised as asked.
     """
-    penalty = args.repetition_penalty
-    options = {
-        "max_new_tokens": number(int, "max_new_tokens", args.max_new_tokens),
-        "temperature": number(float, "temperature", args.temperature),
-        "seed": None if args.seed is None else number(int, "seed", args.seed),
-        "repetition_penalty": None if penalty is None else number(float, "repetition_penalty", penalty),
-    }
+    options = TextOptions(
+        max_new_tokens=number(int, "max_new_tokens", args.max_new_tokens),
+        temperature=_optional(float, "temperature", args.temperature),
+        top_p=_optional(float, "top_p", args.top_p),
+        top_k=_optional(int, "top_k", args.top_k),
+        min_p=_optional(float, "min_p", args.min_p),
+        repetition_penalty=_optional(float, "repetition_penalty", args.repetition_penalty),
+        seed=_optional(int, "seed", args.seed),
+        stop=tuple(args.stop or ()),
+    )
+    options.check()
     check_format(args.quantize)
-    return Request(model_options(args), options)
+    template = None if args.chat_template is None else read_text("chat_template", args.chat_template)
+    return Request(model_options(args), options, args.system, template)
+
+
+def _optional(kind: type[_Number], name: str, text: str | None) -> _Number | None:
+    return None if text is None else number(kind, name, text)
+
+
+def read_text(option: str, name: str) -> str:
+    """Returns the text of a file that an option names.
+
+    Raises:
+        PromptError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        return Path(name).expanduser().read_bytes().decode("utf-8")
+    except OSError as error:
+        raise PromptError(f"--{option}: {name} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, ValueError, RuntimeError) as error:  # a null byte; no such user
+        raise PromptError(f"--{option}: {name} is not a file of UTF-8 text") from error
 
 
 def model_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -151,7 +285,9 @@ def count(name: str, text: str, most: int) -> int:
     return value
 
 
-_NOT_FOR_RANKS = {"command", "num_accelerators", "bind_core_list", "as_rank", "on_terminal"}
+_NOT_FOR_RANKS = {
+    "command", "num_accelerators", "bind_core_list", "as_rank", "as_launcher", "on_terminal",
+}  # fmt: skip
 """What the launcher alone uses, and what it tells each rank itself."""
 
 
@@ -165,19 +301,24 @@ def rank_arguments(args: argparse.Namespace, positional: str, *told: str) -> lis
     """
     options = [
         f"--{name}" + ("" if value is True else f"={value}")
-        for name, value in vars(args).items()
+        for name, given in vars(args).items()
+        for value in (given if isinstance(given, list) else [given])
         if name not in _NOT_FOR_RANKS and name != positional and value is not None and value is not False
     ]
     last = getattr(args, positional)
     return [*options, *told, *([] if last is None else ["--", last])]
 
 
-def read_prompt(argument: str | None) -> str:
-    """Returns the prompt argument, else piped stdin, else a default prompt.
+def read_prompt(argument: str | None, file: str | None = None) -> str:
+    """Returns the prompt argument, else piped stdin, else a default prompt; with a file, the argument comes
+    before the file's text.
 
     Raises:
-        PromptError: stdin is closed or is not UTF-8.
+        PromptError: the file cannot be read, or stdin is closed or is not UTF-8.
     """
+    if file is not None:
+        text = _without_last_newline(read_text("prompt_file", file))
+        return text if argument is None else f"{argument}\n\n{text}"
     if argument is None and not _is_piped():
         return _DEFAULT_PROMPT
     if argument is not None and argument != "-":
@@ -188,6 +329,10 @@ def read_prompt(argument: str | None) -> str:
         text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise PromptError("the prompt on stdin is not valid UTF-8") from error
+    return _without_last_newline(text)
+
+
+def _without_last_newline(text: str) -> str:
     return text.removesuffix("\n").removesuffix("\r")  # added by `echo`; to a model it ends a paragraph
 
 
@@ -243,8 +388,8 @@ class Display:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # "?" for a character that the locale lacks
 
-    def begin(self, prompt: str) -> None:
-        """Receives the prompt."""
+    def begin(self, prompt: str | None) -> None:
+        """Receives the prompt; ``None``: it is not part of the text."""
         self._prompt = prompt if self._on_terminal else None
 
     def show(self, piece: str) -> None:

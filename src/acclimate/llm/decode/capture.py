@@ -488,6 +488,7 @@ def capture(model: Any, widths: dict[nn.Module, int], layers: int) -> tuple[Prog
 def _captured(model: Any, widths: dict[nn.Module, int], layers: int, is_step: bool) -> Program:
     environment = ShapeEnv(duck_shape=False)
     mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+    mode.cache_enabled = False  # its keys cost more than what is computed once
     shadow = _Shadow(mode, widths)
     made: Any = shadow.module(model)
     device = model.get_input_embeddings().weight.device

@@ -16,6 +16,10 @@ from acclimate.llm.decode.plain import PlainStep
 class Step(Protocol):
     """Computes the logits that follow one more token of each sequence."""
 
+    @property
+    def cache(self) -> StepCache:
+        """The keys and values of the tokens so far."""
+
     def __call__(self, tokens: Tensor) -> Tensor:
         """Returns batch x vocabulary logits."""
 
@@ -45,16 +49,20 @@ class LeanDecoder:
             return PlainStep(self.decoder, own, starts)
         return NativeStep(self.native, own, starts)
 
-    def begin(self, starts: Tensor, room: int) -> NativeStep | None:
+    def begin(self, starts: Tensor, room: int, given: Any = None) -> NativeStep | None:
         """Returns a step that also does the prefill; ``None`` if the model does it faster.
 
         Args:
             starts: the position of each sequence's first token; earlier positions are padding.
             room: the number of positions to allocate.
+            given: transformers' cache with the first tokens of the prompt, which is copied.
         """
         if self.native is None or not self.native.prefills:
             return None
-        return NativeStep(self.native, self._cache(starts, room), starts)
+        own = self._cache(starts, room)
+        if given is not None:
+            own.take(given, given.get_seq_length())
+        return NativeStep(self.native, own, starts)
 
     def _cache(self, starts: Tensor, room: int) -> StepCache:
         by_column = self.native is not None

@@ -42,6 +42,7 @@ def _only_multiplies(module: nn.Module, dims: tuple[int, int]) -> bool:
     """
     environment = ShapeEnv(duck_shape=False)
     mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+    mode.cache_enabled = False  # its keys cost more than what is computed once
     weight: Any = module.weight
     made = copy.copy(module)
     given = mode.from_tensor(

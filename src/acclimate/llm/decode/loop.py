@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from acclimate.errors import ModelChangedError
 from acclimate.imports import ForkSafeLock
+from acclimate.llm.decode.company import reading, seated
 from acclimate.llm.decode.finite_logits import check_logits, without_check
 from acclimate.llm.decode.lean import LeanDecoder, Step
 from acclimate.llm.decode.modules import packed_stacks
@@ -25,11 +26,14 @@ from acclimate.llm.decode.staleness import Snapshot, is_observed
 from acclimate.llm.kernels.torch_threads import one_thread
 from acclimate.llm.ranks import ModelRanks
 
-_LARGEST_BATCH = 16
+LARGEST_BATCH = 16
 """The largest batch of this loop; for more sequences, torch's matrix products are faster."""
 
 ROOM = 256
 """The number of new tokens for which a cache is first allocated."""
+
+_WHOLE_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer")
+"""The layers of a cache that the step can continue and add to; a window's layer holds the last tokens."""
 
 _KNOWN_INPUTS = {
     "attention_mask", "past_key_values", "use_cache", "position_ids", "logits_to_keep",
@@ -113,24 +117,47 @@ def lean_sample(
     ends = _Ends(stopping_criteria, generation_config)
     tokens = _Tokens(input_ids)
     room = input_ids.shape[1] + ROOM
-    step: Step | None = lean.begin(starts, room)
-    if isinstance(step, NativeStep):
-        found = step.read(input_ids, likeliest=chooser.takes_likeliest)
-        chosen = found if chooser.takes_likeliest else chooser.choose(tokens, found)
-    else:
-        outputs = model._prefill(input_ids, generation_config, inputs, is_first_iteration=True)
-        step = lean.go_on(outputs.past_key_values, starts, input_ids.shape[1], room)
-        logits: Tensor = outputs.logits[:, -1].to(copy=True, dtype=torch.float32)
-        del outputs, inputs
-        check_logits(logits.amax(-1), model.dtype)
-        chosen = chooser.choose(tokens, logits)
+    given = inputs["past_key_values"]
+    step: Step | None
+    with contextlib.ExitStack() as at_the_end:
+        with reading(lean.native):
+            step = lean.begin(starts, room, given)
+            if isinstance(step, NativeStep):
+                _return_to_caller(step, given, at_the_end)
+                found = step.read(input_ids[:, step.cache.length :], likeliest=chooser.takes_likeliest)
+                chosen = found if chooser.takes_likeliest else chooser.choose(tokens, found)
+            else:
+                outputs = model._prefill(input_ids, generation_config, inputs, is_first_iteration=True)
+                step = lean.go_on(outputs.past_key_values, starts, input_ids.shape[1], room)
+                _return_to_caller(step, given, at_the_end)
+                logits: Tensor = outputs.logits[:, -1].to(copy=True, dtype=torch.float32)
+                del outputs, inputs
+                check_logits(logits.amax(-1), model.dtype)
+                chosen = chooser.choose(tokens, logits)
+        if isinstance(step, NativeStep) and lean.native is not None and not _is_callers(given):
+            step = at_the_end.enter_context(seated(step, lean.native))
+        _write(step, chosen, tokens, chooser, ends, streamer, watch)
+    if streamer is not None:
+        streamer.end()
+    return tokens.all.clone()
+
+
+def _write(
+    step: Step,
+    chosen: Tensor,
+    tokens: _Tokens,
+    chooser: _Chooser,
+    ends: _Ends,
+    streamer: Any,
+    watch: _Watch | None,
+) -> None:
+    """Adds tokens to a text until it ends; ``chosen`` are the first."""
     while True:
         chosen = ends.padded(chosen)
         tokens.append(chosen)
-        is_done = ends.after(tokens)
-        if streamer is not None:
+        if streamer is not None:  # before the criteria, as in transformers: they may ask the streamer
             streamer.put(chosen.cpu())
-        if is_done:
+        if ends.after(tokens):
             break
         if watch is not None:
             watch.check()
@@ -138,9 +165,16 @@ def lean_sample(
             chosen = step.likeliest(chosen)
         else:
             chosen = chooser.choose(tokens, step(chosen).float())
-    if streamer is not None:
-        streamer.end()
-    return tokens.all.clone()
+
+
+def _return_to_caller(step: Step, given: Any, at_the_end: contextlib.ExitStack) -> None:
+    """Writes a text's keys and values into the cache that the caller gave, however the text ends."""
+    if _is_callers(given):
+        at_the_end.callback(step.cache.give, given)
+
+
+def _is_callers(cache: Any) -> bool:
+    return getattr(cache, "_is_user_defined", False)
 
 
 def _is_users(callbacks: Iterable[Any]) -> bool:
@@ -187,10 +221,10 @@ def _is_plain(
         and generation_config.compile_config is None
         and input_ids.dim() == 2
         and input_ids.dtype in (torch.int64, torch.int32)
-        and 0 < len(input_ids) <= _LARGEST_BATCH
+        and 0 < len(input_ids) <= LARGEST_BATCH
         and input_ids.shape[1] > 0
         and all(name in _KNOWN_INPUTS or _is_nothing(value) for name, value in inputs.items())
-        and _is_own_cache(cache)
+        and _is_usual_cache(cache, input_ids.shape[1])
         and hasattr(model, "_prefill")
     )
 
@@ -200,15 +234,18 @@ def _is_nothing(value: Any) -> bool:
     return value is None or (isinstance(value, dict) and not value)
 
 
-def _is_own_cache(cache: Any) -> bool:
-    """Whether transformers made the cache for this call, of the kind that keeps keys and values whole."""
+def _is_usual_cache(cache: Any, length: int) -> bool:
+    """Whether the cache keeps keys and values whole, and ends before the last token of a prompt.
+
+    transformers has made it for this call, or it is the caller's and holds the first tokens of the prompt.
+    """
     from transformers import DynamicCache
 
     return (
         type(cache) is DynamicCache
-        and not getattr(cache, "_is_user_defined", False)
         and not getattr(cache, "offloading", False)
-        and cache.get_seq_length() == 0
+        and all(type(layer).__name__ in _WHOLE_LAYERS for layer in cache.layers)
+        and 0 <= cache.get_seq_length() < length
     )
 
 

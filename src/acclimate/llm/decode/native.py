@@ -64,6 +64,7 @@ class NativeDecoder:
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
+        self.company: Any = None  # the texts that take steps together (company.py)
         share = decoder.share
         self.exchange = None if share is None else Exchange(share)
         writer = _ProgramWriter(decoder, 0 if self.exchange is None else self.exchange.address)
@@ -91,8 +92,8 @@ class NativeStep:
     """
 
     def __init__(self, native: NativeDecoder, cache: StepCache, starts: Tensor) -> None:
-        self._native, self._cache = native, cache
-        self._starts = starts.long().contiguous()
+        self._native, self.cache = native, cache
+        self.starts = starts.long().contiguous()
         self._threads = kernel_threads()
         self._no_logits = torch.empty(0, dtype=torch.float32)
         self._no_best = torch.empty(0, dtype=torch.int64)
@@ -138,7 +139,7 @@ class NativeStep:
         return self.likeliest(rest) if likeliest else self(rest)
 
     def _run(self, tokens: Tensor, logits: Tensor, best: Tensor, largest: Tensor) -> None:
-        cache = self._cache
+        cache = self.cache
         length = cache.length + tokens.numel() // len(tokens)
         if cache.reserve(length):
             self._read_cache()
@@ -147,7 +148,7 @@ class NativeStep:
         # and drop the exception there: the step would continue without this rank's sum. So it is deferred.
         with interrupts_deferred() if exchange is not None else contextlib.nullcontext():
             has_rows = torch.ops.acclimate.decode_step(
-                self._native.number, self._addresses, tokens.long().contiguous(), self._starts, cache.length,
+                self._native.number, self._addresses, tokens.long().contiguous(), self.starts, cache.length,
                 logits, best, largest, self._threads,
             )  # fmt: skip
             if exchange is not None:
@@ -158,7 +159,7 @@ class NativeStep:
 
     def _read_cache(self) -> None:
         """Reads the addresses of the cache, and computes the angles of its positions."""
-        cache, decoder = self._cache, self._native.decoder
+        cache, decoder = self.cache, self._native.decoder
         places = torch.arange(cache.capacity)
         with torch.no_grad():
             self._tables = [

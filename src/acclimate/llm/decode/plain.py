@@ -30,11 +30,11 @@ class PlainStep:
     """
 
     def __init__(self, decoder: Decoder, cache: StepCache, starts: Tensor) -> None:
-        self._decoder, self._cache, self._starts = decoder, cache, starts
+        self._decoder, self.cache, self._starts = decoder, cache, starts
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Returns batch x vocabulary logits in the model's dtype."""
-        decoder, cache = self._decoder, self._cache
+        decoder, cache = self._decoder, self.cache
         place = cache.length
         cache.reserve(place + 1)
         positions = place - self._starts
@@ -84,7 +84,7 @@ class PlainStep:
     def _attention(
         self, index: int, attention: Attention, x: Tensor, angles: list[tuple[Tensor, Tensor]]
     ) -> Tensor:
-        batch, cache, place = len(x), self._cache, self._cache.length
+        batch, cache, place = len(x), self.cache, self.cache.length
         memory: dict[int, Tensor] = {}
 
         def heads(product: Product, size: int) -> Tensor:

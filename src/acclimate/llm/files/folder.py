@@ -25,14 +25,15 @@ from acclimate.llm.quiet import first_line
 
 # A tokenizer can be built from any one of these.
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
-_ADAPTER = "adapter_config.json"
+ADAPTER = "adapter_config.json"
+"""The settings of a PEFT adapter."""
 # The JSON objects that transformers reads beside config.json.
 _SETTINGS = (
     "generation_config.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    _ADAPTER,
+    ADAPTER,
 )
 # Far above the size of any real settings file: the vocabulary is elsewhere.
 _LARGEST_SETTINGS = 64 << 20
@@ -53,12 +54,17 @@ def check_model_folder(folder: Path, with_tokenizer: bool = True) -> WeightTotal
         UnsupportedModelError: the config does not say what kind of model it describes.
     """
     check_config(folder)
-    if with_tokenizer and not any((folder / name).is_file() for name in _TOKENIZERS):
+    if with_tokenizer and not has_tokenizer(folder):
         raise ModelNotFoundError(f"{folder} holds no tokenizer: there is no {_TOKENIZERS[0]} in it")
     for name in _SETTINGS:
         if (folder / name).is_file():
             read_settings(folder / name)
     return weight_totals(folder)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has a file from which a tokenizer can be built."""
+    return any((folder / name).is_file() for name in _TOKENIZERS)
 
 
 def check_config(folder: Path) -> None:
@@ -106,7 +112,7 @@ def _json(path: Path) -> Any:
 
 def _incomplete(folder: Path, missing: str) -> ModelNotFoundError:
     """Returns the error for a folder that lacks something, which may be an adapter of a model."""
-    adapter = folder / _ADAPTER
+    adapter = folder / ADAPTER
     if not adapter.is_file():
         return ModelNotFoundError(f"{folder} holds no {missing}")
     base = read_settings(adapter).get("base_model_name_or_path")
@@ -114,7 +120,7 @@ def _incomplete(folder: Path, missing: str) -> ModelNotFoundError:
         f"the model {excerpt(base)}" if isinstance(base, str) and base else "a model that it does not name"
     )
     return ModelNotFoundError(
-        f"{folder} holds an adapter (LoRA) of {named}, as its {_ADAPTER} says, and not a whole model; merge "
+        f"{folder} holds an adapter (LoRA) of {named}, as its {ADAPTER} says, and not a whole model; merge "
         "both with peft (merge_and_unload), save the result, and give that folder"
     )
 

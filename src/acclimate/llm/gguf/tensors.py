@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from gguf import GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from acclimate.host import huge_pages
@@ -89,6 +89,12 @@ class GGUFTensor:
     def block_type(self) -> str:
         """gguf's name of the type of its values."""
         return str(GGMLQuantizationType(self.placement.parts[0].source.ggml_type).name)
+
+    @property
+    def stored_bits(self) -> float:
+        """The bits of each value in the file; 0: its values are not quantised."""
+        values, size = GGML_QUANT_SIZES[GGMLQuantizationType[self.block_type]]
+        return 8 * size / values if values > 1 else 0
 
     @cached_property
     def _is_transposed(self) -> bool:

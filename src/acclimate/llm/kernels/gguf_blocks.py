@@ -79,7 +79,15 @@ def _super_half(blocks: Tensor, kind: WeightFormat) -> _Read:
     return low | high << 4, {"scale": _half(blocks, kind.gguf_halves), "block_scale": scales}
 
 
+def _super_signed(blocks: Tensor, kind: WeightFormat) -> _Read:
+    codes = _bits(blocks[..., 8:].unflatten(-1, (8, 16)), 2, 4).flatten(-2)
+    low = _bits(blocks[..., 4:8], 2, 4).transpose(-1, -2).flatten(-2)
+    high = _bits(blocks[..., 2:4], 4, 2).transpose(-1, -2).flatten(-2)
+    scales = (low | high << 4).to(torch.int8) - 32
+    return codes, {"scale": _half(blocks, 0), "block_scale": scales}
+
+
 _READERS = {
     "block": _small, "block_and_low": _small, "exponent": _with_exponent, "super_block": _super,
-    "super_half_block": _super_half,
+    "super_half_block": _super_half, "super_signed_block": _super_signed,
 }  # fmt: skip

@@ -36,6 +36,8 @@ class Parts:
             scale = _spread(scale, parts) * block_scale
             if "low_scale" in self.fields:
                 low = -(_spread(self.fields["low_scale"].float(), parts) * self.fields["block_low"].float())
+        if "zero" in self.fields:
+            low = -(scale * self.fields["zero"].float())
         values = codes.view(rows, scale.shape[1], columns // scale.shape[1] if columns else 0)
         values = values * scale.unsqueeze(-1)
         if low is not None:
@@ -72,13 +74,24 @@ def _spread(values: Tensor, parts: int) -> Tensor:
 def pack(parts: Parts, kind: WeightFormat) -> Tensor:
     """Returns the bytes of a weight: [groups, bytes of a group]."""
     rows, columns = parts.codes.shape
-    groups = -(-rows // GROUP_ROWS)
-    pieces = [_pack_field(parts.fields[field.name], field, groups, columns) for field in kind.fields]
-    blocks = columns // BLOCK_COLUMNS
-    codes = _whole_groups(parts.codes, groups).view(groups, GROUP_ROWS, blocks, _QUADS, 4)
+    header = pack_fields(parts.fields, kind, -(-rows // GROUP_ROWS), columns)
+    return torch.cat([header, pack_codes(parts.codes, kind)], dim=1)
+
+
+def pack_fields(fields: Mapping[str, Tensor], kind: WeightFormat, groups: int, columns: int) -> Tensor:
+    """Returns the bytes in front of the codes of each group."""
+    return torch.cat(
+        [_pack_field(fields[field.name], field, groups, columns) for field in kind.fields], dim=1
+    )
+
+
+def pack_codes(codes: Tensor, kind: WeightFormat) -> Tensor:
+    """Returns the bytes of the codes of each group; the rows are of whole blocks."""
+    rows, columns = codes.shape
+    groups, blocks = -(-rows // GROUP_ROWS), columns // BLOCK_COLUMNS
+    codes = _whole_groups(codes, groups).view(groups, GROUP_ROWS, blocks, _QUADS, 4)
     codes = codes.permute(0, 2, 3, 1, 4)  # group, block, quad, row, column
-    pieces.append(_pack_codes(codes, kind.bits).reshape(groups, blocks * kind.code_bytes))
-    return torch.cat(pieces, dim=1)
+    return _pack_codes(codes, kind.bits).reshape(groups, blocks * kind.code_bytes)
 
 
 def unpack(data: Tensor, kind: WeightFormat, columns: int) -> Parts:

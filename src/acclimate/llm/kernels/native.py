@@ -19,7 +19,7 @@ def load(device_type: str) -> None:
     """Defines the operators and loads the kernels for tensors on a device, once per process.
 
     Raises:
-        InstructionSetError: ``ACCLIMATE_CPU_ISA`` names no instruction set of this machine.
+        InvalidEnvironmentError: ``ACCLIMATE_CPU_ISA`` names no instruction set of this machine.
         OpBuildError: the native source does not compile.
     """
     end_team_before_forks()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from acclimate.llm.kernels import gguf_blocks, layout
+from acclimate.llm.kernels import gguf_blocks, layout, words
 from acclimate.llm.kernels.formats import GROUP_ROWS, format_of_number
 from acclimate.ops import registry
 from acclimate.ops.registry import define_functional
@@ -34,7 +34,7 @@ def define() -> None:
     """Defines the operators, once per process.
 
     Raises:
-        InstructionSetError: ``ACCLIMATE_CPU_ISA`` names no instruction set of this machine.
+        InvalidEnvironmentError: ``ACCLIMATE_CPU_ISA`` names no instruction set of this machine.
     """
     chosen_isa()
     registry.define((_USE_ISA, _LIMIT_THREADS))
@@ -42,6 +42,7 @@ def define() -> None:
     define_functional(_VALUES, _values, _fake_values)
     define_functional(_ROWS, _rows, _fake_rows)
     define_functional(_FROM_GGUF, _from_gguf, _fake_from_gguf)
+    define_functional(words.SCHEMA, words.from_words, words.fake_from_words)
     define_functional(_TOP, _top, _fake_top)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -21,6 +22,7 @@ from acclimate.llm.kernels.formats import (
     WeightFormat,
 )
 from acclimate.llm.kernels.quantize import quantize_rows
+from acclimate.llm.kernels.words import Words, pack_words
 
 _FEW_ROWS = 16  # the most input rows that the native kernels multiply in one pass over a weight
 _TILE_VALUES = 4 << 20
@@ -78,7 +80,8 @@ class PackedWeight:
             weight: the weight, [n, k].
             weight_format: ``"int8"``: 8 bits with one scale for each row. ``"int4"``: 4 bits; each block of
                 32 columns has a scale and a minimum of 8 bits each, which makes 4.5 bits for each value.
-                ``"int5"``: the same with 5 bits.
+                ``"int5"``: the same with 5 bits. ``"uint4"``, ``"uint8"``: 4 or 8 bits; each block has a
+                scale in float16 and the code of zero.
 
         Raises:
             WeightError: the format or the tensor is unsuitable, or the tensor has infinite or NaN values.
@@ -101,6 +104,32 @@ class PackedWeight:
             packed = layout.pack(quantize_rows(rows, kind), kind)
             data[first * groups : first * groups + len(packed)] = packed
         return PackedWeight(weight_format, data, (n, k))
+
+    @staticmethod
+    def from_words(
+        pieces: Iterable[tuple[Words, Mapping[str, Tensor]]], weight_format: str, shape: tuple[int, int]
+    ) -> PackedWeight:
+        """Packs codes and scales that are already in a format, such as those of a published file.
+
+        Args:
+            pieces: rows, one part after the other, each with its scales by name, [rows, parts] for whole
+                blocks of columns. All but the last are whole groups of 16 rows.
+            weight_format: a name in ``csrc/formats.def``.
+            shape: [n, k].
+        """
+        kind = WEIGHT_FORMATS[weight_format]
+        n, k = shape
+        native.load("cpu")
+        groups, data, done = -(-n // GROUP_ROWS), None, 0
+        for words, fields in pieces:
+            packed = pack_words(words, fields, kind)
+            if len(packed) == groups:
+                return PackedWeight(weight_format, packed, shape)
+            data = _new_data(kind, n, k, torch.device("cpu")) if data is None else data
+            data[done : done + len(packed)] = packed
+            done += len(packed)
+        assert data is not None
+        return PackedWeight(weight_format, data, shape)
 
     @staticmethod
     def from_gguf(blocks: Tensor, block_type: str, shape: tuple[int, int]) -> PackedWeight:

@@ -1,4 +1,4 @@
-"""Quantises weights while they are loaded: 8 bits with a scale for each row, 4 or 5 in blocks of 32."""
+"""Quantises weights while they are loaded: with a scale for each row, or for each 32 columns."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _RANGES = (1.0, 0.96, 0.92, 0.88, 0.83, 0.77)
 def quantize_rows(weight: Tensor, kind: WeightFormat) -> Parts:
     """Returns the codes and scales of some rows of a weight."""
     weight = functional.pad(weight.float(), (0, kind.padded(weight.shape[1]) - weight.shape[1]))
-    return _QUANTIZERS[kind.scales](weight, kind.bits)
+    return _QUANTIZERS[kind.scales](weight, kind)
 
 
 def _inverse(values: Tensor) -> Tensor:
     return torch.where(values > 0, 1 / values, 0)
 
 
-def _quantize_whole_rows(weight: Tensor, bits: int) -> Parts:
-    most = (1 << bits - 1) - 1
+def _quantize_whole_rows(weight: Tensor, kind: WeightFormat) -> Parts:
+    most = kind.offset - 1
     scale = (
         weight.abs().amax(dim=1, keepdim=True) / most if weight.shape[1] else weight.new_zeros(len(weight), 1)
     )
@@ -33,13 +33,13 @@ def _quantize_whole_rows(weight: Tensor, bits: int) -> Parts:
     return Parts(codes.to(torch.uint8), {"scale": scale})
 
 
-def _quantize_blocks(weight: Tensor, bits: int) -> Parts:
+def _quantize_blocks(weight: Tensor, kind: WeightFormat) -> Parts:
     """Chooses for each block the step and minimum with the smallest error, then rounds both to 8 bits.
 
     A row's largest step and its largest minimum get the code 255. The values' codes are chosen last, for the
     rounded steps and minimums.
     """
-    most_code = (1 << bits) - 1
+    most_code = (1 << kind.bits) - 1
     blocks = weight.view(len(weight), -1, BLOCK_COLUMNS)
     if not blocks.numel():
         empty = weight.new_zeros(len(weight), 1)
@@ -75,6 +75,19 @@ def _quantize_blocks(weight: Tensor, bits: int) -> Parts:
     )  # fmt: skip
 
 
+def _quantize_with_zeros(weight: Tensor, kind: WeightFormat) -> Parts:
+    """Gives each block the codes from its smallest value to its largest, and zero a code of its own."""
+    most_code = (1 << kind.bits) - 1
+    blocks = weight.view(len(weight), weight.shape[1] // BLOCK_COLUMNS, BLOCK_COLUMNS)
+    low = blocks.amin(dim=2, keepdim=True).clamp_(max=0)
+    high = blocks.amax(dim=2, keepdim=True).clamp_(min=0)
+    scale = ((high - low) / most_code).clamp_(max=torch.finfo(torch.float16).max).half().float()
+    zero = (-low * _inverse(scale)).round_().clamp_(0, most_code)
+    codes = (blocks * _inverse(scale)).round_().add_(zero).clamp_(0, most_code)
+    fields = {"scale": scale.squeeze(2).half(), "zero": (zero.squeeze(2) - kind.offset).to(torch.int8)}
+    return Parts(codes.view_as(weight).to(torch.uint8), fields)
+
+
 def _fit(
     blocks: Tensor, codes: Tensor, weights: Tensor, step: Tensor, start: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -102,4 +115,8 @@ def _as_bytes(values: Tensor) -> tuple[Tensor, Tensor]:
     return scale, (values * _inverse(scale)).round_().clamp_(0, _MOST_BLOCK_SCALE)
 
 
-_QUANTIZERS = {"row": _quantize_whole_rows, "row_and_block": _quantize_blocks}
+_QUANTIZERS = {
+    "row": _quantize_whole_rows,
+    "row_and_block": _quantize_blocks,
+    "block_and_zero": _quantize_with_zeros,
+}

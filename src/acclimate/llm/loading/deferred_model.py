@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from acclimate.errors import CorruptModelError, UnsupportedModelError
+from acclimate.errors import CorruptModelError
 from acclimate.llm.files.checkpoint import HostTensor, open_weights
-from acclimate.llm.files.deferred_tensors import deferred
+from acclimate.llm.files.deferred_tensors import Source, deferred
 from acclimate.llm.files.folder import weight_files, weight_totals
 from acclimate.llm.files.model_limits import WeightTotals, bounded_model
 from acclimate.llm.files.open_file import OpenFile
@@ -25,7 +25,11 @@ from acclimate.llm.loading.loaded_model import explained_failures
 from acclimate.llm.loading.locate import FoundModel
 from acclimate.llm.loading.model_class import model_class
 from acclimate.llm.loading.weight_report import check_report
+from acclimate.llm.published.settings import quantization_settings
+from acclimate.llm.published.tensors import published_tensors
 from acclimate.llm.quiet import quiet_transformers
+
+_QUANTIZATION_SETTINGS = ("quantization_config", "compression_config")
 
 
 @contextlib.contextmanager
@@ -71,23 +75,23 @@ def _open(found: FoundModel, dtype: torch.dtype) -> Iterator[tuple[list[OpenFile
         with contextlib.closing(file):
             yield [file], {parameter.name: deferred(parameter) for parameter in parameters}
         return
+    settings = quantization_settings(found.folder)
     with open_weights(found.folder) as files:
-        if files:
-            yield (
-                list(files),
-                {tensor.name: deferred(tensor) for file in files for tensor in file.tensors.values()},
-            )
-        else:
-            yield [], _pickled(found.folder)
+        tensors: dict[str, Source] = {
+            tensor.name: tensor for file in files for tensor in file.tensors.values()
+        } or _pickled(found.folder)
+        if settings is not None:
+            tensors = published_tensors(settings, tensors)
+        yield list(files), {name: deferred(source) for name, source in tensors.items()}
 
 
-def _pickled(folder: Path) -> dict[str, Any]:
+def _pickled(folder: Path) -> dict[str, Source]:
     """Returns the tensors of ``.bin`` files, which stay in the files until they are used."""
-    tensors: dict[str, Any] = {}
+    tensors: dict[str, Source] = {}
     for path in weight_files(folder):
         try:
             content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-            tensors |= {name: deferred(HostTensor(name, values)) for name, values in content.items()}
+            tensors |= {name: HostTensor(name, values) for name, values in content.items()}
         except (pickle.UnpicklingError, EOFError, RuntimeError, AttributeError) as error:
             raise CorruptModelError(
                 f"{path} is damaged, was written by torch before 1.6, or holds something other than tensors"
@@ -108,11 +112,9 @@ def _build(
         config = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=trust_remote_code
         )
-        if getattr(config, "quantization_config", None) is not None:
-            raise UnsupportedModelError(
-                f"the weights in {folder} are quantised (quantization_config in config.json), and "
-                "cannot be read in parts; use a copy in bfloat16, float16 or float32"
-            )
+        # What is quantised in the files has been given the names and shapes of plain weights.
+        for settings in _QUANTIZATION_SETTINGS:
+            vars(config).pop(settings, None)
         kind = model_class(config, str(folder))
 
         with bounded_model(totals):

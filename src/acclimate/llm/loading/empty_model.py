@@ -11,7 +11,7 @@ from acclimate.llm.files.folder import check_config, weight_totals
 from acclimate.llm.files.model_limits import WeightTotals, bounded_model
 from acclimate.llm.files.remote_code import check_remote_code
 from acclimate.llm.gguf.convert import empty_gguf_model
-from acclimate.llm.loading.loaded_model import check_dtype_name, choose_dtype, require_transformers
+from acclimate.llm.loading.loaded_model import choose_dtype, dtype_name, require_transformers
 from acclimate.llm.loading.locate import local_model
 from acclimate.llm.loading.model_class import model_class
 from acclimate.llm.quiet import first_line, why_unusable
@@ -38,7 +38,7 @@ def empty_model(
     """
     import torch
 
-    check_dtype_name(dtype)
+    dtype = dtype_name(dtype)
     require_transformers()
     chosen = choose_dtype(get_accelerator(), dtype)
     text = os.fspath(model)

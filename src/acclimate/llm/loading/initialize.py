@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from acclimate.errors import CorruptModelError, UnsupportedModelError
 from acclimate.llm.files.converted import model_name
+from acclimate.llm.loading.adapter import find_adapter
 from acclimate.llm.loading.finite_dtype import load_in_finite_dtype
 from acclimate.llm.loading.inference_model import Whole, as_inference_model
 from acclimate.llm.loading.loaded_model import (
     LoadedModel,
-    check_dtype_name,
     choose_dtype,
+    dtype_name,
     load_tokenizer,
     memory_errors,
     require_transformers,
@@ -26,6 +27,7 @@ from acclimate.llm.loading.loaded_model import (
 from acclimate.llm.loading.locate import FoundModel, find_and_load, find_model
 from acclimate.llm.loading.packer import Packer, check_format, gguf_form, has_kernels
 from acclimate.llm.progress import progress_bar
+from acclimate.llm.published.settings import quantization_settings
 from acclimate.llm.ranks import ModelRanks, join_model_ranks
 from acclimate.ops.build.watch import watch_builds
 from acclimate.selection import get_accelerator
@@ -59,7 +61,8 @@ def init_inference(
 
     Args:
         model: a folder, a ``.gguf`` file, the id of a model on the Hugging Face hub, or a transformers model,
-            which is split in place and returned.
+            which is split in place and returned. The folder of a PEFT adapter stands for its base model, into
+            which it is merged.
         tp_size: the number of ranks that share the model; ``None``: all ranks of the job.
         dtype: ``bfloat16``, ``float16``, ``float32``, or ``auto``: the first of these that the accelerator
             supports, or the model's own dtype if it is already loaded.
@@ -86,6 +89,8 @@ def init_inference(
     require_transformers()
     import torch
 
+    if isinstance(dtype, str):
+        dtype = dtype_name(dtype)
     # Weights created in inference mode could never be trained.
     with torch.inference_mode(False):
         made = _initialized(
@@ -110,13 +115,26 @@ def _initialized(
     ranks = join_model_ranks(accelerator, tp_size)
     with ranks.all_or_none():
         chosen = _dtype(accelerator, dtype, model)
+        adapter = find_adapter(model)
+        if adapter is not None:
+            model = adapter.load(
+                chosen, trust_remote_code=trust_remote_code, ignore_extra=ignore_extra
+            ).module
     if not isinstance(model, (str, os.PathLike)):
         return _split_loaded(model, chosen, accelerator, ranks, plan, verify, quantize)
 
     def load_in(chosen: torch.dtype) -> Any:
         form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
         load = SliceLoader(
-            accelerator, ranks, chosen, plan, verify, trust_remote_code, ignore_extra, quantize
+            accelerator,
+            ranks,
+            chosen,
+            plan,
+            verify,
+            trust_remote_code,
+            ignore_extra,
+            quantize,
+            is_dtype_asked_for=str(dtype) != "auto",
         )
         return load.from_files(model, form)
 
@@ -144,6 +162,7 @@ def load_split_model(
         AcclimateError: the errors of :func:`init_inference`.
     """
     start = time.perf_counter()
+    dtype = dtype_name(dtype)
     check_format(quantize)
     require_transformers()
     accelerator = get_accelerator()
@@ -160,14 +179,25 @@ def load_split_model(
             trust_remote_code=trust_remote_code,
             ignore_extra=tuple(ignore_extra),
             quantize=quantize,
+            is_dtype_asked_for=dtype != "auto",
         )
         form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
-        # The tokenizer comes first, because loading it takes much more memory than it keeps.
-        module = load.from_files(model, form, with_tokenizer=True, before=take_tokenizer)
+        with ranks.all_or_none():
+            merged, adapter = None, find_adapter(model)
+            if adapter is not None:
+                merged = adapter.load(
+                    chosen, trust_remote_code=trust_remote_code, ignore_extra=tuple(ignore_extra)
+                )
+                take_tokenizer(merged.tokenizer_folder)
+        if merged is not None and adapter is not None:
+            module = _split_loaded(merged.module, chosen, accelerator, ranks, None, "auto", quantize)
+            folder = adapter.folder
+        else:
+            # The tokenizer comes first, because loading it takes much more memory than it keeps.
+            module = load.from_files(model, form, with_tokenizer=True, before=take_tokenizer)
+            folder = module.whole.folder
         seconds = time.perf_counter() - start - builds.seconds
-        return LoadedModel(
-            module, tokenizers[-1], module.whole.folder, accelerator, chosen, seconds, builds.seconds
-        )
+        return LoadedModel(module, tokenizers[-1], folder, accelerator, chosen, seconds, builds.seconds)
 
     with watch_builds() as builds:
         ranks = join_model_ranks(accelerator, None)
@@ -180,8 +210,7 @@ def load_split_model(
 def _dtype(accelerator: Accelerator, dtype: Any, model: Any) -> torch.dtype:
     import torch
 
-    name = str(dtype).removeprefix("torch.")
-    check_dtype_name(name)
+    name = dtype_name(str(dtype).removeprefix("torch."))
     if name == "auto" and isinstance(model, torch.nn.Module):
         own = getattr(model, "dtype", None) or next(model.parameters()).dtype
         name = str(own).removeprefix("torch.")
@@ -258,8 +287,9 @@ class SliceLoader:
         trust_remote_code: bool = False,
         ignore_extra: tuple[str, ...] = (),
         quantize: str | None = None,
+        is_dtype_asked_for: bool = False,
     ) -> None:
-        self.quantize = quantize
+        self.quantize, self.is_dtype_asked_for = quantize, is_dtype_asked_for
         self.accelerator, self.ranks, self.dtype = accelerator, ranks, dtype
         self.user_plan, self.verify = user_plan, verify
         self.trust_remote_code, self.ignore_extra = trust_remote_code, ignore_extra
@@ -299,7 +329,14 @@ class SliceLoader:
         from acclimate.llm.loading.deferred_model import deferred_model
 
         folder = found.folder
-        packer = Packer(self.quantize, str(found.gguf or folder))
+        is_quantised = found.gguf is not None or quantization_settings(folder) is not None
+        packer = Packer(
+            self.quantize,
+            str(found.gguf or folder),
+            is_quantised
+            and not self.is_dtype_asked_for
+            and has_kernels(self.accelerator.current_device_name()),
+        )
         with contextlib.ExitStack() as opened:
             with self.ranks.all_or_none():
                 model, files = opened.enter_context(
@@ -321,6 +358,8 @@ class SliceLoader:
                     model = _apply(model, plan, self.ranks)
             with self.ranks.all_or_none(), memory_errors(self.accelerator, f"the model {model_name(folder)}"):
                 self._fill(folder, model, tensors, plan, packer)
+                if self.ranks.is_first:
+                    packer.tell()
                 for file in files:
                     file.check_unchanged()
                 model = model.to(self.accelerator.current_device_name())  # buffers that are not in the files

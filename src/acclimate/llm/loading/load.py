@@ -18,12 +18,13 @@ from acclimate.llm.files.folder import weight_files, weight_totals
 from acclimate.llm.files.mapped import mapped_files
 from acclimate.llm.files.model_limits import bounded_model
 from acclimate.llm.files.open_file import OpenFile
+from acclimate.llm.loading.adapter import find_adapter
 from acclimate.llm.loading.finite_dtype import load_in_finite_dtype
-from acclimate.llm.loading.initialize import SliceLoader
+from acclimate.llm.loading.initialize import SliceLoader, init_inference
 from acclimate.llm.loading.loaded_model import (
     LoadedModel,
-    check_dtype_name,
     choose_dtype,
+    dtype_name,
     explained_failures,
     load_tokenizer,
     memory_errors,
@@ -32,6 +33,7 @@ from acclimate.llm.loading.loaded_model import (
 from acclimate.llm.loading.locate import FoundModel, find_and_load, find_model
 from acclimate.llm.loading.packer import check_format, gguf_form, has_kernels
 from acclimate.llm.loading.weight_report import check_report
+from acclimate.llm.published.settings import quantization_settings
 from acclimate.llm.quiet import quiet_transformers
 from acclimate.llm.ranks import ModelRanks
 from acclimate.ops.build.watch import watch_builds
@@ -56,7 +58,7 @@ def load_model(
 
     Args:
         model: a folder, a ``.gguf`` file, the id of a model on the Hugging Face hub, or ``None`` for the
-            demo model.
+            demo model. The folder of a PEFT adapter stands for its base model, into which it is merged.
         dtype: ``bfloat16``, ``float16``, ``float32``, or ``auto``: the first of these that the accelerator
             supports. With ``auto``, a GGUF file runs from its own quantised blocks.
         quantize: ``int8`` or ``int4``: the format in which the weights of linear modules and embeddings are
@@ -76,7 +78,7 @@ def load_model(
         CacheWriteError: a converted model cannot be written to the cache.
     """
     start = time.perf_counter()
-    check_dtype_name(dtype)
+    dtype = dtype_name(dtype)
     check_format(quantize)
     require_transformers()
     accelerator = get_accelerator()
@@ -86,13 +88,24 @@ def load_model(
     ignored = tuple(ignore_extra)
 
     def load_in(chosen: torch.dtype) -> LoadedModel:
+        adapter = find_adapter(model)
+        if adapter is not None:
+            with memory_errors(accelerator, f"the model {adapter.base}"):
+                merged = adapter.load(chosen, trust_remote_code=trust_remote_code, ignore_extra=ignored)
+                tokenizer = load_tokenizer(merged.tokenizer_folder, trust_remote_code)
+                module = init_inference(merged.module, 1, chosen, quantize=quantize)
+            seconds = time.perf_counter() - start - builds.seconds
+            folder = adapter.folder
+            return LoadedModel(module, tokenizer, folder, accelerator, chosen, seconds, builds.seconds)
         form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
 
         def find() -> FoundModel:
             return find_model(model, form, trust_remote_code=trust_remote_code)
 
         def load(found: FoundModel) -> tuple[Any, Tokenizer, Path]:
-            module, tokenizer = _load_found(found, accelerator, chosen, quantize, trust_remote_code, ignored)
+            module, tokenizer = _load_found(
+                found, accelerator, chosen, quantize, trust_remote_code, ignored, dtype != "auto"
+            )
             return module, tokenizer, found.folder
 
         module, tokenizer, folder = find_and_load(find, load, ModelRanks())
@@ -111,6 +124,7 @@ def _load_found(
     quantize: str | None,
     trust_remote_code: bool,
     ignore_extra: tuple[str, ...],
+    is_dtype_asked_for: bool,
 ) -> tuple[Any, Tokenizer]:
     from acclimate.llm.loading.packed_modules import use_few_row_kernels
 
@@ -118,7 +132,8 @@ def _load_found(
     with memory_errors(accelerator, f"the model {model_name(folder)}"):
         # The tokenizer comes first, because loading it takes much more memory than it keeps.
         tokenizer = load_tokenizer(folder, trust_remote_code)
-        if found.gguf is not None or quantize is not None:
+        is_quantised = found.gguf is not None or quantization_settings(folder) is not None
+        if is_quantised or quantize is not None:
             loader = SliceLoader(
                 accelerator,
                 ModelRanks(),
@@ -126,6 +141,7 @@ def _load_found(
                 trust_remote_code=trust_remote_code,
                 ignore_extra=ignore_extra,
                 quantize=quantize,
+                is_dtype_asked_for=is_dtype_asked_for,
             )
             return loader.load(found), tokenizer
         module = _load_module(folder, dtype, trust_remote_code, ignore_extra).to(

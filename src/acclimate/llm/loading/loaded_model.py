@@ -35,6 +35,16 @@ if TYPE_CHECKING:
 DTYPES = ("bfloat16", "float16", "float32")
 """The dtypes a model can run in; ``auto`` takes the first that the accelerator supports."""
 
+_DTYPE_ALIASES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "f16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "f32": "float32",
+    "float": "float32",
+}
+
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -65,6 +75,14 @@ class LoadedModel:
         if packing is None or not packing.packed:
             return str(self.dtype).removeprefix("torch.")
         return packing.format or fact(self.folder, "weights") or ", ".join(sorted(packing.packed))
+
+    @property
+    def description(self) -> str:
+        """What the model computes in and where, such as ``Q4_K_M in bfloat16 on cpu, 2 ranks``."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        form = dtype if self.weights == dtype else f"{self.weights} in {dtype}"
+        several = f", {self.ranks.size} ranks" if self.ranks.size > 1 else ""
+        return f"{form} on {self.accelerator.current_device_name()}{several}"
 
     @property
     def parameters(self) -> int:
@@ -105,12 +123,18 @@ def load_tokenizer(folder: Path, trust_remote_code: bool) -> Tokenizer:
         return _load_with(folder, partial(HubTokenizer, trust_remote_code=trust_remote_code))
 
 
-def check_dtype_name(name: str) -> None:
-    """Raises :class:`UnsupportedDtypeError` unless ``name`` is ``auto`` or one of :data:`DTYPES`."""
-    if name not in ("auto", *DTYPES):
+def dtype_name(name: str) -> str:
+    """Returns ``auto`` or the one of :data:`DTYPES` that a name means, such as ``bf16``.
+
+    Raises:
+        UnsupportedDtypeError: it means none.
+    """
+    full = _DTYPE_ALIASES.get(name, name)
+    if full not in ("auto", *DTYPES):
         raise UnsupportedDtypeError(
             f"dtype must be one of auto, {', '.join(DTYPES)}; it is '{excerpt(name)}'"
         )
+    return full
 
 
 def choose_dtype(accelerator: Accelerator, name: str) -> torch.dtype:

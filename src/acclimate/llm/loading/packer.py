@@ -12,6 +12,7 @@ from acclimate.errors import CorruptModelError, OpBuildError, QuantizationError,
 if TYPE_CHECKING:
     import torch
 
+    from acclimate.llm.files.deferred_tensors import Source
     from acclimate.llm.files.slices import Slice
     from acclimate.llm.gguf.tensors import BlockRows
     from acclimate.llm.kernels import PackedStack, PackedWeight
@@ -59,18 +60,47 @@ def has_kernels(device: str) -> bool:
 _SHORT_ROW = 1024
 
 
+@dataclass(frozen=True)
+class Unpacked:
+    """Weights that are quantised in the files, but not in memory."""
+
+    count: int = 0
+    size_bytes: int = 0
+    """Their memory."""
+    stored_bytes: int = 0
+    """Their bytes in the files."""
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Weights whose values are not those of the files."""
+
+    count: int = 0
+    error: float = 0.0
+    """The largest relative error of a weight."""
+    format: str = ""
+    """The format that they are in."""
+
+
 @dataclass
 class Packer:
     """Decides how each weight is stored, and records the weights that stayed dense."""
 
     format: str | None
-    """``int8`` or ``int4``; ``None``: GGUF blocks stay as they are, and other weights stay dense."""
+    """``int8`` or ``int4``; ``None``: weights that are quantised in the files may stay so, and others stay
+    dense."""
     source: str
     """The model's folder or file, for messages."""
+    keeps_quantised: bool = True
+    """Without a format: whether weights that are quantised in the files stay so."""
     packed: Counter[str] = field(default_factory=Counter)
     """The number of weights in each format."""
     dense: dict[str, str] = field(default_factory=dict)
     """The names of matrices that stayed dense, each with the reason."""
+    unpacked: dict[str, Unpacked] = field(default_factory=dict)
+    """What was unpacked, by its kind in the files."""
+    changed: dict[str, Changed] = field(default_factory=dict)
+    """What no format holds exactly, by its kind in the files."""
     _sensitive: dict[str, str] = field(default_factory=dict)
     """The weights that get another format than ``format``, by name."""
 
@@ -103,10 +133,16 @@ class Packer:
 
     def pack(self, part: Slice, device: str) -> bool:
         """Packs one slice into its modules; returns whether it was packed."""
+        is_packed = (
+            self._pack_experts(part, device) if part.shard.dim() == 3 else self._pack_matrix(part, device)
+        )
+        if not is_packed:
+            self._note_unpacked(part)
+        return is_packed
+
+    def _pack_matrix(self, part: Slice, device: str) -> bool:
         from acclimate.llm.loading.packed_modules import can_be_packed, hold
 
-        if part.shard.dim() == 3:
-            return self._pack_experts(part, device)
         if part.shard.dim() != 2 or part.shard.numel() == 0:
             return False
         if not all(can_be_packed(module, leaf) for module, leaf in part.places):
@@ -146,8 +182,15 @@ class Packer:
 
     def _stacked(self, part: Slice, is_turned: bool) -> PackedStack | None:
         from acclimate.llm.kernels import PackedStack
+        from acclimate.llm.published.experts import pack_experts
 
         if self.format is None:
+            if not self.keeps_quantised:
+                return None
+            made = pack_experts(part.shard, part.name, self.source, is_turned=is_turned)
+            if made is not None:
+                self._note_error(part, made[1], made[0].format)
+                return made[0]
             found = None if is_turned else self._read_blocks(part)
             if found is None:
                 return None
@@ -179,7 +222,7 @@ class Packer:
         from acclimate.llm.kernels import PackedWeight
 
         if self.format is None:
-            return self._blocks(part)
+            return (self._published(part) or self._blocks(part)) if self.keeps_quantised else None
         chosen = self._sensitive.get(part.name, self.format)
         try:
             return PackedWeight.quantize(part.read(self.source), chosen)
@@ -214,6 +257,74 @@ class Packer:
             )
         return found, blocks
 
+    def _published(self, part: Slice) -> PackedWeight | None:
+        from acclimate.llm.published.packing import pack_part, quantised_part
+
+        found = quantised_part(part.shard)
+        if found is None:
+            return None
+        made = pack_part(found, part.name, self.source)
+        self._note_error(part, made.error, made.weight.format)
+        return made.weight
+
+    def _note_error(self, part: Slice, error: float, weight_format: str) -> None:
+        """Notes that a weight's values are not those of the files, unless the error is 0."""
+        from acclimate.llm.files.deferred_tensors import sources
+
+        if error:
+            kind = _kind(next(sources(part.shard)))
+            before = self.changed.get(kind, Changed())
+            self.changed[kind] = Changed(before.count + 1, max(before.error, error), weight_format)
+
+    def _note_unpacked(self, part: Slice) -> None:
+        """Notes that a weight that is quantised in the files takes more memory than there."""
+        from acclimate.llm.files.deferred_tensors import sources
+
+        found = {_kind(source): source for source in sources(part.shard) if stored_bits(source)}
+        if not found or self.format is not None:
+            return
+        stored = sum(map(stored_bits, found.values())) / len(found) / 8
+        kind, before = " and ".join(sorted(found)), self.unpacked.get(" and ".join(sorted(found)), Unpacked())
+        values = part.shard.numel()
+        self.unpacked[kind] = Unpacked(
+            before.count + 1,
+            before.size_bytes + values * part.shard.dtype.itemsize,
+            before.stored_bytes + int(values * stored),
+        )
+
+    def tell(self) -> None:
+        """Says in one line for each kind of weights what was unpacked or changed, and what it costs."""
+        for kind, some in self.unpacked.items():
+            logger.warning(
+                "%s: %s in %s unpacked, which takes %s in place of %s of memory",
+                self.source, _weights(some.count), kind, _megabytes(some.size_bytes),
+                _megabytes(some.stored_bytes),
+            )  # fmt: skip
+        for kind, each in self.changed.items():
+            logger.warning(
+                "%s: no weight format holds the numbers of %s in %s; they are rounded to %s, with a "
+                "relative error of at most %.1e (root mean square); dtype float32 gives the exact ones",
+                self.source, _weights(each.count), kind, each.format, each.error,
+            )  # fmt: skip
+
 
 _UNPACKED = frozenset({"F32", "F16", "BF16"})
 """gguf's names of types that are not quantised."""
+
+
+def stored_bits(source: Source) -> float:
+    """Returns the bits of each value in a file of a quantised tensor; 0: it is not quantised."""
+    return float(getattr(source, "stored_bits", 0))
+
+
+def _kind(source: Source) -> str:
+    """Returns the name of how a tensor is quantised in its file."""
+    return str(getattr(source, "kind", "") or getattr(source, "block_type", ""))
+
+
+def _weights(count: int) -> str:
+    return f"{count} weight{'s' * (count != 1)}"
+
+
+def _megabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.0f} MB"

@@ -168,7 +168,8 @@ def _pieces(value: Any) -> Iterator[bytes]:
         for item in value:
             yield from _pieces(item)
     elif hasattr(value, "to_diff_dict"):  # a generation config
-        yield from _pieces(vars(value))
+        # Its private attributes have a hash of texts, which differs between processes.
+        yield from _pieces({name: own for name, own in vars(value).items() if not name.startswith("_")})
     elif value is None or isinstance(value, (bool, int, float, str)):
         yield repr(value).encode()
     else:  # a model, a cache or a function, whose content cannot be compared

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,14 +21,42 @@ _FEW_TEXTS = 16
 """For more texts than this, reading the whole vocabulary is faster."""
 
 
+Message = Mapping[str, str]
+"""A message of a conversation: its ``role`` (``system``, ``user`` or ``assistant``) and its ``content``."""
+
+
+class NoTemplateError(Exception):
+    """The tokenizer has no chat template."""
+
+
 class Tokenizer(Protocol):
     """The part of a tokenizer that generation uses."""
 
     end_token: int | None
     """The end token, if the tokenizer knows it."""
 
-    def encode(self, text: str) -> list[int]:
-        """Returns the prompt's tokens, with the model's start token if it has one."""
+    def encode(self, text: str, *, is_whole: bool = True) -> list[int]:
+        """Returns the tokens of a text.
+
+        Args:
+            text: the text.
+            is_whole: whether to add the model's start token, if it has one.
+        """
+
+    @property
+    def added(self) -> frozenset[int]:
+        """The tokens that are found whole in a text, such as those around a message."""
+
+    def render(self, messages: Sequence[Message], template: str | None = None) -> str:
+        """Returns a conversation as text, up to where the model's answer begins.
+
+        Args:
+            messages: the conversation.
+            template: a chat template in place of the model's own.
+
+        Raises:
+            NoTemplateError: there is no chat template.
+        """
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Returns the text of tokens, without special tokens."""
@@ -44,10 +73,19 @@ class HubTokenizer:
         )
         self.end_token: int | None = self._tokenizer.eos_token_id
 
-    def encode(self, text: str) -> list[int]:
-        """Returns the prompt's tokens, with the model's start token if it has one."""
-        tokens: list[int] = self._tokenizer(text)["input_ids"]
+    def encode(self, text: str, *, is_whole: bool = True) -> list[int]:
+        """Returns the tokens of a text."""
+        tokens: list[int] = self._tokenizer(text, add_special_tokens=is_whole)["input_ids"]
         return tokens
+
+    @cached_property
+    def added(self) -> frozenset[int]:
+        """The tokens that are found whole in a text."""
+        return frozenset(self._tokenizer.added_tokens_decoder)
+
+    def render(self, messages: Sequence[Message], template: str | None = None) -> str:
+        """Returns a conversation as text."""
+        return _rendered(self._tokenizer, messages, template)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Returns the text of some tokens, without special tokens."""
@@ -82,20 +120,61 @@ class ConvertedTokenizer:
         return_freed_memory()
         return made
 
-    def encode(self, text: str) -> list[int]:
-        """Returns the prompt's tokens, with the model's start token if it has one."""
+    def encode(self, text: str, *, is_whole: bool = True) -> list[int]:
+        """Returns the tokens of a text."""
         if self._table is not None and self._left > 0:
             self._left -= 1
             with contextlib.suppress(vocabulary.UnsuitableError):
-                return self._table.encode(text)
-        tokens: list[int] = self._whole.encode(text).ids
+                return self._table.encode(text, is_whole=is_whole)
+        tokens: list[int] = self._whole.encode(text, add_special_tokens=is_whole).ids
         return tokens
+
+    @cached_property
+    def added(self) -> frozenset[int]:
+        """The tokens that are found whole in a text."""
+        if self._table is not None:
+            return self._table.added
+        return frozenset(self._whole.get_added_tokens_decoder())
+
+    @cached_property
+    def _with_template(self) -> Any:
+        """A tokenizer of transformers with the folder's template and special tokens, and no vocabulary."""
+        from tokenizers import Tokenizer as BackendTokenizer
+        from tokenizers import models
+        from transformers import PreTrainedTokenizerFast
+
+        file = self._file.with_name("chat_template.jinja")
+        settings = json.loads(self._file.with_name("tokenizer_config.json").read_text(encoding="utf-8"))
+        named = {
+            name: text for name, text in settings.items() if name.endswith("_token") and text is not None
+        }
+        return PreTrainedTokenizerFast(
+            tokenizer_object=BackendTokenizer(models.BPE()),
+            chat_template=file.read_text(encoding="utf-8") if file.is_file() else None,
+            **named,
+        )
+
+    def render(self, messages: Sequence[Message], template: str | None = None) -> str:
+        """Returns a conversation as text."""
+        return _rendered(self._with_template, messages, template)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Returns the text of some tokens, without special tokens."""
         if self._table is not None:
             return self._table.decode(tokens)
         return str(self._whole.decode(list(tokens), skip_special_tokens=True))
+
+
+def _rendered(tokenizer: Any, messages: Sequence[Message], template: str | None) -> str:
+    if template is None and tokenizer.chat_template is None:
+        raise NoTemplateError
+    text: str = tokenizer.apply_chat_template(
+        [dict(message) for message in messages],
+        chat_template=template,
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    return text
 
 
 class TextStream:

@@ -68,10 +68,19 @@ class Vocabulary:
         self._probe = self._tokenizer({}, [], [])
         self._decoder: Any = self._probe.decoder
 
+    @property
+    def added(self) -> frozenset[int]:
+        """The tokens that are found whole in a text, such as those around a message."""
+        return frozenset(self._added)
+
     # -- texts to tokens -------------------------------------------------------------------------
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, is_whole: bool = True) -> list[int]:
         """Returns the tokens of a text, equal to the whole tokenizer's.
+
+        Args:
+            text: the text.
+            is_whole: whether to add the tokens at the start and end of a text.
 
         Raises:
             UnsuitableError: a part of the vocabulary may not be enough for the text.
@@ -81,7 +90,8 @@ class Vocabulary:
         # If there is a normalizer, added tokens are not normalized, and are searched in the original text.
         added = [token for token in self._rest["added_tokens"] if token["content"] in text]
         places = self._pieces(self._symbols(text, added))
-        tokens: list[int] = self._tokenizer(*self._part(places), added).encode(text).ids
+        made = self._tokenizer(*self._part(places), added)
+        tokens: list[int] = made.encode(text, add_special_tokens=is_whole).ids
         return tokens
 
     def _symbols(self, text: str, added: list[dict[str, Any]]) -> str:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from acclimate.errors import InvalidOptimizerArgumentError, UnsupportedParameterError
-from acclimate.ops.optimizers import huge_pages, shards
+from acclimate.host import huge_pages
+from acclimate.ops.optimizers import shards
 from acclimate.ops.optimizers.checks import (
     SUPPORTED_DTYPES,
     check_like,
@@ -352,7 +353,7 @@ class GroupOptimizer(torch.optim.Optimizer):
                 tensors.outputs.append(parameter)
             else:
                 if MASTER not in state:
-                    state[MASTER] = huge_pages.empty_like(parameter, torch.float32).copy_(parameter)
+                    state[MASTER] = _empty_like(parameter, torch.float32).copy_(parameter)
                 tensors.params.append(state[MASTER])
                 tensors.outputs.append(parameter)
             tensors.grads.append(shards.spread_like(grad, parameter) if has_shards else grad)
@@ -366,7 +367,7 @@ class GroupOptimizer(torch.optim.Optimizer):
         state["step"] = torch.tensor(0.0, dtype=torch.float32)
         initial = 0.0 if self.initial_setting is None else float(group[self.initial_setting])
         for name in self.state_names:
-            memory = huge_pages.empty_like(parameter, self.state_dtype or parameter.dtype)
+            memory = _empty_like(parameter, self.state_dtype or parameter.dtype)
             state[name] = memory.fill_(initial)
 
     # -- saving and loading ----------------------------------------------------------------------
@@ -403,7 +404,7 @@ class GroupOptimizer(torch.optim.Optimizer):
             state["step"] = torch.tensor(step, dtype=torch.float32)
             for name, dtype in self._state_dtypes(parameter):
                 if name in saved:
-                    state[name] = huge_pages.empty_like(parameter, dtype).copy_(saved[name])
+                    state[name] = _empty_like(parameter, dtype).copy_(saved[name])
 
     def _state_dtypes(self, parameter: Tensor) -> Iterator[tuple[str, torch.dtype]]:
         for name in self.state_names:
@@ -443,3 +444,10 @@ class FusedOptimizer(GroupOptimizer):
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Removes the gradients, or sets them to zero."""
         super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
+
+
+def _empty_like(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Allocates an uninitialised tensor of the same shape and layout, on huge pages if it is large."""
+    result = torch.empty_like(tensor, dtype=dtype, memory_format=torch.preserve_format)
+    huge_pages.request(shards.local(result))
+    return result

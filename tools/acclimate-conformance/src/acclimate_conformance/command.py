@@ -15,8 +15,9 @@ from rich.text import Text
 from acclimate.host.exit_codes import NEGATIVE_RESULT
 from acclimate.host.replace_file import replace_file
 from acclimate_conformance.errors import ConformanceError
-from acclimate_conformance.result import Report, Result, Tally
-from acclimate_conformance.runner import html, junit, session
+from acclimate_conformance.result import Report, Result
+from acclimate_conformance.runner import page
+from acclimate_conformance.runner.run import run as run_checks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console(soft_wrap=not sys.stdout.isatty(), markup=False, emoji=False)
     waiting = Console(stderr=True, markup=False, emoji=False)
     with waiting.status("loading the accelerator") as status:
-        report = session.run(args.accelerator, args.only, lambda check: status.update(check.id))
+        report = run_checks(args.accelerator, args.only, status.update)
     console.print(render(report))
     _write(report, args)
     if report.not_run:
@@ -55,8 +56,8 @@ def _write(report: Report, args: argparse.Namespace) -> None:
     """Writes each requested file, even if another cannot be written."""
     writers: dict[str, tuple[Path | None, Callable[[Report, Path], None]]] = {
         "--json": (args.json, _write_json),
-        "--junit": (args.junit, junit.write),
-        "--report": (args.report, html.write),
+        "--junit": (args.junit, _write_junit),
+        "--report": (args.report, page.write),
     }
     failures = []
     for option, (path, write) in writers.items():
@@ -67,6 +68,10 @@ def _write(report: Report, args: argparse.Namespace) -> None:
                 failures.append(f"{option} {path}: {error.strerror or error}")
     if failures:
         raise ConformanceError(f"The results cannot be written: {'; '.join(failures)}")
+
+
+def _write_junit(report: Report, path: Path) -> None:
+    replace_file(path, report.junit)
 
 
 def _write_json(report: Report, path: Path) -> None:
@@ -83,10 +88,15 @@ def render(report: Report) -> Group:
         Text(f"  acclimate {about.acclimate}, torch {about.torch}, Python {about.python}, {about.system}"),
         _tallies(report),
     ]
-    for title, outcome, style in (("failed", "failed", "red"), ("not offered", "not offered", "dim")):
-        found = [result for result in report.results if result.outcome == outcome]
-        if found:
-            parts += [Text(f"\n{title}", style=f"bold {style}"), *(_explained(result) for result in found)]
+    if report.total.failed:
+        parts.append(Text("\nfailed", "bold red"))
+    for cause, failures in report.causes:
+        if len(failures) > 1:
+            parts.append(Text(f"  {len(failures)} checks: {cause}", "bold"))
+        parts += [_explained(result) for result in failures]
+    absent = report.with_outcome("not offered")
+    if absent:
+        parts += [Text("\nnot offered", "bold dim"), *(_line(result) for result in absent)]
     if report.not_run:
         left = ", ".join(dict.fromkeys(check.category for check in report.not_run))
         parts.append(Text(f"\ninterrupted: {len(report.not_run)} checks not run, in {left}", "bold yellow"))
@@ -103,22 +113,17 @@ def _tallies(report: Report) -> Table:
     table.add_column("passed", justify="right", footer=str(total.passed))
     table.add_column("failed", justify="right", footer=str(total.failed))
     table.add_column("not offered", justify="right", footer=str(total.not_offered))
-    table.add_column("score", justify="right", footer=_score(total))
+    table.add_column("score", justify="right", footer=total.percent)
     for tally in report.tallies:
         table.add_row(
             tally.category,
             str(tally.passed),
             str(tally.failed),
             str(tally.not_offered),
-            _score(tally),
+            tally.percent,
             style="red" if tally.failed else "",
         )
     return table
-
-
-def _score(tally: Tally) -> str:
-    """Rounded down, so that 100 % means all."""
-    return "-" if tally.score is None else f"{int(tally.score * 100)} %"
 
 
 def _line(result: Result) -> Text:
@@ -126,14 +131,12 @@ def _line(result: Result) -> Text:
 
 
 def _explained(result: Result) -> Text:
-    """A result with its reason; for a failure also the promise and the interface's documentation."""
-    line = _line(result)
-    if result.outcome == "failed":
-        line.append(f"\n    promised: {result.promise}")
-        if result.calls:
-            line.append(f"\n    call: {result.calls[-1]}")
-        if result.changes:
-            line.append(f"\n    to change: {result.changes[0]}")
-        for rule in result.rules[:3] if result.check.endswith("/signatures") else result.rules:
-            line.append(f"\n    {rule}", "dim")
+    """A failure with its reason, the promise, and the interface's documentation."""
+    line = _line(result).append(f"\n    promised: {result.promise}")
+    if result.calls:
+        line.append(f"\n    call: {result.calls[-1]}")
+    if result.changes:
+        line.append(f"\n    to change: {result.changes[0]}")
+    for rule in result.rules[:3] if result.name == "signatures" else result.rules:
+        line.append(f"\n    {rule}", "dim")
     return line

@@ -1,4 +1,4 @@
-"""The checks as tests of pytest, for a vendor's own continuous integration.
+"""The checks as tests of pytest: for `acclimate conformance`, and for a vendor's own continuous integration.
 
     pytest --acclimate-accelerator NAME       the project's own tests and the checks
     pytest --pyargs acclimate_conformance     only the checks, of the accelerator that acclimate selects
@@ -8,18 +8,21 @@ pytest loads this module in every project that has acclimate installed, so it im
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from acclimate_conformance.result import Planned
-    from acclimate_conformance.runner.session import Session
+    from acclimate_conformance.checks.check import Check
+    from acclimate_conformance.checks.target import Subject
+    from acclimate_conformance.result import Result
+    from acclimate_conformance.runner.worker import Worker
 
-_CHECKS = Path(__file__).with_name("runner") / "catalog.py"
-_session: pytest.StashKey[Session] = pytest.StashKey()
+_HOME = Path(__file__).parent
+_subject: pytest.StashKey[Subject] = pytest.StashKey()
+_worker: pytest.StashKey[Worker] = pytest.StashKey()
 
 
 class FailedCheckError(Exception):
@@ -38,66 +41,95 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Collects the checks if an accelerator is named."""
-    asked_for = {str(_CHECKS), str(Path(__file__).parent), "acclimate_conformance"} & set(config.args)
-    if config.getoption("--acclimate-accelerator") and not asked_for:
-        config.args.append(str(_CHECKS))
+    """Collects the checks if an accelerator is named, or this package."""
+    task = getattr(config, "workerinput", {}).get("acclimate_conformance")
+    if task is not None:
+        from acclimate_conformance.runner.worker import Worker
+
+        config.stash[_worker] = Worker(task, config.workerinput["workerid"])  # type: ignore[attr-defined]
+        config.pluginmanager.register(config.stash[_worker])
+        return
+    named = {str(_HOME), "acclimate_conformance"} & set(config.args)
+    if config.getoption("--acclimate-accelerator") or named:
+        from acclimate_conformance.runner.catalog import FILES
+
+        own = [argument for argument in config.args if argument not in named]
+        config.args[:] = [*own, *map(str, FILES)]
 
 
-def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collects the checks if their module is among the files to collect."""
-    return CheckFile.from_parent(parent, path=file_path) if file_path == _CHECKS else None
+def pytest_pycollect_makeitem(collector: pytest.Module, obj: object) -> list[pytest.Item] | None:
+    """One test for each check in a module of checks."""
+    if not collector.path.is_relative_to(_HOME / "checks"):
+        return None
+    from acclimate_conformance.runner.catalog import checks_in
+
+    return [CheckItem.from_parent(collector, name=check.id, check=check) for check in checks_in(obj)]
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Ends the process in which the checks ran."""
-    session = config.stash.get(_session, None)
-    if session is not None:
-        session.close()
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Loads the accelerator if checks were collected, and keeps the checks that the command asks for."""
+    found = [item for item in items if isinstance(item, CheckItem)]
+    if not found:
+        return
+    from acclimate.errors import AcclimateError
+    from acclimate_conformance.checks.target import find
+
+    worker = config.stash.get(_worker, None)
+    source = worker.source if worker else config.getoption("--acclimate-accelerator")
+    try:
+        config.stash[_subject] = find(source)
+        if worker is not None:
+            chosen = worker.start(config.stash[_subject].accelerator, [item.check for item in found])
+            items[:] = [item for item in found if item.check.id in chosen]
+    except AcclimateError as error:
+        if worker is not None:
+            worker.refuse(str(error))
+        found[0].unusable = str(error)  # one test says it; the others would repeat it
+        items[:] = [item for item in items if item not in found[1:]]
 
 
-class CheckFile(pytest.File):
-    """The checks of one accelerator."""
-
-    def collect(self) -> Iterator[pytest.Item]:
-        """One test for each check."""
-        from acclimate_conformance.errors import ConformanceError
-        from acclimate_conformance.runner.session import Session
-
-        try:
-            session = Session(self.config.getoption("--acclimate-accelerator"))
-        except ConformanceError as error:
-            raise self.CollectError(str(error)) from error
-        self.config.stash[_session] = session
-        for check in session.checks:
-            yield CheckItem.from_parent(self, name=check.id, session_=session, check=check)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Adds a check's result to the report of its test."""
+    report = yield
+    if isinstance(item, CheckItem) and item.result is not None and report.when == "call":
+        report.acclimate_result = item.result.as_json()  # type: ignore[attr-defined]
+    return report
 
 
 class CheckItem(pytest.Item):
     """One check."""
 
-    def __init__(self, *, session_: Session, check: Planned, **options: Any) -> None:
+    def __init__(self, *, check: Check, **options: Any) -> None:
         super().__init__(**options)
-        self._session = session_
-        self._check = check
+        self.check = check
+        self.result: Result | None = None
+        self.unusable = ""
+        """Why the accelerator cannot be loaded."""
+        worker = self.config.stash.get(_worker, None)
+        self.add_marker(pytest.mark.timeout((worker and worker.timeout_s) or check.timeout_s))
+        self.user_properties.append(("promise", check.promise))
 
     def runtest(self) -> None:
         """Runs the check; skips it, with the reason, if the device does not offer the feature."""
-        result = self._session.run(self._check)
-        if result.outcome == "not offered":
-            pytest.skip(result.reason)
-        if result.outcome == "failed":
-            raise FailedCheckError(
-                "\n".join([result.reason, f"promised: {result.promise}", *result.rules, result.detail])
-            )
+        if self.unusable:
+            raise FailedCheckError(self.unusable)
+        from acclimate.selection import use_accelerator
+        from acclimate_conformance.runner.examine import examine
+
+        subject = self.config.stash[_subject]
+        with use_accelerator(subject.accelerator):
+            self.result = examine(self.check, subject)
+        if self.result.outcome == "not offered":
+            pytest.skip(self.result.reason)
+        if self.result.outcome == "failed":
+            raise FailedCheckError(self.result.text())
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str | Any:
         """The check's message, without the frames of this plugin."""
-        return (
-            str(excinfo.value)
-            if isinstance(excinfo.value, FailedCheckError)
-            else super().repr_failure(excinfo)
-        )
+        failed = isinstance(excinfo.value, FailedCheckError)
+        return str(excinfo.value) if failed else super().repr_failure(excinfo)
 
     def reportinfo(self) -> tuple[Path, None, str]:
         """The file and name under which pytest lists the check."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
 from rich.text import Text
 
 from acclimate_port.engine import Settings, Site, Status
@@ -36,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--unsafe", action="store_true", help="also make edits that a person must review")
     parser.add_argument(
         "--to", choices=TARGETS, help="the API that the ported code calls; default: acclimate"
+    )
+    parser.add_argument(
+        "--statistics", action="store_true", help="also print how many places each rule found"
     )
     parser.add_argument("--check", action="store_true", help="exit 1 if hardware-specific code is left")
     parser.add_argument("--format", choices=_FORMATS, default="text", help="output format; default: text")
@@ -99,8 +103,15 @@ def _port(args: argparse.Namespace) -> int:
         frozenset((*args.ignore, *project.ignore)),
     )
     found, failures = text_files.find(args.paths, (*project.exclude, *args.exclude))
+    console = Console(highlight=False, soft_wrap=True)
+
+    def done(result: FileResult) -> None:
+        if result.written and args.format == "text":
+            _show_written(console, result)
+        advance()
+
     with _progress(len(found), args.format) as advance:
-        results = port_files(found, settings, args.write, args.jobs, advance)
+        results = port_files(found, settings, args.write, args.jobs, done)
     results = [*(FileResult(path, failure=reason) for path, reason in failures), *results]
     _show(results, args, len(found))
     if args.report is not None:
@@ -140,6 +151,32 @@ def _show(results: Sequence[FileResult], args: argparse.Namespace, looked_at: in
                 sys.stderr.write(f"acclimate port: {result.path}: {result.failure}\n")
 
 
+def _show_written(console: Console, result: FileResult) -> None:
+    """Lists the edits of a file as soon as it is written, so that a run that is killed has said so."""
+    edits = [site for site in result.sites if site.status is Status.CONVERTED]
+    console.print(f"[bold]{escape(str(result.path))}[/]: wrote {plural(len(edits), 'edit')}")
+    for site in edits:
+        mark = "" if site.safe else f" [yellow](unsafe: {escape(site.reason)})[/]"
+        console.print(f"  {site.line}: {site.code} {escape(site.text)}{mark}")
+    sys.stdout.flush()
+
+
+def _show_statistics(console: Console, results: Sequence[FileResult]) -> None:
+    """A table of the number of sites of each rule, by what became of them."""
+    counted: Counter[tuple[str, str, Status]] = Counter(
+        (site.code, site.rule, site.status) for result in results for site in result.sites
+    )
+    table = Table("code", "rule", *(word for word in ("converted", "need --unsafe", "left", "no hardware")))
+    for code, rule in sorted({(code, rule) for code, rule, _ in counted}):
+        table.add_row(code, rule, *(str(counted[code, rule, status]) for status in Status))
+    console.print(table)
+
+
+def plural(count: int, noun: str) -> str:
+    """A number with its noun: ``1 file``, ``2 files``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def _show_text(results: Sequence[FileResult], args: argparse.Namespace, looked_at: int) -> None:
     console = Console(highlight=False, soft_wrap=True)
     if args.check:
@@ -160,6 +197,8 @@ def _show_text(results: Sequence[FileResult], args: argparse.Namespace, looked_a
     for result in results:
         if result.failure:
             console.print(f"[red]{escape(str(result.path))}[/]: not ported: {escape(result.failure)}")
+    if args.statistics:
+        _show_statistics(console, results)
     _summarise(console, results, args, looked_at)
 
 
@@ -201,13 +240,14 @@ def _summarise(
     changed = sum(result.changed and not result.failure for result in results)
     failed = sum(bool(result.failure) for result in results)
     done = "converted" if args.write else "would be converted"
+    needs = "needs" if total[Status.UNSAFE] == 1 else "need"
     parts = [
-        f"{total[Status.CONVERTED]} {done} in {changed} of {looked_at} files",
-        f"{total[Status.UNSAFE]} need --unsafe",
+        f"{total[Status.CONVERTED]} {done} in {changed} of {plural(looked_at, 'file')}",
+        f"{total[Status.UNSAFE]} {needs} --unsafe",
         f"{total[Status.LEFT]} left",
     ]
     if failed:
-        parts.append(f"{failed} files could not be ported")
+        parts.append(f"{plural(failed, 'file')} could not be ported")
     console.print(f"\n{'; '.join(parts)}.")
     if not args.write and not args.check and total[Status.CONVERTED]:
         console.print("Nothing was written; --write writes the edits.")

@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import warnings
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 import libcst as cst
 
 from acclimate_port.conditions.branches import branches, branches_of_result, where_true
-from acclimate_port.new_code.edits import Edit, clash, render
+from acclimate_port.conditions.proofs import (
+    TOO_COMPLEX,
+    Proof,
+    asks_for_cuda,
+    inside,
+    is_decision,
+    names_cuda,
+    only_checks,
+    outer_tests,
+    verdict,
+    whole_value,
+)
+from acclimate_port.conditions.worlds import TooComplexError
+from acclimate_port.dataflow.sources import listed_devices
+from acclimate_port.new_code.edits import Edit, clash, render, render_within
 from acclimate_port.new_code.placement import new_lines
 from acclimate_port.rules import BY_NAME, RULES
-from acclimate_port.rules.base import Finding, Outcome, Rule
+from acclimate_port.rules.acc202_available_choice import is_map_location
+from acclimate_port.rules.base import Finding, Outcome, Rule, is_assigned
 from acclimate_port.source.survey import Survey
 from acclimate_port.source.tree import Span
 from acclimate_port.source_file import SourceFile
 
 _INDEX = rb"(?:\d|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
 _HINTS = re.compile(
-    rb"cuda|nccl|SyncBatchNorm|sync_batchnorm|DataParallel|\bdata_parallel\(|pin_memory|device_ids?\b|op_builder|autocast_(?:gpu|enabled)|\.to\(\s*"
+    rb"cuda|nccl|cudnn|SyncBatchNorm|sync_batchnorm|DataParallel|\bdata_parallel\(|pin_memory|device_ids?\b|op_builder|autocast_(?:gpu|enabled)|\.to\(\s*"
     + _INDEX
     + rb"|device\s*[=(]\s*"
     + _INDEX,
@@ -58,6 +76,8 @@ class Site:
     status: Status
     safe: bool
     reason: str
+    after: str = ""
+    """The lines that an edit which needs ``--unsafe`` would give."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +122,24 @@ class _Decision:
     reason: str
     hidden: bool = False
     needs: list[int] = field(default_factory=list)
+
+
+class _Decisions(list[_Decision]):
+    """All decisions of a file, in source order."""
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [decision.finding.place.start for decision in self]
+
+    @cached_property
+    def at(self) -> dict[cst.CSTNode | None, int]:
+        """The index of the decision on a node."""
+        return {decision.finding.node: index for index, decision in enumerate(self)}
+
+    def within(self, place: Span) -> list[int]:
+        """The indices of the decisions on code in a range."""
+        first, last = bisect_left(self._starts, place.start), bisect_left(self._starts, place.end)
+        return [index for index in range(first, last) if self[index].finding.place.end <= place.end]
 
 
 def may_concern(source: bytes) -> bool:
@@ -174,9 +212,9 @@ def _find(file: SourceFile, settings: Settings) -> list[Finding]:
             for claim in finding.claims:
                 claimed.add(claim)
                 _claim_chain(claim, claimed)
-            findings.append(_exempt_vendor_code(file, finding))
+            findings.append(_without_vendor_code(file, finding))
             break
-    return findings
+    return sorted(findings, key=lambda finding: finding.place.start)
 
 
 def _claim_chain(node: cst.CSTNode, claimed: set[cst.CSTNode]) -> None:
@@ -190,8 +228,8 @@ def _claim_chain(node: cst.CSTNode, claimed: set[cst.CSTNode]) -> None:
             claimed.add(at)
 
 
-def _exempt_vendor_code(file: SourceFile, finding: Finding) -> Finding:
-    """The finding, exempt in a kernel or a build script, and left in code that TorchScript compiles."""
+def _without_vendor_code(file: SourceFile, finding: Finding) -> Finding:
+    """The finding, left in a kernel, in a build script, and in code that TorchScript compiles."""
     node = finding.node or (finding.claims[0] if finding.claims else None)
     if finding.outcome is Outcome.EXEMPT or node is None:
         return finding
@@ -203,9 +241,9 @@ def _exempt_vendor_code(file: SourceFile, finding: Finding) -> Finding:
     elif file.kernels.are_for_cuda_alone and _is_test(file, finding):
         reason = "it guards CUTLASS kernels, which only NVIDIA GPUs run"
     if reason:
-        return Finding(
-            finding.rule, finding.place, Outcome.EXEMPT, reason, claims=finding.claims, node=finding.node
-        )
+        return dataclasses.replace(finding, outcome=Outcome.LEFT, reason=reason, safe=True, edits=())
+    if finding.outcome is Outcome.CONVERT and is_assigned(file, node) and file.tree.qualified(node):
+        return finding.rule.left(file, node, "the program assigns to this name of torch.cuda", finding.claims)
     if finding.outcome is Outcome.CONVERT and file.torchscript.holds(node) and _asks(file, finding):
         reason = "TorchScript compiles this code, and cannot call get_accelerator() or torch.accelerator"
         return finding.rule.left(file, node, reason, finding.claims)
@@ -223,16 +261,17 @@ def _asks(file: SourceFile, finding: Finding) -> bool:
 
 
 def _decide(file: SourceFile, findings: list[Finding], settings: Settings) -> list[_Decision]:
-    decisions = [_first(file, finding, settings) for finding in findings]
+    decisions = _Decisions(_first(file, finding, settings) for finding in findings)
     for index, decision in enumerate(decisions):
-        decision.needs = _needs(file, decisions, index)
-    _leave_overlapping(decisions)
+        decision.needs += _needs(file, decisions, index)
+    _leave_overlapping(file, decisions)
     changed = True
     while changed:
         changed = False
         for decision in decisions:
             for need in decision.needs:
                 changed = _follow(file, decision, decisions[need]) or changed
+        changed = changed or _prove(file, decisions)
     for decision in decisions:
         if decision.status is Status.CONVERTED and not decision.safe and not settings.unsafe:
             decision.status = Status.UNSAFE
@@ -269,14 +308,14 @@ def _is_ignored(file: SourceFile, finding: Finding) -> bool:
     return False
 
 
-def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int]:
+def _needs(file: SourceFile, decisions: _Decisions, index: int) -> list[int]:
     """The indices of the decisions that a decision depends on."""
     finding = decisions[index].finding
     needs: list[int] = []
     for body in branches(file, finding.node) if _is_test(file, finding) else []:
-        for other, decision in enumerate(decisions):
-            inside = body.start <= decision.finding.place.start and decision.finding.place.end <= body.end
-            if other != index and inside and decision.finding.outcome is not Outcome.EXEMPT:
+        for other in decisions.within(body):
+            decision = decisions[other]
+            if other != index and decision.finding.outcome is not Outcome.EXEMPT:
                 needs.append(other)
                 if decision.finding.rule.name == "pin-memory":
                     decision.needs.append(index)
@@ -302,11 +341,21 @@ def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int
     for body in branches_of_result(file, finding.node) if _is_test(file, finding) else []:
         needs += [
             other
-            for other, candidate in enumerate(decisions)
-            if candidate.finding.outcome is Outcome.LEFT
-            and candidate.finding.rule.name == "runtime-call"
-            and body.start <= candidate.finding.place.start < body.end
+            for other in decisions.within(body)
+            if decisions[other].finding.outcome is Outcome.LEFT
+            and decisions[other].finding.rule.name == "runtime-call"
         ]
+    listed = (
+        listed_devices(file, finding.node) if _is_test(file, finding) and finding.node is not None else []
+    )
+    for other in (decisions.at[literal] for literal in listed if literal in decisions.at):
+        candidate = decisions[other]
+        if candidate.finding.rule.name == "device-string":
+            needs.append(other)
+            candidate.needs.append(index)
+            if candidate.status is Status.EXEMPT:
+                decisions[index].status = Status.LEFT
+                decisions[index].reason = "it compares entries of a list that stays"
     for place in finding.needs_applied_at:
         holder = next(
             (
@@ -322,23 +371,22 @@ def _needs(file: SourceFile, decisions: list[_Decision], index: int) -> list[int
             decisions[index].reason = "one of its uses stays as it is"
         else:
             needs.append(holder)
-    return [*decisions[index].needs, *needs]
+    return needs
 
 
-def _keeps_device(file: SourceFile, body: Span, decisions: list[_Decision]) -> bool:
+def _keeps_device(file: SourceFile, body: Span, decisions: _Decisions) -> bool:
     """Whether a branch assigns ``"cuda"`` to a name not known to be a device, so that the literal stays."""
     return any(
         decision.finding.rule.name == "device-string"
         and decision.finding.outcome is Outcome.EXEMPT
         and isinstance(file.tree.parent(decision.finding.node or file.tree.module), (cst.Assign, cst.Arg))
-        for decision in decisions
-        if body.start <= decision.finding.place.start and decision.finding.place.end <= body.end
+        for decision in (decisions[index] for index in decisions.within(body))
     )
 
 
-def _holds_unknown_device(file: SourceFile, body: Span, decisions: list[_Decision]) -> bool:
+def _holds_unknown_device(file: SourceFile, body: Span, decisions: _Decisions) -> bool:
     """Whether a branch has a string that no rule converts, such as ``f"cuda:{a}{b}"``."""
-    found = [decision.finding.place for decision in decisions]
+    found = [decisions[index].finding.place for index in decisions.within(body)]
     for kind in (cst.FormattedString, cst.ConcatenatedString):
         for node in file.tree.of_type(kind):
             place = file.span(node)
@@ -361,6 +409,67 @@ def _is_test(file: SourceFile, finding: Finding) -> bool:
     return is_question or finding.rule.name in ("device-comparison", "is-cuda")
 
 
+def _prove(file: SourceFile, decisions: _Decisions) -> bool:
+    """Compares the tests and choices before and after the edits; returns whether a decision changed.
+
+    All edits of one test or choice are made together or not at all.
+    """
+    applied = [decision for decision in decisions if decision.status is Status.CONVERTED]
+    compared = [decision.finding for decision in applied if _is_part_of_tests(file, decision.finding)]
+    proof = Proof(file, [edit for finding in compared for edit in finding.edits])
+    changed = False
+    for whole in dict.fromkeys(_whole(file, decision) for decision in applied):
+        if whole is None:
+            continue
+        outer = outer_tests(file, whole) if asks_for_cuda(file, whole) else []
+        places = [file.span(node) for node in (whole, *(test for test, _ in outer))]
+        members = [
+            decisions[index]
+            for place in places
+            for index in decisions.within(place)
+            if decisions[index].status is Status.CONVERTED and decisions[index].finding.edits
+        ]
+        try:
+            found = proof.below(outer, whole) if outer else proof.differences(whole)
+            is_request = (
+                only_checks(file, whole) if outer else names_cuda(whole) and asks_for_cuda(file, whole)
+            )
+            offered, reason = verdict(file, whole, found, is_request=is_request)
+        except TooComplexError:
+            offered, reason = True, TOO_COMPLEX
+        for member in members:
+            if not offered:
+                member.status, member.reason, changed = Status.LEFT, reason, True
+            elif reason and member.safe and inside(member.finding.edits[0], places[0]):
+                member.safe, member.reason, changed = False, reason, True
+        if not offered:
+            break  # the other tests are compared again without these edits
+    return changed
+
+
+def _is_part_of_tests(file: SourceFile, finding: Finding) -> bool:
+    """Whether a finding changes a test, a choice or a name, and not what is computed with them."""
+    if finding.rule.name == "runtime-call" and isinstance(finding.node, cst.Call):
+        return is_decision(file, finding.node)
+    return finding.rule.name in _NAMES_AND_TESTS
+
+
+_NAMES_AND_TESTS = {
+    *("device-string", "device-object", "device-format", "available-choice", "device-comparison"),
+    *("is-cuda", "communication-backend", "current-device"),
+}
+
+
+def _whole(file: SourceFile, decision: _Decision) -> cst.CSTNode | None:
+    """The test or choice that a decision changes a part of."""
+    if decision.finding.node is None or not decision.finding.edits:
+        return None
+    whole = whole_value(file, decision.finding.node)
+    # `None` as a map_location means the device that a checkpoint was saved on, which is CUDA.
+    is_location = decision.finding.rule.name == "available-choice" and is_map_location(file, whole)
+    return whole if is_decision(file, whole) and not is_location else None
+
+
 def _follow(file: SourceFile, decision: _Decision, need: _Decision) -> bool:
     """Gives a decision the status of one that it depends on; returns whether it changed."""
     if decision.status is not Status.CONVERTED:
@@ -379,9 +488,9 @@ def _follow(file: SourceFile, decision: _Decision, need: _Decision) -> bool:
     return False
 
 
-def _leave_overlapping(decisions: list[_Decision]) -> None:
+def _leave_overlapping(file: SourceFile, decisions: list[_Decision]) -> None:
     """Leaves each finding whose edits overlap those of an earlier one."""
-    kept: list[Edit] = []
+    kept: dict[int, list[Edit]] = defaultdict(list)
     for decision in sorted(
         decisions, key=lambda decision: (decision.finding.place.start, -decision.finding.place.end)
     ):
@@ -389,7 +498,7 @@ def _leave_overlapping(decisions: list[_Decision]) -> None:
             continue
         near = [
             e
-            for e in kept
+            for e in dict.fromkeys(one for line in _lines(file, decision.finding) for one in kept[line])
             if any(e.start <= new.end and new.start <= e.end for new in decision.finding.edits)
         ]
         if any(_removes(neighbour, decision.finding.place) for neighbour in near):
@@ -400,7 +509,18 @@ def _leave_overlapping(decisions: list[_Decision]) -> None:
                 "it overlaps another edit; run acclimate port again",
             )
         else:
-            kept += decision.finding.edits
+            for edit in decision.finding.edits:
+                for line in range(file.tree.line(edit.start), file.tree.line(edit.end) + 1):
+                    kept[line].append(edit)
+
+
+def _lines(file: SourceFile, finding: Finding) -> set[int]:
+    """The lines that the edits of a finding touch."""
+    return {
+        line
+        for edit in finding.edits
+        for line in range(file.tree.line(edit.start), file.tree.line(edit.end) + 1)
+    }
 
 
 def _removes(edit: Edit, place: Span) -> bool:
@@ -456,7 +576,18 @@ def _site(file: SourceFile, decision: _Decision) -> Site:
         decision.status,
         decision.safe,
         decision.reason,
+        _lines_after(file, decision.finding) if decision.status is Status.UNSAFE else "",
     )
+
+
+def _lines_after(file: SourceFile, finding: Finding) -> str:
+    """The lines that a finding's edits change, with these edits alone."""
+    first = file.tree.line(min(edit.start for edit in finding.edits))
+    last = file.tree.line(max(edit.end for edit in finding.edits))
+    starts = [*file.tree.line_starts, len(file.tree.bytes)]
+    place = Span(starts[first - 1], max(starts[min(last, len(starts) - 1)], starts[first - 1]))
+    inside_lines = [edit for edit in finding.edits if inside(edit, place)]
+    return render_within(file.tree.bytes, place, inside_lines).decode().rstrip("\r\n")
 
 
 def unknown_rules(names: Collection[str]) -> list[str]:

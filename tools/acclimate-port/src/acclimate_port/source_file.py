@@ -14,9 +14,10 @@ from acclimate_port.new_code.targets import AcclimateTarget, Target, TorchTarget
 from acclimate_port.source.kernels import Kernels
 from acclimate_port.source.survey import Survey
 from acclimate_port.source.torchscript import TorchScript
-from acclimate_port.source.tree import Span, Tree, dotted, string_value, walk
+from acclimate_port.source.tree import Span, Tree, called_name, dotted, string_value, walk
 from acclimate_port.source.values import Values
 from acclimate_port.source.vendor_code import VendorCode
+from acclimate_port.source.vendors import kinds_in
 
 _BUILD_MODULES = ("setuptools", "distutils.core", "distutils")
 _DEVICE_IN_TEXT = re.compile(r"device[\"'\\]*\s*[=:]\s*[\"'\\]*cuda")
@@ -26,19 +27,9 @@ _HOME_OF_ACCELERATOR = {
     "deepspeed.get_accelerator": True,
     "deepspeed.accelerator.real_accelerator.get_accelerator": True,
 }
-OTHER_KINDS = ("mps", "xpu", "npu", "hpu", "mlu", "musa", "xla", "tpu")
-"""Words that programs use for devices other than CUDA and the CPU."""
-_KINDS = re.compile(
-    rf"(?<![A-Za-z])({'|'.join(OTHER_KINDS)})(?![A-Za-z])"
-    rf"|(?:(?<=[a-z])|(?<![A-Za-z]))({'|'.join(OTHER_KINDS).upper()})(?![A-Za-z])"
-)
+_USE_DEVICES = {"cuda", "to", "device_count"}
 _LONGEST_NAME = 40
 """A longer string is prose or a program."""
-
-
-def kinds_in(text: str) -> list[str]:
-    """The device types other than CUDA and the CPU that a name or an expression contains."""
-    return [match[0].lower().replace("tpu", "xla") for match in _KINDS.finditer(text)]
 
 
 class SourceFile:
@@ -91,7 +82,8 @@ class SourceFile:
                         return alias.evaluated_alias or module
                     if alias.asname is None and dotted(alias.name).startswith(f"{module}."):
                         return module
-        return None
+        # A lazy loader may be bound to the name: `torch = LazyLoader("torch")`.
+        return module if any(_binds(statement, module) for statement in self.tree.module.body) else None
 
     def _accelerator_name(self) -> tuple[str, bool, bool]:
         for statement in self.module_imports:
@@ -158,6 +150,11 @@ class SourceFile:
         )
 
     @cached_property
+    def names_of_new_code(self) -> dict[str, str]:
+        """What the names in edits mean, for :mod:`acclimate_port.conditions.worlds`."""
+        return {self.torch: "torch", self.accelerator: "get_accelerator", self.helper: "accelerator_type"}
+
+    @cached_property
     def other_kinds(self) -> tuple[str, ...]:
         """The other device types in the file's names and strings: ``"mps"``, ``is_npu_available``."""
         words = {*self.names, *(string_value(node) or "" for node in self.tree.of_type(cst.SimpleString))}
@@ -211,6 +208,16 @@ class SourceFile:
     def runs_at_import(self, node: cst.CSTNode) -> bool:
         """Whether a node is evaluated when the module is imported."""
         return self.tree.function(node) is None
+
+    @cached_property
+    def uses_devices_at_import(self) -> bool:
+        """Whether the module itself uses a device, or counts the devices, when it is imported or run."""
+        calls = (node for node in _walk_outside_functions(self.tree.module) if isinstance(node, cst.Call))
+        return any(
+            called_name(call) in _USE_DEVICES
+            or (self.tree.qualified(call.func) or "").startswith("torch.cuda.")
+            for call in calls
+        )
 
     def is_guarded(self, node: cst.CSTNode) -> bool:
         """Whether a node runs only where a test of the device is true."""
@@ -280,6 +287,16 @@ class SourceFile:
     def span(self, node: cst.CSTNode) -> Span:
         """The bytes of a node."""
         return self.tree.span(node)
+
+
+def _binds(statement: cst.CSTNode, name: str) -> bool:
+    """Whether a statement of a module binds a name by an assignment or an import."""
+    return any(
+        (isinstance(node, cst.AssignTarget) and dotted(node.target) == name)
+        or (isinstance(node, cst.ImportAlias) and node.evaluated_alias == name)
+        or (isinstance(node, cst.ImportAlias) and node.evaluated_name == name)
+        for node in _walk_outside_functions(statement)
+    )
 
 
 def _walk_outside_functions(node: cst.CSTNode) -> list[cst.CSTNode]:

@@ -48,17 +48,12 @@ def test_a_comparison_with_the_constant_for_nccl_stays_false_for_gloo_too(target
         "import torch\nimport torch.distributed as dist\n\n\ndef f(backend):\n"
         "    fast = backend == dist.Backend.NCCL\n    return fast\n"
     )
-    assert f'backend == {OWN[target]} != "gloo"' in ported_once_for_all(source, target)
+    assert f'backend == {OWN[target]} and {OWN[target]} != "gloo"' in ported_once_for_all(source, target)
 
 
 @pytest.mark.parametrize("target", BOTH)
-@pytest.mark.parametrize(
-    "statement", ["assert backend == 'nccl'", "if backend == 'nccl':\n        torch.cuda.set_device(0)"]
-)
-def test_a_host_passes_where_the_program_would_end_or_only_the_device_is_set(
-    statement: str, target: str
-) -> None:
-    source = f"import torch\n\n\ndef f(backend):\n    {statement}\n"
+def test_a_host_passes_where_the_program_would_end(target: str) -> None:
+    source = "import torch\n\n\ndef f(backend):\n    assert backend == 'nccl'\n"
     assert "gloo" not in ported_once_for_all(source, target)
 
 

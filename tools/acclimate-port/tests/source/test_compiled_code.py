@@ -161,10 +161,10 @@ def test_a_hosts_settings_are_chosen_on_a_host_where_a_name_holds_the_answer() -
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ('if d == torch.device("cuda"):\n    a()\n', f'd == torch.device({TYPE}) != torch.device("cpu")'),
-        ("ok = torch.device('cuda', i) == d\n", "device_name(i)) == d != torch.device('cpu')"),
-        ('ok = d == torch.device(f"cuda:{i}")\n', 'device_name(i)) != torch.device("cpu")'),
-        ('ok = d.type == torch.device("cuda").type\n', f'torch.device({TYPE}).type != "cpu"'),
+        ('if d == torch.device("cuda"):\n    a()\n', f'd == torch.device({TYPE}) and {TYPE} != "cpu"'),
+        ("ok = torch.device('cuda', i) == d\n", f"device_name(i)) == d and {TYPE} != 'cpu'"),
+        ('ok = d == torch.device(f"cuda:{i}")\n', f'device_name(i)) and {TYPE} != "cpu"'),
+        ('ok = d.type == torch.device("cuda").type\n', f'torch.device({TYPE}).type and {TYPE} != "cpu"'),
         ('if d != torch.device("cuda"):\n    a()\n', f"d != torch.device({TYPE}):"),
         (
             'b = {torch.device("cuda"): 1, torch.device("cpu"): 2}[d]\n',

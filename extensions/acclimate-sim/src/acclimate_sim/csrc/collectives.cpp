@@ -5,6 +5,9 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
+#ifndef SIM_NO_COLLECTIVES
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#endif
 
 namespace sim {
 namespace {
@@ -29,6 +32,20 @@ IValue map_tensors(const IValue& value, const Convert& convert) {
   return value;
 }
 
+#ifndef SIM_NO_COLLECTIVES
+// torch.distributed.init_process_group() without a name gives a group no backend but the device's, which
+// serves the host too.
+void give_host_backend(const IValue& value) {
+  const auto group = value.toCustomClass<c10d::ProcessGroup>();
+  const auto types = group->getDeviceTypes();
+  const auto has = [&](c10::DeviceType type) {
+    return std::find(types.begin(), types.end(), c10::Device(type)) != types.end();
+  };
+  if (has(kSim) && !has(c10::DeviceType::CPU))
+    group->setBackend(c10::DeviceType::CPU, group->getBackendType(), group->getBackend(kSim));
+}
+#endif
+
 void on_host_backend(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
 #ifdef SIM_NO_COLLECTIVES  // as torch says it
   TORCH_CHECK_NOT_IMPLEMENTED(false, "Could not run '", op.schema().name(), "' with arguments from the '",
@@ -40,6 +57,10 @@ void on_host_backend(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::
   // Gloo splits the tensor along its first dimension; backends of devices take any shape.
   const bool in_one_tensor = name == "c10d::_allgather_base_" || name == "c10d::_reduce_scatter_base_";
   const auto count = op.schema().arguments().size(), results = op.schema().returns().size();
+#ifndef SIM_NO_COLLECTIVES
+  if (const auto group = op.schema().argumentIndexWithName("process_group"))
+    give_host_backend((*stack)[stack->size() - count + *group]);
+#endif
   for (size_t i = stack->size() - count; i < stack->size(); i++) {
     (*stack)[i] = map_tensors((*stack)[i], [&](const at::Tensor& tensor) {
       if (!on_sim(tensor)) return tensor;

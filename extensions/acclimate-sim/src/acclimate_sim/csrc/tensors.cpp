@@ -222,6 +222,20 @@ SIM_LIBRARY_IMPL(aten, SIM_SLOT, m) {
 TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
 }
+// A host's sparse tensor that is copied here, and torch.sparse_coo_tensor(), reach no operator of this
+// device.
+void refuse_sparse(const c10::OperatorHandle&, Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "sim: this device has no Sparse tensors");
+}
+void refuse_sparse_csr(const c10::OperatorHandle&, Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "sim: this device has no SparseCsr tensors");
+}
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
+}
+TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse_csr>());
+}
 // Copies nested tensors between devices: the memory of all parts is one tensor of its device.
 TORCH_LIBRARY_IMPL(aten, NestedTensorPrivateUse1, m) {
   m.impl("_to_copy", at::native::_to_copy_nested);

@@ -19,7 +19,7 @@ template <int bits, int quad, Codebook codebook, int inputs>
 inline void add_quad(Ints (&sums)[inputs], const uint8_t* block, const int8_t* x, int64_t stride) {
   const Bytes codes = codes_of<bits, quad, codebook>(block);
   for (int i = 0; i < inputs; ++i) {
-    sums[i] = dot<bits>(sums[i], codes, x + i * stride + 4 * quad);
+    sums[i] = dot<number_bits(bits, codebook)>(sums[i], codes, x + i * stride + 4 * quad);
   }
 }
 
@@ -38,7 +38,8 @@ inline void multiply_group(const uint8_t* group, int64_t blocks, const Input& in
                            Floats (&y)[inputs]) {
   constexpr Layout layout = layout_of(format);
   constexpr int bits = layout.bits;
-  constexpr int offset = bits == 8 && !wide_codes_have_offset ? 0 : layout.offset;
+  constexpr bool has_wide_codes = number_bits(bits, layout.codebook) == 8;
+  constexpr int offset = has_wide_codes && !wide_codes_have_offset ? 0 : layout.offset;
   // An input may have more blocks than the weight, since it is padded for weights of any format.
   const int64_t stride = input.stride, x_blocks = stride / block_columns;
   const Offsets at = offsets_of(layout, blocks);
@@ -59,7 +60,8 @@ inline void multiply_group(const uint8_t* group, int64_t blocks, const Input& in
   }
   request_start(group, codes);
   for (int64_t b = 0; b < blocks; ++b) {
-    if constexpr (layout.scales == Scales::super_block || layout.scales == Scales::super_half_block) {
+    if constexpr (layout.scales == Scales::super_block || layout.scales == Scales::super_half_block ||
+                  layout.scales == Scales::super_signed_block) {
       if (b % 8 == 0) {
         scale = load_f16(group + b / 8 * 32);
         if constexpr (layout.scales == Scales::super_block) {
@@ -105,8 +107,13 @@ inline void multiply_group(const uint8_t* group, int64_t blocks, const Input& in
         } else if constexpr (layout.scales == Scales::block_and_low) {
           block_scale = load_f16(group + b * 32);
           low = load_f16(group + at.low + b * 32);
+        } else if constexpr (layout.scales == Scales::block_and_zero) {
+          block_scale = load_f16(group + b * 32);
+          low = mul(load_i8(group + at.zero + b * 16), block_scale);
         } else if constexpr (layout.scales == Scales::exponent) {
           block_scale = load_exponents(group + b * 16);
+        } else if constexpr (layout.scales == Scales::super_signed_block) {
+          block_scale = mul(load_i8(group + at.block_scale + b * 16), scale);
         } else {
           block_scale = mul(load_u8(group + at.block_scale + b * 16), scale);
           low = mul(load_u8(group + at.block_low + b * 16), low_scale);
@@ -115,7 +122,8 @@ inline void multiply_group(const uint8_t* group, int64_t blocks, const Input& in
           y[i] = mul_add(mul(to_floats(sums[i]), x_scales[i * x_blocks + b]), block_scale, y[i]);
           if constexpr (layout.scales == Scales::block_and_low) {
             y[i] = mul_add(low, x_sums[i * x_blocks + b], y[i]);
-          } else if constexpr (layout.scales != Scales::block && layout.scales != Scales::exponent) {
+          } else if constexpr (layout.scales != Scales::block && layout.scales != Scales::exponent &&
+                               layout.scales != Scales::super_signed_block) {
             y[i] = sub_mul(low, x_sums[i * x_blocks + b], y[i]);
           }
         }

@@ -1,5 +1,6 @@
 #include "gguf_pack.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "layout.h"
@@ -122,6 +123,17 @@ void pack_group(WeightFormat format, const uint8_t* blocks, int64_t row_bytes, i
           group[at.block_low + b * 16 + row] = read_scale(from + 4, part, true);
           read_super(layout.bits, from, part, codes[row]);
           break;
+        case Scales::super_signed_block: {
+          from += b / 8 * layout.gguf_bytes;
+          std::memcpy(group + b / 8 * 32 + 2 * row, from, 2);
+          uint16_t high;
+          std::memcpy(&high, from + 2, 2);
+          const int low = from[4 + part / 2] >> (4 * (part % 2)) & 15;
+          group[at.block_scale + b * 16 + row] =
+              static_cast<uint8_t>((low | (high >> (2 * part) & 3) << 4) - 32);
+          read_small(layout.bits, from + 8 + 16 * part, codes[row]);
+          break;
+        }
         case Scales::super_half_block:
           from += b / 8 * layout.gguf_bytes;
           std::memcpy(group + b / 8 * 32 + 2 * row, from + layout.gguf_halves, 2);
@@ -131,7 +143,45 @@ void pack_group(WeightFormat format, const uint8_t* blocks, int64_t row_bytes, i
           break;
         case Scales::row:
         case Scales::row_and_block:
+        case Scales::block_and_zero:
           break;  // not in files
+      }
+    }
+    pack_codes(layout.bits, codes, group + at.codes + b * layout.code_bytes);
+  }
+}
+
+void pack_words(WeightFormat format, const Words& words, int64_t first_row, int64_t rows, int64_t k,
+                uint8_t* group) {
+  constexpr int awq_place[8] = {0, 4, 1, 5, 2, 6, 3, 7};  // of each of 8 rows in a word
+  const Layout layout = layout_of(format);
+  const int64_t count = padded_columns(format, k) / block_columns, per = 32 / words.bits;
+  const uint32_t mask = (uint32_t{1} << words.bits) - 1;
+  const Offsets at = offsets_of(layout, count);
+  Codes codes{};
+  for (int64_t b = 0; b < count; ++b) {
+    const int64_t begin = b * block_columns, end = std::min(begin + block_columns, k);
+    if (end - begin < block_columns) {
+      std::memset(codes, 0, sizeof(codes));
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t own = first_row + row;
+      if (words.order == WordOrder::awq) {
+        const int64_t word = (words.skip + own) / per, place = awq_place[(words.skip + own) % per];
+        for (int64_t column = begin; column < end; ++column) {
+          const uint32_t held = words.from[column * words.words + word];
+          codes[row][column - begin] = static_cast<uint8_t>((held >> (4 * place) & mask) ^ words.flip);
+        }
+        continue;
+      }
+      for (int64_t column = begin; column < end;) {
+        const int64_t word = (words.skip + column) / per, part = (words.skip + column) % per;
+        const int64_t stop = std::min(column + per - part, end);
+        uint32_t held = words.order == WordOrder::by_row ? words.from[own * words.words + word]
+                                                         : words.from[word * words.rows + own];
+        for (held >>= words.bits * part; column < stop; ++column, held >>= words.bits) {
+          codes[row][column - begin] = static_cast<uint8_t>((held & mask) ^ words.flip);
+        }
       }
     }
     pack_codes(layout.bits, codes, group + at.codes + b * layout.code_bytes);

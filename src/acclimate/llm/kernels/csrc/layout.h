@@ -38,6 +38,15 @@ static constexpr std::array<uint8_t, 16> numbers_of(Codebook codebook) {
   return {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 }
 
+// The bits of the numbers that codes stand for: some products of bytes need fewer than 8, or all 8.
+static constexpr int number_bits(int bits, Codebook codebook) {
+  int most = 0;
+  for (const uint8_t number : numbers_of(codebook)) {
+    most = number > most ? number : most;
+  }
+  return most > 63 ? 8 : bits;
+}
+
 // The columns of an indivisible block: those of the widest field.
 static constexpr int columns_of(Scales scales) {
   int most = block_columns;
@@ -103,7 +112,7 @@ static void with_format(WeightFormat format, Function function) {
 
 // Where each field of a group begins, and its codes, in bytes from the group's start.
 struct Offsets {
-  int64_t scale, low, exponent, low_scale, block_scale, block_low, codes;
+  int64_t scale, low, zero, exponent, low_scale, block_scale, block_low, codes;
 };
 
 static constexpr int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }

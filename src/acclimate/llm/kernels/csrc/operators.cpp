@@ -377,6 +377,46 @@ Tensor from_gguf(const Tensor& blocks, int64_t number, int64_t n, int64_t k) {
   return result;
 }
 
+Tensor from_words(const Tensor& words, const Tensor& header, int64_t number, int64_t n, int64_t k,
+                  int64_t bits, int64_t order, int64_t skip, int64_t flip) {
+  const Tensor whole = torch::stable::contiguous(words), fields = torch::stable::contiguous(header);
+  const WeightFormat kind = find_format(number).value_or(WeightFormat::dense);
+  STD_TORCH_CHECK(kind != WeightFormat::dense, "There is no weight format with the number ", number, ".");
+  STD_TORCH_CHECK(bits == 2 || bits == 4 || bits == 8, "A code in a word has 2, 4 or 8 bits, not ", bits, ".");
+  STD_TORCH_CHECK(order >= 0 && order <= 2 && (order != 2 || bits == 4), "There is no order ", order,
+                  " of words with ", bits, " bits.");
+  const int64_t per = 32 / bits;
+  STD_TORCH_CHECK(is_size(n) && is_size(k) && skip >= 0 && skip < per && flip >= 0 && flip < 256,
+                  "Words of ", bits, " bits cannot be packed from ", skip, " on, for [", n, ", ", k, "].");
+  const int64_t groups = (n + group_rows - 1) / group_rows, stride = group_bytes(kind, k);
+  const int64_t blocks = padded_columns(kind, k) / block_columns;
+  const int64_t codes = offsets_of(layout_of(kind), blocks).codes;
+  const int64_t needed = ((order == 2 ? n : k) + skip + per - 1) / per, lines = order == 2 ? k : n;
+  STD_TORCH_CHECK(whole.is_cpu() && whole.scalar_type() == ScalarType::Int && whole.dim() == 2 &&
+                      whole.size(order == 1 ? 1 : 0) == lines && whole.size(order == 1 ? 0 : 1) >= needed,
+                  "The words do not match the shape [", n, ", ", k, "].");
+  STD_TORCH_CHECK(fields.is_cpu() && fields.scalar_type() == ScalarType::Byte && fields.dim() == 2 &&
+                      fields.size(0) == groups && fields.size(1) == codes,
+                  "The fields do not match the format and the shape [", n, ", ", k, "].");
+  Tensor result = torch::stable::new_empty(fields, {groups, stride});
+  const uint8_t* from = static_cast<const uint8_t*>(fields.data_ptr());
+  uint8_t* to = static_cast<uint8_t*>(result.mutable_data_ptr());
+  request_huge_pages(to, groups * stride);
+  const Words held{static_cast<const uint32_t*>(whole.data_ptr()), n, whole.size(order == 1 ? 0 : 1),
+                   static_cast<int>(bits), static_cast<WordOrder>(order), skip, static_cast<uint8_t>(flip)};
+  const Weight weight{kind, Dtype::f32, n, k, to, stride};
+  auto work = [&](int thread, int threads) {
+    const auto [first, last] = rows_of(weight, thread, threads);
+    for (int64_t row = first; row < last; row += group_rows) {
+      uint8_t* group = to + row / group_rows * stride;
+      std::memcpy(group, from + row / group_rows * codes, codes);
+      pack_words(kind, held, row, std::min(group_rows, last - row), k, group);
+    }
+  };
+  run_threads(threads_for(groups * stride), work);
+  return result;
+}
+
 struct Candidate {
   float value;
   int64_t position;
@@ -458,6 +498,7 @@ STABLE_TORCH_LIBRARY_IMPL(acclimate, CPU, m) {
   m.impl("packed_values", TORCH_BOX(&values));
   m.impl("packed_rows", TORCH_BOX(&rows));
   m.impl("packed_from_gguf", TORCH_BOX(&from_gguf));
+  m.impl("packed_from_words", TORCH_BOX(&from_words));
   m.impl("packed_top", TORCH_BOX(&top));
 }
 

@@ -27,12 +27,16 @@ inline BlockScales scales_of_block(const uint8_t* group, const Offsets& at, int6
         mul(mul(load_u8(group + at.block_low + b * 16), load_f16(group + at.low_scale + b / 8 * 32)), -1.0f);
   } else if constexpr (layout.scales == Scales::super_half_block) {
     first = mul(load_i8(group + at.block_scale + b * 32), load_f16(group + b / 8 * 32));
+  } else if constexpr (layout.scales == Scales::super_signed_block) {
+    first = mul(load_i8(group + at.block_scale + b * 16), load_f16(group + b / 8 * 32));
   } else if constexpr (layout.scales == Scales::exponent) {
     first = load_exponents(group + b * 16);
   } else {
     first = load_f16(group + b * 32);
     if constexpr (layout.scales == Scales::block_and_low) {
       low = load_f16(group + at.low + b * 32);
+    } else if constexpr (layout.scales == Scales::block_and_zero) {
+      low = mul(mul(load_i8(group + at.zero + b * 16), first), -1.0f);
     }
   }
   Floats second = first;

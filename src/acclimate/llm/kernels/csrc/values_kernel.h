@@ -44,7 +44,8 @@ inline void group_values(const uint8_t* group, int64_t k, int64_t rows, float* v
     float scale[2][group_rows], low[group_rows] = {};
     if constexpr (layout.scales == Scales::row || layout.scales == Scales::row_and_block) {
       store(scale[0], load_f32(group));
-    } else if constexpr (layout.scales == Scales::block || layout.scales == Scales::block_and_low) {
+    } else if constexpr (layout.scales == Scales::block || layout.scales == Scales::block_and_low ||
+                         layout.scales == Scales::block_and_zero) {
       store(scale[0], load_f16(group + b * 32));
     } else if constexpr (layout.scales == Scales::exponent) {
       store(scale[0], load_exponents(group + b * 16));
@@ -63,6 +64,16 @@ inline void group_values(const uint8_t* group, int64_t k, int64_t rows, float* v
         scale[0][row] *= group[at.block_scale + b * 16 + row];
         low[row] = -(low[row] * group[at.block_low + b * 16 + row]);
       }
+    } else if constexpr (layout.scales == Scales::block_and_zero) {
+      const int8_t* zeros = reinterpret_cast<const int8_t*>(group + at.zero + b * 16);
+      for (int row = 0; row < group_rows; ++row) {
+        low[row] = -(scale[0][row] * zeros[row]);
+      }
+    } else if constexpr (layout.scales == Scales::super_signed_block) {
+      const int8_t* factors = reinterpret_cast<const int8_t*>(group + at.block_scale + b * 16);
+      for (int row = 0; row < group_rows; ++row) {
+        scale[0][row] *= factors[row];
+      }
     } else if constexpr (layout.scales == Scales::super_half_block) {
       const int8_t* factors = reinterpret_cast<const int8_t*>(group + at.block_scale + b * 32);
       for (int row = 0; row < group_rows; ++row) {
@@ -71,6 +82,7 @@ inline void group_values(const uint8_t* group, int64_t k, int64_t rows, float* v
       }
     }
     constexpr bool has_low = layout.scales == Scales::block_and_low ||
+                             layout.scales == Scales::block_and_zero ||
                              layout.scales == Scales::row_and_block || layout.scales == Scales::super_block;
     for (int64_t row = 0; row < rows; ++row) {
       float block[block_columns];

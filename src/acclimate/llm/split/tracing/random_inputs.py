@@ -1,10 +1,10 @@
-"""Makes random inputs for the arguments that a model's ``forward`` names, to trace its data flow."""
+"""Makes random inputs for what a model's ``forward`` names, and random weights, to trace its data flow."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -231,3 +231,32 @@ def _image_size(config: Any) -> tuple[int, int]:
         if isinstance(size, list | tuple) and len(size) == 2:
             return int(size[0]), int(size[1])
     return 32, 32
+
+
+def fill_weights(modules: Iterable[nn.Module], left_out: Container[int], numbers: Numbers) -> None:
+    """Replaces parameters and buffers on the meta device by random ones.
+
+    Args:
+        modules: the modules.
+        left_out: the ids of parameters that stay as they are.
+        numbers: makes random numbers.
+    """
+    filled: dict[int, nn.Parameter] = {}
+    for module in modules:
+        for name, p in module._parameters.items():
+            if p is not None and id(p) not in left_out:
+                if id(p) not in filled:
+                    floating = p.is_floating_point()
+                    new = numbers(*p.shape) if floating else torch.zeros_like(p, device="cpu")
+                    filled[id(p)] = nn.Parameter(new, floating)
+                module._parameters[name] = filled[id(p)]
+        for name, b in module._buffers.items():
+            if b is not None and b.is_meta:
+                if b.is_floating_point():
+                    module._buffers[name] = numbers(*b.shape).to(b.dtype)
+                elif b.dtype == torch.bool:
+                    module._buffers[name] = torch.ones(b.shape, dtype=b.dtype)
+                else:
+                    module._buffers[name] = torch.zeros(b.shape, dtype=b.dtype)
+            elif b is not None:
+                module._buffers[name] = b.cpu()

@@ -23,8 +23,7 @@ from acclimate.llm.split.tracing.arguments import fresh
 from acclimate.llm.split.tracing.calls import Record, Replay
 from acclimate.llm.split.tracing.flows import Flows
 from acclimate.llm.split.tracing.linear_modules import embeddings, expert_weights, linear_dims
-from acclimate.llm.split.tracing.random_inputs import random_inputs, richer_inputs, tokens_for
-from acclimate.llm.split.tracing.random_weights import fill
+from acclimate.llm.split.tracing.random_inputs import fill_weights, random_inputs, richer_inputs, tokens_for
 from acclimate.llm.split.tracing.stand_ins import StandIns
 from acclimate.llm.split.tracing.weight_access import CalledLinears
 
@@ -123,7 +122,7 @@ class Trace:
         replaced = [self.modules[name] for name in (*self.linears, *self.experts)]
         replaced += [m for n, m in self.modules.items() if self._is_replaced_embedding(n, m)]
         weights = {id(p) for module in replaced for p in module.parameters()}
-        fill(self.modules.values(), weights, self.numbers)
+        fill_weights(self.modules.values(), weights, self.numbers)
         return {n: p for n, p in self.model.named_parameters() if not p.is_meta}
 
     # -- running ---------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from acclimate.errors import UnsupportedError
 from acclimate.imports import describe
 
 MIB = 2**20
+kept_listeners: list[Callable[[], None]] = []
+"""Called after each observation that was as promised."""
 _T = TypeVar("_T")
 
 # How far a result may be from float64's, relative to the largest element; a few units in the last place of
@@ -31,9 +33,14 @@ class NotOfferedError(Exception):
 
 
 def require(condition: bool, seen: str) -> None:
-    """Fails the check unless ``condition`` holds; ``seen`` says what was observed instead."""
+    """Fails the check unless ``condition`` holds; ``seen`` says what was observed instead.
+
+    The first method that ``seen`` names is said to be at fault, if the check cannot tell better.
+    """
     if not condition:
         raise BrokenPromiseError(seen)
+    for listener in kept_listeners:
+        listener()
 
 
 def exactly(value: object, kind: type[_T], what: str) -> _T:
@@ -52,6 +59,7 @@ def refused(what: str, *kinds: type[BaseException]) -> Iterator[None]:
     try:
         yield
     except kinds:
+        require(True, "")
         return
     except BrokenPromiseError:
         raise

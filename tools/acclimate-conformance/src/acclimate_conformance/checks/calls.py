@@ -15,6 +15,7 @@ from typing import Any
 from acclimate.accelerator import CATEGORIES, Accelerator
 from acclimate.imports import describe
 from acclimate_conformance.checks import ambient
+from acclimate_conformance.checks.assertions import kept_listeners
 
 _KEPT = 6
 _LONGEST = 120
@@ -34,7 +35,10 @@ class Calls:
         self._latest: deque[tuple[str, str]] = deque(maxlen=4 * _KEPT)
         self.names: dict[str, None] = {}
         """The methods that were called, also by one another, in the order of their first call."""
-        self._depth = 0
+        self._raised = ""
+        self._error: BaseException | None = None
+        self._windows: list[dict[str, None]] = [{}]
+        self._open: list[str] = []
         self.disturbance = ""
         """The first call that changed state that it must not change, as text."""
 
@@ -48,11 +52,31 @@ class Calls:
                 with suppress(Exception):  # a class may forbid it; the report then says less
                     setattr(accelerator, name, self._keeping(accelerator, name))
                     wrapped.append(name)
+        kept_listeners.append(self._kept)
         try:
             yield
         finally:
+            kept_listeners.remove(self._kept)
             for name in wrapped:
                 accelerator.__dict__.pop(name, None)
+
+    def raising(self, error: BaseException) -> tuple[str, ...]:
+        """The innermost method out of which an error came, if it was one."""
+        return (self._raised,) if error is self._error else ()
+
+    def _kept(self) -> None:
+        """An observation was as promised; what is called from now on is for the next one."""
+        if self._windows[-1]:
+            self._windows.append({})
+
+    def suspected(self) -> tuple[str, ...]:
+        """The methods on which the failing observation depends: those called since the one before it."""
+        return tuple(self._windows[-1] or (self._windows[-2] if len(self._windows) > 1 else {}))
+
+    def cleared(self, failed: bool) -> tuple[str, ...]:
+        """The methods on which other observations depended."""
+        last = len(self._windows) - (1 if self._windows[-1] else 2) if failed else len(self._windows)
+        return tuple({name: None for window in self._windows[:last] for name in window})
 
     def told(self, observed: Collection[str]) -> tuple[str, ...]:
         """The calls as text, up to the last call of an observed method, whose result the check judged."""
@@ -61,30 +85,29 @@ class Calls:
             calls.pop()
         return tuple(text for _, text in calls[-_KEPT:])
 
-    def last(self, observed: Collection[str]) -> str:
-        """The name of the observed method that was called last."""
-        return next((name for name, _ in reversed(self._latest) if name in observed), "")
-
     def _keeping(self, accelerator: Accelerator, name: str) -> Callable[..., Any]:
         method = getattr(accelerator, name)
 
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._depth += 1
             self.names.setdefault(name)  # nested calls too, as one of them may cause the failure
+            self._windows[-1].setdefault(name)
+            self._open.append(name)
             outcome = ""
-            before = ambient.look(accelerator) if self._depth == 1 else None
+            before = ambient.look(accelerator) if len(self._open) == 1 else None
             try:
                 result = method(*args, **kwargs)
-                outcome = f"-> {_short(result)}" if self._depth == 1 else ""
+                outcome = f"-> {_short(result)}" if len(self._open) == 1 else ""
                 return result
             except BaseException as error:
+                if error is not self._error:
+                    self._error, self._raised = error, name
                 outcome = f"raised {describe(error, whole=True)}"[:_LONGEST]
                 raise
             finally:
                 after = ambient.look(accelerator) if before is not None else None  # its calls do not count
-                self._depth -= 1
-                if self._depth == 0:
+                self._open.pop()
+                if not self._open:
                     given = [_short(value) for value in args]
                     given += [f"{key}={_short(value)}" for key, value in kwargs.items()]
                     told = f"{name}({', '.join(given)})"
@@ -121,23 +144,56 @@ def place_of(error: BaseException) -> str:
     return ""
 
 
-def where_to_mend(accelerator: Accelerator, names: tuple[str, ...], calls: Calls) -> tuple[str, ...]:
-    """Where each relevant name of the interface is implemented, the likeliest cause first.
+def where_to_mend(
+    accelerator: Accelerator, observes: Collection[str], calls: Calls, reason: str, at_fault: Collection[str]
+) -> dict[str, float]:
+    """What may be at fault and where that is, as text, each with how much speaks for it in this check alone.
 
-    The names are the ``names`` that a check tests, and the vendor's methods among those that it called and
-    those to which they delegate. Names defined by the class itself come first, then those of the vendor's
-    other classes.
+    Args:
+        accelerator: the accelerator with the fault.
+        observes: the names of the interface that the check is about.
+        calls: the calls that the check made.
+        reason: what it observed.
+        at_fault: names that are certainly at fault.
     """
-    used = dict.fromkeys((*calls.names, *_delegates((*names, *calls.names))))
-    theirs = [
-        name for name in used if _implementer(accelerator, name) not in (*CATEGORIES, Accelerator, None)
-    ]
-    last = calls.last(names)
-    ordered = sorted(
-        dict.fromkeys((*names, *theirs)),
-        key=lambda name: (_distance(accelerator, name), name not in names, name != last),
-    )
-    return tuple(_owner(accelerator, name) for name in ordered)
+    used = dict.fromkeys((*calls.names, *_delegates((*observes, *calls.names))))
+    about = dict.fromkeys((*observes, *_delegates(observes)))
+    own = [name for name in about if _distance(accelerator, name) == 0]
+    theirs = [name for name in used if _distance(accelerator, name) < _DEFAULT]
+    named = [name for name in re.findall(r"\b(\w+)\(", reason) if _implementer(accelerator, name)]
+    weights: dict[str, float] = {}
+    for names, weight in (
+        (at_fault, 3.0), (named[:1], 1.0), (named[1:], 0.6), (own if len(own) == 1 else (), 1.0),
+        (() if named else observes, 0.5),
+        ((n for n in observes if n in _WORKS_ELSEWHERE and not named), 0.5),
+        (calls.suspected(), 0.4), (observes, 0.2), (theirs, 0.0),
+    ):  # fmt: skip
+        for name in dict.fromkeys(names):
+            weights[name] = weights.get(name, 0.0) + weight
+    for name in named:  # a default of acclimate's does what the vendor's own methods tell it
+        if _distance(accelerator, name) == _DEFAULT:
+            for delegate in _delegates((name,)):
+                if delegate in theirs:
+                    weights[delegate] += weights[name]
+    if "supported_dtypes" in observes and not named and not at_fault:
+        wrong = reason.partition(" is off by")[0]
+        return {f"operators on {accelerator.device_type}: {wrong}": 3.0} | {
+            _owner(accelerator, name, reason): weight for name, weight in weights.items()
+        }
+    return _of_object(accelerator, reason) | {
+        _owner(accelerator, name, reason): weight for name, weight in weights.items()
+    }
+
+
+def _of_object(accelerator: Accelerator, reason: str) -> dict[str, float]:
+    """The method of streams or events that a text names first."""
+    found = re.search(r"\b(?:(Event|Stream)\.)?(\w+)\(", reason)
+    if found is None or not found[1]:
+        return {}
+    kind = getattr(accelerator, found[1])
+    owner = next((base for base in kind.__mro__ if found[2] in vars(base)), kind)
+    line = _line_of(vars(owner).get(found[2]))
+    return {f"{found[1]}.{found[2]}: implemented by {owner.__module__}:{owner.__qualname__}{line}": 3.0}
 
 
 def _delegates(names: Collection[str]) -> Iterator[str]:
@@ -162,16 +218,27 @@ def _delegation(name: str) -> str:
     return found[1] if found else ""
 
 
-_WORKS_ELSEWHERE: dict[str, Callable[[Accelerator], str]] = {
-    "communication_backend": lambda accelerator: (
+_COLLECTIVE = re.compile(
+    r"\b(?:batch_)?(?:all_\w+|broadcast\w*|reduce\w*|gather|scatter|barrier|send|recv|isend\w*|monitored\w+)"
+)
+_OP = re.compile(r"\b\w+Builder\b|\b\w+_p(?:read|write)|\b\w+(?=\()")
+
+_WORKS_ELSEWHERE: dict[str, Callable[[Accelerator, str], str]] = {
+    "communication_backend": lambda accelerator, reason: (
         f'names the backend "{accelerator.communication_backend}" of torch.distributed, which communicates; '
-        "fix that, or name another"
+        f"fix {_first(_COLLECTIVE, reason, 'that')} there, or name another"
     ),
-    "op_builders": lambda accelerator: (
-        "names the op builders, whose classes do the work; fix these, or name others"
+    "op_builders": lambda accelerator, reason: (
+        "names the op builders, whose classes do the work; "
+        f"fix {_first(_OP, reason, 'these')} there, or name others"
     ),
 }
 """For each attribute that only names another component: that component, which does the work."""
+
+
+def _first(pattern: re.Pattern[str], text: str, otherwise: str) -> str:
+    found = pattern.search(text)
+    return found[0].strip() if found else otherwise
 
 
 def _implementer(accelerator: Accelerator, name: str) -> type | None:
@@ -179,22 +246,25 @@ def _implementer(accelerator: Accelerator, name: str) -> type | None:
     return next((kind for kind in type(accelerator).__mro__ if name in vars(kind)), None)
 
 
+_DEFAULT = 2
+
+
 def _distance(accelerator: Accelerator, name: str) -> int:
     """0 for a name that the class itself defines, 1 for its vendor's bases, 2 for acclimate's defaults."""
     kind = _implementer(accelerator, name)
     if kind is type(accelerator):
         return 0
-    return 2 if kind is None or kind in CATEGORIES else 1
+    return _DEFAULT if kind is None or kind in CATEGORIES else 1
 
 
-def _owner(accelerator: Accelerator, name: str) -> str:
+def _owner(accelerator: Accelerator, name: str, reason: str) -> str:
     kind = _implementer(accelerator, name)
     if kind is None:
         return name
     member = vars(kind)[name]
     elsewhere = ""
     with suppress(Exception):  # a vendor's property may raise
-        elsewhere = f"; it {_WORKS_ELSEWHERE[name](accelerator)}" if name in _WORKS_ELSEWHERE else ""
+        elsewhere = f"; it {_WORKS_ELSEWHERE[name](accelerator, reason)}" if name in _WORKS_ELSEWHERE else ""
     if kind not in CATEGORIES:
         place = f"{kind.__module__}:{kind.__qualname__}{_line_of(member)}"
         return f"{name}: implemented by {place}{elsewhere}"

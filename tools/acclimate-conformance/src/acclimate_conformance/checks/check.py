@@ -1,4 +1,4 @@
-"""The definition of a check, with its time limit; ``runner/examine.py`` runs one."""
+"""The definition of a check, with its time limit. pytest collects each; ``runner/examine.py`` runs one."""
 
 from __future__ import annotations
 
@@ -45,15 +45,16 @@ class Check:
 
 
 def check(
-    *observes: str, timeout_s: int = 60, once: bool = False
+    *observes: str, promise: str, timeout_s: int = 60, once: bool = False
 ) -> Callable[[Callable[..., str | None]], Check]:
-    """Makes a check from a function whose docstring is the promise.
+    """Makes a test of a function.
 
     The function takes the accelerator. If its parameter is called ``subject``, it takes the whole
     :class:`Subject`, with which it can start processes that load the same accelerator.
 
     Args:
         observes: the names of the interface that make the promise.
+        promise: the promise, as a sentence.
         timeout_s: how long it may take, in seconds.
         once: whether not to run it a second time, in a new thread on the last device: because it takes too
             long, or because it runs in other processes, where the result would be the same.
@@ -64,7 +65,7 @@ def check(
         return Check(
             category=function.__module__.removeprefix(_HOME).partition(".")[0],
             name=function.__name__,
-            promise=" ".join(inspect.cleandoc(function.__doc__ or "").split()),
+            promise=promise,
             observes=observes,
             function=function if takes_subject else lambda subject: function(subject.accelerator),
             timeout_s=timeout_s,

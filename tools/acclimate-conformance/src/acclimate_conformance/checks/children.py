@@ -87,6 +87,10 @@ class Child:
             raise BrokenPromiseError(f"in a child process: {answer['error']}")
         return answer["result"]
 
+    def ended(self) -> bool:
+        """Whether the process has ended."""
+        return self._process.poll() is not None
+
     def stop(self) -> None:
         """Ends the process."""
         self._process.kill()

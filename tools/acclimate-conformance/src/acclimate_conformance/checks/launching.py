@@ -29,15 +29,12 @@ _FORK_TIMEOUT_S = 120
 
 
 @check(
-    "set_visible_devices_envs",
-    "visible_devices_envs",
-    "visible_devices_variable",
-    "device_count",
-    timeout_s=320,
-    once=True,
-)
+    "set_visible_devices_envs", "visible_devices_envs", "visible_devices_variable", "device_count",
+    promise="A process that is limited to some devices sees that many, from index 0 on, and computes "
+    "on them.",
+    timeout_s=320, once=True,
+)  # fmt: skip
 def visible_devices(subject: Subject) -> str | None:
-    """A process that is limited to some devices sees that many, from index 0 on, and computes on them."""
     accelerator = subject.accelerator
     variables = exactly(accelerator.visible_devices_envs(), list, "visible_devices_envs()")
     declared = accelerator.visible_devices_variable
@@ -132,9 +129,11 @@ def count_devices(source: str) -> int:
     return count
 
 
-@check("export_envs", "exported_variable_prefixes")
+@check(
+    "export_envs", "exported_variable_prefixes",
+    promise="export_envs lists prefixes of the variables that ranks on other hosts need.",
+)  # fmt: skip
 def exported_variables(accelerator: Accelerator) -> None:
-    """export_envs lists prefixes of the variables that ranks on other hosts need."""
     prefixes = exactly(accelerator.export_envs(), list, "export_envs()")
     for prefix in prefixes:
         require(
@@ -152,9 +151,12 @@ def exported_variables(accelerator: Accelerator) -> None:
     )
 
 
-@check("current_device", "device_count", "current_device_name", "set_device", timeout_s=320, once=True)
+@check(
+    "current_device", "device_count", "current_device_name", "set_device",
+    promise="In a launched rank the current device exists before one is set; on a host it is LOCAL_RANK.",
+    timeout_s=320, once=True,
+)  # fmt: skip
 def launched_rank(subject: Subject) -> None:
-    """In a launched rank the current device exists before one is set; on a host it is LOCAL_RANK."""
     told = _launched(subject)["rank"]
     require(
         told["types"] == ["int", "int", "str"],
@@ -214,9 +216,13 @@ def _later_ranks(accelerator: Accelerator) -> list[tuple[str, list[int], list[in
     return seen
 
 
-@check("is_available", "device_count", "is_initialized", timeout_s=320, once=True)
+@check(
+    "is_available", "device_count", "is_initialized",
+    promise="A process can fork after it has selected its accelerator and counted devices; the child "
+    "computes.",
+    timeout_s=320, once=True,
+)  # fmt: skip
 def fork_after_selection(subject: Subject) -> None:
-    """A process can fork after it has selected its accelerator and counted devices; the child computes."""
     if not hasattr(os, "fork"):
         raise NotOfferedError("this system does not fork")
     broken = _launched(subject)["fork"]

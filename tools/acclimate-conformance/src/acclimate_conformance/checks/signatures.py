@@ -18,11 +18,6 @@ _SIMPLE = (bool, int, str, type(None))
 """Types of defaults that can be compared."""
 
 
-def signature_checks() -> list[Check]:
-    """One check for each category of the interface."""
-    return [_signature_check(category) for category in CATEGORIES]
-
-
 def _signature_check(category: type[Devices]) -> Check:
     methods = {name: member for name, member in vars(category).items()
                if not name.startswith("_") and inspect.isfunction(member)}  # fmt: skip
@@ -71,3 +66,7 @@ def incompatibility(stated: inspect.Signature, found: inspect.Signature) -> str 
     added = [p for p in theirs if p.name not in stated.parameters and p.default is p.empty]
     required = [p.name for p in added if p.kind not in (_Kind.VAR_POSITIONAL, _Kind.VAR_KEYWORD)]
     return f'it requires "{required[0]}", which the interface does not have' if required else None
+
+
+signature_checks = tuple(map(_signature_check, CATEGORIES))
+"""One check for each category of the interface."""

@@ -37,7 +37,14 @@ class Subject:
 
 
 def load(source: str) -> Subject:
-    """Loads an accelerator and makes it this process's.
+    """Finds an accelerator, and makes it this process's; see :func:`find`."""
+    subject = find(source)
+    set_accelerator(subject.accelerator)
+    return subject
+
+
+def find(source: str) -> Subject:
+    """Finds an accelerator.
 
     Args:
         source: the name of a registered accelerator, ``"module:Class"`` for another one, or empty for the
@@ -50,9 +57,7 @@ def load(source: str) -> Subject:
     """
     if not source:
         return Subject(get_accelerator(), source)
-    accelerator = _from_class(source) if ":" in source else load_by_name(source, "--accelerator")
-    set_accelerator(accelerator)
-    return Subject(accelerator, source)
+    return Subject(_from_class(source) if ":" in source else load_by_name(source, "--accelerator"), source)
 
 
 def _from_class(target: str) -> Accelerator:

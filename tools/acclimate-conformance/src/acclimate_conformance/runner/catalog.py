@@ -1,47 +1,48 @@
-"""All checks, by category in the order of the interface's documentation."""
+"""All checks, by category in the order of the interface's documentation; imports none before it is asked."""
 
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from acclimate_conformance.checks import launching
-from acclimate_conformance.checks.check import Check
-from acclimate_conformance.checks.signatures import signature_checks
+if TYPE_CHECKING:
+    from acclimate_conformance.checks.check import Check
 
+HOME = Path(__file__).parents[1] / "checks"
 _CATEGORIES: dict[str, tuple[str, ...]] = {
     "devices": ("current", "waiting", "blocks"),
     "random": ("generators", "devices", "states"),
-    "streams": ("order", "state", "waiting"),
+    "streams": ("order", "state", "waiting", "elsewhere"),
     "memory": ("figures", "agreement", "capacity", "devices", "bounds", "small"),
-    "dtypes": ("arithmetic", "shapes", "exactness", "mixed", "scaling"),
-    "graphs": ("replays", "captures", "kinds", "numbers"),
+    "dtypes": ("arithmetic", "shapes", "exactness", "edges", "mixed", "scaling"),
+    "graphs": ("replays", "captures", "kinds", "numbers", "surroundings"),
     "pinning": ("contents", "shapes"),
-    "ops": ("builders", "optimizers", "aio", "aio_arguments"),
+    "ops": ("builders", "optimizers", "aio", "aio_arguments", "packed_weights"),
     "runtime": ("marks", "compiling", "results", "types"),
     "communication": ("collectives",),
 }
 """By category, the modules of its checks in order."""
 
-MODULES: tuple[ModuleType, ...] = (
-    *(
-        importlib.import_module(f"acclimate_conformance.checks.{category}.{name}")
-        for category, names in _CATEGORIES.items()
-        for name in names
-    ),
-    launching,
+_NAMES = (
+    "signatures",
+    *(f"{category}.{name}" for category, names in _CATEGORIES.items() for name in names),
+    "launching",
 )
+FILES = tuple(HOME / f"{name.replace('.', '/')}.py" for name in _NAMES)
+"""The files that pytest collects, in order."""
+
+
+def checks_in(value: object) -> list[Check]:
+    """The checks in one attribute of a module: a check, or a tuple of them."""
+    from acclimate_conformance.checks.check import Check
+
+    return [check for check in (value if isinstance(value, tuple) else (value,)) if isinstance(check, Check)]
 
 
 def checks() -> list[Check]:
     """Every check, each category's signatures first."""
-    signatures = {check.category: check for check in signature_checks()}
-    found: list[Check] = []
-    for module in MODULES:
-        for value in vars(module).values():
-            for check in value if isinstance(value, tuple) else (value,):
-                if isinstance(check, Check):
-                    if check.category in signatures:
-                        found.append(signatures.pop(check.category))
-                    found.append(check)
-    return found
+    modules = [importlib.import_module(f"acclimate_conformance.checks.{name}") for name in _NAMES]
+    found = [check for module in modules for value in vars(module).values() for check in checks_in(value)]
+    order = list(dict.fromkeys(check.category for check in found))
+    return sorted(found, key=lambda check: order.index(check.category))

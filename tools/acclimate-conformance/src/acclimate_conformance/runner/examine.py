@@ -20,7 +20,7 @@ from acclimate_conformance.checks.assertions import (
 )
 from acclimate_conformance.checks.calls import Calls, place_of, where_to_mend
 from acclimate_conformance.checks.check import Check
-from acclimate_conformance.checks.claims import false_claim
+from acclimate_conformance.checks.claims import false_claim, lacking
 from acclimate_conformance.checks.target import Subject
 from acclimate_conformance.result import Result
 
@@ -33,7 +33,8 @@ def examine(check: Check, subject: Subject) -> Result:
     start = time.perf_counter()
     outcome: Literal["passed", "failed", "not offered"]
     reason, detail, place, where = "", "", "", ""
-    claimed_by: tuple[str, ...] = ()
+    at_fault: tuple[str, ...] = ()
+    cause = ""
     calls = Calls()
     try:
         with subject.restored(), calls.recorded(subject.accelerator):
@@ -51,26 +52,35 @@ def examine(check: Check, subject: Subject) -> Result:
         outcome, reason, place = "failed", str(broken), place_of(broken)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a vendor's code may raise anything
         outcome, reason, detail = "failed", describe(error, whole=True), traceback.format_exc()
-        place = place_of(error)
+        place, cause = place_of(error), reason
+        at_fault = calls.raising(error)
         if isinstance(error, Exception):
             claim, claimed_by = false_claim(subject.accelerator, error)
-            reason = claim or reason
+            reason, at_fault = claim or reason, claimed_by or at_fault
+            absent_dtype = "" if claim else lacking(subject.accelerator, error)
+            if absent_dtype:
+                outcome, reason, detail, place, cause = "not offered", absent_dtype, "", "", ""
     failed = outcome == "failed"
+    changes: dict[str, float] = {}
     if failed:
         # An unexpected change of state explains later observations.
-        reason = where + "; then ".join(filter(None, (calls.disturbance, reason)))
+        reason = "; then ".join(filter(None, (calls.disturbance, reason)))
+        changes = where_to_mend(subject.accelerator, check.observes, calls, reason, at_fault)
     return Result(
         check=check.id,
         category=check.category,
         promise=check.promise,
         outcome=outcome,
-        reason=reason,
+        reason=where * failed + reason,
         rules=check.rules,
         seconds=time.perf_counter() - start,
         detail=detail,
         calls=calls.told(check.observes) if failed else (),
         place=place,
-        changes=where_to_mend(subject.accelerator, claimed_by or check.observes, calls) if failed else (),
+        changes=tuple(sorted(changes, key=lambda change: -changes[change])),
+        weights=tuple(sorted(changes.values(), reverse=True)),
+        cleared=calls.cleared(failed),
+        cause=cause,
     )
 
 

@@ -1,66 +1,124 @@
-"""The process that runs checks one after another, so that a crash ends it and not the report.
-
-It reads the names of checks from standard input, one per line, and answers each with a line of JSON.
-"""
+"""In a worker of pytest-xdist: tells the command about the accelerator, and ends checks that hang."""
 
 from __future__ import annotations
 
 import faulthandler
 import gc
 import json
+import os
 import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from acclimate.errors import AcclimateError
-from acclimate_conformance.processes import own_channel
+import pytest
+
+from acclimate.host.replace_file import replace_file
+from acclimate_conformance.errors import ConformanceError
+from acclimate_conformance.result import Planned
+
+if TYPE_CHECKING:
+    from acclimate_conformance.checks.check import Check
 
 _MANY_MODULES = 20
 
 
-def main(source: str) -> int:
-    """Answers until standard input ends; returns the exit code."""
-    channel = own_channel()
-    faulthandler.enable()
+class Worker:
+    """The plugin of pytest in a worker that the command has started.
 
-    def tell(answer: dict[str, Any]) -> None:
-        channel.write(json.dumps(answer) + "\n")
-        channel.flush()
-
-    try:
-        # torch is imported here, and with it whatever a vendor's package does at import.
-        from acclimate_conformance.checks.target import load
-        from acclimate_conformance.runner.catalog import checks
-        from acclimate_conformance.runner.examine import examine
-
-        subject = load(source)
-        catalog = {check.id: check for check in checks()}
-        about = _about(subject.accelerator)
-    except AcclimateError as error:
-        tell({"unusable": str(error)})
-        return 2
-    imported = _spare_imports(0)
-    known = [{"id": c.id, "category": c.category, "promise": c.promise, "rules": c.rules,
-              "timeout_s": c.timeout_s} for c in catalog.values()]  # fmt: skip
-    tell({"about": about, "checks": known})
-    for line in sys.stdin:
-        tell(asdict(examine(catalog[line.strip()], subject)))
-        imported = _spare_imports(imported)
-    return 0
-
-
-def _spare_imports(before: int) -> int:
-    """Excludes imported objects from garbage collection, if there are many; returns the number of modules.
-
-    Each check collects garbage twice, to see what is freed. Compilers leave a million objects to look at.
+    Args:
+        task: what the command tells it: ``source``, ``only``, ``timeout_s`` and ``folder``.
+        worker: its name.
     """
-    now = len(sys.modules)
-    if now - before < _MANY_MODULES:
-        return before
-    gc.collect()
-    gc.freeze()
-    return now
+
+    def __init__(self, task: dict[str, Any], worker: str) -> None:
+        self._task, self._folder = task, Path(task["folder"])
+        self.source: str = task["source"]
+        self.timeout_s: float | None = task["timeout_s"]
+        os.setsid()  # a group of its own, which can be ended as a whole
+        (self._folder / f"{worker}.pid").write_text(str(os.getpid()))
+        self._output = (self._folder / "output").open("wb")
+        os.dup2(self._output.fileno(), 1)
+        os.dup2(self._output.fileno(), 2)
+        faulthandler.enable(self._output)
+        self._imported = 0
+
+    def refuse(self, why: str) -> None:
+        """Ends this process, and with it the run, which says why."""
+        (self._folder / "unusable").write_text(why, encoding="utf-8", errors="backslashreplace")
+        os._exit(2)  # before pytest-xdist hears of any test
+
+    def start(self, accelerator: Any, found: list[Check]) -> set[str]:
+        """Tells the command about the accelerator and the checks; returns the ids of those to run.
+
+        Raises:
+            ConformanceError: the command names no check.
+        """
+        chosen = select(found, self._task["only"])
+        planned = [
+            Planned(check.id, check.category, check.promise, check.rules, self.timeout_s or check.timeout_s)
+            for check in chosen
+        ]
+        content = {"about": _about(accelerator), "checks": [asdict(check) for check in planned]}
+        replace_file(self._folder / "told.json", json.dumps(content).encode())
+        self.spare_imports()
+        return {check.id for check in chosen}
+
+    def watch(self, seconds: float) -> None:
+        """Ends this process after a time, with its stack, even if a call holds Python's lock."""
+        faulthandler.dump_traceback_later(seconds, exit=True, file=self._output)
+
+    def pytest_timeout_set_timer(self, settings: Any) -> bool:
+        """Sets the timer of pytest-timeout: after a hang this process is in an unknown state."""
+        self.watch(settings.timeout)
+        return True
+
+    def pytest_timeout_cancel_timer(self) -> bool:
+        """Stops it."""
+        faulthandler.cancel_dump_traceback_later()
+        return True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        """Limits the time of what follows: importing torch, and whatever a vendor's package does then."""
+        self.watch(self._task["loading_s"])
+
+    def pytest_collection_finish(self) -> None:
+        """It has loaded."""
+        faulthandler.cancel_dump_traceback_later()
+
+    def pytest_runtest_teardown(self) -> None:
+        """After each check."""
+        self.spare_imports()
+
+    def spare_imports(self) -> None:
+        """Excludes imported objects from garbage collection, if there are many new ones.
+
+        Each check collects garbage twice, to see what is freed. Compilers leave a million objects to look at.
+        """
+        now = len(sys.modules)
+        if now - self._imported >= _MANY_MODULES:
+            self._imported = now
+            gc.collect()
+            gc.freeze()
+
+
+def select(checks: list[Check], only: Sequence[str]) -> list[Check]:
+    """The checks that ``only`` names, by category or id; all if it is empty.
+
+    Raises:
+        ConformanceError: a name is no category and no check.
+    """
+    known = {check.category for check in checks} | {check.id for check in checks}
+    for name in only:
+        if name not in known:
+            categories = ", ".join(dict.fromkeys(check.category for check in checks))
+            raise ConformanceError(
+                f'There is no check or category "{name}". The categories are {categories}.'
+            )
+    return [check for check in checks if not only or check.category in only or check.id in only]
 
 
 def _about(accelerator: Any) -> dict[str, Any]:
@@ -78,7 +136,3 @@ def _about(accelerator: Any) -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

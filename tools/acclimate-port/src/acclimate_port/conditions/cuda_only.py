@@ -7,12 +7,12 @@ import re
 import libcst as cst
 
 from acclimate_port.conditions.branches import branches
-from acclimate_port.conditions.statements import decided_by, whole_condition
+from acclimate_port.conditions.statements import whole_condition
 from acclimate_port.source.cuda_packages import KERNEL_PACKAGES, PACKAGE_IN_TEXT
-from acclimate_port.source.tree import Span, called_name, parts_of_imported_names, string_value, walk
-from acclimate_port.source_file import OTHER_KINDS, SourceFile
+from acclimate_port.source.tree import Span, parts_of_imported_names
+from acclimate_port.source.vendors import FLAG_WORDS
+from acclimate_port.source_file import SourceFile
 
-_OTHER_FLAGS = (*OTHER_KINDS, "torch_npu", "torch_xpu")
 _PACKAGE = re.compile(r"[-_](gpu|cuda|cpu)\b|CUDA\w*Provider")
 _PROVIDER = re.compile(r"(CUDA|Tensorrt)\w*Provider")
 """ONNX Runtime's names for NVIDIA GPUs: ``CUDAExecutionProvider``."""
@@ -20,8 +20,6 @@ _PROVIDER = re.compile(r"(CUDA|Tensorrt)\w*Provider")
 
 def reason_to_keep(file: SourceFile, test: cst.CSTNode) -> str:
     """Why a comparison with CUDA, or a test for it, must keep meaning CUDA; ``""`` if it need not."""
-    if (asks_for_missing_cuda(file, test) and not _skips(file, test)) or _is_in_check_for_cuda(file, test):
-        return "it detects that the program was told to use CUDA on a machine without CUDA"
     if "version.cuda" in file.tree.source(whole_condition(file, test)):
         return "it tests the version of CUDA"
     places = branches(file, test)
@@ -41,6 +39,24 @@ def _imports_package_within(file: SourceFile, place: Span) -> bool:
     )
 
 
+_OF_LIBRARIES = {"driver", "cudnn_enabled", "use_cudnn"}
+
+
+def chooses_for_library(file: SourceFile, test: cst.CSTNode) -> str | None:
+    """Why a test that chooses an argument for CUDA's libraries stays: ``driver="gesvd" if x.is_cuda …``."""
+    below = test
+    for around in file.tree.ancestors(test):
+        if isinstance(around, cst.Arg):
+            word = around.keyword.value if around.keyword is not None else ""
+            return f"only CUDA's libraries have the argument `{word}`" if word in _OF_LIBRARIES else None
+        if isinstance(around, cst.IfExp) and below is around.body:
+            return None
+        if not isinstance(around, (cst.IfExp, cst.BooleanOperation, cst.UnaryOperation, cst.Comparison)):
+            return None
+        below = around
+    return None
+
+
 def is_flag_beside_others(file: SourceFile, question: cst.CSTNode) -> bool:
     """Whether the test sets one of several flags: ``is_cuda_available`` beside ``is_npu_available``.
 
@@ -57,7 +73,7 @@ def is_flag_beside_others(file: SourceFile, question: cst.CSTNode) -> bool:
     if "nvidia" in flag.lower():
         return True
     before, cuda, after = flag.lower().partition("cuda")
-    others = {f"{before}{kind}{after}" for kind in _OTHER_FLAGS}
+    others = {f"{before}{kind}{after}" for kind in FLAG_WORDS}
     return bool(cuda) and not others.isdisjoint(all_name.lower() for all_name in file.tree.all_names())
 
 
@@ -113,69 +129,3 @@ def _chooses_package(file: SourceFile, question: cst.CSTNode) -> bool:
             return False
         below = around
     return False
-
-
-# -- a test that finds CUDA missing ------------------------------------------------------------------
-
-
-def _skips(file: SourceFile, test: cst.CSTNode) -> bool:
-    """Whether a true condition skips a test case."""
-    statement = decided_by(file, test)
-    return isinstance(statement, cst.If) and "skip" in file.tree.source(statement.body).lower()
-
-
-def asks_for_missing_cuda(file: SourceFile, test: cst.CSTNode) -> bool:
-    """Whether a test is part of ``"cuda" in device and not torch.cuda.is_available()``."""
-    whole = whole_condition(file, test)
-    parts = [
-        descendant
-        for descendant in walk(whole)
-        if isinstance(descendant, (cst.Comparison, cst.Call, cst.UnaryOperation))
-    ]
-    missing = any(isinstance(part, cst.UnaryOperation) and _says_missing(file, part) for part in parts)
-    is_only_and = all(
-        isinstance(descendant.operator, cst.And)
-        for descendant in walk(whole)
-        if isinstance(descendant, cst.BooleanOperation)
-    )
-    return missing and is_only_and and any(_asks_for_cuda(part) for part in parts)
-
-
-def _is_in_check_for_cuda(file: SourceFile, test: cst.CSTNode) -> bool:
-    """Whether a test is part of ``if device == "cuda": assert torch.cuda.is_available()``."""
-    statements = (ancestor for ancestor in file.tree.ancestors(test) if isinstance(ancestor, cst.If))
-    return any(_only_checks_for_cuda(file, statement) for statement in statements)
-
-
-def _only_checks_for_cuda(file: SourceFile, statement: cst.If) -> bool:
-    """Whether a statement does nothing for a CUDA device but check that there is one."""
-    asks = [descendant for descendant in walk(statement.test) if _asks_for_cuda(descendant)]
-    if not asks or statement.orelse is not None or len(statement.body.body) != 1:
-        return False
-    (inner,) = statement.body.body
-    if isinstance(inner, cst.If):
-        negation = inner.test
-        says = isinstance(negation, cst.UnaryOperation) and _says_missing(file, negation)
-        return says and inner.orelse is None
-    check = inner.body[0] if isinstance(inner, cst.SimpleStatementLine) and len(inner.body) == 1 else None
-    return isinstance(check, cst.Assert) and _asks_for_any_cuda(file, check.test)
-
-
-def _says_missing(file: SourceFile, negation: cst.UnaryOperation) -> bool:
-    return isinstance(negation.operator, cst.Not) and _asks_for_any_cuda(file, negation.expression)
-
-
-def _asks_for_any_cuda(file: SourceFile, node: cst.CSTNode) -> bool:
-    """Whether an expression is ``torch.cuda.is_available()``."""
-    return isinstance(node, cst.Call) and file.tree.qualified(node.func) == "torch.cuda.is_available"
-
-
-def _asks_for_cuda(node: cst.CSTNode) -> bool:
-    """Whether an expression is true for a CUDA device: ``device == "cuda"``, ``"cuda" in device``."""
-    if isinstance(node, cst.Call):
-        first = string_value(node.args[0].value) if node.args else None
-        return called_name(node) == "startswith" and (first or "").startswith("cuda")
-    if not isinstance(node, cst.Comparison):
-        return False
-    asks = all(isinstance(comparison.operator, (cst.Equal, cst.In)) for comparison in node.comparisons)
-    return asks and any((string_value(descendant) or "").startswith("cuda") for descendant in walk(node))

@@ -9,9 +9,11 @@ from enum import Enum
 
 import libcst as cst
 
+from acclimate_port.dataflow.receivers import foreign_receiver
 from acclimate_port.dataflow.sinks import DEVICE_KEYWORDS, gets_to_device, parameter_of, takes_device
 from acclimate_port.source.tree import called_name, position, positional, string_value
 from acclimate_port.source.values import DEVICE_NAME, Kind
+from acclimate_port.source.vendors import OTHER_KINDS
 from acclimate_port.source_file import SourceFile
 
 
@@ -23,6 +25,7 @@ class Role(Enum):
     DATA = "data"
     COMPARED = "compared"
     PATTERN = "pattern"
+    FOREIGN = "for another library"
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,6 @@ _TORCH_TAKES_DEVICE_FIRST = re.compile(
 _SAFE_KEYWORDS = DEVICE_KEYWORDS | {"device_type", "pin_memory_device"}
 _SEVERAL = re.compile(r"(^|_)dev(ice)?s?$", re.IGNORECASE)
 _OUTPUT_CALLS = {"print", "info", "debug", "warning", "error", "log", "write", "append_text", "format"}
-_MOCKS = {"patch", "setattr", "object", "dict", "delattr"}
 
 
 def classify_literal(file: SourceFile, node: cst.CSTNode) -> LiteralUse:
@@ -56,9 +58,14 @@ def classify_literal(file: SourceFile, node: cst.CSTNode) -> LiteralUse:
             if below is at.test:
                 break
             other = at.orelse if below is at.body else at.body
-            beside_host = beside_host or (string_value(other) or "").partition(":")[0] in ("cpu", "mps")
+            beside_host = beside_host or (string_value(other) or "").partition(":")[0] in (
+                "cpu",
+                *OTHER_KINDS,
+            )
         below, at = at, file.tree.parent(at)
     found = _place(file, below, at)
+    if found.role in (Role.DEVICE, Role.LIKELY) and (reason := foreign_receiver(file, below)):
+        return LiteralUse(Role.LIKELY if reason.may_be_torchs else Role.FOREIGN, reason.text)
     if found.role is Role.DATA and beside_host:
         return LiteralUse(Role.LIKELY, 'only the "cpu" beside it suggests a device')
     return found
@@ -120,14 +127,14 @@ def _argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> LiteralUse
     index = position(call, argument)
     if index == 0 and _TORCH_TAKES_DEVICE_FIRST.match(qualified):
         return DEVICE
+    if index == 1 and qualified.endswith(("DeviceMesh.from_group", "torch.jit.load")):
+        return DEVICE
     if index == 1 and qualified == "functools.partial":
         given = file.tree.qualified(call.args[0].value) or ""
         if _TORCH_TAKES_DEVICE_FIRST.match(given):
             return DEVICE
     if qualified.startswith("torch.cuda."):
         return DEVICE
-    if name in _MOCKS and "torch.cuda" in (string_value(argument.value) or ""):
-        return LiteralUse(Role.DATA, "it is the target of a mock")
     if name in ("get", "getattr", "pop", "setdefault", "getenv", "DEFINE_string"):
         key = call.args[1 if name == "getattr" else 0].value if len(call.args) > 1 else None
         if DEVICE_NAME.search(string_value(key) or ""):
@@ -186,8 +193,11 @@ def _dictionary(file: SourceFile, node: cst.CSTNode, at: cst.DictElement) -> Lit
         return LiteralUse(
             Role.DATA, "a key of such a dictionary (map_location) is the device that the data was saved from"
         )
-    if isinstance(holder, cst.Arg) and holder.keyword is not None and holder.keyword.value == "map_location":
-        return LiteralUse(Role.LIKELY, "it is a map_location value")
+    word = holder.keyword.value if isinstance(holder, cst.Arg) and holder.keyword is not None else ""
+    if isinstance(holder, (cst.Assign, cst.AnnAssign)):
+        word = _last_name(holder.targets[0].target if isinstance(holder, cst.Assign) else holder.target) or ""
+    if at.key is not node and word in ("map_location", "device_map"):
+        return LiteralUse(Role.LIKELY, f"it is a {word} value")
     if at.key is node:
         return LiteralUse(Role.DATA, "it is a key of data")
     key = string_value(at.key)

@@ -28,6 +28,7 @@ _SKIPPED_FOLDERS = frozenset(
         ),
     }
 )
+NOT_REGULAR = "it is not a regular file"
 _SUFFIXES = (".py", ".pyi", ".ipynb", ".yaml", ".yml")
 
 
@@ -70,7 +71,9 @@ def find(paths: Sequence[Path], exclude: Sequence[str]) -> tuple[list[Path], lis
 
 def _add(path: Path, found: dict[Path, Path], failures: list[tuple[Path, str]]) -> None:
     try:
-        os.stat(path)
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            failures.append((path, NOT_REGULAR))
+            return
         real = Path(os.path.realpath(path))
     except OSError as error:
         failures.append((path, error.strerror or str(error)))
@@ -82,6 +85,7 @@ def _below(folder: Path, exclude: Sequence[str], failures: list[tuple[Path, str]
     def on_error(error: OSError) -> None:
         failures.append((Path(error.filename), error.strerror or str(error)))
 
+    root = Path(os.path.realpath(folder))
     # os.walk does not follow links to folders, so loops of links are harmless.
     for where, folders, names in os.walk(folder, onerror=on_error):
         folders[:] = sorted(
@@ -91,8 +95,35 @@ def _below(folder: Path, exclude: Sequence[str], failures: list[tuple[Path, str]
         )
         for name in sorted(names):
             path = Path(where, name)
-            if name.endswith(_SUFFIXES) and not _is_excluded(path, folder, exclude):
+            wanted = name.endswith(_SUFFIXES) and not _is_excluded(path, folder, exclude)
+            if wanted and _is_regular_within(path, root):
                 yield path
+
+
+def _is_regular_within(path: Path, root: Path) -> bool:
+    """Whether a path is a regular file below a folder; a link to another place, a pipe or a device is not.
+
+    A link that cannot be followed is reported with the other files that cannot be read.
+    """
+    real = Path(os.path.realpath(path))
+    try:
+        return root in real.parents and (stat.S_ISREG(os.stat(path).st_mode))
+    except OSError:
+        return True
+
+
+def read(path: Path) -> bytes:
+    """The bytes of a regular file.
+
+    Raises:
+        UnreadableError: it is something else, such as a pipe, which could block for ever.
+    """
+    # Without O_NONBLOCK, opening a pipe waits for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise UnreadableError(NOT_REGULAR)
+        return file.read()
 
 
 def _is_excluded(path: Path, folder: Path, patterns: Sequence[str]) -> bool:
@@ -131,12 +162,19 @@ def decode(data: bytes) -> Content:
     return content
 
 
-def write(path: Path, data: bytes) -> None:
+def write(path: Path, data: bytes, before: bytes) -> None:
     """Replaces a file atomically and keeps its mode; a link stays a link.
 
+    Args:
+        path: the file.
+        data: its new content.
+        before: the content that was ported.
+
     Raises:
-        UnreadableError: the file is read-only, or no file can be created in its folder.
+        UnreadableError: the file is read-only, has changed since, or no file can be created in its folder.
     """
+    if read(path) != before:
+        raise UnreadableError("it changed while it was ported, so it was not written; run again")
     real = Path(os.path.realpath(path))
     mode = stat.S_IMODE(os.stat(real).st_mode)
     if not mode & 0o222 or not os.access(real, os.W_OK):

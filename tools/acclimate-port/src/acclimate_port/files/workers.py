@@ -16,7 +16,7 @@ import libcst as cst
 
 from acclimate_port.engine import Settings, Site, Status, may_concern, port_text
 from acclimate_port.files.notebook import Notebook
-from acclimate_port.files.text_files import UnreadableError, decode, write, yaml_lines
+from acclimate_port.files.text_files import Content, UnreadableError, decode, read, write, yaml_lines
 from acclimate_port.source.survey import Survey, survey
 
 _FEW_FILES = 4
@@ -35,6 +35,8 @@ class FileResult:
     sites: tuple[Site, ...] = ()
     failure: str = ""
     written: bool = False
+    content: Content | None = None
+    """How its text becomes bytes."""
 
     @property
     def changed(self) -> bool:
@@ -43,35 +45,39 @@ class FileResult:
 
 
 def port_files(
-    paths: Sequence[Path], settings: Settings, apply: bool, jobs: int, done: Callable[[], None]
+    paths: Sequence[Path], settings: Settings, apply: bool, jobs: int, done: Callable[[FileResult], None]
 ) -> list[FileResult]:
-    """Ports files and, if asked, writes them; the results are in the order of the files."""
+    """Ports files and, if asked, writes them; the results are in the order of the files.
+
+    This process writes, so that it knows what is written if it is interrupted. ``done`` gets each result at
+    once.
+    """
     hopeful: list[Path] = []
     results: dict[Path, FileResult] = {}
     known = Survey()
     for path in paths:
         try:
-            data = path.read_bytes()
+            data = read(path)
             concerned = may_concern(data)
             known |= survey(data, path)
-        except OSError as error:
-            results[path] = FileResult(path, failure=error.strerror or str(error))
-            done()
+        except (OSError, UnreadableError) as error:
+            results[path] = FileResult(path, failure=getattr(error, "strerror", None) or str(error))
+            done(results[path])
             continue
         if concerned:
             hopeful.append(path)
         else:
-            done()
-    for result in _port_each(hopeful, replace(settings, survey=known), apply, jobs):
-        results[result.path] = result
-        done()
+            done(FileResult(path))
+    for result in _port_each(hopeful, replace(settings, survey=known), jobs):
+        results[result.path] = _written(result) if apply and result.changed else result
+        done(results[result.path])
     return [results[path] for path in paths if path in results]
 
 
-def _port_each(paths: list[Path], settings: Settings, apply: bool, jobs: int) -> Iterator[FileResult]:
+def _port_each(paths: list[Path], settings: Settings, jobs: int) -> Iterator[FileResult]:
     if jobs <= 1 or len(paths) <= _FEW_FILES:
         for path in paths:
-            yield port_file(path, settings, apply)
+            yield port_file(path, settings)
         return
     # The longest files go first, so that no process works on one while the others are idle.
     ordered = sorted(paths, key=_size, reverse=True)
@@ -79,7 +85,7 @@ def _port_each(paths: list[Path], settings: Settings, apply: bool, jobs: int) ->
     try:
         with ProcessPoolExecutor(max_workers=min(jobs, len(ordered))) as pool:
             futures: dict[Future[FileResult], Path] = {
-                pool.submit(port_file, path, settings, apply): path for path in ordered
+                pool.submit(port_file, path, settings): path for path in ordered
             }
             for future in as_completed(futures):
                 result = future.result()
@@ -87,14 +93,14 @@ def _port_each(paths: list[Path], settings: Settings, apply: bool, jobs: int) ->
                 yield result
     except BrokenProcessPool:
         for path in sorted(remaining):
-            yield _port_in_new_process(path, settings, apply)
+            yield _port_in_new_process(path, settings)
 
 
-def _port_in_new_process(path: Path, settings: Settings, apply: bool) -> FileResult:
+def _port_in_new_process(path: Path, settings: Settings) -> FileResult:
     """Ports one file in a new process, after a worker with several files was killed."""
     try:
         with ProcessPoolExecutor(max_workers=1) as pool:
-            return pool.submit(port_file, path, settings, apply).result()
+            return pool.submit(port_file, path, settings).result()
     except BrokenProcessPool:
         return FileResult(path, failure="its worker process was killed; run again with this file alone")
 
@@ -106,18 +112,32 @@ def _size(path: Path) -> int:
         return 0
 
 
-def port_file(path: Path, settings: Settings, apply: bool) -> FileResult:
-    """Ports one file; an error in the file is part of the result."""
+def _written(result: FileResult) -> FileResult:
+    """Writes what a file became; an error is part of the result."""
     try:
-        data = path.read_bytes()
+        content = result.content
+        assert content is not None
+        write(result.path, content.encode(result.after), content.encode(result.before))
+    except UnreadableError as error:
+        return replace(result, failure=str(error))
+    except OSError as error:
+        return replace(result, failure=error.strerror or str(error))
+    return replace(result, written=True)
+
+
+def port_file(path: Path, settings: Settings, apply: bool = False) -> FileResult:
+    """Ports one file and, if asked, writes it; an error in the file is part of the result."""
+    result = _read_and_ported(path, settings)
+    return _written(result) if apply and result.changed else result
+
+
+def _read_and_ported(path: Path, settings: Settings) -> FileResult:
+    try:
+        data = read(path)
         if not may_concern(data):
             return FileResult(path)
         content = decode(data)
-        result = _ported(path, content.text, settings)
-        if apply and result.changed:
-            write(path, content.encode(result.after))
-            result = replace(result, written=True)
-        return result
+        return replace(_ported(path, content.text, settings), content=content)
     except UnreadableError as error:
         return FileResult(path, failure=str(error))
     except OSError as error:

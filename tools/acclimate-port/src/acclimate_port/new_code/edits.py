@@ -32,9 +32,17 @@ def insert(offset: int, text: str) -> Edit:
 
 def render(source: bytes, edits: Sequence[Edit]) -> bytes:
     """The text after all edits. Two edits must be nested or disjoint."""
+    return render_within(source, Span(0, len(source)), edits)
+
+
+def render_within(source: bytes, place: Span, edits: Sequence[Edit]) -> bytes:
+    """The text of one range after the edits, which are all inside it."""
+    return _render(source, place, _ordered(edits))
+
+
+def _ordered(edits: Sequence[Edit]) -> list[Edit]:
     # The outer edit comes first; an insertion comes before an edit that starts at the same offset.
-    ordered = sorted(edits, key=lambda edit: (edit.start, edit.start != edit.end, -edit.end))
-    return _render(source, Span(0, len(source)), ordered)
+    return sorted(edits, key=lambda edit: (edit.start, edit.start != edit.end, -edit.end))
 
 
 def _render(source: bytes, place: Span, edits: list[Edit]) -> bytes:
@@ -43,7 +51,10 @@ def _render(source: bytes, place: Span, edits: list[Edit]) -> bytes:
     at, index = place.start, 0
     while index < len(edits):
         edit = edits[index]
-        inside = [other for other in edits[index + 1 :] if other.start < edit.end]
+        following = index + 1
+        while following < len(edits) and edits[following].start < edit.end:
+            following += 1
+        inside = edits[index + 1 : following]
         result.append(source[at : edit.start])
         for part in edit.parts:
             if isinstance(part, str):
@@ -59,7 +70,7 @@ def _render(source: bytes, place: Span, edits: list[Edit]) -> bytes:
 
 def clash(edits: Sequence[Edit]) -> bool:
     """Whether two edits overlap, and neither is inside a kept part of the other."""
-    ordered = sorted(edits, key=lambda edit: (edit.start, edit.start != edit.end, -edit.end))
+    ordered = _ordered(edits)
     open_edits: list[Edit] = []
     for edit in ordered:
         while open_edits and open_edits[-1].end <= edit.start:

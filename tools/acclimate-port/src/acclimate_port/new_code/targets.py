@@ -9,6 +9,7 @@ from functools import cache
 from importlib import resources
 
 from acclimate_port.new_code.edits import Part
+from acclimate_port.source.vendors import WITHOUT_STREAMS
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,6 @@ _KEYWORDS: dict[str, tuple[str, ...]] = {
 }
 _DEFAULTS = {"is_bf16_supported": "including_emulation=True"}
 """Defaults of torch.cuda that differ from acclimate's."""
-_UNSAFE = {"is_bf16_supported": "it is True on a CPU, where torch.cuda's is False"}
 
 # DeepSpeed's function takes no argument and calls torch's with the default.
 _KEYWORDS_OF_DEEPSPEED: dict[str, tuple[str, ...]] = {**_KEYWORDS, "is_bf16_supported": ()}
@@ -162,8 +162,7 @@ class AcclimateTarget(Target):
             return Missing(f"DeepSpeed's accelerator has no {name}; get_accelerator() of acclimate has it")
         keywords = _KEYWORDS_OF_DEEPSPEED if self.of_deepspeed else _KEYWORDS
         default = "" if self.of_deepspeed else _DEFAULTS.get(name, "")
-        text, unsafe = f"{self.accelerator}.{name}", _UNSAFE.get(name, "")
-        return Spelling(text, keywords=keywords.get(name), unsafe=unsafe, default=default)
+        return Spelling(f"{self.accelerator}.{name}", keywords=keywords.get(name), default=default)
 
 
 @cache
@@ -208,6 +207,7 @@ _ON_HOST = {
     "is_bf16_supported": "True",
     "device": "{torch}.accelerator.device_index(None)",
 }
+_WITHOUT_ALLOCATOR = "(" + ", ".join(f'"{kind}"' for kind in ("cpu", *WITHOUT_STREAMS)) + ")"
 # These raise on MPS in torch 2.10 to 2.12, which has no such allocator there.
 _OF_ALLOCATOR = {
     *("empty_cache", "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
@@ -272,7 +272,7 @@ class TorchTarget(Target):
         if name == "device_of":
             return Missing("torch.cuda.device_of does nothing for tensors of other devices")
         if name not in _OTHER_MEANING and ("torch.accelerator", here) in torch_calls():
-            condition = f'{self.helper} not in ("cpu", "mps")' if name in _OF_ALLOCATOR else None
+            condition = f"{self.helper} not in {_WITHOUT_ALLOCATOR}" if name in _OF_ALLOCATOR else None
             text = f"{self.torch}.accelerator.{here}"
             return Spelling(text, positional_only=True, on_host=on_host, condition=condition)
         if name == "get_device_capability":

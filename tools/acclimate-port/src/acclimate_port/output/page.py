@@ -88,5 +88,6 @@ def _sites(title: str, sites: Sequence[Site], is_open: bool) -> Iterator[str]:
     yield f"<details{' open' if is_open else ''}><summary>{escape(title)}: {len(sites)}</summary><table>\n"
     for site in sites:
         yield f"<tr><td class='n'>{site.line}</td><td>{escape(site.code)}</td>"
-        yield f"<td><code>{escape(site.text)}</code></td><td>{escape(site.reason)}</td></tr>\n"
+        after = f"<pre><span class='add'>{escape(site.after)}</span></pre>" if site.after else ""
+        yield f"<td><code>{escape(site.text)}</code>{after}</td><td>{escape(site.reason)}</td></tr>\n"
     yield "</table></details>\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
@@ -172,3 +173,27 @@ def margin_of(file: SourceFile, statement: cst.Expr) -> str | None:
         return None
     text = file.tree.line_text(file.tree.line(file.span(statement).start))
     return text[: len(text) - len(text.lstrip())]
+
+
+DEVICE = re.compile(r"cuda(?::(\d+))?$")
+AT_IMPORT = "it looks up the accelerator when the module is imported"
+
+
+def is_device(text: str) -> bool:
+    """Whether a string is the name of a CUDA device."""
+    return DEVICE.match(text) is not None
+
+
+def index_of(text: str) -> str | None:
+    """The index in the name of a device."""
+    found = DEVICE.match(text)
+    return found[1] if found else None
+
+
+def unsafe_at_import(file: SourceFile, node: cst.CSTNode) -> str:
+    """Why an edit of code that runs at import is unsafe; ``""`` for other code.
+
+    The lookup counts the devices, and later changes of ``CUDA_VISIBLE_DEVICES`` would have no effect. If the
+    module counts or uses devices at import itself, an edit changes nothing.
+    """
+    return AT_IMPORT if file.runs_at_import(node) and not file.uses_devices_at_import else ""

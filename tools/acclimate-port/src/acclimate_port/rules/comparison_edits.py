@@ -10,7 +10,7 @@ import libcst as cst
 from acclimate_port.new_code.edits import Edit, insert, replace
 from acclimate_port.new_code.targets import AcclimateTarget
 from acclimate_port.rules.base import Finding
-from acclimate_port.source.tree import Span, string_value, walk
+from acclimate_port.source.tree import string_value, walk
 from acclimate_port.source_file import SourceFile
 
 HOST_CHANGES = "on a CPU the result may change, and with it the branch taken"
@@ -37,14 +37,9 @@ def adapt_to_comparison(file: SourceFile, finding: Finding) -> Finding:
     target = compared.comparisons[-1]
     if len(compared.comparisons) > 1 or not isinstance(target.operator, cst.Equal):
         return _unsafe(finding, HOST_CHANGES)
-    literal = next(
-        (descendant for descendant in walk(device) if isinstance(descendant, cst.SimpleString)), device
-    )
-    quote = file.quote(literal)
-    host = f"{quote}cpu{quote}"
-    host = host if isinstance(device, cst.Attribute) else f"{file.torch}.device({host})"
-    stays_false = insert(file.span(target.comparator).end, f" != {host}")
-    return dataclasses.replace(_unsafe(finding, OTHERS), edits=(*finding.edits, stays_false))
+    literal = next((one for one in walk(device) if isinstance(one, cst.SimpleString)), device)
+    stays_false = false_on_host(file, compared, file.quote(literal))
+    return dataclasses.replace(_unsafe(finding, OTHERS), edits=(*finding.edits, *stays_false))
 
 
 def _unsafe(finding: Finding, reason: str) -> Finding:
@@ -86,28 +81,22 @@ def is_tensors_device(node: cst.CSTNode) -> bool:
     return isinstance(node, cst.Attribute) and node.attr.value == "type"
 
 
-def and_not_host(
-    file: SourceFile, literal: cst.CSTNode, end: int, kinds: tuple[str, ...], close: str = ""
-) -> Edit:
-    """An edit that makes ``a == b`` false on the CPU and on devices with their own branch: ``a == b != "cpu"``."""
-    return insert(end, f" {host_test(file.quote(literal), kinds)}{close}")
-
-
-def host_test(quote: str, kinds: Sequence[str] = (), *, is_host: bool = False) -> str:
+def host_test(quote: str, kinds: Sequence[str] = (), *, is_host: bool = False, host: str = "cpu") -> str:
     """The code after a device type that tests that it is not the CPU: ``!= "cpu"``.
 
     Args:
         quote: the quote for the strings.
         kinds: other device types to treat like the CPU: ``not in ("cpu", "mps")``.
         is_host: whether to test that it is the CPU, or one of ``kinds``, instead: ``== "cpu"``.
+        host: the name to compare with, which is the CPU's.
     """
     operator = ("in" if is_host else "not in") if kinds else ("==" if is_host else "!=")
-    return f"{operator} {host_names(quote, kinds)}"
+    return f"{operator} {host_names(quote, kinds, host)}"
 
 
-def host_names(quote: str, kinds: Sequence[str] = ()) -> str:
+def host_names(quote: str, kinds: Sequence[str] = (), host: str = "cpu") -> str:
     """The string ``"cpu"``, or a tuple of it and other device types: ``("cpu", "mps")``."""
-    names = ", ".join(f"{quote}{kind}{quote}" for kind in ("cpu", *kinds))
+    names = ", ".join(f"{quote}{kind}{quote}" for kind in (host, *kinds))
     return f"({names})" if kinds else names
 
 
@@ -118,20 +107,42 @@ def host_guard(file: SourceFile, quote: str) -> str:
     return file.target.not_host
 
 
-def negation(file: SourceFile, node: cst.Comparison, condition: str) -> list[Edit]:
-    """Edits that make ``a != b`` also true if the condition is false: ``not (a == b != "cpu")``.
+def false_on_host(
+    file: SourceFile,
+    test: cst.BaseExpression,
+    quote: str,
+    kinds: Sequence[str] = (),
+    *,
+    negated: bool = False,
+    name: str = "",
+    host: str = "cpu",
+) -> list[Edit]:
+    """Edits that make a test false on a CPU-only machine: ``a == name() and name() != "cpu"``.
 
     Args:
         file: the file.
-        node: the comparison.
-        condition: the code after ``b``: ``!= "cpu"``.
+        test: the test, whose other edits put the accelerator's name in it.
+        quote: the quote for the strings.
+        kinds: other device types on which it must be false too.
+        negated: whether the test is ``a != b`` or ``a not in b``, and must be true there instead.
+        name: the expression for the accelerator's name; the default is its device type.
+        host: its value on a CPU-only machine.
     """
-    plain = (cst.If, cst.While, cst.Assert, cst.BooleanOperation, cst.Assign, cst.Return)
-    alone = isinstance(file.tree.parent(node), plain) and not node.lpar
-    open_, close = ("not (", ")") if alone else ("(not (", "))")
-    left, right = file.span(node.left), file.span(node.comparisons[0].comparator)
+    condition = f"{name or file.target.device_type} {host_test(quote, kinds, host=host)}"
+    parent = file.tree.parent(test)
+    joins = isinstance(parent, cst.BooleanOperation) and isinstance(parent.operator, cst.And)
+    is_alone = joins or isinstance(
+        parent, (cst.If, cst.While, cst.Assert, cst.Assign, cst.AnnAssign, cst.Return, cst.Arg, cst.CompIf)
+    )
+    open_, close = ("", "") if is_alone else ("(", ")")
+    place = file.span(test)
+    if not negated or not isinstance(test, cst.Comparison):
+        edits = [insert(place.end, f" and {condition}{close}")]
+        return [insert(place.start, open_), *edits] if open_ else edits
+    target = test.comparisons[0]
+    operator = "==" if isinstance(target.operator, cst.NotEqual) else "in"
     return [
-        insert(left.start, open_),
-        replace(Span(left.end, right.start), " == "),
-        insert(right.end, f" {condition}{close}"),
+        insert(place.start, f"{open_}not ("),
+        replace(file.span(target.operator), operator),
+        insert(place.end, f" and {condition}){close}"),
     ]

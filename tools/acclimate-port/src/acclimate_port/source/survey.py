@@ -33,6 +33,8 @@ class Survey:
     """Folders, and files without suffix, with functions whose results others compile with TorchScript."""
     device_names: frozenset[str] = frozenset()
     """Names that are assigned a device's name, also as keyword arguments: ``master_rank="cuda"``."""
+    modules: frozenset[str] = frozenset()
+    """The names of the files and folders to port, which are not other libraries."""
     old_constructor: bool = False
     """Whether a file, or a library that it imports such as fairscale, calls ``torch.Tensor(…)``."""
 
@@ -43,6 +45,7 @@ class Survey:
             self.compiled | other.compiled,
             self.makers | other.makers,
             self.device_names | other.device_names,
+            self.modules | other.modules,
             self.old_constructor or other.old_constructor,
         )
 
@@ -56,7 +59,8 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
     makers = frozenset(_makers(source, path)) if path is not None else frozenset()
     own, compiled = frozenset(_own_cuda(source)), frozenset(_compiled(source))
     named = frozenset(found[1].decode() for found in _NAMES_DEVICE.finditer(source))
-    return Survey(own, compiled, makers, named, bool(_OLD_CONSTRUCTOR.search(source)))
+    modules = frozenset([path.stem, path.parent.name]) if path is not None else frozenset()
+    return Survey(own, compiled, makers, named, modules, bool(_OLD_CONSTRUCTOR.search(source)))
 
 
 def _own_cuda(source: bytes) -> Iterator[str]:

@@ -17,7 +17,6 @@ import libcst as cst
 from libcst.metadata import (
     ByteSpanPositionProvider,
     ExpressionContextProvider,
-    MetadataWrapper,
     ScopeProvider,
 )
 from libcst.metadata.scope_provider import Assignment, ImportAssignment, QualifiedNameSource, Scope
@@ -58,6 +57,15 @@ class _Scopes(ScopeProvider):
         self.found[node] = value
 
 
+class _Spans(ByteSpanPositionProvider):
+    """The bytes of each node, without the wrapper's extra visit of the tree."""
+
+    def __init__(self, module: cst.Module) -> None:
+        super().__init__()
+        self._gen_impl(module)
+        self.found: Mapping[cst.CSTNode, Any] = self._computed
+
+
 class _Contexts(ExpressionContextProvider):
     """Whether a name is read or bound."""
 
@@ -84,9 +92,7 @@ class Tree:
         self.text = text
         self.bytes = text.encode()
         self.module = cst.parse_module(text)
-        # A tree that was just parsed has no shared nodes, so it needs no deep copy.
-        wrapper = MetadataWrapper(self.module, unsafe_skip_copy=True)
-        self._spans: Mapping[cst.CSTNode, Any] = wrapper.resolve(ByteSpanPositionProvider)
+        self._spans = _Spans(self.module).found
         self._scopes = _Scopes(self.module).found
         self._parents: dict[cst.CSTNode, cst.CSTNode] = {}
         self.nodes: list[cst.CSTNode] = []
@@ -236,6 +242,12 @@ class Tree:
             meanings |= {
                 meaning.name if meaning.source is QualifiedNameSource.IMPORT else None for meaning in found
             }
+        given = any(
+            isinstance(assignment, Assignment) and isinstance(assignment.node, cst.Param)
+            for assignment in assignments
+        )
+        if name.value == "torch" and None in meanings and not given:
+            return {"torch"}  # a lazy loader's object, or `None` after a failed import
         return meanings
 
     def assignments(self, name: cst.Name) -> Sequence[Assignment]:

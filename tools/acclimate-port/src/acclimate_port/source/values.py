@@ -26,6 +26,8 @@ class Kind(Enum):
     TENSOR = "tensor"
     MODULE = "module"
     NONE = "None"
+    LOADER = "data loader"
+    SAME = "what the name held before"
     UNKNOWN = "unknown"
 
 
@@ -73,7 +75,22 @@ _TENSOR_METHODS = {
     *("float", "half", "double", "long", "int", "bool", "bfloat16", "contiguous", "clone", "detach", "t"),
     *("view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "repeat", "flatten"),
     *("requires_grad_", "fill_", "zero_", "normal_", "uniform_", "cuda", "to", "type", "pin_memory", "cpu"),
+    *("sum", "mean", "abs", "exp", "log", "sqrt", "clamp", "pow", "argmax", "argmin", "softmax", "matmul"),
+    *("norm", "std", "var", "gather", "scatter", "index_select", "masked_fill", "new_zeros"),
+    *(
+        "new_tensor",
+        "new_empty",
+        "cumsum",
+        "softmax",
+        "log_softmax",
+        "sigmoid",
+        "tanh",
+        "relu",
+        "roll",
+        "flip",
+    ),
 }
+_TENSOR_FIELDS = {"device", "data", "grad", "T", "mT", "real", "imag"}
 _MODULE_METHODS = {
     "cuda",
     "to",
@@ -100,6 +117,9 @@ class Values:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
+        self._open: set[str] = set()
+        """The names whose bindings are being looked at."""
+        self._of_names: dict[tuple[int, str], Value] = {}
 
     @cached_property
     def classes(self) -> dict[str, cst.ClassDef]:
@@ -133,7 +153,10 @@ class Values:
         if isinstance(node, cst.IfExp):
             return self._both(self.of(node.body, depth - 1), self.of(node.orelse, depth - 1))
         if isinstance(node, cst.Subscript):
-            return self._of_subscript(node)
+            held = self.of(node.value, depth - 1)
+            return held if held.kind is Kind.TENSOR else self._of_subscript(node)
+        if isinstance(node, cst.UnaryOperation) and not isinstance(node.operator, cst.Not):
+            return self.of(node.expression, depth - 1)
         return UNKNOWN
 
     @staticmethod
@@ -143,9 +166,26 @@ class Values:
     def _of_name(self, name: cst.Name, depth: int) -> Value:
         if name.value == "None":
             return Value(Kind.NONE)
-        found: list[Value] = []
-        for assignment in self._tree.assignments(name):
-            found.append(self._of_assignment(assignment, depth))
+        if name.value in self._open:
+            return Value(Kind.SAME)
+        key = (id(self._tree.scope(name)), name.value)
+        if key in self._of_names:
+            return self._of_names[key]
+        value = self._of_bindings(name, depth)
+        if not self._open:
+            self._of_names[key] = value
+        return value
+
+    def _of_bindings(self, name: cst.Name, depth: int) -> Value:
+        """The kind of all values that the file binds to a name."""
+        self._open.add(name.value)
+        try:
+            found = [self._of_assignment(assignment, depth) for assignment in self._tree.assignments(name)]
+        finally:
+            self._open.discard(name.value)
+        found = [value for value in found if value.kind is not Kind.SAME]
+        if any(value.kind is Kind.UNKNOWN for value in found) and self._is_used_as_module(name):
+            return Value(Kind.MODULE)
         known = {value.kind for value in found}
         if len(known) == 1 and Kind.UNKNOWN not in known:
             return Value(known.pop(), all(value.certain for value in found))
@@ -162,16 +202,60 @@ class Values:
             holder = self._tree.parent(parent) if isinstance(parent, cst.AssignTarget) else parent
             if isinstance(holder, (cst.Assign, cst.AnnAssign, cst.NamedExpr)) and holder.value is not None:
                 return self.of(holder.value, depth - 1)
+        if isinstance(parent, cst.Element) and (value := self._beside(parent)) is not None:
+            return self.of(value, depth - 1)
+        loop = self._loop(node)
+        if loop is not None and self._gives_batches(loop.iter, depth):
+            return Value(Kind.TENSOR)
         if isinstance(parent, (cst.For, cst.CompFor)) and parent.target is node:
             called = parent.iter.func if isinstance(parent.iter, cst.Call) else None
             if isinstance(called, cst.Name) and called.value == "range":
                 return Value(Kind.NUMBER)
         return UNKNOWN
 
+    def _beside(self, element: cst.Element) -> cst.BaseExpression | None:
+        """The value of ``y`` in ``x, y = x.cuda(), y.cuda()``."""
+        names = self._tree.parent(element)
+        target = self._tree.parent(names) if names is not None else None
+        holder = self._tree.parent(target) if isinstance(target, cst.AssignTarget) else None
+        values = holder.value if isinstance(holder, cst.Assign) else None
+        if not isinstance(names, cst.Tuple) or not isinstance(values, cst.Tuple):
+            return None
+        pairs = zip(names.elements, values.elements, strict=False)
+        return next((given.value for named, given in pairs if named is element), None)
+
+    def _loop(self, node: cst.CSTNode) -> cst.For | cst.CompFor | None:
+        """The loop whose target a name is part of."""
+        at = self._tree.parent(node)
+        while isinstance(at, (cst.Element, cst.Tuple, cst.List)):
+            at = self._tree.parent(at)
+        return at if isinstance(at, (cst.For, cst.CompFor)) else None
+
+    def _gives_batches(self, iterated: cst.BaseExpression, depth: int) -> bool:
+        """Whether a loop goes over a torch ``DataLoader``, whose default batches are tensors."""
+        if isinstance(iterated, cst.Call) and called_name(iterated) in (
+            "enumerate",
+            "tqdm",
+            "iter",
+            "trange",
+        ):
+            return bool(iterated.args) and self._gives_batches(iterated.args[0].value, depth)
+        return self.of(iterated, depth - 1).kind is Kind.LOADER
+
+    def _is_used_as_module(self, name: cst.Name) -> bool:
+        """Whether the file calls ``parameters()`` of what a name holds, which modules have."""
+        parents = (self._tree.parent(use) for use in self._tree.reads(name))
+        return any(
+            isinstance(parent, cst.Attribute) and parent.attr.value in ("parameters", "named_parameters")
+            for parent in parents
+        )
+
     def _of_annotation(self, annotation: cst.Annotation | None) -> Value:
         if annotation is None:
             return UNKNOWN
         told = self._tree.qualified(annotation.annotation)
+        if isinstance(annotation.annotation, cst.SimpleString):  # `x: "torch.Tensor"`
+            told = string_value(annotation.annotation)
         if told in ("torch.Tensor", "torch.nn.Parameter"):
             return Value(Kind.TENSOR)
         if told in ("torch.nn.Module", "torch.nn.modules.Module"):
@@ -184,8 +268,9 @@ class Values:
         return Value(Kind.STRING) if isinstance(named, cst.Name) and named.value == "str" else UNKNOWN
 
     def _of_attribute(self, node: cst.Attribute) -> Value:
-        if node.attr.value == "device" and self.of(node.value, 2).kind is Kind.TENSOR:
-            return Value(Kind.DEVICE)
+        held = self.of(node.value, 2).kind if node.attr.value in _TENSOR_FIELDS else Kind.UNKNOWN
+        if held is Kind.TENSOR:
+            return Value(Kind.DEVICE if node.attr.value == "device" else Kind.TENSOR)
         return guess_by_name(node.attr.value)
 
     def _of_call(self, call: cst.Call, depth: int) -> Value:
@@ -196,6 +281,9 @@ class Values:
                 return Value(Kind.NUMBER)
             if name == "torch.device":
                 return Value(Kind.DEVICE)
+            if last == "DataLoader" and not any(argument.star for argument in call.args):
+                given = {argument.keyword.value for argument in call.args if argument.keyword is not None}
+                return UNKNOWN if "collate_fn" in given else Value(Kind.LOADER)
             if (
                 name.rpartition(".")[0] in ("torch", "torch.cuda", "torch.nn.functional")
                 and last in _FACTORIES
@@ -219,7 +307,9 @@ class Values:
                 return Value(Kind.STRING)
             if last in _TENSOR_METHODS | _MODULE_METHODS:
                 held = self.of(call.func.value, depth - 1)
-                if held.kind is Kind.TENSOR or (held.kind is Kind.MODULE and last in _MODULE_METHODS):
+                if held.kind in (Kind.TENSOR, Kind.SAME):
+                    return held
+                if held.kind is Kind.MODULE and last in _MODULE_METHODS:
                     return held
         return UNKNOWN
 
@@ -241,6 +331,8 @@ class Values:
         if isinstance(node.operator, (cst.FloorDivide, cst.BitAnd)):
             return Value(Kind.NUMBER)
         left, right = self.of(node.left, depth - 1), self.of(node.right, depth - 1)
+        if Kind.TENSOR in (left.kind, right.kind):
+            return Value(Kind.TENSOR)
         if isinstance(node.operator, cst.Modulo):
             return (
                 Value(Kind.STRING)

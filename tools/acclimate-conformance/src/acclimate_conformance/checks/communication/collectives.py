@@ -5,7 +5,6 @@ One pair of processes checks all topics, since a process takes seconds to start.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 
 from torch import distributed
@@ -16,12 +15,14 @@ from acclimate_conformance.checks.check import Check, check
 from acclimate_conformance.checks.communication.ranks import require_topic
 from acclimate_conformance.checks.communication.topics import TOPICS, Observer
 
-_TIMEOUT_S = 330
+_TIMEOUT_S = 510
 
 
-@check("communication_backend_name", "communication_backend")
+@check(
+    "communication_backend_name", "communication_backend",
+    promise="The communication backend is a name that torch.distributed knows.",
+)  # fmt: skip
 def backend_name(accelerator: Accelerator) -> None:
-    """The communication backend is a name that torch.distributed knows."""
     name = exactly(accelerator.communication_backend_name(), str, "communication_backend_name()")
     declared = accelerator.communication_backend
     require(name == declared, f"communication_backend_name() is {name!r}, communication_backend {declared!r}")
@@ -30,13 +31,12 @@ def backend_name(accelerator: Accelerator) -> None:
     require(distributed.is_backend_available(name), f'torch.distributed has no backend "{name}" here')
 
 
-def _check_of(topic: Callable[[Observer], None]) -> Check:
-    """A check of one topic, whose docstring is the promise."""
+def _check_of(topic: Callable[[Observer], None], promise: str) -> Check:
     name = topic.__name__
     return Check(
         category="communication",
         name=name,
-        promise=inspect.getdoc(topic) or "",
+        promise=promise,
         observes=("communication_backend", "supports_collectives"),
         function=lambda subject: require_topic(subject, name),
         timeout_s=_TIMEOUT_S,
@@ -44,4 +44,4 @@ def _check_of(topic: Callable[[Observer], None]) -> Check:
     )
 
 
-topic_checks = tuple(map(_check_of, TOPICS))
+topic_checks = tuple(_check_of(topic, promise) for topic, promise in TOPICS.items())

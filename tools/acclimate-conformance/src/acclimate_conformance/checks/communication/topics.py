@@ -74,7 +74,6 @@ class Observer:
 
 
 def collectives(here: Observer) -> None:
-    """Two processes reduce, broadcast and gather tensors of every dtype on their devices."""
     for dtype in (torch.float32, *here.accelerator.supported_dtypes(), torch.int64):
         of = f"of {short(dtype)}"
         total = float(sum(r + 1 for r in here.ranks))
@@ -97,7 +96,6 @@ def collectives(here: Observer) -> None:
 
 
 def exact_numbers(here: Observer) -> None:
-    """Collectives keep every digit of large integers and of floating-point numbers."""
     operations = distributed.ReduceOp
     large: dict[torch.dtype, float] = {
         torch.int32: 2**24 + 1,
@@ -125,7 +123,6 @@ def exact_numbers(here: Observer) -> None:
 
 
 def values_moved(here: Observer) -> None:
-    """Moved data arrives unchanged, bit by bit: each dtype's largest, smallest and special values."""
     device = here.accelerator.current_device_name()
     for dtype in (*here.accelerator.supported_dtypes(), torch.int64, torch.int32, torch.uint8):
         parts = [_extremes_of(dtype, r) for r in here.ranks]
@@ -152,7 +149,6 @@ def _extremes_of(dtype: torch.dtype, rank: int) -> torch.Tensor:
 
 
 def reductions(here: Observer) -> None:
-    """all_reduce computes the sum, product, minimum and maximum; a backend may lack AVG."""
     operations = distributed.ReduceOp
     values = [[2.0 + r, 5.0 - r, -3.0 * (r + 1), 4.0] for r in here.ranks]
     columns = list(zip(*values, strict=True))
@@ -180,7 +176,6 @@ def reductions(here: Observer) -> None:
 
 
 def tensors_of_any_shape(here: Observer) -> None:
-    """Collectives are right for megabytes, slices, batches and scalars; transposed tensors may be refused."""
     total = sum(r + 1 for r in here.ranks)
     ramp = torch.arange(_LARGE, dtype=torch.float32) % 1000
     large = (ramp * (here.number + 1)).to(here.accelerator.current_device_name())
@@ -226,8 +221,96 @@ def tensors_of_any_shape(here: Observer) -> None:
     here.optional("all_gather of a transposed matrix", gathered_transposed)
 
 
+_TAILS = (1, 3, 5, 7, 17, 33, 65, 1003, 70_001)
+"""Numbers of elements that are no multiple of a vector or a block."""
+
+
+def tails(here: Observer) -> None:
+    device = here.accelerator.current_device_name()
+    operations = distributed.ReduceOp
+    for dtype in (*here.accelerator.supported_dtypes()[:2], torch.int64):
+        for length in _TAILS:
+            of = f"of {length} elements of {short(dtype)}"
+            rows = [((torch.arange(length) * (r + 2) + r) % 13).to(dtype) for r in here.ranks]
+            stacked = torch.stack(rows)
+            mine = rows[here.number].to(device)
+            for name, operation, wanted in (
+                ("SUM", operations.SUM, stacked.sum(0)), ("MAX", operations.MAX, stacked.amax(0)),
+                ("MIN", operations.MIN, stacked.amin(0)),
+            ):  # fmt: skip
+                around = torch.full((length + 2,), 3, dtype=dtype, device=device)
+                part = around[1:-1] if name == "SUM" else around.new_empty(length)
+                part.copy_(mine)
+                distributed.all_reduce(part, op=operation)
+                here.same(part, wanted, f"all_reduce with {name} {of}")
+                here.same(
+                    around[[0, -1]], torch.full((2,), 3, dtype=dtype), f"what is beside an all_reduce {of}"
+                )
+            sent = mine.clone()
+            distributed.broadcast(sent, here.count - 1)
+            here.same(sent, rows[-1], f"broadcast {of}")
+            gathered = [torch.zeros_like(mine) for _ in here.ranks]
+            distributed.all_gather(gathered, mine)
+            here.same(torch.cat(gathered), torch.cat(rows), f"all_gather {of}")
+
+    def others() -> None:
+        for length in _TAILS[:-1]:
+            whole = torch.zeros(length * here.count, device=device)
+            given = torch.arange(float(length * here.count), device=device) * (here.number + 1)
+            distributed.all_gather_into_tensor(whole, given[:length].contiguous())
+            wanted = torch.cat([torch.arange(float(length)) * (r + 1) for r in here.ranks])
+            here.same(whole, wanted, f"all_gather_into_tensor of {length} elements")
+            part = torch.zeros(length, device=device)
+            distributed.reduce_scatter_tensor(part, given)
+            total = sum(r + 1 for r in here.ranks)
+            wanted = torch.arange(float(length * here.count))[here.number * length :][:length] * total
+            here.same(part, wanted, f"reduce_scatter_tensor of {length} elements")
+            received = torch.zeros(length * here.count, device=device)
+            distributed.all_to_all_single(received, given)
+            mine = torch.arange(float(length * here.count))[here.number * length :][:length]
+            here.same(
+                received,
+                torch.cat([mine * (r + 1) for r in here.ranks]),
+                f"all_to_all_single of {length} elements",
+            )
+
+    here.optional("all_gather_into_tensor, reduce_scatter_tensor or all_to_all_single", others)
+
+
+def other_dtypes(here: Observer) -> None:
+    operations = distributed.ReduceOp
+    patterns = [[r % 2, 1, 0, 1 - r % 2, 1] for r in here.ranks]
+    columns = list(zip(*patterns, strict=True))
+    for dtype in (torch.bool, torch.uint8, torch.int8, torch.int16):
+        of = f"of {short(dtype)}"
+
+        def moved(dtype: torch.dtype = dtype, of: str = of) -> None:
+            for root in here.ranks:
+                sent = here.tensor(*patterns[here.number], dtype=dtype)
+                distributed.broadcast(sent, root)
+                here.same(sent, patterns[root], f"broadcast {of} from rank {root}")
+            gathered = [here.tensor(0, 0, 0, 0, 0, dtype=dtype) for _ in here.ranks]
+            distributed.all_gather(gathered, here.tensor(*patterns[here.number], dtype=dtype))
+            for r in here.ranks:
+                here.same(gathered[r], patterns[r], f"part {r} of an all_gather {of}")
+
+        def reduced(dtype: torch.dtype = dtype, of: str = of) -> None:
+            for operation, reduction in ((operations.MAX, max), (operations.MIN, min)):
+                found = here.tensor(*patterns[here.number], dtype=dtype)
+                distributed.all_reduce(found, op=operation)
+                here.same(found, list(map(reduction, columns)), f"all_reduce with {operation} {of}")
+            found = here.tensor(*patterns[here.number], dtype=dtype)
+            distributed.all_reduce(found)
+            wanted = [sum(column) for column in columns]
+            here.same(
+                found, [min(1, s) for s in wanted] if dtype is torch.bool else wanted, f"all_reduce {of}"
+            )
+
+        here.optional(f"broadcast or all_gather {of}", moved)
+        here.optional(f"all_reduce {of}", reduced)
+
+
 def roots(here: Observer) -> None:
-    """Any rank can be the root of a broadcast, and of a reduce, gather or scatter if the backend has them."""
     total = float(sum(r + 1 for r in here.ranks))
     for root in here.ranks:
         sent = here.tensor(here.number + 5, here.number)
@@ -257,7 +340,6 @@ def roots(here: Observer) -> None:
 
 
 def groups(here: Observer) -> None:
-    """Groups of some of the ranks, and several groups of all ranks, do not interfere."""
     everyone = distributed.new_group(list(here.ranks))
     alone = [distributed.new_group([r]) for r in here.ranks]
     own = alone[here.number]
@@ -295,7 +377,6 @@ def groups(here: Observer) -> None:
 
 
 def barrier(here: Observer) -> None:
-    """No process leaves a barrier before every process has reached it."""
     for slow in here.ranks:
         arrived = here.folder / f"rank {slow} reached the barrier"
         if here.number == slow:
@@ -308,7 +389,6 @@ def barrier(here: Observer) -> None:
 
 
 def asynchronous_collectives(here: Observer) -> None:
-    """Several collectives can run at once; each is complete when its wait() returns, in any order."""
     total = float(sum(r + 1 for r in here.ranks))
     tensors = [here.full(1000 * (n + 1), (here.number + 1) * (n + 1)) for n in range(4)]
     works = [distributed.all_reduce(tensor, async_op=True) for tensor in tensors]
@@ -332,7 +412,6 @@ def asynchronous_collectives(here: Observer) -> None:
 
 
 def point_to_point(here: Observer) -> None:
-    """Messages between two ranks arrive complete and in order, if the backend has send and recv."""
     if here.count < 2 or here.number > 1:
         return
     other = 1 - here.number
@@ -346,7 +425,7 @@ def point_to_point(here: Observer) -> None:
                 else:
                     received = torch.zeros_like(message)
                     distributed.recv(received, sender)
-                    here.same(received, message, f"message {turn + 1} from rank {sender}")
+                    here.same(received, message, f"recv of message {turn + 1} from rank {sender}")
 
     def at_once() -> None:
         received = here.full(300, 0)
@@ -361,7 +440,7 @@ def point_to_point(here: Observer) -> None:
 
     def by_tag() -> None:
         for sender in (0, 1):
-            messages = {tag: here.full(400, 100 * sender + tag) for tag in (1, 2)}
+            messages = {tag: here.full(400, 100 * sender + tag) for tag in (1, 2, 3)}
             if here.number == sender:
                 sent = [distributed.isend(message, other, tag=tag) for tag, message in messages.items()]
                 for work in sent:
@@ -369,16 +448,16 @@ def point_to_point(here: Observer) -> None:
                         work.wait()
                 continue
             received = {tag: torch.zeros_like(message) for tag, message in messages.items()}
-            for tag in (2, 1):
+            for tag in (3, 2, 1):
                 distributed.recv(received[tag], sender, tag=tag)
             here.accelerator.synchronize()
             # torch's own backends of devices, unlike those of the host, may ignore tags.
-            swapped = torch.equal(received[1], messages[2]) and torch.equal(received[2], messages[1])
+            swapped = all(torch.equal(received[tag], messages[4 - tag]) for tag in messages)
             if swapped and not is_host(here.accelerator):
                 here.lacking.append("tags of send and recv")
                 continue
             for tag, message in messages.items():
-                here.same(received[tag], message, f"a message from rank {sender} with the tag {tag}")
+                here.same(received[tag], message, f"recv from rank {sender} with the tag {tag}")
 
     here.optional("send and recv", in_order)
     here.optional("send and recv with tags", by_tag)
@@ -386,7 +465,6 @@ def point_to_point(here: Observer) -> None:
 
 
 def other_collectives(here: Observer) -> None:
-    """all_gather_into_tensor, reduce_scatter and all_to_all are right if the backend has them."""
     ranks, number, count = here.ranks, here.number, here.count
 
     def all_gather_into_tensor() -> None:
@@ -430,8 +508,6 @@ def other_collectives(here: Observer) -> None:
 
 
 def objects(here: Observer) -> None:
-    """Python objects are broadcast and gathered unchanged."""
-
     def broadcast() -> None:
         for root in here.ranks:
             things: list[Any] = [{"rank": here.number, "text": "é" * 300}, here.number]
@@ -450,7 +526,6 @@ def objects(here: Observer) -> None:
 
 
 def group_made_again(here: Observer) -> None:
-    """After destroy_process_group a process makes its process group again, and it communicates."""
     for turn in (1, 2):
         distributed.destroy_process_group()
         distributed.init_process_group(
@@ -465,9 +540,28 @@ def group_made_again(here: Observer) -> None:
         here.same(reduced, [float(sum(r + 1 for r in here.ranks))], f"all_reduce in process group {turn + 1}")
 
 
-TOPICS: tuple[Callable[[Observer], None], ...] = (
-    collectives, exact_numbers, values_moved, reductions, tensors_of_any_shape, roots, groups, barrier,
-    asynchronous_collectives, point_to_point, other_collectives, objects,
-    group_made_again,
-)  # fmt: skip
-"""In the order in which the ranks run them."""
+TOPICS: dict[Callable[[Observer], None], str] = {
+    collectives: "Two processes reduce, broadcast and gather tensors of every dtype on their devices.",
+    exact_numbers: "Collectives keep every digit of large integers and of floating-point numbers.",
+    values_moved: "Moved data arrives unchanged, bit by bit: each dtype's largest, smallest and special "
+    "values.",
+    reductions: "all_reduce computes the sum, product, minimum and maximum; a backend may lack AVG.",
+    tensors_of_any_shape: "Collectives are right for megabytes, slices, batches and scalars; transposed "
+    "tensors may be refused.",
+    tails: "Collectives treat every element of tensors of any length.",
+    other_dtypes: "bool and small integers are moved and reduced right, or refused.",
+    roots: "Any rank can be the root of a broadcast, and of a reduce, gather or scatter if the "
+    "backend has them.",
+    groups: "Groups of some of the ranks, and several groups of all ranks, do not interfere.",
+    barrier: "No process leaves a barrier before every process has reached it.",
+    asynchronous_collectives: "Several collectives can run at once; each is complete when its wait() "
+    "returns, in any order.",
+    point_to_point: "Messages between two ranks arrive complete and in order, if the backend has send and "
+    "recv.",
+    other_collectives: "all_gather_into_tensor, reduce_scatter and all_to_all are right if the backend has "
+    "them.",
+    objects: "Python objects are broadcast and gathered unchanged.",
+    group_made_again: "After destroy_process_group a process makes its process group again, and it "
+    "communicates.",
+}
+"""In the order in which the ranks run them, each with the promise that it checks."""

@@ -22,9 +22,11 @@ from acclimate_conformance.checks.dtypes.arithmetic import reduced_dtypes
 _Block: TypeAlias = Callable[[], AbstractContextManager[Any]]
 
 
-@check("device", "stream", "amp", "nvtx", "capture_to_graph", "current_device", "current_stream")
+@check(
+    "device", "stream", "amp", "nvtx", "capture_to_graph", "current_device", "current_stream",
+    promise="A context manager restores the state before it, wherever it was made, even after an error.",
+)  # fmt: skip
 def blocks_end_as_they_began(accelerator: Accelerator) -> None:
-    """A context manager restores the state before it, wherever it was made, even after an error."""
     devices = range(len(device_names(accelerator)))
     for what, make in _blocks(accelerator):
         for made_on in devices:

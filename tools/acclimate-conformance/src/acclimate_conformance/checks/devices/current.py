@@ -28,9 +28,11 @@ from acclimate_conformance.checks.device_arguments import (
 )
 
 
-@check("device_name", "current_device_name", "device_type", "name", "torch_module")
+@check(
+    "device_name", "current_device_name", "device_type", "name", "torch_module",
+    promise="torch can use every device by the name that the accelerator gives it.",
+)  # fmt: skip
 def names(accelerator: Accelerator) -> None:
-    """torch can use every device by the name that the accelerator gives it."""
     called = exactly(accelerator.name, str, "name")
     kind = exactly(accelerator.device_type, str, "device_type")
     records = {candidate.name for candidate in detect_all()}
@@ -64,9 +66,12 @@ def _device(kind: str, index: int | None) -> torch.device:
     return torch.device(kind) if index is None else torch.device(kind, index)
 
 
-@check("device_count", "is_available", "current_device")
+@check(
+    "device_count", "is_available", "current_device",
+    promise="There is at least one device, the current one is an index among them, and no device is "
+    "left out.",
+)  # fmt: skip
 def counts(accelerator: Accelerator) -> None:
-    """There is at least one device, the current one is an index among them, and no device is left out."""
     count = exactly(accelerator.device_count(), int, "device_count()")
     require(count >= 1, f"device_count() is {count}")
     require(
@@ -82,9 +87,11 @@ def counts(accelerator: Accelerator) -> None:
         require(beyond != count, f"device_count() is {count}, but torch makes a tensor on device {count}")
 
 
-@check("set_device", "current_device", "current_device_name")
+@check(
+    "set_device", "current_device", "current_device_name",
+    promise="set_device changes the current device, and torch then makes tensors there.",
+)  # fmt: skip
 def set_device(accelerator: Accelerator) -> None:
-    """set_device changes the current device, and torch then makes tensors there."""
     for index, name in enumerate(several_devices(accelerator)):
         for device in (*ways_to_name(accelerator, index), accelerator.device_type, None):
             if device not in (accelerator.device_type, None):  # which mean the device that is current
@@ -98,9 +105,11 @@ def set_device(accelerator: Accelerator) -> None:
         require(current_name == name, f"after set_device({index}) current_device_name() is {current_name!r}")
 
 
-@check("set_device", "device", "current_device")
+@check(
+    "set_device", "device", "current_device",
+    promise="Each thread has its own current device: setting it in one thread changes nothing in another.",
+)  # fmt: skip
 def current_device_of_a_thread(accelerator: Accelerator) -> None:
-    """Each thread has its own current device: setting it in one thread changes nothing in another."""
     several_devices(accelerator)
     accelerator.set_device(0)
 
@@ -136,9 +145,11 @@ def current_device_of_a_thread(accelerator: Accelerator) -> None:
             )
 
 
-@check("device", "current_device")
+@check(
+    "device", "current_device",
+    promise="Within device(i) that device is current, and afterwards the previous one, even after an error.",
+)  # fmt: skip
 def device_context(accelerator: Accelerator) -> None:
-    """Within device(i) that device is current, and afterwards the previous one, even after an error."""
     count = len(device_names(accelerator))
     for before in range(count):
         accelerator.set_device(before)
@@ -174,15 +185,21 @@ _WITH_DEVICE = ("set_device", "device", "synchronize", "get_device_properties", 
                 "get_device_capability")  # fmt: skip
 
 
-@check(*_WITH_DEVICE)
+@check(
+    *_WITH_DEVICE,
+    promise="A device is an index, a name or a torch.device; one that is absent or of another type is "
+    "refused.",
+)  # fmt: skip
 def absent_devices(accelerator: Accelerator) -> str | None:
-    """A device is an index, a name or a torch.device; one that is absent or of another type is refused."""
     return require_device_arguments(accelerator, methods_of(accelerator, *_WITH_DEVICE))
 
 
-@check("get_device_properties", "get_device_name", "get_device_capability", "total_memory")
+@check(
+    "get_device_properties", "get_device_name", "get_device_capability", "total_memory",
+    promise="Every device has a name, a memory size and a capability of the documented types, and they "
+    "agree.",
+)  # fmt: skip
 def properties(accelerator: Accelerator) -> None:
-    """Every device has a name, a memory size and a capability of the documented types, and they agree."""
     for index in range(accelerator.device_count()):
         found = accelerator.get_device_properties(index)
         require(bool(exactly(found.name, str, "its name").strip()), "its name is empty")
@@ -209,9 +226,11 @@ def properties(accelerator: Accelerator) -> None:
                 require(here == by_index, f"{what} is {here!r} on device {index}, and {by_index!r} by index")
 
 
-@check("init", "is_initialized")
+@check(
+    "init", "is_initialized",
+    promise="init can be called any number of times, and a device that was used says that it is initialised.",
+)  # fmt: skip
 def initialisation(accelerator: Accelerator) -> None:
-    """init can be called any number of times, and a device that was used says that it is initialised."""
     accelerator.init()
     require(exactly(accelerator.is_initialized(), bool, "is_initialized()"), "it is False after init()")
     accelerator.init()

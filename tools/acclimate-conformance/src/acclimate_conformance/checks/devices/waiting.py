@@ -19,9 +19,12 @@ from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.device_arguments import ways_to_name
 
 
-@check("synchronize", "is_synchronized_device", once=True)
+@check(
+    "synchronize", "is_synchronized_device",
+    promise="synchronize waits for all queued work of the device, including copies to the host.",
+    once=True,
+)  # fmt: skip
 def synchronize(accelerator: Accelerator) -> None:
-    """synchronize waits for all queued work of the device, including copies to the host."""
     if accelerator.is_synchronized_device():
         raise NotOfferedError(
             "it says that work is complete when its call returns, so there is nothing to wait for"
@@ -65,12 +68,14 @@ def _require_landed(queued: tuple[torch.Tensor, object], what: str) -> None:
         f"after {what} an earlier copy to pinned memory is not complete",
     )
     pending = not event.query()  # type: ignore[attr-defined]
-    require(not pending, f"after {what} an earlier event is still pending")
+    require(not pending, f"Event.query() is False after {what} for an earlier event")
 
 
-@check("is_synchronized_device", "use_host_timers", "resolves_data_dependency", "handles_memory_backpressure")
+@check(
+    "is_synchronized_device", "use_host_timers", "resolves_data_dependency", "handles_memory_backpressure",
+    promise="A device that says it is synchronous has finished its work when the call returns.",
+)  # fmt: skip
 def synchronous_claim(accelerator: Accelerator) -> None:
-    """A device that says it is synchronous has finished its work when the call returns."""
     claims = {
         "is_synchronized_device": accelerator.is_synchronized_device(),
         "use_host_timers": accelerator.use_host_timers(),

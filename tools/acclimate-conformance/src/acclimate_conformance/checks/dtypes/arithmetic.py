@@ -44,9 +44,11 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(-8, 9, shape, generator=generator).double() / 4
 
 
-@check("supported_dtypes", "is_bf16_supported", "is_fp16_supported", "is_fp64_supported")
+@check(
+    "supported_dtypes", "is_bf16_supported", "is_fp16_supported", "is_fp64_supported",
+    promise="supported_dtypes starts with float32, lists each type once, and agrees with is_…_supported.",
+)  # fmt: skip
 def list_of_dtypes(accelerator: Accelerator) -> None:
-    """supported_dtypes starts with float32, lists each type once, and agrees with is_…_supported."""
     dtypes = exactly(accelerator.supported_dtypes(), list, "supported_dtypes()")
     require(dtypes[:1] == [torch.float32], f"supported_dtypes() is {dtypes}, and must start with float32")
     require(len(set(dtypes)) == len(dtypes), f"supported_dtypes() lists a type twice: {dtypes}")
@@ -64,11 +66,26 @@ def list_of_dtypes(accelerator: Accelerator) -> None:
             listed == answer,
             f"{method}() is {answer}, but supported_dtypes() {'has' if listed else 'lacks'} it",
         )
+    emulated = exactly(
+        accelerator.is_bf16_supported(including_emulation=True),
+        bool,
+        "is_bf16_supported(including_emulation=True)",
+    )
+    require(
+        emulated or not accelerator.is_bf16_supported(),
+        "is_bf16_supported(including_emulation=True) is False, though the device has bfloat16 itself",
+    )
+    if emulated:
+        ones = torch.ones(4, dtype=torch.bfloat16, device=accelerator.current_device_name())
+        total = float((ones + ones).sum())
+        require(
+            total == 8.0,
+            f"is_bf16_supported(including_emulation=True) is True, and 8 ones add up to {total}",
+        )
 
 
-@check("supported_dtypes")
+@check("supported_dtypes", promise="Every supported dtype multiplies matrices within its precision.")
 def products(accelerator: Accelerator) -> None:
-    """Every supported dtype multiplies matrices within its precision."""
     left, right = numbers(48, 64), numbers(64, 32, seed=1)
     for dtype in supported(accelerator):
         device = accelerator.current_device_name()
@@ -77,9 +94,11 @@ def products(accelerator: Accelerator) -> None:
         require_close(product, left @ right, dtype, "a matrix product")
 
 
-@check("supported_dtypes")
+@check(
+    "supported_dtypes",
+    promise="Every supported dtype adds, sums and computes softmax within its precision.",
+)  # fmt: skip
 def sums(accelerator: Accelerator) -> None:
-    """Every supported dtype adds, sums and computes softmax within its precision."""
     left, right = numbers(32, 128), numbers(32, 128, seed=1)
     for dtype in supported(accelerator):
         device = accelerator.current_device_name()
@@ -89,9 +108,11 @@ def sums(accelerator: Accelerator) -> None:
         require_close(a.softmax(-1), left.softmax(-1), dtype, "a softmax")
 
 
-@check("supported_dtypes")
+@check(
+    "supported_dtypes",
+    promise="Casts between any two supported dtypes, and copies to the host and back, keep the values.",
+)  # fmt: skip
 def casts(accelerator: Accelerator) -> None:
-    """Casts between any two supported dtypes, and copies to the host and back, keep the values."""
     exact = numbers(64)
     dtypes = accelerator.supported_dtypes()
     for source in dtypes:
@@ -110,9 +131,12 @@ def casts(accelerator: Accelerator) -> None:
             )
 
 
-@check("supported_dtypes", timeout_s=90, once=True)
+@check(
+    "supported_dtypes",
+    promise="Every supported dtype trains: gradients and updated weights are right within its precision.",
+    timeout_s=90, once=True,
+)  # fmt: skip
 def training_step(accelerator: Accelerator) -> None:
-    """Every supported dtype trains: gradients and updated weights are right within its precision."""
     for dtype in supported(accelerator):
         gradient, weights = _trained(accelerator.current_device_name(), dtype)
         wanted_gradient, wanted_weights = _trained("cpu", torch.float64)
@@ -143,9 +167,11 @@ def _trained(device: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tenso
     return layer.weight.grad, layer.weight
 
 
-@check("supported_dtypes", "is_bf16_supported", "is_fp16_supported", "is_fp64_supported")
+@check(
+    "supported_dtypes", "is_bf16_supported", "is_fp16_supported", "is_fp64_supported",
+    promise="An unsupported dtype is refused, or emulated with correct results; it never gives wrong ones.",
+)  # fmt: skip
 def left_out_dtypes(accelerator: Accelerator) -> str | None:
-    """An unsupported dtype is refused, or emulated with correct results; it never gives wrong ones."""
     left, right = numbers(48, 64), numbers(64, 32, seed=1)
     left_out = [d for d in (torch.float64, *REDUCED) if d not in accelerator.supported_dtypes()]
     if not left_out:
@@ -165,9 +191,12 @@ def left_out_dtypes(accelerator: Accelerator) -> str | None:
     return f"emulates {' and '.join(emulated)} with right results" if emulated else None
 
 
-@check("FloatTensor", "DoubleTensor", "HalfTensor", "BFloat16Tensor", "ByteTensor", "IntTensor", "LongTensor")
+@check(
+    "FloatTensor", "DoubleTensor", "HalfTensor", "BFloat16Tensor", "ByteTensor", "IntTensor", "LongTensor",
+    promise="FloatTensor and the other classes make tensors of their dtype on the device, from sizes "
+    "or data.",
+)  # fmt: skip
 def tensor_classes(accelerator: Accelerator) -> None:
-    """FloatTensor and the other classes make tensors of their dtype on the device, from sizes or data."""
     classes = {
         "FloatTensor": torch.float32,
         "DoubleTensor": torch.float64,
@@ -192,9 +221,11 @@ def tensor_classes(accelerator: Accelerator) -> None:
         )
 
 
-@check("amp")
+@check(
+    "amp",
+    promise="Within amp.autocast products use the reduced dtype, and gradients of the weights are float32.",
+)  # fmt: skip
 def autocast(accelerator: Accelerator) -> None:
-    """Within amp.autocast products use the reduced dtype, and gradients of the weights are float32."""
     for dtype in reduced_dtypes(accelerator):
         layer = torch.nn.Linear(64, 32, bias=False).to(accelerator.current_device_name())
         inputs = numbers(16, 64).float().to(accelerator.current_device_name())
@@ -217,9 +248,11 @@ def autocast(accelerator: Accelerator) -> None:
         )
 
 
-@check("amp")
+@check(
+    "amp",
+    promise="amp.GradScaler scales a loss, steps with unscaled gradients, and skips a step that overflows.",
+)  # fmt: skip
 def gradient_scaling(accelerator: Accelerator) -> None:
-    """amp.GradScaler scales a loss, steps with unscaled gradients, and skips a step that overflows."""
     device = accelerator.current_device_name()
     scaler = accelerator.amp.GradScaler(init_scale=1024.0)
     weight = torch.nn.Parameter(torch.ones(8, device=device))

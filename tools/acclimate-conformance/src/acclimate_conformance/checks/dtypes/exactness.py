@@ -45,9 +45,11 @@ def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     return torch.equal(first.contiguous().view(torch.uint8), second.contiguous().view(torch.uint8))
 
 
-@check("supported_dtypes", *(name for name in _CLASSES if name != "BFloat16Tensor"))
+@check(
+    "supported_dtypes", *(name for name in _CLASSES if name != 'BFloat16Tensor'),
+    promise="Tensor classes and copies keep the extreme values of each dtype, bit by bit.",
+)  # fmt: skip
 def extreme_values(accelerator: Accelerator) -> None:
-    """Tensor classes and copies keep the extreme values of each dtype, bit by bit."""
     device = accelerator.current_device_name()
     dtypes = accelerator.supported_dtypes()
     for name, dtype in _CLASSES.items():
@@ -67,9 +69,11 @@ def extreme_values(accelerator: Accelerator) -> None:
             )
 
 
-@check("supported_dtypes")
+@check(
+    "supported_dtypes",
+    promise="Products with an inner dimension of a model's size add up more precisely than their dtype.",
+)  # fmt: skip
 def long_products(accelerator: Accelerator) -> None:
-    """Products with an inner dimension of a model's size add up more precisely than their dtype."""
     device = accelerator.current_device_name()
     generator = torch.Generator().manual_seed(0)
     left, right = torch.rand(4, _LENGTH, generator=generator), torch.rand(_LENGTH, 4, generator=generator)
@@ -88,9 +92,11 @@ def long_products(accelerator: Accelerator) -> None:
             )
 
 
-@check("supported_dtypes", "synchronize")
+@check(
+    "supported_dtypes", "synchronize",
+    promise="Tensors of every dtype and layout keep their values when they are copied from device to device.",
+)  # fmt: skip
 def copies_between_devices(accelerator: Accelerator) -> None:
-    """Tensors of every dtype and layout keep their values when they are copied from device to device."""
     names = several_devices(accelerator)
     for dtype in (*supported(accelerator), torch.int64, torch.int32, torch.uint8, torch.bool):
         values = (torch.arange(61 * 97) % 251).reshape(61, 97).to(dtype)

@@ -27,9 +27,11 @@ def _product_dtype(device: str) -> torch.dtype:
     return (ones @ ones).dtype
 
 
-@check("amp")
+@check(
+    "amp",
+    promise="autocast applies only within its block: not after it, even after an error, and not to the host.",
+)  # fmt: skip
 def autocast_ends(accelerator: Accelerator) -> None:
-    """autocast applies only within its block: not after it, even after an error, and not to the host."""
     device, kind = accelerator.current_device_name(), accelerator.device_type
     for dtype in reduced_dtypes(accelerator):
         _require_off(device, kind, "before autocast")
@@ -61,9 +63,11 @@ def autocast_ends(accelerator: Accelerator) -> None:
         _require_off(device, kind, "after a function decorated with autocast")
 
 
-@check("amp")
+@check(
+    "amp",
+    promise="autocast applies to one thread: it changes nothing in another, whether new or already running.",
+)  # fmt: skip
 def autocast_of_a_thread(accelerator: Accelerator) -> None:
-    """autocast applies to one thread: it changes nothing in another, whether new or already running."""
     device, kind = accelerator.current_device_name(), accelerator.device_type
     dtype = reduced_dtypes(accelerator)[0]
     with ThreadPoolExecutor(1) as other, ExitStack() as theirs:
@@ -88,9 +92,11 @@ def _require_off(device: str, kind: str, when: str) -> None:
     require(not torch.is_autocast_enabled(kind), f"{when} torch says that autocast is on")
 
 
-@check("amp")
+@check(
+    "amp",
+    promise="autocast without arguments is on, and computes products in a supported reduced dtype.",
+)  # fmt: skip
 def autocast_by_default(accelerator: Accelerator) -> None:
-    """autocast without arguments is on, and computes products in a supported reduced dtype."""
     offered = reduced_dtypes(accelerator)
     device = accelerator.current_device_name()
     with accelerator.amp.autocast():
@@ -103,9 +109,12 @@ def autocast_by_default(accelerator: Accelerator) -> None:
     )
 
 
-@check("amp")
+@check(
+    "amp",
+    promise="autocast and GradScaler without arguments do what torch's do, even after its defaults "
+    "were changed.",
+)  # fmt: skip
 def autocast_defaults_are_torchs(accelerator: Accelerator) -> None:
-    """autocast and GradScaler without arguments do what torch's do, even after its defaults were changed."""
     kind = accelerator.device_type
     _require_same_autocast(accelerator, "autocast()")
     before, cached = torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled()
@@ -152,9 +161,11 @@ def _autocast_state(accelerator: Accelerator) -> dict[str, object]:
     }
 
 
-@check("amp")
+@check(
+    "amp",
+    promise="autocast computes in the requested dtype or in float32, never in another reduced dtype.",
+)  # fmt: skip
 def autocast_to_the_dtype_asked_for(accelerator: Accelerator) -> None:
-    """autocast computes in the requested dtype or in float32, never in another reduced dtype."""
     device, kind = accelerator.current_device_name(), accelerator.device_type
     reduced_dtypes(accelerator)
     for dtype in REDUCED:
@@ -171,9 +182,8 @@ def autocast_to_the_dtype_asked_for(accelerator: Accelerator) -> None:
             )
 
 
-@check("amp")
+@check("amp", promise="GradScaler skips a step with an infinite or NaN gradient, and lowers the scale.")
 def scaler_skips_infinite_gradients(accelerator: Accelerator) -> None:
-    """GradScaler skips a step with an infinite or NaN gradient, and lowers the scale."""
     device = accelerator.current_device_name()
     for bad in (float("inf"), float("-inf"), float("nan")):
         for unscaled in (False, True):  # by step(), or by the program, which clips gradients
@@ -201,9 +211,12 @@ def scaler_skips_infinite_gradients(accelerator: Accelerator) -> None:
                 require(now == scale, f"after step {turn + 1} with a gradient of {bad} the scale is {now}")
 
 
-@check("amp")
+@check(
+    "amp",
+    promise="amp.GradScaler subclasses torch's: it can be disabled, grows, unscales, and is saved and "
+    "restored.",
+)  # fmt: skip
 def scaler_by_its_arguments(accelerator: Accelerator) -> None:
-    """amp.GradScaler subclasses torch's: it can be disabled, grows, unscales, and is saved and restored."""
     device = accelerator.current_device_name()
     kind = accelerator.amp.GradScaler
     require(isinstance(kind, type) and issubclass(kind, torch.amp.GradScaler), f"amp.GradScaler is {kind!r}")
@@ -234,9 +247,11 @@ def scaler_by_its_arguments(accelerator: Accelerator) -> None:
     require(restored.get_scale() == 8.0, f"restoring a saved scale of 8 gives {restored.get_scale()}")
 
 
-@check("amp")
+@check(
+    "amp",
+    promise="amp.custom_fwd and custom_bwd give a custom function the same casts and autocast as torch's.",
+)  # fmt: skip
 def custom_functions(accelerator: Accelerator) -> None:
-    """amp.custom_fwd and custom_bwd give a custom function the same casts and autocast as torch's."""
     device = accelerator.current_device_name()
     amp = accelerator.amp
     dtype = reduced_dtypes(accelerator)[0]
@@ -283,9 +298,11 @@ def custom_functions(accelerator: Accelerator) -> None:
         require(seen.get(what) == wanted, f"in a custom function, {what} is {seen.get(what)}, not {wanted}")
 
 
-@check("supported_dtypes", "FloatTensor", "HalfTensor", "LongTensor", "IntTensor")
+@check(
+    "supported_dtypes", "FloatTensor", "HalfTensor", "LongTensor", "IntTensor",
+    promise="FloatTensor and the other classes distinguish dtypes and devices, and use the current device.",
+)  # fmt: skip
 def tensor_classes_are_exact(accelerator: Accelerator) -> None:
-    """FloatTensor and the other classes distinguish dtypes and devices, and use the current device."""
     dtypes = accelerator.supported_dtypes()
     dtypes.append(torch.int8)
     require(

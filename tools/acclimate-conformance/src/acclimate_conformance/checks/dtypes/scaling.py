@@ -73,9 +73,12 @@ def _numbers(tensor: torch.Tensor | None) -> str:
     return "none" if tensor is None else str(tensor.detach().cpu().tolist())
 
 
-@check("amp")
+@check(
+    "amp",
+    promise="amp.GradScaler returns and keeps what torch's does, with several groups, optimizers and "
+    "devices.",
+)  # fmt: skip
 def scaler_does_what_torchs_does(accelerator: Accelerator) -> None:
-    """amp.GradScaler returns and keeps what torch's does, with several groups, optimizers and devices."""
     names = device_names(accelerator)
     places = [[accelerator.current_device_name()]] + ([names, names[::-1]] if len(names) > 1 else [])
 
@@ -94,9 +97,11 @@ def scaler_does_what_torchs_does(accelerator: Accelerator) -> None:
                 )
 
 
-@check("amp")
+@check(
+    "amp",
+    promise="An autocast object and a decorated function work each time, and with the given cache_enabled.",
+)  # fmt: skip
 def autocast_can_be_used_again(accelerator: Accelerator) -> None:
-    """An autocast object and a decorated function work each time, and with the given cache_enabled."""
     device = accelerator.current_device_name()
     dtype = reduced_dtypes(accelerator)[0]
     ones = torch.ones(8, 8, device=device)
@@ -124,9 +129,8 @@ def _require_cache(asked: bool) -> None:
     require(told == asked, f"within autocast(cache_enabled={asked}) is_autocast_cache_enabled() is {told}")
 
 
-@check("amp")
+@check("amp", promise="amp.custom_fwd casts every input that torch's casts, and no other.")
 def custom_functions_cast_every_input(accelerator: Accelerator) -> None:
-    """amp.custom_fwd casts every input that torch's casts, and no other."""
     dtype = reduced_dtypes(accelerator)[0]
     wanted = _casts(
         torch.amp.custom_fwd, "cpu", dtype, {"device_type": "cpu"}, torch.amp.autocast("cpu", dtype)

@@ -46,9 +46,12 @@ _PRODUCTS: dict[str, tuple[_Operation, tuple[int, ...], tuple[int, ...]]] = {
 }
 
 
-@check("supported_dtypes", timeout_s=90)
+@check(
+    "supported_dtypes",
+    promise="Every supported dtype multiplies large, batched, transposed and strided matrices correctly.",
+    timeout_s=90,
+)  # fmt: skip
 def products_of_any_shape(accelerator: Accelerator) -> None:
-    """Every supported dtype multiplies large, batched, transposed and strided matrices correctly."""
     device = accelerator.current_device_name()
     for dtype in supported(accelerator):
         for what, (multiply, left_shape, right_shape) in _PRODUCTS.items():
@@ -74,9 +77,12 @@ _REDUCTIONS: dict[str, _Operation] = {
 }
 
 
-@check("supported_dtypes")
+@check(
+    "supported_dtypes",
+    promise="Every supported dtype reduces many elements, over any dimension and stride, within its "
+    "precision.",
+)  # fmt: skip
 def reductions(accelerator: Accelerator) -> None:
-    """Every supported dtype reduces many elements, over any dimension and stride, within its precision."""
     device = accelerator.current_device_name()
     values = numbers(33, 8192 + 5)
     for dtype in supported(accelerator):
@@ -104,9 +110,12 @@ REARRANGED: dict[str, _Operation] = {
 }
 
 
-@check("supported_dtypes", "synchronize", timeout_s=90)
+@check(
+    "supported_dtypes", "synchronize",
+    promise="Copying tensors of any dtype, size and stride to the device and back keeps their values.",
+    timeout_s=90,
+)  # fmt: skip
 def transfers(accelerator: Accelerator) -> None:
-    """Copying tensors of any dtype, size and stride to the device and back keeps their values."""
     device = accelerator.current_device_name()
     exact = numbers(61, 517)
     large = numbers((1 << 20) + 7)
@@ -195,9 +204,12 @@ _LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
 }
 
 
-@check("supported_dtypes", timeout_s=120, once=True)
+@check(
+    "supported_dtypes",
+    promise="Common layers give right results and gradients on batches in every supported dtype.",
+    timeout_s=120, once=True,
+)  # fmt: skip
 def layers(accelerator: Accelerator) -> None:
-    """Common layers give right results and gradients on batches in every supported dtype."""
     device = accelerator.current_device_name()
     inputs = numbers(4, 6, 16)
     for dtype in supported(accelerator):

@@ -21,9 +21,12 @@ from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.graphs.replays import captured, new_graph, replay, warm_up
 
 
-@check("create_graph", "capture_to_graph", "replay_graph", timeout_s=90)
+@check(
+    "create_graph", "capture_to_graph", "replay_graph",
+    promise="Several graphs can be replayed in any order, each with its own inputs and results.",
+    timeout_s=90,
+)  # fmt: skip
 def graphs_are_independent(accelerator: Accelerator) -> None:
-    """Several graphs can be replayed in any order, each with its own inputs and results."""
     device = accelerator.current_device_name()
     inputs = [torch.full((16,), float(n), device=device) for n in range(3)]
     shared = torch.zeros(16, device=device)
@@ -54,9 +57,12 @@ def graphs_are_independent(accelerator: Accelerator) -> None:
     require(equal(results[1], kept), "resetting or replaying a graph changes another graph's result")
 
 
-@check("capture_to_graph", "replay_graph", "manual_seed", timeout_s=90)
+@check(
+    "capture_to_graph", "replay_graph", "manual_seed",
+    promise="Each replay draws new random numbers, and the same ones again after the same seed.",
+    timeout_s=90,
+)  # fmt: skip
 def replays_draw_new_numbers(accelerator: Accelerator) -> None:
-    """Each replay draws new random numbers, and the same ones again after the same seed."""
     device = accelerator.current_device_name()
     ones = torch.ones(512, device=device)
 
@@ -80,9 +86,11 @@ def replays_draw_new_numbers(accelerator: Accelerator) -> None:
     require(bool(apart > 0.1), "two replays of rand give nearly the same numbers")
 
 
-@check("capture_to_graph", "replay_graph")
+@check(
+    "capture_to_graph", "replay_graph",
+    promise="A replay updates every result of the capture: outputs, views, copies, and in-place changes.",
+)  # fmt: skip
 def every_result_is_replayed(accelerator: Accelerator) -> None:
-    """A replay updates every result of the capture: outputs, views, copies, and in-place changes."""
     device = accelerator.current_device_name()
     inputs = torch.zeros(6, 40, device=device)
     table = torch.zeros(6, device=device)
@@ -125,9 +133,11 @@ def every_result_is_replayed(accelerator: Accelerator) -> None:
         )
 
 
-@check("capture_to_graph", "is_current_stream_capturing")
+@check(
+    "capture_to_graph", "is_current_stream_capturing",
+    promise="An error within a capture ends it and is not suppressed; the next capture works.",
+)  # fmt: skip
 def capture_ends_after_an_error(accelerator: Accelerator) -> None:
-    """An error within a capture ends it and is not suppressed; the next capture works."""
     ones = torch.ones(4, device=accelerator.current_device_name())
     failed = new_graph(accelerator)
     accelerator.synchronize()
@@ -150,9 +160,11 @@ def capture_ends_after_an_error(accelerator: Accelerator) -> None:
     require(equal(result, torch.full((4,), 6.0)), "a capture after a failed one gives a wrong result")
 
 
-@check("capture_to_graph", "create_graph", "replay_graph")
+@check(
+    "capture_to_graph", "create_graph", "replay_graph",
+    promise="A second capture into a graph replaces the first; a failed one leaves the first unchanged.",
+)  # fmt: skip
 def second_capture_replaces(accelerator: Accelerator) -> None:
-    """A second capture into a graph replaces the first; a failed one leaves the first unchanged."""
     graph = new_graph(accelerator)
     counts = torch.zeros(3, device=accelerator.current_device_name())
     warm_up(accelerator, lambda: counts.add_(1))
@@ -182,9 +194,11 @@ def second_capture_replaces(accelerator: Accelerator) -> None:
     require(replayed() == [0, 0, 1], f"a capture after reset(), of 0, 0 and 1, adds {replayed()}")
 
 
-@check("capture_to_graph", "create_graph")
+@check(
+    "capture_to_graph", "create_graph",
+    promise="capture_to_graph raises GraphCaptureError for anything but a graph of this accelerator.",
+)  # fmt: skip
 def what_is_no_graph_is_refused(accelerator: Accelerator) -> None:
-    """capture_to_graph raises GraphCaptureError for anything but a graph of this accelerator."""
     new_graph(accelerator)
     for given in (None, object(), "graph"):
         with (
@@ -194,9 +208,11 @@ def what_is_no_graph_is_refused(accelerator: Accelerator) -> None:
             pass
 
 
-@check("capture_to_graph", "replay_graph")
+@check(
+    "capture_to_graph", "replay_graph",
+    promise="A capture on a given stream, and one that shares another graph's memory, replay correctly.",
+)  # fmt: skip
 def capture_options(accelerator: Accelerator) -> None:
-    """A capture on a given stream, and one that shares another graph's memory, replay correctly."""
     ones = torch.ones(64, device=accelerator.current_device_name())
     stream = accelerator.Stream()
     first, second = new_graph(accelerator), new_graph(accelerator)
@@ -218,9 +234,11 @@ def capture_options(accelerator: Accelerator) -> None:
             )
 
 
-@check("is_current_stream_capturing", "capture_to_graph")
+@check(
+    "is_current_stream_capturing", "capture_to_graph",
+    promise="A capture belongs to one thread, and a second capture within it is refused.",
+)  # fmt: skip
 def capture_is_one_threads(accelerator: Accelerator) -> None:
-    """A capture belongs to one thread, and a second capture within it is refused."""
     graph = new_graph(accelerator)
     ones = torch.ones(4, device=accelerator.current_device_name())
     with accelerator.capture_to_graph(graph):

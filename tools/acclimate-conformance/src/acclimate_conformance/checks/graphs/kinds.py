@@ -23,9 +23,11 @@ from acclimate_conformance.checks.memory.allocations import release, require_fig
 _HELD = 16 * MIB
 
 
-@check("capture_to_graph", "replay_graph")
+@check(
+    "capture_to_graph", "replay_graph",
+    promise="A replay reads inputs of any dtype and layout again, and fills results of any layout.",
+)  # fmt: skip
 def every_kind_of_input_is_read_again(accelerator: Accelerator) -> None:
-    """A replay reads inputs of any dtype and layout again, and fills results of any layout."""
     device = accelerator.current_device_name()
     base = torch.zeros(2, 4, 6, 6)
     values = {
@@ -70,9 +72,11 @@ def every_kind_of_input_is_read_again(accelerator: Accelerator) -> None:
             require(equal(results[what], expected), f"after replay {turn}, {what} does not follow its inputs")
 
 
-@check("capture_to_graph", "is_current_stream_capturing")
+@check(
+    "capture_to_graph", "is_current_stream_capturing",
+    promise="Within a capture, numbers of any dtype cannot be read back, in any of torch's ways.",
+)  # fmt: skip
 def every_kind_of_read_is_refused(accelerator: Accelerator) -> None:
-    """Within a capture, numbers of any dtype cannot be read back, in any of torch's ways."""
     new_graph(accelerator)
     device = accelerator.current_device_name()
     kinds = (torch.float32, torch.int64, torch.int32, torch.bool)
@@ -95,9 +99,11 @@ def every_kind_of_read_is_refused(accelerator: Accelerator) -> None:
                 read(tensor)
 
 
-@check("replay_graph", "capture_to_graph")
+@check(
+    "replay_graph", "capture_to_graph",
+    promise="A graph that one thread captured is replayed by another, on the present inputs.",
+)  # fmt: skip
 def graphs_replay_in_any_thread(accelerator: Accelerator) -> None:
-    """A graph that one thread captured is replayed by another, on the present inputs."""
     graph = new_graph(accelerator)
     index = accelerator.current_device()
     ones = torch.ones(4, device=accelerator.current_device_name())
@@ -120,9 +126,11 @@ def graphs_replay_in_any_thread(accelerator: Accelerator) -> None:
         )
 
 
-@check("create_graph", "capture_to_graph", "memory_allocated")
+@check(
+    "create_graph", "capture_to_graph", "memory_allocated",
+    promise="reset() frees the tensors that a graph holds.",
+)  # fmt: skip
 def reset_frees_memory(accelerator: Accelerator) -> None:
-    """reset() frees the tensors that a graph holds."""
     require_figures(accelerator)
     if is_host(accelerator):
         raise NotOfferedError("a host's figures are those of the whole process")

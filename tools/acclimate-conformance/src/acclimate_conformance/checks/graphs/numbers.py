@@ -14,9 +14,12 @@ from acclimate_conformance.checks.graphs.replays import captured, replay
 _SHAPE = (4, 3)
 
 
-@check("capture_to_graph", "replay_graph")
+@check(
+    "capture_to_graph", "replay_graph",
+    promise="A replay reads single numbers and other small tensors again, also those that a graph only "
+    "reads.",
+)  # fmt: skip
 def small_tensors_are_read_again(accelerator: Accelerator) -> None:
-    """A replay reads single numbers and other small tensors again, also those that a graph only reads."""
     device = accelerator.current_device_name()
     # Each use has tensors of its own: one that is read again because of another use hides nothing.
     given = {(kind, use): made().to(device) for kind, made in _KINDS.items() for use in _USES}

@@ -53,9 +53,12 @@ def replay(accelerator: Accelerator, graph: Any) -> None:
     accelerator.synchronize()
 
 
-@check("create_graph", "capture_to_graph", "replay_graph", "supports_graphs", timeout_s=90)
+@check(
+    "create_graph", "capture_to_graph", "replay_graph", "supports_graphs",
+    promise="A replay reads the present values of the captured inputs, and writes to the captured results.",
+    timeout_s=90,
+)  # fmt: skip
 def replay_follows_inputs(accelerator: Accelerator) -> None:
-    """A replay reads the present values of the captured inputs, and writes to the captured results."""
     device = accelerator.current_device_name()
     weight, inputs = torch.randn(32, 32, device=device), torch.zeros(8, 32, device=device)
 
@@ -69,13 +72,12 @@ def replay_follows_inputs(accelerator: Accelerator) -> None:
         inputs.copy_(fresh)
         replay(accelerator, graph)
         wanted = torch.relu(fresh.double() @ weight.cpu().double()) + fresh.double().sum(-1, keepdim=True)
-        require_close(result, wanted, torch.float32, f"the result of replay {seed + 1}")
-    require(result.data_ptr() == address, "a replay moves the result to another address")
+        require_close(result, wanted, torch.float32, f"replay_graph(): the result of replay {seed + 1}")
+    require(result.data_ptr() == address, "replay_graph() moves the result to another address")
 
 
-@check("capture_to_graph", "replay_graph")
+@check("capture_to_graph", "replay_graph", promise="A captured in-place update is repeated by every replay.")
 def replay_repeats_updates(accelerator: Accelerator) -> None:
-    """A captured in-place update is repeated by every replay."""
     counter = torch.zeros(16, device=accelerator.current_device_name())
     graph, _ = captured(accelerator, lambda: counter.add_(1))
     before = counter.cpu().clone()
@@ -83,12 +85,15 @@ def replay_repeats_updates(accelerator: Accelerator) -> None:
         accelerator.replay_graph(graph)
     accelerator.synchronize()
     grown = (counter.cpu() - before).unique().tolist()
-    require(grown == [4.0], f"four replays of an addition of 1 add {grown}")
+    require(grown == [4.0], f"replay_graph() of an addition of 1, four times, adds {grown}")
 
 
-@check("capture_to_graph", "replay_graph", timeout_s=90)
+@check(
+    "capture_to_graph", "replay_graph",
+    promise="A captured training step (forward, backward, update) trains like the same step without a graph.",
+    timeout_s=90,
+)  # fmt: skip
 def replay_trains(accelerator: Accelerator) -> None:
-    """A captured training step (forward, backward, update) trains like the same step without a graph."""
     device = accelerator.current_device_name()
     generator = torch.Generator().manual_seed(3)
     start = torch.randn(8, 16, generator=generator) / 4
@@ -110,46 +115,64 @@ def replay_trains(accelerator: Accelerator) -> None:
         accelerator.replay_graph(graph)
         step(expected, batch)
     accelerator.synchronize()
-    require(not equal(weight, start), "replays of a training step do not change the weights")
-    require_close(weight, expected, torch.float32, "a weight after three replayed training steps")
+    require(not equal(weight, start), "replay_graph() of a training step does not change the weights")
+    require_close(weight, expected, torch.float32, "replay_graph(): a weight after three training steps")
 
 
-@check("is_current_stream_capturing", "capture_to_graph")
+@check(
+    "is_current_stream_capturing", "capture_to_graph",
+    promise="is_current_stream_capturing is True within a capture and False outside.",
+)  # fmt: skip
 def capture_is_told(accelerator: Accelerator) -> None:
-    """is_current_stream_capturing is True within a capture and False outside."""
     graph = new_graph(accelerator)
     ones = torch.ones(4, device=accelerator.current_device_name())
     accelerator.synchronize()
-    require(accelerator.is_current_stream_capturing() is False, "it is True before a capture")
+    require(
+        accelerator.is_current_stream_capturing() is False,
+        "is_current_stream_capturing() is True before a capture",
+    )
     with accelerator.capture_to_graph(graph):
         inside = accelerator.is_current_stream_capturing()
         ones.add_(1)
-    require(inside is True, f"within a capture is_current_stream_capturing() is {inside}")
-    require(accelerator.is_current_stream_capturing() is False, "it is True after a capture")
+    require(inside is True, f"is_current_stream_capturing() is {inside} within a capture")
+    require(
+        accelerator.is_current_stream_capturing() is False,
+        "is_current_stream_capturing() is True after a capture",
+    )
 
 
-@check("replay_graph", "create_graph")
+@check(
+    "replay_graph", "create_graph",
+    promise="Replaying a graph that has no capture, or was reset, raises.",
+)  # fmt: skip
 def empty_graph_refused(accelerator: Accelerator) -> None:
-    """Replaying a graph that has no capture, or was reset, raises."""
     graph = new_graph(accelerator)
-    with refused("replaying a graph without a capture", RuntimeError):
+    with refused("replay_graph() of a graph without a capture", RuntimeError):
         accelerator.replay_graph(graph)
     ones = torch.ones(4, device=accelerator.current_device_name())
     accelerator.synchronize()
     with accelerator.capture_to_graph(graph):
         ones.add_(1)
     graph.reset()
-    with refused("replaying a graph that was reset", RuntimeError):
+    with refused("replay_graph() of a graph that was reset", RuntimeError):
         accelerator.replay_graph(graph)
 
 
-@check("capture_to_graph", "is_current_stream_capturing")
+@check(
+    "capture_to_graph", "is_current_stream_capturing",
+    promise="Reading a value back to the host within a capture raises, since a replay could not repeat it.",
+)  # fmt: skip
 def host_reads_refused(accelerator: Accelerator) -> None:
-    """Reading a value back to the host within a capture raises, since a replay could not repeat it."""
     graph = new_graph(accelerator)
     ones = torch.ones(4, device=accelerator.current_device_name())
     accelerator.synchronize()
-    with refused("reading a value back during a capture", RuntimeError), accelerator.capture_to_graph(graph):
+    with (
+        refused("capture_to_graph() with a value that is read back", RuntimeError),
+        accelerator.capture_to_graph(graph),
+    ):
         float((ones * 2).sum())
-    require(accelerator.is_current_stream_capturing() is False, "after a failed capture it still captures")
-    require(float((ones * 2).sum()) == 8.0, "after a failed capture results are wrong")
+    require(
+        accelerator.is_current_stream_capturing() is False,
+        "is_current_stream_capturing() is True after a failed capture",
+    )
+    require(float((ones * 2).sum()) == 8.0, "capture_to_graph() that failed makes later results wrong")

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import tempfile
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from acclimate.accelerator import Accelerator
-from acclimate_conformance.checks.assertions import MIB, NotOfferedError, equal, exactly, require
+from acclimate_conformance.checks.assertions import (
+    MIB,
+    BrokenPromiseError,
+    NotOfferedError,
+    equal,
+    exactly,
+    is_host,
+    require,
+)
 from acclimate_conformance.checks.check import check
+from acclimate_conformance.checks.children import Child
 from acclimate_conformance.checks.memory.allocations import (
     SLACK,
     Figure,
@@ -22,11 +34,14 @@ from acclimate_conformance.checks.memory.allocations import (
     settle,
     statistics_figures,
 )
+from acclimate_conformance.checks.target import Subject, load
 
 
-@check("memory_reserved", "memory_cached", "max_memory_reserved", "empty_cache")
+@check(
+    "memory_reserved", "memory_cached", "max_memory_reserved", "empty_cache",
+    promise="Reserved memory grows with an allocation by about its size, and empty_cache returns it.",
+)  # fmt: skip
 def reserved_follows_allocations(accelerator: Accelerator) -> None:
-    """Reserved memory grows with an allocation by about its size, and empty_cache returns it."""
     require_figures(accelerator)
     release(accelerator)
     size = allocation_size(accelerator)
@@ -49,9 +64,11 @@ def reserved_follows_allocations(accelerator: Accelerator) -> None:
         require(equal(kept, torch.full((MIB,), 7, dtype=torch.uint8)), "empty_cache() changes a tensor")
 
 
-@check("max_memory_allocated", "max_memory_reserved", "max_memory_cached", "reset_peak_memory_stats")
+@check(
+    "max_memory_allocated", "max_memory_reserved", "max_memory_cached", "reset_peak_memory_stats",
+    promise="The peak is the most memory in use at one time, not the sum of all allocations, nor the last.",
+)  # fmt: skip
 def peak_is_the_highest(accelerator: Accelerator) -> None:
-    """The peak is the most memory in use at one time, not the sum of all allocations, nor the last."""
     require_figures(accelerator)
     size = allocation_size(accelerator)
     currents = current_figures(accelerator).values()
@@ -71,9 +88,11 @@ def peak_is_the_highest(accelerator: Accelerator) -> None:
         )
 
 
-@check("memory_stats", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_allocated")
+@check(
+    "memory_stats", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_allocated",
+    promise="memory_stats and the methods return the same numbers, and no peak is below its figure.",
+)  # fmt: skip
 def statistics_agree(accelerator: Accelerator) -> None:
-    """memory_stats and the methods return the same numbers, and no peak is below its figure."""
     require_figures(accelerator)
     release(accelerator)
     accelerator.reset_peak_memory_stats()
@@ -121,9 +140,11 @@ def _require_equal(found: dict[str, Any], methods: dict[str, Figure]) -> None:
         )
 
 
-@check("memory_summary")
+@check(
+    "memory_summary",
+    promise="memory_summary returns a text that changes with the figures, shorter if abbreviated.",
+)  # fmt: skip
 def summary(accelerator: Accelerator) -> None:
-    """memory_summary returns a text that changes with the figures, shorter if abbreviated."""
     require_figures(accelerator)
     texts = []
     for abbreviated in (False, True):
@@ -139,9 +160,11 @@ def summary(accelerator: Accelerator) -> None:
     require(len(texts[1]) <= len(texts[0]) + 80, "memory_summary(abbreviated=True) is longer than the whole")
 
 
-@check("total_memory", "mem_get_info", "available_memory")
+@check(
+    "total_memory", "mem_get_info", "available_memory",
+    promise="Allocations do not change the total memory, and mem_get_info agrees with available_memory.",
+)  # fmt: skip
 def capacity_agrees(accelerator: Accelerator) -> None:
-    """Allocations do not change the total memory, and mem_get_info agrees with available_memory."""
     total = accelerator.total_memory()
     info_total = accelerator.mem_get_info()[1]
     size = min(2 * allocation_size(accelerator), total // 4)
@@ -166,9 +189,12 @@ def capacity_agrees(accelerator: Accelerator) -> None:
     require(int(held[-1]) == 7, "a tensor changed while figures were read")
 
 
-@check("reset_accumulated_memory_stats", "reset_peak_memory_stats", "memory_stats")
+@check(
+    "reset_accumulated_memory_stats", "reset_peak_memory_stats", "memory_stats",
+    promise="A reset changes only its own figures: not the allocated memory, nor the figures of the "
+    "other reset.",
+)  # fmt: skip
 def resets_keep_to_their_figures(accelerator: Accelerator) -> None:
-    """A reset changes only its own figures: not the allocated memory, nor the figures of the other reset."""
     require_figures(accelerator)
     if "allocated_bytes.all.allocated" not in accelerator.memory_stats():
         raise NotOfferedError("its allocator has no counters that only grow")
@@ -197,4 +223,132 @@ def resets_keep_to_their_figures(accelerator: Accelerator) -> None:
     require(
         counted >= size - SLACK, f"reset_peak_memory_stats() leaves {mib(counted)} of {mib(size)} counted"
     )
+    del held
+
+
+@check(
+    "memory_reserved", "max_memory_reserved", "memory_cached", "max_memory_cached", "max_memory_allocated",
+    "reset_peak_memory_stats", "memory_stats", "memory_allocated",
+    promise="While freed memory stays cached, figures of the pool and of tensors differ, and so do their "
+    "peaks.",
+)  # fmt: skip
+def pool_and_tensors_differ(accelerator: Accelerator) -> None:
+    require_figures(accelerator)
+    if is_host(accelerator):
+        raise NotOfferedError("a host's allocator keeps no cache of its own")
+    release(accelerator)
+    accelerator.reset_peak_memory_stats()
+    base = {what: figure() for what, figure in _pool_figures(accelerator).items()}
+    size = allocation_size(accelerator) // MIB * MIB
+    held, part = fill(accelerator, size), fill(accelerator, size // 4)
+    _require_figures(accelerator, base, "with both tensors held", (size + size // 4,) * 8)
+    del held
+    settle(accelerator)
+    if accelerator.memory_reserved() - base["memory_reserved"] < size:
+        raise NotOfferedError("its allocator returns freed memory at once")
+    whole, rest = size + size // 4, size // 4
+    _require_figures(accelerator, base, "after the larger was freed", (rest, whole) * 2 + (whole,) * 4)
+    accelerator.reset_peak_memory_stats()
+    _require_figures(accelerator, base, "after the peaks were reset", (rest, rest) * 2 + (whole,) * 4)
+    again = fill(accelerator, size // 2)  # of the cache
+    more = rest + size // 2
+    _require_figures(accelerator, base, "with half of it used again", (more, more) * 2 + (whole,) * 4)
+    del again
+    release(accelerator)
+    _require_figures(
+        accelerator, base, "after the cache was emptied", (rest, more) * 2 + (rest, whole, rest, whole)
+    )
+    require(int(part[-1]) == 7, "empty_cache() changes a tensor")
+
+
+def _pool_figures(accelerator: Accelerator) -> dict[str, Figure]:
+    """In turn a figure and its peak: of tensors, and of the pool."""
+
+    def stats(name: str) -> Figure:
+        return lambda: int(accelerator.memory_stats()[name])
+
+    return {
+        "memory_allocated": accelerator.memory_allocated,
+        "max_memory_allocated": accelerator.max_memory_allocated,
+        'memory_stats()["allocated_bytes.all.current"]': stats("allocated_bytes.all.current"),
+        'memory_stats()["allocated_bytes.all.peak"]': stats("allocated_bytes.all.peak"),
+        "memory_reserved": accelerator.memory_reserved,
+        "max_memory_reserved": accelerator.max_memory_reserved,
+        "memory_cached": accelerator.memory_cached,
+        "max_memory_cached": accelerator.max_memory_cached,
+    }
+
+
+def _require_figures(
+    accelerator: Accelerator, base: dict[str, int], when: str, wanted: tuple[int, ...]
+) -> None:
+    slack = 4 * MIB  # an allocator reserves in larger pieces
+    for (what, figure), above in zip(_pool_figures(accelerator).items(), wanted, strict=True):
+        name = what if "(" in what else f"{what}()"
+        start = base["memory_reserved" if "cached" in what or "reserved" in what else "memory_allocated"]
+        found = figure() - start
+        require(
+            above - slack <= found <= above + slack + above // 8,
+            f"{name} is {mib(found)} above the start {when}, not {mib(above)}",
+        )
+
+
+@check(
+    "available_memory", "mem_get_info", "memory_allocated", "memory_reserved",
+    promise="Memory that another process allocates is not available here, and not counted as this one's.",
+    timeout_s=240, once=True,
+)  # fmt: skip
+def other_processes_count(subject: Subject) -> str | None:
+    accelerator = subject.accelerator
+    release(accelerator)
+    size = min(768 * MIB, accelerator.available_memory() // 8)
+    falls: list[int] = []
+    for _ in range(2):
+        own = accelerator.memory_allocated(), accelerator.memory_reserved()
+        with tempfile.TemporaryDirectory() as folder:
+            child = Child(f"{__name__}:hold", subject.source, {"size": size, "folder": folder})
+            try:
+                _wait_for(Path(folder) / "ready", child)
+                before = accelerator.available_memory(), accelerator.mem_get_info()[0]
+                (Path(folder) / "go").touch()
+                _wait_for(Path(folder) / "holds", child)
+                now = accelerator.available_memory(), accelerator.mem_get_info()[0]
+                grown = accelerator.memory_allocated() - own[0], accelerator.memory_reserved() - own[1]
+            finally:
+                child.stop()
+        for name, more in zip(("memory_allocated", "memory_reserved"), grown, strict=True):
+            require(
+                more <= SLACK, f"{name}() grows by {mib(more)} when another process allocates {mib(size)}"
+            )
+        falls = [earlier - later for earlier, later in zip(before, now, strict=True)]
+        if min(falls) >= size // 2:
+            return None
+    if not is_host(accelerator) and max(falls) <= SLACK:
+        return "another process has a device of its own here, so its memory cannot be observed"
+    name = "available_memory" if falls[0] < size // 2 else "mem_get_info"
+    fall = falls[name == "mem_get_info"]
+    raise BrokenPromiseError(f"{name}() falls by {mib(fall)} when another process allocates {mib(size)}")
+
+
+def _wait_for(mark: Path, child: Child) -> None:
+    deadline = time.monotonic() + 100
+    while not mark.exists():
+        require(time.monotonic() < deadline, "a child process does not allocate memory")
+        if child.ended():
+            child.result()
+        time.sleep(0.02)
+
+
+def hold(source: str, size: int, folder: str) -> None:
+    """Allocates memory when it is told to, and keeps it until this process is ended."""
+    accelerator = load(source).accelerator
+    fill(accelerator, MIB)
+    accelerator.synchronize()
+    (Path(folder) / "ready").touch()
+    while not (Path(folder) / "go").exists():
+        time.sleep(0.02)
+    held = fill(accelerator, size)
+    accelerator.synchronize()
+    (Path(folder) / "holds").touch()
+    time.sleep(100)
     del held

@@ -27,10 +27,12 @@ _LARGE = (2**32 + 64 * MIB, 2**31 + 64 * MIB)
 _REFUSALS = 64
 
 
-@check("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved", "memory_stats",
-       once=True)  # fmt: skip
+@check(
+    "memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved", "memory_stats",
+    promise="Figures are right for more than 2 and 4 GiB.",
+    once=True,
+)  # fmt: skip
 def figures_beyond_32_bits(accelerator: Accelerator) -> None:
-    """Figures are right for more than 2 and 4 GiB."""
     require_figures(accelerator)
     if is_host(accelerator):
         raise NotOfferedError("memory of a host counts once it is written to, which takes long")
@@ -53,9 +55,11 @@ def figures_beyond_32_bits(accelerator: Accelerator) -> None:
     release(accelerator)
 
 
-@check("available_memory", "mem_get_info", "memory_reserved", "total_memory", "empty_cache")
+@check(
+    "available_memory", "mem_get_info", "memory_reserved", "total_memory", "empty_cache",
+    promise="Memory that the allocator keeps after tensors are freed is reserved, and not available.",
+)  # fmt: skip
 def cache_is_not_available(accelerator: Accelerator) -> None:
-    """Memory that the allocator keeps after tensors are freed is reserved, and not available."""
     require_figures(accelerator)
     if is_host(accelerator):
         raise NotOfferedError("a host's allocator returns freed memory to the system")
@@ -71,9 +75,11 @@ def cache_is_not_available(accelerator: Accelerator) -> None:
     )
 
 
-@check("memory_allocated", "memory_reserved", "OutOfMemoryError", "is_out_of_memory")
+@check(
+    "memory_allocated", "memory_reserved", "OutOfMemoryError", "is_out_of_memory",
+    promise="Allocations that are refused again and again leave the figures exactly as they were.",
+)  # fmt: skip
 def refused_allocations_leave_nothing(accelerator: Accelerator) -> None:
-    """Allocations that are refused again and again leave the figures exactly as they were."""
     require_figures(accelerator)
     if is_host(accelerator):
         raise NotOfferedError("a host's figures are those of the whole process")
@@ -91,9 +97,11 @@ def refused_allocations_leave_nothing(accelerator: Accelerator) -> None:
         require(left == 0, f"{_REFUSALS} refused allocations change {what}() by {left} bytes")
 
 
-@check("pin_memory", "pin_empty", "pin_empty_like", "unpin_memory", "Stream", "Event", "create_graph")
+@check(
+    "pin_memory", "pin_empty", "pin_empty_like", "unpin_memory", "Stream", "Event", "create_graph",
+    promise="Pinned tensors, streams, events and graphs are freed with their last reference.",
+)  # fmt: skip
 def objects_die(accelerator: Accelerator) -> None:
-    """Pinned tensors, streams, events and graphs are freed with their last reference."""
     makers: dict[str, Callable[[], object]] = {
         "pin_memory()": lambda: accelerator.pin_memory(torch.ones(64)),
         "pin_empty()": lambda: accelerator.pin_empty(64, dtype=torch.float32),

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 
 from acclimate.accelerator import Accelerator
+from acclimate.host import topology
 from acclimate.imports import describe
-from acclimate_conformance.checks.assertions import MIB, BrokenPromiseError, exactly, require
+from acclimate_conformance.checks.assertions import (
+    MIB,
+    BrokenPromiseError,
+    NotOfferedError,
+    exactly,
+    is_host,
+    require,
+)
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.memory.allocations import (
     ROUNDS,
@@ -24,9 +33,11 @@ _FIGURES_LAG_S = 1.5  # some systems update the host's available memory only now
 _BEYOND_ADDRESSES = 2**50  # bytes; more than a process can address: a host may promise anything less
 
 
-@check("total_memory", "available_memory", "mem_get_info", "get_device_properties")
+@check(
+    "total_memory", "available_memory", "mem_get_info", "get_device_properties",
+    promise="Available memory is at most the total, and falls with an allocation.",
+)  # fmt: skip
 def capacity(accelerator: Accelerator) -> None:
-    """Available memory is at most the total, and falls with an allocation."""
     total = exactly(accelerator.total_memory(), int, "total_memory()")
     available = exactly(accelerator.available_memory(), int, "available_memory()")
     require(0 < available <= total, f"{mib(available)} of {mib(total)} are available")
@@ -72,9 +83,32 @@ def capacity(accelerator: Accelerator) -> None:
     raise BrokenPromiseError(f"available_memory() falls by {mib(taken)} when {mib(size)} are allocated")
 
 
-@check("OutOfMemoryError", "is_out_of_memory", "memory_allocated", timeout_s=120)
+@check(
+    "available_memory", "mem_get_info", "total_memory",
+    promise="A host says how much memory the system, or the limit of its container, leaves.",
+)  # fmt: skip
+def capacity_of_a_host(accelerator: Accelerator) -> None:
+    if not is_host(accelerator):
+        raise NotOfferedError("its memory is not the host's")
+    figures: dict[str, Callable[[], int]] = {
+        "available_memory": accelerator.available_memory,
+        "mem_get_info": lambda: accelerator.mem_get_info()[0],
+    }
+    for name, figure in figures.items():
+        for left in reversed(range(ROUNDS)):  # others use the memory too
+            told, known = figure(), topology.available_memory()
+            if abs(told - known) <= known // 16 + SLACK:
+                break
+            require(left > 0, f"{name}() says {mib(told)}, and the system leaves {mib(known)}")
+            time.sleep(0.05)
+
+
+@check(
+    "OutOfMemoryError", "is_out_of_memory", "memory_allocated",
+    promise="is_out_of_memory recognises the error of a too large allocation, and the device still works.",
+    timeout_s=120,
+)  # fmt: skip
 def out_of_memory(accelerator: Accelerator) -> str | None:
-    """is_out_of_memory recognises the error of a too large allocation, and the device still works."""
     kind = accelerator.OutOfMemoryError
     require(isinstance(kind, type) and issubclass(kind, RuntimeError), f"OutOfMemoryError is {kind!r}")
     settle(accelerator)

@@ -50,9 +50,12 @@ _WITH_DEVICE = (
 )  # fmt: skip
 
 
-@check(*_WITH_DEVICE)
+@check(
+    *_WITH_DEVICE,
+    promise="A device is an index, a name or a torch.device; one that is absent or of another type is "
+    "refused.",
+)  # fmt: skip
 def device_arguments(accelerator: Accelerator) -> str | None:
-    """A device is an index, a name or a torch.device; one that is absent or of another type is refused."""
     held = [fill(accelerator, (i + 1) * MIB, name) for i, name in enumerate(device_names(accelerator))]
     try:
         return require_device_arguments(accelerator, methods_of(accelerator, *_WITH_DEVICE))
@@ -62,9 +65,11 @@ def device_arguments(accelerator: Accelerator) -> str | None:
 
 @check(
     "memory_allocated", "max_memory_allocated", "memory_reserved", "memory_cached", "max_memory_reserved",
-    "max_memory_cached", "memory_stats", "memory_summary", "reset_peak_memory_stats", once=True)  # fmt: skip
+    "max_memory_cached", "memory_stats", "memory_summary", "reset_peak_memory_stats",
+    promise="An allocation changes every figure of its device, however the device is named, and of no other.",
+    once=True,
+)  # fmt: skip
 def devices_are_counted_apart(accelerator: Accelerator) -> None:
-    """An allocation changes every figure of its device, however the device is named, and of no other."""
     require_figures(accelerator)
     names = several_devices(accelerator)
     release(accelerator)
@@ -102,10 +107,13 @@ def devices_are_counted_apart(accelerator: Accelerator) -> None:
         release(accelerator)
 
 
-@check("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
-       "reset_accumulated_memory_stats", once=True)  # fmt: skip
+@check(
+    "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
+    "reset_accumulated_memory_stats",
+    promise="A reset applies to its device, however the device is named, and to no other.",
+    once=True,
+)  # fmt: skip
 def resets_by_device(accelerator: Accelerator) -> None:
-    """A reset applies to its device, however the device is named, and to no other."""
     require_figures(accelerator)
     names = several_devices(accelerator)
     size, slack = 16 * MIB, 4 * MIB  # several devices are not a host: their figures are exact
@@ -150,9 +158,12 @@ def _raise_peaks(accelerator: Accelerator, names: list[str], size: int) -> None:
     settle(accelerator)
 
 
-@check("available_memory", "mem_get_info", "total_memory", timeout_s=120, once=True)
+@check(
+    "available_memory", "mem_get_info", "total_memory",
+    promise="An allocation on one device lowers the available memory of that device, and of no other.",
+    timeout_s=120, once=True,
+)  # fmt: skip
 def what_is_left_by_device(accelerator: Accelerator) -> None:
-    """An allocation on one device lowers the available memory of that device, and of no other."""
     names = several_devices(accelerator)
     figures: dict[str, Figure] = {
         "available_memory": accelerator.available_memory,

@@ -19,9 +19,11 @@ from acclimate_conformance.checks.memory.allocations import (
 )
 
 
-@check("memory_allocated", "empty_cache")
+@check(
+    "memory_allocated", "empty_cache",
+    promise="memory_allocated grows by what is allocated, and falls when it is freed.",
+)  # fmt: skip
 def allocation_shows(accelerator: Accelerator) -> None:
-    """memory_allocated grows by what is allocated, and falls when it is freed."""
     require_figures(accelerator)
     settle(accelerator)
     size = allocation_size(accelerator)
@@ -43,9 +45,11 @@ def allocation_shows(accelerator: Accelerator) -> None:
     )
 
 
-@check("memory_allocated", "memory_reserved", "empty_cache")
+@check(
+    "memory_allocated", "memory_reserved", "empty_cache",
+    promise="Allocating and freeing repeatedly ends with as much memory in use as before.",
+)  # fmt: skip
 def nothing_leaks(accelerator: Accelerator) -> None:
-    """Allocating and freeing repeatedly ends with as much memory in use as before."""
     size = allocation_size(accelerator) // 2
     figures = {
         "memory_allocated()": accelerator.memory_allocated,
@@ -65,9 +69,12 @@ def nothing_leaks(accelerator: Accelerator) -> None:
         )
 
 
-@check("max_memory_allocated", "max_memory_reserved", "max_memory_cached", timeout_s=90)
+@check(
+    "max_memory_allocated", "max_memory_reserved", "max_memory_cached",
+    promise="The peak includes an allocation that has been freed since.",
+    timeout_s=90,
+)  # fmt: skip
 def peak(accelerator: Accelerator) -> str | None:
-    """The peak includes an allocation that has been freed since."""
     require_figures(accelerator)
     release(accelerator)
     size = allocation_size(accelerator)
@@ -93,10 +100,11 @@ def peak(accelerator: Accelerator) -> str | None:
 
 
 @check(
-    "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached", "max_memory_allocated"
-)
+    "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
+    "max_memory_allocated",
+    promise="Each way to reset the peaks sets them to what is in use now, and no lower.",
+)  # fmt: skip
 def peak_reset(accelerator: Accelerator) -> None:
-    """Each way to reset the peaks sets them to what is in use now, and no lower."""
     require_figures(accelerator)
     size = allocation_size(accelerator)
     kept = fill(accelerator, size)
@@ -117,9 +125,12 @@ def peak_reset(accelerator: Accelerator) -> None:
     require(int(kept[-1]) == 7, "resetting the peaks changes a tensor")
 
 
-@check("memory_reserved", "memory_cached", "max_memory_reserved", "max_memory_cached", "max_memory_allocated")
+@check(
+    "memory_reserved", "memory_cached", "max_memory_reserved", "max_memory_cached", "max_memory_allocated",
+    promise="Reserved is at least allocated, a peak is at least its figure, and the older names return "
+    "the same.",
+)  # fmt: skip
 def figures_agree(accelerator: Accelerator) -> None:
-    """Reserved is at least allocated, a peak is at least its figure, and the older names return the same."""
     held = fill(accelerator, allocation_size(accelerator))
     allocated = accelerator.memory_allocated()
     reserved = exactly(accelerator.memory_reserved(), int, "memory_reserved()")
@@ -141,9 +152,11 @@ def figures_agree(accelerator: Accelerator) -> None:
     del held
 
 
-@check("memory_stats", "memory_summary", "memory_allocated")
+@check(
+    "memory_stats", "memory_summary", "memory_allocated",
+    promise="memory_stats has torch's keys, follows allocations, and agrees with memory_allocated.",
+)  # fmt: skip
 def statistics(accelerator: Accelerator) -> None:
-    """memory_stats has torch's keys, follows allocations, and agrees with memory_allocated."""
     require_figures(accelerator)
     size = allocation_size(accelerator)
     settle(accelerator)
@@ -178,9 +191,12 @@ def statistics(accelerator: Accelerator) -> None:
     require(bool(text.strip()), "memory_summary() is empty")
 
 
-@check("reset_accumulated_memory_stats", "ipc_collect", "memory_stats")
+@check(
+    "reset_accumulated_memory_stats", "ipc_collect", "memory_stats",
+    promise="reset_accumulated_memory_stats resets the counters that only grow; ipc_collect changes no "
+    "tensor.",
+)  # fmt: skip
 def accumulated_statistics(accelerator: Accelerator) -> None:
-    """reset_accumulated_memory_stats resets the counters that only grow; ipc_collect changes no tensor."""
     held = fill(accelerator, 8 * MIB)
     accelerator.ipc_collect()
     require(int(held[-1]) == 7, "ipc_collect() changed a tensor")

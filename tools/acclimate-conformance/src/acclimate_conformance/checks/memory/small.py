@@ -25,10 +25,12 @@ _BESIDE = (1 << 25) + 12345
 """Bytes that are allocated before, so that figures are large numbers and no whole MiB."""
 
 
-@check("memory_allocated", "max_memory_allocated", "memory_reserved", "memory_cached", "max_memory_reserved",
-       "max_memory_cached", "memory_stats", "reset_peak_memory_stats")  # fmt: skip
+@check(
+    "memory_allocated", "max_memory_allocated", "memory_reserved", "memory_cached", "max_memory_reserved",
+    "max_memory_cached", "memory_stats", "reset_peak_memory_stats",
+    promise="Figures are exact: small tensors show in them, and memory_stats returns the same numbers.",
+)  # fmt: skip
 def small_tensors_show(accelerator: Accelerator) -> None:
-    """Figures are exact: small tensors show in them, and memory_stats returns the same numbers."""
     require_figures(accelerator)
     if is_host(accelerator):
         raise NotOfferedError("a host's figures are those of the whole process")

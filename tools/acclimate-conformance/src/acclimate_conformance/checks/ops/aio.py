@@ -29,9 +29,12 @@ def aio_module(accelerator: Accelerator) -> Any:
     return builder_of(accelerator, "AsyncIOBuilder").load()
 
 
-@check("create_op_builder", "op_builders", timeout_s=600, once=True)
+@check(
+    "create_op_builder", "op_builders",
+    promise="Asynchronous I/O transfers every byte, leaves the rest of a file unchanged, and reports errors.",
+    timeout_s=600, once=True,
+)  # fmt: skip
 def asynchronous_io_moves_bytes(subject: Subject) -> None:
-    """Asynchronous I/O transfers every byte, leaves the rest of a file unchanged, and reports errors."""
     accelerator = subject.accelerator
     module = aio_module(accelerator)
     handle = module.aio_handle(_BLOCK, 8, False, True, 1)

@@ -79,9 +79,12 @@ def _files(count: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
         yield files
 
 
-@check("create_op_builder", "op_builders", timeout_s=600, once=True)
+@check(
+    "create_op_builder", "op_builders",
+    promise="Each way to read and to write transfers the bytes at its offset, several files at a time.",
+    timeout_s=600, once=True,
+)  # fmt: skip
 def asynchronous_io_at_every_offset(accelerator: Accelerator) -> None:
-    """Each way to read and to write transfers the bytes at its offset, several files at a time."""
     handle = aio_module(accelerator).aio_handle(SECTORS, 8, False, True, 1)
     with _files(2) as files:
         for what, read in _READS.items():
@@ -148,9 +151,12 @@ def _require_descriptor_is_written(handle: Any, files: dict[str, torch.Tensor]) 
     require_bytes(path, wanted, f"async_pwrite() to a descriptor at {3 * SECTORS}")
 
 
-@check("create_op_builder", "op_builders", timeout_s=600, once=True)
+@check(
+    "create_op_builder", "op_builders",
+    promise="A handle keeps its settings, and transfers correctly with any settings and any tensors.",
+    timeout_s=600, once=True,
+)  # fmt: skip
 def asynchronous_io_with_every_setting(accelerator: Accelerator) -> None:
-    """A handle keeps its settings, and transfers correctly with any settings and any tensors."""
     module = aio_module(accelerator)
     with _files(1) as files:
         path, content = files[0]
@@ -221,4 +227,46 @@ def _require_memory(module: Any, handle: Any) -> None:
         module.deepspeed_memcpy(copied, torch.arange(float(count)))
         require(
             torch.equal(copied, torch.arange(float(count))), f"deepspeed_memcpy() of {count} numbers is wrong"
+        )
+
+
+_TAILS = (1, 7, 1003, SECTORS - 1, SECTORS + 1, 3 * SECTORS + 77)
+"""Lengths in bytes that are no multiple of a sector or a block."""
+
+
+@check(
+    "create_op_builder", "op_builders",
+    promise="Files whose last block is not full are read and written whole; other lengths may be refused.",
+    timeout_s=600, once=True,
+)  # fmt: skip
+def asynchronous_io_of_any_length(accelerator: Accelerator) -> str | None:
+    handle = aio_module(accelerator).aio_handle(SECTORS, 4, False, True, 2)
+    refused: dict[str, str] = {}
+    for length in _TAILS:
+        content = _numbers(length, length)
+        for what in ("sync_pwrite()", "async_pwrite()", "write()"):
+            read = _READS["async_pread()" if "async" in what else "sync_pread()"]
+            try:
+                _require_round(handle, _WRITES[what], read, content, f"{what} of {length} bytes")
+            except (RuntimeError, ValueError, OSError) as error:
+                refused[str(length)] = str(error)
+    return f"it refuses transfers of {', '.join(refused)} bytes" if refused else None
+
+
+def _require_round(handle: Any, write: _Transfer, read: _Transfer, content: torch.Tensor, what: str) -> None:
+    """Writes a file, reads it into a part of a tensor, and looks at what is beside that too."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "file")
+        write(handle, content, path, 0)
+        if "async" in what:
+            handle.wait()
+        require_bytes(path, content, what)
+        around = torch.full((len(content) + 2,), 9, dtype=torch.uint8)
+        read(handle, around[1:-1], path, 0)
+        if "async" in what:
+            handle.wait()
+        require_equal(around[1:-1], content, f"{'async' if 'async' in what else 'sync'}_pread() after {what}")
+        beside = around[0].item(), around[-1].item()
+        require(
+            beside == (9, 9), f"sync_pread() of {len(content)} bytes changes what is beside them to {beside}"
         )

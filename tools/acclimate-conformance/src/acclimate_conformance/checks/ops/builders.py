@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import re
 import shlex
 import subprocess
 import tempfile
@@ -31,9 +32,11 @@ extern "C" __attribute__((visibility("default"))) std::int64_t twice(std::int64_
 """
 
 
-@check("op_builders", "get_op_builder", "create_op_builder", "op_builder_dir", "op_builder_package")
+@check(
+    "op_builders", "get_op_builder", "create_op_builder", "op_builder_dir", "op_builder_package",
+    promise="Every op builder is found by name, as a class and as an object; an unknown name gives None.",
+)  # fmt: skip
 def builders_found(accelerator: Accelerator) -> None:
-    """Every op builder is found by name, as a class and as an object; an unknown name gives None."""
     package = exactly(accelerator.op_builder_dir(), str, "op_builder_dir()")
     require(package == accelerator.op_builder_package, f"op_builder_dir() is {package!r}")
     home = importlib.import_module(package)
@@ -69,19 +72,28 @@ def _near_misses(name: str) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-@check("toolkit_version")
+@check(
+    "toolkit_version",
+    promise="toolkit_version returns the version of the vendor's software as one word, or None.",
+)  # fmt: skip
 def toolkit(accelerator: Accelerator) -> str:
-    """toolkit_version returns the version of the vendor's software as one word, or None."""
     version = accelerator.toolkit_version()
     if version is None:
         raise NotOfferedError("toolkit_version() is None")
-    require(len(exactly(version, str, "toolkit_version()").split()) == 1, f"it is {version!r}")
+    exactly(version, str, "toolkit_version()")
+    require(
+        re.fullmatch(r"[A-Za-z]*[-_.]?\d[\w.+-]*", version) is not None,
+        f"toolkit_version() is {version!r}, not one word that begins with a number",
+    )
     return version
 
 
-@check("create_op_builder", "op_builders", timeout_s=600, once=True)
+@check(
+    "create_op_builder", "op_builders",
+    promise="Every op that says it is compatible builds and loads.",
+    timeout_s=600, once=True,
+)  # fmt: skip
 def builders_load(accelerator: Accelerator) -> str | None:
-    """Every op that says it is compatible builds and loads."""
     if not accelerator.op_builders:
         raise NotOfferedError("it names no op builders")
     incompatible = []
@@ -97,9 +109,12 @@ def builders_load(accelerator: Accelerator) -> str | None:
     return f"cannot be built here: {'; '.join(incompatible)}" if incompatible else None
 
 
-@check("op_compiler", "op_compile_flags", "op_include_paths", "op_link_flags", timeout_s=120, once=True)
+@check(
+    "op_compiler", "op_compile_flags", "op_include_paths", "op_link_flags",
+    promise="op_compiler and the flags compile and link C++ source into a library that works.",
+    timeout_s=120, once=True,
+)  # fmt: skip
 def toolchain(accelerator: Accelerator) -> None:
-    """op_compiler and the flags compile and link C++ source into a library that works."""
     with refused('op_compiler(".no such kind")', CompilerNotFoundError):
         accelerator.op_compiler(".no such kind")
     try:
@@ -133,19 +148,32 @@ def toolchain(accelerator: Accelerator) -> None:
         includes = [argument for path in folders for argument in ("-isystem", path)]
         command = [*compiler, *flags, *includes, "-shared", str(source), *links, "-o", str(library)]
         made = subprocess.run(command, capture_output=True, text=True, check=False)
-        require(made.returncode == 0, f"{' '.join(command)} fails: {made.stderr[-400:]}")
+        if made.returncode != 0:
+            plain = [compiler[0], "-fPIC", "-shared", str(source), "-o", str(library)]
+            parts = {"op_include_paths": includes, "op_link_flags": links, "op_compile_flags": flags}
+            alone = (name for name, part in parts.items() if _fails([*plain, *part]))
+            raise BrokenPromiseError(
+                f"{next(alone, 'op_compiler')}() fails in {shlex.join(command)}: {made.stderr[-400:]}"
+            )
         twice = ctypes.CDLL(str(library)).twice
         twice.restype, twice.argtypes = ctypes.c_int64, [ctypes.c_int64]
         require(twice(21) == 42, f"a function that was compiled gives {twice(21)} instead of 42")
+
+
+def _fails(command: list[str]) -> bool:
+    return subprocess.run(command, capture_output=True, check=False).returncode != 0
 
 
 _OF_THIS_MACHINE = ("native", "-xHost", "-xhost")
 """Words in compiler flags that mean the processor of the machine that compiles."""
 
 
-@check("op_compiler", "op_compile_flags", once=True)
+@check(
+    "op_compiler", "op_compile_flags",
+    promise="op_compiler follows CXX at each call; flags for all devices name no processor of this machine.",
+    once=True,
+)  # fmt: skip
 def toolchain_by_its_arguments(accelerator: Accelerator) -> None:
-    """op_compiler follows CXX at each call; flags for all devices name no processor of this machine."""
     for flag in accelerator.op_compile_flags(portable=True):
         bound = any(flag == word or flag.endswith(f"={word}") for word in _OF_THIS_MACHINE)
         require(
@@ -173,9 +201,12 @@ def toolchain_by_its_arguments(accelerator: Accelerator) -> None:
             os.environ["CXX"] = before
 
 
-@check("build_extension", "op_builders", once=True)
+@check(
+    "build_extension", "op_builders",
+    promise="build_extension returns a subclass of torch's setuptools command that builds an op's builder().",
+    once=True,
+)  # fmt: skip
 def ahead_of_time(accelerator: Accelerator) -> None:
-    """build_extension returns a subclass of torch's setuptools command that builds an op's builder()."""
     from setuptools import Distribution
     from torch.utils.cpp_extension import BuildExtension
 

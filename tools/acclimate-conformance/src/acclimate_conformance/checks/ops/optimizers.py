@@ -52,9 +52,12 @@ _Update = Callable[[Any, int, int, _Settings, _Group], None]
 _Rule = Callable[[int, _Settings, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
-@check("create_op_builder", "op_builders", timeout_s=600, once=True)
+@check(
+    "create_op_builder", "op_builders",
+    promise="The optimizer ops update every tensor of a group, in each mode, like the same rule in torch.",
+    timeout_s=600, once=True,
+)  # fmt: skip
 def optimizer_ops_compute(accelerator: Accelerator) -> None:
-    """The optimizer ops update every tensor of a group, in each mode, like the same rule in torch."""
     found = [name for name in _OPTIMIZERS if name in accelerator.op_builders]
     usable = [name for name in found if builder_of(accelerator, name).is_compatible(verbose=False)]
     if not usable:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import torch
 
 from acclimate.accelerator import Accelerator
@@ -20,9 +22,12 @@ from acclimate_conformance.checks.assertions import (
 from acclimate_conformance.checks.check import check
 
 
-@check("pin_memory", "pin_empty", "pin_empty_like", "unpin_memory")
+@check(
+    "pin_memory", "pin_empty", "pin_empty_like", "unpin_memory",
+    promise="Pinning keeps values, dtype and shape, on the host; templates give tensors of the "
+    "requested shape.",
+)  # fmt: skip
 def contents(accelerator: Accelerator) -> None:
-    """Pinning keeps values, dtype and shape, on the host; templates give tensors of the requested shape."""
     for dtype in (torch.float32, torch.int64, torch.bfloat16, torch.bool):
         original = (torch.arange(24) % 5).to(dtype).reshape(4, 6)
         pinned = accelerator.pin_memory(original)
@@ -49,9 +54,11 @@ def contents(accelerator: Accelerator) -> None:
     require(other.dtype == torch.int32, f"pin_empty_like(dtype=int32) is {short(other.dtype)}")
 
 
-@check("is_pinned", "pin_memory", "pin_empty")
+@check(
+    "is_pinned", "pin_memory", "pin_empty",
+    promise="is_pinned distinguishes pinned from ordinary memory, and pin_memory returns pinned memory.",
+)  # fmt: skip
 def told_truly(accelerator: Accelerator) -> None:
-    """is_pinned distinguishes pinned from ordinary memory, and pin_memory returns pinned memory."""
     ordinary = torch.ones(1024)
     pinned = {
         "pin_memory": accelerator.pin_memory(ordinary),
@@ -75,9 +82,12 @@ def told_truly(accelerator: Accelerator) -> None:
             require(accelerator.is_pinned(view), f"is_pinned() is False for {part} of the result of {what}()")
 
 
-@check("pin_memory", "pin_empty", "synchronize", timeout_s=90)
+@check(
+    "pin_memory", "pin_empty", "synchronize",
+    promise="Non-blocking copies to and from pinned memory are complete after synchronize.",
+    timeout_s=90,
+)  # fmt: skip
 def copies(accelerator: Accelerator) -> None:
-    """Non-blocking copies to and from pinned memory are complete after synchronize."""
     device = accelerator.current_device_name()
     work = Work(accelerator, at_least_ms=10)
     for seed in range(3):
@@ -92,9 +102,11 @@ def copies(accelerator: Accelerator) -> None:
         require(equal(target, values * 2), "after synchronize() a copy to pinned memory has wrong values")
 
 
-@check("pin_empty", "pin_empty_like")
+@check(
+    "pin_empty", "pin_empty_like",
+    promise="pin_empty and pin_empty_like raise InvalidDeviceError for any device but the host.",
+)  # fmt: skip
 def only_on_the_host(accelerator: Accelerator) -> None:
-    """pin_empty and pin_empty_like raise InvalidDeviceError for any device but the host."""
     elsewhere: list[str | torch.device] = ["meta", torch.device("meta")]
     if not is_host(accelerator):
         for name in (accelerator.device_type, *device_names(accelerator)):
@@ -106,9 +118,12 @@ def only_on_the_host(accelerator: Accelerator) -> None:
             accelerator.pin_empty_like(torch.zeros(4), device=device)
 
 
-@check("pin_memory", "pin_empty")
+@check(
+    "pin_memory", "pin_empty",
+    promise="A blocking copy to or from pinned memory is complete when it returns, whatever is queued "
+    "before it.",
+)  # fmt: skip
 def blocking_copies_wait(accelerator: Accelerator) -> None:
-    """A blocking copy to or from pinned memory is complete when it returns, whatever is queued before it."""
     device = accelerator.current_device_name()
     work = Work(accelerator, at_least_ms=5)
     values = torch.arange(1 << 16, dtype=torch.float32)
@@ -126,40 +141,60 @@ def blocking_copies_wait(accelerator: Accelerator) -> None:
     )
 
 
-@check("register_host_memory", "unregister_host_memory", "pin_memory_alignment", "is_pinned")
+@check(
+    "register_host_memory", "unregister_host_memory", "pin_memory_alignment", "is_pinned",
+    promise="register_host_memory pins memory that torch allocated otherwise; unregister_host_memory "
+    "unpins it.",
+)  # fmt: skip
 def registration(accelerator: Accelerator) -> None:
-    """register_host_memory pins memory that torch allocated otherwise; unregister_host_memory unpins it."""
     alignment = exactly(accelerator.pin_memory_alignment(), int, "pin_memory_alignment()")
     require(
         alignment >= 1 and alignment & (alignment - 1) == 0,
         f"the alignment is {alignment}, not a power of two",
     )
-    length = 1 << 16
-    whole = torch.zeros(length + alignment, dtype=torch.uint8)
-    skip = -whole.data_ptr() % alignment
-    memory = whole[skip : skip + length]
-    taken = exactly(
-        accelerator.register_host_memory(memory.data_ptr(), length), bool, "register_host_memory()"
-    )
-    if not taken:
+    page = max(alignment, mmap.PAGESIZE)
+    length = 16 * page
+    whole = torch.zeros(2 * length + 3 * page, dtype=torch.uint8)
+    start = -whole.data_ptr() % page + page
+    memory, after = whole[start : start + length], whole[start + length : start + 2 * length]
+    ordinary = whole[: start - page]
+    taken = accelerator.register_host_memory(memory.data_ptr(), length)
+    if not exactly(taken, bool, "register_host_memory()"):
         accelerator.unregister_host_memory(memory.data_ptr())
         require(not accelerator.is_pinned(memory), "it returns False, but the memory is pinned")
         raise NotOfferedError("it cannot pin memory that is already allocated")
+    device = accelerator.current_device_name()
+    parts = {
+        "its start": memory[:16], "its second page": memory[page : 2 * page],
+        "its middle": memory[length // 2 :], "its last byte": memory[-1:], "every third byte": memory[1::3],
+    }  # fmt: skip
     try:
-        require(accelerator.is_pinned(memory), "it returns True, but the memory is not pinned")
-        memory.copy_(torch.full((length,), 5, dtype=torch.uint8, device=accelerator.current_device_name()))
-        accelerator.synchronize()
-        require(
-            equal(memory, torch.full((length,), 5, dtype=torch.uint8)), "a copy to registered memory is wrong"
-        )
+        for what, part in parts.items():
+            require(accelerator.is_pinned(part), f"register_host_memory() does not pin {what}")
+            value = 3 + len(what)
+            part.copy_(torch.full((len(part),), value, dtype=torch.uint8, device=device))
+            accelerator.synchronize()
+            require(
+                equal(part, torch.full((len(part),), value, dtype=torch.uint8)),
+                f"a copy to registered memory, {what}, is wrong",
+            )
+        for what, part in {"before": ordinary, "after": after[page:]}.items():
+            require(not accelerator.is_pinned(part), f"register_host_memory() pins what is {what} the region")
+        if accelerator.register_host_memory(after.data_ptr(), length):
+            accelerator.unregister_host_memory(memory.data_ptr())
+            require(accelerator.is_pinned(after), "unregister_host_memory() unpins another region")
+            accelerator.unregister_host_memory(after.data_ptr())
+            require(
+                not accelerator.is_pinned(after), "unregister_host_memory() leaves a second region pinned"
+            )
     finally:
         accelerator.unregister_host_memory(memory.data_ptr())
-    require(not accelerator.is_pinned(memory), "after unregister_host_memory() the memory is still pinned")
+    for what, part in parts.items():
+        require(not accelerator.is_pinned(part), f"unregister_host_memory() leaves {what} pinned")
 
 
-@check("on_accelerator")
+@check("on_accelerator", promise="on_accelerator is True for tensors on the device, and for no others.")
 def on_accelerator(accelerator: Accelerator) -> None:
-    """on_accelerator is True for tensors on the device, and for no others."""
     places = dict.fromkeys((accelerator.device_type, accelerator.current_device_name()), True)
     places["meta"] = False
     places["cpu"] = torch.zeros(1).device.type == accelerator.device_type

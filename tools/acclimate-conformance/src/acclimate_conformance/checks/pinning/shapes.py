@@ -33,9 +33,11 @@ def _locks(accelerator: Accelerator) -> bool:
     return bool(accelerator.pin_empty(64, dtype=torch.float32).is_pinned())
 
 
-@check("pin_memory", "is_pinned", "unpin_memory")
+@check(
+    "pin_memory", "is_pinned", "unpin_memory",
+    promise="pin_memory pins strided, empty, large and scalar tensors alike, and keeps values and shape.",
+)  # fmt: skip
 def any_tensor_is_pinned(accelerator: Accelerator) -> None:
-    """pin_memory pins strided, empty, large and scalar tensors alike, and keeps values and shape."""
     locks = _locks(accelerator)
     for what, make in _SHAPED.items():
         original = make()
@@ -59,9 +61,11 @@ def any_tensor_is_pinned(accelerator: Accelerator) -> None:
         require(equal(pinned, kept), f"unpin_memory() changes the values of {what}")
 
 
-@check("pin_memory", "pin_empty", "pin_empty_like")
+@check(
+    "pin_memory", "pin_empty", "pin_empty_like",
+    promise="Without a copy the result is new memory of the requested shape, pinned like other memory.",
+)  # fmt: skip
 def templates(accelerator: Accelerator) -> None:
-    """Without a copy the result is new memory of the requested shape, pinned like other memory."""
     locks = _locks(accelerator)
     for what, make in _SHAPED.items():
         template = make().detach()
@@ -109,9 +113,12 @@ def templates(accelerator: Accelerator) -> None:
             require(accelerator.is_pinned(tensor) == locks, f"memory asked for on {host!r} is not pinned")
 
 
-@check("pin_memory", "synchronize", timeout_s=90)
+@check(
+    "pin_memory", "synchronize",
+    promise="Copies between pinned memory and every device are right for strided, empty and large tensors.",
+    timeout_s=90,
+)  # fmt: skip
 def copies_of_any_shape(accelerator: Accelerator) -> None:
-    """Copies between pinned memory and every device are right for strided, empty and large tensors."""
     for index, name in enumerate(device_names(accelerator)):
         for what, make in _SHAPED.items():
             values = make().detach()
@@ -124,9 +131,11 @@ def copies_of_any_shape(accelerator: Accelerator) -> None:
             require(equal(back, values), f"{what} changes between pinned memory and {name}")
 
 
-@check("is_pinned", "on_accelerator")
+@check(
+    "is_pinned", "on_accelerator",
+    promise="on_accelerator and is_pinned distinguish device, pinned and ordinary memory.",
+)  # fmt: skip
 def places_are_told(accelerator: Accelerator) -> None:
-    """on_accelerator and is_pinned distinguish device, pinned and ordinary memory."""
     on_host = is_host(accelerator)
     for name in device_names(accelerator):
         base = torch.ones(6, 4, device=name)
@@ -147,3 +156,35 @@ def places_are_told(accelerator: Accelerator) -> None:
         require(told == on_host, f"on_accelerator() of {what} is {told}")
     for ordinary in (torch.ones(16), torch.ones(4, 4).t(), torch.empty(0)):
         require(not accelerator.is_pinned(ordinary), "is_pinned() is True for an ordinary tensor")
+
+
+@check(
+    "pin_memory", "pin_empty", "pin_empty_like", "is_pinned", "synchronize",
+    promise="Memory of any length is pinned and copied as a whole, with any argument that is allowed.",
+)  # fmt: skip
+def any_length_is_pinned(accelerator: Accelerator) -> None:
+    locks = _locks(accelerator)
+    device = accelerator.current_device_name()
+    for length in (1, 3, 5, 7, 1003, 4095, 4097, 65_537):
+        values = torch.arange(length, dtype=torch.int32)
+        made = {
+            "pin_memory(t)": accelerator.pin_memory(values),
+            "pin_memory(t, True, match_shape=False)": accelerator.pin_memory(values, True, match_shape=False),
+            "pin_empty(n)": accelerator.pin_empty(length, dtype=torch.int32).copy_(values),
+            "pin_empty_like(t, dtype=…)": accelerator.pin_empty_like(values.float(), dtype=torch.int32).copy_(
+                values
+            ),
+        }
+        for how, tensor in made.items():
+            require(equal(tensor, values), f"{how} of {length} elements has other values")
+            for part in (tensor[-1:], tensor[length // 2 :]):
+                told = accelerator.is_pinned(part)
+                require(told == locks, f"is_pinned() is {told} at the end of {how} of {length} elements")
+            there = tensor.to(device, non_blocking=True)
+            back = accelerator.pin_empty(length + 2, dtype=torch.int32).fill_(-1)
+            back[1:-1].copy_(there, non_blocking=True)
+            accelerator.synchronize()
+            wanted = torch.nn.functional.pad(values, (1, 1), value=-1)
+            require(
+                equal(back, wanted), f"{how} of {length} elements changes on the way to {device} and back"
+            )

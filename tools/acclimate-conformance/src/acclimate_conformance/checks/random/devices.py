@@ -28,9 +28,12 @@ from acclimate_conformance.checks.device_arguments import (
 _SEED = 20_260_211
 
 
-@check("default_generator", "get_rng_state", "set_rng_state")
+@check(
+    "default_generator", "get_rng_state", "set_rng_state",
+    promise="A device is an index, a name or a torch.device; one that is absent or of another type is "
+    "refused.",
+)  # fmt: skip
 def device_arguments(accelerator: Accelerator) -> str | None:
-    """A device is an index, a name or a torch.device; one that is absent or of another type is refused."""
     for index in range(len(device_names(accelerator))):  # each with a state of its own
         with accelerator.device(index):
             accelerator.manual_seed(_SEED + index)
@@ -48,9 +51,11 @@ def device_arguments(accelerator: Accelerator) -> str | None:
     return require_device_arguments(accelerator, methods)
 
 
-@check("get_rng_state", "set_rng_state", "default_generator", "manual_seed", "initial_seed", "seed")
+@check(
+    "get_rng_state", "set_rng_state", "default_generator", "manual_seed", "initial_seed", "seed",
+    promise="Without a device argument, methods use the generator of the current device.",
+)  # fmt: skip
 def current_device_is_meant(accelerator: Accelerator) -> None:
-    """Without a device argument, methods use the generator of the current device."""
     for index, name in enumerate(several_devices(accelerator)):
         for other in range(accelerator.device_count()):  # each with a state of its own
             with accelerator.device(other):
@@ -79,13 +84,15 @@ def current_device_is_meant(accelerator: Accelerator) -> None:
                 told = accelerator.initial_seed()
             require(
                 other == index or told == _SEED + other,
-                f"seeding {name} changes the seed of device {other} to {told}",
+                f"manual_seed() or seed() on {name} changes the seed of device {other} to {told}",
             )
 
 
-@check("default_generator", "default_generators")
+@check(
+    "default_generator", "default_generators",
+    promise="default_generator accepts every form of a device; default_generators is in device order.",
+)  # fmt: skip
 def generators_by_device(accelerator: Accelerator) -> None:
-    """default_generator accepts every form of a device; default_generators is in device order."""
     _require_generators(accelerator)
     if not has_indices(accelerator):
         raise NotOfferedError("its devices share one generator")
@@ -98,9 +105,11 @@ def generators_by_device(accelerator: Accelerator) -> None:
         require(found == index, f"default_generators[{index}] is one of device {found}")
 
 
-@check("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all")
+@check(
+    "manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all",
+    promise="Seeding and restoring the device do not change the host's generator.",
+)  # fmt: skip
 def host_is_left_alone(accelerator: Accelerator) -> None:
-    """Seeding and restoring the device do not change the host's generator."""
     if is_host(accelerator):
         raise NotOfferedError("its generator is the host's")
     actions: dict[str, Callable[[], object]] = {

@@ -24,9 +24,12 @@ def _draw(device: str, count: int = 257) -> torch.Tensor:
     return torch.rand(count, device=device).cpu()
 
 
-@check("manual_seed", "initial_seed")
+@check(
+    "manual_seed", "initial_seed",
+    promise="Equal seeds give equal numbers, different seeds different ones, and initial_seed returns "
+    "the seed.",
+)  # fmt: skip
 def seeds(accelerator: Accelerator) -> None:
-    """Equal seeds give equal numbers, different seeds different ones, and initial_seed returns the seed."""
     device = accelerator.current_device_name()
     accelerator.manual_seed(_SEED)
     started = exactly(accelerator.initial_seed(), int, "initial_seed()")
@@ -35,59 +38,72 @@ def seeds(accelerator: Accelerator) -> None:
     require(not equal(first, second), "two draws in a row are equal")
     require(0.3 < float(first.mean()) < 0.7, f"the mean of uniform numbers is {float(first.mean()):.2f}")
     accelerator.manual_seed(_SEED)
-    require(equal(_draw(device), first), "the same seed gives other numbers")
+    require(equal(_draw(device), first), "manual_seed() with the same seed gives other numbers")
     accelerator.manual_seed(_SEED + 1)
-    require(not equal(_draw(device), first), "another seed gives the same numbers")
+    require(not equal(_draw(device), first), "manual_seed() with another seed gives the same numbers")
 
 
-@check("manual_seed_all")
+@check("manual_seed_all", promise="manual_seed_all seeds every device, so that each repeats its numbers.")
 def seeds_of_all_devices(accelerator: Accelerator) -> None:
-    """manual_seed_all seeds every device, so that each repeats its numbers."""
     names = device_names(accelerator)
     accelerator.manual_seed_all(_SEED)
     first = [_draw(name) for name in names]
     accelerator.manual_seed_all(_SEED)
     for name, numbers in zip(names, first, strict=True):
-        require(equal(_draw(name), numbers), f"the same seed gives other numbers on {name}")
+        require(
+            equal(_draw(name), numbers), f"manual_seed_all() with the same seed gives other numbers on {name}"
+        )
     accelerator.manual_seed_all(_SEED + 1)
     for name, numbers in zip(names, first, strict=True):
-        require(not equal(_draw(name), numbers), f"another seed gives the same numbers on {name}")
+        require(
+            not equal(_draw(name), numbers),
+            f"manual_seed_all() with another seed gives the same numbers on {name}",
+        )
 
 
-@check("get_rng_state", "set_rng_state")
+@check(
+    "get_rng_state", "set_rng_state",
+    promise="Restoring a saved state gives the same numbers again, on each device.",
+)  # fmt: skip
 def state_saved_and_restored(accelerator: Accelerator) -> None:
-    """Restoring a saved state gives the same numbers again, on each device."""
     for index, name in enumerate(device_names(accelerator)):
         for device in (index, name):
             given = accelerator.get_rng_state(device)
             state = given.clone()  # another check is about a tensor that a later call overwrites
             require(
                 given.device.type == "cpu" and given.dtype == torch.uint8,
-                f"the state is a {given.dtype} tensor on {given.device}, not uint8 on the host",
+                f"get_rng_state() is a {given.dtype} tensor on {given.device}, not uint8 on the host",
             )
             first = _draw(name)
             require(
                 not equal(accelerator.get_rng_state(device), state),
-                f"drawing on {name} leaves its state as it was",
+                f"get_rng_state() is the same before and after a draw on {name}",
             )
             require(not equal(_draw(name), first), f"two draws in a row are equal on {name}")
             accelerator.set_rng_state(state, device)
             require(
                 equal(accelerator.get_rng_state(device), state),
-                f"the state of {name} is not the one just set",
+                f"set_rng_state() does not set the state of {name} to the one given",
             )
-            require(equal(_draw(name), first), f"the restored state gives other numbers on {name}")
+            require(
+                equal(_draw(name), first), f"set_rng_state() with a saved state gives other numbers on {name}"
+            )
 
 
-@check("get_rng_state_all", "set_rng_state_all")
+@check(
+    "get_rng_state_all", "set_rng_state_all",
+    promise="get_rng_state_all returns one state per device; restoring them repeats the numbers of all "
+    "devices.",
+)  # fmt: skip
 def states_of_all_devices(accelerator: Accelerator) -> None:
-    """get_rng_state_all returns one state per device; restoring them repeats the numbers of all devices."""
     names = device_names(accelerator)
     for index in range(len(names)):  # each with a state of its own
         with accelerator.device(index):
             accelerator.manual_seed(_SEED + index)
     states = exactly(accelerator.get_rng_state_all(), list, "get_rng_state_all()")
-    require(len(states) == len(names), f"there are {len(states)} states for {len(names)} devices")
+    require(
+        len(states) == len(names), f"get_rng_state_all() has {len(states)} states for {len(names)} devices"
+    )
     for index, name in enumerate(names):
         require(
             equal(states[index], accelerator.get_rng_state(index)),
@@ -96,12 +112,17 @@ def states_of_all_devices(accelerator: Accelerator) -> None:
     first = [_draw(name) for name in names]
     accelerator.set_rng_state_all(states)
     for name, numbers in zip(names, first, strict=True):
-        require(equal(_draw(name), numbers), f"the restored states give other numbers on {name}")
+        require(
+            equal(_draw(name), numbers),
+            f"set_rng_state_all() with saved states gives other numbers on {name}",
+        )
 
 
-@check("manual_seed", "set_rng_state", "get_rng_state")
+@check(
+    "manual_seed", "set_rng_state", "get_rng_state",
+    promise="Seeding, restoring and drawing on one device do not change the other devices' generators.",
+)  # fmt: skip
 def devices_draw_independently(accelerator: Accelerator) -> None:
-    """Seeding, restoring and drawing on one device do not change the other devices' generators."""
     names = several_devices(accelerator)
     accelerator.manual_seed_all(_SEED)
     for index, name in enumerate(names):
@@ -115,7 +136,7 @@ def devices_draw_independently(accelerator: Accelerator) -> None:
         for other in others:
             require(
                 equal(accelerator.get_rng_state(other), before[other]),
-                f"seeding and drawing on {name} changes the state of {names[other]}",
+                f"manual_seed() or a draw on {name} changes the state of {names[other]}",
             )
     streams = []
     for index, name in enumerate(names):
@@ -125,9 +146,11 @@ def devices_draw_independently(accelerator: Accelerator) -> None:
     require(not equal(streams[0], streams[1]), "two devices with different seeds draw the same numbers")
 
 
-@check("default_generator", "default_generators")
+@check(
+    "default_generator", "default_generators",
+    promise="The default generator of a device is the one that its operations use.",
+)  # fmt: skip
 def generators(accelerator: Accelerator) -> None:
-    """The default generator of a device is the one that its operations use."""
     with offered_or_not("default generators"):
         generators = accelerator.default_generators
     require(
@@ -137,11 +160,12 @@ def generators(accelerator: Accelerator) -> None:
     for index, name in enumerate(device_names(accelerator)):
         generator = accelerator.default_generator(index)
         require(
-            isinstance(generator, torch.Generator), f"the generator of {name} is a {type(generator).__name__}"
+            isinstance(generator, torch.Generator),
+            f"default_generator() of {name} is a {type(generator).__name__}",
         )
         require(
             generator.device.type == accelerator.device_type,
-            f"the generator of {name} is one of {generator.device}",
+            f"default_generator() of {name} is one of {generator.device}",
         )
         generator.manual_seed(_SEED)
         first = _draw(name)
@@ -149,23 +173,26 @@ def generators(accelerator: Accelerator) -> None:
             same.manual_seed(_SEED)
             require(
                 equal(_draw(name), first),
-                f"seeding the default generator of {name} does not repeat its numbers",
+                f"default_generator() of {name}, seeded again, does not repeat that device's numbers",
             )
         generator.manual_seed(_SEED)
         given = torch.rand(len(first), device=name, generator=generator).cpu()
-        require(equal(given, first), f"the default generator of {name}, when given, draws other numbers")
+        require(equal(given, first), f"default_generator() of {name}, when given, draws other numbers")
 
 
-@check("seed", "seed_all", "initial_seed")
+@check(
+    "seed", "seed_all", "initial_seed",
+    promise="seed and seed_all return a different seed each time, with which manual_seed repeats the "
+    "numbers.",
+)  # fmt: skip
 def fresh_seeds(accelerator: Accelerator) -> None:
-    """seed and seed_all return a different seed each time, with which manual_seed repeats the numbers."""
     device = accelerator.current_device_name()
     with offered_or_not("seeding with a fresh number"):
         seeds = [accelerator.seed(), accelerator.seed()]
     seeds.append(accelerator.seed_all())
     for seed in seeds:
         exactly(seed, int, "the seed")
-    require(len(set(seeds)) == len(seeds), f"the seeds are {seeds}")
+    require(len(set(seeds)) == len(seeds), f"seed() and seed_all() return {seeds}")
     started = accelerator.initial_seed()
     require(started == seeds[-1], f"seed_all() returned {seeds[-1]}, initial_seed() is {started}")
     first = [_draw(name) for name in device_names(accelerator)]
@@ -182,9 +209,11 @@ def fresh_seeds(accelerator: Accelerator) -> None:
     require(equal(_draw(device), numbers), "the seed that seed() returned gives other numbers")
 
 
-@check("manual_seed", "initial_seed", "seed", "default_generator")
+@check(
+    "manual_seed", "initial_seed", "seed", "default_generator",
+    promise="initial_seed returns the last seed, set by manual_seed, seed, torch.manual_seed or a generator.",
+)  # fmt: skip
 def last_seed_is_told(accelerator: Accelerator) -> None:
-    """initial_seed returns the last seed, set by manual_seed, seed, torch.manual_seed or a generator."""
     device = accelerator.current_device_name()
     with offered_or_not("seeding with a fresh number"):
         accelerator.seed()
@@ -212,13 +241,13 @@ def last_seed_is_told(accelerator: Accelerator) -> None:
             require(told == given, f"after {name} with {given} initial_seed() is {told}")
             accelerator.manual_seed(told)
             require(
-                equal(_draw(device), numbers), f"the seed {told} that {name} set does not repeat its numbers"
+                equal(_draw(device), numbers),
+                f"manual_seed() with the seed {told} that {name} set does not repeat the numbers",
             )
 
 
-@check("random")
+@check("random", promise="random() returns torch.random, whose fork_rng keeps this device's state.")
 def torch_random(accelerator: Accelerator) -> None:
-    """random() returns torch.random, whose fork_rng keeps this device's state."""
     module = accelerator.random()
     require(module is torch.random, f"random() is {module!r}")
     device = accelerator.current_device_name()

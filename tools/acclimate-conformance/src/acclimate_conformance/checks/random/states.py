@@ -71,9 +71,11 @@ def _offered_draws(device: str) -> dict[str, Callable[[], torch.Tensor]]:
     return offered
 
 
-@check("get_rng_state", "set_rng_state", "manual_seed")
+@check(
+    "get_rng_state", "set_rng_state", "manual_seed",
+    promise="A restored state, or the same seed, repeats the numbers of every distribution.",
+)  # fmt: skip
 def every_kind_of_draw_repeats(accelerator: Accelerator) -> None:
-    """A restored state, or the same seed, repeats the numbers of every distribution."""
     device = accelerator.current_device_name()
     draws = _offered_draws(device)
     for name, draw in draws.items():
@@ -83,27 +85,29 @@ def every_kind_of_draw_repeats(accelerator: Accelerator) -> None:
         state = accelerator.get_rng_state().clone()  # another check is about a reused tensor
         numbers, next_ones = draw().cpu(), torch.randn(1, device=device).cpu()
         accelerator.set_rng_state(state)
-        require(equal(draw(), numbers), f"the restored state gives other numbers to {name}")
+        require(equal(draw(), numbers), f"set_rng_state() with a saved state gives other numbers to {name}")
         between = accelerator.get_rng_state().clone()
         for _ in range(2):
             require(
                 equal(torch.randn(1, device=device), next_ones),
-                f"a state restored before or after {name} does not give the same number next",
+                f"set_rng_state() before or after {name} does not give the same number next",
             )
             accelerator.set_rng_state(between)
         if not is_host(accelerator):
             require(equal(torch.get_rng_state(), host), f"{name} changes the state of the host's generator")
-        require(not equal(between, state), f"{name} leaves the state of {device} as it was")
+        require(not equal(between, state), f"get_rng_state() is the same before and after {name} on {device}")
         accelerator.manual_seed(7)
         first = draw().cpu()
         accelerator.manual_seed(7)
-        require(equal(draw(), first), f"the same seed gives other numbers to {name}")
+        require(equal(draw(), first), f"manual_seed() with the same seed gives other numbers to {name}")
         require(not equal(draw(), first), f"two draws of {name} in a row are equal")
 
 
-@check("manual_seed_all", "initial_seed")
+@check(
+    "manual_seed_all", "initial_seed",
+    promise="torch.manual_seed seeds every device, whichever is current.",
+)  # fmt: skip
 def torch_seeds_every_device(accelerator: Accelerator) -> None:
-    """torch.manual_seed seeds every device, whichever is current."""
     devices = range(len(device_names(accelerator)))
     for current in devices:
         with accelerator.device(current):
@@ -118,33 +122,37 @@ def torch_seeds_every_device(accelerator: Accelerator) -> None:
             )
 
 
-@check("get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all")
+@check(
+    "get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all",
+    promise="Drawing numbers does not change a saved state, which can be restored repeatedly and from "
+    "a copy.",
+)  # fmt: skip
 def states_are_copies(accelerator: Accelerator) -> None:
-    """Drawing numbers does not change a saved state, which can be restored repeatedly and from a copy."""
     for index, name in enumerate(device_names(accelerator)):
         state = accelerator.get_rng_state(index)
         kept = state.clone()
-        require(equal(accelerator.get_rng_state(index), kept), f"reading the state of {name} changes it")
+        require(equal(accelerator.get_rng_state(index), kept), f"get_rng_state() changes the state of {name}")
         first = torch.rand(_COUNT, device=name).cpu()
-        require(equal(state, kept), f"drawing on {name} changes a state that was read before")
+        require(equal(state, kept), f"get_rng_state() of {name} returns a tensor that changes with a draw")
         later = accelerator.get_rng_state(index)
-        require(equal(state, kept), f"reading the state of {name} again changes what was read before")
+        require(equal(state, kept), f"get_rng_state() of {name} changes what it returned before")
         for given in (state, kept, state):
             accelerator.set_rng_state(given, index)
             require(
-                equal(torch.rand(_COUNT, device=name), first), f"a state restored on {name} does not repeat"
+                equal(torch.rand(_COUNT, device=name), first),
+                f"set_rng_state() on {name} does not repeat the numbers",
             )
-            require(equal(given, kept), f"drawing on {name} changes the state that was restored")
+            require(equal(given, kept), f"set_rng_state() on {name} keeps a tensor that a draw then changes")
         require(
             equal(accelerator.get_rng_state(index), later),
-            f"equal draws from an equal state leave {name} in another state",
+            f"get_rng_state() of {name} differs after equal draws from an equal state",
         )
     states = accelerator.get_rng_state_all()
     copies = [state.clone() for state in states]
     for name in device_names(accelerator):
         torch.rand(_COUNT, device=name)
     for state, copy in zip(states, copies, strict=True):
-        require(equal(state, copy), "drawing changes what get_rng_state_all() returned before")
+        require(equal(state, copy), "get_rng_state_all() returns tensors that change with a draw")
     accelerator.set_rng_state_all(tuple(copies))
     for index in range(len(device_names(accelerator))):
         require(
@@ -153,9 +161,11 @@ def states_are_copies(accelerator: Accelerator) -> None:
         )
 
 
-@check("manual_seed", "manual_seed_all", "initial_seed")
+@check(
+    "manual_seed", "manual_seed_all", "initial_seed",
+    promise="A seed from 0 to 2**63 - 1 is used unchanged, and initial_seed returns it.",
+)  # fmt: skip
 def seeds_of_every_size(accelerator: Accelerator) -> None:
-    """A seed from 0 to 2**63 - 1 is used unchanged, and initial_seed returns it."""
     for seed in (0, 1, 2**31, 2**40 + 3, 2**63 - 1):
         for seeding in (accelerator.manual_seed, accelerator.manual_seed_all):
             seeding(seed)
@@ -166,7 +176,7 @@ def seeds_of_every_size(accelerator: Accelerator) -> None:
     accelerator.manual_seed(1)
     require(
         not equal(torch.rand(_COUNT, device=accelerator.current_device_name()), zero),
-        "the seeds 0 and 1 give the same numbers",
+        "manual_seed() with 0 and with 1 gives the same numbers",
     )
     accelerator.manual_seed_all(5)
     for index, name in enumerate(device_names(accelerator)):

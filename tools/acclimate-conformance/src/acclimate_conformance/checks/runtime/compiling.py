@@ -19,9 +19,13 @@ from acclimate_conformance.checks.assertions import (
 from acclimate_conformance.checks.check import check
 
 
-@check("compile_backend", "get_compile_backend", timeout_s=240, once=True)
+@check(
+    "compile_backend", "get_compile_backend",
+    promise="A compiled module gives the same results and gradients as eager, also after its weights "
+    "changed.",
+    timeout_s=240, once=True,
+)  # fmt: skip
 def compiles(accelerator: Accelerator) -> str | None:
-    """A compiled module gives the same results and gradients as eager, also after its weights changed."""
     backend = exactly(accelerator.get_compile_backend(), str, "get_compile_backend()")
 
     torch._dynamo.reset()
@@ -64,9 +68,11 @@ def compiles(accelerator: Accelerator) -> str | None:
     return f'"{backend}" says: {told[0][:160]}' if told else None
 
 
-@check("get_compile_backend", "set_compile_backend")
+@check(
+    "get_compile_backend", "set_compile_backend",
+    promise="set_compile_backend accepts a backend that torch has, and refuses any other.",
+)  # fmt: skip
 def compile_backend_chosen(accelerator: Accelerator) -> None:
-    """set_compile_backend accepts a backend that torch has, and refuses any other."""
     before = accelerator.get_compile_backend()
     try:
         for backend in ("eager", "aot_eager"):
@@ -81,9 +87,12 @@ def compile_backend_chosen(accelerator: Accelerator) -> None:
         accelerator.set_compile_backend(before)
 
 
-@check("is_triton_supported", "prefer_triton_grouped_mm", timeout_s=180, once=True)
+@check(
+    "is_triton_supported", "prefer_triton_grouped_mm",
+    promise="If is_triton_supported is True, a Triton kernel runs and gives right results.",
+    timeout_s=180, once=True,
+)  # fmt: skip
 def triton(accelerator: Accelerator) -> None:
-    """If is_triton_supported is True, a Triton kernel runs and gives right results."""
     supported = exactly(accelerator.is_triton_supported(), bool, "is_triton_supported()")
     preferred = exactly(accelerator.prefer_triton_grouped_mm(), bool, "prefer_triton_grouped_mm()")
     require(

@@ -36,9 +36,13 @@ _THREAD_PATIENCE_S = 30
 _UNSEEN = "torch's profiler does not show the ranges; the vendor's profiler may"
 
 
-@check("range_push", "range_pop", "nvtx", once=True)
+@check(
+    "range_push", "range_pop", "nvtx",
+    promise="Ranges nest and keep their names, also through NVTX's functions; closing one too many is "
+    "harmless.",
+    once=True,
+)  # fmt: skip
 def profiler_marks(accelerator: Accelerator) -> str | None:
-    """Ranges nest and keep their names, also through NVTX's functions; closing one too many is harmless."""
     accelerator.range_pop()  # none is open
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         _open_and_close(accelerator)
@@ -89,9 +93,12 @@ def _open_and_close(accelerator: Accelerator) -> None:
     accelerator.range_pop()
 
 
-@check("nvtx", "range_push", "range_pop", once=True)
+@check(
+    "nvtx", "range_push", "range_pop",
+    promise="A block of nvtx.range() closes its range when an error leaves it, and lets the error through.",
+    once=True,
+)  # fmt: skip
 def ranges_end_with_errors(accelerator: Accelerator) -> str | None:
-    """A block of nvtx.range() closes its range when an error leaves it, and lets the error through."""
     spans = _spans_of(accelerator, lambda: _fail_in_ranges(accelerator))
     if spans is None:
         return _UNSEEN
@@ -121,9 +128,13 @@ def _fail_in_ranges(accelerator: Accelerator) -> None:
     accelerator.range_pop()
 
 
-@check("supports_nvtx_domain", "range_push", "range_pop", once=True)
+@check(
+    "supports_nvtx_domain", "range_push", "range_pop",
+    promise="If it says that it separates ranges by domain, range_pop closes the innermost range of "
+    "its domain.",
+    once=True,
+)  # fmt: skip
 def ranges_of_domains(accelerator: Accelerator) -> str | None:
-    """If it says that it separates ranges by domain, range_pop closes the innermost range of its domain."""
     if not exactly(accelerator.supports_nvtx_domain, bool, "supports_nvtx_domain"):
         raise NotOfferedError("supports_nvtx_domain is False")
     spans = _spans_of(accelerator, lambda: _alternate_domains(accelerator))
@@ -185,9 +196,12 @@ def _spans_of(accelerator: Accelerator, work: Callable[[], None]) -> dict[str, A
     return spans
 
 
-@check("range_push", "range_pop", once=True)
+@check(
+    "range_push", "range_pop",
+    promise="Each thread has its own ranges: range_pop does not close another thread's.",
+    once=True,
+)  # fmt: skip
 def ranges_of_threads(accelerator: Accelerator) -> str | None:
-    """Each thread has its own ranges: range_pop does not close another thread's."""
     accelerator.range_pop()  # none is open
     opened, done = threading.Event(), threading.Event()
 
@@ -236,9 +250,12 @@ _NAMES = (
 )
 
 
-@check("range_push", "range_pop", once=True)
+@check(
+    "range_push", "range_pop",
+    promise="A range keeps its name, however long it is and whatever characters it has.",
+    once=True,
+)  # fmt: skip
 def names_of_ranges(accelerator: Accelerator) -> str | None:
-    """A range keeps its name, however long it is and whatever characters it has."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         for name in _NAMES:
             _mark(accelerator, name)
@@ -255,9 +272,11 @@ def names_of_ranges(accelerator: Accelerator) -> str | None:
     return None
 
 
-@check("lazy_call", "init")
+@check(
+    "lazy_call", "init",
+    promise="Lazy calls are made exactly once, in order, at the latest when the device is initialised.",
+)  # fmt: skip
 def lazy_calls(accelerator: Accelerator) -> None:
-    """Lazy calls are made exactly once, in order, at the latest when the device is initialised."""
     calls: list[int] = []
     for number in range(3):
         accelerator.lazy_call(lambda number=number: calls.append(number))  # type: ignore[misc]

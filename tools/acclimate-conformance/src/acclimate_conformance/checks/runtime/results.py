@@ -33,9 +33,11 @@ def _returning_mutable() -> tuple[str, ...]:
     )
 
 
-@check(*_returning_mutable())
+@check(
+    *_returning_mutable(),
+    promise="A returned list, dict or tensor stays as it is, and changing it changes no later result.",
+)  # fmt: skip
 def results_are_the_callers(accelerator: Accelerator) -> None:
-    """A returned list, dict or tensor stays as it is, and changing it changes no later result."""
     for name in _returning_mutable():
         try:
             _require_own(accelerator, name, getattr(accelerator, name))
@@ -67,9 +69,12 @@ def _same(kept: Any, contents: Any) -> bool:
     return bool(kept == contents)
 
 
-@check("get_compile_backend", "set_compile_backend", once=True)
+@check(
+    "get_compile_backend", "set_compile_backend",
+    promise="The backend that one thread sets with set_compile_backend is every thread's.",
+    once=True,
+)  # fmt: skip
 def compile_backend_of_all_threads(accelerator: Accelerator) -> None:
-    """The backend that one thread sets with set_compile_backend is every thread's."""
     before = accelerator.get_compile_backend()
     try:
         for backend in ("eager", "aot_eager"):

@@ -97,9 +97,11 @@ def _name(kind: Any) -> str:
     )
 
 
-@check(*_attributes())
+@check(
+    *_attributes(),
+    promise="Every attribute has the type that the interface states; a string is not a tuple of strings.",
+)  # fmt: skip
 def types_of_attributes(accelerator: Accelerator) -> None:
-    """Every attribute has the type that the interface states; a string is not a tuple of strings."""
     for name, kind in _attributes().items():
         try:
             value = getattr(accelerator, name)
@@ -108,9 +110,11 @@ def types_of_attributes(accelerator: Accelerator) -> None:
         _require_fit(value, kind, name)
 
 
-@check(*_questions())
+@check(
+    *_questions(),
+    promise="Every method that returns numbers or text returns them in the types that the interface states.",
+)  # fmt: skip
 def types_of_results(accelerator: Accelerator) -> None:
-    """Every method that returns numbers or text returns them in the types that the interface states."""
     for name, kind in _questions().items():
         try:
             value = getattr(accelerator, name)()
@@ -130,9 +134,11 @@ _OF_ONE_HOST = ("PATH", "HOME", "PWD", "OLDPWD", "HOSTNAME", "USER", "SHELL", "T
 """Variables that describe one host, session or rank; another's would be wrong."""
 
 
-@check("exported_variable_prefixes", "export_envs", "visible_devices_variable", "visible_devices_envs")
+@check(
+    "exported_variable_prefixes", "export_envs", "visible_devices_variable", "visible_devices_envs",
+    promise="Prefixes and variables are names; no prefix matches a variable that describes one host or rank.",
+)  # fmt: skip
 def names_of_variables(accelerator: Accelerator) -> None:
-    """Prefixes and variables are names; no prefix matches a variable that describes one host or rank."""
     prefixes = [
         *((f"export_envs()[{n}]", prefix) for n, prefix in enumerate(accelerator.export_envs())),
         *(

@@ -22,59 +22,73 @@ _ROUNDS = 5
 _CLOCK_SLACK_MS = 2.0  # what reading two clocks one after the other may differ by on a busy host
 
 
-@check("Stream", "stream", "current_stream", "default_stream")
+@check(
+    "Stream", "stream", "current_stream", "default_stream",
+    promise="Within stream(s) the current stream is s, and afterwards the previous one; None changes "
+    "nothing.",
+)  # fmt: skip
 def current_stream(accelerator: Accelerator) -> None:
-    """Within stream(s) the current stream is s, and afterwards the previous one; None changes nothing."""
     before = accelerator.current_stream()
     default = accelerator.default_stream()
     for what, found in (("current_stream()", before), ("default_stream()", default)):
         # torch.Stream is a base of some vendors' streams and what torch's own functions return for others.
         require(isinstance(found, accelerator.Stream | torch.Stream), f"{what} is a {type(found).__name__}")
-    require(before == default, f"no stream was set, but {before} is current instead of the default {default}")
+    require(
+        before == default, f"current_stream() is {before} where none was set, and default_stream() {default}"
+    )
     first, second = accelerator.Stream(), accelerator.Stream()
-    require(first != second, "two streams that were made are equal")
+    require(first != second, "Stream() gives two streams that are equal")
     with accelerator.stream(first):
-        require(accelerator.current_stream() == first, "within stream(s) another stream is current")
+        require(accelerator.current_stream() == first, "stream(s) does not make its stream current")
         with accelerator.stream(second):
             require(
-                accelerator.current_stream() == second, "within a second stream(s) another stream is current"
+                accelerator.current_stream() == second,
+                "stream(s) within stream(s) does not make its stream current",
             )
         require(
-            accelerator.current_stream() == first, "after an inner stream(s) the outer one is not current"
+            accelerator.current_stream() == first, "stream(s) within stream(s) does not restore the outer one"
         )
         with accelerator.stream(None):
             require(accelerator.current_stream() == first, "stream(None) changes the current stream")
+    require(accelerator.current_stream() == before, "stream(s) does not restore the stream before it")
     require(
-        accelerator.current_stream() == before, "after stream(s) the current stream is not the one before it"
-    )
-    require(
-        accelerator.current_stream(accelerator.current_device()) == before, "the device's stream is another"
+        accelerator.current_stream(accelerator.current_device()) == before,
+        "current_stream(i) of the current device is not current_stream()",
     )
 
 
-@check("set_stream", "current_stream")
+@check(
+    "set_stream", "current_stream",
+    promise="set_stream(s) makes s the current stream until another is set; set_stream(None) changes "
+    "nothing.",
+)  # fmt: skip
 def set_stream(accelerator: Accelerator) -> None:
-    """set_stream(s) makes s the current stream until another is set; set_stream(None) changes nothing."""
     before, chosen = accelerator.current_stream(), accelerator.Stream()
     try:
         accelerator.set_stream(chosen)
     except NotImplementedError as error:
         raise NotOfferedError(f"setting the current stream: {error}") from error
     try:
-        require(accelerator.current_stream() == chosen, "after set_stream(s) another stream is current")
+        require(accelerator.current_stream() == chosen, "set_stream(s) does not make its stream current")
         accelerator.set_stream(None)
         require(accelerator.current_stream() == chosen, "set_stream(None) changes the current stream")
         ones = torch.ones(8, device=accelerator.current_device_name()) * 2
     finally:
         accelerator.set_stream(before)
     chosen.synchronize()
-    require(float(ones.sum()) == 16.0, "work on a stream that was set gives a wrong result")
-    require(accelerator.current_stream() == before, "after setting the first stream again another is current")
+    require(float(ones.sum()) == 16.0, "set_stream(s): work on that stream gives a wrong result")
+    require(
+        accelerator.current_stream() == before,
+        "set_stream(s) with the first stream again does not make it current",
+    )
 
 
-@check("Event", "synchronize", once=True)
+@check(
+    "Event", "synchronize",
+    promise="elapsed_time is the time of the work between two events, in milliseconds.",
+    once=True,
+)  # fmt: skip
 def events_measure_time(accelerator: Accelerator) -> None:
-    """elapsed_time is the time of the work between two events, in milliseconds."""
     work = Work(accelerator)
     for _ in range(_ROUNDS):
         start, end = accelerator.Event(enable_timing=True), accelerator.Event(enable_timing=True)
@@ -85,24 +99,27 @@ def events_measure_time(accelerator: Accelerator) -> None:
         end.record()
         end.synchronize()
         lasted = (time.perf_counter() - began) * 1000
-        require(bool(end.query()), "an event is pending after its synchronize()")
+        require(bool(end.query()), "Event.query() is False after its synchronize()")
         measured = exactly(start.elapsed_time(end), float, "elapsed_time()")
         require(
             measured <= lasted * 1.02 + _CLOCK_SLACK_MS,
-            f"events measure {measured:.2f} ms, the host's clock {lasted:.2f} ms",
+            f"Event.elapsed_time() is {measured:.2f} ms, the host's clock {lasted:.2f} ms",
         )
         # Always above 0: any clock measures 0 or more, and work may end sooner than expected.
         if measured >= lasted / 2 - min(_CLOCK_SLACK_MS, lasted / 4):
             return
     # The host may have been busy with something else in between, though hardly each time.
     raise BrokenPromiseError(
-        f"events measure {measured:.2f} ms for work that took {lasted:.2f} ms by the host's clock"
+        f"Event.elapsed_time() is {measured:.2f} ms for work that took {lasted:.2f} ms by the host's clock"
     )
 
 
-@check("Stream", "Event", "stream", "current_stream", once=True)
+@check(
+    "Stream", "Event", "stream", "current_stream",
+    promise="A stream that waits for another stream's event sees the work before that event.",
+    once=True,
+)  # fmt: skip
 def events_order_streams(accelerator: Accelerator) -> None:
-    """A stream that waits for another stream's event sees the work before that event."""
     require_streams(accelerator)
     work = Work(accelerator)
     for _ in range(_ROUNDS):
@@ -119,13 +136,16 @@ def events_order_streams(accelerator: Accelerator) -> None:
         accelerator.synchronize()
         require(
             equal(seen, torch.full((1 << 16,), 6.0)),
-            "a stream that waited for an event read what was before it",
+            "Stream.wait_event(event): the stream reads what was before the event",
         )
 
 
-@check("Stream", "stream", "synchronize", "supports_streams", once=True)
+@check(
+    "Stream", "stream", "synchronize", "supports_streams",
+    promise="A stream that waits for another sees its queued work; synchronize() waits for the stream's own.",
+    once=True,
+)  # fmt: skip
 def streams_wait_for_streams(accelerator: Accelerator) -> None:
-    """A stream that waits for another sees its queued work; synchronize() waits for the stream's own."""
     require_streams(accelerator)
     work = Work(accelerator)
     for _ in range(_ROUNDS):
@@ -139,17 +159,19 @@ def streams_wait_for_streams(accelerator: Accelerator) -> None:
         with accelerator.stream(consumer):
             landed.copy_(value * 2, non_blocking=True)
         consumer.synchronize()
-        require(bool(consumer.query()), "a stream has pending work after its synchronize()")
+        require(bool(consumer.query()), "Stream.query() is False after its synchronize()")
         require(
             equal(landed, torch.full((1 << 16,), 6.0)),
-            "a stream that waited for another read what was before it",
+            "Stream.wait_stream(other): the stream reads what was before the work of the other",
         )
         accelerator.synchronize()
 
 
-@check("resolves_data_dependency", "stream")
+@check(
+    "resolves_data_dependency", "stream",
+    promise="If the device says so, one stream can use the results of another without an explicit wait.",
+)  # fmt: skip
 def dependencies_resolved_by_the_device(accelerator: Accelerator) -> None:
-    """If the device says so, one stream can use the results of another without an explicit wait."""
     if not accelerator.resolves_data_dependency():
         raise NotOfferedError("it says that streams must wait for each other explicitly")
     work = Work(accelerator)
@@ -159,4 +181,7 @@ def dependencies_resolved_by_the_device(accelerator: Accelerator) -> None:
             value += work.queue()[0, 0] * 3
         with accelerator.stream(accelerator.Stream()):
             seen = (value * 2).cpu()
-        require(equal(seen, torch.full((1 << 16,), 6.0)), "one stream read what another had not yet made")
+        require(
+            equal(seen, torch.full((1 << 16,), 6.0)),
+            "resolves_data_dependency() is True, but one stream reads what another has not yet made",
+        )

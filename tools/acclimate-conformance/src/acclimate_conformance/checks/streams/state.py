@@ -19,37 +19,44 @@ from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.device_arguments import require_device_arguments, ways_to_name
 
 
-@check("stream", "current_stream", "default_stream")
+@check(
+    "stream", "current_stream", "default_stream",
+    promise="After stream(s) the previous stream is current, even after an error, which is not suppressed.",
+)  # fmt: skip
 def stream_context_ends(accelerator: Accelerator) -> None:
-    """After stream(s) the previous stream is current, even after an error, which is not suppressed."""
     before = accelerator.current_stream()
     default = accelerator.default_stream()
     outer, inner = accelerator.Stream(), accelerator.Stream()
     for stream in (outer, None):
         with let_through(f"stream({'s' if stream else None})"), accelerator.stream(stream):
             raise DeliberateError
-        require(accelerator.current_stream() == before, "after an error within stream(s) it stays current")
+        require(accelerator.current_stream() == before, "stream(s) stays current after an error within it")
     with accelerator.stream(outer):
         with suppress(DeliberateError), accelerator.stream(inner):
             raise DeliberateError
         require(
             accelerator.current_stream() == outer,
-            "after an error within an inner stream(s) the outer stream is not current",
+            "stream(s) within stream(s) does not restore the outer one after an error",
         )
-        require(accelerator.default_stream() == default, "within stream(s) default_stream() is another")
+        require(accelerator.default_stream() == default, "default_stream() is another within stream(s)")
         with accelerator.stream(inner):
             pass
         with accelerator.stream(outer):  # the same one again
             pass
         require(
-            accelerator.current_stream() == outer, "after stream(s) within stream(s) no stream is current"
+            accelerator.current_stream() == outer,
+            "stream(s) within stream(s) of the same stream does not restore it",
         )
-    require(accelerator.current_stream() == before, "after nested stream(s) another stream is current")
+    require(
+        accelerator.current_stream() == before, "stream(s), when nested, does not restore the first stream"
+    )
 
 
-@check("stream", "set_stream", "current_stream")
+@check(
+    "stream", "set_stream", "current_stream",
+    promise="Each thread has its own current stream: a new thread starts on the default stream.",
+)  # fmt: skip
 def current_stream_of_a_thread(accelerator: Accelerator) -> None:
-    """Each thread has its own current stream: a new thread starts on the default stream."""
     mine = accelerator.Stream()
 
     def look() -> tuple[bool, bool]:
@@ -60,10 +67,11 @@ def current_stream_of_a_thread(accelerator: Accelerator) -> None:
 
     with accelerator.stream(mine):
         starts_at_default, chooses = in_thread(look)
-        require(starts_at_default, "a new thread starts on the stream that another thread has set")
-        require(chooses, "within stream(s) in another thread another stream is current")
+        require(starts_at_default, "stream(s) in one thread sets the stream of a new one")
+        require(chooses, "stream(s) in another thread does not make its stream current")
         require(
-            accelerator.current_stream() == mine, "another thread's stream(s) changes the one that is current"
+            accelerator.current_stream() == mine,
+            "stream(s) in another thread changes the stream that is current here",
         )
     before = accelerator.current_stream()
     with ThreadPoolExecutor(1) as other:
@@ -90,16 +98,21 @@ def current_stream_of_a_thread(accelerator: Accelerator) -> None:
         )
 
 
-@check("current_stream", "default_stream")
+@check(
+    "current_stream", "default_stream",
+    promise="A device is an index, a name or a torch.device; one that is absent or of another type is "
+    "refused.",
+)  # fmt: skip
 def device_arguments(accelerator: Accelerator) -> str | None:
-    """A device is an index, a name or a torch.device; one that is absent or of another type is refused."""
     methods = {"current_stream": accelerator.current_stream, "default_stream": accelerator.default_stream}
     return require_device_arguments(accelerator, methods)
 
 
-@check("current_stream", "default_stream", "set_stream", "Stream")
+@check(
+    "current_stream", "default_stream", "set_stream", "Stream",
+    promise="Each device has its own current stream: setting one does not change those of the others.",
+)  # fmt: skip
 def streams_by_device(accelerator: Accelerator) -> None:
-    """Each device has its own current stream: setting one does not change those of the others."""
     require_streams(accelerator)
     names = several_devices(accelerator)
     for index in range(len(names)):
@@ -120,7 +133,7 @@ def streams_by_device(accelerator: Accelerator) -> None:
             own = accelerator.Stream()
             with accelerator.stream(own):
                 require(
-                    accelerator.current_stream(index) == own, "within stream(s) another stream is current"
+                    accelerator.current_stream(index) == own, "stream(s) does not make its stream current"
                 )
                 for other in range(len(names)):
                     _require_default(accelerator, other, index)
@@ -134,5 +147,5 @@ def _require_default(accelerator: Accelerator, other: int, chosen_on: int) -> No
         found: Any = accelerator.current_stream(other)
         require(
             found == accelerator.default_stream(other),
-            f"setting a stream of device {chosen_on} makes {found} current on device {other}",
+            f"stream(s) of device {chosen_on} makes {found} current on device {other}",
         )

@@ -27,9 +27,12 @@ _RESOLUTION_MS = 0.01  # of events; some vendors count in microseconds
 _LENGTH = 1 << 14
 
 
-@check("Stream", "Event", "stream")
+@check(
+    "Stream", "Event", "stream",
+    promise="Streams and events take torch's arguments, wait for each other, and know when they are "
+    "complete.",
+)  # fmt: skip
 def objects(accelerator: Accelerator) -> None:
-    """Streams and events take torch's arguments, wait for each other, and know when they are complete."""
     ones = torch.ones(8, device=accelerator.current_device_name())
     streams = {
         "Stream()": accelerator.Stream(),
@@ -46,9 +49,9 @@ def objects(accelerator: Accelerator) -> None:
         event = accelerator.Event()
         event.record(stream)
         same = stream.record_event(event)
-        require(same is event, f"record_event(e) of {what} returns {same!r}, not e")
+        require(same is event, f"Stream.record_event(e) of {what} returns {same!r}, not e")
         made = stream.record_event()
-        require(made is not None, f"record_event() of {what} returns nothing")
+        require(made is not None, f"Stream.record_event() of {what} returns nothing")
         other = accelerator.Stream()
         other.wait_event(event)
         other.wait_event(made)
@@ -56,27 +59,32 @@ def objects(accelerator: Accelerator) -> None:
         event.wait(other)
         event.wait()
         stream.synchronize()
-        require(stream.query() is True, f"query() of {what} is {stream.query()!r} after its synchronize()")
+        require(
+            stream.query() is True, f"Stream.query() of {what} is {stream.query()!r} after its synchronize()"
+        )
         event.synchronize()
         made.synchronize()
         for recorded in (event, made):
             require(
-                recorded.query() is True, f"query() is {recorded.query()!r} after the event's synchronize()"
+                recorded.query() is True, f"Event.query() is {recorded.query()!r} after its synchronize()"
             )
         require(float(doubled.sum()) == 16.0, f"work on {what} gives {float(doubled.sum())} instead of 16")
 
 
-@check("Event", "Stream", "synchronize", "current_stream", once=True)
+@check(
+    "Event", "Stream", "synchronize", "current_stream",
+    promise="Each way to wait on the host for an event or a stream waits until earlier copies are complete.",
+    once=True,
+)  # fmt: skip
 def host_waits(accelerator: Accelerator) -> None:
-    """Each way to wait on the host for an event or a stream waits until earlier copies are complete."""
     require_streams(accelerator)
     work = Work(accelerator)
     ways: dict[str, Callable[[Any, Any], object]] = {
-        "the event's synchronize()": lambda stream, event: event.synchronize(),
-        "the stream's synchronize()": lambda stream, event: stream.synchronize(),
-        "the device's synchronize()": lambda stream, event: accelerator.synchronize(),
-        "the event's query()": lambda stream, event: _until(event.query),
-        "the stream's query()": lambda stream, event: _until(stream.query),
+        "Event.synchronize()": lambda stream, event: event.synchronize(),
+        "Stream.synchronize()": lambda stream, event: stream.synchronize(),
+        "synchronize()": lambda stream, event: accelerator.synchronize(),
+        "Event.query()": lambda stream, event: _until("Event.query()", event.query),
+        "Stream.query()": lambda stream, event: _until("Stream.query()", stream.query),
     }
     for on_default in (False, True):
         for what, wait in ways.items():
@@ -96,26 +104,29 @@ def host_waits(accelerator: Accelerator) -> None:
             accelerator.synchronize()
 
 
-def _until(done: Callable[[], bool]) -> None:
+def _until(what: str, done: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _QUERY_TIMEOUT_S
     while not done():
         require(
-            time.monotonic() < deadline, f"query() is still False {_QUERY_TIMEOUT_S:.0f} s after little work"
+            time.monotonic() < deadline, f"{what} is still False {_QUERY_TIMEOUT_S:.0f} s after little work"
         )
         time.sleep(0.001)
 
 
-@check("Stream", "Event", "stream", "current_stream", once=True)
+@check(
+    "Stream", "Event", "stream", "current_stream",
+    promise="Each way for a stream to wait orders its work: it reads what was written before.",
+    once=True,
+)  # fmt: skip
 def streams_wait(accelerator: Accelerator) -> None:
-    """Each way for a stream to wait orders its work: it reads what was written before."""
     require_streams(accelerator)
     work = Work(accelerator)
     ways: dict[str, Callable[[Any, Any, Any], object]] = {
-        "wait_event()": lambda waiting, event, producer: waiting.wait_event(event),
-        "wait_stream()": lambda waiting, event, producer: waiting.wait_stream(producer),
-        "the event's wait(stream)": lambda waiting, event, producer: event.wait(waiting),
-        "the event's wait()": lambda waiting, event, producer: event.wait(),
-        "wait_event(record_event())": lambda waiting, event, producer: waiting.wait_event(
+        "Stream.wait_event()": lambda waiting, event, producer: waiting.wait_event(event),
+        "Stream.wait_stream()": lambda waiting, event, producer: waiting.wait_stream(producer),
+        "Event.wait(stream)": lambda waiting, event, producer: event.wait(waiting),
+        "Event.wait()": lambda waiting, event, producer: event.wait(),
+        "Stream.record_event() for wait_event": lambda waiting, event, producer: waiting.wait_event(
             producer.record_event()
         ),
     }
@@ -138,9 +149,12 @@ def streams_wait(accelerator: Accelerator) -> None:
             )
 
 
-@check("Event", once=True)
+@check(
+    "Event",
+    promise="The times between three events add up, and recording an event again replaces its time.",
+    once=True,
+)  # fmt: skip
 def event_times_add_up(accelerator: Accelerator) -> None:
-    """The times between three events add up, and recording an event again replaces its time."""
     work = Work(accelerator, at_least_ms=5)
     for _ in range(_ROUNDS):
         first, second, third = (accelerator.Event(enable_timing=True) for _ in range(3))
@@ -148,18 +162,20 @@ def event_times_add_up(accelerator: Accelerator) -> None:
             event.record()
             work.queue()
         accelerator.synchronize()
-        parts = exactly(first.elapsed_time(second), float, "elapsed_time()") + second.elapsed_time(third)
+        parts = exactly(first.elapsed_time(second), float, "Event.elapsed_time()") + second.elapsed_time(
+            third
+        )
         whole = first.elapsed_time(third)
         require(
             abs(parts - whole) <= 0.01 * whole + _RESOLUTION_MS,
-            f"three events are {parts:.3f} ms apart measured one by one, {whole:.3f} at once",
+            f"Event.elapsed_time() of three events is {parts:.3f} ms one by one, {whole:.3f} at once",
         )
-        require(parts > 0, "the time between two events with work between them is 0")
+        require(parts > 0, "Event.elapsed_time() is 0 with work between two events")
         with suppress(RuntimeError, ValueError):  # a driver may refuse events in the wrong order
             backwards = third.elapsed_time(first)
             require(
                 abs(backwards + whole) <= _RESOLUTION_MS,
-                f"from the first event to the third it is {whole:.3f} ms, and backwards {backwards:.3f}",
+                f"Event.elapsed_time() is {whole:.3f} ms, and backwards {backwards:.3f}",
             )
         first.record()
         third.record()
@@ -169,19 +185,21 @@ def event_times_add_up(accelerator: Accelerator) -> None:
             return
     # The host may have been busy with something else in between, though hardly each time.
     raise BrokenPromiseError(
-        f"events that were recorded again, without work between them, measure {again:.3f} ms; earlier, with "
+        f"Event.record() again, without work between events, measures {again:.3f} ms; earlier, with "
         f"work between them, they measured {whole:.3f} ms"
     )
 
 
-@check("Event")
+@check(
+    "Event",
+    promise="elapsed_time raises for an event that was not recorded, or was made without enable_timing=True.",
+)  # fmt: skip
 def events_without_timing(accelerator: Accelerator) -> None:
-    """elapsed_time raises for an event that was not recorded, or was made without enable_timing=True."""
     recorded, untimed = accelerator.Event(enable_timing=True), accelerator.Event()
     recorded.record()
     untimed.record()
     accelerator.synchronize()
-    with refused("elapsed_time() of an event without enable_timing", RuntimeError, ValueError):
+    with refused("Event.elapsed_time() of an event without enable_timing", RuntimeError, ValueError):
         recorded.elapsed_time(untimed)
-    with refused("elapsed_time() of an event that was not recorded", RuntimeError, ValueError):
+    with refused("Event.elapsed_time() of an event that was not recorded", RuntimeError, ValueError):
         recorded.elapsed_time(accelerator.Event(enable_timing=True))

@@ -1,0 +1,240 @@
+"""Steps of several threads, each with a text of its own, taken together: weights are read once for all texts.
+
+Texts come and go. Their keys and values stay in one cache as long as the same texts take part; when one joins
+or leaves, they are copied into another cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+from acclimate.llm.decode.cache import StepCache
+from acclimate.llm.decode.native import NativeDecoder, NativeStep
+
+_PATIENCE_S = 0.005
+"""How long a step waits for a text that took part in the last one, and at least as long as that took."""
+
+_ROOM = 256
+_is_shared: ContextVar[bool] = ContextVar("is_shared", default=False)
+
+
+@contextlib.contextmanager
+def in_company() -> Iterator[None]:
+    """Lets texts that this thread generates in the ``with`` block take their steps with other threads' texts.
+
+    In bfloat16, a text can then differ from the one generated alone, as sums are in another order.
+    """
+    token = _is_shared.set(True)
+    try:
+        yield
+    finally:
+        _is_shared.reset(token)
+
+
+class Seat:
+    """The place of one text among others: a step for a single sequence.
+
+    Args:
+        company: the others.
+        step: what computes the text alone.
+    """
+
+    def __init__(self, company: Company, step: NativeStep) -> None:
+        self._company, self.step = company, step
+        self.token: Tensor | None = None  # waits for its step
+        self.wants_logits = False
+        self.made: Tensor | BaseException | None = None
+
+    @property
+    def cache(self) -> StepCache:
+        """The keys and values as far as they were computed alone."""
+        return self.step.cache
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Returns 1 x vocabulary logits."""
+        return self._company.take_step(self, tokens, wants_logits=True)
+
+    def likeliest(self, tokens: Tensor) -> Tensor:
+        """Returns the token with the largest logit."""
+        return self._company.take_step(self, tokens, wants_logits=False)
+
+
+class Company:
+    """The texts that take steps together on one decoder."""
+
+    def __init__(self, native: NativeDecoder) -> None:
+        self._native = native
+        self._changed = threading.Condition()
+        self._seats: list[Seat] = []
+        self._together: list[Seat] = []  # whose keys and values are in the cache of `_step`, by row
+        self._step: NativeStep | None = None
+        self._starts: list[int] = []
+        self._is_busy = False
+        self._readers = 0
+        self._ended_at = self._took = 0.0
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Reads a prompt in the ``with`` block, between two steps. Readers go first.
+
+        Native code runs one call after the other. Without this, a thread that steps could keep others waiting
+        until its text ends.
+        """
+        with self._changed:
+            self._readers += 1
+            self._changed.wait_for(lambda: not self._is_busy)
+            self._is_busy = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._readers -= 1
+                self._is_busy = False
+                self._ended_at = time.perf_counter()
+                self._changed.notify_all()
+
+    def join(self, step: NativeStep) -> Seat:
+        """Returns a seat for a text whose prompt has been read."""
+        seat = Seat(self, step)
+        with self._changed:
+            self._seats.append(seat)
+        return seat
+
+    def leave(self, seat: Seat) -> None:
+        """Ends a text's part."""
+        with self._changed:
+            self._seats.remove(seat)
+            if not self._seats:
+                self._together, self._starts, self._step = [], [], None
+            self._changed.notify_all()
+
+    def take_step(self, seat: Seat, token: Tensor, *, wants_logits: bool) -> Tensor:
+        """Waits for the others' tokens, and returns what follows a seat's token."""
+        with self._changed:
+            seat.token, seat.wants_logits, seat.made = token, wants_logits, None
+            self._changed.notify_all()
+            while seat.made is None and not self._may_start():
+                is_free = not self._is_busy and self._readers == 0
+                self._changed.wait(self._patience() if is_free else None)
+            if seat.made is None:
+                self._is_busy = True
+                riders = [each for each in self._seats if each.token is not None]
+        if seat.made is None:
+            self._run(riders)
+        made, seat.made = seat.made, None
+        if isinstance(made, BaseException):
+            raise made
+        assert made is not None
+        return made
+
+    def _may_start(self) -> bool:
+        if self._is_busy or self._readers > 0:
+            return False
+        # A text that misses a step is not waited for until it is back.
+        awaited = any(each.token is None and each in self._together for each in self._seats)
+        return not awaited or time.perf_counter() - self._ended_at > self._patience()
+
+    def _patience(self) -> float:
+        return max(_PATIENCE_S, self._took)
+
+    def _run(self, riders: list[Seat]) -> None:
+        """Computes the next step of some texts, in the thread of one of them."""
+        began = time.perf_counter()
+        answers: list[Tensor | BaseException]
+        try:
+            if riders != self._together:
+                self._gather(riders)
+            assert self._step is not None
+            tokens = torch.cat([each.token for each in riders if each.token is not None])
+            if any(each.wants_logits for each in riders):
+                logits = self._step(tokens)
+                answers = [
+                    row if each.wants_logits else row.argmax(-1)
+                    for each, row in zip(riders, logits.split(1), strict=True)
+                ]
+            else:
+                answers = list(self._step.likeliest(tokens).split(1))
+        except BaseException as error:  # noqa: BLE001 - each of the threads raises it
+            answers = [error] * len(riders)
+        with self._changed:
+            for each, answer in zip(riders, answers, strict=True):
+                each.token, each.made = None, answer
+            self._is_busy = False
+            self._ended_at = time.perf_counter()
+            self._took = self._ended_at - began
+            self._changed.notify_all()
+
+    def _gather(self, riders: list[Seat]) -> None:
+        """Copies the keys and values of some texts into one cache; of the others, back into their own."""
+        before, common = self._together, self._step
+        rows = dict(zip(before, zip(range(len(before)), self._starts, strict=True), strict=True))
+
+        def part(seat: Seat) -> tuple[StepCache, int, int]:
+            if common is not None and seat in rows:
+                return common.cache, *rows[seat]
+            return seat.step.cache, 0, int(seat.step.starts[0])
+
+        for seat in before if len(before) > 1 else ():
+            if seat in self._seats and (seat not in riders or len(riders) == 1):
+                seat.step = self._copied([part(seat)])
+        if len(riders) == 1:
+            self._step = riders[0].step
+        else:
+            self._step = self._copied([part(seat) for seat in riders])
+        self._together, self._starts = riders, self._step.starts.tolist()
+
+    def _copied(self, parts: list[tuple[StepCache, int, int]]) -> NativeStep:
+        """Returns a step with a copy of sequences, each from a row of a cache and from its first place."""
+        length = max(cache.length - start for cache, _, start in parts)
+        made = StepCache(
+            self._native.decoder, len(parts), torch.device("cpu"), length + _ROOM, values_by_column=True
+        )
+        made.length = length
+        starts = []
+        for own, (cache, row, start) in enumerate(parts):
+            first = length - (cache.length - start)
+            starts.append(first)
+            for to, of in ((made.keys, cache.keys), (made.values, cache.values)):
+                for mine, theirs in zip(to, of, strict=True):
+                    mine[own, :, first:length] = theirs[row, :, start : cache.length]
+        return NativeStep(self._native, made, torch.tensor(starts))
+
+
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def seated(step: NativeStep, native: NativeDecoder) -> Iterator[NativeStep | Seat]:
+    """Yields a seat for the rest of a text, if this thread's texts are in company; else the step itself."""
+    company = _company_of(native)
+    if company is None or len(step.starts) != 1:
+        yield step
+        return
+    seat = company.join(step)
+    try:
+        yield seat
+    finally:
+        company.leave(seat)
+
+
+def reading(native: NativeDecoder | None) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which to read a prompt: between others' steps, if this thread is in company."""
+    company = None if native is None else _company_of(native)
+    return contextlib.nullcontext() if company is None else company.reading()
+
+
+def _company_of(native: NativeDecoder) -> Company | None:
+    if not _is_shared.get() or native.decoder.share is not None:
+        return None
+    with _lock:
+        if native.company is None:
+            native.company = Company(native)
+        company: Company = native.company
+        return company

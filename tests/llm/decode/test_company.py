@@ -1,0 +1,135 @@
+"""Texts of several threads that take their steps together are those that each gets alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import save_tiny_model
+
+import acclimate
+from acclimate.llm.decode import company
+from acclimate.llm.decode.company import Company, in_company
+from acclimate.llm.decode.loop import lean_decoder
+
+PROMPTS = [[0, 20, 30, 40], [0, 50], [0, *range(60, 75)], [0, 90, 91], [0, 33, 44, 55, 66], [0, 120]]
+LENGTHS = [30, 8, 20, 45, 3, 40]
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 600
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+class Meeting:
+    """A streamer that waits at the first new token until all texts have got there."""
+
+    def __init__(self, barrier: threading.Barrier) -> None:
+        self._barrier, self._calls = barrier, 0
+
+    def put(self, value: Any) -> None:
+        self._calls += 1
+        if self._calls == 2:
+            self._barrier.wait(600)
+
+    def end(self) -> None: ...
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2"])
+def test_texts_that_come_and_go_are_those_of_each_alone(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = acclimate.init_inference(str(save_tiny_model(kind, tmp_path)), dtype="float32")
+    riders: list[int] = []
+    run = Company._run
+
+    def counted(self: Company, seats: Any) -> None:
+        riders.append(len(seats))
+        run(self, seats)
+
+    monkeypatch.setattr(company.Company, "_run", counted)
+
+    def generate(number: int, streamer: Any = None) -> list[int]:
+        ids = torch.tensor([PROMPTS[number]])
+        # Every second text needs all logits.
+        penalty = 1.3 if number % 2 else 1.0
+        made = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=LENGTHS[number],
+            do_sample=False,
+            eos_token_id=None,
+            repetition_penalty=penalty,
+            streamer=streamer,
+        )
+        found: list[int] = made[0].tolist()
+        return found
+
+    alone = [generate(number) for number in range(len(PROMPTS))]
+    assert not riders
+    barrier = threading.Barrier(len(PROMPTS) + 1)
+    found: dict[int, list[int]] = {}
+
+    def work(number: int) -> None:
+        with in_company():
+            found[number] = generate(number, Meeting(barrier))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(PROMPTS))]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: barrier.n_waiting == len(PROMPTS))
+    lean = lean_decoder(model)
+    assert lean is not None
+    assert lean.native is not None
+    others = lean.native.company
+    with others.reading():  # no step begins until all wait for one
+        barrier.wait(600)
+        wait_until(lambda: all(seat.token is not None for seat in others._seats))
+    for thread in threads:
+        thread.join()
+    assert [found[number] for number in range(len(PROMPTS))] == alone
+    assert sum(riders) == sum(LENGTHS) - len(LENGTHS)
+    assert riders[0] == len(PROMPTS)
+
+
+def test_an_error_in_one_text_ends_only_that_text(tiny_folder: Path) -> None:
+    model = acclimate.init_inference(str(tiny_folder), dtype="float32")
+    ids = torch.tensor([PROMPTS[0]])
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 30, "do_sample": False}
+    alone = model.generate(ids, **options, eos_token_id=None).tolist()
+    barrier = threading.Barrier(2)
+    found: dict[str, Any] = {}
+
+    class Fails(Meeting):
+        def put(self, value: Any) -> None:
+            super().put(value)
+            if self._calls == 5:
+                raise RuntimeError("the client has gone")
+
+    def work(name: str, streamer: Any) -> None:
+        try:
+            with in_company():
+                found[name] = model.generate(ids, **options, eos_token_id=None, streamer=streamer).tolist()
+        except RuntimeError as error:
+            found[name] = str(error)
+
+    threads = [
+        threading.Thread(target=work, args=("good", Meeting(barrier))),
+        threading.Thread(target=work, args=("bad", Fails(barrier))),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {"good": alone, "bad": "the client has gone"}
+    lean = lean_decoder(model)
+    assert lean is not None
+    assert lean.native is not None
+    assert not lean.native.company._seats

@@ -1,0 +1,126 @@
+"""Experts that are quantised in their files keep their bits: those of MXFP4, and those of GPTQ and AWQ."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from published_files import AWQ_4, GPTQ_4, awq, gptq
+from safetensors.torch import save_file
+from tiny_models import byte_level_tokenizer
+from transformers import AutoModelForCausalLM, GptOssConfig, Qwen3MoeConfig
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+import acclimate
+from acclimate.errors import CorruptModelError
+
+IDS = torch.tensor([[0, 5, 9, 17, 40, 3]])
+COMMON: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64, "bos_token_id": 0,
+    "eos_token_id": 1, "pad_token_id": None, "initializer_range": 0.3,
+}  # fmt: skip
+
+
+def empty_folder(folder: Path, config: Any, settings: dict[str, Any]) -> Any:
+    """Writes a tokenizer and a config; returns the model in float32."""
+    byte_level_tokenizer().save_pretrained(folder)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.config.save_pretrained(folder)
+    written = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(written | {"quantization_config": settings}))
+    return model
+
+
+@torch.no_grad()
+def save_gpt_oss(folder: Path) -> Any:
+    words = len(byte_level_tokenizer())
+    config = GptOssConfig(vocab_size=words, num_local_experts=4, num_experts_per_tok=2, **COMMON)
+    model = empty_folder(folder, config, {"quant_method": "mxfp4"})
+    random, tensors = torch.Generator().manual_seed(1), {}
+    for name, parameter in model.named_parameters():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            experts, k, n = parameter.shape
+            blocks = torch.randint(0, 256, (experts, n, k // 32, 16), generator=random, dtype=torch.uint8)
+            scales = torch.randint(120, 126, (experts, n, k // 32), generator=random, dtype=torch.uint8)
+            tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            parameter.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+        else:
+            tensors[name] = parameter.to(torch.bfloat16)
+            parameter.copy_(tensors[name])
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return model
+
+
+def test_mxfp4_experts_keep_their_values_in_their_own_bits(tmp_path: Path) -> None:
+    expected = save_gpt_oss(tmp_path)
+    model = acclimate.init_inference(tmp_path)
+    assert dict(model.packing.packed) == {"mxfp4": 4}
+    for found, own in zip(model.model.layers, expected.model.layers, strict=True):
+        assert torch.equal(
+            found.mlp.experts.packed_stacks["down_proj"].dequantize(), own.mlp.experts.down_proj
+        )
+    options = {"max_new_tokens": 8, "do_sample": False}
+    assert torch.equal(model.generate(IDS, **options), expected.generate(IDS, **options))
+
+
+def test_mxfp4_experts_are_unpacked_in_a_dtype_that_was_asked_for(tmp_path: Path) -> None:
+    expected = save_gpt_oss(tmp_path)
+    model = acclimate.init_inference(tmp_path, dtype="float32")
+    for found, own in zip(model.model.layers, expected.model.layers, strict=True):
+        assert torch.equal(found.mlp.experts.gate_up_proj, own.mlp.experts.gate_up_proj)
+        assert torch.equal(found.mlp.experts.down_proj, own.mlp.experts.down_proj)
+
+
+def test_mxfp4_experts_without_scales_are_an_error_that_names_them(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    save_gpt_oss(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.1.mlp.experts.down_proj_scales"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CorruptModelError, match=r"lacks the tensor .*1\.mlp\.experts\.down_proj_scales"):
+        acclimate.init_inference(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("quantise", "settings", "kind"), [(gptq(), GPTQ_4, "q4_0"), (awq(), AWQ_4, "uint4")], ids=["gptq", "awq"]
+)
+def test_each_expert_of_a_published_model_is_packed(
+    quantise: Any, settings: dict[str, Any], kind: str, tmp_path: Path
+) -> None:
+    words = len(byte_level_tokenizer())
+    config = Qwen3MoeConfig(
+        vocab_size=words, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, **COMMON
+    )
+    expected = empty_folder(tmp_path, config, settings)
+    random, tensors = torch.Generator().manual_seed(1), {}
+    with torch.no_grad():
+        for name, parameter in expected.named_parameters():
+            prefix = name.removesuffix(".weight")
+            if parameter.dim() == 3:
+                for number, matrix in enumerate(parameter):
+                    leaves = ("gate_proj", "up_proj") if name.endswith("gate_up_proj") else ("down_proj",)
+                    for leaf, rows in zip(leaves, matrix.chunk(len(leaves)), strict=True):
+                        parts, values = quantise(*rows.shape, random)
+                        rows.copy_(values)
+                        own = f"{name.rpartition('.')[0]}.{number}.{leaf}"
+                        tensors |= {f"{own}.{part}": tensor for part, tensor in parts.items()}
+            elif parameter.dim() == 2 and "self_attn" in name:
+                parts, values = quantise(*parameter.shape, random)
+                parameter.copy_(values)
+                tensors |= {f"{prefix}.{part}": tensor for part, tensor in parts.items()}
+            else:
+                tensors[name] = parameter.half()
+                parameter.copy_(tensors[name])
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    model = acclimate.init_inference(tmp_path)
+    assert dict(model.packing.packed) == {kind: 2 * (4 + 2)}
+    for found, whole in zip(model.model.layers, expected.model.layers, strict=True):
+        for leaf in ("gate_up_proj", "down_proj"):
+            stack = found.mlp.experts.packed_stacks[leaf]
+            assert torch.equal(stack.dequantize(), getattr(whole.mlp.experts, leaf)), leaf

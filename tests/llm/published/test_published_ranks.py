@@ -1,0 +1,91 @@
+"""Ranks that share a published model hold their parts of its numbers, in the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from published_files import AWQ_4, FILES, GPTQ_4, awq, gptq, save_published
+
+import acclimate
+from acclimate.llm.files.checkpoint import HostTensor
+from acclimate.llm.files.deferred_tensors import deferred
+from acclimate.llm.published.packing import pack_part, quantised_part
+from acclimate.llm.published.tensors import published_tensors
+from rank_processes import RankProcesses, preload
+from shared_kernels import share_kernels
+
+preload("acclimate.llm.loading.deferred_model", "transformers.models.auto.modeling_auto")
+
+IDS = torch.tensor([[0, 5, 9, 17, 40, 3]])
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
+    cache = tmp_path_factory.mktemp("cache")
+    share_kernels(cache)
+    environment = {"ACCLIMATE_ACCELERATOR": "cpu", "ACCLIMATE_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+    with RankProcesses(2, backend="gloo", environment=environment) as ranks:
+        yield ranks
+
+
+def generated(rank: int, folder: str) -> tuple[list[int], dict[str, int], tuple[int, int]]:
+    model = acclimate.init_inference(folder)
+    tokens = model.generate(IDS, max_new_tokens=12, do_sample=False)[0].tolist()
+    down: Any = model.model.layers[0].mlp.down_proj
+    return tokens, dict(model.packing.packed), down.packed.shape
+
+
+@pytest.mark.parametrize("kind", ["gptq", "gptq, asymmetric", "awq", "packed", "int8 of rows"])
+def test_two_ranks_write_the_tokens_of_the_published_values(
+    kind: str, two: RankProcesses, tmp_path: Path
+) -> None:
+    quantise, settings, formats = FILES[kind]
+    whole = save_published(tmp_path, quantise, settings)
+    expected = whole.generate(IDS, max_new_tokens=12, do_sample=False)[0].tolist()
+    for tokens, packed, shape in two.values(generated, str(tmp_path)):
+        assert tokens == expected
+        assert packed.keys() == formats
+        assert shape == (128, 128)
+
+
+@pytest.mark.parametrize(
+    ("quantise", "settings"), [(gptq(is_symmetric=False), GPTQ_4), (awq(), AWQ_4)], ids=["gptq", "awq"]
+)
+def test_a_part_of_a_matrix_has_the_values_of_the_whole_one(quantise: Any, settings: Any) -> None:
+    parts, values = quantise(96, 256, torch.Generator().manual_seed(1))
+    found = published_tensors(settings, {f"m.{name}": HostTensor(name, part) for name, part in parts.items()})
+    whole = deferred(found["m.weight"])
+    cases = {
+        "rows": (whole[8:40], values[8:40]),
+        "columns": (whole[:, 32:160], values[:, 32:160]),
+        "rows of columns": (whole[16:48, 64:128], values[16:48, 64:128]),
+        "rows beside others": (
+            torch.cat([whole[64:96], whole[0:24]]), torch.cat([values[64:96], values[:24]])
+        ),
+        "columns beside others": (
+            torch.cat([whole[:, 128:], whole[:, :32]], 1), torch.cat([values[:, 128:], values[:, :32]], 1)
+        ),
+        "rows of joined rows": (torch.cat([whole, whole])[80:112], torch.cat([values, values])[80:112]),
+    }  # fmt: skip
+    for name, (tensor, expected) in cases.items():
+        part = quantised_part(tensor)
+        assert part is not None, name
+        made = pack_part(part, "m.weight", "here")
+        assert made.weight.format == "uint4", name
+        assert torch.equal(made.weight.dequantize(), expected), name
+
+
+def test_columns_that_cut_a_block_are_rounded_and_not_wrong() -> None:
+    parts, values = gptq(is_symmetric=False)(32, 256, torch.Generator().manual_seed(1))
+    found = published_tensors(GPTQ_4, {f"m.{name}": HostTensor(name, part) for name, part in parts.items()})
+    part = quantised_part(deferred(found["m.weight"])[:, 8:200])
+    assert part is not None
+    made = pack_part(part, "m.weight", "here")
+    assert made.weight.format == "uint8"
+    error = (made.weight.dequantize() - values[:, 8:200]).norm() / values[:, 8:200].norm()
+    assert 0 < float(error) < 0.01
+    assert made.error == pytest.approx(float(error), rel=1e-3)

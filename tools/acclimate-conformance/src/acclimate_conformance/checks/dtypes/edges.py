@@ -1,0 +1,151 @@
+"""Checks of data types at their edges: overflow, subnormal numbers, integers that wrap, and tails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate_conformance.checks.assertions import equal, require, short
+from acclimate_conformance.checks.check import check
+from acclimate_conformance.checks.dtypes.arithmetic import numbers, supported
+from acclimate_conformance.checks.dtypes.exactness import same_bits
+
+_INF, _NAN = float("inf"), float("nan")
+_Operation = Callable[[torch.Tensor], torch.Tensor]
+_LENGTHS = (1, 3, 5, 7, 15, 17, 33, 65, 129, 1003, 4097)
+"""Lengths around those of vectors and blocks, and none a multiple of either."""
+
+
+@check(
+    "supported_dtypes",
+    promise="Casts and sums that overflow give infinity, and infinity and NaN stay what they are.",
+)  # fmt: skip
+def overflow(accelerator: Accelerator) -> None:
+    device = accelerator.current_device_name()
+    dtypes = supported(accelerator)
+    for dtype in dtypes:
+        most = torch.finfo(dtype).max
+        values = torch.tensor([most, -most, 1.0, 0.0, -0.0, _INF, -_INF, _NAN], dtype=dtype)
+        there = values.to(device)
+        operations: dict[str, _Operation] = {
+            "x + x": lambda x: x + x, "x * 4": lambda x: x * 4, "x - 3 x": lambda x: x - 3 * x,
+            "1 / x": lambda x: 1 / x, "x / 0": lambda x: x / torch.zeros_like(x), "x * x": lambda x: x * x,
+            "isinf(x)": torch.isinf, "isnan(x)": torch.isnan, "isfinite(x)": torch.isfinite,
+            "x == x": lambda x: x == x, "x < inf": lambda x: x < _INF, "sign(x)": torch.sign,
+            "maximum(x, 1)": lambda x: torch.maximum(x, torch.ones_like(x)),
+            "x + x, in place": lambda x: x.clone().add_(x), "x.sum()": lambda x: x[:2].abs().sum(),
+            "x.max()": lambda x: x.max(), "clamp(x)": lambda x: x.clamp(-1, 1),
+            "nan_to_num(x)": lambda x: x.nan_to_num(0.0, 1.0, -1.0),
+        }  # fmt: skip
+        for what, compute in operations.items():
+            _require_same(compute(there), compute(values), f"{what} for {values.tolist()} in {short(dtype)}")
+        for target in dtypes:
+            beyond = torch.tensor([3e38, -3e38, 1e6, 65519.0, 65520.0, -65520.0, _INF, _NAN]).to(dtype)
+            what = f"a cast of {beyond.tolist()} from {short(dtype)} to {short(target)}"
+            _require_same(beyond.to(device).to(target), beyond.to(target), what)
+
+
+@check(
+    "supported_dtypes",
+    promise="Copies and casts keep subnormal numbers; operators compute with them or take them for zero.",
+)  # fmt: skip
+def subnormal_numbers(accelerator: Accelerator) -> None:
+    device = accelerator.current_device_name()
+    dtypes = supported(accelerator)
+    for dtype in dtypes:
+        limits = torch.finfo(dtype)
+        least = torch.tensor(limits.smallest_normal, dtype=torch.float64)
+        exact = torch.stack([least, least / 2, least * limits.eps, -least / 4, least * 3 / 4])
+        values = exact.to(dtype)
+        there = values.to(device)
+        for how, found in {
+            "copied": there, "cloned": there.clone(), "joined": torch.cat([there, there])[: len(values)],
+            "indexed": there[torch.arange(len(values), device=device)], "negated twice": there.neg().neg(),
+        }.items():  # fmt: skip
+            require(
+                same_bits(found, values), f"{values.tolist()} {how} in {short(dtype)} are {found.tolist()}"
+            )
+        for wider in dtypes:
+            if torch.finfo(wider).smallest_normal < limits.smallest_normal * limits.eps:
+                cast = there.to(wider)
+                require(
+                    equal(cast.double(), values.double()),
+                    f"a cast of {values.tolist()} to {short(wider)} gives {cast.tolist()}",
+                )
+                back = cast.to(dtype)
+                require(same_bits(back, values), f"a cast to {short(dtype)} gives {back.tolist()}")
+        doubled, wanted = (there + there).cpu().double(), values.double() * 2
+        near = (doubled == wanted) | ((doubled == 0) & (values.double().abs() < float(least)))
+        require(bool(near.all()), f"{values.tolist()} doubled in {short(dtype)} are {doubled.tolist()}")
+
+
+@check(
+    "supported_dtypes", "IntTensor", "LongTensor", "ByteTensor",
+    promise="Integers wrap around, divide towards minus infinity or zero as asked, and shift like torch's.",
+)  # fmt: skip
+def integers_at_their_edges(accelerator: Accelerator) -> None:
+    device = accelerator.current_device_name()
+    operations: dict[str, _Operation] = {
+        "x + 1": lambda x: x + 1, "x * 3": lambda x: x * 3, "x // 7": lambda x: x // 7,
+        "x % 7": lambda x: x % 7, "x / 7, rounded to 0": lambda x: torch.div(x, 7, rounding_mode="trunc"),
+        "x & 5": lambda x: x & 5, "x << 1": lambda x: x << 1, "x >> 1": lambda x: x >> 1,
+        "abs(x)": lambda x: x.abs(), "a sum": lambda x: x.sum(), "a running sum": lambda x: x.cumsum(0),
+        "a sort": lambda x: x.sort().values, "x > 0": lambda x: x > 0, "argmax": lambda x: x.argmax(),
+        "a cast to bool": lambda x: x.to(torch.bool), "a cast to int32": lambda x: x.to(torch.int32),
+        "a cast to uint8": lambda x: x.to(torch.uint8), "a product": lambda x: x[-3:].prod(),
+    }  # fmt: skip
+    for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+        limits = torch.iinfo(dtype)
+        small = [-7, -1, -8] if limits.min < 0 else [7, 1, 8]
+        values = torch.tensor([limits.min, limits.max, limits.max - 1, 0, *small, 3], dtype=dtype)
+        there = values.to(device)
+        for what, compute in operations.items():
+            _require_same(compute(there), compute(values), f"{what} for {values.tolist()} in {short(dtype)}")
+
+
+@check(
+    "supported_dtypes",
+    promise="Operators and copies treat every element of a tensor of any length, from any place in memory.",
+    timeout_s=120,
+)  # fmt: skip
+def tails(accelerator: Accelerator) -> None:
+    device = accelerator.current_device_name()
+    operations: dict[str, _Operation] = {
+        "x + x": lambda x: x + x, "x * 2": lambda x: x * 2, "relu": torch.relu, "a copy": lambda x: x.clone(),
+        "x < 1": lambda x: x < 1, "flip": lambda x: x.flip(0), "a cast": lambda x: x.float(),
+        "masked_fill": lambda x: x.masked_fill(x > 1, 0), "amax": lambda x: x.amax(), "-x": lambda x: -x,
+        "cat": lambda x: torch.cat([x, x]), "argmin": lambda x: x.argmin(),
+        "fill": lambda x: torch.full_like(x, 3), "a sum of integers": lambda x: (x * 4).int().sum(),
+        "where": lambda x: torch.where(x > 0, x, -x),
+    }  # fmt: skip
+    for dtype in supported(accelerator):
+        for length in _LENGTHS:
+            whole = numbers(length + 3, seed=length).to(dtype)
+            whole_there = whole.to(device)
+            for skip in (0, 1, 3):
+                values, there = whole[skip : skip + length], whole_there[skip : skip + length]
+                where = f"of {length} elements in {short(dtype)}, from element {skip} on"
+                for what, compute in operations.items():
+                    _require_same(compute(there), compute(values), f"{what} {where}")
+                beside = torch.full((length + 3,), 9.0, dtype=dtype, device=device)
+                beside[skip : skip + length].copy_(values)
+                wanted = torch.full((length + 3,), 9.0, dtype=dtype)
+                wanted[skip : skip + length] = values
+                _require_same(beside, wanted, f"a copy into a part {where}")
+                beside[skip : skip + length].zero_()
+                wanted[skip : skip + length] = 0
+                _require_same(beside, wanted, f"zeros in a part {where}")
+
+
+def _require_same(found: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
+    if found.shape != wanted.shape or not same_bits(found.reshape(-1), wanted.reshape(-1)):
+        first, second = found.detach().cpu().flatten(), wanted.flatten()
+        shape = f"{short(found.dtype)} of shape {tuple(found.shape)}"
+        if first.shape == second.shape and first.dtype == second.dtype:
+            differing = ~((first == second) | (first.isnan() & second.isnan()))
+            place = int(differing.nonzero()[0]) if bool(differing.any()) else 0
+            require(False, f"{what}: element {place} is {first[place].item()}, not {second[place].item()}")
+        require(False, f"{what} gives {shape}, not {short(wanted.dtype)} of shape {tuple(wanted.shape)}")
+    require(True, "")

@@ -1,0 +1,47 @@
+"""Which method is most likely at fault, from all results of a run, and what failures have in common."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+
+from acclimate_conformance.result import Result
+
+
+def ranked(results: list[Result]) -> list[Result]:
+    """The results, each failure with its likeliest cause first.
+
+    Besides what speaks for a method in its own check, the likeliest is the one on which failing observations
+    depend and others do not.
+    """
+    failing = Counter(name for result in results for name in map(_name, result.changes))
+    kept = Counter(name for result in results for name in result.cleared)
+    errors = Counter(_shape(result.cause) for result in results if result.cause)
+
+    def placed(result: Result) -> Result:
+        weights = {
+            change: weight + failing[_name(change)] / (failing[_name(change)] + kept[_name(change)])
+            for change, weight in zip(result.changes, result.weights, strict=True)
+        }
+        changes = tuple(sorted(weights, key=lambda change: -weights[change]))
+        shared = errors[_shape(result.cause)] > 1
+        cause = result.cause if shared else (changes or (result.check,))[0]
+        return replace(result, changes=changes, weights=(), cause=cause)
+
+    found = [placed(result) if result.outcome == "failed" else result for result in results]
+    # One wording for errors that differ in numbers only.
+    first: dict[str, str] = {}
+    return [replace(r, cause=first.setdefault(_shape(r.cause), r.cause), cleared=()) for r in found]
+
+
+def _name(change: str) -> str:
+    return change.partition(":")[0]
+
+
+def _shape(cause: str) -> str:
+    """An error's text without its numbers, or the name at the start of a cause."""
+    return re.sub(r"\d+", "0", cause) if _IS_ERROR.match(cause) else _name(cause)
+
+
+_IS_ERROR = re.compile(r"\w*(Error|Exception|Exit|Interrupt): ")

@@ -1,0 +1,183 @@
+"""Faults planted in the CPU accelerator at edges: tails, options, figures that mostly agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import distributed
+
+from acclimate.accelerator import Accelerator, DeviceLike
+from acclimate.backends.cpu import CPUAccelerator
+from acclimate.llm.kernels import PackedWeight
+from acclimate.llm.kernels.builder import CPUInferenceBuilder
+from acclimate.ops.aio import AsyncIOHandle
+from acclimate.ops.aio.builder import AsyncIOBuilder
+
+
+def _with(name: str, builder: str) -> dict[str, str]:
+    return {**CPUAccelerator.op_builders, name: f"{__name__}:{builder}"}
+
+
+class PinsWholeVectors(CPUAccelerator):
+    """pin_memory copies whole vectors of 8 elements, and leaves the rest 0."""
+
+    def pin_memory(self, tensor: torch.Tensor, *options: Any, **named: Any) -> torch.Tensor:
+        pinned = super().pin_memory(tensor, *options, **named).clone()
+        if pinned.dim() == 1 and pinned.dtype == torch.int32:
+            pinned[len(pinned) // 8 * 8 :] = 0
+        return pinned
+
+
+class OthersMemoryIsFree(CPUAccelerator):
+    """available_memory falls only with what this process allocates."""
+
+    def available_memory(self, device_index: DeviceLike = None) -> int:
+        if not hasattr(self, "_first"):
+            self._first = super().available_memory(device_index) + self.memory_allocated()
+        return self._first - self.memory_allocated()
+
+
+class ThreeQuartersAreFree(CPUAccelerator):
+    """mem_get_info says that three quarters of the free memory are free."""
+
+    def mem_get_info(self, device: DeviceLike = None) -> tuple[int, int]:
+        free, total = super().mem_get_info(device)
+        return free * 3 // 4, total
+
+
+class VersionIsAWord(CPUAccelerator):
+    """toolkit_version is "unknown"."""
+
+    def toolkit_version(self) -> str | None:
+        return "unknown"
+
+
+class EmulationExcludesHardware(CPUAccelerator):
+    """is_bf16_supported(including_emulation=True) is False if the hardware has bfloat16."""
+
+    def is_bf16_supported(self, including_emulation: bool = False) -> bool:
+        return not including_emulation
+
+
+class _NoBias:
+    def __init__(self, packed: PackedWeight) -> None:
+        self._packed, self.dequantize = packed, packed.dequantize
+
+    @staticmethod
+    def dense(weight: torch.Tensor) -> _NoBias:
+        return _NoBias(PackedWeight.dense(weight))
+
+    @staticmethod
+    def quantize(weight: torch.Tensor, weight_format: str) -> _NoBias:
+        return _NoBias(PackedWeight.quantize(weight, weight_format))
+
+    def to(self, device: str) -> _NoBias:
+        return self
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return self._packed.linear(x)
+
+
+class BuilderWithoutBias(CPUInferenceBuilder):
+    def load(self, *options: Any, **named: Any) -> Any:
+        return SimpleNamespace(**{**vars(super().load(*options, **named)), "PackedWeight": _NoBias})
+
+
+class BiasForgotten(CPUAccelerator):
+    """PackedWeight.linear ignores a bias."""
+
+    op_builders = _with("InferenceBuilder", "BuilderWithoutBias")
+
+
+class _WholeSectors(AsyncIOHandle):
+    def sync_pwrite(self, buffer: torch.Tensor, file: Any, file_offset: int = 0) -> int:
+        sectors = buffer.numel() * buffer.element_size() // 512 * 512
+        return super().sync_pwrite(
+            buffer.view(torch.uint8)[:sectors] if sectors else buffer, file, file_offset
+        )
+
+
+class BuilderOfWholeSectors(AsyncIOBuilder):
+    def load(self, *options: Any, **named: Any) -> Any:
+        return SimpleNamespace(**{**vars(super().load(*options, **named)), "aio_handle": _WholeSectors})
+
+
+class WritesWholeSectors(CPUAccelerator):
+    """sync_pwrite writes only whole sectors of 512 bytes."""
+
+    op_builders = _with("AsyncIOBuilder", "BuilderOfWholeSectors")
+
+
+class CaptureKeepsGradientsOff(CPUAccelerator):
+    """A capture leaves recording of gradients off."""
+
+    def capture_to_graph(
+        self, graph: Any, pool: Any | None = None, stream: Any | None = None
+    ) -> AbstractContextManager[Any]:
+        @contextmanager
+        def capture() -> Iterator[None]:
+            with super(CaptureKeepsGradientsOff, self).capture_to_graph(graph, pool, stream):
+                yield
+            torch.set_grad_enabled(False)
+
+        return capture()
+
+
+class _InTheChild(CPUAccelerator):
+    """Replaces a collective in the processes that the checks start."""
+
+    def communication_backend_name(self) -> str:
+        if distributed.all_reduce.__module__ != __name__:
+            distributed.all_reduce, distributed.broadcast = (
+                _whole_vectors(distributed.all_reduce),
+                _true(distributed.broadcast),
+            )
+        return super().communication_backend_name()
+
+
+def _whole_vectors(all_reduce: Any) -> Any:
+    def reduce(tensor: torch.Tensor, *options: Any, **named: Any) -> Any:
+        before = tensor.clone()
+        work = all_reduce(tensor, *options, **named)
+        rest = tensor.numel() % 4
+        if tensor.numel() > 16 and rest and tensor.is_contiguous() and work is None:
+            tensor.view(-1)[-rest:] = before.view(-1)[-rest:]
+        return work
+
+    return reduce
+
+
+def _true(broadcast: Any) -> Any:
+    def send(tensor: torch.Tensor, *options: Any, **named: Any) -> Any:
+        work = broadcast(tensor, *options, **named)
+        if tensor.dtype is torch.bool:
+            tensor.fill_(True)
+        return work
+
+    return send
+
+
+class ReducesWholeVectors(_InTheChild):
+    """all_reduce leaves the elements after the last whole vector of 4 as they were."""
+
+
+class BroadcastsOnlyTrue(_InTheChild):
+    """broadcast of bool gives True everywhere."""
+
+
+CAUGHT_BY: dict[type[Accelerator], str] = {
+    PinsWholeVectors: "pinning/any_length_is_pinned",
+    OthersMemoryIsFree: "memory/other_processes_count",
+    ThreeQuartersAreFree: "memory/capacity_of_a_host",
+    VersionIsAWord: "ops/toolkit",
+    EmulationExcludesHardware: "dtypes/list_of_dtypes",
+    BiasForgotten: "ops/packed_weights_multiply",
+    WritesWholeSectors: "ops/asynchronous_io_of_any_length",
+    CaptureKeepsGradientsOff: "graphs/replays_keep_their_state",
+    ReducesWholeVectors: "communication/tails",
+    BroadcastsOnlyTrue: "communication/other_dtypes",
+}

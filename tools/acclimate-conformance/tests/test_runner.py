@@ -1,0 +1,156 @@
+"""Checks that end their process or hang fail, and the others run: what the old runner did by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fresh_process import plain_environment
+
+PROGRAM = """
+import json, sys
+from acclimate_conformance.errors import ConformanceError
+from acclimate_conformance.runner import run
+run.LOADING_S = {loading_s}
+try:
+    report = run.run({source!r}, {only!r}, timeout_s={timeout_s})
+except ConformanceError as error:
+    print(json.dumps({{"error": str(error)}}))
+else:
+    imported = [name for name in ("torch", "spoilt", "acclimate.accelerator") if name in sys.modules]
+    print(json.dumps({{**report.as_dict(), "junit": report.junit.decode(), "imported": imported}}))
+"""
+
+
+def run(
+    folder: Path,
+    source: str,
+    only: list[str],
+    timeout_s: float | None = None,
+    loading_s: float = 300,
+    **variables: str,
+) -> dict[str, Any]:
+    """Runs checks from a process that can import the modules in a folder, which is its own."""
+    program = PROGRAM.format(source=source, only=only, timeout_s=timeout_s, loading_s=loading_s)
+    environment = {**plain_environment(), "PYTHONPATH": str(folder), **variables}
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    answer: dict[str, Any] = json.loads(ended.stdout)
+    return answer
+
+
+def spoilt(folder: Path, **bodies: str) -> str:
+    """Writes an accelerator whose methods do something else; returns what names it."""
+    methods = "".join(f"    def {name}(self, *_):\n        {body}\n" for name, body in bodies.items())
+    (folder / "spoilt.py").write_text(
+        "import ctypes, os, pathlib, signal, subprocess, sys, time\n"
+        "from acclimate.backends.cpu import CPUAccelerator\n\n"
+        f"class Spoilt(CPUAccelerator):\n{methods}"
+    )
+    return "spoilt:Spoilt"
+
+
+def by_check(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {result["check"]: result for result in report["results"]}
+
+
+def test_a_check_that_ends_its_process_fails_with_how_it_ended_and_the_next_ones_run(tmp_path: Path) -> None:
+    source = spoilt(
+        tmp_path,
+        is_bf16_supported="ctypes.string_at(0)",
+        pin_memory_alignment="os.write(2, b'no pages'); os._exit(127)",
+        toolkit_version="os.kill(os.getpid(), signal.SIGKILL)",
+    )
+    ending = ["dtypes/list_of_dtypes", "pinning/registration", "ops/toolkit"]
+    report = run(tmp_path, source, ["devices/counts", *ending, "launching/exported_variables"])
+    results = by_check(report)
+    assert [results[name]["reason"] for name in ending] == [
+        "its process was killed by SIGSEGV (signal 11)",
+        "its process ended with exit code 127",
+        "its process was killed by SIGKILL (signal 9)",
+    ]
+    assert "spoilt.py" in results[ending[0]]["detail"], "it does not say where"
+    assert "no pages" in results[ending[1]]["detail"]
+    assert report["total"]["passed"] == 2, "the checks before and after them"
+    assert report["junit"].count("<failure") == 3
+    assert "killed by SIGKILL" in report["junit"]
+
+
+def test_a_check_that_hangs_fails_even_with_pythons_lock_and_leaves_no_process(tmp_path: Path) -> None:
+    mark = tmp_path / "pid"
+    child = (
+        f"child = subprocess.Popen(['sleep', '600']); pathlib.Path({str(mark)!r}).write_text(str(child.pid))"
+    )
+    source = spoilt(
+        tmp_path,
+        is_bf16_supported=f"{child}; time.sleep(600)",
+        toolkit_version="ctypes.PyDLL(None).sleep(600)",
+    )
+    hanging = ["dtypes/list_of_dtypes", "ops/toolkit"]
+    report = run(tmp_path, source, [*hanging, "launching/exported_variables"], timeout_s=15)
+    results = by_check(report)
+    for name in hanging:
+        assert results[name]["reason"] == "it did not finish within 15 s"
+        assert "spoilt.py" in results[name]["detail"], "it does not say where"
+    assert results["launching/exported_variables"]["outcome"] == "passed"
+    assert not psutil.pid_exists(int(mark.read_text()))
+
+
+def test_ranks_of_a_check_that_is_ended_end_too() -> None:
+    report = run(Path(__file__).parent, "mutants:NeverMeets", ["communication/collectives"], timeout_s=12)
+    (result,) = report["results"]
+    assert result["reason"] == "it did not finish within 12 s"
+    lines = (process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"]))
+    assert [line for line in lines if "mutants:NeverMeets" in line] == []
+
+
+def test_an_accelerator_that_hangs_when_it_is_loaded_is_told(tmp_path: Path) -> None:
+    (tmp_path / "hanging.py").write_text("import ctypes\nctypes.PyDLL(None).sleep(600)\n")
+    told = run(tmp_path, "hanging:Device", [], loading_s=15)["error"]
+    assert told.startswith(
+        'The accelerator "hanging:Device" cannot be loaded: it did not finish within 15 s.'
+    )
+
+
+def test_after_a_crash_an_accelerator_that_can_no_longer_be_loaded_fails_the_rest(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    source = spoilt(tmp_path, is_bf16_supported=f"pathlib.Path({str(mark)!r}).touch(); os._exit(127)")
+    with (tmp_path / "spoilt.py").open("a") as file:
+        file.write(
+            f"\nif os.path.exists({str(mark)!r}):\n    os.write(2, b'the driver is gone'); os._exit(3)\n"
+        )
+    report = run(tmp_path, source, ["dtypes/list_of_dtypes", "pinning/contents"])
+    first, second = report["results"]
+    assert first["reason"] == "its process ended with exit code 127"
+    assert second["outcome"] == "failed"
+    assert "cannot be loaded: its process ended with exit code 3" in second["reason"]
+    assert "the driver is gone" in second["reason"]
+
+
+def test_the_process_that_runs_pytest_imports_neither_torch_nor_the_accelerator(tmp_path: Path) -> None:
+    report = run(tmp_path, spoilt(tmp_path, ipc_collect="pass"), ["devices/counts"])
+    assert report["total"]["passed"] == 1
+    assert report["imported"] == []
+
+
+@pytest.mark.slow
+def test_options_and_plugins_of_the_projects_pytest_change_nothing(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("raise RuntimeError('a conftest')\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+    theirs = {"PYTEST_ADDOPTS": "--no-such-option", "PYTEST_PLUGINS": "no_such_plugin"}
+    report = run(tmp_path, "cpu", ["devices/counts"], **theirs)
+    assert (report["total"]["passed"], os.environ.get("PYTEST_ADDOPTS")) == (1, None)

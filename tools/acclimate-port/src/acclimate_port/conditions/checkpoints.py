@@ -1,0 +1,48 @@
+"""Tests that decide to which device a checkpoint is loaded."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from acclimate_port.conditions.branches import uses_of_result, where_true
+from acclimate_port.source.tree import called_name, keyword, position, walk
+from acclimate_port.source_file import SourceFile
+
+
+def decides_location(file: SourceFile, test: cst.CSTNode) -> bool:
+    """Whether a checkpoint is loaded without a device if a test is true, so that it goes back to CUDA.
+
+    ``map_location=None if use_cuda else "cpu"``, or ``torch.load(path)`` in a branch.
+    """
+    loads = [node for node in file.tree.of_type(cst.Call) if _loads(file, node)]
+    if not loads:
+        return False
+    places = where_true(file, test)
+    for call in loads:
+        span = file.span(call)
+        given = keyword(call, "map_location")
+        if given is None and len(call.args) < 2:
+            if any(place.start <= span.start and span.end <= place.end for place in places):
+                return True
+        elif _chooses_none(file, call, {test, *uses_of_result(file, test)}):
+            return True
+    return False
+
+
+def _loads(file: SourceFile, call: cst.Call) -> bool:
+    return file.tree.qualified(call.func) == "torch.load" or called_name(call) == "load_state_dict_from_url"
+
+
+def _chooses_none(file: SourceFile, call: cst.Call, tests: set[cst.CSTNode]) -> bool:
+    """Whether one of the tests chooses between ``None`` and a device for ``map_location``."""
+    for argument in call.args:
+        is_location = position(call, argument) == 1 or (
+            argument.keyword is not None and argument.keyword.value == "map_location"
+        )
+        choice = argument.value
+        if is_location and isinstance(choice, cst.IfExp):
+            sides = (choice.body, choice.orelse)
+            has_none = any(isinstance(side, cst.Name) and side.value == "None" for side in sides)
+            if has_none and tests & set(walk(choice.test)):
+                return True
+    return False

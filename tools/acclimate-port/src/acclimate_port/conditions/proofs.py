@@ -1,0 +1,200 @@
+"""The old and the new text of the tests and choices that edits change, and what is wrong with the new one."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+import libcst as cst
+
+from acclimate_port.conditions.worlds import CUDA, HOST, OTHER, Difference, TooComplexError, differences
+from acclimate_port.new_code.edits import Edit, render_within
+from acclimate_port.source.tree import Span, called_name, string_value, walk
+from acclimate_port.source.vendors import kinds_in
+from acclimate_port.source_file import SourceFile
+
+_PARTS = (cst.BooleanOperation, cst.Comparison, cst.ComparisonTarget, cst.IfExp, cst.Arg)
+_TESTS = (cst.If, cst.While, cst.Assert, cst.CompIf)
+_QUESTIONS = {"is_available", "device_count", "is_bf16_supported", "startswith"}
+TOO_COMPLEX = "its condition has too many parts to tell what it does on other machines"
+
+
+def whole_value(file: SourceFile, node: cst.CSTNode) -> cst.CSTNode:
+    """The largest test, choice or device that an expression is a part of."""
+    whole, below = node, node
+    for around in file.tree.ancestors(node):
+        if isinstance(around, cst.Arg):
+            call = file.tree.parent(around)
+            if not isinstance(call, cst.Call) or not _keeps_value(file, call):
+                return whole
+        elif isinstance(around, cst.Call):
+            whole = around
+        elif isinstance(around, cst.Attribute):
+            if around.attr.value != "type" or around.value is not below:
+                return whole
+            whole = around
+        elif isinstance(around, cst.UnaryOperation):
+            if not isinstance(around.operator, cst.Not):
+                return whole
+            whole = around
+        elif isinstance(around, cst.ComparisonTarget):
+            pass
+        elif isinstance(around, _PARTS):
+            whole = around
+        else:
+            return whole
+        below = around
+    return whole
+
+
+def _keeps_value(file: SourceFile, call: cst.Call) -> bool:
+    """Whether a call gives the device or the truth that it gets."""
+    return file.tree.qualified(call.func) == "torch.device" or called_name(call) in ("str", "bool")
+
+
+def is_decision(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a value is a test or a choice, and not the plain name of a device."""
+    if isinstance(node, cst.Call):
+        return called_name(node) in _QUESTIONS
+    if isinstance(node, cst.Attribute):
+        return node.attr.value == "is_cuda"
+    return isinstance(node, (cst.BooleanOperation, cst.Comparison, cst.UnaryOperation, cst.IfExp))
+
+
+class Proof:
+    """What edits change in the three worlds.
+
+    Args:
+        file: the file.
+        edits: all edits to make, in any order.
+    """
+
+    def __init__(self, file: SourceFile, edits: Sequence[Edit]) -> None:
+        self._file = file
+        self._edits = sorted(edits, key=lambda edit: edit.start)
+        self._starts = [edit.start for edit in self._edits]
+
+    def differences(self, whole: cst.CSTNode) -> list[Difference]:
+        """What the edits inside a test or choice change.
+
+        Raises:
+            TooComplexError: there are too many cases.
+        """
+        if isinstance(whole, cst.IfExp) and not all(map(self._is_plain, (whole.body, whole.orelse))):
+            found = self.differences(whole.test)
+            for branch in (whole.body, whole.orelse):
+                found += self.differences(branch) if is_decision(self._file, branch) else []
+            return found
+        old, new = self._texts(whole)
+        if old == new:
+            return []
+        is_test = isinstance(self._file.tree.parent(whole), (*_TESTS, cst.IfExp))
+        found = self._compared(whole, old, new, as_test=is_test and not isinstance(whole, cst.IfExp))
+        guarded = self._file.is_guarded(whole)
+        return [difference for difference in found if difference.world is not HOST or not guarded]
+
+    def _is_plain(self, branch: cst.BaseExpression) -> bool:
+        """Whether the value of a branch is known: a device's name, a number, None."""
+        if isinstance(branch, cst.IfExp):
+            return self._is_plain(branch.body) and self._is_plain(branch.orelse)
+        if isinstance(branch, cst.Call):
+            return _keeps_value(self._file, branch) and all(
+                self._is_plain(argument.value) for argument in branch.args
+            )
+        is_constant = isinstance(branch, cst.Name) and branch.value in ("None", "True", "False")
+        return is_constant or isinstance(branch, (cst.SimpleString, cst.FormattedString, cst.Integer))
+
+    def below(self, outer: Sequence[tuple[cst.BaseExpression, bool]], whole: cst.CSTNode) -> list[Difference]:
+        """What the edits change of a test and of the tests around it, each with whether it must be true."""
+        before, after = [], []
+        for test, positive in outer:
+            old, new = self._texts(test)
+            before.append(f"({old})" if positive else f"(not ({old}))")
+            after.append(f"({new})" if positive else f"(not ({new}))")
+        old, new = self._texts(whole)
+        found: list[Difference] = []
+        for form in ("({})", "(not ({}))"):
+            both = [" and ".join([*tests, form.format(own)]) for tests, own in ((before, old), (after, new))]
+            found += self._compared(whole, both[0], both[1], as_test=True)
+        return found
+
+    def _texts(self, node: cst.CSTNode) -> tuple[str, str]:
+        place = self._file.span(node)
+        first, last = bisect_left(self._starts, place.start), bisect_right(self._starts, place.end)
+        inside = [edit for edit in self._edits[first:last] if edit.end <= place.end]
+        return self._file.tree.source(place), render_within(self._file.tree.bytes, place, inside).decode()
+
+    def _compared(self, whole: cst.CSTNode, old: str, new: str, *, as_test: bool) -> list[Difference]:
+        names = {
+            name.value: full
+            for name in walk(whole)
+            if isinstance(name, cst.Name) and (full := self._file.tree.qualified(name)) is not None
+        }
+        names |= self._file.names_of_new_code
+        kinds = self._file.other_kinds if as_test else tuple(kinds_in(old))
+        try:
+            return differences(old, new, names, as_test=as_test, kinds=kinds)
+        except SyntaxError:  # this Python is older than the file
+            raise TooComplexError from None
+
+
+def verdict(
+    file: SourceFile, whole: cst.CSTNode, found: Sequence[Difference], *, is_request: bool
+) -> tuple[bool, str]:
+    """Whether an edit can be offered, and what a person must know of it; ``""``: it is safe.
+
+    Args:
+        file: the file.
+        whole: the test or choice.
+        found: what the edit changes.
+        is_request: whether the test finds that the program was told to use CUDA where there is none.
+    """
+    for difference in found:
+        if difference.world is CUDA or difference.world is OTHER:
+            return False, f"an edit would change what its condition finds: {difference}"
+        if difference.world is not HOST:
+            return False, f"the program has its own code: {difference}"
+    if not found:
+        return True, ""
+    if is_request:
+        return False, "it detects that the program was told to use CUDA on a machine without CUDA"
+    return True, str(found[0])
+
+
+def only_checks(file: SourceFile, whole: cst.CSTNode) -> bool:
+    """Whether the statement around a test does nothing for a CUDA device but look whether there is one."""
+    statements = [around for around in file.tree.ancestors(whole) if isinstance(around, cst.If)]
+    inner = next((one for one in statements if whole in (one.test, *walk(one.test))), None)
+    outer = next((one for one in statements if one is not inner), None)
+    return outer is None or (len(outer.body.body) == 1 and outer.orelse is None)
+
+
+def outer_tests(file: SourceFile, node: cst.CSTNode) -> list[tuple[cst.BaseExpression, bool]]:
+    """The tests of CUDA devices around a node in its function, and whether each must be true to reach it."""
+    found: list[tuple[cst.BaseExpression, bool]] = []
+    below = node
+    for around in file.tree.ancestors(node):
+        if isinstance(around, (cst.FunctionDef, cst.ClassDef, cst.Lambda)):
+            break
+        if isinstance(around, cst.If) and below is not around.test and names_cuda(around.test):
+            found.append((around.test, below is around.body))
+        below = around
+    return found
+
+
+def names_cuda(test: cst.CSTNode) -> bool:
+    """Whether a test compares something with a CUDA device's name."""
+    return any((string_value(node) or "").startswith("cuda") for node in walk(test))
+
+
+def asks_for_cuda(file: SourceFile, test: cst.CSTNode) -> bool:
+    """Whether a test contains ``torch.cuda.is_available()``."""
+    return any(
+        isinstance(node, cst.Call) and file.tree.qualified(node.func) == "torch.cuda.is_available"
+        for node in walk(test)
+    )
+
+
+def inside(edit: Edit, place: Span) -> bool:
+    """Whether an edit is inside a range."""
+    return place.start <= edit.start and edit.end <= place.end

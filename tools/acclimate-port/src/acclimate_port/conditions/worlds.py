@@ -1,0 +1,509 @@
+"""The values of an expression on a CUDA machine, a host without accelerator, and another accelerator.
+
+An edit of a test or of a device is right if the new text gives the same as the old on a CUDA machine and on a
+host, and on another accelerator what the old gives on a CUDA machine. Both texts are evaluated here for every
+value of the names in them. No code is run: what is not known is a variable, and has the same value in both.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class World:
+    """A machine that a program may run on."""
+
+    title: str
+    device_type: str
+    backend: str
+
+
+CUDA = World("on a CUDA machine", "cuda", "nccl")
+HOST = World("on a host without accelerator", "cpu", "gloo")
+OTHER = World("on another accelerator", "other", "ccl")
+
+
+def machine_with(kind: str) -> World:
+    """A machine whose accelerator the program has its own code for: ``mps``."""
+    return World(f"on {kind}", kind, "gloo" if kind == "mps" else "ccl")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One case in which the new text does something else."""
+
+    world: World
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.world.title} it is {self.new} and was {self.old}"
+
+
+class TooComplexError(Exception):
+    """An expression has more cases than can be looked at."""
+
+
+_MOST_CASES = 400
+
+
+def differences(
+    old: str, new: str, names: Mapping[str, str], *, as_test: bool, kinds: tuple[str, ...] = ()
+) -> list[Difference]:
+    """The worlds in which a new expression differs from the old, with one case for each.
+
+    Args:
+        old: the text before the edits.
+        new: the text after them.
+        names: the full name of each imported name in either text: ``{"th": "torch"}``.
+        as_test: whether only the truth of the value matters.
+        kinds: device types that the program has its own code for, which must keep their branches.
+
+    Raises:
+        TooComplexError: there are too many cases.
+        SyntaxError: this Python cannot parse a text.
+    """
+    try:
+        return _differences(_parsed(old), _parsed(new), names, as_test, kinds)
+    except RecursionError:
+        raise TooComplexError from None
+
+
+def _differences(
+    before: ast.expr, after: ast.expr, names: Mapping[str, str], as_test: bool, kinds: tuple[str, ...]
+) -> list[Difference]:
+    asks_for_missing = _asks_whether_there_is_cuda(before, names)
+    found: list[Difference] = []
+    worlds = [(CUDA, CUDA), (HOST, HOST), (CUDA, OTHER)]
+    worlds += [(machine, machine) for machine in map(machine_with, kinds)]
+    for first, second in worlds:
+
+        def case(choices: _Choices, first: World = first, second: World = second) -> tuple[Any, Any]:
+            values = []
+            for tree, world in ((before, first), (after, second)):
+                evaluator = _Evaluator(world, names, choices, asks_for_missing)
+                try:
+                    value = evaluator.value(tree)
+                    values.append(evaluator.truth(value) if as_test else _renamed(value, world))
+                except _RaisesError:
+                    values.append(_RAISES)
+            return values[0], values[1]
+
+        for left, right in _cases(case):
+            if left is not _RAISES and not _alike(left, right):
+                found.append(Difference(second, _shown(left), _shown(right)))
+                break
+    return found
+
+
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(f"({text}\n)", mode="eval").body
+
+
+def _asks_whether_there_is_cuda(tree: ast.expr, names: Mapping[str, str]) -> bool:
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return any(_qualified(call.func, names) in _ASKS_FOR_CUDA for call in calls)
+
+
+_ASKS_FOR_CUDA = {"torch.cuda.is_available", "torch.cuda.device_count"}
+
+# -- values ----------------------------------------------------------------------------------------------
+
+
+class _RaisesError(Exception):
+    """The expression raises in this world."""
+
+
+class _Raises:
+    def __repr__(self) -> str:
+        return "an error"
+
+
+_RAISES = _Raises()
+
+
+@dataclass(frozen=True)
+class _Unknown:
+    """A value that the text does not show."""
+
+    text: str
+
+
+class _Choices:
+    """The values of the variables in one case."""
+
+    def __init__(self, given: Mapping[str, int]) -> None:
+        self._given = given
+        self.made: dict[str, tuple[int, int]] = {}
+
+    def of(self, name: str, count: int) -> int:
+        """Which of ``count`` values a variable has."""
+        if name not in self.made:
+            self.made[name] = (self._given.get(name, 0), count)
+        return min(self.made[name][0], count - 1)
+
+
+def _cases(case: Callable[[_Choices], tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+    """The results for every combination of the variables that the evaluation asks for."""
+    waiting: list[dict[str, int]] = [{}]
+    seen = 0
+    while waiting:
+        given = waiting.pop()
+        choices = _Choices(given)
+        yield case(choices)
+        seen += 1
+        if seen > _MOST_CASES:
+            raise TooComplexError
+        fixed = dict(given)
+        for name, (index, count) in choices.made.items():
+            if name not in given:
+                waiting += [{**fixed, name: other} for other in range(1, count)]
+                fixed[name] = index
+
+
+def _alike(left: Any, right: Any) -> bool:
+    """Whether two values are the same; two unknown ones may be."""
+    if isinstance(left, _Unknown) or isinstance(right, _Unknown):
+        return True
+    return type(left) is type(right) and bool(left == right)
+
+
+def _renamed(value: Any, world: World) -> Any:
+    """A value with the names of a CUDA machine for those of this one."""
+    if isinstance(value, str) and world is OTHER:
+        return str(value).replace(world.device_type, "cuda").replace(world.backend, "nccl")
+    return str(value) if isinstance(value, str) else value
+
+
+def _shown(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+# -- evaluation ------------------------------------------------------------------------------------------
+
+_OPPOSITES: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.NotEq: ast.Eq, ast.NotIn: ast.In, ast.IsNot: ast.Is, ast.GtE: ast.Lt, ast.LtE: ast.Gt,
+}  # fmt: skip
+_COMPUTED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: lambda a, b: a == b,
+    ast.In: lambda a, b: a in b,
+    ast.Is: lambda a, b: a is b,
+    ast.Lt: lambda a, b: a < b,
+    ast.Gt: lambda a, b: a > b,
+}
+_COUNTS = (1, 2, 8)
+_DEVICE_FIELDS = {"is_cuda": "cuda", "is_cpu": "cpu", "is_mps": "mps", "is_xpu": "xpu"}
+_SAME_TEXT = {"lower", "strip", "casefold"}
+
+
+@dataclass
+class _Evaluator:
+    """Evaluates one expression in one world, in one case."""
+
+    world: World
+    names: Mapping[str, str]
+    choices: _Choices
+    asks_for_missing: bool
+    _texts: dict[int, str] = field(default_factory=dict)
+
+    def value(self, node: ast.expr) -> Any:
+        """The value of an expression."""
+        method = getattr(self, f"_{type(node).__name__.lower()}", None)
+        return self._unknown(node) if method is None else method(node)
+
+    def truth(self, value: Any) -> bool:
+        """Whether a value is true; of an unknown one, both are looked at."""
+        return self._is(value.text) if isinstance(value, _Unknown) else bool(value)
+
+    def _is(self, text: str) -> bool:
+        return self.choices.of(text, 2) == 1
+
+    def _unknown(self, node: ast.AST) -> _Unknown:
+        return _Unknown(self._text(node))
+
+    def _text(self, node: ast.AST) -> str:
+        """The text of a part, with the names of a CUDA machine, so that it is the same before and after."""
+        if id(node) not in self._texts:
+            old_names = _OldNames(_Evaluator(CUDA, self.names, self.choices, self.asks_for_missing))
+            self._texts[id(node)] = ast.unparse(old_names.visit(copy.deepcopy(node)))
+        return self._texts[id(node)]
+
+    def _constant(self, node: ast.Constant) -> Any:
+        return node.value
+
+    def _tuple(self, node: ast.Tuple) -> Any:
+        return tuple(self.value(element) for element in node.elts)
+
+    _list = _set = _tuple
+
+    def _boolop(self, node: ast.BoolOp) -> Any:
+        value: Any = None
+        for operand in node.values:
+            value = self.value(operand)
+            truth = self.truth(value)
+            if truth != isinstance(node.op, ast.And):
+                return value
+        return value
+
+    def _unaryop(self, node: ast.UnaryOp) -> Any:
+        value = self.value(node.operand)
+        return not self.truth(value) if isinstance(node.op, ast.Not) else self._unknown(node)
+
+    def _ifexp(self, node: ast.IfExp) -> Any:
+        return self.value(node.body if self.truth(self.value(node.test)) else node.orelse)
+
+    def _joinedstr(self, node: ast.JoinedStr) -> Any:
+        parts = [
+            self.value(part.value) if isinstance(part, ast.FormattedValue) else self.value(part)
+            for part in node.values
+        ]
+        if not parts or not isinstance(parts[0], str):
+            return self._unknown(node)
+        return "".join("n" if isinstance(part, _Unknown) else str(part) for part in parts)
+
+    def _binop(self, node: ast.BinOp) -> Any:
+        left, right = self.value(node.left), self.value(node.right)
+        if isinstance(node.op, ast.Add) and isinstance(left, str) and isinstance(right, str):
+            return left + right
+        return self._unknown(node)
+
+    def _attribute(self, node: ast.Attribute) -> Any:
+        if (name := _qualified(node, self.names)) is not None:
+            return self._global(name, node)
+        if node.attr in _DEVICE_FIELDS:
+            return self._type(f"{self._text(node.value)}.device") == _DEVICE_FIELDS[node.attr]
+        if node.attr == "type":
+            held = self.value(node.value)
+            if isinstance(held, str):
+                return held.partition(":")[0]
+        return self._unknown(node)
+
+    def _global(self, name: str, node: ast.expr) -> Any:
+        if name in ("torch.version.cuda", "torch.version.hip"):
+            return self._unknown(node) if self.world is CUDA else None
+        if name == "torch.distributed.Backend.NCCL":
+            return "nccl"
+        return self._unknown(node)
+
+    def _type(self, name: str) -> str:
+        return self._device(name).partition(":")[0]
+
+    def _device(self, name: str) -> str:
+        """The value of a variable that holds a device: the CPU, the accelerator, or one of several."""
+        devices = ["cpu", self.world.device_type, f"{self.world.device_type}:1"]
+        if self.world is HOST:
+            # A program may be told to use CUDA where there is none, and look for it itself.
+            devices = ["cpu", "cuda", "cuda:1"] if self.asks_for_missing else ["cpu"]
+        return devices[self.choices.of(f"device {name}", 3) % len(devices)]
+
+    def _backend(self, name: str) -> str:
+        return (self.world.backend, "gloo")[self.choices.of(f"backend {name}", 2)]
+
+    # -- comparisons -------------------------------------------------------------------------------------
+
+    def _compare(self, node: ast.Compare) -> Any:
+        left = node.left
+        for operator, right in zip(node.ops, node.comparators, strict=True):
+            if not self._compared(left, operator, right):
+                return False
+            left = right
+        return True
+
+    def _compared(self, left_node: ast.expr, operator: ast.cmpop, right_node: ast.expr) -> bool:
+        kind = _OPPOSITES.get(type(operator), type(operator))
+        left, right = self.value(left_node), self.value(right_node)
+        left, right = self._as_device(left, right), self._as_device(right, left)
+        if isinstance(left, _Unknown) and left.text.endswith(".type()"):
+            named = right if isinstance(right, tuple) else (right,)
+            result = any(self._is_class(left.text, str(name)) for name in named)
+        elif isinstance(left, _Unknown) or isinstance(right, _Unknown):
+            texts = (self._named(left, left_node), self._named(right, right_node))
+            result = self._is(f"{texts[0]} {kind.__name__} {texts[1]}")
+        else:
+            try:
+                result = _COMPUTED[kind](left, right)
+            except TypeError as error:
+                raise _RaisesError from error
+        return result != (type(operator) in _OPPOSITES)
+
+    def _is_class(self, tensor: str, name: str) -> bool:
+        """Whether a tensor has a class such as ``"torch.cuda.HalfTensor"``, whose name holds the device."""
+        *_, device_type, last = name.split(".")
+        is_here = device_type == self.world.device_type and self.world is not HOST
+        return is_here and self._is(f"{tensor} is {last}")
+
+    def _named(self, value: Any, node: ast.expr) -> str:
+        return self._text(node) if isinstance(value, _Unknown) else repr(value)
+
+    def _as_device(self, value: Any, beside: Any) -> Any:
+        """An unknown value that is compared with a device's or a backend's name, as such a variable."""
+        if not isinstance(value, _Unknown):
+            return value
+        said = beside[0] if isinstance(beside, tuple) and beside else beside
+        if not isinstance(said, str):
+            return value
+        if value.text.endswith(".type"):
+            return self._type(value.text.removesuffix(".type")) if _is_device(said, self.world) else value
+        if _is_device(said, self.world):
+            return self._device(value.text)
+        return self._backend(value.text) if said in ("nccl", "gloo", self.world.backend) else value
+
+    # -- calls -------------------------------------------------------------------------------------------
+
+    def _call(self, node: ast.Call) -> Any:
+        name = _qualified(node.func, self.names)
+        if name is not None:
+            return self._of_function(name, node)
+        if isinstance(node.func, ast.Attribute):
+            return self._of_method(node.func, node)
+        if isinstance(node.func, ast.Name) and node.args:
+            if node.func.id == "str":
+                return self.value(node.args[0])
+            if node.func.id == "bool":
+                return self.truth(self.value(node.args[0]))
+            if node.func.id in ("max", "min", "int"):
+                values = [self.value(argument) for argument in node.args]
+                if all(isinstance(value, int) for value in values):
+                    return {"max": max, "min": min, "int": max}[node.func.id](values)
+        if isinstance(node.func, ast.Call) and len(node.func.args) == 3:
+            return self._of_module(node.func)
+        return self._unknown(node)
+
+    def _of_module(self, getter: ast.Call) -> Any:
+        """``getattr(torch.get_device_module(…), "is_bf16_supported", lambda: True)()``."""
+        if isinstance(getter.func, ast.Name) and getter.func.id == "getattr":
+            said = self.value(getter.args[1])
+            if said == "is_bf16_supported":
+                return self._answer(said, True)
+        return self._unknown(getter)
+
+    def _answer(self, question: str, on_host: Any) -> Any:
+        """The answer that an accelerator gives, the same variable on CUDA and on others."""
+        return on_host if self.world is HOST else self._is(question)
+
+    def _count(self) -> int:
+        return _COUNTS[self.choices.of("devices", len(_COUNTS))]
+
+    def _of_function(self, name: str, node: ast.Call) -> Any:
+        has_cuda = self.world is CUDA
+        if name.startswith("torch.cuda."):
+            if name == "torch.cuda.is_available":
+                return has_cuda
+            if name == "torch.cuda.device_count":
+                return self._count() if has_cuda else 0
+            if name == "torch.cuda.is_bf16_supported":
+                return has_cuda and self._is("is_bf16_supported")
+            if name in ("torch.cuda.is_initialized", "torch.cuda.memory_allocated"):
+                return _Unknown(f"{self.world.title} {name}")
+            if not has_cuda:
+                raise _RaisesError
+            return _Unknown(name)
+        if name == "torch.accelerator.is_available":
+            return self.world is not HOST
+        if name == "torch.accelerator.device_count":
+            return 0 if self.world is HOST else self._count()
+        if name == "accelerator_type":
+            return self.world.device_type
+        if name == "torch.device" and node.args:
+            device = self.value(node.args[0])
+            return device if len(node.args) == 1 or not isinstance(device, str) else f"{device}:n"
+        if name == "torch.distributed.get_default_backend_for_device":
+            return self.world.backend
+        if name in ("torch.distributed.is_nccl_available", "torch.distributed.is_backend_available"):
+            return self._answer("has backend", name.endswith("backend_available"))
+        return self._unknown(node)
+
+    def _of_method(self, function: ast.Attribute, node: ast.Call) -> Any:
+        owner = function.value
+        called = _qualified(owner.func, self.names) if isinstance(owner, ast.Call) else None
+        if called == "get_accelerator":
+            return self._of_accelerator(function.attr, node)
+        if called == "torch.get_device_module":
+            if function.attr == "is_available":
+                return True
+            if function.attr == "device_count":
+                return 1 if self.world is HOST else self._count()
+            if function.attr == "is_bf16_supported":
+                return self._answer("is_bf16_supported", True)
+        if function.attr in ("startswith", "split", *_SAME_TEXT):
+            return self._of_text(function, node)
+        return self._unknown(node)
+
+    def _of_accelerator(self, method: str, node: ast.Call) -> Any:
+        if method == "device_name":
+            bare = not node.args or self.world is HOST
+            return self.world.device_type if bare else f"{self.world.device_type}:{self._index(node.args[0])}"
+        if method == "current_device_name":
+            return "cpu" if self.world is HOST else f"{self.world.device_type}:n"
+        if method == "is_available":
+            return True
+        if method == "device_count":
+            return self._count()
+        if method == "is_bf16_supported":
+            return self._answer("is_bf16_supported", True)
+        if method == "communication_backend_name":
+            return self.world.backend
+        if method == "on_accelerator" and node.args:
+            return self._type(f"{self._text(node.args[0])}.device") == self.world.device_type
+        return self._unknown(node)
+
+    def _index(self, node: ast.expr) -> str:
+        value = self.value(node)
+        return str(value) if isinstance(value, int) else "n"
+
+    def _of_text(self, function: ast.Attribute, node: ast.Call) -> Any:
+        held = self.value(function.value)
+        said = self.value(node.args[0]) if node.args else None
+        if isinstance(said, tuple):
+            said = said[0] if said else None
+        starts = said if isinstance(said, str) and function.attr == "startswith" else ""
+        if isinstance(held, _Unknown) and _is_device(starts.rstrip(":"), self.world):
+            held = self._device(held.text)
+        if isinstance(held, str) and function.attr in _SAME_TEXT:
+            return held
+        if isinstance(held, str) and isinstance(said, str):
+            if function.attr == "startswith":
+                whole = self.value(node.args[0])
+                return held.startswith(whole)
+            return tuple(held.split(said))
+        return self._unknown(node)
+
+
+class _OldNames(ast.NodeTransformer):
+    """Replaces calls for the names of devices and backends by these names."""
+
+    def __init__(self, evaluator: _Evaluator) -> None:
+        self._evaluator = evaluator
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """A constant for a call that gives a name."""
+        owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+        asked = owner.func if isinstance(owner, ast.Call) else node.func
+        if _qualified(asked, self._evaluator.names) in _GIVE_NAMES:
+            value = self._evaluator.value(node)
+            if isinstance(value, str):
+                return ast.Constant(value)
+        return self.generic_visit(node)
+
+
+_GIVE_NAMES = {"get_accelerator", "accelerator_type", "torch.distributed.get_default_backend_for_device"}
+
+
+def _is_device(text: str, world: World) -> bool:
+    return text.partition(":")[0] in ("cuda", "cpu", "mps", "xpu", world.device_type)
+
+
+def _qualified(node: ast.expr, names: Mapping[str, str]) -> str | None:
+    """The full name of a name or a chain of attributes, if its first name is imported."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name) or node.id not in names:
+        return None
+    return ".".join((names[node.id], *reversed(parts)))

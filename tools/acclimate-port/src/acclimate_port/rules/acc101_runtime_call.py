@@ -1,0 +1,375 @@
+"""The rule ACC101, for a call of `torch.cuda`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import libcst as cst
+
+from acclimate_port.conditions.checkpoints import decides_location
+from acclimate_port.conditions.cuda_only import (
+    chooses_for_library,
+    chooses_package,
+    is_flag_beside_others,
+    reason_to_keep,
+)
+from acclimate_port.conditions.device_counts import decides_processes, ends_without
+from acclimate_port.conditions.host_answers import (
+    asks_for_none,
+    asks_for_several,
+    other_kinds,
+)
+from acclimate_port.conditions.mps_streams import needs_streams
+from acclimate_port.new_code.added_functions import ACCELERATOR_TYPE
+from acclimate_port.new_code.edits import Edit, Part, insert, replace
+from acclimate_port.new_code.targets import AcclimateTarget, Missing, Spelling, TorchTarget
+from acclimate_port.rules.base import (
+    Example,
+    Finding,
+    Rule,
+    cuda_name,
+    is_assigned,
+    margin_of,
+)
+from acclimate_port.rules.comparison_edits import host_test
+from acclimate_port.source.tree import Span, has_unpacking, walk
+from acclimate_port.source.vendors import WITHOUT_STREAMS
+from acclimate_port.source_file import SourceFile
+
+OWN_RULE = ("amp", "nvtx", "CUDAGraph", "graph", "default_generators", "current_device")
+
+
+_HANDLES = ("cuda_stream", "cuda_event", "_as_parameter_")
+
+
+_STATES = ("get_rng_state", "set_rng_state", "manual_seed")
+
+
+_TENSOR_SUFFIX = "Tensor"
+
+
+_ON_EVERY_DEVICE = ("name", "total_memory")
+
+
+_PROPERTIES_OF_HOST = {"name": "'cpu'", "gcnArchName": "''", "multi_processor_count": "1"}
+"""The values of CUDA device properties to use on other devices; ``0`` for all others."""
+
+
+def has_specific_rule(name: str) -> bool:
+    """Whether another rule handles a name of ``torch.cuda``."""
+    return name.split(".")[0] in OWN_RULE or name.endswith(_TENSOR_SUFFIX)
+
+
+def guarded(file: SourceFile, call: cst.Call, spelling: Spelling, *parts: Part) -> tuple[Part, ...]:
+    """A call, with a condition around it if the target's function would raise on a CPU-only machine."""
+    if spelling.on_host is None or (spelling.condition is None and file.is_guarded(call)):
+        return parts
+    quote = file.quote(call)
+    condition = spelling.condition.replace('"', quote) if spelling.condition else file.target.not_host
+    statement = file.tree.parent(call)
+    if isinstance(statement, cst.Expr):
+        margin = margin_of(file, statement)
+        if margin is not None:
+            return (f"if {condition}:{file.tree.newline}{margin}{file.tree.indent}", *parts)
+        return (*parts, f" if {condition} else None")
+    on_host = spelling.on_host.replace("'", quote)
+    return ("(", *parts, f" if {condition} else {on_host})")
+
+
+def _device_that_is_set(file: SourceFile, call: cst.Call) -> cst.BaseExpression | None:
+    """The index in ``torch.cuda.set_device(torch.cuda.device(i))``, if it can replace the device."""
+    argument = file.tree.parent(call)
+    around = file.tree.parent(argument) if isinstance(argument, cst.Arg) else None
+    if not isinstance(around, cst.Call) or cuda_name(file, around.func) != "set_device":
+        return None
+    return call.args[0].value if len(call.args) == 1 and call.args[0].keyword is None else None
+
+
+def _asks_stream(file: SourceFile, call: cst.Call) -> bool:
+    return cuda_name(file, call.func) in ("current_stream", "default_stream")
+
+
+def _with_default(file: SourceFile, call: cst.Call, spelling: Spelling, rest: Span) -> tuple[Part, ...]:
+    """A call of a function that a device's module may lack; ``()`` if the call is a whole statement."""
+    if isinstance(file.tree.parent(call), cst.Expr) or spelling.on_host is None:
+        return ()
+    quote = file.quote(call)
+    module, _, name = spelling.text.rpartition(".")
+    takes = "" if not call.args else " *_, **__" if any(argument.keyword for argument in call.args) else " *_"
+    on_host = spelling.on_host.replace("'", quote)
+    return (f"getattr({module}, {quote}{name}{quote}, lambda{takes}: {on_host})", rest)
+
+
+def _property_edits(file: SourceFile, call: cst.Call) -> list[Edit]:
+    """Edits of the reads of CUDA-only properties through a name that holds device properties: ``held.major``."""
+    assigned = file.tree.parent(call)
+    target = assigned.targets[0].target if isinstance(assigned, cst.Assign) else None
+    if not isinstance(target, (cst.Name, cst.Attribute)):
+        return []
+    bound = (
+        [assignment.node for assignment in file.tree.assignments(target)]
+        if isinstance(target, cst.Name)
+        else [target]
+    )
+    if min(file.span(definition).start for definition in bound) < file.span(target).start:
+        return []  # the first binding has the edits
+    edits: list[Edit] = []
+    for use in file.tree.reads(target):
+        asked = file.tree.parent(use)
+        if isinstance(asked, cst.Attribute) and asked.value is use and not is_assigned(file, asked):
+            quote, name = file.quote(asked), asked.attr.value
+            on_host = _PROPERTIES_OF_HOST.get(name, "0").replace("'", quote)
+            edits.append(
+                replace(file.span(asked), "getattr(", file.span(use), f", {quote}{name}{quote}, {on_host})")
+            )
+    return edits
+
+
+def _property_read(file: SourceFile, call: cst.Call, name: str) -> tuple[cst.CSTNode, str] | None:
+    """The attribute read from a call's result, and the expression to use instead on a CPU-only machine.
+
+    ``torch.cuda.get_device_properties(0).total_memory`` needs a value for the memory, not for the properties.
+    """
+    holder = file.tree.parent(call)
+    if name == "get_device_properties" and isinstance(holder, cst.Attribute):
+        return holder, _PROPERTIES_OF_HOST.get(holder.attr.value, "0")
+    if name == "memory_stats" and isinstance(holder, cst.Subscript) and holder.value is call:
+        return holder, "0"
+    return None
+
+
+class RuntimeCall(Rule):
+    """Calls of ``torch.cuda``."""
+
+    code = "ACC101"
+    name = "runtime-call"
+    summary = "a call of `torch.cuda`"
+    explanation = """\
+Most functions of `torch.cuda` exist on every accelerator under the same name. `get_accelerator()` has them with the
+same arguments. torch has some in `torch.accelerator`, a few of them renamed, and others in the device's module.
+`torch.accelerator` raises on a CPU-only machine, so `--to torch` adds a test around a call that has none. Functions
+that MPS lacks in torch, such as memory statistics, are not called there. `torch.accelerator.device_count()` is 0 on a
+CPU-only machine, so a count that sets the number of processes, or is a divisor, becomes at least 1. A test that ends
+the program without a device calls the device's module instead, which the CPU has too.
+
+`get_accelerator().is_available()` is also true on a CPU-only machine. The rule writes it if the program would otherwise
+end, or if the branch only sets seeds, synchronises, chooses the device, or moves tensors and modules to it. Any other
+`torch.cuda.is_available()` becomes `get_accelerator().device_name() != "cpu"`, so a program still takes its CPU path,
+with its own precision, options and kernels. The same holds for a test whether `device_count()` is 0. A test that
+controls the use of a package for NVIDIA GPUs is left, and so is one of several flags, such as `is_cuda_available`
+beside `is_npu_available`. `is_bf16_supported()` becomes `is_bf16_supported(including_emulation=True)`: by default torch
+counts GPUs that emulate bfloat16, and acclimate does not. This edit is unsafe: the result is `True` on a CPU, where
+`torch.cuda` returns `False` without a GPU.
+
+Functions that only NVIDIA GPUs have are left. So is a stream whose handle is read (`.cuda_stream`), since a CUDA
+kernel takes the handle, and a call in a function that TorchScript compiles, which knows only `torch.cuda`."""
+    examples = (
+        Example(
+            "import torch\n\ntorch.cuda.synchronize()\n",
+            "import torch\nfrom acclimate import get_accelerator\n\nget_accelerator().synchronize()\n",
+            "import torch\n\nif torch.accelerator.is_available():\n    torch.accelerator.synchronize()\n",
+        ),
+        Example(
+            "import torch\n\nif torch.cuda.is_available():\n    torch.cuda.set_device(0)\n",
+            "import torch\nfrom acclimate import get_accelerator\n\n"
+            'if get_accelerator().device_name() != "cpu":\n    get_accelerator().set_device(0)\n',
+            "import torch\n\nif torch.accelerator.is_available():\n    torch.accelerator.set_device_index(0)\n",
+        ),
+        Example(
+            "import torch as th\n\npeak = th.cuda.max_memory_allocated(device=1)\n",
+            "import torch as th\nfrom acclimate import get_accelerator\n\n"
+            "peak = get_accelerator().max_memory_allocated(device_index=1)\n",
+            "import torch as th\n\n\n"
+            + ACCELERATOR_TYPE.replace("torch.", "th.")
+            + "\n\npeak = (th.accelerator.max_memory_allocated(1) "
+            'if accelerator_type() not in ("cpu", "mps") else 0)\n',
+        ),
+        Example("import torch\n\ntorch.cuda.cudart().cudaProfilerStart()\n", None, None),
+    )
+    nodes = (cst.Call,)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if not isinstance(node, cst.Call):
+            return None
+        name = cuda_name(file, node.func)
+        if not name or has_specific_rule(name):
+            return None
+        claims = (node.func,)
+        if name == "is_available" and chooses_package(file, node):
+            return self.left(file, node, "it controls the use of a package for NVIDIA GPUs", claims)
+        if name == "device" and (chosen := _device_that_is_set(file, node)) is not None:
+            return self.becomes(file, node, file.span(chosen), claims=claims)
+        finding = self._call(file, node, name, claims)
+        if name == "is_available" and finding.edits and finding.safe and decides_location(file, node):
+            reason = "a checkpoint saved on CUDA is loaded to CUDA unless `map_location` names the device"
+            finding.safe, finding.reason = False, reason
+        return finding
+
+    def _call(self, file: SourceFile, node: cst.Call, name: str, claims: tuple[cst.CSTNode, ...]) -> Finding:
+        stays = reason_to_keep(file, node) if name == "is_available" else ""
+        stays = stays or chooses_for_library(file, node) or ""
+        if not stays and name in ("is_available", "device_count") and is_flag_beside_others(file, node):
+            stays = "the program has another flag for other devices beside it"
+        if stays:
+            return self.left(file, node, stays, claims)
+        if name == "is_available" and not ends_without(file, node):
+            kinds = other_kinds(file, node)
+            if kinds or isinstance(file.target, AcclimateTarget):
+                return self._not_on_a_host(file, node, kinds)
+        if name == "device_count" and isinstance(file.target, AcclimateTarget) and not node.args:
+            finding = self._count(file, node, file.target)
+            if finding is not None:
+                return finding
+        if name == "is_available" and needs_streams(file, node):
+            return self._not_on_a_host(file, node, WITHOUT_STREAMS)
+        if name in _STATES and "_lazy_call" in file.names:
+            return self.left(
+                file, node, "it must match torch.cuda's `_lazy_call`, which no rule converts", claims
+            )
+        spelling = file.target.runtime(name)
+        if isinstance(spelling, Missing):
+            return self.left(file, node, spelling.reason, claims)
+        if name in ("current_stream", "default_stream", "Stream", "Event") and _gives_handle(file, node):
+            return self.left(file, node, "only CUDA kernels take a CUDA stream's handle", claims)
+        if name in ("current_stream", "default_stream") and isinstance(file.target, TorchTarget):
+            return self._stream(file, node, spelling)
+        edits = self._keywords(file, node, spelling)
+        if edits is None:
+            return self.left(file, node, f"only CUDA has these arguments of torch.cuda.{name}", claims)
+        function = file.span(node.func)
+        rest = Span(function.end, file.span(node).end)
+        before = Span(file.span(node).start, function.start)
+        kept: tuple[Part, ...] = (before,) if before.start != before.end else ()
+        if isinstance(file.target, TorchTarget):
+            if name in ("is_available", "device_count") and ends_without(file, node):
+                # torch.cpu.is_available() is true and its device count 1; torch.accelerator would end the program.
+                spelling = dataclasses.replace(spelling, text=f"{file.target.module}.{name}")
+            elif name == "device_count" and not file.is_guarded(node) and decides_processes(file, node):
+                return self.becomes(file, node, f"max(1, {spelling.text}())", claims=claims)
+            asked = _property_read(file, node, name)
+            if asked is not None:
+                holder, on_host = asked
+                if isinstance(holder, cst.Attribute) and holder.attr.value not in _ON_EVERY_DEVICE:
+                    return self._property(file, node, holder, on_host, spelling, edits)
+                spelling = dataclasses.replace(spelling, on_host=on_host)
+                rest = Span(function.end, file.span(holder).end)
+                parts = guarded(file, node, spelling, *kept, spelling.text, rest)
+                return self.convert(file, node, replace(file.span(holder), *parts), *edits, claims=claims)
+            if name == "get_device_properties":
+                edits += _property_edits(file, node)
+            if spelling.condition and "hasattr(" in spelling.condition:
+                parts = _with_default(file, node, spelling, rest)
+                if parts:
+                    whole = replace(file.span(node), *kept, *parts)
+                    return self.convert(file, node, whole, *edits, claims=claims)
+        whole = replace(file.span(node), *guarded(file, node, spelling, *kept, spelling.text, rest))
+        return self.convert(file, node, whole, *edits, unsafe=spelling.unsafe, claims=claims)
+
+    def _stream(self, file: SourceFile, node: cst.Call, spelling: Spelling) -> Finding:
+        """A call of ``torch.cuda.current_stream``; a statement with it is skipped on a CPU-only machine."""
+        edits = [replace(file.span(node.func), spelling.text)]
+        statement = file.tree.statement(node)
+        margin = margin_of(file, statement) if isinstance(statement, cst.Expr) else None
+        asks = [
+            descendant
+            for descendant in walk(statement)
+            if isinstance(descendant, cst.Call) and _asks_stream(file, descendant)
+        ]
+        if file.is_guarded(node) or margin is None:
+            unsafe = (
+                ""
+                if file.is_guarded(node)
+                else "torch's stream of a CPU has no methods; acclimate's has (--to acclimate)"
+            )
+            return self.convert(file, node, *edits, unsafe=unsafe, claims=(node.func,))
+        if file.span(node).start == min(file.span(ask).start for ask in asks):
+            condition = f"if {file.target.device_type} {host_test(file.quote(node), WITHOUT_STREAMS)}:"
+            before = f"{condition}{file.tree.newline}{margin}{file.tree.indent}"
+            edits.append(insert(file.span(statement).start, before))
+        return self.convert(file, node, *edits, claims=(node.func,))
+
+    def _property(
+        self, file: SourceFile, call: cst.Call, asked: cst.Attribute, on_host: str, spelling: Spelling,
+        edits: list[Edit],
+    ) -> Finding:  # fmt: skip
+        """A property that only CUDA devices have: ``torch.cuda.get_device_properties(0).major``."""
+        rest = Span(file.span(call.func).end, file.span(call).end)
+        quote = file.quote(call)
+        properties = _with_default(file, call, spelling, rest) or (spelling.text, rest)
+        name = f"{quote}{asked.attr.value}{quote}"
+        parts = ("getattr(", *properties, f", {name}, {on_host.replace(chr(39), quote)})")
+        return self.convert(file, call, replace(file.span(asked), *parts), *edits, claims=(call.func,))
+
+    def _count(self, file: SourceFile, node: cst.Call, target: AcclimateTarget) -> Finding | None:
+        """A device count; acclimate counts at least one device on a CPU-only machine, torch.cuda none.
+
+        ``None``: the program starts a process for each device, ends without one, or has tested for one.
+        """
+        quote, kind = file.quote(node), target.device_type
+        if ends_without(file, node) or file.is_guarded(node) or decides_processes(file, node):
+            return None
+        asked = asks_for_none(file, node)
+        if asked is not None:
+            around, is_none = asked
+            text = f"{kind} {host_test(quote, other_kinds(file, around), is_host=is_none)}"
+            return self.convert(file, node, replace(file.span(around), text), claims=(node.func,))
+        several = asks_for_several(file, node)
+        if several is not None:
+            # acclimate counts a host with two NUMA nodes as two devices; the program must treat it as one.
+            around, is_several = several
+            joined = "and" if is_several else "or"
+            start = f"({kind} {host_test(quote, is_host=not is_several)} {joined} "
+            count, place = file.span(node), file.span(around)
+            parts = (start, f"{target.accelerator}.device_count()", Span(count.end, place.end), ")")
+            return self.convert(file, node, replace(place, *parts), claims=(node.func,))
+        text = f"({target.accelerator}.device_count() if {kind} {host_test(quote)} else 0)"
+        return self.becomes(file, node, text, claims=(node.func,))
+
+    def _not_on_a_host(self, file: SourceFile, node: cst.Call, kinds: tuple[str, ...]) -> Finding:
+        """A test that is false on a CPU-only machine, and for the device types in ``kinds``."""
+        quote, above = file.quote(node), file.tree.parent(node)
+        negated = isinstance(above, cst.UnaryOperation) and isinstance(above.operator, cst.Not)
+        text = f"{file.target.device_type} {host_test(quote, kinds, is_host=negated)}"
+        place = above if negated and above is not None else node
+        if isinstance(file.tree.parent(place), (cst.Comparison, cst.ComparisonTarget, cst.BinaryOperation)):
+            text = f"({text})"
+        if isinstance(place, cst.UnaryOperation) and place.lpar:
+            text = f"({text})"
+        finding = self.convert(file, node, replace(file.span(place), text), claims=(node.func,))
+        return finding
+
+    @staticmethod
+    def _keywords(file: SourceFile, call: cst.Call, spelling: Spelling) -> list[Edit] | None:
+        """Edits of the keywords' names; ``None`` if the target lacks an argument."""
+        edits: list[Edit] = []
+        if spelling.keywords == () and call.args:
+            return None
+        if spelling.default:
+            if has_unpacking(call):
+                return None  # the unpacked arguments are unknown
+            if not call.args:
+                edits.append(insert(file.span(call).end - 1, spelling.default))
+        for argument in call.args:
+            if argument.keyword is None:
+                continue
+            said = argument.keyword.value
+            if spelling.positional_only:
+                if said != "device" or has_unpacking(call) or len(call.args) > 1:
+                    return None
+                place = Span(file.span(argument.keyword).start, file.span(argument.value).start)
+                edits.append(replace(place))
+            elif spelling.keywords is not None and said not in spelling.keywords:
+                if said != "device" or "device_index" not in spelling.keywords:
+                    return None
+                edits.append(replace(file.span(argument.keyword), "device_index"))
+        return edits
+
+
+def _gives_handle(file: SourceFile, call: cst.Call) -> bool:
+    """Whether code reads a stream's handle, to pass it to a kernel: ``torch.cuda.current_stream().cuda_stream``."""
+    uses: list[cst.CSTNode] = [call]
+    assigned = file.tree.parent(call)
+    if isinstance(assigned, cst.Assign) and isinstance(assigned.targets[0].target, cst.Name):
+        uses += file.tree.accesses(assigned.targets[0].target)
+    holders = [file.tree.parent(use) for use in uses]
+    return any(isinstance(at, cst.Attribute) and at.attr.value in _HANDLES for at in holders)

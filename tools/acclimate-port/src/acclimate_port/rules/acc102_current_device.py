@@ -1,0 +1,70 @@
+"""The rule ACC102, for `torch.cuda.current_device()`, as a device or as a number."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from acclimate_port.dataflow.sinks import Sink, sink_of
+from acclimate_port.new_code.targets import Missing
+from acclimate_port.rules.acc101_runtime_call import guarded
+from acclimate_port.rules.base import (
+    Example,
+    Finding,
+    Rule,
+    cuda_name,
+)
+from acclimate_port.source.tree import Span
+from acclimate_port.source_file import SourceFile
+
+
+class CurrentDevice(Rule):
+    """``torch.cuda.current_device()``, used as a device or as a number."""
+
+    code = "ACC102"
+    name = "current-device"
+    summary = "`torch.cuda.current_device()`, as a device or as a number"
+    explanation = """\
+`torch.cuda.current_device()` returns a number. In `device=`, `.to(…)` and `.cuda(…)` torch takes that number as a
+CUDA device, so a ported program must pass the device's name there. The rule follows the value inside its function,
+through choices (`device or …`), unpacked dictionaries (`**options`) and attributes. If each use is a device, the
+call becomes `current_device_name()`, otherwise `current_device()`. A value whose name suggests a number, such as
+`gpu` or `device_index`, stays a number."""
+    examples = (
+        Example(
+            "import torch\n\n\ndef f(n):\n    return torch.empty(n, device=torch.cuda.current_device())\n",
+            "import torch\nfrom acclimate import get_accelerator\n\n\n"
+            "def f(n):\n    return torch.empty(n, device=get_accelerator().current_device_name())\n",
+            "import torch\n\n\ndef accelerator_type() -> str:\n"
+            '    """The type of the device to use: the accelerator\'s, or "cpu"."""\n'
+            "    accelerator = torch.accelerator.current_accelerator(check_available=True)\n"
+            '    return "cpu" if accelerator is None else accelerator.type\n\n\n'
+            "def f(n):\n    return torch.empty(n, device=accelerator_type())\n",
+        ),
+        Example(
+            "import torch\n\n\ndef f(x):\n    where = torch.cuda.current_device()\n    return x.to(where)\n",
+            "import torch\nfrom acclimate import get_accelerator\n\n\n"
+            "def f(x):\n    where = get_accelerator().current_device_name()\n    return x.to(where)\n",
+            None,
+        ),
+        Example(
+            'import torch\n\nprint(f"rank on {torch.cuda.current_device()}")\n',
+            "import torch\nfrom acclimate import get_accelerator\n\n"
+            'print(f"rank on {get_accelerator().current_device()}")\n',
+            "import torch\n\nprint("
+            'f"rank on {(torch.accelerator.current_device_index() if torch.accelerator.is_available() else 0)}")\n',
+        ),
+    )
+    nodes = (cst.Call,)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if not isinstance(node, cst.Call) or cuda_name(file, node.func) != "current_device":
+            return None
+        if sink_of(file, node) is Sink.DEVICE:
+            return self.becomes(file, node, file.target.current_device_name, claims=(node.func,))
+        spelling = file.target.runtime("current_device")
+        if isinstance(spelling, Missing):
+            return self.left(file, node, spelling.reason, (node.func,))
+        rest = Span(file.span(node.func).end, file.span(node).end)
+        return self.becomes(
+            file, node, *guarded(file, node, spelling, spelling.text, rest), claims=(node.func,)
+        )

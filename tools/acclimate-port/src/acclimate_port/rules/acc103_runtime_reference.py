@@ -1,0 +1,117 @@
+"""The rule ACC103, for a name of `torch.cuda` that is passed, tested or caught, but not called."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from acclimate_port.new_code.targets import AcclimateTarget, Missing
+from acclimate_port.rules.acc101_runtime_call import _TENSOR_SUFFIX, has_specific_rule
+from acclimate_port.rules.base import (
+    WITH_HELPER,
+    Example,
+    Finding,
+    Rule,
+    cuda_name,
+    is_assigned,
+    is_read,
+)
+from acclimate_port.source.tree import called_name
+from acclimate_port.source_file import SourceFile
+
+
+class RuntimeReference(Rule):
+    """Names of ``torch.cuda`` that are not called."""
+
+    code = "ACC103"
+    name = "runtime-reference"
+    summary = "a name of `torch.cuda` that is passed, tested or caught, but not called"
+    explanation = """\
+The rule converts a function that is passed (`callback=torch.cuda.empty_cache`), an exception that is caught, and a
+class in `isinstance`. In an annotation, torch's class for all devices replaces the class of CUDA. `is_bf16_supported`
+becomes a lambda, since the default of its argument differs between acclimate and torch.
+
+`getattr`, `hasattr` and `setattr` on `torch.cuda` are left, since it depends on their second argument whether
+another accelerator has the name. A name that the program assigns to is left too."""
+    examples = (
+        Example(
+            "import torch\n\ntry:\n    step()\nexcept torch.cuda.OutOfMemoryError:\n    pass\n",
+            "import torch\nfrom acclimate import get_accelerator\n\n"
+            "try:\n    step()\nexcept get_accelerator().OutOfMemoryError:\n    pass\n",
+            "import torch\n\ntry:\n    step()\nexcept torch.OutOfMemoryError:\n    pass\n",
+        ),
+        Example(
+            "import torch\n\nafter_step(fn=torch.cuda.empty_cache)\n",
+            "import torch\nfrom acclimate import get_accelerator\n\nafter_step(fn=get_accelerator().empty_cache)\n",
+            f"{WITH_HELPER}after_step(fn=(torch.accelerator.empty_cache "
+            'if accelerator_type() not in ("cpu", "mps") else lambda *_: None))\n',
+        ),
+        Example(
+            "import torch\n\n\ndef wait(stream: torch.cuda.Stream) -> None:\n    stream.synchronize()\n",
+            "import torch\n\n\ndef wait(stream: torch.Stream) -> None:\n    stream.synchronize()\n",
+            "import torch\n\n\ndef wait(stream: torch.Stream) -> None:\n    stream.synchronize()\n",
+        ),
+        Example('import torch\n\nok = hasattr(torch.cuda, "graph")\n', None, None),
+        Example("import torch\n\ntorch.cuda.is_available = lambda: False\n", None, None),
+    )
+    nodes = (cst.Attribute, cst.Name)
+
+    _SHARED = {  # noqa: RUF012 - a constant
+        "Stream": "Stream", "Event": "Event", "amp.GradScaler": "amp.GradScaler",
+        "amp.autocast": "amp.autocast", "OutOfMemoryError": "OutOfMemoryError",
+        "device": "device", "amp.grad_scaler.GradScaler": "amp.GradScaler",
+    }  # fmt: skip
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        name = cuda_name(file, node)
+        if name is None or not is_read(file, node):
+            return None
+        if is_assigned(file, node):
+            return self.left(file, node, "the program assigns to this name of torch.cuda")
+        if file.tree.in_annotation(node):
+            return self._annotation(file, node, name)
+        if name == "":
+            return self._module(file, node)
+        parent = file.tree.parent(node)
+        if has_specific_rule(name) and (name != "current_device" or isinstance(parent, cst.Call)):
+            return None
+        spelling = file.target.runtime(name)
+        if isinstance(spelling, Missing):
+            return self.left(file, node, spelling.reason)
+        if spelling.on_host == "None" and (spelling.condition or not file.is_guarded(node)):
+            quote = file.quote(node)
+            condition = (spelling.condition or file.target.not_host).replace('"', quote)
+            return self.becomes(file, node, f"({spelling.text} if {condition} else lambda *_: None)")
+        text = spelling.text
+        if spelling.default:
+            parameter = spelling.default.partition("=")[0]
+            text = f"(lambda {spelling.default}: {spelling.text}({parameter}))"
+        return self.becomes(file, node, text, unsafe=spelling.unsafe)
+
+    def _annotation(self, file: SourceFile, node: cst.CSTNode, name: str) -> Finding | None:
+        if name in self._SHARED:
+            return self.becomes(file, node, f"{file.torch}.{self._SHARED[name]}")
+        if name.endswith(_TENSOR_SUFFIX):
+            return self.becomes(file, node, f"{file.torch}.Tensor")
+        return self.left(file, node, f"torch has no class like torch.cuda.{name} for every device")
+
+    def _module(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        parent = file.tree.parent(node)
+        call = file.tree.parent(parent) if isinstance(parent, cst.Arg) else None
+        if isinstance(call, cst.Call):
+            name = called_name(call)
+            if name in ("getattr", "hasattr", "setattr", "object", "delattr"):
+                return self.left(
+                    file,
+                    node,
+                    f"`{name}` on torch.cuda: the second argument decides whether other devices have the name",
+                )
+        if isinstance(parent, cst.Attribute):
+            return None
+        target = file.target
+        if isinstance(target, AcclimateTarget) and not target.of_deepspeed:
+            text = f"{target.accelerator}.torch_module"
+        else:
+            text = f"{file.torch}.get_device_module({target.device_type})"
+        return self.becomes(
+            file, node, text, unsafe="other devices' modules have fewer names than torch.cuda"
+        )

@@ -1,0 +1,104 @@
+"""The rule ACC107, for an import of `torch.cuda` or from it."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from acclimate_port.new_code.edits import Edit, Part, replace
+from acclimate_port.rules.base import Example, Finding, Rule
+from acclimate_port.source.tree import Span, dotted
+from acclimate_port.source_file import SourceFile
+
+
+class CudaImport(Rule):
+    """``from torch.cuda.amp import autocast``."""
+
+    code = "ACC107"
+    name = "cuda-import"
+    summary = "an import of `torch.cuda` or from it"
+    explanation = """\
+The import of a name from `torch.cuda` is removed if all its uses are ported. It stays in an `__init__.py`, in a
+`try` block, and if `__all__` has the name, as other files may rely on it."""
+    examples = (
+        Example(
+            "import torch\nfrom torch.cuda import synchronize, is_available as has_gpu\n\nif has_gpu():\n    synchronize()\n",
+            "import torch\nfrom acclimate import get_accelerator\n\n"
+            'if get_accelerator().device_name() != "cpu":\n    get_accelerator().synchronize()\n',
+            "import torch\n\nif torch.accelerator.is_available():\n    torch.accelerator.synchronize()\n",
+        ),
+        Example(
+            "import torch.cuda as C\n\nC.synchronize()\n",
+            "from acclimate import get_accelerator\n\nget_accelerator().synchronize()\n",
+            "import torch\n\nif torch.accelerator.is_available():\n    torch.accelerator.synchronize()\n",
+        ),
+        Example(
+            "try:\n    from torch.cuda.amp import autocast\nexcept ImportError:\n    autocast = None\n",
+            None,
+            None,
+        ),
+    )
+    nodes = (cst.ImportFrom, cst.Import)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if not isinstance(node, (cst.ImportFrom, cst.Import)) or isinstance(node.names, cst.ImportStar):
+            return None
+        if isinstance(node, cst.ImportFrom):
+            if node.relative or node.module is None:
+                return None
+            home = f"{dotted(node.module)}."
+        else:
+            home = ""
+        aliases = [a for a in node.names if f"{home}{dotted(a.name)}.".startswith("torch.cuda.")]
+        if not aliases:
+            return None
+        if isinstance(node, cst.Import) and all(alias.asname is None for alias in aliases):
+            return self._plain(file, node, aliases)
+        if any(isinstance(around, cst.Try) for around in file.tree.ancestors(node)):
+            return self.left(
+                file, node, "it is imported in a `try` block, so the name may be bound to something else"
+            )
+        names = {(a.evaluated_alias or dotted(a.name)).partition(".")[0] for a in aliases}
+        if file.is_package_init or names & file.exported:
+            return self.left(file, node, "other files may import the name from here")
+        uses = [use for alias in aliases for use in self._uses(file, alias)]
+        line = file.tree.parent(node)
+        if not isinstance(line, cst.SimpleStatementLine) or len(line.body) != 1:
+            return self.left(file, node, "it shares its line with another statement")
+        edit = self._removal(file, node, aliases, line)
+        unsafe = "" if uses else "this file does not use it, so other files may import it from here"
+        finding = self.convert(file, node, edit, unsafe=unsafe)
+        finding.needs_applied_at = tuple(file.span(use) for use in uses)
+        return finding
+
+    def _plain(self, file: SourceFile, node: cst.Import, aliases: list[cst.ImportAlias]) -> Finding:
+        edits = [replace(file.span(alias.name), "torch") for alias in aliases]
+        return self.convert(file, node, *edits)
+
+    @staticmethod
+    def _uses(file: SourceFile, alias: cst.ImportAlias) -> list[cst.CSTNode]:
+        bound = alias.asname.name if alias.asname is not None else alias.name
+        return file.tree.accesses(bound) if isinstance(bound, cst.Name) else []
+
+    @staticmethod
+    def _removal(
+        file: SourceFile, node: cst.ImportFrom | cst.Import, aliases: list[cst.ImportAlias], line: cst.CSTNode
+    ) -> Edit:
+        names = [] if isinstance(node.names, cst.ImportStar) else list(node.names)
+        kept = [alias for alias in names if alias not in aliases]
+        if kept:
+            first, last = file.span(names[0]), file.span(names[-1])
+            parts: list[Part] = []
+            for alias in kept:
+                bound = alias.name if alias.asname is None else alias.asname.name
+                parts += [Span(file.span(alias.name).start, file.span(bound).end), ", "]
+            return replace(Span(first.start, last.end), *parts[:-1])
+        block = file.tree.parent(line)
+        place = file.span(node)
+        if isinstance(block, (cst.IndentedBlock,)) and len(block.body) == 1:
+            return replace(place, "pass")
+        first_line = file.tree.line(place.start)
+        last_line = file.tree.line(max(place.start, place.end - 1))
+        start = file.tree.line_starts[first_line - 1]
+        ends = file.tree.line_starts
+        end = ends[last_line] if last_line < len(ends) else len(file.tree.bytes)
+        return replace(Span(start, end))

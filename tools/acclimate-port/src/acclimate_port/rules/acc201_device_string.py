@@ -1,0 +1,123 @@
+"""The rule ACC201, for `"cuda"` or `"cuda:0"` as a device."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from acclimate_port.dataflow.literals import LiteralUse, Role, classify_literal
+from acclimate_port.dataflow.map_location import loadable
+from acclimate_port.new_code.added_functions import ACCELERATOR_TYPE
+from acclimate_port.new_code.edits import Part
+from acclimate_port.rules.base import (
+    DEVICE,
+    IMPORTS,
+    WITH_HELPER,
+    Example,
+    Finding,
+    Rule,
+    index_of,
+    unsafe_at_import,
+)
+from acclimate_port.rules.comparison_edits import OTHERS, adapt_to_comparison
+from acclimate_port.source.tree import called_name, string_value
+from acclimate_port.source_file import SourceFile
+
+
+def report_device(
+    rule: Rule, file: SourceFile, node: cst.CSTNode, place: LiteralUse, *parts: Part
+) -> Finding | None:
+    """The finding for a device's name, by the use that the file makes of it."""
+    if place.role is Role.DATA:
+        return rule.exempt(file, node, place.reason or "nothing shows that it is a device")
+    if place.role is Role.FOREIGN:
+        return rule.left(file, node, place.reason)
+    if place.role is Role.PATTERN:
+        return rule.left(file, node, "a pattern of `match` must be a literal; compare with `if`")
+    unsafe = place.reason if place.role is Role.LIKELY else unsafe_at_import(file, node)
+    return adapt_to_comparison(file, rule.becomes(file, node, *parts, unsafe=unsafe))
+
+
+class DeviceString(Rule):
+    """``"cuda"`` and ``"cuda:0"`` as a device."""
+
+    code = "ACC201"
+    name = "device-string"
+    summary = '`"cuda"` or `"cuda:0"` as a device'
+    explanation = """\
+`"cuda"` becomes `get_accelerator().device_name()`, and `"cuda:1"` becomes `get_accelerator().device_name(1)`. On CUDA
+both have the same value as before.
+
+The rule edits a literal if torch takes it as a device, if the name of its variable, parameter, option or attribute
+suggests a device, or if the value reaches one of these. Dictionary keys, messages, and arguments such as `impl="cuda"`
+are data, and stay.
+
+`device == torch.device("cuda")` gets `!= torch.device("cpu")` appended, so that it stays false on a CPU, as before.
+This edit is unsafe.
+
+`--to torch` adds a function of three lines to the file, since `torch.accelerator` has no name for the CPU."""
+    examples = (
+        Example(
+            'import torch\n\n\ndef f(n):\n    return torch.empty(n, device="cuda")\n',
+            f"{IMPORTS}\ndef f(n):\n    return torch.empty(n, device=get_accelerator().device_name())\n",
+            f"{WITH_HELPER}def f(n):\n    return torch.empty(n, device=accelerator_type())\n",
+        ),
+        Example(
+            'import torch\n\n\ndef f(x):\n    return x.to("cuda:1")\n',
+            f"{IMPORTS}\ndef f(x):\n    return x.to(get_accelerator().device_name(1))\n",
+            f'{WITH_HELPER}def f(x):\n    return x.to(f"{{accelerator_type()}}:1")\n',
+        ),
+        Example(
+            'import argparse\n\np = argparse.ArgumentParser()\np.add_argument("--device", default="cuda")\n',
+            "import argparse\n\nfrom acclimate import get_accelerator\n\np = argparse.ArgumentParser()\n"
+            'p.add_argument("--device", default=get_accelerator().device_name())\n',
+            "import argparse\n\nimport torch\n\n\n" + ACCELERATOR_TYPE + "\n\n"
+            'p = argparse.ArgumentParser()\np.add_argument("--device", default=accelerator_type())\n',
+        ),
+        Example('state = {"cuda": 1}\nprint(state["cuda"])\n', None, None),
+        Example('model = build(impl="cuda")\n', None, None),
+    )
+    nodes = (cst.SimpleString, cst.FormattedString)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        text = string_value(node)
+        if text is None:
+            return None
+        if text.startswith("torch.cuda."):
+            return self._name_of_cuda(file, node, text)
+        if not DEVICE.match(text) or isinstance(file.tree.parent(node), (cst.Expr, cst.ConcatenatedString)):
+            return None
+        place = classify_literal(file, node)
+        if place.role is Role.COMPARED:
+            return None
+        index = index_of(text)
+        named = (file.target.device_type,) if index is None else file.device_at(index)
+        parts = named if index is None else loadable(file, node, *named)
+        if index is not None and file.target.name == "torch" and file.in_fstring(node):
+            return self.left(
+                file,
+                node,
+                "a string inside an f-string cannot be replaced by code that every Python version parses",
+            )
+        return report_device(self, file, node, place, *parts)
+
+    def _name_of_cuda(self, file: SourceFile, node: cst.CSTNode, text: str) -> Finding:
+        """A name of torch.cuda in a string: ``x.type() == "torch.cuda.HalfTensor"``."""
+        name = text.removeprefix("torch.cuda.")
+        if not name.endswith("Tensor"):
+            return self.left(file, node, "a name of torch.cuda in a string, such as the target of a mock")
+        if not _is_compared_type(file, node) or file.in_fstring(node):
+            return self.left(file, node, "nothing shows what gets this name of a class of tensors")
+        quote = file.quote(node)
+        parts = (f"f{quote}torch.{{", file.target.device_type, f"}}.{name}{quote}")
+        return self.becomes(file, node, *parts, unsafe=OTHERS)
+
+
+def _is_compared_type(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a string, or the list that holds it, is compared with the result of ``x.type()``."""
+    at = file.tree.parent(node)
+    while isinstance(at, (cst.Element, cst.List, cst.Tuple, cst.Set, cst.ComparisonTarget)):
+        at = file.tree.parent(at)
+    if not isinstance(at, cst.Comparison):
+        return False
+    sides = (at.left, *(target.comparator for target in at.comparisons))
+    return any(isinstance(side, cst.Call) and called_name(side) == "type" and not side.args for side in sides)

@@ -1,0 +1,102 @@
+"""The rule ACC506, for `torch.nn.DataParallel(model)`."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from acclimate_port.new_code.added_functions import ON_ANY_DEVICE
+from acclimate_port.new_code.edits import insert
+from acclimate_port.rules.base import WITH_HELPER, Example, Finding, Rule, unsafe_at_import
+from acclimate_port.source.tree import called_name
+from acclimate_port.source.values import methods
+from acclimate_port.source_file import SourceFile
+
+_DATA_PARALLEL = {
+    *("torch.nn.DataParallel", "torch.nn.parallel.DataParallel"),
+    "torch.nn.parallel.data_parallel.DataParallel",
+}
+
+
+_STEPS = {
+    *("torch.nn.parallel.data_parallel", "torch.nn.parallel.data_parallel.data_parallel"),
+    *(f"torch.nn.parallel.{name}" for name in ("scatter", "gather", "replicate")),
+    *("torch.nn.parallel.scatter_gather.scatter", "torch.nn.parallel.scatter_gather.scatter_kwargs"),
+    *("torch.nn.parallel.scatter_gather.gather", "torch.nn.parallel.replicate.replicate"),
+}
+
+
+_STEPS_OF_A_CLASS = {"forward", "scatter", "gather", "replicate", "parallel_apply"}
+
+
+class DataParallel(Rule):
+    """``torch.nn.DataParallel(model)``."""
+
+    code = "ACC506"
+    name = "data-parallel"
+    summary = "`torch.nn.DataParallel(model)`"
+    explanation = """\
+torch splits a batch over CUDA devices only; on another accelerator the first step fails, even with one device. The edit
+keeps torch's object, and on CUDA nothing changes. Elsewhere the device of the model's parameters gets the whole batch,
+and the inputs are moved there, as torch does on CUDA. To use several devices other than CUDA, a program needs
+`DistributedDataParallel`.
+
+A subclass with its own `scatter`, `gather` or `forward` is left, and so are `torch.nn.parallel.data_parallel` and
+the functions that it calls: without CUDA a program should call the module directly."""
+    examples = (
+        Example(
+            "import torch\n\n\ndef f(model):\n    return torch.nn.DataParallel(model).cuda()\n",
+            "import torch\nfrom acclimate import get_accelerator\n\n\n"
+            + ON_ANY_DEVICE.replace("{device_type}", "get_accelerator().device_name()")
+            + "\n\ndef f(model):\n    return on_any_device(torch.nn.DataParallel(model))"
+            ".to(get_accelerator().device_name())\n",
+            WITH_HELPER
+            + ON_ANY_DEVICE.replace("{device_type}", "accelerator_type()")
+            + "\n\ndef f(model):\n    return on_any_device(torch.nn.DataParallel(model)).to(accelerator_type())\n",
+        ),
+        Example(
+            "import torch\n\n\ndef f(model, x):\n    return torch.nn.parallel.data_parallel(model, x)\n",
+            None,
+            None,
+        ),
+    )
+    nodes = (cst.Call,)
+
+    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if not isinstance(node, cst.Call):
+            return None
+        name = file.tree.qualified(node.func)
+        if name in _STEPS:
+            reason = "torch splits a batch over CUDA devices only; elsewhere call the module directly"
+            return self.left(file, node, reason, (node.func,))
+        definitions = _own_data_parallel(file, node.func)
+        if name not in _DATA_PARALLEL and not definitions:
+            return None
+        holder = file.tree.parent(node)
+        around = file.tree.parent(holder) if isinstance(holder, cst.Arg) else None
+        if isinstance(around, cst.Call) and called_name(around) == file.on_any_device:
+            return None
+        if any(methods(definition) & _STEPS_OF_A_CLASS for definition in definitions):
+            reason = "its class splits a batch itself, and torch does that over CUDA devices only"
+            return self.left(file, node, reason)
+        place = file.span(node)
+        edits = insert(place.start, f"{file.on_any_device}("), insert(place.end, ")")
+        finding = self.convert(file, node, *edits, unsafe=unsafe_at_import(file, node))
+        finding.claims = ()
+        return finding
+
+
+def _own_data_parallel(file: SourceFile, name: cst.BaseExpression) -> list[cst.ClassDef]:
+    """The classes of the file that a name may be, if each is a subclass of torch's ``DataParallel``."""
+    bound = (
+        [assignment.node for assignment in file.tree.assignments(name)] if isinstance(name, cst.Name) else []
+    )
+    own = [
+        definition
+        for definition in bound
+        if isinstance(definition, cst.ClassDef) and _is_data_parallel(file, definition)
+    ]
+    return own if len(own) == len(bound) else []
+
+
+def _is_data_parallel(file: SourceFile, definition: cst.ClassDef) -> bool:
+    return any(file.tree.qualified(base.value) in _DATA_PARALLEL for base in definition.bases)

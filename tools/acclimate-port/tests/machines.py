@@ -1,0 +1,266 @@
+"""Fake machines: torch and acclimate as a program sees them on CUDA, on a host, and on another accelerator.
+
+``run`` executes a piece of a program on one of them, and records what it did: the calls that it made, the
+devices that it used, the result and the error. Names that the program does not define are recorders.
+"""
+
+from __future__ import annotations
+
+import builtins
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+TYPES = {"CUDA": "cuda", "HOST": "cpu", "OTHER": "other"}
+BACKENDS = {"CUDA": "nccl", "HOST": "gloo", "OTHER": "ccl"}
+
+
+class NotHereError(RuntimeError):
+    """What torch raises where there is no CUDA."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a piece of a program did."""
+
+    error: str
+    result: str
+    calls: tuple[str, ...]
+
+    def renamed(self, machine: str) -> Outcome:
+        """The outcome with the names of a CUDA machine."""
+
+        def rename(text: str) -> str:
+            return text.replace(TYPES[machine], "cuda").replace(BACKENDS[machine], "nccl")
+
+        return Outcome(self.error, rename(self.result), tuple(map(rename, self.calls)))
+
+
+class Device(str):
+    """A device, which is equal to its name."""
+
+    __slots__ = ()
+
+    @property
+    def type(self) -> str:
+        """The name without the index."""
+        return self.partition(":")[0]
+
+    @property
+    def index(self) -> int | None:
+        """The number after the name."""
+        return int(self.partition(":")[2]) if ":" in self else None
+
+
+class Tensor:
+    """A tensor or a module, which knows its device."""
+
+    def __init__(self, machine: Machine, device: Any) -> None:
+        self._machine, self.device = machine, machine.checked(device)
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is on a CUDA device."""
+        return self.device.type == "cuda"
+
+    def cuda(self, device: Any = None, **_: Any) -> Tensor:
+        """A copy on CUDA."""
+        return self.to("cuda" if device is None else f"cuda:{device}" if isinstance(device, int) else device)
+
+    def to(self, device: Any, *_: Any, **__: Any) -> Tensor:
+        """A copy on a device."""
+        moved = Tensor(self._machine, device)
+        self._machine.calls.append(f"to {moved.device}")
+        return moved
+
+    def pin_memory(self) -> Tensor:
+        """A copy in pinned memory."""
+        if self._machine.name == "HOST":
+            raise NotHereError("cannot pin")
+        self._machine.calls.append("pin")
+        return self
+
+    def half(self) -> Tensor:
+        """A copy in 16 bits."""
+        self._machine.calls.append("half")
+        return self
+
+    def __repr__(self) -> str:
+        return f"Tensor on {self.device}"
+
+
+class Machine:
+    """One machine, and what a program did on it."""
+
+    def __init__(self, name: str, devices: int = 2, bf16: bool = True) -> None:
+        self.name, self.type, self.devices, self.bf16 = name, TYPES[name], devices, bf16
+        self.calls: list[str] = []
+
+    def checked(self, device: Any) -> Device:
+        """A device of this machine."""
+        if isinstance(device, int):
+            device = f"{self.type if self.name != 'HOST' else 'cuda'}:{device}"
+        kind = str(device).partition(":")[0]
+        if kind not in ("cpu", "meta", self.type):
+            raise NotHereError(f"no {device} here")
+        has_index = kind != self.type or kind == "cpu" or ":" in str(device)
+        return Device(device if has_index else f"{device}:0")
+
+    def record(self, name: str, result: Any = None) -> Callable[..., Any]:
+        """A function that is recorded."""
+
+        def called(*args: Any, **_: Any) -> Any:
+            self.calls.append(f"{name} {args}" if args else name)
+            return result
+
+        return called
+
+    def only_here(self, *machines: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """A function that raises on other machines."""
+
+        def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+            def called(*args: Any, **options: Any) -> Any:
+                if self.name not in machines:
+                    raise NotHereError("not here")
+                return function(*args, **options)
+
+            return called
+
+        return wrap
+
+    # -- torch -------------------------------------------------------------------------------------------
+
+    def torch(self) -> types.SimpleNamespace:
+        """The package."""
+        has_cuda, has_any = self.name == "CUDA", self.name != "HOST"
+        on_cuda, on_any = self.only_here("CUDA"), self.only_here("CUDA", "OTHER")
+
+        def device(kind: Any, index: int | None = None) -> Device:
+            if isinstance(kind, int):
+                return self.checked(kind)
+            return Device(kind if index is None else f"{kind}:{index}")
+
+        def make(*_: Any, device: Any = "cpu", pin_memory: bool = False, **__: Any) -> Tensor:
+            if pin_memory and self.name == "HOST":
+                raise NotHereError("cannot pin")
+            self.calls.append(f"make {device}{' pinned' if pin_memory else ''}")
+            return Tensor(self, device)
+
+        def load(_: Any, map_location: Any = None, **__: Any) -> Tensor:
+            if map_location is None and not has_cuda:
+                raise NotHereError("the file was saved on CUDA")
+            if str(map_location).startswith("cpu:"):
+                raise NotHereError(f"no {map_location} here")
+            return Tensor(self, "cuda" if map_location is None else map_location)
+
+        module = {
+            "is_available": lambda: has_cuda, "device_count": lambda: self.devices if has_cuda else 0,
+            "is_bf16_supported": lambda *_, **__: has_cuda and self.bf16,
+            "current_device": on_cuda(lambda: 0),
+            "manual_seed": lambda _: None, "manual_seed_all": lambda _: None, "empty_cache": lambda: None,
+            "synchronize": on_cuda(self.record("synchronize")), "set_device": on_cuda(self.record("set_device")),
+            "max_memory_allocated": on_cuda(self.record("memory", 7)),
+            "OutOfMemoryError": MemoryError, "nvtx": types.SimpleNamespace(),
+            "amp": types.SimpleNamespace(GradScaler=self.record("scaler"), autocast=self.record("autocast")),
+        }  # fmt: skip
+        accelerator = types.SimpleNamespace(
+            is_available=lambda: has_any,
+            device_count=lambda: self.devices if has_any else 0,
+            current_accelerator=lambda check_available=False: Device(self.type) if has_any else None,
+            synchronize=on_any(self.record("synchronize")),
+            set_device_index=on_any(self.record("set_device")),
+            current_device_index=on_any(lambda: 0),
+            max_memory_allocated=on_any(self.record("memory", 7)),
+            empty_cache=on_any(lambda: None),
+        )
+        any_module = types.SimpleNamespace(
+            is_available=lambda: True,
+            device_count=lambda: self.devices if has_any else 1,
+            manual_seed=lambda _: None,
+            manual_seed_all=lambda _: None,
+        )
+        if has_any:
+            any_module.is_bf16_supported = lambda *_, **__: self.bf16
+        backend = BACKENDS[self.name]
+        distributed = types.SimpleNamespace(
+            init_process_group=lambda backend=None, **_: self.record("group")(backend),
+            get_default_backend_for_device=lambda _: backend,
+            is_nccl_available=lambda: has_cuda,
+            is_backend_available=lambda _: True,
+        )
+        made = types.SimpleNamespace(
+            cuda=types.SimpleNamespace(**module), accelerator=accelerator, device=device, load=load,
+            get_device_module=lambda _=None: any_module, distributed=distributed, Tensor=Tensor,
+            version=types.SimpleNamespace(cuda="12.8" if has_cuda else None, hip=None),
+            amp=types.SimpleNamespace(
+                GradScaler=lambda *_, **__: self.record("scaler")(), autocast=lambda *_, **__: self.record("autocast")()
+            ),
+            nn=types.SimpleNamespace(Module=Tensor), bfloat16="bfloat16", float16="float16", float32="float32",
+            ones=make, empty=make, zeros=make, ones_like=make, randn=make, OutOfMemoryError=MemoryError,
+        )  # fmt: skip
+        return made
+
+    def accelerator(self) -> types.SimpleNamespace:
+        """What acclimate's ``get_accelerator()`` gives."""
+        quiet = self.name == "HOST"
+
+        def name(index: int | None = None) -> str:
+            return self.type if index is None or quiet else f"{self.type}:{index}"
+
+        return types.SimpleNamespace(
+            device_name=name, current_device_name=lambda: name(0), current_device=lambda: 0,
+            is_available=lambda: True, device_count=lambda: 1 if quiet else self.devices,
+            is_bf16_supported=lambda **_: quiet or self.bf16, communication_backend_name=lambda: BACKENDS[self.name],
+            on_accelerator=lambda x: x.device.type == self.type, manual_seed=lambda _: None,
+            manual_seed_all=lambda _: None, empty_cache=lambda: None,
+            synchronize=(lambda: None) if quiet else self.record("synchronize"),
+            set_device=(lambda _: None) if quiet else self.record("set_device"),
+            max_memory_allocated=self.record("memory", 7), pin_memory=lambda x: x if quiet else x.pin_memory(),
+            amp=types.SimpleNamespace(GradScaler=self.record("scaler"), autocast=self.record("autocast")),
+            OutOfMemoryError=MemoryError,
+        )  # fmt: skip
+
+
+class _Names(dict):  # type: ignore[type-arg]
+    """Global names; one that is not defined is a recorder."""
+
+    def __init__(self, machine: Machine, given: dict[str, Any]) -> None:
+        super().__init__(given)
+        self._machine = machine
+
+    def __missing__(self, name: str) -> Any:
+        if hasattr(builtins, name):
+            return getattr(builtins, name)
+        return self._machine.record(name)
+
+
+def run(
+    source: str, name: str, call: str = "", given: dict[str, Any] | None = None, **machine: Any
+) -> Outcome:
+    """What a piece of a program does on one machine; ``call`` is evaluated at its end."""
+    here = Machine(name, **machine)
+    torch, accelerator = here.torch(), here.accelerator()
+    packages = {
+        "torch": torch,
+        "acclimate": types.SimpleNamespace(get_accelerator=lambda: accelerator),
+        "torch.distributed": torch,
+    }
+
+    def load(module: str, _globals: Any = None, _locals: Any = None, names: Any = (), _level: int = 0) -> Any:
+        if module not in packages and module.partition(".")[0] in ("torch", "acclimate"):
+            at: Any = torch
+            for part in module.split(".")[1:]:
+                at = getattr(at, part)
+            return at if names else torch
+        return packages.get(module) or builtins.__import__(module, _globals, _locals, names)
+
+    space = _Names(here, {"__builtins__": {**vars(builtins), "__import__": load}, "__name__": "piece"})
+    result, error = "", ""
+    try:
+        exec(compile(source, "piece", "exec"), space)
+        arguments = {key: value(here) if callable(value) else value for key, value in (given or {}).items()}
+        result = repr(eval(call, space, arguments)) if call else ""
+    except Exception as raised:  # the program's error is what is compared
+        error = type(raised).__name__
+    return Outcome(error, result, tuple(here.calls))
