@@ -120,6 +120,11 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "qwen2_moe",
         COMMON | _MOE | {"shared_expert_intermediate_size": 40},
     ),
+    "olmoe": (
+        "olmoe",
+        "olmoe",
+        COMMON | {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24},
+    ),
     "qwen3": ("qwen3", "qwen3", COMMON | {"head_dim": 16}),
     "qwen3_moe": ("qwen3moe", "qwen3_moe", COMMON | _MOE | {"head_dim": 16, "norm_topk_prob": True}),
     "stablelm": ("stablelm", "stablelm", COMMON | {"partial_rotary_factor": 0.5, "use_qkv_bias": True}),
@@ -263,7 +268,7 @@ def keys_of(config: Any, architecture: str) -> dict[str, Any]:
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     if experts:
         keys |= {"expert_count": experts, "expert_used_count": config.num_experts_per_tok}
-    if architecture.endswith("moe"):
+    if architecture in ("qwen2moe", "qwen3moe"):
         keys["expert_feed_forward_length"] = config.moe_intermediate_size
     if architecture == "qwen2moe":
         keys["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size

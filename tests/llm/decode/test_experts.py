@@ -35,6 +35,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "softmax of the chosen": ("granitemoe", {}),
     "sigmoid, groups, shared": ("dots1", {**GROUPS, "norm_topk_prob": True}),
     "groups, not normalized": ("glm4_moe", {**GROUPS, "norm_topk_prob": False}),
+    "a least sum": ("ernie4_5_moe", {}),
     "biases, limits, by column": ("gpt_oss", {"sliding_window": 6}),
 }
 """What is special about each."""

@@ -181,9 +181,10 @@ class Matrix:
 class Operation:
     """An operation on a token's numbers, of which each expert, or each chosen one, has one."""
 
-    kind: Literal["softmax", "sigmoid", "normalize", "scale", "soft_cap", "round"]
+    kind: Literal["softmax", "sigmoid", "normalize", "scale", "soft_cap", "round", "normalize_at_least"]
     value: float = 0.0
-    """What ``normalize`` adds to the sum that it divides by, the factor of ``scale``, or the cap."""
+    """What ``normalize`` adds to the sum that it divides by, the least sum that ``normalize_at_least``
+    divides by, the factor of ``scale``, or the cap."""
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Returns the changed numbers (... x experts) in float32; ``dtype`` is that of ``round``."""
@@ -193,6 +194,8 @@ class Operation:
             return x.sigmoid()
         if self.kind == "normalize":
             return x / (x.sum(-1, keepdim=True) + self.value)
+        if self.kind == "normalize_at_least":
+            return x / x.sum(-1, keepdim=True).clamp(min=self.value)
         if self.kind == "scale":
             return x * self.value
         if self.kind == "soft_cap":

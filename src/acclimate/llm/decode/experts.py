@@ -282,8 +282,9 @@ class _Reader:
             groups, choice = self._groups(choice)
         if scores is not choice and choice.op == "add" and isinstance(choice.args[1], Value):
             for operand, other in orders(choice):
-                if widened(other).op == "constant":
-                    choice, bias = operand, self._matcher.constant(widened(other))
+                source_of_bias = self._elements.moved(widened(other))[0]
+                if source_of_bias.op == "constant":
+                    choice, bias = operand, self._matcher.constant(self._unmoved(widened(other)))
                     break
         if scores is None:
             scores = choice
@@ -359,14 +360,20 @@ class _Reader:
                     return Operation("soft_cap", scaled[1]), divided[0]
             return Operation("scale", scaled[1]), scaled[0]
         if value.op == "div" and isinstance(value.args[1], Value) and len(value.args) == 2:
-            total, eps = widened(value.args[1]), 0.0
-            if total.op == "add":
+            total, eps, kind = widened(value.args[1]), 0.0, "normalize"
+            if total.op == "clamp" and _limits(total)[1] is None:
+                total, eps, kind = (
+                    widened(total.args[0]),
+                    float(_limits(total)[0] or 0.0),
+                    "normalize_at_least",
+                )
+            elif total.op == "add":
                 small = constant_of(total.args[1])
                 total, eps = widened(total.args[0]), -1.0 if small is None else small
             if total.op == "sum" and total.args[0] is value.args[0] and eps >= 0.0:
                 dims = total.args[1] if len(total.args) > 1 else ()
                 if dims in ((-1,), (len(value.shape) - 1,)) and total.args[2:] == (True,):
-                    return Operation("normalize", eps), value.args[0]
+                    return Operation(kind, eps), value.args[0]  # type: ignore[arg-type]
         return None
 
     def _groups(self, value: Value) -> tuple[Groups, Value]:

@@ -45,7 +45,7 @@ from acclimate.selection import get_accelerator
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _NO_PRODUCT = Product(())
 _READ_TOGETHER = 512
-_OPERATIONS = ("softmax", "sigmoid", "normalize", "scale", "soft_cap", "round")
+_OPERATIONS = ("softmax", "sigmoid", "normalize", "scale", "soft_cap", "round", "normalize_at_least")
 """As decode_program.h numbers them."""
 
 

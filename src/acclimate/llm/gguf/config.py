@@ -352,6 +352,12 @@ def _query_scale(metadata: Metadata, fields: dict[str, Any], blocks_of_27b: int)
     return metadata.size("embedding_length") // metadata.size("attention.head_count")
 
 
+def _olmoe(metadata: Metadata, _fields: dict[str, Any]) -> dict[str, Any]:
+    return _experts(metadata, "num_experts", normalized=False) | {
+        "intermediate_size": metadata.shape("blk.0.ffn_up_exps.weight", 3)[1],
+    }
+
+
 def _qwen2moe(metadata: Metadata, _fields: dict[str, Any]) -> dict[str, Any]:
     shared = metadata.shape("blk.0.ffn_up_shexp.weight", 2)[0]
     if metadata.size("expert_shared_feed_forward_length", shared) != shared:
@@ -421,6 +427,7 @@ ARCHITECTURES = {
         tensor_flags=_ATTENTION_BIAS | {"mlp_bias": ".ffn_up.bias"},
         norms_plus_one=True,
     ),
+    "olmoe": Architecture("olmoe", has_head_dim=False, more=_olmoe),
     "phi3": Architecture("phi3", has_head_dim=False, partial_rotary=True, more=_phi3),
     "qwen2": Architecture("qwen2", has_head_dim=False),
     "qwen2moe": Architecture("qwen2_moe", has_head_dim=False, more=_qwen2moe),

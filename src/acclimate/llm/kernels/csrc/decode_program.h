@@ -155,7 +155,7 @@ struct Stack {
 
 // An operation on the numbers of a token's experts; numbered as in acclimate.llm.decode.native.
 struct Operation {
-  enum class Kind : int64_t { softmax, sigmoid, normalize, scale, soft_cap, round };
+  enum class Kind : int64_t { softmax, sigmoid, normalize, scale, soft_cap, round, normalize_at_least };
 
   Kind kind;
   float value;
