@@ -172,6 +172,10 @@ def test_a_damaged_published_weight_is_an_error_that_names_the_tensor(
         (GPTQ_4 | {"dynamic": {"+:.*down.*": {"bits": 8}}}, "dynamic.*down"),
         (AWQ_4 | {"version": "gemv"}, "gemv"),
         (compressed(INT_4, "marlin-24"), "marlin-24"),
+        (
+            compressed(INT_4, "pack-quantized") | {"sparsity_config": {"format": "sparse-24-bitmask"}},
+            "sparse-24-bitmask",
+        ),
     ],
 )
 def test_settings_that_cannot_be_read_are_refused_by_name(

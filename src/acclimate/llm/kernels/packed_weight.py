@@ -120,15 +120,15 @@ class PackedWeight:
         kind = WEIGHT_FORMATS[weight_format]
         n, k = shape
         native.load("cpu")
-        groups, data, done = -(-n // GROUP_ROWS), None, 0
+        groups, done = -(-n // GROUP_ROWS), 0
+        data = torch.empty(0, dtype=torch.uint8)
         for words, fields in pieces:
             packed = pack_words(words, fields, kind)
             if len(packed) == groups:
                 return PackedWeight(weight_format, packed, shape)
-            data = _new_data(kind, n, k, torch.device("cpu")) if data is None else data
+            data = data if done else _new_data(kind, n, k, torch.device("cpu"))
             data[done : done + len(packed)] = packed
             done += len(packed)
-        assert data is not None
         return PackedWeight(weight_format, data, shape)
 
     @staticmethod

@@ -32,11 +32,19 @@ class Scales:
         """Returns the scales of matrices below one another (``dim`` 0), or beside one another."""
         whole = [self, *others]
         if dim == 0:
-            zero = None if self.zero is None else torch.cat([_present(each.zero) for each in whole])
+            zero = (
+                None
+                if self.zero is None
+                else torch.cat([each.zero for each in whole if each.zero is not None])
+            )
             return replace(self, scale=torch.cat([each.scale for each in whole]), zero=zero)
         starts = torch.tensor([0, *(each.scale.shape[1] for each in whole)]).cumsum(0)
         group = torch.cat([each.group + int(start) for each, start in zip(whole, starts, strict=False)])
-        zero = None if self.zero is None else torch.cat([_present(each.zero) for each in whole], 1)
+        zero = (
+            None
+            if self.zero is None
+            else torch.cat([each.zero for each in whole if each.zero is not None], 1)
+        )
         return Scales(torch.cat([each.scale for each in whole], 1), zero, group)
 
     def values(self, codes: Words | Tensor) -> Tensor:
@@ -45,11 +53,6 @@ class Scales:
         if self.zero is not None:
             values -= self.zero.float()[:, self.group]
         return values.mul_(self.scale.float()[:, self.group])
-
-
-def _present(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None
-    return tensor
 
 
 class Reader(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -57,7 +58,7 @@ def pack_part(part: MatrixPart, name: str, where: str) -> Packed:
     bits = max(_matrix(source).reader.bits for source in part.sources)
     kind = numbers.format_of(bits) if numbers is not None and scales.zero is not None else None
     if kind is not None and numbers is not None:
-        pieces = (numbers.in_format(kind, codes, rows) for rows, codes in _codes(part))
+        pieces = (numbers.in_format(kind, cast(Words, codes), rows) for rows, codes in _codes(part))
         return Packed(PackedWeight.from_words(pieces, kind.name, (n, k)), 0.0)
     return _nearest(part, scales)
 
@@ -81,8 +82,7 @@ def _nearest(part: MatrixPart, scales: Scales) -> Packed:
 
 
 def _matrix(source: object) -> QuantisedMatrix:
-    assert isinstance(source, QuantisedMatrix)
-    return source
+    return cast(QuantisedMatrix, source)
 
 
 def _scales(part: MatrixPart) -> Scales:
@@ -151,8 +151,7 @@ class _Blocks:
 
     def format_of(self, bits: int) -> WeightFormat | None:
         """Returns the format that holds the numbers exactly, with the fewest bytes; ``None``: none does."""
-        scale, zero = self.scales.scale, self.scales.zero
-        assert zero is not None
+        scale, zero = self.scales.scale, cast(Tensor, self.scales.zero)
         least, most = int(zero.min()), int(zero.max())
         middle = 128 if bits == 8 else 8
         if bits == 8 and scale.shape[1] == 1 and least == most == middle:
@@ -166,14 +165,9 @@ class _Blocks:
             return WEIGHT_FORMATS["int8"]  # any code less its zero has 8 bits with a sign
         return None
 
-    def in_format(
-        self, kind: WeightFormat, codes: Words | Tensor, rows: slice
-    ) -> tuple[Words, Mapping[str, Tensor]]:
+    def in_format(self, kind: WeightFormat, codes: Words, rows: slice) -> tuple[Words, Mapping[str, Tensor]]:
         """Returns the codes of rows, and their scales, in a format that :meth:`format_of` chose."""
-        scale, zero = self.scales.scale[rows], self.scales.zero
-        assert zero is not None
-        assert isinstance(codes, Words)
-        zero = zero[rows]
+        scale, zero = self.scales.scale[rows], cast(Tensor, self.scales.zero)[rows]
         if kind.name == "int8":
             if bool((zero != kind.offset).any()):
                 moved = codes.codes().to(torch.int16) + (kind.offset - zero)

@@ -195,6 +195,13 @@ def _compressed_tensors(settings: Mapping[str, Any]) -> Finder:
                 f"reads {', '.join(_PLAIN_FORMATS[1:])}; use a copy in one of these"
             )
 
+    sparsity = settings.get("sparsity_config") or {}
+    if isinstance(sparsity, dict) and sparsity.get("format", "dense") != "dense":
+        raise UnsupportedModelError(
+            f"the model's weights are sparse (format {excerpt(str(sparsity.get('format')), 40)!r} of "
+            "sparsity_config), and acclimate reads dense ones; use a copy without sparsity"
+        )
+
     def weights_of(module: str) -> Mapping[str, Any]:
         """Returns the settings of a module's weights."""
         chosen = [group for group in groups.values() if _is_target(module, group.get("targets"))]

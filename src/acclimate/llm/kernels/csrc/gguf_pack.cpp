@@ -40,6 +40,46 @@ void pack_codes(int bits, const Codes& codes, uint8_t* block) {
   }
 }
 
+// The codes of one row of a block: 8 words of 4 codes each, as little-endian processors order them.
+using Quads = uint32_t[8];
+
+// Stores a row of 4 or 8 bits without going through single codes.
+void store_row(int bits, const Quads& quads, int64_t row, uint8_t* block) {
+  for (int quad = 0; quad < bits; ++quad) {
+    const uint32_t word = bits == 8 ? quads[quad] : quads[quad] | quads[quad + 4] << 4;
+    std::memcpy(block + 64 * quad + 4 * row, &word, 4);
+  }
+}
+
+// Reads a row of GGUF's Q8_0, whose codes are signed, or of 16 bytes with low nibbles first, then high ones.
+void read_small_quads(int bits, const uint8_t* from, Quads& quads) {
+  std::memcpy(quads, from, 4 * bits);
+  if (bits == 8) {
+    for (uint32_t& quad : quads) {
+      quad ^= 0x80808080u;
+    }
+    return;
+  }
+  for (int quad = 0; quad < 4; ++quad) {
+    quads[quad + 4] = quads[quad] >> 4 & 0x0f0f0f0fu;
+    quads[quad] &= 0x0f0f0f0fu;
+  }
+}
+
+// Reads a row of block b of a super-block of Q4_K.
+void read_super_quads(const uint8_t* from, int b, Quads& quads) {
+  std::memcpy(quads, from + 16 + b / 2 * 32, sizeof(quads));
+  for (uint32_t& quad : quads) {
+    quad = quad >> (b % 2 * 4) & 0x0f0f0f0fu;
+  }
+}
+
+// Four codes of 4 bits as four bytes.
+uint32_t spread(uint32_t codes) {
+  codes = (codes | codes << 8) & 0x00ff00ffu;
+  return (codes | codes << 4) & 0x0f0f0f0fu;
+}
+
 // Low nibbles first, then high ones; a fifth bit for each value, if there is one.
 void read_small(int bits, const uint8_t* from, uint8_t* codes) {
   if (bits == 8) {
@@ -94,11 +134,17 @@ void pack_group(WeightFormat format, const uint8_t* blocks, int64_t row_bytes, i
   const int64_t count = k / block_columns;
   const Offsets at = offsets_of(layout, count);
   std::memset(group, 0, at.codes);
+  const bool is_fast = layout.bits == 4 || layout.bits == 8;
   Codes codes{};
   for (int64_t b = 0; b < count; ++b) {
     const int part = static_cast<int>(b % 8);
+    uint8_t* block = group + at.codes + b * layout.code_bytes;
+    if (is_fast && rows < group_rows) {
+      std::memset(block, 0, layout.code_bytes);
+    }
     for (int64_t row = 0; row < rows; ++row) {
       const uint8_t* from = blocks + row * row_bytes;
+      const uint8_t* small = nullptr;
       switch (layout.scales) {
         case Scales::block:
         case Scales::block_and_low:
@@ -108,12 +154,12 @@ void pack_group(WeightFormat format, const uint8_t* blocks, int64_t row_bytes, i
             std::memcpy(group + at.low + b * 32 + 2 * row, from + 2, 2);
             from += 2;
           }
-          read_small(layout.bits, from + 2, codes[row]);
+          small = from + 2;
           break;
         case Scales::exponent:
           from += b * layout.gguf_bytes;
           group[b * 16 + row] = from[0];
-          read_small(layout.bits, from + 1, codes[row]);
+          small = from + 1;
           break;
         case Scales::super_block:
           from += b / 8 * layout.gguf_bytes;
@@ -121,7 +167,13 @@ void pack_group(WeightFormat format, const uint8_t* blocks, int64_t row_bytes, i
           std::memcpy(group + at.low_scale + b / 8 * 32 + 2 * row, from + 2, 2);
           group[at.block_scale + b * 16 + row] = read_scale(from + 4, part, false);
           group[at.block_low + b * 16 + row] = read_scale(from + 4, part, true);
-          read_super(layout.bits, from, part, codes[row]);
+          if (is_fast) {
+            Quads quads;
+            read_super_quads(from, part, quads);
+            store_row(layout.bits, quads, row, block);
+          } else {
+            read_super(layout.bits, from, part, codes[row]);
+          }
           break;
         case Scales::super_signed_block: {
           from += b / 8 * layout.gguf_bytes;
@@ -131,7 +183,7 @@ void pack_group(WeightFormat format, const uint8_t* blocks, int64_t row_bytes, i
           const int low = from[4 + part / 2] >> (4 * (part % 2)) & 15;
           group[at.block_scale + b * 16 + row] =
               static_cast<uint8_t>((low | (high >> (2 * part) & 3) << 4) - 32);
-          read_small(layout.bits, from + 8 + 16 * part, codes[row]);
+          small = from + 8 + 16 * part;
           break;
         }
         case Scales::super_half_block:
@@ -146,8 +198,17 @@ void pack_group(WeightFormat format, const uint8_t* blocks, int64_t row_bytes, i
         case Scales::block_and_zero:
           break;  // not in files
       }
+      if (small != nullptr && is_fast) {
+        Quads quads;
+        read_small_quads(layout.bits, small, quads);
+        store_row(layout.bits, quads, row, block);
+      } else if (small != nullptr) {
+        read_small(layout.bits, small, codes[row]);
+      }
     }
-    pack_codes(layout.bits, codes, group + at.codes + b * layout.code_bytes);
+    if (!is_fast) {
+      pack_codes(layout.bits, codes, block);
+    }
   }
 }
 
@@ -158,9 +219,28 @@ void pack_words(WeightFormat format, const Words& words, int64_t first_row, int6
   const int64_t count = padded_columns(format, k) / block_columns, per = 32 / words.bits;
   const uint32_t mask = (uint32_t{1} << words.bits) - 1;
   const Offsets at = offsets_of(layout, count);
+  const bool is_fast = words.bits == 4 && layout.bits == 4 && words.order != WordOrder::awq &&
+                       words.skip == 0 && words.flip == 0;
   Codes codes{};
   for (int64_t b = 0; b < count; ++b) {
     const int64_t begin = b * block_columns, end = std::min(begin + block_columns, k);
+    uint8_t* block = group + at.codes + b * layout.code_bytes;
+    if (is_fast && end - begin == block_columns) {
+      std::memset(block, 0, rows < group_rows ? layout.code_bytes : 0);
+      for (int64_t row = 0; row < rows; ++row) {
+        const int64_t own = first_row + row, first = begin / 8;
+        Quads quads;
+        for (int64_t word = 0; word < 4; ++word) {
+          const uint32_t held = words.order == WordOrder::by_row
+                                    ? words.from[own * words.words + first + word]
+                                    : words.from[(first + word) * words.rows + own];
+          quads[2 * word] = spread(held & 0xffff);
+          quads[2 * word + 1] = spread(held >> 16);
+        }
+        store_row(4, quads, row, block);
+      }
+      continue;
+    }
     if (end - begin < block_columns) {
       std::memset(codes, 0, sizeof(codes));
     }
@@ -184,7 +264,7 @@ void pack_words(WeightFormat format, const Words& words, int64_t first_row, int6
         }
       }
     }
-    pack_codes(layout.bits, codes, group + at.codes + b * layout.code_bytes);
+    pack_codes(layout.bits, codes, block);
   }
 }
 
