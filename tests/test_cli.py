@@ -132,7 +132,7 @@ def test_help_goes_to_stdout_and_lists_every_command() -> None:
         (["infos"], "did you mean info?"),
         (["generate", "--modle=x", "text"], "unrecognized arguments: --modle=x; did you mean --model?"),
         (["plan", "--dtypo"], "unrecognized arguments: --dtypo; did you mean --dtype?"),
-        (["plan"], "one of the arguments MODEL --model is required"),
+        (["plan"], "one of the arguments MODEL -m/--model is required"),
         (["help", "infos"], "did you mean info?"),
         (["version", "info"], "acclimate version: error: unrecognized arguments: info"),
         (["completion", "bas"], "did you mean bash?"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import shutil
 import subprocess
 import sys
@@ -200,3 +201,62 @@ def test_a_command_of_any_package_is_found_by_its_entry_point(runtime: Environme
         assert "accelerator" in require(runtime.run("acclimate", "info", "--help")).stdout
     finally:
         shutil.rmtree(information)
+
+
+# -- a wheel with the CPU's libraries ----------------------------------------------------------------
+
+WITHOUT_COMPILER = """
+import acclimate, torch
+
+cpu = acclimate.get_accelerator()
+for name in ("InferenceBuilder", "CPUAdamBuilder", "CPULionBuilder", "CPUAdagradBuilder", "AsyncIOBuilder"):
+    builder = cpu.create_op_builder(name)
+    assert "no C++ compiler" in builder.incompatibility(), name
+    builder.load()
+    print(builder.built_library())
+assert torch._C._dispatch_has_kernel_for_dispatch_key("acclimate::decode_step", "CompositeExplicitAutograd")
+"""
+
+
+@pytest.mark.slow
+def test_a_wheel_with_libraries_needs_no_compiler(tmp_path: Path, wheel_with_libraries: Path) -> None:
+    environment = Environment(tmp_path / "venv", [wheel_with_libraries])
+    own = tmp_path / "venv" / "bin"
+    done = subprocess.run(
+        [str(own / "python"), "-c", WITHOUT_COMPILER],
+        cwd=tmp_path,
+        env={"PATH": str(own), "HOME": str(tmp_path), "DS_ACCELERATOR": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    libraries = done.stdout.split()
+    assert len(libraries) == 5
+    assert all("site-packages" in library for library in libraries)
+    assert "plain torch" not in done.stderr
+    assert not list(tmp_path.rglob("*.log"))
+    assert environment.missing("acclimate") == []
+
+
+@pytest.fixture
+def wheel_with_libraries(tmp_path: Path) -> Path:
+    """A wheel that has the CPU's libraries; compiles those that the cache lacks."""
+    source = tmp_path / "source"
+    shutil.copytree(
+        ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so")
+    )
+    for file in ("pyproject.toml", "README.md", "LICENSE", "setup.py"):
+        shutil.copy(ROOT / file, source)
+    options = ["--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(source)]
+    done = subprocess.run(
+        [*PIP, "wheel", *options],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "ACCLIMATE_PREBUILT": "1"},
+    )
+    require(done)
+    (wheel,) = tmp_path.glob("acclimate-*.whl")
+    assert "-py3-none-" in wheel.name
+    assert not wheel.name.endswith("-any.whl")
+    return wheel

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import threading
 from types import ModuleType
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 from acclimate.errors import CompilerNotFoundError
 from acclimate.ops.build import store
 from acclimate.ops.build.builder import OpBuilder
-from acclimate.ops.build.recipe import Source
+from acclimate.ops.build.recipe import Source, target_machine
 from acclimate.ops.simd import KERNEL_FLAGS, chosen_isa, compile_flags
 
-_FLAGS = compile_flags(platform.machine())
+_FLAGS = compile_flags(target_machine())
 
 TRANSPORT: tuple[str | Source, ...] = (
     "csrc/call.cpp",

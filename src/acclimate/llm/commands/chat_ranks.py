@@ -65,6 +65,8 @@ class RanksPartner:
             encoding="utf-8",
             start_new_session=True,
         )
+        self._stdin: Any = self._process.stdin
+        self._stdout: Any = self._process.stdout
         self.messages: list[Message] = []
         self.name = self.description = ""
 
@@ -79,9 +81,8 @@ class RanksPartner:
 
     def __exit__(self, *_: object) -> None:
         """Ends the ranks, which end when their input does."""
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):  # they have ended
-                self._process.stdin.close()
+        with contextlib.suppress(OSError):  # they have ended
+            self._stdin.close()
         try:
             self._process.wait(0 if not self.name else _LAUNCHER_ENDS_S)
         except subprocess.TimeoutExpired:
@@ -125,16 +126,14 @@ class RanksPartner:
             watcher.join()
 
     def _send(self, order: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(order) + "\n")
-            self._process.stdin.flush()
+            self._stdin.write(json.dumps(order) + "\n")
+            self._stdin.flush()
         except OSError as error:
             raise self._ended() from error
 
     def _receive(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line = self._stdout.readline()
         if not line:
             raise self._ended()
         told: dict[str, Any] = json.loads(line)

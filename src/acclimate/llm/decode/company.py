@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ class Seat:
         self._company, self.step = company, step
         self.token: Tensor | None = None  # waits for its step
         self.wants_logits = False
-        self.made: Tensor | BaseException | None = None
+        self.made: Any = None  # its logits or token, or the error of its step
 
     @property
     def cache(self) -> StepCache:
@@ -74,7 +75,7 @@ class Company:
         self._changed = threading.Condition()
         self._seats: list[Seat] = []
         self._together: list[Seat] = []  # whose keys and values are in the cache of `_step`, by row
-        self._step: NativeStep | None = None
+        self._step: Any = None  # a NativeStep of all of them
         self._starts: list[int] = []
         self._is_busy = False
         self._readers = 0
@@ -118,7 +119,7 @@ class Company:
     def take_step(self, seat: Seat, token: Tensor, *, wants_logits: bool) -> Tensor:
         """Waits for the others' tokens, and returns what follows a seat's token."""
         with self._changed:
-            seat.token, seat.wants_logits, seat.made = token, wants_logits, None
+            seat.token, seat.wants_logits = token, wants_logits
             self._changed.notify_all()
             while seat.made is None and not self._may_start():
                 is_free = not self._is_busy and self._readers == 0
@@ -128,11 +129,12 @@ class Company:
                 riders = [each for each in self._seats if each.token is not None]
         if seat.made is None:
             self._run(riders)
-        made, seat.made = seat.made, None
+        made: Any = seat.made
+        seat.made = None
         if isinstance(made, BaseException):
             raise made
-        assert made is not None
-        return made
+        found: Tensor = made
+        return found
 
     def _may_start(self) -> bool:
         if self._is_busy or self._readers > 0:
@@ -151,7 +153,6 @@ class Company:
         try:
             if riders != self._together:
                 self._gather(riders)
-            assert self._step is not None
             tokens = torch.cat([each.token for each in riders if each.token is not None])
             if any(each.wants_logits for each in riders):
                 logits = self._step(tokens)

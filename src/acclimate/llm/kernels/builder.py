@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +11,7 @@ import torch
 from acclimate.host.topology import processor_limit
 from acclimate.ops import bus_errors
 from acclimate.ops.build.builder import OpBuilder
-from acclimate.ops.build.recipe import Source
+from acclimate.ops.build.recipe import Source, target_machine
 from acclimate.ops.simd import KERNEL_FLAGS, chosen_isa, compile_flags
 
 
@@ -39,7 +38,7 @@ class CPUInferenceBuilder(InferenceBuilder):
 
     def sources(self) -> list[str | Source]:
         """Returns one file for each instruction set of this kind of processor, and what chooses one."""
-        kernels = kernel_flags(platform.machine())
+        kernels = kernel_flags(target_machine())
         return [
             *(f"csrc/{name}.cpp" for name in ("operators", "linear", "pool", "gguf_pack")),
             "csrc/bus_errors.cpp",

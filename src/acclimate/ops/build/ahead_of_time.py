@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from pathlib import Path
 
 from setuptools import Extension
 
-from acclimate.ops.build.compile import build_library
+from acclimate.ops.build import store
 from acclimate.ops.build.recipe import Recipe
 
 
@@ -26,10 +25,17 @@ class OpExtension(Extension):  # type: ignore[misc]
         self.recipe = recipe
         super().__init__(
             name=".".join(part for part in (package, recipe.full_name) if part),
-            sources=[str(unit.path) for unit in recipe.units],
+            sources=[_relative(unit.path) for unit in recipe.units],
         )
 
     def build_to(self, target: Path) -> None:
-        """Compiles the op as ``load()`` would. The command of ``build_extension()`` calls this."""
-        with tempfile.TemporaryDirectory() as folder:
-            shutil.copy(build_library(self.recipe, Path(folder)), target)
+        """Compiles the op into the cache, as ``load()`` would, and copies it.
+
+        The command of ``build_extension()`` calls this.
+        """
+        shutil.copy(store.obtain(self.recipe, self.recipe.key(store.versions(self.recipe))), target)
+
+
+def _relative(path: Path) -> str:
+    """Returns the path as setuptools wants it: relative, if it is below the working directory."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -29,6 +29,18 @@ _FORMAT = 1
 _COMMON_FLAGS = ("-O3", "-std=c++20", "-DNDEBUG")
 
 
+TARGET_VARIABLE = "ACCLIMATE_TARGET_MACHINE"
+"""The environment variable with the kind of processor that a cross compiler in ``CXX`` compiles for."""
+
+TORCH_LIBRARIES_VARIABLE = "ACCLIMATE_TORCH_LIBRARIES"
+"""The environment variable with the folder of that machine's torch libraries, to link with."""
+
+
+def target_machine() -> str:
+    """Returns the kind of processor that libraries are for, as ``platform.machine()`` names it there."""
+    return os.environ.get(TARGET_VARIABLE) or platform.machine()
+
+
 @dataclass(frozen=True)
 class Source:
     """One native source file of an op, with its own flags."""
@@ -87,7 +99,7 @@ class Recipe:
             "headers": dict(sorted(headers.items())),
             "link_flags": list(self.link_flags),
             "abi": self.abi,
-            "target": [sys.platform, platform.machine()],
+            "target": [sys.platform, target_machine()],
         }
 
     @cached_property
@@ -134,7 +146,8 @@ class Recipe:
     def link_command(self, objects: Sequence[Path], output: Path) -> list[str]:
         """Returns the command that links the object files to a library."""
         # torch's libraries are already loaded when this one is, so it needs no path to them.
-        torch_libraries = [f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu"]
+        folder = os.environ.get(TORCH_LIBRARIES_VARIABLE) or str(Path(torch.__file__).parent / "lib")
+        torch_libraries = [f"-L{folder}", "-ltorch_cpu"]
         if not self.stable_abi:
             torch_libraries += ["-ltorch", "-lc10", "-ltorch_python"]
         if sys.platform == "darwin":
