@@ -15,8 +15,7 @@ from acclimate.accelerator import Accelerator
 from acclimate.errors import UnsupportedError
 
 _DEVICES_OF_INDUCTOR = ("mtia",)
-"""The devices that torch itself generates code for and that have no record. A package registers its own code
-generator with inductor, or names it ``Scheduling`` in the device's module, where inductor looks for it."""
+"""Devices without a record that torch generates code for; others register, or have ``Scheduling``."""
 
 
 class GenericAccelerator(Accelerator):
