@@ -37,6 +37,11 @@ always shown, and written to all files that can be written.
 each failure, what was observed, the calls of the interface that led to it, whose code has to change, and what
 the interface says. It also shows which checks an interrupted run did not reach.
 
+*To change* names the method at fault. In this order, that is the method that raised the error; the method that
+the observation names; the one on which failing observations depend and others do not. For a collective it is
+the communication backend, for an op its builder, for a wrong number the device's operator. Failures with the
+same error or the same method are listed together, such as "27 checks: this device has no complex64".
+
 Each check is a test of pytest, which the command runs in a worker of pytest-xdist. The JUnit XML is its own.
 For a vendor's own continuous integration, the package installs a plugin for pytest:
 
@@ -65,6 +70,10 @@ Rules that may surprise:
   supported if the hardware has them; a device may emulate them, and the results must then be right.
   float64 is supported if operators in float64 work at all, so it is a fault to leave it out if they
   compute right.
+- No method of the interface says whether a device has int64, complex or other dtypes that `supported_dtypes()`
+  cannot list. A check that needs one is *not offered* if the device refuses even a sum in that dtype.
+- Some devices compute with subnormal numbers, some take them for zero: both are right. Copies and casts must
+  keep them.
 - A host has no allocator to ask, and its figures are those of the whole process. Allocations are therefore
   large (96 MiB), with a tolerance of an eighth for whatever else the process does.
 - If torch's allocator raises a plain `RuntimeError` when memory runs out, as on a host, `is_out_of_memory()`
@@ -77,6 +86,21 @@ Rules that may surprise:
 - Devices that have the same name in torch, as on a host, count as one.
 - Many communication backends refuse two ranks on one device. With one device, collectives are tried
   between two processes first, and in one process if that fails.
+
+## Profiles of the emulated device
+
+`ACCLIMATE_SIM` ([extension.md](extension.md)) gives the emulated device other limits. The profiles in this table
+can pass; a slow test runs one of each row. Their checks fail for no limit, but more of them are *not offered*:
+
+| profile | not offered |
+|---|---|
+| none, `sync=check`, `hpu-like` | what the emulated device lacks in any profile, such as Triton |
+| `devices=…` | with one device, the checks that need a second |
+| `no=float64`, `mps-like`, `v100-like`, `no=float8` | nothing more: checks take the dtypes that `supported_dtypes()` lists |
+| `no=float16+bfloat16` | the checks of autocast |
+| `no=complex` | the checks that copy complex numbers |
+| `no=int64` | the checks that index, count, sort or draw integers |
+| `memory=…`, 1 GiB or more | below 5 GiB, the check of figures beyond 32 bits |
 
 ## The checks
 """

@@ -40,6 +40,7 @@ LONGEST_FIRST = (
     "tests/test_packages.py",
     "tests/test_house.py",
     "tests/test_test_support.py",
+    "tools/acclimate-conformance/tests/test_runner.py",
     "tools/acclimate-conformance/tests/test_report.py",
     "tests/docs/test_add_a_vendor.py",
     "tools/acclimate-conformance/tests/test_on_accelerator.py",

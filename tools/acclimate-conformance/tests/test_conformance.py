@@ -23,11 +23,18 @@ PROFILES = {
     "v100-like": ("dtypes",),
     "hpu-like": ("dtypes", "graphs"),
     "devices=4,memory=1GiB": ("devices", "random", "memory"),
+    "no=int64": (
+        "random/every_kind_of_draw_repeats",
+        "random/seeds",
+        "dtypes/tensor_classes",
+        "dtypes/products",
+    ),
+    "no=float16+bfloat16+complex": ("dtypes", "pinning"),
 }
 """Profiles of the emulated accelerator, and the categories that each changes the most."""
 WITH_A_COMPILER = ("runtime/compiles",)
 """On a CPU this takes half a minute of a C++ compiler; a planted fault shows that the check is made."""
-QUICK_PROFILES = ("", "v100-like", "hpu-like")
+QUICK_PROFILES = ("", "v100-like", "hpu-like", "no=int64")
 
 
 def python(

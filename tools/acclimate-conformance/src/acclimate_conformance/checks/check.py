@@ -45,7 +45,7 @@ class Check:
 
 
 def check(
-    *observes: str, promise: str, timeout_s: int = 60, once: bool = False
+    *observes: str, promise: str, timeout_s: int = 180, once: bool = False
 ) -> Callable[[Callable[..., str | None]], Check]:
     """Makes a test of a function.
 

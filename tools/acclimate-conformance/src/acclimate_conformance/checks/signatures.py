@@ -34,7 +34,7 @@ def _signature_check(category: type[Devices]) -> Check:
         promise=f"Every method takes the arguments that the interface says ({len(methods)} methods).",
         observes=tuple(methods),
         function=look,
-        timeout_s=30,
+        timeout_s=240,
         once=True,
     )
 

@@ -147,7 +147,8 @@ def rank(source: str, number: int, count: int, folder: str) -> _Told:
                 except Exception as error:
                     absent = lacking(accelerator, error)
                     if absent:  # for the other ranks too
-                        here.lacking.append(absent)
+                        dtype = absent.removeprefix("the device has no ").partition(":")[0]
+                        here.lacking.append(f"{dtype} (which the device has not either)")
                         told[name] = {"broken": here.broken, "lacking": here.lacking}
                         continue
                     give_up(f"raised {describe(error, whole=True)}")

@@ -134,7 +134,7 @@ def casts(accelerator: Accelerator) -> None:
 @check(
     "supported_dtypes",
     promise="Every supported dtype trains: gradients and updated weights are right within its precision.",
-    timeout_s=90, once=True,
+    timeout_s=240, once=True,
 )  # fmt: skip
 def training_step(accelerator: Accelerator) -> None:
     for dtype in supported(accelerator):

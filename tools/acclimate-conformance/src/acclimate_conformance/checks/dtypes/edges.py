@@ -108,7 +108,7 @@ def integers_at_their_edges(accelerator: Accelerator) -> None:
 @check(
     "supported_dtypes",
     promise="Operators and copies treat every element of a tensor of any length, from any place in memory.",
-    timeout_s=120,
+    timeout_s=240,
 )  # fmt: skip
 def tails(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()

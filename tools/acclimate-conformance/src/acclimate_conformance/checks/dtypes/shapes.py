@@ -49,7 +49,7 @@ _PRODUCTS: dict[str, tuple[_Operation, tuple[int, ...], tuple[int, ...]]] = {
 @check(
     "supported_dtypes",
     promise="Every supported dtype multiplies large, batched, transposed and strided matrices correctly.",
-    timeout_s=90,
+    timeout_s=240,
 )  # fmt: skip
 def products_of_any_shape(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()
@@ -113,7 +113,7 @@ REARRANGED: dict[str, _Operation] = {
 @check(
     "supported_dtypes", "synchronize",
     promise="Copying tensors of any dtype, size and stride to the device and back keeps their values.",
-    timeout_s=90,
+    timeout_s=240,
 )  # fmt: skip
 def transfers(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()
@@ -207,7 +207,7 @@ _LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
 @check(
     "supported_dtypes",
     promise="Common layers give right results and gradients on batches in every supported dtype.",
-    timeout_s=120, once=True,
+    timeout_s=240, once=True,
 )  # fmt: skip
 def layers(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()

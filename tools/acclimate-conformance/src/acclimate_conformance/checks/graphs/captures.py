@@ -24,7 +24,7 @@ from acclimate_conformance.checks.graphs.replays import captured, new_graph, rep
 @check(
     "create_graph", "capture_to_graph", "replay_graph",
     promise="Several graphs can be replayed in any order, each with its own inputs and results.",
-    timeout_s=90,
+    timeout_s=240,
 )  # fmt: skip
 def graphs_are_independent(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()
@@ -60,7 +60,7 @@ def graphs_are_independent(accelerator: Accelerator) -> None:
 @check(
     "capture_to_graph", "replay_graph", "manual_seed",
     promise="Each replay draws new random numbers, and the same ones again after the same seed.",
-    timeout_s=90,
+    timeout_s=240,
 )  # fmt: skip
 def replays_draw_new_numbers(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()

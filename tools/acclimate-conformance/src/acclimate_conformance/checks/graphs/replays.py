@@ -56,7 +56,7 @@ def replay(accelerator: Accelerator, graph: Any) -> None:
 @check(
     "create_graph", "capture_to_graph", "replay_graph", "supports_graphs",
     promise="A replay reads the present values of the captured inputs, and writes to the captured results.",
-    timeout_s=90,
+    timeout_s=240,
 )  # fmt: skip
 def replay_follows_inputs(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()
@@ -91,7 +91,7 @@ def replay_repeats_updates(accelerator: Accelerator) -> None:
 @check(
     "capture_to_graph", "replay_graph",
     promise="A captured training step (forward, backward, update) trains like the same step without a graph.",
-    timeout_s=90,
+    timeout_s=240,
 )  # fmt: skip
 def replay_trains(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()

@@ -106,7 +106,7 @@ def capacity_of_a_host(accelerator: Accelerator) -> None:
 @check(
     "OutOfMemoryError", "is_out_of_memory", "memory_allocated",
     promise="is_out_of_memory recognises the error of a too large allocation, and the device still works.",
-    timeout_s=120,
+    timeout_s=240,
 )  # fmt: skip
 def out_of_memory(accelerator: Accelerator) -> str | None:
     kind = accelerator.OutOfMemoryError

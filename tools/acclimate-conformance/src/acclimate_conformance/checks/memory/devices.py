@@ -161,7 +161,7 @@ def _raise_peaks(accelerator: Accelerator, names: list[str], size: int) -> None:
 @check(
     "available_memory", "mem_get_info", "total_memory",
     promise="An allocation on one device lowers the available memory of that device, and of no other.",
-    timeout_s=120, once=True,
+    timeout_s=240, once=True,
 )  # fmt: skip
 def what_is_left_by_device(accelerator: Accelerator) -> None:
     names = several_devices(accelerator)

@@ -72,7 +72,7 @@ def nothing_leaks(accelerator: Accelerator) -> None:
 @check(
     "max_memory_allocated", "max_memory_reserved", "max_memory_cached",
     promise="The peak includes an allocation that has been freed since.",
-    timeout_s=90,
+    timeout_s=240,
 )  # fmt: skip
 def peak(accelerator: Accelerator) -> str | None:
     require_figures(accelerator)

@@ -112,7 +112,7 @@ def builders_load(accelerator: Accelerator) -> str | None:
 @check(
     "op_compiler", "op_compile_flags", "op_include_paths", "op_link_flags",
     promise="op_compiler and the flags compile and link C++ source into a library that works.",
-    timeout_s=120, once=True,
+    timeout_s=240, once=True,
 )  # fmt: skip
 def toolchain(accelerator: Accelerator) -> None:
     with refused('op_compiler(".no such kind")', CompilerNotFoundError):

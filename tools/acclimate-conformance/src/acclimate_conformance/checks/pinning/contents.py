@@ -85,7 +85,7 @@ def told_truly(accelerator: Accelerator) -> None:
 @check(
     "pin_memory", "pin_empty", "synchronize",
     promise="Non-blocking copies to and from pinned memory are complete after synchronize.",
-    timeout_s=90,
+    timeout_s=240,
 )  # fmt: skip
 def copies(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()

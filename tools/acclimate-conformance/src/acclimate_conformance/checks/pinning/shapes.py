@@ -116,7 +116,7 @@ def templates(accelerator: Accelerator) -> None:
 @check(
     "pin_memory", "synchronize",
     promise="Copies between pinned memory and every device are right for strided, empty and large tensors.",
-    timeout_s=90,
+    timeout_s=240,
 )  # fmt: skip
 def copies_of_any_shape(accelerator: Accelerator) -> None:
     for index, name in enumerate(device_names(accelerator)):
