@@ -11,6 +11,9 @@ a processor with n busy programs leaves 1 / (n + 1) of itself. No figure may be 
 As root, the measured processes and their busy programs run in a control group with a large weight, so that
 other work on the machine takes little of their time. A turn in which other work still took more than a
 twentieth of the processors is repeated; if that does not help, the row says so.
+
+With --real-time, for a machine that others keep busy, what is measured has a real-time priority, and programs
+of a higher one take the processors in turns of 4 ms, as busy programs would. There are no quotas then.
 """
 
 from __future__ import annotations
@@ -28,6 +31,19 @@ from pathlib import Path
 
 WORKER = Path(__file__).with_name("company_worker.py")
 BUSY = "while True: pass"
+# Takes a processor at a real-time priority above that of what is measured, and gives it back.
+TURNS = """
+import os, sys, time
+processor, busy_s, idle_s = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+os.sched_setaffinity(0, {processor})
+os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(7))
+while True:
+    end = time.perf_counter() + busy_s
+    while time.perf_counter() < end:
+        pass
+    time.sleep(idle_s)
+"""
+SLICE_S = 0.004
 BUSY_PROGRAMS = (1, 2, 4)
 QUOTAS = (0.5, 1.0, 1.5)
 PERIOD_US = 100_000
@@ -39,12 +55,14 @@ CONTROL_GROUPS = Path("/sys/fs/cgroup")
 class ControlGroup:
     """A control group with a large weight, for what is measured; without root it is none."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, wanted: bool) -> None:
         self._is_v2 = (CONTROL_GROUPS / "cgroup.controllers").exists()
         name = f"acclimate-company-{os.getpid()}"
         roots = [CONTROL_GROUPS] if self._is_v2 else [CONTROL_GROUPS / each for each in ("cpu", "cpuacct")]
         self._folders = [root / name for root in roots]
         self.exists = False
+        if not wanted:
+            return
         with contextlib.suppress(OSError):
             for folder in self._folders:
                 folder.mkdir()
@@ -134,10 +152,22 @@ class Worker:
 
 @contextlib.contextmanager
 def company(group: ControlGroup, programs: int) -> Iterator[None]:
-    """So many busy programs, while the block runs."""
-    started = [subprocess.Popen([sys.executable, "-S", "-c", BUSY]) for _ in range(programs)]
-    for each in started:
-        group.add(each.pid, busy=True)
+    """So many busy programs, while the block runs, or what takes as much time of each processor in turns."""
+    python = [sys.executable, "-S", "-c"]
+    if os.sched_getscheduler(0) == os.SCHED_RR:
+        processors = sorted(os.sched_getaffinity(0))
+        there = [
+            programs // len(processors) + (i < programs % len(processors)) for i in range(len(processors))
+        ]
+        started = [
+            subprocess.Popen([*python, TURNS, str(processor), str(count * SLICE_S), str(SLICE_S)])
+            for processor, count in zip(processors, there, strict=True)
+            if count > 0
+        ]
+    else:
+        started = [subprocess.Popen([*python, BUSY]) for _ in range(programs)]
+        for each in started:
+            group.add(each.pid, busy=True)
     time.sleep(0.3)
     try:
         yield
@@ -219,14 +249,19 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each turn")
     parser.add_argument(
+        "--real-time", action="store_true", help="on a machine that others keep busy; see above"
+    )
+    parser.add_argument(
         "--llama", nargs=2, metavar=("PYTHON", "GGUF"), help="a Python with llama_cpp, a model"
     )
     args = parser.parse_args()
     if unknown := [each for each in args.parts if each not in parts]:
         parser.error(f"there is no part {', '.join(unknown)}; there are {', '.join(parts)}")
     chosen = args.parts or parts
-    group = ControlGroup()
-    if not group.exists:
+    if args.real_time:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(6))
+    group = ControlGroup(wanted=not args.real_time)
+    if not group.exists and not args.real_time:
         print("not root: no quotas, and other work on this machine disturbs the figures", file=sys.stderr)
     rest = (args.turns, args.seconds)
     titles = {

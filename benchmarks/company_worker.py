@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-TOKENS = 16
+TOKENS = 32
 CALLS = 20
 
 
