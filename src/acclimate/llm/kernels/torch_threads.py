@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from acclimate.host.topology import processor_limit
+from acclimate.host.topology import cpu_quota, processor_limit
 
 _PAUSE_SOFT = 1  # libgomp ends the team; LLVM's runtime, which survives forks, only lets it sleep
 
@@ -78,6 +78,15 @@ def at_most_threads(most: int) -> Iterator[None]:
         set_openmp(before)
         if set_mkl is not None:
             set_mkl(before_mkl)
+
+
+def within_quota() -> contextlib.AbstractContextManager[None]:
+    """Makes torch's operators in the ``with`` block use no more threads than a control group gives time for.
+
+    The kernel would stop all of them in the middle of their work.
+    """
+    quota = cpu_quota()
+    return contextlib.nullcontext() if quota is None else at_most_threads(max(1, int(quota)))
 
 
 def one_thread() -> contextlib.AbstractContextManager[None]:

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acclimate.errors import InvalidRankError, PlanError, UnsupportedError
-from acclimate.host.topology import processor_limit
 from acclimate.llm.files.mapped import MappedFile
-from acclimate.llm.kernels.torch_threads import at_most_threads
+from acclimate.llm.kernels.torch_threads import within_quota
 from acclimate.llm.loading.packer import Packer
 from acclimate.llm.ranks import ModelRanks
 from acclimate.selection import get_accelerator
@@ -102,8 +101,7 @@ class InferenceModel:
         """
         for file in self.mapped_files:
             file.check_unchanged()
-        # The kernel would stop more threads in the middle of their work.
-        with at_most_threads(processor_limit()):
+        with within_quota():
             made = self._generated(args, kwargs)
         for file in self.mapped_files:
             file.check_unchanged()
