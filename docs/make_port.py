@@ -27,18 +27,24 @@ acclimate port repo/                 # shows a diff, and why other lines stay; w
 acclimate port repo/ --write         # applies the safe edits; --unsafe adds edits that need judgement
 acclimate port repo/ --to torch      # the same with torch only: no new dependency
 acclimate port repo/ --check         # exits with 1 if hardware-specific code is left; --format text|json|sarif|github
-acclimate port repo/ --report out.html
+acclimate port repo/ --report out.html   # also shows what edits that need --unsafe would give; --statistics counts by rule
 ```
 
-- A **safe** edit does not change the program on CUDA, and the code is enough to show it. An **unsafe** edit relies on a
-  name, or changes the branch that other devices take; the tool prints the reason.
-- A program behaves on a CPU as before. A test for CUDA becomes true on a CPU only if the program would otherwise exit,
-  or if both results lead to the same code. If the file has its own code for a device, that device keeps it.
+- Before the tool offers an edit of a test or a choice, it evaluates the old and the new text, without running code, on
+  three machines: one with CUDA, a host without accelerator, and one with another accelerator. A **safe** edit gives the
+  same on the first two, and on the third what CUDA gave. An **unsafe** edit relies on a name, lets other devices take a
+  branch written for CUDA, or differs on a host; the tool prints which and how. No edit changes a result on CUDA.
+- A test keeps its result on a host, except where the program would exit there: `assert torch.cuda.is_available()` is
+  lifted, and unsafe. If the file has its own code for a device, that device keeps it.
+- A search for missing CUDA, `device == "cuda" and not torch.cuda.is_available()`, stays whole, with the list that it guards.
+- A device's name given to a library that is not torch's stays, or is unsafe.
 - Edits that must go together, such as a branch on the device and the pinning in it, are made together or not at all.
 - Everything else stays byte for byte: comments, formatting, line ends. A second run changes nothing more.
 - `# acclimate: ignore` keeps a line as it is; `# acclimate: ignore[device-string]` turns off one rule for it.
 - The tool lists these without editing them: data that only looks like a device, kernels and builds for one vendor,
-  branches that lead to such kernels, calls in code that TorchScript compiles, and YAML.
+  branches that lead to such kernels, calls in code that TorchScript compiles, and YAML. All but the data count as left.
+- It reads and writes regular files inside the tree only. A file that changed since it was read is not written, and
+  `--write` lists the edits of each file as soon as it is written.
 - Notebooks are ported cell by cell. If a file cannot be read or parsed, the tool names it and continues with the others.
 
 `--to torch` uses only functions that torch has had since 2.10. `torch.accelerator` raises an error on a machine without

@@ -111,7 +111,8 @@ class Machine:
         """A function that is recorded."""
 
         def called(*args: Any, **_: Any) -> Any:
-            self.calls.append(f"{name} {args}" if args else name)
+            shown = tuple(value for value in args if isinstance(value, (str, int, float, Tensor)))
+            self.calls.append(f"{name} {shown}" if args else name)
             return result
 
         return called

@@ -69,7 +69,7 @@ def test_a_run_lists_the_edits_of_each_file_as_soon_as_it_is_written(tmp_path: P
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        workers.port_files(sorted(tmp_path.glob("*.py")), Settings(), True, 1, stop)
+        workers.port_files(sorted(tmp_path.glob("*.py")), Settings(), True, 1, lambda: None, stop)
     changed = [path for path in sorted(tmp_path.glob("*.py")) if path.read_text() != SOURCE]
     assert told == [str(path) for path in changed]
 

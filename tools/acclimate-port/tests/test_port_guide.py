@@ -83,3 +83,16 @@ def test_each_row_is_what_the_tool_does_or_is_named_as_left(before: str, after: 
 def test_each_rule_has_its_place_in_the_guide_and_each_place_its_rule() -> None:
     codes = set(re.findall(r"ACC\d{3}", GUIDE))
     assert codes == {rule.code for rule in RULES}
+
+
+def test_the_diff_of_the_readme_is_what_write_does() -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    (diff,) = re.findall(r"```diff\n(.*?)```", readme, re.DOTALL)
+    heads = "import torch\nfrom torch.utils.data import DataLoader\n\n"
+    sides = {
+        sign: "".join(f"{line[1:]}\n" for line in diff.splitlines() if line[:1] in (" ", sign))
+        for sign in "-+"
+    }
+    result = port_text(heads + sides["-"], Settings())
+    assert result.text.partition("DataLoader\n\n")[2] == sides["+"]
+    assert all(site.status is Status.CONVERTED for site in result.sites)

@@ -269,3 +269,12 @@ def test_a_small_training_script_is_ported_without_unsafe_edits(target: str) -> 
 def test_what_only_cuda_runs_counts_as_left(line: str) -> None:
     sites = port(f"import torch\n\n{line}\n", "acclimate").sites
     assert any(site.status in (Status.LEFT, Status.CONVERTED) for site in sites)
+
+
+@BOTH
+@pytest.mark.parametrize("loop", ["device", "mode"])
+def test_a_list_for_cuda_goes_with_the_test_that_adds_to_it(loop: str, target: str) -> None:
+    source = f'import torch\n\nfor {loop} in ["cpu"] + (["cuda"] if torch.cuda.is_available() else []):\n    go({loop})\n'
+    after = port(source, target).text
+    assert ("cuda" in after) == ("is_available" in after and "torch.cuda" in after), after
+    assert ("torch.cuda" in after) == (loop == "mode")

@@ -105,13 +105,12 @@ def _port(args: argparse.Namespace) -> int:
     found, failures = text_files.find(args.paths, (*project.exclude, *args.exclude))
     console = Console(highlight=False, soft_wrap=True)
 
-    def done(result: FileResult) -> None:
-        if result.written and args.format == "text":
+    def wrote(result: FileResult) -> None:
+        if args.format == "text":
             _show_written(console, result)
-        advance()
 
     with _progress(len(found), args.format) as advance:
-        results = port_files(found, settings, args.write, args.jobs, done)
+        results = port_files(found, settings, args.write, args.jobs, advance, wrote)
     results = [*(FileResult(path, failure=reason) for path, reason in failures), *results]
     _show(results, args, len(found))
     if args.report is not None:

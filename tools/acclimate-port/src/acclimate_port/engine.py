@@ -374,12 +374,15 @@ def _needs(file: SourceFile, decisions: _Decisions, index: int) -> list[int]:
     return needs
 
 
+_GIVE_VALUES = (cst.Assign, cst.Arg, cst.Element, cst.Return, cst.IfExp, cst.DictElement, cst.Dict)
+
+
 def _keeps_device(file: SourceFile, body: Span, decisions: _Decisions) -> bool:
-    """Whether a branch assigns ``"cuda"`` to a name not known to be a device, so that the literal stays."""
+    """Whether a branch uses ``"cuda"`` where nothing shows that it is a device, so that the literal stays."""
     return any(
         decision.finding.rule.name == "device-string"
         and decision.finding.outcome is Outcome.EXEMPT
-        and isinstance(file.tree.parent(decision.finding.node or file.tree.module), (cst.Assign, cst.Arg))
+        and isinstance(file.tree.parent(decision.finding.node or file.tree.module), _GIVE_VALUES)
         for decision in (decisions[index] for index in decisions.within(body))
     )
 

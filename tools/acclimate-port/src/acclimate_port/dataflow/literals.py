@@ -220,15 +220,15 @@ def _element(file: SourceFile, at: cst.Element) -> LiteralUse:
     around = file.tree.parent(holder) if holder is not None else None
     if isinstance(around, cst.ComparisonTarget):
         return LiteralUse(Role.COMPARED)
-    if isinstance(around, cst.For) and DEVICE_NAME.search(_last_name(around.target) or ""):
+    while isinstance(around, (cst.BinaryOperation, cst.IfExp)):
+        around = file.tree.parent(around)
+    if isinstance(around, (cst.For, cst.CompFor)) and DEVICE_NAME.search(_last_name(around.target) or ""):
         return LiteralUse(Role.LIKELY, "only the loop variable's name suggests a device")
     if isinstance(around, cst.Arg):
         call = file.tree.parent(around)
         first = string_value(call.args[0].value) if isinstance(call, cst.Call) and call.args else None
         if isinstance(call, cst.Call) and DEVICE_NAME.search((first or "").lstrip("-").replace("-", "_")):
             return LiteralUse(Role.LIKELY, "it is one of several devices to choose from")
-    while isinstance(around, (cst.BinaryOperation, cst.IfExp)):
-        around = file.tree.parent(around)
     if isinstance(around, (cst.Assign, cst.AugAssign)):
         target = around.target if isinstance(around, cst.AugAssign) else around.targets[0].target
         name = _last_name(target) or ""

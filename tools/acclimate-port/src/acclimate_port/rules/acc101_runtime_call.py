@@ -152,14 +152,14 @@ that MPS lacks in torch, such as memory statistics, are not called there. `torch
 CPU-only machine, so a count that sets the number of processes, or is a divisor, becomes at least 1. A test that ends
 the program without a device calls the device's module instead, which the CPU has too.
 
-`get_accelerator().is_available()` is also true on a CPU-only machine. The rule writes it if the program would otherwise
-end, or if the branch only sets seeds, synchronises, chooses the device, or moves tensors and modules to it. Any other
-`torch.cuda.is_available()` becomes `get_accelerator().device_name() != "cpu"`, so a program still takes its CPU path,
-with its own precision, options and kernels. The same holds for a test whether `device_count()` is 0. A test that
-controls the use of a package for NVIDIA GPUs is left, and so is one of several flags, such as `is_cuda_available`
-beside `is_npu_available`. `is_bf16_supported()` becomes `is_bf16_supported(including_emulation=True)`: by default torch
-counts GPUs that emulate bfloat16, and acclimate does not. This edit is unsafe: the result is `True` on a CPU, where
-`torch.cuda` returns `False` without a GPU.
+`get_accelerator().is_available()` is also true on a CPU-only machine. The rule writes it only if the program would
+otherwise end there, which is unsafe. Any other `torch.cuda.is_available()` becomes
+`get_accelerator().device_name() != "cpu"`, so a program still takes its CPU path, with its own precision, options and
+kernels. The same holds for `device_count()`, which is 0 there. A test that controls the use of a package for NVIDIA GPUs
+is left, and so is one of several flags, such as `is_cuda_available` beside `is_npu_available`. `is_bf16_supported()`
+becomes `is_bf16_supported(including_emulation=True)`: by default torch counts GPUs that emulate bfloat16, and acclimate
+does not. It is unsafe unless `is_available()` stands beside it: the result is `True` on a CPU, where `torch.cuda`
+returns `False`. A test whose branch loads a checkpoint without a device is unsafe.
 
 Functions that only NVIDIA GPUs have are left. So is a stream whose handle is read (`.cuda_stream`), since a CUDA
 kernel takes the handle, and a call in a function that TorchScript compiles, which knows only `torch.cuda`."""

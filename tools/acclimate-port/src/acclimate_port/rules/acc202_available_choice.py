@@ -18,7 +18,9 @@ class AvailableChoice(Rule):
     summary = '`"cuda" if torch.cuda.is_available() else "cpu"`'
     explanation = """\
 The whole expression becomes the accelerator's name, which is `"cpu"` on a CPU-only machine. If the condition tests
-something else too, that part stays."""
+something else too, that part stays. `map_location=None if torch.cuda.is_available() else "cpu"` becomes
+`None if get_accelerator().device_name() == "cuda" else get_accelerator().device_name()`: a checkpoint of CUDA can go back
+only there."""
     examples = (
         Example(
             'import torch\n\n\ndef f():\n    return torch.device("cuda" if torch.cuda.is_available() else "cpu")\n',

@@ -32,14 +32,11 @@ class DeviceComparison(Rule):
     name = "device-comparison"
     summary = '`device.type == "cuda"`, `"cuda" in device`, `device.startswith("cuda")`'
     explanation = """\
-`--to acclimate` writes the accelerator's name instead of `"cuda"`; `--to torch` only tests that the device is not
-`"cpu"`. The test stays false on a CPU (`!= "cpu"`), so a program takes its CPU path as before. If a later branch tests
-for another device type (`elif device.type == "mps":`), the ported test stays false for that type too. It becomes true
-on a CPU only if the program would otherwise end (`assert device.type == "cuda"`), or if its branch only sets seeds,
-synchronises, chooses the device, or moves tensors and modules to it.
-
-`if device.type != "cuda":` becomes `if device.type == "cpu":`, unless it ends the program. A string `device` may be
-`"cuda:1"`, which does not equal `"cuda"`, so it is compared with the whole name.
+The accelerator's name replaces `"cuda"`, and the test stays false on a CPU: `device == get_accelerator().device_name()
+and get_accelerator().device_name() != "cpu"`. If the program has code for another device type (`elif device.type ==
+"mps":`), the ported test stays false for that type too. It becomes true on a CPU only if the program would otherwise
+end (`assert device.type == "cuda"`). `--to torch` compares the type of a device object with `"cpu"` instead, and so does
+`if device.type != "cuda":`, which becomes `if device.type == "cpu":`.
 
 A test is left if it guards a call of a compiled CUDA extension (`_C`, `*_cuda`), of a package for NVIDIA GPUs such as
 apex or flash_attn, or of a function of the file that calls one. It may guard the call through a name that holds its

@@ -41,9 +41,9 @@ class IsCuda(Rule):
     name = "is-cuda"
     summary = "`x.is_cuda`"
     explanation = """\
-`x.is_cuda` becomes `get_accelerator().on_accelerator(x)` if the program would otherwise end (`assert x.is_cuda`), or
-if the branch only moves tensors. Otherwise, and with `--to torch`, it becomes a comparison of the device type with
-`"cpu"`, since it must stay false on a CPU. The edit is safe if the code shows that `x` is a tensor. An attribute
+`x.is_cuda` becomes a comparison of the device type with `"cpu"`, since it must stay false on a CPU; if the program would
+otherwise end (`assert x.is_cuda`), it becomes `get_accelerator().on_accelerator(x)`, which is true there. Both are unsafe.
+An attribute
 `is_cuda` of `self` or of a program's options is left, and so is a test that guards CUDA kernels, as in
 [ACC204](ACC204.md). In code that TorchScript compiles, both targets compare the device type."""
     examples = (
