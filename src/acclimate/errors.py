@@ -322,6 +322,15 @@ class TraceError(PlanError):
         """The module whose code failed, or ``None``."""
 
 
+class TiedSplitsError(PlanError):
+    """Two modules share a parameter, and would split it in two ways."""
+
+    def __init__(self, owners: frozenset[str], message: str) -> None:
+        super().__init__(message)
+        self.owners = owners
+        """The names of the modules."""
+
+
 class BlockError(PlanError):
     """A split block of a model gives another result than the whole block, or raises."""
 

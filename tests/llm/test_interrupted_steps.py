@@ -109,7 +109,7 @@ class OneRank:
 
 
 def native_step(step: NativeStep) -> None:
-    step._cache.length = 0
+    step.cache.length = 0
     step.likeliest(torch.tensor([3]))
 
 

@@ -195,7 +195,7 @@ def test_a_temperature_that_cannot_be_divided_by_is_refused(temperature: float) 
 
 
 def test_the_lowest_and_a_huge_temperature_draw_tokens(tiny_folder: Path) -> None:
-    from acclimate.llm.generation import LOWEST_TEMPERATURE
+    from acclimate.llm.text_options import LOWEST_TEMPERATURE
 
     loaded = load_model(tiny_folder)
     for temperature in (LOWEST_TEMPERATURE, 1e30):

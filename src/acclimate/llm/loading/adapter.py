@@ -86,8 +86,9 @@ def find_adapter(model: Any) -> Adapter | None:
     """
     if not isinstance(model, (str, os.PathLike)):
         return None
-    folder = Path(os.fspath(model)).expanduser()
-    if not (folder / ADAPTER).is_file() or os.path.lexists(folder / "config.json"):
+    # Not pathlib's: these raise nothing for a name that can be no folder, or a folder that cannot be read.
+    folder = Path(os.path.expanduser(os.fspath(model)))
+    if not os.path.isfile(folder / ADAPTER) or os.path.lexists(folder / "config.json"):
         return None
     base = read_settings(folder / ADAPTER).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:

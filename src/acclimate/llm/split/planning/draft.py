@@ -7,18 +7,9 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from acclimate.errors import PlanError
+from acclimate.errors import TiedSplitsError
 from acclimate.llm.split.plan import Change, Kind, Plan, Ranges, Source, Split
 from acclimate.llm.split.planning.shares import even_shares
-
-
-class TiedSplitsError(PlanError):
-    """Two modules share a parameter, and would split it in two ways."""
-
-    def __init__(self, owners: frozenset[str], message: str) -> None:
-        super().__init__(message)
-        self.owners = owners
-        """The names of the modules."""
 
 
 class Draft:

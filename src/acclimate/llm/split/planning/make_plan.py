@@ -9,10 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from acclimate.errors import BlockError, PlanError
+from acclimate.errors import BlockError, PlanError, TiedSplitsError
 from acclimate.llm.split.layers.intact import split_of
 from acclimate.llm.split.plan import Plan
-from acclimate.llm.split.planning.draft import TiedSplitsError
 from acclimate.llm.split.planning.inner_models import entries_of, inside, joined, unreached_models
 from acclimate.llm.split.planning.mapping import Styles, read_mapping, read_published_plan
 from acclimate.llm.split.planning.planner import Planner
