@@ -20,12 +20,12 @@ BLOCKS = blocks(README)
 
 TRAINING = """
 import torch
+from torch.utils.data import DataLoader
 from acclimate import get_accelerator
 
-acc = get_accelerator()
 GPT = lambda: torch.nn.Linear(4, 1)
 loss_of = torch.nn.functional.mse_loss
-loader = [(torch.randn(8, 4), torch.randn(8, 1)) for _ in range(3)]
+data = [(torch.randn(4), torch.randn(1)) for _ in range(48)]
 """
 
 

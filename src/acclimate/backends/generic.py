@@ -45,9 +45,13 @@ class GenericAccelerator(Accelerator):
             pkgutil.resolve_name("acclimate.comm.staged:register")(self.device_type)
         return str(registered[self.device_type])
 
-    @property
-    def compile_backend(self) -> str:  # type: ignore[override]  # depends on the device
-        """``"inductor"`` if it generates code for the device, else ``"eager"``, which runs traced graphs."""
+    def get_compile_backend(self) -> str:
+        """Returns the backend that was set, or ``"inductor"`` if it generates code for the device.
+
+        Else it is ``"eager"``, which runs traced graphs.
+        """
+        if self._chosen_compile_backend:
+            return self._chosen_compile_backend
         if self.device_type in _DEVICES_OF_INDUCTOR or hasattr(self.torch_module, "Scheduling"):
             return "inductor"
         inductor = sys.modules.get("torch._inductor.codegen.common")  # not imported: that takes seconds

@@ -90,6 +90,7 @@ def test_a_check_that_ends_its_process_fails_with_how_it_ended_and_the_next_ones
     assert "killed by SIGKILL" in report["junit"]
 
 
+@pytest.mark.slow
 def test_a_check_that_hangs_fails_even_with_pythons_lock_and_leaves_no_process(tmp_path: Path) -> None:
     mark = tmp_path / "pid"
     child = (
@@ -110,6 +111,7 @@ def test_a_check_that_hangs_fails_even_with_pythons_lock_and_leaves_no_process(t
     assert not psutil.pid_exists(int(mark.read_text()))
 
 
+@pytest.mark.slow
 def test_ranks_of_a_check_that_is_ended_end_too() -> None:
     report = run(Path(__file__).parent, "mutants:NeverMeets", ["communication/collectives"], timeout_s=12)
     (result,) = report["results"]

@@ -128,10 +128,11 @@ def _size(path: Path) -> int:
 
 
 def _written(result: FileResult) -> FileResult:
-    """Writes what a file became; an error is part of the result."""
+    """Writes what a file became, if it changed; an error is part of the result."""
+    content = result.content
+    if content is None:
+        return result
     try:
-        content = result.content
-        assert content is not None
         write(result.path, content.encode(result.after), content.encode(result.before))
     except UnreadableError as error:
         return replace(result, failure=str(error))
