@@ -28,8 +28,8 @@ from acclimate.llm.decode.description import (
 )
 from acclimate.llm.decode.elements import MOVES, Elements, constant_of
 from acclimate.llm.decode.modules import stacks_of
+from acclimate.llm.decode.operators import activation_of, flat, orders, times_constant, widened
 from acclimate.llm.decode.program import Program, Value
-from acclimate.llm.decode.reading import activation_of, flat, orders, times_constant, widened
 
 
 class Matcher(Protocol):

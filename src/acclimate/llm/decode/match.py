@@ -30,8 +30,8 @@ from acclimate.llm.decode.description import (
 )
 from acclimate.llm.decode.elements import Elements, Term, constant_of
 from acclimate.llm.decode.experts import find_experts
+from acclimate.llm.decode.operators import activation_of, flat, is_mean, orders, times_constant, widened
 from acclimate.llm.decode.program import Program, Role, Value
-from acclimate.llm.decode.reading import activation_of, flat, is_mean, orders, times_constant, widened
 from acclimate.llm.decode.tables import PositionColumns, check_by_position, fingerprint
 
 

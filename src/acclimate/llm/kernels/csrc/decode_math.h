@@ -10,7 +10,7 @@ namespace acclimate::inference::decode {
 
 constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
 
-// Numbered as in acclimate.llm.decode.native.
+// Numbered as ACTIVATIONS in acclimate.llm.decode.description.
 enum class Activation : int64_t { silu, gelu_tanh, gelu, relu, relu2 };
 
 struct Norm {
