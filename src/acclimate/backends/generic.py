@@ -46,16 +46,11 @@ class GenericAccelerator(Accelerator):
         return str(registered[self.device_type])
 
     def get_compile_backend(self) -> str:
-        """Returns the backend that was set, or ``"inductor"`` if it generates code for the device.
-
-        Else it is ``"eager"``, which runs traced graphs.
-        """
-        if self._chosen_compile_backend:
-            return self._chosen_compile_backend
-        if self.device_type in _DEVICES_OF_INDUCTOR or hasattr(self.torch_module, "Scheduling"):
-            return "inductor"
+        """Returns the one that was set; else ``"inductor"`` if it has code for the device, or ``"eager"``."""
         inductor = sys.modules.get("torch._inductor.codegen.common")  # not imported: that takes seconds
-        return "inductor" if self.device_type in getattr(inductor, "device_codegens", ()) else "eager"
+        known = {*_DEVICES_OF_INDUCTOR, *getattr(inductor, "device_codegens", ())}
+        has_code = self.device_type in known or hasattr(self.torch_module, "Scheduling")
+        return self._chosen_compile_backend or ("inductor" if has_code else "eager")
 
 
 def unnamed_device(named: Collection[str]) -> str | None:

@@ -278,3 +278,19 @@ def test_a_list_for_cuda_goes_with_the_test_that_adds_to_it(loop: str, target: s
     after = port(source, target).text
     assert ("cuda" in after) == ("is_available" in after and "torch.cuda" in after), after
     assert ("torch.cuda" in after) == (loop == "mode")
+
+
+def test_a_kept_device_without_an_index_is_unsafe_and_one_that_is_used_at_once_is_safe() -> None:
+    source = """
+        import torch
+
+
+        def f(n):
+            kept = torch.cuda.current_device()
+            torch.cuda.set_device(1)
+            return torch.zeros(n, device=kept), torch.zeros(n, device=torch.cuda.current_device())
+        """
+    text = port(source, "torch", unsafe=False).text
+    assert "kept = torch.cuda.current_device()" in text
+    assert "device=accelerator_type())" in text
+    assert "kept = get_accelerator().current_device_name()" in port(source, "acclimate", unsafe=False).text

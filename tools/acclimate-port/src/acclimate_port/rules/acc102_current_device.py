@@ -60,7 +60,15 @@ call becomes `current_device_name()`, otherwise `current_device()`. A value whos
         if not isinstance(node, cst.Call) or cuda_name(file, node.func) != "current_device":
             return None
         if sink_of(file, node) is Sink.DEVICE:
-            return self.becomes(file, node, file.target.current_device_name, claims=(node.func,))
+            # torch's own device has no index: kept, it is another one once `set_device` has been called.
+            is_kept = file.target.name == "torch" and not isinstance(file.tree.parent(node), cst.Arg)
+            unsafe = (
+                "it is kept, and after set_device the device without an index is another one"
+                if is_kept
+                else ""
+            )
+            name = file.target.current_device_name
+            return self.becomes(file, node, name, unsafe=unsafe, claims=(node.func,))
         spelling = file.target.runtime("current_device")
         if isinstance(spelling, Missing):
             return self.left(file, node, spelling.reason, (node.func,))
