@@ -23,6 +23,7 @@ from gguf.quants import dequantize
 
 from acclimate.host import huge_pages
 from acclimate.llm.files.deferred_tensors import DeferredTensor, Region, sources
+from acclimate.llm.files.matrix_parts import operator_arguments, same_values
 from acclimate.llm.files.open_file import OpenFile
 from acclimate.llm.gguf.config import Architecture
 from acclimate.llm.gguf.header import GGUFHeader, TensorEntry
@@ -266,13 +267,6 @@ _EXPONENT = 0x7C00
 """The exponent bits of a half-precision number, which are all set in infinities and NaNs."""
 
 _aten = torch.ops.aten
-_SAME = (
-    _aten.detach.default,
-    _aten.alias.default,
-    _aten.clone.default,
-    _aten.lift_fresh.default,
-    _aten._to_copy.default,
-)
 
 
 def source_types(tensor: torch.Tensor) -> set[str]:
@@ -291,6 +285,7 @@ def block_rows(tensor: torch.Tensor) -> BlockRows | None:
     Returns ``None`` if the file's tensors have several types or one without kernels, or if the matrix is not
     made of whole rows and whole blocks.
     """
+    tensor = same_values(tensor)
     if not isinstance(tensor, DeferredTensor) or tensor.dim() not in (2, 3):
         return None
     source = tensor.source
@@ -301,25 +296,12 @@ def block_rows(tensor: torch.Tensor) -> BlockRows | None:
         experts = source.shape[0] if len(source.shape) == 3 else 1
         rows = np.arange(prod(source.shape[:-1]))
         return BlockRows(((source, rows),), ((0, source.shape[-1]),), experts)
-    if tensor.operator in _SAME:
-        return block_rows(tensor.arguments[0])
     if tensor.operator is _aten.slice.Tensor:
-        return _sliced(*_arguments(tensor))
+        return _sliced(*operator_arguments(tensor))
     if tensor.operator is _aten.cat.default:
         parts = [block_rows(part) for part in tensor.arguments[0]]
-        return _joined(parts, _from_the_end(_arguments(tensor)[1], tensor))
+        return _joined(parts, _from_the_end(operator_arguments(tensor)[1], tensor))
     return None
-
-
-def _arguments(tensor: DeferredTensor) -> tuple[Any, ...]:
-    """Returns an operator's arguments by position, with defaults for omitted ones."""
-    given = dict(
-        zip((argument.name for argument in tensor.operator._schema.arguments), tensor.arguments, strict=False)
-    )
-    given |= tensor.options
-    return tuple(
-        given.get(argument.name, argument.default_value) for argument in tensor.operator._schema.arguments
-    )
 
 
 def _sliced(

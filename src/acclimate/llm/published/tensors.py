@@ -100,18 +100,7 @@ def _gptq(settings: Mapping[str, Any]) -> Finder:
             "for all modules"
         )
 
-    def find(name: str, tensors: Mapping[str, Source]) -> tuple[Source, list[str]] | None:
-        module, _, leaf = name.rpartition(".")
-        if leaf != "qweight":
-            return None
-        parts = _Parts(tensors, module, "GPTQ")
-        reader = ColumnWords(
-            parts.need("qweight"), parts.need("qzeros"), parts.need("scales"), parts.find("g_idx"), bits,
-            group_size, is_awq=False, zero_offset=1 if form == "gptq" else 0,
-        )  # fmt: skip
-        return parts.matrix(reader, bits)
-
-    return find
+    return _column_words("GPTQ", bits, group_size, is_awq=False, zero_offset=1 if form == "gptq" else 0)
 
 
 def _awq(settings: Mapping[str, Any]) -> Finder:
@@ -124,14 +113,20 @@ def _awq(settings: Mapping[str, Any]) -> Finder:
             "gemm; use a copy in that"
         )
 
+    return _column_words("AWQ", bits, group_size, is_awq=True, zero_offset=0)
+
+
+def _column_words(method: str, bits: int, group_size: int, *, is_awq: bool, zero_offset: int) -> Finder:
+    """Finds matrices whose codes stand in words along their columns; in AWQ they have no order of groups."""
+
     def find(name: str, tensors: Mapping[str, Source]) -> tuple[Source, list[str]] | None:
         module, _, leaf = name.rpartition(".")
         if leaf != "qweight":
             return None
-        parts = _Parts(tensors, module, "AWQ")
+        parts = _Parts(tensors, module, method)
         reader = ColumnWords(
-            parts.need("qweight"), parts.need("qzeros"), parts.need("scales"), None, bits, group_size,
-            is_awq=True, zero_offset=0,
+            parts.need("qweight"), parts.need("qzeros"), parts.need("scales"),
+            None if is_awq else parts.find("g_idx"), bits, group_size, is_awq=is_awq, zero_offset=zero_offset,
         )  # fmt: skip
         return parts.matrix(reader, bits)
 

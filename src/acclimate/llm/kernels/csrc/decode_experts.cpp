@@ -215,17 +215,15 @@ void Step::multiply_experts(Team& team, const Experts& used_experts, const Chose
   const Experts* const experts = &used_experts;
   const Chosen* const chosen = &used;
   const Input input = input_for(experts->inner.first, normed_.data(), batch, decoder_.dtype);
-  const int64_t width = experts->width(), groups = (width + group_rows - 1) / group_rows;
-  const int64_t used_count = static_cast<int64_t>(chosen->experts.size());
+  const int64_t width = experts->width(), used_count = static_cast<int64_t>(chosen->experts.size());
   const int64_t for_threads = (2 * team.threads() + used_count - 1) / used_count;
-  const int64_t parts =
-      std::clamp<int64_t>(std::max(for_threads, bytes_of(experts->inner) / bytes_together), 1, groups);
-  const auto begin = [=](int64_t part) { return std::min(groups * part / parts * group_rows, width); };
+  const Pieces pieces(width, std::max(for_threads, bytes_of(experts->inner) / bytes_together));
   team.share(
-      parts * used_count,
+      pieces.units * used_count,
       [=, this](int64_t unit, int thread) {
         ThreadState& state = *thread_states_[thread];
-        const int64_t index = unit / parts, first = begin(unit % parts), last = begin(unit % parts + 1);
+        const int64_t index = unit / pieces.units, piece = unit % pieces.units;
+        const int64_t first = pieces.begin(piece), last = pieces.begin(piece + 1);
         const int64_t count = chosen->count(index);
         const Input own =
             gathered(input, chosen->tokens.data() + chosen->begins[index], count, state.gathered);
@@ -233,8 +231,9 @@ void Step::multiply_experts(Team& team, const Experts& used_experts, const Chose
         compute_inner(*experts, chosen->experts[index], own, first, last, state, up);
       },
       [=, this](int64_t unit, int thread) {
-        const int64_t index = unit / parts, first = begin(unit % parts);
-        const int64_t columns = begin(unit % parts + 1) - first, pair = chosen->begins[index];
+        const int64_t index = unit / pieces.units, piece = unit % pieces.units;
+        const int64_t first = pieces.begin(piece), columns = pieces.begin(piece + 1) - first;
+        const int64_t pair = chosen->begins[index];
         const float* own = thread_states_[thread]->results.data();
         for (int64_t i = 0; i < chosen->count(index); ++i) {
           std::copy(own + i * columns, own + (i + 1) * columns,
@@ -272,21 +271,20 @@ void Step::sum_experts(Team& team, const Experts& used_experts, const Chosen& us
   const Experts* const experts = &used_experts;
   const Chosen* const chosen = &used;
   const Input input = input_for(experts->down.first, expert_inner_.data(), chosen->pairs(), decoder_.dtype);
-  const int64_t hidden = decoder_.hidden, groups = (hidden + group_rows - 1) / group_rows;
+  const int64_t hidden = decoder_.hidden;
   const int64_t bytes = bytes_of(experts->down) * static_cast<int64_t>(chosen->experts.size());
   const int64_t threads = team.threads(), wanted = std::max(2 * threads, bytes / bytes_together);
-  const int64_t parts = std::clamp<int64_t>((wanted + threads - 1) / threads * threads, 1, groups);
-  const auto begin = [=](int64_t part) { return std::min(groups * part / parts * group_rows, hidden); };
+  const Pieces pieces(hidden, Pieces::even(wanted, threads));
   team.share(
-      parts,
+      pieces.units,
       [=, this](int64_t unit, int thread) {
         ThreadState& state = *thread_states_[thread];
-        const int64_t first = begin(unit), last = begin(unit + 1);
+        const int64_t first = pieces.begin(unit), last = pieces.begin(unit + 1);
         float* sums = at_least(state.results, batch * (last - first));
         sum_rows(*experts, *chosen, input, state, batch, first, last, sums);
       },
       [=, this](int64_t unit, int thread) {
-        const int64_t first = begin(unit), columns = begin(unit + 1) - first;
+        const int64_t first = pieces.begin(unit), columns = pieces.begin(unit + 1) - first;
         const float* own = thread_states_[thread]->results.data();
         for (int64_t i = 0; i < batch; ++i) {
           std::copy(own + i * columns, own + (i + 1) * columns, summed_.data() + i * hidden + first);

@@ -231,11 +231,8 @@ void Step::embed(const Call& call) {
 
 // -- products -------------------------------------------------------------------------------------
 
-Step::Pieces::Pieces(const Product& product, int64_t bytes_of_group, int threads)
-    : rows(product.width), groups((rows + group_rows - 1) / group_rows) {
-  const int64_t useful = std::max<int64_t>(groups * bytes_of_group / bytes_together, 1);
-  // Threads of the same speed get equal numbers of units.
-  units = std::clamp<int64_t>((useful + threads - 1) / threads * threads, 1, std::max<int64_t>(groups, 1));
+Step::Pieces::Pieces(const Product& product, int64_t bytes_of_group, int threads) : Pieces(product.width, 1) {
+  *this = Pieces(rows, even(std::max<int64_t>(groups * bytes_of_group / bytes_together, 1), threads));
 }
 
 // Prepares the inputs of products of the same width. Those of the products before are overwritten.

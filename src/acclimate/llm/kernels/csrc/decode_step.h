@@ -107,7 +107,16 @@ class Step {
   struct Pieces {
     int64_t rows, groups, units;
 
+    // As many pieces as are wanted, but at most one for each group of rows.
+    Pieces(int64_t row_count, int64_t wanted)
+        : rows(row_count),
+          groups((rows + group_rows - 1) / group_rows),
+          units(std::clamp<int64_t>(wanted, 1, std::max<int64_t>(groups, 1))) {}
     Pieces(const Product& product, int64_t bytes_of_group, int threads);
+    // Threads of the same speed get equal numbers of pieces.
+    static int64_t even(int64_t wanted, int64_t threads) {
+      return (wanted + threads - 1) / threads * threads;
+    }
     int64_t begin(int64_t unit) const { return std::min(groups * unit / units * group_rows, rows); }
     int64_t most_rows() const { return (groups + units - 1) / units * group_rows; }
   };

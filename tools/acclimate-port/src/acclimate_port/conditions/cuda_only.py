@@ -86,11 +86,6 @@ def chooses_package(file: SourceFile, question: cst.CSTNode) -> bool:
     return bool(uses) and all(_chooses_package(file, use) for use in uses)
 
 
-def one_use_chooses_package(file: SourceFile, question: cst.CSTNode) -> bool:
-    """Whether a test controls the use of a package for NVIDIA GPUs, among other code."""
-    return any(_chooses_package(file, use) for use in direct_uses(file, question))
-
-
 def direct_uses(file: SourceFile, question: cst.CSTNode) -> list[cst.CSTNode]:
     """The test itself; the reads of a name instead, if an assignment gives it the test's result."""
     assigned = next(

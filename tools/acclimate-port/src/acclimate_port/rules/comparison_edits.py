@@ -70,12 +70,6 @@ def _object(file: SourceFile, node: cst.CSTNode | None) -> cst.CSTNode | None:
     return parent if isinstance(parent, cst.Attribute) and parent.attr.value == "type" else at
 
 
-def is_type(node: cst.CSTNode) -> bool:
-    """Whether a node is a device type, which has no index: ``device.type``, ``device_type``."""
-    name = node.attr.value if isinstance(node, cst.Attribute) else getattr(node, "value", "")
-    return isinstance(name, str) and name.lower().endswith("type")
-
-
 def is_tensors_device(node: cst.CSTNode) -> bool:
     """Whether a node is the type of a device object, ``x.device.type``, and not a string of the program's."""
     return isinstance(node, cst.Attribute) and node.attr.value == "type"
