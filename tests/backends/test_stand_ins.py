@@ -224,6 +224,7 @@ for call in json.loads(sys.argv[1]):
     assert len(log.read(log_file(folder))["wrong-arguments"]) == len(calls)
 
 
+@pytest.mark.slow
 def test_a_backend_that_calls_what_its_vendor_lacks_fails_its_checks(folder: Path) -> None:
     (folder / "faulty.py").write_text("""
 from acclimate.backends.npu import NPUAccelerator

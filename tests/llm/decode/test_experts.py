@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from quick_parameters import quick
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
 
 from architectures import tiny_model
@@ -71,7 +73,10 @@ def test_padded_sequences_that_use_the_same_experts_get_transformers_tokens(name
     assert torch.equal(*texts)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    quick(tuple(MODELS), "softmax", "sigmoid, groups, shared", "biases, limits, by column"),
+)
 def test_experts_in_bfloat16_give_transformers_logits(name: str) -> None:
     model = copy.deepcopy(pair(name)[0]).bfloat16()
     ours = acclimate.init_inference(model)
