@@ -1,14 +1,14 @@
-"""A deferred matrix as rows and columns of matrices in files, if it is nothing but a part of them."""
+"""Deferred matrices as rows and columns of tensors in files, if they are nothing but parts of these."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeVar, cast
 
 import torch
 
-from acclimate.llm.files.deferred_tensors import DeferredTensor, Source
+from acclimate.llm.files.deferred_tensors import DeferredTensor, Source, operator_arguments
 
 _aten = torch.ops.aten
 _SAME = (
@@ -22,10 +22,10 @@ _SAME = (
 
 @dataclass(frozen=True)
 class MatrixPart:
-    """Rows of matrices below one another, with the same columns of each."""
+    """Rows of tensors in files below one another, with the same columns of each."""
 
     rows: tuple[tuple[Source, int, int], ...]
-    """Matrices of files, each with its first row and the one after the last."""
+    """Tensors, each with its first row and the one after the last; a stack's matrices follow one another."""
     columns: tuple[tuple[int, int], ...]
     """The ranges of their columns, beside one another."""
 
@@ -37,37 +37,58 @@ class MatrixPart:
 
     @property
     def sources(self) -> list[Source]:
-        """The matrices."""
+        """The tensors."""
         return [source for source, _, _ in self.rows]
 
+    def between(self, axis: int, first: int, last: int) -> MatrixPart | None:
+        """Returns the rows (axis -2) or columns (axis -1) between two places; ``None``: there are none."""
+        if axis == -2:
+            found = _within([rows[1:] for rows in self.rows], first, last)
+            rows = tuple((self.rows[number][0], start, stop) for number, start, stop in found)
+            return replace(self, rows=rows) if rows else None
+        columns = tuple((start, stop) for _, start, stop in _within(self.columns, first, last))
+        return replace(self, columns=columns) if columns else None
 
-def matrix_part(tensor: torch.Tensor, accepts: Callable[[Source], bool]) -> MatrixPart | None:
-    """Returns a deferred matrix as a part of matrices in files.
+
+def matrix_parts(tensor: torch.Tensor, accepts: Callable[[Source], bool]) -> list[MatrixPart] | None:
+    """Returns a deferred matrix, or each matrix of a deferred stack, as a part of tensors in files.
 
     Args:
-        tensor: the matrix.
-        accepts: whether a tensor of a file is a matrix whose rows and columns can be taken.
+        tensor: the matrix or stack.
+        accepts: whether rows and columns of a file's tensor can be taken.
 
     Returns:
-        ``None`` if the matrix is something else, or if a file's tensor is not accepted.
+        ``None`` if the tensor is something else, or if a file's tensor is not accepted.
     """
     tensor = same_values(tensor)
-    if not isinstance(tensor, DeferredTensor) or tensor.dim() != 2:
+    if not isinstance(tensor, DeferredTensor) or tensor.dim() not in (2, 3):
         return None
     if tensor.source is not None:
         if not accepts(tensor.source):
             return None
-        return MatrixPart(((tensor.source, 0, tensor.shape[0]),), ((0, tensor.shape[1]),))
+        height, width = tensor.shape[-2:]
+        starts = range(0, tensor.shape[:-1].numel(), height) if height else ()
+        return [MatrixPart(((tensor.source, at, at + height),), ((0, width),)) for at in starts]
     if tensor.operator is _aten.slice.Tensor:
         origin, dim, start, stop, step = operator_arguments(tensor)
-        found = matrix_part(origin, accepts)
+        found = matrix_parts(origin, accepts)
         if found is None or step != 1:
             return None
         first, last, _ = slice(start, stop).indices(origin.shape[dim])
-        return _rows(found, first, last) if dim % 2 == 0 else _columns(found, first, last)
-    if tensor.operator is _aten.cat.default:
+        axis = dim % tensor.dim() - tensor.dim()
+        if axis == -3:
+            return found[first:last]
+        return _complete(part.between(axis, first, last) for part in found)
+    if tensor.operator in (_aten.cat.default, _aten.stack.default):
         parts, dim = operator_arguments(tensor)
-        return _joined([matrix_part(part, accepts) for part in parts], dim % 2)
+        found_parts = _complete(matrix_parts(part, accepts) for part in parts)
+        axis = dim % tensor.dim() - tensor.dim()
+        if found_parts is None:
+            return None
+        if axis == -3:
+            return [matrix for matrices in found_parts for matrix in matrices]
+        if tensor.operator is _aten.cat.default:
+            return _complete(_joined(matrices, axis) for matrices in zip(*found_parts, strict=True))
     return None
 
 
@@ -78,18 +99,16 @@ def same_values(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def operator_arguments(tensor: DeferredTensor) -> tuple[Any, ...]:
-    """Returns an operator's arguments by position, with defaults for omitted ones."""
-    given = dict(
-        zip((argument.name for argument in tensor.operator._schema.arguments), tensor.arguments, strict=False)
-    )
-    given |= tensor.options
-    return tuple(
-        given.get(argument.name, argument.default_value) for argument in tensor.operator._schema.arguments
-    )
+_Any = TypeVar("_Any")
 
 
-def _within(ranges: list[tuple[int, int]], first: int, last: int) -> list[tuple[int, int, int]]:
+def _complete(found: Iterable[_Any | None]) -> list[_Any] | None:
+    """Returns what was found; ``None`` if something was not."""
+    listed = list(found)
+    return None if any(item is None for item in listed) else cast("list[_Any]", listed)
+
+
+def _within(ranges: Sequence[tuple[int, int]], first: int, last: int) -> list[tuple[int, int, int]]:
     """Returns the pieces of ranges beside one another that lie between two places, with their numbers."""
     found, at = [], 0
     for number, (start, stop) in enumerate(ranges):
@@ -100,33 +119,12 @@ def _within(ranges: list[tuple[int, int]], first: int, last: int) -> list[tuple[
     return found
 
 
-def _rows(part: MatrixPart, first: int, last: int) -> MatrixPart | None:
-    chosen = _within([(start, stop) for _, start, stop in part.rows], first, last)
-    if not chosen:
-        return None
-    return replace(part, rows=tuple((part.rows[number][0], start, stop) for number, start, stop in chosen))
-
-
-def _columns(part: MatrixPart, first: int, last: int) -> MatrixPart | None:
-    chosen = _within(list(part.columns), first, last)
-    return replace(part, columns=tuple((start, stop) for _, start, stop in chosen)) if chosen else None
-
-
-def _joined(parts: list[MatrixPart | None], dim: int) -> MatrixPart | None:
-    found = [part for part in parts if part is not None]
-    if len(found) < len(parts):
-        return None
-    first = found[0]
-    if dim == 0:
-        if any(part.columns != first.columns for part in found):
+def _joined(parts: tuple[MatrixPart, ...], axis: int) -> MatrixPart | None:
+    first = parts[0]
+    if axis == -2:
+        if any(part.columns != first.columns for part in parts):
             return None
-        return replace(first, rows=tuple(rows for part in found for rows in part.rows))
-    same = all(
-        len(part.rows) == len(first.rows)
-        and all(
-            one[0] is other[0] and one[1:] == other[1:]
-            for one, other in zip(part.rows, first.rows, strict=True)
-        )
-        for part in found
-    )
-    return replace(first, columns=tuple(piece for part in found for piece in part.columns)) if same else None
+        return replace(first, rows=tuple(rows for part in parts for rows in part.rows))
+    if any(part.rows != first.rows for part in parts):
+        return None
+    return replace(first, columns=tuple(piece for part in parts for piece in part.columns))

@@ -9,16 +9,14 @@ from torch import Tensor
 
 from acclimate.errors import CorruptModelError
 from acclimate.llm.files.deferred_tensors import DeferredTensor, Region, Source
-from acclimate.llm.files.matrix_parts import operator_arguments, same_values
+from acclimate.llm.files.matrix_parts import same_values
 from acclimate.llm.kernels import PackedStack
 from acclimate.llm.kernels.formats import BLOCK_COLUMNS
 from acclimate.llm.published.numbers import read, require_dtype, require_shape
-from acclimate.llm.published.packing import Packed, pack_part, quantised_part
+from acclimate.llm.published.packing import Packed, pack_part, quantised_parts
 
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 _BYTES = BLOCK_COLUMNS // 2
-
-_aten = torch.ops.aten
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +81,7 @@ def pack_experts(
     if is_turned:
         return None
     found: list[Packed] = []
-    for number in range(tensor.shape[0]):
-        matrix = _expert(tensor, number)
-        part = None if matrix is None else quantised_part(matrix)
-        if part is None:
-            return None
+    for number, part in enumerate(quantised_parts(tensor) or ()):
         found.append(pack_part(part, f"{name}[{number}]", where))
         if found[-1].weight.format != found[0].weight.format:
             return None
@@ -96,23 +90,3 @@ def pack_experts(
     data = torch.stack([each.weight.data for each in found])
     stack = PackedStack(found[0].weight.format, data, found[0].weight.shape)
     return stack, max(each.error for each in found)
-
-
-def _expert(tensor: Tensor, number: int) -> Tensor | None:
-    """Returns one matrix of a deferred stack, if it can be told from the others."""
-    tensor = same_values(tensor)
-    if not isinstance(tensor, DeferredTensor) or tensor.dim() != 3:
-        return None
-    arguments = operator_arguments(tensor) if tensor.operator is not None else ()
-    if tensor.operator is _aten.stack.default and arguments[1] % 3 == 0:
-        return arguments[0][number]  # type: ignore[no-any-return]
-    if tensor.operator is _aten.cat.default and arguments[1] % 3 != 0:
-        parts = [_expert(part, number) for part in arguments[0]]
-        matrices = [part for part in parts if part is not None]
-        return torch.cat(matrices, arguments[1] % 3 - 1) if len(matrices) == len(parts) else None
-    if tensor.operator is _aten.slice.Tensor and arguments[1] % 3 != 0 and arguments[4] == 1:
-        matrix = _expert(arguments[0], number)
-        dim = arguments[1] % 3 - 1
-        start, stop, _ = slice(arguments[2], arguments[3]).indices(arguments[0].shape[dim + 1])
-        return None if matrix is None else matrix.narrow(dim, start, stop - start)
-    return None
