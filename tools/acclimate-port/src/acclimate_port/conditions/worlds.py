@@ -1,8 +1,9 @@
 """The values of an expression on a CUDA machine, a host without accelerator, and another accelerator.
 
-An edit of a test or of a device is right if the new text gives the same as the old on a CUDA machine and on a
-host, and on another accelerator what the old gives on a CUDA machine. Both texts are evaluated here for every
-value of the names in them. No code is run: what is not known is a variable, and has the same value in both.
+An edit of a test or of a device is right if two things hold. On a CUDA machine and on a host, the new text
+has the same value as the old. On another accelerator, it has the value that the old text has on a CUDA
+machine. This module evaluates both texts for every value of the names in them. It runs no code: an unknown
+expression is a variable, with the same value in both texts.
 """
 
 from __future__ import annotations
