@@ -181,9 +181,9 @@ def test_code_that_does_something_more_is_computed(change: Change) -> None:
     random.setstate(state)
     assert torch.equal(text(ours), expected)
     with torch.no_grad():  # values beyond the limits
-        for each in (own, ours):
-            each.model.norm.weight.mul_(3)
-            mlp(each).up_proj.weight.mul_(3)
+        for net in (own, ours):
+            net.model.norm.weight.mul_(3)
+            mlp(net).up_proj.weight.mul_(3)
     assert torch.equal(text(ours, max_new_tokens=10), text(own, max_new_tokens=10))
 
 
@@ -265,8 +265,8 @@ def test_a_later_change_counts(change: Change) -> None:
     before = text_of_unchanged_llama()
     assert torch.equal(text(ours), before)
     assert step_kind(ours) == "native"
-    for each in (own, ours):
-        change(each)
+    for net in (own, ours):
+        change(net)
     expected = text(own)
     assert torch.equal(text(ours), expected)
     assert not torch.equal(expected, before), "the change changes nothing"

@@ -174,7 +174,7 @@ def test_a_cache_that_others_can_change_is_not_used(
 ) -> None:
     model = acclimate.init_inference(tiny_folder, dtype="float32")
     describe(model)
-    (folder,) = (each for each in (private_cache / "decoders").iterdir() if each.is_dir())
+    (folder,) = (entry for entry in (private_cache / "decoders").iterdir() if entry.is_dir())
     folder.chmod(0o777)
     assert describe(model) is not None
     assert len(proofs) == 2

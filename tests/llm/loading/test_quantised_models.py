@@ -252,7 +252,7 @@ def test_block_types_without_a_kernel_are_unpacked_listed_and_said(
     name = "model.layers.0.mlp.up_proj.weight"
     assert list(model.packing.dense) == [name]
     assert "IQ4_NL" in model.packing.dense[name]
-    assert [each.message for each in caplog.records if "1 weight in IQ4_NL unpacked" in each.message]
+    assert [record.message for record in caplog.records if "1 weight in IQ4_NL unpacked" in record.message]
     expected = acclimate.init_inference(path, dtype="bfloat16").state_dict()[name]
     assert torch.equal(model.state_dict()[name], expected)
 
