@@ -18,6 +18,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
 
 from architectures import tiny_model
+from tiny_models import byte_level_tokenizer
 from transformers import TextStreamer
 
 import acclimate
@@ -122,6 +123,16 @@ def test_options_give_the_tokens_of_transformers(options: dict[str, Any], taken:
     own, ours = both("gemma3_text", **options)
     assert taken == [True]
     assert torch.equal(own, ours)
+
+
+def test_a_text_ends_at_a_stop_string_for_which_generate_gets_a_tokenizer(taken: list[bool]) -> None:
+    tokenizer = byte_level_tokenizer()
+    _, whole = both("gemma3_text")
+    stop = tokenizer.decode(whole[0, -6:-4])
+    own, ours = both("gemma3_text", tokenizer=tokenizer, stop_strings=[stop])
+    assert taken == [True, True]
+    assert torch.equal(own, ours)
+    assert ours.shape[1] < whole.shape[1]
 
 
 def test_sequences_of_a_batch_end_at_their_end_tokens(taken: list[bool]) -> None:

@@ -95,6 +95,7 @@ def lean_sample(
     generation_config: Any,
     synced_gpus: bool = False,
     streamer: Any = None,
+    tokenizer: Any = None,  # of stop strings; what uses it is among the criteria already
     **inputs: Any,
 ) -> Tensor | None:
     """Replaces transformers' ``_sample``; returns ``None`` without doing anything if it cannot."""
@@ -118,24 +119,25 @@ def lean_sample(
     tokens = _Tokens(input_ids)
     room = input_ids.shape[1] + ROOM
     given = inputs["past_key_values"]
-    step: Step | None
+    is_callers = getattr(given, "_is_user_defined", False)
+    step: Step | None = None
     with contextlib.ExitStack() as at_the_end:
+        if is_callers:  # it gets the text's keys and values, however the text ends
+            at_the_end.callback(lambda: None if step is None else step.cache.give(given))
         with reading(lean.native):
             step = lean.begin(starts, room, given)
             if isinstance(step, NativeStep):
-                _return_to_caller(step, given, at_the_end)
                 found = step.read(input_ids[:, step.cache.length :], likeliest=chooser.takes_likeliest)
                 chosen = found if chooser.takes_likeliest else chooser.choose(tokens, found)
             else:
                 outputs = model._prefill(input_ids, generation_config, inputs, is_first_iteration=True)
                 step = lean.go_on(outputs.past_key_values, starts, input_ids.shape[1], room)
-                _return_to_caller(step, given, at_the_end)
                 logits: Tensor = outputs.logits[:, -1].to(copy=True, dtype=torch.float32)
                 del outputs, inputs
                 check_logits(logits.amax(-1), model.dtype)
                 chosen = chooser.choose(tokens, logits)
-        if isinstance(step, NativeStep) and lean.native is not None and not _is_callers(given):
-            step = at_the_end.enter_context(seated(step, lean.native))
+        if isinstance(step, NativeStep) and lean.native is not None:
+            step = at_the_end.enter_context(seated(step, lean.native, keeps_cache=is_callers))
         _write(step, chosen, tokens, chooser, ends, streamer, watch)
     if streamer is not None:
         streamer.end()
@@ -165,16 +167,6 @@ def _write(
             chosen = step.likeliest(chosen)
         else:
             chosen = chooser.choose(tokens, step(chosen).float())
-
-
-def _return_to_caller(step: Step, given: Any, at_the_end: contextlib.ExitStack) -> None:
-    """Writes a text's keys and values into the cache that the caller gave, however the text ends."""
-    if _is_callers(given):
-        at_the_end.callback(step.cache.give, given)
-
-
-def _is_callers(cache: Any) -> bool:
-    return getattr(cache, "_is_user_defined", False)
 
 
 def _is_users(callbacks: Iterable[Any]) -> bool:

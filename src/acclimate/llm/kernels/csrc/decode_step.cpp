@@ -308,11 +308,12 @@ void Step::multiply_as(Dtype dtype, Team& team, const Product& product, const fl
 
 // -- attention ------------------------------------------------------------------------------------
 
-// The number of parts into which the keys of a head are divided, so that each thread has work.
+// The number of parts into which the keys of a head are divided, so that each thread has work: as for one
+// sequence, because a text must not depend on the others. A short sequence of several has fewer.
 int64_t Step::parts_of(const Attention& attention, const Call& call, int threads) const {
-  const int64_t units = call.batch * attention.key_heads;
+  const int64_t heads = attention.key_heads;
   const int64_t keys = attention.window > 0 ? std::min(attention.window, call.place + 1) : call.place + 1;
-  return std::clamp((threads + units - 1) / units, int64_t{1}, std::max<int64_t>(keys / shortest_part, 1));
+  return std::clamp((threads + heads - 1) / heads, int64_t{1}, std::max<int64_t>(keys / shortest_part, 1));
 }
 
 // Puts the keys and values of the tokens into the cache.
@@ -379,9 +380,10 @@ void Step::attend_part(const Attention& attention, size_t index, const Call& cal
   if (attention.window > 0) {
     begin = std::max(begin, end - attention.window);
   }
-  // Parts begin at whole vectors, but the first one.
+  // Parts are whole vectors from the first key on, wherever that is in the cache.
+  const int64_t own_parts = std::clamp<int64_t>((end - begin) / shortest_part, 1, parts);
   const auto edge = [&](int64_t p) {
-    return p == 0 ? begin : p == parts ? end : std::max(begin, (begin + (end - begin) * p / parts) / 32 * 32);
+    return p < own_parts ? begin + (end - begin) * p / own_parts / 32 * 32 : end;
   };
   const int64_t first = edge(part), count = edge(part + 1) - first;
   float* own_heads = at_least(state.heads, max_rows * size);
