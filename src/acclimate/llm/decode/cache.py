@@ -11,7 +11,8 @@ from torch import Tensor
 
 from acclimate.llm.decode.description import Decoder
 
-_FIRST = 256
+ROOM = 256
+"""The number of new tokens for which a cache is allocated."""
 
 
 class StepCache:
@@ -30,7 +31,7 @@ class StepCache:
         decoder: Decoder,
         batch: int,
         device: torch.device,
-        room: int = _FIRST,
+        room: int,
         *,
         values_by_column: bool = False,
     ) -> None:

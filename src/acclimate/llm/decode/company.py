@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acclimate.llm.decode.cache import StepCache
+from acclimate.llm.decode.cache import ROOM, StepCache
 from acclimate.llm.decode.native import NativeDecoder, NativeStep
 
 _PATIENCE_S = 0.005
 """How long a step waits for a text that took part in the last one, and at least as long as that took."""
 
-_ROOM = 256
 _is_shared: ContextVar[bool] = ContextVar("is_shared", default=False)
 
 
@@ -204,7 +203,7 @@ class Company:
         """Returns a step with a copy of sequences, each from a row of a cache and from its first place."""
         length = max(cache.length - start for cache, _, start in parts)
         made = StepCache(
-            self._native.decoder, len(parts), torch.device("cpu"), length + _ROOM, values_by_column=True
+            self._native.decoder, len(parts), torch.device("cpu"), length + ROOM, values_by_column=True
         )
         made.length = length
         starts = []

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from acclimate.llm.decode.cache import StepCache
 from acclimate.llm.decode.description import (
     ACTIVATIONS,
+    OPERATIONS,
     Attention,
     Decoder,
     Experts,
@@ -41,12 +42,10 @@ from acclimate.llm.kernels.native import prefills
 from acclimate.llm.kernels.torch_threads import kernel_threads
 from acclimate.selection import get_accelerator
 
-# As linear.h numbers them.
+# As linear.h numbers them. ACTIVATIONS and OPERATIONS are in the order of decode_math.h and decode_program.h.
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _NO_PRODUCT = Product(())
 _READ_TOGETHER = 512
-_OPERATIONS = ("softmax", "sigmoid", "normalize", "scale", "soft_cap", "round", "normalize_at_least")
-"""As decode_program.h numbers them."""
 
 
 class NativeDecoder:
@@ -256,8 +255,8 @@ class _ProgramWriter:
         return self._number(packed.number, 0, *packed.shape, packed.data.data_ptr(), stride)
 
     def _by_rows(self, weight: Tensor) -> Tensor:
-        """Returns a weight with contiguous rows: itself, or a copy that ``copy_small_weights`` fills."""
-        if weight.stride(1) == 1 and weight.stride(0) >= weight.shape[1]:
+        """Returns weights with contiguous rows: themselves, or a copy that ``copy_small_weights`` fills."""
+        if weight.stride(-1) == 1 and weight.stride(-2) >= weight.shape[-1]:
             return weight
         # The parameter keeps its layout: safetensors saves only contiguous tensors, for example.
         self.copies.append((torch.empty(weight.shape, dtype=weight.dtype), lambda: weight))
@@ -326,7 +325,7 @@ class _ProgramWriter:
     def _operations(self, operations: tuple[Operation, ...]) -> None:
         self._number(len(operations))
         for operation in operations:
-            self._number(_OPERATIONS.index(operation.kind))
+            self._number(list(OPERATIONS).index(operation.kind))
             self._real(operation.value)
 
     def _router(self, router: Router) -> None:
@@ -352,11 +351,7 @@ class _ProgramWriter:
             self._number(data.stride(0))
             return self._tensor(stack.bias)
         tensor = getattr(stack.module, stack.name).detach()
-        by_rows = tensor.transpose(1, 2) if stack.is_turned else tensor
-        rows = by_rows
-        if rows.stride(2) != 1 or rows.stride(1) < rows.shape[2]:
-            rows = torch.empty(by_rows.shape, dtype=by_rows.dtype)
-            self.copies.append((rows, lambda: by_rows))
+        rows = self._by_rows(tensor.transpose(1, 2) if stack.is_turned else tensor)
         self._number(len(rows))
         self._weight(None, rows[0])
         self._number(rows.stride(0) * rows.element_size())
