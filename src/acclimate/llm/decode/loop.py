@@ -121,14 +121,15 @@ def lean_sample(
     step: Step | None
     with contextlib.ExitStack() as at_the_end:
         with reading(lean.native):
-            step = lean.begin(starts, room, given)
+            step = lean.begin(starts, room, given, gives_back=_is_callers(given))
             if isinstance(step, NativeStep):
                 _return_to_caller(step, given, at_the_end)
                 found = step.read(input_ids[:, step.cache.length :], likeliest=chooser.takes_likeliest)
                 chosen = found if chooser.takes_likeliest else chooser.choose(tokens, found)
             else:
                 outputs = model._prefill(input_ids, generation_config, inputs, is_first_iteration=True)
-                step = lean.go_on(outputs.past_key_values, starts, input_ids.shape[1], room)
+                cache, length = outputs.past_key_values, input_ids.shape[1]
+                step = lean.go_on(cache, starts, length, room, gives_back=_is_callers(given))
                 _return_to_caller(step, given, at_the_end)
                 logits: Tensor = outputs.logits[:, -1].to(copy=True, dtype=torch.float32)
                 del outputs, inputs
