@@ -203,16 +203,12 @@ class Company:
         """Returns a step with a copy of sequences, each from a row of a cache and from its first place."""
         length = max(cache.length - start for cache, _, start in parts)
         made = StepCache(
-            self._native.decoder, len(parts), torch.device("cpu"), length + ROOM, values_by_column=True
-        )
-        made.length = length
-        starts = []
+            self._native.decoder, len(parts), torch.device("cpu"), length + ROOM, length=length,
+            values_by_column=True,
+        )  # fmt: skip
         for own, (cache, row, start) in enumerate(parts):
-            first = length - (cache.length - start)
-            starts.append(first)
-            for to, of in ((made.keys, cache.keys), (made.values, cache.values)):
-                for mine, theirs in zip(to, of, strict=True):
-                    mine[own, :, first:length] = theirs[row, :, start : cache.length]
+            made.copy_row(own, cache, row, start)
+        starts = [length - (cache.length - start) for cache, _, start in parts]
         return NativeStep(self._native, made, torch.tensor(starts))
 
 

@@ -101,13 +101,15 @@ def lean_sample(
         if is_callers:  # it gets the text's keys and values, however the text ends
             at_the_end.callback(lambda: None if step is None else step.cache.give(given))
         with reading(lean.native):
-            step = lean.begin(starts, room, given)
+            step = lean.begin(starts, room, given, gives_back=is_callers)
             if isinstance(step, NativeStep):
                 found = step.read(input_ids[:, step.cache.length :], likeliest=chooser.takes_likeliest)
                 chosen = found if chooser.takes_likeliest else chooser.choose(tokens, found)
             else:
                 outputs = model._prefill(input_ids, generation_config, inputs, is_first_iteration=True)
-                step = lean.go_on(outputs.past_key_values, starts, input_ids.shape[1], room)
+                step = lean.go_on(
+                    outputs.past_key_values, starts, input_ids.shape[1], room, gives_back=is_callers
+                )
                 logits: Tensor = outputs.logits[:, -1].to(copy=True, dtype=torch.float32)
                 del outputs, inputs
                 check_logits(logits.amax(-1), model.dtype)

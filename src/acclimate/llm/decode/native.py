@@ -97,6 +97,7 @@ class NativeStep:
         self._no_logits = torch.empty(0, dtype=torch.float32)
         self._no_best = torch.empty(0, dtype=torch.int64)
         native.copy_small_weights()  # they may have changed since the last text
+        self._places = 0
         self._read_cache()
 
     def __call__(self, tokens: Tensor) -> Tensor:
@@ -140,7 +141,8 @@ class NativeStep:
     def _run(self, tokens: Tensor, logits: Tensor, best: Tensor, largest: Tensor) -> None:
         cache = self.cache
         length = cache.length + tokens.numel() // len(tokens)
-        if cache.reserve(length):
+        cache.reserve(length)
+        if self._revision != cache.revision:
             self._read_cache()
         exchange = self._native.exchange
         # Python could handle SIGINT when native code calls Exchange, before the first line of its function,
@@ -158,21 +160,28 @@ class NativeStep:
 
     def _read_cache(self) -> None:
         """Reads the addresses of the cache, and computes the angles of its positions."""
-        cache, decoder = self.cache, self._native.decoder
-        places = torch.arange(cache.capacity)
+        cache = self.cache
+        if self._places < cache.capacity:
+            self._compute_angles(cache.capacity)
+        numbers = [self._places, len(self._tables), len(self._factors), len(cache.keys)]
+        for cos, sin in self._tables:
+            numbers += [cos.data_ptr(), sin.data_ptr()]
+        numbers += [factors.data_ptr() for factors in self._factors]
+        for first, keys, values in zip(cache.firsts, cache.keys, cache.values, strict=True):
+            numbers += [keys.shape[2], first, keys.data_ptr(), values.data_ptr()]
+        self._addresses = torch.tensor(numbers, dtype=torch.int64)
+        self._revision = cache.revision
+
+    def _compute_angles(self, count: int) -> None:
+        """Computes what depends on positions, for so many of them."""
+        decoder, places = self._native.decoder, torch.arange(count)
         with torch.no_grad():
             self._tables = [
                 (cos.float().contiguous(), sin.float().contiguous())
                 for cos, sin in (table(places) for table in decoder.tables)
             ]
             self._factors = [function(places).float().contiguous() for function in decoder.factors]
-        numbers = [cache.capacity, len(self._tables), len(self._factors), len(cache.keys)]
-        for cos, sin in self._tables:
-            numbers += [cos.data_ptr(), sin.data_ptr()]
-        numbers += [factors.data_ptr() for factors in self._factors]
-        for keys, values in zip(cache.keys, cache.values, strict=True):
-            numbers += [keys.data_ptr(), values.data_ptr()]
-        self._addresses = torch.tensor(numbers, dtype=torch.int64)
+        self._places = count
 
 
 def native_decoder(decoder: Decoder, device: torch.device) -> NativeDecoder | None:

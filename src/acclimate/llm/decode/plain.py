@@ -111,11 +111,12 @@ class PlainStep:
         if attention.query_factors is not None:
             factors = self._decoder.factors[attention.query_factors](place - self._starts)
             query = query * factors[:, None].to(query.dtype)
-        cache.keys[index][:, :, place] = prepared(attention.key, 1)
-        cache.values[index][:, :, place] = heads(attention.value, attention.value_size)
         first = 0 if attention.window is None else max(0, place + 1 - attention.window)
-        keys = cache.keys[index][:, :, first : place + 1].float()
-        values = cache.values[index][:, :, first : place + 1].float()
+        begin, end = first - cache.firsts[index], place + 1 - cache.firsts[index]
+        cache.keys[index][:, :, end - 1] = prepared(attention.key, 1)
+        cache.values[index][:, :, end - 1] = heads(attention.value, attention.value_size)
+        keys = cache.keys[index][:, :, begin:end].float()
+        values = cache.values[index][:, :, begin:end].float()
         grouped = query.float().view(batch, attention.key_heads, -1, attention.head_size)
         scores = grouped @ keys.transpose(2, 3) * attention.scale
         if attention.softcap is not None:

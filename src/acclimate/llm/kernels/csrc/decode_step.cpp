@@ -332,12 +332,14 @@ void Step::store_keys(Team& team, const Layer& layer, size_t index, const Call& 
                      keys + sequence * width, head, key_heads, state, at_least(state.results, size));
       },
       [=, this](int64_t unit, int thread) {
-        const int64_t capacity = given->cache.capacity, place = given->place, bytes = size_of(decoder_.dtype);
+        const LayerCache& cache = given->cache.layers[index];
+        const int64_t capacity = cache.capacity, at = given->place - cache.first;
+        const int64_t bytes = size_of(decoder_.dtype);
         const float* values = keys + unit / key_heads * width + key_heads * size;
         store(decoder_.dtype, thread_states_[thread]->results.data(), size,
-              given->cache.keys[index] + unit * capacity * size * bytes, place * size, 1);
+              cache.keys + unit * capacity * size * bytes, at * size, 1);
         store(decoder_.dtype, values + unit % key_heads * value_size, value_size,
-              given->cache.values[index] + unit * capacity * value_size * bytes, place, capacity);
+              cache.values + unit * capacity * value_size * bytes, at, capacity);
       });
 }
 
@@ -369,12 +371,11 @@ void Step::attend(Team& team, const Layer& layer, size_t index, const Call& call
 void Step::attend_part(const Attention& attention, size_t index, const Call& call, ThreadState& state,
                        int64_t sequence, int64_t key_head, int64_t part, int64_t parts) const {
   const int64_t size = attention.head_size, value_size = attention.value_size, heads = attention.heads;
-  const int64_t group = heads / attention.key_heads, capacity = call.cache.capacity;
+  const LayerCache& cache = call.cache.layers[index];
+  const int64_t group = heads / attention.key_heads, capacity = cache.capacity;
   const int64_t bytes = size_of(decoder_.dtype);
   const float* queries = projected_.data() + sequence * attention.projections.width;
   const int64_t row = sequence * attention.key_heads + key_head;
-  uint8_t* key_cache = call.cache.keys[index] + row * capacity * size * bytes;
-  uint8_t* value_cache = call.cache.values[index] + row * capacity * value_size * bytes;
   const int64_t end = call.place + 1;
   int64_t begin = call.starts[sequence];
   if (attention.window > 0) {
@@ -389,10 +390,11 @@ void Step::attend_part(const Attention& attention, size_t index, const Call& cal
   float* own_heads = at_least(state.heads, max_rows * size);
   float* results = at_least(state.results, group * (value_size + 2));
   const int64_t position = call.place - call.starts[sequence];
-  const Weight key_weight{WeightFormat::dense, decoder_.dtype, count, size, key_cache + first * size * bytes,
-                          size * bytes};
-  const Weight value_weight{WeightFormat::dense,         decoder_.dtype,  value_size, count,
-                            value_cache + first * bytes, capacity * bytes};
+  const int64_t at = first - cache.first;
+  const uint8_t* const keys = cache.keys + (row * capacity + at) * size * bytes;
+  const uint8_t* const values = cache.values + (row * capacity * value_size + at) * bytes;
+  const Weight key_weight{WeightFormat::dense, decoder_.dtype, count, size, keys, size * bytes};
+  const Weight value_weight{WeightFormat::dense, decoder_.dtype, value_size, count, values, capacity * bytes};
   for (int64_t done = 0; done < group; done += max_rows) {
     const int64_t rows = std::min(group - done, max_rows), head = key_head * group + done;
     float* mixed = results + done * value_size;
