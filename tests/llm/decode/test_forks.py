@@ -31,7 +31,8 @@ def forked():
     if child == 0:
         signal.alarm(60)
         try:
-            if os.fork() == 0:  # a worker's own child
+            if os.fork() == 0:  # a worker's own child, which inherits no alarm
+                signal.alarm(60)
                 generate()
                 os._exit(0)
             ended = os.wait()[1]
