@@ -302,9 +302,8 @@ def _run_elastic(job: JobPlan, options: RunOptions) -> Outcome:
     os.environ["TORCH_CPP_LOG_LEVEL"] = environ.get("TORCH_CPP_LOG_LEVEL") or "FATAL"
     from acclimate.launch.elastic import torch_agent as elastic  # imports torch
 
-    meeting = replace(job, master_addr=options.master_addr or "127.0.0.1", master_port=port)
     return elastic.launch(
-        meeting,
+        replace(job, master_addr=options.master_addr or "127.0.0.1", master_port=port),
         environ,
         min_nodes=min_nodes,
         max_nodes=max_nodes,

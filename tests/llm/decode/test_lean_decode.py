@@ -324,12 +324,12 @@ def test_the_native_step_rounds_where_the_plain_one_does(dtype: torch.dtype) -> 
     assert (logits[0] - logits[1]).abs().max() <= 8 * torch.finfo(dtype).eps * logits[1].abs().max()
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("weight_format", ["int8", "int4"])
 def test_quantised_weights_step_in_native_code(
-    scheme: str, taken: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    weight_format: str, taken: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny_model("gemma3_text", **WINDOW).save_pretrained(tmp_path)
-    ours = acclimate.init_inference(tmp_path, dtype="float32", quantize=scheme)
+    ours = acclimate.init_inference(tmp_path, dtype="float32", quantize=weight_format)
     lean = lean_decoder(ours)
     assert lean is not None
     assert lean.native is not None or not CPUInferenceBuilder().is_compatible()

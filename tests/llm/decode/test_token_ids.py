@@ -28,8 +28,8 @@ FORMS = [("float32", None), ("bfloat16", None), ("float32", "int8"), ("bfloat16"
 
 @pytest.fixture(scope="module", params=FORMS, ids=lambda form: f"{form[0]}-{form[1]}")
 def model(request: pytest.FixtureRequest) -> Any:
-    dtype, scheme = request.param
-    made = acclimate.init_inference(tiny_model("llama").to(getattr(torch, dtype)), quantize=scheme)
+    dtype, weight_format = request.param
+    made = acclimate.init_inference(tiny_model("llama").to(getattr(torch, dtype)), quantize=weight_format)
     assert step_kind(made) == "native"
     return made
 
@@ -87,16 +87,16 @@ def test_a_prompt_of_floats_is_refused_as_by_transformers(model: Any) -> None:
         model.generate(PROMPT.float(), max_new_tokens=3, do_sample=False)
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int4", "int5", "q4_k", "q8_0"])
+@pytest.mark.parametrize("weight_format", ["int8", "int4", "int5", "q4_k", "q8_0"])
 @pytest.mark.parametrize("device", ["native", "plain"])
 @pytest.mark.parametrize("bad", [100, 101, 111, 112, -1, -16, 2**40])
-def test_a_quantised_embedding_has_no_row_beside_its_own(scheme: str, device: str, bad: int) -> None:
-    if scheme.startswith("q"):
-        bytes_of = {"q4_k": 144, "q8_0": 272}[scheme]
+def test_a_quantised_embedding_has_no_row_beside_its_own(weight_format: str, device: str, bad: int) -> None:
+    if weight_format.startswith("q"):
+        bytes_of = {"q4_k": 144, "q8_0": 272}[weight_format]
         blocks = torch.zeros(100 * bytes_of, dtype=torch.uint8)
-        packed = PackedWeight.from_gguf(blocks, scheme, (100, 256))
+        packed = PackedWeight.from_gguf(blocks, weight_format, (100, 256))
     else:
-        packed = PackedWeight.quantize(torch.randn(100, 256), scheme)
+        packed = PackedWeight.quantize(torch.randn(100, 256), weight_format)
     if device == "native":
         with pytest.raises(IndexError):
             packed.rows(torch.tensor([[3, bad]]))

@@ -146,7 +146,7 @@ def both_steps(rank: int, folder: str) -> tuple[str, list[int], list[int]]:
 
 
 def load_packed(rank: int, path: str, **options: Any) -> tuple[list[float], dict[str, int], list[str]]:
-    """Returns some logits, how many weights of each scheme this rank has, and which of its weights none."""
+    """Returns some logits, how many weights of each format this rank has, and its weights without one."""
     model = acclimate.init_inference(path, **options)
     with torch.no_grad():
         result = model(torch.tensor(PROMPT)).logits[0, -1, :20].float().tolist()

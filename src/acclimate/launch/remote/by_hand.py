@@ -95,7 +95,7 @@ class Nodes:
             channel.close()
         return outcome
 
-    # -- meeting -------------------------------------------------------------------------------------
+    # -- connecting ----------------------------------------------------------------------------------
 
     def _wait_for_the_others(self) -> None:
         family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET

@@ -150,8 +150,8 @@ def run_assigned_ranks(
     if start is None:
         return 0 if not launcher.lost else 1
     try:
-        meeting: Start = start["start"]
-        ranks = _plan(job, node_rank, meeting.master_addr, meeting.master_port)
+        begin: Start = start["start"]
+        ranks = _plan(job, node_rank, begin.master_addr, begin.master_port)
         if only_local_rank is not None:
             ranks = ranks[only_local_rank : only_local_rank + 1]
         outcome = supervise(
