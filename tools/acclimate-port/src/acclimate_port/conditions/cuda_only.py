@@ -9,7 +9,7 @@ import libcst as cst
 from acclimate_port.conditions.branches import branches
 from acclimate_port.conditions.statements import whole_condition
 from acclimate_port.source.cuda_packages import KERNEL_PACKAGES, PACKAGE_IN_TEXT
-from acclimate_port.source.tree import Span, parts_of_imported_names
+from acclimate_port.source.tree import Span, parts_of_imported_names, string_value, walk
 from acclimate_port.source.vendors import FLAG_WORDS
 from acclimate_port.source_file import SourceFile
 
@@ -112,7 +112,8 @@ def _chooses_package(file: SourceFile, question: cst.CSTNode) -> bool:
     for around in file.tree.ancestors(question):
         if isinstance(around, cst.IfExp):
             sides = (around.body, around.orelse)
-            texts = " ".join(file.tree.source(side) for side in sides if below is around.test)
+            strings = (string_value(node) for side in sides for node in walk(side) if below is around.test)
+            texts = " ".join(text for text in strings if text)
             return _PACKAGE.search(texts) is not None and "device" not in texts
         if isinstance(around, cst.Assert):
             return around.msg is not None and PACKAGE_IN_TEXT.search(file.tree.source(around.msg)) is not None

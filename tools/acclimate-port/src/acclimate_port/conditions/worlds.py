@@ -90,6 +90,7 @@ def _differences(
     host_autocasts: bool,
 ) -> list[Difference]:
     asks_for_missing = _asks_whether_there_is_cuda(before, names)
+    texts: dict[int, str] = {}
     found: list[Difference] = []
     worlds = [(CUDA, CUDA), (HOST, HOST), (CUDA, OTHER)]
     worlds += [(machine, machine) for machine in map(machine_with, kinds)]
@@ -98,7 +99,7 @@ def _differences(
         def case(choices: _Choices, first: World = first, second: World = second) -> tuple[Any, Any]:
             values = []
             for tree, world in ((before, first), (after, second)):
-                evaluator = _Evaluator(world, names, choices, asks_for_missing, host_autocasts)
+                evaluator = _Evaluator(world, names, choices, asks_for_missing, host_autocasts, texts)
                 try:
                     value = evaluator.value(tree)
                     values.append(evaluator.truth(value) if as_test else _renamed(value, world))
@@ -256,8 +257,12 @@ class _Evaluator:
     def _text(self, node: ast.AST) -> str:
         """The text of a part, with the names of a CUDA machine, so that it is the same before and after."""
         if id(node) not in self._texts:
-            old_names = _OldNames(_Evaluator(CUDA, self.names, self.choices, self.asks_for_missing))
-            self._texts[id(node)] = ast.unparse(old_names.visit(copy.deepcopy(node)))
+            old_names = _OldNames(_Evaluator(CUDA, self.names, _Choices({}), self.asks_for_missing))
+            if any(isinstance(part, ast.Call) and old_names.gives_name(part) for part in ast.walk(node)):
+                node_of_cuda = old_names.visit(copy.deepcopy(node))
+            else:
+                node_of_cuda = node
+            self._texts[id(node)] = ast.unparse(node_of_cuda)
         return self._texts[id(node)]
 
     def _constant(self, node: ast.Constant) -> Any:
@@ -546,11 +551,15 @@ class _OldNames(ast.NodeTransformer):
     def __init__(self, evaluator: _Evaluator) -> None:
         self._evaluator = evaluator
 
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        """A constant for a call that gives a name."""
+    def gives_name(self, node: ast.Call) -> bool:
+        """Whether a call is of a function that gives the name of a device or a backend."""
         owner = node.func.value if isinstance(node.func, ast.Attribute) else None
         asked = owner.func if isinstance(owner, ast.Call) else node.func
-        if _qualified(asked, self._evaluator.names) in _GIVE_NAMES:
+        return _qualified(asked, self._evaluator.names) in _GIVE_NAMES
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """A constant for a call that gives a name."""
+        if self.gives_name(node):
             value = self._evaluator.value(node)
             if isinstance(value, str):
                 return ast.Constant(value)
