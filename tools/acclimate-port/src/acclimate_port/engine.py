@@ -492,6 +492,14 @@ def _join_placements(file: SourceFile, decisions: _Decisions) -> None:
     for joined in sharing([set(functions) for _, functions in placed]):
         for one, other in _pairs(joined):
             decisions[tests[one]].beside.append(tests[other])
+    # The other tests of a function are about what these move: `if use_cuda: x = x.half()`.
+    moving: dict[cst.CSTNode | None, int] = {}
+    for index, (_, functions) in zip(tests, placed, strict=True):
+        moving |= dict.fromkeys(functions, index)
+    for index, (_, functions) in zip(tests, placed, strict=True):
+        function = file.tree.function(decisions[index].finding.node or file.tree.module)
+        if not functions and function in moving:
+            decisions[index].beside.append(moving[function])
 
 
 def _pairs(members: list[int]) -> list[tuple[int, int]]:

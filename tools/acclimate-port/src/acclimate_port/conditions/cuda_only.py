@@ -22,12 +22,19 @@ def reason_to_keep(file: SourceFile, test: cst.CSTNode) -> str:
     """Why a comparison with CUDA, or a test for it, must keep meaning CUDA; ``""`` if it need not."""
     if "version.cuda" in file.tree.source(whole_condition(file, test)):
         return "it tests the version of CUDA"
+    if asks_capability(file, test):
+        return "it tests CUDA's compute capability, which no other accelerator has"
     places = branches(file, test)
     if any(_imports_package_within(file, place) for place in places):
         return "its branch imports a package for NVIDIA GPUs"
     if any(_PROVIDER.search(file.tree.source(place)) for place in places):
         return "it controls the use of a package for NVIDIA GPUs"
     return ""
+
+
+def asks_capability(file: SourceFile, test: cst.CSTNode) -> bool:
+    """Whether a condition tests for CUDA and for its compute capability: it finds a kind of CUDA device."""
+    return "get_device_capability(" in file.tree.source(whole_condition(file, test))
 
 
 def _imports_package_within(file: SourceFile, place: Span) -> bool:

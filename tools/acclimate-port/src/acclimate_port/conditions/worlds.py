@@ -220,6 +220,7 @@ _COMPUTED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Gt: lambda a, b: a > b,
 }
 _COUNTS = (1, 2, 8)
+_NUMBERS = (1, 0, 2, 9)
 _DEVICE_FIELDS = {"is_cuda": "cuda", "is_cpu": "cpu", "is_mps": "mps", "is_xpu": "xpu"}
 _SAME_TEXT = {"lower", "strip", "casefold"}
 _AMP_OF_CUDA = {"autocast": 0, "GradScaler": 4}
@@ -353,6 +354,8 @@ class _Evaluator:
         if isinstance(left, _Unknown) and left.text.endswith(".type()"):
             named = right if isinstance(right, tuple) else (right,)
             result = any(self._is_class(left.text, str(name)) for name in named)
+        elif (numbers := self._numbers(left, kind, right)) is not None:
+            result = _COMPUTED[kind](*numbers)
         elif isinstance(left, _Unknown) or isinstance(right, _Unknown):
             texts = (self._named(left, left_node), self._named(right, right_node))
             result = self._is(f"{texts[0]} {kind.__name__} {texts[1]}")
@@ -362,6 +365,20 @@ class _Evaluator:
             except TypeError as error:
                 raise _RaisesError from error
         return result != (type(operator) in _OPPOSITES)
+
+    def _numbers(self, left: Any, kind: type[ast.cmpop], right: Any) -> tuple[int, int] | None:
+        """An unknown value and the number beside it, as two numbers: ``n <= device_count()``."""
+        sides = (left, right)
+        known = [side for side in sides if type(side) is int]
+        if len(known) != 1 or kind not in (ast.Lt, ast.Gt, ast.Eq):
+            return None
+        if not all(isinstance(side, _Unknown) or type(side) is int for side in sides):
+            return None
+        found = [
+            side if type(side) is int else _NUMBERS[self.choices.of(f"number {side.text}", len(_NUMBERS))]
+            for side in sides
+        ]
+        return found[0], found[1]
 
     def _is_class(self, tensor: str, name: str) -> bool:
         """Whether a tensor has a class such as ``"torch.cuda.HalfTensor"``, whose name holds the device."""
