@@ -267,3 +267,71 @@ def test_a_test_of_its_class_shows_that_a_value_is_a_tensor(body: str, target: s
 )
 def test_a_test_of_another_class_or_value_does_not(body: str, target: str) -> None:
     assert "x.cuda()" in port_text(program(body), Settings(target)).text
+
+
+# -- reasons ---------------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("assert flag <= torch.cuda.device_count()", "it is True and was False"),
+        ("if flag > torch.cuda.device_count():\n    raise ValueError", "it is False and was True"),
+        (
+            "if torch.cuda.get_device_capability()[0] < 6:\n    raise ValueError",
+            "only CUDA has a compute capability",
+        ),
+        ("return torch.cuda.get_device_capability() >= (8, 0)", "only CUDA has a compute capability"),
+        (
+            "return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 8",
+            "it tests CUDA's compute capability",
+        ),
+        (
+            'if device.type == "cuda" and torch.cuda.get_device_capability(0) < (7, 5):\n    return 1',
+            "it tests CUDA's compute capability",
+        ),
+        ("p = torch.cuda.get_device_properties(0)\nreturn p.major, p.name", "the property `major`"),
+        ("return torch.cuda.get_device_properties(0).multi_processor_count", "`multi_processor_count`"),
+        (
+            "with torch.cuda.amp.autocast(dtype=torch.float32):\n    pass",
+            "only CUDA autocasts to dtypes other",
+        ),
+        ("with torch.cuda.amp.autocast(dtype=other):\n    pass", "nothing shows the dtype"),
+        (
+            'with torch.autocast("cpu"):\n    with torch.cuda.amp.autocast(enabled=False):\n        pass',
+            "it turns that off on a host",
+        ),
+        (
+            "if torch.cuda.is_available() and flash_cuda(x):\n    return 1",
+            "it decides about `flash_cuda(…)`",
+        ),
+        (
+            "if not torch.cuda.is_available():\n    return x\nif device.type != 'cuda':\n    return y",
+            "it must be edited with line 7",
+        ),
+        (
+            "if torch.cuda.is_available():\n    x = x.cuda()\nif torch.cuda.is_available():\n    x = x.half()",
+            "line 6",
+        ),
+        ("return (x.is_cuda and flag) if not torch.cuda.is_available() else 1", "may not be a tensor"),
+    ],
+)
+def test_the_reason_of_an_edit_names_its_cause(body: str, said: str, target: str) -> None:
+    unsafe = check(program(body), target)
+    found = reasons(unsafe)
+    assert said in found, found
+    assert "package for NVIDIA" not in found
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "body",
+    ["if flag <= torch.cuda.device_count():\n    return 1", "return torch.cuda.device_count() >= flag"],
+)
+def test_a_count_that_is_compared_with_a_number_of_the_program_is_none_on_a_host(
+    body: str, target: str
+) -> None:
+    unsafe = check(program(body), target, changed=True)
+    assert not reasons(unsafe)
+    assert not differing(program(body), unsafe.text)

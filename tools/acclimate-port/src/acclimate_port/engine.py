@@ -58,7 +58,6 @@ _HINTS = re.compile(
 """A file without any of these has nothing to port; a quick test that needs no syntax tree."""
 
 _TORCH = re.compile(rb"torch|nccl|cuda|deepspeed", re.I)
-_DEVICE_TEXT = re.compile(r"""\(?[rf]*['"]+cuda(:|['"])""", re.IGNORECASE)
 _IGNORE = re.compile(r"#\s*acclimate:\s*ignore(?:\[([^\]]*)\])?")
 
 
@@ -165,16 +164,35 @@ def may_concern(source: bytes) -> bool:
     return bool(_HINTS.search(source)) and bool(_TORCH.search(source))
 
 
+_MOST_RUNS = 4
+
+
 def port_text(
     text: str, settings: Settings, is_build_script: bool = False, is_package_init: bool = False
 ) -> Ported:
-    """Ports one file's text.
+    """Ports one file's text, until another run would change nothing.
 
     Raises:
         libcst.ParserSyntaxError: it is not Python 3.
     """
+    ported = Ported(text)
+    for run in range(_MOST_RUNS):
+        following, may_go_on = _port_once(ported.text, settings, is_build_script, is_package_init)
+        if run and following.text == ported.text:
+            break
+        sites = following.sites if not run else _joined(ported.sites, following.sites)
+        ported = Ported(following.text, sites)
+        if not may_go_on:
+            break
+    return ported
+
+
+def _port_once(
+    text: str, settings: Settings, is_build_script: bool, is_package_init: bool
+) -> tuple[Ported, bool]:
+    """One run over a text, and whether another one may convert what this one left."""
     if not may_concern(text.encode()):
-        return Ported(text)
+        return Ported(text), False
     file = SourceFile(
         text, settings.target, is_build_script, is_package_init, settings.survey, settings.compiles_all
     )
@@ -188,11 +206,29 @@ def port_text(
     )
     sites = tuple(_site(file, site) for site in shown)
     if not edits:
-        return Ported(text, sites)
-    edits = [*_named(file, edits), *_head(file, applied)]
+        return Ported(text, sites), False
+    # At one offset, new imports and functions come before a name for the accelerator and the first statement.
+    edits = [*_head(file, applied), *_named(file, edits)]
     result = render(file.tree.bytes, edits).decode()
     _parse_again(result)
-    return Ported(result, sites)
+    left = (one for one in shown if one.finding.outcome is Outcome.CONVERT and one.status is Status.LEFT)
+    return Ported(result, sites), next(left, None) is not None
+
+
+def _joined(before: tuple[Site, ...], after: tuple[Site, ...]) -> tuple[Site, ...]:
+    """The sites of one run, those that it left as the next one found them."""
+    later = {(site.code, site.text): site for site in after}
+    found: list[Site] = []
+    for site in before:
+        if site.status is Status.LEFT:
+            now = later.get((site.code, site.text))
+            status = Status.CONVERTED if now is None else now.status
+            if status is not Status.LEFT:
+                safe = now is None or now.safe
+                found.append(dataclasses.replace(site, status=status, safe=safe))
+                continue
+        found.append(site)
+    return tuple(found)
 
 
 def _parse_again(text: str) -> None:
@@ -218,24 +254,31 @@ def _find(file: SourceFile, settings: Settings) -> list[Finding]:
         if settings.target in rule.targets:
             for kind in rule.nodes:
                 by_type[kind].append(rule)
-    claimed: set[cst.CSTNode] = set()
+    claimed: set[int] = set()
     findings: list[Finding] = []
     for node in file.tree.nodes:
-        if type(node) not in by_type or node in claimed:
+        if type(node) not in by_type or id(node) in claimed:
+            continue
+        if isinstance(node, (cst.Name, cst.Attribute)) and not _may_be_cudas(file, node):
             continue
         for rule in by_type[type(node)]:
             finding = rule.check(file, node)
             if finding is None:
                 continue
             for claim in finding.claims:
-                claimed.add(claim)
+                claimed.add(id(claim))
                 _claim_chain(claim, claimed)
             findings.append(_without_vendor_code(file, finding))
             break
     return sorted(findings, key=lambda finding: finding.place.start)
 
 
-def _claim_chain(node: cst.CSTNode, claimed: set[cst.CSTNode]) -> None:
+def _may_be_cudas(file: SourceFile, node: cst.Name | cst.Attribute) -> bool:
+    """Whether any rule has a finding for a name or an attribute; a quick test before each of them looks."""
+    return (isinstance(node, cst.Attribute) and node.attr.value == "is_cuda") or file.tree.may_be_torchs(node)
+
+
+def _claim_chain(node: cst.CSTNode, claimed: set[int]) -> None:
     """Claims the prefixes of a claimed chain of attributes: ``torch.cuda`` of ``torch.cuda.Stream``."""
     at = node
     while isinstance(at, cst.Attribute):
@@ -243,7 +286,7 @@ def _claim_chain(node: cst.CSTNode, claimed: set[cst.CSTNode]) -> None:
             return
         at = at.value
         if isinstance(at, (cst.Name, cst.Attribute)):
-            claimed.add(at)
+            claimed.add(id(at))
 
 
 def _without_vendor_code(file: SourceFile, finding: Finding) -> Finding:
@@ -449,6 +492,14 @@ def _join_placements(file: SourceFile, decisions: _Decisions) -> None:
     for joined in sharing([set(functions) for _, functions in placed]):
         for one, other in _pairs(joined):
             decisions[tests[one]].beside.append(tests[other])
+    # The other tests of a function are about what these move: `if use_cuda: x = x.half()`.
+    moving: dict[cst.CSTNode | None, int] = {}
+    for index, (_, functions) in zip(tests, placed, strict=True):
+        moving |= dict.fromkeys(functions, index)
+    for index, (_, functions) in zip(tests, placed, strict=True):
+        function = file.tree.function(decisions[index].finding.node or file.tree.module)
+        if not functions and function in moving:
+            decisions[index].beside.append(moving[function])
 
 
 def _pairs(members: list[int]) -> list[tuple[int, int]]:
@@ -490,17 +541,13 @@ def _keeps_device(file: SourceFile, body: Span, decisions: _Decisions) -> bool:
 def _holds_unknown_device(file: SourceFile, body: Span, decisions: _Decisions) -> bool:
     """Whether a branch has a string that no rule converts, such as ``f"cuda:{a}{b}"``."""
     found = [decisions[index].finding.place for index in decisions.within(body)]
-    for kind in (cst.FormattedString, cst.ConcatenatedString):
-        for node in file.tree.of_type(kind):
-            place = file.span(node)
-            if not (body.start <= place.start and place.end <= body.end):
-                continue
-            known = any(
-                span.start <= place.start < span.end or place.start <= span.start < place.end
-                for span in found
-            )
-            if not known and _DEVICE_TEXT.match(file.tree.source(node)):
-                return True
+    for place in file.device_texts:
+        if not (body.start <= place.start and place.end <= body.end):
+            continue
+        if not any(
+            span.start <= place.start < span.end or place.start <= span.start < place.end for span in found
+        ):
+            return True
     return False
 
 
@@ -583,12 +630,13 @@ def _follow(file: SourceFile, decision: _Decision, need: _Decision) -> bool:
     if decision.status is not Status.CONVERTED:
         return False
     root = need.root
-    line = file.tree.line(root.finding.place.start)
     if need.status is Status.LEFT:
+        line = file.tree.line(root.finding.place.start)
         decision.status, decision.cause = Status.LEFT, root
         decision.reason = f"line {line}, which must be edited with it, stays as it is"
         return True
     if decision.safe and not need.safe:
+        line = file.tree.line(root.finding.place.start)
         decision.safe, decision.cause = False, root
         decision.reason = f"it must be edited with line {line}: {root.reason}"
         return True
@@ -627,7 +675,7 @@ def _leave_overlapping(file: SourceFile, decisions: list[_Decision]) -> None:
         elif clash([*near, *decision.finding.edits]):
             decision.status, decision.reason = (
                 Status.LEFT,
-                "it overlaps another edit; run acclimate port again",
+                "it overlaps another edit",
             )
         else:
             for edit in decision.finding.edits:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Hashable
 from functools import cached_property
+from typing import Any
 
 import libcst as cst
 
@@ -21,6 +23,7 @@ from acclimate_port.source.vendors import kinds_in
 
 _BUILD_MODULES = ("setuptools", "distutils.core", "distutils")
 _DEVICE_IN_TEXT = re.compile(r"device[\"'\\]*\s*[=:]\s*[\"'\\]*cuda")
+_DEVICE_TEXT = re.compile(r"""\(?[rf]*['"]+cuda(:|['"])""", re.IGNORECASE)
 _HOME_OF_ACCELERATOR = {
     "acclimate.get_accelerator": False,
     "deepspeed.accelerator.get_accelerator": True,
@@ -61,6 +64,10 @@ class SourceFile:
         self.vendor_code = VendorCode(self.tree)
         self.goes_to_device: dict[cst.CSTNode, bool] = {}
         """Results of ``dataflow/sinks.py`` for the values that it followed."""
+        self.tests_in_blocks: dict[int, list[tuple[cst.CSTNode, bool]]] = {}
+        """Results of ``conditions/class_tests.py`` for the blocks that it read."""
+        self.compared: dict[Hashable, list[Any] | None] = {}
+        """Results of ``conditions/proofs.py`` for the texts that it compared; ``None``: too complex."""
         self.is_build_script = is_build_script
         self.is_package_init = is_package_init
         self.torch = self._module_name("torch") or "torch"
@@ -173,6 +180,23 @@ class SourceFile:
         for node in self.tree.of_type(cst.Attribute):
             found[node.attr.value].append(node)
         return found
+
+    @cached_property
+    def device_texts(self) -> list[Span]:
+        """Where strings of several parts begin with the name of a CUDA device: ``f"cuda:{a}{b}"``."""
+        strings: list[cst.CSTNode] = [*self.tree.of_type(cst.FormattedString)]
+        strings += self.tree.of_type(cst.ConcatenatedString)
+        return [self.span(node) for node in strings if _DEVICE_TEXT.match(self.tree.source(node))]
+
+    @cached_property
+    def loads(self) -> list[cst.Call]:
+        """The calls that load a checkpoint."""
+        return [
+            call
+            for call in self.tree.of_type(cst.Call)
+            if called_name(call) == "load_state_dict_from_url"
+            or self.tree.qualified(call.func) == "torch.load"
+        ]
 
     @cached_property
     def exported(self) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import libcst as cst
 
 from acclimate_port.conditions.branches import uses_of_result, where_true
-from acclimate_port.source.tree import called_name, keyword, position, walk
+from acclimate_port.source.tree import keyword, position, walk
 from acclimate_port.source_file import SourceFile
 
 
@@ -14,11 +14,10 @@ def decides_location(file: SourceFile, test: cst.CSTNode) -> bool:
 
     ``map_location=None if use_cuda else "cpu"``, or ``torch.load(path)`` in a branch.
     """
-    loads = [node for node in file.tree.of_type(cst.Call) if _loads(file, node)]
-    if not loads:
+    if not file.loads:
         return False
     places = where_true(file, test)
-    for call in loads:
+    for call in file.loads:
         span = file.span(call)
         given = keyword(call, "map_location")
         if given is None and len(call.args) < 2:
@@ -27,10 +26,6 @@ def decides_location(file: SourceFile, test: cst.CSTNode) -> bool:
         elif _chooses_none(file, call, {test, *uses_of_result(file, test)}):
             return True
     return False
-
-
-def _loads(file: SourceFile, call: cst.Call) -> bool:
-    return file.tree.qualified(call.func) == "torch.load" or called_name(call) == "load_state_dict_from_url"
 
 
 def _chooses_none(file: SourceFile, call: cst.Call, tests: set[cst.CSTNode]) -> bool:

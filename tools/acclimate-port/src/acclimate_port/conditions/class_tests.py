@@ -46,24 +46,32 @@ def _known_tests(file: SourceFile, node: cst.CSTNode) -> Iterator[tuple[cst.CSTN
         elif isinstance(around, cst.MatchCase) and below is around.body:
             yield around, True
         elif isinstance(around, (cst.IndentedBlock, cst.Module)):
-            yield from _before(around, below)
+            yield from _before(file, around, below)
         elif isinstance(around, (cst.FunctionDef, cst.ClassDef)):
             return
         below = around
 
 
 def _before(
-    block: cst.IndentedBlock | cst.Module, statement: cst.CSTNode
+    file: SourceFile, block: cst.IndentedBlock | cst.Module, statement: cst.CSTNode
 ) -> Iterator[tuple[cst.CSTNode, bool]]:
     """The tests that earlier statements leave known: ``if not isinstance(x, Tensor): return x``."""
-    for earlier in block.body:
-        if earlier is statement:
+    known = file.tests_in_blocks
+    if id(block) not in known:
+        known[id(block)] = [found for earlier in block.body for found in _left_known(earlier)]
+    end = file.span(statement).start
+    for test, positive in known[id(block)]:
+        if file.span(test).start >= end:
             return
-        if isinstance(earlier, cst.If) and earlier.orelse is None and leaves(earlier.body):
-            yield earlier.test, False
-        for small in earlier.body if isinstance(earlier, cst.SimpleStatementLine) else ():
-            if isinstance(small, cst.Assert):
-                yield small.test, True
+        yield test, positive
+
+
+def _left_known(statement: cst.CSTNode) -> Iterator[tuple[cst.CSTNode, bool]]:
+    if isinstance(statement, cst.If) and statement.orelse is None and leaves(statement.body):
+        yield statement.test, False
+    for small in statement.body if isinstance(statement, cst.SimpleStatementLine) else ():
+        if isinstance(small, cst.Assert):
+            yield small.test, True
 
 
 def _shows(file: SourceFile, test: cst.CSTNode, text: str, positive: bool, depth: int) -> bool:

@@ -9,7 +9,7 @@ import libcst as cst
 from acclimate_port.conditions.branches import branches
 from acclimate_port.conditions.statements import whole_condition
 from acclimate_port.source.cuda_packages import KERNEL_PACKAGES, PACKAGE_IN_TEXT
-from acclimate_port.source.tree import Span, parts_of_imported_names
+from acclimate_port.source.tree import Span, parts_of_imported_names, string_value, walk
 from acclimate_port.source.vendors import FLAG_WORDS
 from acclimate_port.source_file import SourceFile
 
@@ -22,12 +22,19 @@ def reason_to_keep(file: SourceFile, test: cst.CSTNode) -> str:
     """Why a comparison with CUDA, or a test for it, must keep meaning CUDA; ``""`` if it need not."""
     if "version.cuda" in file.tree.source(whole_condition(file, test)):
         return "it tests the version of CUDA"
+    if asks_capability(file, test):
+        return "it tests CUDA's compute capability, which no other accelerator has"
     places = branches(file, test)
     if any(_imports_package_within(file, place) for place in places):
         return "its branch imports a package for NVIDIA GPUs"
     if any(_PROVIDER.search(file.tree.source(place)) for place in places):
         return "it controls the use of a package for NVIDIA GPUs"
     return ""
+
+
+def asks_capability(file: SourceFile, test: cst.CSTNode) -> bool:
+    """Whether a condition tests for CUDA and for its compute capability: it finds a kind of CUDA device."""
+    return "get_device_capability(" in file.tree.source(whole_condition(file, test))
 
 
 def _imports_package_within(file: SourceFile, place: Span) -> bool:
@@ -112,7 +119,8 @@ def _chooses_package(file: SourceFile, question: cst.CSTNode) -> bool:
     for around in file.tree.ancestors(question):
         if isinstance(around, cst.IfExp):
             sides = (around.body, around.orelse)
-            texts = " ".join(file.tree.source(side) for side in sides if below is around.test)
+            strings = (string_value(node) for side in sides for node in walk(side) if below is around.test)
+            texts = " ".join(text for text in strings if text)
             return _PACKAGE.search(texts) is not None and "device" not in texts
         if isinstance(around, cst.Assert):
             return around.msg is not None and PACKAGE_IN_TEXT.search(file.tree.source(around.msg)) is not None

@@ -61,7 +61,9 @@ def asks_for_several(file: SourceFile, count: cst.CSTNode) -> tuple[cst.CSTNode,
     around = file.tree.parent(count)
     if not isinstance(around, cst.Comparison) or len(around.comparisons) != 1 or around.left is not count:
         return None
-    operator = around.comparisons[0].operator
+    operator, limit = around.comparisons[0].operator, around.comparisons[0].comparator
+    if not isinstance(limit, cst.Integer) or limit.value == "0":
+        return None
     if isinstance(operator, (cst.GreaterThan, cst.GreaterThanEqual)):
         return around, True
     return (around, False) if isinstance(operator, (cst.LessThan, cst.LessThanEqual)) else None

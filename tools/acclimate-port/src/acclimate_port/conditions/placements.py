@@ -6,6 +6,7 @@ A model that stays on the CPU and a batch that moves meet in an error, and so do
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
@@ -49,11 +50,10 @@ class Placements:
 
     def within(self, places: list[Span]) -> Placed:
         """The objects that are moved or wrapped in some ranges, and the functions that do so."""
-        found = [
-            one
-            for one in self._calls
-            if any(place.start <= one.place.start and one.place.end <= place.end for place in places)
-        ]
+        found: list[_Placement] = []
+        for place in places:
+            first, last = bisect_left(self._starts, place.start), bisect_left(self._starts, place.end)
+            found += [one for one in self._calls[first:last] if one.place.end <= place.end]
         return _together(found)
 
     def on(self, holders: list[str]) -> Placed:
@@ -63,7 +63,12 @@ class Placements:
 
     @cached_property
     def _calls(self) -> list[_Placement]:
-        return [placement for call in self._file.tree.of_type(cst.Call) for placement in self._of(call)]
+        found = [placement for call in self._file.tree.of_type(cst.Call) for placement in self._of(call)]
+        return sorted(found, key=lambda placement: placement.place.start)
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [placement.place.start for placement in self._calls]
 
     def _of(self, call: cst.Call) -> Iterator[_Placement]:
         name = called_name(call)

@@ -135,12 +135,19 @@ class Proof:
         }
         names |= self._file.names_of_new_code
         kinds = self._file.other_kinds if as_test else tuple(kinds_in(old))
-        try:
-            return differences(
-                old, new, names, as_test=as_test, kinds=kinds, host_autocasts=self._file.autocasts_on_host
-            )
-        except SyntaxError:  # this Python is older than the file
-            raise TooComplexError from None
+        key = (old, new, as_test, kinds, frozenset(names.items()))
+        known = self._file.compared
+        if key not in known:
+            try:
+                known[key] = differences(
+                    old, new, names, as_test=as_test, kinds=kinds, host_autocasts=self._file.autocasts_on_host
+                )
+            except (SyntaxError, TooComplexError):  # an older Python than the file's cannot parse it
+                known[key] = None
+        found = known[key]
+        if found is None:
+            raise TooComplexError
+        return list(found)
 
 
 def verdict(

@@ -91,6 +91,7 @@ def _differences(
     host_autocasts: bool,
 ) -> list[Difference]:
     asks_for_missing = _asks_whether_there_is_cuda(before, names)
+    texts: dict[int, str] = {}
     found: list[Difference] = []
     worlds = [(CUDA, CUDA), (HOST, HOST), (CUDA, OTHER)]
     worlds += [(machine, machine) for machine in map(machine_with, kinds)]
@@ -99,7 +100,7 @@ def _differences(
         def case(choices: _Choices, first: World = first, second: World = second) -> tuple[Any, Any]:
             values = []
             for tree, world in ((before, first), (after, second)):
-                evaluator = _Evaluator(world, names, choices, asks_for_missing, host_autocasts)
+                evaluator = _Evaluator(world, names, choices, asks_for_missing, host_autocasts, texts)
                 try:
                     value = evaluator.value(tree)
                     values.append(evaluator.truth(value) if as_test else _renamed(value, world))
@@ -220,6 +221,7 @@ _COMPUTED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Gt: lambda a, b: a > b,
 }
 _COUNTS = (1, 2, 8)
+_NUMBERS = (1, 0, 2, 9)
 _DEVICE_FIELDS = {"is_cuda": "cuda", "is_cpu": "cpu", "is_mps": "mps", "is_xpu": "xpu"}
 _SAME_TEXT = {"lower", "strip", "casefold"}
 _AMP_OF_CUDA = {"autocast": 0, "GradScaler": 4}
@@ -257,8 +259,12 @@ class _Evaluator:
     def _text(self, node: ast.AST) -> str:
         """The text of a part, with the names of a CUDA machine, so that it is the same before and after."""
         if id(node) not in self._texts:
-            old_names = _OldNames(_Evaluator(CUDA, self.names, self.choices, self.asks_for_missing))
-            self._texts[id(node)] = ast.unparse(old_names.visit(copy.deepcopy(node)))
+            old_names = _OldNames(_Evaluator(CUDA, self.names, _Choices({}), self.asks_for_missing))
+            if any(isinstance(part, ast.Call) and old_names.gives_name(part) for part in ast.walk(node)):
+                node_of_cuda = old_names.visit(copy.deepcopy(node))
+            else:
+                node_of_cuda = node
+            self._texts[id(node)] = ast.unparse(node_of_cuda)
         return self._texts[id(node)]
 
     def _constant(self, node: ast.Constant) -> Any:
@@ -349,6 +355,8 @@ class _Evaluator:
         if isinstance(left, _Unknown) and left.text.endswith(".type()"):
             named = right if isinstance(right, tuple) else (right,)
             result = any(self._is_class(left.text, str(name)) for name in named)
+        elif (numbers := self._numbers(left, kind, right)) is not None:
+            result = _COMPUTED[kind](*numbers)
         elif isinstance(left, _Unknown) or isinstance(right, _Unknown):
             texts = (self._named(left, left_node), self._named(right, right_node))
             result = self._is(f"{texts[0]} {kind.__name__} {texts[1]}")
@@ -358,6 +366,20 @@ class _Evaluator:
             except TypeError as error:
                 raise _RaisesError from error
         return result != (type(operator) in _OPPOSITES)
+
+    def _numbers(self, left: Any, kind: type[ast.cmpop], right: Any) -> tuple[int, int] | None:
+        """An unknown value and the number beside it, as two numbers: ``n <= device_count()``."""
+        sides = (left, right)
+        known = [side for side in sides if type(side) is int]
+        if len(known) != 1 or kind not in (ast.Lt, ast.Gt, ast.Eq):
+            return None
+        if not all(isinstance(side, _Unknown) or type(side) is int for side in sides):
+            return None
+        found = [
+            side if type(side) is int else _NUMBERS[self.choices.of(f"number {side.text}", len(_NUMBERS))]
+            for side in sides
+        ]
+        return found[0], found[1]
 
     def _is_class(self, tensor: str, name: str) -> bool:
         """Whether a tensor has a class such as ``"torch.cuda.HalfTensor"``, whose name holds the device."""
@@ -547,11 +569,15 @@ class _OldNames(ast.NodeTransformer):
     def __init__(self, evaluator: _Evaluator) -> None:
         self._evaluator = evaluator
 
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        """A constant for a call that gives a name."""
+    def gives_name(self, node: ast.Call) -> bool:
+        """Whether a call is of a function that gives the name of a device or a backend."""
         owner = node.func.value if isinstance(node.func, ast.Attribute) else None
         asked = owner.func if isinstance(owner, ast.Call) else node.func
-        if _qualified(asked, self._evaluator.names) in _GIVE_NAMES:
+        return _qualified(asked, self._evaluator.names) in _GIVE_NAMES
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """A constant for a call that gives a name."""
+        if self.gives_name(node):
             value = self._evaluator.value(node)
             if isinstance(value, str):
                 return ast.Constant(value)

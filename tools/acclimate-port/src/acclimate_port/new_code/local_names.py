@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 
 import libcst as cst
@@ -30,9 +31,9 @@ def with_local_names(tree: Tree, edits: list[Edit], call: str, names: tuple[str,
     if name is None or _CHANGES_DEVICES in tree.text:
         return edits
     by_function: dict[cst.FunctionDef | None, list[Edit]] = defaultdict(list)
-    for edit in edits:
-        if any(isinstance(part, str) and call in part for part in edit.parts):
-            by_function[_function_at(tree, edit)].append(edit)
+    asking = [edit for edit in edits if any(isinstance(part, str) and call in part for part in edit.parts)]
+    for edit, function in zip(asking, _innermost(tree, asking), strict=True):
+        by_function[function].append(edit)
     changed: dict[Edit, Edit] = {}
     added: list[Edit] = []
     for function, own in by_function.items():
@@ -51,14 +52,19 @@ def with_local_names(tree: Tree, edits: list[Edit], call: str, names: tuple[str,
     return [*added, *(changed.get(edit, edit) for edit in edits)]
 
 
-def _function_at(tree: Tree, edit: Edit) -> cst.FunctionDef | None:
-    """The innermost function whose body contains an edit."""
-    found: tuple[Span, cst.FunctionDef] | None = None
-    for node in tree.of_type(cst.FunctionDef):
-        place = tree.span(node.body)
-        if _holds(place, edit) and (found is None or place.start > found[0].start):
-            found = place, node
-    return found[1] if found is not None else None
+def _innermost(tree: Tree, edits: list[Edit]) -> list[cst.FunctionDef | None]:
+    """The innermost function whose body contains each edit."""
+    functions = sorted(tree.of_type(cst.FunctionDef), key=lambda node: tree.span(node.body).start)
+    starts = [tree.span(node.body).start for node in functions]
+    found: list[cst.FunctionDef | None] = []
+    for edit in edits:
+        index = bisect_right(starts, edit.start) - 1
+        # Any function around the edit is the last one that starts before it, or is around that one.
+        at: cst.CSTNode | None = functions[index] if index >= 0 else None
+        while at is not None and not (isinstance(at, cst.FunctionDef) and _holds(tree.span(at.body), edit)):
+            at = tree.function(at)
+        found.append(at)
+    return found
 
 
 def _holds(place: Span, edit: Edit) -> bool:

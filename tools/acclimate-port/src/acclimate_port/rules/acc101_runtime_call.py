@@ -20,6 +20,8 @@ from acclimate_port.conditions.host_answers import (
     other_kinds,
 )
 from acclimate_port.conditions.mps_streams import needs_streams
+from acclimate_port.conditions.proofs import names_cuda
+from acclimate_port.conditions.statements import whole_condition
 from acclimate_port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate_port.new_code.edits import Edit, Part, insert, replace
 from acclimate_port.new_code.targets import AcclimateTarget, Missing, Spelling, TorchTarget
@@ -204,6 +206,9 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         if name == "device" and (chosen := _device_that_is_set(file, node)) is not None:
             return self.becomes(file, node, file.span(chosen), claims=claims)
         finding = self._call(file, node, name, claims)
+        own = _own_property(file, node) if name == "get_device_properties" else ""
+        if own and finding.edits and finding.safe:
+            finding.safe, finding.reason = False, f"only CUDA's devices have the property `{own}`"
         if name == "is_available" and finding.edits and finding.safe and decides_location(file, node):
             reason = "a checkpoint saved on CUDA is loaded to CUDA unless `map_location` names the device"
             finding.safe, finding.reason = False, reason
@@ -212,6 +217,8 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
     def _call(self, file: SourceFile, node: cst.Call, name: str, claims: tuple[cst.CSTNode, ...]) -> Finding:
         stays = reason_to_keep(file, node) if name == "is_available" else ""
         stays = stays or chooses_for_library(file, node) or ""
+        if name == "get_device_capability" and (tested := _beside_test(file, node)) is not None:
+            stays = reason_to_keep(file, tested)
         if not stays and name in ("is_available", "device_count") and is_flag_beside_others(file, node):
             stays = "the program has another flag for other devices beside it"
         if stays:
@@ -367,6 +374,28 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
                     return None
                 edits.append(replace(file.span(argument.keyword), "device_index"))
         return edits
+
+
+def _beside_test(file: SourceFile, call: cst.Call) -> cst.CSTNode | None:
+    """The comparison of a compute capability that another test for CUDA stands beside, with ``and`` or ``or``."""
+    for around in file.tree.ancestors(call):
+        if isinstance(around, cst.Comparison):
+            whole = whole_condition(file, around)
+            asks = "is_available(" in file.tree.source(whole) or names_cuda(whole)
+            return around if asks else None
+        if not isinstance(around, (cst.Subscript, cst.ComparisonTarget)):
+            return None
+    return None
+
+
+def _own_property(file: SourceFile, call: cst.Call) -> str:
+    """A property that only CUDA's devices have and that is read from a call's result; ``""`` if none is."""
+    assigned = file.tree.parent(call)
+    target = assigned.targets[0].target if isinstance(assigned, cst.Assign) else None
+    holders = [call, *(file.tree.reads(target) if isinstance(target, (cst.Name, cst.Attribute)) else ())]
+    read = [file.tree.parent(holder) for holder in holders]
+    names = [asked.attr.value for asked in read if isinstance(asked, cst.Attribute)]
+    return next((name for name in names if name not in _ON_EVERY_DEVICE), "")
 
 
 def _gives_handle(file: SourceFile, call: cst.Call) -> bool:

@@ -187,4 +187,4 @@ A class that defines a method `cuda` keeps it. Calls of that method stay too, on
         if file.target.name == "torch" and may_be_none(file, value):
             parts = (f"{file.target.device_type} if {file.tree.source(value)} is None else ", *parts)
         edit = replace(place, *parts)
-        return self.convert(file, node, method, edit, unsafe=unsafe or reason, claims=(function, value))
+        return self.convert(file, node, method, edit, unsafe=unsafe or reason, claims=(function,))

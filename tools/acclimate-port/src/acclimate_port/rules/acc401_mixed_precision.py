@@ -192,6 +192,7 @@ then."""
 
 
 WITHIN_HOSTS = "on a host it reads or changes the autocast of the CPU, which the program turns on elsewhere"
+_TURNS_OFF_HOSTS = "inside an autocast of the CPU, which the program uses, it turns that off on a host"
 _OTHER_DTYPES = (
     "only CUDA autocasts to dtypes other than float16 and bfloat16; elsewhere autocast turns itself off"
 )
@@ -211,11 +212,11 @@ def _off_on_host(file: SourceFile, call: cst.Call, plain: str, index: int | None
     given = keyword(call, "enabled")
     if given is None and index is not None and len(listed) > index:
         given = listed[index]
-    if plain == "autocast" and dotted(given.value if given is not None else None) != "False":
-        unsafe = _unsafe_dtype(file, call) or unsafe
     is_guarded = file.is_guarded(call)
     if plain != "GradScaler" and file.autocasts_on_host and not is_guarded:
-        unsafe = WITHIN_HOSTS
+        unsafe = _TURNS_OFF_HOSTS if plain == "autocast" else WITHIN_HOSTS
+    if plain == "autocast" and dotted(given.value if given is not None else None) != "False":
+        unsafe = _unsafe_dtype(file, call) or unsafe
     if index is None or is_guarded:
         return [], unsafe
     if given is not None:

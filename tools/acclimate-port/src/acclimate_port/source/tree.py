@@ -43,7 +43,7 @@ class _Scopes(ScopeVisitor):
     It visits the tree without libcst's own traversal, which makes a copy of each node and then drops it.
     """
 
-    def __init__(self, module: cst.Module, bound: set[cst.CSTNode]) -> None:
+    def __init__(self, module: cst.Module, bound: set[int]) -> None:
         bindings = _Bindings(bound)
         super().__init__(bindings)
         self.found = bindings.found
@@ -68,7 +68,7 @@ class _Scopes(ScopeVisitor):
     def on_leave(self, original_node: cst.CSTNode) -> None:
         """Keeps a node's scope."""
         kind = type(original_node)
-        self.found[original_node] = self.scope
+        self.found[id(original_node)] = self.scope
         if kind in _BIND:
             self.scope._assignment_count += 1
         leave = self._leaves[kind]
@@ -79,18 +79,18 @@ class _Scopes(ScopeVisitor):
 class _Bindings(ScopeProvider):
     """Tells which names are bound, the only metadata that libcst's visitor asks for."""
 
-    def __init__(self, bound: set[cst.CSTNode]) -> None:
+    def __init__(self, bound: set[int]) -> None:
         super().__init__()
         self._bound = bound
-        self.found: dict[cst.CSTNode, Scope | None] = {}
+        self.found: dict[int, Scope | None] = {}
 
     def get_metadata(self, key: Any, node: cst.CSTNode, default: Any = None) -> Any:
         """Whether a name is bound or read."""
-        return ExpressionContext.STORE if node in self._bound else ExpressionContext.LOAD
+        return ExpressionContext.STORE if id(node) in self._bound else ExpressionContext.LOAD
 
     def set_metadata(self, node: cst.CSTNode, value: Any) -> None:
         """Keeps the scope of a node."""
-        self.found[node] = value
+        self.found[id(node)] = value
 
 
 _BIND = {
@@ -110,7 +110,8 @@ class _Spans(SpanProvidingCodegenState):
 
     def __init__(self, module: cst.Module) -> None:
         super().__init__(module.default_indent, module.default_newline, ByteSpanPositionProvider())
-        self.found: dict[cst.CSTNode, Span] = {}
+        self.found: dict[int, Span] = {}
+        """By the identity of the node: the hash of a node is a Python function, which takes longer."""
         self._starts: list[int] = []
         self.tokens.append("")  # an empty file is the only one without
         module._codegen(self)
@@ -134,8 +135,8 @@ class _Spans(SpanProvidingCodegenState):
     def after_codegen(self, node: cst.CSTNode) -> None:
         """Keeps the bytes of a node that does not say where its own syntax starts."""
         start = self._starts.pop()
-        if node not in self.found:
-            self.found[node] = Span(start, self.position)
+        if id(node) not in self.found:
+            self.found[id(node)] = Span(start, self.position)
 
     def record_syntactic_position(  # type: ignore[override]
         self, node: cst.CSTNode, *, start_node: cst.CSTNode | None = None, end_node: cst.CSTNode | None = None
@@ -160,9 +161,9 @@ class _Position:
 
     def __exit__(self, *_: object) -> None:
         found = self._spans.found
-        start = self._start if self._first is None else found[self._first].start
-        end = self._spans.position if self._last is None else found[self._last].end
-        found[self._node] = Span(start, end)
+        start = self._start if self._first is None else found[id(self._first)].start
+        end = self._spans.position if self._last is None else found[id(self._last)].end
+        found[id(self._node)] = Span(start, end)
 
 
 class Tree:
@@ -180,40 +181,44 @@ class Tree:
         self.bytes = text.encode()
         self.module = cst.parse_module(text)
         self._spans = _Spans(self.module).found
-        self._parents: dict[cst.CSTNode, cst.CSTNode] = {}
+        self._parents: dict[int, cst.CSTNode] = {}
         self.nodes: list[cst.CSTNode] = []
         self._of_type: dict[type, list[cst.CSTNode]] = defaultdict(list)
-        for node in walk(self.module):
+        waiting: list[cst.CSTNode] = [self.module]
+        while waiting:
+            node = waiting.pop()
             self.nodes.append(node)
             self._of_type[type(node)].append(node)
-            for below in _child_nodes(node):
-                self._parents[below] = node
+            children = _child_nodes(node)
+            waiting += children
+            for below in children:
+                self._parents[id(below)] = node
         self._scopes = _Scopes(self.module, self._bound()).found
         self.line_starts = [0, *(found.end() for found in _LINE_END.finditer(self.bytes))]
         self.newline = self.module.default_newline
         self.indent = self.module.default_indent
-        self._qualified: dict[cst.CSTNode, str | None] = {}
+        self._qualified: dict[int, str | None] = {}
         self._imported = {"torch", "os"}
         for node in self.of_type(cst.ImportAlias):
             self._imported.add((node.evaluated_alias or node.evaluated_name).partition(".")[0])
 
-    def _bound(self) -> set[cst.CSTNode]:
+    def _bound(self) -> set[int]:
         """The names that an assignment, a loop or an ``as`` binds."""
         waiting = [getattr(node, name) for kind, name in _TARGETS for node in self.of_type(kind)]
-        found: set[cst.CSTNode] = set()
+        found: set[int] = set()
         while waiting:
             target = waiting.pop()
             if isinstance(target, (cst.Tuple, cst.List)):
                 waiting += [element.value for element in target.elements]
             elif isinstance(target, cst.Name):
-                found.add(target)
+                found.add(id(target))
         return found
 
     # -- positions -----------------------------------------------------------------------------------
 
     def span(self, node: cst.CSTNode) -> Span:
         """The bytes of a node, with the parentheses around it."""
-        return self._spans[node]
+        return self._spans[id(node)]
 
     def source(self, node: cst.CSTNode | Span) -> str:
         """The text of a node."""
@@ -246,14 +251,14 @@ class Tree:
 
     def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
         """The node that holds this one."""
-        return self._parents.get(node)
+        return self._parents.get(id(node))
 
     def ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         """The nodes around a node, nearest first."""
-        at = self._parents.get(node)
+        at = self._parents.get(id(node))
         while at is not None:
             yield at
-            at = self._parents.get(at)
+            at = self._parents.get(id(at))
 
     def statement(self, node: cst.CSTNode) -> cst.CSTNode:
         """The small statement or block header that a node is part of."""
@@ -282,7 +287,7 @@ class Tree:
     def scope(self, node: cst.CSTNode) -> Scope | None:
         """The scope that a node's names are looked up in."""
         for around in (node, *self.ancestors(node)):
-            scope = self._scopes.get(around)
+            scope = self._scopes.get(id(around))
             if scope is not None:
                 return scope
         return None
@@ -292,9 +297,10 @@ class Tree:
 
         ``None`` for any other, such as a name that one branch binds to something else.
         """
-        if node not in self._qualified:
-            self._qualified[node] = self._qualify(node)
-        return self._qualified[node]
+        key = id(node)
+        if key not in self._qualified:
+            self._qualified[key] = self._qualify(node)
+        return self._qualified[key]
 
     def _qualify(self, node: cst.CSTNode) -> str | None:
         names = self._full_names(node)
@@ -304,6 +310,13 @@ class Tree:
         """Whether a name belongs to torch.cuda in some branches and not in others."""
         meanings = self._meanings(name)
         return len(meanings) > 1 and any((meaning or "").startswith("torch.cuda") for meaning in meanings)
+
+    def may_be_torchs(self, node: cst.Name | cst.Attribute) -> bool:
+        """Whether a name or a chain of attributes belongs to torch, at least in some branches."""
+        full = self.qualified(node)
+        if full is not None:
+            return full.startswith("torch")
+        return isinstance(node, cst.Name) and node.value in self._imported and self.may_be_cuda(node)
 
     def may_be(self, node: cst.CSTNode) -> set[str]:
         """The full names that a name or a chain of attributes may have, by the imports that bind it."""
@@ -397,16 +410,17 @@ def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         waiting.extend(_child_nodes(at))
 
 
-def _child_nodes(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+def _child_nodes(node: cst.CSTNode) -> list[cst.CSTNode]:
     """The children of a node, without white space, which no rule needs."""
+    found: list[cst.CSTNode] = []
     for name in _fields(type(node)):
         value = getattr(node, name)
-        if isinstance(value, (list, tuple)):
-            for child in value:
-                if _is_node(type(child)):
-                    yield child
-        elif _is_node(type(value)):
-            yield value
+        kind = type(value)
+        if kind is tuple or kind is list:
+            found += [child for child in value if _is_node(type(child))]
+        elif value is not None and _is_node(kind):
+            found.append(value)
+    return found
 
 
 def _is_node(kind: type) -> bool:
