@@ -23,7 +23,7 @@ from typing import TextIO
 
 from acclimate import __version__
 from acclimate.command_line import CommandParser, options_of
-from acclimate.errors import AcclimateError, MissingExtraError, WorkingDirectoryError
+from acclimate.errors import AcclimateError, MissingExtraError, MissingFileError
 from acclimate.host.exit_codes import INTERRUPTED, OWN_ERROR, READER_LEFT, USER_ERROR
 from acclimate.host.install_hints import install_tool, pip_install
 
@@ -125,7 +125,7 @@ def _run(arguments: list[str]) -> int:
     try:
         os.getcwd()
     except OSError as error:  # torch's libraries would abort the process
-        raise WorkingDirectoryError(
+        raise MissingFileError(
             f"the working directory cannot be used: {error.strerror}. It has probably been deleted; cd to "
             "another directory"
         ) from error

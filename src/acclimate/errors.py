@@ -42,10 +42,6 @@ class UnknownAcceleratorError(AcclimateError, ValueError):
     """``DS_ACCELERATOR``, ``ACCLIMATE_ACCELERATOR`` or a call names an unknown accelerator."""
 
 
-class ConflictingChoiceError(AcclimateError, ValueError):
-    """``DS_ACCELERATOR`` and ``ACCLIMATE_ACCELERATOR`` name different accelerators."""
-
-
 class AcceleratorUnavailableError(AcclimateError, ValueError):
     """An accelerator that was chosen explicitly cannot be used on this machine."""
 
@@ -65,12 +61,12 @@ class InvalidDeviceError(AcclimateError, RuntimeError):
     """A device index or name that this accelerator does not have."""
 
 
-class WorkingDirectoryError(AcclimateError, FileNotFoundError):
-    """The directory that a command was started in was deleted."""
-
-
 class InvalidEnvironmentError(AcclimateError, ValueError):
-    """An environment variable has an invalid value."""
+    """An environment variable has an invalid value, or two contradict each other."""
+
+
+class MissingFileError(AcclimateError, FileNotFoundError):
+    """A file, program or directory that a command needs does not exist, or cannot be read."""
 
 
 class AutocastArgumentError(AcclimateError, TypeError):
@@ -124,7 +120,7 @@ class PromptError(AcclimateError, ValueError):
 
 
 class GenerationOptionError(AcclimateError, ValueError):
-    """An option of text generation has an invalid value."""
+    """An option of text generation, or of loading its model, has an invalid value."""
 
 
 class ModelChangedError(AcclimateError, RuntimeError):
@@ -137,10 +133,6 @@ class LogitsError(AcclimateError, ArithmeticError):
 
 class QuantizationError(AcclimateError, ValueError):
     """Weights cannot be quantised as asked."""
-
-
-class UnsupportedDtypeError(AcclimateError, ValueError):
-    """The accelerator does not compute in the requested dtype."""
 
 
 class CacheWriteError(AcclimateError, OSError):
@@ -215,16 +207,8 @@ class ClosedHandleError(AsyncIOError, ValueError):
     """A handle was used after it was closed."""
 
 
-class InvalidBufferError(AcclimateError, ValueError):
-    """A tensor is not contiguous: its bytes in memory are not its elements in order."""
-
-
 class AsyncIOSettingError(AcclimateError, ValueError):
-    """A setting of an I/O handle, or an argument of a transfer, is invalid."""
-
-
-class AsyncIOEngineError(AcclimateError, RuntimeError):
-    """``ACCLIMATE_AIO`` names no I/O engine, or one that cannot be used on this machine."""
+    """A setting of an I/O handle, or an argument of a transfer, such as its tensor, is invalid."""
 
 
 # -- optimizers ----------------------------------------------------------------------------------
@@ -271,20 +255,12 @@ class LaunchOptionError(AcclimateError, ValueError):
     """An option of ``acclimate run`` is invalid, conflicts with another, or leaves no host or slot."""
 
 
-class ScriptNotFoundError(AcclimateError, FileNotFoundError):
-    """There is no script, module or program of the given name."""
-
-
 class RankStartError(AcclimateError, OSError):
     """The system refused a process, a pipe or a log file for a rank; no rank is left running."""
 
 
 class HostfileError(AcclimateError, ValueError):
     """A line of a hostfile is invalid or repeats a host, or the file names no host."""
-
-
-class HostfileNotFoundError(AcclimateError, FileNotFoundError):
-    """The hostfile does not exist or cannot be read."""
 
 
 class EngineNotFoundError(AcclimateError, FileNotFoundError):

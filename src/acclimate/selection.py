@@ -21,8 +21,8 @@ from acclimate.backends.record import Backend
 from acclimate.errors import (
     AcceleratorUnavailableError,
     AcclimateError,
-    ConflictingChoiceError,
     InvalidBackendError,
+    InvalidEnvironmentError,
     SelectionInProgressError,
     UnknownAcceleratorError,
     excerpt,
@@ -78,7 +78,7 @@ def get_accelerator() -> Accelerator:
 
     Raises:
         UnknownAcceleratorError: ``DS_ACCELERATOR`` or ``ACCLIMATE_ACCELERATOR`` names no accelerator.
-        ConflictingChoiceError: the two variables name different accelerators.
+        InvalidEnvironmentError: the two variables name different accelerators.
         AcceleratorUnavailableError: the named accelerator cannot be used here.
     """
     active = _active  # read once: another thread may leave use_accelerator() meanwhile
@@ -180,12 +180,12 @@ def requested() -> tuple[str, str] | None:
     """Returns the variable that names an accelerator, and the name; ``None`` for detection.
 
     Raises:
-        ConflictingChoiceError: both variables are set and differ.
+        InvalidEnvironmentError: both variables are set and differ.
     """
     values = {variable: os.environ[variable] for variable in _VARIABLES if os.environ.get(variable)}
     if len(set(values.values())) > 1:
         stated = " and ".join(f'{variable} is "{excerpt(value)}"' for variable, value in values.items())
-        raise ConflictingChoiceError(f"{stated}. Unset one of them, or give both the same value.")
+        raise InvalidEnvironmentError(f"{stated}. Unset one of them, or give both the same value.")
     return next(iter(values.items()), None)
 
 

@@ -20,7 +20,6 @@ from acclimate.errors import (
     DeviceMemoryError,
     GenerationOptionError,
     PromptError,
-    UnsupportedDtypeError,
 )
 from acclimate.llm import GenerationInterrupted, load_model
 from acclimate.llm.loading.loaded_model import choose_dtype
@@ -163,7 +162,7 @@ def test_auto_takes_bfloat16_then_float16_then_float32() -> None:
     assert auto(torch.float32, torch.float16, torch.bfloat16) is torch.bfloat16
     assert auto(torch.float32, torch.float16) is torch.float16
     assert auto(torch.float32) is torch.float32
-    with pytest.raises(UnsupportedDtypeError, match=r"float16.*float32"):
+    with pytest.raises(GenerationOptionError, match=r"float16.*float32"):
         choose_dtype(Device(torch.float32), "float16")  # type: ignore[arg-type]
 
 

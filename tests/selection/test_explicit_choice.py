@@ -161,7 +161,7 @@ def test_two_variables_that_differ_are_refused_even_where_both_could_be_used(
     machine.add(BY_WAY["npu"])
     environment = {"DS_ACCELERATOR": "cpu", "ACCLIMATE_ACCELERATOR": "npu"}
     told = fresh.check(SELECT, path=machine.path, env=environment).told
-    assert told["type"] == "ConflictingChoiceError"
+    assert told["type"] == "InvalidEnvironmentError"
     assert told["catchable"] == [True, True]
     assert told["error"] == (
         'DS_ACCELERATOR is "cpu" and ACCLIMATE_ACCELERATOR is "npu". '

@@ -26,7 +26,10 @@ FOUND_BY_NAME: dict[str, dict[str, bool]] = {
     "cpu": ON_A_CPU,
     **{name: {} for name in ("cuda", "hpu", "mlu", "mps", "musa", "neuron", "npu", "sdaa", "xla", "xpu")},
 }
-"""The device types that Accelerate 1.x detects, and the arguments that it needs for each."""
+"""The device types that Accelerate 1.x detects, and the arguments that it needs for each.
+
+Not the records': Accelerate knows devices without a record, and does not know those of a new record.
+"""
 
 
 def accelerator_options() -> dict[str, bool]:

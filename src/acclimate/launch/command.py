@@ -14,7 +14,7 @@ from dataclasses import fields, replace
 from importlib.machinery import PathFinder
 
 from acclimate.backends import Backend
-from acclimate.errors import BindingError, LaunchOptionError, ScriptNotFoundError, excerpt
+from acclimate.errors import BindingError, LaunchOptionError, MissingFileError, excerpt
 from acclimate.host.install_hints import pip_install
 from acclimate.host.topology import read_topology
 from acclimate.launch.binding.cores import UNBOUND_ADVICE
@@ -233,14 +233,14 @@ def _command(options: RunOptions, here: bool) -> tuple[str, ...]:
     """Returns the command of a rank.
 
     Raises:
-        ScriptNotFoundError: the script or program is to run here but does not exist.
+        MissingFileError: the script or program is to run here but does not exist.
     """
     target, *arguments = options.command
     if any("\0" in word for word in options.command):
         raise LaunchOptionError("the command of the ranks contains a NUL character.")
     if options.no_python:
         if here and shutil.which(target) is None:
-            raise ScriptNotFoundError(
+            raise MissingFileError(
                 f"there is no executable program {excerpt(target)}; check its name and PATH."
             )
         return (target, *arguments)
@@ -257,9 +257,9 @@ def _check_script(target: str) -> None:
     if not os.path.exists(target):
         names_module = not target.endswith(".py") and target.replace(".", "").isidentifier()
         hint = f" To run a module: --module {excerpt(target)}." if names_module else ""
-        raise ScriptNotFoundError(f"there is no script {excerpt(target)} in {os.getcwd()}.{hint}")
+        raise MissingFileError(f"there is no script {excerpt(target)} in {os.getcwd()}.{hint}")
     if os.path.isdir(target) and not os.path.exists(os.path.join(target, "__main__.py")):
-        raise ScriptNotFoundError(
+        raise MissingFileError(
             f"{excerpt(target)} is a folder without a __main__.py, so Python cannot run it."
         )
 

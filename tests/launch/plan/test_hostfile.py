@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acclimate.errors import HostfileError, HostfileNotFoundError, LaunchOptionError
+from acclimate.errors import HostfileError, LaunchOptionError, MissingFileError
 from acclimate.launch.plan.hostfile import Host, HostPlan, choose_slots, parse_hostfile, read_hostfile
 
 THREE = (Host("a", 4), Host("b", 2), Host("fe80::1", 3))
@@ -125,15 +125,15 @@ def test_a_file_without_a_host_is_refused(text: str) -> None:
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(HostfileNotFoundError, match=r"nowhere cannot be read: No such file or directory\."):
+    with pytest.raises(MissingFileError, match=r"nowhere cannot be read: No such file or directory\."):
         read_hostfile(tmp_path / "nowhere")
-    with pytest.raises(HostfileNotFoundError, match="Is a directory"):
+    with pytest.raises(MissingFileError, match="Is a directory"):
         read_hostfile(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800"])
 def test_a_name_that_no_file_can_have_is_an_error_of_ours(name: str) -> None:
-    with pytest.raises(HostfileNotFoundError, match="no file can have this name"):
+    with pytest.raises(MissingFileError, match="no file can have this name"):
         read_hostfile(Path(name))
 
 

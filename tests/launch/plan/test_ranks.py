@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from acclimate.backends import device_counts, presence
-from acclimate.errors import AcceleratorUnavailableError, ConflictingChoiceError, LaunchOptionError
+from acclimate.errors import AcceleratorUnavailableError, InvalidEnvironmentError, LaunchOptionError
 from acclimate.launch.plan.devices import count_local_ranks, find_accelerator
 from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.plan.job import JobPlan, plan_ranks
@@ -105,7 +105,7 @@ def test_a_choice_by_name_is_counted_though_another_would_be_detected(
 def test_two_choices_that_differ_are_refused(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.setenv("ACCLIMATE_ACCELERATOR", "cuda")
-    with pytest.raises(ConflictingChoiceError):
+    with pytest.raises(InvalidEnvironmentError):
         find_accelerator()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from acclimate.errors import AsyncIOEngineError
+from acclimate.errors import InvalidEnvironmentError
 from acclimate.ops import AsyncIOHandle
 
 ENGINES = ("io_uring", "aio", "threads", "python")
@@ -37,7 +37,7 @@ def refusal(engine: str) -> str | None:
     try:
         with chosen(engine):
             AsyncIOHandle(queue_depth=1).close()
-    except AsyncIOEngineError as error:
+    except InvalidEnvironmentError as error:
         return str(error)
     return None
 

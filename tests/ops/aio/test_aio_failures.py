@@ -19,9 +19,9 @@ from acclimate.errors import (
     AsyncIOFileNotFoundError,
     AsyncIOIsADirectoryError,
     AsyncIOPermissionError,
+    AsyncIOSettingError,
     BufferTooSmallError,
     ClosedHandleError,
-    InvalidBufferError,
     ShortFileError,
 )
 from acclimate.ops import AsyncIOHandle
@@ -275,7 +275,7 @@ def test_a_descriptor_beyond_what_a_descriptor_can_be(handle: AsyncIOHandle) -> 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_nested_tensor(handle: AsyncIOHandle, tmp_path: Path) -> None:
-    with pytest.raises(InvalidBufferError, match="nested"):
+    with pytest.raises(AsyncIOSettingError, match="nested"):
         handle.sync_pwrite(torch.nested.nested_tensor([torch.zeros(2)]), tmp_path / "file")
 
 

@@ -7,6 +7,7 @@ is installed: ``importlib.metadata`` does not list it, so transformers and Accel
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -20,11 +21,6 @@ from typing import Any
 _HERE = "acclimate.compat.deepspeed"
 _CHOICE = {name: f"acclimate:{name}" for name in ("get_accelerator", "set_accelerator")}
 _CHOICE["is_current_accelerator_supported"] = "acclimate:is_current_accelerator_supported"
-# Not from BUILTIN: every Python that starts with these names would import the records.
-_CLASSES = {
-    name: (f"{name.upper()}_Accelerator", f"acclimate.backends.{name}:{name.upper()}Accelerator")
-    for name in ("cpu", "cuda", "hpu", "mlu", "mps", "npu", "sdaa", "xpu")
-}
 _ADAM = {"DeepSpeedCPUAdam": "acclimate.ops:CPUAdam", "FusedAdam": "acclimate.ops:FusedAdam"}
 _LION = {"DeepSpeedCPULion": "acclimate.ops:CPULion", "FusedLion": "acclimate.ops:FusedLion"}
 _ADAGRAD = {"DeepSpeedCPUAdagrad": "acclimate.ops:CPUAdagrad"}
@@ -46,78 +42,104 @@ _COMM = {
 
 _BY_NAME = f"{_HERE}.op_builder.by_name"
 _BUILDERS = "deepspeed.ops.op_builder"
-DEVICES = ("cpu", "hpu", "klxpu", "mlu", "mps", "npu", "sdaa", "supa", "xpu")
-"""The subpackages of DeepSpeed's builders, one per device."""
+_WITHOUT_RECORD = ("klxpu", "supa")
+"""The devices of DeepSpeed's builders for which acclimate has no record."""
 _FILES = """
     async_io builder_names by_name cpu_adagrad cpu_adam cpu_lion dc evoformer_attn fp_quantizer fused_adam
     fused_lamb fused_lion gds inference_core_ops inference_cutlass_builder pin_memory quantizer ragged_ops
     ragged_utils random_ltd sparse_attn spatial_inference stochastic_transformer transformer
     transformer_inference utils
 """
-_OF_DEVICE = (
-    *(f"{_BUILDERS}.{module}" for module in (*_FILES.split(), *DEVICES)),
-    *(f"{_BUILDERS}.{device}.by_name" for device in DEVICES),
-)
-"""Modules that offer all builders of one device or of this process's device, unlike in DeepSpeed."""
 
-NAMES: Mapping[str, Mapping[str, str]] = {
-    "deepspeed": {
-        **_CHOICE,
-        "init_distributed": f"{_HERE}.functions:init_distributed",
-        "init_inference": f"{_HERE}.functions:init_inference",
-        "initialize": f"{_HERE}.functions:initialize",
-        **_LOGGING,
-    },
-    "deepspeed.accelerator": {
-        **_CHOICE,
-        "DeepSpeedAccelerator": f"{_HERE}.base:DeepSpeedAccelerator",
-    },
-    "deepspeed.accelerator.abstract_accelerator": {
-        "DeepSpeedAccelerator": f"{_HERE}.base:DeepSpeedAccelerator",
-    },
-    "deepspeed.accelerator.real_accelerator": {
-        **_CHOICE,
-        "SUPPORTED_ACCELERATOR_LIST": "acclimate.backends:SPECIFIED",
-    },
-    **{f"deepspeed.accelerator.{name}_accelerator": dict([pair]) for name, pair in _CLASSES.items()},
-    "deepspeed.comm": _COMM,
-    "deepspeed.comm.comm": _COMM,
-    "deepspeed.git_version_info": {
-        "installed_ops": f"{_HERE}.functions:installed_ops",
-        "torch_info": f"{_HERE}.functions:torch_info",
-        "version": "acclimate:__version__",
-    },
-    "deepspeed.ops": {},
-    **dict.fromkeys(("deepspeed.ops.adagrad", "deepspeed.ops.adagrad.cpu_adagrad"), _ADAGRAD),
-    **{f"deepspeed.ops.adam{module}": _ADAM for module in ("", ".cpu_adam", ".fused_adam")},
-    **dict.fromkeys(("deepspeed.ops.lamb", "deepspeed.ops.lamb.fused_lamb"), _LAMB),
-    **{f"deepspeed.ops.lion{module}": _LION for module in ("", ".cpu_lion", ".fused_lion")},
-    _BUILDERS: {"OpBuilder": _BUILDER["OpBuilder"]},
-    f"{_BUILDERS}.builder": _BUILDER,
-    **{module: {} for module in _OF_DEVICE},
-    "deepspeed.runtime": {},
-    "deepspeed.runtime.utils": {
-        "noop_context": "contextlib:nullcontext",
-        "see_memory_usage": f"{_HERE}.functions:see_memory_usage",
-    },
-    "deepspeed.utils": _LOGGING,
-    "deepspeed.utils.logging": _LOGGING,
-    "deepspeed.utils.numa": {"get_numa_cores": f"{_HERE}.functions:get_numa_cores"},
-}
-"""The names in each module, and the ``"module:name"`` that each refers to."""
 
-_OTHERS: Mapping[str, str] = {
-    **dict.fromkeys(("deepspeed.comm", "deepspeed.comm.comm"), f"{_HERE}.functions:collective"),
-    _BUILDERS: f"{_BY_NAME}:of_this_accelerator",
-    **dict.fromkeys(_OF_DEVICE, f"{_BY_NAME}:of_device"),
-}
-"""Functions that look up any other name of a module, and raise ``AttributeError`` if there is none."""
+@functools.cache
+def _targets() -> dict[str, str]:
+    """Returns the class of each device type in DeepSpeed's specification, as ``"module:name"``."""
+    # Imported when a name is used, because every Python that starts with these names imports this module.
+    from acclimate.backends import SPECIFIED, builtin
+
+    return {name: builtin(name).target for name in SPECIFIED if name.isidentifier()}
+
+
+@functools.cache
+def devices() -> tuple[str, ...]:
+    """Returns the subpackages of DeepSpeed's builders, one per device."""
+    return *(name for name in _targets() if name != "cuda"), *_WITHOUT_RECORD
+
+
+@functools.cache
+def _of_device() -> tuple[str, ...]:
+    """Returns the modules that offer all builders of one device or of this one's, unlike in DeepSpeed."""
+    below = (*_FILES.split(), *devices(), *(f"{device}.by_name" for device in devices()))
+    return tuple(f"{_BUILDERS}.{module}" for module in below)
+
+
+@functools.cache
+def offered_names() -> Mapping[str, Mapping[str, str]]:
+    """Returns the names in each module, and the ``"module:name"`` that each refers to."""
+    return {
+        "deepspeed": {
+            **_CHOICE,
+            "init_distributed": f"{_HERE}.functions:init_distributed",
+            "init_inference": f"{_HERE}.functions:init_inference",
+            "initialize": f"{_HERE}.functions:initialize",
+            **_LOGGING,
+        },
+        "deepspeed.accelerator": {
+            **_CHOICE,
+            "DeepSpeedAccelerator": f"{_HERE}.base:DeepSpeedAccelerator",
+        },
+        "deepspeed.accelerator.abstract_accelerator": {
+            "DeepSpeedAccelerator": f"{_HERE}.base:DeepSpeedAccelerator",
+        },
+        "deepspeed.accelerator.real_accelerator": {
+            **_CHOICE,
+            "SUPPORTED_ACCELERATOR_LIST": "acclimate.backends:SPECIFIED",
+        },
+        **{
+            f"deepspeed.accelerator.{name}_accelerator": {f"{name.upper()}_Accelerator": target}
+            for name, target in _targets().items()
+        },
+        "deepspeed.comm": _COMM,
+        "deepspeed.comm.comm": _COMM,
+        "deepspeed.git_version_info": {
+            "installed_ops": f"{_HERE}.functions:installed_ops",
+            "torch_info": f"{_HERE}.functions:torch_info",
+            "version": "acclimate:__version__",
+        },
+        "deepspeed.ops": {},
+        **dict.fromkeys(("deepspeed.ops.adagrad", "deepspeed.ops.adagrad.cpu_adagrad"), _ADAGRAD),
+        **{f"deepspeed.ops.adam{module}": _ADAM for module in ("", ".cpu_adam", ".fused_adam")},
+        **dict.fromkeys(("deepspeed.ops.lamb", "deepspeed.ops.lamb.fused_lamb"), _LAMB),
+        **{f"deepspeed.ops.lion{module}": _LION for module in ("", ".cpu_lion", ".fused_lion")},
+        _BUILDERS: {"OpBuilder": _BUILDER["OpBuilder"]},
+        f"{_BUILDERS}.builder": _BUILDER,
+        **{module: {} for module in _of_device()},
+        "deepspeed.runtime": {},
+        "deepspeed.runtime.utils": {
+            "noop_context": "contextlib:nullcontext",
+            "see_memory_usage": f"{_HERE}.functions:see_memory_usage",
+        },
+        "deepspeed.utils": _LOGGING,
+        "deepspeed.utils.logging": _LOGGING,
+        "deepspeed.utils.numa": {"get_numa_cores": f"{_HERE}.functions:get_numa_cores"},
+    }
+
+
+def _others(module: str) -> str | None:
+    """Returns the function that looks up any other name of a module, or raises ``AttributeError``."""
+    if module in ("deepspeed.comm", "deepspeed.comm.comm"):
+        return f"{_HERE}.functions:collective"
+    if module in _of_device():
+        return f"{_BY_NAME}:of_device"
+    return f"{_BY_NAME}:of_this_accelerator" if module == _BUILDERS else None
 
 
 def listed(module: str) -> set[str]:
-    """Returns the names of builders that a module shows in ``dir()``, besides those in :data:`NAMES`."""
-    names: set[str] = resolve_name(f"{_BY_NAME}:builder_names")(module) if module in _OF_DEVICE else set()
-    return names
+    """Returns the names of builders that a module shows in ``dir()``, besides :func:`offered_names`."""
+    is_of_device = module in _of_device()
+    found: set[str] = resolve_name(f"{_BY_NAME}:builder_names")(module) if is_of_device else set()
+    return found
 
 
 def missing(module: str, name: str) -> str:
@@ -130,7 +152,7 @@ def missing(module: str, name: str) -> str:
 
 
 class NamesFinder(MetaPathFinder, Loader):
-    """Finds and creates the modules in :data:`NAMES`."""
+    """Finds and creates the modules of :func:`offered_names`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -143,7 +165,7 @@ class NamesFinder(MetaPathFinder, Loader):
         top, _, rest = fullname.partition(".")
         if top != "deepspeed" or (is_installed() if not rest else not _is_ours(sys.modules.get(top))):
             return None
-        if fullname in NAMES:
+        if fullname in offered_names():
             # All are packages, so that "from module import name" also calls this finder, which can explain.
             return ModuleSpec(fullname, self, origin=_HERE, is_package=True)
         parent, _, name = fullname.rpartition(".")
@@ -153,25 +175,23 @@ class NamesFinder(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Gives the module its names."""
         name = module.__name__
-        names, others = NAMES[name], _OTHERS.get(name)
+        own, others = offered_names()[name], _others(name)
 
         def get(wanted: str) -> Any:
             if wanted == "__all__":
-                return sorted({*names, *listed(name)})
-            if wanted in names:
-                value = resolve_name(names[wanted])
+                return sorted({*own, *listed(name)})
+            if wanted in own:
+                value = resolve_name(own[wanted])
                 setattr(module, wanted, value)  # the next use does not call this function
                 return value
-            if f"{name}.{wanted}" in NAMES:  # "import deepspeed" alone gives all of its modules
+            if f"{name}.{wanted}" in offered_names():  # "import deepspeed" alone gives all of its modules
                 return import_module(f"{name}.{wanted}")
             if others is not None and not wanted.startswith("_"):
                 return resolve_name(others)(name, wanted)
             raise AttributeError(missing(name, wanted))
 
         module.__doc__ = "Names of DeepSpeed, for code and extensions that were written for it."
-        module.__dict__.update(
-            __getattr__=get, __dir__=lambda: sorted({*vars(module), *names, *listed(name)})
-        )
+        module.__dict__.update(__getattr__=get, __dir__=lambda: sorted({*vars(module), *own, *listed(name)}))
         if name.startswith(_BUILDERS):
             # Accelerators written for DeepSpeed list the modules in this file's folder.
             module.__file__ = str(Path(__file__).parent / "op_builder" / "__init__.py")

@@ -28,7 +28,7 @@ def find_accelerator() -> Backend | None:
     names a device that only torch knows.
 
     Raises:
-        ConflictingChoiceError: the two variables differ.
+        InvalidEnvironmentError: the two variables differ.
     """
     records, _ = find_backends()
     request = requested()

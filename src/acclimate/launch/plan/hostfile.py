@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from acclimate.errors import HostfileError, HostfileNotFoundError, LaunchOptionError, excerpt
+from acclimate.errors import HostfileError, LaunchOptionError, MissingFileError, excerpt
 
 MAX_RANKS_PER_HOST = 4096
 """A larger number is a typing error, and would fill the memory before the system refuses it."""
@@ -63,7 +63,7 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
     """Returns the hosts of a hostfile, in its order.
 
     Raises:
-        HostfileNotFoundError: there is no such file, or it cannot be read.
+        MissingFileError: there is no such file, or it cannot be read.
         HostfileError: a line cannot be understood, a host comes twice, or there is none.
     """
     shown = excerpt(str(path))
@@ -79,7 +79,7 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         raise
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "no file can have this name"
-        raise HostfileNotFoundError(
+        raise MissingFileError(
             f"The hostfile {shown} cannot be read: {why}. Give the path of a text file in which {_EXAMPLE}."
         ) from error
     return parse_hostfile(text, str(path))

@@ -103,16 +103,6 @@ def from_words(
     return torch.cat([header, layout.pack_codes(codes, kind)], dim=1)
 
 
-def fake_from_words(
-    words: Tensor,
-    header: Tensor,
-    format_number: int,
-    n: int,
-    k: int,
-    bits: int,
-    order: int,
-    skip: int,
-    flip: int,
-) -> Tensor:
+def fake_from_words(words: Tensor, header: Tensor, format_number: int, n: int, k: int, *_: int) -> Tensor:
     """Returns an empty result."""
     return header.new_empty(header.shape[0], format_of_number(format_number).group_bytes(k))

@@ -72,7 +72,7 @@ def load_model(
         CorruptModelError: its files are truncated, unreadable or do not fit together.
         UnsupportedModelError: it is not a language model that transformers can run.
         RemoteCodeError: it needs its own Python code, which may not run.
-        UnsupportedDtypeError: there is no such dtype, or the accelerator does not support it.
+        GenerationOptionError: there is no such dtype, or the accelerator does not support it.
         DeviceMemoryError: it does not fit into the accelerator's memory.
         MissingExtraError: a required package is not installed.
         CacheWriteError: a converted model cannot be written to the cache.

@@ -14,8 +14,8 @@ from acclimate.errors import (
     AcclimateError,
     CorruptModelError,
     DeviceMemoryError,
+    GenerationOptionError,
     MissingExtraError,
-    UnsupportedDtypeError,
     UnsupportedModelError,
     excerpt,
 )
@@ -127,11 +127,11 @@ def dtype_name(name: str) -> str:
     """Returns ``auto`` or the one of :data:`DTYPES` that a name means, such as ``bf16``.
 
     Raises:
-        UnsupportedDtypeError: it means none.
+        GenerationOptionError: it means none.
     """
     full = _DTYPE_ALIASES.get(name, name)
     if full not in ("auto", *DTYPES):
-        raise UnsupportedDtypeError(
+        raise GenerationOptionError(
             f"dtype must be one of auto, {', '.join(DTYPES)}; it is '{excerpt(name)}'"
         )
     return full
@@ -141,14 +141,14 @@ def choose_dtype(accelerator: Accelerator, name: str) -> torch.dtype:
     """Returns the dtype with this name; for ``auto``, the first supported one of :data:`DTYPES`.
 
     Raises:
-        UnsupportedDtypeError: the accelerator does not compute in it.
+        GenerationOptionError: the accelerator does not compute in it.
     """
     supported = {str(dtype).removeprefix("torch."): dtype for dtype in accelerator.supported_dtypes()}
     for candidate in DTYPES if name == "auto" else (name,):
         if candidate in supported:
             return supported[candidate]
     usable = ", ".join(candidate for candidate in DTYPES if candidate in supported)
-    raise UnsupportedDtypeError(
+    raise GenerationOptionError(
         f"{accelerator.name} does not compute in {name} on this machine; choose auto or one of: {usable}"
     )
 

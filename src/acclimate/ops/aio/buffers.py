@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from acclimate.errors import AsyncIOError, InvalidBufferError
+from acclimate.errors import AsyncIOError, AsyncIOSettingError
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
@@ -47,23 +47,23 @@ def host_buffer(tensor: torch.Tensor, writes: bool) -> Buffer:
 
     Raises:
         TypeError: it is not a tensor.
-        InvalidBufferError: the tensor is not contiguous, or its memory does not hold its values (sparse,
+        AsyncIOSettingError: the tensor is not contiguous, or its memory does not hold its values (sparse,
             conjugated, meta).
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"The buffer of an I/O request must be a tensor, not {type(tensor).__name__}.")
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested:
         kind = "meta" if tensor.is_meta else "nested" if tensor.is_nested else tensor.layout
-        raise InvalidBufferError(
+        raise AsyncIOSettingError(
             f"A {kind} tensor has no plain memory to read or write; give a dense tensor with data."
         )
     if not tensor.is_contiguous():
-        raise InvalidBufferError(
+        raise AsyncIOSettingError(
             f"A tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not contiguous, so "
             "its bytes are not in order in memory. Write tensor.contiguous(); read into a new tensor."
         )
     if tensor.is_conj() or tensor.is_neg():
-        raise InvalidBufferError(
+        raise AsyncIOSettingError(
             "This tensor is a conjugate or negative view, whose memory holds other values. "
             "Use tensor.resolve_conj() or tensor.resolve_neg()."
         )

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from acclimate.errors import AsyncIOEngineError, excerpt
+from acclimate.errors import InvalidEnvironmentError, excerpt
 from acclimate.ops.aio import schema
 from acclimate.ops.aio.files import OpenFile
 from acclimate.ops.aio.library import AsyncIOLibrary
@@ -229,19 +229,19 @@ def start_engine(settings: Settings) -> Engine:
     """Starts the engine that ``ACCLIMATE_AIO`` names, or else the best one that this machine allows.
 
     Raises:
-        AsyncIOEngineError: ``ACCLIMATE_AIO`` names no engine, or one that this machine refuses.
+        InvalidEnvironmentError: ``ACCLIMATE_AIO`` names no engine, or one that this machine refuses.
     """
     chosen = os.environ.get(_VARIABLE)
     if chosen and chosen not in (*_NATIVE, _PYTHON):
         names = ", ".join((*_NATIVE, _PYTHON))
-        raise AsyncIOEngineError(
+        raise InvalidEnvironmentError(
             f'{_VARIABLE} must be one of {names}. Value "{excerpt(chosen)}" is not supported.'
         )
     if chosen == _PYTHON:
         return PythonEngine(settings)
     if not _load_native():
         if chosen:
-            raise AsyncIOEngineError(
+            raise InvalidEnvironmentError(
                 f'{_VARIABLE} is "{chosen}", which needs the native library of AsyncIOBuilder; '
                 f"`acclimate ops` says why it cannot be built here. Unset {_VARIABLE} to use Python threads."
             )
@@ -251,7 +251,7 @@ def start_engine(settings: Settings) -> Engine:
             return NativeEngine(name, settings)
         except OSError as error:
             if chosen:
-                raise AsyncIOEngineError(
+                raise InvalidEnvironmentError(
                     f'{_VARIABLE} is "{chosen}", which this machine refuses ({error.strerror}); containers '
                     f"often forbid it. Unset {_VARIABLE} to use the best engine that is allowed."
                 ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from acclimate.errors import InvalidBufferError
+from acclimate.errors import AsyncIOSettingError
 from acclimate.ops.aio.handle import AsyncIOHandle, Path
 
 aio_handle = AsyncIOHandle
@@ -48,10 +48,10 @@ def deepspeed_memcpy(dest: torch.Tensor, src: torch.Tensor) -> int:
     """Copies a host tensor to another with as many elements, on all of torch's threads. Returns 0.
 
     Raises:
-        InvalidBufferError: the numbers of elements differ.
+        AsyncIOSettingError: the numbers of elements differ.
     """
     if dest.numel() != src.numel():
-        raise InvalidBufferError(f"{src.numel()} elements do not fit a tensor of {dest.numel()}.")
+        raise AsyncIOSettingError(f"{src.numel()} elements do not fit a tensor of {dest.numel()}.")
     with torch.no_grad():
         dest.copy_(src.reshape(dest.shape))
     return 0

@@ -67,7 +67,7 @@ class AsyncIOHandle:
 
     Raises:
         AsyncIOSettingError: a number is below 1.
-        AsyncIOEngineError: ``ACCLIMATE_AIO`` names no engine, or one that this machine refuses.
+        InvalidEnvironmentError: ``ACCLIMATE_AIO`` names no engine, or one that this machine refuses.
     """
 
     @outside_graphs
@@ -141,7 +141,7 @@ class AsyncIOHandle:
             BufferTooSmallError: the rest of the file is longer than the buffer.
             ShortFileError: the rest of the file is shorter than the buffer.
             AsyncIOError: as the errno says: a missing file, a directory, no permission, a device's error.
-            InvalidBufferError: the tensor is not contiguous.
+            AsyncIOSettingError: the tensor is not contiguous.
         """
         self.transfer(buffer, filename, file_offset, False, validate, "this", whole_rest=True)
         return 0
@@ -185,7 +185,7 @@ class AsyncIOHandle:
         Raises:
             ShortFileError: the file ends before the buffer is full.
             AsyncIOError: as the errno says: a missing file, a directory, no permission, a device's error.
-            InvalidBufferError: the tensor is not contiguous.
+            AsyncIOSettingError: the tensor is not contiguous.
         """
         async_op = _async_keyword("pread", keyword_async, async_op)
         waits_for: Awaited = "nothing" if async_op else "own"
@@ -222,7 +222,7 @@ class AsyncIOHandle:
         Raises:
             AsyncIOError: as the errno says: a missing folder, a directory, no permission, a full disk.
             AsyncIOSettingError: ``atomic`` with an offset, with a descriptor, or for a device or a pipe.
-            InvalidBufferError: the tensor is not contiguous.
+            AsyncIOSettingError: the tensor is not contiguous.
         """
         async_op = _async_keyword("pwrite", keyword_async, async_op)
         waits_for: Awaited = "nothing" if async_op else "own"

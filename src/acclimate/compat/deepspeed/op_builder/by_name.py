@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from acclimate.accelerator import Accelerator
 from acclimate.backends import BUILTIN
-from acclimate.compat.deepspeed.names import DEVICES
+from acclimate.compat.deepspeed.names import devices
 from acclimate.compat.deepspeed.op_builder.builder import OpBuilder
 from acclimate.errors import OpBuildError
 from acclimate.selection import get_accelerator
@@ -79,7 +79,7 @@ def _targets(module: str) -> Mapping[str, str]:
         builders: Mapping[str, str] = resolve_name(target).op_builders
         return builders
     # A device without an acclimate record has the builders of every device; other modules serve all devices.
-    return Accelerator.op_builders if device in DEVICES else get_accelerator().op_builders
+    return Accelerator.op_builders if device in devices() else get_accelerator().op_builders
 
 
 def _missing(module: str, name: str) -> type[object]:

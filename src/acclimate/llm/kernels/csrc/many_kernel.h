@@ -4,10 +4,7 @@
 // Rows are first put in the order of the product, 16 at a time: [k / 2][16 rows][2 columns]. One vector holds
 // a pair of columns of all 16 rows, and a pair of an input's values is the same for all of them. Each sum
 // goes through the columns in their order.
-#include "codes.h"
-#include "kernels.h"
-#include "layout.h"
-#include "scales.h"
+#include "repacked.h"
 
 namespace acclimate::inference::ACCLIMATE_ISA {
 
@@ -59,7 +56,7 @@ inline __m512i as_bf16(Dtype dtype, const uint8_t* from, int64_t column, __mmask
   return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
 }
 
-inline void arrange_dense(const Weight& weight, int64_t first, int64_t rows, uint16_t* to) {
+inline void repack_dense(const Weight& weight, int64_t first, int64_t rows, uint16_t* to) {
   for (int64_t column = 0; column < weight.k; column += block_columns) {
     const int64_t left = weight.k - column;
     const __mmask32 columns = left < block_columns ? (1u << left) - 1 : 0xffffffffu;
@@ -77,7 +74,7 @@ inline void arrange_dense(const Weight& weight, int64_t first, int64_t rows, uin
 }
 
 template <WeightFormat format, int quad>
-inline void arrange_quad(const uint8_t* block, Floats scale, Floats low, uint16_t* to) {
+inline void repack_quad(const uint8_t* block, Floats scale, Floats low, uint16_t* to) {
   constexpr Layout layout = layout_of(format);
   const Bytes codes = codes_of<layout.bits, quad, layout.codebook>(block);
   const auto column = [&](Bytes shifted) {
@@ -89,118 +86,45 @@ inline void arrange_quad(const uint8_t* block, Floats scale, Floats low, uint16_
                       bf16_pairs(column(_mm512_srli_epi32(codes, 16)), column(_mm512_srli_epi32(codes, 24))));
 }
 
-template <WeightFormat format>
-inline void arrange_group(const uint8_t* group, int64_t k, uint16_t* to) {
-  constexpr Layout layout = layout_of(format);
-  const Offsets at = offsets_of(layout, padded_columns(format, k) / block_columns);
-  const int64_t blocks = (k + block_columns - 1) / block_columns;
-  for (int64_t b = 0; b < blocks; ++b, to += block_columns * 16) {
-    const auto [first, second, low] = scales_of_block<format>(group, at, b);
-    const uint8_t* block = group + at.codes + b * layout.code_bytes;
-    arrange_quad<format, 0>(block, first, low, to);
-    arrange_quad<format, 1>(block, first, low, to);
-    arrange_quad<format, 2>(block, first, low, to);
-    arrange_quad<format, 3>(block, first, low, to);
-    arrange_quad<format, 4>(block, second, low, to);
-    arrange_quad<format, 5>(block, second, low, to);
-    arrange_quad<format, 6>(block, second, low, to);
-    arrange_quad<format, 7>(block, second, low, to);
-  }
-}
-
 void repack_rows(const Weight& weight, int64_t first, int64_t last, void* repacked) {
-  uint16_t* to = static_cast<uint16_t*>(repacked);
-  const int64_t size = (weight.k + block_columns - 1) / block_columns * block_columns * group_rows;
-  for (int64_t row = first; row < last; row += group_rows, to += size) {
-    if (weight.format == WeightFormat::dense) {
-      arrange_dense(weight, row, last - row, to);
-    } else {
-      const uint8_t* group = weight.data + row / group_rows * weight.stride;
-      with_format(weight.format, [&]<WeightFormat format>() { arrange_group<format>(group, weight.k, to); });
-    }
-  }
-}
-
-// Sums stay in registers only if the compiler unrolls the loops.
-template <int groups, int inputs>
-inline void multiply_repacked_tile(const uint16_t* repacked, int64_t size, const uint16_t* x, int64_t stride,
-                                   bool adds, float* y, int64_t y_stride) {
-  Floats sums[inputs][groups];
-#pragma GCC unroll 16
-  for (int i = 0; i < inputs; ++i) {
-#pragma GCC unroll 16
-    for (int group = 0; group < groups; ++group) {
-      sums[i][group] = adds ? load_f32(y + i * y_stride + group * 16) : zero();
-    }
-  }
-  for (int64_t at = 0; at < size; at += 32) {
-    __m512bh weights[groups];
-#pragma GCC unroll 16
-    for (int group = 0; group < groups; ++group) {
-      weights[group] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(repacked + group * size + at));
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < inputs; ++i) {
-      int32_t pair;
-      __builtin_memcpy(&pair, x + i * stride + at / 16, sizeof(pair));
-      const auto values = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
-#pragma GCC unroll 16
-      for (int group = 0; group < groups; ++group) {
-        sums[i][group] = _mm512_dpbf16_ps(sums[i][group], weights[group], values);
-      }
-    }
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < inputs; ++i) {
-#pragma GCC unroll 16
-    for (int group = 0; group < groups; ++group) {
-      store(y + i * y_stride + group * 16, sums[i][group]);
-    }
-  }
-}
-
-template <int groups>
-inline void multiply_repacked_groups(const uint16_t* repacked, int64_t size, const uint16_t* x,
-                                     int64_t stride, int64_t m, bool adds, float* y, int64_t y_stride) {
-  const auto tile = [&]<int inputs>() {
-    multiply_repacked_tile<groups, inputs>(repacked, size, x, stride, adds, y, y_stride);
-    x += inputs * stride;
-    y += inputs * y_stride;
-    m -= inputs;
-  };
-  while (m >= 12) {
-    tile.template operator()<12>();
-  }
-  if (m >= 8) {
-    tile.template operator()<8>();
-  }
-  if (m >= 4) {
-    tile.template operator()<4>();
-  }
-  if (m >= 2) {
-    tile.template operator()<2>();
-  }
-  if (m >= 1) {
-    tile.template operator()<1>();
-  }
+  repack_groups(
+      weight, first, last, static_cast<uint16_t*>(repacked),
+      [&](int64_t row, uint16_t* to) { repack_dense(weight, row, last - row, to); },
+      []<WeightFormat format, int quad>(const uint8_t* block, Floats scale, Floats low, uint16_t* to) {
+        repack_quad<format, quad>(block, scale, low, to);
+      });
 }
 
 void multiply_repacked(const void* from, int64_t groups, int64_t k, const uint16_t* x, int64_t stride,
                        int64_t m, bool adds, float* y, int64_t y_stride) {
-  const uint16_t* repacked = static_cast<const uint16_t*>(from);
-  constexpr int64_t together = 12;  // inputs that stay in the first cache for all rows
-  const int64_t size = (k + block_columns - 1) / block_columns * block_columns * group_rows;
-  for (int64_t i = 0; i < m; i += together) {
-    const int64_t inputs = m - i < together ? m - i : together;
-    int64_t group = 0;
-    for (; group + 2 <= groups; group += 2) {
-      multiply_repacked_groups<2>(repacked + group * size, size, x + i * stride, stride, inputs, adds,
-                                  y + i * y_stride + group * group_rows, y_stride);
-    }
-    if (group < groups) {
-      multiply_repacked_groups<1>(repacked + group * size, size, x + i * stride, stride, inputs, adds,
-                                  y + i * y_stride + group * group_rows, y_stride);
-    }
+  constexpr int together = 12;  // inputs that stay in the first cache for all rows
+  const int64_t size = repacked_columns(k) * group_rows;
+  for (int64_t first = 0; first < m; first += together) {
+    const auto tile = [&]<int some, int inputs>(int64_t group, int64_t input) {
+      const uint16_t* rows = static_cast<const uint16_t*>(from) + group * size;
+      const uint16_t* values = x + (first + input) * stride;
+      float* to = y + (first + input) * y_stride + group * group_rows;
+      multiply_tile_of<some, inputs>(adds, to, y_stride, [&](Floats(&sums)[inputs][some]) {
+        for (int64_t at = 0; at < size; at += 32) {
+          __m512bh weights[some];
+#pragma GCC unroll 16
+          for (int i = 0; i < some; ++i) {
+            weights[i] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(rows + i * size + at));
+          }
+#pragma GCC unroll 16
+          for (int i = 0; i < inputs; ++i) {
+            int32_t both;
+            __builtin_memcpy(&both, values + i * stride + at / 16, sizeof(both));
+            const auto pair = reinterpret_cast<__m512bh>(_mm512_set1_epi32(both));
+#pragma GCC unroll 16
+            for (int j = 0; j < some; ++j) {
+              sums[i][j] = _mm512_dpbf16_ps(sums[i][j], weights[j], pair);
+            }
+          }
+        }
+      });
+    };
+    for_each_tile<together, 2>(m - first < together ? m - first : together, groups, tile);
   }
 }
 

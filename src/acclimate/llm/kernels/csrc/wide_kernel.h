@@ -4,10 +4,7 @@
 // Rows are first widened in the order of the product, 16 at a time: [k][16 rows]. A vector holds a column of
 // all 16 rows, and an input's value is the same for all of them. Each sum goes through the columns in their
 // order, so that it does not depend on what else is multiplied.
-#include "codes.h"
-#include "kernels.h"
-#include "layout.h"
-#include "scales.h"
+#include "repacked.h"
 
 namespace acclimate::inference::ACCLIMATE_ISA {
 
@@ -84,135 +81,64 @@ inline void widen_quad(const uint8_t* block, Floats scale, Floats low, float* to
   widen_column.template operator()<3>();
 }
 
-template <WeightFormat format>
-inline void widen_group(const uint8_t* group, int64_t k, float* to) {
-  constexpr Layout layout = layout_of(format);
-  const Offsets at = offsets_of(layout, padded_columns(format, k) / block_columns);
-  const int64_t blocks = (k + block_columns - 1) / block_columns;
-  for (int64_t b = 0; b < blocks; ++b, to += block_columns * 16) {
-    const auto [first, second, low] = scales_of_block<format>(group, at, b);
-    const uint8_t* block = group + at.codes + b * layout.code_bytes;
-    widen_quad<format, 0>(block, first, low, to);
-    widen_quad<format, 1>(block, first, low, to);
-    widen_quad<format, 2>(block, first, low, to);
-    widen_quad<format, 3>(block, first, low, to);
-    widen_quad<format, 4>(block, second, low, to);
-    widen_quad<format, 5>(block, second, low, to);
-    widen_quad<format, 6>(block, second, low, to);
-    widen_quad<format, 7>(block, second, low, to);
-  }
-}
-
 void widen_rows(const Weight& weight, int64_t first, int64_t last, void* repacked) {
-  float* to = static_cast<float*>(repacked);
-  const int64_t size = (weight.k + block_columns - 1) / block_columns * block_columns * group_rows;
-  for (int64_t row = first; row < last; row += group_rows, to += size) {
-    if (weight.format != WeightFormat::dense) {
-      const uint8_t* group = weight.data + row / group_rows * weight.stride;
-      with_format(weight.format, [&]<WeightFormat format>() { widen_group<format>(group, weight.k, to); });
-    } else if (weight.dtype == Dtype::f32) {
-      widen_dense<Dtype::f32>(weight, row, last - row, to);
-    } else if (weight.dtype == Dtype::bf16) {
-      widen_dense<Dtype::bf16>(weight, row, last - row, to);
-    } else {
-      widen_dense<Dtype::f16>(weight, row, last - row, to);
-    }
-  }
+  repack_groups(
+      weight, first, last, static_cast<float*>(repacked),
+      [&](int64_t row, float* to) {
+        if (weight.dtype == Dtype::f32) {
+          widen_dense<Dtype::f32>(weight, row, last - row, to);
+        } else if (weight.dtype == Dtype::bf16) {
+          widen_dense<Dtype::bf16>(weight, row, last - row, to);
+        } else {
+          widen_dense<Dtype::f16>(weight, row, last - row, to);
+        }
+      },
+      []<WeightFormat format, int quad>(const uint8_t* block, Floats scale, Floats low, float* to) {
+        widen_quad<format, quad>(block, scale, low, to);
+      });
 }
 
 // Columns whose weights, of one group, stay in the first cache.
 constexpr int64_t wide_columns = 256;
 
-// Sums stay in registers only if the compiler unrolls the loops. x: [inputs][wide_columns].
-template <int groups, int inputs>
-inline void multiply_wide_tile(const float* repacked, int64_t size, int64_t columns, const float* x,
-                               bool adds, float* y, int64_t y_stride) {
-  Floats sums[inputs][groups];
-#pragma GCC unroll 16
-  for (int i = 0; i < inputs; ++i) {
-#pragma GCC unroll 16
-    for (int group = 0; group < groups; ++group) {
-      sums[i][group] = adds ? load_f32(y + i * y_stride + group * 16) : zero();
-    }
-  }
-  for (int64_t column = 0; column < columns; ++column) {
-    Floats weights[groups];
-#pragma GCC unroll 16
-    for (int group = 0; group < groups; ++group) {
-      weights[group] = load_f32(repacked + group * size + column * 16);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < inputs; ++i) {
-      const Floats value = set_floats(x[i * wide_columns + column]);
-#pragma GCC unroll 16
-      for (int group = 0; group < groups; ++group) {
-        sums[i][group] = mul_add(weights[group], value, sums[i][group]);
-      }
-    }
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < inputs; ++i) {
-#pragma GCC unroll 16
-    for (int group = 0; group < groups; ++group) {
-      store(y + i * y_stride + group * 16, sums[i][group]);
-    }
-  }
-}
-
-template <int groups>
-inline void multiply_wide_groups(const float* repacked, int64_t size, int64_t columns, const float* x,
-                                 int64_t m, bool adds, float* y, int64_t y_stride) {
-  const auto tile = [&]<int inputs>() {
-    multiply_wide_tile<groups, inputs>(repacked, size, columns, x, adds, y, y_stride);
-    x += inputs * wide_columns;
-    y += inputs * y_stride;
-    m -= inputs;
-  };
-  while (m >= wide_inputs) {
-    tile.template operator()<wide_inputs>();
-  }
-  if constexpr (wide_inputs > 8) {
-    if (m >= 8) {
-      tile.template operator()<8>();
-    }
-  }
-  if (m >= 4) {
-    tile.template operator()<4>();
-  }
-  if (m >= 2) {
-    tile.template operator()<2>();
-  }
-  if (m >= 1) {
-    tile.template operator()<1>();
-  }
-}
-
 void multiply_wide(const void* from, int64_t groups, int64_t k, const uint16_t* x, int64_t stride, int64_t m,
                    bool adds, float* y, int64_t y_stride) {
   constexpr int64_t together = 24;  // inputs that are widened together, and stay in the first cache
   alignas(64) float wide[together * wide_columns];
-  const float* repacked = static_cast<const float*>(from);
-  const int64_t all = (k + block_columns - 1) / block_columns * block_columns, size = all * group_rows;
+  const int64_t all = repacked_columns(k), size = all * group_rows;
   for (int64_t column = 0; column < all; column += wide_columns, adds = true) {
     const int64_t columns = all - column < wide_columns ? all - column : wide_columns;
-    for (int64_t i = 0; i < m; i += together) {
-      const int64_t inputs = m - i < together ? m - i : together;
-      for (int64_t input = 0; input < inputs; ++input) {
+    const float* weights = static_cast<const float*>(from) + column * group_rows;
+    for (int64_t first = 0; first < m; first += together) {
+      const int64_t some_inputs = m - first < together ? m - first : together;
+      for (int64_t input = 0; input < some_inputs; ++input) {
         for (int64_t c = 0; c < columns; c += 16) {
-          store(wide + input * wide_columns + c, load_bf16(x + (i + input) * stride + column + c));
+          store(wide + input * wide_columns + c, load_bf16(x + (first + input) * stride + column + c));
         }
       }
-      const float* weights = repacked + column * group_rows;
-      float* to = y + i * y_stride;
-      int64_t group = 0;
-      for (; group + wide_groups <= groups; group += wide_groups) {
-        multiply_wide_groups<wide_groups>(weights + group * size, size, columns, wide, inputs, adds,
-                                          to + group * group_rows, y_stride);
-      }
-      for (; group < groups; ++group) {
-        multiply_wide_groups<1>(weights + group * size, size, columns, wide, inputs, adds,
-                                to + group * group_rows, y_stride);
-      }
+      const auto tile = [&]<int some, int inputs>(int64_t group, int64_t input) {
+        const float* rows = weights + group * size;
+        const float* values = wide + input * wide_columns;
+        float* to = y + (first + input) * y_stride + group * group_rows;
+        multiply_tile_of<some, inputs>(adds, to, y_stride, [&](Floats(&sums)[inputs][some]) {
+          for (int64_t c = 0; c < columns; ++c) {
+            Floats row[some];
+#pragma GCC unroll 16
+            for (int i = 0; i < some; ++i) {
+              row[i] = load_f32(rows + i * size + c * 16);
+            }
+#pragma GCC unroll 16
+            for (int i = 0; i < inputs; ++i) {
+              const Floats value = set_floats(values[i * wide_columns + c]);
+#pragma GCC unroll 16
+              for (int j = 0; j < some; ++j) {
+                sums[i][j] = mul_add(row[j], value, sums[i][j]);
+              }
+            }
+          }
+        });
+      };
+      for_each_tile<wide_inputs, wide_groups>(some_inputs, groups, tile);
     }
   }
 }
