@@ -24,10 +24,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=8
     )
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    words = {word: number for number, word in enumerate(("The", "capital", "of", "France", "is", "?"))}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
+    words = {
+        word: number for number, word in enumerate(("The", "capital", "of", "France", "is", "?", "</s>"))
+    }
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel(dict(zip(words, range(7), strict=True)), unk_token="?")
+    )
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
     made.chat_template = "{% for m in messages %}{{ m['content'] + ' ? ' }}{% endfor %}"
     made.save_pretrained(folder)
     return folder
@@ -57,6 +61,12 @@ def test_the_program_with_a_pipeline_writes_text(model: Path) -> None:
 @pytest.mark.usefixtures("warm_starts")
 def test_the_program_of_a_conversation_shows_two_answers(model: Path) -> None:
     assert len(run("talk.py", model, "model").splitlines()) == 2
+
+
+def test_the_program_of_the_evaluation_harness_shows_a_score(model: Path) -> None:
+    pytest.importorskip("lm_eval", reason="lm_eval is not installed")
+    told = run("evaluate.py", model, "model")
+    assert "'acc,none': 0.5" in told.splitlines()[-1]  # both questions have the same likelier answer
 
 
 @pytest.mark.usefixtures("warm_starts")
