@@ -41,33 +41,41 @@ class MatrixPart:
         return [source for source, _, _ in self.rows]
 
 
-def matrix_part(tensor: torch.Tensor, accepts: Callable[[Source], bool]) -> MatrixPart | None:
-    """Returns a deferred matrix as a part of matrices in files.
+def matrix_part(
+    tensor: torch.Tensor, accepts: Callable[[Source], bool], *, row_dim: int = 0, column_dim: int = 1
+) -> MatrixPart | None:
+    """Returns a deferred matrix, or matrices of experts, as a part of those in files.
 
     Args:
         tensor: the matrix.
         accepts: whether a tensor of a file is a matrix whose rows and columns can be taken.
+        row_dim: the dimension that counts rows; one of experts may come before.
+        column_dim: the one that counts columns.
 
     Returns:
         ``None`` if the matrix is something else, or if a file's tensor is not accepted.
     """
-    tensor = same_values(tensor)
-    if not isinstance(tensor, DeferredTensor) or tensor.dim() != 2:
+    tensor, count = same_values(tensor), max(row_dim, column_dim) + 1
+    if not isinstance(tensor, DeferredTensor) or tensor.dim() != count:
         return None
     if tensor.source is not None:
         if not accepts(tensor.source):
             return None
-        return MatrixPart(((tensor.source, 0, tensor.shape[0]),), ((0, tensor.shape[1]),))
+        rows = tensor.source, 0, tensor.shape[row_dim]
+        return MatrixPart((rows,), ((0, tensor.shape[column_dim]),))
     if tensor.operator is _aten.slice.Tensor:
         origin, dim, start, stop, step = operator_arguments(tensor)
-        found = matrix_part(origin, accepts)
-        if found is None or step != 1:
+        found = matrix_part(origin, accepts, row_dim=row_dim, column_dim=column_dim)
+        if found is None or step != 1 or dim % count not in (row_dim, column_dim):
             return None
         first, last, _ = slice(start, stop).indices(origin.shape[dim])
-        return _rows(found, first, last) if dim % 2 == 0 else _columns(found, first, last)
+        return (_rows if dim % count == row_dim else _columns)(found, first, last)
     if tensor.operator is _aten.cat.default:
         parts, dim = operator_arguments(tensor)
-        return _joined([matrix_part(part, accepts) for part in parts], dim % 2)
+        if dim % count not in (row_dim, column_dim):
+            return None
+        pieces = [matrix_part(part, accepts, row_dim=row_dim, column_dim=column_dim) for part in parts]
+        return _joined(pieces, is_below=dim % count == row_dim)
     return None
 
 
@@ -112,12 +120,12 @@ def _columns(part: MatrixPart, first: int, last: int) -> MatrixPart | None:
     return replace(part, columns=tuple((start, stop) for _, start, stop in chosen)) if chosen else None
 
 
-def _joined(parts: list[MatrixPart | None], dim: int) -> MatrixPart | None:
+def _joined(parts: list[MatrixPart | None], *, is_below: bool) -> MatrixPart | None:
     found = [part for part in parts if part is not None]
     if len(found) < len(parts):
         return None
     first = found[0]
-    if dim == 0:
+    if is_below:
         if any(part.columns != first.columns for part in found):
             return None
         return replace(first, rows=tuple(rows for part in found for rows in part.rows))

@@ -109,11 +109,15 @@ class GGUFTensor:
     def _has_rows(self) -> bool:
         """Whether each row of the parameter is a row of the file."""
         width = self.placement.parts[0].source.shape[-1]
-        return len(self.shape) > 1 and not self._is_transposed and self.shape[-1] == width
+        is_same = not self._is_transposed and not self.placement.is_turned
+        return is_same and len(self.shape) > 1 and self.shape[-1] == width
 
     @cached_property
     def _places(self) -> tuple[Array, Array]:
         """For each row, the number of its part, and of the row in that part's tensor."""
+        if self.placement.is_turned and self.placement.takes_turns:
+            count = self.placement.parts[0].count
+            return np.tile(np.arange(2, dtype=np.int32), count), np.repeat(np.arange(count), 2)
         parts, numbers = [], []
         for index, part in enumerate(self.placement.parts):
             stored = np.arange(part.first, part.first + part.count)
@@ -152,16 +156,25 @@ class GGUFTensor:
 
     def read_into(self, region: Region, out: torch.Tensor) -> None:
         """Unpacks a region."""
+        if self.placement.is_turned:
+            experts, inputs, outputs = region
+            count, _, width = self.shape
+            return self._read_rows((count, width), (experts, outputs), inputs, out.transpose(1, 2))
         if not self._has_rows:
             values = self._all().reshape(self.shape)
             for dim, (start, stop) in enumerate(region):
                 values = values.narrow(dim, start, stop - start)
             out.copy_(values)
-            return
-        leading = self.shape[:-1]
-        cut = tuple(slice(start, stop) for start, stop in region[:-1])
+            return None
+        return self._read_rows(self.shape[:-1], region[:-1], region[-1], out)
+
+    def _read_rows(
+        self, leading: tuple[int, ...], region: Region, columns: tuple[int, int], out: torch.Tensor
+    ) -> None:
+        """Unpacks columns of some of the file's rows, which have all dimensions but the last."""
+        cut = tuple(slice(start, stop) for start, stop in region)
         rows = np.arange(prod(leading)).reshape(leading)[cut].reshape(-1)
-        start, stop = region[-1]
+        start, stop = columns
         whole = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
         flat = whole.view(len(rows), stop - start)
         done = 0
@@ -189,6 +202,8 @@ class GGUFTensor:
         """Returns all values of a vector or a transposed matrix, whose rows are not the file's."""
         source = self.placement.parts[0].source
         values = torch.cat(list(self._unpacked(np.arange(len(self._places[0])))))
+        if self.placement.takes_turns:
+            return torch.stack(values.chunk(2), -1)
         if self.architecture.norms_plus_one and source.name.endswith("norm.weight"):
             values -= 1
         order = rotary_order(self.architecture, source, self.heads) if len(source.shape) == 1 else None
@@ -226,6 +241,8 @@ class BlockRows:
     """The ranges of its columns, which begin and end between blocks."""
     experts: int = 1
     """The number of matrices; the rows of one follow those of the one before."""
+    is_turned: bool = False
+    """Whether the tensor is experts x columns x rows."""
 
     @property
     def block_type(self) -> str:
@@ -291,16 +308,21 @@ def block_rows(tensor: torch.Tensor) -> BlockRows | None:
     source = tensor.source
     if isinstance(source, GGUFTensor):
         types = {part.source.ggml_type for part in source.placement.parts}
-        if not source._has_rows or len(types) > 1 or source.block_type.lower() not in GGUF_FORMATS:
+        is_turned = source.placement.is_turned
+        if not (source._has_rows or is_turned) or len(types) > 1:
+            return None
+        if source.block_type.lower() not in GGUF_FORMATS:
             return None
         experts = source.shape[0] if len(source.shape) == 3 else 1
-        rows = np.arange(prod(source.shape[:-1]))
-        return BlockRows(((source, rows),), ((0, source.shape[-1]),), experts)
+        width = source.shape[1 if is_turned else -1]
+        rows = np.arange(prod(source.shape) // width)
+        return BlockRows(((source, rows),), ((0, width),), experts, is_turned)
     if tensor.operator is _aten.slice.Tensor:
         return _sliced(*operator_arguments(tensor))
     if tensor.operator is _aten.cat.default:
         parts = [block_rows(part) for part in tensor.arguments[0]]
-        return _joined(parts, _from_the_end(operator_arguments(tensor)[1], tensor))
+        is_turned = any(part is not None and part.is_turned for part in parts)
+        return _joined(parts, _axis(operator_arguments(tensor)[1], tensor, is_turned))
     return None
 
 
@@ -311,10 +333,10 @@ def _sliced(
     if found is None or step != 1:
         return None
     first, last, _ = slice(start, stop).indices(origin.shape[dim])
-    axis = _from_the_end(dim, origin)
+    axis = _axis(dim, origin, found.is_turned)
     if axis == -2:
         return _row_range(found, first, last)
-    if axis != -1 or found.columns != ((0, origin.shape[-1]),):
+    if axis != -1 or found.columns != ((0, origin.shape[dim]),):
         return None
     if first % found.format.columns or last % found.format.columns:
         return None
@@ -329,14 +351,16 @@ def _row_range(found: BlockRows, first: int, last: int) -> BlockRows | None:
     return replace(found, rows=((tensor, own),))
 
 
-def _from_the_end(dim: int, tensor: torch.Tensor) -> int:
-    """Returns the number of a dimension from the last one: -1, -2 or -3."""
-    return dim if dim < 0 else dim - tensor.dim()
+def _axis(dim: int, tensor: torch.Tensor, is_turned: bool) -> int:
+    """Returns what a dimension counts: -1: columns, -2: rows, -3: experts."""
+    axis = dim if dim < 0 else dim - tensor.dim()
+    return {-1: -2, -2: -1}.get(axis, axis) if is_turned else axis
 
 
 def _joined(parts: list[BlockRows | None], dim: int) -> BlockRows | None:
     found = [part for part in parts if part is not None]
-    if len(found) < len(parts) or len({(part.block_type, part.experts) for part in found}) != 1:
+    kinds = {(part.block_type, part.experts, part.is_turned) for part in found}
+    if len(found) < len(parts) or len(kinds) != 1:
         return None
     first = found[0]
     if dim == -3:

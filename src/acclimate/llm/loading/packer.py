@@ -191,12 +191,13 @@ class Packer:
             if made is not None:
                 self._note_error(part, made[1], made[0].format)
                 return made[0]
-            found = None if is_turned else self._read_blocks(part)
-            if found is None:
+            found = self._read_blocks(part)
+            if found is None or found[0].is_turned != is_turned:
                 return None
             rows, blocks = found
             experts, n, k = part.shard.shape
-            return PackedStack.from_gguf(blocks, rows.block_type, experts, (n, k))
+            n, k = (k, n) if is_turned else (n, k)
+            return PackedStack.from_gguf(blocks, rows.block_type, experts, (n, k), is_turned=is_turned)
         chosen = self._sensitive.get(part.name, self.format)
         try:
             return PackedStack.quantize(part.read(self.source), chosen, is_turned=is_turned)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from acclimate.errors import CorruptModelError
 from acclimate.llm.files.deferred_tensors import DeferredTensor, Region, Source
-from acclimate.llm.files.matrix_parts import operator_arguments, same_values
+from acclimate.llm.files.matrix_parts import MatrixPart, matrix_part, operator_arguments, same_values
 from acclimate.llm.kernels import PackedStack
 from acclimate.llm.kernels.formats import BLOCK_COLUMNS
 from acclimate.llm.published.numbers import read, require_dtype, require_shape
@@ -74,14 +76,9 @@ def pack_experts(
         The packed weights, and the largest relative error of an expert's values. ``None`` if the weights are
         something else, or if the experts need different weight formats.
     """
-    origin = same_values(tensor)
-    if isinstance(origin, DeferredTensor) and isinstance(origin.source, MXFP4Experts):
-        if not is_turned:
-            return None
-        source = origin.source
-        return PackedStack.from_mxfp4(read(source.blocks), read(source.scales), is_turned=True), 0.0
     if is_turned:
-        return None
+        found_part = matrix_part(tensor, lambda s: isinstance(s, MXFP4Experts), row_dim=2, column_dim=1)
+        return None if found_part is None else _pack_mxfp4(found_part)
     found: list[Packed] = []
     for number in range(tensor.shape[0]):
         matrix = _expert(tensor, number)
@@ -96,6 +93,25 @@ def pack_experts(
     data = torch.stack([each.weight.data for each in found])
     stack = PackedStack(found[0].weight.format, data, found[0].weight.shape)
     return stack, max(each.error for each in found)
+
+
+def _pack_mxfp4(part: MatrixPart) -> tuple[PackedStack, float] | None:
+    """Packs outputs and inputs of experts; ``None``: the inputs are no whole blocks."""
+    if any(place % BLOCK_COLUMNS for columns in part.columns for place in columns):
+        return None
+    ranges = [(start // BLOCK_COLUMNS, stop // BLOCK_COLUMNS) for start, stop in part.columns]
+
+    def taken(of: Callable[[Any], Source], *rest: tuple[int, int]) -> Tensor:
+        pieces = [
+            torch.cat(
+                [read(of(s), ((0, s.shape[0]), (start, stop), columns, *rest)) for columns in ranges], 2
+            )
+            for s, start, stop in part.rows
+        ]
+        return torch.cat(pieces, 1)
+
+    blocks, scales = taken(lambda s: s.blocks, (0, _BYTES)), taken(lambda s: s.scales)
+    return PackedStack.from_mxfp4(blocks, scales, is_turned=True), 0.0
 
 
 def _expert(tensor: Tensor, number: int) -> Tensor | None:
