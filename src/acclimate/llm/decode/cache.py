@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.llm.decode.description import Decoder
+from acclimate.llm.decode.description import Attention, Decoder
 
 _FIRST = 256
 
@@ -41,7 +41,7 @@ class StepCache:
         self.keys = [self._empty(a.key_heads, a.head_size) for a in self._attentions()]
         self.values = [self._empty(a.key_heads, a.value_size, self._by_column) for a in self._attentions()]
 
-    def _attentions(self) -> list[Any]:
+    def _attentions(self) -> list[Attention]:
         return [layer.attention for layer in self._decoder.layers]
 
     def _empty(self, heads: int, size: int, by_column: bool = False) -> Tensor:
@@ -56,20 +56,21 @@ class StepCache:
         self.length = length
         if length == 0:  # its layers may have no tensors yet
             return
-        for own, other in ((self.keys, "keys"), (self.values, "values")):
-            for mine, layer in zip(own, cache.layers, strict=True):
-                held = getattr(layer, other)
-                mine[:, :, length - held.shape[2] : length] = held
+        for index, (attention, layer) in enumerate(zip(self._attentions(), cache.layers, strict=True)):
+            held = _as_keys(attention, layer.keys, layer.values)
+            for mine, theirs in zip((self.keys[index], self.values[index]), held, strict=True):
+                mine[:, :, length - theirs.shape[2] : length] = theirs
 
     def give(self, cache: Any) -> None:
         """Adds to transformers' cache the tokens that it lacks."""
         first = cache.get_seq_length()
         if self.length == first:
             return
-        for index, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
-            cache.update(
-                keys[:, :, first : self.length], values[:, :, first : self.length].contiguous(), index
-            )
+        for index, attention in enumerate(self._attentions()):
+            keys, values = (held[index][:, :, first : self.length] for held in (self.keys, self.values))
+            if attention.latent is not None:
+                keys, values = values, keys[..., attention.value_size :]
+            cache.update(keys.contiguous(), values.contiguous(), index)
 
     def reserve(self, length: int) -> bool:
         """Makes room for ``length`` tokens; returns whether new tensors were allocated."""
@@ -83,6 +84,11 @@ class StepCache:
                 new[:, :, : self.length] = old[:, :, : self.length]
                 tensors[index] = new
         return True
+
+
+def _as_keys(attention: Attention, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the keys and values of a layer of transformers' cache, which keeps latents as keys."""
+    return (keys, values) if attention.latent is None else (torch.cat((keys, values), -1), keys)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -7,7 +7,7 @@ sizes, says exactly which element of which earlier tensor every element is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import mul
 from typing import Any
@@ -67,6 +67,7 @@ class Elements:
             self._sizes[next(iter(program.past.free_symbols))] = LENGTH
         self._known_sizes: dict[Any, int] = {}
         self._identities: dict[int, Tensor] = {}
+        self._as_real: dict[int, Value] = {}
         self._known: dict[Any, int] = {}
 
     def size(self, expression: Any) -> Any:
@@ -127,6 +128,10 @@ class Elements:
             return self.terms(value.args[0], is_origin)
         if value.op in ("cat", "stack"):
             return self._joined(value, is_origin)
+        if value.op == "slice_scatter":
+            return self._scattered(value, is_origin)
+        if value.op == "view_as_real" and (turned := self._turned_as_complex(value, is_origin)) is not None:
+            return turned
         if value.op == "neg":
             return [_scaled(t, -1.0) for t in self.terms(value.args[0], is_origin)]
         if value.op in ("add", "sub") and _is_plain_sum(value):
@@ -161,6 +166,60 @@ class Elements:
             return Term(*(join([getattr(t, name) for t in own], dim) for name in Term.__dataclass_fields__))
 
         return [joined(index) for index in range(most)]
+
+    def _scattered(self, value: Value, is_origin: Callable[[Value], bool]) -> list[Term]:
+        """Follows a tensor of which some elements are another's."""
+        parts = [self.terms(operand, is_origin) for operand in value.args[:2]]
+        most = max(len(part) for part in parts)
+        whole, some = ([*part, *[_scaled(part[0], 0.0)] * (most - len(part))] for part in parts)
+        given: list[Any] = [*value.args[2:], *(0, None, None, 1)[len(value.args) - 2 :]]
+        dim, start, stop, step = given
+        where = [slice(None)] * len(value.shape)
+        where[dim] = slice(self.size(start), self.size(stop), step)
+
+        def written(to: Tensor, own: Tensor) -> Tensor:
+            made = to.clone()
+            made[tuple(where)] = own
+            return made
+
+        return [
+            Term(*(written(getattr(a, name), getattr(b, name)) for name in Term.__dataclass_fields__))
+            for a, b in zip(whole, some, strict=True)
+        ]
+
+    def _turned_as_complex(self, value: Value, is_origin: Callable[[Value], bool]) -> list[Term] | None:
+        """Follows pairs of elements that are multiplied by a complex table, as complex numbers."""
+        product = value.args[0]
+        if product.op != "mul" or not all(isinstance(operand, Value) for operand in product.args[:2]):
+            return None
+        for pairs, table in (product.args[:2], product.args[1::-1]):
+            if pairs.op != "view_as_complex" or table.roles != Role.POSITIONS or not table.dtype.is_complex:
+                continue
+            number, places = self._complex_table(table)
+            shape = self.shape(value)
+            real, imaginary = (places[..., i, None].expand(shape) for i in (0, 1))
+            terms = self.terms(pairs.args[0], is_origin)
+            if any(bool((term.tables > 0).any()) for term in terms):
+                raise NotRepresentedError("an element is rotated twice")
+            turned = [t.mapped(lambda x: x.flip(-1)) for t in terms]
+            signs = torch.tensor([-1.0, 1.0], dtype=torch.float64)
+            return [
+                *(_by_table(term, number, real) for term in terms),
+                *(replace(_by_table(term, number, imaginary), factor=term.factor * signs) for term in turned),
+            ]
+        return None
+
+    def _complex_table(self, table: Value) -> tuple[int, Tensor]:
+        """Returns the number of a complex table, and the places of its real and imaginary parts."""
+        source, places = self.moved(table)
+        if id(source) not in self._as_real:
+            self._as_real[id(source)] = Value(
+                "view_as_real", torch.ops.aten.view_as_real.default, (source,), {}, 0,
+                (*source.shape, 2), torch.float32, source.roles,
+            )  # fmt: skip
+        number = self.number(self._as_real[id(source)]) + 1
+        self.rounds[number] = False
+        return number, torch.stack((2 * places, 2 * places + 1), -1)
 
     def _multiplied(self, value: Value, is_origin: Callable[[Value], bool]) -> list[Term]:
         first, second = value.args[:2]
@@ -288,6 +347,13 @@ def _is_plain_sum(value: Value) -> bool:
         and value.kwargs.get("alpha", 1) == 1
         and len(value.args) == 2
     )
+
+
+def _by_table(term: Term, number: int, places: Tensor) -> Term:
+    """Returns a term without tables, multiplied by elements of one."""
+    tables, columns = torch.zeros_like(term.tables), torch.zeros_like(term.columns)
+    tables[..., 0], columns[..., 0] = number, places
+    return replace(term, tables=tables, columns=columns)
 
 
 def _scaled(term: Term, by: float) -> Term:

@@ -21,7 +21,7 @@ _BY_POSITION = {
     "sqrt", "rsqrt", "reciprocal", "clamp", "minimum", "maximum", "where", "rsub", "gt", "ge", "lt", "le",
     "bitwise_and", "bitwise_or", "bitwise_not", "logical_and", "logical_or", "ones_like", "full_like", "cat",
     "stack", "view", "_unsafe_view", "transpose", "permute", "slice", "select", "split", "split_with_sizes",
-    "unbind", "expand", "unsqueeze", "squeeze", "bmm", "repeat", "t",
+    "unbind", "expand", "unsqueeze", "squeeze", "bmm", "repeat", "t", "polar", "view_as_real",
 }  # fmt: skip
 
 _ON_CONSTANTS = {"arange", "full", "ones", "zeros", "scalar_tensor"}
