@@ -58,7 +58,11 @@ class ControlGroup:
     def __init__(self, *, wanted: bool) -> None:
         self._is_v2 = (CONTROL_GROUPS / "cgroup.controllers").exists()
         name = f"acclimate-company-{os.getpid()}"
-        roots = [CONTROL_GROUPS] if self._is_v2 else [CONTROL_GROUPS / each for each in ("cpu", "cpuacct")]
+        roots = (
+            [CONTROL_GROUPS]
+            if self._is_v2
+            else [CONTROL_GROUPS / controller for controller in ("cpu", "cpuacct")]
+        )
         self._folders = [root / name for root in roots]
         self.exists = False
         if not wanted:
@@ -69,8 +73,8 @@ class ControlGroup:
             weight, largest = ("cpu.weight", 10000) if self._is_v2 else ("cpu.shares", 262144)
             if self._is_v2:
                 (self._folders[0] / "cgroup.subtree_control").write_text("+cpu")
-                for each in ("work", "busy"):  # processes of version 2 are in the leaves
-                    (self._folders[0] / each).mkdir()
+                for leaf in ("work", "busy"):  # processes of version 2 are in the leaves
+                    (self._folders[0] / leaf).mkdir()
             (self._folders[0] / weight).write_text(str(largest))
             self.exists = True
 
@@ -101,9 +105,9 @@ class ControlGroup:
     def remove(self) -> None:
         """Removes the group; its processes have ended."""
         for folder in self._folders:
-            for each in (folder / "work", folder / "busy", folder):
+            for leaf in (folder / "work", folder / "busy", folder):
                 with contextlib.suppress(OSError):
-                    each.rmdir()
+                    leaf.rmdir()
 
 
 class Worker:
@@ -166,15 +170,15 @@ def company(group: ControlGroup, programs: int) -> Iterator[None]:
         ]
     else:
         started = [subprocess.Popen([*python, BUSY]) for _ in range(programs)]
-        for each in started:
-            group.add(each.pid, busy=True)
+        for process in started:
+            group.add(process.pid, busy=True)
     time.sleep(0.3)
     try:
         yield
     finally:
-        for each in started:
-            each.kill()
-            each.wait()
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 def busy_s() -> float:
@@ -201,8 +205,8 @@ def measured(worker: Worker, group: ControlGroup, seconds: float) -> tuple[float
 def left(programs: int) -> float:
     """The share of the processors that so many busy programs leave."""
     processors = len(os.sched_getaffinity(0))
-    each, more = divmod(programs, processors)
-    return ((processors - more) / (each + 1) + more / (each + 2)) / processors
+    fewest, more = divmod(programs, processors)
+    return ((processors - more) / (fewest + 1) + more / (fewest + 2)) / processors
 
 
 def compare(
@@ -223,14 +227,19 @@ def compare(
                     found[worker.name].append(measured(worker, group, seconds))
             if quota is not None:
                 group.limit(None)
-        speeds = {each: statistics.median(speed for speed, _ in turn) for each, turn in found.items()}
+        speeds = {
+            contestant: statistics.median(speed for speed, _ in turn) for contestant, turn in found.items()
+        }
         alone = alone or speeds
         processors = len(os.sched_getaffinity(0))
         goal = factor * (left(programs) if quota is None else min(1.0, quota / processors))
-        row = [f"{speeds[each]:.5g} ({speeds[each] / alone[each]:.2f})" for each in speeds]
+        row = [
+            f"{speeds[contestant]:.5g} ({speeds[contestant] / alone[contestant]:.2f})"
+            for contestant in speeds
+        ]
         disturbed = max(others for turn in found.values() for _, others in turn)
         remark = f"  other work took {disturbed:.0%}" if disturbed > MOST_DISTURBED else ""
-        print(f"{name:12}" + "".join(f"{each:>22}" for each in row) + f"{goal:7.2f}{remark}", flush=True)
+        print(f"{name:12}" + "".join(f"{cell:>22}" for cell in row) + f"{goal:7.2f}{remark}", flush=True)
         own = workers[0].name
         if name != "alone":
             reaches &= speeds[own] >= goal * alone[own]
@@ -255,7 +264,7 @@ def main() -> int:
         "--llama", nargs=2, metavar=("PYTHON", "GGUF"), help="a Python with llama_cpp, a model"
     )
     args = parser.parse_args()
-    if unknown := [each for each in args.parts if each not in parts]:
+    if unknown := [part for part in args.parts if part not in parts]:
         parser.error(f"there is no part {', '.join(unknown)}; there are {', '.join(parts)}")
     chosen = args.parts or parts
     if args.real_time:

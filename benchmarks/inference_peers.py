@@ -15,6 +15,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,7 @@ def llama_run(gguf: str, prompt_tokens: int, new_tokens: int, most_sequences: in
     import numpy as np
 
     llama_cpp.llama_backend_init()
-    silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
-    llama_cpp.llama_log_set(silent, None)
+    _silence_llama()
     path = gguf if kind in ("Q4_K_M", "file") else _requantized(gguf, kind)
     model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
     params = llama_cpp.llama_context_default_params()
@@ -114,6 +114,16 @@ def llama_run(gguf: str, prompt_tokens: int, new_tokens: int, most_sequences: in
     return run
 
 
+@cache
+def _silence_llama() -> Any:
+    """Keeps llama.cpp from logging. The callback is kept, since llama.cpp calls it until the process ends."""
+    import llama_cpp
+
+    silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
+    llama_cpp.llama_log_set(silent, None)
+    return silent
+
+
 def _requantized(gguf: str, kind: str) -> str:
     import tempfile
 
@@ -127,8 +137,7 @@ def requantize(gguf: str, kind: str, path: Path) -> None:
     """Makes a GGUF file in another format, with every matrix in it, the head too."""
     import llama_cpp
 
-    silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
-    llama_cpp.llama_log_set(silent, None)
+    _silence_llama()
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
     params.allow_requantize, params.pure = True, True

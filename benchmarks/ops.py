@@ -218,7 +218,7 @@ class MemoryLimit:
     """The same bytes in the same mix of reads and writes, with no work to do on them."""
 
     def __init__(self, elements: int) -> None:
-        from acclimate.ops.optimizers import huge_pages
+        from acclimate.host import huge_pages
 
         self._folder = tempfile.TemporaryDirectory()
         source, library = Path(self._folder.name, "streams.cpp"), Path(self._folder.name, "streams.so")
@@ -230,7 +230,10 @@ class MemoryLimit:
         self._elements = elements
         # Parameters and gradients are the user's memory; what the optimizer makes is on huge pages.
         self._wide, self._narrow = torch.zeros(elements), torch.zeros(elements, dtype=torch.bfloat16)
-        states = [huge_pages.empty_like(self._wide, torch.float32).zero_() for _ in range(2)]
+        states = [torch.empty(elements) for _ in range(2)]
+        for state in states:
+            huge_pages.request(state)
+            state.zero_()
         self._changed = [torch.zeros(elements), *states]
         self._out = torch.zeros(elements, dtype=torch.bfloat16)
 

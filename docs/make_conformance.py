@@ -38,7 +38,9 @@ each failure, what was observed, the calls of the interface that led to it, whos
 the interface says. It also shows which checks an interrupted run did not reach.
 
 *To change* names the method at fault. In this order, that is the method that raised the error; the method that
-the observation names; the one on which failing observations depend and others do not. For a collective it is
+the observation names; the one on which failing observations depend and others do not. If that is a default of
+acclimate's, it is the vendor's own method that was called in it. If the state of torch has changed after a check,
+such as recording of gradients, it is the method whose block ended last. For a collective it is
 the communication backend, for an op its builder, for a wrong number the device's operator. Failures with the
 same error or the same method are listed together, such as "27 checks: this device has no complex64".
 
@@ -76,6 +78,8 @@ Rules that may surprise:
   keep them.
 - A host has no allocator to ask, and its figures are those of the whole process. Allocations are therefore
   large (96 MiB), with a tolerance of an eighth for whatever else the process does.
+- An allocator may reserve blocks of any size, take tensors from them, and keep one block that is empty. Reserved memory
+  must then grow only if no block has room.
 - If torch's allocator raises a plain `RuntimeError` when memory runs out, as on a host, `is_out_of_memory()`
   must distinguish it from every other error.
 - A device's class says which features it lacks: `supports_streams`, `supports_graphs`,

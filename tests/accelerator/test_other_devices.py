@@ -30,7 +30,8 @@ tell(passed=count.passed, failed=count.failed, code=int(code))
 """
 
 
-@pytest.mark.parametrize("device", [pytest.param("bare", marks=pytest.mark.slow), "whole"])
+@pytest.mark.parametrize("device", ["bare", "whole"])
+@pytest.mark.slow
 def test_the_interface_keeps_its_promises_on(device: str, fresh: FreshProcesses) -> None:
     files = [str(HERE / f"test_{category}.py") for category in CATEGORIES]
     run = RUN.replace("= DEVICE", f'= "{device}"').replace("FILES", repr(files))

@@ -27,27 +27,14 @@ library = pytest.importorskip("acclimate_sim.library", reason="the emulated acce
 NAMED_SLOTS = library.NAMED_SLOTS
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
-GLOO_WITHOUT_METAL = (
-    "torch.distributed has no operators for tensors on Metal: a program moves them to the host for gloo"
-)
-COMMUNICATION = (
-    "collectives", "exact_numbers", "values_moved", "reductions", "tensors_of_any_shape", "roots", "groups",
-    "barrier", "asynchronous_collectives", "point_to_point", "other_collectives", "objects",
-    "group_made_again",
-)  # fmt: skip
-NOT_ON_METAL = {f"communication/{name}": GLOO_WITHOUT_METAL for name in COMMUNICATION}
 PEAK_WITHOUT_STATISTICS = "Metal's allocator keeps no peak in torch 2.10, so it is the largest figure read"
 GAUDI_RESERVES_ALL = "Gaudi's allocator holds all memory from the start: memory_reserved() is a constant"
 INDUCTOR_FOR_CUDA = "what inductor prepares for CUDA graphs is in builds of torch for CUDA only"
 KNOWN_FAILURES = {
     "cuda": {"runtime/compiles": INDUCTOR_FOR_CUDA},
-    "mps": NOT_ON_METAL,
-    "mps of torch 2.10": {**NOT_ON_METAL, "memory/statistics_agree": PEAK_WITHOUT_STATISTICS},
+    "mps of torch 2.10": {"memory/statistics_agree": PEAK_WITHOUT_STATISTICS},
     "hpu": {
         "devices/names": "without an index, which a program may take from its rank; a process has one HPU",
-        "memory/reserved_follows_allocations": GAUDI_RESERVES_ALL,
-        "memory/peak_is_the_highest": GAUDI_RESERVES_ALL,
-        "memory/figures_beyond_32_bits": GAUDI_RESERVES_ALL,
         "memory/cache_is_not_available": GAUDI_RESERVES_ALL,
     },
 }
@@ -224,6 +211,7 @@ for call in json.loads(sys.argv[1]):
     assert len(log.read(log_file(folder))["wrong-arguments"]) == len(calls)
 
 
+@pytest.mark.slow
 def test_a_backend_that_calls_what_its_vendor_lacks_fails_its_checks(folder: Path) -> None:
     (folder / "faulty.py").write_text("""
 from acclimate.backends.npu import NPUAccelerator

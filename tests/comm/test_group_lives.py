@@ -195,5 +195,5 @@ def sum_on_one_processor(rank: int, rounds: int) -> float:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a processor for each rank")
 def test_ranks_on_one_processor_do_not_spin_for_each_other() -> None:
     with RankProcesses(2) as processes:
-        for each in processes.values(partial(sum_on_one_processor, rounds=300)):
-            assert each < 150e-6  # a rank that spins takes about 400 us
+        for seconds in processes.values(partial(sum_on_one_processor, rounds=300)):
+            assert seconds < 150e-6  # a rank that spins takes about 400 us

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fresh_process import FreshProcesses
 from rank_processes import RankProcesses
 
 DEVICE = "whole"
@@ -117,3 +118,12 @@ def part_of_the_ranks(rank: int) -> list[float]:
 
 def test_groups_of_some_ranks_have_their_own_names(ranks: RankProcesses) -> None:
     assert ranks.values(part_of_the_ranks) == [[3], [3]]
+
+
+def test_apple_gpus_communicate_through_the_host(fresh: FreshProcesses) -> None:
+    outcome = fresh.check("""
+import torch.distributed as dist
+from acclimate.backends.mps import MPSAccelerator
+print(MPSAccelerator().communication_backend_name(), dist.Backend.backend_capability["staged"])
+""")
+    assert outcome.stdout.strip() == "staged ['mps', 'cpu']"

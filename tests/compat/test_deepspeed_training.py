@@ -130,8 +130,6 @@ CHECKPOINTS = ("1,cpu,fp32", "2,cpu,bf16", "3,cpu,fp32")
 THREE = ("own", "cpu", "sim")
 
 
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("ranks", [1, 2])
 def test_the_program_of_the_page_trains_on_two_ranks(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "deepspeed.md"
     found = re.search(r"```python\n(# train.py\n.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
@@ -148,6 +146,8 @@ def test_the_program_of_the_page_trains_on_two_ranks(tmp_path: Path) -> None:
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_checkpoint_of_one_accelerator_goes_on_with_the_same_losses_on_another(
     ranks: int, tmp_path: Path
 ) -> None:

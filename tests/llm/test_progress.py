@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from acclimate.llm.progress import compile_progress, progress_bar, progress_on_terminal
+from acclimate.llm.progress import compile_progress, figures_line, progress_bar, progress_on_terminal
 
 LONG = "a-model-with-a-very-long-name-70B-Instruct-of-some-maker-IQ2_XXS"
 
@@ -45,3 +45,18 @@ def test_where_there_is_no_terminal_each_step_is_a_line(capsys: pytest.CaptureFi
         show(1, 2, "a.cpp")
         show(2, 2, "a.so")
     assert shown(capsys) == ["acclimate: compiled 1 of 2: a.cpp", "acclimate: compiled 2 of 2: a.so"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "lines"),
+    [
+        (0, ["[cpu | bfloat16 | 268.1 M parameters | loaded in 1.71 s]"]),
+        (60, ["[cpu | bfloat16 | 268.1 M parameters | loaded in 1.71 s]"]),
+        (54, ["[cpu | bfloat16 | 268.1 M parameters |", " loaded in 1.71 s]"]),
+        (5, ["[cpu |", " bfloat16 |", " 268.1 M parameters |", " loaded in 1.71 s]"]),
+    ],
+)
+def test_figures_break_between_two_parts_where_a_terminal_is_narrow(columns: int, lines: list[str]) -> None:
+    with progress_on_terminal(columns):
+        found = figures_line(["cpu", "bfloat16", "268.1 M parameters", "loaded in 1.71 s"])
+    assert found.splitlines() == lines

@@ -116,7 +116,7 @@ assert "TORCH_DEVICE_BACKEND_AUTOLOAD" not in os.environ
     ("command", "code"),
     [
         (["ops"], 0),
-        (["conformance", "--only", "streams/current_stream"], 0),
+        pytest.param(["conformance", "--only", "streams/current_stream"], 0, marks=pytest.mark.slow),
         (["generate", "hello", "--model", "no_such_folder/x"], 2),
     ],
     ids=["ops", "conformance", "generate"],

@@ -12,7 +12,7 @@ from sim_process import run_folder
         ("on_sim", ""),
         pytest.param("on_sim", "hpu-like", marks=pytest.mark.slow),
         pytest.param("on_sim", "devices=2,sync=check", marks=pytest.mark.slow),
-        ("with_sync_check", "sync=check"),
+        pytest.param("with_sync_check", "sync=check", marks=pytest.mark.slow),
         # As Apple's GPUs and some of Intel's are; and Gaudi, which replaces Parameters.
         pytest.param(
             "with_sync_check/test_grad_scaler.py with_limits",

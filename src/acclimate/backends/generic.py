@@ -5,13 +5,13 @@ torch's conventions for out-of-tree devices are enough for the defaults of all m
 
 from __future__ import annotations
 
-import pkgutil
 import sys
 from collections.abc import Collection
 
 import torch
 
 from acclimate.accelerator import Accelerator
+from acclimate.backends.staged import staged_for
 from acclimate.errors import UnsupportedError
 
 _DEVICES_OF_INDUCTOR = ("mtia",)
@@ -38,12 +38,11 @@ class GenericAccelerator(Accelerator):
     @property
     def communication_backend(self) -> str:
         """The backend registered with ``torch.distributed`` for the device, else ``"staged"``."""
-        if not torch.distributed.is_available():
-            return "gloo"
-        registered = torch.distributed.Backend.default_device_backend_map
-        if self.device_type not in registered:
-            pkgutil.resolve_name("acclimate.comm.staged:register")(self.device_type)
-        return str(registered[self.device_type])
+        if torch.distributed.is_available():
+            registered = torch.distributed.Backend.default_device_backend_map
+            if self.device_type in registered:
+                return str(registered[self.device_type])
+        return staged_for(self.device_type)
 
     def get_compile_backend(self) -> str:
         """Returns the one that was set; else ``"inductor"`` if it has code for the device, or ``"eager"``."""

@@ -11,6 +11,7 @@ import torch
 
 from acclimate.accelerator import Accelerator, DeviceLike, DeviceProperties
 from acclimate.backends import builtin
+from acclimate.backends.staged import staged_for
 
 
 class MPSAccelerator(Accelerator):
@@ -21,8 +22,12 @@ class MPSAccelerator(Accelerator):
     """
 
     device_type = "mps"
-    communication_backend = "gloo"
     _record = builtin("mps")
+
+    @property
+    def communication_backend(self) -> str:
+        """``"staged"``: gloo takes no tensors on Metal, and torch has no other backend for them."""
+        return staged_for("mps")
 
     def is_fp64_supported(self) -> bool:
         return False  # Metal has no float64

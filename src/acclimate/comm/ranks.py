@@ -42,7 +42,7 @@ def find_place(environ: Mapping[str, str]) -> Place | None:
         InvalidEnvironmentError: a variable has an invalid value, or only one of rank and number is set.
         InvalidRankError: the variables of two launchers contradict each other.
     """
-    # In a batch script Slurm sets the variables of a task too, although the script is none.
+    # In a batch script Slurm sets the variables of a task too, although the script is not a task.
     told = [names for names in LAUNCHERS if names.launcher != SLURM.launcher or in_step(environ)]
     inner: Place | None = None
     found = set[str]()
@@ -93,7 +93,7 @@ def _place(names: RankVariables, environ: Mapping[str, str]) -> Place | None:
             f"{names.rank} is {rank}, but must be less than {names.world_size}, which is {world_size}."
         )
     local_rank, local_size = _number(names.local_rank, environ, 0), _local_size(names, world_size, environ)
-    # Slurm also hands on what the allocation was asked for, which its steps need not have.
+    # Slurm also passes on the request for the allocation, from which its steps may differ.
     if names.launcher != SLURM.launcher and local_size is not None:
         _check_on_this_host(names, local_rank, local_size, world_size)
     return Place(names, rank, world_size, local_rank, local_size, names.job)

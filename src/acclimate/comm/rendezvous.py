@@ -185,7 +185,7 @@ def why_not_shared(offers: tuple[Offer, ...], most_ranks: int) -> str:
 
 
 def are_on_one_host(offers: tuple[Offer, ...]) -> bool:
-    """Whether all ranks are on one host, and none in a container with processes or a network of its own."""
+    """Whether all ranks are on one host, and none in a container with its own PID or network namespace."""
     return len({offer.host for offer in offers if offer.host}) <= 1
 
 

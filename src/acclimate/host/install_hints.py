@@ -25,7 +25,7 @@ def pip_install(what: str) -> str:
 def install_extra(extra: str) -> str:
     """Returns the command that installs an optional extra of acclimate.
 
-    No index need carry acclimate, so that the command names the clone that runs, or asks for one.
+    The command needs no package index with acclimate: it names the clone that runs, or asks for one.
     """
     clone = _clone()
     if clone is None:

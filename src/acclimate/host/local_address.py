@@ -27,7 +27,7 @@ def is_loopback(address: str) -> bool:
 
 
 def own_name_is_loopback() -> bool:
-    """Whether this machine's own name leads to itself only: Debian gives it the address 127.0.1.1."""
+    """Whether this machine's name resolves to a loopback address, such as 127.0.1.1 on Debian."""
     try:
         found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     except OSError:  # it has no address at all
@@ -36,9 +36,9 @@ def own_name_is_loopback() -> bool:
 
 
 def interface_towards(hosts: list[str]) -> str | None:
-    """Returns the network interface through which this machine reaches the first of these hosts that it can.
+    """Returns the network interface towards the first of these hosts that is another, reachable machine.
 
-    ``None`` if it reaches all of them within the machine.
+    ``None`` if there is no such host.
     """
     for host in hosts:
         try:

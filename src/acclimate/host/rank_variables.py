@@ -9,7 +9,7 @@ from acclimate.host.slurm_allocation import JOB_ID
 
 @dataclass(frozen=True)
 class RankVariables:
-    """The names of one launcher's environment variables; empty for a fact that it does not tell."""
+    """The names of one launcher's environment variables; empty for a fact without a variable."""
 
     launcher: str
     rank: str
@@ -42,7 +42,7 @@ SLURM = RankVariables(
     "SLURM_STEP_NUM_NODES",
     (JOB_ID, "SLURM_JOBID", "SLURM_STEP_ID"),
 )
-"""The variables of a step. Those of a batch script have the same rank, but it is no task."""
+"""The variables of a step. A batch script has a rank in the same variables, but is not a task."""
 
 LAUNCHERS = (
     TORCHRUN,

@@ -24,7 +24,7 @@ def in_allocation(environ: Mapping[str, str]) -> bool:
 
 
 def in_step(environ: Mapping[str, str]) -> bool:
-    """Whether ``srun`` started the process, as a task of a step. A batch script is no task."""
+    """Whether ``srun`` started the process, as a task of a step. A batch script is not a task."""
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") or ""
     return step.isdecimal() and int(step[:20]) < _FIRST_RESERVED_STEP
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 from acclimate.errors import PromptError
 from acclimate.llm.generation import (
@@ -16,6 +15,7 @@ from acclimate.llm.generation import (
     write_text,
 )
 from acclimate.llm.loading.loaded_model import LoadedModel
+from acclimate.llm.read_tokens import ReadTokens
 from acclimate.llm.text.tokenizers import Message
 from acclimate.llm.text_options import TextOptions
 
@@ -54,8 +54,7 @@ class Conversation:
         """All messages so far: those of the user and the model's answers."""
         self._text = ""  # of the messages, without what ends the last answer
         self._tokens: list[int] = []
-        self._fed: list[int] = []  # the tokens whose keys and values are in the cache
-        self._cache: Any = None
+        self._read: ReadTokens
         self.reset()
         rendered(loaded, [*self.messages, {"role": "user", "content": "…"}], template)
 
@@ -89,9 +88,12 @@ class Conversation:
         check_text(message)
         messages = [*self.messages, {"role": "user", "content": message}]
         text, tokens = self._prompt(messages)
-        self._crop(_common(tokens, self._fed))
+        known = self._read.common(tokens)
+        if known == 0:
+            self._forget()
+        self._read.crop(known)
         try:
-            made = write_text(self._loaded, tokens, self._options, on_text, self._cache, is_stopped)
+            made = write_text(self._loaded, tokens, self._options, on_text, self._read.cache, is_stopped)
         except GenerationInterrupted as interruption:
             if interruption.partial.tokens:
                 self._keep(messages, text, tokens, interruption.partial)
@@ -125,7 +127,7 @@ class Conversation:
         self.messages.append(messages[-1])
         self.messages.append({"role": "assistant", "content": made.text})
         written = list(made.tokens)
-        self._fed = [*tokens, *written][: self._cache_length()]
+        self._read.note([*tokens, *written])
         if made.finish_reason == "end":
             written.pop()  # the template writes the end
         self._text, self._tokens = "", []
@@ -138,34 +140,5 @@ class Conversation:
                 self._text, self._tokens = text + made.text, tokens + own
                 return
 
-    # -- the keys and values -------------------------------------------------------------------------
-
     def _forget(self) -> None:
-        self._cache, self._fed = _new_cache(self._loaded.module), []
-
-    def _cache_length(self) -> int:
-        return 0 if self._cache is None else int(self._cache.get_seq_length())
-
-    def _crop(self, length: int) -> None:
-        """Keeps the keys and values of the first ``length`` tokens."""
-        if length < len(self._fed):
-            if length == 0:
-                self._forget()
-            else:
-                self._cache.crop(length - len(self._fed))
-                del self._fed[length:]
-
-
-def _common(tokens: list[int], fed: list[int]) -> int:
-    """Returns how many of the tokens need not be read again; the last is always read, for its logits."""
-    most = min(len(tokens) - 1, len(fed))
-    return next((place for place in range(most) if tokens[place] != fed[place]), max(most, 0))
-
-
-def _new_cache(module: Any) -> Any:
-    """Returns an empty cache that can be cropped; ``None`` if the model keeps more than keys and values."""
-    from transformers import DynamicCache
-
-    kinds = {type(layer).__name__ for layer in DynamicCache(config=module.config).layers}
-    # Without a configuration, the layers with a window keep all tokens, so the cache can be cropped anywhere.
-    return DynamicCache() if kinds <= {"DynamicLayer", "DynamicSlidingWindowLayer"} else None
+        self._read = ReadTokens(self._loaded.module)

@@ -1,9 +1,11 @@
-"""Progress bars on a terminal, no wider than it."""
+"""Progress bars and figures on a terminal, no wider than it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -22,6 +24,26 @@ def progress_on_terminal(columns: int) -> Iterator[None]:
         yield
     finally:
         _COLUMNS.reset(token)
+
+
+def terminal_columns() -> int:
+    """Returns the width of the terminal that shows stderr; 0 if there is none."""
+    if (elsewhere := _COLUMNS.get()) > 0:
+        return elsewhere
+    return shutil.get_terminal_size().columns if sys.stderr.isatty() else 0
+
+
+def figures_line(parts: Sequence[str]) -> str:
+    """Returns ``[a | b]``, on a terminal in lines that break between two parts."""
+    columns, lines = terminal_columns(), [f"[{parts[0]}"]
+    for part in parts[1:]:
+        # A bar or a bracket follows.
+        if 0 < columns < len(f"{lines[-1]} | {part}  |"):
+            lines[-1] += " |"
+            lines.append(f" {part}")
+        else:
+            lines[-1] += f" | {part}"
+    return "\n".join(lines) + "]"
 
 
 @contextlib.contextmanager

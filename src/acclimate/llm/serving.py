@@ -29,6 +29,7 @@ from transformers.cli.serving.utils import (
     DirectStreamer,
     GenerateManager,
     GenerationState,
+    _GenerationCancelled,
 )
 
 from acclimate.errors import AcclimateError
@@ -36,6 +37,7 @@ from acclimate.llm.decode.company import in_company
 from acclimate.llm.decode.loop import LARGEST_BATCH, step_kind
 from acclimate.llm.generation import end_tokens
 from acclimate.llm.quiet import first_line, quiet_transformers
+from acclimate.llm.read_tokens import RemembersTexts
 
 if TYPE_CHECKING:
     from acclimate.llm.loading.loaded_model import LoadedModel
@@ -245,6 +247,8 @@ def build_app(model: Any, tokenizer: Any, name: str, context_length: int | None,
         context_length: the most tokens of a prompt and its continuation; ``None``: no limit.
         at_once: how many requests to run at once; further ones wait.
     """
+    if model.model_ranks.size == 1:  # ranks would have to agree on what they keep
+        model = RemembersTexts(model, _GenerationCancelled)
     manager = _OneModel(model, tokenizer, name)
     state = _GenerationState(_GenerateManager(at_once, context_length))
     app = build_server(

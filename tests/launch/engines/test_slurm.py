@@ -26,6 +26,8 @@ from engine_jobs import (
 from hosts import SRC, Hosts
 from slurm_cluster import SlurmCluster
 
+from quick_parameters import quick
+
 SLURM = ("--launcher", "slurm")
 
 
@@ -85,7 +87,7 @@ print(numbers and (*numbers, *master_address(place, os.environ)))
 """
 
 
-@pytest.mark.parametrize("mpi", ["none", "pmi2"])
+@pytest.mark.parametrize("mpi", quick(("none", "pmi2"), "pmi2"))
 def test_tasks_of_srun_know_their_place_whatever_interface_it_offers(slurm_jobs: Jobs, mpi: str) -> None:
     command = ["srun", f"--mpi={mpi}", "--nodes=2", "--ntasks=4", sys.executable, "-c", _PLACE]
     done = slurm_jobs.hosts.head.run(["env", *settings(slurm_jobs), *command])
@@ -94,6 +96,7 @@ def test_tasks_of_srun_know_their_place_whatever_interface_it_offers(slurm_jobs:
     assert len({place[5] for place in places}) == 1
 
 
+@pytest.mark.slow
 def test_python_in_a_batch_script_of_several_tasks_is_a_process_alone(slurm_jobs: Jobs) -> None:
     script = slurm_jobs.folder / "batch.sh"
     script.write_text(f"#!/bin/sh\nenv | grep SLURM_NTASKS\n{sys.executable} {slurm_jobs.script(_PLACE)}\n")

@@ -123,7 +123,7 @@ def test_a_node_that_never_starts_is_waited_for_with_a_message_until_the_limit(
 
 
 def test_nodes_of_different_jobs_do_not_start_together(nodes: Nodes) -> None:
-    first = nodes.start(0, SLEEP, "--start_timeout", "10", count=3)
+    first = nodes.start(0, SLEEP, "--start_timeout", "6", count=3)
     told = ends([nodes.start(1, SLEEP, count=2)])
     assert told[0][0] == 2
     assert "node 0 was started for 3 nodes, and this is node 1 of 2" in told[0][2]

@@ -117,7 +117,7 @@ def test_every_option_of_a_text_works_together_and_in_both_spellings(acclimate: 
     assert made["finish_reason"] in ("end", "stop", "length")
     assert (made["weights"], made["dtype"]) == ("bfloat16", "bfloat16")
     assert made["prompt_tokens"] > 10
-    again = [f"--{each[2:].replace('-', '_')}" if each.startswith("--") else each for each in (*asked, *more)]
+    again = [f"--{word[2:].replace('-', '_')}" if word.startswith("--") else word for word in (*asked, *more)]
     assert json.loads(acclimate(*again, "--dtype", "bfloat16").stdout)["tokens"] == made["tokens"]
 
 

@@ -21,6 +21,8 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from quick_parameters import quick
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
 
 from architectures import tiny_model
@@ -157,7 +159,19 @@ BEFORE: dict[str, Change] = {
 """Changes before ``init_inference``."""
 
 
-@pytest.mark.parametrize("change", BEFORE.values(), ids=BEFORE.keys())
+@pytest.mark.parametrize(
+    "change",
+    quick(
+        BEFORE,
+        "a_linear_module_that_adds_for_long_prompts",
+        "a_linear_module_that_looks_at_values",
+        "an_mlp_that_counts_calls",
+        "an_mlp_that_mixes_sequences",
+        "a_layer_that_adds_at_far_positions",
+        "a_model_that_looks_for_a_token",
+        "an_activation_with_a_far_limit",
+    ),
+)
 def test_code_that_does_something_more_is_computed(change: Change) -> None:
     model = copy.deepcopy(made("llama"))
     change(model)
@@ -167,9 +181,9 @@ def test_code_that_does_something_more_is_computed(change: Change) -> None:
     random.setstate(state)
     assert torch.equal(text(ours), expected)
     with torch.no_grad():  # values beyond the limits
-        for each in (own, ours):
-            each.model.norm.weight.mul_(3)
-            mlp(each).up_proj.weight.mul_(3)
+        for net in (own, ours):
+            net.model.norm.weight.mul_(3)
+            mlp(net).up_proj.weight.mul_(3)
     assert torch.equal(text(ours, max_new_tokens=10), text(own, max_new_tokens=10))
 
 
@@ -230,15 +244,29 @@ AFTER: dict[str, Change] = {
 """Changes after a text."""
 
 
-@pytest.mark.parametrize("change", AFTER.values(), ids=AFTER.keys())
+@pytest.mark.parametrize(
+    "change",
+    quick(
+        AFTER,
+        "a_class_of_an_mlp",
+        "a_hook",
+        "a_forward_of_one_module",
+        "a_scale_of_attention",
+        "frequencies",
+        "a_norm_through_numpy",
+        "a_weight_through_data",
+        "a_wrapped_linear_module",
+        "the_embedding_as_head",
+    ),
+)
 def test_a_later_change_counts(change: Change) -> None:
     own = copy.deepcopy(made("llama"))
     ours = acclimate.init_inference(copy.deepcopy(own))
     before = text_of_unchanged_llama()
     assert torch.equal(text(ours), before)
     assert step_kind(ours) == "native"
-    for each in (own, ours):
-        change(each)
+    for net in (own, ours):
+        change(net)
     expected = text(own)
     assert torch.equal(text(ours), expected)
     assert not torch.equal(expected, before), "the change changes nothing"
@@ -303,7 +331,9 @@ AROUND: dict[str, Callable[[], Any]] = {
 """Changes outside the model that hold for one text."""
 
 
-@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND.keys())
+@pytest.mark.parametrize(
+    "around", quick(AROUND, "linear", "attention", "forward_of_mlp", "cache", "global_hook", "autocast")
+)
 def test_a_change_outside_the_model_counts_while_it_holds(around: Callable[[], Any]) -> None:
     own = copy.deepcopy(made("llama"))
     ours = acclimate.init_inference(copy.deepcopy(own))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -10,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tiny_models import save_tiny_model
 
 import acclimate
-from acclimate.llm.decode import company
+from acclimate.llm.decode import cache, company
 from acclimate.llm.decode.company import Company, in_company
 from acclimate.llm.decode.loop import lean_decoder
 
@@ -46,7 +48,13 @@ class Meeting:
 def test_texts_that_come_and_go_are_those_of_each_alone(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = acclimate.init_inference(str(save_tiny_model(kind, tmp_path)), dtype="float32")
+    folder = save_tiny_model(kind, tmp_path)
+    if kind == "gemma3":  # all texts pass its window
+        monkeypatch.setattr(cache, "_LEAST_SPARE", 1)
+        config = json.loads((folder / "config.json").read_text())
+        windowed = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+        (folder / "config.json").write_text(json.dumps(config | windowed))
+    model = acclimate.init_inference(str(folder), dtype="float32")
     riders: list[int] = []
     run = Company._run
 
@@ -74,17 +82,25 @@ def test_texts_that_come_and_go_are_those_of_each_alone(
 
     alone = [generate(number) for number in range(len(PROMPTS))]
     assert not riders
-    barrier = threading.Barrier(len(PROMPTS) + 1)
-    found: dict[int, list[int]] = {}
+    assert at_once(model, generate, len(PROMPTS)) == alone
+    assert sum(riders) == sum(LENGTHS) - len(LENGTHS)
+    assert riders[0] == len(PROMPTS)
+
+
+def at_once(model: Any, generate: Callable[[int, Any], Any], count: int) -> list[Any]:
+    """Returns what ``generate(number, streamer)`` returns for each number, in threads whose texts begin to
+    take their steps together."""
+    barrier = threading.Barrier(count + 1)
+    found: dict[int, Any] = {}
 
     def work(number: int) -> None:
         with in_company():
             found[number] = generate(number, Meeting(barrier))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(PROMPTS))]
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: barrier.n_waiting == len(PROMPTS))
+    wait_until(lambda: barrier.n_waiting == count)
     lean = lean_decoder(model)
     assert lean is not None
     assert lean.native is not None
@@ -94,9 +110,61 @@ def test_texts_that_come_and_go_are_those_of_each_alone(
         wait_until(lambda: all(seat.token is not None for seat in others._seats))
     for thread in threads:
         thread.join()
-    assert [found[number] for number in range(len(PROMPTS))] == alone
-    assert sum(riders) == sum(LENGTHS) - len(LENGTHS)
-    assert riders[0] == len(PROMPTS)
+    return [found[number] for number in range(count)]
+
+
+class Recorder(transformers.LogitsProcessor):  # type: ignore[misc]
+    """Keeps all logits."""
+
+    def __init__(self) -> None:
+        self.logits: list[torch.Tensor] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.logits.append(scores.clone())
+        return scores
+
+
+def larger_model(kind: str) -> Any:
+    """A model in bfloat16 whose sums have many terms, and whose keys are divided into parts."""
+    shape = {
+        "vocab_size": 320, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 64, "max_position_embeddings": 512,
+    }  # fmt: skip
+    config: Any = {
+        "llama": transformers.LlamaConfig,
+        "gemma3": transformers.Gemma3TextConfig,
+        "mixtral": transformers.MixtralConfig,
+    }[kind](**shape, **({"sliding_window": 300} if kind == "gemma3" else {}))
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("kind", "quantize"), [("llama", None), ("gemma3", None), ("mixtral", None), ("llama", "int4")]
+)
+def test_logits_of_texts_together_are_those_of_each_alone_to_the_last_bit(
+    kind: str, quantize: str | None
+) -> None:
+    torch.set_num_threads(2)
+    model = acclimate.init_inference(larger_model(kind), quantize=quantize)
+    prompts = [torch.randint(2, 320, (1, length)) for length in (5, 301, 40, 290)]
+
+    def logits(number: int, streamer: Any = None) -> torch.Tensor:
+        recorder = Recorder()
+        model.generate(
+            prompts[number],
+            attention_mask=torch.ones_like(prompts[number]),
+            max_new_tokens=12 + 4 * number,
+            do_sample=False,
+            eos_token_id=None,
+            logits_processor=[recorder],
+            streamer=streamer,
+        )
+        return torch.cat(recorder.logits)
+
+    alone = [logits(number) for number in range(4)]
+    together = at_once(model, logits, 4)
+    assert [torch.equal(mine, other) for mine, other in zip(alone, together, strict=True)] == [True] * 4
 
 
 def test_an_error_in_one_text_ends_only_that_text(tiny_folder: Path) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from quick_parameters import quick
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
 
 from architectures import tiny_model
@@ -60,18 +62,21 @@ def prompts(count: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_text_of_experts_is_transformers(name: str) -> None:
     own, ours = pair(name)
-    texts = [each.generate(PROMPT, max_new_tokens=100, **ALWAYS) for each in (own, ours)]
+    texts = [model.generate(PROMPT, max_new_tokens=100, **ALWAYS) for model in (own, ours)]
     assert step_kind(ours) == "native"
     assert torch.equal(*texts)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_padded_sequences_that_use_the_same_experts_get_transformers_tokens(name: str) -> None:
-    texts = [each.generate(**prompts(8), max_new_tokens=20, **ALWAYS) for each in pair(name)]
+    texts = [model.generate(**prompts(8), max_new_tokens=20, **ALWAYS) for model in pair(name)]
     assert torch.equal(*texts)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    quick(tuple(MODELS), "softmax", "sigmoid, groups, shared", "biases, limits, by column"),
+)
 def test_experts_in_bfloat16_give_transformers_logits(name: str) -> None:
     model = copy.deepcopy(pair(name)[0]).bfloat16()
     ours = acclimate.init_inference(model)
@@ -95,11 +100,11 @@ def test_a_router_is_read_from_its_operators() -> None:
         assert isinstance(experts, Experts)
         found[name] = experts
     router = found["sigmoid, groups, shared"].router
-    assert [each.kind for each in router.scores] == ["sigmoid"]
-    assert [(each.kind, each.value) for each in router.weights] == [("normalize", 1e-20), ("scale", 2.5)]
+    assert [step.kind for step in router.scores] == ["sigmoid"]
+    assert [(step.kind, step.value) for step in router.weights] == [("normalize", 1e-20), ("scale", 2.5)]
     assert router.groups is not None
     assert (router.groups.count, router.groups.used, router.groups.best) == (4, 2, 2)
-    assert [each.kind for each in found["softmax of the chosen"].router.weights] == ["softmax"]
+    assert [step.kind for step in found["softmax of the chosen"].router.weights] == ["softmax"]
     assert found["shared, with a gate"].shared_gate is not None
     gating = found["biases, limits, by column"].gating
     assert (gating.steepness, gating.gate_limit, gating.up_limit, gating.adds) == (1.702, 7.0, 7.0, 1.0)
@@ -131,5 +136,5 @@ def test_experts_with_a_forward_of_the_users_are_captured_by_it() -> None:
     for layer in model.model.layers:
         layer.mlp.experts.__class__ = Twice
     ours = acclimate.init_inference(copy.deepcopy(model))
-    texts = [each.generate(PROMPT, max_new_tokens=20, **ALWAYS) for each in (model, ours)]
+    texts = [net.generate(PROMPT, max_new_tokens=20, **ALWAYS) for net in (model, ours)]
     assert torch.equal(*texts)

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from fresh_process import FreshProcesses
+from quick_parameters import quick
 
 _CODE = """
 import os, signal, threading, time
@@ -30,7 +31,8 @@ def forked():
     if child == 0:
         signal.alarm(60)
         try:
-            if os.fork() == 0:  # a worker's own child
+            if os.fork() == 0:  # a worker's own child, which inherits no alarm
+                signal.alarm(60)
                 generate()
                 os._exit(0)
             ended = os.wait()[1]
@@ -83,7 +85,7 @@ thread.join()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.parametrize("parent", _PARENTS)
+@pytest.mark.parametrize("parent", quick(tuple(_PARENTS), "loads", "forks_while_a_thread_generates"))
 def test_a_forked_child_generates_after_its_parent(parent: str, fresh: FreshProcesses) -> None:
     # The expected tokens come from a thread, whose threads of torch end with it.
     code = """

@@ -135,7 +135,7 @@ def test_changes_of_the_head_count_from_the_next_prompt_on() -> None:
     assert first_token_and_next() == [token + 1 for token in before]
 
 
-@pytest.mark.parametrize("factor", [1, *(pytest.param(each, marks=pytest.mark.slow) for each in (4, 100))])
+@pytest.mark.parametrize("factor", [1, *(pytest.param(scale, marks=pytest.mark.slow) for scale in (4, 100))])
 def test_a_cap_of_the_logits_keeps_the_token_even_where_many_reach_it(factor: int) -> None:
     torch.manual_seed(0)
     model = tiny_model("gemma2", vocab_size=WORDS, hidden_size=32, final_logit_softcapping=5.0)

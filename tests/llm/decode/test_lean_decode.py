@@ -18,6 +18,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
 
 from architectures import tiny_model
+from tiny_models import byte_level_tokenizer
 from transformers import TextStreamer
 
 import acclimate
@@ -89,20 +90,20 @@ def test_a_padded_batch_gets_the_tokens_of_transformers(name: str, taken: list[b
 @pytest.mark.parametrize("name", ALL)
 def test_parameters_keep_their_layout(name: str) -> None:
     model = tiny_model(name)
-    before = {each: (p.shape, p.stride()) for each, p in model.named_parameters()}
+    before = {key: (p.shape, p.stride()) for key, p in model.named_parameters()}
     ours = acclimate.init_inference(model)
     ours.generate(PROMPT, do_sample=False, max_new_tokens=2)
-    assert {each: (p.shape, p.stride()) for each, p in ours.named_parameters()} == before
+    assert {key: (p.shape, p.stride()) for key, p in ours.named_parameters()} == before
 
 
 def test_a_weight_by_column_is_read_again_for_the_next_text(taken: list[bool]) -> None:
     model = tiny_model("gpt2")
     ours = acclimate.init_inference(copy.deepcopy(model))
     ours.generate(PROMPT, do_sample=False, max_new_tokens=2)
-    for each in (model, ours):
+    for net in (model, ours):
         # Writes through .data count in no version.
-        each.transformer.h[0].mlp.c_fc.weight.data.copy_(each.transformer.h[1].mlp.c_fc.weight.data)
-    texts = [each.generate(PROMPT, do_sample=False, max_new_tokens=20) for each in (model, ours)]
+        net.transformer.h[0].mlp.c_fc.weight.data.copy_(net.transformer.h[1].mlp.c_fc.weight.data)
+    texts = [net.generate(PROMPT, do_sample=False, max_new_tokens=20) for net in (model, ours)]
     assert taken == [True, True]
     assert torch.equal(*texts)
 
@@ -122,6 +123,16 @@ def test_options_give_the_tokens_of_transformers(options: dict[str, Any], taken:
     own, ours = both("gemma3_text", **options)
     assert taken == [True]
     assert torch.equal(own, ours)
+
+
+def test_a_text_ends_at_a_stop_string_for_which_generate_gets_a_tokenizer(taken: list[bool]) -> None:
+    tokenizer = byte_level_tokenizer()
+    _, whole = both("gemma3_text")
+    stop = tokenizer.decode(whole[0, -6:-4])
+    own, ours = both("gemma3_text", tokenizer=tokenizer, stop_strings=[stop])
+    assert taken == [True, True]
+    assert torch.equal(own, ours)
+    assert ours.shape[1] < whole.shape[1]
 
 
 def test_sequences_of_a_batch_end_at_their_end_tokens(taken: list[bool]) -> None:
@@ -183,7 +194,7 @@ def test_anything_else_is_left_to_transformers(options: dict[str, Any], taken: l
     assert not any(taken)
     for kept in (own, ours):
         assert isinstance(kept, torch.Tensor) or kept.scores
-    sequences = [each if isinstance(each, torch.Tensor) else each.sequences for each in (own, ours)]
+    sequences = [made if isinstance(made, torch.Tensor) else made.sequences for made in (own, ours)]
     assert torch.equal(*sequences)
 
 
@@ -231,13 +242,13 @@ def test_weights_and_hooks_that_change_later_are_noticed(taken: list[bool]) -> N
     model = tiny_model("llama")
     ours = acclimate.init_inference(copy.deepcopy(model))
     ours.generate(PROMPT, do_sample=False, max_new_tokens=2)
-    for each in (model, ours):
-        down = each.get_submodule("model.layers.0.mlp.down_proj")
+    for net in (model, ours):
+        down = net.get_submodule("model.layers.0.mlp.down_proj")
         down.weight = nn.Parameter(down.weight * -1.5)
-        each.get_submodule("model.layers.1").register_forward_hook(
+        net.get_submodule("model.layers.1").register_forward_hook(
             lambda module, args, output: output + 0.01 * args[0].roll(1, -1)
         )
-    own, new = (each.generate(PROMPT, do_sample=False, max_new_tokens=8) for each in (model, ours))
+    own, new = (net.generate(PROMPT, do_sample=False, max_new_tokens=8) for net in (model, ours))
     assert torch.equal(own, new)
     assert taken == [True, False]
 
@@ -251,7 +262,7 @@ def test_norms_and_biases_that_change_in_place_are_noticed(name: str, taken: lis
             if parameter.dim() == 1:
                 parameter.copy_(parameter.flip(0) * 3 - 0.5)
     fresh = acclimate.init_inference(copy.deepcopy(ours))
-    own, new = (each.generate(PROMPT, do_sample=False, max_new_tokens=12) for each in (ours, fresh))
+    own, new = (model.generate(PROMPT, do_sample=False, max_new_tokens=12) for model in (ours, fresh))
     assert torch.equal(own, new)
     assert taken == [True, True, True]
 
@@ -277,7 +288,7 @@ def test_a_model_that_generated_can_be_copied_and_is_freed(taken: list[bool]) ->
 def test_two_threads_generate_with_one_model() -> None:
     own, ours = pair("gpt2")
     prompts = [PROMPT, PROMPT + 30]
-    expected = [own.generate(each, do_sample=False, max_new_tokens=25) for each in prompts]
+    expected = [own.generate(prompt, do_sample=False, max_new_tokens=25) for prompt in prompts]
     found: list[Any] = [None, None]
 
     def run(index: int) -> None:
@@ -304,10 +315,10 @@ def test_the_native_step_rounds_where_the_plain_one_does(dtype: torch.dtype) -> 
     if lean.native is None:
         pytest.skip("there is no compiler")
     logits = []
-    for each in (lean, LeanDecoder(lean.decoder, None)):
+    for decoder in (lean, LeanDecoder(lean.decoder, None)):
         with torch.no_grad():
             begun = model(PROMPT, use_cache=True)
-        step = each.go_on(begun.past_key_values, torch.zeros(1, dtype=torch.long), 9, 9)
+        step = decoder.go_on(begun.past_key_values, torch.zeros(1, dtype=torch.long), 9, 9)
         logits.append(torch.cat([step(torch.tensor([token])).float() for token in (4, 90, 17)]))
     # A sum in another order can tip a value to the next one.
     assert (logits[0] - logits[1]).abs().max() <= 8 * torch.finfo(dtype).eps * logits[1].abs().max()
@@ -352,10 +363,10 @@ def test_without_a_compiler_the_plain_step_gives_the_same_tokens(
     ours = acclimate.init_inference(copy.deepcopy(model))
     batch = padded_batch()
     texts = [
-        each.generate(
+        net.generate(
             batch["prompt"], attention_mask=batch["attention_mask"], do_sample=False, max_new_tokens=9
         )
-        for each in (model, ours)
+        for net in (model, ours)
     ]
     assert taken == [True]
     assert torch.equal(*texts)

@@ -131,7 +131,7 @@ def test_a_damaged_description_is_proved_again_and_replaced(
     whole = file.read_bytes()
     choice = random.Random(0)
     damages = [b"", b"[]", b'{"digest": 1}', whole[: len(whole) // 2]]
-    for _ in range(6):
+    for _ in range(2):
         damaged = bytearray(whole)
         damaged[choice.randrange(40, len(whole) - 40)] ^= 1 << choice.randrange(8)
         damages.append(bytes(damaged))
@@ -157,7 +157,7 @@ def test_a_description_of_other_modules_is_not_used(
     assert text is not None
     for other in (
         text.replace("mlp.up_proj", "mlp.left_proj"),
-        text.replace('"class": "Norm"', '"class": "Nothing"'),
+        text.replace('"class": ["Norm"', '"class": ["Nothing"'),
         "{}",
         "[1]",
         "null",
@@ -174,7 +174,7 @@ def test_a_cache_that_others_can_change_is_not_used(
 ) -> None:
     model = acclimate.init_inference(tiny_folder, dtype="float32")
     describe(model)
-    (folder,) = (each for each in (private_cache / "decoders").iterdir() if each.is_dir())
+    (folder,) = (entry for entry in (private_cache / "decoders").iterdir() if entry.is_dir())
     folder.chmod(0o777)
     assert describe(model) is not None
     assert len(proofs) == 2

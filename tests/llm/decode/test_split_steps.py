@@ -69,6 +69,30 @@ def test_both_ranks_raise_the_error_and_go_on(two: RankProcesses, damage: str, e
     assert len(text) == PROMPT.shape[1] + 3
 
 
+def texts_past_a_window(rank: int) -> tuple[str, list[int], list[int]]:
+    """Returns the kind of step, its text, and the text of the split model's modules."""
+    import acclimate
+    from acclimate.llm.decode import cache
+    from acclimate.llm.decode.loop import step_kind
+
+    torch.set_num_threads(1)
+    cache._LEAST_SPARE = 1
+    types = ["sliding_attention", "full_attention"]
+    whole = tiny_model("gemma2", sliding_window=6, layer_types=types, max_position_embeddings=512)
+    model = acclimate.init_inference(whole, tp_size=2, dtype=torch.float32)
+    options = {"max_new_tokens": 200, "do_sample": False, "eos_token_id": None}
+    modules = model.generate(PROMPT, return_dict_in_generate=True, **options).sequences
+    return step_kind(model), model.generate(PROMPT, **options)[0].tolist(), modules[0].tolist()
+
+
+def test_ranks_keep_only_the_window_and_write_the_text_of_the_modules(two: RankProcesses) -> None:
+    one, other = two.values(texts_past_a_window)
+    assert one == other
+    kind, ours, modules = one
+    assert kind == "native"
+    assert ours == modules
+
+
 def texts_of_experts(rank: int, name: str, quantize: str | None) -> tuple[str, list[int], list[int]]:
     """Returns the kind of step, its text, and the text of the split model's modules."""
     import acclimate

@@ -22,7 +22,7 @@ def test_room_for_many_tokens_takes_no_memory_before_they_come(tiny_folder: Path
     before = process.memory_info().rss
     cache = StepCache(lean.decoder, 1, torch.device("cpu"), TOKENS, values_by_column=True)
     taken = process.memory_info().rss - before
-    size = sum(each.untyped_storage().nbytes() for each in (*cache.keys, *cache.values))
+    size = sum(tensor.untyped_storage().nbytes() for tensor in (*cache.keys, *cache.values))
     assert size >= 100 << 20
     assert taken < size // 10
-    assert not any(bool(each[:, :, :100].any()) for each in (*cache.keys, *cache.values))
+    assert not any(bool(tensor[:, :, :100].any()) for tensor in (*cache.keys, *cache.values))

@@ -33,8 +33,8 @@ def of_rounded_inputs(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     blocks = -(-x.shape[-1] // 32)
     padding = (0, blocks * 32 - x.shape[-1])
     x, values = (
-        torch.nn.functional.pad(each.abs(), padding).view(*each.shape[:-1], blocks, 32)
-        for each in (x, values)
+        torch.nn.functional.pad(matrix.abs(), padding).view(*matrix.shape[:-1], blocks, 32)
+        for matrix in (x, values)
     )
     return x.amax(-1) / 254 @ values.sum(-1).T
 

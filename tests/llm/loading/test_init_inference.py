@@ -23,6 +23,7 @@ from acclimate.errors import AcclimateError, InvalidRankError
 from acclimate.llm import GenerationInterrupted, generate, load_split_model
 from acclimate.llm.decode import loop
 from acclimate.llm.kernels.builder import CPUInferenceBuilder
+from quick_parameters import quick
 from rank_processes import RankProcesses, preload
 from shared_kernels import share_kernels
 
@@ -246,7 +247,7 @@ def whole_tokens(folder: Path) -> list[int]:
 # -- promises ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", quick(KINDS, "llama", "mixtral"))
 def test_two_ranks_hold_their_slices_and_generate_what_the_whole_model_does(
     kind: str, two: RankProcesses, folders: dict[str, Path]
 ) -> None:

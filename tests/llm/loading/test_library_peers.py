@@ -21,8 +21,8 @@ def test_it_works_in_a_pipeline_with_the_text_that_generate_gives(
     prompts = ["The capital of France", "Paris"]
     made = [text[0]["generated_text"] for text in write(prompts, max_new_tokens=6, do_sample=False)]
     ids = [tokenizer(prompt, return_tensors="pt").input_ids for prompt in prompts]
-    own = [model.generate(each, max_new_tokens=6, do_sample=False)[0] for each in ids]
-    assert made == [tokenizer.decode(each, skip_special_tokens=True) for each in own]
+    own = [model.generate(tokens, max_new_tokens=6, do_sample=False)[0] for tokens in ids]
+    assert made == [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in own]
 
 
 def test_a_text_iterator_streamer_gets_the_whole_text_from_another_thread(tiny_folder: Path) -> None:

@@ -29,7 +29,7 @@ from acclimate.llm.files.deferred_tensors import deferred
 from acclimate.llm.gguf import tensors
 from acclimate.llm.gguf.header import read_gguf_header
 from acclimate.llm.gguf.index import read_index
-from acclimate.llm.gguf.tensors import block_rows
+from acclimate.llm.gguf.tensors import stored_blocks
 from acclimate.llm.loading import packer
 from acclimate.llm.loading.packed_modules import FewRowLinear, PackedLinear
 
@@ -216,12 +216,12 @@ def test_columns_are_cut_between_blocks_and_nowhere_else(tmp_path: Path) -> None
     path = write_tiny_gguf("gemma3", tmp_path / "model.gguf")
     file, tensors = read_index(acclimate.init_inference(path).whole.folder, path, torch.float32)
     down = deferred(next(tensor for tensor in tensors if tensor.name.endswith("0.mlp.down_proj.weight")))
-    half, odd, rows = block_rows(down[:, 32:]), block_rows(down[:, 16:48]), block_rows(down[3:9])
+    half, odd, rows = stored_blocks(down[:, 32:]), stored_blocks(down[:, 16:48]), stored_blocks(down[3:9])
     assert odd is None
     assert half is not None
     assert rows is not None
     assert (half.shape, rows.shape) == ((32, 32), (6, 64))
-    whole = block_rows(torch.cat([down[4:8], down[0:2]]))
+    whole = stored_blocks(torch.cat([down[4:8], down[0:2]]))
     assert whole is not None
     stored = gguf.GGUFReader(path)
     bytes_of = next(tensor.data for tensor in stored.tensors if tensor.name == "blk.0.ffn_down.weight")
@@ -252,7 +252,7 @@ def test_block_types_without_a_kernel_are_unpacked_listed_and_said(
     name = "model.layers.0.mlp.up_proj.weight"
     assert list(model.packing.dense) == [name]
     assert "IQ4_NL" in model.packing.dense[name]
-    assert [each.message for each in caplog.records if "1 weight in IQ4_NL unpacked" in each.message]
+    assert [record.message for record in caplog.records if "1 weight in IQ4_NL unpacked" in record.message]
     expected = acclimate.init_inference(path, dtype="bfloat16").state_dict()[name]
     assert torch.equal(model.state_dict()[name], expected)
 

@@ -48,6 +48,7 @@ def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_key_is_the_same_in_each_process_before_and_after_other_models(warm_python: WarmPython) -> None:
     def start(again: str) -> subprocess.Popen[str]:
         environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": str(Path(__file__).parent)}

@@ -21,7 +21,7 @@ def test_what_is_passed_on_is_the_text_before_the_first_stop(
         stop.put(rest[:size])
         rest = rest[size:]
     stop.end()
-    first = min((text.find(each) for each in stops if each in text), default=len(text))
+    first = min((text.find(stop) for stop in stops if stop in text), default=len(text))
     # A longer stop text that begins earlier may end after a shorter one, which has ended the text by then.
     assert text.startswith(stop.text)
     assert (stop.found is not None) == (first < len(text))

@@ -45,7 +45,7 @@ _names = itertools.count()
     workers=st.integers(1, 3),
 )
 @settings(
-    max_examples=60,
+    max_examples=25,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,

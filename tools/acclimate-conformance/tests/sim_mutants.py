@@ -497,8 +497,97 @@ class OtherDevicesStreamsForgotten(SimAccelerator):
         return nullcontext() if elsewhere else super().stream(stream)
 
 
+# -- an allocator that reserves large blocks, as some vendors' do ----------------------------------------
+
+
+class LargeBlocks(SimAccelerator):
+    """Its allocator reserves blocks of 256 MiB, from which it takes tensors."""
+
+    block = 256 << 20
+
+    def _in_blocks(self, size: int) -> int:
+        return -(-size // self.block) * self.block
+
+    def memory_reserved(self, device_index: DeviceLike = None) -> int:
+        return self._in_blocks(super().memory_reserved(device_index))
+
+    def max_memory_reserved(self, device_index: DeviceLike = None) -> int:
+        return self._in_blocks(super().max_memory_reserved(device_index))
+
+    def memory_stats(self, device_index: DeviceLike = None) -> dict[str, Any]:
+        figures = {
+            "reserved_bytes.all.current": self.memory_reserved(device_index),
+            "reserved_bytes.all.peak": self.max_memory_reserved(device_index),
+        }
+        return {**super().memory_stats(device_index), **figures}
+
+    def _memory_info(self, index: int) -> tuple[int, int]:
+        total = super()._memory_info(index)[1]
+        return max(0, total - self.memory_reserved(index)), total
+
+
+class LargerBlocks(LargeBlocks):
+    """The blocks have 2 GiB, more than a check allocates."""
+
+    block = 2 << 30
+
+
+class OneBlockIsKept(LargeBlocks):
+    """empty_cache() keeps one block that is empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept = dict.fromkeys(range(self.device_count()), 0)
+
+    def memory_reserved(self, device_index: DeviceLike = None) -> int:
+        index = self._index(device_index)
+        self._kept[index] = max(self._kept[index], super().memory_reserved(index))
+        return self._kept[index]
+
+    def max_memory_reserved(self, device_index: DeviceLike = None) -> int:
+        return max(self.memory_reserved(device_index), super().max_memory_reserved(device_index))
+
+    def empty_cache(self) -> None:
+        held = {index: self.memory_reserved(index) for index in self._kept}
+        super().empty_cache()
+        for index, before in held.items():
+            self._kept[index] = min(before, LargeBlocks.memory_reserved(self, index) + self.block)
+
+
+class LargeBlocksKept(LargeBlocks):
+    """Its blocks have 256 MiB, and empty_cache does nothing."""
+
+    def empty_cache(self) -> None:
+        pass
+
+
+class BlockForEachTensor(LargeBlocks):
+    """memory_reserved grows by 256 MiB for each tensor, though two fit into a block."""
+
+    def _in_blocks(self, size: int) -> int:
+        return -(-size // (96 << 20)) * self.block
+
+
+class LargeBlocksPeakIsNow(LargeBlocks):
+    """Its blocks have 256 MiB, and max_memory_allocated is memory_allocated."""
+
+    def max_memory_allocated(self, device_index: DeviceLike = None) -> int:
+        return self.memory_allocated(device_index)
+
+
+class ReservedTwice(SimAccelerator):
+    """memory_reserved is twice as much as the allocator holds."""
+
+    def memory_reserved(self, device_index: DeviceLike = None) -> int:
+        return 2 * super().memory_reserved(device_index)
+
+
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     "": {
+        LargeBlocksKept: "memory/reserved_follows_allocations",
+        BlockForEachTensor: "memory/reserved_follows_allocations",
+        LargeBlocksPeakIsNow: "memory/peak_is_the_highest",
+        ReservedTwice: "memory/reserved_follows_allocations",
         SetDeviceForgotten: "devices/set_device",
         DeviceContextForgotten: "devices/device_context",
         DeviceContextStays: "devices/device_context",
@@ -558,7 +647,15 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
 }
 """By profile of the device: each fault, and the check that has to find it."""
 
+_OF_BLOCKS = tuple(
+    f"memory/{name}"
+    for name in ("reserved_follows_allocations", "peak_is_the_highest", "nothing_leaks",
+                 "pool_and_tensors_differ", "devices_are_counted_apart", "figures_beyond_32_bits")
+)  # fmt: skip
 SOUND: dict[type[Accelerator], tuple[str, ...]] = {
+    LargeBlocks: _OF_BLOCKS,
+    LargerBlocks: _OF_BLOCKS,
+    OneBlockIsKept: _OF_BLOCKS,
     OneBlockForEachDevice: ("devices/absent_devices", "devices/device_context"),
     OneBlockThatForgets: ("devices/absent_devices",),
 }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -24,6 +25,16 @@ from acclimate_conformance.result import About, Report, Result
 from acclimate_conformance.runner.catalog import checks
 from acclimate_conformance.runner.causes import ranked
 from acclimate_conformance.runner.examine import examine
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_garbage_collection() -> Iterator[None]:
+    """Checks collect garbage; the objects of the other tests here need not be looked at each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
 
 CATALOG = {check.id: check for check in checks()}
 
@@ -206,6 +217,18 @@ def _planted(name: str, fault: Callable[..., Any]) -> Accelerator:
     return accelerator
 
 
+def _peak_is_now(before: Callable[..., Any], self: Any, *given: Any) -> dict[str, Any]:
+    figures = before(self, *given)
+    return {**figures, "reserved_bytes.all.peak": figures["reserved_bytes.all.current"]}
+
+
+@contextmanager
+def _leaves_gradients_off(before: Callable[..., Any], self: Any, *given: Any) -> Iterator[None]:
+    with before(self, *given):
+        yield
+    torch.set_grad_enabled(False)
+
+
 FAULTS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "manual_seed": (lambda before, self, seed: before(self, seed % 2**32), ("random/seeds_of_every_size",)),
     "set_rng_state": (lambda before, self, *given: None, ("random/state_saved_and_restored",)),
@@ -224,6 +247,12 @@ FAULTS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
         lambda before, self, call: (before(self, call), before(self, call)), ("runtime/lazy_calls",),
     ),
     "is_out_of_memory": (lambda before, self, error: True, ("memory/out_of_memory",)),
+    "memory_stats": (_peak_is_now, ("memory/peak", "memory/peak_is_the_highest")),
+    "mem_get_info": (
+        lambda before, self, *given: (before(self, *given)[0] * 7 // 10, before(self, *given)[1]),
+        ("memory/capacity_of_a_host",),
+    ),
+    "capture_to_graph": (_leaves_gradients_off, ("graphs/replay_trains",)),
 }  # fmt: skip
 
 

@@ -14,6 +14,8 @@ import pytest
 
 from fresh_process import plain_environment
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
 PROGRAM = """
 import json, sys
 from acclimate_conformance.errors import ConformanceError
@@ -64,6 +66,13 @@ def spoilt(folder: Path, **bodies: str) -> str:
     return "spoilt:Spoilt"
 
 
+def is_alive(process: int) -> bool:
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def by_check(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {result["check"]: result for result in report["results"]}
 
@@ -90,7 +99,10 @@ def test_a_check_that_ends_its_process_fails_with_how_it_ended_and_the_next_ones
     assert "killed by SIGKILL" in report["junit"]
 
 
-@pytest.mark.slow
+LIMITS_S = (3, 30)
+"""Time limits of checks that hang: the second if a busy machine does not reach the hang within the first."""
+
+
 def test_a_check_that_hangs_fails_even_with_pythons_lock_and_leaves_no_process(tmp_path: Path) -> None:
     mark = tmp_path / "pid"
     child = (
@@ -102,30 +114,37 @@ def test_a_check_that_hangs_fails_even_with_pythons_lock_and_leaves_no_process(t
         toolkit_version="ctypes.PyDLL(None).sleep(600)",
     )
     hanging = ["dtypes/list_of_dtypes", "ops/toolkit"]
-    report = run(tmp_path, source, [*hanging, "launching/exported_variables"], timeout_s=15)
-    results = by_check(report)
+    for limit in LIMITS_S:
+        results = by_check(run(tmp_path, source, hanging, timeout_s=limit))
+        for name in hanging:
+            assert results[name]["reason"] == f"it did not finish within {limit} s"
+        if mark.exists():
+            break
     for name in hanging:
-        assert results[name]["reason"] == "it did not finish within 15 s"
         assert "spoilt.py" in results[name]["detail"], "it does not say where"
-    assert results["launching/exported_variables"]["outcome"] == "passed"
-    assert not psutil.pid_exists(int(mark.read_text()))
+    assert not is_alive(int(mark.read_text()))
 
 
-@pytest.mark.slow
-def test_ranks_of_a_check_that_is_ended_end_too() -> None:
-    report = run(Path(__file__).parent, "mutants:NeverMeets", ["communication/collectives"], timeout_s=12)
-    (result,) = report["results"]
-    assert result["reason"] == "it did not finish within 12 s"
-    lines = (process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"]))
-    assert [line for line in lines if "mutants:NeverMeets" in line] == []
+@pytest.mark.slow  # the ranks are found by their process group, which those of a warm Python do not have
+def test_ranks_of_a_check_that_is_ended_end_too(tmp_path: Path) -> None:
+    ranks = tmp_path / "ranks"
+    ranks.mkdir()
+    mark = f"pathlib.Path({str(ranks)!r}, str(os.getpid())).touch()"
+    source = spoilt(tmp_path, communication_backend_name=f"{mark}; time.sleep(600)")
+    for limit in (15, 60):
+        (result,) = run(tmp_path, source, ["communication/collectives"], timeout_s=limit)["results"]
+        assert result["reason"] == f"it did not finish within {limit} s"
+        started = [int(rank.name) for rank in ranks.iterdir()]
+        if started:
+            break
+    assert started
+    assert [rank for rank in started if is_alive(rank)] == []
 
 
 def test_an_accelerator_that_hangs_when_it_is_loaded_is_told(tmp_path: Path) -> None:
     (tmp_path / "hanging.py").write_text("import ctypes\nctypes.PyDLL(None).sleep(600)\n")
-    told = run(tmp_path, "hanging:Device", [], loading_s=15)["error"]
-    assert told.startswith(
-        'The accelerator "hanging:Device" cannot be loaded: it did not finish within 15 s.'
-    )
+    told = run(tmp_path, "hanging:Device", [], loading_s=2)["error"]
+    assert told.startswith('The accelerator "hanging:Device" cannot be loaded: it did not finish within 2 s.')
 
 
 def test_after_a_crash_an_accelerator_that_can_no_longer_be_loaded_fails_the_rest(tmp_path: Path) -> None:
@@ -149,7 +168,6 @@ def test_the_process_that_runs_pytest_imports_neither_torch_nor_the_accelerator(
     assert report["imported"] == []
 
 
-@pytest.mark.slow
 def test_options_and_plugins_of_the_projects_pytest_change_nothing(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("raise RuntimeError('a conftest')\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")

@@ -90,12 +90,41 @@ class Tensor:
         return f"Tensor on {self.device}"
 
 
+class Autocast:
+    """An autocast of one device type; entering it records whether the machine's own device then autocasts."""
+
+    def __init__(self, machine: Machine, device: str, enabled: Any = True, dtype: Any = None) -> None:
+        self._machine, self._device = machine, device
+        has_device = device in ("cpu", machine.type) and not (device == "cuda" and machine.name != "CUDA")
+        self._on = (
+            bool(enabled) and has_device and (device == "cuda" or dtype in (None, "float16", "bfloat16"))
+        )
+
+    def __enter__(self) -> None:
+        states = self._machine.autocasts
+        self._before = states.get(self._device, False)
+        states[self._device] = self._on
+        self._machine.calls.append(f"autocast {states.get(self._machine.type, False)}")
+
+    def __exit__(self, *_: object) -> None:
+        self._machine.autocasts[self._device] = self._before
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any) -> Any:
+            with self:
+                return function(*args)
+
+        return called
+
+
 class Machine:
     """One machine, and what a program did on it."""
 
     def __init__(self, name: str, devices: int = 2, bf16: bool = True) -> None:
         self.name, self.type, self.devices, self.bf16 = name, TYPES[name], devices, bf16
         self.calls: list[str] = []
+        self.autocasts: dict[str, bool] = {}
+        """Whether each device type autocasts."""
 
     def checked(self, device: Any) -> Device:
         """A device of this machine."""
@@ -130,6 +159,29 @@ class Machine:
 
         return wrap
 
+    def scaler(self, device: str) -> Callable[..., Any]:
+        """``GradScaler`` of a device type; torch turns CUDA's off where there is none."""
+
+        def made(
+            _scale: float = 1,
+            _growth: float = 1,
+            _backoff: float = 1,
+            _interval: int = 1,
+            enabled: Any = True,
+        ) -> str:
+            on = bool(enabled) and not (device == "cuda" and self.name != "CUDA")
+            self.calls.append(f"scaler {on}")
+            return f"scaler {on}"
+
+        return made
+
+    def seeds(self, on_host: bool) -> dict[str, Callable[..., Any]]:
+        """Functions of random numbers, which without a device do nothing, or change the CPU's generator."""
+        is_silent = self.name != "CUDA" and not on_host
+        names = ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all")
+        found = {name: (lambda *_: None) if is_silent else self.record(name) for name in names}
+        return {**found, "get_rng_state_all": lambda: [] if is_silent else ["state"]}
+
     # -- torch -------------------------------------------------------------------------------------------
 
     def torch(self) -> types.SimpleNamespace:
@@ -159,11 +211,15 @@ class Machine:
             "is_available": lambda: has_cuda, "device_count": lambda: self.devices if has_cuda else 0,
             "is_bf16_supported": lambda *_, **__: has_cuda and self.bf16,
             "current_device": on_cuda(lambda: 0),
-            "manual_seed": lambda _: None, "manual_seed_all": lambda _: None, "empty_cache": lambda: None,
+            "empty_cache": lambda: None, **self.seeds(on_host=False),
+            "get_device_capability": on_cuda(lambda *_: (8, 0)),
             "synchronize": on_cuda(self.record("synchronize")), "set_device": on_cuda(self.record("set_device")),
             "max_memory_allocated": on_cuda(self.record("memory", 7)),
             "OutOfMemoryError": MemoryError, "nvtx": types.SimpleNamespace(),
-            "amp": types.SimpleNamespace(GradScaler=self.record("scaler"), autocast=self.record("autocast")),
+            "amp": types.SimpleNamespace(
+                GradScaler=self.scaler("cuda"),
+                autocast=lambda enabled=True, dtype="float16", cache_enabled=True: Autocast(self, "cuda", enabled, dtype),
+            ),
         }  # fmt: skip
         accelerator = types.SimpleNamespace(
             is_available=lambda: has_any,
@@ -178,11 +234,20 @@ class Machine:
         any_module = types.SimpleNamespace(
             is_available=lambda: True,
             device_count=lambda: self.devices if has_any else 1,
-            manual_seed=lambda _: None,
-            manual_seed_all=lambda _: None,
+            **(self.seeds(on_host=True) if has_any else {}),
+            get_device_capability=lambda *_: (8, 0) if self.name == "CUDA" else {"version": 1},
         )
         if has_any:
             any_module.is_bf16_supported = lambda *_, **__: self.bf16
+
+        def autocast(
+            device_type: str, dtype: Any = None, enabled: Any = True, cache_enabled: Any = None
+        ) -> Autocast:
+            return Autocast(self, device_type, enabled, dtype)
+
+        def scaler(device: str = "cuda", *args: Any, **options: Any) -> Any:
+            return self.scaler(device)(*args, **options)
+
         backend = BACKENDS[self.name]
         distributed = types.SimpleNamespace(
             init_process_group=lambda backend=None, **_: self.record("group")(backend),
@@ -194,10 +259,9 @@ class Machine:
             cuda=types.SimpleNamespace(**module), accelerator=accelerator, device=device, load=load,
             get_device_module=lambda _=None: any_module, distributed=distributed, Tensor=Tensor,
             version=types.SimpleNamespace(cuda="12.8" if has_cuda else None, hip=None),
-            amp=types.SimpleNamespace(
-                GradScaler=lambda *_, **__: self.record("scaler")(), autocast=lambda *_, **__: self.record("autocast")()
-            ),
-            nn=types.SimpleNamespace(Module=Tensor), bfloat16="bfloat16", float16="float16", float32="float32",
+            amp=types.SimpleNamespace(GradScaler=scaler, autocast=autocast), autocast=autocast,
+            nn=types.SimpleNamespace(Module=Tensor), is_tensor=lambda x: isinstance(x, Tensor),
+            manual_seed=self.record("seed the host"), bfloat16="bfloat16", float16="float16", float32="float32",
             ones=make, empty=make, zeros=make, ones_like=make, randn=make, OutOfMemoryError=MemoryError,
         )  # fmt: skip
         return made
@@ -213,12 +277,15 @@ class Machine:
             device_name=name, current_device_name=lambda: name(0), current_device=lambda: 0,
             is_available=lambda: True, device_count=lambda: 1 if quiet else self.devices,
             is_bf16_supported=lambda **_: quiet or self.bf16, communication_backend_name=lambda: BACKENDS[self.name],
-            on_accelerator=lambda x: x.device.type == self.type, manual_seed=lambda _: None,
-            manual_seed_all=lambda _: None, empty_cache=lambda: None,
+            on_accelerator=lambda x: x.device.type == self.type, **self.seeds(on_host=True), empty_cache=lambda: None,
+            get_device_capability=lambda *_: (8, 0) if self.name == "CUDA" else (0, 0),
             synchronize=(lambda: None) if quiet else self.record("synchronize"),
             set_device=(lambda _: None) if quiet else self.record("set_device"),
             max_memory_allocated=self.record("memory", 7), pin_memory=lambda x: x if quiet else x.pin_memory(),
-            amp=types.SimpleNamespace(GradScaler=self.record("scaler"), autocast=self.record("autocast")),
+            amp=types.SimpleNamespace(
+                GradScaler=self.scaler(self.type),
+                autocast=lambda enabled=True, dtype=None, cache_enabled=True: Autocast(self, self.type, enabled, dtype),
+            ),
             OutOfMemoryError=MemoryError,
         )  # fmt: skip
 

@@ -122,9 +122,9 @@ def test_current_device_is_a_number_where_it_is_used_as_one() -> None:
             return x.to(device), name, total
         """
     text = ported(source)
-    assert "i = get_accelerator().current_device()" in text
-    assert "torch.device(get_accelerator().device_name(get_accelerator().current_device()))" in text
-    assert "get_device_properties(get_accelerator().current_device())" in text
+    assert "i = acc.current_device()" in text
+    assert "torch.device(acc.device_name(acc.current_device()))" in text
+    assert "get_device_properties(acc.current_device())" in text
 
 
 def test_current_device_is_a_device_where_each_use_is_one() -> None:

@@ -25,7 +25,7 @@ REGROUPING = "the ranks were ended because the hosts of the job have changed."
 
 @dataclass(frozen=True)
 class Order:
-    """What the elastic agent wants to be run."""
+    """The elastic agent's message: the job to run."""
 
     job: JobPlan
     node_rank: int

@@ -18,9 +18,9 @@ from acclimate.launch.plan.outcome import Outcome
 
 AUTO = "auto"
 
-# In the order in which `auto` looks for them. ssh comes first: it is installed wherever pdsh is, keeps its
-# plan out of the hosts' lists of processes, and starts no rank before all hosts have answered. MPI comes
-# last: it must be installed on all hosts, which cannot be checked from here.
+# In the order in which `auto` looks for them. ssh comes first: it is installed wherever pdsh is, and keeps
+# the job's key out of the hosts' lists of processes. MPI comes later: it must be installed on all hosts,
+# which cannot be checked from here.
 ENGINES: tuple[Engine, ...] = (Ssh(), Pdsh(), OpenMpi(), Mpich(), IntelMpi(), Slurm())
 
 

@@ -1,8 +1,8 @@
-"""Nodes that are started by hand: they meet before any rank starts, and learn of each other's end.
+"""Nodes that are started by hand: they connect before any rank starts, and tell each other how they end.
 
-Node 0 waits at the master's address and port, and gives the port to the ranks once all nodes are there. The
-connections stay open: a node that fails says so, and one that is lost is missed. There is no key that the
-nodes share, as there is none for the ranks' own rendezvous at the same port.
+Node 0 listens at the master's address and port, and gives the port to the ranks once all nodes have
+connected. The connections stay open: a node that fails sends a message, and the others notice the loss of a
+node. The nodes share no key; neither do the ranks in their own rendezvous at the same port.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Nodes:
             self._selector.register(channel.fileno(), selectors.EVENT_READ, node)
 
     def stop_request(self) -> StopRequest:
-        """Returns how another node ends the ranks here, and they those of other nodes."""
+        """Returns the connection over which nodes end each other's ranks."""
         return StopRequest(self._selector.fileno(), self._read, self._tell_failure, takes_stdin=False)
 
     def conclude(self, outcome: Outcome) -> Outcome:

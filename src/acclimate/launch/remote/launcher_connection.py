@@ -80,7 +80,7 @@ class LauncherConnection:
     def finish(self) -> None:
         """Waits until the launcher has read everything and closes the connection.
 
-        Where this process closed it with a message unread, the kernel would drop what is under way.
+        If this process closed it with an unread message, the kernel would drop data that is still being sent.
         """
         self.writers = None
         if isinstance(self._channel, SocketChannel):

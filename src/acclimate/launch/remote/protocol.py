@@ -175,7 +175,7 @@ class PipeChannel:
         read_from: the descriptor to read.
         write_to: the descriptor to write.
         mark: the prefix of each message sent.
-        waits_while_alive: for an agent, which waits to send as long as the launcher's messages arrive: the
+        waits_while_alive: whether sending may wait as long as messages arrive. An agent waits, because the
             launcher reads nothing while its own reader lags behind.
     """
 

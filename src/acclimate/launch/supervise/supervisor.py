@@ -70,7 +70,7 @@ def supervise(
     """Starts the ranks and waits until the last of their processes is gone.
 
     Must be called in the main thread. SIGINT, SIGTERM, SIGHUP and SIGQUIT are forwarded to the ranks, which
-    then have the grace to end. SIGUSR1 and SIGUSR2 are forwarded and end nothing. Processes that a rank
+    then have ``grace_s`` to end. SIGUSR1 and SIGUSR2 are forwarded and end nothing. Processes that a rank
     leaves behind are ended too.
 
     Args:

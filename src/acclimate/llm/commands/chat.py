@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
 import time
@@ -38,6 +37,7 @@ from acclimate.llm.commands.request import (
     read_request,
     set_threads,
 )
+from acclimate.llm.progress import figures_line, terminal_columns
 
 if TYPE_CHECKING:
     from acclimate.llm.generation import Generation
@@ -126,8 +126,7 @@ def _partner(args: argparse.Namespace, request: Request, ranks: int) -> Iterator
     if ranks > 1:
         from acclimate.llm.commands.chat_ranks import RanksPartner
 
-        columns = shutil.get_terminal_size().columns if sys.stderr.isatty() else 0
-        with RanksPartner(args, columns) as partner:
+        with RanksPartner(args, terminal_columns()) as partner:
             yield partner
         return
     with messages():
@@ -292,7 +291,7 @@ def _show(piece: str) -> None:
 
 
 def _figures(made: Generation) -> str:
-    """Formats the figures of an answer as one line."""
+    """Formats the figures of an answer as one line, or several on a narrow terminal."""
     speed, read = made.tokens_per_second, made.prompt_tokens - made.cached_tokens
     first = made.time_to_first_token_seconds
     ends = {"length": "cut at --max_new_tokens", "context": "the context is full", "interrupted": "stopped"}
@@ -302,4 +301,4 @@ def _figures(made: Generation) -> str:
         f"{made.generated_tokens} tokens" + ("" if speed is None else f" at {speed:.1f} tokens/s"),
         *([ends[made.finish_reason]] if made.finish_reason in ends else []),
     ]
-    return "[" + " | ".join(parts) + "]"
+    return figures_line(parts)

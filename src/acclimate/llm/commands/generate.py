@@ -10,7 +10,6 @@ import argparse
 import dataclasses
 import logging
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -36,7 +35,7 @@ from acclimate.llm.commands.request import (
     read_request,
     set_threads,
 )
-from acclimate.llm.progress import progress_on_terminal
+from acclimate.llm.progress import progress_on_terminal, terminal_columns
 from acclimate.llm.text_options import DEFAULT_MAX_NEW_TOKENS
 
 if TYPE_CHECKING:
@@ -156,8 +155,7 @@ def _start_ranks(args: argparse.Namespace, ranks: int) -> int:
 
     _check_chat(args)
     read_request(args)  # its errors need no ranks
-    columns = shutil.get_terminal_size().columns if sys.stderr.isatty() else 0
-    told = ["--as_rank", str(columns), *(["--on_terminal"] if sys.stdout.isatty() else [])]
+    told = ["--as_rank", str(terminal_columns()), *(["--on_terminal"] if sys.stdout.isatty() else [])]
     return start_ranks("generate", rank_arguments(args, "prompt", *told), ranks, args.bind_core_list)
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from acclimate.errors import GenerationOptionError, PromptError, excerpt
 from acclimate.imports import import_torch
 from acclimate.llm.loading.packer import check_format
-from acclimate.llm.progress import compile_progress
+from acclimate.llm.progress import compile_progress, figures_line
 from acclimate.llm.text_options import TextOptions
 
 if TYPE_CHECKING:
@@ -422,7 +422,7 @@ class Display:
 
 
 def closing_line(result: Generation) -> str:
-    """Formats the figures of a run as one line."""
+    """Formats the figures of a run as one line, or several on a narrow terminal."""
     first, speed = result.time_to_first_token_seconds, result.tokens_per_second
     several = result.ranks > 1
     parts = [
@@ -440,4 +440,4 @@ def closing_line(result: Generation) -> str:
     ]
     if result.finish_reason == "interrupted":
         parts.append("interrupted")
-    return "[" + " | ".join(parts) + "]"
+    return figures_line(parts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import shutil
 import socket
 import sys
 import threading
@@ -32,7 +31,7 @@ from acclimate.llm.commands.request import (
     read_text,
     set_threads,
 )
-from acclimate.llm.progress import progress_on_terminal
+from acclimate.llm.progress import progress_on_terminal, terminal_columns
 
 if TYPE_CHECKING:
     from acclimate.llm.loading.loaded_model import LoadedModel
@@ -75,8 +74,7 @@ def run(args: argparse.Namespace) -> int:
         if ranks > 1:
             from acclimate.llm.commands.on_ranks import start_ranks
 
-            columns = shutil.get_terminal_size().columns if sys.stderr.isatty() else 0
-            told = ["--as_rank", str(columns)]
+            told = ["--as_rank", str(terminal_columns())]
             return start_ranks("serve", rank_arguments(args, "model", *told), ranks, args.bind_core_list)
         with messages():
             import_transformers()

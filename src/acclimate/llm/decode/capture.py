@@ -20,21 +20,22 @@ import math
 import random
 import sys
 import threading
+import types
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from acclimate.llm.decode.description import NotRepresentedError
-from acclimate.llm.decode.linear_programs import is_linear
 from acclimate.llm.decode.modules import packed_weight
-from acclimate.llm.decode.outside_state import check_code
 from acclimate.llm.decode.program import Program, Role, Value
+from acclimate.llm.decode.staleness import attributes_of, changed_attribute, configs_of, named_functions
 from acclimate.llm.split.tracing.linear_modules import linear_dims
 
 _NAME = "acclimate_capture"
@@ -126,33 +127,23 @@ def _register_interfaces() -> None:
     AttentionMaskInterface.register(_NAME, mask)
 
 
-def _check_attention(model: nn.Module) -> None:
-    """Raises unless all attention functions that the operator stands for are those of transformers."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    configs = [config for m in model.modules() if (config := getattr(m, "config", None)) is not None]
-    names = {getattr(config, "_attn_implementation", None) for config in configs}
-    used = [ALL_ATTENTION_FUNCTIONS[name] for name in names if name in ALL_ATTENTION_FUNCTIONS]
-    if "eager" in names or None in names:
-        files = {base.__module__ for m in model.modules() for base in type(m).__mro__}
-        eager = (getattr(sys.modules.get(file), "eager_attention_forward", None) for file in files)
-        used += [each for each in eager if each is not None]
-    for function in used:
-        if not getattr(function, "__module__", "").startswith("transformers."):
-            raise NotRepresentedError("its attention is a function of another package")
-
-
-def _check_experts(model: nn.Module) -> None:
-    """Raises unless the experts of a model are computed as transformers defines it."""
+def _check_functions(model: nn.Module) -> None:
+    """Raises unless the functions that operators of the shadow stand for are those of transformers."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+    configs = configs_of(model.modules())
+    used = named_functions(configs)
+    if {getattr(config, "_attn_implementation", None) for config in configs} & {"eager", None}:
+        files = {base.__module__ for m in model.modules() for base in type(m).__mro__}
+        eager = (getattr(sys.modules.get(file), "eager_attention_forward", None) for file in files)
+        used += [("attention", function) for function in eager if function is not None]
     for module in model.modules():
-        if not hasattr(module, "_apply_gate") or not hasattr(module, "is_transposed"):
-            continue
-        name = getattr(module.config, "_experts_implementation", None)
-        function = ALL_EXPERTS_FUNCTIONS.get(name) if name in ALL_EXPERTS_FUNCTIONS else type(module).forward
+        if hasattr(module, "_apply_gate") and hasattr(module, "is_transposed"):
+            name = getattr(module.config, "_experts_implementation", None)
+            used += [] if name in ALL_EXPERTS_FUNCTIONS else [("experts", type(module).forward)]
+    for what, function in used:
         if not getattr(function, "__module__", "").startswith(("transformers.", "acclimate.")):
-            raise NotRepresentedError("its experts are computed by a function of another package")
+            raise NotRepresentedError(f"its {what} are computed by a function of another package")
 
 
 def _cache(layers: int, earlier: Any) -> Any:
@@ -258,7 +249,9 @@ class _Shadow:
     def module(self, original: nn.Module) -> nn.Module:
         """Returns the module that stands for one of the model's."""
         if id(original) not in self._made:
-            self._made[id(original)] = self._linear(original) if is_linear(original) else self._copy(original)
+            self._made[id(original)] = (
+                self._linear(original) if _is_linear(original) else self._copy(original)
+            )
         found: nn.Module = self._made[id(original)]
         return found
 
@@ -303,7 +296,7 @@ class _Shadow:
         # The hooks of a split model, which sum over ranks: a model with others is not captured.
         for kind in ("_forward_hooks", "_forward_pre_hooks"):
             own[kind] = type(vars(original)[kind])()
-        self._copies.append((made, _content(made)))
+        self._copies.append((made, attributes_of(made)))
         return made
 
     def _shown(self, module: nn.Module, stand_in: Tensor) -> Tensor:
@@ -325,23 +318,97 @@ class _Shadow:
     def check_unchanged(self) -> None:
         """Raises if the program changed an attribute: another call may compute something else."""
         for module, before in self._copies:
-            now = _content(module)
-            for name in before.keys() | now.keys():
-                if name not in before or name not in now or not _is_same(before[name], now[name]):
-                    raise NotRepresentedError(f"{type(module).__name__} changes its attribute {name}")
+            name = changed_attribute(before, module)
+            if name is not None:
+                raise NotRepresentedError(f"{type(module).__name__} changes its attribute {name}")
 
 
-def _content(module: nn.Module) -> dict[str, Any]:
-    """Returns a module's attributes, with copies of what can change in place."""
-    return {n: copy.copy(v) if isinstance(v, (list, dict, set)) else v for n, v in vars(module).items()}
+# -- what is not captured, or captured as one operator ---------------------------------------------------
+
+_KNOWN = ("torch.", "transformers.", "acclimate.")
+"""The packages whose modules keep no state outside of them: their classes are not read."""
+_CHANGING = {"time", "random", "datetime", "os", "secrets", "uuid", "threading", "numpy", "numpy.random"}
+"""Python modules whose functions may answer otherwise at the next call."""
 
 
-def _is_same(before: Any, now: Any) -> bool:
-    if isinstance(before, dict):
-        return before.keys() == now.keys() and all(now[n] is v for n, v in before.items())
-    if isinstance(before, list):
-        return len(before) == len(now) and all(a is b for a, b in zip(before, now, strict=True))
-    return before is now or (isinstance(before, (set, bool, int, float, str)) and bool(before == now))
+def _check_code(model: nn.Module) -> None:
+    """Raises if a function of a user's own module class names state that a capture cannot see."""
+    classes = {base for module in model.modules() for base in type(module).__mro__ if base is not object}
+    for cls in classes:
+        if f"{cls.__module__}.".startswith(_KNOWN):
+            continue
+        for function in vars(cls).values():
+            if not isinstance(function, types.FunctionType):
+                continue
+            for name, value in _named(function):
+                if _may_change(value):
+                    raise NotRepresentedError(f"{function.__qualname__} uses {name}, which may change")
+
+
+def _named(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yields the global and enclosing variables that a function names."""
+    for name in function.__code__.co_names:
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # it is empty
+            continue
+
+
+def _may_change(value: Any) -> bool:
+    if isinstance(value, types.ModuleType):
+        return value.__name__ in _CHANGING
+    if isinstance(value, (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, type)):
+        return False
+    return not callable(value)
+
+
+_OF_A_PRODUCT = {
+    "t", "transpose", "permute", "view", "_unsafe_view", "reshape", "expand", "clone", "detach", "alias",
+    "squeeze", "unsqueeze", "mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "add",
+    "device",  # asks for it
+}  # fmt: skip
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Whether a module multiplies by a weight and adds a bias, and does nothing else."""
+    own = type(module)
+    if own.__call__ is not nn.Module.__call__ or own._call_impl is not nn.Module._call_impl:
+        return False
+    if hasattr(module, "packed"):
+        # A class that somebody derived may do more.
+        return isinstance(module, nn.Linear) and own.forward.__module__.startswith("acclimate.")
+    dims = linear_dims(module)
+    if dims is None:
+        return False
+    return own.forward is nn.Linear.forward or _only_multiplies(module, dims)
+
+
+def _only_multiplies(module: nn.Module, dims: tuple[int, int]) -> bool:
+    """Whether a module's own forward runs operators of a product only, for inputs of any size and value.
+
+    Its results were compared for one input. A limit beyond that input's values, or a branch, would be missed.
+    """
+    environment, mode = _fake_tensors()
+    shadow = _Shadow(mode, {})
+    weight: Any = module.weight
+    shape = (_BATCH, _LENGTH, weight.shape[dims[1]])
+    given = _example(mode, torch.empty(shape, dtype=weight.dtype, device=weight.device))
+    made, recorder = copy.copy(module), _Recorder(mode, shadow.origins)
+    parameters: Any = {n: None if p is None else shadow.tensor(p) for n, p in module._parameters.items()}
+    made._parameters = parameters
+    recorder.name(given, _input(given, Role.TOKENS))
+    before = attributes_of(made)
+    try:
+        with torch.no_grad(), mode, recorder:
+            made.forward(given)
+    except Exception:  # noqa: BLE001 - a forward may raise anything
+        return False
+    is_free = not environment.guards and not environment.replacements
+    operators = {value.op for value in recorder.values.values()} - {"input", "constant"}
+    return is_free and changed_attribute(before, made) is None and operators <= _OF_A_PRODUCT
 
 
 def _is_config(value: Any) -> bool:
@@ -507,17 +574,14 @@ def capture(model: Any, widths: dict[nn.Module, int], layers: int) -> tuple[Prog
         NotRepresentedError: the program depends on the values of its inputs or on their sizes, or changes
             tensors in place.
     """
-    check_code(model)
+    _check_code(model)
     _operators()
-    _check_attention(model)
-    _check_experts(model)
+    _check_functions(model)
     return _captured(model, widths, layers, is_step=False), _captured(model, widths, layers, is_step=True)
 
 
 def _captured(model: Any, widths: dict[nn.Module, int], layers: int, is_step: bool) -> Program:
-    environment = ShapeEnv(duck_shape=False)
-    mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
-    mode.cache_enabled = False  # its keys cost more than what is computed once
+    environment, mode = _fake_tensors()
     shadow = _Shadow(mode, widths)
     made: Any = shadow.module(model)
     device = model.get_input_embeddings().weight.device
@@ -530,7 +594,8 @@ def _captured(model: Any, widths: dict[nn.Module, int], layers: int, is_step: bo
         torch.autocast(device.type, enabled=False),
         _unlogged(),
     ):
-        batch, length = _symbols(mode)
+        sizes: Any = _example(mode, torch.empty((_BATCH, _LENGTH))).shape
+        batch, length = sizes
         with mode:
             count = 1 if is_step else length
             tokens = torch.zeros((batch, count), dtype=torch.long, device=device)
@@ -587,15 +652,18 @@ def _unlogged() -> Iterator[None]:
         logger.removeFilter(is_anothers)
 
 
-def _symbols(mode: FakeTensorMode) -> tuple[Any, Any]:
-    from torch._dynamo.source import ConstantSource
+def _fake_tensors() -> tuple[ShapeEnv, FakeTensorMode]:
+    environment = ShapeEnv(duck_shape=False)
+    mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+    mode.cache_enabled = False  # its keys cost more than what is computed once
+    return environment, mode
 
-    example = mode.from_tensor(
-        torch.empty((_BATCH, _LENGTH)),
-        symbolic_context=StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.DYNAMIC]),
-        source=ConstantSource("tokens"),
-    )
-    return example.shape[0], example.shape[1]
+
+def _example(mode: FakeTensorMode, tensor: Tensor) -> FakeTensor:
+    """Returns the fake of a tensor whose first two sizes are symbols."""
+    sizes = [DimDynamic.DYNAMIC, DimDynamic.DYNAMIC, *[DimDynamic.STATIC] * (tensor.dim() - 2)]
+    context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
+    return mode.from_tensor(tensor, symbolic_context=context, source=ConstantSource("input"))
 
 
 def _shape(tensor: Tensor) -> tuple[Any, ...]:

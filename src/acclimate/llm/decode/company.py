@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acclimate.llm.decode.cache import StepCache
+from acclimate.llm.decode.cache import ROOM, StepCache
 from acclimate.llm.decode.native import NativeDecoder, NativeStep
 
 _PATIENCE_S = 0.005
 """How long a step waits for a text that took part in the last one, and at least as long as that took."""
 
-_ROOM = 256
 _is_shared: ContextVar[bool] = ContextVar("is_shared", default=False)
 
 
@@ -30,7 +29,7 @@ _is_shared: ContextVar[bool] = ContextVar("is_shared", default=False)
 def in_company() -> Iterator[None]:
     """Lets texts that this thread generates in the ``with`` block take their steps with other threads' texts.
 
-    In bfloat16, a text can then differ from the one generated alone, as sums are in another order.
+    A text's logits are those that it gets alone, to the last bit: no sum depends on the other texts.
     """
     token = _is_shared.set(True)
     try:
@@ -55,7 +54,7 @@ class Seat:
 
     @property
     def cache(self) -> StepCache:
-        """The keys and values as far as they were computed alone."""
+        """The keys and values, once the text has ended; before, as far as they were computed alone."""
         return self.step.cache
 
     def __call__(self, tokens: Tensor) -> Tensor:
@@ -108,8 +107,17 @@ class Company:
             self._seats.append(seat)
         return seat
 
-    def leave(self, seat: Seat) -> None:
-        """Ends a text's part."""
+    def leave(self, seat: Seat, *, keeps_cache: bool) -> None:
+        """Ends a text's part.
+
+        Args:
+            seat: its seat.
+            keeps_cache: whether its keys and values are needed later.
+        """
+        if keeps_cache:
+            with self.reading():  # no step changes what is copied
+                if len(self._together) > 1 and seat in self._together:
+                    seat.step = self._copied([self._part(seat)])
         with self._changed:
             self._seats.remove(seat)
             if not self._seats:
@@ -174,37 +182,33 @@ class Company:
 
     def _gather(self, riders: list[Seat]) -> None:
         """Copies the keys and values of some texts into one cache; of the others, back into their own."""
-        before, common = self._together, self._step
-        rows = dict(zip(before, zip(range(len(before)), self._starts, strict=True), strict=True))
-
-        def part(seat: Seat) -> tuple[StepCache, int, int]:
-            if common is not None and seat in rows:
-                return common.cache, *rows[seat]
-            return seat.step.cache, 0, int(seat.step.starts[0])
-
+        before = self._together
         for seat in before if len(before) > 1 else ():
             if seat in self._seats and (seat not in riders or len(riders) == 1):
-                seat.step = self._copied([part(seat)])
+                seat.step = self._copied([self._part(seat)])
         if len(riders) == 1:
             self._step = riders[0].step
         else:
-            self._step = self._copied([part(seat) for seat in riders])
+            self._step = self._copied([self._part(seat) for seat in riders])
         self._together, self._starts = riders, self._step.starts.tolist()
+
+    def _part(self, seat: Seat) -> tuple[StepCache, int, int]:
+        """Returns the cache that holds a text, its row there, and its first place."""
+        if seat in self._together:
+            row = self._together.index(seat)
+            return self._step.cache, row, self._starts[row]
+        return seat.step.cache, 0, int(seat.step.starts[0])
 
     def _copied(self, parts: list[tuple[StepCache, int, int]]) -> NativeStep:
         """Returns a step with a copy of sequences, each from a row of a cache and from its first place."""
         length = max(cache.length - start for cache, _, start in parts)
         made = StepCache(
-            self._native.decoder, len(parts), torch.device("cpu"), length + _ROOM, values_by_column=True
-        )
-        made.length = length
-        starts = []
+            self._native.decoder, len(parts), torch.device("cpu"), length + ROOM, length=length,
+            values_by_column=True,
+        )  # fmt: skip
         for own, (cache, row, start) in enumerate(parts):
-            first = length - (cache.length - start)
-            starts.append(first)
-            for to, of in ((made.keys, cache.keys), (made.values, cache.values)):
-                for mine, theirs in zip(to, of, strict=True):
-                    mine[own, :, first:length] = theirs[row, :, start : cache.length]
+            made.copy_row(own, cache, row, start)
+        starts = [length - (cache.length - start) for cache, _, start in parts]
         return NativeStep(self._native, made, torch.tensor(starts))
 
 
@@ -212,8 +216,14 @@ _lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def seated(step: NativeStep, native: NativeDecoder) -> Iterator[NativeStep | Seat]:
-    """Yields a seat for the rest of a text, if this thread's texts are in company; else the step itself."""
+def seated(step: NativeStep, native: NativeDecoder, *, keeps_cache: bool) -> Iterator[NativeStep | Seat]:
+    """Yields a seat for the rest of a text, if this thread's texts are in company; else the step itself.
+
+    Args:
+        step: what computes the text alone.
+        native: its decoder.
+        keeps_cache: whether the seat's cache holds the whole text after the ``with`` block.
+    """
     company = _company_of(native)
     if company is None or len(step.starts) != 1:
         yield step
@@ -222,7 +232,7 @@ def seated(step: NativeStep, native: NativeDecoder) -> Iterator[NativeStep | Sea
     try:
         yield seat
     finally:
-        company.leave(seat)
+        company.leave(seat, keeps_cache=keeps_cache)
 
 
 def reading(native: NativeDecoder | None) -> contextlib.AbstractContextManager[None]:

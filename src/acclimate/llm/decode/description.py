@@ -1,7 +1,7 @@
 """Describes one step of a decoder as data: its weights, their order, and its constants.
 
-A description is derived from a recorded run of a loaded model (``derive``), and used only if its results
-equal the model's (``proof``). It refers to the model's own modules and tensors; nothing is copied.
+A description is matched to a captured program (``match``), and used only if its results equal the model's
+(``proof``). It refers to the model's own modules and tensors; nothing is copied.
 """
 
 from __future__ import annotations
@@ -220,26 +220,15 @@ class Matrix:
 class Operation:
     """An operation on a token's numbers, of which each expert, or each chosen one, has one."""
 
-    kind: Literal["softmax", "sigmoid", "normalize", "scale", "soft_cap", "round", "normalize_at_least"]
+    kind: str
+    """One of ``OPERATIONS``."""
     value: float = 0.0
     """What ``normalize`` adds to the sum that it divides by, the least sum that ``normalize_at_least``
     divides by, the factor of ``scale``, or the cap."""
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Returns the changed numbers (... x experts) in float32; ``dtype`` is that of ``round``."""
-        if self.kind == "softmax":
-            return x.softmax(-1)
-        if self.kind == "sigmoid":
-            return x.sigmoid()
-        if self.kind == "normalize":
-            return x / (x.sum(-1, keepdim=True) + self.value)
-        if self.kind == "normalize_at_least":
-            return x / x.sum(-1, keepdim=True).clamp(min=self.value)
-        if self.kind == "scale":
-            return x * self.value
-        if self.kind == "soft_cap":
-            return torch.tanh(x / self.value) * self.value
-        return x.to(dtype).float()
+        return OPERATIONS[self.kind](x, self.value, dtype)
 
 
 @dataclass(frozen=True)
@@ -441,3 +430,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": lambda x: nn.functional.relu(x).square(),
 }
 """The activations that a description can express."""
+
+OPERATIONS: dict[str, Callable[[Tensor, float, torch.dtype], Tensor]] = {
+    "softmax": lambda x, _, dtype: x.softmax(-1),
+    "sigmoid": lambda x, _, dtype: x.sigmoid(),
+    "normalize": lambda x, small, dtype: x / (x.sum(-1, keepdim=True) + small),
+    "scale": lambda x, factor, dtype: x * factor,
+    "soft_cap": lambda x, cap, dtype: torch.tanh(x / cap) * cap,
+    "round": lambda x, _, dtype: x.to(dtype).float(),
+    "normalize_at_least": lambda x, least, dtype: x / x.sum(-1, keepdim=True).clamp(min=least),
+}
+"""The operations of a router that a description can express."""

@@ -7,7 +7,7 @@ sizes, says exactly which element of which earlier tensor every element is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from operator import mul
 from typing import Any
@@ -23,32 +23,41 @@ MOVES = {
     "split_with_sizes", "unbind", "expand", "unsqueeze", "squeeze", "repeat", "flip",
 }  # fmt: skip
 """Operators on one tensor whose results are elements of it."""
+ELEMENTWISE = {
+    "mul", "add", "sub", "div", "neg", "cos", "sin", "_to_copy", "pow", "exp", "log", "log1p", "floor",
+    "sqrt", "rsqrt", "reciprocal", "clamp", "minimum", "maximum", "where", "rsub",
+}  # fmt: skip
+"""Operators whose results' elements are each computed of the operands' elements in the same place."""
 BATCH, LENGTH = 2, 3
 """The sizes with which programs are followed."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Term:
     """One summand of every element of a tensor: a number times an element of an earlier one, and of up to two
-    tables. Each field has the tensor's shape; tables count from one, and zero is no table."""
+    tables."""
 
-    factor: Tensor
-    origin: Tensor
-    place: Tensor
-    tables: Tensor
-    """Shape x 2: the tables' numbers."""
-    columns: Tensor
-    """Shape x 2: places in them."""
+    cells: Tensor
+    """7 x the tensor's shape: the number, the index of the earlier tensor in ``Elements.origins``, the place
+    in that, a table and the place in it, and a second table and place. Tables count from one; zero: none."""
+
+    @property
+    def factor(self) -> Tensor:
+        """The numbers."""
+        return self.cells[0]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is nothing but elements of earlier tensors."""
+        return not bool((self.cells[3] > 0).any()) and bool((self.factor == 1.0).all())
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Term:
-        """Returns the term with an operator applied to every field."""
-        return Term(
-            change(self.factor),
-            change(self.origin),
-            change(self.place),
-            torch.stack([change(self.tables[..., i]) for i in (0, 1)], -1),
-            torch.stack([change(self.columns[..., i]) for i in (0, 1)], -1),
-        )
+        """Returns the term with an operator applied to every cell."""
+        return Term(torch.stack([change(cell) for cell in self.cells]))
+
+    def times(self, by: float) -> Term:
+        """Returns the term with other numbers."""
+        return Term(torch.cat((self.cells[:1] * by, self.cells[1:])))
 
 
 class Elements:
@@ -133,59 +142,41 @@ class Elements:
         if value.op == "view_as_real" and (turned := self._turned_as_complex(value, is_origin)) is not None:
             return turned
         if value.op == "neg":
-            return [_scaled(t, -1.0) for t in self.terms(value.args[0], is_origin)]
+            return [t.times(-1.0) for t in self.terms(value.args[0], is_origin)]
         if value.op in ("add", "sub") and _is_plain_sum(value):
             first, second = (self.terms(each, is_origin) for each in value.args[:2])
             sign = 1.0 if value.op == "add" else -1.0
             shape = self.shape(value)
-            return [
-                t.mapped(lambda x: x.expand(shape)) for t in (*first, *(_scaled(t, sign) for t in second))
-            ]
+            return [t.mapped(lambda x: x.expand(shape)) for t in (*first, *(t.times(sign) for t in second))]
         if value.op in ("mul", "div"):
             return self._multiplied(value, is_origin)
         return [self._origin(value)]
 
     def _origin(self, value: Value) -> Term:
         shape = self.shape(value)
-        places = torch.arange(reduce(mul, shape, 1)).reshape(shape)
-        none = torch.zeros((*shape, 2), dtype=torch.long)
-        number = torch.full(shape, self.number(value))
-        return Term(torch.ones(shape, dtype=torch.float64), number, places, none, none.clone())
+        cells = torch.zeros((7, *shape), dtype=torch.float64)
+        cells[0], cells[1] = 1.0, self.number(value)
+        cells[2] = torch.arange(cells[0].numel()).reshape(shape)
+        return Term(cells)
 
     def _joined(self, value: Value, is_origin: Callable[[Value], bool]) -> list[Term]:
-        parts = [self.terms(each, is_origin) for each in value.args[0]]
-        most = max(len(each) for each in parts)
-        parts = [[*part, *[_scaled(part[0], 0.0)] * (most - len(part))] for part in parts]
+        parts = _as_many([self.terms(part, is_origin) for part in value.args[0]])
         dim = value.args[1] if len(value.args) > 1 else value.kwargs.get("dim", 0)
-        rank = len(value.shape)
+        dim = dim % len(value.shape) + 1  # after the dimension of the cells
         join = torch.cat if value.op == "cat" else torch.stack
-        dim %= rank
-
-        def joined(index: int) -> Term:
-            own = [part[index] for part in parts]
-            return Term(*(join([getattr(t, name) for t in own], dim) for name in Term.__dataclass_fields__))
-
-        return [joined(index) for index in range(most)]
+        return [Term(join([term.cells for term in terms], dim)) for terms in zip(*parts, strict=True)]
 
     def _scattered(self, value: Value, is_origin: Callable[[Value], bool]) -> list[Term]:
         """Follows a tensor of which some elements are another's."""
-        parts = [self.terms(operand, is_origin) for operand in value.args[:2]]
-        most = max(len(part) for part in parts)
-        whole, some = ([*part, *[_scaled(part[0], 0.0)] * (most - len(part))] for part in parts)
+        whole, some = _as_many([self.terms(operand, is_origin) for operand in value.args[:2]])
         given: list[Any] = [*value.args[2:], *(0, None, None, 1)[len(value.args) - 2 :]]
         dim, start, stop, step = given
-        where = [slice(None)] * len(value.shape)
-        where[dim] = slice(self.size(start), self.size(stop), step)
-
-        def written(to: Tensor, own: Tensor) -> Tensor:
-            made = to.clone()
-            made[tuple(where)] = own
-            return made
-
-        return [
-            Term(*(written(getattr(a, name), getattr(b, name)) for name in Term.__dataclass_fields__))
-            for a, b in zip(whole, some, strict=True)
-        ]
+        where = [slice(None)] * (len(value.shape) + 1)  # the cells' dimension comes first
+        where[dim % len(value.shape) + 1] = slice(self.size(start), self.size(stop), step)
+        found = [term.cells.clone() for term in whole]
+        for cells, term in zip(found, some, strict=True):
+            cells[tuple(where)] = term.cells
+        return [Term(cells) for cells in found]
 
     def _turned_as_complex(self, value: Value, is_origin: Callable[[Value], bool]) -> list[Term] | None:
         """Follows pairs of elements that are multiplied by a complex table, as complex numbers."""
@@ -193,20 +184,24 @@ class Elements:
         if product.op != "mul" or not all(isinstance(operand, Value) for operand in product.args[:2]):
             return None
         for pairs, table in (product.args[:2], product.args[1::-1]):
-            if pairs.op != "view_as_complex" or table.roles != Role.POSITIONS or not table.dtype.is_complex:
+            if pairs.op != "view_as_complex" or pairs.shape != product.shape:
+                continue
+            if table.roles != Role.POSITIONS or not table.dtype.is_complex:
                 continue
             number, places = self._complex_table(table)
-            shape = self.shape(value)
-            real, imaginary = (places[..., i, None].expand(shape) for i in (0, 1))
-            terms = self.terms(pairs.args[0], is_origin)
-            if any(bool((term.tables > 0).any()) for term in terms):
+            shape, terms = self.shape(value), self.terms(pairs.args[0], is_origin)
+            if any(bool((term.cells[3] > 0).any()) for term in terms):
                 raise NotRepresentedError("an element is rotated twice")
-            turned = [t.mapped(lambda x: x.flip(-1)) for t in terms]
-            signs = torch.tensor([-1.0, 1.0], dtype=torch.float64)
-            return [
-                *(_by_table(term, number, real) for term in terms),
-                *(replace(_by_table(term, number, imaginary), factor=term.factor * signs) for term in turned),
-            ]
+            # (a + ib)(c + is) is (ac - bs) + i(bc + as).
+            turned = [t.mapped(lambda x: x.flip(-1)).cells for t in terms]
+            for cells in turned:
+                cells[0] *= torch.tensor([-1.0, 1.0], dtype=torch.float64)
+            parts = *((term.cells, 0) for term in terms), *((cells, 1) for cells in turned)
+            found = []
+            for cells, part in parts:
+                angle = torch.stack((torch.full(shape, number), places[..., part, None].expand(shape)))
+                found.append(Term(torch.cat((cells[:3], angle.double(), torch.zeros_like(angle).double()))))
+            return found
         return None
 
     def _complex_table(self, table: Value) -> tuple[int, Tensor]:
@@ -230,7 +225,7 @@ class Elements:
                 first, second = second, first
         if constant is not None:
             by = constant if value.op == "mul" else 1.0 / constant
-            return [_scaled(t, by) for t in self.terms(first, is_origin)]
+            return [t.times(by) for t in self.terms(first, is_origin)]
         if value.op == "mul" and isinstance(second, Value) and isinstance(first, Value):
             if is_table(first):
                 first, second = second, first
@@ -241,19 +236,33 @@ class Elements:
     def _turned(self, value: Value, terms: list[Term], table: Value) -> list[Term]:
         source, places = self.moved(table)
         shape, number = self.shape(value), self.number(source) + 1
-        places = places.expand(shape)
+        angle = torch.stack((torch.full(shape, number), places.expand(shape))).double()
         found = []
         for term in terms:
-            own = term.mapped(lambda x: x.expand(shape))
-            free = own.tables == 0
-            if not bool(free[..., 1].all()):
+            cells = term.mapped(lambda x: x.expand(shape)).cells
+            if bool((cells[5] > 0).any()):
                 raise NotRepresentedError("an element is multiplied by more than two tables")
-            slot = (~free[..., 0]).long().unsqueeze(-1)
-            tables = own.tables.clone().scatter_(-1, slot, number)
-            columns = own.columns.clone().scatter_(-1, slot, places.unsqueeze(-1))
-            found.append(Term(own.factor, own.origin, own.place, tables, columns))
+            first, second = cells[3:5], cells[5:]
+            added = torch.where(first[0] == 0, angle, first), torch.where(first[0] == 0, second, angle)
+            found.append(Term(torch.cat((cells[:3], *added))))
         self.rounds[number] = value.dtype != torch.float32
         return found
+
+    def columns(self, value: Value, is_origin: Callable[[Value], bool]) -> tuple[Tensor, Tensor] | None:
+        """Returns the origin of each column of a value, and the column there; ``None``: it has others."""
+        terms = self.terms(value, is_origin)
+        if len(terms) != 1 or not terms[0].is_plain:
+            return None
+        origin, place = terms[0].cells[1:3].long()
+        return self.columns_at(origin, place, self.size(value.shape[-1]))
+
+    def columns_at(self, origin: Tensor, place: Tensor, width: int) -> tuple[Tensor, Tensor] | None:
+        """Returns the same for elements, ``width`` of each token; the origins must have the same tokens."""
+        origin, place = origin.reshape(-1, width), place.reshape(-1, width)
+        widths = torch.tensor([self.size(self.origins[n].shape[-1]) for n in origin[0].tolist()])
+        is_same = torch.equal(origin, origin[:1].expand_as(origin))
+        in_order = torch.equal(place, place[:1] + torch.arange(len(place))[:, None] * widths)
+        return (origin[0], place[0]) if is_same and in_order and bool((place[0] < widths).all()) else None
 
     # -- equal elements of tables ------------------------------------------------------------------------
 
@@ -267,7 +276,7 @@ class Elements:
             dim = value.args[1] if len(value.args) > 1 else value.kwargs.get("dim", 0)
             join = torch.cat if value.op == "cat" else torch.stack
             found = join([self.identities(each) for each in value.args[0]], dim)
-        elif value.op in _ELEMENTWISE:
+        elif value.op in ELEMENTWISE:
             shape = self.shape(value)
             operands = [
                 self.identities(a).expand(shape)
@@ -292,32 +301,41 @@ class Elements:
 
     # -- where an element is ---------------------------------------------------------------------------
 
-    def located(self, value: Value, places: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Splits places in a value into sequence, token and the rest; ``None``: the value has one for all."""
-        batch: Tensor | None = None
-        token: Tensor | None = None
+    def within_token(self, value: Value, places: Tensor) -> Tensor | None:
+        """Returns the places of elements within their sequence and token of a value.
+
+        Args:
+            value: the value; where it has no sequences or tokens, all have the same.
+            places: the elements' places in the value, sequences x anything x tokens x anything.
+
+        Returns:
+            ``None`` if an element is of another sequence or token than its own.
+        """
+        own = torch.arange(places.shape[0])[:, None, None, None], torch.arange(places.shape[2])[:, None]
+        tokens: list[Tensor | None] = [None, None]
         rest = torch.zeros_like(places)
         left, stride = places, reduce(mul, self.shape(value), 1)
         for expression, size in zip(value.shape, self.shape(value), strict=True):
             stride //= size
             index, left = left // stride, left % stride
             if expression == self.program.batch:
-                batch = index
+                tokens[0] = index
             elif self.program.length != 1 and expression == self.program.length:
-                token = index
+                tokens[1] = index
             elif self.program.length != 1 and expression == self.program.batch * self.program.length:
-                batch, token = index // LENGTH, index % LENGTH
+                tokens = [index // LENGTH, index % LENGTH]
             elif hasattr(expression, "free_symbols") and expression.free_symbols:
                 raise NotRepresentedError("a size is computed from the number of tokens")
             else:
                 rest = rest * size + index
-        return batch, token, rest
+        is_own = all(f is None or torch.equal(f, o.expand_as(f)) for f, o in zip(tokens, own, strict=True))
+        return rest if is_own else None
 
 
-_ELEMENTWISE = {
-    "mul", "add", "sub", "div", "neg", "cos", "sin", "_to_copy", "pow", "exp", "log", "log1p", "floor",
-    "sqrt", "rsqrt", "reciprocal", "clamp", "minimum", "maximum", "where", "rsub",
-}  # fmt: skip
+def _as_many(parts: list[list[Term]]) -> list[list[Term]]:
+    """Returns lists of terms with empty summands, so that all have the same length."""
+    most = max(len(part) for part in parts)
+    return [[*part, *[part[0].times(0.0)] * (most - len(part))] for part in parts]
 
 
 def is_table(value: Value) -> bool:
@@ -347,14 +365,3 @@ def _is_plain_sum(value: Value) -> bool:
         and value.kwargs.get("alpha", 1) == 1
         and len(value.args) == 2
     )
-
-
-def _by_table(term: Term, number: int, places: Tensor) -> Term:
-    """Returns a term without tables, multiplied by elements of one."""
-    tables, columns = torch.zeros_like(term.tables), torch.zeros_like(term.columns)
-    tables[..., 0], columns[..., 0] = number, places
-    return replace(term, tables=tables, columns=columns)
-
-
-def _scaled(term: Term, by: float) -> Term:
-    return Term(term.factor * by, term.origin, term.place, term.tables, term.columns)

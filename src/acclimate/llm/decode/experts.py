@@ -6,8 +6,7 @@ and from the weights to the router's logits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -59,17 +58,18 @@ def find_experts(matcher: Matcher, value: Value) -> tuple[Experts, Value] | None
     value = flat(value)
     alone = _Reader(matcher).routed(value)
     if alone is not None:
-        return alone.made(None, None), alone.source
+        return alone
     if value.op != "add" or value.kwargs.get("alpha", 1) != 1 or not isinstance(value.args[1], Value):
         return None
     for first, second in orders(value):
         routed = _Reader(matcher).routed(flat(first))
         if routed is None:
             continue
-        mlp, gate, source = _shared(matcher, flat(second))
-        if _rows(source) is not _rows(routed.source):
+        experts, source = routed
+        mlp, gate, given = _shared(matcher, flat(second))
+        if _rows(given) is not _rows(source):
             raise NotRepresentedError("shared experts have another input than the others")
-        return routed.made(mlp, gate), routed.source
+        return replace(experts, shared=mlp, shared_gate=gate), source
     return None
 
 
@@ -99,14 +99,6 @@ def _rows(value: Value) -> Value:
 
 
 @dataclass(frozen=True)
-class _Routed:
-    """Experts without a shared MLP."""
-
-    source: Value
-    made: Callable[[Mlp | None, Product | None], Experts]
-
-
-@dataclass(frozen=True)
 class _Multiplied:
     """The result of one product of chosen experts: pairs of a token and an expert x outputs."""
 
@@ -121,7 +113,8 @@ class _Reader:
         self._matcher, self._elements = matcher, matcher.elements
         self._dtype = matcher.dtype
 
-    def routed(self, value: Value) -> _Routed | None:
+    def routed(self, value: Value) -> tuple[Experts, Value] | None:
+        """Returns experts without a shared MLP, and their input."""
         total = flat(widened(value))
         if total.op != "sum" or total.args[1:] != ((1,),) or total.args[0].op != "view":
             return None
@@ -144,20 +137,8 @@ class _Reader:
             if router.used != used:
                 raise NotRepresentedError("not all chosen experts are summed")
             rounds = weighted.dtype != torch.float32
-
-            def made(
-                mlp: Mlp | None,
-                gate: Product | None,
-                inner: Stack = inner.stack,
-                interleaved: bool = interleaved,
-                gating: Gating = gating,
-                down: Stack = down.stack,
-                router: Router = router,
-                rounds: bool = rounds,
-            ) -> Experts:
-                return Experts(router, inner, interleaved, gating, down, rounds, mlp, gate)
-
-            return _Routed(source, made)
+            made = Experts(router, inner.stack, interleaved, gating, down.stack, rounds, None, None)
+            return made, source
         return None
 
     # -- products --------------------------------------------------------------------------------------
@@ -213,7 +194,7 @@ class _Reader:
         alone = activation_of(value)
         if alone is not None:
             inner = self._inner(alone[1])
-            if inner is None or self._columns(alone[1], inner) != range(self._width(inner)):
+            if inner is None or self._columns(alone[1], inner) != list(range(self._width(inner))):
                 return None
             return inner, Gating(alone[0], False, 1.0, None, None, 0.0), False
         if value.op != "mul" or not isinstance(value.args[1], Value):
@@ -227,12 +208,12 @@ class _Reader:
             inner = self._inner(gate)
             if inner is None:
                 continue
-            width = self._width(inner)
+            places = list(range(self._width(inner)))
             columns = self._columns(gate, inner), self._columns(up, inner)
             gating = Gating(name, True, steepness, gate_limit, up_limit, adds)
-            if columns == (range(width // 2), range(width // 2, width)):
+            if columns == (places[: len(places) // 2], places[len(places) // 2 :]):
                 return inner, gating, False
-            if columns == (range(0, width, 2), range(1, width, 2)):
+            if columns == (places[::2], places[1::2]):
                 return inner, gating, True
         return None
 
@@ -249,25 +230,11 @@ class _Reader:
     def _width(self, inner: _Multiplied) -> int:
         return int(inner.result.shape[-1])
 
-    def _columns(self, value: Value, inner: _Multiplied) -> range | None:
+    def _columns(self, value: Value, inner: _Multiplied) -> list[int] | None:
         """Returns which columns of each pair's product a value consists of."""
-        terms = self._elements.terms(value, lambda v: v is inner.result)
-        if len(terms) != 1 or bool((terms[0].tables > 0).any()) or bool((terms[0].factor != 1.0).any()):
-            return None
-        if self._elements.origins[int(terms[0].origin.flatten()[0])] is not inner.result:
-            return None
-        place = terms[0].place
-        if (
-            place.dim() != 2
-            or place.shape[1] < 2
-            or not bool((terms[0].origin == terms[0].origin[0, 0]).all())
-        ):
-            return None
-        found = place[0].tolist()
-        columns = range(found[0], found[-1] + 1, found[1] - found[0] or 1)
-        rows = torch.arange(len(place))[:, None] * self._width(inner)
-        is_regular = list(columns) == found and torch.equal(place, place[:1] + rows)
-        return _without_rest(columns) if is_regular else None
+        found = self._elements.columns(value, lambda v: v is inner.result)
+        is_inner = found is not None and bool((found[0] == self._elements.number(inner.result)).all())
+        return found[1].tolist() if found is not None and is_inner else None
 
     # -- the router ------------------------------------------------------------------------------------
 
@@ -373,7 +340,7 @@ class _Reader:
             if total.op == "sum" and total.args[0] is value.args[0] and eps >= 0.0:
                 dims = total.args[1] if len(total.args) > 1 else ()
                 if dims in ((-1,), (len(value.shape) - 1,)) and total.args[2:] == (True,):
-                    return Operation(kind, eps), value.args[0]  # type: ignore[arg-type]
+                    return Operation(kind, eps), value.args[0]
         return None
 
     def _groups(self, value: Value) -> tuple[Groups, Value]:
@@ -469,9 +436,3 @@ def _raised(value: Value) -> tuple[Value, float | None, float]:
         if low is not None and high is not None and low == -high:
             return value.args[0], high, adds
     return value, None, adds
-
-
-def _without_rest(columns: range) -> range:
-    """Returns the same numbers with the end that ``range(first, width, step)`` has."""
-    last = columns[-1]
-    return range(columns.start, last + 1 if columns.step == 1 else last + columns.step, columns.step)

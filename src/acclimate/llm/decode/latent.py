@@ -41,8 +41,8 @@ class Matcher(Protocol):
     def columns(self, value: Value) -> tuple[Product, Value] | None:
         """Returns the columns of linear modules that a value consists of, and these modules' input."""
 
-    def product(self, origin: Tensor, place: Tensor, width: int) -> tuple[Product, Value] | None:
-        """Returns the linear modules' columns, in the order of the elements (sequences x tokens x width)."""
+    def product(self, found: tuple[Tensor, Tensor] | None) -> tuple[Product, Value] | None:
+        """Returns the product whose columns were found, and its input, if they are linear modules'."""
 
     def cached(self, value: Value, is_key: bool) -> int:
         """Returns the layer in whose cache a value is."""
@@ -53,7 +53,7 @@ class Matcher(Protocol):
         """Returns origin and place of the elements before a rotation, the rotation, a common factor, and what
         each token's elements are multiplied by after the rotation."""
 
-    def common(self, tables: Tensor, columns: Tensor) -> PositionColumns:
+    def common(self, angle: Tensor) -> PositionColumns:
         """Returns the function whose number for a token multiplies both summands of all its elements."""
 
 
@@ -111,7 +111,7 @@ class _Reader:
 
     def ops_of(self, term: Term) -> set[str]:
         """Returns the operators that make the values from which elements come."""
-        return {self._op(number) for number in term.origin.unique().tolist()}
+        return {self._op(int(number)) for number in term.cells[1].unique().tolist()}
 
     def _op(self, number: int) -> str:
         return self._elements.origins[number].op
@@ -119,25 +119,25 @@ class _Reader:
     def single(self, value: Value) -> Term | None:
         """Returns where the elements of keys or values come from, if they are just moved."""
         terms = self._elements.terms(value, lambda v: v.op in ("linear", "past"))
-        if len(terms) != 1 or bool((terms[0].tables > 0).any()) or bool((terms[0].factor != 1.0).any()):
-            return None
-        return terms[0]
+        return terms[0] if len(terms) == 1 and terms[0].is_plain else None
 
     def read(self, query: Value, key: Term, held: Term) -> LatentHeads:
         """Returns where everything comes from, given the elements of keys and values."""
-        heads, value_size = key.origin.shape[1], held.origin.shape[3]
-        if query.shape[1] != heads or held.origin.shape[1] != heads:
+        key_origin, key_place = key.cells[1:3].long()
+        origin, place = held.cells[1:3].long()
+        heads, value_size = key_origin.shape[1], origin.shape[3]
+        if query.shape[1] != heads or origin.shape[1] != heads:
             raise NotRepresentedError("query heads share the keys that are made of a latent")
-        is_shared = torch.tensor([self._op(number) == "past" for number in key.origin[0, 0, 0].tolist()])
+        is_shared = torch.tensor([self._op(number) == "past" for number in key_origin[0, 0, 0].tolist()])
         key_size = int((~is_shared).sum())
         if bool(is_shared[:key_size].any()):
             raise NotRepresentedError("the part of a key that heads share does not come last")
-        keys = self._expanded(key.origin[..., :key_size], key.place[..., :key_size], heads)
-        values = self._expanded(held.origin, held.place, heads)
+        keys = self._expanded(key_origin[..., :key_size], key_place[..., :key_size], heads)
+        values = self._expanded(origin, place, heads)
         if keys[:3] != values[:3]:
             raise NotRepresentedError("keys and values are made of latents by different modules")
         module, rows, latents, _ = keys
-        shared = self._shared(key.origin[..., key_size:], key.place[..., key_size:])
+        shared = self._shared(key_origin[..., key_size:], key_place[..., key_size:])
         layer = self._matcher.cached(latents, True)
         if layer != self._matcher.cached(shared, False):
             raise NotRepresentedError("a layer's latents and keys come from different layers")
@@ -145,11 +145,11 @@ class _Reader:
         turned = self._rotated(self._elements.terms(shared.args[0], _is_linear))
         if turned.factor != 1.0 or turned.factors is not None:
             raise NotRepresentedError("keys are multiplied by a number")
-        found = self._matcher.product(*_by_token(turned.origin, turned.place))
+        found = self._product(turned.origin, turned.place)
         if found is None or found[1] is not source:
             raise NotRepresentedError("latents and keys have different inputs")
         first = self._query(query, key_size, turned)
-        made = self._matcher.product(*_by_token(first.origin, first.place))
+        made = self._product(first.origin, first.place)
         if made is None:
             raise NotRepresentedError("queries come from something else than one linear module")
         inner, inner_norm = self._before(made[1], source)
@@ -164,7 +164,7 @@ class _Reader:
     def _expanded(self, origin: Tensor, place: Tensor, heads: int) -> tuple[nn.Module, int, Value, int]:
         """Returns the module that makes each head's part of a latent, its rows for a head, the latents, and
         the first of those rows."""
-        found = self._matcher.product(*_by_token(origin, place))
+        found = self._product(origin, place)
         modules = set() if found is None else {part.module for part in found[0].parts}
         if found is None or len(modules) != 1:
             raise NotRepresentedError("keys and values are made of latents in an unknown way")
@@ -238,15 +238,21 @@ class _Reader:
     def _plain(self, terms: list[Term]) -> _Part:
         """Returns the elements of queries that are not rotated."""
         terms = [term for term in terms if bool((term.factor != 0).any())]
-        factors = terms[0].factor if len(terms) == 1 else torch.zeros(1)
-        factor = float(factors.flatten()[0])
-        if factor == 0.0 or not bool((factors == factor).all()) or bool((terms[0].tables[..., 1] > 0).any()):
+        cells = terms[0].cells
+        factor = float(cells[0].flatten()[0])
+        if len(terms) != 1 or not bool((cells[0] == factor).all()) or bool((cells[5] > 0).any()):
             raise NotRepresentedError("queries are sums of several elements")
-        tables, columns = terms[0].tables[..., 0], terms[0].columns[..., 0]
+        origin, place = cells[1:3].long()
         by_position = None
-        if bool((tables > 0).any()):
-            by_position = self._matcher.common(torch.stack((tables, tables)), torch.stack((columns, columns)))
-        return _Part(terms[0].origin, terms[0].place, None, False, factor, by_position)
+        if bool((cells[3] > 0).any()):
+            angle = cells[3:5].long()
+            by_position = self._matcher.common(torch.stack((angle, angle), 1))
+        return _Part(origin, place, None, False, factor, by_position)
+
+    def _product(self, origin: Tensor, place: Tensor) -> tuple[Product, Value] | None:
+        """Returns the product that the elements of all heads of a token are, and its input."""
+        origin, place = (found.transpose(1, 2).flatten(2) for found in (origin, place))
+        return self._matcher.product(self._elements.columns_at(origin, place, origin.shape[-1]))
 
     def _before(self, given: Value, source: Value) -> tuple[Product | None, Norm | None]:
         """Returns what is between a layer's input and the product of queries."""
@@ -261,12 +267,6 @@ class _Reader:
 
 def _is_linear(value: Value) -> bool:
     return value.op == "linear"
-
-
-def _by_token(origin: Tensor, place: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Returns the elements of all heads of a token in one dimension, and their number."""
-    flat = [each.transpose(1, 2).flatten(2) for each in (origin, place)]
-    return flat[0], flat[1], flat[0].shape[-1]
 
 
 def _is_in_order(places: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,7 +35,7 @@ class LeanDecoder:
     decoder: Decoder
     native: NativeDecoder | None
 
-    def go_on(self, cache: Any, starts: Tensor, length: int, room: int) -> Step:
+    def go_on(self, cache: Any, starts: Tensor, length: int, room: int, *, gives_back: bool = False) -> Step:
         """Returns a step that continues from transformers' cache.
 
         Args:
@@ -42,28 +43,45 @@ class LeanDecoder:
             starts: the position of each sequence's first token; earlier positions are padding.
             length: the number of positions in the cache.
             room: the number of positions to allocate.
+            gives_back: whether the cache is to get the keys and values of all further tokens.
         """
-        own = self._cache(starts, max(room, length))
-        own.take(cache, length)
+        own = self._cache(starts, room, length, cache if gives_back else None)
+        own.take(cache)
         if self.native is None:
             return PlainStep(self.decoder, own, starts)
         return NativeStep(self.native, own, starts)
 
-    def begin(self, starts: Tensor, room: int, given: Any = None) -> NativeStep | None:
+    def begin(
+        self, starts: Tensor, room: int, given: Any = None, *, gives_back: bool = False
+    ) -> NativeStep | None:
         """Returns a step that also does the prefill; ``None`` if the model does it faster.
 
         Args:
             starts: the position of each sequence's first token; earlier positions are padding.
             room: the number of positions to allocate.
             given: transformers' cache with the first tokens of the prompt, which is copied.
+            gives_back: whether that cache is to get the keys and values of all further tokens.
         """
         if self.native is None or not self.native.prefills:
             return None
-        own = self._cache(starts, room)
-        if given is not None:
-            own.take(given, given.get_seq_length())
+        length = 0 if given is None else given.get_seq_length()
+        own = self._cache(starts, room, length, given if gives_back else None)
+        own.take(given)
         return NativeStep(self.native, own, starts)
 
-    def _cache(self, starts: Tensor, room: int) -> StepCache:
-        by_column = self.native is not None
-        return StepCache(self.decoder, len(starts), starts.device, room, values_by_column=by_column)
+    def _cache(self, starts: Tensor, room: int, length: int, to: Any) -> StepCache:
+        """Returns a cache that keeps what transformers' cache ``to`` must get at the end."""
+        kept: Container[int] = ()
+        if to is not None:
+            # Without layers yet, it makes those that keep all tokens.
+            drops = {i for i, layer in enumerate(to.layers) if _drops_tokens(layer)}
+            kept = set(range(len(self.decoder.layers))) - drops
+        return StepCache(
+            self.decoder, len(starts), starts.device, room, length=length,
+            values_by_column=self.native is not None, kept=kept,
+        )  # fmt: skip
+
+
+def _drops_tokens(layer: Any) -> bool:
+    """Whether a layer of transformers' cache drops the tokens that its window has passed."""
+    return bool(layer.is_sliding) and not getattr(layer, "record_past", False)

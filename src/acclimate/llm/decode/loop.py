@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from acclimate.errors import ModelChangedError
 from acclimate.imports import ForkSafeLock
+from acclimate.llm.decode.cache import ROOM
 from acclimate.llm.decode.company import reading, seated
 from acclimate.llm.decode.finite_logits import check_logits, without_check
 from acclimate.llm.decode.lean import LeanDecoder, Step
-from acclimate.llm.decode.modules import packed_stacks
 from acclimate.llm.decode.native import NativeStep
 from acclimate.llm.decode.proof import describe
 from acclimate.llm.decode.staleness import Snapshot, is_observed
@@ -29,9 +29,6 @@ from acclimate.llm.ranks import ModelRanks
 LARGEST_BATCH = 16
 """The largest batch of this loop; for more sequences, torch's matrix products are faster."""
 
-ROOM = 256
-"""The number of new tokens for which a cache is first allocated."""
-
 _WHOLE_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer")
 """The layers of a cache that the step can continue and add to; a window's layer holds the last tokens."""
 
@@ -40,20 +37,8 @@ _KNOWN_INPUTS = {
 }  # fmt: skip
 
 
-class _Known:
-    """What was found out about a model: its description, or that it has none, and what that depends on."""
-
-    def __init__(self, model: Any, lean: LeanDecoder | None) -> None:
-        self.lean = lean
-        self._snapshot = Snapshot(model, () if lean is None else lean.decoder.constants)
-        self._memory = _memory_of(model)
-
-    def is_current(self, model: Any) -> bool:
-        """Whether it still holds."""
-        return self._memory == _memory_of(model) and self._snapshot.is_current(model)
-
-
-_found: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
+_found: weakref.WeakKeyDictionary[Any, tuple[LeanDecoder | None, Snapshot]] = weakref.WeakKeyDictionary()
+"""Each model's description, ``None`` if it has none, and what that depends on."""
 _lock = ForkSafeLock()
 
 
@@ -62,21 +47,12 @@ def lean_decoder(model: Any) -> LeanDecoder | None:
     be described."""
     ranks = getattr(model, "model_ranks", None) or ModelRanks()
     with _lock:
-        known = _found.get(model)
-        is_known = known is not None and known.is_current(model)
+        lean, snapshot = _found.get(model, (None, None))
         # All ranks derive a description together.
-        if all(ranks.exchange(is_known)) and known is not None:
-            return known.lean
-        known = _found[model] = _Known(model, describe(model, ranks))
-        return known.lean
-
-
-def _memory_of(model: Any) -> tuple[Any, ...]:
-    """Returns where the weights are. What they hold may change: steps read it in place, or copy it anew."""
-    weights = [(t.data_ptr(), t.shape, t.dtype) for t in (*model.parameters(), *model.buffers())]
-    packed = [vars(m)["packed"].data.data_ptr() for m in model.modules() if "packed" in vars(m)]
-    packed += [stack.data.data_ptr() for m in model.modules() for stack in packed_stacks(m).values()]
-    return tuple(weights), tuple(packed)
+        if not all(ranks.exchange(snapshot is not None and snapshot.is_current(model))):
+            lean = describe(model, ranks)
+            _found[model] = lean, Snapshot(model, () if lean is None else lean.decoder.constants)
+        return lean
 
 
 def step_kind(model: Any) -> str:
@@ -95,6 +71,7 @@ def lean_sample(
     generation_config: Any,
     synced_gpus: bool = False,
     streamer: Any = None,
+    tokenizer: Any = None,  # of stop strings; what uses it is among the criteria already
     **inputs: Any,
 ) -> Tensor | None:
     """Replaces transformers' ``_sample``; returns ``None`` without doing anything if it cannot."""
@@ -118,24 +95,27 @@ def lean_sample(
     tokens = _Tokens(input_ids)
     room = input_ids.shape[1] + ROOM
     given = inputs["past_key_values"]
-    step: Step | None
+    is_callers = getattr(given, "_is_user_defined", False)
+    step: Step | None = None
     with contextlib.ExitStack() as at_the_end:
+        if is_callers:  # it gets the text's keys and values, however the text ends
+            at_the_end.callback(lambda: None if step is None else step.cache.give(given))
         with reading(lean.native):
-            step = lean.begin(starts, room, given)
+            step = lean.begin(starts, room, given, gives_back=is_callers)
             if isinstance(step, NativeStep):
-                _return_to_caller(step, given, at_the_end)
                 found = step.read(input_ids[:, step.cache.length :], likeliest=chooser.takes_likeliest)
                 chosen = found if chooser.takes_likeliest else chooser.choose(tokens, found)
             else:
                 outputs = model._prefill(input_ids, generation_config, inputs, is_first_iteration=True)
-                step = lean.go_on(outputs.past_key_values, starts, input_ids.shape[1], room)
-                _return_to_caller(step, given, at_the_end)
+                step = lean.go_on(
+                    outputs.past_key_values, starts, input_ids.shape[1], room, gives_back=is_callers
+                )
                 logits: Tensor = outputs.logits[:, -1].to(copy=True, dtype=torch.float32)
                 del outputs, inputs
                 check_logits(logits.amax(-1), model.dtype)
                 chosen = chooser.choose(tokens, logits)
-        if isinstance(step, NativeStep) and lean.native is not None and not _is_callers(given):
-            step = at_the_end.enter_context(seated(step, lean.native))
+        if isinstance(step, NativeStep) and lean.native is not None:
+            step = at_the_end.enter_context(seated(step, lean.native, keeps_cache=is_callers))
         _write(step, chosen, tokens, chooser, ends, streamer, watch)
     if streamer is not None:
         streamer.end()
@@ -167,16 +147,6 @@ def _write(
             chosen = chooser.choose(tokens, step(chosen).float())
 
 
-def _return_to_caller(step: Step, given: Any, at_the_end: contextlib.ExitStack) -> None:
-    """Writes a text's keys and values into the cache that the caller gave, however the text ends."""
-    if _is_callers(given):
-        at_the_end.callback(step.cache.give, given)
-
-
-def _is_callers(cache: Any) -> bool:
-    return getattr(cache, "_is_user_defined", False)
-
-
 def _is_users(callbacks: Iterable[Any]) -> bool:
     """Whether some code that runs after each token is neither transformers' own nor this package's."""
     own = ("transformers.", "acclimate.")
@@ -187,7 +157,8 @@ class _Watch:
     """Looks after a model while code of the user's runs between its tokens."""
 
     def __init__(self, model: Any, lean: LeanDecoder) -> None:
-        self._model, self._native, self._known = model, lean.native, _found.get(model)
+        self._model, self._native = model, lean.native
+        self._snapshot = _found[model][1]
 
     def check(self) -> None:
         """Copies small weights anew, which may have changed.
@@ -195,7 +166,7 @@ class _Watch:
         Raises:
             ModelChangedError: what the model computes has changed.
         """
-        if self._known is None or not self._known.is_current(self._model):
+        if not self._snapshot.is_current(self._model):
             raise ModelChangedError(
                 "the model was changed while it generated a text, by a logits processor, a stopping "
                 "criterion, a streamer or another thread; change it between texts, or generate with "

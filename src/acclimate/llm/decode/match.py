@@ -33,7 +33,7 @@ from acclimate.llm.decode.experts import find_experts
 from acclimate.llm.decode.latent import LatentHeads, find_latent
 from acclimate.llm.decode.operators import activation_of, flat, is_mean, orders, times_constant, widened
 from acclimate.llm.decode.program import Program, Role, Value
-from acclimate.llm.decode.tables import PositionColumns, check_by_position, fingerprint
+from acclimate.llm.decode.tables import PositionColumns, check_by_position
 
 
 def match(model: Any, programs: tuple[Program, Program], share: Share | None) -> Decoder:
@@ -300,42 +300,24 @@ class Matcher:
 
     def columns(self, value: Value) -> tuple[Product, Value] | None:
         """Returns the columns of linear modules that a value consists of, and these modules' input."""
-        terms = self.elements.terms(value, lambda v: v.op == "linear")
-        if len(terms) != 1 or bool((terms[0].tables > 0).any()) or bool((terms[0].factor != 1.0).any()):
-            return None
-        width = self.elements.size(value.shape[-1])
-        return self.product(terms[0].origin, terms[0].place, width)
+        return self.product(self.elements.columns(value, lambda v: v.op == "linear"))
 
-    def product(self, origin: Tensor, place: Tensor, width: int) -> tuple[Product, Value] | None:
-        """Returns the linear modules' columns, in the order of the elements (sequences x tokens x width)."""
-        origin, place = origin.reshape(-1, width), place.reshape(-1, width)
-        tokens = len(origin)
-        if not bool((origin == origin[:1]).all()):
+    def product(self, found: tuple[Tensor, Tensor] | None) -> tuple[Product, Value] | None:
+        """Returns the product whose columns were found, and its input, if they are linear modules'."""
+        if found is None:
             return None
-        columns = place[0].clone()
-        source: Value | None = None
-        for number in origin[0].unique().tolist():
-            value = self.elements.origins[number]
-            if value.op != "linear" or (source is not None and value.args[0] is not source):
-                return None
-            source = value.args[0]
-            own = origin[0] == number
-            # The order of sequences and tokens is the same in a linear module's output.
-            rows = torch.arange(tokens)[:, None] * self.elements.size(value.shape[-1])
-            if not bool((place[:, own] == place[0, own] + rows).all()):
-                return None
-            if not bool((place[0, own] < self.elements.size(value.shape[-1])).all()):
-                return None
-        if source is None:
+        origin, columns = found
+        values = [self.elements.origins[number] for number in origin.tolist()]
+        if any(v.op != "linear" or v.args[0] is not values[0].args[0] for v in values):
             return None
         # A part begins where the module changes, or the column is not the next one.
-        follows = (origin[0, 1:] == origin[0, :-1]) & (columns[1:] == columns[:-1] + 1)
+        follows = (origin[1:] == origin[:-1]) & (columns[1:] == columns[:-1] + 1)
         begins = [0, *((~follows).nonzero().flatten() + 1).tolist()]
-        parts = []
-        for first, last in zip(begins, [*begins[1:], width], strict=True):
-            module = self.program.modules[self.elements.origins[int(origin[0, first])].args[1]]
-            parts.append(Part(module, int(columns[first]), last - first))
-        return Product(tuple(parts)), source
+        parts = [
+            Part(self.program.modules[values[first].args[1]], int(columns[first]), last - first)
+            for first, last in zip(begins, [*begins[1:], len(values)], strict=True)
+        ]
+        return Product(tuple(parts)), values[0].args[0]
 
     # -- attention ---------------------------------------------------------------------------------
 
@@ -358,11 +340,9 @@ class Matcher:
         latent = find_latent(self, query, key, held)
         if latent is not None:
             start = self._starts(latent.source, stream)
-            return (
-                None
-                if start is None
-                else (branch, start[0], self._latent(latent, call, output[0]), latent.source)
-            )
+            if start is None:
+                return None
+            return branch, start[0], self._latent(latent, call, output[0]), latent.source
         place = self.cached(key, True)
         if place != self.cached(held, False):
             raise NotRepresentedError("keys and values come from different layers")
@@ -371,7 +351,9 @@ class Matcher:
         key_heads, value_size = int(new_key.shape[1]), int(new_value.shape[3])
         if heads % key_heads or new_value.shape[1] != key_heads:
             raise NotRepresentedError("query heads do not divide evenly over key heads")
-        q, k, v = (self._heads(each) for each in (query, new_key, new_value))
+        q, k, v = (
+            self._heads(each, int(each.shape[1]), int(each.shape[3])) for each in (query, new_key, new_value)
+        )
         if v.norm is not None or v.rotary is not None or v.factor != 1.0 or v.factors is not None:
             raise NotRepresentedError("values are normalized, rotated or multiplied")
         if k.factor != 1.0 or k.factors is not None:
@@ -420,40 +402,22 @@ class Matcher:
             raise NotRepresentedError("keys or values are changed after they are stored")
         return int(value.args[2])
 
-    def _heads(self, value: Value) -> _Heads:
-        """Finds where queries, keys or values (sequences x heads x tokens x size) come from."""
-        heads, size = int(value.shape[1]), int(value.shape[3])
-        source, places = self.elements.moved(value)
-        outer = self.norm(source)
-        if outer is not None and self._is_per_head(outer, size):
-            # rotated first, or not at all
-            self._check_heads(source, places)
-            inner = self._rotated(outer.given, heads, size)
-            if inner.norm is not None:
-                raise NotRepresentedError("heads are normalized twice")
-            if inner.factors is not None or inner.factor != 1.0:
-                raise NotRepresentedError("heads are multiplied before they are normalized")
-            is_rotated = inner.rotary is not None
-            return _Heads(inner.product, inner.source, outer.norm, True, inner.rotary, is_rotated)
-        return self._rotated(value, heads, size)
-
-    def _is_per_head(self, normed: Normed, size: int) -> bool:
-        return normed.given.shape[-1] == size and len(normed.given.shape) == 4
-
     def _check_heads(self, source: Value, places: Tensor) -> None:
         """Raises unless a value with heads has the elements of a source with heads in their places."""
-        batch, token, rest = self.elements.located(source, places)
+        rest = self.elements.within_token(source, places)
         shape = places.shape  # sequences x heads x tokens x size
         expected = torch.arange(shape[1] * shape[3]).reshape(1, shape[1], 1, shape[3]).expand(shape)
-        own = torch.arange(shape[0]).reshape(-1, 1, 1, 1).expand(shape)
-        mine = torch.arange(shape[2]).reshape(1, 1, -1, 1).expand(shape)
-        is_same = torch.equal(rest, expected)
-        is_same = is_same and (batch is None or torch.equal(batch, own))
-        if not is_same or not (token is None or torch.equal(token, mine)):
+        if rest is None or not torch.equal(rest, expected):
             raise NotRepresentedError("heads are mixed between normalization and attention")
 
-    def _rotated(self, value: Value, heads: int, size: int) -> _Heads:
-        """Finds rotation, an inner normalization, and the linear modules' columns."""
+    def _heads(self, value: Value, heads: int, size: int) -> _Heads:
+        """Finds where queries, keys or values come from: rotation, normalization, linear modules' columns.
+
+        Args:
+            value: sequences x heads x tokens x size, or with tokens before heads inside of a normalization.
+            heads: the number of heads.
+            size: the number of elements of a head.
+        """
 
         def is_origin(v: Value) -> bool:
             return v.op == "linear" or self.norm(v) is not None
@@ -470,23 +434,28 @@ class Matcher:
         first = self.elements.origins[numbers[0]]
         normed = self.norm(first)
         if normed is None:
-            found = self.product(
-                origin.transpose(1, 2).flatten(2), place.transpose(1, 2).flatten(2), heads * size
-            )
+            origin, place = (t.transpose(1, 2).flatten(2) for t in (origin, place))
+            found = self.product(self.elements.columns_at(origin, place, heads * size))
             if found is None:
                 raise NotRepresentedError(f"heads come from {first.op}, not from linear modules only")
             return _Heads(found[0], found[1], None, True, rotary, False, factor, factors)
         if len(numbers) > 1:
             raise NotRepresentedError("heads come from several normalizations")
         self._check_heads(first, place)
-        per_head = self._is_per_head(normed, size)
+        per_head = normed.given.shape[-1] == size and len(normed.given.shape) == 4
         if not per_head and normed.given.shape[-1] != heads * size:
             raise NotRepresentedError("a normalization is of neither one head nor all of them")
         if per_head:
-            inner = self._rotated(normed.given, heads, size)
-            if inner.rotary is not None or inner.norm is not None or inner.factor != 1.0:
-                raise NotRepresentedError("heads are rotated or multiplied before they are normalized")
-            return _Heads(inner.product, inner.source, normed.norm, True, rotary, False, factor, factors)
+            inner = self._heads(normed.given, heads, size)
+            if inner.norm is not None or (inner.rotary is not None and rotary is not None):
+                raise NotRepresentedError("heads are normalized or rotated twice")
+            if inner.factors is not None or inner.factor != 1.0:
+                raise NotRepresentedError("heads are multiplied before they are normalized")
+            is_rotated = inner.rotary is not None
+            return replace(
+                inner, norm=normed.norm, rotary=rotary or inner.rotary, rotary_first=is_rotated,
+                factor=factor, factors=factors,
+            )  # fmt: skip
         columns = self.columns(normed.given)
         if columns is None:
             raise NotRepresentedError("a normalization's input is not made of linear modules only")
@@ -497,12 +466,14 @@ class Matcher:
     ) -> tuple[Tensor, Tensor, Rotary | None, float, PositionColumns | None]:
         """Returns origin and place of the elements before a rotation, the rotation, a common factor, and what
         each token's elements are multiplied by after the rotation."""
-        factors = torch.stack([t.factor for t in terms])
+        cells = torch.stack([t.cells for t in terms])
+        factors = cells[:, 0]
         used = factors != 0
-        if not any(bool((t.tables > 0).any()) for t in terms):
-            if len(terms) != 1 or not bool((factors[0] == factors[0].flatten()[0]).all()):
+        if not bool((cells[:, 3] > 0).any()):
+            if len(terms) != 1 or not bool((factors == factors.flatten()[0]).all()):
                 raise NotRepresentedError("heads are sums of several elements")
-            return terms[0].origin, terms[0].place, None, float(factors[0].flatten()[0]), None
+            origin, place = cells[0, 1:3].long()
+            return origin, place, None, float(factors.flatten()[0]), None
         scale = float(factors.abs().amax())
         if not bool((used.sum(0) <= 2).all()) or not bool((factors[used].abs() == scale).all()):
             raise NotRepresentedError("heads are rotated in an unknown way")
@@ -510,113 +481,82 @@ class Matcher:
         order = used.int().argsort(dim=0, descending=True, stable=True)[:2]
         if len(order) < 2:
             raise NotRepresentedError("heads are multiplied by a function of the position")
-
-        def pick(name: str) -> Tensor:
-            stacked = torch.stack([getattr(t, name) for t in terms])
-            index = order if stacked.dim() == order.dim() else order.unsqueeze(-1).expand(*order.shape, 2)
-            return stacked.gather(0, index)
-
-        factor, origin, place = pick("factor") / scale, pick("origin"), pick("place")
-        tables, columns = pick("tables"), pick("columns")
+        chosen = cells.gather(0, order.unsqueeze(1).expand(2, *cells.shape[1:]))
+        factor = chosen[:, 0] / scale
+        # Each: origin or table, place there; slots; elements.
+        element, angle, other_angle = (chosen[:, i : i + 2].long().transpose(0, 1) for i in (1, 3, 5))
         is_turned = (factor[1] != 0)[0, 0, 0]
         width = int(is_turned.sum())
         turned = torch.arange(len(is_turned)) < width
-        shape = factor[1].shape
-        if not torch.equal(factor[1] != 0, turned.expand(shape)):
+        if not torch.equal(factor[1] != 0, turned.expand_as(factor[1])):
             raise NotRepresentedError("the rotated elements of a head do not come first")
-        if bool((tables[0][..., ~turned, :] > 0).any()) or bool((tables[:, ..., turned, 0] == 0).any()):
+        if bool((angle[0, 0][..., ~turned] > 0).any()) or bool((angle[0][..., turned] == 0).any()):
             raise NotRepresentedError("heads are multiplied by a function of the position")
-        common: PositionColumns | None = None
-        if bool((tables[..., 1] > 0).any()):
-            common = self.common(tables[..., 1], columns[..., 1])
+        common = self.common(other_angle) if bool((other_angle[0] > 0).any()) else None
         if bool((factor[0][..., ~turned] != 1).any()):
             raise NotRepresentedError("the elements that are not rotated are negated")
         for interleaved in (False, True):
-            found = self._turn(factor, origin, place, tables[..., 0], columns[..., 0], width, interleaved)
+            found = self._turn(factor, element, angle, width, interleaved)
             if found is not None:
                 return (*found, scale, common)
         raise NotRepresentedError("heads are rotated in an unknown way")
 
-    def common(self, tables: Tensor, columns: Tensor) -> PositionColumns:
+    def common(self, angle: Tensor) -> PositionColumns:
         """Returns the function whose number for a token multiplies both summands of all its elements."""
-        first, second = _both(tables[0], columns[0]), _both(tables[1], columns[1])
-        found = self._columns_of(first, second)
+        found = self._columns_of(angle[:, 0], angle[:, 1])
         if len(set(found.columns)) != 1:
             raise NotRepresentedError("the elements of a head are multiplied by different functions")
         return replace(found, columns=found.columns[:1])
 
     def _turn(
-        self,
-        factor: Tensor,
-        origin: Tensor,
-        place: Tensor,
-        tables: Tensor,
-        columns: Tensor,
-        width: int,
-        interleaved: bool,
+        self, factor: Tensor, element: Tensor, angle: Tensor, width: int, interleaved: bool
     ) -> tuple[Tensor, Tensor, Rotary] | None:
         """Reads a rotation of pairs: (a, b) becomes (a cos - b sin, b cos + a sin)."""
-        half = width // 2
-        if interleaved:
-            first, second = torch.arange(0, width, 2), torch.arange(1, width, 2)
-        else:
-            first, second = torch.arange(half), torch.arange(half, width)
         if width % 2:
             return None
+        places = torch.arange(width)
+        first, second = (places[::2], places[1::2]) if interleaved else places.chunk(2)
         # Of a pair's first element, the negative summand is the sine's.
         negative = factor[..., first] < 0
         if not bool((negative.sum(0) == 1).all()) or bool((factor[..., second] < 0).any()):
             return None
         sine = negative.int().argmax(0)
-        a, b = (
-            _at(origin[..., first], place[..., first], 1 - sine),
-            _at(origin[..., first], place[..., first], sine),
-        )
-        other = _both(origin[..., second], place[..., second])
-        cosine = (other == b[None]).all(-1)
+        a, b = _at(element[..., first], 1 - sine), _at(element[..., first], sine)
+        cosine = (element[..., second] == b.unsqueeze(1)).all(0)
         if not bool((cosine.sum(0) == 1).all()):
             return None
         which = cosine.int().argmax(0)
-        if not torch.equal(_at(origin[..., second], place[..., second], 1 - which), a):
+        if not torch.equal(_at(element[..., second], 1 - which), a):
             return None
-        cos = [_at(tables[..., p], columns[..., p], w) for p, w in ((first, 1 - sine), (second, which))]
-        sin = [_at(tables[..., p], columns[..., p], w) for p, w in ((first, sine), (second, 1 - which))]
-        made = self._columns_of(*cos), self._columns_of(*sin)
-        rounds = any(self.elements.rounds[int(n)] for n in tables[..., :width].unique() if int(n))
-        table = RotaryTable(*made, width)
+        cos = _at(angle[..., first], 1 - sine), _at(angle[..., second], which)
+        sin = _at(angle[..., first], sine), _at(angle[..., second], 1 - which)
+        table = RotaryTable(self._columns_of(*cos), self._columns_of(*sin), width)
+        rounds = any(self.elements.rounds[n] for n in angle[0][..., :width].unique().tolist())
         if table not in self.tables:
             self.tables.append(table)
-        elements = torch.empty_like(origin[0]), torch.empty_like(place[0])
-        elements[0][:], elements[1][:] = origin[0], place[0]
-        for pair, index in ((a, first), (b, second)):
-            elements[0][..., index], elements[1][..., index] = pair[..., 0], pair[..., 1]
-        return *elements, Rotary(self.tables.index(table), width, interleaved, rounds)
+        found = element[:, 0].clone()
+        found[..., first], found[..., second] = a, b
+        origin, place = found
+        return origin, place, Rotary(self.tables.index(table), width, interleaved, rounds)
 
     def _columns_of(self, first: Tensor, second: Tensor) -> PositionColumns:
         """Returns the function that gives one number for each pair; both elements must use the same."""
-        numbers = torch.cat((first[..., 0], second[..., 0])).unique().tolist()
+        numbers = torch.cat((first[0], second[0])).unique().tolist()
         if len(numbers) != 1:
             raise NotRepresentedError("heads are rotated by several tables")
         value = self.elements.origins[int(numbers[0]) - 1]
-        places = first[..., 1]
+        places = first[1]
         same = self.elements.identities(value).reshape(-1)
-        if not torch.equal(same[places], same[second[..., 1]]):
+        if not torch.equal(same[places], same[second[1]]):
             raise NotRepresentedError("the two elements of a pair are rotated by different angles")
-        batch, token, rest = self.elements.located(value, places)
-        shape = places.shape  # sequences x heads x tokens x pairs
-        for found, dim in ((batch, 0), (token, 2)):
-            view = [1] * 4
-            view[dim] = -1
-            if found is not None and not torch.equal(
-                found, torch.arange(shape[dim]).reshape(view).expand(shape)
-            ):
-                raise NotRepresentedError("an element is rotated by another token's angle")
-        if not torch.equal(rest, rest[:1, :1, :1].expand(shape)):
+        rest = self.elements.within_token(value, places)
+        if rest is None:
+            raise NotRepresentedError("an element is rotated by another token's angle")
+        if not torch.equal(rest, rest[:1, :1, :1].expand_as(rest)):
             raise NotRepresentedError("heads are rotated by different angles")
         check_by_position(value, self.program)
-        program = self.program
-        computes = fingerprint(value, program.batch, program.length, program.past)
-        return PositionColumns(program.batch, program.length, value, tuple(rest[0, 0, 0].tolist()), computes)
+        program, columns = self.program, tuple(rest[0, 0, 0].tolist())
+        return PositionColumns(program.batch, program.length, program.past, value, columns)
 
     # -- the mask ------------------------------------------------------------------------------------
 
@@ -624,16 +564,10 @@ class Matcher:
         """Returns the window of a causal mask that also leaves out padding."""
         if mask is None:
             raise NotRepresentedError("attention has no mask")
-        windows: set[int] = set()
-        rules: set[str] = set()
-        for rule in self._rules(mask):
-            if isinstance(rule, int):
-                windows.add(rule)
-            else:
-                rules.add(rule)
-        if rules != {"causal", "padding"}:
+        rules = set(self._rules(mask))
+        if not rules >= {"causal", "padding"}:
             raise NotRepresentedError("attention's mask is not causal")
-        return min(windows) if windows else None
+        return min((rule for rule in rules if isinstance(rule, int)), default=None)
 
     def _rules(self, mask: Value) -> Iterator[str | int]:
         """Yields what must be true for a key to be seen: ``causal``, ``padding``, or the size of a window."""
@@ -803,10 +737,6 @@ class Matcher:
         return value.tensor
 
 
-def _both(first: Tensor, second: Tensor) -> Tensor:
-    return torch.stack((first, second), -1)
-
-
-def _at(first: Tensor, second: Tensor, index: Tensor) -> Tensor:
-    """Picks one of two slots of two tensors for every element: elements x 2."""
-    return torch.stack([t.gather(0, index[None])[0] for t in (first, second)], -1)
+def _at(slots: Tensor, index: Tensor) -> Tensor:
+    """Picks one of two slots for every element: 2 x slots x elements becomes 2 x elements."""
+    return slots.gather(1, index.expand(2, 1, *index.shape)).squeeze(1)

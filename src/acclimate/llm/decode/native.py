@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from acclimate.llm.decode.cache import StepCache
 from acclimate.llm.decode.description import (
     ACTIVATIONS,
+    OPERATIONS,
     Attention,
     Decoder,
     Experts,
@@ -42,12 +43,10 @@ from acclimate.llm.kernels.native import prefills
 from acclimate.llm.kernels.torch_threads import kernel_threads
 from acclimate.selection import get_accelerator
 
-# As linear.h numbers them.
+# As linear.h numbers them. ACTIVATIONS and OPERATIONS are in the order of decode_math.h and decode_program.h.
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _NO_PRODUCT = Product(())
 _READ_TOGETHER = 512
-_OPERATIONS = ("softmax", "sigmoid", "normalize", "scale", "soft_cap", "round", "normalize_at_least")
-"""As decode_program.h numbers them."""
 
 
 class NativeDecoder:
@@ -99,6 +98,7 @@ class NativeStep:
         self._no_logits = torch.empty(0, dtype=torch.float32)
         self._no_best = torch.empty(0, dtype=torch.int64)
         native.copy_small_weights()  # they may have changed since the last text
+        self._places = 0
         self._read_cache()
 
     def __call__(self, tokens: Tensor) -> Tensor:
@@ -142,7 +142,8 @@ class NativeStep:
     def _run(self, tokens: Tensor, logits: Tensor, best: Tensor, largest: Tensor) -> None:
         cache = self.cache
         length = cache.length + tokens.numel() // len(tokens)
-        if cache.reserve(length):
+        cache.reserve(length)
+        if self._revision != cache.revision:
             self._read_cache()
         exchange = self._native.exchange
         # Python could handle SIGINT when native code calls Exchange, before the first line of its function,
@@ -160,21 +161,28 @@ class NativeStep:
 
     def _read_cache(self) -> None:
         """Reads the addresses of the cache, and computes the angles of its positions."""
-        cache, decoder = self.cache, self._native.decoder
-        places = torch.arange(cache.capacity)
+        cache = self.cache
+        if self._places < cache.capacity:
+            self._compute_angles(cache.capacity)
+        numbers = [self._places, len(self._tables), len(self._factors), len(cache.keys)]
+        for cos, sin in self._tables:
+            numbers += [cos.data_ptr(), sin.data_ptr()]
+        numbers += [factors.data_ptr() for factors in self._factors]
+        for first, keys, values in zip(cache.firsts, cache.keys, cache.values, strict=True):
+            numbers += [keys.shape[2], first, keys.data_ptr(), values.data_ptr()]
+        self._addresses = torch.tensor(numbers, dtype=torch.int64)
+        self._revision = cache.revision
+
+    def _compute_angles(self, count: int) -> None:
+        """Computes what depends on positions, for so many of them."""
+        decoder, places = self._native.decoder, torch.arange(count)
         with torch.no_grad():
             self._tables = [
                 (cos.float().contiguous(), sin.float().contiguous())
                 for cos, sin in (table(places) for table in decoder.tables)
             ]
             self._factors = [function(places).float().contiguous() for function in decoder.factors]
-        numbers = [cache.capacity, len(self._tables), len(self._factors), len(cache.keys)]
-        for cos, sin in self._tables:
-            numbers += [cos.data_ptr(), sin.data_ptr()]
-        numbers += [factors.data_ptr() for factors in self._factors]
-        for keys, values in zip(cache.keys, cache.values, strict=True):
-            numbers += [keys.data_ptr(), values.data_ptr()]
-        self._addresses = torch.tensor(numbers, dtype=torch.int64)
+        self._places = count
 
 
 def native_decoder(decoder: Decoder, device: torch.device) -> NativeDecoder | None:
@@ -258,8 +266,8 @@ class _ProgramWriter:
         return self._number(packed.number, 0, *packed.shape, packed.data.data_ptr(), stride)
 
     def _by_rows(self, weight: Tensor) -> Tensor:
-        """Returns a weight with contiguous rows: itself, or a copy that ``copy_small_weights`` fills."""
-        if weight.stride(1) == 1 and weight.stride(0) >= weight.shape[1]:
+        """Returns weights with contiguous rows: themselves, or a copy that ``copy_small_weights`` fills."""
+        if weight.stride(-1) == 1 and weight.stride(-2) >= weight.shape[-1]:
             return weight
         # The parameter keeps its layout: safetensors saves only contiguous tensors, for example.
         self.copies.append((torch.empty(weight.shape, dtype=weight.dtype), lambda: weight))
@@ -356,7 +364,7 @@ class _ProgramWriter:
     def _operations(self, operations: tuple[Operation, ...]) -> None:
         self._number(len(operations))
         for operation in operations:
-            self._number(_OPERATIONS.index(operation.kind))
+            self._number(list(OPERATIONS).index(operation.kind))
             self._real(operation.value)
 
     def _router(self, router: Router) -> None:
@@ -382,11 +390,7 @@ class _ProgramWriter:
             self._number(data.stride(0))
             return self._tensor(stack.bias)
         tensor = getattr(stack.module, stack.name).detach()
-        by_rows = tensor.transpose(1, 2) if stack.is_turned else tensor
-        rows = by_rows
-        if rows.stride(2) != 1 or rows.stride(1) < rows.shape[2]:
-            rows = torch.empty(by_rows.shape, dtype=by_rows.dtype)
-            self.copies.append((rows, lambda: by_rows))
+        rows = self._by_rows(tensor.transpose(1, 2) if stack.is_turned else tensor)
         self._number(len(rows))
         self._weight(None, rows[0])
         self._number(rows.stride(0) * rows.element_size())

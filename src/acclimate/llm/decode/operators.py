@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any
 
 from acclimate.llm.decode.description import NotRepresentedError
@@ -70,53 +71,54 @@ def activation_of(value: Value) -> tuple[str, Value] | None:
     return _composed_gelu(value)
 
 
+_Sum = dict[tuple[int, int], float]
+"""The factor of each product of powers of x and of a tanh, by the two exponents."""
+_ROOT = math.sqrt(2 / math.pi)
+_IN_TANH: _Sum = {(1, 0): _ROOT, (3, 0): 0.044715 * _ROOT}
+_GELU: _Sum = {(1, 0): 0.5, (1, 1): 0.5}
+
+
 def _composed_gelu(value: Value) -> tuple[str, Value] | None:
     """Reads 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))), written with several operators."""
-    import sympy
-
     leaves: dict[int, Value] = {}
 
-    def read(item: Any) -> Any:
+    def read(item: Any) -> _Sum:
         if not isinstance(item, Value):
-            return _rounded(float(item))
+            return {(0, 0): float(item)}
         if item.op == "mul":
-            return read(item.args[0]) * read(item.args[1])
+            return _product(read(item.args[0]), read(item.args[1]))
         if item.op == "add" and item.kwargs.get("alpha", 1) == 1:
-            return read(item.args[0]) + read(item.args[1])
-        if item.op == "pow" and not isinstance(item.args[1], Value):
-            return read(item.args[0]) ** int(item.args[1])
-        if item.op == "tanh":
-            return sympy.Function("tanh")(sympy.expand(read(item.args[0])))
+            first, second = read(item.args[0]), read(item.args[1])
+            return {
+                powers: first.get(powers, 0.0) + second.get(powers, 0.0) for powers in {**first, **second}
+            }
+        if item.op == "pow" and item.args[1] in (2, 3):
+            return reduce(_product, [read(item.args[0])] * int(item.args[1]))
+        if item.op == "tanh" and _is_close(read(item.args[0]), _IN_TANH):
+            return {(0, 1): 1.0}
         if item.op in ("linear", *MOVES):
             leaves[id(item)] = item
-            return sympy.Symbol("x")
+            return {(1, 0): 1.0}
         raise NotRepresentedError(f"an activation is computed with {item.op}")
 
-    if value.op != "mul":
-        return None
     try:
-        found = sympy.expand(read(value))
+        found = read(value) if value.op == "mul" else {}
     except (NotRepresentedError, TypeError, ValueError):
         return None
-    x = sympy.Symbol("x")
-    inner = sympy.expand(_rounded(math.sqrt(2 / math.pi)) * (x + _rounded(0.044715) * x**3))
-    expected = sympy.expand(_rounded(0.5) * x * (1 + sympy.Function("tanh")(inner)))
-    if len(leaves) != 1 or not _is_close(found, expected):
-        return None
-    return "gelu_tanh", next(iter(leaves.values()))
+    return (
+        ("gelu_tanh", next(iter(leaves.values()))) if _is_close(found, _GELU) and len(leaves) == 1 else None
+    )
 
 
-def _rounded(number: float) -> Any:
-    import sympy
+def _product(first: _Sum, second: _Sum) -> _Sum:
+    found: _Sum = {}
+    for (i, j), a in first.items():
+        for (k, n), b in second.items():
+            found[i + k, j + n] = found.get((i + k, j + n), 0.0) + a * b
+    return found
 
-    return sympy.Rational(round(number * 10**9), 10**9)
 
-
-def _is_close(first: Any, second: Any) -> bool:
-    """Whether two sums have the same terms, with factors that differ by less than a millionth."""
-    import sympy
-
-    def rough(expression: Any) -> Any:
-        return expression.replace(lambda e: e.is_Number, lambda e: sympy.Float(float(e), 6))
-
-    return bool(str(rough(first)) == str(rough(second)))
+def _is_close(found: _Sum, expected: _Sum) -> bool:
+    return found.keys() == expected.keys() and all(
+        math.isclose(factor, expected[powers], rel_tol=1e-6) for powers, factor in found.items()
+    )

@@ -120,10 +120,11 @@ class PlainStep:
             value = heads(attention.value, attention.value_size)
         else:
             query, key, value = _of_latent(attention, attention.latent, x, rotated, by_position)
-        cache.keys[index][:, :, place], cache.values[index][:, :, place] = key, value
         first = 0 if attention.window is None else max(0, place + 1 - attention.window)
-        keys = cache.keys[index][:, :, first : place + 1].float()
-        values = cache.values[index][:, :, first : place + 1].float()
+        begin, end = first - cache.firsts[index], place + 1 - cache.firsts[index]
+        cache.keys[index][:, :, end - 1], cache.values[index][:, :, end - 1] = key, value
+        keys = cache.keys[index][:, :, begin:end].float()
+        values = cache.values[index][:, :, begin:end].float()
         grouped = query.float().view(batch, attention.key_heads, -1, attention.head_size)
         scores = grouped @ keys.transpose(2, 3) * attention.scale
         if attention.softcap is not None:

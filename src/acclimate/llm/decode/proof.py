@@ -56,7 +56,8 @@ def describe(model: Any, ranks: ModelRanks | None = None) -> LeanDecoder | None:
         with _together(ranks):
             if has_hooks(model, getattr(model, "hooks_of_split", frozenset())):
                 raise NotRepresentedError("a module has a hook, or a forward of its own")
-            decoder = match(model, capture(model, _widths(model, share), _layers(model)), share)
+            layers = int(model.config.get_text_config().num_hidden_layers)
+            decoder = match(model, capture(model, _widths(model, share), layers), share)
             lean = LeanDecoder(decoder, native_decoder(decoder, tokens.device))
         # Ranks may be on processors of several kinds.
         reads = all(ranks.exchange(lean.native is not None and lean.native.prefills))
@@ -159,10 +160,6 @@ def _widths(model: Any, share: Share | None) -> dict[torch.nn.Module, int]:
     if share is None or share.head_widths is None:
         return {}
     return {model.get_output_embeddings(): sum(share.head_widths)}
-
-
-def _layers(model: Any) -> int:
-    return int(model.config.get_text_config().num_hidden_layers)
 
 
 def distance(found: Tensor, expected: Tensor) -> float:

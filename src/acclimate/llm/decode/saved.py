@@ -14,6 +14,8 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import reduce
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ from acclimate.cache.texts import TextCache, source_files
 from acclimate.llm.decode import description
 from acclimate.llm.decode.description import Decoder
 from acclimate.llm.decode.modules import packed_stacks, packed_weight
-from acclimate.llm.decode.tables import PositionColumns, columns_as_json, columns_from_json
+from acclimate.llm.decode.program import Value
+from acclimate.llm.decode.tables import OPERATORS, PositionColumns
 from acclimate.llm.kernels.native import kernels_chosen
 from acclimate.llm.split.saved_plans import plan_key
 
@@ -35,9 +38,12 @@ _DECODERS = TextCache(
     "it is derived and verified again",
     logging.getLogger("acclimate.llm"),
 )
-_CLASSES = {
-    name: each for name, each in vars(description).items() if is_dataclass(each) and isinstance(each, type)
+_CLASSES: dict[str, Any] = {
+    each.__name__: each
+    for each in vars(description).values()
+    if isinstance(each, type) and is_dataclass(each)
 }
+_CLASSES[PositionColumns.__name__] = PositionColumns
 _LLM = Path(__file__).parents[1]
 _CODE = (_LLM / "decode", _LLM / "loading", _LLM / "kernels", _LLM.parent / "ops" / "csrc")
 """The folders of the steps, of the modules with packed weights, and of the kernels."""
@@ -51,7 +57,8 @@ def load_decoder(key: str, model: nn.Module) -> Decoder | None:
     """Returns the description saved under a key, with this model's modules; ``None`` if there is none."""
 
     def read(text: str) -> Decoder:
-        made = _Reader(model).value(json.loads(text))
+        whole = json.loads(text)
+        made = _Reader(model, whole["values"]).value(whole["decoder"])
         if not isinstance(made, Decoder):
             raise TypeError("it is not a description")
         return made
@@ -62,7 +69,9 @@ def load_decoder(key: str, model: nn.Module) -> Decoder | None:
 def save_decoder(key: str, decoder: Decoder, model: nn.Module) -> None:
     """Saves a verified description, unless it refers to modules or tensors without a name."""
     try:
-        text = json.dumps(_Writer(model).value(decoder))
+        writer = _Writer(model)
+        made = writer.value(decoder)
+        text = json.dumps({"values": writer.values, "decoder": made})
     except _NotSavableError:
         return
     _DECODERS.save(key, text)
@@ -82,7 +91,7 @@ def decoder_key(model: Any) -> str | None:
     content = hashlib.sha256(plan_key(model, 1, None).encode())
     for folder in _CODE:
         for name, source in source_files(folder):
-            content.update(f"{name} {_sha256(source).hex()}\0".encode())
+            content.update(f"{name} {hashlib.sha256(source).hexdigest()}\0".encode())
     settings = torch.get_num_threads(), torch.backends.mkldnn.enabled, torch.get_float32_matmul_precision()
     content.update(f"{kernels_chosen()} {settings} {torch.__config__.show()}".encode())
     for name, tensor in tensors.items():
@@ -102,10 +111,6 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def _sha256(content: bytes) -> bytes:
-    return hashlib.sha256(content).digest()
-
-
 # -- the file ----------------------------------------------------------------------------------------
 
 
@@ -115,24 +120,39 @@ class _Writer:
     def __init__(self, model: nn.Module) -> None:
         self._modules = {id(module): name for name, module in model.named_modules()}
         self._tensors = {_place(tensor): name for name, tensor in _named_tensors(model).items()}
+        self._numbers: dict[int, int] = {}
+        self.values: list[Any] = []
+        """The values of captured programs, each after those that it is computed of."""
 
     def value(self, value: Any) -> Any:
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
         if isinstance(value, tuple):
             return [self.value(each) for each in value]
+        if isinstance(value, dict):
+            return {"options": {name: self.value(each) for name, each in value.items()}}
         if isinstance(value, nn.Module):
             return {"module": self._name(self._modules, id(value))}
         if isinstance(value, Tensor):
             return {"tensor": self._name(self._tensors, _place(value))}
-        if isinstance(value, torch.dtype):
-            return {"dtype": str(value).removeprefix("torch.")}
-        if isinstance(value, PositionColumns):
-            return {"function": columns_as_json(value, lambda t: self._name(self._tensors, _place(t)))}
+        if isinstance(value, (torch.dtype, torch.device)):
+            return {type(value).__name__: str(value).removeprefix("torch.")}
+        if isinstance(value, torch._ops.OpOverload):
+            return value._overloadname
+        if hasattr(value, "free_symbols"):
+            return {"size": str(value)}
+        if isinstance(value, Value):
+            if id(value) not in self._numbers:
+                made = self._fields(value)
+                self._numbers[id(value)] = len(self.values)
+                self.values.append(made)
+            return {"value": self._numbers[id(value)]}
         if type(value).__name__ in _CLASSES:
-            given = {each.name: self.value(getattr(value, each.name)) for each in fields(value)}
-            return {"class": type(value).__name__, "fields": given}
+            return {"class": [type(value).__name__, self._fields(value)]}
         raise _NotSavableError(type(value).__name__)
+
+    def _fields(self, value: Any) -> dict[str, Any]:
+        return {each.name: self.value(getattr(value, each.name)) for each in fields(value)}
 
     def _name(self, names: Mapping[Any, str], key: Any) -> str:
         if key not in names:
@@ -147,24 +167,64 @@ class _Reader:
     wrote.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, values: list[Any]) -> None:
         self._modules = dict(model.named_modules())
         self._tensors = _named_tensors(model)
+        self._values: list[Value] = []
+        for each in values:
+            made = self._fields(each)
+            op, overload = made["op"], made["overload"]
+            if overload is not None:
+                if op not in OPERATORS:
+                    raise ValueError(f"{op} is not an operator of angles")
+                made["overload"] = getattr(getattr(torch.ops.aten, op), overload)
+            self._values.append(Value(**made))
 
     def value(self, value: Any) -> Any:
         if isinstance(value, list):
             return tuple(self.value(each) for each in value)
         if not isinstance(value, dict):
             return value
-        if "module" in value:
-            return self._modules[value["module"]]
-        if "tensor" in value:
-            return self._tensors[value["tensor"]]
-        if "dtype" in value:
-            return _dtype(value["dtype"])
-        if "function" in value:
-            return columns_from_json(value["function"], self._tensors)
-        return _CLASSES[value["class"]](**{name: self.value(each) for name, each in value["fields"].items()})
+        ((kind, given),) = value.items()
+        if kind == "options":
+            return self._fields(given)
+        if kind == "class":
+            return _CLASSES[given[0]](**self._fields(given[1]))
+        known: dict[str, Any] = {"module": self._modules, "tensor": self._tensors, "value": self._values}
+        if kind in known:
+            return known[kind][given]
+        return {"size": _Size, "dtype": _dtype, "device": torch.device}[kind](given)
+
+    def _fields(self, given: dict[str, Any]) -> dict[str, Any]:
+        return {name: self.value(each) for name, each in given.items()}
+
+
+class _Size:
+    """A symbolic size that was read from text: a product of symbols and numbers, such as ``2*s3``.
+
+    It has what this module uses of sympy's expressions, whose import takes longer than reading a description.
+    """
+
+    def __init__(self, text: str) -> None:
+        parts = text.split("*")
+        if not all(part.isidentifier() or part.isdecimal() for part in parts):
+            raise ValueError(f"{text} is not a size")
+        self.text = text
+        self.free_symbols = {part for part in parts if part.isidentifier()}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Size) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def subs(self, sizes: dict[Any, int]) -> int:
+        """Returns the number for given sizes."""
+        known = {each.text: number for each, number in sizes.items()}
+        return reduce(mul, (known[part] if part in known else int(part) for part in self.text.split("*")))
 
 
 def _named_tensors(model: nn.Module) -> dict[str, Tensor]:

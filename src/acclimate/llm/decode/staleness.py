@@ -11,28 +11,19 @@ import contextlib
 import copy
 import sys
 import types
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from acclimate.llm.decode.modules import packed_stacks
 from acclimate.llm.split.tracing.linear_modules import linear_is_replaced
 
-_TREES = (
-    "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks",
-    "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called",
-)  # fmt: skip
-"""Dictionaries of a module, whose content counts and not only their identity."""
-_OWN = (
-    "_view",
-    "_view_of",
-    "packing",
-    "model_ranks",
-    "whole",
-    "_shared_call",
-    "mapped_files",
+_OWN = {
+    "_view", "_view_of", "packing", "model_ranks", "whole", "_shared_call", "mapped_files",
     "_acclimate_outside",
-)
+}  # fmt: skip
 """Attributes that this package changes, and no program reads."""
 _FILES = (
     "torch", "torch.nn.functional", "transformers.masking_utils", "transformers.activations",
@@ -58,12 +49,12 @@ class Snapshot:
 
     def __init__(self, model: nn.Module, constants: tuple[Tensor, ...]) -> None:
         # Not the model itself, so that it is freed when nobody else needs it.
-        self._modules = {each: _content(each) for each in model.modules() if each is not model}
-        self._own = _content(model)
+        self._modules = {each: attributes_of(each) for each in model.modules() if each is not model}
+        self._own = attributes_of(model)
         self._types = {module: type(module) for module in self._modules}
         self._own_type = type(model)
-        configs = {id(m.config): m.config for m in (model, *self._modules) if hasattr(m, "config")}
-        self._configs = [(config, copy.deepcopy(vars(config))) for config in configs.values()]
+        configs = configs_of(model.modules())
+        self._configs = [(config, copy.deepcopy(vars(config))) for config in configs]
         used = {type(module) for module in (model, *self._modules)} | {Tensor, *_caches()}
         classes = {base for each in used for base in each.__mro__ if base is not object}
         self._classes = [(each, dict(vars(each))) for each in classes]
@@ -80,38 +71,58 @@ class Snapshot:
             if isinstance(value, types.FunctionType)
         ]
         self._constants = [(tensor, tensor.detach().clone()) for tensor in constants]
-        self._registry = _registered(model)
+        self._functions = named_functions(configs)
+        self._places = _places(model)
 
     def is_current(self, model: nn.Module) -> bool:
         """Whether the program is still what the model computes."""
         try:
             return (
-                type(model) is self._own_type
+                _places(model) == self._places
+                and type(model) is self._own_type
                 and all(type(module) is own for module, own in self._types.items())
-                and _is_same(self._own, model)
-                and all(_is_same(content, module) for module, content in self._modules.items())
+                and changed_attribute(self._own, model) is None
+                and all(changed_attribute(content, m) is None for m, content in self._modules.items())
                 and all(vars(config) == content for config, content in self._configs)
                 and all(dict(vars(each)) == content for each, content in self._classes)
                 and all(content.items() <= now.items() for now, content in self._files)
                 and all(_code(function) == code for function, code in self._codes)
                 and all(torch.equal(tensor, value) for tensor, value in self._constants)
-                and _registered(model) == self._registry
+                and named_functions(config for config, _ in self._configs) == self._functions
             )
         except (RuntimeError, ValueError, TypeError):  # two different tensors or arrays were compared
             return False
 
 
-def _is_same(before: dict[str, Any], module: nn.Module) -> bool:
-    """Whether a module has changed in nothing but what this package keeps in it."""
+def _places(model: nn.Module) -> list[Any]:
+    """Returns where the weights are. What they hold may change: steps read it in place, or copy it anew."""
+    found: list[Any] = [(t.data_ptr(), t.shape, t.dtype) for t in (*model.parameters(), *model.buffers())]
+    found += [vars(m)["packed"].data.data_ptr() for m in model.modules() if "packed" in vars(m)]
+    found += [stack.data.data_ptr() for m in model.modules() for stack in packed_stacks(m).values()]
+    return found
+
+
+def attributes_of(module: nn.Module) -> dict[str, Any]:
+    """Returns a module's attributes, with copies of what can change in place."""
+    return {n: v.copy() if isinstance(v, (list, dict, set)) else v for n, v in vars(module).items()}
+
+
+def changed_attribute(before: dict[str, Any], module: nn.Module) -> str | None:
+    """Returns the name of an attribute that is not as before, besides those that this package keeps there."""
     now = vars(module)
     # Two different tensors cannot be compared in this way; they may be in an attribute of this package.
     with contextlib.suppress(RuntimeError, ValueError):
         if now == before:
-            return True
-    return all(
-        name in _OWN or (name in before and name in now and bool(before[name] == now[name]))
-        for name in before.keys() | now.keys()
-    )
+            return None
+    for name in (before.keys() | now.keys()).difference(_OWN):
+        try:
+            if name not in before or name not in now:
+                return name
+            if before[name] is not now[name] and before[name] != now[name]:
+                return name
+        except (RuntimeError, ValueError):  # two different tensors or arrays were compared
+            return name
+    return None
 
 
 def is_observed() -> bool:
@@ -155,27 +166,21 @@ def _code(function: types.FunctionType) -> tuple[Any, ...]:
     return function.__code__, function.__defaults__, function.__kwdefaults__
 
 
-def _content(module: nn.Module) -> dict[str, Any]:
-    return {n: v.copy() if n in _TREES else _copied(v) for n, v in vars(module).items()}
-
-
-def _copied(value: Any) -> Any:
-    """Copies what can change in place and can be compared."""
-    return copy.copy(value) if isinstance(value, (list, dict, set)) else value
-
-
-def _registered(model: Any) -> tuple[Any, ...]:
-    """Returns the functions for attention and experts that the model's configuration names."""
+def named_functions(configs: Iterable[Any]) -> list[tuple[str, Any]]:
+    """Returns the functions that configurations name, each with what it computes."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    config = getattr(model, "config", None)
-    attention = getattr(config, "_attn_implementation", None)
-    experts = getattr(config, "_experts_implementation", None)
-    named = (
-        (ALL_ATTENTION_FUNCTIONS, attention),
-        (ALL_MASK_ATTENTION_FUNCTIONS, attention),
-        (ALL_EXPERTS_FUNCTIONS, experts),
+    registries = (
+        ("attention", ALL_ATTENTION_FUNCTIONS, "_attn_implementation"),
+        ("masks", ALL_MASK_ATTENTION_FUNCTIONS, "_attn_implementation"),
+        ("experts", ALL_EXPERTS_FUNCTIONS, "_experts_implementation"),
     )
-    return tuple(registry.get(name) if name in registry else None for registry, name in named)
+    named = [(what, all_, getattr(c, name, None)) for c in configs for what, all_, name in registries]
+    return [(what, all_[name]) for what, all_, name in named if name in all_]
+
+
+def configs_of(modules: Iterable[nn.Module]) -> list[Any]:
+    """Returns the configurations of modules, one of each."""
+    return list({id(m.config): m.config for m in modules if hasattr(m, "config")}.values())

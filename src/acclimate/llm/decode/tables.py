@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import reduce
-from operator import mul
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from acclimate.llm.decode.description import NotRepresentedError
+from acclimate.llm.decode.elements import ELEMENTWISE, MOVES
 from acclimate.llm.decode.program import Program, Value
 
 # Operators that compute each position's result from that position alone: elementwise ones, those that move
-# elements, and products that sum over another dimension.
-_BY_POSITION = {
-    "mul", "add", "sub", "div", "neg", "cos", "sin", "_to_copy", "pow", "exp", "log", "log1p", "floor",
-    "sqrt", "rsqrt", "reciprocal", "clamp", "minimum", "maximum", "where", "rsub", "gt", "ge", "lt", "le",
-    "bitwise_and", "bitwise_or", "bitwise_not", "logical_and", "logical_or", "ones_like", "full_like", "cat",
-    "stack", "view", "_unsafe_view", "transpose", "permute", "slice", "select", "split", "split_with_sizes",
-    "unbind", "expand", "unsqueeze", "squeeze", "bmm", "repeat", "t", "polar", "view_as_real",
+# elements, except for the order of tokens, and products that sum over another dimension.
+_BY_POSITION = ELEMENTWISE | MOVES - {"flip"} | {
+    "gt", "ge", "lt", "le", "bitwise_and", "bitwise_or", "bitwise_not", "logical_and", "logical_or",
+    "ones_like", "full_like", "cat", "stack", "bmm", "polar", "view_as_real",
 }  # fmt: skip
-
-_ON_CONSTANTS = {"arange", "full", "ones", "zeros", "scalar_tensor"}
-"""Further operators that compute what an angle is made of without positions."""
+OPERATORS = _BY_POSITION | {"arange", "full", "ones", "zeros", "scalar_tensor"}
+"""The operators that compute angles; the last ones compute without positions."""
 
 
 def check_by_position(value: Value, program: Program, seen: set[int] | None = None) -> None:
@@ -46,7 +41,7 @@ def check_by_position(value: Value, program: Program, seen: set[int] | None = No
             check_by_position(item, program, seen)
 
 
-def fingerprint(value: Value, *sizes: Any) -> Any:
+def _fingerprint(value: Value, *sizes: Any) -> Any:
     """Returns what a value computes, as nested tuples: the same for a prompt's program and a step's.
 
     Args:
@@ -77,21 +72,31 @@ def fingerprint(value: Value, *sizes: Any) -> Any:
     return of(value)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PositionColumns:
     """Some columns of a function of the positions, which the captured operators compute.
 
     Two are equal if they compute the same, in whichever program they were captured.
     """
 
-    batch: Any = field(compare=False)
+    batch: Any
     """The symbol of the number of sequences."""
-    length: Any = field(compare=False)
+    length: Any
     """The symbol of the number of tokens."""
-    value: Value = field(compare=False)
+    past: Any
+    """The number of earlier tokens."""
+    value: Value
     columns: tuple[int, ...]
-    computes: Any
-    """The value's fingerprint."""
+
+    @cached_property
+    def _computes(self) -> Any:
+        return self.columns, _fingerprint(self.value, self.batch, self.length, self.past)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PositionColumns) and self._computes == other._computes
+
+    def __hash__(self) -> int:
+        return hash(self.columns)
 
     def __call__(self, positions: Tensor) -> Tensor:
         """Returns positions x columns."""
@@ -130,117 +135,6 @@ class _Run:
             self._known[id(item.args)] = made
         made = self._known[id(item.args)]
         return made[item.output] if isinstance(made, (list, tuple)) else made
-
-
-# -- as text ---------------------------------------------------------------------------------------------
-
-
-def columns_as_json(columns: PositionColumns, name_of: Callable[[Tensor], str]) -> dict[str, Any]:
-    """Returns what :func:`columns_from_json` reads; ``name_of`` names the model's tensors."""
-    values: list[Value] = []
-    numbers: dict[int, int] = {}
-
-    def text(item: Any) -> Any:
-        if isinstance(item, Value):
-            if id(item) not in numbers:
-                for each in _flat((*item.args, *item.kwargs.values())):
-                    text(each)
-                numbers[id(item)] = len(values)
-                values.append(item)
-            return {"value": numbers[id(item)]}
-        if isinstance(item, tuple):
-            return [text(each) for each in item]
-        if isinstance(item, (torch.dtype, torch.device)):
-            return {type(item).__name__: str(item).removeprefix("torch.")}
-        return {"size": str(item)} if hasattr(item, "free_symbols") else item
-
-    text(columns.value)
-    written = [
-        {
-            "op": value.op,
-            "overload": None if value.overload is None else value.overload._overloadname,
-            "args": text(value.args),
-            "kwargs": {n: text(v) for n, v in value.kwargs.items()},
-            "output": value.output,
-            "shape": text(value.shape),
-            "dtype": text(value.dtype),
-            "roles": value.roles,
-            "tensor": None if value.tensor is None else name_of(value.tensor),
-        }
-        for value in values
-    ]
-    return {
-        "values": written,
-        "columns": list(columns.columns),
-        "sizes": [str(columns.batch), str(columns.length)],
-    }
-
-
-def columns_from_json(made: dict[str, Any], tensors: dict[str, Tensor]) -> PositionColumns:
-    """Reads what :func:`columns_as_json` wrote.
-
-    Raises a ValueError, LookupError, AttributeError or TypeError for anything else.
-    """
-    batch, length = (_Size(name) for name in made["sizes"])
-    values: list[Value] = []
-
-    def item(text: Any) -> Any:
-        if isinstance(text, list):
-            return tuple(item(each) for each in text)
-        if not isinstance(text, dict):
-            return text
-        ((kind, value),) = text.items()
-        if kind == "value":
-            return values[value]
-        if kind == "device":
-            return torch.device(value)
-        if kind == "dtype":
-            return getattr(torch, value)
-        return _Size(value)
-
-    for text in made["values"]:
-        op, overload = text["op"], None
-        if op not in ("input", "constant"):
-            if op not in _BY_POSITION | _ON_CONSTANTS:
-                raise ValueError(f"{op} is not an operator of angles")
-            overload = getattr(getattr(torch.ops.aten, op), text["overload"] or "default")
-        tensor = None if text["tensor"] is None else tensors[text["tensor"]]
-        values.append(
-            Value(
-                op, overload, item(text["args"]), {n: item(v) for n, v in text["kwargs"].items()},
-                text["output"], item(text["shape"]), item(text["dtype"]), text["roles"], tensor,
-            )
-        )  # fmt: skip
-    value = values[-1]
-    return PositionColumns(batch, length, value, tuple(made["columns"]), fingerprint(value, batch, length))
-
-
-class _Size:
-    """A symbolic size that was read from text: a product of symbols and numbers, such as ``2*s3``.
-
-    It has what this module uses of sympy's expressions, whose import takes longer than reading a description.
-    """
-
-    def __init__(self, text: str) -> None:
-        parts = text.split("*")
-        if not all(part.isidentifier() or part.isdecimal() for part in parts):
-            raise ValueError(f"{text} is not a size")
-        self.text = text
-        self.free_symbols = {part for part in parts if part.isidentifier()}
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Size) and self.text == other.text
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
-    def __repr__(self) -> str:
-        return self.text
-
-    def subs(self, sizes: dict[Any, int]) -> int:
-        """Returns the number for given sizes."""
-        known = {each.text: number for each, number in sizes.items()}
-        return reduce(mul, (known[part] if part in known else int(part) for part in self.text.split("*")))
 
 
 def _flat(items: Any) -> Any:

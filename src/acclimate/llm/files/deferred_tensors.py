@@ -98,6 +98,17 @@ def sources(tensor: torch.Tensor) -> Iterator[Source]:
                 yield from sources(leaf)
 
 
+def operator_arguments(tensor: DeferredTensor) -> tuple[Any, ...]:
+    """Returns an operator's arguments by position, with defaults for omitted ones."""
+    given = dict(
+        zip((argument.name for argument in tensor.operator._schema.arguments), tensor.arguments, strict=False)
+    )
+    given |= tensor.options
+    return tuple(
+        given.get(argument.name, argument.default_value) for argument in tensor.operator._schema.arguments
+    )
+
+
 # -- recording ---------------------------------------------------------------------------------------
 
 _aten = torch.ops.aten
@@ -216,17 +227,6 @@ def _replaced(region: Region, dim: int, bounds: tuple[int, int]) -> Region:
     return (*region[:dim], bounds, *region[dim + 1 :])
 
 
-def _argument(tensor: DeferredTensor, index: int, name: str, default: Any) -> Any:
-    """Returns an operator's argument, which may have been passed by position or by name."""
-    if index < len(tensor.arguments):
-        return tensor.arguments[index]
-    return tensor.options.get(name, default)
-
-
-def _dim(tensor: DeferredTensor, index: int, rank: int) -> int:
-    return int(_argument(tensor, index, "dim", 0)) % rank
-
-
 def _read_same(tensor: DeferredTensor, region: Region, out: torch.Tensor) -> None:
     read_into(tensor.arguments[0], region, out)
 
@@ -245,7 +245,7 @@ def _read_joined(tensor: DeferredTensor, region: Region, out: torch.Tensor) -> N
     parts = [
         part for part in tensor.arguments[0] if part.dim() == tensor.dim()
     ]  # torch.cat ignores empty vectors
-    dim = _dim(tensor, 1, tensor.dim())
+    dim = operator_arguments(tensor)[1] % tensor.dim()
     (start, stop), offset = region[dim], 0
     for part in parts:
         size = part.shape[dim]
@@ -264,7 +264,7 @@ def _converted_into(part: torch.Tensor, region: Region, out: torch.Tensor) -> No
 
 
 def _read_stacked(tensor: DeferredTensor, region: Region, out: torch.Tensor) -> None:
-    dim = _dim(tensor, 1, tensor.dim())
+    dim = operator_arguments(tensor)[1] % tensor.dim()
     start, stop = region[dim]
     inside = (*region[:dim], *region[dim + 1 :])
     for index in range(start, stop):
@@ -272,10 +272,9 @@ def _read_stacked(tensor: DeferredTensor, region: Region, out: torch.Tensor) -> 
 
 
 def _read_sliced(tensor: DeferredTensor, region: Region, out: torch.Tensor) -> None:
-    origin = tensor.arguments[0]
-    dim, step = _dim(tensor, 1, origin.dim()), _argument(tensor, 4, "step", 1)
-    begin = _argument(tensor, 2, "start", None) or 0
-    begin = min(max(begin + origin.shape[dim] if begin < 0 else begin, 0), origin.shape[dim])
+    origin, dim, first, last, step = operator_arguments(tensor)
+    dim %= origin.dim()
+    begin, _, _ = slice(first, last).indices(origin.shape[dim])
     start, stop = region[dim]
     if step == 1:
         read_into(origin, _replaced(region, dim, (begin + start, begin + stop)), out)
@@ -285,8 +284,8 @@ def _read_sliced(tensor: DeferredTensor, region: Region, out: torch.Tensor) -> N
 
 
 def _read_split(tensor: DeferredTensor, region: Region, out: torch.Tensor) -> None:
-    origin, sizes = tensor.arguments[:2]
-    dim, index = _dim(tensor, 2, origin.dim()), tensor.output or 0
+    origin, sizes, dim = operator_arguments(tensor)
+    dim, index = dim % origin.dim(), tensor.output or 0
     offset = index * sizes if isinstance(sizes, int) else sum(sizes[:index])
     start, stop = region[dim]
     read_into(origin, _replaced(region, dim, (offset + start, offset + stop)), out)
@@ -298,11 +297,13 @@ def _read_row(origin: torch.Tensor, dim: int, index: int, region: Region, out: t
 
 
 def _read_selected(tensor: DeferredTensor, region: Region, out: torch.Tensor) -> None:
-    _read_row(tensor.arguments[0], _argument(tensor, 1, "dim", 0), tensor.arguments[2], region, out)
+    origin, dim, index = operator_arguments(tensor)
+    _read_row(origin, dim, index, region, out)
 
 
 def _read_unbound(tensor: DeferredTensor, region: Region, out: torch.Tensor) -> None:
-    _read_row(tensor.arguments[0], _argument(tensor, 1, "dim", 0), tensor.output or 0, region, out)
+    origin, dim = operator_arguments(tensor)
+    _read_row(origin, dim, tensor.output or 0, region, out)
 
 
 def _read_permuted(tensor: DeferredTensor, region: Region, out: torch.Tensor) -> None:

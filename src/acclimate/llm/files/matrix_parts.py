@@ -1,14 +1,14 @@
-"""A deferred matrix as rows and columns of matrices in files, if it is nothing but a part of them."""
+"""Deferred matrices as rows and columns of tensors in files, if they are nothing but parts of these."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeVar, cast
 
 import torch
 
-from acclimate.llm.files.deferred_tensors import DeferredTensor, Source
+from acclimate.llm.files.deferred_tensors import DeferredTensor, Source, operator_arguments
 
 _aten = torch.ops.aten
 _SAME = (
@@ -22,10 +22,10 @@ _SAME = (
 
 @dataclass(frozen=True)
 class MatrixPart:
-    """Rows of matrices below one another, with the same columns of each."""
+    """Rows of tensors in files below one another, with the same columns of each."""
 
     rows: tuple[tuple[Source, int, int], ...]
-    """Matrices of files, each with its first row and the one after the last."""
+    """Tensors, each with its first row and the one after the last; a stack's matrices follow one another."""
     columns: tuple[tuple[int, int], ...]
     """The ranges of their columns, beside one another."""
 
@@ -37,46 +37,68 @@ class MatrixPart:
 
     @property
     def sources(self) -> list[Source]:
-        """The matrices."""
+        """The tensors."""
         return [source for source, _, _ in self.rows]
 
+    def between(self, axis: int, first: int, last: int) -> MatrixPart | None:
+        """Returns the rows (axis -2) or columns (axis -1) between two places; ``None``: there are none."""
+        if axis == -2:
+            found = _within([rows[1:] for rows in self.rows], first, last)
+            rows = tuple((self.rows[number][0], start, stop) for number, start, stop in found)
+            return replace(self, rows=rows) if rows else None
+        columns = tuple((start, stop) for _, start, stop in _within(self.columns, first, last))
+        return replace(self, columns=columns) if columns else None
 
-def matrix_part(
-    tensor: torch.Tensor, accepts: Callable[[Source], bool], *, row_dim: int = 0, column_dim: int = 1
-) -> MatrixPart | None:
-    """Returns a deferred matrix, or matrices of experts, as a part of those in files.
+
+def matrix_parts(
+    tensor: torch.Tensor, accepts: Callable[[Source], bool], *, is_turned: bool = False
+) -> list[MatrixPart] | None:
+    """Returns a deferred matrix, or each matrix of a deferred stack, as a part of tensors in files.
 
     Args:
-        tensor: the matrix.
-        accepts: whether a tensor of a file is a matrix whose rows and columns can be taken.
-        row_dim: the dimension that counts rows; one of experts may come before.
-        column_dim: the one that counts columns.
+        tensor: the matrix or stack.
+        accepts: whether rows and columns of a file's tensor can be taken.
+        is_turned: whether the last dimension counts rows, and the one before columns.
 
     Returns:
-        ``None`` if the matrix is something else, or if a file's tensor is not accepted.
+        ``None`` if the tensor is something else, or if a file's tensor is not accepted.
     """
-    tensor, count = same_values(tensor), max(row_dim, column_dim) + 1
-    if not isinstance(tensor, DeferredTensor) or tensor.dim() != count:
+    tensor = same_values(tensor)
+    if not isinstance(tensor, DeferredTensor) or tensor.dim() not in (2, 3):
         return None
     if tensor.source is not None:
         if not accepts(tensor.source):
             return None
-        rows = tensor.source, 0, tensor.shape[row_dim]
-        return MatrixPart((rows,), ((0, tensor.shape[column_dim]),))
+        height, width = tensor.shape[:-3:-1] if is_turned else tensor.shape[-2:]
+        starts = range(0, tensor.shape[:-2].numel() * height, height) if height else ()
+        return [MatrixPart(((tensor.source, at, at + height),), ((0, width),)) for at in starts]
     if tensor.operator is _aten.slice.Tensor:
         origin, dim, start, stop, step = operator_arguments(tensor)
-        found = matrix_part(origin, accepts, row_dim=row_dim, column_dim=column_dim)
-        if found is None or step != 1 or dim % count not in (row_dim, column_dim):
+        found = matrix_parts(origin, accepts, is_turned=is_turned)
+        if found is None or step != 1:
             return None
         first, last, _ = slice(start, stop).indices(origin.shape[dim])
-        return (_rows if dim % count == row_dim else _columns)(found, first, last)
-    if tensor.operator is _aten.cat.default:
+        axis = _axis(dim, tensor, is_turned)
+        if axis == -3:
+            return found[first:last]
+        return _complete(part.between(axis, first, last) for part in found)
+    if tensor.operator in (_aten.cat.default, _aten.stack.default):
         parts, dim = operator_arguments(tensor)
-        if dim % count not in (row_dim, column_dim):
+        found_parts = _complete(matrix_parts(part, accepts, is_turned=is_turned) for part in parts)
+        axis = _axis(dim, tensor, is_turned)
+        if found_parts is None:
             return None
-        pieces = [matrix_part(part, accepts, row_dim=row_dim, column_dim=column_dim) for part in parts]
-        return _joined(pieces, is_below=dim % count == row_dim)
+        if axis == -3:
+            return [matrix for matrices in found_parts for matrix in matrices]
+        if tensor.operator is _aten.cat.default:
+            return _complete(_joined(matrices, axis) for matrices in zip(*found_parts, strict=True))
     return None
+
+
+def _axis(dim: int, tensor: torch.Tensor, is_turned: bool) -> int:
+    """Returns what a dimension counts: -1: columns, -2: rows, -3: matrices."""
+    axis = dim % tensor.dim() - tensor.dim()
+    return -3 - axis if is_turned and axis > -3 else axis
 
 
 def same_values(tensor: torch.Tensor) -> torch.Tensor:
@@ -86,18 +108,16 @@ def same_values(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def operator_arguments(tensor: DeferredTensor) -> tuple[Any, ...]:
-    """Returns an operator's arguments by position, with defaults for omitted ones."""
-    given = dict(
-        zip((argument.name for argument in tensor.operator._schema.arguments), tensor.arguments, strict=False)
-    )
-    given |= tensor.options
-    return tuple(
-        given.get(argument.name, argument.default_value) for argument in tensor.operator._schema.arguments
-    )
+_Any = TypeVar("_Any")
 
 
-def _within(ranges: list[tuple[int, int]], first: int, last: int) -> list[tuple[int, int, int]]:
+def _complete(found: Iterable[_Any | None]) -> list[_Any] | None:
+    """Returns what was found; ``None`` if something was not."""
+    listed = list(found)
+    return None if any(item is None for item in listed) else cast("list[_Any]", listed)
+
+
+def _within(ranges: Sequence[tuple[int, int]], first: int, last: int) -> list[tuple[int, int, int]]:
     """Returns the pieces of ranges beside one another that lie between two places, with their numbers."""
     found, at = [], 0
     for number, (start, stop) in enumerate(ranges):
@@ -108,33 +128,12 @@ def _within(ranges: list[tuple[int, int]], first: int, last: int) -> list[tuple[
     return found
 
 
-def _rows(part: MatrixPart, first: int, last: int) -> MatrixPart | None:
-    chosen = _within([(start, stop) for _, start, stop in part.rows], first, last)
-    if not chosen:
-        return None
-    return replace(part, rows=tuple((part.rows[number][0], start, stop) for number, start, stop in chosen))
-
-
-def _columns(part: MatrixPart, first: int, last: int) -> MatrixPart | None:
-    chosen = _within(list(part.columns), first, last)
-    return replace(part, columns=tuple((start, stop) for _, start, stop in chosen)) if chosen else None
-
-
-def _joined(parts: list[MatrixPart | None], *, is_below: bool) -> MatrixPart | None:
-    found = [part for part in parts if part is not None]
-    if len(found) < len(parts):
-        return None
-    first = found[0]
-    if is_below:
-        if any(part.columns != first.columns for part in found):
+def _joined(parts: tuple[MatrixPart, ...], axis: int) -> MatrixPart | None:
+    first = parts[0]
+    if axis == -2:
+        if any(part.columns != first.columns for part in parts):
             return None
-        return replace(first, rows=tuple(rows for part in found for rows in part.rows))
-    same = all(
-        len(part.rows) == len(first.rows)
-        and all(
-            one[0] is other[0] and one[1:] == other[1:]
-            for one, other in zip(part.rows, first.rows, strict=True)
-        )
-        for part in found
-    )
-    return replace(first, columns=tuple(piece for part in found for piece in part.columns)) if same else None
+        return replace(first, rows=tuple(rows for part in parts for rows in part.rows))
+    if any(part.rows != first.rows for part in parts):
+        return None
+    return replace(first, columns=tuple(piece for part in parts for piece in part.columns))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import prod
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +23,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from acclimate.host import huge_pages
-from acclimate.llm.files.deferred_tensors import DeferredTensor, Region, sources
-from acclimate.llm.files.matrix_parts import operator_arguments, same_values
+from acclimate.llm.files.deferred_tensors import Region, Source, sources
+from acclimate.llm.files.matrix_parts import MatrixPart, matrix_parts
 from acclimate.llm.files.open_file import OpenFile
 from acclimate.llm.gguf.config import Architecture
 from acclimate.llm.gguf.header import GGUFHeader, TensorEntry
@@ -91,14 +92,19 @@ class GGUFTensor:
         return self.placement.shape
 
     @property
-    def block_type(self) -> str:
-        """gguf's name of the type of its values."""
+    def types(self) -> set[str]:
+        """gguf's names of the types of its parts' values."""
+        return {GGMLQuantizationType(part.source.ggml_type).name for part in self.placement.parts}
+
+    @property
+    def kind(self) -> str:
+        """gguf's name of the type of its first part's values."""
         return str(GGMLQuantizationType(self.placement.parts[0].source.ggml_type).name)
 
     @property
     def stored_bits(self) -> float:
         """The bits of each value in the file; 0: its values are not quantised."""
-        values, size = GGML_QUANT_SIZES[GGMLQuantizationType[self.block_type]]
+        values, size = GGML_QUANT_SIZES[GGMLQuantizationType[self.kind]]
         return 8 * size / values if values > 1 else 0
 
     @cached_property
@@ -232,42 +238,28 @@ def gguf_tensors(
 
 
 @dataclass(frozen=True)
-class BlockRows:
-    """A matrix, matrices of experts, or parts of these, as blocks of the file that have not been read yet."""
+class Blocks:
+    """A matrix, or the matrices of experts, as blocks of a file that have not been read yet."""
 
-    rows: tuple[tuple[GGUFTensor, Array], ...]
-    """Tensors of one type, each with the numbers of its rows."""
-    columns: tuple[tuple[int, int], ...]
-    """The ranges of its columns, which begin and end between blocks."""
-    experts: int = 1
-    """The number of matrices; the rows of one follow those of the one before."""
-    is_turned: bool = False
-    """Whether the tensor is experts x columns x rows."""
-
-    @property
-    def block_type(self) -> str:
-        """gguf's name of the type."""
-        return self.rows[0][0].block_type
+    matrices: list[MatrixPart]
+    """They have the same columns, which begin and end between blocks."""
+    format: WeightFormat
+    """The format that the blocks are in."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
-        return sum(len(numbers) for _, numbers in self.rows), sum(
-            stop - start for start, stop in self.columns
-        )
-
-    @property
-    def format(self) -> WeightFormat:
-        """The format that the blocks are in."""
-        return WEIGHT_FORMATS[self.block_type.lower()]
+        """The rows of all matrices, and columns."""
+        return sum(part.shape[0] for part in self.matrices), self.matrices[0].shape[1]
 
     def read(self) -> torch.Tensor:
         """Returns the bytes of the blocks, row by row."""
         values, size = self.format.columns, self.format.gguf_bytes
-        ranges = [(start // values * size, stop // values * size) for start, stop in self.columns]
+        ranges = [(start // values * size, stop // values * size) for start, stop in self.matrices[0].columns]
         found = []
-        for tensor, numbers in self.rows:
-            content = tensor.stored_rows(numbers)
+        rows = [rows for part in self.matrices for rows in part.rows]
+        for tensor, some in groupby(rows, itemgetter(0)):
+            numbers = np.concatenate([np.arange(first, last) for _, first, last in some])
+            content = cast(GGUFTensor, tensor).stored_rows(numbers)
             if ranges != [(0, content.shape[1])]:
                 content = np.concatenate([content[:, start:stop] for start, stop in ranges], axis=1)
             found.append(content)
@@ -283,105 +275,33 @@ class BlockRows:
 _EXPONENT = 0x7C00
 """The exponent bits of a half-precision number, which are all set in infinities and NaNs."""
 
-_aten = torch.ops.aten
-
 
 def source_types(tensor: torch.Tensor) -> set[str]:
     """Returns gguf's type names of the files' tensors from which a tensor is computed."""
-    return {
-        GGMLQuantizationType(part.source.ggml_type).name
-        for source in sources(tensor)
-        if isinstance(source, GGUFTensor)
-        for part in source.placement.parts
-    }
+    return set().union(*(source.types for source in sources(tensor) if isinstance(source, GGUFTensor)))
 
 
-def block_rows(tensor: torch.Tensor) -> BlockRows | None:
+def stored_blocks(tensor: torch.Tensor, *, is_turned: bool = False) -> Blocks | None:
     """Returns a deferred matrix, or the matrices of experts, as blocks of a GGUF file.
+
+    ``is_turned`` says whether the tensor is experts x columns x rows.
 
     Returns ``None`` if the file's tensors have several types or one without kernels, or if the matrix is not
     made of whole rows and whole blocks.
     """
-    tensor = same_values(tensor)
-    if not isinstance(tensor, DeferredTensor) or tensor.dim() not in (2, 3):
+
+    def is_accepted(source: Source) -> bool:
+        if not isinstance(source, GGUFTensor):
+            return False
+        return source.placement.is_turned if is_turned else source._has_rows
+
+    matrices = matrix_parts(tensor, is_accepted, is_turned=is_turned)
+    types = source_types(tensor)
+    if not matrices or len(types) != 1:
         return None
-    source = tensor.source
-    if isinstance(source, GGUFTensor):
-        types = {part.source.ggml_type for part in source.placement.parts}
-        is_turned = source.placement.is_turned
-        if not (source._has_rows or is_turned) or len(types) > 1:
-            return None
-        if source.block_type.lower() not in GGUF_FORMATS:
-            return None
-        experts = source.shape[0] if len(source.shape) == 3 else 1
-        width = source.shape[1 if is_turned else -1]
-        rows = np.arange(prod(source.shape) // width)
-        return BlockRows(((source, rows),), ((0, width),), experts, is_turned)
-    if tensor.operator is _aten.slice.Tensor:
-        return _sliced(*operator_arguments(tensor))
-    if tensor.operator is _aten.cat.default:
-        parts = [block_rows(part) for part in tensor.arguments[0]]
-        is_turned = any(part is not None and part.is_turned for part in parts)
-        return _joined(parts, _axis(operator_arguments(tensor)[1], tensor, is_turned))
-    return None
-
-
-def _sliced(
-    origin: torch.Tensor, dim: int, start: int | None, stop: int | None, step: int
-) -> BlockRows | None:
-    found = block_rows(origin)
-    if found is None or step != 1:
+    columns, name = matrices[0].columns, types.pop().lower()
+    if name not in GGUF_FORMATS or any(part.columns != columns for part in matrices):
         return None
-    first, last, _ = slice(start, stop).indices(origin.shape[dim])
-    axis = _axis(dim, origin, found.is_turned)
-    if axis == -2:
-        return _row_range(found, first, last)
-    if axis != -1 or found.columns != ((0, origin.shape[dim]),):
-        return None
-    if first % found.format.columns or last % found.format.columns:
-        return None
-    return replace(found, columns=((first, last),))
-
-
-def _row_range(found: BlockRows, first: int, last: int) -> BlockRows | None:
-    if len(found.rows) != 1 or first >= last:
-        return None
-    tensor, numbers = found.rows[0]
-    own = numbers.reshape(found.experts, -1)[:, first:last].reshape(-1)
-    return replace(found, rows=((tensor, own),))
-
-
-def _axis(dim: int, tensor: torch.Tensor, is_turned: bool) -> int:
-    """Returns what a dimension counts: -1: columns, -2: rows, -3: experts."""
-    axis = dim if dim < 0 else dim - tensor.dim()
-    return {-1: -2, -2: -1}.get(axis, axis) if is_turned else axis
-
-
-def _joined(parts: list[BlockRows | None], dim: int) -> BlockRows | None:
-    found = [part for part in parts if part is not None]
-    kinds = {(part.block_type, part.experts, part.is_turned) for part in found}
-    if len(found) < len(parts) or len(kinds) != 1:
-        return None
-    first = found[0]
-    if dim == -3:
-        return None
-    if dim == -2:
-        if any(part.columns != first.columns for part in found):
-            return None
-        if first.experts == 1:
-            return replace(first, rows=tuple(rows for part in found for rows in part.rows))
-        tensor = first.rows[0][0]
-        if any(len(part.rows) != 1 or part.rows[0][0] is not tensor for part in found):
-            return None
-        numbers = [part.rows[0][1].reshape(first.experts, -1) for part in found]
-        return replace(first, rows=((tensor, np.concatenate(numbers, axis=1).reshape(-1)),))
-    same = all(
-        len(part.rows) == len(first.rows)
-        and all(
-            a[0] is b[0] and np.array_equal(a[1], b[1]) for a, b in zip(part.rows, first.rows, strict=True)
-        )
-        for part in found
-    )
-    return (
-        replace(first, columns=tuple(column for part in found for column in part.columns)) if same else None
-    )
+    kind = WEIGHT_FORMATS[name]
+    cuts = (place for both in columns for place in both)
+    return None if any(place % kind.columns for place in cuts) else Blocks(matrices, kind)

@@ -142,15 +142,59 @@ def _read_only(packed: PackedWeight | PackedStack) -> QuantizationError:
     )
 
 
-class PackedModule(nn.Module):
-    """The base of modules with a quantised weight.
+class _Quantised(nn.Module):
+    """The base of modules whose weights are quantised.
 
-    The weight is not a parameter: it cannot be trained, cast or replaced. ``state_dict`` unpacks it.
+    The weights are not parameters: they cannot be trained, cast or replaced. ``state_dict`` unpacks them.
     """
 
-    packed: PackedWeight
     compute: torch.Tensor
     """An empty tensor, whose dtype and device ``module.to(…)`` changes as it does a parameter's."""
+
+    def _quantised(self) -> dict[str, PackedWeight | PackedStack]:
+        """Returns the weights by the name of the parameter that each replaces."""
+        raise NotImplementedError
+
+    def _hold(self, name: str, packed: PackedWeight | PackedStack) -> None:
+        raise NotImplementedError
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, packed in self._quantised().items():
+            if packed.device != self.compute.device:
+                self._hold(name, packed.to(self.compute.device))
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, packed in self._quantised().items():
+            destination[f"{prefix}{name}"] = packed.dequantize(dtype=self.compute.dtype)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        own = {f"{prefix}{name}": packed.format for name, packed in self._quantised().items()}
+        others = {name: value for name, value in state_dict.items() if name not in own}
+        error_msgs += [
+            f"{name} is quantised ({own[name]}) and cannot be replaced; load the model without quantize"
+            for name in own.keys() & state_dict.keys()
+        ]
+        super()._load_from_state_dict(
+            others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+
+class PackedModule(_Quantised):
+    """The base of modules with one quantised weight."""
+
+    packed: PackedWeight
 
     @property
     def weight(self) -> QuantisedTensor:
@@ -165,35 +209,11 @@ class PackedModule(nn.Module):
         else:
             super().__setattr__(name, value)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.packed.device != self.compute.device:
-            self.packed = self.packed.to(self.compute.device)
-        return self
+    def _quantised(self) -> dict[str, PackedWeight | PackedStack]:
+        return {"weight": self.packed}
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}weight"] = self.packed.dequantize(dtype=self.compute.dtype)
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        others = {name: value for name, value in state_dict.items() if name != f"{prefix}weight"}
-        if len(others) < len(state_dict):
-            error_msgs.append(
-                f"{prefix}weight is quantised ({self.packed.format}) and cannot be replaced; "
-                "load the model without quantize"
-            )
-        super()._load_from_state_dict(
-            others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+    def _hold(self, name: str, packed: Any) -> None:
+        self.packed = packed
 
     def extra_repr(self) -> str:
         """Returns the module's sizes and how its weight is stored."""
@@ -216,18 +236,13 @@ class PackedEmbedding(PackedModule, nn.Embedding):  # type: ignore[misc]
         return self.packed.rows(input, self.compute.dtype)
 
 
-class PackedExperts(nn.Module):
-    """The base of experts with quantised weights; a class of a model's own comes after it.
-
-    The weights are not parameters, as those of :class:`PackedModule` are not.
-    """
+class PackedExperts(_Quantised):
+    """The base of experts with quantised weights; a class of a model's own comes after it."""
 
     packed_stacks: dict[str, PackedStack]
     """The weights by the name of the parameter that each replaces."""
     stand_ins: dict[str, torch.Tensor]
     """Tensors without content, of the shapes of those parameters."""
-    compute: torch.Tensor
-    """An empty tensor, whose dtype and device ``module.to(…)`` changes as it does a parameter's."""
     has_gate: bool
     has_bias: bool
     act_fn: nn.Module
@@ -266,37 +281,11 @@ class PackedExperts(nn.Module):
             raise _read_only(self.packed_stacks[name])
         super().__setattr__(name, value)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, stack in self.packed_stacks.items():
-            if stack.device != self.compute.device:
-                self.packed_stacks[name] = stack.to(self.compute.device)
-        return self
+    def _quantised(self) -> dict[str, PackedWeight | PackedStack]:
+        return dict(self.packed_stacks)
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name, stack in self.packed_stacks.items():
-            destination[f"{prefix}{name}"] = stack.dequantize(dtype=self.compute.dtype)
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        own = {f"{prefix}{name}" for name in self.packed_stacks}
-        others = {name: value for name, value in state_dict.items() if name not in own}
-        error_msgs += [
-            f"{name} is quantised and cannot be replaced; load the model without quantize"
-            for name in own & state_dict.keys()
-        ]
-        super()._load_from_state_dict(
-            others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+    def _hold(self, name: str, packed: Any) -> None:
+        self.packed_stacks[name] = packed
 
 
 def _is_watched() -> bool:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from acclimate.llm.files.deferred_tensors import Source
     from acclimate.llm.files.slices import Slice
-    from acclimate.llm.gguf.tensors import BlockRows
     from acclimate.llm.kernels import PackedStack, PackedWeight
 
 logger = logging.getLogger("acclimate.llm")
@@ -191,13 +190,13 @@ class Packer:
             if made is not None:
                 self._note_error(part, made[1], made[0].format)
                 return made[0]
-            found = self._read_blocks(part)
-            if found is None or found[0].is_turned != is_turned:
+            found = self._read_blocks(part, is_turned=is_turned)
+            if found is None:
                 return None
-            rows, blocks = found
+            name, blocks = found
             experts, n, k = part.shard.shape
             n, k = (k, n) if is_turned else (n, k)
-            return PackedStack.from_gguf(blocks, rows.block_type, experts, (n, k), is_turned=is_turned)
+            return PackedStack.from_gguf(blocks, name, experts, (n, k), is_turned=is_turned)
         chosen = self._sensitive.get(part.name, self.format)
         try:
             return PackedStack.quantize(part.read(self.source), chosen, is_turned=is_turned)
@@ -223,7 +222,7 @@ class Packer:
         from acclimate.llm.kernels import PackedWeight
 
         if self.format is None:
-            return (self._published(part) or self._blocks(part)) if self.keeps_quantised else None
+            return (self._published(part) or self._as_stored(part)) if self.keeps_quantised else None
         chosen = self._sensitive.get(part.name, self.format)
         try:
             return PackedWeight.quantize(part.read(self.source), chosen)
@@ -231,21 +230,31 @@ class Packer:
             self.dense[part.name] = str(error)
             return None
 
-    def _blocks(self, part: Slice) -> PackedWeight | None:
+    def _as_stored(self, part: Slice) -> PackedWeight | None:
         from acclimate.llm.kernels import PackedWeight
 
         found = self._read_blocks(part)
-        return (
-            None if found is None else PackedWeight.from_gguf(found[1], found[0].block_type, found[0].shape)
-        )
-
-    def _read_blocks(self, part: Slice) -> tuple[BlockRows, torch.Tensor] | None:
-        """Reads a matrix, or the matrices of experts, as blocks of a file, if it consists of them."""
-        from acclimate.llm.gguf.tensors import block_rows, source_types
-
-        types = source_types(part.shard)
-        found = block_rows(part.shard)
         if found is None:
+            return None
+        name, blocks = found
+        n, k = part.shard.shape
+        return PackedWeight.from_gguf(blocks, name, (n, k))
+
+    def _read_blocks(self, part: Slice, *, is_turned: bool = False) -> tuple[str, torch.Tensor] | None:
+        """Reads a matrix, or the matrices of experts, as blocks of a file, if it consists of them.
+
+        Args:
+            part: the matrix, or the matrices.
+            is_turned: whether the last dimension counts the rows of blocks.
+
+        Returns:
+            The name of the blocks' format, and their bytes.
+        """
+        from acclimate.llm.gguf.tensors import source_types, stored_blocks
+
+        found = stored_blocks(part.shard, is_turned=is_turned)
+        if found is None:
+            types = source_types(part.shard)
             if types - _UNPACKED:
                 self.dense[part.name] = (
                     f"its blocks ({', '.join(sorted(types))}) have no kernel, or are cut by the split"
@@ -256,15 +265,15 @@ class Packer:
             raise CorruptModelError(
                 f"the tensor {part.name} in {self.source} is corrupt: the scale of a block is infinite or NaN"
             )
-        return found, blocks
+        return found.format.name, blocks
 
     def _published(self, part: Slice) -> PackedWeight | None:
-        from acclimate.llm.published.packing import pack_part, quantised_part
+        from acclimate.llm.published.packing import pack_part, quantised_parts
 
-        found = quantised_part(part.shard)
+        found = quantised_parts(part.shard)
         if found is None:
             return None
-        made = pack_part(found, part.name, self.source)
+        made = pack_part(found[0], part.name, self.source)
         self._note_error(part, made.error, made.weight.format)
         return made.weight
 
@@ -320,7 +329,7 @@ def stored_bits(source: Source) -> float:
 
 def _kind(source: Source) -> str:
     """Returns the name of how a tensor is quantised in its file."""
-    return str(getattr(source, "kind", "") or getattr(source, "block_type", ""))
+    return str(getattr(source, "kind", ""))
 
 
 def _weights(count: int) -> str:

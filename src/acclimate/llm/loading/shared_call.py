@@ -1,7 +1,8 @@
 """One call of ``generate`` on ranks that share a model: the same arguments, the same tokens, the same end.
 
-Ranks that generate wait for each other in each layer. So if one of them stopped alone, because its clock, its
-own stopping criterion or an error in its streamer said so, the others would wait for it for ever.
+Ranks that generate wait for each other in each layer. If one rank stopped alone, because of its clock, its
+own stopping criterion or an error in its streamer, the others would wait for it forever. So all stop
+together.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _OF_THE_USER = ("streamer", "stopping_criteria", *_PROCESSORS)
 class SharedCall:
     """A call of ``generate`` on ranks that agreed on its arguments.
 
-    If a rank gave it code of its own, such as a streamer, or if it ends by the clock, then the ranks tell
-    each other after each token what it is, and whether they end.
+    If a rank passed its own code, such as a streamer, or a time limit, the ranks exchange each token, and
+    whether they stop after it.
     """
 
     def __init__(self, ranks: ModelRanks, user_code: frozenset[str]) -> None:

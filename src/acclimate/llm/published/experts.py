@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from acclimate.errors import CorruptModelError
-from acclimate.llm.files.deferred_tensors import DeferredTensor, Region, Source
-from acclimate.llm.files.matrix_parts import MatrixPart, matrix_part, operator_arguments, same_values
+from acclimate.llm.files.deferred_tensors import Region, Source
+from acclimate.llm.files.matrix_parts import MatrixPart, matrix_parts
 from acclimate.llm.kernels import PackedStack
 from acclimate.llm.kernels.formats import BLOCK_COLUMNS
 from acclimate.llm.published.numbers import read, require_dtype, require_shape
-from acclimate.llm.published.packing import Packed, pack_part, quantised_part
+from acclimate.llm.published.packing import Packed, pack_part, quantised_parts
 
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 _BYTES = BLOCK_COLUMNS // 2
-
-_aten = torch.ops.aten
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,14 +74,10 @@ def pack_experts(
         something else, or if the experts need different weight formats.
     """
     if is_turned:
-        found_part = matrix_part(tensor, lambda s: isinstance(s, MXFP4Experts), row_dim=2, column_dim=1)
-        return None if found_part is None else _pack_mxfp4(found_part)
+        parts = matrix_parts(tensor, lambda source: isinstance(source, MXFP4Experts), is_turned=True)
+        return None if parts is None else _pack_mxfp4(parts)
     found: list[Packed] = []
-    for number in range(tensor.shape[0]):
-        matrix = _expert(tensor, number)
-        part = None if matrix is None else quantised_part(matrix)
-        if part is None:
-            return None
+    for number, part in enumerate(quantised_parts(tensor) or ()):
         found.append(pack_part(part, f"{name}[{number}]", where))
         if found[-1].weight.format != found[0].weight.format:
             return None
@@ -95,40 +88,24 @@ def pack_experts(
     return stack, max(each.error for each in found)
 
 
-def _pack_mxfp4(part: MatrixPart) -> tuple[PackedStack, float] | None:
+def _pack_mxfp4(experts: list[MatrixPart]) -> tuple[PackedStack, float] | None:
     """Packs outputs and inputs of experts; ``None``: the inputs are no whole blocks."""
-    if any(place % BLOCK_COLUMNS for columns in part.columns for place in columns):
+    cuts = (place for part in experts for columns in part.columns for place in columns)
+    if not experts or any(place % BLOCK_COLUMNS for place in cuts):
         return None
-    ranges = [(start // BLOCK_COLUMNS, stop // BLOCK_COLUMNS) for start, stop in part.columns]
-
-    def taken(of: Callable[[Any], Source], *rest: tuple[int, int]) -> Tensor:
-        pieces = [
-            torch.cat(
-                [read(of(s), ((0, s.shape[0]), (start, stop), columns, *rest)) for columns in ranges], 2
-            )
-            for s, start, stop in part.rows
-        ]
-        return torch.cat(pieces, 1)
-
-    blocks, scales = taken(lambda s: s.blocks, (0, _BYTES)), taken(lambda s: s.scales)
+    read_parts = [_read_mxfp4(part) for part in experts]
+    blocks, scales = (torch.cat(tensors) for tensors in zip(*read_parts, strict=True))
     return PackedStack.from_mxfp4(blocks, scales, is_turned=True), 0.0
 
 
-def _expert(tensor: Tensor, number: int) -> Tensor | None:
-    """Returns one matrix of a deferred stack, if it can be told from the others."""
-    tensor = same_values(tensor)
-    if not isinstance(tensor, DeferredTensor) or tensor.dim() != 3:
-        return None
-    arguments = operator_arguments(tensor) if tensor.operator is not None else ()
-    if tensor.operator is _aten.stack.default and arguments[1] % 3 == 0:
-        return arguments[0][number]  # type: ignore[no-any-return]
-    if tensor.operator is _aten.cat.default and arguments[1] % 3 != 0:
-        parts = [_expert(part, number) for part in arguments[0]]
-        matrices = [part for part in parts if part is not None]
-        return torch.cat(matrices, arguments[1] % 3 - 1) if len(matrices) == len(parts) else None
-    if tensor.operator is _aten.slice.Tensor and arguments[1] % 3 != 0 and arguments[4] == 1:
-        matrix = _expert(arguments[0], number)
-        dim = arguments[1] % 3 - 1
-        start, stop, _ = slice(arguments[2], arguments[3]).indices(arguments[0].shape[dim + 1])
-        return None if matrix is None else matrix.narrow(dim, start, stop - start)
-    return None
+def _read_mxfp4(part: MatrixPart) -> tuple[Tensor, Tensor]:
+    """Returns the blocks and the scales of an expert's outputs and inputs."""
+    found: tuple[list[Tensor], list[Tensor]] = ([], [])
+    groups = [(start // BLOCK_COLUMNS, stop // BLOCK_COLUMNS) for start, stop in part.columns]
+    for source, first, last in part.rows:
+        own = cast(MXFP4Experts, source)
+        expert, begin = divmod(first, own.shape[2])
+        rows = (expert, expert + 1), (begin, begin + last - first)
+        found[0].append(torch.cat([read(own.blocks, (*rows, some, (0, _BYTES))) for some in groups], 2))
+        found[1].append(torch.cat([read(own.scales, (*rows, some)) for some in groups], 2))
+    return torch.cat(found[0], 1), torch.cat(found[1], 1)

@@ -35,17 +35,17 @@ class Scales:
             zero = (
                 None
                 if self.zero is None
-                else torch.cat([each.zero for each in whole if each.zero is not None])
+                else torch.cat([part.zero for part in whole if part.zero is not None])
             )
-            return replace(self, scale=torch.cat([each.scale for each in whole]), zero=zero)
-        starts = torch.tensor([0, *(each.scale.shape[1] for each in whole)]).cumsum(0)
-        group = torch.cat([each.group + int(start) for each, start in zip(whole, starts, strict=False)])
+            return replace(self, scale=torch.cat([part.scale for part in whole]), zero=zero)
+        starts = torch.tensor([0, *(part.scale.shape[1] for part in whole)]).cumsum(0)
+        group = torch.cat([part.group + int(start) for part, start in zip(whole, starts, strict=False)])
         zero = (
             None
             if self.zero is None
-            else torch.cat([each.zero for each in whole if each.zero is not None], 1)
+            else torch.cat([part.zero for part in whole if part.zero is not None], 1)
         )
-        return Scales(torch.cat([each.scale for each in whole], 1), zero, group)
+        return Scales(torch.cat([part.scale for part in whole], 1), zero, group)
 
     def values(self, codes: Words | Tensor) -> Tensor:
         """Returns the values of codes in float32."""

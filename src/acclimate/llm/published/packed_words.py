@@ -91,12 +91,12 @@ class ColumnWords:
         group = groups_of(self._index, columns, self.group_size, groups, name)
         words = read(self.qzeros, ((0, groups), (rows[0] // per, -(-rows[1] // per))))
         # Added to whole words, as it was subtracted from them: a zero of 0 borrows from the next one.
-        each = sum(self.zero_offset << shift for shift in range(0, 32, self.bits))
+        offsets = sum(self.zero_offset << shift for shift in range(0, 32, self.bits))
         held = (rows[1] - rows[0], groups)
         if self.is_awq:
             zero = Words(words, held, self.bits, AWQ, rows[0] % per).codes()
         else:
-            codes = unpacked(words + each, self.bits).flatten(1)
+            codes = unpacked(words + offsets, self.bits).flatten(1)
             zero = codes[:, rows[0] % per : rows[0] % per + held[0]].T
         scale = read(self.scale, ((0, groups), rows))
         return Scales(scale.T.contiguous(), zero.to(torch.int16).contiguous(), group)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from acclimate.errors import CorruptModelError
-from acclimate.llm.files.matrix_parts import MatrixPart, matrix_part
+from acclimate.llm.files.matrix_parts import MatrixPart, matrix_parts
 from acclimate.llm.kernels import PackedWeight
 from acclimate.llm.kernels.formats import BLOCK_COLUMNS, GROUP_ROWS, WEIGHT_FORMATS, WeightFormat
 from acclimate.llm.kernels.quantize import quantize_rows
@@ -34,16 +34,16 @@ class Packed:
     """The root mean square of the changes of the values, relative to that of the values; 0: none changed."""
 
 
-def quantised_part(tensor: Tensor) -> MatrixPart | None:
-    """Returns a deferred matrix as a part of quantised matrices; ``None`` if it is something else."""
-    return matrix_part(tensor, lambda source: isinstance(source, QuantisedMatrix))
+def quantised_parts(tensor: Tensor) -> list[MatrixPart] | None:
+    """Returns a deferred matrix, or each of a stack, as a part of quantised matrices; ``None``: it is not."""
+    return matrix_parts(tensor, lambda source: isinstance(source, QuantisedMatrix))
 
 
 def pack_part(part: MatrixPart, name: str, where: str) -> Packed:
     """Reads and packs a part of quantised matrices.
 
     Args:
-        part: what :func:`quantised_part` returns.
+        part: one of those that :func:`quantised_parts` returns.
         name: the parameter's name, for messages.
         where: the folder, for messages.
 
@@ -107,14 +107,11 @@ def _codes(part: MatrixPart, most: int = _CHUNK_VALUES) -> Iterator[tuple[slice,
     step = max(most // max(k, 1) // GROUP_ROWS, 1) * GROUP_ROWS
     for start in range(0, n, step):
         stop = min(start + step, n)
-        pieces: list[list[Words | Tensor]] = []
-        at = 0
-        for source, first, last in part.rows:
-            begin, end = max(start, at), min(stop, at + last - first)
-            if begin < end:
-                rows = (first + begin - at, first + end - at)
-                pieces.append([_matrix(source).reader.codes(rows, columns) for columns in part.columns])
-            at += last - first
+        some = cast(MatrixPart, part.between(-2, start, stop))
+        pieces = [
+            [_matrix(source).reader.codes((first, last), columns) for columns in part.columns]
+            for source, first, last in some.rows
+        ]
         yield slice(start, stop), _together(pieces)
 
 

@@ -163,7 +163,7 @@ def _mxfp4(settings: Mapping[str, Any]) -> Finder:
 
 def _block(size: Any, name: str) -> tuple[int, int]:
     is_pair = isinstance(size, (list, tuple)) and len(size) == 2
-    if not is_pair or not all(type(each) is int and each > 0 for each in size):
+    if not is_pair or not all(type(length) is int and length > 0 for length in size):
         raise CorruptModelError(
             f"{name} in the model's quantization_config must be two whole numbers, not "
             f"{excerpt(str(size), 40)}"

@@ -1,9 +1,14 @@
 """Saves plans in the user's cache, so that the next start with the same model, code and ranks skips planning.
 
-A plan depends on the model's code and configuration, not on its weights. Its cache key is a digest of every
-module's attributes and tensor shapes, of the *current* code of the classes and their Python files (a patched
-function changes it), of the versions, and of this package's files. A file whose content does not match its
-digest is not used.
+A plan depends on the model's code and configuration, not on its weights. Its cache key is a digest of
+
+- every module's attributes and tensor shapes,
+- the *current* code of the classes and their Python files, so that a patched function changes the key,
+- the number of ranks and the user's mapping,
+- the versions of Python, torch and transformers, and the kind of processor,
+- this package's files.
+
+A file whose content does not match its digest is not used.
 """
 
 from __future__ import annotations

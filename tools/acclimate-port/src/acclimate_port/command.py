@@ -151,7 +151,7 @@ def _show(results: Sequence[FileResult], args: argparse.Namespace, looked_at: in
 
 
 def _show_written(console: Console, result: FileResult) -> None:
-    """Lists the edits of a file as soon as it is written, so that a run that is killed has said so."""
+    """Lists the edits of a file as soon as it is written, in case the run is killed later."""
     edits = [site for site in result.sites if site.status is Status.CONVERTED]
     console.print(f"[bold]{escape(str(result.path))}[/]: wrote {plural(len(edits), 'edit')}")
     for site in edits:

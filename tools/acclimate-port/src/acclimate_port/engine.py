@@ -15,7 +15,14 @@ from functools import cached_property
 
 import libcst as cst
 
-from acclimate_port.conditions.branches import branches, branches_of_result, where_true
+from acclimate_port.conditions.branches import (
+    branches,
+    branches_of_result,
+    code_passed,
+    controlled_quietly,
+    where_true,
+)
+from acclimate_port.conditions.placements import Placements, sharing
 from acclimate_port.conditions.proofs import (
     TOO_COMPLEX,
     Proof,
@@ -31,12 +38,13 @@ from acclimate_port.conditions.proofs import (
 from acclimate_port.conditions.worlds import TooComplexError
 from acclimate_port.dataflow.sources import listed_devices
 from acclimate_port.new_code.edits import Edit, clash, render, render_within
+from acclimate_port.new_code.local_names import with_local_names
 from acclimate_port.new_code.placement import new_lines
 from acclimate_port.rules import BY_NAME, RULES
 from acclimate_port.rules.acc202_available_choice import is_map_location
 from acclimate_port.rules.base import Finding, Outcome, Rule, is_assigned
 from acclimate_port.source.survey import Survey
-from acclimate_port.source.tree import Span
+from acclimate_port.source.tree import Span, dotted
 from acclimate_port.source_file import SourceFile
 
 _INDEX = rb"(?:\d|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
@@ -122,6 +130,16 @@ class _Decision:
     reason: str
     hidden: bool = False
     needs: list[int] = field(default_factory=list)
+    """The decisions that it is left or unsafe with."""
+    beside: list[int] = field(default_factory=list)
+    """The decisions that make it unsafe if they are left or unsafe."""
+    cause: _Decision | None = None
+    """The decision that it follows, whose own reason is the one to tell."""
+
+    @property
+    def root(self) -> _Decision:
+        """The decision at the end of the chain of those that follow each other."""
+        return self if self.cause is None else self.cause
 
 
 class _Decisions(list[_Decision]):
@@ -171,7 +189,7 @@ def port_text(
     sites = tuple(_site(file, site) for site in shown)
     if not edits:
         return Ported(text, sites)
-    edits += _head(file, applied)
+    edits = [*_named(file, edits), *_head(file, applied)]
     result = render(file.tree.bytes, edits).decode()
     _parse_again(result)
     return Ported(result, sites)
@@ -264,6 +282,8 @@ def _decide(file: SourceFile, findings: list[Finding], settings: Settings) -> li
     decisions = _Decisions(_first(file, finding, settings) for finding in findings)
     for index, decision in enumerate(decisions):
         decision.needs += _needs(file, decisions, index)
+        decision.beside += _decided_by_result(file, decisions, index)
+    _join_placements(file, decisions)
     _leave_overlapping(file, decisions)
     changed = True
     while changed:
@@ -271,6 +291,8 @@ def _decide(file: SourceFile, findings: list[Finding], settings: Settings) -> li
         for decision in decisions:
             for need in decision.needs:
                 changed = _follow(file, decision, decisions[need]) or changed
+            for other in decision.beside:
+                changed = _stay_beside(file, decision, decisions[other]) or changed
         changed = changed or _prove(file, decisions)
     for decision in decisions:
         if decision.status is Status.CONVERTED and not decision.safe and not settings.unsafe:
@@ -287,7 +309,7 @@ def _first(file: SourceFile, finding: Finding, settings: Settings) -> _Decision:
     kernel = file.kernels.called_in(where_true(file, finding.node)) if _is_test(file, finding) else ""
     if kernel:
         reason = (
-            f"the branch calls `{kernel}`, which needs CUDA by its name or by the functions that it calls"
+            f"it decides about `{kernel}(…)`, which needs CUDA by its name or by the functions that it calls"
         )
         return _Decision(finding, Status.LEFT, True, reason, hidden or _is_ignored(file, finding))
     if hidden or _is_ignored(file, finding):
@@ -338,6 +360,17 @@ def _needs(file: SourceFile, decisions: _Decisions, index: int) -> list[int]:
             decisions[
                 index
             ].reason = "the decorated function names a CUDA device in a form that no rule converts"
+    if _is_test(file, finding):
+        returned, refused = code_passed(file, finding.node)
+        needs += [
+            other for place in returned for other in decisions.within(place) if _counts(decisions[other])
+        ]
+        needs += [
+            other
+            for place in refused
+            for other in decisions.within(place)
+            if _counts(decisions[other]) and _asks_for_device(file, decisions[other].finding)
+        ]
     for body in branches_of_result(file, finding.node) if _is_test(file, finding) else []:
         needs += [
             other
@@ -374,6 +407,73 @@ def _needs(file: SourceFile, decisions: _Decisions, index: int) -> list[int]:
     return needs
 
 
+def _counts(decision: _Decision) -> bool:
+    """Whether a decision is about code for one kind of device."""
+    return decision.finding.outcome is not Outcome.EXEMPT and decision.status is not Status.EXEMPT
+
+
+def _decided_by_result(file: SourceFile, decisions: _Decisions, index: int) -> list[int]:
+    """The indices of the decisions on code that a test decides through names: ``if use_cuda:``."""
+    finding = decisions[index].finding
+    if not _is_test(file, finding):
+        return []
+    return [
+        other
+        for body in controlled_quietly(file, finding.node)
+        for other in decisions.within(body)
+        if other != index and _counts(decisions[other])
+    ]
+
+
+_FEW = 12
+
+
+def _join_placements(file: SourceFile, decisions: _Decisions) -> None:
+    """Joins the tests that decide about moving or wrapping the same objects, or objects of one function."""
+    placements = Placements(file)
+    tests = [
+        index
+        for index, decision in enumerate(decisions)
+        if _counts(decision)
+        and (_asks_for_device(file, decision.finding) or decision.finding.rule.name == "available-choice")
+    ]
+    placed = []
+    for index in tests:
+        node = decisions[index].finding.node
+        inside = placements.within(controlled_quietly(file, node))
+        chosen = placements.on(_chosen_names(file, node))
+        placed.append((inside[0] | chosen[0], inside[1] | chosen[1]))
+    for joined in sharing([objects for objects, _ in placed]):
+        for one, other in _pairs(joined):
+            decisions[tests[one]].needs.append(tests[other])
+    for joined in sharing([set(functions) for _, functions in placed]):
+        for one, other in _pairs(joined):
+            decisions[tests[one]].beside.append(tests[other])
+
+
+def _pairs(members: list[int]) -> list[tuple[int, int]]:
+    """Pairs that join all members with each other, directly if they are few."""
+    if len(members) > _FEW:
+        return list(zip(members, [*members[1:], members[0]], strict=True))
+    return [(one, other) for one in members for other in members if one != other]
+
+
+def _chosen_names(file: SourceFile, node: cst.CSTNode | None) -> list[str]:
+    """The names that get a device which a test or choice decides: ``device = "cuda" if … else "cpu"``."""
+    is_choice, below = isinstance(node, cst.IfExp), node
+    for around in file.tree.ancestors(node) if node is not None else ():
+        if isinstance(around, cst.IfExp):
+            is_choice = is_choice or below is around.test
+        elif isinstance(around, cst.Assign):
+            return [dotted(target.target) for target in around.targets] if is_choice else []
+        elif not isinstance(
+            around, (cst.Arg, cst.Call, cst.BooleanOperation, cst.UnaryOperation, cst.Comparison)
+        ):
+            return []
+        below = around
+    return []
+
+
 _GIVE_VALUES = (cst.Assign, cst.Arg, cst.Element, cst.Return, cst.IfExp, cst.DictElement, cst.Dict)
 
 
@@ -408,6 +508,11 @@ def _is_test(file: SourceFile, finding: Finding) -> bool:
     """Whether a finding is a test of the device, which may control a branch."""
     if finding.node is None or finding.outcome is not Outcome.CONVERT:
         return False
+    return _asks_for_device(file, finding)
+
+
+def _asks_for_device(file: SourceFile, finding: Finding) -> bool:
+    """Whether a finding is a test of the device, ported or left."""
     is_question = finding.rule.name == "runtime-call" and "is_available" in file.tree.source(finding.place)
     return is_question or finding.rule.name in ("device-comparison", "is-cuda")
 
@@ -459,7 +564,7 @@ def _is_part_of_tests(file: SourceFile, finding: Finding) -> bool:
 
 _NAMES_AND_TESTS = {
     *("device-string", "device-object", "device-format", "available-choice", "device-comparison"),
-    *("is-cuda", "communication-backend", "current-device"),
+    *("is-cuda", "communication-backend", "current-device", "mixed-precision"),
 }
 
 
@@ -477,16 +582,29 @@ def _follow(file: SourceFile, decision: _Decision, need: _Decision) -> bool:
     """Gives a decision the status of one that it depends on; returns whether it changed."""
     if decision.status is not Status.CONVERTED:
         return False
+    root = need.root
+    line = file.tree.line(root.finding.place.start)
     if need.status is Status.LEFT:
-        line = file.tree.line(need.finding.place.start)
-        decision.status = Status.LEFT
+        decision.status, decision.cause = Status.LEFT, root
         decision.reason = f"line {line}, which must be edited with it, stays as it is"
         return True
     if decision.safe and not need.safe:
-        decision.safe = False
-        decision.reason = (
-            f"it must be edited with line {file.tree.line(need.finding.place.start)}: {need.reason}"
-        )
+        decision.safe, decision.cause = False, root
+        decision.reason = f"it must be edited with line {line}: {root.reason}"
+        return True
+    return False
+
+
+def _stay_beside(file: SourceFile, decision: _Decision, other: _Decision) -> bool:
+    """Makes a decision unsafe beside one that is left or unsafe; returns whether it changed."""
+    if decision.status is not Status.CONVERTED or not decision.safe:
+        return False
+    if other.status is Status.LEFT or (other.status is Status.CONVERTED and not other.safe):
+        root = other.root
+        line = file.tree.line(root.finding.place.start)
+        kept = "stays as it is" if root.status is Status.LEFT else f"is unsafe: {root.reason}"
+        decision.safe, decision.cause = False, root
+        decision.reason = f"line {line}, which relies on the same device, {kept}"
         return True
     return False
 
@@ -534,6 +652,13 @@ def _removes(edit: Edit, place: Span) -> bool:
 
 
 # -- applying ----------------------------------------------------------------------------------------
+
+
+def _named(file: SourceFile, edits: list[Edit]) -> list[Edit]:
+    """The edits, with a local name for the accelerator in functions that ask for it often."""
+    if file.target.name == "acclimate":
+        return with_local_names(file.tree, edits, f"{file.accelerator}()", ("acc", "accelerator"))
+    return with_local_names(file.tree, edits, f"{file.helper}()", ("device_type", "accelerator"))
 
 
 def _head(file: SourceFile, applied: list[_Decision]) -> list[Edit]:

@@ -12,7 +12,7 @@ from acclimate_port.new_code.added_functions import ACCELERATOR_TYPE, ON_ANY_DEV
 from acclimate_port.new_code.edits import Part
 from acclimate_port.new_code.targets import AcclimateTarget, Target, TorchTarget
 from acclimate_port.source.kernels import Kernels
-from acclimate_port.source.survey import Survey
+from acclimate_port.source.survey import Survey, survey
 from acclimate_port.source.torchscript import TorchScript
 from acclimate_port.source.tree import Span, Tree, called_name, dotted, string_value, walk
 from acclimate_port.source.values import Values
@@ -40,7 +40,7 @@ class SourceFile:
         target: ``acclimate`` or ``torch``.
         is_build_script: whether its name is that of a build script.
         is_package_init: whether it is an ``__init__.py``, whose names others import.
-        survey: facts from other files about the classes that this one uses.
+        known: facts from other files about the classes that this one uses.
         compiles_all: whether another file may give any module of this one to TorchScript.
     """
 
@@ -50,13 +50,13 @@ class SourceFile:
         target: str,
         is_build_script: bool = False,
         is_package_init: bool = False,
-        survey: Survey | None = None,
+        known: Survey | None = None,
         compiles_all: bool = False,
     ) -> None:
         self.tree = Tree(text)
         self.values = Values(self.tree)
         self.kernels = Kernels(self.tree)
-        self.survey = survey or Survey()
+        self.survey = known or Survey()
         self.torchscript = TorchScript(self.tree, self.survey.compiled, compiles_all)
         self.vendor_code = VendorCode(self.tree)
         self.goes_to_device: dict[cst.CSTNode, bool] = {}
@@ -239,10 +239,12 @@ class SourceFile:
             return False
         return isinstance(around.operator, cst.And) and self.tests_device(around.left)
 
-    def tests_device(self, test: cst.CSTNode) -> bool:
+    def tests_device(self, test: cst.CSTNode, depth: int = 3) -> bool:
         """Whether a condition is true only if there is a device other than the CPU."""
+        if isinstance(test, cst.Name) and depth:
+            return self._holds_test(test, depth - 1)
         if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
-            return self.tests_device(test.left) or self.tests_device(test.right)
+            return self.tests_device(test.left, depth) or self.tests_device(test.right, depth)
         if isinstance(test, cst.Call):
             name = self.tree.qualified(test.func)
             return name in ("torch.cuda.is_available", "torch.accelerator.is_available")
@@ -251,8 +253,33 @@ class SourceFile:
             said = string_value(right.comparator) or string_value(test.left)
             if said == "cuda":
                 return isinstance(right.operator, (cst.Equal, cst.In))
-            return said == "cpu" and isinstance(right.operator, (cst.NotEqual, cst.NotIn))
+            among = right.comparator.elements if isinstance(right.comparator, cst.Tuple) else ()
+            names_host = said == "cpu" or any(string_value(element.value) == "cpu" for element in among)
+            return names_host and isinstance(right.operator, (cst.NotEqual, cst.NotIn))
         return isinstance(test, cst.Attribute) and test.attr.value == "is_cuda"
+
+    def bound_values(self, name: cst.Name) -> list[cst.BaseExpression | None]:
+        """What the file binds to a name; ``None`` for a parameter, a loop's variable and other bindings."""
+        values: list[cst.BaseExpression | None] = []
+        for assignment in self.tree.assignments(name):
+            target = self.tree.parent(assignment.node)
+            holder = self.tree.parent(target) if isinstance(target, cst.AssignTarget) else target
+            is_value = isinstance(holder, (cst.Assign, cst.AnnAssign))
+            values.append(holder.value if is_value else None)  # type: ignore[union-attr]
+        return values
+
+    def _holds_test(self, name: cst.Name, depth: int) -> bool:
+        """Whether every value that a name gets is such a condition, or False."""
+        values = self.bound_values(name)
+        return bool(values) and all(
+            value is not None and (dotted(value) == "False" or self.tests_device(value, depth))
+            for value in values
+        )
+
+    @cached_property
+    def autocasts_on_host(self) -> bool:
+        """Whether this file, or another of the project, may turn on the autocast of the CPU."""
+        return self.survey.autocasts_on_host or survey(self.tree.bytes).autocasts_on_host
 
     def quote(self, node: cst.CSTNode) -> str:
         """The quote for a new string: the same as the literal's, or one that no enclosing string uses."""

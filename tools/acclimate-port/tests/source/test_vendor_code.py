@@ -146,8 +146,8 @@ def test_the_constant_of_a_backend_is_its_name(name: str) -> None:
         f"    dist.init_process_group(backend={name})\n    return {{torch.device('cuda'): {name}}}\n"
     )
     assert "NCCL" not in ported(source)
-    assert ported(source).count("get_accelerator().communication_backend_name()") == 4
-    assert ported(source, "torch").count("get_default_backend_for_device(accelerator_type())") == 4
+    assert ported(source).count("acc.communication_backend_name()") == 4
+    assert ported(source, "torch").count("get_default_backend_for_device(device_type)") == 4
 
 
 def test_an_edit_of_is_bf16_supported_is_unsafe() -> None:

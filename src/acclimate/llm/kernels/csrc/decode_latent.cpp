@@ -52,15 +52,14 @@ void Step::project_latents(Team& team, const Layer& layer, size_t index, const C
   const int64_t batch = call.batch, heads = attention->heads, size = attention->head_size;
   const int64_t width = attention->projections.width, latent_size = latent.size();
   const int64_t before = width - latent_size - latent.rotated;  // columns for queries
-  const int64_t capacity = call.cache.capacity, bytes = size_of(decoder_.dtype);
+  const LayerCache& cache = call.cache.layers[index];
+  const int64_t capacity = cache.capacity, at = call.place - cache.first, bytes = size_of(decoder_.dtype);
   float* key = at_least(thread_states_[0]->results, size);
   for (int64_t i = 0; i < batch; ++i) {
     prepare_latent(*attention, call.cache, call.place - call.starts[i], projected_.data() + i * width,
                    *thread_states_[0], key);
-    store(decoder_.dtype, key, size, call.cache.keys[index] + i * capacity * size * bytes, call.place * size,
-          1);
-    store(decoder_.dtype, key, latent_size, call.cache.values[index] + i * capacity * latent_size * bytes,
-          call.place, capacity);
+    store(decoder_.dtype, key, size, cache.keys + i * capacity * size * bytes, at * size, 1);
+    store(decoder_.dtype, key, latent_size, cache.values + i * capacity * latent_size * bytes, at, capacity);
     normalize(latent.query_norm, decoder_.dtype, projected_.data() + i * width, before, 0,
               latent_inner_.data() + i * before);
   }

@@ -101,9 +101,9 @@ bool step(int64_t number, const Tensor& cache, const Tensor& tokens, const Tenso
       "A step takes the tokens of 1 to ", max_rows, " sequences, not ", tokens.numel(), " of ", call.batch,
       ".");
   call.length = tokens.numel() / call.batch;
-  call.cache.capacity = reader.number();
-  STD_TORCH_CHECK(place >= 0 && place <= call.cache.capacity && call.length <= call.cache.capacity - place,
-                  "The cache has no room for a step.");
+  call.cache.places = reader.number();
+  STD_TORCH_CHECK(place >= 0 && place <= call.cache.places && call.length <= call.cache.places - place,
+                  "There are no angles for the places of a step.");
   STD_TORCH_CHECK(call.length == 1 || step->can_prefill(), "The decoder reads one token at a time.");
   for (int64_t i = 0; i < call.batch; ++i) {
     // Of several tokens, all may be padding.
@@ -122,8 +122,11 @@ bool step(int64_t number, const Tensor& cache, const Tensor& tokens, const Tenso
     call.cache.factors.push_back(reader.address<float>());
   }
   for (int64_t i = 0; i < layers; ++i) {
-    call.cache.keys.push_back(const_cast<uint8_t*>(reader.address<uint8_t>()));
-    call.cache.values.push_back(const_cast<uint8_t*>(reader.address<uint8_t>()));
+    const int64_t capacity = reader.number(), first = reader.number();
+    uint8_t* const keys = const_cast<uint8_t*>(reader.address<uint8_t>());
+    call.cache.layers.push_back({capacity, first, keys, const_cast<uint8_t*>(reader.address<uint8_t>())});
+    STD_TORCH_CHECK(call.cache.layers.back().has_room(place, call.length, step->window(i)),
+                    "The cache has no room for a step, or lacks tokens that it sees.");
   }
   call.logits = results<float>(logits, ScalarType::Float, call.batch * step->head_width(), "logits");
   call.best = results<int64_t>(best, ScalarType::Long, call.batch, "best tokens");

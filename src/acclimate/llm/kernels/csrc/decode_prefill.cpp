@@ -525,7 +525,9 @@ class Step::Prefill {
 
   void prepare_keys(Place& place, const Attention& attention, size_t index) {
     const int64_t size = attention.head_size, value_size = attention.value_size;
-    const int64_t width = attention.projections.width, capacity = call_.cache.capacity;
+    const LayerCache& cache = call_.cache.layers[index];
+    const int64_t width = attention.projections.width, capacity = cache.capacity;
+    const int64_t begin = call_.place - cache.first;
     const int64_t parts = tiles_of(call_.length, rows_together);
     share(place, call_.batch * parts, [&](int64_t unit, ThreadState& state) {
       const int64_t sequence = unit / parts, first = unit % parts * rows_together;
@@ -535,12 +537,12 @@ class Step::Prefill {
       float* key = at_least(state.heads, size);
       for (int64_t head = 0; head < attention.key_heads; ++head) {
         const int64_t cached = (sequence * attention.key_heads + head) * capacity;
-        auto* keys = reinterpret_cast<uint16_t*>(call_.cache.keys[index]) + cached * size;
-        auto* values = reinterpret_cast<uint16_t*>(call_.cache.values[index]) + cached * value_size;
+        auto* keys = reinterpret_cast<uint16_t*>(cache.keys) + cached * size;
+        auto* values = reinterpret_cast<uint16_t*>(cache.values) + cached * value_size;
         for (int64_t i = 0; i < count; ++i) {
           step_.prepare_head(attention, attention.key_norm, call_.cache, position_of(row + i),
                              all + i * width, head, attention.key_heads, state, key);
-          fill_bf16(key, size, size, keys + (call_.place + first + i) * size);
+          fill_bf16(key, size, size, keys + (begin + first + i) * size);
         }
         // In each column of the cache, the values of these places are contiguous.
         const float* from = all + attention.key_heads * size + head * value_size;
@@ -549,7 +551,7 @@ class Step::Prefill {
           for (int64_t i = 0; i < count; ++i) {
             column[i] = from[i * width + c];
           }
-          fill_bf16(column, count, count, values + c * capacity + call_.place + first);
+          fill_bf16(column, count, count, values + c * capacity + begin + first);
         }
       }
     });
@@ -559,26 +561,27 @@ class Step::Prefill {
 
   void prepare_latents(Place& place, const Attention& attention, size_t index) {
     const int64_t size = attention.head_size, latent_size = attention.value_size;
-    const int64_t capacity = call_.cache.capacity, parts = tiles_of(call_.length, rows_together);
+    const LayerCache& cache = call_.cache.layers[index];
+    const int64_t capacity = cache.capacity, at = call_.place - cache.first;
+    const int64_t parts = tiles_of(call_.length, rows_together);
     share(place, call_.batch * parts, [&](int64_t unit, ThreadState& state) {
       const int64_t sequence = unit / parts, first = unit % parts * rows_together;
       const int64_t count = std::min(rows_together, call_.length - first);
-      auto* keys = reinterpret_cast<uint16_t*>(call_.cache.keys[index]) + sequence * capacity * size;
-      auto* values =
-          reinterpret_cast<uint16_t*>(call_.cache.values[index]) + sequence * capacity * latent_size;
+      auto* keys = reinterpret_cast<uint16_t*>(cache.keys) + sequence * capacity * size;
+      auto* values = reinterpret_cast<uint16_t*>(cache.values) + sequence * capacity * latent_size;
       float* own = at_least(state.heads, count * size);
       for (int64_t i = 0; i < count; ++i) {
         const int64_t row = sequence * call_.length + first + i;
         step_.prepare_latent(attention, call_.cache, position_of(row),
                              projected_.data() + row * attention.projections.width, state, own + i * size);
-        fill_bf16(own + i * size, size, size, keys + (call_.place + first + i) * size);
+        fill_bf16(own + i * size, size, size, keys + (at + first + i) * size);
       }
       float column[rows_together];
       for (int64_t c = 0; c < latent_size; ++c) {
         for (int64_t i = 0; i < count; ++i) {
           column[i] = own[i * size + c];
         }
-        fill_bf16(column, count, count, values + c * capacity + call_.place + first);
+        fill_bf16(column, count, count, values + c * capacity + at + first);
       }
     });
   }
@@ -693,7 +696,8 @@ class Step::Prefill {
   void attend_part(const Attention& attention, size_t index, int64_t sequence, int64_t key_head,
                    int64_t first_place, int64_t places, ThreadState& state) {
     const int64_t size = attention.head_size, value_size = attention.value_size;
-    const int64_t group = attention.heads / attention.key_heads, capacity = call_.cache.capacity;
+    const LayerCache& cache = call_.cache.layers[index];
+    const int64_t group = attention.heads / attention.key_heads, capacity = cache.capacity;
     const int64_t row = sequence * call_.length + first_place, place = call_.place + first_place;
     const int64_t start = call_.starts[sequence], queries = places * group;
     const auto first_key = [&](int64_t query_place) {
@@ -702,8 +706,9 @@ class Step::Prefill {
     const int64_t first = std::min(first_key(place), place + places - 1), count = place + places - first;
     const int64_t stride = whole_blocks(count), mixed_stride = (value_size + 15) / 16 * 16;
     const int64_t cached = (sequence * attention.key_heads + key_head) * capacity;
-    const uint8_t* keys = call_.cache.keys[index] + (cached + first) * size * 2;
-    const uint8_t* values = call_.cache.values[index] + (cached * value_size + first) * 2;
+    const int64_t at = first - cache.first;
+    const uint8_t* keys = cache.keys + (cached + at) * size * 2;
+    const uint8_t* values = cache.values + (cached * value_size + at) * 2;
     float* scores = at_least(state.scores, queries * stride);
     float* mixed = at_least(state.wide, queries * mixed_stride);
     auto* weights = reinterpret_cast<uint16_t*>(at_least(state.weights, tiles_of(queries * stride * 2, 64)));

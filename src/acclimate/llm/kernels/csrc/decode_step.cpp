@@ -8,9 +8,16 @@
 namespace acclimate::inference::decode {
 namespace {
 
-// What is worth a thread of its own: so many multiplications by keys and values, but at least and at most so
-// many keys.
+// What is worth a thread of its own: so many products with numbers of keys and values, but at least and at
+// most so many keys.
 constexpr int64_t work_of_part = 1 << 17, fewest_keys = 32, enough_keys = 128;
+
+// The number of keys that are worth a thread of their own.
+int64_t shortest_part(const Attention& attention) {
+  const int64_t group = attention.heads / attention.key_heads;
+  const int64_t work = group * (attention.head_size + attention.value_size);
+  return std::clamp(work_of_part / work, fewest_keys, enough_keys);
+}
 
 // Of weights: a product is divided into pieces of about this size.
 constexpr int64_t bytes_together = 64 << 10;
@@ -362,15 +369,14 @@ void Step::multiply_as(Dtype dtype, Team& team, const Product& product, const fl
 
 // -- attention ------------------------------------------------------------------------------------
 
-// The number of parts into which the keys of a head are divided, so that each thread has work.
+// The number of parts into which the keys of a head are divided, so that each thread has work: as for one
+// sequence, because a text must not depend on the others. A short sequence of several has fewer.
 int64_t Step::parts_of(const Attention& attention, const Call& call, int threads) const {
-  const int64_t units = call.batch * attention.key_heads;
+  const int64_t heads = attention.key_heads;
   const int64_t keys = attention.window > 0 ? std::min(attention.window, call.place + 1) : call.place + 1;
-  const int64_t work = attention.heads / attention.key_heads * (attention.head_size + attention.value_size);
-  const int64_t shortest = std::clamp(work_of_part / work, fewest_keys, enough_keys);
-  // With few units, all threads get the same number of them.
-  const int64_t wanted = units < 4 * threads ? threads / std::gcd(units, int64_t{threads}) : 1;
-  return std::clamp(wanted, int64_t{1}, std::max<int64_t>(keys / shortest, 1));
+  // With few heads, all threads get the same number of parts.
+  const int64_t wanted = heads < 4 * threads ? threads / std::gcd(heads, int64_t{threads}) : 1;
+  return std::clamp(wanted, int64_t{1}, std::max<int64_t>(keys / shortest_part(attention), 1));
 }
 
 // Puts the keys and values of the tokens into the cache.
@@ -389,12 +395,14 @@ void Step::store_keys(Team& team, const Layer& layer, size_t index, const Call& 
                      keys + sequence * width, head, key_heads, state, at_least(state.results, size));
       },
       [=, this](int64_t unit, int thread) {
-        const int64_t capacity = given->cache.capacity, place = given->place, bytes = size_of(decoder_.dtype);
+        const LayerCache& cache = given->cache.layers[index];
+        const int64_t capacity = cache.capacity, at = given->place - cache.first;
+        const int64_t bytes = size_of(decoder_.dtype);
         const float* values = keys + unit / key_heads * width + key_heads * size;
         store(decoder_.dtype, thread_states_[thread]->results.data(), size,
-              given->cache.keys[index] + unit * capacity * size * bytes, place * size, 1);
+              cache.keys + unit * capacity * size * bytes, at * size, 1);
         store(decoder_.dtype, values + unit % key_heads * value_size, value_size,
-              given->cache.values[index] + unit * capacity * value_size * bytes, place, capacity);
+              cache.values + unit * capacity * value_size * bytes, at, capacity);
       });
 }
 
@@ -426,31 +434,32 @@ void Step::attend(Team& team, const Layer& layer, size_t index, const Call& call
 void Step::attend_part(const Attention& attention, size_t index, const Call& call, ThreadState& state,
                        int64_t sequence, int64_t key_head, int64_t part, int64_t parts) const {
   const int64_t size = attention.head_size, value_size = attention.value_size, heads = attention.heads;
-  const int64_t group = heads / attention.key_heads, capacity = call.cache.capacity;
+  const LayerCache& cache = call.cache.layers[index];
+  const int64_t group = heads / attention.key_heads, capacity = cache.capacity;
   const int64_t bytes = size_of(decoder_.dtype);
   const float* queries = attention.latent.has_value()
                              ? absorbed_.data() + sequence * heads * size
                              : projected_.data() + sequence * attention.projections.width;
   const int64_t row = sequence * attention.key_heads + key_head;
-  uint8_t* key_cache = call.cache.keys[index] + row * capacity * size * bytes;
-  uint8_t* value_cache = call.cache.values[index] + row * capacity * value_size * bytes;
   const int64_t end = call.place + 1;
   int64_t begin = call.starts[sequence];
   if (attention.window > 0) {
     begin = std::max(begin, end - attention.window);
   }
-  // Parts begin at whole vectors, but the first one.
+  // Parts are whole vectors from the first key on, wherever that is in the cache.
+  const int64_t own_parts = std::clamp<int64_t>((end - begin) / shortest_part(attention), 1, parts);
   const auto edge = [&](int64_t p) {
-    return p == 0 ? begin : p == parts ? end : std::max(begin, (begin + (end - begin) * p / parts) / 32 * 32);
+    return p < own_parts ? begin + (end - begin) * p / own_parts / 32 * 32 : end;
   };
   const int64_t first = edge(part), count = edge(part + 1) - first;
   float* own_heads = at_least(state.heads, max_rows * size);
   float* results = at_least(state.results, group * (value_size + 2));
   const int64_t position = call.place - call.starts[sequence];
-  const Weight key_weight{WeightFormat::dense, decoder_.dtype, count, size, key_cache + first * size * bytes,
-                          size * bytes};
-  const Weight value_weight{WeightFormat::dense,         decoder_.dtype,  value_size, count,
-                            value_cache + first * bytes, capacity * bytes};
+  const int64_t at = first - cache.first;
+  const uint8_t* const keys = cache.keys + (row * capacity + at) * size * bytes;
+  const uint8_t* const values = cache.values + (row * capacity * value_size + at) * bytes;
+  const Weight key_weight{WeightFormat::dense, decoder_.dtype, count, size, keys, size * bytes};
+  const Weight value_weight{WeightFormat::dense, decoder_.dtype, value_size, count, values, capacity * bytes};
   for (int64_t done = 0; done < group; done += max_rows) {
     const int64_t rows = std::min(group - done, max_rows), head = key_head * group + done;
     float* mixed = results + done * value_size;

@@ -15,12 +15,26 @@
 
 namespace acclimate::inference::decode {
 
-// The keys are [batch][key_heads][capacity][head_size], the values [batch][key_heads][value_size][capacity].
-struct Cache {
+// The keys and values of one layer. A layer with a window has only those that its next queries see.
+struct LayerCache {
   int64_t capacity;
-  std::vector<const float*> cos, sin;  // by table: [capacity][pairs]
-  std::vector<const float*> factors;  // of queries: [capacity]
-  std::vector<uint8_t*> keys, values;  // by layer
+  int64_t first;  // the place of the token at index 0
+  uint8_t* keys;  // [batch][key_heads][capacity][head_size]
+  uint8_t* values;  // [batch][key_heads][value_size][capacity]
+
+  // Whether there is room for `length` tokens from `place` on, and what they see is there.
+  bool has_room(int64_t place, int64_t length, int64_t window) const {
+    const int64_t seen = window > 0 ? std::max<int64_t>(place + 1 - window, 0) : 0;
+    return capacity >= 0 && first >= 0 && first <= std::min(place, seen) && place - first <= capacity &&
+           length <= capacity - (place - first);
+  }
+};
+
+struct Cache {
+  int64_t places;  // with angles and factors
+  std::vector<const float*> cos, sin;  // by table: [places][pairs]
+  std::vector<const float*> factors;  // of queries: [places]
+  std::vector<LayerCache> layers;
 };
 
 struct Call {
@@ -77,6 +91,7 @@ class Step {
   int64_t tables() const { return decoder_.tables; }
   int64_t factors() const { return decoder_.factors; }
   int64_t layers() const { return static_cast<int64_t>(decoder_.layers.size()); }
+  int64_t window(int64_t layer) const { return decoder_.layers[layer].attention.window; }
   int64_t head_width() const { return decoder_.head->width; }
 
   // Whether each token is in the vocabulary, and each position in the table of learned positions.

@@ -130,30 +130,25 @@ inline void multiply_tile(const uint8_t* weight, int64_t weight_stride, int64_t 
   }
 }
 
-// One weight row times one input. The weight is read in the order of its addresses, which the processor's
-// prefetcher follows; two vectors of sums hide the time that an addition takes.
+// One weight row times one input: the same additions as in a tile, so that an input's products do not depend
+// on the others. The weight is read in the order of its addresses, which the processor's prefetcher follows:
+// two rows side by side are read at half the speed.
 template <class Step>
-inline Floats multiply_row(const uint8_t* weight, int64_t k, const Input& input) {
+inline float multiply_row(const uint8_t* weight, int64_t k, const Input& input) {
   using Value = typename Step::Value;
   const auto* row = reinterpret_cast<const Value*>(weight);
   const auto* x = static_cast<const typename Step::InputValue*>(input.values);
-  Floats sums[4] = {zero(), zero(), zero(), zero()};
+  typename Step::Sums sums = Step::none();
   int64_t column = 0;
-  for (; column + 4 * Step::values <= k; column += 4 * Step::values) {
-    for (int i = 0; i < 4; ++i) {
-      const int64_t at = column + i * Step::values;
-      sums[i] = Step::multiply(Step::weights(row + at), Step::inputs(x + at), sums[i]);
-    }
-  }
   for (; column + Step::values <= k; column += Step::values) {
-    sums[0] = Step::multiply(Step::weights(row + column), Step::inputs(x + column), sums[0]);
+    sums = Step::multiply(Step::weights(row + column), Step::inputs(x + column), sums);
   }
   if (column < k) {
     Value rest[Step::values] = {};  // memory after the row must not be read
     __builtin_memcpy(rest, row + column, (k - column) * sizeof(Value));
-    sums[1] = Step::multiply(Step::weights(rest), Step::inputs(x + column), sums[1]);
+    sums = Step::multiply(Step::weights(rest), Step::inputs(x + column), sums);
   }
-  return add(add(sums[0], sums[1]), add(sums[2], sums[3]));
+  return sum(sums);
 }
 
 // The rows and inputs whose sums stay in registers: 12 registers of half vectors, or fewer of whole ones.
@@ -193,29 +188,28 @@ inline void multiply_rows(const uint8_t* weight, int64_t weight_stride, int64_t 
   }
 }
 
-// TileStep: for more than one input.
-template <class Step, class TileStep = Step>
+template <class Step>
 void multiply_dense(const Weight& weight, const Input& input, int64_t first, int64_t last, float* y,
                     int64_t y_stride) {
   if (input.m == 1) {
     for (int64_t row = first; row < last; ++row) {
-      y[row - first] = sum(multiply_row<Step>(weight.data + row * weight.stride, weight.k, input));
+      y[row - first] = multiply_row<Step>(weight.data + row * weight.stride, weight.k, input);
     }
     return;
   }
-  constexpr int together = tile_rows_of<TileStep>;
+  constexpr int together = tile_rows_of<Step>;
   const int64_t far = weight.stride > 0 ? bytes_ahead / weight.stride : 0;
   const int64_t ahead = far > together ? far : together;
   const auto row_at = [&](int64_t row) { return weight.data + row * weight.stride; };
   int64_t row = first;
   for (; row + together <= last; row += together) {
     const int64_t next = row + ahead < last - together ? row + ahead : last - together;
-    multiply_rows<TileStep, together>(row_at(row), weight.stride, weight.k, input, row_at(next),
-                                      y + row - first, y_stride);
+    multiply_rows<Step, together>(row_at(row), weight.stride, weight.k, input, row_at(next), y + row - first,
+                                  y_stride);
   }
   for (; row < last; ++row) {
-    multiply_rows<TileStep, 1>(row_at(row), weight.stride, weight.k, input, row_at(row), y + row - first,
-                               y_stride);
+    multiply_rows<Step, 1>(row_at(row), weight.stride, weight.k, input, row_at(row), y + row - first,
+                           y_stride);
   }
 }
 

@@ -10,9 +10,8 @@
 namespace acclimate::inference {
 
 const Kernels avx2_kernels = {
-    {avx2::multiply_dense<avx2::FloatStep<avx2::F32Weight>, avx2::HalfStep<Dtype::f32>>,
-     avx2::multiply_dense<avx2::FloatStep<avx2::Bf16Weight>, avx2::HalfStep<Dtype::bf16>>,
-     avx2::multiply_dense<avx2::FloatStep<avx2::F16Weight>, avx2::HalfStep<Dtype::f16>>},
+    {avx2::multiply_dense<avx2::HalfStep<Dtype::f32>>, avx2::multiply_dense<avx2::HalfStep<Dtype::bf16>>,
+     avx2::multiply_dense<avx2::HalfStep<Dtype::f16>>},
     nullptr,
     avx2::multiply_blocks,
     avx2::quantize,

@@ -2,8 +2,8 @@
 
 Stand-ins replace linear modules, the vocabulary's embedding and experts. They return random numbers of the
 right shape, so no weight is needed. Normalizations, rotary embeddings, masks and attention run unchanged.
-Each stand-in's output is a new leaf of the autograd graph, so the gradient of a linear module's input reaches
-the modules that feed it directly and no others.
+Gradients do not pass through a stand-in, so the gradient of a linear module's input reaches the modules that
+feed it directly and no others.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -60,6 +60,34 @@ def changed(before: Ambient, after: Ambient, method: str = "") -> str:
         elif now != value:
             return f"{what} from {value} to {now}"
     return ""
+
+
+@contextmanager
+def restored(accelerator: Accelerator, tell: Callable[[str], None]) -> Iterator[None]:
+    """A block after which state is as it was before; what had changed, except the device, is told as text."""
+    before = look(accelerator)
+    try:
+        yield
+    finally:
+        change = changed(before, look(accelerator), "set_device")
+        if change:
+            tell(change)
+            _restore(accelerator.device_type, before)
+
+
+def _restore(kind: str, state: Ambient) -> None:
+    setters: dict[str, Callable[[Any], object]] = {
+        "whether autocast is on": lambda both: list(map(torch.set_autocast_enabled, (kind, "cpu"), both)),
+        "autocast's dtype": lambda both: list(map(torch.set_autocast_dtype, (kind, "cpu"), both)),
+        "autocast's cache": torch.set_autocast_cache_enabled,
+        "the default dtype": torch.set_default_dtype,
+        "whether gradients are recorded": torch.set_grad_enabled,
+        "the working directory": os.chdir,
+        "the environment": os.environ.update,
+    }
+    for what, restore in setters.items():
+        if what in state:
+            restore(state[what])
 
 
 def _variables(value: object) -> dict[str, str]:

@@ -8,9 +8,11 @@ import re
 import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from acclimate.accelerator import CATEGORIES, Accelerator
 from acclimate.imports import describe
@@ -39,8 +41,11 @@ class Calls:
         self._error: BaseException | None = None
         self._windows: list[dict[str, None]] = [{}]
         self._open: list[str] = []
+        self._inside: dict[str, dict[str, None]] = {}
         self.disturbance = ""
         """The first call that changed state that it must not change, as text."""
+        self.blocks: dict[str, None] = {}
+        """The methods that returned a context manager, the last one called first."""
 
     @contextmanager
     def recorded(self, accelerator: Accelerator) -> Iterator[None]:
@@ -60,6 +65,11 @@ class Calls:
             for name in wrapped:
                 accelerator.__dict__.pop(name, None)
 
+    def ended_with(self, change: str) -> None:
+        """All calls ended, and left state changed that each of them had left alone: a block did not end."""
+        blocks = " or ".join(f"{name}()" for name in self.blocks) or "something that it returned"
+        self.disturbance = self.disturbance or f"after a block of {blocks} there is a change of {change}"
+
     def raising(self, error: BaseException) -> tuple[str, ...]:
         """The innermost method out of which an error came, if it was one."""
         return (self._raised,) if error is self._error else ()
@@ -78,6 +88,10 @@ class Calls:
         last = len(self._windows) - (1 if self._windows[-1] else 2) if failed else len(self._windows)
         return tuple({name: None for window in self._windows[:last] for name in window})
 
+    def within(self, names: Collection[str]) -> tuple[str, ...]:
+        """The methods that were called within these, directly or not."""
+        return tuple({inner: None for name in names for inner in self._inside.get(name, {})})
+
     def told(self, observed: Collection[str]) -> tuple[str, ...]:
         """The calls as text, up to the last call of an observed method, whose result the check judged."""
         calls = list(self._latest)
@@ -92,12 +106,16 @@ class Calls:
         def call(*args: Any, **kwargs: Any) -> Any:
             self.names.setdefault(name)  # nested calls too, as one of them may cause the failure
             self._windows[-1].setdefault(name)
+            for outer in self._open:
+                self._inside.setdefault(outer, {}).setdefault(name)
             self._open.append(name)
             outcome = ""
             before = ambient.look(accelerator) if len(self._open) == 1 else None
             try:
                 result = method(*args, **kwargs)
                 outcome = f"-> {_short(result)}" if len(self._open) == 1 else ""
+                if len(self._open) == 1 and _is_block(accelerator, result):
+                    self.blocks = {name: None, **self.blocks}
                 return result
             except BaseException as error:
                 if error is not self._error:
@@ -119,6 +137,13 @@ class Calls:
                             self.disturbance = f"{told}{', which raises,' if raised else ''} changes {change}"
 
         return call
+
+
+def _is_block(accelerator: Accelerator, result: object) -> bool:
+    """Whether a result is a context manager; a stream is one too, but is used for other things as well."""
+    return isinstance(result, AbstractContextManager) and not isinstance(
+        result, (torch.Stream, accelerator.Stream)
+    )
 
 
 def _short(value: object) -> str:
@@ -157,7 +182,7 @@ def where_to_mend(
         at_fault: names that are certainly at fault.
     """
     used = dict.fromkeys((*calls.names, *_delegates((*observes, *calls.names))))
-    about = dict.fromkeys((*observes, *_delegates(observes)))
+    about = dict.fromkeys((*observes, *_delegates(observes), *calls.within(observes)))
     own = [name for name in about if _distance(accelerator, name) == 0]
     theirs = [name for name in used if _distance(accelerator, name) < _DEFAULT]
     named = [name for name in re.findall(r"\b(\w+)\(", reason) if _implementer(accelerator, name)]
@@ -172,7 +197,8 @@ def where_to_mend(
             weights[name] = weights.get(name, 0.0) + weight
     for name in named:  # a default of acclimate's does what the vendor's own methods tell it
         if _distance(accelerator, name) == _DEFAULT:
-            for delegate in _delegates((name,)):
+            called = [inner for inner in calls.within((name,)) if _distance(accelerator, inner) == 0]
+            for delegate in dict.fromkeys((*_delegates((name,)), *called)):
                 if delegate in theirs:
                     weights[delegate] += weights[name]
     if "supported_dtypes" in observes and not named and not at_fault:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from acclimate.errors import UnsupportedError
 from acclimate.imports import describe
+from acclimate_conformance.checks import ambient
 from acclimate_conformance.checks.assertions import (
     BrokenPromiseError,
     NotOfferedError,
@@ -39,11 +40,12 @@ def examine(check: Check, subject: Subject) -> Result:
     try:
         with subject.restored(), calls.recorded(subject.accelerator):
             _require_offered(check.category, subject)
-            reason = check.function(subject) or ""
+            with ambient.restored(subject.accelerator, calls.ended_with):
+                reason = check.function(subject) or ""
             require(not calls.disturbance, "")
             if not check.once:
                 where = f"in a new thread, on {device_names(subject.accelerator)[-1]}: "
-                _observe_elsewhere(check, subject)
+                _observe_elsewhere(check, subject, calls)
                 require(not calls.disturbance, "")
         outcome = "passed"
     except NotOfferedError as absent:
@@ -84,7 +86,7 @@ def examine(check: Check, subject: Subject) -> Result:
     )
 
 
-def _observe_elsewhere(check: Check, subject: Subject) -> None:
+def _observe_elsewhere(check: Check, subject: Subject, calls: Calls) -> None:
     """Runs a check again in a new thread with the last device current.
 
     This finds faults that a first use, the main thread or device 0 hides.
@@ -93,7 +95,11 @@ def _observe_elsewhere(check: Check, subject: Subject) -> None:
     def observe() -> None:
         if len(device_names(subject.accelerator)) > 1:
             subject.accelerator.set_device(len(device_names(subject.accelerator)) - 1)
-        with suppress(NotOfferedError), subject.restored():
+        with (
+            suppress(NotOfferedError),
+            subject.restored(),
+            ambient.restored(subject.accelerator, calls.ended_with),
+        ):
             check.function(subject)
 
     in_thread(observe)

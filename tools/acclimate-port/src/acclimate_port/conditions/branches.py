@@ -38,6 +38,23 @@ def where_true(file: SourceFile, test: cst.CSTNode | None) -> list[Span]:
     )
 
 
+def controlled_quietly(file: SourceFile, test: cst.CSTNode | None) -> list[Span]:
+    """The code that runs only if a test, or a use of its result, is true, without which a program goes on.
+
+    It is in a branch, or follows a branch that returns or continues a loop: ``if not x.is_cuda: return x``.
+    """
+    return _at_each_use(file, test, lambda controlled: [*controlled.inside, *controlled.passed])
+
+
+def code_passed(file: SourceFile, test: cst.CSTNode | None) -> tuple[list[Span], list[Span]]:
+    """The code after a branch that returns if a test is false, and the code after one that raises."""
+    if test is None:
+        return [], []
+    controlled = _Controlled(file, test)
+    refused = [place for place in controlled.after if place not in controlled.passed]
+    return controlled.passed, refused
+
+
 def uses_of_result(file: SourceFile, test: cst.CSTNode) -> list[cst.CSTNode]:
     """The reads of names and attributes that hold a test's result, and calls of functions that return it."""
     return _Controlled(file, test).uses_of_result()
@@ -71,6 +88,8 @@ class _Controlled:
         """The code inside the statement or expression around the test."""
         self.after: list[Span] = []
         """The code after that statement, if its other branch returns or raises."""
+        self.passed: list[Span] = []
+        """The part of it after a branch that does not raise."""
         self._file = file
         self._holders: list[cst.CSTNode] = []
         """The names and attributes that hold the result, and the names of functions that return it."""
@@ -137,8 +156,12 @@ class _Controlled:
         if taken is not None:
             self.inside.append(self._file.span(taken))
         if other is not None and leaves(other):
+            before = len(self.after)
             self._add_rest_of_block(statement)
-            self._refusals += [statement] if refuses(other) else []
+            if refuses(other):
+                self._refusals.append(statement)
+            else:
+                self.passed += self.after[before:]
         if _returns(statement.body, "True" if positive else "False"):
             # After `if not x.is_cuda: return False` the function returns the test's result.
             self._add_function_around(statement)

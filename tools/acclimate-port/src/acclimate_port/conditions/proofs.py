@@ -16,6 +16,8 @@ from acclimate_port.source_file import SourceFile
 _PARTS = (cst.BooleanOperation, cst.Comparison, cst.ComparisonTarget, cst.IfExp, cst.Arg)
 _TESTS = (cst.If, cst.While, cst.Assert, cst.CompIf)
 _QUESTIONS = {"is_available", "device_count", "is_bf16_supported", "startswith"}
+_SWITCHES = {"autocast", "GradScaler"}
+"""Calls that turn something on or off."""
 TOO_COMPLEX = "its condition has too many parts to tell what it does on other machines"
 
 
@@ -48,14 +50,15 @@ def whole_value(file: SourceFile, node: cst.CSTNode) -> cst.CSTNode:
 
 
 def _keeps_value(file: SourceFile, call: cst.Call) -> bool:
-    """Whether a call gives the device or the truth that it gets."""
-    return file.tree.qualified(call.func) == "torch.device" or called_name(call) in ("str", "bool")
+    """Whether a call gives the device or the truth that it gets, or turns something on by them."""
+    name = called_name(call)
+    return file.tree.qualified(call.func) == "torch.device" or name in ("str", "bool", *_SWITCHES)
 
 
 def is_decision(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether a value is a test or a choice, and not the plain name of a device."""
     if isinstance(node, cst.Call):
-        return called_name(node) in _QUESTIONS
+        return called_name(node) in _QUESTIONS | _SWITCHES
     if isinstance(node, cst.Attribute):
         return node.attr.value == "is_cuda"
     return isinstance(node, (cst.BooleanOperation, cst.Comparison, cst.UnaryOperation, cst.IfExp))
@@ -133,7 +136,9 @@ class Proof:
         names |= self._file.names_of_new_code
         kinds = self._file.other_kinds if as_test else tuple(kinds_in(old))
         try:
-            return differences(old, new, names, as_test=as_test, kinds=kinds)
+            return differences(
+                old, new, names, as_test=as_test, kinds=kinds, host_autocasts=self._file.autocasts_on_host
+            )
         except SyntaxError:  # this Python is older than the file
             raise TooComplexError from None
 

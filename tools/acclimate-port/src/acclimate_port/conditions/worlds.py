@@ -1,8 +1,9 @@
 """The values of an expression on a CUDA machine, a host without accelerator, and another accelerator.
 
-An edit of a test or of a device is right if the new text gives the same as the old on a CUDA machine and on a
-host, and on another accelerator what the old gives on a CUDA machine. Both texts are evaluated here for every
-value of the names in them. No code is run: what is not known is a variable, and has the same value in both.
+An edit of a test or of a device is right if two things hold. On a CUDA machine and on a host, the new text
+has the same value as the old. On another accelerator, it has the value that the old text has on a CUDA
+machine. This module evaluates both texts for every value of the names in them. It runs no code: an unknown
+expression is a variable, with the same value in both texts.
 """
 
 from __future__ import annotations
@@ -53,7 +54,13 @@ _MOST_CASES = 400
 
 
 def differences(
-    old: str, new: str, names: Mapping[str, str], *, as_test: bool, kinds: tuple[str, ...] = ()
+    old: str,
+    new: str,
+    names: Mapping[str, str],
+    *,
+    as_test: bool,
+    kinds: tuple[str, ...] = (),
+    host_autocasts: bool = False,
 ) -> list[Difference]:
     """The worlds in which a new expression differs from the old, with one case for each.
 
@@ -63,19 +70,25 @@ def differences(
         names: the full name of each imported name in either text: ``{"th": "torch"}``.
         as_test: whether only the truth of the value matters.
         kinds: device types that the program has its own code for, which must keep their branches.
+        host_autocasts: whether the program may turn on the autocast of the CPU around the expression.
 
     Raises:
         TooComplexError: there are too many cases.
         SyntaxError: this Python cannot parse a text.
     """
     try:
-        return _differences(_parsed(old), _parsed(new), names, as_test, kinds)
+        return _differences(_parsed(old), _parsed(new), names, as_test, kinds, host_autocasts)
     except RecursionError:
         raise TooComplexError from None
 
 
 def _differences(
-    before: ast.expr, after: ast.expr, names: Mapping[str, str], as_test: bool, kinds: tuple[str, ...]
+    before: ast.expr,
+    after: ast.expr,
+    names: Mapping[str, str],
+    as_test: bool,
+    kinds: tuple[str, ...],
+    host_autocasts: bool,
 ) -> list[Difference]:
     asks_for_missing = _asks_whether_there_is_cuda(before, names)
     found: list[Difference] = []
@@ -86,7 +99,7 @@ def _differences(
         def case(choices: _Choices, first: World = first, second: World = second) -> tuple[Any, Any]:
             values = []
             for tree, world in ((before, first), (after, second)):
-                evaluator = _Evaluator(world, names, choices, asks_for_missing)
+                evaluator = _Evaluator(world, names, choices, asks_for_missing, host_autocasts)
                 try:
                     value = evaluator.value(tree)
                     values.append(evaluator.truth(value) if as_test else _renamed(value, world))
@@ -132,6 +145,16 @@ class _Unknown:
     """A value that the text does not show."""
 
     text: str
+
+
+@dataclass(frozen=True)
+class _Effect:
+    """What a call turns on or off."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class _Choices:
@@ -199,6 +222,10 @@ _COMPUTED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 _COUNTS = (1, 2, 8)
 _DEVICE_FIELDS = {"is_cuda": "cuda", "is_cpu": "cpu", "is_mps": "mps", "is_xpu": "xpu"}
 _SAME_TEXT = {"lower", "strip", "casefold"}
+_AMP_OF_CUDA = {"autocast": 0, "GradScaler": 4}
+"""The position of ``enabled`` in ``torch.cuda.amp`` and in acclimate's ``amp``."""
+_AMP_OF_TORCH = {"autocast": 2, "GradScaler": 5}
+"""The position of ``enabled`` in ``torch.amp``, where the device type is first."""
 
 
 @dataclass
@@ -209,6 +236,7 @@ class _Evaluator:
     names: Mapping[str, str]
     choices: _Choices
     asks_for_missing: bool
+    host_autocasts: bool = False
     _texts: dict[int, str] = field(default_factory=dict)
 
     def value(self, node: ast.expr) -> Any:
@@ -374,6 +402,26 @@ class _Evaluator:
             return self._of_module(node.func)
         return self._unknown(node)
 
+    # -- mixed precision ---------------------------------------------------------------------------------
+
+    def _of_amp(self, kind: str, device: Any, enabled: int, node: ast.Call) -> Any:
+        """Whether an autocast or a scaler is on; torch turns those of CUDA off where there is none."""
+        given = next((said.value for said in node.keywords if said.arg == "enabled"), None)
+        if given is None and enabled < len(node.args):
+            given = node.args[enabled]
+        is_unclear = any(said.arg is None for said in node.keywords) or any(
+            isinstance(argument, ast.Starred) for argument in node.args
+        )
+        if not isinstance(device, str) or (given is None and is_unclear):
+            return self._unknown(node)
+        is_asked = given is None or self.truth(self.value(given))
+        is_cpus = device == "cpu"
+        if device == "cuda" and self.world is not CUDA:
+            is_asked = False
+        if is_asked or not self.host_autocasts or self.world is not HOST or kind != "autocast":
+            return _Effect("on" if is_asked else "off")
+        return _Effect("off inside an autocast of the CPU too") if is_cpus else _Effect("off")
+
     def _of_module(self, getter: ast.Call) -> Any:
         """``getattr(torch.get_device_module(…), "is_bf16_supported", lambda: True)()``."""
         if isinstance(getter.func, ast.Name) and getter.func.id == "getattr":
@@ -391,6 +439,11 @@ class _Evaluator:
 
     def _of_function(self, name: str, node: ast.Call) -> Any:
         has_cuda = self.world is CUDA
+        last = name.rpartition(".")[2]
+        if name.startswith("torch.cuda.amp.") and last in _AMP_OF_CUDA:
+            return self._of_amp(last, "cuda", _AMP_OF_CUDA[last], node)
+        if (name == "torch.autocast" or name.startswith("torch.amp.")) and last in _AMP_OF_TORCH:
+            return self._of_amp(last, self._amp_device(node), _AMP_OF_TORCH[last], node)
         if name.startswith("torch.cuda."):
             if name == "torch.cuda.is_available":
                 return has_cuda
@@ -418,8 +471,22 @@ class _Evaluator:
             return self._answer("has backend", name.endswith("backend_available"))
         return self._unknown(node)
 
+    def _amp_device(self, node: ast.Call) -> Any:
+        """The device type given to ``torch.autocast``; a scaler's default is CUDA."""
+        given = next((said.value for said in node.keywords if said.arg in ("device_type", "device")), None)
+        given = given or (node.args[0] if node.args else None)
+        if given is None:
+            return "cuda"
+        value = self.value(given)
+        return self._device(value.text) if isinstance(value, _Unknown) else value
+
     def _of_method(self, function: ast.Attribute, node: ast.Call) -> Any:
         owner = function.value
+        if function.attr in _AMP_OF_CUDA and isinstance(owner, ast.Attribute) and owner.attr == "amp":
+            held = owner.value
+            if isinstance(held, ast.Call) and _qualified(held.func, self.names) == "get_accelerator":
+                index = _AMP_OF_CUDA[function.attr]
+                return self._of_amp(function.attr, self.world.device_type, index, node)
         called = _qualified(owner.func, self.names) if isinstance(owner, ast.Call) else None
         if called == "get_accelerator":
             return self._of_accelerator(function.attr, node)

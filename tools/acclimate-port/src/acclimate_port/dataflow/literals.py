@@ -168,11 +168,11 @@ def _assigned(file: SourceFile, targets: Sequence[cst.CSTNode]) -> LiteralUse:
             for use in file.tree.reads(target):
                 holder = file.tree.parent(use)
                 call = file.tree.parent(holder) if isinstance(holder, cst.Arg) else None
-                if (
-                    isinstance(holder, cst.Arg)
-                    and isinstance(call, cst.Call)
-                    and takes_device(file, call, holder)
-                ):
+                if not isinstance(holder, cst.Arg) or not isinstance(call, cst.Call):
+                    continue
+                called = file.tree.qualified(call.func) or ""
+                is_first = position(call, holder) == 0 and _TORCH_TAKES_DEVICE_FIRST.match(called)
+                if is_first or takes_device(file, call, holder):
                     return DEVICE
     return LiteralUse(Role.DATA, f"nothing shows that `{file.tree.source(targets[0])[:40]}` is a device")
 

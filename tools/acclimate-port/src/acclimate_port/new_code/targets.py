@@ -102,6 +102,13 @@ _KEYWORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(_DEVICE_INDEX, ("device_index",)),
     "set_rng_state": ("new_state", "device_index"),
 }
+NO_CAPABILITY = "only CUDA has a compute capability; elsewhere it is (0, 0), less than any of CUDA's"
+_RANDOM = {
+    **dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all"), "None"),
+    **dict.fromkeys(("set_rng_state", "set_rng_state_all"), "None"),
+    "get_rng_state_all": "[]",
+}
+"""What torch.cuda does without CUDA, where acclimate's functions use the CPU's generator."""
 _DEFAULTS = {"is_bf16_supported": "including_emulation=True"}
 """Defaults of torch.cuda that differ from acclimate's."""
 
@@ -162,7 +169,14 @@ class AcclimateTarget(Target):
             return Missing(f"DeepSpeed's accelerator has no {name}; get_accelerator() of acclimate has it")
         keywords = _KEYWORDS_OF_DEEPSPEED if self.of_deepspeed else _KEYWORDS
         default = "" if self.of_deepspeed else _DEFAULTS.get(name, "")
-        return Spelling(f"{self.accelerator}.{name}", keywords=keywords.get(name), default=default)
+        unsafe = NO_CAPABILITY if name == "get_device_capability" else ""
+        return Spelling(
+            f"{self.accelerator}.{name}",
+            keywords.get(name),
+            on_host=_RANDOM.get(name),
+            unsafe=unsafe,
+            default=default,
+        )
 
 
 @cache
@@ -277,7 +291,9 @@ class TorchTarget(Target):
             return Spelling(text, positional_only=True, on_host=on_host, condition=condition)
         if name == "get_device_capability":
             # torch.xpu's is a dictionary, and torch.mps has none.
-            return Spelling(f"{self.module}.{name}", on_host=on_host, condition=f'{self.helper} == "cuda"')
+            condition = f'{self.helper} == "cuda"'
+            text = f"{self.module}.{name}"
+            return Spelling(text, on_host=on_host, condition=condition, unsafe=NO_CAPABILITY)
         if ("device module", name) in torch_calls():
             lacks = name in _NOT_ON_APPLE
             condition = f'hasattr({self.module}, "{name}")' if lacks and on_host is not None else None

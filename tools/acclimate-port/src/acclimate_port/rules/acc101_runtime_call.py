@@ -31,7 +31,7 @@ from acclimate_port.rules.base import (
     is_assigned,
     margin_of,
 )
-from acclimate_port.rules.comparison_edits import host_test
+from acclimate_port.rules.comparison_edits import host_guard, host_test
 from acclimate_port.source.tree import Span, has_unpacking, walk
 from acclimate_port.source.vendors import WITHOUT_STREAMS
 from acclimate_port.source_file import SourceFile
@@ -65,7 +65,7 @@ def guarded(file: SourceFile, call: cst.Call, spelling: Spelling, *parts: Part) 
     if spelling.on_host is None or (spelling.condition is None and file.is_guarded(call)):
         return parts
     quote = file.quote(call)
-    condition = spelling.condition.replace('"', quote) if spelling.condition else file.target.not_host
+    condition = spelling.condition.replace('"', quote) if spelling.condition else host_guard(file, quote)
     statement = file.tree.parent(call)
     if isinstance(statement, cst.Expr):
         margin = margin_of(file, statement)
@@ -160,6 +160,10 @@ is left, and so is one of several flags, such as `is_cuda_available` beside `is_
 becomes `is_bf16_supported(including_emulation=True)`: by default torch counts GPUs that emulate bfloat16, and acclimate
 does not. It is unsafe unless `is_available()` stands beside it: the result is `True` on a CPU, where `torch.cuda`
 returns `False`. A test whose branch loads a checkpoint without a device is unsafe.
+
+Without CUDA, `torch.cuda.manual_seed`, `seed`, `set_rng_state` and their variants for all devices do nothing. The
+accelerator of a CPU-only machine is the CPU, whose generator they would change, so the edit adds a test around a call
+that has none.
 
 Functions that only NVIDIA GPUs have are left. So is a stream whose handle is read (`.cuda_stream`), since a CUDA
 kernel takes the handle, and a call in a function that TorchScript compiles, which knows only `torch.cuda`."""

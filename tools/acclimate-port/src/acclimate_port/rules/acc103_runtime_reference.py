@@ -15,6 +15,7 @@ from acclimate_port.rules.base import (
     is_assigned,
     is_read,
 )
+from acclimate_port.rules.comparison_edits import host_guard
 from acclimate_port.source.tree import called_name
 from acclimate_port.source_file import SourceFile
 
@@ -77,10 +78,12 @@ another accelerator has the name. A name that the program assigns to is left too
         spelling = file.target.runtime(name)
         if isinstance(spelling, Missing):
             return self.left(file, node, spelling.reason)
-        if spelling.on_host == "None" and (spelling.condition or not file.is_guarded(node)):
+        if spelling.on_host in ("None", "[]") and (spelling.condition or not file.is_guarded(node)):
             quote = file.quote(node)
-            condition = (spelling.condition or file.target.not_host).replace('"', quote)
-            return self.becomes(file, node, f"({spelling.text} if {condition} else lambda *_: None)")
+            condition = (spelling.condition or host_guard(file, quote)).replace('"', quote)
+            return self.becomes(
+                file, node, f"({spelling.text} if {condition} else lambda *_: {spelling.on_host})"
+            )
         text = spelling.text
         if spelling.default:
             parameter = spelling.default.partition("=")[0]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import libcst as cst
 
 from acclimate_port.dataflow.literals import LiteralUse, Role, classify_literal
 from acclimate_port.dataflow.map_location import loadable
+from acclimate_port.dataflow.sinks import takes_device
 from acclimate_port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate_port.new_code.edits import Part
 from acclimate_port.rules.base import (
@@ -34,7 +37,38 @@ def report_device(
     if place.role is Role.PATTERN:
         return rule.left(file, node, "a pattern of `match` must be a literal; compare with `if`")
     unsafe = place.reason if place.role is Role.LIKELY else unsafe_at_import(file, node)
+    unsafe = _turns_on_host(file, node) or unsafe
     return adapt_to_comparison(file, rule.becomes(file, node, *parts, unsafe=unsafe))
+
+
+_SWITCHES = re.compile(r"torch\.(amp\.)?(\w+\.)?(autocast|GradScaler|set_autocast_enabled)$")
+
+
+def _turns_on_host(file: SourceFile, node: cst.CSTNode) -> str:
+    """Why a device is unsafe that autocasts get through a name, and nothing else that fails without CUDA."""
+    at = file.tree.parent(node)
+    around = file.tree.parent(at) if isinstance(at, cst.Arg) else None
+    if isinstance(around, cst.Call) and file.tree.qualified(around.func) == "torch.device":
+        at = file.tree.parent(around)
+    if isinstance(at, cst.Assign):
+        names: list[cst.CSTNode] = [target.target for target in at.targets]
+    else:
+        names = [at.name] if isinstance(at, cst.Param) else []
+    found = ""
+    for name in names:
+        for use in file.tree.reads(name) if isinstance(name, (cst.Name, cst.Attribute)) else ():
+            asked = file.tree.parent(use)
+            argument = file.tree.parent(asked) if isinstance(asked, cst.Attribute) else asked
+            call = file.tree.parent(argument) if isinstance(argument, cst.Arg) else None
+            if not isinstance(argument, cst.Arg) or not isinstance(call, cst.Call):
+                continue
+            called = file.tree.qualified(call.func) or ""
+            if not _SWITCHES.match(called):
+                if called.startswith("torch.") or takes_device(file, call, argument):
+                    return ""
+            elif not file.is_guarded(call):
+                found = f"on a host `{called}`, which gets it, is on then, and is off with CUDA's name"
+    return found
 
 
 class DeviceString(Rule):

@@ -103,10 +103,7 @@ property that the branch needs, such as `get_accelerator().is_fp16_supported()`.
         literal = literals[0]
         other = target.comparator if literal is node.left else node.left
         index = index_of(string_value(literal) or "")
-        if isinstance(other, cst.Call) and called_name(other) in (
-            "device_name",
-            "communication_backend_name",
-        ):
+        if _is_accelerators_name(file, other):
             return self.exempt(file, literal, "the program compares the accelerator's own name")
         if not is_compared_device(file, other):
             return self.exempt(file, literal, "nothing shows that a device is compared")
@@ -224,3 +221,14 @@ property that the branch needs, such as `get_accelerator().is_fp16_supported()`.
         if not ends_without(file, call):
             edits += false_on_host(file, call, file.quote(literal), self._kinds(file, call))
         return self.convert(file, call, *edits, unsafe=OTHERS, claims=(literal,))
+
+
+def _is_accelerators_name(file: SourceFile, node: cst.BaseExpression) -> bool:
+    """Whether a value is the name of the accelerator that ported code asks for, directly or through a name."""
+    if isinstance(node, cst.Name):
+        bound = file.bound_values(node)
+        return bool(bound) and all(
+            value is not None and _is_accelerators_name(file, value) for value in bound
+        )
+    asked = called_name(node) if isinstance(node, cst.Call) else None
+    return asked in ("device_name", "communication_backend_name", file.helper)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import libcst as cst
 
+from acclimate_port.conditions.class_tests import is_tested_to_be_torchs
 from acclimate_port.dataflow.optional_index import may_be_none
 from acclimate_port.dataflow.sinks import holds_device_name
 from acclimate_port.new_code.edits import insert, replace
@@ -32,7 +33,9 @@ _OTHER_LIBRARIES = {"paddle", "jittor", "mindspore", "cupy", "mxnet", "oneflow"}
 
 def is_torch_object(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether the file shows that a value is a tensor or a module."""
-    return file.values.of(node).kind in (Kind.TENSOR, Kind.MODULE) and file.values.of(node).certain
+    value = file.values.of(node)
+    is_known = value.kind in (Kind.TENSOR, Kind.MODULE) and value.certain
+    return is_known or is_tested_to_be_torchs(file, node)
 
 
 def _is_storage(file: SourceFile, node: cst.CSTNode) -> bool:

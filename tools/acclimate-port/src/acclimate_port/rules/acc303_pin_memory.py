@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import libcst as cst
 
+from acclimate_port.conditions.class_tests import is_tested_to_be_torchs
 from acclimate_port.new_code.edits import Part, insert, replace
 from acclimate_port.new_code.targets import AcclimateTarget
 from acclimate_port.rules.base import (
@@ -97,7 +98,8 @@ finds. A branch on the device is edited only together with the pinning inside it
             return None  # a batch class's own method; its caller decides whether to pin
         if node.args:
             return None
-        unsafe = "" if file.values.of(receiver).kind is Kind.TENSOR else "it may not be a tensor"
+        is_tensor = file.values.of(receiver).kind is Kind.TENSOR or is_tested_to_be_torchs(file, receiver)
+        unsafe = "" if is_tensor else "it may not be a tensor"
         value = file.span(receiver)
         if isinstance(file.target, AcclimateTarget):
             parts: tuple[Part, ...] = (f"{file.target.accelerator}.pin_memory(", value, ")")

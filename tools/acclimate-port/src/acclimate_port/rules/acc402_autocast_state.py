@@ -5,6 +5,7 @@ from __future__ import annotations
 import libcst as cst
 
 from acclimate_port.new_code.edits import insert, replace
+from acclimate_port.rules.acc401_mixed_precision import WITHIN_HOSTS, also_an_accelerator
 from acclimate_port.rules.base import (
     WITH_HELPER,
     Example,
@@ -12,7 +13,7 @@ from acclimate_port.rules.base import (
     Rule,
     unsafe_at_import,
 )
-from acclimate_port.source.tree import Span, has_unpacking
+from acclimate_port.source.tree import Span, has_unpacking, string_value
 from acclimate_port.source_file import SourceFile
 
 
@@ -24,7 +25,11 @@ class AutocastState(Rule):
     summary = "the state of CUDA's autocast: `torch.is_autocast_enabled()`, `torch.get_autocast_gpu_dtype()`"
     explanation = """\
 Without a device type these functions of torch read and set the autocast state of CUDA. They also take the device
-type: `torch.is_autocast_enabled(get_accelerator().device_name())`."""
+type: `torch.is_autocast_enabled(get_accelerator().device_name())`.
+
+CUDA's autocast does nothing on a CPU-only machine, so `set_autocast_enabled` stays without effect there. The dtype of
+the CPU's autocast is bfloat16 and CUDA's is float16, so reading it is unsafe unless the code asks first whether autocast
+is on. Each edit is unsafe if the program also autocasts on a CPU, whose state the ported code would read or change."""
     examples = (
         Example(
             "import torch\n\n\ndef f(x):\n    if torch.is_autocast_enabled():\n"
@@ -39,9 +44,10 @@ type: `torch.is_autocast_enabled(get_accelerator().device_name())`."""
             "import torch\n\n\ndef f(on):\n    torch.set_autocast_enabled(on)\n"
             "    torch.set_autocast_gpu_dtype(torch.float16)\n",
             "import torch\nfrom acclimate import get_accelerator\n\n\ndef f(on):\n"
-            "    torch.set_autocast_enabled(get_accelerator().device_name(), on)\n"
+            '    torch.set_autocast_enabled(get_accelerator().device_name(), on and get_accelerator().device_name() != "cpu")\n'
             "    torch.set_autocast_dtype(get_accelerator().device_name(), torch.float16)\n",
-            f"{WITH_HELPER}def f(on):\n    torch.set_autocast_enabled(accelerator_type(), on)\n"
+            f"{WITH_HELPER}def f(on):\n"
+            "    torch.set_autocast_enabled(accelerator_type(), on and torch.accelerator.is_available())\n"
             "    torch.set_autocast_dtype(accelerator_type(), torch.float16)\n",
         ),
     )
@@ -57,15 +63,43 @@ type: `torch.is_autocast_enabled(get_accelerator().device_name())`."""
     def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
         if not isinstance(node, cst.Call):
             return None
-        new, arguments = self._NEW.get(file.tree.qualified(node.func) or "", ("", 0))
-        if not new or len(node.args) != arguments or has_unpacking(node):
+        name = file.tree.qualified(node.func) or ""
+        new, arguments = self._NEW.get(name, (name.rpartition(".")[2], 0))
+        device, values = file.target.device_type, node.args
+        claims: tuple[cst.CSTNode, ...] = ()
+        is_named = bool(node.args) and string_value(node.args[0].value) == "cuda"
+        if is_named and name in {f"torch.{known}" for known, _ in self._NEW.values()}:
+            edits = [replace(file.span(node.args[0].value), device)]
+            values, claims = node.args[1:], (node.args[0].value,)
+        elif name not in self._NEW or len(node.args) != arguments or has_unpacking(node):
             return None
-        if any(argument.keyword is not None for argument in node.args):
+        elif any(argument.keyword is not None for argument in node.args):
             return self.left(file, node, "no rule converts these arguments")
-        device, unsafe = file.target.device_type, unsafe_at_import(file, node)
-        rename = replace(file.span(node.func), f"{file.torch}.{new}")
-        if node.args:
-            add = insert(file.span(node.args[0]).start, f"{device}, ")
-            return self.convert(file, node, rename, add, unsafe=unsafe)
-        rest = Span(file.span(node.func).end, file.span(node).end)
-        return self.convert(file, node, rename, replace(rest, f"({device})"), unsafe=unsafe)
+        else:
+            edits = [replace(file.span(node.func), f"{file.torch}.{new}")]
+            rest = Span(file.span(node.func).end, file.span(node).end)
+            edits.append(
+                insert(file.span(node.args[0]).start, f"{device}, ")
+                if node.args
+                else replace(rest, f"({device})")
+            )
+        is_guarded = file.is_guarded(node)
+        if new == "set_autocast_enabled" and values and not is_guarded:
+            edits += also_an_accelerator(file, values[0].value)
+        unsafe = unsafe_at_import(file, node)
+        if file.autocasts_on_host and not is_guarded:
+            unsafe = WITHIN_HOSTS
+        elif new == "get_autocast_dtype" and not is_guarded and not _is_asked_first(file, node):
+            unsafe = "on a host it gives bfloat16, the dtype of the CPU's autocast, and not CUDA's float16"
+        return self.convert(file, node, *edits, unsafe=unsafe, claims=claims)
+
+
+def _is_asked_first(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a node runs only where autocast is on: ``if torch.is_autocast_enabled():``."""
+    below = node
+    for around in file.tree.ancestors(node):
+        test = around.test if isinstance(around, (cst.If, cst.IfExp)) and below is around.body else None
+        if test is not None and "is_autocast_enabled(" in file.tree.source(test):
+            return True
+        below = around
+    return False

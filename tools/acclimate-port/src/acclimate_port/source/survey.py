@@ -18,6 +18,15 @@ _IMPORT = re.compile(rb"^[ \t]*import[ \t]+([\w.]+)(?:[ \t]+as[ \t]+(\w+))?", re
 _OLD_CONSTRUCTOR = re.compile(
     rb"^[ \t]*(?:from|import)[ \t]+(?:fairscale|apex)\b|(?<!class )\bTensor\(", re.M
 )
+_NOT_OF_HOST = (
+    rb"""(?!["']cuda["']\s*[,)]|accelerator_type|get_accelerator|(?:device_type|dtype|enabled)\s*=|[\s)])"""
+    rb"""(?![^\n]*enabled\s*=[^\n]*(?:is_available\(\)|!= .cpu))"""
+)
+_HOST_AUTOCAST = re.compile(
+    rb"\btorch\.(?:amp\.)?autocast\(\s*(?:device_type\s*=\s*)?" + _NOT_OF_HOST + rb"[\w\"'(]"
+    rb"|(?<![\w.])autocast\(\s*(?:device_type\s*=\s*)?" + _NOT_OF_HOST + rb"(?:[\"']cpu|[\w.]*device)"
+    rb"|\bcpu\.amp\b|\baccelerator\.autocast\("
+)
 _NAMES_DEVICE = re.compile(rb"\b(\w+)[ \t]*(?::[ \t]*\w+[ \t]*)?=[ \t]*[\"']cuda(?::\d+)?[\"']")
 
 
@@ -37,6 +46,8 @@ class Survey:
     """The names of the files and folders to port, which are not other libraries."""
     old_constructor: bool = False
     """Whether a file, or a library that it imports such as fairscale, calls ``torch.Tensor(…)``."""
+    autocasts_on_host: bool = False
+    """Whether a file may turn on the autocast of the CPU: ``torch.autocast(device.type)``."""
 
     def __or__(self, other: Survey) -> Survey:
         """The union of both."""
@@ -47,6 +58,7 @@ class Survey:
             self.device_names | other.device_names,
             self.modules | other.modules,
             self.old_constructor or other.old_constructor,
+            self.autocasts_on_host or other.autocasts_on_host,
         )
 
     def may_compile_all(self, path: Path) -> bool:
@@ -60,7 +72,15 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
     own, compiled = frozenset(_own_cuda(source)), frozenset(_compiled(source))
     named = frozenset(found[1].decode() for found in _NAMES_DEVICE.finditer(source))
     modules = frozenset([path.stem, path.parent.name]) if path is not None else frozenset()
-    return Survey(own, compiled, makers, named, modules, bool(_OLD_CONSTRUCTOR.search(source)))
+    return Survey(
+        own,
+        compiled,
+        makers,
+        named,
+        modules,
+        bool(_OLD_CONSTRUCTOR.search(source)),
+        bool(_HOST_AUTOCAST.search(source)),
+    )
 
 
 def _own_cuda(source: bytes) -> Iterator[str]:

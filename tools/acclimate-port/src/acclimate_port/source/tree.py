@@ -8,18 +8,21 @@ from __future__ import annotations
 import bisect
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from functools import cache, cached_property
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import libcst as cst
-from libcst.metadata import (
-    ByteSpanPositionProvider,
-    ExpressionContextProvider,
-    ScopeProvider,
+from libcst.metadata import ByteSpanPositionProvider, ExpressionContext, ScopeProvider
+from libcst.metadata.scope_provider import (
+    Assignment,
+    ImportAssignment,
+    QualifiedNameSource,
+    Scope,
+    ScopeVisitor,
 )
-from libcst.metadata.scope_provider import Assignment, ImportAssignment, QualifiedNameSource, Scope
+from libcst.metadata.span_provider import SpanProvidingCodegenState
 
 Node = TypeVar("Node", bound=cst.CSTNode)
 Function = cst.FunctionDef | cst.Lambda
@@ -27,55 +30,139 @@ _IS_NODE: dict[type, bool] = {}
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """A range of bytes."""
 
     start: int
     end: int
 
 
-class _Scopes(ScopeProvider):
+class _Scopes(ScopeVisitor):
     """The scope of each node.
 
-    libcst's metadata wrapper would visit the whole tree twice more to compute it.
+    It visits the tree without libcst's own traversal, which makes a copy of each node and then drops it.
     """
 
-    def __init__(self, module: cst.Module) -> None:
+    def __init__(self, module: cst.Module, bound: set[cst.CSTNode]) -> None:
+        bindings = _Bindings(bound)
+        super().__init__(bindings)
+        self.found = bindings.found
+        self._visits: dict[type, Callable[[Any], Any] | None] = {}
+        self._leaves: dict[type, Callable[[Any], Any] | None] = {}
+        module.visit(self)
+        self.infer_accesses()
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        """Visits a node's children; returns whether libcst should do so, which is never the case."""
+        kind = type(node)
+        if kind not in self._visits:
+            self._visits[kind] = getattr(self, f"visit_{kind.__name__}", None)
+            self._leaves[kind] = getattr(self, f"leave_{kind.__name__}", None)
+        visit = self._visits[kind]
+        if visit is None or visit(node) is not False:
+            for below in _child_nodes(node):
+                self.on_visit(below)
+                self.on_leave(below)
+        return False
+
+    def on_leave(self, original_node: cst.CSTNode) -> None:
+        """Keeps a node's scope."""
+        kind = type(original_node)
+        self.found[original_node] = self.scope
+        if kind in _BIND:
+            self.scope._assignment_count += 1
+        leave = self._leaves[kind]
+        if leave is not None:
+            leave(original_node)
+
+
+class _Bindings(ScopeProvider):
+    """Tells which names are bound, the only metadata that libcst's visitor asks for."""
+
+    def __init__(self, bound: set[cst.CSTNode]) -> None:
         super().__init__()
-        self._contexts = _Contexts()
-        self._contexts.visit_Module(module)
+        self._bound = bound
         self.found: dict[cst.CSTNode, Scope | None] = {}
-        self.visit_Module(module)
 
     def get_metadata(self, key: Any, node: cst.CSTNode, default: Any = None) -> Any:
-        """Whether a name is read or bound, the only metadata that the scope provider asks for."""
-        return self._contexts.found.get(node, default)
+        """Whether a name is bound or read."""
+        return ExpressionContext.STORE if node in self._bound else ExpressionContext.LOAD
 
     def set_metadata(self, node: cst.CSTNode, value: Any) -> None:
         """Keeps the scope of a node."""
         self.found[node] = value
 
 
-class _Spans(ByteSpanPositionProvider):
-    """The bytes of each node, without the wrapper's extra visit of the tree."""
+_BIND = {
+    *(cst.AnnAssign, cst.AsName, cst.Assign, cst.AugAssign, cst.ClassDef, cst.CompFor, cst.FunctionDef),
+    *(cst.Global, cst.Import, cst.ImportFrom, cst.NamedExpr, cst.Nonlocal, cst.Parameters, cst.WithItem),
+    *(cst.TypeVar, cst.TypeAlias, cst.TypeVarTuple, cst.ParamSpec),
+}
+"""The nodes after which libcst counts an assignment."""
+_TARGETS: tuple[tuple[type[cst.CSTNode], str], ...] = (
+    (cst.AssignTarget, "target"), (cst.AnnAssign, "target"), (cst.AugAssign, "target"),
+    (cst.NamedExpr, "target"), (cst.AsName, "name"), (cst.CompFor, "target"), (cst.For, "target"),
+)  # fmt: skip
+
+
+class _Spans(SpanProvidingCodegenState):
+    """The bytes of each node: what libcst's provider computes, without the text and without its objects."""
 
     def __init__(self, module: cst.Module) -> None:
-        super().__init__()
-        self._gen_impl(module)
-        self.found: Mapping[cst.CSTNode, Any] = self._computed
+        super().__init__(module.default_indent, module.default_newline, ByteSpanPositionProvider())
+        self.found: dict[cst.CSTNode, Span] = {}
+        self._starts: list[int] = []
+        self.tokens.append("")  # an empty file is the only one without
+        module._codegen(self)
+
+    def add_indent_tokens(self) -> None:
+        """Moves behind the indentation of a line."""
+        for token in self.indent_tokens:
+            self.add_token(token)
+
+    def add_token(self, value: str) -> None:
+        """Moves behind a text."""
+        self.position += len(value) if value.isascii() else len(value.encode())
+
+    def pop_trailing_newline(self) -> None:
+        """Does nothing: no node ends behind the file."""
+
+    def before_codegen(self, node: cst.CSTNode) -> None:
+        """Keeps where a node starts."""
+        self._starts.append(self.position)
+
+    def after_codegen(self, node: cst.CSTNode) -> None:
+        """Keeps the bytes of a node that does not say where its own syntax starts."""
+        start = self._starts.pop()
+        if node not in self.found:
+            self.found[node] = Span(start, self.position)
+
+    def record_syntactic_position(  # type: ignore[override]
+        self, node: cst.CSTNode, *, start_node: cst.CSTNode | None = None, end_node: cst.CSTNode | None = None
+    ) -> _Position:
+        """Keeps the bytes of a node without the white space and comments that it owns."""
+        return _Position(self, node, start_node, end_node)
 
 
-class _Contexts(ExpressionContextProvider):
-    """Whether a name is read or bound."""
+class _Position:
+    """The bytes of a node from here to the end of the block."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: dict[cst.CSTNode, Any] = {}
+    __slots__ = ("_first", "_last", "_node", "_spans", "_start")
 
-    def set_metadata(self, node: cst.CSTNode, value: Any) -> None:
-        """Keeps the context of a name."""
-        self.found[node] = value
+    def __init__(
+        self, spans: _Spans, node: cst.CSTNode, first: cst.CSTNode | None, last: cst.CSTNode | None
+    ) -> None:
+        self._spans, self._node, self._first, self._last = spans, node, first, last
+        self._start = spans.position
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        found = self._spans.found
+        start = self._start if self._first is None else found[self._first].start
+        end = self._spans.position if self._last is None else found[self._last].end
+        found[self._node] = Span(start, end)
 
 
 class Tree:
@@ -93,7 +180,6 @@ class Tree:
         self.bytes = text.encode()
         self.module = cst.parse_module(text)
         self._spans = _Spans(self.module).found
-        self._scopes = _Scopes(self.module).found
         self._parents: dict[cst.CSTNode, cst.CSTNode] = {}
         self.nodes: list[cst.CSTNode] = []
         self._of_type: dict[type, list[cst.CSTNode]] = defaultdict(list)
@@ -102,6 +188,7 @@ class Tree:
             self._of_type[type(node)].append(node)
             for below in _child_nodes(node):
                 self._parents[below] = node
+        self._scopes = _Scopes(self.module, self._bound()).found
         self.line_starts = [0, *(found.end() for found in _LINE_END.finditer(self.bytes))]
         self.newline = self.module.default_newline
         self.indent = self.module.default_indent
@@ -110,12 +197,23 @@ class Tree:
         for node in self.of_type(cst.ImportAlias):
             self._imported.add((node.evaluated_alias or node.evaluated_name).partition(".")[0])
 
+    def _bound(self) -> set[cst.CSTNode]:
+        """The names that an assignment, a loop or an ``as`` binds."""
+        waiting = [getattr(node, name) for kind, name in _TARGETS for node in self.of_type(kind)]
+        found: set[cst.CSTNode] = set()
+        while waiting:
+            target = waiting.pop()
+            if isinstance(target, (cst.Tuple, cst.List)):
+                waiting += [element.value for element in target.elements]
+            elif isinstance(target, cst.Name):
+                found.add(target)
+        return found
+
     # -- positions -----------------------------------------------------------------------------------
 
     def span(self, node: cst.CSTNode) -> Span:
         """The bytes of a node, with the parentheses around it."""
-        place = self._spans[node]
-        return Span(place.start, place.start + place.length)
+        return self._spans[node]
 
     def source(self, node: cst.CSTNode | Span) -> str:
         """The text of a node."""

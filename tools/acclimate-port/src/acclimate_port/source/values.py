@@ -297,7 +297,7 @@ class Values:
                 return Value(Kind.NUMBER)
             if call.func.value in ("str", "repr"):
                 return Value(Kind.STRING)
-            return self._instance_of(call.func.value)
+            return self.instance_of(call.func.value)
         if isinstance(call.func, cst.Attribute):
             if last in ("current_device", "device_count", "get_rank", "get_world_size"):
                 return Value(Kind.NUMBER, certain=last in ("current_device", "device_count"))
@@ -313,7 +313,8 @@ class Values:
                     return held
         return UNKNOWN
 
-    def _instance_of(self, name: str) -> Value:
+    def instance_of(self, name: str) -> Value:
+        """The kind of the objects of a class of the file."""
         definition = self.classes.get(name)
         if definition is None or name in self.classes_with_own_cuda:
             return UNKNOWN
@@ -322,7 +323,7 @@ class Values:
             if told is not None and (told.startswith("torch.nn.") and told.rpartition(".")[2][:1].isupper()):
                 return Value(Kind.MODULE)
             if isinstance(base.value, cst.Name) and base.value.value != name:
-                inherited = self._instance_of(base.value.value)
+                inherited = self.instance_of(base.value.value)
                 if inherited.kind is Kind.MODULE:
                     return inherited
         return UNKNOWN

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import torch
 
-from acclimate.accelerator import Accelerator
-from acclimate_conformance.checks.assertions import MIB, NotOfferedError, require
+from acclimate.accelerator import Accelerator, DeviceLike
+from acclimate_conformance.checks.assertions import MIB, NotOfferedError, exactly, is_host, require
 from acclimate_conformance.checks.device_arguments import methods_of
 
 # A host's memory statistics are those of the whole process, so the checks allocate much more than other code.
 SIZE = 96 * MIB
 SLACK = SIZE // 8
 ROUNDS = 6
+MOST = 1 << 30  # bytes to allocate at most to see how an allocator reserves memory
 Figure: TypeAlias = Callable[..., int]
 """A method that takes a device, or none for the current one, and returns bytes."""
 
@@ -28,6 +29,40 @@ def fill(accelerator: Accelerator, size: int, device: str | None = None) -> torc
 def allocation_size(accelerator: Accelerator) -> int:
     """Bytes to allocate: large compared with the process's other allocations, and available."""
     return min(SIZE, accelerator.available_memory() // 4)
+
+
+def filled(accelerator: Accelerator, size: int) -> Iterator[list[torch.Tensor]]:
+    """More and more tensors of a size, as long as there is room for twice as much."""
+    held: list[torch.Tensor] = []
+    for _ in range(max(2, min(MOST, accelerator.available_memory() // 2) // max(1, size))):
+        held.append(fill(accelerator, size))
+        yield held
+
+
+def block_size(accelerator: Accelerator) -> int:
+    """By how much an allocator's reserved memory may exceed what is needed: a block, or 0.
+
+    An allocator may reserve blocks of any size, from which it takes tensors, and keep an empty one. 0 means
+    that it reserves as much as is asked, as a host does.
+    """
+    if is_host(accelerator):
+        return 0
+    release(accelerator)
+    size = allocation_size(accelerator)
+    before, grown = accelerator.memory_reserved(), 0
+    for held in filled(accelerator, size):
+        now = accelerator.memory_reserved()
+        grown, before = max(grown, now - before), now
+        if grown > 0 and len(held) > 1:
+            break
+    held.clear()
+    release(accelerator)
+    return grown if grown > size + SLACK else 0
+
+
+def room(accelerator: Accelerator, *device: DeviceLike) -> int:
+    """Bytes that are reserved and not allocated: tensors may take them before more is reserved."""
+    return max(0, accelerator.memory_reserved(*device) - accelerator.memory_allocated(*device))
 
 
 def settle(accelerator: Accelerator) -> None:
@@ -57,6 +92,16 @@ def peak_resets(accelerator: Accelerator) -> dict[str, Callable[..., None]]:
     return methods_of(
         accelerator, "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"
     )
+
+
+def peaks_of_statistics(accelerator: Accelerator) -> dict[str, Figure]:
+    """The peaks in memory_stats, by their name there."""
+
+    def peak(key: str) -> Figure:
+        return lambda: exactly(accelerator.memory_stats()[key], int, f'memory_stats()["{key}"]')
+
+    keys = ("allocated_bytes.all.peak", "reserved_bytes.all.peak")
+    return {f'memory_stats()["{key}"]': peak(key) for key in keys if key in accelerator.memory_stats()}
 
 
 def statistics_figures(accelerator: Accelerator) -> dict[str, Figure]:

@@ -90,9 +90,9 @@ def capacity(accelerator: Accelerator) -> None:
 def capacity_of_a_host(accelerator: Accelerator) -> None:
     if not is_host(accelerator):
         raise NotOfferedError("its memory is not the host's")
-    figures: dict[str, Callable[[], int]] = {
-        "available_memory": accelerator.available_memory,
+    figures: dict[str, Callable[[], int]] = {  # what the other rests on first
         "mem_get_info": lambda: accelerator.mem_get_info()[0],
+        "available_memory": accelerator.available_memory,
     }
     for name, figure in figures.items():
         for left in reversed(range(ROUNDS)):  # others use the memory too

@@ -1,0 +1,269 @@
+"""Programs whose safe edits do the same on CUDA and on a host, and on another accelerator what CUDA did.
+
+Each program runs before and after on the three machines of ``machines.py``. With edits that are left, another
+accelerator may also do what it did before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+
+import pytest
+
+from acclimate_port.engine import Ported, Settings, Status, port_text
+from machines import Machine, Outcome, Tensor, run
+
+BOTH = pytest.mark.parametrize("target", ["acclimate", "torch"])
+
+
+def program(body: str, head: str = "import torch") -> str:
+    """A program with one function; ``x`` and ``y`` are tensors on the host, ``model`` is something else."""
+    return f"{head}\n\n\ndef f(x, y: torch.Tensor, model, flag, other, device):\n{textwrap.indent(textwrap.dedent(body).strip(), '    ')}\n"
+
+
+def outcome(source: str, machine: str, flag: bool, other: bool, device: str) -> Outcome:
+    kind = Machine(machine).type
+    given = {
+        **dict.fromkeys(("x", "y", "model"), lambda here: Tensor(here, "cpu")),
+        "flag": flag,
+        "other": other,
+        "device": lambda here: here.torch().device(kind if device == "own" else "cpu"),
+    }
+    call = "f(x, y, model, flag, other, device)" if "def f(" in source else ""
+    return run(source, machine, call, given)
+
+
+def differing(before: str, after: str) -> list[str]:
+    """The cases in which a ported program does something else."""
+    found = []
+    for flag, other, device in itertools.product((False, True), (False, True), ("own", "cpu")):
+        case = (flag, other, device)
+        for machine in ("CUDA", "HOST"):
+            old, new = outcome(before, machine, *case), outcome(after, machine, *case)
+            if not old.error and old != new:
+                found.append(f"{machine} {case}: {old} became {new}")
+        on_cuda, unported = outcome(before, "CUDA", *case), outcome(before, "OTHER", *case)
+        new = outcome(after, "OTHER", *case)
+        if not on_cuda.error and new.renamed("OTHER") != on_cuda and new != unported:
+            found.append(f"OTHER {case}: {unported} became {new}")
+    return found
+
+
+def check(source: str, target: str, *, changed: bool | None = None) -> Ported:
+    """Ports a program without unsafe edits, runs it, and returns what ``--unsafe`` would do."""
+    safe, unsafe = (port_text(source, Settings(target, unsafe=both)) for both in (False, True))
+    assert not differing(source, safe.text), safe.text
+    for ported, both in ((safe, False), (unsafe, True)):
+        assert port_text(ported.text, Settings(target, unsafe=both)).text == ported.text
+    if changed is not None:
+        assert (safe.text != source) == changed, safe.text
+    return unsafe
+
+
+def reasons(ported: Ported) -> str:
+    return "; ".join(site.reason for site in ported.sites if not site.safe or site.status is Status.LEFT)
+
+
+# -- mixed precision -------------------------------------------------------------------------------------
+
+OFF_WITHOUT_CUDA = [
+    "with torch.cuda.amp.autocast():\n    pass",
+    "with torch.cuda.amp.autocast(True):\n    pass",
+    "with torch.cuda.amp.autocast(flag, torch.float16):\n    pass",
+    "with torch.cuda.amp.autocast(enabled=flag or other):\n    pass",
+    "with torch.cuda.amp.autocast(enabled=flag if other else True):\n    pass",
+    "with torch.cuda.amp.autocast(enabled=not flag, dtype=torch.bfloat16):\n    pass",
+    "with torch.cuda.amp.autocast(enabled=torch.cuda.is_available()):\n    pass",
+    "with torch.cuda.amp.autocast(enabled=torch.cuda.is_available() and flag):\n    pass",
+    "with torch.cuda.amp.autocast(enabled=torch.cuda.is_available() or flag):\n    pass",
+    "with torch.cuda.amp.autocast(enabled=False):\n    pass",
+    'with torch.autocast("cuda"):\n    pass',
+    'with torch.autocast("cuda", torch.bfloat16, flag):\n    pass',
+    'with torch.autocast(device_type="cuda", dtype=torch.float16):\n    pass',
+    'with torch.amp.autocast("cuda", enabled=flag):\n    pass',
+    'with torch.amp.autocast(enabled=flag, device_type="cuda"):\n    pass',
+    "dtype = torch.bfloat16 if flag else torch.float16\nwith torch.cuda.amp.autocast(dtype=dtype):\n    pass",
+    "if torch.cuda.is_available():\n    with torch.cuda.amp.autocast():\n        return 1",
+    "on = torch.cuda.is_available() and flag\nwith torch.cuda.amp.autocast(enabled=on):\n    pass",
+    "@torch.cuda.amp.autocast()\ndef g(a):\n    return a\nreturn g(x)",
+    "with torch.cuda.amp.autocast() if flag else torch.cuda.amp.autocast(enabled=False):\n    pass",
+    "return torch.cuda.amp.GradScaler()",
+    "return torch.cuda.amp.GradScaler(2.0, 2.0, 0.5, 100, flag)",
+    "return torch.cuda.amp.GradScaler(enabled=flag and other)",
+    'return torch.amp.GradScaler("cuda")',
+    'return torch.amp.GradScaler(device="cuda", enabled=flag)',
+    'torch.cuda.is_available()\nreturn torch.amp.GradScaler()',
+    "make = lambda: torch.cuda.amp.GradScaler(enabled=flag)\nreturn make()",
+]  # fmt: skip
+
+
+@BOTH
+@pytest.mark.parametrize("body", OFF_WITHOUT_CUDA)
+def test_mixed_precision_is_off_on_a_host_as_before(body: str, target: str) -> None:
+    unsafe = check(program(body), target, changed=True)
+    assert "cuda" not in unsafe.text
+    assert not differing(program(body), unsafe.text)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "body",
+    [
+        "scaler_class = torch.cuda.amp.GradScaler\nreturn scaler_class()",
+        "context = torch.cuda.amp.autocast\nwith context():\n    pass",
+        "options = {'enabled': flag}\nwith torch.cuda.amp.autocast(**options):\n    pass",
+        'kind = "cuda"\nwith torch.autocast(kind):\n    pass',
+        'device_type = "cuda"\nwith torch.autocast(device_type=device_type):\n    pass',
+        'where = torch.device("cuda")\nwith torch.autocast(where.type):\n    pass',
+        "with torch.cuda.amp.autocast(dtype=torch.float32):\n    pass",
+        'with torch.autocast("cuda", torch.float32):\n    pass',
+        'with torch.autocast("cuda", dtype=other):\n    pass',
+        'with torch.autocast("cpu"):\n    with torch.cuda.amp.autocast(enabled=False):\n        pass',
+        'with torch.autocast("cpu", dtype=torch.bfloat16):\n    with torch.autocast("cuda", enabled=flag):\n        pass',
+        "with torch.autocast(device.type):\n    with torch.cuda.amp.autocast():\n        pass",
+        "with torch.autocast(device_type=device.type):\n    with torch.cuda.amp.autocast(flag):\n        pass",
+    ],
+)
+def test_mixed_precision_that_a_host_would_turn_on_or_off_is_unsafe(body: str, target: str) -> None:
+    unsafe = check(program(body), target)
+    assert reasons(unsafe)
+
+
+# -- random numbers --------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "body",
+    [
+        "torch.manual_seed(0)\ntorch.cuda.manual_seed(5)",
+        "torch.manual_seed(0)\ntorch.cuda.manual_seed_all(5)",
+        "torch.cuda.seed()",
+        "torch.cuda.seed_all()",
+        "torch.cuda.random.manual_seed(3)",
+        "torch.cuda.set_rng_state(x)",
+        "torch.cuda.set_rng_state_all([x])",
+        "torch.cuda.set_rng_state_all(torch.cuda.get_rng_state_all())",
+        "return torch.cuda.get_rng_state_all()",
+        "if flag: torch.cuda.manual_seed(1)",
+        "if flag and torch.cuda.is_available():\n    torch.cuda.manual_seed(1)",
+        "for seed in (torch.manual_seed, torch.cuda.manual_seed_all):\n    seed(3)",
+        "seed = lambda n: torch.cuda.manual_seed(n)\nseed(4)",
+        "a = 1; torch.cuda.manual_seed(a)",
+        "list(map(torch.cuda.manual_seed, [1, 2]))",
+    ],
+)
+def test_random_numbers_of_a_host_stay_as_they_were(body: str, target: str) -> None:
+    unsafe = check(program(body), target)
+    assert "torch.cuda" not in unsafe.text
+    assert not differing(program(body), unsafe.text)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "head", ["from torch.cuda import manual_seed", "from torch.cuda.random import manual_seed"]
+)
+def test_an_imported_function_of_random_numbers_does_nothing_on_a_host(head: str, target: str) -> None:
+    source = program("manual_seed(5)", f"import torch\n{head}")
+    assert not differing(source, check(source, target, changed=True).text)
+
+
+# -- one decision ----------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("net = net.cuda(rank)", "net = DDP(net, device_ids=[rank])"),
+        ("net.cuda(rank)", "wrapped = DDP(net, device_ids=[rank], output_device=rank)"),
+        ("net = net.to(rank)", "net = DDP(module=net, device_ids=[rank])"),
+        ("self.net = self.net.cuda()", "self.net = torch.nn.DataParallel(self.net)"),
+        ("net = make().cuda()", "net = torch.nn.parallel.DistributedDataParallel(net, device_ids=[rank])"),
+        ("net = net.cuda()", "batch = torch.ones(2).cuda()"),
+        ("net = net.cuda()", "batch = torch.ones(2, device='cuda')"),
+    ],
+)
+@pytest.mark.parametrize(
+    "test", ["torch.cuda.is_available()", "use_cuda", "torch.cuda.is_available() and flag"]
+)
+def test_guards_that_move_or_wrap_one_object_are_one_decision(
+    first: str, second: str, test: str, target: str
+) -> None:
+    flag = "    use_cuda = torch.cuda.is_available()\n" if test == "use_cuda" else ""
+    source = (
+        "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n\n\n"
+        f"def f(self, net, rank, flag):\n{flag}"
+        f"    if {test}:\n        {first}\n    step()\n    if {test}:\n        {second}\n"
+    )
+    asks = "torch.cuda.is_available()"
+    safe, unsafe = (port_text(source, Settings(target, unsafe=both)).text for both in (False, True))
+    assert first in safe
+    assert safe.count(asks) == source.count(asks), safe
+    assert first not in unsafe
+    assert unsafe.count(asks) == 0, unsafe
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if not torch.cuda.is_available():\n    return x\nreturn x.cuda()",
+        'if not torch.cuda.is_available():\n    return x\nif device.type != "cuda":\n    return y\nreturn 3',
+        'if not torch.cuda.is_available():\n    return x\nif device.type != "cuda":\n    raise ValueError\nreturn 3',
+        'for one in (x, y):\n    if not torch.cuda.is_available():\n        continue\n    if device.type != "cuda":\n        raise ValueError',
+        'while flag:\n    if not torch.cuda.is_available():\n        break\n    if device.type == "cuda":\n        return 1\n    return 2',
+        "if torch.cuda.is_available():\n    pass\nelse:\n    return 1\nreturn x.cuda()",
+        "has = torch.cuda.is_available()\nif not has:\n    return x\nreturn x.cuda()",
+        "has = torch.cuda.is_available()\nif has:\n    x = x.cuda()\nreturn x",
+        "model.has = torch.cuda.is_available()\nif model.has:\n    x = x.cuda()\nreturn x",
+        'where = "cuda" if torch.cuda.is_available() else "cpu"\ny = y.to(where)\nif torch.cuda.is_available():\n    x = x.cuda()\nreturn x, y',
+        "if torch.cuda.is_available():\n    x = x.cuda()\nif torch.cuda.is_available():\n    y = y.cuda()\nreturn x, y",
+        "if not torch.cuda.is_available():\n    raise ValueError\nif device.type != 'cuda':\n    return 4\nreturn 5",
+    ],
+)
+def test_a_safe_edit_of_a_test_leaves_nothing_behind_that_relies_on_it(body: str, target: str) -> None:
+    check(program(body), target)
+
+
+# -- classes ---------------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if isinstance(x, torch.Tensor):\n    x = x.cuda()\nreturn x",
+        "if not isinstance(x, torch.Tensor):\n    return x\nreturn x.cuda()",
+        "assert isinstance(x, (torch.Tensor, torch.nn.Module))\nreturn x.cuda()",
+        "return x.cuda() if torch.is_tensor(x) else x",
+        "return [a.cuda() if isinstance(a, torch.Tensor) else a for a in (x, y)]",
+        "return [a.cuda() for a in (x, y) if isinstance(a, torch.Tensor)]",
+        "return {k: v.cuda() for k, v in {1: x}.items() if isinstance(v, torch.nn.Module | torch.Tensor)}",
+        "is_tensor = isinstance(x, torch.Tensor)\nif is_tensor and flag:\n    return x.cuda()",
+        "if type(x) is torch.Tensor:\n    return x.cuda()",
+        "if isinstance(x, list):\n    pass\nelif isinstance(x, torch.Tensor):\n    return x.cuda()",
+        "return isinstance(x, torch.Tensor) and x.cuda()",
+        "match x:\n    case torch.Tensor():\n        return x.cuda()",
+    ],
+)
+def test_a_test_of_its_class_shows_that_a_value_is_a_tensor(body: str, target: str) -> None:
+    assert "cuda()" not in port_text(program(body), Settings(target)).text
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if isinstance(x, Batch):\n    x = x.cuda()\nreturn x",
+        "if isinstance(x, torch.Tensor):\n    x = Batch(x)\n    return x.cuda()",
+        "if isinstance(x, torch.Tensor):\n    return 1\nreturn x.cuda()",
+        "if isinstance(x, (torch.Tensor, Batch)):\n    return x.cuda()",
+        "if isinstance(x, torch.Tensor) or flag:\n    return x.cuda()",
+        "if isinstance(model, torch.Tensor):\n    return x.cuda()",
+        "return x.cuda() if not isinstance(x, torch.Tensor) else x",
+    ],
+)
+def test_a_test_of_another_class_or_value_does_not(body: str, target: str) -> None:
+    assert "x.cuda()" in port_text(program(body), Settings(target)).text
