@@ -45,6 +45,25 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "gpt2",
         {"n_embd": 32, "n_layer": 3, "n_head": 2, "n_positions": CONTEXT, "n_inner": 48},
     ),
+    "gpt_oss": (
+        "gpt-oss",
+        "gpt_oss",
+        COMMON
+        | {
+            "head_dim": 16,
+            "intermediate_size": 32,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 5,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "rope_theta": 15e4,
+                "original_max_position_embeddings": 16,
+                "truncate": False,
+            },
+        },
+    ),
     "llama": ("llama", "llama", COMMON | {"attention_bias": True, "head_dim": 16, "rms_norm_eps": 1e-3}),
     "llama-linear": (
         "llama",
@@ -173,7 +192,10 @@ def write_gguf(
 
 
 def write_raw(path: Path, architecture: str, keys: dict[str, Any], tensors: dict[str, Array]) -> Path:
-    """A GGUF file of these keys and tensors; one of bytes is stored as blocks of Q8_0."""
+    """A GGUF file of these keys and tensors; one of bytes is stored as blocks.
+
+    These are of MXFP4 in a file of gpt-oss, and else of Q8_0.
+    """
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in keys.items():
         if isinstance(value, (list, tuple)):
@@ -187,7 +209,8 @@ def write_raw(path: Path, architecture: str, keys: dict[str, Any], tensors: dict
         else:
             writer.add_string(key, value)
     for tensor_name, values in tensors.items():
-        kind = gguf.GGMLQuantizationType.Q8_0 if values.dtype == np.uint8 else None
+        blocks = "MXFP4" if architecture == "gpt-oss" else "Q8_0"
+        kind = gguf.GGMLQuantizationType[blocks] if values.dtype == np.uint8 else None
         writer.add_tensor(tensor_name, np.ascontiguousarray(values), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -258,7 +281,7 @@ def keys_of(config: Any, architecture: str) -> dict[str, Any]:
     if rope.get("rope_type") == "yarn" or architecture == "phi3":
         original = rope.get("original_max_position_embeddings") or config.original_max_position_embeddings
         keys["rope.scaling.original_context_length"] = original
-    if architecture in ("phi3", "gemma2", "gemma3") and config.sliding_window:
+    if architecture in ("phi3", "gemma2", "gemma3", "gpt-oss") and config.sliding_window:
         keys["attention.sliding_window"] = config.sliding_window
     if rope.get("rope_type") == "longrope" and architecture == "phi3":
         factor = config.max_position_embeddings / original
@@ -268,6 +291,8 @@ def keys_of(config: Any, architecture: str) -> dict[str, Any]:
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     if experts:
         keys |= {"expert_count": experts, "expert_used_count": config.num_experts_per_tok}
+    if architecture == "gpt-oss":
+        keys["expert_feed_forward_length"] = config.intermediate_size
     if architecture in ("qwen2moe", "qwen3moe"):
         keys["expert_feed_forward_length"] = config.moe_intermediate_size
     if architecture == "qwen2moe":
@@ -286,6 +311,15 @@ def tensors_of(model: Any, architecture: str) -> Iterator[tuple[str, Array]]:
     for parameter, tensor in model.named_parameters():
         values = tensor.detach().float().numpy()
         layer = parameter.split(".")[2] if ".layers." in parameter or ".h." in parameter else ""
+        if architecture == "gpt-oss" and ".experts." in parameter:
+            leaf, kind = parameter.rpartition(".")[2].removesuffix("_bias"), "weight"
+            values, kind = (values, "bias") if parameter.endswith("_bias") else (values.swapaxes(1, 2), kind)
+            parts = (
+                {"down": values} if leaf == "down_proj" else {"gate": values[:, ::2], "up": values[:, 1::2]}
+            )
+            for part, own in parts.items():
+                yield f"blk.{layer}.ffn_{part}_exps.{kind}", own
+            continue
         if parameter.endswith("experts.gate_up_proj"):
             gate, up = np.split(values, 2, axis=1)
             yield f"blk.{layer}.ffn_gate_exps.weight", gate

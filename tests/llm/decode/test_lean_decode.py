@@ -339,14 +339,19 @@ def test_quantised_weights_step_in_native_code(
     assert taken == [True]
 
 
-def test_threads_share_the_keys_of_one_head(taken: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model("llama", num_key_value_heads=1)
+@pytest.mark.parametrize("key_heads", [1, 3])
+def test_any_number_of_threads_shares_the_keys_of_few_heads(
+    key_heads: int, taken: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"num_key_value_heads": key_heads, "num_attention_heads": 6, "hidden_size": 96}
+    model = tiny_model("llama", **sizes)
     ours = acclimate.init_inference(copy.deepcopy(model))
     prompt = (torch.arange(700) * 7 % 150 + 3)[None]
-    monkeypatch.setattr(native, "kernel_threads", lambda: 3)
-    own, new = (net.generate(prompt, do_sample=False, max_new_tokens=20) for net in (model, ours))
-    assert taken == [True]
-    assert torch.equal(own, new)
+    own = model.generate(prompt, do_sample=False, max_new_tokens=20)
+    for threads in range(1, 6):
+        monkeypatch.setattr(native, "kernel_threads", lambda threads=threads: threads)
+        assert torch.equal(own, ours.generate(prompt, do_sample=False, max_new_tokens=20)), threads
+    assert taken == [True] * 5
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "gpt2"])

@@ -20,7 +20,7 @@ from acclimate.llm.decode import native
 from acclimate.llm.decode.loop import lean_decoder
 from acclimate.llm.decode.native import NativeStep
 
-FEW = ["gemma3_text", "gpt2", "phi3", "cohere"]
+FEW = ["gemma3_text", "gpt2", "phi3", "cohere", "deepseek_v3"]
 MANY = [
     "llama",
     "mistral",
@@ -33,6 +33,7 @@ MANY = [
     "smollm3",
     "exaone4",
     "ministral3",
+    "deepseek_v2",
 ]
 ALL = [*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in MANY)]
 WINDOWED = {"mistral", "gemma2", "gemma3_text", "exaone4"}

@@ -105,8 +105,13 @@ def texts_of_experts(rank: int, name: str, quantize: str | None) -> tuple[str, l
     return step_kind(model), model.generate(PROMPT, **options)[0].tolist(), whole[0].tolist()
 
 
-@pytest.mark.parametrize("quantize", [None, "int8"])
-@pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe"])
+@pytest.mark.parametrize(
+    ("name", "quantize"),
+    [
+        ("qwen3_moe", None), ("qwen3_moe", "int8"), ("qwen2_moe", None), ("qwen2_moe", "int8"),
+        ("deepseek_v2", None), ("deepseek_v3", None),
+    ],
+)  # fmt: skip
 def test_ranks_share_each_expert_in_the_native_step(
     two: RankProcesses, name: str, quantize: str | None
 ) -> None:
@@ -115,3 +120,10 @@ def test_ranks_share_each_expert_in_the_native_step(
     kind, ours, modules = one
     assert kind == "native"
     assert ours == modules
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_ranks_share_quantised_latent_attention_in_the_native_step(two: RankProcesses, quantize: str) -> None:
+    one, other = two.values(texts_of_experts, "deepseek_v3", quantize)
+    assert one == other
+    assert one[0] == "native"  # only after its logits were compared with the modules'

@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import save_file
 from tiny_models import byte_level_tokenizer
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 Tensors = dict[str, Tensor]
 Quantise = Callable[[int, int, torch.Generator], tuple[Tensors, Tensor]]
@@ -230,5 +231,44 @@ def save_published(
     model.config.save_pretrained(folder)
     written = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(written | {"quantization_config": dict(settings)}))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return model
+
+
+COMMON: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64, "bos_token_id": 0,
+    "eos_token_id": 1, "pad_token_id": None, "initializer_range": 0.3,
+}  # fmt: skip
+
+
+def empty_folder(folder: Path, config: Any, settings: dict[str, Any]) -> Any:
+    """Writes a tokenizer and a config; returns the model in float32."""
+    byte_level_tokenizer().save_pretrained(folder)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.config.save_pretrained(folder)
+    written = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(written | {"quantization_config": settings}))
+    return model
+
+
+@torch.no_grad()
+def save_gpt_oss(folder: Path) -> Any:
+    """Writes a gpt-oss with experts in MXFP4; returns the model in float32, with the values of the file."""
+    words = len(byte_level_tokenizer())
+    config = GptOssConfig(vocab_size=words, num_local_experts=4, num_experts_per_tok=2, **COMMON)
+    model = empty_folder(folder, config, {"quant_method": "mxfp4"})
+    random, tensors = torch.Generator().manual_seed(1), {}
+    for name, parameter in model.named_parameters():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            experts, k, n = parameter.shape
+            blocks = torch.randint(0, 256, (experts, n, k // 32, 16), generator=random, dtype=torch.uint8)
+            scales = torch.randint(120, 126, (experts, n, k // 32), generator=random, dtype=torch.uint8)
+            tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            parameter.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+        else:
+            tensors[name] = parameter.to(torch.bfloat16)
+            parameter.copy_(tensors[name])
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return model

@@ -2,58 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from published_files import AWQ_4, GPTQ_4, awq, gptq
+from published_files import AWQ_4, COMMON, GPTQ_4, awq, empty_folder, gptq, save_gpt_oss
 from safetensors.torch import save_file
 from tiny_models import byte_level_tokenizer
-from transformers import AutoModelForCausalLM, GptOssConfig, Qwen3MoeConfig
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+from transformers import Qwen3MoeConfig
 
 import acclimate
 from acclimate.errors import CorruptModelError
 
 IDS = torch.tensor([[0, 5, 9, 17, 40, 3]])
-COMMON: dict[str, Any] = {
-    "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64, "bos_token_id": 0,
-    "eos_token_id": 1, "pad_token_id": None, "initializer_range": 0.3,
-}  # fmt: skip
-
-
-def empty_folder(folder: Path, config: Any, settings: dict[str, Any]) -> Any:
-    """Writes a tokenizer and a config; returns the model in float32."""
-    byte_level_tokenizer().save_pretrained(folder)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    model.config.save_pretrained(folder)
-    written = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(written | {"quantization_config": settings}))
-    return model
-
-
-@torch.no_grad()
-def save_gpt_oss(folder: Path) -> Any:
-    words = len(byte_level_tokenizer())
-    config = GptOssConfig(vocab_size=words, num_local_experts=4, num_experts_per_tok=2, **COMMON)
-    model = empty_folder(folder, config, {"quant_method": "mxfp4"})
-    random, tensors = torch.Generator().manual_seed(1), {}
-    for name, parameter in model.named_parameters():
-        if name.endswith(("gate_up_proj", "down_proj")):
-            experts, k, n = parameter.shape
-            blocks = torch.randint(0, 256, (experts, n, k // 32, 16), generator=random, dtype=torch.uint8)
-            scales = torch.randint(120, 126, (experts, n, k // 32), generator=random, dtype=torch.uint8)
-            tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-            parameter.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
-        else:
-            tensors[name] = parameter.to(torch.bfloat16)
-            parameter.copy_(tensors[name])
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return model
 
 
 def test_mxfp4_experts_keep_their_values_in_their_own_bits(tmp_path: Path) -> None:

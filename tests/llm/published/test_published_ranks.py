@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from published_files import AWQ_4, FILES, GPTQ_4, awq, gptq, save_published
+from published_files import AWQ_4, FILES, GPTQ_4, awq, gptq, save_gpt_oss, save_published
 
 import acclimate
 from acclimate.llm.files.checkpoint import HostTensor
@@ -53,6 +53,29 @@ def test_two_ranks_write_the_tokens_of_the_published_values(
         assert tokens == expected
         assert packed.keys() == formats
         assert shape == (128, 128)
+
+
+@torch.no_grad()
+def experts_of(rank: int, folder: str) -> tuple[torch.Tensor, str, dict[str, int], Any]:
+    from acclimate.llm.decode.loop import step_kind
+
+    model = acclimate.init_inference(folder)
+    stacks = model.model.layers[1].mlp.experts.packed_stacks
+    parts = {name: stack.dequantize() for name, stack in stacks.items()}
+    return model(IDS).logits.float(), step_kind(model), dict(model.packing.packed), parts
+
+
+def test_two_ranks_hold_parts_of_each_expert_in_mxfp4(two: RankProcesses, tmp_path: Path) -> None:
+    whole = save_gpt_oss(tmp_path)
+    expected = whole(IDS).logits.detach()
+    found = two.values(experts_of, str(tmp_path))
+    for logits, kind, packed, _ in found:
+        assert (kind, packed) == ("native", {"mxfp4": 4})
+        assert float((logits - expected).norm() / expected.norm()) < 0.03
+    experts = whole.model.layers[1].mlp.experts
+    one, other = (parts for *_, parts in found)
+    assert torch.equal(torch.cat((one["gate_up_proj"], other["gate_up_proj"]), 2), experts.gate_up_proj)
+    assert torch.equal(torch.cat((one["down_proj"], other["down_proj"]), 1), experts.down_proj)
 
 
 @pytest.mark.parametrize(

@@ -84,11 +84,11 @@ class StepCache:
         """Copies transformers' cache of as many tokens; that of a sliding window holds the last ones."""
         if self.length == 0:  # its layers may have no tensors yet
             return
-        for own, name in ((self.keys, "keys"), (self.values, "values")):
-            for first, mine, layer in zip(self.firsts, own, cache.layers, strict=True):
-                held, end = getattr(layer, name), self.length - first
-                count = min(held.shape[2], end)
-                mine[:, :, end - count : end] = held[:, :, held.shape[2] - count :]
+        for index, (attention, layer) in enumerate(zip(self._attentions(), cache.layers, strict=True)):
+            held, end = _as_keys(attention, layer.keys, layer.values), self.length - self.firsts[index]
+            for mine, theirs in zip((self.keys[index], self.values[index]), held, strict=True):
+                count = min(theirs.shape[2], end)
+                mine[:, :, end - count : end] = theirs[:, :, theirs.shape[2] - count :]
 
     def copy_row(self, row: int, other: StepCache, of: int, start: int) -> None:
         """Copies the last tokens of a sequence, which starts at a place of another cache."""
@@ -104,10 +104,13 @@ class StepCache:
         if self.length == known:
             return
         for index, (first, keys, values) in enumerate(zip(self.firsts, self.keys, self.values, strict=True)):
-            new = [each[:, :, max(known - first, 0) : self.length - first] for each in (keys, values)]
+            new = [held[:, :, max(known - first, 0) : self.length - first] for held in (keys, values)]
             if first > known:  # zeros for what a window has passed: its layer only counts those tokens
                 new = [torch.cat((e.new_zeros((*e.shape[:2], first - known, e.shape[3])), e), 2) for e in new]
-            cache.update(new[0], new[1].contiguous(), index)
+            attention = self._attentions()[index]
+            if attention.latent is not None:
+                new = [new[1], new[0][..., attention.value_size :]]
+            cache.update(new[0].contiguous(), new[1].contiguous(), index)
 
     def reserve(self, length: int) -> None:
         """Makes room for ``length`` tokens."""
@@ -150,6 +153,11 @@ class StepCache:
 def _spare(window: int) -> int:
     """Returns for how many tokens more than a window there is room, so that tokens are rarely moved."""
     return max(window // 8, _LEAST_SPARE)
+
+
+def _as_keys(attention: Attention, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the keys and values of a layer of transformers' cache, which keeps latents as keys."""
+    return (keys, values) if attention.latent is None else (torch.cat((keys, values), -1), keys)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

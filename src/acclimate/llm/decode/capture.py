@@ -482,6 +482,26 @@ class _Recorder(TorchDispatchMode):
                 self.values[id(other)] = _OVERWRITTEN
         return op.removesuffix("_")
 
+    def _is_written(self, target: Tensor, source: Any) -> bool:
+        """Notes a write to a part of a tensor that was made for it; returns whether it is such a part."""
+        part = self.values.get(id(target))
+        if part is None or part.op != "slice" or part.kwargs:
+            return False
+        if part.args[0].op not in ("new_empty", "slice_scatter"):
+            return False
+        if not isinstance(source, Value) or source.shape != part.shape or source.dtype != part.dtype:
+            return False
+        whole, *where = part.args
+        made = Value(
+            "slice_scatter", torch.ops.aten.slice_scatter.default, (whole, source, *where), {}, 0,
+            whole.shape, whole.dtype, whole.roles | source.roles,
+        )  # fmt: skip
+        memory = target.untyped_storage()._cdata
+        for other in self._kept:
+            if other.untyped_storage()._cdata == memory:
+                self.values[id(other)] = made if self.values[id(other)] is whole else _OVERWRITTEN
+        return True
+
     def _convert(self, given: Any) -> Any:
         if isinstance(given, Tensor):
             return self.value(given)
@@ -500,11 +520,13 @@ class _Recorder(TorchDispatchMode):
         op = func._schema.name.partition("::")[2]
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise NotRepresentedError(f"{op} is random")
-        result = func(*args, **kwargs)
+        result = _polar(*args) if func is torch.ops.aten.polar.default else func(*args, **kwargs)
         results = result if isinstance(result, (list, tuple)) else [result]
         converted = tuple(self._convert(each) for each in args)
         named = {key: self._convert(each) for key, each in kwargs.items()}
         if func._schema.is_mutable:
+            if op == "copy_" and result is args[0] and self._is_written(args[0], converted[1]):
+                return result
             op = self._changed(op, args, result)
         if op in _SAME:
             source = converted[0]
@@ -521,6 +543,13 @@ class _Recorder(TorchDispatchMode):
                     self._computed[key] = made
                 self.name(tensor, self._computed[key])
         return result
+
+
+def _polar(size: Tensor, angle: Tensor) -> Tensor:
+    """Returns the fake result of ``torch.polar``; torch's own one makes numbers of symbolic sizes."""
+    if size.shape != angle.shape:
+        raise NotRepresentedError("polar computes with tensors of several shapes")
+    return angle.new_empty(angle.shape, dtype=torch.promote_types(angle.dtype, torch.complex64))
 
 
 def _joined(given: Iterable[Any]) -> int:

@@ -133,8 +133,46 @@ class Rotary:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """What is special about attention whose keys and values are products of one vector for each token.
+
+    The cache keeps that vector, the latent, and a rotated key that all heads share. A head's weights of its
+    keys multiply its query instead, and those of its values the weighted sum of latents.
+    """
+
+    query: Product | None
+    """What comes before the product of queries, if they have a latent too, and is normalized."""
+    query_norm: Norm | None
+    norm: Norm | None
+    """Of the latent."""
+    module: nn.Module
+    """The linear module that makes keys and values of the latent, head after head."""
+    rows: int
+    """Its rows for each head."""
+    first_key: int
+    first_value: int
+    """The first of a head's rows that make its key, and its value."""
+    key_size: int
+    """The elements of a key, and of a query, that are not rotated; they come before those that are."""
+    value_size: int
+    """Of a head."""
+    splits_pairs: bool
+    """Whether the first elements of all rotated pairs come before the second ones afterwards."""
+
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """Returns heads x latent x key size, and heads x value size x latent; they may share memory."""
+        by_head = self.module.weight.detach().unflatten(0, (-1, self.rows))  # type: ignore[operator]
+        keys = by_head.narrow(1, self.first_key, self.key_size).transpose(1, 2)
+        return keys, by_head.narrow(1, self.first_value, self.value_size)
+
+
+@dataclass(frozen=True)
 class Attention:
-    """Attention of one layer, from its normalized input to its output projection."""
+    """Attention of one layer, from its normalized input to its output projection.
+
+    With a latent, ``key`` is the key that all heads share, and ``value`` the latent. There is one key head,
+    whose key is the latent and that key, and whose value is the latent.
+    """
 
     query: Product
     key: Product
@@ -157,6 +195,7 @@ class Attention:
     softcap: float | None
     sinks: Tensor | None
     output: nn.Module
+    latent: Latent | None
 
 
 @dataclass(frozen=True)
@@ -367,6 +406,8 @@ class Decoder:
     """Functions that give one number for each position, which queries are multiplied by."""
     layers: tuple[Layer, ...]
     norm: Norm | None
+    head_multiplier: float
+    """What the head's input is multiplied by."""
     head: nn.Module
     logit_multiplier: float
     logit_softcap: float | None

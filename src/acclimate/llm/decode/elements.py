@@ -76,6 +76,7 @@ class Elements:
             self._sizes[next(iter(program.past.free_symbols))] = LENGTH
         self._known_sizes: dict[Any, int] = {}
         self._identities: dict[int, Tensor] = {}
+        self._as_real: dict[int, Value] = {}
         self._known: dict[Any, int] = {}
 
     def size(self, expression: Any) -> Any:
@@ -136,6 +137,10 @@ class Elements:
             return self.terms(value.args[0], is_origin)
         if value.op in ("cat", "stack"):
             return self._joined(value, is_origin)
+        if value.op == "slice_scatter":
+            return self._scattered(value, is_origin)
+        if value.op == "view_as_real" and (turned := self._turned_as_complex(value, is_origin)) is not None:
+            return turned
         if value.op == "neg":
             return [t.times(-1.0) for t in self.terms(value.args[0], is_origin)]
         if value.op in ("add", "sub") and _is_plain_sum(value):
@@ -155,13 +160,61 @@ class Elements:
         return Term(cells)
 
     def _joined(self, value: Value, is_origin: Callable[[Value], bool]) -> list[Term]:
-        parts = [self.terms(each, is_origin) for each in value.args[0]]
-        most = max(len(each) for each in parts)
-        parts = [[*part, *[part[0].times(0.0)] * (most - len(part))] for part in parts]
+        parts = _as_many([self.terms(part, is_origin) for part in value.args[0]])
         dim = value.args[1] if len(value.args) > 1 else value.kwargs.get("dim", 0)
         dim = dim % len(value.shape) + 1  # after the dimension of the cells
         join = torch.cat if value.op == "cat" else torch.stack
         return [Term(join([term.cells for term in terms], dim)) for terms in zip(*parts, strict=True)]
+
+    def _scattered(self, value: Value, is_origin: Callable[[Value], bool]) -> list[Term]:
+        """Follows a tensor of which some elements are another's."""
+        whole, some = _as_many([self.terms(operand, is_origin) for operand in value.args[:2]])
+        given: list[Any] = [*value.args[2:], *(0, None, None, 1)[len(value.args) - 2 :]]
+        dim, start, stop, step = given
+        where = [slice(None)] * (len(value.shape) + 1)  # the cells' dimension comes first
+        where[dim % len(value.shape) + 1] = slice(self.size(start), self.size(stop), step)
+        found = [term.cells.clone() for term in whole]
+        for cells, term in zip(found, some, strict=True):
+            cells[tuple(where)] = term.cells
+        return [Term(cells) for cells in found]
+
+    def _turned_as_complex(self, value: Value, is_origin: Callable[[Value], bool]) -> list[Term] | None:
+        """Follows pairs of elements that are multiplied by a complex table, as complex numbers."""
+        product = value.args[0]
+        if product.op != "mul" or not all(isinstance(operand, Value) for operand in product.args[:2]):
+            return None
+        for pairs, table in (product.args[:2], product.args[1::-1]):
+            if pairs.op != "view_as_complex" or pairs.shape != product.shape:
+                continue
+            if table.roles != Role.POSITIONS or not table.dtype.is_complex:
+                continue
+            number, places = self._complex_table(table)
+            shape, terms = self.shape(value), self.terms(pairs.args[0], is_origin)
+            if any(bool((term.cells[3] > 0).any()) for term in terms):
+                raise NotRepresentedError("an element is rotated twice")
+            # (a + ib)(c + is) is (ac - bs) + i(bc + as).
+            turned = [t.mapped(lambda x: x.flip(-1)).cells for t in terms]
+            for cells in turned:
+                cells[0] *= torch.tensor([-1.0, 1.0], dtype=torch.float64)
+            parts = *((term.cells, 0) for term in terms), *((cells, 1) for cells in turned)
+            found = []
+            for cells, part in parts:
+                angle = torch.stack((torch.full(shape, number), places[..., part, None].expand(shape)))
+                found.append(Term(torch.cat((cells[:3], angle.double(), torch.zeros_like(angle).double()))))
+            return found
+        return None
+
+    def _complex_table(self, table: Value) -> tuple[int, Tensor]:
+        """Returns the number of a complex table, and the places of its real and imaginary parts."""
+        source, places = self.moved(table)
+        if id(source) not in self._as_real:
+            self._as_real[id(source)] = Value(
+                "view_as_real", torch.ops.aten.view_as_real.default, (source,), {}, 0,
+                (*source.shape, 2), torch.float32, source.roles,
+            )  # fmt: skip
+        number = self.number(self._as_real[id(source)]) + 1
+        self.rounds[number] = False
+        return number, torch.stack((2 * places, 2 * places + 1), -1)
 
     def _multiplied(self, value: Value, is_origin: Callable[[Value], bool]) -> list[Term]:
         first, second = value.args[:2]
@@ -277,6 +330,12 @@ class Elements:
                 rest = rest * size + index
         is_own = all(f is None or torch.equal(f, o.expand_as(f)) for f, o in zip(tokens, own, strict=True))
         return rest if is_own else None
+
+
+def _as_many(parts: list[list[Term]]) -> list[list[Term]]:
+    """Returns lists of terms with empty summands, so that all have the same length."""
+    most = max(len(part) for part in parts)
+    return [[*part, *[part[0].times(0.0)] * (most - len(part))] for part in parts]
 
 
 def is_table(value: Value) -> bool:

@@ -30,6 +30,7 @@ from acclimate.llm.decode.description import (
 )
 from acclimate.llm.decode.elements import Elements, Term, constant_of
 from acclimate.llm.decode.experts import find_experts
+from acclimate.llm.decode.latent import LatentHeads, find_latent
 from acclimate.llm.decode.operators import activation_of, flat, is_mean, orders, times_constant, widened
 from acclimate.llm.decode.program import Program, Role, Value
 from acclimate.llm.decode.tables import PositionColumns, check_by_position
@@ -64,7 +65,7 @@ def _comparable(value: Any) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class _Normed:
+class Normed:
     """A normalization in a program."""
 
     norm: Norm
@@ -105,13 +106,15 @@ class Matcher:
         self.dtype: torch.dtype = model.dtype
         self.tables: list[RotaryTable] = []
         self.factors: list[PositionColumns] = []
-        self._norms: dict[int, _Normed | None] = {}
+        self._norms: dict[int, Normed | None] = {}
 
     def decoder(self) -> Decoder:
         """Returns the description of the program."""
         head, factor, cap, hidden = self._head(self.program.logits)
         layers: list[Layer] = []
-        normed = self._norm(flat(hidden))
+        scaled = times_constant(flat(hidden))
+        hidden, multiplied = (hidden, 1.0) if scaled is None else scaled
+        normed = self.norm(flat(hidden))
         norm, stream = (None, hidden) if normed is None else (normed.norm, normed.given)
         while (found := self._embedding(flat(stream))) is None:
             layer, stream = self._layer(stream, -1 - len(layers))
@@ -127,8 +130,8 @@ class Matcher:
         width, vocabulary = int(stream.shape[-1]), int(self.program.logits.shape[-1])
         return Decoder(
             table, multiplier, positions, offset, tuple(self.tables), tuple(self.factors), tuple(layers),
-            norm, head, factor, cap, self.dtype, width, vocabulary, self.share, self.program.limit,
-            self.program.constants,
+            norm, multiplied, head, factor, cap, self.dtype, width, vocabulary, self.share,
+            self.program.limit, self.program.constants,
         )  # fmt: skip
 
     _caches: list[int]
@@ -248,7 +251,7 @@ class Matcher:
         given, stream = flat(given), flat(stream)
         if given is stream:
             return (None,)
-        normed = self._norm(given)
+        normed = self.norm(given)
         return (normed.norm,) if normed is not None and flat(normed.given) is stream else None
 
     def _branch(self, value: Value) -> _Branch:
@@ -256,7 +259,7 @@ class Matcher:
         scaled = times_constant(value)
         if scaled is not None:
             value, factor = flat(scaled[0]), scaled[1]
-        normed = self._norm(value)
+        normed = self.norm(value)
         if normed is not None:
             norm, value = normed.norm, flat(normed.given)
         return _Branch(value, norm, factor)
@@ -297,9 +300,9 @@ class Matcher:
 
     def columns(self, value: Value) -> tuple[Product, Value] | None:
         """Returns the columns of linear modules that a value consists of, and these modules' input."""
-        return self._product(self.elements.columns(value, lambda v: v.op == "linear"))
+        return self.product(self.elements.columns(value, lambda v: v.op == "linear"))
 
-    def _product(self, found: tuple[Tensor, Tensor] | None) -> tuple[Product, Value] | None:
+    def product(self, found: tuple[Tensor, Tensor] | None) -> tuple[Product, Value] | None:
         """Returns the product whose columns were found, and its input, if they are linear modules'."""
         if found is None:
             return None
@@ -334,8 +337,14 @@ class Matcher:
         if output is None or call is None:
             return None
         query, key, held, mask, scale, softcap, sinks = call.args
-        place = self._cached(key, True)
-        if place != self._cached(held, False):
+        latent = find_latent(self, query, key, held)
+        if latent is not None:
+            start = self._starts(latent.source, stream)
+            if start is None:
+                return None
+            return branch, start[0], self._latent(latent, call, output[0]), latent.source
+        place = self.cached(key, True)
+        if place != self.cached(held, False):
             raise NotRepresentedError("keys and values come from different layers")
         new_key, new_value = key.args[0], held.args[0]
         heads, size = int(query.shape[1]), int(query.shape[3])
@@ -363,8 +372,21 @@ class Matcher:
             q.product, k.product, v.product, q.norm, k.norm, q.norm_is_per_head, q.rotary, q.rotary_first,
             self._factors(q.factors), heads, key_heads, size, value_size, scale * q.factor,
             self._window(mask), softcap, None if sinks is None else self.constant(widened(sinks)),
-            output[0],
+            output[0], None,
         ), q.source  # fmt: skip
+
+    def _latent(self, found: LatentHeads, call: Value, output: nn.Module) -> Attention:
+        """Returns attention whose keys and values are made of latents."""
+        query, _, _, mask, scale, softcap, sinks = call.args
+        self._caches.append(found.layer)
+        scale = int(query.shape[3]) ** -0.5 if scale is None else scale
+        size = found.value.width
+        return Attention(
+            found.query, found.key, found.value, None, None, True, found.rotary, False,
+            self._factors(found.factors), int(query.shape[1]), 1, size + found.key.width, size,
+            scale * found.factor, self._window(mask), softcap,
+            None if sinks is None else self.constant(widened(sinks)), output, found.latent,
+        )  # fmt: skip
 
     def _factors(self, function: PositionColumns | None) -> int | None:
         """Returns the index of a function in the description; ``None``: there is none."""
@@ -374,7 +396,8 @@ class Matcher:
             self.factors.append(function)
         return self.factors.index(function)
 
-    def _cached(self, value: Value, is_key: bool) -> int:
+    def cached(self, value: Value, is_key: bool) -> int:
+        """Returns the layer in whose cache a value is."""
         if value.op != "past" or value.args[3] is not is_key or value.args[1] != self.program.past:
             raise NotRepresentedError("keys or values are changed after they are stored")
         return int(value.args[2])
@@ -397,7 +420,7 @@ class Matcher:
         """
 
         def is_origin(v: Value) -> bool:
-            return v.op == "linear" or self._norm(v) is not None
+            return v.op == "linear" or self.norm(v) is not None
 
         terms = [t for t in self.elements.terms(value, is_origin) if bool((t.factor != 0).any())]
         shape = self.elements.shape(value)
@@ -406,13 +429,13 @@ class Matcher:
         # Before a norm that comes last, tokens may stand before heads.
         if shape[1] != heads or (shape[1] == shape[2] and value.shape[1] != heads):
             terms = [t.mapped(lambda x: x.transpose(1, 2)) for t in terms]
-        origin, place, rotary, factor, factors = self._unrotated(terms)
+        origin, place, rotary, factor, factors = self.unrotated(terms)
         numbers = origin.unique().tolist()
         first = self.elements.origins[numbers[0]]
-        normed = self._norm(first)
+        normed = self.norm(first)
         if normed is None:
             origin, place = (t.transpose(1, 2).flatten(2) for t in (origin, place))
-            found = self._product(self.elements.columns_at(origin, place, heads * size))
+            found = self.product(self.elements.columns_at(origin, place, heads * size))
             if found is None:
                 raise NotRepresentedError(f"heads come from {first.op}, not from linear modules only")
             return _Heads(found[0], found[1], None, True, rotary, False, factor, factors)
@@ -438,7 +461,7 @@ class Matcher:
             raise NotRepresentedError("a normalization's input is not made of linear modules only")
         return _Heads(columns[0], columns[1], normed.norm, False, rotary, False, factor, factors)
 
-    def _unrotated(
+    def unrotated(
         self, terms: list[Term]
     ) -> tuple[Tensor, Tensor, Rotary | None, float, PositionColumns | None]:
         """Returns origin and place of the elements before a rotation, the rotation, a common factor, and what
@@ -469,7 +492,7 @@ class Matcher:
             raise NotRepresentedError("the rotated elements of a head do not come first")
         if bool((angle[0, 0][..., ~turned] > 0).any()) or bool((angle[0][..., turned] == 0).any()):
             raise NotRepresentedError("heads are multiplied by a function of the position")
-        common = self._common(other_angle) if bool((other_angle[0] > 0).any()) else None
+        common = self.common(other_angle) if bool((other_angle[0] > 0).any()) else None
         if bool((factor[0][..., ~turned] != 1).any()):
             raise NotRepresentedError("the elements that are not rotated are negated")
         for interleaved in (False, True):
@@ -478,7 +501,7 @@ class Matcher:
                 return (*found, scale, common)
         raise NotRepresentedError("heads are rotated in an unknown way")
 
-    def _common(self, angle: Tensor) -> PositionColumns:
+    def common(self, angle: Tensor) -> PositionColumns:
         """Returns the function whose number for a token multiplies both summands of all its elements."""
         found = self._columns_of(angle[:, 0], angle[:, 1])
         if len(set(found.columns)) != 1:
@@ -609,13 +632,13 @@ class Matcher:
 
     # -- normalizations --------------------------------------------------------------------------------
 
-    def _norm(self, value: Value) -> _Normed | None:
+    def norm(self, value: Value) -> Normed | None:
         """Returns the normalization of the last dimension that a value is, if it is one."""
         if id(value) not in self._norms:
             self._norms[id(value)] = self._find_norm(value)
         return self._norms[id(value)]
 
-    def _find_norm(self, value: Value) -> _Normed | None:
+    def _find_norm(self, value: Value) -> Normed | None:
         outer = widened(value)
         if outer.op in ("native_layer_norm", "_fused_rms_norm") and outer.output == 0:
             return self._fused(outer)
@@ -642,9 +665,9 @@ class Matcher:
         rounds = inner is not core and weight is not None and core.dtype != torch.float32
         if weight is not None and weight.shape[-1] != given.shape[-1]:
             return None
-        return _Normed(Norm(kind, weight, bias, eps, adds_one, rounds), given)  # type: ignore[arg-type]
+        return Normed(Norm(kind, weight, bias, eps, adds_one, rounds), given)  # type: ignore[arg-type]
 
-    def _fused(self, value: Value) -> _Normed | None:
+    def _fused(self, value: Value) -> Normed | None:
         given, shape, weight = value.args[:3]
         if value.op == "native_layer_norm":
             kind, bias, eps = "layer", value.args[3], value.args[4]
@@ -657,7 +680,7 @@ class Matcher:
         if factors is None:
             raise NotRepresentedError("a normalization's weight is computed in an unknown way")
         bias = None if bias is None else self.constant(widened(bias))
-        return _Normed(Norm(kind, factors[0], bias, eps, factors[1], False), widened(given))  # type: ignore
+        return Normed(Norm(kind, factors[0], bias, eps, factors[1], False), widened(given))  # type: ignore
 
     def _is_weight(self, value: Value) -> bool:
         inner = widened(value)

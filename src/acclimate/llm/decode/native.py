@@ -24,6 +24,7 @@ from acclimate.llm.decode.description import (
     Decoder,
     Experts,
     Gating,
+    Latent,
     Layer,
     Matrix,
     Mlp,
@@ -233,6 +234,7 @@ class _ProgramWriter:
         for layer in decoder.layers:
             self._layer(layer)
         self._norm(decoder.norm)
+        self._real(decoder.head_multiplier)
         self._module(decoder.head, _head_width(decoder))
         self._real(decoder.logit_multiplier, decoder.logit_softcap or 0.0)
 
@@ -299,7 +301,11 @@ class _ProgramWriter:
         return self._number(weight.shape[0] if weight is not None and weight.dim() == 2 else 1)
 
     def _attention(self, attention: Attention) -> None:
-        self._product(attention.query, attention.key, attention.value)
+        latent = attention.latent
+        if latent is None:
+            self._product(attention.query, attention.key, attention.value)
+        else:
+            self._product(latent.query or attention.query, attention.value, attention.key)
         self._norm(attention.query_norm)
         self._norm(attention.key_norm)
         self._number(attention.norm_is_per_head, attention.rotary_first)
@@ -316,6 +322,30 @@ class _ProgramWriter:
         self._tensor(attention.sinks)
         self._module(attention.output, self._hidden)
         self._number(attention.output in self._summed)
+        self._number(latent is not None)
+        if latent is not None:
+            self._latent(attention, latent)
+
+    def _latent(self, attention: Attention, latent: Latent) -> None:
+        self._product(_NO_PRODUCT if latent.query is None else attention.query)
+        self._norm(latent.query_norm)
+        self._norm(latent.norm)
+        is_packed = packed_weight(latent.module) is not None
+        self._heads(lambda: latent.weights()[0], is_packed)
+        self._heads(lambda: latent.weights()[1], is_packed)
+        self._number(latent.key_size, attention.key.width, latent.splits_pairs)
+
+    def _heads(self, weights: Callable[[], Tensor], is_packed: bool) -> None:
+        """Writes a stack of each head's rows of a weight, which are copied if they are not contiguous."""
+        own = weights()
+        if is_packed:  # it has no turned form, and heads may begin within a group of rows
+            own = own.clone(memory_format=torch.contiguous_format)
+        elif own.stride(2) != 1:
+            own = torch.empty(own.shape, dtype=own.dtype)
+            self.copies.append((own, weights))
+        self._number(len(own))
+        self._weight(None, own[0])
+        self._number(own.stride(0) * own.element_size(), 0)
 
     def _mlp(self, mlp: Mlp) -> None:
         self._number(list(ACTIVATIONS).index(mlp.activation), mlp.gate is not None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +13,7 @@ from acclimate.llm.decode.description import (
     Attention,
     Decoder,
     Experts,
+    Latent,
     Layer,
     Mlp,
     Product,
@@ -49,6 +52,7 @@ class PlainStep:
                 x = self._layer(index, layer, x, angles)
             if decoder.norm is not None:
                 x = decoder.norm(x)
+            x = _times(x, decoder.head_multiplier)
             logits: Tensor = decoder.head(x)
             if decoder.logit_multiplier != 1.0:
                 logits = logits * decoder.logit_multiplier
@@ -107,14 +111,18 @@ class PlainStep:
             cos, sin = angles[rotary.table]
             return rotary(found, cos[:, None], sin[:, None])
 
-        query = prepared(attention.query, 0)
+        by_position: Tensor | None = None
         if attention.query_factors is not None:
-            factors = self._decoder.factors[attention.query_factors](place - self._starts)
-            query = query * factors[:, None].to(query.dtype)
+            by_position = self._decoder.factors[attention.query_factors](place - self._starts)
+        if attention.latent is None:
+            query, key = prepared(attention.query, 0), prepared(attention.key, 1)
+            query = query if by_position is None else query * by_position[:, None].to(query.dtype)
+            value = heads(attention.value, attention.value_size)
+        else:
+            query, key, value = _of_latent(attention, attention.latent, x, rotated, by_position)
         first = 0 if attention.window is None else max(0, place + 1 - attention.window)
         begin, end = first - cache.firsts[index], place + 1 - cache.firsts[index]
-        cache.keys[index][:, :, end - 1] = prepared(attention.key, 1)
-        cache.values[index][:, :, end - 1] = heads(attention.value, attention.value_size)
+        cache.keys[index][:, :, end - 1], cache.values[index][:, :, end - 1] = key, value
         keys = cache.keys[index][:, :, begin:end].float()
         values = cache.values[index][:, :, begin:end].float()
         grouped = query.float().view(batch, attention.key_heads, -1, attention.head_size)
@@ -129,8 +137,40 @@ class PlainStep:
         else:
             weights = scores.softmax(-1)
         mixed = (weights @ values).to(x.dtype).view(batch, -1)
+        if attention.latent is not None:
+            by_head = mixed.view(batch, attention.heads, 1, -1)
+            mixed = (by_head @ attention.latent.weights()[1].transpose(1, 2)).flatten(1)
         result: Tensor = attention.output(mixed)
         return result
+
+
+def _of_latent(
+    attention: Attention,
+    latent: Latent,
+    x: Tensor,
+    rotated: Callable[[Tensor], Tensor],
+    by_position: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the heads' queries of latents, and the key and the value of the one key head."""
+    memory: dict[int, Tensor] = {}
+    value = attention.value(x, memory)
+    value = value if latent.norm is None else latent.norm(value)
+    given, own = x, memory
+    if latent.query is not None:
+        given, own = latent.query(x, memory), {}
+        given = given if latent.query_norm is None else latent.query_norm(given)
+
+    def turned(heads: Tensor) -> Tensor:
+        found = rotated(heads)
+        return found.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) if latent.splits_pairs else found
+
+    heads = attention.query(given, own).view(len(x), attention.heads, -1)
+    plain, rest = heads[..., : latent.key_size], turned(heads[..., latent.key_size :])
+    if by_position is not None:
+        plain, rest = (part * by_position[:, None].to(part.dtype) for part in (plain, rest))
+    query = (latent.weights()[0] @ plain.unsqueeze(-1)).squeeze(-1)
+    key = turned(attention.key(x, memory).view(len(x), 1, -1))
+    return torch.cat((query, rest), -1), torch.cat((value[:, None], key), -1), value[:, None]
 
 
 def _mlp(mlp: Mlp, x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from acclimate.llm.decode.program import Program, Value
 # elements, except for the order of tokens, and products that sum over another dimension.
 _BY_POSITION = ELEMENTWISE | MOVES - {"flip"} | {
     "gt", "ge", "lt", "le", "bitwise_and", "bitwise_or", "bitwise_not", "logical_and", "logical_or",
-    "ones_like", "full_like", "cat", "stack", "bmm",
+    "ones_like", "full_like", "cat", "stack", "bmm", "polar", "view_as_real",
 }  # fmt: skip
 OPERATORS = _BY_POSITION | {"arange", "full", "ones", "zeros", "scalar_tensor"}
 """The operators that compute angles; the last ones compute without positions."""

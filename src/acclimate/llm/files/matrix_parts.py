@@ -50,12 +50,15 @@ class MatrixPart:
         return replace(self, columns=columns) if columns else None
 
 
-def matrix_parts(tensor: torch.Tensor, accepts: Callable[[Source], bool]) -> list[MatrixPart] | None:
+def matrix_parts(
+    tensor: torch.Tensor, accepts: Callable[[Source], bool], *, is_turned: bool = False
+) -> list[MatrixPart] | None:
     """Returns a deferred matrix, or each matrix of a deferred stack, as a part of tensors in files.
 
     Args:
         tensor: the matrix or stack.
         accepts: whether rows and columns of a file's tensor can be taken.
+        is_turned: whether the last dimension counts rows, and the one before columns.
 
     Returns:
         ``None`` if the tensor is something else, or if a file's tensor is not accepted.
@@ -66,23 +69,23 @@ def matrix_parts(tensor: torch.Tensor, accepts: Callable[[Source], bool]) -> lis
     if tensor.source is not None:
         if not accepts(tensor.source):
             return None
-        height, width = tensor.shape[-2:]
-        starts = range(0, tensor.shape[:-1].numel(), height) if height else ()
+        height, width = tensor.shape[:-3:-1] if is_turned else tensor.shape[-2:]
+        starts = range(0, tensor.shape[:-2].numel() * height, height) if height else ()
         return [MatrixPart(((tensor.source, at, at + height),), ((0, width),)) for at in starts]
     if tensor.operator is _aten.slice.Tensor:
         origin, dim, start, stop, step = operator_arguments(tensor)
-        found = matrix_parts(origin, accepts)
+        found = matrix_parts(origin, accepts, is_turned=is_turned)
         if found is None or step != 1:
             return None
         first, last, _ = slice(start, stop).indices(origin.shape[dim])
-        axis = dim % tensor.dim() - tensor.dim()
+        axis = _axis(dim, tensor, is_turned)
         if axis == -3:
             return found[first:last]
         return _complete(part.between(axis, first, last) for part in found)
     if tensor.operator in (_aten.cat.default, _aten.stack.default):
         parts, dim = operator_arguments(tensor)
-        found_parts = _complete(matrix_parts(part, accepts) for part in parts)
-        axis = dim % tensor.dim() - tensor.dim()
+        found_parts = _complete(matrix_parts(part, accepts, is_turned=is_turned) for part in parts)
+        axis = _axis(dim, tensor, is_turned)
         if found_parts is None:
             return None
         if axis == -3:
@@ -90,6 +93,12 @@ def matrix_parts(tensor: torch.Tensor, accepts: Callable[[Source], bool]) -> lis
         if tensor.operator is _aten.cat.default:
             return _complete(_joined(matrices, axis) for matrices in zip(*found_parts, strict=True))
     return None
+
+
+def _axis(dim: int, tensor: torch.Tensor, is_turned: bool) -> int:
+    """Returns what a dimension counts: -1: columns, -2: rows, -3: matrices."""
+    axis = dim % tensor.dim() - tensor.dim()
+    return -3 - axis if is_turned and axis > -3 else axis
 
 
 def same_values(tensor: torch.Tensor) -> torch.Tensor:

@@ -41,6 +41,8 @@ class Architecture:
     """Whether llama.cpp interleaves the two halves of each head that the rotary embedding mixes."""
     transposed: frozenset[str] = frozenset()
     """The parts of a block whose weights transformers stores as (inputs, outputs)."""
+    turned_experts: bool = False
+    """Whether transformers stores experts' weights as (inputs, outputs), with gates and ups in turns."""
 
 
 def find_architecture(header: GGUFHeader) -> Architecture:
@@ -268,10 +270,15 @@ def _has(metadata: Metadata, ending: str) -> bool:
     return any(name.startswith("blk.") and name.endswith(ending) for name in metadata.tensors)
 
 
-def _experts(metadata: Metadata, count_field: str, *, normalized: bool) -> dict[str, Any]:
+def _experts(metadata: Metadata, count_field: str, *, normalized: bool, gating: int = 1) -> dict[str, Any]:
     """The fields of a mixture of experts, with their widths taken from the tensors.
 
-    If ``normalized``, the weights of the experts used for a token add up to 1.
+    Args:
+        metadata: the file's keys.
+        count_field: the config's field for the number of experts.
+        normalized: whether the weights of the experts used for a token are divided by their sum.
+        gating: how weights are made of the router's logits, as llama.cpp numbers it. 1: softmax; 3: softmax
+            of the experts used.
     """
     count, width, _ = metadata.shape("blk.0.ffn_up_exps.weight", 3)
     used = metadata.size("expert_used_count")
@@ -283,7 +290,7 @@ def _experts(metadata: Metadata, count_field: str, *, normalized: bool) -> dict[
     if metadata.size("expert_feed_forward_length", width) != width:
         raise CorruptModelError(f"{metadata.header.path} is corrupt: its experts are {width:,} wide")
     metadata.refuse_unless("expert_weights_norm", normalized)
-    metadata.refuse_unless("expert_gating_func", 0, 1)  # 1: softmax, which is also the default
+    metadata.refuse_unless("expert_gating_func", 0, gating)  # 0: the architecture's
     return {count_field: count, "num_experts_per_tok": used}
 
 
@@ -375,6 +382,20 @@ def _qwen3moe(metadata: Metadata, _fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _gpt_oss(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
+    rope = fields["rope_parameters"]
+    if rope["rope_type"] == "yarn":  # as the model was trained; llama.cpp rounds the limits to whole pairs
+        rope = rope | {"truncate": False}
+    return _experts(metadata, "num_local_experts", normalized=False, gating=3) | {
+        "intermediate_size": metadata.shape("blk.0.ffn_up_exps.weight", 3)[1],
+        "rope_parameters": rope,
+        "sliding_window": metadata.size("attention.sliding_window"),
+        "layer_types": _layer_types(metadata, fields["num_hidden_layers"], pattern=2),
+        "swiglu_alpha": 1.702,  # as llama.cpp computes it
+        "swiglu_limit": 7.0,
+    }
+
+
 def _phi3(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
     return {
         "original_max_position_embeddings": metadata.size(
@@ -419,6 +440,7 @@ ARCHITECTURES = {
         more=_gpt2,
         transposed=frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"}),
     ),
+    "gpt-oss": Architecture("gpt_oss", tensor_flags=_ATTENTION_BIAS, more=_gpt_oss, turned_experts=True),
     "llama": Architecture("llama", more=_llama, rotary_rows_interleaved=True),
     "nemotron": Architecture(
         "nemotron",

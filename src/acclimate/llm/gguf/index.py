@@ -76,8 +76,9 @@ def read_index(
 
 
 def _placement(fields: dict[str, Any]) -> Placement:
+    parts = tuple(_tensor_rows(part) for part in fields["parts"])
     return Placement(
-        fields["parameter"], tuple(fields["shape"]), tuple(_tensor_rows(part) for part in fields["parts"])
+        fields["parameter"], tuple(fields["shape"]), parts, fields["is_turned"], fields["takes_turns"]
     )
 
 

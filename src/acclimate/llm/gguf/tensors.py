@@ -23,7 +23,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from acclimate.host import huge_pages
-from acclimate.llm.files.deferred_tensors import Region, sources
+from acclimate.llm.files.deferred_tensors import Region, Source, sources
 from acclimate.llm.files.matrix_parts import MatrixPart, matrix_parts
 from acclimate.llm.files.open_file import OpenFile
 from acclimate.llm.gguf.config import Architecture
@@ -115,11 +115,15 @@ class GGUFTensor:
     def _has_rows(self) -> bool:
         """Whether each row of the parameter is a row of the file."""
         width = self.placement.parts[0].source.shape[-1]
-        return len(self.shape) > 1 and not self._is_transposed and self.shape[-1] == width
+        is_same = not self._is_transposed and not self.placement.is_turned
+        return is_same and len(self.shape) > 1 and self.shape[-1] == width
 
     @cached_property
     def _places(self) -> tuple[Array, Array]:
         """For each row, the number of its part, and of the row in that part's tensor."""
+        if self.placement.is_turned and self.placement.takes_turns:
+            count = self.placement.parts[0].count
+            return np.tile(np.arange(2, dtype=np.int32), count), np.repeat(np.arange(count), 2)
         parts, numbers = [], []
         for index, part in enumerate(self.placement.parts):
             stored = np.arange(part.first, part.first + part.count)
@@ -158,16 +162,25 @@ class GGUFTensor:
 
     def read_into(self, region: Region, out: torch.Tensor) -> None:
         """Unpacks a region."""
+        if self.placement.is_turned:
+            experts, inputs, outputs = region
+            count, _, width = self.shape
+            return self._read_rows((count, width), (experts, outputs), inputs, out.transpose(1, 2))
         if not self._has_rows:
             values = self._all().reshape(self.shape)
             for dim, (start, stop) in enumerate(region):
                 values = values.narrow(dim, start, stop - start)
             out.copy_(values)
-            return
-        leading = self.shape[:-1]
-        cut = tuple(slice(start, stop) for start, stop in region[:-1])
+            return None
+        return self._read_rows(self.shape[:-1], region[:-1], region[-1], out)
+
+    def _read_rows(
+        self, leading: tuple[int, ...], region: Region, columns: tuple[int, int], out: torch.Tensor
+    ) -> None:
+        """Unpacks columns of some of the file's rows, which have all dimensions but the last."""
+        cut = tuple(slice(start, stop) for start, stop in region)
         rows = np.arange(prod(leading)).reshape(leading)[cut].reshape(-1)
-        start, stop = region[-1]
+        start, stop = columns
         whole = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
         flat = whole.view(len(rows), stop - start)
         done = 0
@@ -195,6 +208,8 @@ class GGUFTensor:
         """Returns all values of a vector or a transposed matrix, whose rows are not the file's."""
         source = self.placement.parts[0].source
         values = torch.cat(list(self._unpacked(np.arange(len(self._places[0])))))
+        if self.placement.takes_turns:
+            return torch.stack(values.chunk(2), -1)
         if self.architecture.norms_plus_one and source.name.endswith("norm.weight"):
             values -= 1
         order = rotary_order(self.architecture, source, self.heads) if len(source.shape) == 1 else None
@@ -266,13 +281,21 @@ def source_types(tensor: torch.Tensor) -> set[str]:
     return set().union(*(source.types for source in sources(tensor) if isinstance(source, GGUFTensor)))
 
 
-def stored_blocks(tensor: torch.Tensor) -> Blocks | None:
+def stored_blocks(tensor: torch.Tensor, *, is_turned: bool = False) -> Blocks | None:
     """Returns a deferred matrix, or the matrices of experts, as blocks of a GGUF file.
+
+    ``is_turned`` says whether the tensor is experts x columns x rows.
 
     Returns ``None`` if the file's tensors have several types or one without kernels, or if the matrix is not
     made of whole rows and whole blocks.
     """
-    matrices = matrix_parts(tensor, lambda source: isinstance(source, GGUFTensor) and source._has_rows)
+
+    def is_accepted(source: Source) -> bool:
+        if not isinstance(source, GGUFTensor):
+            return False
+        return source.placement.is_turned if is_turned else source._has_rows
+
+    matrices = matrix_parts(tensor, is_accepted, is_turned=is_turned)
     types = source_types(tensor)
     if not matrices or len(types) != 1:
         return None

@@ -39,6 +39,10 @@ class Placement:
     parameter: str
     shape: tuple[int, ...]
     parts: tuple[TensorRows, ...]
+    is_turned: bool = False
+    """Whether the parameter is experts x inputs x outputs; the file has a row of inputs for each output."""
+    takes_turns: bool = False
+    """Whether an expert's outputs take turns between two parts."""
 
 
 def stored_bytes(path: Path, tensor: TensorEntry) -> tuple[int, GGMLQuantizationType]:
@@ -117,8 +121,12 @@ def place_tensors(header: GGUFHeader, architecture: Architecture, model: torch.n
                 raise CorruptModelError(f"{header.path} lacks {name}, which its model needs")
             sources.append(available[name])
         unused -= set(wanted)
+        turned = architecture.turned_experts and len(shape) == 3
         expected = shape[::-1] if is_transposed(architecture, sources[0]) else shape
-        placements.append(Placement(parameter, shape, _parts(header, parameter, expected, sources)))
+        expected = (shape[0], shape[2], shape[1]) if turned else expected
+        takes_turns = architecture.turned_experts and len(sources) > 1
+        parts = (_turns if takes_turns else _parts)(header, parameter, expected, sources)
+        placements.append(Placement(parameter, shape, parts, turned, takes_turns))
     if unused:
         raise UnsupportedModelError(
             f"{header.path} holds tensors that transformers' {config.model_type} model does not have a place "
@@ -131,13 +139,16 @@ def place_tensors(header: GGUFHeader, architecture: Architecture, model: torch.n
 _READ_INTO_THE_CONFIG = ("rope_freqs.", "rope_factors_")
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _HEAD_NORM = re.compile(r"\.([qk])_layernorm\.norms\.(\d+)\.weight$")
+_EXPERTS = re.compile(r"\.experts\.(gate_up_proj|down_proj)(_bias)?$")
+_PARTS_OF_EXPERTS = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}
 
 
 def _sources(parameter: str, names: Any) -> list[str]:
     """Returns the names of the file's tensors that hold a parameter."""
     layer = _LAYER.search(parameter)
-    if layer is not None and parameter.endswith(".experts.gate_up_proj"):
-        return [f"blk.{layer[1]}.ffn_{part}_exps.weight" for part in ("gate", "up")]
+    if layer is not None and (experts := _EXPERTS.search(parameter)):
+        kind, parts = ("bias" if experts[2] else "weight"), _PARTS_OF_EXPERTS[experts[1]]
+        return [f"blk.{layer[1]}.ffn_{part}_exps.{kind}" for part in parts]
     if layer is not None and (norm := _HEAD_NORM.search(parameter)):
         return [f"blk.{layer[1]}.attn_{norm[1]}_norm.weight"]
     name = names.get_name(parameter, try_suffixes=(".weight", ".bias"))
@@ -169,6 +180,16 @@ def _parts(
         for expert in range(experts)
         for source in sources
     )
+
+
+def _turns(
+    header: GGUFHeader, _parameter: str, shape: tuple[int, ...], sources: list[TensorEntry]
+) -> tuple[TensorRows, ...]:
+    experts, both, *inputs = shape
+    half = (experts, both // len(sources), *inputs)
+    for source in sources:
+        _require_shape(header, source, source.shape == half, half)
+    return tuple(TensorRows(source, 0, prod(half[:-1])) for source in sources)
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

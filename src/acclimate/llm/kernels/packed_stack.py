@@ -41,8 +41,12 @@ class PackedStack:
         return PackedStack(weight_format, torch.stack(found), (n, k), is_turned)
 
     @staticmethod
-    def from_gguf(blocks: Tensor, block_type: str, experts: int, rows: tuple[int, int]) -> PackedStack:
+    def from_gguf(
+        blocks: Tensor, block_type: str, experts: int, rows: tuple[int, int], *, is_turned: bool = False
+    ) -> PackedStack:
         """Packs the tensor of a GGUF file that has the rows of all experts, without loss.
+
+        ``is_turned`` says whether the model's tensor is experts x inputs x outputs.
 
         Raises:
             WeightError: see :meth:`PackedWeight.from_gguf`.
@@ -54,7 +58,7 @@ class PackedStack:
         else:
             each = blocks.reshape(experts, -1)
             data = torch.stack([PackedWeight.from_gguf(b, block_type, rows).data for b in each])
-        return PackedStack(block_type.lower(), data, rows)
+        return PackedStack(block_type.lower(), data, rows, is_turned)
 
     @staticmethod
     def from_mxfp4(blocks: Tensor, scales: Tensor, *, is_turned: bool = False) -> PackedStack:
@@ -69,8 +73,7 @@ class PackedStack:
         # GGUF's byte has codes that are 16 columns apart.
         stored = torch.cat((scales[..., None], codes[..., :16] | codes[..., 16:] << 4), dim=-1)
         experts, n, count, _ = blocks.shape
-        made = PackedStack.from_gguf(stored, "mxfp4", experts, (n, 32 * count))
-        return PackedStack(made.format, made.data, made.rows, is_turned)
+        return PackedStack.from_gguf(stored, "mxfp4", experts, (n, 32 * count), is_turned=is_turned)
 
     @property
     def shape(self) -> tuple[int, int, int]:

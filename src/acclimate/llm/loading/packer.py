@@ -190,12 +190,13 @@ class Packer:
             if made is not None:
                 self._note_error(part, made[1], made[0].format)
                 return made[0]
-            found = None if is_turned else self._read_blocks(part)
+            found = self._read_blocks(part, is_turned=is_turned)
             if found is None:
                 return None
             name, blocks = found
             experts, n, k = part.shard.shape
-            return PackedStack.from_gguf(blocks, name, experts, (n, k))
+            n, k = (k, n) if is_turned else (n, k)
+            return PackedStack.from_gguf(blocks, name, experts, (n, k), is_turned=is_turned)
         chosen = self._sensitive.get(part.name, self.format)
         try:
             return PackedStack.quantize(part.read(self.source), chosen, is_turned=is_turned)
@@ -239,15 +240,19 @@ class Packer:
         n, k = part.shard.shape
         return PackedWeight.from_gguf(blocks, name, (n, k))
 
-    def _read_blocks(self, part: Slice) -> tuple[str, torch.Tensor] | None:
+    def _read_blocks(self, part: Slice, *, is_turned: bool = False) -> tuple[str, torch.Tensor] | None:
         """Reads a matrix, or the matrices of experts, as blocks of a file, if it consists of them.
+
+        Args:
+            part: the matrix, or the matrices.
+            is_turned: whether the last dimension counts the rows of blocks.
 
         Returns:
             The name of the blocks' format, and their bytes.
         """
         from acclimate.llm.gguf.tensors import source_types, stored_blocks
 
-        found = stored_blocks(part.shard)
+        found = stored_blocks(part.shard, is_turned=is_turned)
         if found is None:
             types = source_types(part.shard)
             if types - _UNPACKED:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from acclimate.errors import CorruptModelError
-from acclimate.llm.files.deferred_tensors import DeferredTensor, Region, Source
-from acclimate.llm.files.matrix_parts import same_values
+from acclimate.llm.files.deferred_tensors import Region, Source
+from acclimate.llm.files.matrix_parts import MatrixPart, matrix_parts
 from acclimate.llm.kernels import PackedStack
 from acclimate.llm.kernels.formats import BLOCK_COLUMNS
 from acclimate.llm.published.numbers import read, require_dtype, require_shape
@@ -72,14 +73,9 @@ def pack_experts(
         The packed weights, and the largest relative error of an expert's values. ``None`` if the weights are
         something else, or if the experts need different weight formats.
     """
-    origin = same_values(tensor)
-    if isinstance(origin, DeferredTensor) and isinstance(origin.source, MXFP4Experts):
-        if not is_turned:
-            return None
-        source = origin.source
-        return PackedStack.from_mxfp4(read(source.blocks), read(source.scales), is_turned=True), 0.0
     if is_turned:
-        return None
+        parts = matrix_parts(tensor, lambda source: isinstance(source, MXFP4Experts), is_turned=True)
+        return None if parts is None else _pack_mxfp4(parts)
     found: list[Packed] = []
     for number, part in enumerate(quantised_parts(tensor) or ()):
         found.append(pack_part(part, f"{name}[{number}]", where))
@@ -90,3 +86,26 @@ def pack_experts(
     data = torch.stack([each.weight.data for each in found])
     stack = PackedStack(found[0].weight.format, data, found[0].weight.shape)
     return stack, max(each.error for each in found)
+
+
+def _pack_mxfp4(experts: list[MatrixPart]) -> tuple[PackedStack, float] | None:
+    """Packs outputs and inputs of experts; ``None``: the inputs are no whole blocks."""
+    cuts = (place for part in experts for columns in part.columns for place in columns)
+    if not experts or any(place % BLOCK_COLUMNS for place in cuts):
+        return None
+    read_parts = [_read_mxfp4(part) for part in experts]
+    blocks, scales = (torch.cat(tensors) for tensors in zip(*read_parts, strict=True))
+    return PackedStack.from_mxfp4(blocks, scales, is_turned=True), 0.0
+
+
+def _read_mxfp4(part: MatrixPart) -> tuple[Tensor, Tensor]:
+    """Returns the blocks and the scales of an expert's outputs and inputs."""
+    found: tuple[list[Tensor], list[Tensor]] = ([], [])
+    groups = [(start // BLOCK_COLUMNS, stop // BLOCK_COLUMNS) for start, stop in part.columns]
+    for source, first, last in part.rows:
+        own = cast(MXFP4Experts, source)
+        expert, begin = divmod(first, own.shape[2])
+        rows = (expert, expert + 1), (begin, begin + last - first)
+        found[0].append(torch.cat([read(own.blocks, (*rows, some, (0, _BYTES))) for some in groups], 2))
+        found[1].append(torch.cat([read(own.scales, (*rows, some)) for some in groups], 2))
+    return torch.cat(found[0], 1), torch.cat(found[1], 1)

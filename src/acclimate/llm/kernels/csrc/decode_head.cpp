@@ -37,7 +37,11 @@ void Step::keep_best(const Call& call) const {
 void Step::finish(const Call& call, Team& team, const float* x) {
   const int64_t hidden = decoder_.hidden, batch = call.batch;
   for (int64_t i = 0; i < batch; ++i) {
-    normalize(decoder_.norm, decoder_.dtype, x + i * hidden, hidden, 0, normed_.data() + i * hidden);
+    float* normed = normed_.data() + i * hidden;
+    normalize(decoder_.norm, decoder_.dtype, x + i * hidden, hidden, 0, normed);
+    if (decoder_.head_input_factor != 1.0f) {
+      scale(decoder_.dtype, decoder_.head_input_factor, normed, hidden);
+    }
   }
   const Product& head = *decoder_.head;
   const Inputs inputs = inputs_for(normed_.data(), batch, decoder_.dtype, {&head});

@@ -21,6 +21,9 @@ struct Norm {
   int64_t rows = 1;  // the weights of several heads, one after the other
 };
 
+// The bytes of a value.
+inline int64_t size_of(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
+
 // Rounds to the dtype and back.
 void round_values(Dtype dtype, float* x, int64_t n);
 

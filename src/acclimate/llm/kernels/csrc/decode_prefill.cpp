@@ -39,6 +39,11 @@ bool Step::can_prefill() const {
   bool can = multiplies_many() && decoder_.dtype == Dtype::bf16;
   for (const Layer& layer : decoder_.layers) {
     can = can && is_arranged(layer.attention.projections) && is_arranged(layer.attention.output);
+    if (layer.attention.latent.has_value()) {
+      const Latent& latent = *layer.attention.latent;
+      can = can && is_arranged(latent.queries);
+      can = can && is_arranged(latent.keys.first) && is_arranged(latent.values.first);
+    }
     if (layer.mlp.has_value()) {
       const Mlp& mlp = *layer.mlp;
       can = can && is_arranged(mlp.gate) && is_arranged(mlp.up) && is_arranged(mlp.down);
@@ -64,11 +69,18 @@ class Step::Prefill {
         attended_(rows_ * hidden_),
         normed_(rows_ * stride_of(hidden_)) {
     int64_t queries = 0, values = 0, inner = 0, projections = 0, used = 0, between = 0;
+    int64_t before = 0, made = 0, results = 0;
     bool keeps_start = false, has_shared = false;
     for (const Layer& layer : decoder_.layers) {
       const Attention& attention = layer.attention;
       queries = std::max(queries, attention.heads * whole_blocks(attention.head_size));
       values = std::max(values, stride_of(attention.heads * attention.value_size));
+      if (attention.latent.has_value()) {
+        const Latent& latent = *attention.latent;
+        before = std::max(before, latent.queries.parts.empty() ? 0 : stride_of(latent.queries.k));
+        made = std::max(made, latent.queries.width);
+        results = std::max(results, stride_of(attention.heads * latent.value_size()));
+      }
       projections = std::max(projections, attention.projections.width);
       inner = std::max(inner, layer.mlp.has_value() ? stride_of(layer.mlp->up.width) : 0);
       if (layer.experts.has_value()) {
@@ -81,6 +93,9 @@ class Step::Prefill {
     projected_.resize(rows_ * std::max(projections, hidden_));
     queries_.resize(rows_ * queries);
     mixed_.resize(rows_ * values);
+    latent_inner_.resize(rows_ * before);
+    latent_queries_.resize(rows_ * made);
+    expanded_.resize(rows_ * results);
     inner_.resize(rows_ * inner);
     start_.resize(keeps_start ? rows_ * hidden_ : 0);
     chosen_experts_.resize(rows_ * used);
@@ -109,12 +124,18 @@ class Step::Prefill {
       const bool is_last = index + 1 == decoder_.layers.size();
       // The last layer needs only the results of each sequence's last token, or none.
       const int64_t asked = !is_last ? call_.length : gives_logits() ? 1 : 0;
-      for_rows(place, [&](int64_t row, ThreadState& state) {
-        if (row % call_.length >= call_.length - asked) {
-          prepare_queries(attention, row, state);
-        }
-      });
-      prepare_keys(place, attention, index);
+      const bool is_latent = attention.latent.has_value();
+      if (is_latent) {
+        prepare_latents(place, attention, index);
+        prepare_latent_queries(place, attention, asked);
+      } else {
+        for_rows(place, [&](int64_t row, ThreadState& state) {
+          if (row % call_.length >= call_.length - asked) {
+            prepare_queries(attention, row, state);
+          }
+        });
+        prepare_keys(place, attention, index);
+      }
       if (asked == 0) {
         return;
       }
@@ -122,7 +143,10 @@ class Step::Prefill {
       if (is_last) {
         keep_last_rows(place, attention);
       }
-      multiply(place, attention.output, mixed_, attended_, hidden_);
+      if (is_latent) {
+        expand_latents(place, attention);
+      }
+      multiply(place, attention.output, is_latent ? expanded_ : mixed_, attended_, hidden_);
       if (attention.output_is_summed) {
         sum_over_ranks(place, attended_);
       }
@@ -533,6 +557,124 @@ class Step::Prefill {
     });
   }
 
+  // -- latent attention -----------------------------------------------------------------------------
+
+  void prepare_latents(Place& place, const Attention& attention, size_t index) {
+    const int64_t size = attention.head_size, latent_size = attention.value_size;
+    const LayerCache& cache = call_.cache.layers[index];
+    const int64_t capacity = cache.capacity, at = call_.place - cache.first;
+    const int64_t parts = tiles_of(call_.length, rows_together);
+    share(place, call_.batch * parts, [&](int64_t unit, ThreadState& state) {
+      const int64_t sequence = unit / parts, first = unit % parts * rows_together;
+      const int64_t count = std::min(rows_together, call_.length - first);
+      auto* keys = reinterpret_cast<uint16_t*>(cache.keys) + sequence * capacity * size;
+      auto* values = reinterpret_cast<uint16_t*>(cache.values) + sequence * capacity * latent_size;
+      float* own = at_least(state.heads, count * size);
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t row = sequence * call_.length + first + i;
+        step_.prepare_latent(attention, call_.cache, position_of(row),
+                             projected_.data() + row * attention.projections.width, state, own + i * size);
+        fill_bf16(own + i * size, size, size, keys + (at + first + i) * size);
+      }
+      float column[rows_together];
+      for (int64_t c = 0; c < latent_size; ++c) {
+        for (int64_t i = 0; i < count; ++i) {
+          column[i] = own[i * size + c];
+        }
+        fill_bf16(column, count, count, values + c * capacity + at + first);
+      }
+    });
+  }
+
+  // Queries of latents, of the last tokens of each sequence.
+  void prepare_latent_queries(Place& place, const Attention& attention, int64_t asked) {
+    const Latent& latent = *attention.latent;
+    const bool has_inner = !latent.queries.parts.empty();
+    const int64_t width = attention.projections.width, heads = attention.heads, size = attention.head_size;
+    if (asked == 0) {
+      return;
+    }
+    if (has_inner) {
+      const int64_t k = latent.queries.k, stride = stride_of(k);
+      for_rows(place, [&](int64_t row, ThreadState& state) {
+        float* normed = at_least(state.normed, k);
+        normalize(latent.query_norm, decoder_.dtype, projected_.data() + row * width, k, 0, normed);
+        fill_bf16(normed, k, stride, latent_inner_.data() + row * stride);
+      });
+      multiply(place, latent.queries, latent_inner_, latent_queries_, latent.queries.width);
+    }
+    const std::vector<float>& queries = has_inner ? latent_queries_ : projected_;
+    const int64_t queries_stride = has_inner ? latent.queries.width : width;
+    const int64_t query_size = latent.query_size(), key_size = latent.key_size, latent_size = latent.size();
+    const int64_t stride = stride_of(key_size), to_stride = whole_blocks(size);
+    share_heads(
+        place, heads, call_.batch * asked,
+        [&](int64_t head, int64_t begin, int64_t count, ThreadState& state) {
+          const auto row_of = [&](int64_t i) {
+            return (begin + i) / asked * call_.length + call_.length - asked + (begin + i) % asked;
+          };
+          const auto to = [&](int64_t i) { return queries_.data() + (row_of(i) * heads + head) * to_stride; };
+          auto* x = reinterpret_cast<uint16_t*>(at_least(state.weights, tiles_of(count * stride * 2, 64)));
+          float* query = at_least(state.heads, query_size);
+          for (int64_t i = 0; i < count; ++i) {
+            const float* from = queries.data() + row_of(i) * queries_stride + head * query_size;
+            step_.prepare_latent_query(attention, call_.cache, position_of(row_of(i)), from, state, query);
+            fill_bf16(query, key_size, stride, x + i * stride);
+            fill_bf16(query + key_size, latent.rotated, to_stride - latent_size, to(i) + latent_size);
+          }
+          multiply_head(latent.keys.of(head), x, count, state, to);
+        });
+  }
+
+  // The heads' results, of their sums of latents in `mixed_`.
+  void expand_latents(Place& place, const Attention& attention) {
+    const Latent& latent = *attention.latent;
+    const int64_t heads = attention.heads, k = latent.size(), stride = stride_of(k);
+    const int64_t from_stride = stride_of(heads * k), size = latent.value_size();
+    const int64_t to_stride = stride_of(heads * size);
+    share_heads(
+        place, heads, place.rows, [&](int64_t head, int64_t begin, int64_t count, ThreadState& state) {
+          auto* x = reinterpret_cast<uint16_t*>(at_least(state.weights, tiles_of(count * stride * 2, 64)));
+          const auto to = [&](int64_t i) { return expanded_.data() + (begin + i) * to_stride + head * size; };
+          for (int64_t i = 0; i < count; ++i) {
+            const uint16_t* from = mixed_.data() + (begin + i) * from_stride + head * k;
+            std::copy(from, from + k, x + i * stride);
+            std::fill(x + i * stride + k, x + (i + 1) * stride, uint16_t{0});
+            if (head + 1 == heads) {
+              std::fill(to(i) + size, expanded_.data() + (begin + i + 1) * to_stride, uint16_t{0});
+            }
+          }
+          multiply_head(latent.values.of(head), x, count, state, to);
+        });
+  }
+
+  // Calls unit(head, begin, count, state) for parts of all rows, for each head.
+  template <class Unit>
+  void share_heads(Place& place, int64_t heads, int64_t rows, const Unit& unit) {
+    const int64_t parts = tiles_of(rows, queries_together);
+    share(place, heads * parts, [&](int64_t index, ThreadState& state) {
+      const int64_t begin = index % parts * queries_together;
+      unit(index / parts, begin, std::min(queries_together, rows - begin), state);
+    });
+  }
+
+  // Multiplies rows by a weight, and writes the rounded results of row i to to(i).
+  template <class To>
+  void multiply_head(const Weight& weight, const uint16_t* x, int64_t count, ThreadState& state,
+                     const To& to) const {
+    constexpr int64_t stride = columns_together + group_rows;
+    float* found = at_least(state.wide, count * stride);
+    for (int64_t column = 0; column < weight.n; column += columns_together) {
+      const int64_t some = std::min(columns_together, weight.n - column);
+      void* repacked = repacked_memory(state.repacked, some, weight.k);
+      repack(weight, column, column + some, repacked);
+      multiply_many(repacked, some, weight.k, x, stride_of(weight.k), count, false, found, stride);
+      for (int64_t i = 0; i < count; ++i) {
+        fill_bf16(found + i * stride, some, some, to(i) + column);
+      }
+    }
+  }
+
   // Computes attention for the places of each sequence from `begin` on.
   void attend(Place& place, const Attention& attention, size_t index, int64_t begin) {
     const int64_t group = attention.heads / attention.key_heads;
@@ -639,6 +781,8 @@ class Step::Prefill {
   const int64_t rows_, hidden_;
   std::vector<float> x_, attended_, projected_, start_;
   std::vector<uint16_t> normed_, queries_, mixed_, inner_;
+  std::vector<float> latent_queries_;
+  std::vector<uint16_t> latent_inner_, expanded_;
   Chosen chosen_;
   std::vector<int64_t> chosen_experts_;  // of each row
   std::vector<float> chosen_weights_, shared_, gates_;

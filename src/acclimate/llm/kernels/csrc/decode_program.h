@@ -93,6 +93,58 @@ inline Norm read_norm(Reader& from) {
   return norm;
 }
 
+// The weights of all experts of a layer for one product, or those of all heads.
+struct Stack {
+  explicit Stack(Reader& from)
+      : count(from.number()),
+        first(read_weight(from)),
+        between(from.number()),
+        biases(from.address<float>()) {}
+
+  Weight of(int64_t index) const {
+    Weight own = first;
+    own.data += index * between;
+    return own;
+  }
+  const float* bias(int64_t index) const { return biases == nullptr ? nullptr : biases + index * first.n; }
+
+  int64_t count;
+  Weight first;
+  int64_t between;  // bytes from one weight to the next
+  const float* biases;  // null: none
+};
+
+template <class Part>
+std::optional<Part> read_optional(Reader& from) {
+  return from.flag() ? std::optional<Part>(std::in_place, from) : std::nullopt;
+}
+
+// Attention whose keys and values are products of a latent of each token: a head's query is multiplied by the
+// weights of its keys, and what it gets of the latents by those of its values.
+struct Latent {
+  explicit Latent(Reader& from)
+      : queries(from),
+        query_norm(read_norm(from)),
+        norm(read_norm(from)),
+        keys(from),
+        values(from),
+        key_size(from.number()),
+        rotated(from.number()),
+        splits_pairs(from.flag()) {}
+
+  int64_t size() const { return keys.first.n; }
+  int64_t query_size() const { return key_size + rotated; }
+  int64_t value_size() const { return values.first.n; }
+
+  Product queries;  // without parts: the first products give queries, else what is normalized before
+  Norm query_norm, norm;
+  Stack keys;  // [latent][key_size] of each head
+  Stack values;  // [value_size][latent] of each head
+  int64_t key_size;  // of each query and key: not rotated
+  int64_t rotated;  // the elements after them
+  bool splits_pairs;  // the first elements of all pairs then come before the second ones
+};
+
 struct Attention {
   explicit Attention(Reader& from)
       : projections(from),
@@ -114,9 +166,13 @@ struct Attention {
         softcap(from.real()),
         sinks(from.address<float>()),
         output(from),
-        output_is_summed(from.flag()) {}
+        output_is_summed(from.flag()),
+        latent(read_optional<Latent>(from)) {}
 
-  Product projections;  // queries, keys, values
+  // The numbers of a head's result.
+  int64_t result_size() const { return latent.has_value() ? latent->value_size() : value_size; }
+
+  Product projections;  // queries, keys, values; with a latent: it comes before the key that heads share
   Norm query_norm, key_norm;
   bool norm_is_per_head, rotary_first;
   int64_t table;  // -1: no rotation
@@ -130,27 +186,8 @@ struct Attention {
   const float* sinks;
   Product output;
   bool output_is_summed;  // over the ranks
-};
-
-// The weights of all experts of a layer for one product.
-struct Stack {
-  explicit Stack(Reader& from)
-      : count(from.number()),
-        first(read_weight(from)),
-        between(from.number()),
-        biases(from.address<float>()) {}
-
-  Weight of(int64_t expert) const {
-    Weight own = first;
-    own.data += expert * between;
-    return own;
-  }
-  const float* bias(int64_t expert) const { return biases == nullptr ? nullptr : biases + expert * first.n; }
-
-  int64_t count;
-  Weight first;
-  int64_t between;  // bytes from one expert to the next
-  const float* biases;  // null: none
+  // There is one key head then, whose values are latents and whose keys are those and the rotated key.
+  std::optional<Latent> latent;
 };
 
 // An operation on the numbers of a token's experts; numbered as in acclimate.llm.decode.native.
@@ -243,11 +280,6 @@ struct Mlp {
   bool down_is_summed;  // over the ranks
 };
 
-template <class Part>
-std::optional<Part> read_optional(Reader& from) {
-  return from.flag() ? std::optional<Part>(std::in_place, from) : std::nullopt;
-}
-
 struct Layer {
   explicit Layer(Reader& from)
       : attention_norm(read_norm(from)),
@@ -299,6 +331,7 @@ struct Decoder {
       layers.emplace_back(from);
     }
     norm = read_norm(from);
+    head_input_factor = from.real();
     head = std::make_unique<Product>(from);
     logit_factor = from.real();
     logit_cap = from.real();
@@ -316,6 +349,7 @@ struct Decoder {
   int64_t position_offset;
   std::vector<Layer> layers;
   Norm norm;
+  float head_input_factor;
   std::unique_ptr<Product> head;
   float logit_factor, logit_cap;
 };

@@ -68,6 +68,10 @@ void Step::prepare_head(const Attention& attention, const Norm& norm, const Cach
 
 void Step::prepare_query(const Attention& attention, const Cache& cache, int64_t position, const float* all,
                          int64_t head, ThreadState& state, float* to) const {
+  if (attention.latent.has_value()) {  // queries of latents are prepared already
+    std::copy(all + head * attention.head_size, all + (head + 1) * attention.head_size, to);
+    return;
+  }
   prepare_head(attention, attention.query_norm, cache, position, all, head, attention.heads, state, to);
   if (attention.query_factors >= 0) {
     scale(decoder_.dtype, cache.factors[attention.query_factors][position], to, attention.head_size);

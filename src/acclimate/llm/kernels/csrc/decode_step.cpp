@@ -2,17 +2,25 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <stdexcept>
 
 namespace acclimate::inference::decode {
 namespace {
 
-constexpr int64_t shortest_part = 128;  // keys that are worth a thread of their own
+// What is worth a thread of its own: so many products with numbers of keys and values, but at least and at
+// most so many keys.
+constexpr int64_t work_of_part = 1 << 17, fewest_keys = 32, enough_keys = 128;
+
+// The number of keys that are worth a thread of their own.
+int64_t shortest_part(const Attention& attention) {
+  const int64_t group = attention.heads / attention.key_heads;
+  const int64_t work = group * (attention.head_size + attention.value_size);
+  return std::clamp(work_of_part / work, fewest_keys, enough_keys);
+}
 
 // Of weights: a product is divided into pieces of about this size.
 constexpr int64_t bytes_together = 64 << 10;
-
-int64_t size_of(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
 
 // Of the weights of one group of rows.
 int64_t bytes_of_group(const Product& product) {
@@ -56,6 +64,13 @@ Step::Step(Reader& from) : decoder_(from) {
       most_used_ = std::max(most_used_, router.used);
       widest_expert_ = std::max(widest_expert_, layer.experts->width());
     }
+    if (attention.latent.has_value()) {
+      const Latent& latent = *attention.latent;
+      see(latent.queries);
+      widest_queries_ = std::max(widest_queries_, attention.heads * latent.query_size());
+      widest_absorbed_ = std::max(widest_absorbed_, attention.heads * attention.head_size);
+      widest_expanded_ = std::max(widest_expanded_, attention.heads * latent.value_size());
+    }
     widest_projections_ = std::max(widest_projections_, attention.projections.width);
     widest_values_ = std::max(widest_values_, attention.heads * attention.value_size);
   }
@@ -87,8 +102,27 @@ void Step::check() const {
     need(attention.table >= -1 && attention.table < decoder_.tables && attention.window >= 0);
     need(attention.query_factors >= -1 && attention.query_factors < decoder_.factors);
     need(attention.table < 0 || (attention.pairs >= 0 && 2 * attention.pairs <= size));
-    is_product(attention.projections, decoder_.hidden, heads * size + key_heads * (size + value_size));
-    is_product(attention.output, heads * value_size, decoder_.hidden);
+    if (attention.latent.has_value()) {
+      const Latent& latent = *attention.latent;
+      const int64_t queries = heads * latent.query_size();
+      const int64_t rest = latent.size() + latent.rotated, before = attention.projections.width - rest;
+      need(key_heads == 1 && value_size == latent.size() && size == rest);
+      need(latent.keys.count == heads && latent.values.count == heads);
+      need(latent.key_size > 0 && latent.rotated >= 0 && latent.keys.first.k == latent.key_size);
+      need(latent.size() > 0 && latent.value_size() > 0 && latent.values.first.k == latent.size());
+      need(latent.keys.first.format == WeightFormat::dense);
+      need(latent.values.first.format == WeightFormat::dense);
+      need(attention.table < 0 || 2 * attention.pairs == latent.rotated);
+      is_product(attention.projections, decoder_.hidden, before + rest);
+      if (latent.queries.parts.empty()) {
+        need(before == queries);
+      } else {
+        is_product(latent.queries, before, queries);
+      }
+    } else {
+      is_product(attention.projections, decoder_.hidden, heads * size + key_heads * (size + value_size));
+    }
+    is_product(attention.output, heads * attention.result_size(), decoder_.hidden);
     need(layer.mlp.has_value() || layer.experts.has_value());
     if (layer.mlp.has_value()) {
       const Mlp& mlp = *layer.mlp;
@@ -154,6 +188,10 @@ void Step::make_memory(const Call& call, int threads) {
     at_least(*values, batch * hidden);
   }
   at_least(wide_, batch * widest_values_);
+  at_least(latent_inner_, widest_queries_ > 0 ? batch * widest_projections_ : 0);
+  at_least(latent_queries_, batch * widest_queries_);
+  at_least(absorbed_, batch * widest_absorbed_);
+  at_least(expanded_, batch * widest_expanded_);
   const int64_t pairs = batch * most_used_;
   at_least(routed_, batch * most_experts_);
   at_least(expert_inner_, pairs * widest_expert_);
@@ -189,10 +227,19 @@ void Step::work(const Call& call, Team& team, int parts_for) {
                 start_.data() + i * hidden);
     }
     multiply(team, layer.attention.projections, start_.data(), batch, projected_.data());
-    store_keys(team, layer, index, call);
+    const bool is_latent = layer.attention.latent.has_value();
+    if (is_latent) {
+      project_latents(team, layer, index, call);
+    } else {
+      store_keys(team, layer, index, call);
+    }
     attend(team, layer, index, call, parts);
     merge(layer.attention, call, parts);
-    multiply(team, layer.attention.output, wide_.data(), batch, attended_.data());
+    if (is_latent) {
+      expand_latents(team, layer.attention, batch);
+    }
+    const std::vector<float>& results = is_latent ? expanded_ : wide_;
+    multiply(team, layer.attention.output, results.data(), batch, attended_.data());
     if (layer.attention.output_is_summed) {
       sum_over_ranks(attended_.data(), batch * hidden);
     }
@@ -266,6 +313,20 @@ Input Step::input_for(const Weight& weight, const float* x, int64_t batch, Dtype
   return {form, batch, k, stride, memory, nullptr, nullptr, nullptr};
 }
 
+Input rows_as_input(Form form, const float* from, int64_t rows, int64_t k, int64_t stride,
+                    std::vector<Line>& memory) {
+  const int64_t own_stride = input_stride(form, k);
+  Line* to = at_least(memory, static_cast<int64_t>(input_bytes(form, rows, k) + 63) / 64);
+  for (int64_t i = 0; i < rows; ++i) {
+    if (form == Form::bf16) {
+      fill_bf16(from + i * stride, k, own_stride, reinterpret_cast<uint16_t*>(to) + i * own_stride);
+    } else {
+      fill_f32(from + i * stride, k, own_stride, reinterpret_cast<float*>(to) + i * own_stride);
+    }
+  }
+  return Input{form, rows, k, own_stride, to, nullptr, nullptr, nullptr};
+}
+
 // Computes columns first to last of a product, to[i * stride + column - first], rounded to a dtype.
 void Step::multiply(const Product& product, const Inputs& inputs, Dtype dtype, int64_t first, int64_t last,
                     int64_t batch, float* to, int64_t stride) const {
@@ -313,7 +374,9 @@ void Step::multiply_as(Dtype dtype, Team& team, const Product& product, const fl
 int64_t Step::parts_of(const Attention& attention, const Call& call, int threads) const {
   const int64_t heads = attention.key_heads;
   const int64_t keys = attention.window > 0 ? std::min(attention.window, call.place + 1) : call.place + 1;
-  return std::clamp((threads + heads - 1) / heads, int64_t{1}, std::max<int64_t>(keys / shortest_part, 1));
+  // With few heads, all threads get the same number of parts.
+  const int64_t wanted = heads < 4 * threads ? threads / std::gcd(heads, int64_t{threads}) : 1;
+  return std::clamp(wanted, int64_t{1}, std::max<int64_t>(keys / shortest_part(attention), 1));
 }
 
 // Puts the keys and values of the tokens into the cache.
@@ -374,7 +437,9 @@ void Step::attend_part(const Attention& attention, size_t index, const Call& cal
   const LayerCache& cache = call.cache.layers[index];
   const int64_t group = heads / attention.key_heads, capacity = cache.capacity;
   const int64_t bytes = size_of(decoder_.dtype);
-  const float* queries = projected_.data() + sequence * attention.projections.width;
+  const float* queries = attention.latent.has_value()
+                             ? absorbed_.data() + sequence * heads * size
+                             : projected_.data() + sequence * attention.projections.width;
   const int64_t row = sequence * attention.key_heads + key_head;
   const int64_t end = call.place + 1;
   int64_t begin = call.starts[sequence];
@@ -382,7 +447,7 @@ void Step::attend_part(const Attention& attention, size_t index, const Call& cal
     begin = std::max(begin, end - attention.window);
   }
   // Parts are whole vectors from the first key on, wherever that is in the cache.
-  const int64_t own_parts = std::clamp<int64_t>((end - begin) / shortest_part, 1, parts);
+  const int64_t own_parts = std::clamp<int64_t>((end - begin) / shortest_part(attention), 1, parts);
   const auto edge = [&](int64_t p) {
     return p < own_parts ? begin + (end - begin) * p / own_parts / 32 * 32 : end;
   };
@@ -407,23 +472,12 @@ void Step::attend_part(const Attention& attention, size_t index, const Call& cal
       continue;
     }
     const Form form = form_of(key_weight, decoder_.dtype);
-    const auto prepared = [&](std::vector<Line>& memory, const float* from, int64_t k, int64_t from_stride) {
-      const int64_t stride = input_stride(form, k);
-      Line* to = at_least(memory, static_cast<int64_t>(input_bytes(form, rows, k) + 63) / 64);
-      for (int64_t i = 0; i < rows; ++i) {
-        if (form == Form::bf16) {
-          fill_bf16(from + i * from_stride, k, stride, reinterpret_cast<uint16_t*>(to) + i * stride);
-        } else {
-          fill_f32(from + i * from_stride, k, stride, reinterpret_cast<float*>(to) + i * stride);
-        }
-      }
-      return Input{form, rows, k, stride, to, nullptr, nullptr, nullptr};
-    };
     for (int64_t i = 0; i < rows; ++i) {
       prepare_query(attention, call.cache, position, queries, head + i, state, own_heads + i * size);
     }
     float* scores = at_least(state.scores, rows * count);
-    compute(key_weight, prepared(state.query, own_heads, size, size), 0, count, scores, count);
+    compute(key_weight, rows_as_input(form, own_heads, rows, size, size, state.query), 0, count, scores,
+            count);
     for (int64_t i = 0; i < rows; ++i) {
       float* line = scores + i * count;
       float factor = attention.scale;
@@ -438,7 +492,8 @@ void Step::attend_part(const Attention& attention, size_t index, const Call& cal
       peaks[i] = top;
       sums[i] = exponentials(factor, top, line, count);
     }
-    compute(value_weight, prepared(state.weights, scores, count, count), 0, value_size, mixed, value_size);
+    compute(value_weight, rows_as_input(form, scores, rows, count, count, state.weights), 0, value_size,
+            mixed, value_size);
   }
 }
 

@@ -61,6 +61,10 @@ struct alignas(64) Line {
   uint8_t bytes[64];
 };
 
+// Rows of k rounded values that are `stride` apart, as the input of a product with a dense weight.
+Input rows_as_input(Form form, const float* from, int64_t rows, int64_t k, int64_t stride,
+                    std::vector<Line>& memory);
+
 // The experts of some tokens. A pair is a token and one of its experts; the pairs of an expert follow each
 // other.
 struct Chosen {
@@ -171,6 +175,14 @@ class Step {
   void prepare_head(const Attention& attention, const Norm& norm, const Cache& cache, int64_t position,
                     const float* all, int64_t head, int64_t heads, ThreadState& state, float* to) const;
   void merge(const Attention& attention, const Call& call, int64_t parts);
+  void rotate_latent(const Attention& attention, const Cache& cache, int64_t position, ThreadState& state,
+                     float* x) const;
+  void prepare_latent(const Attention& attention, const Cache& cache, int64_t position,
+                      const float* projected, ThreadState& state, float* to) const;
+  void prepare_latent_query(const Attention& attention, const Cache& cache, int64_t position,
+                            const float* from, ThreadState& state, float* to) const;
+  void project_latents(Team& team, const Layer& layer, size_t index, const Call& call);
+  void expand_latents(Team& team, const Attention& attention, int64_t batch);
   void join_attention(const Layer& layer, const float* attended, const float* start, float* x, float* branch,
                       float* normed) const;
   void join_mlp(const Layer& layer, const float* result, float* branch, float* x, ThreadState& state) const;
@@ -195,10 +207,11 @@ class Step {
   Decoder decoder_;
   int64_t widest_ = 0, widest_projections_ = 0, widest_inner_ = 0, widest_values_ = 0;
   int64_t most_experts_ = 0, most_used_ = 0, widest_expert_ = 0;  // of a layer
+  int64_t widest_queries_ = 0, widest_absorbed_ = 0, widest_expanded_ = 0;  // of latent attention
   std::mutex mutex_;
   std::vector<std::unique_ptr<ThreadState>> thread_states_;
   // The leader's.
-  std::vector<float> x_, start_, normed_, branch_, wide_;
+  std::vector<float> x_, start_, normed_, branch_, wide_, latent_inner_;
   std::vector<Line> input_memory_[3];  // by form
   std::vector<int64_t> chosen_experts_;
   std::vector<float> chosen_weights_, gates_, shared_;
@@ -206,6 +219,7 @@ class Step {
   std::vector<Chosen> chosen_;
   // Written in one phase, read in the next.
   std::vector<float> projected_, attended_, summed_, inner_, mixed_, peaks_, sums_, routed_, expert_inner_;
+  std::vector<float> latent_queries_, absorbed_, expanded_;
 };
 
 }  // namespace acclimate::inference::decode

@@ -1,0 +1,100 @@
+"""A gpt-oss file runs from its MXFP4 blocks, in the native step, also on two ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from gguf_files import make_model, write_gguf
+
+import acclimate
+from acclimate.llm.decode.loop import step_kind
+from rank_processes import RankProcesses, preload
+from shared_kernels import share_kernels
+
+preload("acclimate.llm.loading.deferred_model", "transformers.models.gpt_oss.modeling_gpt_oss")
+
+IDS = torch.tensor([[0, 5, 9, 17, 40, 3]])
+KIND = gguf.GGMLQuantizationType.MXFP4
+SIZES = {"hidden_size": 64, "intermediate_size": 64, "max_position_embeddings": 128}
+OPTIONS = {"do_sample": False, "eos_token_id": None}
+
+
+@torch.no_grad()
+def save(folder: Path) -> tuple[Path, Any]:
+    """Writes a file; returns the model in float32, with the file's values."""
+    model = make_model("gpt_oss", **SIZES).float()
+    for name, parameter in model.named_parameters():
+        parameter.copy_(parameter.bfloat16())
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            blocks = gguf.quantize(4 * parameter.transpose(1, 2).contiguous().numpy(), KIND)
+            parameter.copy_(torch.from_numpy(gguf.dequantize(blocks, KIND)).transpose(1, 2))
+
+    def pack(_keys: dict[str, Any], tensors: dict[str, Any]) -> None:
+        for name in tensors:
+            if name.endswith("_exps.weight"):
+                tensors[name] = gguf.quantize(tensors[name], KIND)
+
+    return write_gguf("gpt_oss", model, folder / "model.gguf", pack), model
+
+
+def error(logits: torch.Tensor, expected: Any) -> float:
+    """How far logits in bfloat16 are from those of a model in float32."""
+    exact = expected(IDS).logits.detach()
+    return float((logits - exact).norm() / exact.norm())
+
+
+def test_experts_keep_their_blocks_in_the_native_step(tmp_path: Path) -> None:
+    path, expected = save(tmp_path)
+    model = acclimate.init_inference(path)
+    assert dict(model.packing.packed) == {"mxfp4": 4}
+    assert model.packing.unpacked == {}
+    for found, own in zip(model.model.layers, expected.model.layers, strict=True):
+        for name, stack in found.mlp.experts.packed_stacks.items():
+            assert torch.equal(stack.dequantize(), getattr(own.mlp.experts, name)), name
+    assert step_kind(model) == "native"
+    with torch.no_grad():
+        assert error(model(IDS).logits.float(), expected) < 0.03
+
+
+def test_a_dtype_that_was_asked_for_unpacks_the_experts(tmp_path: Path) -> None:
+    path, expected = save(tmp_path)
+    model = acclimate.init_inference(path, dtype="float32")
+    values = dict(model.named_parameters())
+    for name, parameter in expected.named_parameters():
+        assert torch.equal(values[name], parameter), name
+    texts = [each.generate(IDS, max_new_tokens=100, **OPTIONS) for each in (model, expected)]
+    assert torch.equal(*texts)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
+    cache = tmp_path_factory.mktemp("cache")
+    share_kernels(cache)
+    environment = {"ACCLIMATE_ACCELERATOR": "cpu", "ACCLIMATE_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+    with RankProcesses(2, backend="gloo", environment=environment) as ranks:
+        yield ranks
+
+
+@torch.no_grad()
+def parts_of_experts(rank: int, path: str) -> tuple[torch.Tensor, str, dict[str, int], Any]:
+    model = acclimate.init_inference(path)
+    stacks = model.model.layers[1].mlp.experts.packed_stacks
+    parts = {name: stack.dequantize() for name, stack in stacks.items()}
+    return model(IDS).logits.float(), step_kind(model), dict(model.packing.packed), parts
+
+
+def test_two_ranks_hold_parts_of_each_expert_in_the_files_bits(two: RankProcesses, tmp_path: Path) -> None:
+    path, whole = save(tmp_path)
+    found = two.values(parts_of_experts, str(path))
+    for logits, kind, packed, _ in found:
+        assert (kind, packed) == ("native", {"mxfp4": 4})
+        assert error(logits, whole) < 0.03
+    experts = whole.model.layers[1].mlp.experts
+    one, other = (parts for *_, parts in found)
+    assert torch.equal(torch.cat((one["gate_up_proj"], other["gate_up_proj"]), 2), experts.gate_up_proj)
+    assert torch.equal(torch.cat((one["down_proj"], other["down_proj"]), 1), experts.down_proj)
