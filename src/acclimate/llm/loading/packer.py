@@ -58,6 +58,8 @@ def has_kernels(device: str) -> bool:
 
 
 _SHORT_ROW = 1024
+_PACKED_TOGETHER = 1 << 25
+"""Values that are read and packed at a time, so that a vocabulary of 100,000 is not in memory twice."""
 
 
 @dataclass(frozen=True)
@@ -191,12 +193,11 @@ class Packer:
             if made is not None:
                 self._note_error(part, made[1], made[0].format)
                 return made[0]
-            found = None if is_turned else self._read_blocks(part)
+            found = None if is_turned else self._block_rows(part)
             if found is None:
                 return None
-            rows, blocks = found
             experts, n, k = part.shard.shape
-            return PackedStack.from_gguf(blocks, rows.block_type, experts, (n, k))
+            return PackedStack(found.format.name, self._packed_blocks(part, found, experts), (n, k))
         chosen = self._sensitive.get(part.name, self.format)
         try:
             return PackedStack.quantize(part.read(self.source), chosen, is_turned=is_turned)
@@ -233,29 +234,54 @@ class Packer:
     def _blocks(self, part: Slice) -> PackedWeight | None:
         from acclimate.llm.kernels import PackedWeight
 
-        found = self._read_blocks(part)
-        return (
-            None if found is None else PackedWeight.from_gguf(found[1], found[0].block_type, found[0].shape)
-        )
+        found = self._block_rows(part)
+        if found is None:
+            return None
+        return PackedWeight(found.format.name, self._packed_blocks(part, found)[0], found.shape)
 
-    def _read_blocks(self, part: Slice) -> tuple[BlockRows, torch.Tensor] | None:
-        """Reads a matrix, or the matrices of experts, as blocks of a file, if it consists of them."""
+    def _block_rows(self, part: Slice) -> BlockRows | None:
+        """Returns a matrix, or the matrices of experts, as blocks of a file, if it consists of them."""
         from acclimate.llm.gguf.tensors import block_rows, source_types
 
         types = source_types(part.shard)
         found = block_rows(part.shard)
-        if found is None:
-            if types - _UNPACKED:
-                self.dense[part.name] = (
-                    f"its blocks ({', '.join(sorted(types))}) have no kernel, or are cut by the split"
-                )
-            return None
-        blocks = found.read()
-        if found.has_broken_scales(blocks):
-            raise CorruptModelError(
-                f"the tensor {part.name} in {self.source} is corrupt: the scale of a block is infinite or NaN"
+        if found is None and types - _UNPACKED:
+            self.dense[part.name] = (
+                f"its blocks ({', '.join(sorted(types))}) have no kernel, or are cut by the split"
             )
-        return found, blocks
+        return found
+
+    def _packed_blocks(self, part: Slice, found: BlockRows, matrices: int = 1) -> torch.Tensor:
+        """Reads and packs blocks, some rows at a time; returns matrices x groups x bytes of a group."""
+        import torch
+
+        from acclimate.llm.kernels import PackedWeight
+        from acclimate.llm.kernels.formats import GROUP_ROWS
+        from acclimate.llm.kernels.packed_weight import new_data
+
+        rows, k = found.shape
+        n = rows // matrices
+        groups, done = matrices * -(-n // GROUP_ROWS), 0
+        step = max(_PACKED_TOGETHER // k // GROUP_ROWS, 1) * GROUP_ROWS
+        if matrices > 1 and n % GROUP_ROWS:  # the rows of each begin a group
+            step = n
+        data = torch.empty(0, dtype=torch.uint8)
+        for first in range(0, rows, step):
+            last = min(first + step, rows)
+            blocks = found.read(first, last)
+            if found.has_broken_scales(blocks):
+                raise CorruptModelError(
+                    f"the tensor {part.name} in {self.source} is corrupt: the scale of a block is infinite "
+                    "or NaN"
+                )
+            packed = PackedWeight.from_gguf(blocks, found.block_type, (last - first, k)).data
+            if len(packed) == groups:
+                data = packed
+                break
+            data = data if done else new_data(found.format, groups * GROUP_ROWS, k, torch.device("cpu"))
+            data[done : done + len(packed)] = packed
+            done += len(packed)
+        return data.view(matrices, groups // matrices, -1)
 
     def _published(self, part: Slice) -> PackedWeight | None:
         from acclimate.llm.published.packing import pack_part, quantised_part
