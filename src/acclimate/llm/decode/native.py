@@ -31,6 +31,7 @@ from acclimate.llm.decode.description import (
     Norm,
     Operation,
     Part,
+    PositionFunction,
     Product,
     Router,
     Stack,
@@ -47,6 +48,8 @@ from acclimate.selection import get_accelerator
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _NO_PRODUCT = Product(())
 _READ_TOGETHER = 512
+_PLACES_TOGETHER = 1024
+"""The positions whose angles are computed together; intermediate results take several times the memory."""
 
 
 class NativeDecoder:
@@ -175,13 +178,14 @@ class NativeStep:
 
     def _compute_angles(self, count: int) -> None:
         """Computes what depends on positions, for so many of them."""
-        decoder, places = self._native.decoder, torch.arange(count)
+        decoder, places = self._native.decoder, torch.arange(count).split(_PLACES_TOGETHER)
+
+        def of_all(function: PositionFunction) -> Tensor:
+            return torch.cat([function(some).float() for some in places])
+
         with torch.no_grad():
-            self._tables = [
-                (cos.float().contiguous(), sin.float().contiguous())
-                for cos, sin in (table(places) for table in decoder.tables)
-            ]
-            self._factors = [function(places).float().contiguous() for function in decoder.factors]
+            self._tables = [(of_all(table.cos), of_all(table.sin)) for table in decoder.tables]
+            self._factors = [of_all(function) for function in decoder.factors]
         self._places = count
 
 

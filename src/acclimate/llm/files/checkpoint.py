@@ -114,6 +114,8 @@ class FileTensor:
     file: WeightFile
     position: int
     """The position of its first byte in the file."""
+    has_rows = True
+    """Its rows can be read one by one."""
 
     def read_into(self, region: Region, out: torch.Tensor) -> None:
         """Reads a region into a CPU tensor of the region's shape, which may have any strides."""

@@ -27,6 +27,8 @@ Region = tuple[tuple[int, int], ...]
 
 _TEMPORARY_BYTES = 8 << 20
 """The most bytes of another dtype that are read before they are converted."""
+_REGION_BYTES = 2 << 20
+"""What is read at a time, and then used while it is in the cache."""
 
 
 class Source(Protocol):
@@ -185,6 +187,20 @@ def read(tensor: torch.Tensor, region: Region | None = None) -> torch.Tensor:
     return out
 
 
+def regions(tensor: torch.Tensor) -> list[Region]:
+    """Divides a tensor into regions of a few megabytes to read one by one; one, if that took longer."""
+    whole, origin = whole_region(tensor), tensor
+    while isinstance(origin, DeferredTensor) and _READERS.get(origin.operator) in (
+        _read_same,
+        _read_converted,
+    ):
+        origin = origin.arguments[0]
+    source = origin.source if isinstance(origin, DeferredTensor) else None
+    if source is None or not getattr(source, "has_rows", False):
+        return [whole]
+    return list(_pieces(whole, tensor.dtype.itemsize, _REGION_BYTES))
+
+
 def read_into(tensor: torch.Tensor, region: Region, out: torch.Tensor) -> None:
     """Writes a region of a tensor to a tensor of the region's shape and the tensor's dtype."""
     if out.numel() == 0:
@@ -207,18 +223,18 @@ def _cut(tensor: torch.Tensor, region: Region) -> torch.Tensor:
     return tensor
 
 
-def _pieces(region: Region, item_bytes: int) -> Iterator[Region]:
+def _pieces(region: Region, item_bytes: int, most_bytes: int = _TEMPORARY_BYTES) -> Iterator[Region]:
     """Divides a region along its longest dimensions into pieces of a few megabytes."""
-    if prod(_shape(region)) * item_bytes <= _TEMPORARY_BYTES or not region:
+    if prod(_shape(region)) * item_bytes <= most_bytes or not region:
         yield region
         return
     dim = next(index for index, (start, stop) in enumerate(region) if stop - start > 1)
     start, stop = region[dim]
-    rows = max(1, (stop - start) * _TEMPORARY_BYTES // (prod(_shape(region)) * item_bytes))
+    rows = max(1, (stop - start) * most_bytes // (prod(_shape(region)) * item_bytes))
     for first in range(start, stop, rows):
         piece = (*region[:dim], (first, min(first + rows, stop)), *region[dim + 1 :])
         if rows == 1:
-            yield from _pieces(piece, item_bytes)
+            yield from _pieces(piece, item_bytes, most_bytes)
         else:
             yield piece
 

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from acclimate.errors import CorruptModelError
-from acclimate.llm.files.deferred_tensors import read
+from acclimate.host import huge_pages
+from acclimate.llm.files.at_once import read_at_once
+from acclimate.llm.files.deferred_tensors import Region, read_into, regions
 
 if TYPE_CHECKING:
     from acclimate.llm.split import Plan
@@ -36,12 +38,19 @@ class Slice:
         Raises:
             CorruptModelError: a value is NaN; the message names the source.
         """
-        values = read(self.shard)
-        if _has_nan(values):
-            raise CorruptModelError(
-                f"the tensor {self.name} in {source} is corrupt: it contains values that are not numbers "
-                "(NaN)"
-            )
+        values = torch.empty(self.shard.shape, dtype=self.shard.dtype)
+        huge_pages.request(values)
+
+        def read(region: Region) -> None:
+            piece = values[tuple(slice(start, stop) for start, stop in region)]
+            read_into(self.shard, region, piece)
+            if _has_nan(piece):
+                raise CorruptModelError(
+                    f"the tensor {self.name} in {source} is corrupt: it contains values that are not numbers "
+                    "(NaN)"
+                )
+
+        read_at_once(read, regions(self.shard))
         return values
 
     def load(self, folder: Path, device: str) -> None:

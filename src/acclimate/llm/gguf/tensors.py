@@ -41,6 +41,12 @@ Array = npt.NDArray[Any]
 
 # Values unpacked at a time: these and the intermediates fit into the second-level cache.
 _CHUNK_VALUES = 1 << 20
+_LARGE_BYTES = 8 << 20
+_DENSE = {
+    GGMLQuantizationType.F32: torch.float32,
+    GGMLQuantizationType.F16: torch.float16,
+    GGMLQuantizationType.BF16: torch.bfloat16,
+}
 
 
 class GGUFFile(OpenFile):
@@ -51,22 +57,29 @@ class GGUFFile(OpenFile):
         self.data_start = data_start
         """Where the tensors' data begins, in bytes from the start of the file."""
 
-    def rows(self, tensor: TensorEntry, numbers: Array) -> Array:
-        """Returns rows of a tensor as stored in the file, one row of bytes each."""
-        size, _ = stored_bytes(self.path, tensor)
-        row_bytes = size // prod(tensor.shape[:-1])
-        first, last = int(numbers.min()), int(numbers.max())
-        # A mapping of its own: what malloc frees between weights that stay is not returned to the system.
-        memory = mmap.mmap(-1, max((last - first + 1) * row_bytes, 1))
-        content: Array = np.frombuffer(memory, np.uint8, (last - first + 1) * row_bytes).reshape(
-            -1, row_bytes
-        )
-        huge_pages.request(torch.from_numpy(content))  # it is used once, and page faults would take longest
+    def read_rows(self, tensor: TensorEntry, numbers: Array, content: Array) -> None:
+        """Reads rows of a tensor as stored in the file into an array, one row of bytes each."""
+        first, last, row_bytes = int(numbers.min()), int(numbers.max()), content.shape[1]
         position = self.data_start + tensor.offset + first * row_bytes
-        self.pread(tensor.name, content.reshape(-1).data, position)
-        if len(numbers) == len(content) and bool(np.all(np.diff(numbers) == 1)):
-            return content
-        return np.ascontiguousarray(content[numbers - first])
+        if bool(np.all(np.diff(numbers) == 1)):
+            self.pread(tensor.name, content.reshape(-1).data, position)
+            return
+        all_between = _memory(last - first + 1, row_bytes)
+        self.pread(tensor.name, all_between.reshape(-1).data, position)
+        np.take(all_between, numbers - first, axis=0, out=content, mode="clip")  # without a buffer
+
+
+def _memory(rows: int, row_bytes: int) -> Array:
+    """Returns memory for rows; if it is large, it is returned to the system as soon as it is freed.
+
+    What malloc frees between weights that stay is not.
+    """
+    if rows * row_bytes < _LARGE_BYTES:
+        return np.empty((rows, row_bytes), np.uint8)
+    memory = mmap.mmap(-1, max(rows * row_bytes, 1))
+    content: Array = np.frombuffer(memory, np.uint8, rows * row_bytes).reshape(rows, row_bytes)
+    huge_pages.request(torch.from_numpy(content))  # it is used once, and page faults would take longest
+    return content
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +125,8 @@ class GGUFTensor:
         return is_transposed(self.architecture, self.placement.parts[0].source)
 
     @cached_property
-    def _has_rows(self) -> bool:
-        """Whether each row of the parameter is a row of the file."""
+    def has_rows(self) -> bool:
+        """Whether each row of the parameter is a row of the file, so that they can be read one by one."""
         width = self.placement.parts[0].source.shape[-1]
         is_same = not self._is_transposed and not self.placement.is_turned
         return is_same and len(self.shape) > 1 and self.shape[-1] == width
@@ -138,22 +151,23 @@ class GGUFTensor:
 
     def stored_rows(self, rows: Array) -> Array:
         """Returns the stored bytes of rows of the parameter, which all have one type."""
-        parts, numbers = self._places[0][rows], self._places[1][rows]
-        found = [part for part in range(len(self.placement.parts)) if bool(np.any(parts == part))]
-        if len(found) == 1:
-            return self.file.rows(self.placement.parts[found[0]].source, numbers)
-        pieces = {
-            part: self.file.rows(self.placement.parts[part].source, numbers[parts == part]) for part in found
-        }
-        content = np.empty((len(rows), pieces[found[0]].shape[1]), np.uint8)
-        for part, piece in pieces.items():
-            content[parts == part] = piece
+        source = self.placement.parts[self._places[0][rows[0]]].source
+        size, _ = stored_bytes(self.file.path, source)
+        content = _memory(len(rows), size // prod(source.shape[:-1]))
+        self._read_stored(rows, content)
         return content
+
+    def _read_stored(self, rows: Array, content: Array) -> None:
+        """Reads the stored bytes of rows into an array."""
+        parts, numbers = self._places[0][rows], self._places[1][rows]
+        for begin, end in _runs(parts):
+            source = self.placement.parts[parts[begin]].source
+            self.file.read_rows(source, numbers[begin:end], content[begin:end])
 
     def pieces(self) -> Iterator[Region]:
         """Divides the tensor into regions to read one after the other."""
         whole = tuple((0, size) for size in self.shape)
-        if not self._has_rows or len(self.shape) != 2:
+        if not self.has_rows or len(self.shape) != 2:
             yield whole
             return
         step = max(1, _CHUNK_VALUES // self.shape[1])
@@ -166,7 +180,7 @@ class GGUFTensor:
             experts, inputs, outputs = region
             count, _, width = self.shape
             return self._read_rows((count, width), (experts, outputs), inputs, out.transpose(1, 2))
-        if not self._has_rows:
+        if not self.has_rows:
             values = self._all().reshape(self.shape)
             for dim, (start, stop) in enumerate(region):
                 values = values.narrow(dim, start, stop - start)
@@ -183,31 +197,39 @@ class GGUFTensor:
         start, stop = columns
         whole = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
         flat = whole.view(len(rows), stop - start)
-        done = 0
-        for values in self._unpacked(rows):
-            flat[done : done + len(values)].copy_(values[:, start:stop])
-            done += len(values)
+        is_whole = stop - start == self.placement.parts[0].source.shape[-1]
+        if is_whole and self._has_dtype(out.dtype):
+            self._read_stored(rows, flat.view(torch.uint8).numpy())
+        else:
+            done = 0
+            for values in self._unpacked(rows):
+                flat[done : done + len(values)].copy_(values[:, start:stop])
+                done += len(values)
         if whole is not out:
             out.copy_(whole)
 
+    def _has_dtype(self, dtype: torch.dtype) -> bool:
+        """Whether the file has all values in a dtype."""
+        return all(_DENSE.get(part.source.ggml_type) == dtype for part in self.placement.parts)
+
     def _unpacked(self, rows: Array) -> Iterator[torch.Tensor]:
-        """Yields the values of rows in float32, a few rows at a time."""
+        """Yields the values of rows, a few rows at a time: as in the file, or unpacked to float32."""
         # Parts of one parameter can have different types; a group of rows is of one part.
         parts = self._places[0][rows]
         step = max(1, _CHUNK_VALUES // self.placement.parts[0].source.shape[-1])
-        starts = [0, *(np.flatnonzero(np.diff(parts)) + 1).tolist(), len(rows)]
-        for begin, end in pairwise(starts):
+        for begin, end in _runs(parts):
             kind = GGMLQuantizationType(self.placement.parts[parts[begin]].source.ggml_type)
             for first in range(begin, end, step):
                 stored = self.stored_rows(rows[first : min(first + step, end)])
-                # A copy, because dequantize may return a view of its argument.
-                values: Array = np.array(dequantize(stored, kind), dtype=np.float32)
-                yield torch.from_numpy(values)
+                if kind in _DENSE:
+                    yield torch.from_numpy(stored).view(_DENSE[kind])
+                else:
+                    yield torch.from_numpy(dequantize(stored, kind))
 
     def _all(self) -> torch.Tensor:
-        """Returns all values of a vector or a transposed matrix, whose rows are not the file's."""
+        """Returns all values of a vector or a transposed matrix in float32; its rows are not the file's."""
         source = self.placement.parts[0].source
-        values = torch.cat(list(self._unpacked(np.arange(len(self._places[0])))))
+        values = torch.cat([some.float() for some in self._unpacked(np.arange(len(self._places[0])))])
         if self.placement.takes_turns:
             return torch.stack(values.chunk(2), -1)
         if self.architecture.norms_plus_one and source.name.endswith("norm.weight"):
@@ -216,6 +238,11 @@ class GGUFTensor:
         if order is not None:
             values = values[..., torch.from_numpy(order)]
         return values.T if self._is_transposed else values
+
+
+def _runs(numbers: Array) -> Iterator[tuple[int, int]]:
+    """Divides an array into runs of equal numbers; yields the begin and end of each."""
+    return pairwise([0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)])
 
 
 def gguf_tensors(
@@ -251,15 +278,19 @@ class Blocks:
         """The rows of all matrices, and columns."""
         return sum(part.shape[0] for part in self.matrices), self.matrices[0].shape[1]
 
-    def read(self) -> torch.Tensor:
-        """Returns the bytes of the blocks, row by row."""
+    def read(self, first: int = 0, last: int | None = None) -> torch.Tensor:
+        """Returns the bytes of the blocks of some rows, row by row; default: of all."""
         values, size = self.format.columns, self.format.gguf_bytes
         ranges = [(start // values * size, stop // values * size) for start, stop in self.matrices[0].columns]
-        found = []
+        found, at, last = [], 0, self.shape[0] if last is None else last
         rows = [rows for part in self.matrices for rows in part.rows]
         for tensor, some in groupby(rows, itemgetter(0)):
-            numbers = np.concatenate([np.arange(first, last) for _, first, last in some])
-            content = cast(GGUFTensor, tensor).stored_rows(numbers)
+            numbers = np.concatenate([np.arange(begin, end) for _, begin, end in some])
+            own = numbers[max(first - at, 0) : max(last - at, 0)]
+            at += len(numbers)
+            if len(own) == 0:
+                continue
+            content = cast(GGUFTensor, tensor).stored_rows(own)
             if ranges != [(0, content.shape[1])]:
                 content = np.concatenate([content[:, start:stop] for start, stop in ranges], axis=1)
             found.append(content)
@@ -293,7 +324,7 @@ def stored_blocks(tensor: torch.Tensor, *, is_turned: bool = False) -> Blocks | 
     def is_accepted(source: Source) -> bool:
         if not isinstance(source, GGUFTensor):
             return False
-        return source.placement.is_turned if is_turned else source._has_rows
+        return source.placement.is_turned if is_turned else source.has_rows
 
     matrices = matrix_parts(tensor, is_accepted, is_turned=is_turned)
     types = source_types(tensor)

@@ -94,7 +94,7 @@ class PackedWeight:
         _check_matrix(weight)
         kind = WEIGHT_FORMATS[weight_format]
         n, k = weight.shape
-        data = _new_data(kind, n, k, weight.device)
+        data = new_data(kind, n, k, weight.device)
         groups = max(_QUANTIZED_TOGETHER // max(k, 1) // GROUP_ROWS, 1)
         for first, rows in enumerate(weight.detach().split(groups * GROUP_ROWS)):
             if not rows.isfinite().all():
@@ -126,7 +126,7 @@ class PackedWeight:
             packed = pack_words(words, fields, kind)
             if len(packed) == groups:
                 return PackedWeight(weight_format, packed, shape)
-            data = data if done else _new_data(kind, n, k, torch.device("cpu"))
+            data = data if done else new_data(kind, n, k, torch.device("cpu"))
             data[done : done + len(packed)] = packed
             done += len(packed)
         return PackedWeight(weight_format, data, shape)
@@ -289,7 +289,7 @@ class PackedWeight:
                 f"not at {start} and {stop}."
             )
         if stop == start:
-            return _new_data(kind, n, 0, self.device).zero_()
+            return new_data(kind, n, 0, self.device).zero_()
         parts = layout.unpack(self.data, kind, k)
         return layout.pack(parts.columns(kind, start, kind.padded(stop)), kind)
 
@@ -320,7 +320,8 @@ def _check_matrix(weight: Tensor) -> None:
         )
 
 
-def _new_data(kind: WeightFormat, n: int, k: int, device: torch.device) -> Tensor:
+def new_data(kind: WeightFormat, n: int, k: int, device: torch.device) -> Tensor:
+    """Returns memory for the packed rows of a weight of shape [n, k]."""
     data = torch.empty(-(-n // GROUP_ROWS), kind.group_bytes(k), dtype=torch.uint8, device=device)
     huge_pages.request(data)
     return data

@@ -199,7 +199,9 @@ def load_split_model(
         seconds = time.perf_counter() - start - builds.seconds
         return LoadedModel(module, tokenizers[-1], folder, accelerator, chosen, seconds, builds.seconds)
 
-    with watch_builds() as builds:
+    import torch
+
+    with torch.inference_mode(False), watch_builds() as builds:
         ranks = join_model_ranks(accelerator, None)
         accelerator.reset_peak_memory_stats()
         with ranks.all_or_none():

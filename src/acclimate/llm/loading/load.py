@@ -113,7 +113,10 @@ def load_model(
         seconds = time.perf_counter() - start - builds.seconds
         return LoadedModel(module, tokenizer, folder, accelerator, chosen, seconds, builds.seconds)
 
-    with watch_builds() as builds:
+    import torch
+
+    # transformers' loading fails in inference mode, and its weights could never be trained.
+    with torch.inference_mode(False), watch_builds() as builds:
         return load_in_finite_dtype(load_in, chosen, accelerator, ModelRanks(), is_asked_for=dtype != "auto")
 
 

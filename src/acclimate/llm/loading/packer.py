@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from acclimate.llm.files.deferred_tensors import Source
     from acclimate.llm.files.slices import Slice
+    from acclimate.llm.gguf.tensors import Blocks
     from acclimate.llm.kernels import PackedStack, PackedWeight
 
 logger = logging.getLogger("acclimate.llm")
@@ -57,6 +58,8 @@ def has_kernels(device: str) -> bool:
 
 
 _SHORT_ROW = 1024
+_PACKED_TOGETHER = 1 << 25
+"""Values that are read and packed at a time, so that a vocabulary of 100,000 is not in memory twice."""
 
 
 @dataclass(frozen=True)
@@ -190,13 +193,13 @@ class Packer:
             if made is not None:
                 self._note_error(part, made[1], made[0].format)
                 return made[0]
-            found = self._read_blocks(part, is_turned=is_turned)
+            found = self._stored_blocks(part, is_turned=is_turned)
             if found is None:
                 return None
-            name, blocks = found
             experts, n, k = part.shard.shape
             n, k = (k, n) if is_turned else (n, k)
-            return PackedStack.from_gguf(blocks, name, experts, (n, k), is_turned=is_turned)
+            data = self._packed_blocks(part, found, experts)
+            return PackedStack(found.format.name, data, (n, k), is_turned)
         chosen = self._sensitive.get(part.name, self.format)
         try:
             return PackedStack.quantize(part.read(self.source), chosen, is_turned=is_turned)
@@ -233,39 +236,59 @@ class Packer:
     def _as_stored(self, part: Slice) -> PackedWeight | None:
         from acclimate.llm.kernels import PackedWeight
 
-        found = self._read_blocks(part)
+        found = self._stored_blocks(part)
         if found is None:
             return None
-        name, blocks = found
-        n, k = part.shard.shape
-        return PackedWeight.from_gguf(blocks, name, (n, k))
+        return PackedWeight(found.format.name, self._packed_blocks(part, found)[0], found.shape)
 
-    def _read_blocks(self, part: Slice, *, is_turned: bool = False) -> tuple[str, torch.Tensor] | None:
-        """Reads a matrix, or the matrices of experts, as blocks of a file, if it consists of them.
+    def _stored_blocks(self, part: Slice, *, is_turned: bool = False) -> Blocks | None:
+        """Returns a matrix, or the matrices of experts, as blocks of a file, if it consists of them.
 
         Args:
             part: the matrix, or the matrices.
             is_turned: whether the last dimension counts the rows of blocks.
-
-        Returns:
-            The name of the blocks' format, and their bytes.
         """
         from acclimate.llm.gguf.tensors import source_types, stored_blocks
 
         found = stored_blocks(part.shard, is_turned=is_turned)
-        if found is None:
-            types = source_types(part.shard)
-            if types - _UNPACKED:
-                self.dense[part.name] = (
-                    f"its blocks ({', '.join(sorted(types))}) have no kernel, or are cut by the split"
-                )
-            return None
-        blocks = found.read()
-        if found.has_broken_scales(blocks):
-            raise CorruptModelError(
-                f"the tensor {part.name} in {self.source} is corrupt: the scale of a block is infinite or NaN"
+        types = source_types(part.shard)
+        if found is None and types - _UNPACKED:
+            self.dense[part.name] = (
+                f"its blocks ({', '.join(sorted(types))}) have no kernel, or are cut by the split"
             )
-        return found.format.name, blocks
+        return found
+
+    def _packed_blocks(self, part: Slice, found: Blocks, matrices: int = 1) -> torch.Tensor:
+        """Reads and packs blocks, some rows at a time; returns matrices x groups x bytes of a group."""
+        import torch
+
+        from acclimate.llm.kernels import PackedWeight
+        from acclimate.llm.kernels.formats import GROUP_ROWS
+        from acclimate.llm.kernels.packed_weight import new_data
+
+        rows, k = found.shape
+        n = rows // matrices
+        groups, done = matrices * -(-n // GROUP_ROWS), 0
+        step = max(_PACKED_TOGETHER // k // GROUP_ROWS, 1) * GROUP_ROWS
+        if matrices > 1 and n % GROUP_ROWS:  # the rows of each begin a group
+            step = n
+        data = torch.empty(0, dtype=torch.uint8)
+        for first in range(0, rows, step):
+            last = min(first + step, rows)
+            blocks = found.read(first, last)
+            if found.has_broken_scales(blocks):
+                raise CorruptModelError(
+                    f"the tensor {part.name} in {self.source} is corrupt: the scale of a block is infinite "
+                    "or NaN"
+                )
+            packed = PackedWeight.from_gguf(blocks, found.format.name, (last - first, k)).data
+            if len(packed) == groups:
+                data = packed
+                break
+            data = data if done else new_data(found.format, groups * GROUP_ROWS, k, torch.device("cpu"))
+            data[done : done + len(packed)] = packed
+            done += len(packed)
+        return data.view(matrices, groups // matrices, -1)
 
     def _published(self, part: Slice) -> PackedWeight | None:
         from acclimate.llm.published.packing import pack_part, quantised_parts
