@@ -15,8 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from fastapi import HTTPException
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from jinja2.exceptions import TemplateError
+from starlette.exceptions import HTTPException as StarletteHTTPException
 from transformers.cli.serving.chat_completion import ChatCompletionHandler
 from transformers.cli.serving.completion import CompletionHandler
 from transformers.cli.serving.model_manager import ModelManager
@@ -260,7 +262,9 @@ def build_app(model: Any, tokenizer: Any, name: str, context_length: int | None,
         systemone_handler=SystemOneHandler(model_manager=manager, generation_state=state),
         generation_state=state,
     )
-    for kind in (HTTPException, ValueError, KeyError, TypeError, TemplateError, AcclimateError):
+    # ImportError: a route of transformers' needs a package that is not installed.
+    theirs = (StarletteHTTPException, RequestValidationError, TemplateError)
+    for kind in (*theirs, AcclimateError, ValueError, KeyError, TypeError, ImportError):
         app.add_exception_handler(kind, _refused)
     return _CancelsRequests(app)
 
@@ -271,7 +275,11 @@ async def _refused(request: Any, error: Exception) -> JSONResponse:
     The body is as OpenAI's clients expect it, so that they show the message.
     """
     status, message = 400, first_line(error)
-    if isinstance(error, HTTPException):
+    if isinstance(error, StarletteHTTPException):
         status, message = error.status_code, str(error.detail)
+    elif isinstance(error, RequestValidationError):
+        message = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+    elif isinstance(error, KeyError):
+        message = f"the request lacks {error}"
     told = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
     return JSONResponse({"error": told}, status)

@@ -19,11 +19,15 @@ sys.exit(main())
 """
 
 
+warm = pytest.mark.usefixtures("warm_starts")
+
+
 def run(absent: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "error", "-c", COMMAND, absent, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
+@warm
 @pytest.mark.parametrize("absent", ["transformers", "safetensors", "numpy"])
 def test_plan_names_the_package_and_the_extra(absent: str, tiny_folder: Path) -> None:
     done = run(absent, "plan", str(tiny_folder))
@@ -33,6 +37,7 @@ def test_plan_names_the_package_and_the_extra(absent: str, tiny_folder: Path) ->
     )
 
 
+@warm
 def test_plan_of_a_gguf_file_names_the_package_and_the_extra(tiny_gguf: Path) -> None:
     done = run("gguf", "plan", str(tiny_gguf))
     assert done.returncode == 2, done.stderr
@@ -41,6 +46,7 @@ def test_plan_of_a_gguf_file_names_the_package_and_the_extra(tiny_gguf: Path) ->
     )
 
 
+@warm
 def test_a_missing_dependency_is_no_internal_error(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("import torch\n")
     done = run("libcst", "port", str(tmp_path))

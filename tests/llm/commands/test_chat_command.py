@@ -19,6 +19,8 @@ from warm_processes import WarmProcesses
 
 from acclimate.cli import main
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
 MAIN = "import sys; from acclimate.cli import main; sys.exit(main(['chat', *sys.argv[1:]]))"
 GREEDY = ("--temperature", "0", "--max-new-tokens", "6", "--dtype", "fp32")
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from warm_processes import WarmProcesses
 
 from acclimate.host.topology import processor_limit
-from fresh_process import FreshProcesses
 
 pytestmark = pytest.mark.parametrize("own_group", [("cpu", ("cpu.max", "cpu.cfs_quota_us"))], indirect=True)
 
 _START = """
-import os, sys, torch
+import json, os, sys, torch
 from pathlib import Path
 torch.set_num_threads(4)
+
+def tell(**values):
+    print(json.dumps(values), flush=True)
 
 def threads():
     return len(os.listdir("/proc/self/task"))
@@ -24,6 +29,14 @@ def threads():
 _JOIN = """
 (Path({group!r}) / "cgroup.procs").write_text(str(os.getpid()))
 """
+
+
+def told(warm: WarmProcesses, code: str) -> dict[str, Any]:
+    """Runs code in a process of its own; returns what it tells at its end."""
+    done = warm.run(code=_START + code)
+    assert done.returncode == 0, done.stderr
+    values: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return values
 
 
 def give_processors(group: Path, share: float) -> None:
@@ -36,7 +49,7 @@ def give_processors(group: Path, share: float) -> None:
 
 @pytest.mark.parametrize("command", ["generate", "bench"])
 def test_a_command_limits_torchs_threads(
-    command: str, own_group: Path, tiny_folder: Path, fresh: FreshProcesses
+    command: str, own_group: Path, tiny_folder: Path, warm: WarmProcesses
 ) -> None:
     give_processors(own_group, 1)
     options = {
@@ -48,11 +61,11 @@ from acclimate.cli import main
 assert main({[command, *options]!r}) == 0
 tell(threads=torch.get_num_threads())
 """
-    assert fresh.check(_START + _JOIN.format(group=str(own_group)) + code).told == {"threads": 1}
+    assert told(warm, _JOIN.format(group=str(own_group)) + code) == {"threads": 1}
 
 
 def test_the_native_step_keeps_to_the_quota_and_torch_to_the_users_threads(
-    own_group: Path, tiny_folder: Path, fresh: FreshProcesses
+    own_group: Path, tiny_folder: Path, warm: WarmProcesses
 ) -> None:
     give_processors(own_group, 1)
     code = f"""
@@ -63,13 +76,13 @@ before = threads()
 model.generate(torch.arange(2, 8)[None], max_new_tokens=4, do_sample=False, pad_token_id=0)
 tell(started=threads() - before, torchs=torch.get_num_threads())
 """
-    free = fresh.check(_START + code).told
+    free = told(warm, code)
     assert free["started"] == min(4, processor_limit()) - 1
-    assert fresh.check(_START + _JOIN.format(group=str(own_group)) + code).told == {"started": 0, "torchs": 4}
+    assert told(warm, _JOIN.format(group=str(own_group)) + code) == {"started": 0, "torchs": 4}
 
 
 def test_what_has_no_native_step_keeps_to_the_quota_too(
-    own_group: Path, tiny_folder: Path, fresh: FreshProcesses
+    own_group: Path, tiny_folder: Path, warm: WarmProcesses
 ) -> None:
     give_processors(own_group, 1)
     code = f"""
@@ -87,13 +100,13 @@ model.generate(torch.arange(2, 8)[None], max_new_tokens=4, do_sample=False, num_
                logits_processor=LogitsProcessorList([observer]))
 tell(during=observer.threads, after=torch.get_num_threads())
 """
-    found = fresh.check(_START + _JOIN.format(group=str(own_group)) + code).told
+    found = told(warm, _JOIN.format(group=str(own_group)) + code)
     assert found == {"during": 1, "after": 4}
 
 
 @pytest.mark.parametrize("is_limited", [False, True])
 def test_half_a_processor_more_gives_the_native_step_a_thread_more(
-    is_limited: bool, own_group: Path, fresh: FreshProcesses
+    is_limited: bool, own_group: Path, warm: WarmProcesses
 ) -> None:
     give_processors(own_group, 1.5)
     code = f"""
@@ -104,6 +117,6 @@ with at_most_threads(1):
     inside = kernel_threads()
 tell(torchs=torch.get_num_threads(), native=kernel_threads(), inside=inside)
 """
-    found = fresh.check(_START + _JOIN.format(group=str(own_group)) + code).told
+    found = told(warm, _JOIN.format(group=str(own_group)) + code)
     native = min(2, processor_limit())
     assert found == {"torchs": 1 if is_limited else 4, "native": native, "inside": native}

@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from chat_models import save_chat_model
+from warm_processes import WarmProcesses
 
 pytest.importorskip("openai", reason="the extra `serve` is not installed")
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
@@ -27,32 +30,36 @@ import openai
 
 from acclimate.cli import main
 from acclimate.llm import load_model
+from acclimate.llm.decode import loop
+from acclimate.llm.decode.company import Company
 from acclimate.llm.serving import build_app, requests_at_once, server_tokenizer
 
 QUESTIONS = ("The capital of France", "Of Italy?", "A few more words", "and emoji")
 
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
+MAIN = "import sys; from acclimate.cli import main; sys.exit(main(['serve', *sys.argv[1:]]))"
+OPTIONS = ("--port", "0", "--dtype", "fp32")
+
+
 @contextlib.contextmanager
-def server(folder: Path, *options: str) -> Iterator[str]:
-    """Yields the address of a server."""
-    command = [sys.executable, "-m", "acclimate", "serve", str(folder), "--port", "0", "--dtype", "fp32"]
-    with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        lines = []
-        for line in process.stderr:
-            lines.append(line)
-            if line.startswith("serving "):
-                break
-        else:
-            raise AssertionError("".join(lines))
-        drain = threading.Thread(target=process.stderr.read)
-        drain.start()
-        try:
-            yield lines[-1].partition(" at ")[2].partition(";")[0]
-        finally:
-            process.send_signal(signal.SIGINT)
-            assert process.wait(600) == 130
-            drain.join()
+def told_address(process: Any) -> Iterator[str]:
+    """Yields the address of a server that has been started, and ends it as a user does."""
+    lines = []
+    for line in process.stderr:
+        lines.append(line.decode())
+        if lines[-1].startswith("serving "):
+            break
+    else:
+        raise AssertionError("".join(lines))
+    drain = threading.Thread(target=process.stderr.read)
+    drain.start()
+    try:
+        yield lines[-1].partition(" at ")[2].partition(";")[0]
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(600) == 130
+        drain.join()
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +69,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def address(folder: Path) -> Iterator[str]:
-    with server(folder) as found:
+def address(folder: Path, warm: WarmProcesses) -> Iterator[str]:
+    with told_address(warm.start(str(folder), *OPTIONS, code=MAIN)) as found:
         yield found
 
 
@@ -123,19 +130,29 @@ def test_what_cannot_be_answered_is_said_in_openais_words(address: str) -> None:
     asked = client(address)
     with pytest.raises(openai.BadRequestError, match="pinned to 'tiny-chat'; requested 'other'"):
         asked.chat.completions.create(model="other", messages=[{"role": "user", "content": "Hello"}])
-    with pytest.raises(openai.BadRequestError, match="role"):
+    with pytest.raises(openai.BadRequestError, match="the request lacks 'role'"):
         asked.chat.completions.create(model="tiny-chat", messages=[{"content": "Hello"}])
+    for path, body, message in (
+        ("chat/completions", b"{bad", "JSON decode error"),
+        ("chat/completions", b"[1]", "body: Input should be a valid dictionary"),
+        ("embeddings", b"{}", "Not Found"),
+    ):
+        request = urllib.request.Request(
+            f"{address}/{path}", body, {"Content-Type": "application/json"}, method="POST"
+        )
+        with pytest.raises(urllib.error.HTTPError) as raised:
+            urllib.request.urlopen(request, timeout=600)
+        assert message in json.loads(raised.value.read())["error"]["message"]
 
 
-def test_transformers_chat_talks_with_the_server(address: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from transformers.cli.transformers import main; main()", "chat"]
-    done = subprocess.run(
-        [*command, "tiny-chat", address, "max_new_tokens=6", "do_sample=False"],
-        input="The capital of France\nn\n!exit\n",
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=tmp_path,
+def test_transformers_chat_talks_with_the_server(
+    address: str, warm: WarmProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = warm.run(
+        *("chat", "tiny-chat", address, "max_new_tokens=6", "do_sample=False"),
+        code="from transformers.cli.transformers import main; main()",
+        input=b"The capital of France\nn\n!exit\n",
         env=os.environ | {"COLUMNS": "200"},
     )
     assert done.returncode == 0, done.stderr
@@ -145,7 +162,8 @@ def test_transformers_chat_talks_with_the_server(address: str, tmp_path: Path) -
 
 def test_a_server_over_two_ranks_answers_as_one_process_does(address: str, folder: Path) -> None:
     alone = [ask(address, question) for question in QUESTIONS[:2]]
-    with server(folder, "--num_accelerators", "2") as shared:
+    command = [sys.executable, "-m", "acclimate", "serve", str(folder), *OPTIONS, "--num_accelerators", "2"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process, told_address(process) as shared:
         assert [ask(shared, question) for question in QUESTIONS[:2]] == alone
         stream = client(shared).chat.completions.create(
             model="tiny-chat", messages=[{"role": "user", "content": "Hello"}], max_tokens=900000, stream=True
@@ -153,6 +171,41 @@ def test_a_server_over_two_ranks_answers_as_one_process_does(address: str, folde
         next(iter(stream))
         stream.close()  # all ranks stop, or the next request would wait
         assert ask(shared, QUESTIONS[0]) == alone[0]
+
+
+def test_requests_take_native_steps_together_and_read_only_what_is_new(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_model(folder, dtype="float32")
+    tokenizer = server_tokenizer(loaded, None, trust_remote_code=False)
+    app = build_app(loaded.module, tokenizer, "tiny-chat", None, requests_at_once(loaded.module))
+    riders: list[int] = []
+    known: list[int] = []
+    run, sample = Company._run, loop.lean_sample
+
+    def counted(company: Company, seats: Any) -> None:
+        riders.append(len(seats))
+        run(company, seats)
+
+    def watched(*args: Any, **inputs: Any) -> Any:
+        known.append(inputs["past_key_values"].get_seq_length())
+        made = sample(*args, **inputs)
+        assert made is not None
+        return made
+
+    monkeypatch.setattr(Company, "_run", counted)
+    monkeypatch.setattr(loop, "lean_sample", watched)
+    messages = [{"role": "user", "content": "The capital of France and a few more words to merge. " * 2}]
+    body = {"messages": messages, "max_tokens": 400, "temperature": 0, "stop": ["never written"]}
+
+    async def four() -> None:
+        await asyncio.gather(*(_send(app, body) for _ in range(4)))
+
+    asyncio.run(four())
+    assert max(riders) > 1
+    assert known == [0] * 4
+    asyncio.run(_send(app, {**body, "messages": [*messages, {"role": "assistant", "content": "Words"}]}))
+    assert known[-1] >= 32
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -182,6 +235,11 @@ def test_a_request_whose_client_has_gone_stops_computing(
     assert ended.wait(60)
 
 
+async def _send(app: Any, body: dict[str, Any]) -> None:
+    """Sends a request, and waits for the answer."""
+    await _leave_when(app, body, lambda: False)
+
+
 async def _leave_when(app: Any, body: dict[str, Any], began: Callable[[], bool]) -> None:
     """Sends a request, and disconnects once a condition holds."""
     asked = {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
@@ -203,7 +261,7 @@ async def _leave_when(app: Any, body: dict[str, Any], began: Callable[[], bool])
         "http_version": "1.1", "scheme": "http",
         "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1), "root_path": "",
     }  # fmt: skip
-    await asyncio.wait_for(app(scope, receive, send), 60)
+    await asyncio.wait_for(app(scope, receive, send), 600)
 
 
 def test_a_used_port_is_an_error_of_one_line(
