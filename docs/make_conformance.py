@@ -157,7 +157,7 @@ def document() -> str:
         by_category.setdefault(check.category, []).append(check)
     parts = [INTRODUCTION, *(table(category, found) for category, found in by_category.items())]
     names = ("mutants.py", "state_mutants.py", "value_mutants.py", "argument_mutants.py", "edge_mutants.py")
-    files = [*((name, "CPU") for name in names), ("sim_mutants.py", "sim")]
+    files = [*((name, "CPU") for name in names), ("sim_mutants.py", "sim"), ("operator_mutants.py", "sim")]
     rows = [row for name, accelerator in files for row in faults(FAULTS / name, accelerator)]
     return "\n".join([*parts, FAULTS_INTRODUCTION + "\n".join(rows)]) + "\n"
 

@@ -41,8 +41,11 @@ def main(module: str, profile: str | None = None) -> None:
 def one(accelerator_class: type[Accelerator], check: str, examined: Check) -> dict[str, Any]:
     """What one check says of one accelerator, which has a fault."""
     subject = load(f"{accelerator_class.__module__}:{accelerator_class.__qualname__}")
-    with use_accelerator(subject.accelerator):
-        result = examine(examined, subject)
+    try:
+        with use_accelerator(subject.accelerator):
+            result = examine(examined, subject)
+    finally:
+        getattr(subject.accelerator, "uninstall", bool)()  # what is outside of the class
     return {
         "name": accelerator_class.__name__,
         "check": check,

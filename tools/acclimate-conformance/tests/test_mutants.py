@@ -26,7 +26,10 @@ import state_mutants  # noqa: E402
 import value_mutants  # noqa: E402
 
 Examined: TypeAlias = Callable[..., dict[tuple[str, str], dict[str, Any]]]
-SIM_PROFILES = ("", "sync=check", "mps-like")
+ON_SIM = (
+    ("sim_mutants", ""), ("sim_mutants", "sync=check"), ("sim_mutants", "mps-like"), ("operator_mutants", "")
+)  # fmt: skip
+"""Modules with faults of the emulated device, each with a profile."""
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +70,12 @@ def test_the_check_finds_the_fault_in_the_cpu(mutant: type, examined: Examined) 
     require_found(examined(mutant.__module__)[mutant.__name__, check], mutant.__doc__)
 
 
-@pytest.mark.parametrize("profile", SIM_PROFILES)
-def test_the_checks_find_the_faults_in_the_emulated_device(profile: str, examined: Examined) -> None:
+@pytest.mark.parametrize(("module", "profile"), ON_SIM)
+def test_the_checks_find_the_faults_in_the_emulated_device(
+    module: str, profile: str, examined: Examined
+) -> None:
     pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
-    faults = [result for result in examined("sim_mutants", profile).values() if not result["sound"]]
+    faults = [result for result in examined(module, profile).values() if not result["sound"]]
     assert faults
     for result in faults:
         require_found(result, result["name"])

@@ -193,7 +193,7 @@ def test_free_memory_in_the_lists_of_processors_is_no_fault(monkeypatch: pytest.
 
 def test_available_memory_that_stays_the_same_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_capacity, "_FIGURES_LAG_S", 0.0)
-    monkeypatch.setattr(memory_capacity, "ROUNDS", 1)  # each collects this process's garbage twice
+    monkeypatch.setattr(memory_capacity, "_CHANCES", 1)  # each collects this process's garbage twice
     accelerator = CPUAccelerator()
     monkeypatch.setattr(accelerator, "available_memory", lambda: 1 << 30)
     with pytest.raises(BrokenPromiseError, match="falls by 0"):

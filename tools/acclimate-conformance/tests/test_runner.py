@@ -147,6 +147,19 @@ def test_an_accelerator_that_hangs_when_it_is_loaded_is_told(tmp_path: Path) -> 
     assert told.startswith('The accelerator "hanging:Device" cannot be loaded: it did not finish within 2 s.')
 
 
+def test_an_accelerator_that_raises_when_it_is_made_is_told_and_one_without_a_name_is_checked(
+    tmp_path: Path,
+) -> None:
+    raising = "raise RuntimeError('the driver is gone')"
+    told = run(tmp_path, spoilt(tmp_path, __init__=raising), [])["error"]
+    assert told == ('The accelerator "spoilt:Spoilt" cannot be loaded: RuntimeError: the driver is gone')
+    report = run(
+        tmp_path, spoilt(tmp_path, get_device_name=raising), ["devices/counts", "devices/properties"]
+    )
+    assert report["about"]["devices"] == ["cpu (get_device_name() raises RuntimeError: the driver is gone)"]
+    assert [result["outcome"] for result in report["results"]] == ["passed", "failed"]
+
+
 def test_after_a_crash_an_accelerator_that_can_no_longer_be_loaded_fails_the_rest(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     source = spoilt(tmp_path, is_bf16_supported=f"pathlib.Path({str(mark)!r}).touch(); os._exit(127)")

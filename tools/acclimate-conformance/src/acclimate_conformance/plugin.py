@@ -73,6 +73,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not found:
         return
     from acclimate.errors import AcclimateError
+    from acclimate.imports import describe
     from acclimate_conformance.checks.target import find
 
     worker = config.stash.get(_worker, None)
@@ -82,10 +83,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if worker is not None:
             chosen = worker.start(config.stash[_subject].accelerator, [item.check for item in found])
             items[:] = [item for item in found if item.check.id in chosen]
-    except AcclimateError as error:
+    except Exception as error:  # noqa: BLE001 - a vendor's code may raise anything
+        named = f'The accelerator "{source}"' if source else "The accelerator"
+        ours = isinstance(error, AcclimateError)
+        why = str(error) if ours else f"{named} cannot be loaded: {describe(error, whole=True)}"
         if worker is not None:
-            worker.refuse(str(error))
-        found[0].unusable = str(error)  # one test says it; the others would repeat it
+            worker.refuse(why)
+        found[0].unusable = why  # one test says it; the others would repeat it
         items[:] = [item for item in items if item not in found[1:]]
 
 

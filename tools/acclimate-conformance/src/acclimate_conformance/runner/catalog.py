@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 HOME = Path(__file__).parents[1] / "checks"
 _CATEGORIES: dict[str, tuple[str, ...]] = {
     "devices": ("current", "waiting", "blocks"),
-    "random": ("generators", "devices", "states"),
+    "random": ("generators", "devices", "states", "ranges"),
     "streams": ("order", "state", "waiting", "elsewhere"),
     "memory": ("figures", "agreement", "capacity", "devices", "bounds", "small"),
-    "dtypes": ("arithmetic", "shapes", "exactness", "edges", "mixed", "scaling"),
+    "dtypes": ("arithmetic", "shapes", "exactness", "edges", "conversions", "operators", "mixed", "scaling"),
     "graphs": ("replays", "captures", "kinds", "numbers", "surroundings"),
     "pinning": ("contents", "shapes"),
     "ops": ("builders", "optimizers", "aio", "aio_arguments", "packed_weights"),
-    "runtime": ("marks", "compiling", "results", "types"),
+    "runtime": ("marks", "compiling", "results", "types", "saved"),
     "communication": ("collectives",),
 }
 """By category, the modules of its checks in order."""

@@ -125,12 +125,19 @@ def _about(accelerator: Any) -> dict[str, Any]:
     import torch
 
     from acclimate import __version__
+    from acclimate.imports import describe
     from acclimate_conformance.checks.assertions import device_names
+
+    def told(device: str) -> str:
+        try:
+            return str(accelerator.get_device_name(device))
+        except Exception as error:  # noqa: BLE001 - a check fails for it
+            return f"get_device_name() raises {describe(error)}"
 
     return {
         "accelerator": accelerator.name,
         "implementation": f"{type(accelerator).__module__}:{type(accelerator).__qualname__}",
-        "devices": [f"{name} ({accelerator.get_device_name(name)})" for name in device_names(accelerator)],
+        "devices": [f"{name} ({told(name)})" for name in device_names(accelerator)],
         "acclimate": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -65,6 +65,13 @@ class Observer:
         if not condition:
             self.broken.append(seen)
 
+    def runs(self, name: str, collective: Callable[[], None]) -> None:
+        """Runs a collective that no backend may refuse; all ranks then notice at once."""
+        try:
+            collective()
+        except _LACKING as error:
+            self.broken.append(f"{name} raises {describe(error, whole=True)}")
+
     def optional(self, name: str, collective: Callable[[], None]) -> None:
         """Runs a collective that a backend may lack; all ranks then notice at once."""
         try:
@@ -274,7 +281,23 @@ def tails(here: Observer) -> None:
                 f"all_to_all_single of {length} elements",
             )
 
+    def of_bytes() -> None:
+        for length in (1, 3, 7, 33):
+            mine = (torch.arange(length, device=device) + 5 * here.number + 1).to(torch.uint8)
+            whole = torch.zeros(length * here.count, dtype=torch.uint8, device=device)
+            distributed.all_gather_into_tensor(whole, mine)
+            rows = [torch.arange(length) + 5 * r + 1 for r in here.ranks]
+            here.same(whole, torch.cat(rows).to(torch.uint8), f"all_gather_into_tensor of {length} bytes")
+
+    def nothing() -> None:
+        none = torch.zeros(0, device=device)
+        distributed.all_reduce(none)
+        distributed.broadcast(none, 0)
+        distributed.all_gather([torch.zeros(0, device=device) for _ in here.ranks], none)
+
     here.optional("all_gather_into_tensor, reduce_scatter_tensor or all_to_all_single", others)
+    here.optional("all_gather_into_tensor", of_bytes)
+    here.runs("all_reduce, broadcast or all_gather of an empty tensor", nothing)
 
 
 def other_dtypes(here: Observer) -> None:
@@ -427,6 +450,17 @@ def point_to_point(here: Observer) -> None:
                     distributed.recv(received, sender)
                     here.same(received, message, f"recv of message {turn + 1} from rank {sender}")
 
+    def into_a_part() -> None:
+        for sender in (0, 1):
+            whole = here.full(60, -1)
+            if here.number == sender:
+                distributed.send(here.full(20, sender + 7), other)
+            else:
+                distributed.recv(whole[30:50], sender)
+                wanted = torch.full((60,), -1.0)
+                wanted[30:50] = sender + 7
+                here.same(whole, wanted, f"recv from rank {sender} into a part of a tensor")
+
     def at_once() -> None:
         received = here.full(300, 0)
         operations = [
@@ -460,6 +494,7 @@ def point_to_point(here: Observer) -> None:
                 here.same(received[tag], message, f"recv from rank {sender} with the tag {tag}")
 
     here.optional("send and recv", in_order)
+    here.optional("send and recv of a part", into_a_part)
     here.optional("send and recv with tags", by_tag)
     here.optional("batch_isend_irecv", at_once)
 
@@ -505,6 +540,11 @@ def other_collectives(here: Observer) -> None:
     for collective in (all_gather_into_tensor, reduce_scatter_tensor, reduce_scatter, all_to_all_single,
                        all_to_all_single_uneven, all_to_all):  # fmt: skip
         here.optional(collective.__name__, collective)
+    lacks = [text.partition(" ")[0] for text in here.lacking]
+    here.holds(
+        "all_to_all_single" in lacks or "all_to_all_single_uneven" not in lacks,
+        "all_to_all_single takes no parts of different sizes",
+    )
 
 
 def objects(here: Observer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -15,6 +16,7 @@ from acclimate_conformance.checks.assertions import (
     device_names,
     exactly,
     in_thread,
+    is_host,
     let_through,
     require,
     several_devices,
@@ -129,6 +131,16 @@ def current_device_of_a_thread(accelerator: Accelerator) -> None:
     def look() -> tuple[int, str]:
         return accelerator.current_device(), str(torch.ones(1, device=accelerator.device_type).device)
 
+    accelerator.set_device(0)
+    first = in_thread(look)
+    accelerator.set_device(1)
+    second = in_thread(look)
+    require(
+        first == second,
+        f"set_device() moves new threads: they start on {first[1]} if device 0 is current here, and on "
+        f"{second[1]} if device 1 is",
+    )
+
     with ThreadPoolExecutor(1) as other:
         for chosen in (0, 1):  # by the other thread, which keeps it while this one chooses
             other.submit(accelerator.set_device, chosen).result()
@@ -224,6 +236,22 @@ def properties(accelerator: Accelerator) -> None:
                 ("get_device_properties().name", accelerator.get_device_properties().name, found.name),
             ):
                 require(here == by_index, f"{what} is {here!r} on device {index}, and {by_index!r} by index")
+    if is_host(accelerator) and hasattr(os, "sched_setaffinity"):
+        _require_cores_of_this_process(accelerator)
+
+
+def _require_cores_of_this_process(accelerator: Accelerator) -> None:
+    allowed = os.sched_getaffinity(0)
+    try:
+        for cores in ({min(allowed)}, allowed):
+            os.sched_setaffinity(0, cores)
+            count = accelerator.get_device_properties().multi_processor_count
+            require(
+                count <= len(cores),
+                f"get_device_properties().multi_processor_count is {count}, of {len(cores)} that may be used",
+            )
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 @check(

@@ -12,6 +12,7 @@ from acclimate_conformance.checks.assertions import (
     distance,
     equal,
     exactly,
+    is_host,
     require,
     require_close,
     short,
@@ -74,6 +75,10 @@ def list_of_dtypes(accelerator: Accelerator) -> None:
     require(
         emulated or not accelerator.is_bf16_supported(),
         "is_bf16_supported(including_emulation=True) is False, though the device has bfloat16 itself",
+    )
+    require(
+        not is_host(accelerator) or accelerator.is_bf16_supported(),
+        "is_bf16_supported() is False on a host, where torch computes in bfloat16 on every processor",
     )
     if emulated:
         ones = torch.ones(4, dtype=torch.bfloat16, device=accelerator.current_device_name())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import Accelerator
+from acclimate.errors import AutocastArgumentError
 from acclimate_conformance.checks.assertions import (
     DeliberateError,
     in_thread,
     is_host,
     let_through,
+    refused,
     require,
     short,
 )
@@ -134,6 +137,59 @@ def autocast_defaults_are_torchs(accelerator: Accelerator) -> None:
         found.state_dict() == wanted.state_dict(),
         f"GradScaler() has the state {found.state_dict()}, and torch's {wanted.state_dict()}",
     )
+
+
+_IN_FLOAT32: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "softmax": lambda x: x.softmax(-1), "log_softmax": lambda x: x.log_softmax(-1), "exp": lambda x: x.exp(),
+    "pow": lambda x: x**3, "mse_loss": lambda x: torch.nn.functional.mse_loss(x, x * 2),
+    "cross_entropy": lambda x: torch.nn.functional.cross_entropy(x, x.argmax(-1)),
+}  # fmt: skip
+"""Operators that torch's autocast for accelerators computes in float32."""
+_REDUCED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "matmul": lambda x: x @ x, "bmm": lambda x: torch.bmm(x[None], x[None]),
+    "addmm": lambda x: torch.addmm(x, x, x), "linear": lambda x: torch.nn.functional.linear(x, x, x[0]),
+    "conv1d": lambda x: torch.nn.functional.conv1d(x[None], x[:, :, None]),
+    "einsum": lambda x: torch.einsum("ij,kj->ik", x, x),
+    "baddbmm": lambda x: torch.baddbmm(x[None], x[None], x[None]),
+}  # fmt: skip
+"""Operators that it computes in the reduced dtype."""
+
+
+@check(
+    "amp",
+    promise="Within autocast products are in the reduced dtype, softmax and losses in float32, as on CUDA.",
+)  # fmt: skip
+def autocast_chooses_dtypes(accelerator: Accelerator) -> None:
+    device = accelerator.current_device_name()
+    for dtype in reduced_dtypes(accelerator):
+        for given in (torch.float32, dtype):
+            ones = torch.eye(8, dtype=given, device=device)
+            tables = [(_REDUCED, dtype)] + ([] if is_host(accelerator) else [(_IN_FLOAT32, torch.float32)])
+            for table, wanted in tables:
+                for name, compute in table.items():
+                    with accelerator.amp.autocast(dtype=dtype):
+                        found = compute(ones).dtype
+                    require(
+                        found == wanted,
+                        f"within amp.autocast in {short(dtype)}, {name} of {short(given)} is {short(found)}, "
+                        f"not {short(wanted)}",
+                    )
+            with accelerator.amp.autocast(dtype=dtype):
+                joined = torch.cat([ones.float(), ones.to(dtype)]).dtype
+            require(joined == torch.float32, f"within amp.autocast, float32 joined with {dtype} is {joined}")
+
+
+@check(
+    "amp",
+    promise="autocast takes no device, unlike torch.autocast, and says so.",
+)  # fmt: skip
+def autocast_takes_no_device(accelerator: Accelerator) -> None:
+    for device in ("cpu", accelerator.device_type):
+        with (
+            refused(f'amp.autocast("{device}")', AutocastArgumentError),
+            accelerator.amp.autocast(device),  # type: ignore[arg-type]
+        ):
+            pass
 
 
 def _require_same_autocast(accelerator: Accelerator, what: str) -> None:

@@ -51,6 +51,7 @@ def replays_keep_their_state(accelerator: Accelerator) -> None:
             warm_up(accelerator, work)
             with accelerator.capture_to_graph(graph):
                 results = work()
+        accelerator.synchronize()  # another stream may have read the inputs
         change = ambient.changed(before, ambient.look(accelerator))
         require(not change, f"capture_to_graph() {captured_in} changes {change}")
         kinds = [result.dtype for result in results]
@@ -62,6 +63,7 @@ def replays_keep_their_state(accelerator: Accelerator) -> None:
             accelerator.synchronize()
             with at_capture():
                 wanted = [result.detach().cpu() for result in work(inputs.detach(), weight)]
+            accelerator.synchronize()  # on another stream it has read the inputs, which change next
             what = f"replay_graph() {replayed_in} of what was captured {captured_in}"
             for result, kind, expected in zip(results, kinds, wanted, strict=True):
                 require(result.dtype == kind, f"{what} gives {result.dtype}, not {kind}")

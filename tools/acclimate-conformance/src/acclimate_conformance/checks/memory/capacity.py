@@ -29,6 +29,7 @@ from acclimate_conformance.checks.memory.allocations import (
     settle,
 )
 
+_CHANCES = 12  # how often others may free as much memory as the check allocates
 _FIGURES_LAG_S = 1.5  # some systems update the host's available memory only now and then
 _BEYOND_ADDRESSES = 2**50  # bytes; more than a process can address: a host may promise anything less
 
@@ -53,9 +54,9 @@ def capacity(accelerator: Accelerator) -> None:
         abs(stated - total) <= total // 16,
         f"the properties say {mib(stated)} in total, total_memory() {mib(total)}",
     )
-    size = min(256 * MIB, available // (2 * ROUNDS))
+    size = min(256 * MIB, available // (2 * _CHANCES))
     kept: list[torch.Tensor] = []
-    for left in reversed(range(ROUNDS)):  # others use the memory too, but hardly free as much each time
+    for left in reversed(range(_CHANCES)):  # others use the memory too, but hardly free as much each time
         release(accelerator)
         before = accelerator.available_memory()
         held = fill(accelerator, size)

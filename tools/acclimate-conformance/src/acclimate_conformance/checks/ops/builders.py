@@ -24,6 +24,7 @@ from acclimate_conformance.checks.assertions import (
 )
 from acclimate_conformance.checks.check import check
 
+_OF_THE_HOST = ("AsyncIOBuilder", "CPUAdagradBuilder", "CPUAdamBuilder", "CPULionBuilder")
 _SOURCE = """\
 #include <cstdint>
 extern "C" __attribute__((visibility("default"))) std::int64_t twice(std::int64_t number) {
@@ -48,6 +49,10 @@ def builders_found(accelerator: Accelerator) -> None:
     require(
         bool(held) or not accelerator.op_builders,
         f"op_builder_dir() is {package!r}, which contains none of its op builders",
+    )
+    left_out = [name for name in _OF_THE_HOST if name not in accelerator.op_builders]
+    require(
+        not left_out, f"op_builders lacks {', '.join(left_out)}, of the host, which every accelerator has"
     )
     for name in accelerator.op_builders:
         builder = accelerator.get_op_builder(name)

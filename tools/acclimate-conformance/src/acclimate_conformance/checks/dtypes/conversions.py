@@ -1,0 +1,140 @@
+"""Checks of conversions and copies: every pair of dtypes, lazy views, and sources that change afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate_conformance.checks.assertions import (
+    NotOfferedError,
+    device_names,
+    equal,
+    is_host,
+    refused,
+    require,
+    short,
+)
+from acclimate_conformance.checks.check import check
+from acclimate_conformance.checks.dtypes.arithmetic import supported
+from acclimate_conformance.checks.dtypes.exactness import same_bits
+
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+_NUMBERS = [0.0, 0.25, 0.5, 0.9, 1.0, 1.5, 2.75, 3.0, 100.0, 127.0]
+_EXACT = [0, 1, 2**24 + 1, -(2**24) - 1, 2**31 - 1]
+_LENGTH = 20_011
+
+
+@check(
+    "supported_dtypes", "synchronize",
+    promise="Conversions between all dtypes are torch's: on the device, on the way to it, and back.",
+)  # fmt: skip
+def conversions(accelerator: Accelerator) -> None:
+    device = accelerator.current_device_name()
+    kinds = (*supported(accelerator), *_WHOLE)
+    for source in kinds:
+        numbers = torch.tensor(_NUMBERS).to(source)
+        exact = torch.tensor(_EXACT if source in (torch.int64, torch.int32) else _NUMBERS).to(source)
+        for values in (numbers, exact):
+            for target in kinds:
+                if source.is_floating_point and target in (torch.int8, torch.uint8) and values is exact:
+                    continue  # undefined beyond the range of the integer
+                wanted = values.to(target)
+                of = f"of {values.tolist()} from {short(source)} to {short(target)}"
+                on_it = torch.empty(len(values), dtype=target, device=device)
+                back = torch.empty(len(values), dtype=target)
+                ways: dict[str, Callable[[], torch.Tensor]] = {
+                    "on the device": lambda v=values, t=target: v.to(device).to(t),  # type: ignore[misc]
+                    "on the way to the device": lambda v=values, t=target: v.to(device, t),  # type: ignore[misc]
+                    "on the way back": lambda v=values, t=target: v.to(device).to("cpu", t),  # type: ignore[misc]
+                    "by copy_() to the device": lambda v=values, o=on_it: o.copy_(v),  # type: ignore[misc]
+                    "by copy_() to the host": lambda v=values, b=back: b.copy_(v.to(device)),  # type: ignore[misc]
+                }
+                for how, convert in ways.items():
+                    found = convert().cpu()
+                    require(
+                        same_bits(found, wanted), f"a conversion {of}, {how}, is {found.tolist()}, not "
+                        f"{wanted.tolist()}",
+                    )  # fmt: skip
+
+
+@check(
+    "supported_dtypes", "synchronize",
+    promise="Copies of conjugated and negated views have the view's elements, in each of torch's ways.",
+)  # fmt: skip
+def copies_of_lazy_views(accelerator: Accelerator) -> None:
+    values = torch.tensor([1 + 2j, -3 - 0.5j, 4j])
+    for name in device_names(accelerator):
+        there = values.to(name)
+        views: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+            "a conjugated view": torch.conj, "its imaginary part": lambda x: x.conj().imag,
+            "a conjugated transposed view": lambda x: x.reshape(1, 3).mH, "a real view": torch.view_as_real,
+        }  # fmt: skip
+        for what, view in views.items():
+            wanted = view(values).resolve_conj().resolve_neg().clone()
+            ways: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+                "cpu()": lambda x: x.cpu(), "clone()": lambda x: x.clone().cpu(),
+                "resolve_conj()": lambda x: x.resolve_conj().resolve_neg().cpu(),
+                "contiguous()": lambda x: x.contiguous().cpu(),
+                "copy_()": lambda x: torch.empty_like(x.cpu()).copy_(x),
+                "an operator": lambda x: (x * 1).cpu(),
+            }  # fmt: skip
+            for how, copy in ways.items():
+                found = copy(view(there)).resolve_conj().resolve_neg()
+                require(equal(found, wanted), f"{what} on {name}, by {how}, is {found.tolist()}")
+        onto = torch.zeros_like(values).to(name)
+        onto.conj().copy_(there)
+        require(equal(onto, values.conj()), f"a copy into a conjugated view on {name} gives {onto.tolist()}")
+
+
+@check(
+    "synchronize", "current_device_name",
+    promise="A copy from or to ordinary memory, non-blocking too, may be followed by changes of its source.",
+)  # fmt: skip
+def ordinary_memory_can_change(accelerator: Accelerator) -> None:
+    if is_host(accelerator):
+        raise NotOfferedError("its memory is the host's, to which nothing is copied")
+    device = accelerator.current_device_name()
+    for length in (100, _LENGTH):
+        for non_blocking in (False, True):
+            values = torch.arange(float(length))
+            there = values.to(device, non_blocking=non_blocking)
+            into = torch.zeros(length, device=device)
+            into.copy_(values, non_blocking=non_blocking)
+            values.zero_()
+            what = f"a copy of {length} numbers with non_blocking={non_blocking}"
+            accelerator.synchronize()
+            for found in (there, into):
+                require(
+                    equal(found, torch.arange(float(length))),
+                    f"{what} from ordinary memory has what was written there afterwards",
+                )
+            back = torch.zeros(length)
+            back.copy_(there, non_blocking=non_blocking)
+            accelerator.synchronize()
+            there.zero_()
+            accelerator.synchronize()
+            require(equal(back, torch.arange(float(length))), f"{what} to ordinary memory is wrong")
+
+
+@check(
+    "supported_dtypes", "current_device_name",
+    promise="Operators raise an error for shapes that do not fit, and for tensors on different devices.",
+)  # fmt: skip
+def wrong_shapes_are_refused(accelerator: Accelerator) -> None:
+    device = accelerator.current_device_name()
+    table, square = torch.ones(3, 2, device=device), torch.ones(3, 3, device=device)
+    calls: dict[str, Callable[[], object]] = {
+        "a product of shapes that do not fit": lambda: table @ square,
+        "a sum of shapes that do not fit": lambda: table + torch.ones(4, device=device),
+        "a view of another number of elements": lambda: table.view(5),
+        "cat of shapes that do not fit": lambda: torch.cat([table, square]),
+        "a reduction over a dimension that is absent": lambda: table.sum(2),
+        "a place beyond the end": lambda: table[7],
+    }
+    if not is_host(accelerator):
+        calls["a sum with a tensor on the host"] = lambda: table + torch.ones(3, 2)
+    for what, call in calls.items():
+        with refused(what, RuntimeError, IndexError):
+            call()

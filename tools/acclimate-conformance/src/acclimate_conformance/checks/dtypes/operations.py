@@ -1,0 +1,659 @@
+"""Operators with options that models rarely pass: each is a function that runs on a device or the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+Place = Callable[[torch.Tensor], torch.Tensor]
+"""Moves a tensor to where the operator runs."""
+Operation = Callable[[Place, torch.dtype], Any]
+"""Runs an operator on tensors of a dtype; returns a tensor, or several."""
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_INF, _NAN = float("inf"), float("nan")
+_EDGES = (
+    0.0,
+    -0.0,
+    0.5,
+    -0.5,
+    0.25,
+    1.0,
+    -1.0,
+    2.0,
+    2.5,
+    -2.5,
+    3.75,
+    10.0,
+    -10.0,
+    1000.0,
+    -1000.0,
+    _INF,
+    -_INF,
+    _NAN,
+)
+
+
+def values(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Numbers from -3.75 to 3.75 in quarters, which every floating-point dtype holds exactly."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-15, 16, shape, generator=generator) / 4
+
+
+def _places(*shape: int, below: int, seed: int = 5) -> torch.Tensor:
+    return torch.randint(0, below, shape, generator=torch.Generator().manual_seed(seed))
+
+
+_POINTWISE = (
+    "abs",
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atanh",
+    "ceil",
+    "cos",
+    "cosh",
+    "deg2rad",
+    "erf",
+    "erfc",
+    "exp",
+    "exp2",
+    "expm1",
+    "floor",
+    "frac",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "isneginf",
+    "isposinf",
+    "lgamma",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "logical_not",
+    "neg",
+    "rad2deg",
+    "reciprocal",
+    "relu",
+    "round",
+    "rsqrt",
+    "sgn",
+    "sigmoid",
+    "sign",
+    "signbit",
+    "sin",
+    "sinh",
+    "sqrt",
+    "square",
+    "tan",
+    "tanh",
+    "trunc",
+)
+_ACTIVATIONS = (
+    "elu",
+    "gelu",
+    "hardsigmoid",
+    "hardswish",
+    "hardtanh",
+    "leaky_relu",
+    "logsigmoid",
+    "mish",
+    "relu6",
+    "selu",
+    "silu",
+    "softplus",
+    "softsign",
+)
+
+
+def _at_edges(function: Callable[[torch.Tensor], torch.Tensor]) -> Operation:
+    return lambda to, dtype: function(to(torch.tensor(_EDGES).to(dtype)))
+
+
+def _of(function: Callable[..., Any], *shapes: tuple[int, ...], **options: Any) -> Operation:
+    """An operator on tensors of these shapes."""
+
+    def run(to: Place, dtype: torch.dtype) -> Any:
+        given = [values(*shape, seed=n).to(dtype) for n, shape in enumerate(shapes)]
+        return function(*map(to, given), **options)
+
+    return run
+
+
+def _placed(function: Callable[..., Any], *shapes: tuple[int, ...], places: torch.Tensor) -> Operation:
+    """An operator on tensors of these shapes and on a tensor of places."""
+
+    def run(to: Place, dtype: torch.dtype) -> Any:
+        given = [values(*shape, seed=n).to(dtype) for n, shape in enumerate(shapes)]
+        return function(*map(to, given), to(places))
+
+    return run
+
+
+POINTWISE: dict[str, Operation] = {
+    **{f"torch.{name}": _at_edges(getattr(torch, name)) for name in _POINTWISE},
+    **{name: _at_edges(getattr(functional, name)) for name in _ACTIVATIONS},
+    "gelu approximated by tanh": _at_edges(lambda x: functional.gelu(x, approximate="tanh")),
+    "elu with alpha 2": _at_edges(lambda x: functional.elu(x, 2.0)),
+    "leaky_relu with slope 0.5": _at_edges(lambda x: functional.leaky_relu(x, 0.5)),
+    "softplus with beta 2": _at_edges(lambda x: functional.softplus(x, 2, 4)),
+    "threshold": _at_edges(lambda x: functional.threshold(x, 0.5, 9.0)),
+    "hardtanh from -2 to 1": _at_edges(lambda x: functional.hardtanh(x, -2.0, 1.0)),
+    "round to one decimal": _at_edges(lambda x: torch.round(x, decimals=1)),
+    "logit with eps": _at_edges(lambda x: torch.logit(x, eps=0.25)),
+    "nan_to_num": _at_edges(lambda x: torch.nan_to_num(x, 4.0, 5.0, -6.0)),
+    "clamp below": _at_edges(lambda x: x.clamp(min=-1)),
+    "clamp above": _at_edges(lambda x: x.clamp(max=0.5)),
+    "clamp between tensors": _at_edges(lambda x: x.clamp(torch.full_like(x, -1), torch.full_like(x, 2))),
+    "pow 2": _at_edges(lambda x: x**2),
+    "pow 3": _at_edges(lambda x: x**3),
+    "pow 0.5": _at_edges(lambda x: x**0.5),
+    "pow -1": _at_edges(lambda x: x**-1),
+    "pow 0": _at_edges(lambda x: x**0),
+    "2 to the x": _at_edges(lambda x: 2.0**x),
+    "a scalar minus x": _at_edges(lambda x: 3 - x),
+    "a scalar over x": _at_edges(lambda x: 3 / x),
+    "x over a scalar, rounded down": _at_edges(lambda x: torch.div(x, 0.75, rounding_mode="floor")),
+    "remainder by -3": _at_edges(lambda x: torch.remainder(x, -3)),
+    "fmod by -3": _at_edges(lambda x: torch.fmod(x, -3)),
+    "comparisons with a scalar": _at_edges(
+        lambda x: torch.stack([x > 0.5, x >= 0.5, x < 0.5, x <= 0.5, x == 0.5, x != 0.5])
+    ),
+}
+"""Of one tensor: at zero, one, both infinities, NaN, and where functions are not defined."""
+
+
+def _pairs(function: Callable[[torch.Tensor, torch.Tensor], Any]) -> Operation:
+    """An operator on every pair of the edges."""
+
+    def run(to: Place, dtype: torch.dtype) -> Any:
+        edges = to(torch.tensor(_EDGES).to(dtype))
+        return function(edges[:, None], edges[None, :])
+
+    return run
+
+
+PAIRS: dict[str, Operation] = {
+    "add": _pairs(torch.add),
+    "sub": _pairs(torch.sub),
+    "mul": _pairs(torch.mul),
+    "div": _pairs(torch.div),
+    "add with alpha 2": _pairs(lambda a, b: torch.add(a, b, alpha=2)),
+    "sub with alpha 3": _pairs(lambda a, b: torch.sub(a, b, alpha=3)),
+    "rsub with alpha 2": _pairs(lambda a, b: torch.rsub(a, b, alpha=2)),
+    "div rounded to zero": _pairs(lambda a, b: torch.div(a, b, rounding_mode="trunc")),
+    "div rounded down": _pairs(lambda a, b: torch.div(a, b, rounding_mode="floor")),
+    "remainder": _pairs(torch.remainder),
+    "fmod": _pairs(torch.fmod),
+    "maximum": _pairs(torch.maximum),
+    "minimum": _pairs(torch.minimum),
+    "fmax": _pairs(torch.fmax),
+    "fmin": _pairs(torch.fmin),
+    "atan2": _pairs(torch.atan2),
+    "hypot": _pairs(torch.hypot),
+    "copysign": _pairs(torch.copysign),
+    "xlogy": _pairs(torch.xlogy),
+    "logaddexp": _pairs(torch.logaddexp),
+    "pow": _pairs(torch.pow),
+    "heaviside": _pairs(torch.heaviside),
+    "comparisons": _pairs(lambda a, b: torch.stack([a > b, a >= b, a < b, a <= b, a == b, a != b])),
+    "logical operators": _pairs(
+        lambda a, b: torch.stack([a.logical_and(b), a.logical_or(b), a.logical_xor(b)])
+    ),
+    "where": _pairs(lambda a, b: torch.where(a > b, a, b)),
+    "where with scalars": _pairs(lambda a, b: torch.where(a > b, 1.5, b)),
+    "isclose": _pairs(lambda a, b: torch.isclose(a, b, rtol=0.1, equal_nan=True)),
+}
+"""Of two tensors: every pair of the same numbers."""
+
+_M = (5, 67)
+_COLUMNS, _ROWS = _places(5, 9, below=67), torch.tensor([4, 0, 0, 3, 2, 2, 2])
+
+REDUCTIONS: dict[str, Operation] = {
+    f"{name} over {what}{', keeping it' if keep else ''}": _of(
+        lambda x, name=name, dim=dim, keep=keep: getattr(torch, name)(x, dim, keep), _M
+    )
+    for name in ("sum", "mean", "amax", "amin", "std", "var", "logsumexp", "nansum", "nanmean", "norm_of")
+    if hasattr(torch, name)
+    for what, dim in (("the first dimension", 0), ("the last dimension", -1), ("both dimensions", (0, 1)))
+    for keep in (False, True)
+} | {
+    f"{name} over {what}{', keeping it' if keep else ''}": _of(
+        lambda x, name=name, dim=dim, keep=keep: getattr(torch, name)(x, dim, keepdim=keep), _M
+    )
+    for name in ("argmax", "argmin", "all", "any", "prod", "median")
+    for what, dim in (("the first dimension", 0), ("the last dimension", -1))
+    for keep in (False, True)
+    if name not in ("argmax", "argmin", "median")  # whose place is free among equal numbers
+}
+REDUCTIONS |= {
+    "sum in float32": _of(lambda x: x.sum(-1, dtype=torch.float32), _M),
+    "mean in float32": _of(lambda x: x.mean(0, dtype=torch.float32), _M),
+    "prod of everything": _of(lambda x: (x / 2)[:, :7].prod(), _M),
+    "var without correction": _of(lambda x: x.var(-1, correction=0), _M),
+    "std and mean": _of(lambda x: torch.std_mean(x, -1, keepdim=True), _M),
+    "the largest and the smallest": _of(torch.aminmax, _M),
+    "a maximum with its value": _of(lambda x: x.max(-1, keepdim=True).values, _M),
+    "norms": _of(lambda x: [x.norm(p, -1) for p in (0, 1, 2, 3, _INF)], _M),
+    "a running sum from the first row": _of(lambda x: x.cumsum(0), _M),
+    "a running product": _of(lambda x: (x / 4).cumprod(-1), _M),
+    "a running maximum": _of(lambda x: x.cummax(-1).values, _M),
+    "softmax over the first dimension": _of(lambda x: functional.softmax(x, 0), _M),
+    "softmax in float32": _of(lambda x: functional.softmax(x, -1, dtype=torch.float32), _M),
+    "log_softmax over the first dimension": _of(lambda x: functional.log_softmax(x, 0), _M),
+    "count_nonzero": _of(lambda x: [torch.count_nonzero(x), torch.count_nonzero(x, 0)], _M),
+    "any and all of a long row, decided by the last": lambda to, dtype: [
+        [row.any(), row.all()]
+        for row in (to(torch.arange(1003).eq(1002).to(dtype)), to(torch.arange(1003).ne(1002).to(dtype)))
+    ],
+    "reductions of nothing": _of(
+        lambda x: [x.sum(), x.prod(), x.all(), x.any(), x.sum(0), x.sum(-1), x.mean()], (0, 3)
+    ),
+    "sums over each dimension of five": _of(
+        lambda x: [f(x, d) for f in (torch.sum, torch.mean, torch.amax) for d in (-1, -3, 1, (-2, 0))],
+        (2, 3, 4, 2, 5),
+    ),
+    "the first of equal largest and smallest": _of(lambda x: [x.argmax(), x.argmin()], _M),
+    "softmax of large numbers": _of(
+        lambda x: [
+            functional.softmax(x * 300, -1),
+            functional.log_softmax(x * 300, -1),
+            (x * 300).logsumexp(-1),
+        ],
+        _M,
+    ),
+    "sums of integers and truth values": lambda to, dtype: [
+        [x.sum(), x.sum(0), x.cumsum(0), x.prod(), x.sum(dtype=torch.float32)]
+        for x in (
+            to(torch.tensor([True, True, False, True])),
+            *(to(torch.tensor([100, 27, 3, 1], dtype=kind)) for kind in _INTEGERS),
+        )
+    ],
+    "einsum": _of(lambda a, b: torch.einsum("ij,kj->ik", a, b), (5, 7), (3, 7)),
+    "addmm with alpha and beta": _of(
+        lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=2), (5, 3), (5, 7), (7, 3)
+    ),
+    "addmm with beta 0 of NaN": _of(
+        lambda c, a, b: torch.addmm(c * _NAN, a, b, beta=0), (5, 3), (5, 7), (7, 3)
+    ),
+    "baddbmm": _of(
+        lambda c, a, b: torch.baddbmm(c, a, b, beta=2, alpha=0.5), (2, 5, 3), (2, 5, 7), (2, 7, 3)
+    ),
+    "addmv and addr": _of(
+        lambda c, a, b: [torch.addmv(c, a, b, alpha=2), torch.addr(a, c, b, beta=2)], (5,), (5, 7), (7,)
+    ),
+    "addcmul and addcdiv with a value": _of(
+        lambda a, b, c: [torch.addcmul(a, b, c, value=2), torch.addcdiv(a, b, c.abs() + 1, value=0.5)],
+        (4, 5),
+        (4, 5),
+        (4, 5),
+    ),
+    "lerp": _of(lambda a, b: [torch.lerp(a, b, 0.25), torch.lerp(a, b, a.abs() / 8)], (4, 5), (4, 5)),
+    "cdist": _of(torch.cdist, (4, 5), (3, 5)),
+    "outer products and cross": _of(
+        lambda a, b: [torch.cross(a, b, dim=-1), torch.kron(a, b)], (2, 3), (2, 3)
+    ),
+}
+"""Over dimensions, with and without keeping them, in other dtypes, and products with factors."""
+
+PLACES: dict[str, Operation] = {
+    "gather": _placed(lambda x, i: x.gather(1, i), _M, places=_COLUMNS),
+    "scatter of a number": _placed(lambda x, i: x.scatter(1, i, 2.5), _M, places=_COLUMNS),
+    "scatter_add": _placed(lambda x, y, i: x.scatter_add(1, i, y), _M, (5, 9), places=_COLUMNS),
+    "scatter_reduce": _placed(
+        lambda x, y, i: [x.scatter_reduce(1, i, y, how) for how in ("amax", "amin", "prod", "mean")],
+        _M,
+        (5, 9),
+        places=_COLUMNS,
+    ),
+    "index_select": _placed(lambda x, i: [x.index_select(0, i), x[i], x[:, i]], _M, places=_ROWS),
+    "negative places": _placed(lambda x, i: [x[i - 5], x[-1], x[:, -2]], _M, places=_ROWS),
+    "index_add with alpha": _placed(lambda x, y, i: x.index_add(0, i, y, alpha=2), _M, (7, 67), places=_ROWS),
+    "index_fill": _placed(lambda x, i: x.index_fill(0, i, 2.0), _M, places=_ROWS),
+    "index_copy": _placed(lambda x, y, i: x.index_copy(0, i[:2], y[:2]), _M, (7, 67), places=_ROWS),
+    "index_put of places that repeat, added up": _placed(
+        lambda x, y, i: x.index_put((i,), y, accumulate=True), _M, (7, 67), places=_ROWS
+    ),
+    "index_put of places in two dimensions": _placed(
+        lambda x, y, i: x.index_put((i[:2], i[2:4]), y), _M, (2,), places=_ROWS
+    ),
+    "take and take_along_dim": _placed(
+        lambda x, i: [x.take(i * 9), torch.take_along_dim(x, i[:, None] % 4, 1)], (7, 67), places=_ROWS
+    ),
+    "masked_select and masked_fill": _of(
+        lambda x: [x.masked_select(x > 0), x.masked_fill(x > 0, -2), x[x < 0], x[(x > 0).any(1)]], _M
+    ),
+    "masked_scatter": _of(lambda x, y: x.masked_scatter(x > 0, y), _M, _M),
+    "nonzero": _of(lambda x: [x.nonzero(), torch.nonzero(x > 1, as_tuple=True)], _M),
+    "topk": _of(lambda x: [x.topk(9, 1, big).values for big in (True, False)], _M),
+    "topk of the first dimension": _of(lambda x: x.topk(3, 0).values, _M),
+    "sort": _of(lambda x: [x.sort(dim, down).values for dim in (0, 1) for down in (False, True)], _M),
+    "a stable sort": _of(
+        lambda x: [tuple(x.sort(dim=1, stable=True, descending=down)) for down in (False, True)], _M
+    ),
+    "argsort": _of(lambda x: x.argsort(dim=-1, stable=True), _M),
+    "kthvalue": _of(lambda x: x.kthvalue(3, 1).values, _M),
+    "unique": _of(lambda x: torch.unique(x, return_inverse=True, return_counts=True), _M),
+    "searchsorted": _of(
+        lambda x, y: [torch.searchsorted(x.sort().values, y, right=right) for right in (False, True)],
+        (67,),
+        (5,),
+    ),
+    "bucketize": _of(lambda x: torch.bucketize(x, x.flatten()[:9].sort().values, right=True), _M),
+    "triu and tril": _of(lambda x: [f(x, k) for f in (torch.triu, torch.tril) for k in (-2, 0, 3)], (9, 7)),
+    "triu and tril of a batch": _of(
+        lambda x: [torch.triu(x), torch.tril(x, -1), x.clone().triu_(1)], (3, 5, 7)
+    ),
+    "diagonals": _of(lambda x: [x.diagonal(1), torch.diag(x[0], -1), x.trace(), torch.diag_embed(x)], (5, 5)),
+    "roll, flip and rot90": _of(
+        lambda x: [x.roll(3, 1), x.roll((-1, 2), (0, 1)), x.flip(1), x.rot90(1, (0, 1)), x.roll(4)], _M
+    ),
+    "repeat and tile": _of(
+        lambda x: [x.repeat(2, 3), x.tile(2), x.repeat_interleave(3, 1), x.expand(2, 5, 67) * 2], _M
+    ),
+    "cat and stack": _of(
+        lambda x, y: [torch.cat([x, y, x[:0]]), torch.cat([x, y], -1), torch.stack([x, y], 1)], _M, _M
+    ),
+    "cat of two dtypes": _of(
+        lambda x: [
+            torch.cat([x.int(), x]),
+            torch.cat([x, x.float()]),
+            torch.stack([x.int(), x.long()]),
+        ],
+        _M,
+    ),
+    "where with a row, a column and a number": _of(
+        lambda x: [
+            torch.where(x[0] > 0, x, -x),
+            torch.where(x[:, :1] > 0, x, 2.0),
+            torch.where(x > 0, x[0], x[:, :1]),
+        ],
+        _M,
+    ),
+    "a mask on a transposed matrix": _of(
+        lambda x: [
+            x.t()[x.t() > 0],
+            x.t().masked_select(x.t() > 0),
+            x[:, ::2][x[:, ::2] > 0],
+            x.t().nonzero(),
+        ],
+        _M,
+    ),
+    "operators on transposed and strided matrices": _of(
+        lambda x: [
+            f(y)
+            for y in (x.t(), x[:, 1::3], x[:1].expand(4, -1))
+            for f in (torch.neg, torch.triu, torch.relu, torch.square, torch.sum, torch.sigmoid)
+        ],
+        _M,
+    ),
+    "split and unbind": _of(lambda x: [*x.split([10, 50, 7], 1), *x.chunk(3, 1), *x.unbind(0)], _M),
+    "unfold and as_strided": _of(lambda x: [x.unfold(1, 5, 3), x.as_strided((3, 4), (7, 2), 5)], _M),
+    "pad": _of(
+        lambda x: [
+            functional.pad(x[None], (2, 3), how) for how in ("constant", "reflect", "replicate", "circular")
+        ],
+        _M,
+    ),
+    "pad with a number": _of(lambda x: functional.pad(x, (1, -2, 3, 0), value=2.5), _M),
+    "writes to every second column": _of(lambda x: [_written(x, w) for w in range(5)], _M),
+    "writes to a transposed matrix": _of(lambda x: [_written(x.t(), w) for w in range(5)], _M),
+    "results in every second column": _of(lambda x: _written(x, 5), _M),
+}
+"""That read or write at places, or move elements."""
+
+
+def _written(x: torch.Tensor, way: int) -> torch.Tensor:
+    """A copy whose every second column was written to in place."""
+    whole = x.clone(memory_format=torch.preserve_format)
+    part = whole[:, ::2]
+    if way == 0:
+        part.fill_(2.5)
+    elif way == 1:
+        part.zero_()
+    elif way == 2:
+        part.mul_(2).add_(1)
+    elif way == 3:
+        part.copy_(part.clone().flip(1))
+    elif way == 4:
+        part.masked_fill_(part > 0, -1)
+    else:
+        torch.add(part, 1, out=part)
+    return whole
+
+
+_X, _IMAGE = (4, 6, 16), (2, 4, 9, 11)
+_TARGETS = torch.tensor([3, 0, 15, 7])
+
+LAYERS: dict[str, Operation] = {
+    "layer_norm without weights": _of(lambda x: functional.layer_norm(x, (16,), eps=0.1), _X),
+    "layer_norm of two dimensions": _of(
+        lambda x, w, b: functional.layer_norm(x, (6, 16), w, b), _X, (6, 16), (6, 16)
+    ),
+    "rms_norm": _of(lambda x, w: functional.rms_norm(x, (16,), w, 0.01), _X, (16,)),
+    "group_norm": _of(lambda x, w, b: functional.group_norm(x, 2, w, b), _IMAGE, (4,), (4,)),
+    "batch_norm in training": _of(
+        lambda x, w, b: functional.batch_norm(x, None, None, w, b, training=True), _IMAGE, (4,), (4,)
+    ),
+    "batch_norm with statistics": _of(
+        lambda x, m, v: functional.batch_norm(x, m.detach(), v.detach().abs() + 1, eps=0.1),
+        _IMAGE,
+        (4,),
+        (4,),
+    ),
+    "softmax with a masked row": _of(
+        lambda x: functional.softmax(x.masked_fill(x > 0, -_INF), -1).nan_to_num(9.0), (6, 8)
+    ),
+    "embedding": _placed(lambda w, i: functional.embedding(i, w), (16, 5), places=_TARGETS),
+    "embedding_bag": _placed(
+        lambda w, i: functional.embedding_bag(i[None], w, mode="sum"), (16, 5), places=_TARGETS
+    ),
+    "one_hot": _placed(lambda i: functional.one_hot(i, 20), places=_TARGETS),
+    "cross_entropy": _placed(
+        lambda x, w, i: [
+            functional.cross_entropy(x, i),
+            functional.cross_entropy(x, i, reduction="sum"),
+            functional.cross_entropy(x, i, w.detach().abs() + 1, reduction="none"),
+            functional.cross_entropy(x, i, ignore_index=7),
+            functional.cross_entropy(x, i, label_smoothing=0.25),
+        ],
+        (4, 16),
+        (16,),
+        places=_TARGETS,
+    ),
+    "nll_loss": _placed(
+        lambda x, i: functional.nll_loss(functional.log_softmax(x, -1), i, ignore_index=0),
+        (4, 16),
+        places=_TARGETS,
+    ),
+    "losses": _of(
+        lambda x, y: [
+            loss(x, y, reduction=how)
+            for loss in (
+                functional.mse_loss,
+                functional.l1_loss,
+                functional.smooth_l1_loss,
+                functional.huber_loss,
+            )
+            for how in ("mean", "sum", "none")
+        ],
+        (5, 7),
+        (5, 7),
+    ),
+    "huber_loss with delta": _of(lambda x, y: functional.huber_loss(x, y, delta=0.5), (5, 7), (5, 7)),
+    "binary_cross_entropy_with_logits": _of(
+        lambda x, y, w: functional.binary_cross_entropy_with_logits(
+            x, (y > 0).to(x.dtype), pos_weight=w.detach().abs() + 1
+        ),
+        (5, 7),
+        (5, 7),
+        (7,),
+    ),
+    "kl_div": _of(
+        lambda x, y: functional.kl_div(
+            functional.log_softmax(x, -1), functional.softmax(y, -1), reduction="batchmean"
+        ),
+        (5, 7),
+        (5, 7),
+    ),
+    "cosine_similarity and normalize": _of(
+        lambda x, y: [functional.cosine_similarity(x, y, 0), functional.normalize(x, dim=1)], (5, 7), (5, 7)
+    ),
+    "glu and prelu": _of(
+        lambda x, w: [functional.glu(x, 1), functional.prelu(x.transpose(1, 2), w)], (4, 6, 16), (16,)
+    ),
+    "linear": _of(lambda x, w, b: [functional.linear(x, w), functional.linear(x, w, b)], _X, (5, 16), (5,)),
+    "bilinear": _of(functional.bilinear, (4, 3), (4, 5), (2, 3, 5)),
+    "conv1d": _of(
+        lambda x, w, b: functional.conv1d(x, w, b, stride=2, padding=3, dilation=2, groups=2),
+        (2, 6, 16),
+        (4, 3, 3),
+        (4,),
+    ),
+    "conv2d": _of(
+        lambda x, w, b: [
+            functional.conv2d(x, w, b, stride=(2, 1), padding=(1, 2), dilation=(1, 2)),
+            functional.conv2d(x, w, padding="same"),
+        ],
+        _IMAGE,
+        (5, 4, 3, 3),
+        (5,),
+    ),
+    "conv_transpose2d": _of(
+        lambda x, w: functional.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1),
+        _IMAGE,
+        (4, 3, 3, 3),
+    ),
+    "max_pool2d": _of(
+        lambda x: [functional.max_pool2d(x, 3, 2, 1), functional.max_pool2d(x, 2, ceil_mode=True)], _IMAGE
+    ),
+    "avg_pool2d": _of(
+        lambda x: [functional.avg_pool2d(x, 3, 2, 1, count_include_pad=inner) for inner in (True, False)],
+        _IMAGE,
+    ),
+    "adaptive_avg_pool2d": _of(lambda x: functional.adaptive_avg_pool2d(x, (3, 4)), _IMAGE),
+    "interpolate": _of(
+        lambda x: [
+            functional.interpolate(x, scale_factor=2, mode="nearest"),
+            functional.interpolate(x, (5, 20), mode="bilinear", align_corners=True),
+            functional.interpolate(x, (5, 20), mode="bilinear", align_corners=False),
+        ],
+        _IMAGE,
+    ),
+    "pixel_shuffle": _of(lambda x: functional.pixel_shuffle(x, 2), _IMAGE),
+    "attention": _of(
+        lambda q, k, v: [
+            functional.scaled_dot_product_attention(q, k, v),
+            functional.scaled_dot_product_attention(q, k, v, scale=0.1),
+            functional.scaled_dot_product_attention(q, q, q, is_causal=True),
+        ],
+        (2, 3, 7, 16),
+        (2, 3, 9, 16),
+        (2, 3, 9, 16),
+    ),
+    "attention with a mask": _of(
+        lambda q, k, v, m: [
+            functional.scaled_dot_product_attention(q, k, v, attn_mask=m),
+            functional.scaled_dot_product_attention(q, k, v, attn_mask=m > -1),
+        ],
+        (2, 3, 7, 16),
+        (2, 3, 9, 16),
+        (2, 3, 9, 16),
+        (7, 9),
+    ),
+    "attention of grouped heads": _of(
+        lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, enable_gqa=True),
+        (2, 4, 7, 16),
+        (2, 2, 9, 16),
+        (2, 2, 9, 16),
+    ),
+    "dropout of nothing and of everything": _of(
+        lambda x: [functional.dropout(x, 0.0), functional.dropout(x, 1.0), functional.dropout(x, 0.5, False)],
+        _X,
+    ),
+}
+"""Of models' layers, with options that are not the default."""
+
+_Pair = Callable[[torch.Tensor, torch.Tensor], Any]
+
+
+def _of_integers(function: _Pair) -> Operation:
+    def run(to: Place, dtype: torch.dtype) -> Any:
+        first, second = [0, 1, 7, 12, 100, 5], [3, 1, 2, 5, 7, 5]
+        return function(to(torch.tensor(first, dtype=dtype)), to(torch.tensor(second, dtype=dtype)))
+
+    return run
+
+
+_ON_INTEGERS: dict[str, _Pair] = {
+    "add with alpha 2": lambda a, b: torch.add(a, b, alpha=2),
+    "sub with alpha 3": lambda a, b: torch.sub(a, b, alpha=3),
+    "a scalar minus x": lambda a, b: 120 - a,
+    "a division": lambda a, b: a / b,
+    "a division rounded down": lambda a, b: a // b,
+    "remainder": lambda a, b: a % b,
+    "pow": lambda a, b: b**2,
+    "gcd and lcm": lambda a, b: [torch.gcd(a, b), torch.lcm(a % 16, b)],
+    "bitwise operators": lambda a, b: [a & b, a | b, a ^ b, ~a, b << 1, a >> 2],
+    "logical operators": lambda a, b: [a.logical_and(b), a.logical_or(b), a.logical_not()],
+    "comparisons": lambda a, b: torch.stack([a > b, a >= b, a < b, a <= b, a == b, a != b]),
+    "maximum and minimum": lambda a, b: [torch.maximum(a, b), torch.minimum(a, b), a.clamp(2, 9)],
+    "a sum with a floating-point number": lambda a, b: [a + 0.5, a * 2.5, a.float() + b],
+    "a sum with a truth value": lambda a, b: [a + (b > 2), a * (b > 2), (a > 2) + (b > 2)],
+    "a sum with another dtype": lambda a, b: [a + b.long(), a * b.short(), a + b.float()],
+    "sums and products": lambda a, b: [a.sum(), a.prod(), a.cumsum(0), a.max(), a.min(), a.argmax()],
+    "a mean in float32": lambda a, b: a.mean(dtype=torch.float32),
+    "sorted": lambda a, b: [a.sort(descending=True).values, a.unique(), b.bincount(), a.topk(2).values],
+    "as places": lambda a, b: [torch.arange(8, device=a.device)[b.long()], a[b.long() % 6]],
+    "all and any": lambda a, b: [a.all(), a.any(), a.count_nonzero(), b.all()],
+}
+INTEGERS: dict[str, Operation] = {name: _of_integers(function) for name, function in _ON_INTEGERS.items()}
+"""Of integers."""
+
+MADE: dict[str, Callable[[str], Any]] = {
+    "arange": lambda device: [
+        torch.arange(0, 1, 0.1, device=device),
+        torch.arange(7, -3, -2, device=device),
+        torch.arange(5.0, device=device),
+        torch.arange(2, 40, 3, device=device, dtype=torch.int32),
+    ],
+    "linspace and logspace": lambda device: [
+        torch.linspace(-1, 2, 13, device=device),
+        torch.linspace(3, 1, 1, device=device),
+        torch.logspace(0, 2, 5, base=2, device=device),
+    ],
+    "full, ones and zeros": lambda device: [
+        torch.full((3, 5), 2.5, device=device),
+        torch.full((3,), 7, device=device),
+        torch.full((2,), True, device=device),
+        torch.ones(3, 5, device=device, dtype=torch.int8),
+        torch.zeros(0, 4, device=device),
+        torch.zeros((), device=device),
+    ],
+    "eye": lambda device: [torch.eye(3, 5, device=device), torch.eye(4, device=device, dtype=torch.int64)],
+    "like another": lambda device: [
+        torch.full_like(torch.ones(3, 5, device=device).t(), 2),
+        torch.ones_like(torch.zeros(2, device=device).int()),
+        torch.zeros(3, device=device).new_full((2, 2), 4),
+        torch.zeros(3, device=device).new_tensor([1.5, 2]),
+    ],
+    "from data": lambda device: [
+        torch.tensor([[1, 2], [3, 4]], device=device),
+        torch.tensor([1.5, 2], device=device, dtype=torch.float32),
+        torch.as_tensor([True, False], device=device),
+        torch.tensor(3, device=device),
+        torch.tensor([], device=device),
+    ],
+    "indices of triangles": lambda device: [
+        torch.tril_indices(4, 5, -1, device=device),
+        torch.triu_indices(4, 5, 1, device=device),
+    ],
+    "windows": lambda device: [torch.hann_window(9, device=device), torch.bartlett_window(8, device=device)],
+}
+"""That make tensors on a device."""

@@ -1,0 +1,228 @@
+"""Checks of operators with options and at their edges: the device gives what torch gives on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate_conformance.checks.assertions import TOLERANCE, require, short
+from acclimate_conformance.checks.check import check
+from acclimate_conformance.checks.dtypes.arithmetic import supported
+from acclimate_conformance.checks.dtypes.operations import (
+    INTEGERS,
+    LAYERS,
+    MADE,
+    PAIRS,
+    PLACES,
+    POINTWISE,
+    REDUCTIONS,
+    Operation,
+    Place,
+)
+
+_OF_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _to(accelerator: Accelerator) -> Place:
+    device = accelerator.current_device_name()
+    return lambda tensor: tensor.to(device)
+
+
+def _flat(result: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a result, in order."""
+    if isinstance(result, torch.Tensor):
+        yield result
+    else:
+        for part in result:
+            yield from _flat(part)
+
+
+def _compare(run: Callable[[Place], Any], place: Place, what: str, each: bool, lacking: set[str]) -> None:
+    """Fails the check unless an operator gives the same on the device and on the host."""
+    try:
+        wanted = list(_flat(run(_on_host)))
+    except (RuntimeError, NotImplementedError):  # the host lacks it in this dtype
+        return
+    try:
+        found = list(_flat(run(place)))
+    except NotImplementedError:
+        lacking.add(what.partition(" in ")[0])
+        return
+    require(len(found) == len(wanted), f"{what} gives {len(found)} tensors, not {len(wanted)}")
+    for actual, expected in zip(found, wanted, strict=True):
+        require_alike(actual, expected, what, each)
+
+
+def require_alike(actual: torch.Tensor, expected: torch.Tensor, what: str, each: bool) -> None:
+    """Fails the check unless two tensors have the same shape, dtype and, within its precision, numbers.
+
+    Args:
+        actual: of the device.
+        expected: of the host.
+        what: what was computed.
+        each: whether the precision is relative to each number, or to the largest.
+    """
+    require(
+        actual.shape == expected.shape and actual.dtype == expected.dtype,
+        f"{what} gives {short(actual.dtype)} of shape {tuple(actual.shape)}, not {short(expected.dtype)} of "
+        f"shape {tuple(expected.shape)}",
+    )
+    found, wanted = actual.detach().cpu(), expected.detach()
+    if not wanted.numel():
+        return
+    if not wanted.dtype.is_floating_point:
+        wrong = found != wanted
+    else:
+        allowed = TOLERANCE[wanted.dtype]
+        exact, close = wanted.double(), found.double()
+        finite = exact.isfinite()
+        largest = float(exact[finite].abs().max()) if not each and bool(finite.any()) else 1.0
+        slack = allowed * (exact.abs() + max(largest, 1.0))
+        near = torch.where(finite, (close - exact).abs() <= slack, close == exact)
+        wrong = ~(near | (close.isnan() & exact.isnan()))
+    if bool(wrong.any()):
+        place = int(wrong.flatten().nonzero()[0])
+        many = f"element {place} of " if wanted.numel() > 1 else ""
+        require(
+            False,
+            f"{what}: {many}the result is {found.flatten()[place].item()}, not "
+            f"{wanted.flatten()[place].item()}",
+        )
+    require(True, "")
+
+
+def _compare_all(
+    accelerator: Accelerator, tables: tuple[Mapping[str, Operation], ...], each: bool
+) -> str | None:
+    place = _to(accelerator)
+    lacking: set[str] = set()
+    for dtype in supported(accelerator):
+        for table in tables:
+            for name, operation in table.items():
+                what = f"{name} in {short(dtype)}"
+                _compare(lambda to, op=operation, d=dtype: op(to, d), place, what, each, lacking)  # type: ignore[misc]
+    return f"it has no {', '.join(sorted(lacking))}" if lacking else None
+
+
+@check(
+    "supported_dtypes",
+    promise="Operators give torch's results at zero, infinity, NaN and undefined points, with any option.",
+    timeout_s=240,
+)  # fmt: skip
+def operators_at_edges(accelerator: Accelerator) -> str | None:
+    return _compare_all(accelerator, (POINTWISE, PAIRS), each=True)
+
+
+@check(
+    "supported_dtypes",
+    promise="Reductions and products take every dimension, keepdim, dtype and factor, and empty tensors.",
+    timeout_s=240,
+)  # fmt: skip
+def reductions_with_options(accelerator: Accelerator) -> str | None:
+    return _compare_all(accelerator, (REDUCTIONS,), each=False)
+
+
+@check(
+    "supported_dtypes",
+    promise="Operators that read or write at places, sort, join or pad treat every element as torch does.",
+    timeout_s=240,
+)  # fmt: skip
+def places_and_order(accelerator: Accelerator) -> str | None:
+    return _compare_all(accelerator, (PLACES,), each=False)
+
+
+@check(
+    "supported_dtypes",
+    promise="Layers and losses give torch's results with options that are not the default.",
+    timeout_s=240, once=True,
+)  # fmt: skip
+def layers_with_options(accelerator: Accelerator) -> str | None:
+    return _compare_all(accelerator, (LAYERS,), each=False)
+
+
+@check(
+    "supported_dtypes", "LongTensor", "IntTensor", "ByteTensor",
+    promise="Operators on integers and truth values, alone and mixed, give torch's results and dtypes.",
+    timeout_s=240,
+)  # fmt: skip
+def integers_with_options(accelerator: Accelerator) -> str | None:
+    place = _to(accelerator)
+    lacking: set[str] = set()
+    for dtype in _OF_INTEGERS:
+        for name, operation in INTEGERS.items():
+            what = f"{name} in {short(dtype)}"
+            _compare(lambda to, op=operation, d=dtype: op(to, d), place, what, True, lacking)  # type: ignore[misc]
+    return f"it has no {', '.join(sorted(lacking))}" if lacking else None
+
+
+@check(
+    "current_device_name", "device_name",
+    promise="Functions that make tensors on a device give the numbers, shape and dtype that torch states.",
+)  # fmt: skip
+def tensors_are_made(accelerator: Accelerator) -> str | None:
+    device = accelerator.current_device_name()
+    lacking: set[str] = set()
+    for name, make in MADE.items():
+        try:
+            found = list(_flat(make(device)))
+        except NotImplementedError:
+            lacking.add(name)
+            continue
+        for actual, expected in zip(found, _flat(make("cpu")), strict=True):
+            require(actual.device == torch.device(device), f"{name} made on {device!r} is on {actual.device}")
+            require_alike(actual, expected, f"{name} made on {device!r}", True)
+    return f"it has no {', '.join(sorted(lacking))}" if lacking else None
+
+
+@check(
+    "supported_dtypes",
+    promise="Gradients of operators with options are those of the host, wherever these are finite.",
+    timeout_s=300, once=True,
+)  # fmt: skip
+def gradients_of_operators(accelerator: Accelerator) -> str | None:
+    place = _to(accelerator)
+    lacking: set[str] = set()
+    for table in (POINTWISE, PAIRS, REDUCTIONS, PLACES, LAYERS):
+        for name, operation in table.items():
+            try:
+                wanted = _gradients(operation, _on_host)
+            except (RuntimeError, NotImplementedError):  # it has none
+                continue
+            try:
+                found = _gradients(operation, place)
+            except NotImplementedError:
+                lacking.add(name)
+                continue
+            for actual, expected in zip(found, wanted, strict=True):
+                defined = expected.isfinite()
+                given = torch.where(defined, actual.cpu(), 0.0)
+                require_alike(given, torch.where(defined, expected, 0.0), f"a gradient of {name}", False)
+    return f"it has no gradients of {', '.join(sorted(lacking))}" if lacking else None
+
+
+def _gradients(operation: Operation, place: Place) -> list[torch.Tensor]:
+    """The gradients for all inputs of a sum of the results, each element with a weight of its own."""
+    leaves: list[torch.Tensor] = []
+
+    def to(tensor: torch.Tensor) -> torch.Tensor:
+        moved = place(tensor).detach().clone()
+        if moved.is_floating_point():
+            leaves.append(moved.requires_grad_())
+        return moved
+
+    results = [result for result in _flat(operation(to, torch.float32)) if result.requires_grad]
+    total = torch.zeros((), device=results[0].device) if results else torch.zeros(())
+    for result in results:
+        weights = torch.arange(1, result.numel() + 1, device=result.device).reshape(result.shape) % 7 - 2.5
+        total = total + torch.where(result.isfinite(), result * weights, 0.0).sum()
+    if not results:
+        return []
+    found = torch.autograd.grad(total, leaves, allow_unused=True)
+    return [gradient for gradient in found if gradient is not None]

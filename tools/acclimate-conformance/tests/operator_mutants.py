@@ -1,0 +1,216 @@
+"""Faults planted in the emulated device's operators and copies, which a class alone does not show."""
+
+# ruff: noqa: RUF012
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+
+from acclimate.accelerator import Accelerator, DeviceLike
+from acclimate_sim.accelerator import SimAccelerator
+
+_Kernel = Callable[..., Any]
+
+
+class _WithKernels(SimAccelerator):
+    """Replaces operators of the device until :meth:`uninstall`."""
+
+    kernels: dict[str, _Kernel]
+    key = "PrivateUse1"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._library = torch.library.Library("aten", "IMPL")
+        for name, kernel in self.kernels.items():
+            self._library.impl(name, kernel, self.key)
+
+    def uninstall(self) -> None:
+        """Puts the device's own operators back."""
+        self._library._destroy()
+
+
+def _there(result: Any, like: torch.Tensor) -> Any:
+    return result.to(like.device)
+
+
+class ExpSaturates(_WithKernels):
+    """exp is at most the largest finite number."""
+
+    kernels = {"exp": lambda x: _there(x.cpu().exp().clamp(max=torch.finfo(x.dtype).max), x)}
+
+
+class AddForgetsAlpha(_WithKernels):
+    """add ignores alpha if its operands are integers."""
+
+    @staticmethod
+    def _add(a: torch.Tensor, b: torch.Tensor, *, alpha: float = 1) -> torch.Tensor:
+        factor = alpha if a.is_floating_point() or b.is_floating_point() else 1
+        return _there(torch.add(a.cpu(), b.cpu(), alpha=factor), a if a.device.type == "sim" else b)
+
+    kernels = {"add.Tensor": _add}
+
+
+class MeanDropsDimensions(_WithKernels):
+    """mean(dim, keepdim=True) drops the dimension."""
+
+    kernels = {
+        "mean.dim": lambda x, dim, keepdim=False, *, dtype=None: _there(x.cpu().mean(dim, dtype=dtype), x)
+    }
+
+
+class AnyLooksAt64(_WithKernels):
+    """any() looks at the first 64 elements only."""
+
+    kernels = {"any": lambda x: _there(x.cpu().flatten()[:64].any(), x)}
+
+
+class TriuOfOneMatrix(_WithKernels):
+    """triu of a batch treats the first matrix only."""
+
+    @staticmethod
+    def _triu(x: torch.Tensor, diagonal: int = 0) -> torch.Tensor:
+        result = x.cpu().clone()
+        first = result.reshape(-1, *result.shape[-2:])[0]
+        first.copy_(torch.triu(first.clone(), diagonal))
+        return _there(result, x)
+
+    kernels = {"triu": _triu}
+
+
+class LossCountsIgnored(_WithKernels):
+    """The mean of nll_loss counts the targets that it ignores."""
+
+    @staticmethod
+    def _loss(x: torch.Tensor, target: torch.Tensor, weight: Any, reduction: int, ignore: int) -> Any:
+        weights = None if weight is None else weight.cpu()
+        host = torch.ops.aten.nll_loss_forward(x.cpu(), target.cpu(), weights, reduction, ignore)
+        share = float((target != ignore).float().mean()) if reduction == 1 else 1.0
+        return _there(host[0] * share, x), _there(host[1], x)
+
+    kernels = {"nll_loss_forward": _loss}
+
+
+class SigmoidsGradientIsTooLarge(_WithKernels):
+    """The gradient of sigmoid forgets to subtract."""
+
+    kernels = {"sigmoid_backward": lambda gradient, y: _there(gradient.cpu() * y.cpu(), y)}
+
+
+class DrawsPlacesTwice(_WithKernels):
+    """multinomial without replacement draws a place more than once."""
+
+    kernels = {
+        "multinomial": lambda x, count, replacement=False, *, generator=None: _there(
+            torch.multinomial(x.cpu(), count, True), x
+        )
+    }
+
+
+class FractionsAreFalse(_WithKernels):
+    """A conversion to bool goes through integers, so that 0.5 is false."""
+
+    @staticmethod
+    def _to(x: torch.Tensor, **options: Any) -> torch.Tensor:
+        asked = options.get("dtype") or x.dtype
+        host = torch.empty(x.shape, dtype=x.dtype).copy_(x)
+        result = torch.empty(x.shape, dtype=asked, device=options.get("device") or x.device)
+        return result.copy_(host.long() if asked is torch.bool and x.is_floating_point() else host)
+
+    kernels = {"_to_copy": _to}
+
+
+class SoftmaxStaysReduced(_WithKernels):
+    """Within autocast softmax stays in the reduced dtype."""
+
+    key = "AutocastPrivateUse1"
+
+    @staticmethod
+    def _softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        with torch._C._ExcludeDispatchKeyGuard(
+            torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+        ):
+            return torch.softmax(x, dim, dtype=dtype)
+
+    kernels = {"softmax.int": _softmax}
+
+
+class SentWithoutGradient(SimAccelerator):
+    """A tensor that is sent to another process no longer requires a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before = ForkingPickler._extra_reducers[torch.Tensor]
+        ForkingPickler.register(torch.Tensor, lambda tensor: self._before(tensor.detach()))
+
+    def uninstall(self) -> None:
+        """Lets tensors be sent as before."""
+        ForkingPickler.register(torch.Tensor, self._before)
+
+
+class NewThreadsFollow(SimAccelerator):
+    """A new thread starts on the device that any thread has set last."""
+
+    _chosen = 0
+    _known = threading.local()
+
+    def set_device(self, device_index: DeviceLike) -> None:
+        super().set_device(device_index)
+        self._known.here = True
+        type(self)._chosen = super().current_device()
+
+    def current_device(self) -> int:
+        if not hasattr(self._known, "here"):
+            self._known.here = True
+            super().set_device(self._chosen)
+        return super().current_device()
+
+
+class _AutocastOfAnyDevice:
+    def __init__(self, amp: Any, kind: str) -> None:
+        self._amp, self._kind = amp, kind
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._amp, name)
+
+    def autocast(self, enabled: Any = True, *options: Any, **named: Any) -> Any:
+        return self._amp.autocast(bool(enabled), *options, **named)
+
+
+class AutocastTakesADevice(SimAccelerator):
+    """amp.autocast("cpu") is accepted."""
+
+    @property
+    def amp(self) -> Any:
+        return _AutocastOfAnyDevice(super().amp, self.device_type)
+
+
+class WithoutOpsOfTheHost(SimAccelerator):
+    """op_builders has only the device's own."""
+
+    op_builders = {"RMSNormBuilder": "acclimate_sim.ops.rms_norm:RMSNormBuilder"}
+
+
+CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
+    "": {
+        ExpSaturates: "dtypes/operators_at_edges",
+        AddForgetsAlpha: "dtypes/integers_with_options",
+        MeanDropsDimensions: "dtypes/reductions_with_options",
+        AnyLooksAt64: "dtypes/reductions_with_options",
+        TriuOfOneMatrix: "dtypes/places_and_order",
+        LossCountsIgnored: "dtypes/layers_with_options",
+        SigmoidsGradientIsTooLarge: "dtypes/gradients_of_operators",
+        DrawsPlacesTwice: "random/draws_keep_their_range",
+        FractionsAreFalse: "dtypes/conversions",
+        SoftmaxStaysReduced: "dtypes/autocast_chooses_dtypes",
+        SentWithoutGradient: "runtime/tensors_are_saved",
+        NewThreadsFollow: "devices/current_device_of_a_thread",
+        AutocastTakesADevice: "dtypes/autocast_takes_no_device",
+        WithoutOpsOfTheHost: "ops/builders_found",
+    },
+}
+"""By profile of the device: each fault, and the check that has to find it."""
