@@ -231,11 +231,6 @@ class Blocks:
     format: WeightFormat
     """The format that the blocks are in."""
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """The rows of all matrices, and columns."""
-        return sum(part.shape[0] for part in self.matrices), self.matrices[0].shape[1]
-
     def read(self) -> torch.Tensor:
         """Returns the bytes of the blocks, row by row."""
         values, size = self.format.columns, self.format.gguf_bytes
