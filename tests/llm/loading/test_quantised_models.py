@@ -222,7 +222,7 @@ def test_columns_are_cut_between_blocks_and_nowhere_else(tmp_path: Path) -> None
     assert odd is None
     assert half is not None
     assert rows is not None
-    assert (half.shape, rows.shape) == ((32, 32), (6, 64))
+    assert (half.matrices[0].shape, rows.matrices[0].shape) == ((32, 32), (6, 64))
     whole = stored_blocks(torch.cat([down[4:8], down[0:2]]))
     assert whole is not None
     stored = gguf.GGUFReader(path)

@@ -259,7 +259,8 @@ class Elements:
     def columns_at(self, origin: Tensor, place: Tensor, width: int) -> tuple[Tensor, Tensor] | None:
         """Returns the same for elements, ``width`` of each token; the origins must have the same tokens."""
         origin, place = origin.reshape(-1, width), place.reshape(-1, width)
-        widths = torch.tensor([self.size(self.origins[n].shape[-1]) for n in origin[0].tolist()])
+        numbers, which = origin[0].unique(return_inverse=True)
+        widths = torch.tensor([self.size(self.origins[n].shape[-1]) for n in numbers.tolist()])[which]
         is_same = torch.equal(origin, origin[:1].expand_as(origin))
         in_order = torch.equal(place, place[:1] + torch.arange(len(place))[:, None] * widths)
         return (origin[0], place[0]) if is_same and in_order and bool((place[0] < widths).all()) else None

@@ -307,17 +307,20 @@ class Matcher:
         if found is None:
             return None
         origin, columns = found
-        values = [self.elements.origins[number] for number in origin.tolist()]
-        if any(v.op != "linear" or v.args[0] is not values[0].args[0] for v in values):
+        values = {number: self.elements.origins[number] for number in origin.unique().tolist()}
+        first = values[int(origin[0])]
+        if any(v.op != "linear" for v in values.values()):
+            return None
+        if any(v.args[0] is not first.args[0] for v in values.values()):
             return None
         # A part begins where the module changes, or the column is not the next one.
         follows = (origin[1:] == origin[:-1]) & (columns[1:] == columns[:-1] + 1)
         begins = [0, *((~follows).nonzero().flatten() + 1).tolist()]
         parts = [
-            Part(self.program.modules[values[first].args[1]], int(columns[first]), last - first)
-            for first, last in zip(begins, [*begins[1:], len(values)], strict=True)
+            Part(self.program.modules[values[int(origin[at])].args[1]], int(columns[at]), end - at)
+            for at, end in zip(begins, [*begins[1:], len(origin)], strict=True)
         ]
-        return Product(tuple(parts)), values[0].args[0]
+        return Product(tuple(parts)), first.args[0]
 
     # -- attention ---------------------------------------------------------------------------------
 
