@@ -39,6 +39,9 @@ acclimate port repo/ --report out.html   # also shows what edits that need --uns
 - A search for missing CUDA, `device == "cuda" and not torch.cuda.is_available()`, stays whole, with the list that it guards.
 - A device's name given to a library that is not torch's stays, or is unsafe.
 - Edits that must go together, such as a branch on the device and the pinning in it, are made together or not at all.
+- Tests that decide about moving or wrapping the same object are one decision, with the code after an early return.
+- What torch turns off without CUDA stays off on a host: autocast, `GradScaler`, and the seeds of CUDA's generators.
+- A function or module that asks for the accelerator often names it once: `acc = get_accelerator()`.
 - Everything else stays byte for byte: comments, formatting, line ends. A second run changes nothing more.
 - `# acclimate: ignore` keeps a line as it is; `# acclimate: ignore[device-string]` turns off one rule for it.
 - The tool lists these without editing them: data that only looks like a device, kernels and builds for one vendor,

@@ -2,6 +2,7 @@
 
 import ast
 import random
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -26,7 +27,11 @@ EXPRESSIONS = [
     "torch.cuda.FloatTensor([1.0])", "print('é', x.cuda())", "[t.cuda() for t in xs]", "torch.load(p, map_location='cuda')",
     "torch.cuda.cudart()", "getattr(torch.cuda, 'x')", "(lambda: torch.cuda.empty_cache())", "x.to(torch.cuda.current_device())",
 ]  # fmt: skip
-SHAPES = ["{}", "y = {}", "f({}, {})", "if {}:\n    {}", "for i in {}:\n    z = {}", "def g(x=None):\n    return {}", "with {}:\n    pass", "x = ({}\n     )  # why", "@{}\ndef h(): pass"]  # fmt: skip
+SHAPES = ["{}", "y = {}", "f({}, {})", "if {}:\n    {}", "for i in {}:\n    z = {}", "def g(x=None):\n    return {}", "with {}:\n    pass", "x = ({}\n     )  # why", "@{}\ndef h(): pass",
+    "z = ({}) if ({}) else ({})", "torch.nn.DataParallel({})", "x.cuda({})", "torch.zeros(3, device={})", "x.to({})",
+    "({}).pin_memory()", "if not ({}):\n    raise ValueError({})", "with torch.autocast('cuda', enabled={}):\n    {}",
+    "def k(x):\n    if not ({}):\n        return x\n    return {}", "torch.cuda.manual_seed({})",
+]  # fmt: skip
 
 
 @st.composite
@@ -61,6 +66,80 @@ def test_lines_without_a_finding_stay_as_they_are(source: str, target: str) -> N
     for number, line in enumerate(source.splitlines(), 1):
         if number not in touched:
             assert line in after
+
+
+def snippets(path: Path) -> list[str]:
+    """The functions of a file that name CUDA, each as a program."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+    except (UnicodeDecodeError, SyntaxError, ValueError):
+        return []
+    found = [ast.get_source_segment(text, node) for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return [f"import torch\n\n\n{part}\n" for part in found if part and "cuda" in part and len(part) < 4000]
+
+
+def of_installed_packages() -> list[Path]:
+    roots = [Path(pytest.importorskip(name).__file__).parent for name in ("torch", "transformers")]
+    return [path for root in roots for path in sorted(root.rglob("*.py")) if b"cuda" in path.read_bytes()]
+
+
+def second_run_changes(source: str) -> bool:
+    for target, unsafe in (("acclimate", False), ("acclimate", True), ("torch", False), ("torch", True)):
+        chosen = Settings(target, unsafe=unsafe)
+        once = port_text(source, chosen).text
+        ast.parse(once)
+        if port_text(once, chosen).text != once:
+            return True
+    return False
+
+
+def test_a_second_run_over_functions_of_installed_packages_changes_nothing() -> None:
+    folder = Path(pytest.importorskip("accelerate").__file__).parent
+    found = [source for path in sorted(folder.rglob("*.py")) for source in snippets(path)]
+    chosen = random.Random(3).sample([source for source in found if len(source) < 1200], 6)
+    assert [source for source in chosen if second_run_changes(source)] == []
+
+
+@pytest.mark.slow
+def test_a_second_run_over_all_functions_of_installed_packages_changes_nothing() -> None:
+    """By hand: thousands of functions."""
+    chosen = [source for path in of_installed_packages() for source in snippets(path)]
+    assert [source for source in chosen if second_run_changes(source)] == []
+
+
+def calls_to_port(source: str) -> int:
+    """How many Python functions run while a text is ported."""
+    count = 0
+
+    def counted(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    port_text(source, Settings(unsafe=True))  # caches that later runs share
+    sys.setprofile(counted)
+    try:
+        port_text(source, Settings(unsafe=True))
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a{i} = f(g(h(x{i}.cuda())))\n",
+        "y = " + "f(" * 15 + "x{i}.cuda()" + ")" * 15 + "\n",
+        "if torch.cuda.is_available():\n    a{i} = x{i}.cuda()\n",
+        "def f{i}(x):\n    if not torch.cuda.is_available():\n        return x\n    return x.cuda()\n",
+        'if device.type == "cuda":\n    a{i} = x{i}.cuda()\n',
+    ],
+)
+def test_twice_the_lines_take_about_twice_the_work(line: str) -> None:
+    def program(count: int) -> str:
+        return "import torch\n" + "".join(line.replace("{i}", str(i)) for i in range(count))
+
+    assert calls_to_port(program(50)) < 2.4 * calls_to_port(program(25))
 
 
 def crash_test(path: Path) -> None:

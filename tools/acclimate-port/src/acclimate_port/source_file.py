@@ -331,7 +331,8 @@ class SourceFile:
         """The expression for device number ``index``."""
         if isinstance(index, Span) and isinstance(self.target, TorchTarget):
             text = self.tree.source(index)
-            if any(letter in text for letter in "\"'{}\\\n#"):
+            # Edits of a call in it may add quotes, which would end the f-string before Python 3.12.
+            if any(letter in text for letter in "(\"'{}\\\n#"):
                 return (f'({self.target.device_type} + ":" + str(', index, "))")
         return self.target.device_at(index)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import libcst as cst
 
+from acclimate_port.conditions.device_counts import expects_devices
 from acclimate_port.conditions.statements import leaves, refuses
 from acclimate_port.source.tree import Span, called_name, dotted
 from acclimate_port.source_file import SourceFile
@@ -99,10 +100,7 @@ class _Controlled:
 
     def _add_all(self, test: cst.CSTNode) -> None:
         """Goes up from the test to the statement or choice that it decides."""
-        negated = isinstance(test, cst.Comparison) and isinstance(
-            test.comparisons[0].operator, (cst.NotEqual, cst.NotIn)
-        )
-        below, positive = test, not negated
+        below, positive = test, not _is_negated(test)
         for around in self._file.tree.ancestors(test):
             if isinstance(around, cst.UnaryOperation):
                 positive = positive != isinstance(around.operator, cst.Not)
@@ -220,6 +218,16 @@ class _Controlled:
     def _called(self, use: cst.CSTNode) -> cst.CSTNode:
         call = self._file.tree.parent(use)
         return call if isinstance(call, cst.Call) and call.func is use else use
+
+
+def _is_negated(test: cst.CSTNode) -> bool:
+    """Whether a comparison is true if there is no device: ``kind != "cuda"``, ``device_count() == 0``."""
+    if not isinstance(test, cst.Comparison):
+        return False
+    for side in (test.left, test.comparisons[0].comparator):
+        if isinstance(side, cst.Call) and called_name(side) == "device_count":
+            return expects_devices(test, side) is False
+    return isinstance(test.comparisons[0].operator, (cst.NotEqual, cst.NotIn))
 
 
 def _has_value_of_test(around: cst.CSTNode) -> bool:

@@ -1,0 +1,71 @@
+"""A function or module that asks for the accelerator often names it once."""
+
+from __future__ import annotations
+
+import pytest
+
+from acclimate_port.engine import Settings, port_text
+from porting import ported_once_for_all
+
+MANY = "torch.cuda.synchronize()\ntorch.cuda.empty_cache()\ntorch.cuda.set_device(0)\ny = torch.zeros(1, device='cuda')\n"
+
+
+def inside(head: str, body: str, margin: int = 4) -> str:
+    return f"import torch\n\n\n{head}\n" + "".join(f"{' ' * margin}{line}\n" for line in body.splitlines())
+
+
+def test_a_function_that_asks_often_names_the_accelerator_before_the_first_use() -> None:
+    text = ported_once_for_all(inside("def f(x):", f'"""A step."""\nx = x + 1\n{MANY}'), "acclimate")
+    assert text.count("get_accelerator()") == 1
+    assert '"""A step."""\n    x = x + 1\n    acc = get_accelerator()\n    acc.synchronize()\n' in text
+
+
+def test_a_module_that_asks_often_names_the_accelerator() -> None:
+    text = ported_once_for_all(f"import torch\n\nx = 1\n{MANY}", "acclimate")
+    assert "x = 1\nacc = get_accelerator()\nacc.synchronize()\n" in text
+
+
+def test_code_for_torch_names_the_device_type() -> None:
+    body = 'a = torch.zeros(1, device="cuda")\n' * 4
+    text = ported_once_for_all(inside("def f():", body), "torch")
+    assert "    device_type = accelerator_type()\n    a = torch.zeros(1, device=device_type)\n" in text
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        inside("def f(x):", "torch.cuda.synchronize()\ntorch.cuda.empty_cache()\n"),
+        inside("def f(x):", 'os.environ["CUDA_VISIBLE_DEVICES"] = "1"\n' + MANY),
+        inside("def f(acc, accelerator):", MANY),
+        "import torch\n\n\ndef f(): torch.cuda.synchronize(), torch.cuda.empty_cache(), torch.cuda.ipc_collect(), torch.cuda.init()\n",
+    ],
+    ids=["few", "chooses devices", "names taken", "one line"],
+)
+def test_no_name_is_made(source: str) -> None:
+    assert "= get_accelerator()\n" not in ported_once_for_all(source, "acclimate")
+
+
+def test_another_name_is_taken_where_acc_is_an_accuracy() -> None:
+    text = ported_once_for_all(inside("def f(x):", f"acc = 0.5\n{MANY}return acc"), "acclimate")
+    assert "    acc = 0.5\n    accelerator = get_accelerator()\n" in text
+
+
+def test_the_name_is_bound_in_the_block_that_uses_it_and_not_in_a_loop() -> None:
+    guarded = ported_once_for_all(inside('if __name__ == "__main__":', MANY), "acclimate")
+    assert '"__main__":\n    acc = get_accelerator()\n' in guarded
+    looped = ported_once_for_all(inside("for i in range(3):", MANY), "acclimate")
+    assert "acc = get_accelerator()\nfor i in range(3):\n" in looped
+
+
+def test_each_function_has_its_own_name_and_a_branch_does_not_hide_it() -> None:
+    body = "if x:\n    torch.cuda.synchronize()\n    torch.cuda.empty_cache()\nelse:\n    torch.cuda.set_device(0)\n"
+    body += "def g():\n    torch.cuda.synchronize()\ntorch.cuda.empty_cache()\n"
+    text = ported_once_for_all(inside("def f(x):", body), "acclimate")
+    assert "    acc = get_accelerator()\n    if x:\n" in text
+    assert "    def g():\n        get_accelerator().synchronize()\n" in text
+
+
+def test_new_functions_come_before_a_statement_that_starts_where_they_go() -> None:
+    text = port_text("import torch\ntorch.nn.DataParallel(x.cuda())\n", Settings("torch", unsafe=True)).text
+    compile(text, "ported", "exec")
+    assert text.endswith("\non_any_device(torch.nn.DataParallel(x.to(accelerator_type())))\n")
