@@ -475,6 +475,18 @@ LAYERS: dict[str, Operation] = {
     "layer_norm of two dimensions": _of(
         lambda x, w, b: functional.layer_norm(x, (6, 16), w, b), _X, (6, 16), (6, 16)
     ),
+    "layers of many rows": _of(
+        lambda x, w, b: [
+            functional.layer_norm(x, (16,), w[0], b[:16]),
+            functional.linear(x, w, b),
+            functional.embedding(x[:, 0].detach().abs().long(), x),
+            functional.rms_norm(x, (16,), w[1]),
+            functional.cross_entropy(x, x.detach().argmax(1)),
+        ],
+        (131, 16),
+        (40, 16),
+        (40,),
+    ),
     "rms_norm": _of(lambda x, w: functional.rms_norm(x, (16,), w, 0.01), _X, (16,)),
     "group_norm": _of(lambda x, w, b: functional.group_norm(x, 2, w, b), _IMAGE, (4,), (4,)),
     "batch_norm in training": _of(
