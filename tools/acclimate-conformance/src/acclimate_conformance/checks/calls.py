@@ -188,7 +188,7 @@ def where_to_mend(
     named = [name for name in re.findall(r"\b(\w+)\(", reason) if _implementer(accelerator, name)]
     weights: dict[str, float] = {}
     for names, weight in (
-        (at_fault, 3.0), (named[:1], 1.0), (named[1:], 0.6), (own if len(own) == 1 else (), 1.0),
+        (at_fault, 3.0), (named[:1], 1.0), (named[1:], 0.6), (own if len(own) == 1 else (), 2.0),
         (() if named else observes, 0.5),
         ((n for n in observes if n in _WORKS_ELSEWHERE and not named), 0.5),
         (calls.suspected(), 0.4), (observes, 0.2), (theirs, 0.0),

@@ -1,6 +1,7 @@
-"""Checks of communication: collectives of the accelerator's own backend between two processes.
+"""Checks of communication: collectives of the accelerator's own backend between processes.
 
-One pair of processes checks all topics, since a process takes seconds to start.
+The same two processes check all topics, since a process takes seconds to start; three on a host or with three
+devices, so that a group can leave one out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two processes that communicate with the accelerator's backend, and report what they saw by topic."""
+"""Processes that communicate with the accelerator's backend, and report what they saw by topic."""
 
 from __future__ import annotations
 
@@ -50,10 +50,11 @@ def require_topic(subject: Subject, topic: str) -> str | None:
 @functools.lru_cache(maxsize=1)
 def _outcome(subject: Subject) -> _Told | BrokenPromiseError | NotOfferedError:
     """The observations of the processes, or the error with which each topic ends."""
+    devices = len(device_names(subject.accelerator))
     try:
-        return _on_ranks(subject, 2)
+        return _on_ranks(subject, 3 if devices > 2 or is_host(subject.accelerator) else 2)
     except BrokenPromiseError as broken:
-        if len(device_names(subject.accelerator)) > 1 or is_host(subject.accelerator):
+        if devices > 1 or is_host(subject.accelerator):
             return broken
         why = str(broken)
     # Many backends refuse two ranks on one device; a single rank at least shows that the backend works.

@@ -392,11 +392,34 @@ def groups(here: Observer) -> None:
                     distributed.broadcast(moved, root, group=group)
                     what = f"broadcast of {short(dtype)} of shape {shape} from rank {root} {of}"
                     here.same(moved, wanted, what)
+    _groups_of_some(here)
     distributed.barrier(group=everyone)
     distributed.destroy_process_group(everyone)
     reduced = here.tensor(here.number + 1)
     distributed.all_reduce(reduced)
     here.same(reduced, [total], "all_reduce after another group was destroyed")
+
+
+def _groups_of_some(here: Observer) -> None:
+    """Groups that leave one rank out; with two ranks there is none of several."""
+    if here.count < 3:
+        return
+    for left_out in here.ranks:
+        members = [r for r in here.ranks if r != left_out]
+        group = distributed.new_group(members)
+        if here.number == left_out:
+            continue
+        of = f"in a group of the ranks {members}"
+        for root in members:
+            sent = here.tensor(here.number + 4)
+            distributed.broadcast(sent, root, group=group)
+            here.same(sent, [root + 4.0], f"broadcast from rank {root} {of}")
+        reduced = here.tensor(here.number + 1)
+        distributed.all_reduce(reduced, group=group)
+        here.same(reduced, [float(sum(r + 1 for r in members))], f"all_reduce {of}")
+        gathered = [here.tensor(0) for _ in members]
+        distributed.all_gather(gathered, here.tensor(here.number + 2), group=group)
+        here.same(torch.cat(gathered), [r + 2.0 for r in members], f"all_gather {of}")
 
 
 def barrier(here: Observer) -> None:

@@ -252,6 +252,23 @@ REDUCTIONS |= {
         [row.any(), row.all()]
         for row in (to(torch.arange(1003).eq(1002).to(dtype)), to(torch.arange(1003).ne(1002).to(dtype)))
     ],
+    "long rows, decided by their last element": lambda to, dtype: [
+        [
+            x.any(1),
+            x.all(1),
+            x.amax(1),
+            x.amin(1),
+            x.argmax(1),
+            x.argmin(1),
+            x.sum(1),
+            x.max(1),
+            x.min(1),
+            x.count_nonzero(1),
+        ]
+        for last in (3, -3)
+        for length in (65, 129, 1003)
+        for x in (to(functional.pad(torch.zeros(2, length), (0, 1), value=last).to(dtype)),)
+    ],
     "reductions of nothing": _of(
         lambda x: [x.sum(), x.prod(), x.all(), x.any(), x.sum(0), x.sum(-1), x.mean()], (0, 3)
     ),
@@ -338,6 +355,22 @@ PLACES: dict[str, Operation] = {
         lambda x: [tuple(x.sort(dim=1, stable=True, descending=down)) for down in (False, True)], _M
     ),
     "argsort": _of(lambda x: x.argsort(dim=-1, stable=True), _M),
+    "places of numbers that are all different": lambda to, dtype: [
+        [
+            x.topk(5, 1),
+            x.topk(5, 1, largest=False),
+            x.sort(1),
+            x.argsort(1, descending=True),
+            x.max(1),
+            x.min(1, keepdim=True),
+            x.kthvalue(4, 1),
+            x.median(1),
+            x.argmax(1),
+            x.argmin(1, keepdim=True),
+            x.cummax(1),
+        ]
+        for x in (to(_different().to(dtype)),)
+    ],
     "kthvalue": _of(lambda x: x.kthvalue(3, 1).values, _M),
     "unique": _of(lambda x: torch.unique(x, return_inverse=True, return_counts=True), _M),
     "searchsorted": _of(
@@ -409,6 +442,12 @@ PLACES: dict[str, Operation] = {
 """That read or write at places, or move elements."""
 
 
+def _different() -> torch.Tensor:
+    """Rows of numbers that differ, which every floating-point dtype holds exactly."""
+    rows = [torch.randperm(67, generator=torch.Generator().manual_seed(n)) for n in range(3)]
+    return (torch.stack(rows) - 33) / 4
+
+
 def _written(x: torch.Tensor, way: int) -> torch.Tensor:
     """A copy whose every second column was written to in place."""
     whole = x.clone(memory_format=torch.preserve_format)
@@ -435,6 +474,18 @@ LAYERS: dict[str, Operation] = {
     "layer_norm without weights": _of(lambda x: functional.layer_norm(x, (16,), eps=0.1), _X),
     "layer_norm of two dimensions": _of(
         lambda x, w, b: functional.layer_norm(x, (6, 16), w, b), _X, (6, 16), (6, 16)
+    ),
+    "layers of many rows": _of(
+        lambda x, w, b: [
+            functional.layer_norm(x, (16,), w[0], b[:16]),
+            functional.linear(x, w, b),
+            functional.embedding(x[:, 0].detach().abs().long(), x),
+            functional.rms_norm(x, (16,), w[1]),
+            functional.cross_entropy(x, x.detach().argmax(1)),
+        ],
+        (131, 16),
+        (40, 16),
+        (40,),
     ),
     "rms_norm": _of(lambda x, w: functional.rms_norm(x, (16,), w, 0.01), _X, (16,)),
     "group_norm": _of(lambda x, w, b: functional.group_norm(x, 2, w, b), _IMAGE, (4,), (4,)),
@@ -552,6 +603,7 @@ LAYERS: dict[str, Operation] = {
             functional.scaled_dot_product_attention(q, k, v),
             functional.scaled_dot_product_attention(q, k, v, scale=0.1),
             functional.scaled_dot_product_attention(q, q, q, is_causal=True),
+            functional.scaled_dot_product_attention(q, k, v, is_causal=True),
         ],
         (2, 3, 7, 16),
         (2, 3, 9, 16),

@@ -238,7 +238,8 @@ def last_seed_is_told(accelerator: Accelerator) -> None:
             given = seeding()
             numbers = _draw(device)
             told = accelerator.initial_seed()
-            require(told == given, f"after {name} with {given} initial_seed() is {told}")
+            through = "by manual_seed_all() of the module, " if name == "torch.manual_seed" else ""
+            require(told == given, f"after {name} with {given}, {through}initial_seed() is {told}")
             accelerator.manual_seed(told)
             require(
                 equal(_draw(device), numbers),

@@ -117,8 +117,8 @@ def torch_seeds_every_device(accelerator: Accelerator) -> None:
                 told = accelerator.initial_seed()
             require(
                 told == _COUNT + current,
-                f"after torch.manual_seed({_COUNT + current}) with device {current} current, "
-                f"initial_seed() on device {index} is {told}",
+                f"after torch.manual_seed of {_COUNT + current} with device {current} current, through "
+                f"manual_seed_all() of the device's module, initial_seed() on device {index} is {told}",
             )
 
 
