@@ -210,3 +210,13 @@ def test_a_cache_of_the_caller_is_continued_by_the_fast_loop_with_transformers_t
         found.append((ids.tolist(), cache.get_seq_length(), cache.layers[1].values))
     assert found[0][:2] == found[1][:2]
     torch.testing.assert_close(found[0][2], found[1][2], atol=1e-4, rtol=1e-4)
+
+
+def test_no_token_of_an_answer_that_can_be_stopped_waits_for_a_look_at_the_model(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[Any] = []
+    monkeypatch.setattr(loop._Watch, "check", looks.append)
+    talk = Conversation(loaded, TextOptions(max_new_tokens=8, stop=("never written",)))
+    assert talk.answer("The capital", is_stopped=lambda: False).generated_tokens > 1
+    assert not looks

@@ -260,8 +260,11 @@ class _TokenRecorder:
     def end(self) -> None:
         """Does nothing: the caller ends the stream, even if transformers does not get this far."""
 
-    def must_end(self, input_ids: Any, scores: Any, **more: Any) -> Any:
-        """Whether the text must end here; the stopping criterion of ``generate``."""
+    def __call__(self, input_ids: Any, scores: Any, **more: Any) -> Any:
+        """Whether the text must end here: this object is also the stopping criterion of ``generate``.
+
+        The loop over tokens knows its type, and does not look after each token whether it changed the model.
+        """
         import torch
 
         if self.is_stopped is not None and self.is_stopped():
@@ -311,7 +314,7 @@ def _run(
     if cache is not None:
         named["past_key_values"] = cache
     if options.stop or recorder.is_stopped is not None:  # with one, the loop asks all of them with tensors
-        named["stopping_criteria"] = [recorder.must_end]
+        named["stopping_criteria"] = [recorder]
     ids = torch.tensor([tokens], device=device)
     recorder.started = time.perf_counter()
     try:

@@ -178,7 +178,8 @@ class _GenerationState(GenerationState):  # type: ignore[misc]
 class _CancelsRequests:
     """An ASGI application that ends a request of another one as soon as its client has gone.
 
-    Without it, a request that does not stream would be computed to its end.
+    Without it, a request that does not stream would be computed to its end. An answer that the server cancels
+    after Ctrl-C ends where it is.
 
     Args:
         app: the other application.
@@ -192,7 +193,15 @@ class _CancelsRequests:
             await self._app(scope, receive, send)
             return
         messages: asyncio.Queue[Any] = asyncio.Queue()
-        answering = asyncio.ensure_future(self._app(scope, messages.get, send))
+        is_begun = is_whole = is_cut = False
+
+        async def tell(message: Any) -> None:
+            nonlocal is_begun, is_whole
+            is_begun = True
+            is_whole = message["type"] == "http.response.body" and not message.get("more_body", False)
+            await send(message)
+
+        answering = asyncio.ensure_future(self._app(scope, messages.get, tell))
 
         async def listen() -> None:
             while True:
@@ -204,12 +213,18 @@ class _CancelsRequests:
         listening = asyncio.ensure_future(listen())
         try:
             await asyncio.wait({answering, listening}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            is_cut = True
         finally:
             listening.cancel()
             if not answering.done():
                 answering.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await answering
+        if is_cut and not is_begun:
+            await send({"type": "http.response.start", "status": 503, "headers": []})
+        if is_cut and not is_whole:  # else uvicorn would show a traceback
+            await send({"type": "http.response.body", "body": b""})
 
 
 def server_tokenizer(loaded: LoadedModel, template: str | None, *, trust_remote_code: bool) -> Any:

@@ -270,3 +270,31 @@ def test_a_used_port_is_an_error_of_one_line(
     port = address.rpartition(":")[2].partition("/")[0]
     assert main(["serve", str(folder), "--port", port]) == 2
     assert f"127.0.0.1 port {port} cannot be listened on" in capsys.readouterr().err
+
+
+def test_ctrl_c_that_an_import_swallows_ends_the_command(
+    address: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def swallow(name: str) -> Any:
+        with contextlib.suppress(KeyboardInterrupt):  # as Python does in a weak reference's callback
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("acclimate.llm.commands.serve.import_module", swallow)
+    port = address.rpartition(":")[2].partition("/")[0]  # a used one: else the server would run
+    assert main(["serve", str(folder), "--port", port]) == 130
+
+
+def test_ctrl_c_cuts_answers_without_a_traceback(folder: Path, warm: WarmProcesses) -> None:
+    process = warm.start(str(folder), *OPTIONS, code=MAIN)
+    told = b""
+    while b" at http" not in told:
+        told = process.stderr.readline()
+    address = told.decode().partition(" at ")[2].partition(";")[0]
+    stream = client(address).chat.completions.create(
+        model="tiny-chat", messages=[{"role": "user", "content": "Hello"}], max_tokens=900000, stream=True
+    )
+    next(iter(stream))
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate()
+    assert process.returncode == 130
+    assert b"Traceback" not in stderr, stderr

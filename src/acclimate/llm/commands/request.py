@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from acclimate.errors import GenerationOptionError, PromptError, excerpt
 from acclimate.imports import import_torch
+from acclimate.llm.deferred_sigint import interrupts_deferred
 from acclimate.llm.loading.packer import check_format
 from acclimate.llm.progress import compile_progress, figures_line
 from acclimate.llm.text_options import TextOptions
@@ -187,11 +188,13 @@ def import_transformers() -> None:
     was_on = gc.isenabled()
     gc.disable()
     try:
-        import_torch()
-        with contextlib.suppress(Exception):  # what needs transformers reports why it cannot be imported
-            import transformers.generation.utils
-            import transformers.modeling_utils
-            import transformers.models.auto.modeling_auto  # noqa: F401
+        # Python drops a KeyboardInterrupt in a callback of its own, of which imports have many.
+        with interrupts_deferred(1):
+            import_torch()
+            with contextlib.suppress(Exception):  # what needs transformers reports why it cannot be imported
+                import transformers.generation.utils
+                import transformers.modeling_utils
+                import transformers.models.auto.modeling_auto  # noqa: F401
     finally:
         gc.freeze()
         if was_on:

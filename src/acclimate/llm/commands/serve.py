@@ -31,6 +31,7 @@ from acclimate.llm.commands.request import (
     read_text,
     set_threads,
 )
+from acclimate.llm.deferred_sigint import interrupts_deferred
 from acclimate.llm.progress import progress_on_terminal, terminal_columns
 
 if TYPE_CHECKING:
@@ -103,7 +104,8 @@ def _check(args: argparse.Namespace) -> None:
         read_text("chat_template", args.chat_template)
     for package in ("fastapi", "openai", "uvicorn"):
         try:
-            import_module(package)
+            with interrupts_deferred(1):  # see import_transformers
+                import_module(package)
         except ImportError as error:
             raise MissingExtraError(f"a server needs {package}: {install_extra('serve')}") from error
     with contextlib.suppress(ImportError):  # the model reports that transformers is missing
@@ -142,10 +144,11 @@ def _serve(args: argparse.Namespace, loaded: LoadedModel, model: Any, listener: 
         model: the model, or what generates in its place.
         listener: where requests arrive.
     """
-    import uvicorn
-    from transformers.utils import logging as transformers_logging
+    with interrupts_deferred(1):  # see import_transformers
+        import uvicorn
+        from transformers.utils import logging as transformers_logging
 
-    from acclimate.llm.serving import build_app, requests_at_once, server_tokenizer
+        from acclimate.llm.serving import build_app, requests_at_once, server_tokenizer
 
     transformers_logging.set_verbosity_error()
     template = None if args.chat_template is None else read_text("chat_template", args.chat_template)
