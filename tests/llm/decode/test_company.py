@@ -124,6 +124,17 @@ class Recorder(transformers.LogitsProcessor):  # type: ignore[misc]
         return scores
 
 
+CHANGES: dict[str, dict[str, Any]] = {
+    "gemma3": {"sliding_window": 300},
+    "deepseek_v3": {
+        "q_lora_rank": 96, "kv_lora_rank": 128, "qk_rope_head_dim": 32, "qk_nope_head_dim": 64,
+        "v_head_dim": 48, "num_key_value_heads": 4, "head_dim": 32, "n_routed_experts": 8,
+        "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2, "moe_intermediate_size": 64,
+        "first_k_dense_replace": 1,
+    },
+}  # fmt: skip
+
+
 def larger_model(kind: str) -> Any:
     """A model in bfloat16 whose sums have many terms, and whose keys are divided into parts."""
     shape = {
@@ -134,13 +145,15 @@ def larger_model(kind: str) -> Any:
         "llama": transformers.LlamaConfig,
         "gemma3": transformers.Gemma3TextConfig,
         "mixtral": transformers.MixtralConfig,
-    }[kind](**shape, **({"sliding_window": 300} if kind == "gemma3" else {}))
+        "deepseek_v3": transformers.DeepseekV3Config,
+    }[kind](**(shape | CHANGES.get(kind, {})))
     torch.manual_seed(0)
     return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize(
-    ("kind", "quantize"), [("llama", None), ("gemma3", None), ("mixtral", None), ("llama", "int4")]
+    ("kind", "quantize"),
+    [("llama", None), ("gemma3", None), ("mixtral", None), ("deepseek_v3", None), ("llama", "int4")],
 )
 def test_logits_of_texts_together_are_those_of_each_alone_to_the_last_bit(
     kind: str, quantize: str | None
