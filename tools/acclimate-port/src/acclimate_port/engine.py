@@ -22,7 +22,7 @@ from acclimate_port.conditions.branches import (
     controlled_quietly,
     where_true,
 )
-from acclimate_port.conditions.placements import Placements, sharing
+from acclimate_port.conditions.placements import Placements, outermost_function, sharing
 from acclimate_port.conditions.proofs import (
     TOO_COMPLEX,
     Proof,
@@ -326,6 +326,7 @@ def _decide(file: SourceFile, findings: list[Finding], settings: Settings) -> li
     for index, decision in enumerate(decisions):
         decision.needs += _needs(file, decisions, index)
         decision.beside += _decided_by_result(file, decisions, index)
+        decision.beside += _autocasts_inside(file, decisions, index)
     _join_placements(file, decisions)
     _leave_overlapping(file, decisions)
     changed = True
@@ -470,6 +471,22 @@ def _decided_by_result(file: SourceFile, decisions: _Decisions, index: int) -> l
     ]
 
 
+def _autocasts_inside(file: SourceFile, decisions: _Decisions, index: int) -> list[int]:
+    """The indices of the decisions on autocasts inside the autocast that a decision is about."""
+    below = decisions[index].finding.node
+    for around in file.tree.ancestors(below) if below is not None else ():
+        if isinstance(around, cst.With) and below is not around.body:
+            is_autocast = any("autocast" in file.tree.source(item) for item in around.items)
+            inside = decisions.within(file.span(around.body)) if is_autocast else []
+            return [
+                other for other in inside if "autocast" in file.tree.source(decisions[other].finding.place)
+            ]
+        if isinstance(around, (cst.BaseSmallStatement, cst.BaseCompoundStatement)):
+            return []
+        below = around
+    return []
+
+
 _FEW = 12
 
 
@@ -499,7 +516,7 @@ def _join_placements(file: SourceFile, decisions: _Decisions) -> None:
     for index, (_, functions) in zip(tests, placed, strict=True):
         moving |= dict.fromkeys(functions, index)
     for index, (_, functions) in zip(tests, placed, strict=True):
-        function = file.tree.function(decisions[index].finding.node or file.tree.module)
+        function = outermost_function(file, decisions[index].finding.node or file.tree.module)
         if not functions and function in moving:
             decisions[index].beside.append(moving[function])
 

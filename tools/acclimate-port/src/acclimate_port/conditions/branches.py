@@ -159,10 +159,23 @@ class _Controlled:
             if refuses(other):
                 self._refusals.append(statement)
             else:
-                self.passed += self.after[before:]
+                self.passed += [*self.after[before:], *self._rest_of_outer_blocks(statement)]
         if _returns(statement.body, "True" if positive else "False"):
             # After `if not x.is_cuda: return False` the function returns the test's result.
             self._add_function_around(statement)
+
+    def _rest_of_outer_blocks(self, statement: cst.CSTNode) -> list[Span]:
+        """The code after the blocks around a statement, up to the loop or function that it may leave."""
+        found: list[Span] = []
+        below: cst.CSTNode = statement
+        for around in self._file.tree.ancestors(statement):
+            if isinstance(around, (cst.For, cst.While, cst.FunctionDef, cst.ClassDef)):
+                break
+            if isinstance(around, (cst.IndentedBlock, cst.Module)):
+                start = self._file.span(below).end
+                found.append(Span(start, max(start, self._file.span(around.body[-1]).end)))
+            below = around
+        return found
 
     def _add_function_around(self, node: cst.CSTNode) -> None:
         """Adds the function around a node to those that return the result."""
