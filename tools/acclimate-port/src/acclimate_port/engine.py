@@ -22,7 +22,7 @@ from acclimate_port.conditions.branches import (
     controlled_quietly,
     where_true,
 )
-from acclimate_port.conditions.placements import Placements, sharing
+from acclimate_port.conditions.placements import Placements, outermost_function, sharing
 from acclimate_port.conditions.proofs import (
     TOO_COMPLEX,
     Proof,
@@ -326,6 +326,7 @@ def _decide(file: SourceFile, findings: list[Finding], settings: Settings) -> li
     for index, decision in enumerate(decisions):
         decision.needs += _needs(file, decisions, index)
         decision.beside += _decided_by_result(file, decisions, index)
+        decision.beside += _autocasts_inside(file, decisions, index)
     _join_placements(file, decisions)
     _leave_overlapping(file, decisions)
     changed = True
@@ -349,9 +350,7 @@ def _first(file: SourceFile, finding: Finding, settings: Settings) -> _Decision:
         return _Decision(finding, Status.EXEMPT, True, finding.reason, hidden)
     if finding.outcome is Outcome.LEFT:
         return _Decision(finding, Status.LEFT, True, finding.reason, hidden or _is_ignored(file, finding))
-    kernel = (
-        file.kernels.called_in(where_true(file, _test_of(file, finding))) if _is_test(file, finding) else ""
-    )
+    kernel = file.kernels.called_in(where_true(file, finding.node)) if _is_test(file, finding) else ""
     if kernel:
         reason = (
             f"it decides about `{kernel}(…)`, which needs CUDA by its name or by the functions that it calls"
@@ -379,7 +378,7 @@ def _needs(file: SourceFile, decisions: _Decisions, index: int) -> list[int]:
     """The indices of the decisions that a decision depends on."""
     finding = decisions[index].finding
     needs: list[int] = []
-    for body in branches(file, _test_of(file, finding)) if _is_test(file, finding) else []:
+    for body in branches(file, finding.node) if _is_test(file, finding) else []:
         for other in decisions.within(body):
             decision = decisions[other]
             if other != index and decision.finding.outcome is not Outcome.EXEMPT:
@@ -406,7 +405,7 @@ def _needs(file: SourceFile, decisions: _Decisions, index: int) -> list[int]:
                 index
             ].reason = "the decorated function names a CUDA device in a form that no rule converts"
     if _is_test(file, finding):
-        returned, refused = code_passed(file, _test_of(file, finding))
+        returned, refused = code_passed(file, finding.node)
         needs += [
             other for place in returned for other in decisions.within(place) if _counts(decisions[other])
         ]
@@ -416,7 +415,7 @@ def _needs(file: SourceFile, decisions: _Decisions, index: int) -> list[int]:
             for other in decisions.within(place)
             if _counts(decisions[other]) and _asks_for_device(file, decisions[other].finding)
         ]
-    for body in branches_of_result(file, _test_of(file, finding)) if _is_test(file, finding) else []:
+    for body in branches_of_result(file, finding.node) if _is_test(file, finding) else []:
         needs += [
             other
             for other in decisions.within(body)
@@ -464,10 +463,26 @@ def _decided_by_result(file: SourceFile, decisions: _Decisions, index: int) -> l
         return []
     return [
         other
-        for body in controlled_quietly(file, _test_of(file, finding))
+        for body in controlled_quietly(file, finding.node)
         for other in decisions.within(body)
         if other != index and _counts(decisions[other])
     ]
+
+
+def _autocasts_inside(file: SourceFile, decisions: _Decisions, index: int) -> list[int]:
+    """The indices of the decisions on autocasts inside the autocast that a decision is about."""
+    below = decisions[index].finding.node
+    for around in file.tree.ancestors(below) if below is not None else ():
+        if isinstance(around, cst.With) and below is not around.body:
+            is_autocast = any("autocast" in file.tree.source(item) for item in around.items)
+            inside = decisions.within(file.span(around.body)) if is_autocast else []
+            return [
+                other for other in inside if "autocast" in file.tree.source(decisions[other].finding.place)
+            ]
+        if isinstance(around, (cst.BaseSmallStatement, cst.BaseCompoundStatement)):
+            return []
+        below = around
+    return []
 
 
 _FEW = 12
@@ -485,7 +500,7 @@ def _join_placements(file: SourceFile, decisions: _Decisions) -> None:
     placed = []
     for index in tests:
         node = decisions[index].finding.node
-        inside = placements.within(controlled_quietly(file, _test_of(file, decisions[index].finding)))
+        inside = placements.within(controlled_quietly(file, node))
         chosen = placements.on(_chosen_names(file, node))
         placed.append((inside[0] | chosen[0], inside[1] | chosen[1]))
     for joined in sharing([objects for objects, _ in placed]):
@@ -499,7 +514,7 @@ def _join_placements(file: SourceFile, decisions: _Decisions) -> None:
     for index, (_, functions) in zip(tests, placed, strict=True):
         moving |= dict.fromkeys(functions, index)
     for index, (_, functions) in zip(tests, placed, strict=True):
-        function = file.tree.function(decisions[index].finding.node or file.tree.module)
+        function = outermost_function(file, decisions[index].finding.node or file.tree.module)
         if not functions and function in moving:
             decisions[index].beside.append(moving[function])
 
@@ -564,22 +579,10 @@ def _asks_for_device(file: SourceFile, finding: Finding) -> bool:
     """Whether a finding is a test of the device, ported or left."""
     if finding.rule.name == "runtime-call" and isinstance(finding.node, cst.Call):
         name = called_name(finding.node)
-        return name == "is_available" or (name == "device_count" and _test_of(file, finding) is not None)
+        return name == "is_available" or (
+            name == "device_count" and bool(controlled_quietly(file, finding.node))
+        )
     return finding.rule.name in ("device-comparison", "is-cuda")
-
-
-def _test_of(file: SourceFile, finding: Finding) -> cst.CSTNode | None:
-    """The test that a finding is, or is a part of: ``device_count() > 1``."""
-    node = finding.node
-    if not isinstance(node, cst.Call) or called_name(node) != "device_count":
-        return node
-    at = file.tree.parent(node)
-    if isinstance(at, cst.ComparisonTarget):
-        at = file.tree.parent(at)
-    if isinstance(at, cst.Comparison):
-        return at
-    is_truth = isinstance(at, (cst.If, cst.IfExp, cst.BooleanOperation, cst.UnaryOperation))
-    return node if is_truth else None
 
 
 def _prove(file: SourceFile, decisions: _Decisions) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import libcst as cst
 
-from acclimate_port.conditions.device_counts import expects_devices
 from acclimate_port.conditions.statements import leaves, refuses
 from acclimate_port.source.tree import Span, called_name, dotted
 from acclimate_port.source_file import SourceFile
@@ -100,7 +99,10 @@ class _Controlled:
 
     def _add_all(self, test: cst.CSTNode) -> None:
         """Goes up from the test to the statement or choice that it decides."""
-        below, positive = test, not _is_negated(test)
+        negated = isinstance(test, cst.Comparison) and isinstance(
+            test.comparisons[0].operator, (cst.NotEqual, cst.NotIn)
+        )
+        below, positive = test, not negated
         for around in self._file.tree.ancestors(test):
             if isinstance(around, cst.UnaryOperation):
                 positive = positive != isinstance(around.operator, cst.Not)
@@ -110,6 +112,17 @@ class _Controlled:
                     self.inside.append(self._file.span(around.right))
             elif isinstance(around, cst.NamedExpr) and below is around.value:
                 self._holders.append(around.target)
+            elif isinstance(around, cst.ComparisonTarget):
+                pass
+            elif isinstance(around, cst.Comparison):
+                agrees = _polarity(around, below)
+                if agrees is None:
+                    return
+                positive = positive == agrees
+            elif isinstance(around, cst.IfExp) and positive and _is_false(around.orelse):
+                # `device_count() if is_available() else 0` is true only if its parts are.
+                if below is around.test:
+                    self.inside.append(self._file.span(around.body))
             elif not _has_value_of_test(around):
                 self._add_decided(around, below, test, positive)
                 return
@@ -159,10 +172,23 @@ class _Controlled:
             if refuses(other):
                 self._refusals.append(statement)
             else:
-                self.passed += self.after[before:]
+                self.passed += [*self.after[before:], *self._rest_of_outer_blocks(statement)]
         if _returns(statement.body, "True" if positive else "False"):
             # After `if not x.is_cuda: return False` the function returns the test's result.
             self._add_function_around(statement)
+
+    def _rest_of_outer_blocks(self, statement: cst.CSTNode) -> list[Span]:
+        """The code after the blocks around a statement, up to the loop or function that it may leave."""
+        found: list[Span] = []
+        below: cst.CSTNode = statement
+        for around in self._file.tree.ancestors(statement):
+            if isinstance(around, (cst.For, cst.While, cst.FunctionDef, cst.ClassDef)):
+                break
+            if isinstance(around, (cst.IndentedBlock, cst.Module)):
+                start = self._file.span(below).end
+                found.append(Span(start, max(start, self._file.span(around.body[-1]).end)))
+            below = around
+        return found
 
     def _add_function_around(self, node: cst.CSTNode) -> None:
         """Adds the function around a node to those that return the result."""
@@ -220,14 +246,31 @@ class _Controlled:
         return call if isinstance(call, cst.Call) and call.func is use else use
 
 
-def _is_negated(test: cst.CSTNode) -> bool:
-    """Whether a comparison is true if there is no device: ``kind != "cuda"``, ``device_count() == 0``."""
-    if not isinstance(test, cst.Comparison):
-        return False
-    for side in (test.left, test.comparisons[0].comparator):
-        if isinstance(side, cst.Call) and called_name(side) == "device_count":
-            return expects_devices(test, side) is False
-    return isinstance(test.comparisons[0].operator, (cst.NotEqual, cst.NotIn))
+def _polarity(comparison: cst.Comparison, below: cst.CSTNode) -> bool | None:
+    """Whether a comparison of a test, or of a number of devices, is true if the test is or if there are some.
+
+    ``None``: it is compared with something else than a number, ``True`` or ``False``.
+    """
+    if len(comparison.comparisons) != 1:
+        return None
+    target = comparison.comparisons[0]
+    is_first = below is comparison.left
+    other, operator = (target.comparator if is_first else comparison.left), target.operator
+    if not isinstance(other, cst.Integer) and dotted(other) not in ("True", "False"):
+        return None
+    if isinstance(operator, (cst.GreaterThan, cst.GreaterThanEqual)):
+        return is_first
+    if isinstance(operator, (cst.LessThan, cst.LessThanEqual)):
+        return not is_first
+    is_none = dotted(other) == "False" or (isinstance(other, cst.Integer) and other.value == "0")
+    if isinstance(operator, (cst.Equal, cst.Is)):
+        return not is_none
+    return is_none if isinstance(operator, (cst.NotEqual, cst.IsNot)) else None
+
+
+def _is_false(value: cst.CSTNode) -> bool:
+    """Whether a value is ``0``, ``False`` or ``None``."""
+    return dotted(value) in ("False", "None") or (isinstance(value, cst.Integer) and value.value == "0")
 
 
 def _has_value_of_test(around: cst.CSTNode) -> bool:

@@ -84,7 +84,7 @@ class Placements:
         named = (moved, *self._targets(call))
         objects = {self._identity(node) for node in named if node is not None} - {None}
         words = {node.value for given in call.args for node in walk(given) if isinstance(node, cst.Name)}
-        function = self._file.tree.function(call)
+        function = outermost_function(self._file, call)
         yield _Placement(self._file.span(call), frozenset(objects), function, frozenset(words))
 
     @staticmethod
@@ -114,6 +114,14 @@ class Placements:
             return text or None
         bound = self._file.tree.assignments(node)
         return (id(bound[0].scope), text) if bound else text
+
+
+def outermost_function(file: SourceFile, node: cst.CSTNode) -> cst.CSTNode | None:
+    """The function of a module or class around a node, whose inner functions share its objects."""
+    found = file.tree.function(node)
+    while found is not None and (outer := file.tree.function(found)) is not None:
+        found = outer
+    return found
 
 
 def _together(found: list[_Placement]) -> Placed:
