@@ -12,7 +12,8 @@ from acclimate.host.install_hints import install_extra, pip_install
 
 # Python raises ModuleNotFoundError for a module whose entry is None, as for one that is not installed.
 COMMAND = """
-import sys
+import sys, warnings
+warnings.simplefilter("error")
 sys.modules[sys.argv.pop(1)] = None
 from acclimate.cli import main
 sys.exit(main())
@@ -23,7 +24,7 @@ warm = pytest.mark.usefixtures("warm_starts")
 
 
 def run(absent: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error", "-c", COMMAND, absent, *arguments]
+    command = [sys.executable, "-c", COMMAND, absent, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
