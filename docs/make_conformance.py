@@ -115,6 +115,12 @@ Each accelerator in `tools/acclimate-conformance/tests/` has one fault, and a te
 here finds it.
 The CPU and the emulated accelerator without faults pass all checks.
 
+Such faults prove little, since their author knew the checks. So faults are also planted by people who do not. Of the
+latest 256, most of them in the emulated device's operators, copies and collectives, 253 broke a promise; the suite found
+196 (77 %), and named the method of 17 of 20. With the checks that were then added it finds 248. What it still misses: an
+index beyond the end that a device does not refuse, a reduction of bfloat16 that does not round, tags of messages that a
+device's backend ignores, a group's time-out, and with two devices a group that leaves a rank out.
+
 | accelerator | fault | found by |
 |---|---|---|
 """

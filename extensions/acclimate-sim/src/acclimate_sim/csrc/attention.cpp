@@ -27,13 +27,19 @@ using std::optional;
 
 #ifdef SIM_IN_A_NAMED_SLOT
 
+// As torch does before the composed algorithm, which adds the mask.
+optional<Tensor> added(const optional<Tensor>& mask, const Tensor& query) {
+  if (!mask || mask->scalar_type() != at::kBool) return mask;
+  return at::zeros_like(*mask, query.options()).masked_fill(mask->logical_not(), -INFINITY);
+}
+
 // For a device type that torch knows, torch would use that hardware's algorithms, so this is always the
 // composed one.
 Tensor composed_attention(const Tensor& query, const Tensor& key, const Tensor& value,
                           const optional<Tensor>& mask, double dropout, bool is_causal,
                           optional<double> scale, bool grouped) {
   const auto [result, weights] = at::_scaled_dot_product_attention_math(
-      query, key, value, mask, dropout, is_causal, std::nullopt, scale, grouped);
+      query, key, value, added(mask, query), dropout, is_causal, std::nullopt, scale, grouped);
   return result;
 }
 SIM_LIBRARY_IMPL(aten, SIM_SLOT, m) { m.impl("scaled_dot_product_attention", composed_attention); }

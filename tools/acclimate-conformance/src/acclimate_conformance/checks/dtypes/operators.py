@@ -168,6 +168,7 @@ def integers_with_options(accelerator: Accelerator) -> str | None:
 )  # fmt: skip
 def tensors_are_made(accelerator: Accelerator) -> str | None:
     device = accelerator.current_device_name()
+    here = torch.zeros(1, device=device).device
     lacking: set[str] = set()
     for name, make in MADE.items():
         try:
@@ -176,7 +177,7 @@ def tensors_are_made(accelerator: Accelerator) -> str | None:
             lacking.add(name)
             continue
         for actual, expected in zip(found, _flat(make("cpu")), strict=True):
-            require(actual.device == torch.device(device), f"{name} made on {device!r} is on {actual.device}")
+            require(actual.device == here, f"{name} made on {device!r} is on {actual.device}")
             require_alike(actual, expected, f"{name} made on {device!r}", True)
     return f"it has no {', '.join(sorted(lacking))}" if lacking else None
 

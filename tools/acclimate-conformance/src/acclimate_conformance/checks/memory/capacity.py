@@ -70,7 +70,7 @@ def capacity(accelerator: Accelerator) -> None:
             taken = max(taken, before - now)
         if taken >= size // 2:
             return
-        if taken >= 0:
+        if taken >= 0 and left >= _CHANCES // 2:
             # Linux keeps freed pages in lists, one for each processor, and does not count them as available.
             # An allocation takes these first: up to gigabytes, so the next round allocates more.
             kept.append(held)
