@@ -73,7 +73,9 @@ class Server:
         for thread in threads:
             thread.join()
         took = time.perf_counter() - start
-        return [found[client][0] for client in range(clients)], sum(each[1] for each in found.values()) / took
+        return [found[client][0] for client in range(clients)], sum(
+            answer[1] for answer in found.values()
+        ) / took
 
 
 @contextlib.contextmanager

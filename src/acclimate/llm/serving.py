@@ -293,7 +293,9 @@ async def _refused(request: Any, error: Exception) -> JSONResponse:
     if isinstance(error, StarletteHTTPException):
         status, message = error.status_code, str(error.detail)
     elif isinstance(error, RequestValidationError):
-        message = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        message = "; ".join(
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()
+        )
     elif isinstance(error, KeyError):
         message = f"the request lacks {error}"
     told = {"message": message, "type": "invalid_request_error", "param": None, "code": None}

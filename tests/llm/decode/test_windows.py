@@ -73,7 +73,7 @@ def test_a_padded_batch_gets_the_tokens_of_transformers_far_past_the_window(
 
 def kept_bytes(step: Any, layer: int) -> int:
     tensors = step.cache.keys[layer], step.cache.values[layer]
-    return sum(int(each.untyped_storage().nbytes()) for each in tensors)
+    return sum(int(tensor.untyped_storage().nbytes()) for tensor in tensors)
 
 
 def test_a_layer_with_a_window_takes_memory_for_the_window_and_one_without_for_the_text() -> None:

@@ -142,11 +142,11 @@ class StepCache:
             wanted = max(least, min(2 * count, most))
         kept = [tensors[index][:, :, dropped:end] for tensors in (self.keys, self.values)]
         if wanted == count:
-            kept = [each.clone() for each in kept]
+            kept = [part.clone() for part in kept]
         else:
             self.keys[index], self.values[index] = self._empty_pair(attention, wanted)
-        for tensors, each in zip((self.keys, self.values), kept, strict=True):
-            tensors[index][:, :, : end - dropped] = each
+        for tensors, part in zip((self.keys, self.values), kept, strict=True):
+            tensors[index][:, :, : end - dropped] = part
         self.firsts[index] = first + dropped
 
 

@@ -285,14 +285,14 @@ class _Shadow:
         own.update((name, self._attribute(value)) for name, value in vars(original).items())
         for kind in ("_parameters", "_buffers"):
             held = vars(original)[kind].items()
-            own[kind] = {name: None if each is None else self.tensor(each) for name, each in held}
+            own[kind] = {name: None if tensor is None else self.tensor(tensor) for name, tensor in held}
         for name, stand_in in stand_ins.items():
             own["_parameters"][name] = self._shown(original, stand_in)
         packed = packed_weight(original)
         if packed is not None:  # an embedding
             own["packed"] = _Rows(self._number(original), packed.shape)
         children = original._modules.items()
-        own["_modules"] = {name: None if each is None else self.module(each) for name, each in children}
+        own["_modules"] = {name: None if child is None else self.module(child) for name, child in children}
         # The hooks of a split model, which sum over ranks: a model with others is not captured.
         for kind in ("_forward_hooks", "_forward_pre_hooks"):
             own[kind] = type(vars(original)[kind])()
@@ -440,7 +440,7 @@ class _Recorder(TorchDispatchMode):
     def constants(self) -> tuple[Tensor, ...]:
         """The constants of one element."""
         found = (value.tensor for value in self.values.values())
-        return tuple(each for each in found if each is not None and each.numel() == 1)
+        return tuple(tensor for tensor in found if tensor is not None and tensor.numel() == 1)
 
     def name(self, tensor: Tensor, value: Value) -> None:
         self.values[id(tensor)] = value
@@ -522,8 +522,8 @@ class _Recorder(TorchDispatchMode):
             raise NotRepresentedError(f"{op} is random")
         result = _polar(*args) if func is torch.ops.aten.polar.default else func(*args, **kwargs)
         results = result if isinstance(result, (list, tuple)) else [result]
-        converted = tuple(self._convert(each) for each in args)
-        named = {key: self._convert(each) for key, each in kwargs.items()}
+        converted = tuple(self._convert(argument) for argument in args)
+        named = {key: self._convert(argument) for key, argument in kwargs.items()}
         if func._schema.is_mutable:
             if op == "copy_" and result is args[0] and self._is_written(args[0], converted[1]):
                 return result

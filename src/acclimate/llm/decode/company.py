@@ -134,7 +134,7 @@ class Company:
                 self._changed.wait(self._patience() if is_free else None)
             if seat.made is None:
                 self._is_busy = True
-                riders = [each for each in self._seats if each.token is not None]
+                riders = [other for other in self._seats if other.token is not None]
         if seat.made is None:
             self._run(riders)
         made: Any = seat.made
@@ -148,7 +148,7 @@ class Company:
         if self._is_busy or self._readers > 0:
             return False
         # A text that misses a step is not waited for until it is back.
-        awaited = any(each.token is None and each in self._together for each in self._seats)
+        awaited = any(seat.token is None and seat in self._together for seat in self._seats)
         return not awaited or time.perf_counter() - self._ended_at > self._patience()
 
     def _patience(self) -> float:
@@ -161,20 +161,20 @@ class Company:
         try:
             if riders != self._together:
                 self._gather(riders)
-            tokens = torch.cat([each.token for each in riders if each.token is not None])
-            if any(each.wants_logits for each in riders):
+            tokens = torch.cat([rider.token for rider in riders if rider.token is not None])
+            if any(rider.wants_logits for rider in riders):
                 logits = self._step(tokens)
                 answers = [
-                    row if each.wants_logits else row.argmax(-1)
-                    for each, row in zip(riders, logits.split(1), strict=True)
+                    row if rider.wants_logits else row.argmax(-1)
+                    for rider, row in zip(riders, logits.split(1), strict=True)
                 ]
             else:
                 answers = list(self._step.likeliest(tokens).split(1))
         except BaseException as error:  # noqa: BLE001 - each of the threads raises it
             answers = [error] * len(riders)
         with self._changed:
-            for each, answer in zip(riders, answers, strict=True):
-                each.token, each.made = None, answer
+            for rider, answer in zip(riders, answers, strict=True):
+                rider.token, rider.made = None, answer
             self._is_busy = False
             self._ended_at = time.perf_counter()
             self._took = self._ended_at - began

@@ -82,7 +82,7 @@ class Elements:
     def size(self, expression: Any) -> Any:
         """Returns an argument with numbers in place of symbolic sizes."""
         if isinstance(expression, tuple):
-            return [self.size(each) for each in expression]
+            return [self.size(part) for part in expression]
         if hasattr(expression, "free_symbols"):
             if expression not in self._known_sizes:
                 self._known_sizes[expression] = int(expression.subs(self._sizes))
@@ -91,7 +91,7 @@ class Elements:
 
     def shape(self, value: Value) -> list[int]:
         """Returns a value's shape with numbers in place of symbolic sizes."""
-        return [self.size(each) for each in value.shape]
+        return [self.size(size) for size in value.shape]
 
     def number(self, value: Value) -> int:
         """Returns the index of a value in ``origins``."""
@@ -114,7 +114,7 @@ class Elements:
             return tensor.expand(self.shape(value))
         moved = value.overload(
             tensor,
-            *(self.size(each) for each in value.args[1:]),
+            *(self.size(argument) for argument in value.args[1:]),
             **{n: self.size(v) for n, v in value.kwargs.items()},
         )
         found: Tensor = moved[value.output] if isinstance(moved, (list, tuple)) else moved
@@ -144,7 +144,7 @@ class Elements:
         if value.op == "neg":
             return [t.times(-1.0) for t in self.terms(value.args[0], is_origin)]
         if value.op in ("add", "sub") and _is_plain_sum(value):
-            first, second = (self.terms(each, is_origin) for each in value.args[:2])
+            first, second = (self.terms(argument, is_origin) for argument in value.args[:2])
             sign = 1.0 if value.op == "add" else -1.0
             shape = self.shape(value)
             return [t.mapped(lambda x: x.expand(shape)) for t in (*first, *(t.times(sign) for t in second))]
@@ -276,7 +276,7 @@ class Elements:
         elif value.op in ("cat", "stack"):
             dim = value.args[1] if len(value.args) > 1 else value.kwargs.get("dim", 0)
             join = torch.cat if value.op == "cat" else torch.stack
-            found = join([self.identities(each) for each in value.args[0]], dim)
+            found = join([self.identities(argument) for argument in value.args[0]], dim)
         elif value.op in ELEMENTWISE:
             shape = self.shape(value)
             operands = [
@@ -286,7 +286,7 @@ class Elements:
                 for a in value.args
             ]
             key = value.op, value.dtype, tuple(sorted(value.kwargs.items(), key=str)).__repr__()
-            rows = torch.stack([each.reshape(-1) for each in operands], -1)
+            rows = torch.stack([operand.reshape(-1) for operand in operands], -1)
             unique, inverse = torch.unique(rows, dim=0, return_inverse=True)
             ids = torch.tensor([self._id((key, *row)) for row in unique.tolist()])
             found = ids[inverse].reshape(shape)
@@ -362,7 +362,7 @@ def constant_of(given: Any) -> float | None:
 
 def _is_plain_sum(value: Value) -> bool:
     return (
-        all(isinstance(each, Value) for each in value.args[:2])
+        all(isinstance(argument, Value) for argument in value.args[:2])
         and value.kwargs.get("alpha", 1) == 1
         and len(value.args) == 2
     )

@@ -55,12 +55,12 @@ def with_finite_logits(processors: Any, dtype: torch.dtype) -> Any:
     """
     from transformers import InfNanRemoveLogitsProcessor
 
-    if not any(isinstance(each, InfNanRemoveLogitsProcessor) for each in processors):
+    if not any(isinstance(processor, InfNanRemoveLogitsProcessor) for processor in processors):
         processors.insert(0, FiniteLogits(dtype))
     return processors
 
 
 def without_check(processors: Any) -> Any | None:
     """Returns the list without :class:`FiniteLogits`, for code that checks logits; ``None``: it has none."""
-    rest = type(processors)(each for each in processors if not isinstance(each, FiniteLogits))
+    rest = type(processors)(processor for processor in processors if not isinstance(processor, FiniteLogits))
     return rest if len(rest) < len(processors) else None

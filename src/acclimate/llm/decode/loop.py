@@ -78,7 +78,7 @@ def lean_sample(
     processors = without_check(logits_processor)  # steps check their logits
     if processors is None or not _is_plain(model, input_ids, generation_config, synced_gpus, inputs):
         return None
-    held = (value for each in logits_processor for value in getattr(each, "__dict__", {}).values())
+    held = (value for processor in logits_processor for value in getattr(processor, "__dict__", {}).values())
     if any(isinstance(value, nn.Module) for value in held):
         return None  # it runs a model between the steps, on torch's threads
     starts = _starts(inputs.get("attention_mask"), input_ids)
@@ -150,7 +150,9 @@ def _write(
 def _is_users(callbacks: Iterable[Any]) -> bool:
     """Whether some code that runs after each token is neither transformers' own nor this package's."""
     own = ("transformers.", "acclimate.")
-    return any(each is not None and not type(each).__module__.startswith(own) for each in callbacks)
+    return any(
+        callback is not None and not type(callback).__module__.startswith(own) for callback in callbacks
+    )
 
 
 class _Watch:
@@ -253,7 +255,8 @@ def _fits(limit: int | None, criteria: Any) -> bool:
     if limit is None:
         return True
     return any(
-        getattr(each, "max_length", None) is not None and each.max_length <= limit for each in criteria
+        getattr(criterion, "max_length", None) is not None and criterion.max_length <= limit
+        for criterion in criteria
     )
 
 
@@ -307,13 +310,15 @@ class _Ends:
         self._unfinished: Tensor | None = None
         self._going: list[bool] | None = None
         pad = generation_config._pad_token_tensor
-        ends = [each.eos_token_id for each in criteria if hasattr(each, "eos_token_id")]
+        ends = [criterion.eos_token_id for criterion in criteria if hasattr(criterion, "eos_token_id")]
         self._has_end = bool(ends)
         if ends and pad is not None:
             self._pad = int(pad)
-        self._is_common = all(type(each) in (EosTokenCriteria, MaxLengthCriteria) for each in criteria)
+        self._is_common = all(
+            type(criterion) in (EosTokenCriteria, MaxLengthCriteria) for criterion in criteria
+        )
         self._longest = min((e.max_length for e in criteria if type(e) is MaxLengthCriteria), default=None)
-        self._end_tokens = {int(token) for each in ends for token in each.reshape(-1).tolist()}
+        self._end_tokens = {int(token) for end in ends for token in end.reshape(-1).tolist()}
 
     def padded(self, tokens: Tensor) -> Tensor:
         """Replaces the tokens of sequences that have ended."""

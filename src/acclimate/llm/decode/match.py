@@ -43,10 +43,10 @@ def match(model: Any, programs: tuple[Program, Program], share: Share | None) ->
         NotRepresentedError: an operator is not understood, or a prompt is computed otherwise than a step.
     """
     prompt, step = (Matcher(model, program, share).decoder() for program in programs)
-    limit = min((each.limit for each in (prompt, step) if each.limit is not None), default=None)
-    constants = {id(tensor): tensor for each in (prompt, step) for tensor in each.constants}
+    limit = min((decoder.limit for decoder in (prompt, step) if decoder.limit is not None), default=None)
+    constants = {id(tensor): tensor for decoder in (prompt, step) for tensor in decoder.constants}
     prompt, step = (
-        replace(each, limit=limit, constants=tuple(constants.values())) for each in (prompt, step)
+        replace(decoder, limit=limit, constants=tuple(constants.values())) for decoder in (prompt, step)
     )
     if _comparable(prompt) != _comparable(step):
         raise NotRepresentedError("a prompt is computed otherwise than a step")
@@ -58,9 +58,9 @@ def _comparable(value: Any) -> Any:
     if isinstance(value, Tensor):
         return id(value)
     if isinstance(value, tuple):
-        return tuple(_comparable(each) for each in value)
+        return tuple(_comparable(part) for part in value)
     if is_dataclass(value) and type(value).__module__ == Decoder.__module__:
-        return type(value), *(_comparable(getattr(value, each.name)) for each in fields(value))
+        return type(value), *(_comparable(getattr(value, field.name)) for field in fields(value))
     return value
 
 
@@ -289,7 +289,7 @@ class Matcher:
         if alone is not None:
             up = self.columns(alone[1])
             return None if up is None else (Mlp(None, up[0], alone[0], down), up[1])
-        if inner.op != "mul" or not all(isinstance(each, Value) for each in inner.args[:2]):
+        if inner.op != "mul" or not all(isinstance(argument, Value) for argument in inner.args[:2]):
             return None
         for first, second in orders(inner):
             active = activation_of(first)
@@ -355,7 +355,8 @@ class Matcher:
         if heads % key_heads or new_value.shape[1] != key_heads:
             raise NotRepresentedError("query heads do not divide evenly over key heads")
         q, k, v = (
-            self._heads(each, int(each.shape[1]), int(each.shape[3])) for each in (query, new_key, new_value)
+            self._heads(moved, int(moved.shape[1]), int(moved.shape[3]))
+            for moved in (query, new_key, new_value)
         )
         if v.norm is not None or v.rotary is not None or v.factor != 1.0 or v.factors is not None:
             raise NotRepresentedError("values are normalized, rotated or multiplied")

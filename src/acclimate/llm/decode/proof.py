@@ -100,7 +100,7 @@ def _together(ranks: ModelRanks) -> Iterator[None]:
         if is_lost_rank(error):
             raise
         reason = f"{type(error).__name__}: {error}"
-    reason = next((each for each in ranks.exchange(reason) if each is not None), None)
+    reason = next((told for told in ranks.exchange(reason) if told is not None), None)
     if reason is not None:
         raise NotRepresentedError(reason)
 
@@ -138,7 +138,7 @@ def prove(model: Any, lean: LeanDecoder, tokens: Tensor) -> None:
                 use_cache=True, return_dict=True,
             ).logits[:, -1]  # fmt: skip
             # Ranks make all steps together, so none may stop early.
-            gaps += [distance(each(given).to(expected.dtype), expected) for each in steps]
+            gaps += [distance(step(given).to(expected.dtype), expected) for step in steps]
     gap = max(gaps)
     packing = getattr(model, "packing", None)
     limit = _LIMITS.get(lean.decoder.dtype, 1e-4)

@@ -39,9 +39,9 @@ _DECODERS = TextCache(
     logging.getLogger("acclimate.llm"),
 )
 _CLASSES: dict[str, Any] = {
-    each.__name__: each
-    for each in vars(description).values()
-    if isinstance(each, type) and is_dataclass(each)
+    kind.__name__: kind
+    for kind in vars(description).values()
+    if isinstance(kind, type) and is_dataclass(kind)
 }
 _CLASSES[PositionColumns.__name__] = PositionColumns
 _LLM = Path(__file__).parents[1]
@@ -128,9 +128,9 @@ class _Writer:
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
         if isinstance(value, tuple):
-            return [self.value(each) for each in value]
+            return [self.value(part) for part in value]
         if isinstance(value, dict):
-            return {"options": {name: self.value(each) for name, each in value.items()}}
+            return {"options": {name: self.value(option) for name, option in value.items()}}
         if isinstance(value, nn.Module):
             return {"module": self._name(self._modules, id(value))}
         if isinstance(value, Tensor):
@@ -152,7 +152,7 @@ class _Writer:
         raise _NotSavableError(type(value).__name__)
 
     def _fields(self, value: Any) -> dict[str, Any]:
-        return {each.name: self.value(getattr(value, each.name)) for each in fields(value)}
+        return {field.name: self.value(getattr(value, field.name)) for field in fields(value)}
 
     def _name(self, names: Mapping[Any, str], key: Any) -> str:
         if key not in names:
@@ -171,8 +171,8 @@ class _Reader:
         self._modules = dict(model.named_modules())
         self._tensors = _named_tensors(model)
         self._values: list[Value] = []
-        for each in values:
-            made = self._fields(each)
+        for value in values:
+            made = self._fields(value)
             op, overload = made["op"], made["overload"]
             if overload is not None:
                 if op not in OPERATORS:
@@ -182,7 +182,7 @@ class _Reader:
 
     def value(self, value: Any) -> Any:
         if isinstance(value, list):
-            return tuple(self.value(each) for each in value)
+            return tuple(self.value(part) for part in value)
         if not isinstance(value, dict):
             return value
         ((kind, given),) = value.items()
@@ -196,7 +196,7 @@ class _Reader:
         return {"size": _Size, "dtype": _dtype, "device": torch.device}[kind](given)
 
     def _fields(self, given: dict[str, Any]) -> dict[str, Any]:
-        return {name: self.value(each) for name, each in given.items()}
+        return {name: self.value(tensor) for name, tensor in given.items()}
 
 
 class _Size:
@@ -223,7 +223,7 @@ class _Size:
 
     def subs(self, sizes: dict[Any, int]) -> int:
         """Returns the number for given sizes."""
-        known = {each.text: number for each, number in sizes.items()}
+        known = {size.text: number for size, number in sizes.items()}
         return reduce(mul, (known[part] if part in known else int(part) for part in self.text.split("*")))
 
 

@@ -58,7 +58,7 @@ def whole_logits(share: Share | None, logits: Tensor) -> Tensor:
     padded = logits.new_zeros((len(logits), max(share.head_widths)))
     padded[:, : logits.shape[1]] = logits
     found = share.ranks.all_gather(padded)
-    return torch.cat([each[:, :width] for each, width in zip(found, share.head_widths, strict=True)], -1)
+    return torch.cat([part[:, :width] for part, width in zip(found, share.head_widths, strict=True)], -1)
 
 
 def likeliest_token(

@@ -49,16 +49,16 @@ class Snapshot:
 
     def __init__(self, model: nn.Module, constants: tuple[Tensor, ...]) -> None:
         # Not the model itself, so that it is freed when nobody else needs it.
-        self._modules = {each: attributes_of(each) for each in model.modules() if each is not model}
+        self._modules = {part: attributes_of(part) for part in model.modules() if part is not model}
         self._own = attributes_of(model)
         self._types = {module: type(module) for module in self._modules}
         self._own_type = type(model)
         configs = configs_of(model.modules())
         self._configs = [(config, copy.deepcopy(vars(config))) for config in configs]
         used = {type(module) for module in (model, *self._modules)} | {Tensor, *_caches()}
-        classes = {base for each in used for base in each.__mro__ if base is not object}
-        self._classes = [(each, dict(vars(each))) for each in classes]
-        files = {each.__module__ for each in classes} | set(_FILES)
+        classes = {base for kind in used for base in kind.__mro__ if base is not object}
+        self._classes = [(kind, dict(vars(kind))) for kind in classes]
+        files = {kind.__module__ for kind in classes} | set(_FILES)
         self._files = [
             (vars(file), {n: v for n, v in vars(file).items() if callable(v) or isinstance(v, _PLAIN)})
             for file in (sys.modules.get(name) for name in sorted(files))
@@ -84,7 +84,7 @@ class Snapshot:
                 and changed_attribute(self._own, model) is None
                 and all(changed_attribute(content, m) is None for m, content in self._modules.items())
                 and all(vars(config) == content for config, content in self._configs)
-                and all(dict(vars(each)) == content for each, content in self._classes)
+                and all(dict(vars(kind)) == content for kind, content in self._classes)
                 and all(content.items() <= now.items() for now, content in self._files)
                 and all(_code(function) == code for function, code in self._codes)
                 and all(torch.equal(tensor, value) for tensor, value in self._constants)
@@ -158,7 +158,7 @@ def _caches() -> list[type]:
     """Returns the classes of which ``generate`` makes a cache."""
     from transformers import cache_utils
 
-    return [each for each in vars(cache_utils).values() if isinstance(each, type)]
+    return [kind for kind in vars(cache_utils).values() if isinstance(kind, type)]
 
 
 def _code(function: types.FunctionType) -> tuple[Any, ...]:

@@ -66,7 +66,7 @@ def _fingerprint(value: Value, *sizes: Any) -> Any:
                     )  # fmt: skip
             return known[id(item)]
         if isinstance(item, tuple):
-            return tuple(of(each) for each in item)
+            return tuple(of(part) for part in item)
         return "size" if item in sizes and hasattr(item, "free_symbols") else item
 
     return of(value)
@@ -118,7 +118,7 @@ class _Run:
         if isinstance(item, Value):
             return self._value(item)
         if isinstance(item, tuple):
-            return [self(each) for each in item]
+            return [self(part) for part in item]
         return int(item.subs(self._sizes)) if hasattr(item, "free_symbols") else item
 
     def _value(self, item: Value) -> Any:
@@ -127,7 +127,7 @@ class _Run:
         if item.tensor is not None:
             return item.tensor.detach()
         if id(item.args) not in self._known:
-            args = [self(each) for each in item.args]
+            args = [self(argument) for argument in item.args]
             if item.op in ("view", "_unsafe_view"):  # copies between operators are left out
                 made = args[0].reshape(args[1])
             else:

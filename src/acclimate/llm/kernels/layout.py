@@ -129,11 +129,11 @@ def _pack_codes(codes: Tensor, bits: int) -> Tensor:
     pieces = [low[:, :, :4] | low[:, :, 4:] << 4]
     if bits > 4:
         width = bits - 4
-        each = 8 // width
+        per_byte = 8 // width
         high = codes >> 4
-        for first in range(0, _QUADS, each):
+        for first in range(0, _QUADS, per_byte):
             byte = torch.zeros_like(high[:, :, 0])
-            for i in range(each):
+            for i in range(per_byte):
                 byte |= high[:, :, first + i] << width * i
             pieces.append(byte.unsqueeze(2))
     return torch.cat(pieces, dim=2)
@@ -146,9 +146,9 @@ def _unpack_codes(blocks: Tensor, bits: int) -> Tensor:
     codes = torch.cat([vectors[:, :, :4] & 15, vectors[:, :, :4] >> 4], dim=2)
     if bits > 4:
         width = bits - 4
-        each = 8 // width
+        per_byte = 8 // width
         high = [
-            (vectors[:, :, 4 + quad // each] >> width * (quad % each) & (1 << width) - 1) << 4
+            (vectors[:, :, 4 + quad // per_byte] >> width * (quad % per_byte) & (1 << width) - 1) << 4
             for quad in range(_QUADS)
         ]
         codes |= torch.stack(high, dim=2)

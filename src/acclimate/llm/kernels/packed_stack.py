@@ -37,7 +37,7 @@ class PackedStack:
         """
         by_rows = weight.transpose(1, 2) if is_turned else weight
         _, n, k = by_rows.shape
-        found = [PackedWeight.quantize(each.contiguous(), weight_format).data for each in by_rows]
+        found = [PackedWeight.quantize(expert.contiguous(), weight_format).data for expert in by_rows]
         return PackedStack(weight_format, torch.stack(found), (n, k), is_turned)
 
     @staticmethod
@@ -56,8 +56,8 @@ class PackedStack:
             data = PackedWeight.from_gguf(blocks, block_type, (experts * n, k)).data
             data = data.view(experts, n // GROUP_ROWS, -1)
         else:
-            each = blocks.reshape(experts, -1)
-            data = torch.stack([PackedWeight.from_gguf(b, block_type, rows).data for b in each])
+            of_experts = blocks.reshape(experts, -1)
+            data = torch.stack([PackedWeight.from_gguf(b, block_type, rows).data for b in of_experts])
         return PackedStack(block_type.lower(), data, rows, is_turned)
 
     @staticmethod

@@ -333,11 +333,11 @@ class Packer:
                 self.source, _weights(some.count), kind, _megabytes(some.size_bytes),
                 _megabytes(some.stored_bytes),
             )  # fmt: skip
-        for kind, each in self.changed.items():
+        for kind, rounded in self.changed.items():
             logger.warning(
                 "%s: no weight format holds the numbers of %s in %s; they are rounded to %s, with a "
                 "relative error of at most %.1e (root mean square); dtype float32 gives the exact ones",
-                self.source, _weights(each.count), kind, each.format, each.error,
+                self.source, _weights(rounded.count), kind, rounded.format, rounded.error,
             )  # fmt: skip
 
 

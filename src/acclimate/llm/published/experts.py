@@ -83,9 +83,9 @@ def pack_experts(
             return None
     if not found:
         return None
-    data = torch.stack([each.weight.data for each in found])
+    data = torch.stack([packed.weight.data for packed in found])
     stack = PackedStack(found[0].weight.format, data, found[0].weight.shape)
-    return stack, max(each.error for each in found)
+    return stack, max(packed.error for packed in found)
 
 
 def _pack_mxfp4(experts: list[MatrixPart]) -> tuple[PackedStack, float] | None:

@@ -94,9 +94,9 @@ def _scales(part: MatrixPart) -> Scales:
     if any(not torch.equal(other.group, found[0].group) for other in found[1:]):
         # The groups of matrices below one another differ: each column gets its own.
         found = [
-            Scales(each.scale[:, each.group], each.zero[:, each.group] if each.zero is not None else None,
-                   torch.arange(len(each.group)))
-            for each in found
+            Scales(old.scale[:, old.group], old.zero[:, old.group] if old.zero is not None else None,
+                   torch.arange(len(old.group)))
+            for old in found
         ]  # fmt: skip
     return found[0].joined(found[1:], 0)
 
@@ -121,7 +121,10 @@ def _together(pieces: list[list[Words | Tensor]]) -> Words | Tensor:
         return pieces[0][0]
     is_words = isinstance(pieces[0][0], Words)
     whole = torch.cat(
-        [torch.cat([each.codes() if isinstance(each, Words) else each for each in row], 1) for row in pieces]
+        [
+            torch.cat([piece.codes() if isinstance(piece, Words) else piece for piece in row], 1)
+            for row in pieces
+        ]
     )
     return Words.of_bytes(whole) if is_words else whole
 
