@@ -50,7 +50,11 @@ NOT_EXECUTED: dict[str, dict[str, str]] = {}
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
-QUICK = {"npu": ("runtime/profiler_marks", "launching/visible_devices")}
+QUICK = {
+    "cuda": ("dtypes/gradients_of_operators", "pinning/registration"),
+    "npu": ("runtime/profiler_marks", "launching/visible_devices"),
+    "xpu": ("streams/options_of_streams_and_events",),
+}
 """By way: what is checked also where slow tests are left out."""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torch.utils._pytree import tree_map_only
 
 from acclimate.backends import cuda_toolkit
 from acclimate.errors import CompilerNotFoundError
@@ -21,6 +22,7 @@ def pretend(way: Way) -> None:
     if way.device_type == "cuda":
         torch.backends.cuda.is_built = lambda: True
         cuda_toolkit.nvcc = _no_nvcc  # what it compiles runs on NVIDIA's GPUs only
+        _operators_of_cuda()
     if way.device_type == "mps":
         _metal()
     if way.device_type == "hpu":
@@ -37,6 +39,45 @@ def pretend(way: Way) -> None:
 
 def _no_nvcc() -> str:
     raise CompilerNotFoundError("a stand-in runs no code for GPUs")
+
+
+_OF_CUDA = torch.library.Library("aten", "IMPL")
+
+
+def _operators_of_cuda() -> None:
+    """What torch asks of a device only where it is called cuda: options and kernels that hosts have not."""
+    aten = torch.ops.aten
+
+    def softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
+        return aten._softmax(x.float() if half_to_float else x, dim, False)
+
+    def log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
+        return aten._log_softmax(x.float() if half_to_float else x, dim, False)
+
+    def softmax_backward(grad: torch.Tensor, y: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+        return aten._softmax_backward_data(grad, y, dim, grad.dtype).to(dtype)
+
+    def log_softmax_backward(
+        grad: torch.Tensor, y: torch.Tensor, dim: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        return aten._log_softmax_backward_data(grad, y, dim, grad.dtype).to(dtype)
+
+    for name, operator in {
+        "_softmax": softmax,
+        "_log_softmax": log_softmax,
+        "_softmax_backward_data": softmax_backward,
+        "_log_softmax_backward_data": log_softmax_backward,
+        "convolution": aten.convolution,  # those of one channel in each group have kernels of their own
+        "convolution_backward": aten.convolution_backward,
+    }.items():
+        _OF_CUDA.impl(name, functools.partial(_on_host, operator), "CUDA")
+
+
+def _on_host(operator: Any, *args: Any) -> Any:
+    """Computes on the host with tensors of a device, and gives the results to their device."""
+    device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
+    on_host = tree_map_only(torch.Tensor, torch.Tensor.cpu, args)
+    return tree_map_only(torch.Tensor, lambda result: result.to(device), operator(*on_host))
 
 
 def _metal() -> None:

@@ -141,6 +141,7 @@ def _bound_class(name: str, recorded: Name, emulation: type[Any]) -> type[Any]:
             return made(self, *given.args, **given.kwargs)
 
         members[constructor] = construct
+        members["__signature__"] = signature
     for method, arguments in recorded.methods.items():
         inherited = inspect.getattr_static(emulation, method, None)
         if inherited is None and arguments is not None:

@@ -38,9 +38,15 @@ def cuda(functions: Functions) -> Functions:
         torch.ops.sim.unregister_pinned(address)
         return 0
 
+    def cudart() -> SimpleNamespace:
+        torch.empty(1).pin_memory()  # as torch.cuda.cudart does, it initializes CUDA, else nothing is pinned
+        return SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister)
+
     return {
         "check_error": _check_cuda_error,
-        "cudart": lambda: SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister),
+        "cudart": cudart,
+        # torch reads it when it notes an error of a collective.
+        "nccl": SimpleNamespace(version=lambda: (2, 29, 3)),
         "nvtx": emulated.ranges(),
         **emulated.graphs("CUDAGraph"),
     }

@@ -143,7 +143,7 @@ def blocking_copies_wait(accelerator: Accelerator) -> None:
 
 @check(
     "register_host_memory", "unregister_host_memory", "pin_memory_alignment", "is_pinned",
-    promise="register_host_memory pins memory that torch allocated otherwise; unregister_host_memory "
+    promise="register_host_memory pins memory that is already allocated; unregister_host_memory "
     "unpins it.",
 )  # fmt: skip
 def registration(accelerator: Accelerator) -> None:
@@ -154,10 +154,16 @@ def registration(accelerator: Accelerator) -> None:
     )
     page = max(alignment, mmap.PAGESIZE)
     length = 16 * page
-    whole = torch.zeros(2 * length + 3 * page, dtype=torch.uint8)
-    start = -whole.data_ptr() % page + page
-    memory, after = whole[start : start + length], whole[start + length : start + 2 * length]
-    ordinary = whole[: start - page]
+    whole = mmap.mmap(-1, 2 * length + 4 * page)
+
+    def part_of(first: int, count: int) -> torch.Tensor:
+        """A tensor with a storage of its own, since torch asks whether the start of a storage is pinned."""
+        return torch.frombuffer(whole, dtype=torch.uint8, count=count, offset=start + first)
+
+    start = 0
+    start = -part_of(0, 1).data_ptr() % page + page
+    memory, after = part_of(0, length), part_of(length, length)
+    ordinary = part_of(-page, page)
     taken = accelerator.register_host_memory(memory.data_ptr(), length)
     if not exactly(taken, bool, "register_host_memory()"):
         accelerator.unregister_host_memory(memory.data_ptr())
@@ -165,8 +171,9 @@ def registration(accelerator: Accelerator) -> None:
         raise NotOfferedError("it cannot pin memory that is already allocated")
     device = accelerator.current_device_name()
     parts = {
-        "its start": memory[:16], "its second page": memory[page : 2 * page],
-        "its middle": memory[length // 2 :], "its last byte": memory[-1:], "every third byte": memory[1::3],
+        "its start": part_of(0, 16), "its second page": part_of(page, page),
+        "its middle": part_of(length // 2, length // 2), "its last byte": part_of(length - 1, 1),
+        "every third byte": part_of(1, length - 1)[::3],
     }  # fmt: skip
     try:
         for what, part in parts.items():
@@ -178,7 +185,7 @@ def registration(accelerator: Accelerator) -> None:
                 equal(part, torch.full((len(part),), value, dtype=torch.uint8)),
                 f"a copy to registered memory, {what}, is wrong",
             )
-        for what, part in {"before": ordinary, "after": after[page:]}.items():
+        for what, part in {"before": ordinary, "after": part_of(length + page, page)}.items():
             require(not accelerator.is_pinned(part), f"register_host_memory() pins what is {what} the region")
         if accelerator.register_host_memory(after.data_ptr(), length):
             accelerator.unregister_host_memory(memory.data_ptr())
