@@ -23,6 +23,17 @@ def module_of(source: str, target: str) -> dict[str, Any]:
     return space
 
 
+@pytest.mark.parametrize("target", ["acclimate", "torch"])
+def test_the_data_parallel_of_torch_geometric_is_reported_as_left(target: str) -> None:
+    source = (
+        "import torch\nfrom torch_geometric.nn import DataParallel\n\n\n"
+        "def build(model):\n    return DataParallel(model)\n"
+    )
+    ported = port_text(source, Settings(target, unsafe=True))
+    assert ported.text == source
+    assert [(site.code, site.status) for site in ported.sites] == [("ACC506", Status.LEFT)]
+
+
 class Batch(dict):  # type: ignore[type-arg]
     """A batch with names."""
 

@@ -17,6 +17,11 @@ _DATA_PARALLEL = {
 }
 
 
+_OF_OTHERS = {
+    *("torch_geometric.nn.DataParallel", "torch_geometric.nn.data_parallel.DataParallel"),
+}
+
+
 _STEPS = {
     *("torch.nn.parallel.data_parallel", "torch.nn.parallel.data_parallel.data_parallel"),
     *(f"torch.nn.parallel.{name}" for name in ("scatter", "gather", "replicate")),
@@ -67,6 +72,9 @@ the functions that it calls: without CUDA a program should call the module direc
         name = file.tree.qualified(node.func)
         if name in _STEPS:
             reason = "torch splits a batch over CUDA devices only; elsewhere call the module directly"
+            return self.left(file, node, reason, (node.func,))
+        if name in _OF_OTHERS:
+            reason = "torch_geometric splits a list over CUDA devices only, and takes no list without them"
             return self.left(file, node, reason, (node.func,))
         definitions = _own_data_parallel(file, node.func)
         if name not in _DATA_PARALLEL and not definitions:
