@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -191,6 +193,16 @@ def test_grad_scaler_is_one_class_of_torchs(acc: Accelerator) -> None:
     scaler = acc.amp.GradScaler(init_scale=4.0)
     assert isinstance(scaler, torch.amp.GradScaler)
     assert scaler._device == acc.device_type
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_grad_scaler_is_pickled_and_copied_as_torchs_is(acc: Accelerator, enabled: bool) -> None:
+    scaler = acc.amp.GradScaler(init_scale=4.0, enabled=enabled)
+    for twin in (pickle.loads(pickle.dumps(scaler)), copy.deepcopy(scaler)):
+        assert type(twin) is acc.amp.GradScaler
+        assert twin is not scaler
+        assert twin.state_dict() == scaler.state_dict()
+        assert twin._device == acc.device_type
 
 
 def test_grad_scaler_scales_and_steps(cpu: CPUAccelerator) -> None:

@@ -54,7 +54,7 @@ def test_the_ported_loop_trains(fresh: FreshProcesses) -> None:
     compile(original, "README.md", "exec")
     outcome = fresh.check(TRAINING + ported + "tell(loss=loss.item())", env={"DS_ACCELERATOR": "cpu"})
     assert outcome.told["loss"] < 100
-    assert int(outcome.stdout) > 0
+    assert int(outcome.stdout) == 0  # a host's figure, as before
 
 
 def test_it_is_about_120_lines_and_its_tables_have_at_most_five_columns() -> None:

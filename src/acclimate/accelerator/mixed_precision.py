@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -61,58 +61,75 @@ class MixedPrecision:
         return functools.partial(torch.amp.custom_bwd, device_type=self._device_type)
 
 
+class _GradScaler(torch.amp.GradScaler):
+    """The scaler of every device type; each type has a subclass, from :func:`_grad_scaler`."""
+
+    _type: ClassVar[str]
+
+    # The parameters of torch.cuda.amp.GradScaler, which has no device.
+    def __init__(
+        self,
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+    ) -> None:
+        super().__init__(self._type, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # pickle looks a class up by its name, and those of the device types have none in the module.
+        if type(self) is not _grad_scaler(self._type):
+            return super().__reduce_ex__(protocol)
+        return _without_state, (self._type,), self.__getstate__()
+
+    def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
+        super()._lazy_init_scale_growth_tracker(dev)
+        # The scale must stay on the device: torch copies found_inf to a scale on the host asynchronously,
+        # and does not wait.
+        if self._scale is not None and not _inverts_in_float64(self._scale):
+            self._scale = self._scale.as_subclass(_Float32Scale)
+
+    def scale(self, outputs: Any) -> Any:
+        with _HostCopiesWait():
+            return super().scale(outputs)
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        with self._waiting_for(optimizer):
+            super().unscale_(optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
+        # Only an optimizer that applies the scale itself copies it; others get unscaled gradients.
+        takes_scale = getattr(optimizer, "_step_supports_amp_scaling", False)
+        with self._waiting_for(optimizer) if takes_scale else nullcontext():
+            return super().step(optimizer, *args, **kwargs)
+
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        with _HostCopiesWait():
+            super().update(new_scale)
+
+    def _waiting_for(self, optimizer: torch.optim.Optimizer) -> AbstractContextManager[Any]:
+        """Makes copies to the host block if the scale and a parameter are on different kinds of device.
+
+        Otherwise nothing is copied, and the mode would cost a little for each parameter.
+        """
+        scale = self._scale if self._enabled else None
+        if scale is None:
+            return nullcontext()
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        alike = all(parameter.device.type == scale.device.type for parameter in parameters)
+        return nullcontext() if alike else _HostCopiesWait()
+
+
 @functools.cache
-def _grad_scaler(device_type: str) -> type[torch.amp.GradScaler]:
-    class GradScaler(torch.amp.GradScaler):
-        # The parameters of torch.cuda.amp.GradScaler, which has no device.
-        def __init__(
-            self,
-            init_scale: float = 2.0**16,
-            growth_factor: float = 2.0,
-            backoff_factor: float = 0.5,
-            growth_interval: int = 2000,
-            enabled: bool = True,
-        ) -> None:
-            super().__init__(device_type, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+def _grad_scaler(device_type: str) -> type[_GradScaler]:
+    return type("GradScaler", (_GradScaler,), {"_type": device_type, "__module__": __name__})
 
-        def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
-            super()._lazy_init_scale_growth_tracker(dev)
-            # The scale must stay on the device: torch copies found_inf to a scale on the host asynchronously,
-            # and does not wait.
-            if self._scale is not None and not _inverts_in_float64(self._scale):
-                self._scale = self._scale.as_subclass(_Float32Scale)
 
-        def scale(self, outputs: Any) -> Any:
-            with _HostCopiesWait():
-                return super().scale(outputs)
-
-        def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-            with self._waiting_for(optimizer):
-                super().unscale_(optimizer)
-
-        def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-            # Only an optimizer that applies the scale itself copies it; others get unscaled gradients.
-            takes_scale = getattr(optimizer, "_step_supports_amp_scaling", False)
-            with self._waiting_for(optimizer) if takes_scale else nullcontext():
-                return super().step(optimizer, *args, **kwargs)
-
-        def update(self, new_scale: float | torch.Tensor | None = None) -> None:
-            with _HostCopiesWait():
-                super().update(new_scale)
-
-        def _waiting_for(self, optimizer: torch.optim.Optimizer) -> AbstractContextManager[Any]:
-            """Makes copies to the host block if the scale and a parameter are on different kinds of device.
-
-            Otherwise nothing is copied, and the mode would cost a little for each parameter.
-            """
-            scale = self._scale if self._enabled else None
-            if scale is None:
-                return nullcontext()
-            parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-            alike = all(parameter.device.type == scale.device.type for parameter in parameters)
-            return nullcontext() if alike else _HostCopiesWait()
-
-    return GradScaler
+def _without_state(device_type: str) -> _GradScaler:
+    """A scaler whose attributes :mod:`pickle` sets afterwards."""
+    made = _grad_scaler(device_type)
+    return made.__new__(made)
 
 
 class _Float32Scale(torch.Tensor):

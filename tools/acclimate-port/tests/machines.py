@@ -136,6 +136,15 @@ class Machine:
         has_index = kind != self.type or kind == "cpu" or ":" in str(device)
         return Device(device if has_index else f"{device}:0")
 
+    def memory(self, device: Any = None, device_index: Any = None) -> int:
+        """The memory in use on a device; of a host, that of the process, and of a CPU beside CUDA, unused, 0."""
+        device = device_index if device is None else device
+        if device is not None and self.checked(device).type != self.type:
+            if self.name != "CUDA":
+                raise NotHereError("not the accelerator's device")
+            return 0
+        return 7
+
     def record(self, name: str, result: Any = None) -> Callable[..., Any]:
         """A function that is recorded."""
 
@@ -214,7 +223,7 @@ class Machine:
             "empty_cache": lambda: None, **self.seeds(on_host=False),
             "get_device_capability": on_cuda(lambda *_: (8, 0)),
             "synchronize": on_cuda(self.record("synchronize")), "set_device": on_cuda(self.record("set_device")),
-            "max_memory_allocated": on_cuda(self.record("memory", 7)),
+            "max_memory_allocated": lambda device=None: self.memory(device) if has_cuda else 0,
             "OutOfMemoryError": MemoryError, "nvtx": types.SimpleNamespace(),
             "amp": types.SimpleNamespace(
                 GradScaler=self.scaler("cuda"),
@@ -228,7 +237,7 @@ class Machine:
             synchronize=on_any(self.record("synchronize")),
             set_device_index=on_any(self.record("set_device")),
             current_device_index=on_any(lambda: 0),
-            max_memory_allocated=on_any(self.record("memory", 7)),
+            max_memory_allocated=on_any(self.memory),
             empty_cache=on_any(lambda: None),
         )
         any_module = types.SimpleNamespace(
@@ -281,7 +290,7 @@ class Machine:
             get_device_capability=lambda *_: (8, 0) if self.name == "CUDA" else (0, 0),
             synchronize=(lambda: None) if quiet else self.record("synchronize"),
             set_device=(lambda _: None) if quiet else self.record("set_device"),
-            max_memory_allocated=self.record("memory", 7), pin_memory=lambda x: x if quiet else x.pin_memory(),
+            max_memory_allocated=self.memory, pin_memory=lambda x: x if quiet else x.pin_memory(),
             amp=types.SimpleNamespace(
                 GradScaler=self.scaler(self.type),
                 autocast=lambda enabled=True, dtype=None, cache_enabled=True: Autocast(self, self.type, enabled, dtype),

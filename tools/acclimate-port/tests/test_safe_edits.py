@@ -12,6 +12,7 @@ import textwrap
 import pytest
 
 from acclimate_port.engine import Ported, Settings, Status, port_text
+from acclimate_port.source.survey import survey
 from machines import Machine, Outcome, Tensor, run
 
 BOTH = pytest.mark.parametrize("target", ["acclimate", "torch"])
@@ -169,6 +170,114 @@ def test_random_numbers_of_a_host_stay_as_they_were(body: str, target: str) -> N
 def test_an_imported_function_of_random_numbers_does_nothing_on_a_host(head: str, target: str) -> None:
     source = program("manual_seed(5)", f"import torch\n{head}")
     assert not differing(source, check(source, target, changed=True).text)
+
+
+# -- memory ----------------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return torch.cuda.max_memory_allocated()",
+        "return torch.cuda.max_memory_allocated() / 2**30",
+        "return torch.cuda.max_memory_allocated(device=0) == 0",
+        "print(torch.cuda.max_memory_allocated(0))",
+        "return [torch.cuda.max_memory_allocated(i) for i in range(2)]",
+        'return torch.cuda.max_memory_allocated("cuda:1")',
+        "used = torch.cuda.max_memory_allocated(torch.device('cuda'))\nreturn used",
+        'where = torch.device("cuda" if torch.cuda.is_available() else "cpu")\nreturn torch.cuda.max_memory_allocated(where)',
+        "if torch.cuda.is_available():\n    return torch.cuda.max_memory_allocated()",
+    ],
+)
+def test_memory_figures_of_a_host_are_0_as_before(body: str, target: str) -> None:
+    unsafe = check(program(body), target, changed=True)
+    assert not differing(program(body), unsafe.text)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return torch.cuda.max_memory_allocated(device)",
+        "return torch.cuda.max_memory_allocated(device=x.device)",
+        'where = torch.device("cuda:0" if flag else "cpu")\nreturn torch.cuda.max_memory_allocated(where)',
+        'where = torch.device("cuda:0") if flag else torch.device("cpu")\nreturn torch.cuda.max_memory_allocated(where) / 1024',
+        "if torch.cuda.is_available():\n    return torch.cuda.max_memory_allocated(device)",
+    ],
+)
+def test_memory_figures_of_a_device_that_may_be_the_cpu_are_unsafe(body: str, target: str) -> None:
+    assert "nothing shows that its device is not a CPU" in reasons(check(program(body), target))
+
+
+# -- the first use of CUDA -------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "call", ["manual_seed_all(3)", "manual_seed(3)", "empty_cache()", "memory_allocated()"]
+)
+@pytest.mark.parametrize(
+    ("text", "counts_early"),
+    [
+        ("torch.cuda.{}\ndef main():\n    os.environ['CUDA_VISIBLE_DEVICES'] = sys.argv[1]\n", True),
+        ("def f(flag):\n    torch.cuda.{}\n    if flag:\n        os.environ['CUDA_VISIBLE_DEVICES'] = '-1'\n", True),
+        ("def f():\n    torch.cuda.{}\n    os.environ.setdefault('HIP_VISIBLE_DEVICES', '0')\n", True),
+        ("torch.cuda.{}\nos.fork()\n", True),
+        ("import multiprocessing as mp\ntorch.cuda.{}\nmp.get_context('fork').Process(target=work).start()\n", True),
+        ("from torch.multiprocessing import Process\ndef f():\n    torch.cuda.{}\n    Process(target=work).start()\n", True),
+        ("os.environ['CUDA_VISIBLE_DEVICES'] = '0'\ndef f():\n    torch.cuda.{}\n", False),
+        ("def f(n):\n    os.environ['CUDA_VISIBLE_DEVICES'] = n\n    torch.cuda.{}\n", False),
+        ("def f(n):\n    torch.cuda.set_device(n)\n    torch.cuda.{}\n    os.fork()\n", False),
+        ("import multiprocessing as mp\nmp.set_start_method('spawn')\ntorch.cuda.{}\nmp.Process(target=work)\n", False),
+        ("def f():\n    subprocess.run(x, env={{'CUDA_VISIBLE_DEVICES': '0'}})\n    torch.cuda.{}\n", False),
+    ],
+)  # fmt: skip
+def test_devices_are_not_counted_before_the_program_chooses_them_or_forks(
+    text: str, counts_early: bool, call: str, target: str
+) -> None:
+    source = "import os\nimport sys\nimport torch\n" + text.format(call)
+    safe = port_text(source, Settings(target)).text
+    assert (f"torch.cuda.{call}" in safe) == counts_early, safe
+    assert f"torch.cuda.{call}" not in port_text(source, Settings(target, unsafe=True)).text
+
+
+@BOTH
+@pytest.mark.parametrize("other", ["def f():\n    os.environ['CUDA_VISIBLE_DEVICES'] = '1'\n", "os.fork()\n"])
+def test_another_file_may_choose_the_devices_or_fork_later(other: str, target: str) -> None:
+    source = "import torch\n\n\ndef seed():\n    torch.cuda.manual_seed(0)\n"
+    assert "torch.cuda" in port_text(source, Settings(target, survey=survey(other.encode()))).text
+    calm = survey(b"import os\n\nos.environ['CUDA_VISIBLE_DEVICES'] = '1'\n")
+    assert "torch.cuda" not in port_text(source, Settings(target, survey=calm)).text
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "body",
+    [
+        "try:\n    torch.cuda.synchronize()\nexcept Exception:\n    return 'no CUDA'",
+        "try:\n    torch.cuda.synchronize()\n    return 1\nexcept:\n    return 0",
+        "try:\n    where = torch.cuda.current_device()\nexcept (RuntimeError, AssertionError):\n    where = None\nreturn where",
+        "try:\n    y = y.cuda()\nexcept RuntimeError:\n    pass\nreturn y",
+        "try:\n    x = torch.ones(1, device='cuda')\nexcept Exception as error:\n    print(error)\nreturn x",
+    ],
+)
+def test_a_call_whose_error_is_caught_is_a_test_of_cuda(body: str, target: str) -> None:
+    assert "catches the error" in reasons(check(program(body), target, changed=False))
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "body",
+    [
+        "try:\n    torch.cuda.synchronize()\nexcept RuntimeError as error:\n    if 'memory' not in str(error):\n        raise",
+        "try:\n    torch.cuda.synchronize()\nexcept KeyboardInterrupt:\n    pass",
+        "try:\n    torch.cuda.synchronize()\nfinally:\n    print(1)",
+        "if torch.cuda.is_available():\n    try:\n        torch.cuda.synchronize()\n    except Exception:\n        pass",
+    ],
+)
+def test_a_call_whose_error_ends_the_program_is_ported(body: str, target: str) -> None:
+    check(program(body), target, changed=True)
 
 
 # -- one decision ----------------------------------------------------------------------------------------

@@ -22,7 +22,9 @@ from acclimate_port.conditions.branches import (
     controlled_quietly,
     where_true,
 )
+from acclimate_port.conditions.first_use import reason_against_counting
 from acclimate_port.conditions.placements import Placements, outermost_function, sharing
+from acclimate_port.conditions.probes import CAUGHT, is_probe
 from acclimate_port.conditions.proofs import (
     TOO_COMPLEX,
     Proof,
@@ -268,7 +270,7 @@ def _find(file: SourceFile, settings: Settings) -> list[Finding]:
             for claim in finding.claims:
                 claimed.add(id(claim))
                 _claim_chain(claim, claimed)
-            findings.append(_without_vendor_code(file, finding))
+            findings.append(_unsafe_by_place(file, _without_vendor_code(file, finding)))
             break
     return sorted(findings, key=lambda finding: finding.place.start)
 
@@ -309,6 +311,20 @@ def _without_vendor_code(file: SourceFile, finding: Finding) -> Finding:
         reason = "TorchScript compiles this code, and cannot call get_accelerator() or torch.accelerator"
         return finding.rule.left(file, node, reason, finding.claims)
     return finding
+
+
+_USE_DEVICE = {"ACC101", "ACC102", "ACC201", "ACC205", "ACC206", "ACC301", "ACC304"}
+"""Rules for code that may use a device, and raises if there is none."""
+
+
+def _unsafe_by_place(file: SourceFile, finding: Finding) -> Finding:
+    """The finding, unsafe where the program catches the error, or where it is too early to count devices."""
+    if finding.outcome is not Outcome.CONVERT or not finding.safe or finding.node is None:
+        return finding
+    reason = reason_against_counting(file, finding.node) if _asks(file, finding) else ""
+    if not reason and finding.rule.code in _USE_DEVICE and is_probe(file, finding.node):
+        reason = CAUGHT
+    return dataclasses.replace(finding, safe=False, reason=reason) if reason else finding
 
 
 def _asks(file: SourceFile, finding: Finding) -> bool:

@@ -2,6 +2,7 @@
 
 import copy
 import textwrap
+import types
 from collections import OrderedDict, namedtuple
 from typing import Any
 
@@ -22,6 +23,40 @@ def module_of(source: str, target: str) -> dict[str, Any]:
     return space
 
 
+@pytest.mark.parametrize("target", ["acclimate", "torch"])
+def test_the_data_parallel_of_torch_geometric_is_reported_as_left(target: str) -> None:
+    source = (
+        "import torch\nfrom torch_geometric.nn import DataParallel\n\n\n"
+        "def build(model):\n    return DataParallel(model)\n"
+    )
+    ported = port_text(source, Settings(target, unsafe=True))
+    assert ported.text == source
+    assert [(site.code, site.status) for site in ported.sites] == [("ACC506", Status.LEFT)]
+
+
+class Batch(dict):  # type: ignore[type-arg]
+    """A batch with names."""
+
+
+@pytest.mark.parametrize("target", ["acclimate", "torch"])
+def test_data_parallel_moves_what_torch_would_and_keeps_its_types(target: str) -> None:
+    space: dict[str, Any] = {}
+    exec(port_text(WRAPS, Settings(target)).text, space)
+    for module in (torch.nn.Linear(2, 2, device="meta"), torch.nn.MSELoss()):
+        parallel = torch.nn.DataParallel(module)
+        (batch,), options = space["_move_inputs"](parallel, (Batch(x=torch.ones(1)),), {"n": [torch.ones(1)]})
+        expected = next((each.device for each in module.parameters()), torch.device("cpu"))
+        assert type(batch) is Batch
+        assert (batch["x"].device, options["n"][0].device) == (expected, expected)
+
+
+@pytest.mark.parametrize("target", ["acclimate", "torch"])
+def test_data_parallel_is_unsafe_where_the_file_reads_its_devices(target: str) -> None:
+    source = f"{WRAPS}\n\ndef many(model):\n    return len(model.device_ids) > 1\n"
+    assert "on_any_device" not in port_text(source, Settings(target)).text
+    assert "on_any_device" in port_text(source, Settings(target, unsafe=True)).text
+
+
 WRAPS = "import torch\n\n\ndef wrap(model):\n    return torch.nn.DataParallel(model)\n"
 
 
@@ -38,7 +73,10 @@ class Where(torch.nn.Module):
 
 @TARGETS
 def test_a_ported_data_parallel_moves_its_inputs_to_the_models_device(target: str) -> None:
-    model = module_of(WRAPS, target)["wrap"](Where())
+    ported = module_of(WRAPS, target)
+    ported["accelerator_type"] = lambda: "meta"
+    ported["get_accelerator"] = lambda: types.SimpleNamespace(device_name=lambda: "meta")
+    model = ported["wrap"](Where())
     assert type(model) is torch.nn.DataParallel  # as programs test it before they look for `.module`
     x = torch.ones(2)
     (a, b, c, d), options = model(x, [x, (x, 1)], Pair(x, None), OrderedDict(k=x), mask=x, flag=True)

@@ -13,7 +13,7 @@ def accelerator_type() -> str:
 ON_ANY_DEVICE = '''\
 def on_any_device(parallel: torch.nn.DataParallel) -> torch.nn.DataParallel:
     """torch splits a batch over CUDA devices only; elsewhere the module's device gets the whole batch."""
-    if {device_type} != "cuda":  # acclimate: ignore
+    if {device_type} not in ("cuda", "cpu"):  # acclimate: ignore
         parallel.device_ids = []
         parallel.register_forward_pre_hook(_move_inputs, with_kwargs=True)
     return parallel
@@ -21,13 +21,13 @@ def on_any_device(parallel: torch.nn.DataParallel) -> torch.nn.DataParallel:
 
 def _move_inputs(parallel: torch.nn.Module, inputs: tuple, options: dict) -> tuple[tuple, dict]:
     """Moves the arguments of a DataParallel to its device."""
-    device = next(parallel.parameters()).device
+    device = next((each.device for each in parallel.parameters()), torch.device({device_type}))
 
     def moved(value):
         if isinstance(value, (list, tuple)):
             return getattr(type(value), "_make", type(value))(map(moved, value))
         if isinstance(value, dict):
-            return {key: moved(each) for key, each in value.items()}
+            return type(value)((key, moved(each)) for key, each in value.items())
         return value.to(device) if isinstance(value, torch.Tensor) else value
 
     return moved(inputs), moved(options)

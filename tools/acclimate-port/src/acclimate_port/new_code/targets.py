@@ -103,12 +103,15 @@ _KEYWORDS: dict[str, tuple[str, ...]] = {
     "set_rng_state": ("new_state", "device_index"),
 }
 NO_CAPABILITY = "only CUDA has a compute capability; elsewhere it is (0, 0), less than any of CUDA's"
-_RANDOM = {
+_WITHOUT_CUDA = {
     **dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all"), "None"),
     **dict.fromkeys(("set_rng_state", "set_rng_state_all"), "None"),
     "get_rng_state_all": "[]",
+    **dict.fromkeys(("memory_allocated", "max_memory_allocated", "memory_reserved"), "0"),
+    **dict.fromkeys(("max_memory_reserved", "memory_cached", "max_memory_cached"), "0"),
+    "memory_stats": "{}",
 }
-"""What torch.cuda does without CUDA, where acclimate's functions use the CPU's generator."""
+"""What torch.cuda does without CUDA, where acclimate's functions use the CPU's generator and memory."""
 _DEFAULTS = {"is_bf16_supported": "including_emulation=True"}
 """Defaults of torch.cuda that differ from acclimate's."""
 
@@ -173,7 +176,7 @@ class AcclimateTarget(Target):
         return Spelling(
             f"{self.accelerator}.{name}",
             keywords.get(name),
-            on_host=_RANDOM.get(name),
+            on_host=_WITHOUT_CUDA.get(name),
             unsafe=unsafe,
             default=default,
         )

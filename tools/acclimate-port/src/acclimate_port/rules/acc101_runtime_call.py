@@ -19,6 +19,7 @@ from acclimate_port.conditions.host_answers import (
     asks_for_several,
     other_kinds,
 )
+from acclimate_port.conditions.host_memory import MAY_BE_HOSTS, may_be_of_host
 from acclimate_port.conditions.mps_streams import needs_streams
 from acclimate_port.conditions.proofs import names_cuda
 from acclimate_port.conditions.statements import whole_condition
@@ -75,6 +76,8 @@ def guarded(file: SourceFile, call: cst.Call, spelling: Spelling, *parts: Part) 
             return (f"if {condition}:{file.tree.newline}{margin}{file.tree.indent}", *parts)
         return (*parts, f" if {condition} else None")
     on_host = spelling.on_host.replace("'", quote)
+    if isinstance(statement, cst.Arg) and not statement.star:
+        return (*parts, f" if {condition} else {on_host}")
     return ("(", *parts, f" if {condition} else {on_host})")
 
 
@@ -165,7 +168,12 @@ returns `False`. A test whose branch loads a checkpoint without a device is unsa
 
 Without CUDA, `torch.cuda.manual_seed`, `seed`, `set_rng_state` and their variants for all devices do nothing. The
 accelerator of a CPU-only machine is the CPU, whose generator they would change, so the edit adds a test around a call
-that has none.
+that has none. The same holds for memory figures, which are 0 without CUDA; on a CPU acclimate returns the memory of the
+process. A figure of a device that may be a CPU's is unsafe.
+
+Those calls and `empty_cache` do not count the devices, and their edits do. They are unsafe where the project sets a variable
+such as `CUDA_VISIBLE_DEVICES` later, or forks. So is a call whose error, on a machine without CUDA, the function
+catches: it is there to find out whether there is CUDA.
 
 Functions that only NVIDIA GPUs have are left. So is a stream whose handle is read (`.cuda_stream`), since a CUDA
 kernel takes the handle, and a call in a function that TorchScript compiles, which knows only `torch.cuda`."""
@@ -184,7 +192,8 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         Example(
             "import torch as th\n\npeak = th.cuda.max_memory_allocated(device=1)\n",
             "import torch as th\nfrom acclimate import get_accelerator\n\n"
-            "peak = get_accelerator().max_memory_allocated(device_index=1)\n",
+            "peak = (get_accelerator().max_memory_allocated(device_index=1) "
+            'if get_accelerator().device_name() != "cpu" else 0)\n',
             "import torch as th\n\n\n"
             + ACCELERATOR_TYPE.replace("torch.", "th.")
             + "\n\npeak = (th.accelerator.max_memory_allocated(1) "
@@ -206,6 +215,8 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         if name == "device" and (chosen := _device_that_is_set(file, node)) is not None:
             return self.becomes(file, node, file.span(chosen), claims=claims)
         finding = self._call(file, node, name, claims)
+        if finding.edits and finding.safe and may_be_of_host(file, node, name):
+            finding.safe, finding.reason = False, MAY_BE_HOSTS
         own = _own_property(file, node) if name == "get_device_properties" else ""
         if own and finding.edits and finding.safe:
             finding.safe, finding.reason = False, f"only CUDA's devices have the property `{own}`"
@@ -273,6 +284,9 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
                 if parts:
                     whole = replace(file.span(node), *kept, *parts)
                     return self.convert(file, node, whole, *edits, claims=claims)
+        elif _property_read(file, node, name) is not None:
+            # Without CUDA there are no statistics to read an entry of, so the program ends there.
+            spelling = dataclasses.replace(spelling, on_host=None)
         whole = replace(file.span(node), *guarded(file, node, spelling, *kept, spelling.text, rest))
         return self.convert(file, node, whole, *edits, unsafe=spelling.unsafe, claims=claims)
 

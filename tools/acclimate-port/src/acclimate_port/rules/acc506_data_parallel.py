@@ -17,6 +17,11 @@ _DATA_PARALLEL = {
 }
 
 
+_OF_OTHERS = {
+    *("torch_geometric.nn.DataParallel", "torch_geometric.nn.data_parallel.DataParallel"),
+}
+
+
 _STEPS = {
     *("torch.nn.parallel.data_parallel", "torch.nn.parallel.data_parallel.data_parallel"),
     *(f"torch.nn.parallel.{name}" for name in ("scatter", "gather", "replicate")),
@@ -36,8 +41,8 @@ class DataParallel(Rule):
     summary = "`torch.nn.DataParallel(model)`"
     explanation = """\
 torch splits a batch over CUDA devices only; on another accelerator the first step fails, even with one device. The edit
-keeps torch's object, and on CUDA nothing changes. Elsewhere the device of the model's parameters gets the whole batch,
-and the inputs are moved there, as torch does on CUDA. To use several devices other than CUDA, a program needs
+keeps torch's object, and on CUDA and on a host nothing changes. Elsewhere the device of the model's parameters gets the
+whole batch, and the inputs are moved there, as torch does on CUDA. A file that reads `device_ids` is unsafe. To use several devices other than CUDA, a program needs
 `DistributedDataParallel`.
 
 A subclass with its own `scatter`, `gather` or `forward` is left, and so are `torch.nn.parallel.data_parallel` and
@@ -68,6 +73,9 @@ the functions that it calls: without CUDA a program should call the module direc
         if name in _STEPS:
             reason = "torch splits a batch over CUDA devices only; elsewhere call the module directly"
             return self.left(file, node, reason, (node.func,))
+        if name in _OF_OTHERS:
+            reason = "torch_geometric splits a list over CUDA devices only, and takes no list without them"
+            return self.left(file, node, reason, (node.func,))
         definitions = _own_data_parallel(file, node.func)
         if name not in _DATA_PARALLEL and not definitions:
             return None
@@ -80,7 +88,10 @@ the functions that it calls: without CUDA a program should call the module direc
             return self.left(file, node, reason)
         place = file.span(node)
         edits = insert(place.start, f"{file.on_any_device}("), insert(place.end, ")")
-        finding = self.convert(file, node, *edits, unsafe=unsafe_at_import(file, node))
+        unsafe = unsafe_at_import(file, node)
+        if file.attributes["device_ids"]:
+            unsafe = "the file reads `device_ids`, which is empty on other accelerators"
+        finding = self.convert(file, node, *edits, unsafe=unsafe)
         finding.claims = ()
         return finding
 

@@ -27,6 +27,12 @@ _HOST_AUTOCAST = re.compile(
     rb"|(?<![\w.])autocast\(\s*(?:device_type\s*=\s*)?" + _NOT_OF_HOST + rb"(?:[\"']cpu|[\w.]*device)"
     rb"|\bcpu\.amp\b|\baccelerator\.autocast\("
 )
+_SETS_VISIBLE = re.compile(
+    rb"""^[ \t]+(?:os\.)?(?:environ\[\s*["']\w*_VISIBLE_DEVICES["']\s*\]\s*="""
+    rb"""|(?:environ\.setdefault|putenv)\(\s*["']\w*_VISIBLE_DEVICES)""",
+    re.M,
+)
+_FORKS = re.compile(rb"""\bos\.fork\(|\b(?:get_context|set_start_method)\(\s*["']fork["']""")
 _NAMES_DEVICE = re.compile(rb"\b(\w+)[ \t]*(?::[ \t]*\w+[ \t]*)?=[ \t]*[\"']cuda(?::\d+)?[\"']")
 
 
@@ -48,6 +54,10 @@ class Survey:
     """Whether a file, or a library that it imports such as fairscale, calls ``torch.Tensor(…)``."""
     autocasts_on_host: bool = False
     """Whether a file may turn on the autocast of the CPU: ``torch.autocast(device.type)``."""
+    sets_visible_devices: bool = False
+    """Whether a function or block sets a variable such as ``CUDA_VISIBLE_DEVICES``."""
+    forks: bool = False
+    """Whether a file forks the process, not by default but by name."""
 
     def __or__(self, other: Survey) -> Survey:
         """The union of both."""
@@ -59,6 +69,8 @@ class Survey:
             self.modules | other.modules,
             self.old_constructor or other.old_constructor,
             self.autocasts_on_host or other.autocasts_on_host,
+            self.sets_visible_devices or other.sets_visible_devices,
+            self.forks or other.forks,
         )
 
     def may_compile_all(self, path: Path) -> bool:
@@ -80,6 +92,8 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         modules,
         bool(_OLD_CONSTRUCTOR.search(source)),
         bool(_HOST_AUTOCAST.search(source)),
+        bool(_SETS_VISIBLE.search(source)),
+        bool(_FORKS.search(source)),
     )
 
 

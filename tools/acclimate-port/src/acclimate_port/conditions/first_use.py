@@ -1,0 +1,98 @@
+"""Calls that leave CUDA unused where their edits count the devices.
+
+After the first count, a process ignores changes of ``CUDA_VISIBLE_DEVICES``, and a process that is forked
+from it cannot use CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from acclimate_port.rules.base import cuda_name, is_assigned
+from acclimate_port.source.tree import called_name, string_value, walk
+from acclimate_port.source_file import SourceFile
+
+_LEAVE_CUDA_UNUSED = {
+    *("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "empty_cache", "ipc_collect"),
+    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached"),
+    *("max_memory_cached", "memory_stats", "is_initialized"),
+}
+_SETS = ("setdefault", "putenv", "setenv", "update")
+_SUFFIX = "_VISIBLE_DEVICES"
+_START = {"Process", "Pool", "Queue", "Manager"}
+SET_LATER = "it counts the devices, and a later change of *_VISIBLE_DEVICES would have no effect"
+FORKED_LATER = "it counts the devices, and a process that is forked later could not use them"
+
+
+def reason_against_counting(file: SourceFile, node: cst.CSTNode) -> str:
+    """Why an edit must not count the devices here; ``""`` if it may."""
+    name = cuda_name(file, node.func if isinstance(node, cst.Call) else node)
+    if name not in _LEAVE_CUDA_UNUSED or file.is_guarded(node) or _counts_before(file, node):
+        return ""
+    if any(not _is_before(file, setting, node) for setting in _settings(file)):
+        return SET_LATER
+    if file.survey.sets_visible_devices and not any(_settings(file)):
+        return SET_LATER
+    return FORKED_LATER if file.survey.forks or _forks(file) else ""
+
+
+def _settings(file: SourceFile) -> Iterator[cst.CSTNode]:
+    """The places where the file sets a variable such as ``CUDA_VISIBLE_DEVICES`` of its own process."""
+    for node in file.tree.of_type(cst.SimpleString):
+        if not (string_value(node) or "").endswith(_SUFFIX):
+            continue
+        at = file.tree.parent(node)
+        index = file.tree.parent(at) if isinstance(at, cst.Index) else None
+        holder = file.tree.parent(index) if index is not None else None
+        is_own = isinstance(holder, cst.Subscript) and file.tree.source(holder.value).endswith("environ")
+        if is_own and holder is not None and is_assigned(file, holder):
+            yield node
+        call = next((one for one in file.tree.ancestors(node) if isinstance(one, cst.Call)), None)
+        if call is not None and called_name(call) in _SETS and "env" in file.tree.source(call.func):
+            yield node
+
+
+def _is_before(file: SourceFile, setting: cst.CSTNode, call: cst.CSTNode) -> bool:
+    """Whether a setting has been made when a call runs."""
+    first, second = file.tree.function(setting), file.tree.function(call)
+    is_earlier = file.span(setting).start < file.span(call).start
+    return is_earlier if first is second else first is None
+
+
+def _counts_before(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether an earlier statement of the same function counts the devices already."""
+    below = node
+    for around in file.tree.ancestors(node):
+        if isinstance(around, (cst.IndentedBlock, cst.Module)):
+            statements: list[cst.CSTNode] = list(around.body)
+            before = statements[: statements.index(below)] if below in statements else []
+            for statement in before:
+                at = statement.test if isinstance(statement, cst.If) else statement
+                if isinstance(at, (cst.SimpleStatementLine, cst.BaseExpression)) and _counts(file, at):
+                    return True
+        if isinstance(around, (cst.FunctionDef, cst.ClassDef)):
+            return False
+        below = around
+    return False
+
+
+def _counts(file: SourceFile, code: cst.CSTNode) -> bool:
+    names = [cuda_name(file, one.func) for one in walk(code) if isinstance(one, cst.Call)]
+    return any(name and name not in _LEAVE_CUDA_UNUSED for name in names)
+
+
+def _forks(file: SourceFile) -> bool:
+    """Whether the file starts processes as copies of this one, which is the default on Linux."""
+    for call in file.tree.of_type(cst.Call):
+        full = file.tree.qualified(call.func) or ""
+        package, _, name = full.rpartition(".")
+        if full == "os.fork":
+            return True
+        if name in ("get_context", "set_start_method") and call.args:
+            if string_value(call.args[0].value) == "fork":
+                return True
+        elif name in _START and package in ("multiprocessing", "torch.multiprocessing"):
+            return "set_start_method" not in file.names and "get_context" not in file.names
+    return False
