@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from quick_parameters import quick
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
 
 from architectures import randomise, tiny_config, tiny_model
@@ -40,6 +42,7 @@ MISTRAL_4 = {
     "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
     "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.7},
 }  # fmt: skip
+QUICK = ("v3", "v3, groups, not normalized", "v2, yarn, no inner queries", "queries scaled by position")
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "v3": ("deepseek_v3", {}),
     "v3, halves, no inner queries": ("deepseek_v3", {"rope_interleave": False, "q_lora_rank": None}),
@@ -75,7 +78,7 @@ def pair(name: str) -> tuple[Any, Any]:
     return model, acclimate.init_inference(copy.deepcopy(model))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", quick(tuple(MODELS), *QUICK))
 def test_a_text_of_latent_attention_is_transformers(name: str) -> None:
     own, ours = pair(name)
     assert step_kind(ours) == "native"
@@ -89,7 +92,7 @@ def prompts(count: int) -> dict[str, Tensor]:
     return {"input_ids": ids % 160, "attention_mask": mask}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", quick(tuple(MODELS), *QUICK))
 def test_padded_sequences_get_transformers_tokens(name: str) -> None:
     texts = [model.generate(**prompts(5), max_new_tokens=20, **ALWAYS) for model in pair(name)]
     assert torch.equal(*texts)
@@ -122,7 +125,7 @@ def logits_of_texts(model: Any, tokens: Tensor) -> Tensor:
     return logits
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", quick(tuple(MODELS), *QUICK))
 def test_logits_in_float32_are_the_models(name: str) -> None:
     expected, found = logits_after_a_prompt(pair(name)[1], torch.arange(60) * 7 % 150 + 3)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))

@@ -144,6 +144,7 @@ def test_a_damaged_description_is_proved_again_and_replaced(
         assert file.read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_a_description_of_other_modules_is_not_used(
     tiny_folder: Path, private_cache: Path, proofs: list[Any]
 ) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from quick_parameters import quick
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
 
 import torch
@@ -108,8 +110,13 @@ def texts_of_experts(rank: int, name: str, quantize: str | None) -> tuple[str, l
 @pytest.mark.parametrize(
     ("name", "quantize"),
     [
-        ("qwen3_moe", None), ("qwen3_moe", "int8"), ("qwen2_moe", None), ("qwen2_moe", "int8"),
-        ("deepseek_v2", None), ("deepseek_v3", None),
+        ("qwen3_moe", "int8"), ("deepseek_v3", None),
+        *(
+            pytest.param(*values, marks=pytest.mark.slow)
+            for values in (
+                ("qwen3_moe", None), ("qwen2_moe", None), ("qwen2_moe", "int8"), ("deepseek_v2", None),
+            )
+        ),
     ],
 )  # fmt: skip
 def test_ranks_share_each_expert_in_the_native_step(
@@ -122,7 +129,7 @@ def test_ranks_share_each_expert_in_the_native_step(
     assert ours == modules
 
 
-@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("quantize", quick(("int8", "int4"), "int4"))
 def test_ranks_share_quantised_latent_attention_in_the_native_step(two: RankProcesses, quantize: str) -> None:
     one, other = two.values(texts_of_experts, "deepseek_v3", quantize)
     assert one == other

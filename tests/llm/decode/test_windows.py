@@ -13,6 +13,8 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from quick_parameters import quick
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
 
 from architectures import tiny_model
@@ -60,7 +62,7 @@ def padded_batch() -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", quick(tuple(MODELS), "every second layer", "experts and sinks"))
 def test_a_padded_batch_gets_the_tokens_of_transformers_far_past_the_window(
     name: str, spare: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +97,7 @@ def random_text(length: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["native", "plain"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", quick(tuple(MODELS), "every second layer", "experts and sinks"))
 def test_logits_of_random_text_are_transformers(name: str, kind: str, spare: int) -> None:
     model, fast = pair(name)
     lean = lean_decoder(fast)

@@ -43,9 +43,7 @@ def rows() -> list[tuple[str, str]]:
 
 def by_hand() -> list[str]:
     """What the guide says of the rows that the tool leaves to people."""
-    sentence = re.search(
-        r"`acclimate port` makes most of these edits\. (.*?)\.\n\n", GUIDE, re.DOTALL
-    )
+    sentence = re.search(r"`acclimate port` makes most of these edits\. (.*?)\.\n\n", GUIDE, re.DOTALL)
     assert sentence is not None
     return re.findall(r"`(\w+)`", sentence[1])
 
