@@ -280,6 +280,22 @@ def test_a_call_whose_error_ends_the_program_is_ported(body: str, target: str) -
     check(program(body), target, changed=True)
 
 
+@BOTH
+@pytest.mark.parametrize(
+    "body",
+    [
+        "torch.cuda.set_device(flag % torch.cuda.device_count())",
+        "if other:\n    torch.cuda.set_device(int(flag) // torch.cuda.device_count())",
+    ],
+)
+def test_what_an_edit_makes_safe_is_ported_in_the_same_run(body: str, target: str) -> None:
+    once = port_text(program(body), Settings(target))
+    again = port_text(once.text, Settings(target))
+    assert again.text == once.text
+    left = [site.text for site in once.sites if site.status is not Status.CONVERTED]
+    assert left == [site.text for site in again.sites if site.status is not Status.CONVERTED]
+
+
 # -- one decision ----------------------------------------------------------------------------------------
 
 

@@ -213,7 +213,9 @@ def _port_once(
     edits = [*_head(file, applied), *_named(file, edits)]
     result = render(file.tree.bytes, edits).decode()
     _parse_again(result)
-    left = (one for one in shown if one.finding.outcome is Outcome.CONVERT and one.status is Status.LEFT)
+    # A new guard may make safe what was unsafe before.
+    waiting = (Status.LEFT, Status.UNSAFE)
+    left = (one for one in shown if one.finding.outcome is Outcome.CONVERT and one.status in waiting)
     return Ported(result, sites), next(left, None) is not None
 
 
@@ -228,6 +230,11 @@ def _joined(before: tuple[Site, ...], after: tuple[Site, ...]) -> tuple[Site, ..
             if status is not Status.LEFT:
                 safe = now is None or now.safe
                 found.append(dataclasses.replace(site, status=status, safe=safe))
+                continue
+        elif site.status is Status.UNSAFE:
+            now = later.get((site.code, site.text))
+            if now is not None and now.status is Status.CONVERTED:
+                found.append(dataclasses.replace(site, status=now.status, safe=now.safe))
                 continue
         found.append(site)
     return tuple(found)

@@ -361,3 +361,32 @@ def _walk_outside_functions(node: cst.CSTNode) -> list[cst.CSTNode]:
         if not isinstance(at, (cst.FunctionDef, cst.ClassDef)):
             waiting.extend(reversed(at.children))
     return found
+
+
+_MODULE_PREFIX = "torch.cuda"
+_SUBMODULES = ("random", "memory", "streams", "graphs")
+
+
+def cuda_name(file: SourceFile, node: cst.CSTNode) -> str | None:
+    """The name below ``torch.cuda`` of a name or a chain of attributes; ``""`` for the module itself."""
+    if not isinstance(node, (cst.Name, cst.Attribute)):
+        return None
+    full = file.tree.qualified(node)
+    if full == _MODULE_PREFIX:
+        return ""
+    if full is None or not full.startswith(f"{_MODULE_PREFIX}."):
+        return None
+    name = full.removeprefix(f"{_MODULE_PREFIX}.")
+    first, _, rest = name.partition(".")
+    return rest if rest and first in _SUBMODULES else name
+
+
+def is_assigned(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether something is assigned to a node."""
+    parent = file.tree.parent(node)
+    if isinstance(parent, cst.AnnAssign):
+        return parent.target is node
+    return (
+        isinstance(parent, (cst.AssignTarget, cst.AugAssign, cst.Del))
+        and getattr(parent, "target", node) is node
+    )

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from acclimate_port.rules.base import cuda_name, is_assigned
 from acclimate_port.source.tree import called_name, string_value, walk
-from acclimate_port.source_file import SourceFile
+from acclimate_port.source_file import SourceFile, cuda_name, is_assigned
 
 _LEAVE_CUDA_UNUSED = {
     *("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "empty_cache", "ipc_collect"),

@@ -5,9 +5,8 @@ from __future__ import annotations
 import libcst as cst
 
 from acclimate_port.conditions.statements import refuses
-from acclimate_port.rules.base import cuda_name
 from acclimate_port.source.tree import dotted
-from acclimate_port.source_file import SourceFile
+from acclimate_port.source_file import SourceFile, cuda_name
 
 CAUGHT = "the program catches the error of a machine without CUDA, and other machines raise none"
 _BROAD = {"Exception", "BaseException", "RuntimeError", "AssertionError"}

@@ -14,6 +14,8 @@ from acclimate_port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate_port.new_code.edits import Edit, Part, replace
 from acclimate_port.source.tree import Span
 from acclimate_port.source_file import SourceFile
+from acclimate_port.source_file import cuda_name as cuda_name
+from acclimate_port.source_file import is_assigned as is_assigned
 
 
 class Outcome(Enum):
@@ -120,24 +122,6 @@ def without_argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> Edi
     return replace(Span(start, place.end))
 
 
-_MODULE_PREFIX = "torch.cuda"
-_SUBMODULES = ("random", "memory", "streams", "graphs")
-
-
-def cuda_name(file: SourceFile, node: cst.CSTNode) -> str | None:
-    """The name below ``torch.cuda`` of a name or a chain of attributes; ``""`` for the module itself."""
-    if not isinstance(node, (cst.Name, cst.Attribute)):
-        return None
-    full = file.tree.qualified(node)
-    if full == _MODULE_PREFIX:
-        return ""
-    if full is None or not full.startswith(f"{_MODULE_PREFIX}."):
-        return None
-    name = full.removeprefix(f"{_MODULE_PREFIX}.")
-    first, _, rest = name.partition(".")
-    return rest if rest and first in _SUBMODULES else name
-
-
 def is_read(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether a name is read here, and not bound, imported or an attribute's name."""
     parent = file.tree.parent(node)
@@ -153,17 +137,6 @@ def is_read(file: SourceFile, node: cst.CSTNode) -> bool:
     if isinstance(parent, cst.Arg) and parent.keyword is node:
         return False
     return not any(isinstance(around, (cst.Import, cst.ImportFrom)) for around in file.tree.ancestors(node))
-
-
-def is_assigned(file: SourceFile, node: cst.CSTNode) -> bool:
-    """Whether something is assigned to a node."""
-    parent = file.tree.parent(node)
-    if isinstance(parent, cst.AnnAssign):
-        return parent.target is node
-    return (
-        isinstance(parent, (cst.AssignTarget, cst.AugAssign, cst.Del))
-        and getattr(parent, "target", node) is node
-    )
 
 
 def margin_of(file: SourceFile, statement: cst.Expr) -> str | None:
