@@ -427,3 +427,8 @@ def test_batch_norm_is_synchronised_only_where_it_can_be(target: str) -> None:
     assert " else self.m)" in once
     assert ported(once, target) == once
     stays("import mine\n\nm = mine.convert_sync_batchnorm(m)\n")
+
+
+def test_a_tensor_in_parentheses_that_is_pinned_stays_python() -> None:
+    source = "import torch\n\n\ndef f():\n    return (torch.ones(3)).pin_memory()\n"
+    assert port_text(source, Settings("torch")).text == source

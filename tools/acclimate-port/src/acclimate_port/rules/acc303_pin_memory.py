@@ -107,7 +107,12 @@ finds. A branch on the device is edited only together with the pinning inside it
         already = any(isinstance(ancestor, cst.IfExp) for ancestor in file.tree.ancestors(node))
         if file.is_guarded(node) or already:
             return None
-        if _makes_tensor(file, receiver) and isinstance(receiver, cst.Call) and receiver.args:
+        if (
+            isinstance(receiver, cst.Call)
+            and _makes_tensor(file, receiver)
+            and receiver.args
+            and not receiver.lpar
+        ):
             last = receiver.args[-1]
             text = f", pin_memory={file.target.not_host}"
             keep = insert(file.span(last.value).end, text)

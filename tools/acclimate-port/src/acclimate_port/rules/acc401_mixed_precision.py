@@ -192,7 +192,7 @@ then."""
 
 
 WITHIN_HOSTS = "on a host it reads or changes the autocast of the CPU, which the program turns on elsewhere"
-_TURNS_OFF_HOSTS = "inside an autocast of the CPU, which the program uses, it turns that off on a host"
+_TURNS_OFF_HOSTS = "the program may autocast the CPU, and inside such an autocast it turns that off on a host"
 _OTHER_DTYPES = (
     "only CUDA autocasts to dtypes other than float16 and bfloat16; elsewhere autocast turns itself off"
 )
