@@ -23,6 +23,7 @@ from acclimate_port.conditions.branches import (
     where_true,
 )
 from acclimate_port.conditions.first_use import reason_against_counting
+from acclimate_port.conditions.local_imports import reason_without_value
 from acclimate_port.conditions.placements import Placements, outermost_function, sharing
 from acclimate_port.conditions.probes import CAUGHT, is_probe
 from acclimate_port.conditions.proofs import (
@@ -317,6 +318,10 @@ def _without_vendor_code(file: SourceFile, finding: Finding) -> Finding:
     if finding.outcome is Outcome.CONVERT and file.torchscript.holds(node) and _asks(file, finding):
         reason = "TorchScript compiles this code, and cannot call get_accelerator() or torch.accelerator"
         return finding.rule.left(file, node, reason, finding.claims)
+    if finding.outcome is Outcome.CONVERT and (
+        reason := reason_without_value(file, node, _new_code(finding))
+    ):
+        return finding.rule.left(file, node, reason, finding.claims)
     return finding
 
 
@@ -337,8 +342,11 @@ def _unsafe_by_place(file: SourceFile, finding: Finding) -> Finding:
 def _asks(file: SourceFile, finding: Finding) -> bool:
     """Whether an edit adds a call that looks up the accelerator."""
     names = (f"{file.accelerator}()", f"{file.helper}()", f"{file.torch}.accelerator.", "get_device_module(")
-    new = [part for edit in finding.edits for part in edit.parts if isinstance(part, str)]
-    return any(name in part for part in new for name in names)
+    return any(name in part for part in _new_code(finding) for name in names)
+
+
+def _new_code(finding: Finding) -> list[str]:
+    return [part for edit in finding.edits for part in edit.parts if isinstance(part, str)]
 
 
 # -- deciding ----------------------------------------------------------------------------------------

@@ -1,0 +1,47 @@
+"""Names that a function imports itself: in all of the function they are local, also before that import."""
+
+from __future__ import annotations
+
+import re
+
+import libcst as cst
+
+from acclimate_port.source_file import SourceFile
+
+REASON = "the function imports {} itself, which makes it a local name that has no value here yet"
+
+
+def reason_without_value(file: SourceFile, node: cst.CSTNode, code: list[str]) -> str:
+    """Why new code cannot stand at a node: it needs a name that has no value there; ``""`` if it can."""
+    for name in (file.torch.partition(".")[0], file.accelerator, file.helper):
+        is_needed = any(re.search(rf"(?<![\w.]){re.escape(name)}\b", part) for part in code)
+        if is_needed and _is_imported_later(file, node, name):
+            return REASON.format(name)
+    return ""
+
+
+def _is_imported_later(file: SourceFile, node: cst.CSTNode, name: str) -> bool:
+    """Whether the function of a name imports it, but not before the node in a block around it."""
+    function = file.tree.function(node)
+    while function is not None:
+        own = [
+            one for one in file.tree.imports if file.tree.function(one) is function and name in _bound(one)
+        ]
+        if own:
+            return not any(_is_before(file, one, node) for one in own)
+        function = file.tree.function(function)
+    return False
+
+
+def _bound(statement: cst.Import | cst.ImportFrom) -> set[str]:
+    """The names to which an import gives a value."""
+    if isinstance(statement.names, cst.ImportStar):
+        return set()
+    return {(alias.evaluated_alias or alias.evaluated_name).partition(".")[0] for alias in statement.names}
+
+
+def _is_before(file: SourceFile, statement: cst.CSTNode, node: cst.CSTNode) -> bool:
+    blocks = (cst.IndentedBlock, cst.SimpleStatementSuite)
+    block = next(around for around in file.tree.ancestors(statement) if isinstance(around, blocks))
+    is_earlier = file.span(statement).start < file.span(node).start
+    return is_earlier and any(around is block for around in file.tree.ancestors(node))
