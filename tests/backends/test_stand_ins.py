@@ -56,7 +56,7 @@ QUICK = {
 }
 """By way: what is checked also where slow tests are left out.
 
-The stand-in of CUDA has to be there before torch is imported, which the Pythons of these tests have done already.
+The stand-in of CUDA has to be there before torch is imported, which the Pythons of these tests have done.
 """
 
 
