@@ -232,21 +232,16 @@ class _Flow:
         for around in tree.ancestors(use):
             if isinstance(around, (cst.If, cst.IfExp)) and below is not around.test and asks(around.test):
                 return True
-            if isinstance(around, (cst.IndentedBlock, cst.Module)):
-                statements: list[cst.CSTNode] = list(around.body)
-                before = statements[: statements.index(below)] if below in statements else []
-                for statement in before:
-                    if (
-                        isinstance(statement, cst.If)
-                        and leaves(statement.body)
-                        and not refuses(statement.body)
-                        and asks(statement.test)
-                    ):
-                        return True
             if isinstance(around, (cst.FunctionDef, cst.ClassDef)):
-                return False
+                break
             below = around
-        return False
+        return any(
+            isinstance(statement, cst.If)
+            and leaves(statement.body)
+            and not refuses(statement.body)
+            and asks(statement.test)
+            for statement in tree.earlier_statements(use)
+        )
 
 
 def ends_without(file: SourceFile, asked: cst.CSTNode) -> bool:

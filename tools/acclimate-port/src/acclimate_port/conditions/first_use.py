@@ -10,14 +10,15 @@ from collections.abc import Iterator
 
 import libcst as cst
 
+from acclimate_port.conditions.host_memory import FIGURES
 from acclimate_port.source.tree import called_name, string_value, walk
 from acclimate_port.source_file import SourceFile, cuda_name, is_assigned
 
-_LEAVE_CUDA_UNUSED = {
+LEAVE_CUDA_UNUSED = FIGURES | {
     *("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "empty_cache", "ipc_collect"),
-    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached"),
-    *("max_memory_cached", "memory_stats", "is_initialized"),
+    *("memory_stats", "is_initialized"),
 }
+"""Names of torch.cuda whose calls do nothing, or return nothing used, while CUDA is unused."""
 _SETS = ("setdefault", "putenv", "setenv", "update")
 _SUFFIX = "_VISIBLE_DEVICES"
 _START = {"Process", "Pool", "Queue", "Manager"}
@@ -28,7 +29,7 @@ FORKED_LATER = "it counts the devices, and a process that is forked later could 
 def reason_against_counting(file: SourceFile, node: cst.CSTNode) -> str:
     """Why an edit must not count the devices here; ``""`` if it may."""
     name = cuda_name(file, node.func if isinstance(node, cst.Call) else node)
-    if name not in _LEAVE_CUDA_UNUSED or file.is_guarded(node) or _counts_before(file, node):
+    if name not in LEAVE_CUDA_UNUSED or file.is_guarded(node) or _counts_before(file, node):
         return ""
     if any(not _is_before(file, setting, node) for setting in _settings(file)):
         return SET_LATER
@@ -62,24 +63,16 @@ def _is_before(file: SourceFile, setting: cst.CSTNode, call: cst.CSTNode) -> boo
 
 def _counts_before(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether an earlier statement of the same function counts the devices already."""
-    below = node
-    for around in file.tree.ancestors(node):
-        if isinstance(around, (cst.IndentedBlock, cst.Module)):
-            statements: list[cst.CSTNode] = list(around.body)
-            before = statements[: statements.index(below)] if below in statements else []
-            for statement in before:
-                at = statement.test if isinstance(statement, cst.If) else statement
-                if isinstance(at, (cst.SimpleStatementLine, cst.BaseExpression)) and _counts(file, at):
-                    return True
-        if isinstance(around, (cst.FunctionDef, cst.ClassDef)):
-            return False
-        below = around
+    for statement in file.tree.earlier_statements(node):
+        at = statement.test if isinstance(statement, cst.If) else statement
+        if isinstance(at, (cst.SimpleStatementLine, cst.BaseExpression)) and _counts(file, at):
+            return True
     return False
 
 
 def _counts(file: SourceFile, code: cst.CSTNode) -> bool:
     names = [cuda_name(file, one.func) for one in walk(code) if isinstance(one, cst.Call)]
-    return any(name and name not in _LEAVE_CUDA_UNUSED for name in names)
+    return any(name and name not in LEAVE_CUDA_UNUSED for name in names)
 
 
 def _forks(file: SourceFile) -> bool:

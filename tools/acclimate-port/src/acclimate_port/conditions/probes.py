@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import libcst as cst
 
+from acclimate_port.conditions.first_use import LEAVE_CUDA_UNUSED
 from acclimate_port.conditions.statements import refuses
 from acclimate_port.source.tree import dotted
 from acclimate_port.source_file import SourceFile, cuda_name
@@ -11,20 +12,9 @@ from acclimate_port.source_file import SourceFile, cuda_name
 CAUGHT = "the program catches the error of a machine without CUDA, and other machines raise none"
 _BROAD = {"Exception", "BaseException", "RuntimeError", "AssertionError"}
 """Exceptions that torch raises without CUDA, and their bases."""
-_NEVER_RAISE = {
-    *(
-        "is_available",
-        "device_count",
-        "is_initialized",
-        "is_bf16_supported",
-        "empty_cache",
-        "Event",
-        "Stream",
-    ),
-    *("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"),
-    *("get_rng_state_all", "memory_allocated", "max_memory_allocated", "memory_reserved"),
-    *("max_memory_reserved", "memory_cached", "max_memory_cached", "memory_stats", "OutOfMemoryError"),
-    *("ipc_collect", "current_stream", "default_stream", "device", "stream"),
+_NEVER_RAISE = LEAVE_CUDA_UNUSED | {
+    *("is_available", "device_count", "is_bf16_supported", "get_rng_state_all", "set_rng_state_all"),
+    *("current_stream", "default_stream", "device", "stream", "Event", "Stream", "OutOfMemoryError"),
 }
 """Names of torch.cuda whose calls raise nothing without CUDA."""
 _SHORT = 3

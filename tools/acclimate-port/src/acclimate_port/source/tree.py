@@ -278,6 +278,17 @@ class Tree:
             below = around
         return None
 
+    def earlier_statements(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+        """The statements before a node in the blocks around it, within its function or class."""
+        below = node
+        for around in self.ancestors(node):
+            if isinstance(around, (cst.IndentedBlock, cst.Module)):
+                statements: list[cst.CSTNode] = list(around.body)
+                yield from statements[: statements.index(below)] if below in statements else []
+            if isinstance(around, (cst.FunctionDef, cst.ClassDef)):
+                return
+            below = around
+
     def in_annotation(self, node: cst.CSTNode) -> bool:
         """Whether a node is part of a type annotation."""
         return any(isinstance(around, cst.Annotation) for around in self.ancestors(node))
