@@ -19,6 +19,7 @@ from tiny_models import save_tiny_model, write_tiny_gguf
 from warm_processes import WarmProcesses
 
 from acclimate.cli import main
+from rank_processes import RankProcesses
 from shared_kernels import share_kernels
 from warm_python import WarmPython
 
@@ -81,3 +82,13 @@ def few_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
+    """Two ranks with a cache of their own."""
+    cache = tmp_path_factory.mktemp("cache")
+    share_kernels(cache)
+    environment = {"ACCLIMATE_ACCELERATOR": "cpu", "ACCLIMATE_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+    with RankProcesses(2, backend="gloo", environment=environment) as ranks:
+        yield ranks

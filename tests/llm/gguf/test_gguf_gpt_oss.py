@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gguf
-import pytest
 import torch
+from expert_ranks import IDS, check_parts_of_experts, error
 from gguf_files import make_model, write_gguf
 
 import acclimate
 from acclimate.llm.decode.loop import step_kind
 from rank_processes import RankProcesses, preload
-from shared_kernels import share_kernels
 
 preload("acclimate.llm.loading.deferred_model", "transformers.models.gpt_oss.modeling_gpt_oss")
 
-IDS = torch.tensor([[0, 5, 9, 17, 40, 3]])
 KIND = gguf.GGMLQuantizationType.MXFP4
 SIZES = {"hidden_size": 64, "intermediate_size": 64, "max_position_embeddings": 128}
 OPTIONS = {"do_sample": False, "eos_token_id": None}
@@ -42,12 +39,6 @@ def save(folder: Path) -> tuple[Path, Any]:
     return write_gguf("gpt_oss", model, folder / "model.gguf", pack), model
 
 
-def error(logits: torch.Tensor, expected: Any) -> float:
-    """How far logits in bfloat16 are from those of a model in float32."""
-    exact = expected(IDS).logits.detach()
-    return float((logits - exact).norm() / exact.norm())
-
-
 def test_experts_keep_their_blocks_in_the_native_step(tmp_path: Path) -> None:
     path, expected = save(tmp_path)
     model = acclimate.init_inference(path)
@@ -67,34 +58,9 @@ def test_a_dtype_that_was_asked_for_unpacks_the_experts(tmp_path: Path) -> None:
     values = dict(model.named_parameters())
     for name, parameter in expected.named_parameters():
         assert torch.equal(values[name], parameter), name
-    texts = [each.generate(IDS, max_new_tokens=100, **OPTIONS) for each in (model, expected)]
+    texts = [one.generate(IDS, max_new_tokens=100, **OPTIONS) for one in (model, expected)]
     assert torch.equal(*texts)
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
-    cache = tmp_path_factory.mktemp("cache")
-    share_kernels(cache)
-    environment = {"ACCLIMATE_ACCELERATOR": "cpu", "ACCLIMATE_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
-    with RankProcesses(2, backend="gloo", environment=environment) as ranks:
-        yield ranks
-
-
-@torch.no_grad()
-def parts_of_experts(rank: int, path: str) -> tuple[torch.Tensor, str, dict[str, int], Any]:
-    model = acclimate.init_inference(path)
-    stacks = model.model.layers[1].mlp.experts.packed_stacks
-    parts = {name: stack.dequantize() for name, stack in stacks.items()}
-    return model(IDS).logits.float(), step_kind(model), dict(model.packing.packed), parts
-
-
 def test_two_ranks_hold_parts_of_each_expert_in_the_files_bits(two: RankProcesses, tmp_path: Path) -> None:
-    path, whole = save(tmp_path)
-    found = two.values(parts_of_experts, str(path))
-    for logits, kind, packed, _ in found:
-        assert (kind, packed) == ("native", {"mxfp4": 4})
-        assert error(logits, whole) < 0.03
-    experts = whole.model.layers[1].mlp.experts
-    one, other = (parts for *_, parts in found)
-    assert torch.equal(torch.cat((one["gate_up_proj"], other["gate_up_proj"]), 2), experts.gate_up_proj)
-    assert torch.equal(torch.cat((one["down_proj"], other["down_proj"]), 1), experts.down_proj)
+    check_parts_of_experts(two, *save(tmp_path))

@@ -8,7 +8,7 @@ import resource
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from acclimate.llm.decode import loop
 from acclimate.llm.kernels.builder import CPUInferenceBuilder
 from quick_parameters import quick
 from rank_processes import RankProcesses, preload
-from shared_kernels import share_kernels
 
 preload("acclimate.llm.loading.deferred_model", "transformers.models.auto.modeling_auto")
 
@@ -79,15 +78,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders in transformers' own layout, of several files each. Not to be changed: copy them first."""
     parent = tmp_path_factory.mktemp("models")
     return {kind: save_random_model(kind, parent / kind) for kind in KINDS}
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
-    cache = tmp_path_factory.mktemp("cache")
-    share_kernels(cache)
-    environment = {"ACCLIMATE_ACCELERATOR": "cpu", "ACCLIMATE_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
-    with RankProcesses(2, backend="gloo", environment=environment) as ranks:
-        yield ranks
 
 
 @pytest.fixture

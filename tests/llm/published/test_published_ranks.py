@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from expert_ranks import IDS, check_parts_of_experts
 from published_files import AWQ_4, FILES, GPTQ_4, awq, gptq, save_gpt_oss, save_published
 
 import acclimate
@@ -17,20 +17,8 @@ from acclimate.llm.published.packing import pack_part, quantised_parts
 from acclimate.llm.published.tensors import published_tensors
 from quick_parameters import quick
 from rank_processes import RankProcesses, preload
-from shared_kernels import share_kernels
 
 preload("acclimate.llm.loading.deferred_model", "transformers.models.auto.modeling_auto")
-
-IDS = torch.tensor([[0, 5, 9, 17, 40, 3]])
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
-    cache = tmp_path_factory.mktemp("cache")
-    share_kernels(cache)
-    environment = {"ACCLIMATE_ACCELERATOR": "cpu", "ACCLIMATE_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
-    with RankProcesses(2, backend="gloo", environment=environment) as ranks:
-        yield ranks
 
 
 def generated(rank: int, folder: str) -> tuple[list[int], dict[str, int], tuple[int, int]]:
@@ -55,27 +43,8 @@ def test_two_ranks_write_the_tokens_of_the_published_values(
         assert shape == (128, 128)
 
 
-@torch.no_grad()
-def experts_of(rank: int, folder: str) -> tuple[torch.Tensor, str, dict[str, int], Any]:
-    from acclimate.llm.decode.loop import step_kind
-
-    model = acclimate.init_inference(folder)
-    stacks = model.model.layers[1].mlp.experts.packed_stacks
-    parts = {name: stack.dequantize() for name, stack in stacks.items()}
-    return model(IDS).logits.float(), step_kind(model), dict(model.packing.packed), parts
-
-
 def test_two_ranks_hold_parts_of_each_expert_in_mxfp4(two: RankProcesses, tmp_path: Path) -> None:
-    whole = save_gpt_oss(tmp_path)
-    expected = whole(IDS).logits.detach()
-    found = two.values(experts_of, str(tmp_path))
-    for logits, kind, packed, _ in found:
-        assert (kind, packed) == ("native", {"mxfp4": 4})
-        assert float((logits - expected).norm() / expected.norm()) < 0.03
-    experts = whole.model.layers[1].mlp.experts
-    one, other = (parts for *_, parts in found)
-    assert torch.equal(torch.cat((one["gate_up_proj"], other["gate_up_proj"]), 2), experts.gate_up_proj)
-    assert torch.equal(torch.cat((one["down_proj"], other["down_proj"]), 1), experts.down_proj)
+    check_parts_of_experts(two, tmp_path, save_gpt_oss(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -544,17 +544,23 @@ class Step::Prefill {
                              all + i * width, head, attention.key_heads, state, key);
           fill_bf16(key, size, size, keys + (begin + first + i) * size);
         }
-        // In each column of the cache, the values of these places are contiguous.
-        const float* from = all + attention.key_heads * size + head * value_size;
-        float column[rows_together];
-        for (int64_t c = 0; c < value_size; ++c) {
-          for (int64_t i = 0; i < count; ++i) {
-            column[i] = from[i * width + c];
-          }
-          fill_bf16(column, count, count, values + c * capacity + begin + first);
-        }
+        store_values(all + attention.key_heads * size + head * value_size, width, value_size, count,
+                     values + begin + first, capacity);
       }
     });
+  }
+
+  // Puts the values of at most rows_together tokens, rows of floats, into the cache. In each of its columns,
+  // of `capacity` places, the values of these tokens are contiguous.
+  static void store_values(const float* rows, int64_t stride, int64_t size, int64_t count, uint16_t* to,
+                           int64_t capacity) {
+    float column[rows_together];
+    for (int64_t c = 0; c < size; ++c) {
+      for (int64_t i = 0; i < count; ++i) {
+        column[i] = rows[i * stride + c];
+      }
+      fill_bf16(column, count, count, to + c * capacity);
+    }
   }
 
   // -- latent attention -----------------------------------------------------------------------------
@@ -576,13 +582,7 @@ class Step::Prefill {
                              projected_.data() + row * attention.projections.width, state, own + i * size);
         fill_bf16(own + i * size, size, size, keys + (at + first + i) * size);
       }
-      float column[rows_together];
-      for (int64_t c = 0; c < latent_size; ++c) {
-        for (int64_t i = 0; i < count; ++i) {
-          column[i] = own[i * size + c];
-        }
-        fill_bf16(column, count, count, values + c * capacity + at + first);
-      }
+      store_values(own, size, latent_size, count, values + at + first, capacity);
     });
   }
 
