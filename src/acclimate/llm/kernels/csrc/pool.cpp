@@ -18,6 +18,7 @@
 #include <unistd.h>
 #endif
 
+#include "../../../ops/csrc/processors.h"
 #include "../../../ops/csrc/relax.h"
 
 namespace acclimate::inference {
@@ -362,22 +363,11 @@ class Pool {
       return;
     }
     next_move_ = now + between_moves;
-    cpu_set_t all, others;
-    if (sched_getaffinity(0, sizeof(all), &all) != 0) {
-      return;
-    }
-    others = all;
-    CPU_CLR(own, &others);
-    if (CPU_COUNT(&others) == 0) {
-      return;
-    }
     for (; number < threads; ++number) {
       Helper& helper = helpers_[number - 1];
       const long id = helper.id.load(std::memory_order_acquire);
       if (is_here(number) && id != 0) {
-        // The first call moves the thread, the second one lets the system move it again.
-        sched_setaffinity(static_cast<pid_t>(id), sizeof(others), &others);
-        sched_setaffinity(static_cast<pid_t>(id), sizeof(all), &all);
+        move_away(static_cast<pid_t>(id), own);
         helper.processor.store(-1, std::memory_order_relaxed);
       }
     }
