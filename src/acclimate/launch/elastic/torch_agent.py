@@ -51,7 +51,7 @@ from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome
-from acclimate.launch.supervise.own_python import own_python
+from acclimate.launch.supervise.processes import own_python
 from acclimate.launch.supervise.signals import RELAYED, USER_SIGNALS, SignalRelay
 from acclimate.launch.wire import decode, encode
 

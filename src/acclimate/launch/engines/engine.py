@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from acclimate.host.rank_variables import RankVariables
-from acclimate.launch.supervise.own_python import own_python
+from acclimate.launch.supervise.processes import own_python
 
 if TYPE_CHECKING:
     from acclimate.launch.plan.hostfile import Host
@@ -22,7 +22,7 @@ def rank_agent(variables: RankVariables) -> list[str]:
 
 
 class Engine(Protocol):
-    """A way to start ranks on many hosts. Each is a class in a file of its own, listed in ``registry.py``."""
+    """A way to start ranks on many hosts. ``registry.py`` lists all."""
 
     name: ClassVar[str]
     """The engine's name for ``--launcher``."""

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 
 from acclimate.errors import EngineNotFoundError, LaunchOptionError, excerpt
 from acclimate.launch.engines.engine import Engine
-from acclimate.launch.engines.impi import IntelMpi
-from acclimate.launch.engines.mpich import Mpich
-from acclimate.launch.engines.openmpi import OpenMpi
+from acclimate.launch.engines.mpi import IntelMpi, Mpich, OpenMpi
 from acclimate.launch.engines.pdsh import Pdsh
 from acclimate.launch.engines.slurm import Slurm
 from acclimate.launch.engines.ssh import Ssh

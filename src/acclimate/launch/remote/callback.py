@@ -10,8 +10,16 @@ from dataclasses import asdict
 from typing import cast
 
 from acclimate.errors import HostUnreachableError, LaunchProtocolError, excerpt
-from acclimate.launch.remote.handshake import Answer, Call, caller_proof, new_nonce, proves_launcher
-from acclimate.launch.remote.protocol import FROM_LAUNCHER, LONGEST_FROM_LAUNCHER, SocketChannel
+from acclimate.launch.remote.protocol import (
+    FROM_LAUNCHER,
+    LONGEST_FROM_LAUNCHER,
+    Answer,
+    Call,
+    SocketChannel,
+    caller_proof,
+    new_nonce,
+    proves_launcher,
+)
 
 LAUNCHER_VARIABLE = "ACCLIMATE_LAUNCHER"
 """A key, the launcher's addresses, best first, and its port: ``KEY@10.0.0.1,127.0.0.1:4242``."""

@@ -18,8 +18,15 @@ from functools import partial
 
 from acclimate.errors import LaunchProtocolError
 from acclimate.launch.event_loop import EventLoop
-from acclimate.launch.remote.handshake import Answer, Call, answer_call, proves_caller
-from acclimate.launch.remote.protocol import FROM_HOST, LONGEST_FROM_HOST, SocketChannel
+from acclimate.launch.remote.protocol import (
+    FROM_HOST,
+    LONGEST_FROM_HOST,
+    Answer,
+    Call,
+    SocketChannel,
+    answer_call,
+    proves_caller,
+)
 from acclimate.launch.wire import Message
 
 HELLO_S = 10.0

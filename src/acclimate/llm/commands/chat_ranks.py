@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from acclimate.errors import PromptError, RankFailedError
-from acclimate.launch.supervise.own_python import own_python
+from acclimate.launch.supervise.processes import own_python
 from acclimate.llm.commands.request import (
     MOST_RANKS,
     count,
