@@ -2,7 +2,7 @@
 
 A command's module is imported only when that command runs, so that each starts fast.
 
-Exit codes are listed in docs/commands.md.
+docs/commands.md explains the exit codes.
 """
 
 from __future__ import annotations
@@ -152,7 +152,9 @@ def _parser(wanted: str | None, *, whole: bool = False) -> tuple[CommandParser, 
     parser = CommandParser(
         prog="acclimate",
         description="The same PyTorch LLM code on any accelerator.",
-        epilog="ACCLIMATE_TRACEBACK=1 shows where an error comes from. Exit codes: docs/commands.md.",
+        epilog="ACCLIMATE_TRACEBACK=1 shows where an error comes from. Exit codes: 0 success; 1 a negative "
+        "result; 2 an error in the command line, a file or this machine; 70 a bug in acclimate; 130 Ctrl-C. "
+        "`acclimate run` returns that of the ranks.",
     )
     parser.add_argument("--version", action="version", version=f"acclimate {__version__}")
     choices = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

@@ -267,7 +267,7 @@ def _absent_device(name: str, source: str, package: str) -> str:
         f"fails to import: {failure}"
         if failure is not None
         else "adds no such device to torch when it is imported: it finds none on this machine, or a function "
-        "of it must be called first, as a record can do (docs/add_a_vendor.md)"
+        "of it must be called first, as the probe of a record can do"
     )
     undo = f"unset {source}" if source in _VARIABLES else "call get_accelerator() without choosing"
     return (
