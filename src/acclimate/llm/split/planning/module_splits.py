@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from acclimate.llm.split.layers.norm_formulas import formula_of
+from acclimate.llm.split.layers.changes import formula_of
 from acclimate.llm.split.plan import Change, Ranges, ranges
 from acclimate.llm.split.planning.draft import Draft
 from acclimate.llm.split.planning.experts import ExpertLayout
