@@ -21,9 +21,9 @@ from acclimate.llm.files.deferred_tensors import Source, deferred
 from acclimate.llm.files.folder import weight_files, weight_totals
 from acclimate.llm.files.model_limits import WeightTotals, bounded_model
 from acclimate.llm.files.open_file import OpenFile
+from acclimate.llm.loading.empty_model import model_class
 from acclimate.llm.loading.loaded_model import explained_failures
 from acclimate.llm.loading.locate import FoundModel
-from acclimate.llm.loading.model_class import model_class
 from acclimate.llm.loading.weight_report import check_report
 from acclimate.llm.published.settings import quantization_settings
 from acclimate.llm.published.tensors import published_tensors
@@ -69,7 +69,7 @@ def deferred_model(
 def _open(found: FoundModel, dtype: torch.dtype) -> Iterator[tuple[list[OpenFile], dict[str, Any]]]:
     """Opens a model's files; yields them, and their tensors by name."""
     if found.gguf is not None:
-        from acclimate.llm.gguf.index import read_index
+        from acclimate.llm.gguf.tensors import read_index
 
         file, parameters = read_index(found.folder, found.gguf, dtype, found.state)
         with contextlib.closing(file):

@@ -15,9 +15,8 @@ import acclimate.accelerator  # noqa: F401
 from acclimate.errors import CorruptModelError
 from acclimate.llm.files.converted import model_name
 from acclimate.llm.files.folder import weight_files, weight_totals
-from acclimate.llm.files.mapped import mapped_files
 from acclimate.llm.files.model_limits import bounded_model
-from acclimate.llm.files.open_file import OpenFile
+from acclimate.llm.files.open_file import OpenFile, mapped_files
 from acclimate.llm.loading.adapter import find_adapter
 from acclimate.llm.loading.finite_dtype import load_in_finite_dtype
 from acclimate.llm.loading.initialize import SliceLoader, init_inference
