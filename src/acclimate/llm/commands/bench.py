@@ -104,7 +104,7 @@ def _load(args: argparse.Namespace, tokens: int, rank: int) -> LoadedModel:
     Raises:
         GenerationOptionError: its context has room for fewer tokens.
     """
-    from acclimate.llm.loading.initialize import load_split_model
+    from acclimate.llm.loading.load import load_split_model
 
     with messages(logging.INFO if rank == 0 else logging.ERROR):
         loaded = load_split_model(**model_options(args))

@@ -193,7 +193,7 @@ class _Orders:
 def _run_rank(args: argparse.Namespace, rank: int) -> None:
     with messages(logging.INFO if rank == 0 else logging.ERROR), progress_on_terminal(args.as_rank):
         from acclimate.llm.conversation import Conversation
-        from acclimate.llm.loading.initialize import load_split_model
+        from acclimate.llm.loading.load import load_split_model
 
         request = read_request(args)
         set_threads(args.threads)

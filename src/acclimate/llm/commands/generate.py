@@ -162,7 +162,7 @@ def _start_ranks(args: argparse.Namespace, ranks: int) -> int:
 def _run_rank(args: argparse.Namespace, display: Display, rank: int) -> None:
     with messages(logging.INFO if rank == 0 else logging.ERROR), progress_on_terminal(args.as_rank):
         # Here, so that Ctrl-C is handled from the start.
-        from acclimate.llm.loading.initialize import load_split_model
+        from acclimate.llm.loading.load import load_split_model
 
         request = read_request(args)
         set_threads(args.threads)

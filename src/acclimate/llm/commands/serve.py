@@ -210,7 +210,7 @@ class _Leader:
 
 def _run_rank(args: argparse.Namespace, rank: int) -> None:
     with messages(logging.INFO if rank == 0 else logging.ERROR), progress_on_terminal(args.as_rank):
-        from acclimate.llm.loading.initialize import load_split_model
+        from acclimate.llm.loading.load import load_split_model
 
         set_threads(args.threads)
         loaded = load_split_model(**model_options(args))

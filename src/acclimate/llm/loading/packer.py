@@ -31,17 +31,6 @@ def check_format(name: Any) -> None:
         )
 
 
-def gguf_form(dtype: Any, quantize: str | None, chosen: torch.dtype, device: str) -> str:
-    """Returns the form of a GGUF file: ``BLOCKS``, unless the user asked for a dtype or a weight format.
-
-    If there are no kernels for blocks, returns a dtype.
-    """
-    from acclimate.llm.gguf.convert import BLOCKS
-
-    as_it_is = str(dtype) == "auto" and quantize is None and has_kernels(device)
-    return BLOCKS if as_it_is else str(chosen).removeprefix("torch.")
-
-
 def has_kernels(device: str) -> bool:
     """Whether there are native kernels for packed weights on a device; builds them when first asked."""
     from acclimate.llm.kernels import native
