@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from acclimate.comm.gloo import gloo_instead
+from acclimate.comm.backend import gloo_instead
 from acclimate.comm.native import TRANSPORT, TransportBuilder
 from acclimate.comm.op_store import require_rank, store_for
 from acclimate.comm.rendezvous import Opening, Rendezvous, are_on_one_host, why_not_shared

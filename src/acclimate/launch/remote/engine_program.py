@@ -19,8 +19,7 @@ from acclimate.host.process_status import how_it_ended
 from acclimate.launch.output.views import Source
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome
-from acclimate.launch.remote.callback import LAUNCHER_VARIABLE
-from acclimate.launch.remote.callback_server import CallbackServer
+from acclimate.launch.remote.callback import LAUNCHER_VARIABLE, CallbackServer
 from acclimate.launch.remote.coordinator import HOST_ANSWER_S, Coordinator, Peer
 from acclimate.launch.remote.protocol import Assignment, SocketChannel
 from acclimate.launch.remote.ssh_client import FAILED

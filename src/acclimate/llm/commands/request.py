@@ -366,7 +366,7 @@ def messages(level: int = logging.INFO) -> Iterator[None]:
         if level > logging.INFO:
             yield
         else:
-            from acclimate.ops.build.watch import watch_builds  # imports torch
+            from acclimate.ops.build.compile import watch_builds  # imports torch
 
             with watch_builds(compile_progress):
                 yield

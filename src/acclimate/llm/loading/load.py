@@ -34,7 +34,7 @@ from acclimate.llm.loading.weight_report import check_report
 from acclimate.llm.published.settings import quantization_settings
 from acclimate.llm.quiet import quiet_transformers
 from acclimate.llm.ranks import ModelRanks, join_model_ranks
-from acclimate.ops.build.watch import watch_builds
+from acclimate.ops.build.compile import watch_builds
 from acclimate.selection import get_accelerator
 
 if TYPE_CHECKING:

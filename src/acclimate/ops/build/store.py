@@ -27,11 +27,10 @@ from acclimate.cache.folder import cache_root, check_folder, make_folder, read_f
 from acclimate.cache.lock import try_hold
 from acclimate.cache.publish import UNWRITABLE, is_folder, leftovers, lock_file, publish, refusal, remove
 from acclimate.errors import CacheWriteError, OpBuildError, UntrustedCacheError
-from acclimate.ops.build.compile import LOG_NAME, Progress, build_library
+from acclimate.ops.build.compile import LOG_NAME, Progress, build_library, watched
 from acclimate.ops.build.recipe import Recipe
 from acclimate.ops.build.run_compilers import build_timeout_s
 from acclimate.ops.build.toolchain import compiler_versions
-from acclimate.ops.build.watch import watched
 
 _logger = logging.getLogger("acclimate")
 _build_logger = logging.getLogger("acclimate.ops.build")
