@@ -143,12 +143,7 @@ class _Command:
 
 
 def _parser(wanted: str | None, *, whole: bool = False) -> tuple[CommandParser, dict[str, _Command]]:
-    """Returns the parser, and the commands by name.
-
-    Args:
-        wanted: the command whose options are declared.
-        whole: whether those of all commands are.
-    """
+    """Returns the parser with the options of the wanted command, or of all; and the commands by name."""
     parser = CommandParser(
         prog="acclimate",
         description="The same PyTorch LLM code on any accelerator.",
@@ -318,11 +313,7 @@ def _give_up(stream: TextIO) -> None:
 
 
 class _Stream(TextIOWrapper):
-    """A standard stream on the buffer of Python's own stream, which it never closes.
-
-    Args:
-        stream: Python's own stream.
-    """
+    """A standard stream on the buffer of Python's own stream, which it never closes."""
 
     def __init__(self, stream: TextIOWrapper) -> None:
         super().__init__(

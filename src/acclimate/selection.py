@@ -205,9 +205,7 @@ def _resolve(choice: Accelerator | str) -> Accelerator:
 def load_by_name(name: str, source: str) -> Accelerator:
     """Returns the accelerator with this name, whether or not detection would select it.
 
-    Args:
-        name: the name of a record, or torch's name for a device without a record.
-        source: the source of the name, such as a variable, for the message.
+    ``source``, such as a variable, is where the message says that the name came from.
 
     Raises:
         UnknownAcceleratorError: no record has that name, and torch does not know it.

@@ -33,14 +33,7 @@ def register() -> None:
 
 
 def create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """Returns a group of this backend, or a gloo group if the ranks cannot share memory.
-
-    Args:
-        store: a store that only this group uses.
-        rank: this process's rank.
-        size: the number of ranks in the group.
-        timeout: the timeout of each collective.
-    """
+    """Returns a group of this backend, or of gloo if ranks cannot share memory; only it uses the store."""
     rendezvous = Rendezvous(store, rank, size, timeout)
     native, refusal = _native()
     offers = rendezvous.offers(refusal)
@@ -76,15 +69,7 @@ def _native() -> tuple[Any, str]:
 
 
 def gloo_instead(store: Any, rank: int, size: int, timeout: timedelta, refusal: str) -> Any:
-    """Returns a gloo group; rank 0 logs a warning.
-
-    Args:
-        store: a store that only this group uses.
-        rank: this process's rank.
-        size: the number of ranks in the group.
-        timeout: the timeout of each collective.
-        refusal: why the ranks cannot share memory.
-    """
+    """Returns a gloo group; rank 0 logs a warning that says why the ranks cannot share memory."""
     if rank == 0:
         _logger.warning(
             "This group of %d ranks uses gloo, which gives the same results but is slower, because the "
@@ -100,12 +85,6 @@ def gloo_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 
     By default gloo binds the address that the host name resolves to, which is a loopback address on many
     systems. If ``GLOO_SOCKET_IFNAME`` is set, gloo uses that interface.
-
-    Args:
-        store: a store that only this group uses.
-        rank: this process's rank.
-        size: the number of ranks in the group.
-        timeout: the timeout of each collective.
     """
     timeout = min(timeout, LONGEST_TIMEOUT)
     address = None if os.environ.get("GLOO_SOCKET_IFNAME") else _address_towards(store)

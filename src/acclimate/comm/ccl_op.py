@@ -111,10 +111,6 @@ def initialize(size: int, rank: int) -> None:
     ``MASTER_ADDR`` and ``MASTER_PORT``. oneCCL uses libfabric unless ``CCL_ATL_TRANSPORT`` is set, because
     its MPI transport works only under an MPI launcher.
 
-    Args:
-        size: the number of ranks.
-        rank: this process's rank.
-
     Raises:
         InvalidRankError: ``rank`` is not from 0 to ``size`` - 1.
         InvalidEnvironmentError: there is no default group of this size, and ``MASTER_ADDR`` is not set.

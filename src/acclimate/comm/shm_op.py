@@ -88,10 +88,6 @@ def initialize(size: int, rank: int) -> None:
     The ranks find each other through the default group of ``torch.distributed`` if it has this size, else at
     ``MASTER_ADDR`` and ``MASTER_PORT``. Ranks that cannot share memory use gloo, and rank 0 logs a warning.
 
-    Args:
-        size: the number of ranks.
-        rank: this process's rank.
-
     Raises:
         InvalidRankError: ``rank`` is not from 0 to ``size`` - 1.
         InvalidEnvironmentError: there is no default group of this size, and ``MASTER_ADDR`` is not set.

@@ -97,15 +97,9 @@ def run_own_module(
 ) -> Outcome:
     """Runs the ``main`` of one of our modules as ranks on this host, each bound to its own cores and memory.
 
-    The ranks' output is shown without tags. They start with SIGINT blocked, since Python prints a
-    traceback if it gets one while it starts, and must unblock it once they handle it.
-
-    Args:
-        module: the module's full name.
-        arguments: the arguments of each rank.
-        num_accelerators: the number of ranks.
-        core_list: the only cores to use.
-        name: the command's name, for notes to the user.
+    The ranks' output is shown without tags. They start with SIGINT blocked, since Python prints a traceback
+    if it gets one while it starts, and must unblock it once they handle it. Notes to the user begin with
+    ``name``.
 
     Raises:
         BindingError: there are fewer cores than ranks.

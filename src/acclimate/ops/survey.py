@@ -67,12 +67,7 @@ def survey(accelerator: Accelerator) -> list[OpState]:
 
 
 def select(states: Sequence[OpState], names: Sequence[str], accelerator_name: str) -> list[OpState]:
-    """Returns the ops with the given names, or all if there are no names.
-
-    Args:
-        states: every op of the accelerator.
-        names: names of builders (``CPUAdamBuilder``) or ops (``cpu_adam``).
-        accelerator_name: the accelerator's name, for the message.
+    """Returns the ops with the given names, ``CPUAdamBuilder`` or ``cpu_adam``, or all if there are no names.
 
     Raises:
         UnknownOpError: there is no such op.

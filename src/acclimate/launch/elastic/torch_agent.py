@@ -79,11 +79,8 @@ def launch(
 ) -> Outcome:
     """Runs this host's part of an elastic job until the job has ended.
 
-    Args:
-        job: the plan for this host alone, with the address and port of the rendezvous.
-        environ: the variables that ranks inherit.
-        min_nodes, max_nodes: how many hosts take part.
-        max_restarts: how often ranks restart after a failure; hosts that join and leave do not count.
+    The job's plan is for this host alone, with the rendezvous's address. Restarts are counted only after a
+    failure, not when hosts join and leave.
 
     Raises:
         HostUnreachableError: the rendezvous does not answer.

@@ -37,10 +37,7 @@ class MpiEngine(Engine):
     def arguments(self, ranks: int, hostfile: str, names: Sequence[str]) -> list[str]:
         """Returns the program's arguments, without the user's own and the agent's command.
 
-        Args:
-            ranks: the number of all ranks.
-            hostfile: the path of the file with the lines of :meth:`host_line`.
-            names: the names of the variables to pass on.
+        The file has the lines of :meth:`host_line`; the names are of variables to pass on.
         """
 
     @abstractmethod

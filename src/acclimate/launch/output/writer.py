@@ -16,11 +16,7 @@ from acclimate.launch.plan.outcome import KEPT_BYTES, KEPT_LINES
 
 
 class CurrentLine:
-    """Receives a line piece by piece, each byte once, and keeps only its visible part.
-
-    Args:
-        kept_bytes: how many bytes at its beginning to keep; ``None``: all.
-    """
+    """Receives a line piece by piece, each byte once; keeps its visible part, or the first bytes of that."""
 
     def __init__(self, kept_bytes: int | None = None) -> None:
         self._kept_bytes = kept_bytes

@@ -64,14 +64,7 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def option(group: str, *names: str, default: Any = None, **settings: Any) -> Any:
-    """Returns a field for an option.
-
-    Args:
-        group: the heading in the help under which the option is listed.
-        names: the option's spellings, with underscores.
-        default: the field's value if the option is not given.
-        settings: arguments for argparse, such as ``help``.
-    """
+    """Returns a field for an option with these spellings; ``settings`` are arguments for argparse."""
     metadata = {"group": group, "names": names, "settings": settings}
     return field(default=default, metadata=metadata)
 

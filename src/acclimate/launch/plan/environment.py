@@ -40,11 +40,9 @@ def rank_environment(
 ) -> dict[str, str]:
     """Returns all variables of a rank.
 
-    Args:
-        inherited: the other variables. The user's ``OMP_NUM_THREADS`` and ``PYTHONUNBUFFERED`` are kept.
-        place: the rank's place.
-        threads: the number of the rank's own cores.
-        devices: the accelerator's visible-devices variable, if it has one, with its value.
+    Of ``inherited``, the user's ``OMP_NUM_THREADS`` and ``PYTHONUNBUFFERED`` are kept. ``threads`` is the
+    number of the rank's own cores; ``devices`` has the accelerator's visible-devices variable, if there is
+    one.
     """
     # torchrun's variables, if it started this launcher, would send torch to the outer job's rendezvous.
     kept = {name: value for name, value in inherited.items() if not name.startswith("TORCHELASTIC_")}
@@ -84,12 +82,7 @@ _SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|(^|_)(API_?)?KEY
 
 
 def exported_environment(environ: Mapping[str, str], prefixes: Iterable[str] = ()) -> dict[str, str]:
-    """Returns the exported variables, without those that the user names.
-
-    Args:
-        environ: the launcher's variables.
-        prefixes: the prefixes of the accelerator's own variables.
-    """
+    """Returns the launcher's variables that are exported unasked; the accelerator's own have the prefixes."""
     wanted = (*EXPORTED_PREFIXES, *prefixes)
     return {
         name: value

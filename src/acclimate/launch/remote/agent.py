@@ -51,9 +51,7 @@ LAUNCHER_LOST = "The connection to the launcher was lost."
 class LauncherConnection:
     """The connection to the launcher: returns its messages, and detects its loss.
 
-    Args:
-        channel: to the launcher.
-        sends_output: whether the ranks' output is sent too; if not, the engine's program forwards it.
+    If it does not send the ranks' output, the engine's program forwards that.
     """
 
     def __init__(self, channel: Channel, *, sends_output: bool = False) -> None:
@@ -148,13 +146,7 @@ def run_assigned_ranks(
     address: str | None,
     only_local_rank: int | None = None,
 ) -> int:
-    """Runs this host's part of a job, from accepting it to reporting its outcome.
-
-    Args:
-        launcher: the connection to the launcher.
-        assignment: the job, and this host's number in it.
-        address: this host's address for other hosts, if known.
-        only_local_rank: the only one of this host's ranks to run; ``None``: all.
+    """Runs this host's part of a job, or one of its ranks, from accepting it to reporting its outcome.
 
     Returns:
         0 if the launcher got the outcome, else the exit code.
@@ -220,12 +212,7 @@ _PIECE_BYTES = 1 << 13
 
 
 class RemoteWriter(Writer):
-    """One of the launcher's streams, seen from an agent.
-
-    Args:
-        channel: to the launcher.
-        stream: 1 or 2.
-    """
+    """One of the launcher's streams 1 and 2, seen from an agent."""
 
     def __init__(self, channel: Channel, stream: int) -> None:
         super().__init__()

@@ -40,11 +40,9 @@ _LAUNCHER_ANSWER_S = 30.0
 
 
 def call_launcher(where: str, name: str) -> SocketChannel:
-    """Connects to the first address at which the launcher answers and proves its identity.
+    """Connects to the first of the addresses in ``where`` at which the launcher proves its identity.
 
-    Args:
-        where: the value of :data:`LAUNCHER_VARIABLE`.
-        name: the name of the host or rank that calls.
+    ``where`` is the value of :data:`LAUNCHER_VARIABLE`; ``name``, of a host or rank, is who calls.
 
     Raises:
         HostUnreachableError: the launcher answers at none of its addresses.

@@ -203,13 +203,7 @@ class Coordinator:
             self.pump.end(stream, _source(peer, stream))
 
     def lost(self, peer: Peer, words: str, *, was_reached: bool = False) -> None:
-        """Handles a lost connection to a peer.
-
-        Args:
-            peer: the peer.
-            words: the reason, if the engine knows it.
-            was_reached: whether the host itself answered.
-        """
+        """Handles a lost connection to a peer; ``words`` is the reason, if the engine knows it."""
         if peer.gone:
             return
         peer.gone, peer.channel = True, None

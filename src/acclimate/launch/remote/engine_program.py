@@ -28,12 +28,7 @@ from acclimate.launch.supervise.processes import send_to_group
 
 
 class SshReachabilityCheck:
-    """Connects to each host by ssh if a job does not start, only to explain the failure.
-
-    Args:
-        hosts: the hosts' names.
-        command: the ssh command, up to the host's name.
-    """
+    """Connects to each host by ssh if a job does not start, only to explain the failure."""
 
     def __init__(self, hosts: Sequence[str], command: Sequence[str]) -> None:
         self._hosts, self._ssh = hosts, command

@@ -285,12 +285,7 @@ class PipeChannel:
 
 
 class SocketChannel:
-    """A TCP connection. The kernel detects the loss of the other host even without traffic.
-
-    Args:
-        connection: the socket.
-        kinds: the fields of the other side's messages, with their types.
-    """
+    """A TCP connection. The kernel detects the loss of the other host even without traffic."""
 
     def __init__(self, connection: socket.socket, kinds: Mapping[str, object]) -> None:
         self._connection = connection
@@ -356,11 +351,7 @@ Channel: TypeAlias = PipeChannel | SocketChannel
 
 
 class MessageDemux:
-    """Separates an agent's messages from its ranks' output, which share a stream.
-
-    Args:
-        mark: the prefix of a message.
-    """
+    """Separates an agent's messages, which begin with the mark, from its ranks' output on the same stream."""
 
     def __init__(self, mark: bytes) -> None:
         self.mark = mark

@@ -122,13 +122,10 @@ class RankProcess:
     def start(
         self, stdin: int, captured: Collection[int], settings: GuardSettings, private: Iterable[int]
     ) -> dict[int, int]:
-        """Starts the rank; returns the descriptor of each captured stream.
+        """Starts the rank; returns the descriptor of each stream that the launcher reads.
 
-        Args:
-            stdin: a descriptor.
-            captured: which of the streams 1 and 2 the launcher reads; the others are the launcher's own.
-            settings: how to treat the rank.
-            private: descriptors of the launcher that guards must not keep open.
+        Those of 1 and 2 that are not ``captured`` are the launcher's own. Guards close its descriptors in
+        ``private``.
 
         Raises:
             RankStartError: the system refuses a process or a pipe.

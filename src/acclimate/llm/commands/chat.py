@@ -156,11 +156,7 @@ class _LocalPartner:
 
 
 class _Chat:
-    """Reads messages, shows answers, and obeys commands such as ``/reset``.
-
-    Args:
-        partner: who answers.
-    """
+    """Reads messages, shows answers, and obeys commands such as ``/reset``."""
 
     def __init__(self, partner: Partner) -> None:
         self._partner = partner

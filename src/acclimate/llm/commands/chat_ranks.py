@@ -46,12 +46,7 @@ _LAUNCHER_ENDS_S = 30.0
 
 
 class RanksPartner:
-    """A model on several ranks.
-
-    Args:
-        args: the command's arguments.
-        columns: the width of the terminal on stderr; 0 if there is none.
-    """
+    """A model on several ranks."""
 
     def __init__(self, args: argparse.Namespace, columns: int) -> None:
         told = ["--as_launcher", str(columns), "--num_accelerators", args.num_accelerators]
@@ -214,13 +209,7 @@ def _run_rank(args: argparse.Namespace, rank: int) -> None:
 
 
 def _obeyed(talk: Conversation, order: dict[str, Any], orders: _Orders | None) -> dict[str, Any]:
-    """Does what the user's process asks for; returns what to tell it.
-
-    Args:
-        talk: this rank's conversation.
-        order: what to do.
-        orders: on rank 0: further orders.
-    """
+    """Does what the user's process asks for; returns what to tell it. Rank 0 may get further orders."""
     if "reset" in order:
         talk.reset()
         return {"messages": talk.messages}

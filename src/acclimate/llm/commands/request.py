@@ -82,11 +82,7 @@ def add_text_options(parser: argparse.ArgumentParser, *, max_new_tokens: int, te
     """Declares the options that say how a text is written.
 
     Values are parsed later, so that a bad one gets the library's one-line message and not argparse's usage.
-
-    Args:
-        parser: the command's parser.
-        max_new_tokens: the default.
-        temperature: what the help says of the default.
+    ``temperature`` is what the help says of its default.
     """
     parser.add_argument(
         "--max_new_tokens", metavar="N", default=str(max_new_tokens), help="the most tokens to generate"
@@ -297,10 +293,7 @@ _NOT_FOR_RANKS = {
 def rank_arguments(args: argparse.Namespace, positional: str, *told: str) -> list[str]:
     """Returns the arguments of a rank: all options of the command, so that a new one reaches the ranks too.
 
-    Args:
-        args: the command's arguments.
-        positional: the name of the positional one.
-        told: what the launcher tells the rank.
+    ``told`` is what the launcher tells the rank.
     """
     options = [
         f"--{name}" + ("" if value is True else f"={value}")
@@ -377,11 +370,9 @@ def messages(level: int = logging.INFO) -> Iterator[None]:
 
 
 class Display:
-    """Shows a text as it is generated, and the figures of the run at its end.
+    """Shows a text as it is generated, and the figures of the run at its end, or one JSON object.
 
-    Args:
-        as_json: whether to print one JSON object instead.
-        on_terminal: whether the text goes to a terminal; if so, the prompt is shown before it.
+    On a terminal the prompt is shown before the text.
     """
 
     def __init__(self, as_json: bool, on_terminal: bool) -> None:

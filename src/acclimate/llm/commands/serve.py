@@ -136,14 +136,7 @@ def _listen(args: argparse.Namespace) -> socket.socket:
 
 
 def _serve(args: argparse.Namespace, loaded: LoadedModel, model: Any, listener: socket.socket) -> None:
-    """Answers requests until Ctrl-C.
-
-    Args:
-        args: the command's arguments.
-        loaded: the model and what is known of it.
-        model: the model, or what generates in its place.
-        listener: where requests arrive.
-    """
+    """Answers the requests that arrive at the listener, with the model or its leader, until Ctrl-C."""
     with interrupts_deferred(1):  # see import_transformers
         import uvicorn
         from transformers.utils import logging as transformers_logging
@@ -172,11 +165,7 @@ def _serve(args: argparse.Namespace, loaded: LoadedModel, model: Any, listener: 
 
 
 class _Leader:
-    """Rank 0's model: has the other ranks make the same calls of ``generate``.
-
-    Args:
-        loaded: the model.
-    """
+    """Rank 0's model: has the other ranks make the same calls of ``generate``."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._model, self._ranks = loaded.module, loaded.ranks

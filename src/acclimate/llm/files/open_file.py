@@ -79,11 +79,7 @@ def read_start(path: Path, length: int) -> bytes:
 
 
 class OpenFile:
-    """An open file of a model.
-
-    Args:
-        source: the file, or one that is open already, whose own file is used whatever its path names now.
-    """
+    """An open file of a model; of a file that is open already, whatever its path names now."""
 
     digest: str = ""
     """The digest of its header, which ranks compare."""

@@ -102,13 +102,9 @@ class Slice:
 def slices(
     model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], plan: Plan | None, rank: int
 ) -> list[Slice]:
-    """Returns this rank's slices of a model, in the order of the files' tensors.
+    """Returns this rank's slices of the whole model's tensors, in the order of the files' tensors.
 
-    Args:
-        model: the split model, with its parameters on the meta device.
-        tensors: the whole model's tensors, by name.
-        plan: how the tensors are split; ``None`` if they are not.
-        rank: this process's rank.
+    ``model`` is split, with its parameters on the meta device; without a plan, nothing is.
 
     Raises:
         CorruptModelError: a tensor of the split model has no slice, or one of another shape.

@@ -365,13 +365,10 @@ def write_index(header: GGUFHeader, tensors: list[GGUFTensor], folder: Path) -> 
 def read_index(
     folder: Path, path: Path, dtype: torch.dtype, state: FileState | None = None
 ) -> tuple[GGUFFile, list[GGUFTensor]]:
-    """Opens a GGUF file, and returns it with the tensors of its parameters.
+    """Opens a GGUF file, and returns it with the tensors of its parameters, from the list in a cache folder.
 
-    Args:
-        folder: the cache folder that holds the list.
-        path: the GGUF file.
-        dtype: the dtype of unpacked parameters.
-        state: the state of the file that the list describes, if it can have changed.
+    ``dtype`` is that of unpacked parameters; ``state`` is the file's when the list was made, if it can have
+    changed.
 
     Raises:
         CorruptModelError: the list is damaged, or the file has changed.
@@ -413,10 +410,8 @@ def _tensor_rows(fields: dict[str, Any]) -> TensorRows:
 def write_safetensors(tensors: list[GGUFTensor], target: Path, advance: Callable[[int], None]) -> None:
     """Writes tensors to one safetensors file, a few rows at a time.
 
-    Args:
-        tensors: in the order of the file; each value is unpacked to float32 and rounded once.
-        target: the file to write.
-        advance: called with the number of bytes written since the last call.
+    Each value is unpacked to float32 and rounded once. ``advance`` gets the number of bytes since its last
+    call.
     """
     header, _ = safetensors_header({tensor.name: tensor for tensor in tensors})
     with target.open("wb") as file:

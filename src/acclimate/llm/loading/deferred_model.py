@@ -42,11 +42,8 @@ def deferred_model(
 ) -> Iterator[tuple[Any, list[OpenFile]]]:
     """Yields a model with deferred parameters, which can be read in the ``with`` block, and its files.
 
-    Args:
-        found: the model's files, already checked.
-        dtype: the dtype of the parameters, except those that transformers keeps in float32.
-        trust_remote_code: whether Python code that comes with the model may run.
-        ignore_extra: patterns, such as ``v_head.*``, of tensors that the model does not use.
+    The arguments are those of :func:`acclimate.llm.load_model`; some parameters stay float32, as in
+    transformers.
 
     Raises:
         CorruptModelError: a tensor is missing, superfluous, or has the wrong shape or size.

@@ -83,11 +83,7 @@ _AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForI
 
 
 def model_class(config: Any, source: str) -> Any:
-    """Returns the class of a text-generating model for a config.
-
-    Args:
-        config: a transformers config.
-        source: the folder or hub id that it came from.
+    """Returns the class of a text-generating model for a transformers config from a folder or the hub.
 
     Raises:
         UnsupportedModelError: transformers has no such class.

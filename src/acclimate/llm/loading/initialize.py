@@ -370,12 +370,7 @@ def _make_plan(
 ) -> Plan | None:
     """Returns the first rank's plan, which all ranks follow; ``None`` for one rank.
 
-    Args:
-        model: the whole model.
-        ranks: the ranks that share it.
-        user_plan: the user's mapping.
-        verify: the ``verify`` argument of :func:`init_inference`.
-        is_kept: whether to load the plan from the cache, and to save it there.
+    If ``is_kept``, it is loaded from the cache or saved there.
     """
     if ranks.size == 1:
         return None

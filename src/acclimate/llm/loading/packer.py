@@ -231,11 +231,9 @@ class Packer:
         return PackedWeight(found.format.name, self._packed_blocks(part, found)[0], found.shape)
 
     def _stored_blocks(self, part: Slice, *, is_turned: bool = False) -> Blocks | None:
-        """Returns a matrix, or the matrices of experts, as blocks of a file, if it consists of them.
+        """Returns a matrix, or those of experts, as blocks of a file, if it consists of them.
 
-        Args:
-            part: the matrix, or the matrices.
-            is_turned: whether the last dimension counts the rows of blocks.
+        If ``is_turned``, the last dimension counts the rows of blocks.
         """
         from acclimate.llm.gguf.tensors import source_types, stored_blocks
 

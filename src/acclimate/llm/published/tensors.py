@@ -32,9 +32,7 @@ _ACTIVATIONS = re.compile(
 def published_tensors(settings: Mapping[str, Any], tensors: Mapping[str, Source]) -> dict[str, Source]:
     """Returns a folder's tensors with each quantised matrix as one tensor, ``….weight``.
 
-    Args:
-        settings: what :func:`~acclimate.llm.published.settings.quantization_settings` returns.
-        tensors: the tensors of the files, by name.
+    ``settings`` are those of :func:`~acclimate.llm.published.settings.quantization_settings`.
 
     Raises:
         CorruptModelError: a part is missing, or has another shape or dtype than the others need.

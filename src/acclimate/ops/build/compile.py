@@ -72,10 +72,8 @@ class _Build:
 def build_library(recipe: Recipe, folder: Path, progress: Progress | None = None) -> Path:
     """Compiles and links an op's library and writes a log beside it.
 
-    Args:
-        recipe: how to make the library.
-        folder: an empty folder of this build's own. Object files are removed from it.
-        progress: called from the threads that wait for the compilers.
+    ``folder`` is empty and this build's own; object files are removed from it. ``progress`` is called from
+    the threads that wait for the compilers.
 
     Raises:
         OpBuildError: a compiler or the linker failed or timed out; the log is in ``folder``.
@@ -126,8 +124,7 @@ _watches: ContextVar[tuple[BuildWatch, ...]] = ContextVar("watches", default=())
 def watch_builds(show: Show | None = None) -> Iterator[BuildWatch]:
     """Yields the watch of all builds in the ``with`` block, also of those that an inner block watches.
 
-    Args:
-        show: shows the steps of each build that has no ``progress`` of its own.
+    ``show`` shows the steps of each build that has no ``progress`` of its own.
     """
     watch = BuildWatch(show)
     token = _watches.set((*_watches.get(), watch))
@@ -139,11 +136,7 @@ def watch_builds(show: Show | None = None) -> Iterator[BuildWatch]:
 
 @contextmanager
 def watched(progress: Progress | None) -> Iterator[Progress | None]:
-    """Counts the time of one build, and yields what shows its steps.
-
-    Args:
-        progress: the build's own, if it has one.
-    """
+    """Counts the time of one build, and yields what shows its steps."""
     watches = _watches.get()
     show = next((watch.show for watch in reversed(watches) if watch.show is not None), None)
     started = time.monotonic()

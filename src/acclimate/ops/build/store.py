@@ -50,11 +50,7 @@ def ops_folder() -> Path:
 
 
 def unloadable_reason(folder: Path | None = None) -> str | None:
-    """Returns why no library in a folder can be loaded, or ``None`` if no reason is known.
-
-    Args:
-        folder: ``None``: the cache's.
-    """
+    """Returns why no library in a folder, or the cache's, can be loaded; ``None`` if no reason is known."""
     if folder is None:
         try:
             folder = ops_folder()
@@ -148,8 +144,7 @@ def check_cache() -> None:
 def _trusted_root(notice: int = logging.DEBUG) -> list[Path]:
     """Returns the cache's folder of libraries, or nothing if there is no cache or others can write to it.
 
-    Args:
-        notice: the level at which to log that the cache is not used.
+    ``notice`` is the level at which that is logged.
     """
     try:
         root = ops_folder()
@@ -291,10 +286,7 @@ def _keep_log(private: Path, folder: Path) -> Path:
 
 
 def clean(names: list[str] | None = None) -> tuple[list[Path], list[Path]]:
-    """Removes built libraries, logs and the remains of killed builders.
-
-    Args:
-        names: the names of ops; ``None``: all.
+    """Removes built libraries, logs and the remains of killed builders, of all ops or those named.
 
     Returns:
         The removed folders, and the lock files of builds in progress, which stay.

@@ -70,8 +70,7 @@ class Draft:
     def tie(self, is_used: Callable[[str], bool]) -> dict[str, str]:
         """Gives tied parameters one split; returns the first name of each other name.
 
-        Args:
-            is_used: returns whether the module that holds a parameter uses it.
+        ``is_used`` says whether the module that holds a parameter uses it.
 
         Raises:
             TiedSplitsError: one parameter would have to be split in two ways.
@@ -103,10 +102,8 @@ class Draft:
     ) -> Plan:
         """Returns the plan, in which all other tensors are replicated.
 
-        Args:
-            source: per split module, who decided the split.
-            shared: the result of :meth:`tie`.
-            whole: per linear module that stays whole, the reason.
+        ``source`` says per split module who decided the split, and ``whole`` per whole linear module why;
+        ``shared`` is the result of :meth:`tie`.
         """
         splits = dict(self.splits)
         for name, tensor in self.tensors.items():

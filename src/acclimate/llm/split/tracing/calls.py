@@ -51,8 +51,7 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.d
 class _Detaching(TorchFunctionMode):
     """Detaches computed tensors when they are copied, because ``deepcopy`` accepts only graph leaves.
 
-    Args:
-        double: the dtype that copies of float64 tensors get.
+    Copies of float64 tensors get the dtype ``double``.
     """
 
     def __init__(self, double: torch.dtype) -> None:
