@@ -24,7 +24,7 @@ from typing import TextIO
 from acclimate import __version__
 from acclimate.command_line import CommandParser, options_of
 from acclimate.errors import AcclimateError, MissingExtraError, MissingFileError
-from acclimate.host.exit_codes import INTERRUPTED, OWN_ERROR, READER_LEFT, USER_ERROR
+from acclimate.host.exit_codes import INTERRUPTED, OWN_ERROR, READER_LEFT, TEXT_READER_LEFT, USER_ERROR
 from acclimate.host.install_hints import install_tool, pip_install
 
 COMMANDS = {
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except BaseException as error:  # noqa: BLE001 - the one place where any error becomes one line
             interrupts.is_over = True
             # A library may have turned a Ctrl-C into another error.
-            code, message = _explained(KeyboardInterrupt() if interrupts.seen else error)
+            code, message = _explained(KeyboardInterrupt() if interrupts.seen else error, command)
             if os.environ.get("ACCLIMATE_TRACEBACK") == "1":
                 sys.excepthook(type(error), error, error.__traceback__)
             if message:
@@ -234,13 +234,13 @@ def _deepspeed_environment(python_path: str, asked: str) -> dict[str, str]:
 # -- errors in one line ------------------------------------------------------------------------------
 
 
-def _explained(error: BaseException) -> tuple[int, str]:
-    """Returns the exit code and the message for an error."""
+def _explained(error: BaseException, command: str | None) -> tuple[int, str]:
+    """Returns the exit code and the message for an error of a command."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted"
     if isinstance(error, BrokenPipeError):  # the reader of the output, such as `head`, has exited
         _give_up(sys.stdout)
-        return READER_LEFT, ""
+        return TEXT_READER_LEFT if command in ("chat", "generate") else READER_LEFT, ""
     if isinstance(error, AcclimateError):
         return USER_ERROR, f"error: {error}"
     reason = _output_error()

@@ -62,20 +62,18 @@ def add_dtype_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_quantize_option(parser: argparse.ArgumentParser) -> None:
-    """Declares ``--quantize``."""
+def add_loading_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of :func:`model_options`, besides the model."""
+    add_dtype_option(parser)
     parser.add_argument(
         "--quantize", metavar="int8|int4", help="store the weights in 8 or 4 bits while loading them"
     )
-
-
-def add_ignore_extra_option(parser: argparse.ArgumentParser) -> None:
-    """Declares ``--ignore_extra``."""
     parser.add_argument(
         "--ignore_extra",
         metavar="NAMES",
         help='tensors in the files that the model does not use, such as "v_head.*,score.weight"',
     )
+    add_remote_code_option(parser)
 
 
 def add_text_options(parser: argparse.ArgumentParser, *, max_new_tokens: int, temperature: str) -> None:
