@@ -268,7 +268,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _run_one_rank(args.rank_variable, args.local_rank_variable)
         if args.launcher is not None:
             channel = call_launcher(args.launcher, args.host)
-            return _run_ranks(LauncherConnection(channel), channel.own_address)
+            launcher = LauncherConnection(channel)
+            assignment = launcher.wait_for_assignment()
+            return 1 if assignment is None else run_assigned_ranks(launcher, assignment, channel.own_address)
         return _run_ranks_over_standard_streams()
     except AcclimateError as error:
         sys.stderr.write(f"acclimate run: error: {error}\n")
@@ -289,11 +291,6 @@ def _run_ranks_over_standard_streams() -> int:
         return 1
     channel.mark_with(assignment.mark)
     return run_assigned_ranks(launcher, assignment, address)
-
-
-def _run_ranks(launcher: LauncherConnection, address: str) -> int:
-    assignment = launcher.wait_for_assignment()
-    return 1 if assignment is None else run_assigned_ranks(launcher, assignment, address)
 
 
 def _run_one_rank(rank_variable: str, local_rank_variable: str) -> int:
