@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from types import ModuleType
 
 import torch
@@ -57,9 +58,7 @@ class AsyncIOBuilder(OpBuilder):
 
     def module(self) -> ModuleType:
         """Returns :mod:`acclimate.ops.aio.functions`."""
-        from acclimate.ops.aio import functions  # whose handles load this library
-
-        return functions
+        return import_module("acclimate.ops.aio.functions")  # by name: its handles load this library
 
 
 def load_native() -> bool:
