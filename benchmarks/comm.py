@@ -23,7 +23,7 @@ from peers import DEEPSPEED, VLLM, deepspeed_python, vllm_library
 from rich.console import Console
 from rich.table import Table
 
-from acclimate.launch.remote.addresses import free_port
+from acclimate.host.local_address import free_port
 
 PARTS = {"op": 2, "backend": 2, "many": 8, "ddp": 2}
 """What is measured, and over how many ranks."""

@@ -28,7 +28,7 @@ from peers import DEEPSPEED, ROOT, deepspeed_python
 from rich.console import Console
 from rich.table import Table
 
-from acclimate.launch.remote.addresses import free_port
+from acclimate.host.local_address import free_port
 
 STEPS = 1
 """In one turn."""

@@ -115,6 +115,13 @@ def test_a_terminal_of_unknown_width_shows_the_report() -> None:
     assert "cpu" in ended.stdout
 
 
+def test_help_names_no_file_of_the_repository_which_a_wheel_lacks() -> None:
+    shown = run(AS_MODULE, "--help").stdout
+    assert "Exit codes" in shown
+    assert ".md" not in shown
+    assert "docs/" not in shown
+
+
 def test_help_goes_to_stdout_and_lists_every_command() -> None:
     ended = run(AS_MODULE, "--help")
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -222,7 +222,7 @@ INTERRUPTED = {
     ),
     "and again while it is explained": (
         "import signal\nfrom acclimate import cli\nexplained = cli._explained\n"
-        "def again(error):\n    signal.raise_signal(signal.SIGINT)\n    return explained(error)\n"
+        "def again(*told):\n    signal.raise_signal(signal.SIGINT)\n    return explained(*told)\n"
         "cli._explained = again\ndef run(args): signal.raise_signal(signal.SIGINT)"
     ),
 }

@@ -40,10 +40,12 @@ TOOLS = {
 }
 
 HARDWARE_ROOMS = ("backends", "compat", "acclimate_port")
-"""Besides each op's own folder, the only places that may name a vendor's hardware."""
+"""Besides each op's own place, the only places that may name a vendor's hardware."""
 
-OF_ONE_OP = re.compile(r"(ops/(?!build/|optimizers/\w+\.py)\w+|llm/kernels)/")
-"""An op's own folder: not what builds them all, nor what the optimizers share."""
+OF_ONE_OP = re.compile(
+    r"ops/(?!build/|optimizers/)\w+/|ops/optimizers/(adagrad|adam|lamb|lion)\.py|llm/kernels/"
+)
+"""An op's own folder or module: not what builds them all, nor what the optimizers share."""
 
 VENDORS = {"cuda", "hip", "xpu", "npu", "sdaa", "mps", "hpu", "mlu", "mtia", "musa"}
 LIBRARIES = {"nccl", "rccl", "hccl", "lccl", "cncl", "tccl", "xccl", "eccl"}
@@ -225,7 +227,7 @@ MAY_NAME_ROOMS_ABOVE = {
     "backends/cpu.py": "the table of op builders; the backend shm, which registers when it is chosen",
     "backends/cuda.py": "the table of op builders",
     "backends/probes.py": "DeepSpeed's names, which Intel's extension imports",
-    "backends/staged.py": "the backend staged, which registers when it is chosen",
+    "backends/generic.py": "the backend staged, which registers when it is chosen",
     "llm/commands/chat_ranks.py": "the launcher of the ranks with which the user talks",
     "llm/commands/on_ranks.py": "the program of the ranks that a command starts",
 }
@@ -650,7 +652,7 @@ ALLOWED = [
     (replaced_names, "llm/a.py", "def f():\n    x = torch.int8\ndef g(x):\n    x.length = 1"),
     (replaced_names, "llm/a.py", "import sys\nx = {}\nx['a'] = sys.modules['torch']\nx.pop('a')"),
     (hardware_names, "backends/cuda.py", "x = torch.cuda.device_count() or 'nccl'"),
-    (hardware_names, "ops/optimizers/adam/builder.py", "import torch.cuda"),
+    (hardware_names, "ops/optimizers/adam.py", "import torch.cuda"),
     (hardware_names, "ops/aio/buffers.py", "import torch.cuda"),
     (hardware_names, "cli.py", "def f():\n    'Like torch.cuda.'\n    # cuda\n    return acc.cuda, 'CUDA'"),
     (name_comparisons, "llm/a.py", "if tensor.device.type == 'cpu': pass"),

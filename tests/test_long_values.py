@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from acclimate.accelerator.compilers import host_compiler
+from acclimate.accelerator.ops import host_compiler
 from acclimate.backends.cuda_toolkit import architecture_flags
 from acclimate.errors import AcclimateError
 from acclimate.launch.binding.cores import check_environment

@@ -2,7 +2,7 @@
 
 A command's module is imported only when that command runs, so that each starts fast.
 
-Exit codes are listed in docs/commands.md.
+docs/commands.md explains the exit codes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TextIO
 from acclimate import __version__
 from acclimate.command_line import CommandParser, options_of
 from acclimate.errors import AcclimateError, MissingExtraError, MissingFileError
-from acclimate.host.exit_codes import INTERRUPTED, OWN_ERROR, READER_LEFT, USER_ERROR
+from acclimate.host.exit_codes import INTERRUPTED, OWN_ERROR, READER_LEFT, TEXT_READER_LEFT, USER_ERROR
 from acclimate.host.install_hints import install_tool, pip_install
 
 COMMANDS = {
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except BaseException as error:  # noqa: BLE001 - the one place where any error becomes one line
             interrupts.is_over = True
             # A library may have turned a Ctrl-C into another error.
-            code, message = _explained(KeyboardInterrupt() if interrupts.seen else error)
+            code, message = _explained(KeyboardInterrupt() if interrupts.seen else error, command)
             if os.environ.get("ACCLIMATE_TRACEBACK") == "1":
                 sys.excepthook(type(error), error, error.__traceback__)
             if message:
@@ -143,16 +143,13 @@ class _Command:
 
 
 def _parser(wanted: str | None, *, whole: bool = False) -> tuple[CommandParser, dict[str, _Command]]:
-    """Returns the parser, and the commands by name.
-
-    Args:
-        wanted: the command whose options are declared.
-        whole: whether those of all commands are.
-    """
+    """Returns the parser with the options of the wanted command, or of all; and the commands by name."""
     parser = CommandParser(
         prog="acclimate",
         description="The same PyTorch LLM code on any accelerator.",
-        epilog="ACCLIMATE_TRACEBACK=1 shows where an error comes from. Exit codes: docs/commands.md.",
+        epilog="ACCLIMATE_TRACEBACK=1 shows where an error comes from. Exit codes: 0 success; 1 a negative "
+        "result; 2 an error in the command line, a file or this machine; 70 a bug in acclimate; 130 Ctrl-C. "
+        "`acclimate run` returns that of the ranks.",
     )
     parser.add_argument("--version", action="version", version=f"acclimate {__version__}")
     choices = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -237,13 +234,13 @@ def _deepspeed_environment(python_path: str, asked: str) -> dict[str, str]:
 # -- errors in one line ------------------------------------------------------------------------------
 
 
-def _explained(error: BaseException) -> tuple[int, str]:
-    """Returns the exit code and the message for an error."""
+def _explained(error: BaseException, command: str | None) -> tuple[int, str]:
+    """Returns the exit code and the message for an error of a command."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted"
     if isinstance(error, BrokenPipeError):  # the reader of the output, such as `head`, has exited
         _give_up(sys.stdout)
-        return READER_LEFT, ""
+        return TEXT_READER_LEFT if command in ("chat", "generate") else READER_LEFT, ""
     if isinstance(error, AcclimateError):
         return USER_ERROR, f"error: {error}"
     reason = _output_error()
@@ -316,11 +313,7 @@ def _give_up(stream: TextIO) -> None:
 
 
 class _Stream(TextIOWrapper):
-    """A standard stream on the buffer of Python's own stream, which it never closes.
-
-    Args:
-        stream: Python's own stream.
-    """
+    """A standard stream on the buffer of Python's own stream, which it never closes."""
 
     def __init__(self, stream: TextIOWrapper) -> None:
         super().__init__(

@@ -38,12 +38,7 @@ class CommandParser(argparse.ArgumentParser):
         return super()._parse_optional(arg_string)
 
     def refuse(self, unknown: Sequence[str], more: Set[str] = frozenset()) -> NoReturn:
-        """Ends the process, because some arguments have no meaning.
-
-        Args:
-            unknown: the arguments.
-            more: options that could be meant, besides the parser's own.
-        """
+        """Ends the process, because some arguments have no meaning; ``more`` are other options that have."""
         names = sorted(options_of(self) | more)
         near = [
             name

@@ -205,9 +205,7 @@ def _resolve(choice: Accelerator | str) -> Accelerator:
 def load_by_name(name: str, source: str) -> Accelerator:
     """Returns the accelerator with this name, whether or not detection would select it.
 
-    Args:
-        name: the name of a record, or torch's name for a device without a record.
-        source: the source of the name, such as a variable, for the message.
+    ``source``, such as a variable, is where the message says that the name came from.
 
     Raises:
         UnknownAcceleratorError: no record has that name, and torch does not know it.
@@ -267,7 +265,7 @@ def _absent_device(name: str, source: str, package: str) -> str:
         f"fails to import: {failure}"
         if failure is not None
         else "adds no such device to torch when it is imported: it finds none on this machine, or a function "
-        "of it must be called first, as a record can do (docs/add_a_vendor.md)"
+        "of it must be called first, as the probe of a record can do"
     )
     undo = f"unset {source}" if source in _VARIABLES else "call get_accelerator() without choosing"
     return (

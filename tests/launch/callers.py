@@ -9,9 +9,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from acclimate.launch.event_loop import EventLoop
-from acclimate.launch.remote.callback_server import CallbackServer
-from acclimate.launch.remote.handshake import Answer, Call, caller_proof
-from acclimate.launch.remote.protocol import SocketChannel
+from acclimate.launch.remote.callback import CallbackServer
+from acclimate.launch.remote.protocol import Answer, Call, SocketChannel, caller_proof
 from acclimate.launch.wire import Message, decode
 
 KEY = "0123456789abcdef"

@@ -32,8 +32,8 @@ class CPUAccelerator(Accelerator):
     _record = builtin("cpu")
     op_builders = {  # noqa: RUF012 - a ClassVar by the interface
         **Accelerator.op_builders,
-        "FusedAdamBuilder": "acclimate.ops.optimizers.builders:FusedAdamCPUBuilder",
-        "FusedLionBuilder": "acclimate.ops.optimizers.builders:FusedLionCPUBuilder",
+        "FusedAdamBuilder": "acclimate.ops.optimizers.builders:CPUAdamBuilder",
+        "FusedLionBuilder": "acclimate.ops.optimizers.builders:CPULionBuilder",
         "InferenceBuilder": "acclimate.llm.kernels.builder:CPUInferenceBuilder",
         "ShareMemCommBuilder": "acclimate.comm.shm_op:ShareMemCommBuilder",
         "CCLCommBuilder": "acclimate.comm.ccl_op:CCLCommBuilder",

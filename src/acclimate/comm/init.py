@@ -8,8 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from acclimate.comm.backend import NAME, register
-from acclimate.comm.gloo import LONGEST_TIMEOUT
+from acclimate.comm.backend import LONGEST_TIMEOUT, NAME, register
 from acclimate.comm.ranks import Place, find_place, master_address
 from acclimate.errors import InvalidRankError, UnsupportedError
 from acclimate.host.rank_variables import TORCHRUN

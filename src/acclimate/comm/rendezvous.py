@@ -63,14 +63,7 @@ class Opening:
 
 
 class Rendezvous:
-    """One rank's side of the agreement.
-
-    Args:
-        store: a store that only this group uses.
-        rank: this process's rank.
-        size: the number of ranks in the group.
-        timeout: how long a rank waits for another.
-    """
+    """One rank's side of the agreement, through a store that only its group uses."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         self._store = store
@@ -80,11 +73,7 @@ class Rendezvous:
         self._processes: list[int] = []
 
     def offers(self, refusal: str) -> tuple[Offer, ...]:
-        """Returns the offers of all ranks.
-
-        Args:
-            refusal: why this rank cannot share memory; empty if it can.
-        """
+        """Returns the offers of all ranks; ``refusal`` is why this rank cannot share memory, or empty."""
         received = self._exchange("offer", asdict(_own_offer(refusal)))
         return tuple(Offer(**{**offer, "cores": tuple(offer["cores"])}) for offer in received)
 
@@ -96,10 +85,7 @@ class Rendezvous:
     ) -> Joined:
         """Allocates the memory on rank 0, and opens the group on all ranks or on none.
 
-        Args:
-            offers: the offers of ranks that can share memory.
-            total_bytes: computes the bytes that a group needs from its ranks, slot bytes and ring bytes.
-            open_group: opens this rank's side of the group.
+        ``total_bytes`` is that of :func:`~acclimate.comm.memory.geometries`.
         """
         self._processes = [offer.process for offer in offers]
         made, message = self._make(offers, total_bytes) if self._rank == 0 else (None, {})

@@ -102,11 +102,7 @@ class StagedWork(dist.Work):
 
 
 class StagedGroup(dist.ProcessGroup):
-    """A group whose tensors pass through the memory of the host.
-
-    Args:
-        host: a group of the same ranks for tensors on the host.
-    """
+    """A group whose tensors pass through the memory of the host, where ``host`` is the group."""
 
     def __init__(self, host: Any) -> None:
         super().__init__(host.rank(), host.size())  # type: ignore[call-arg]  # not in torch's annotations

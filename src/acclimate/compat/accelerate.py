@@ -10,9 +10,13 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from acclimate.selection import get_accelerator
+
+if TYPE_CHECKING:
+    from acclimate.accelerator import Accelerator
+
 
 _logger = logging.getLogger("acclimate")
 
@@ -109,3 +113,24 @@ def keep_random_state(trainer: Any) -> None:
 
     trainer.register_save_state_pre_hook(save)
     trainer.register_load_state_pre_hook(restore)
+
+
+# -- test suites of other projects ------------------------------------------------------------------
+
+TEST_DEVICE_VARIABLES = ("TRANSFORMERS_TEST_DEVICE", "DIFFUSERS_TEST_DEVICE", "TORCH_DEVICE")
+"""The last one is timm's."""
+
+
+def tell_libraries(accelerator: Accelerator) -> dict[str, str]:
+    """Sets variables from which test suites read their device, if unset, for this process and its children.
+
+    Returns:
+        The variables that were set.
+    """
+    wanted = dict.fromkeys(TEST_DEVICE_VARIABLES, accelerator.device_type)
+    if accelerator.device_type not in FOUND_BY_NAME:
+        # Without an index: each process has its own current one.
+        wanted[DEVICE_VARIABLE] = accelerator.device_type
+    told = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(told)
+    return told

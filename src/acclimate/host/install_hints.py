@@ -11,11 +11,7 @@ _IN_A_CLONE = " in a clone of acclimate's repository"
 
 
 def pip_install(what: str) -> str:
-    """Returns the command that installs packages for this Python, whose pip need not be the shell's.
-
-    Args:
-        what: the packages, as pip reads them.
-    """
+    """Returns the command that installs packages for this Python, whose pip need not be the shell's."""
     beside = Path(sys.executable).parent
     found = shutil.which("pip")
     is_ours = found is not None and Path(found).parent == beside

@@ -11,11 +11,9 @@ from typing import Any
 def lazy_names(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns ``__getattr__`` and ``__dir__`` for a package; ``dir()`` shows its public names only.
+    """Returns ``__getattr__`` and ``__dir__`` for a package, from the module of each public name.
 
-    Args:
-        package: the package's name.
-        homes: the module of each public name.
+    ``dir()`` shows its public names only.
     """
     module = sys.modules[package]
 

@@ -42,11 +42,7 @@ def tasks_of_nodes(text: str) -> list[int]:
 
 
 def expand_hosts(names: str, environ: Mapping[str, str]) -> list[str]:
-    """Returns the hosts of a list in Slurm's notation, such as ``node[1-3]``.
-
-    Args:
-        names: the list.
-        environ: the variables of ``scontrol``, which is looked up in its ``PATH``.
+    """Returns the hosts of a list in Slurm's notation, such as ``node[1-3]``; asks ``scontrol``.
 
     Raises:
         OSError: ``scontrol`` cannot be run.

@@ -15,12 +15,7 @@ class VendorCodeError(Exception):
 
 
 def describe(error: BaseException, whole: bool = False) -> str:
-    """Returns an exception's type and message on one line, of at most 1,000 characters.
-
-    Args:
-        error: the exception.
-        whole: whether to use all lines of the message, and not only the first.
-    """
+    """Returns an exception's type and first line, or whole message, on one line that is not too long."""
     try:
         message = [line.strip() for line in str(error).splitlines() if line.strip()]
     except Exception:  # noqa: BLE001 - a vendor's __str__ may raise anything

@@ -49,12 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def render(report: Report, all_candidates: bool = False) -> Group:
-    """Returns the report for rich: the accelerator in use first, then all others.
-
-    Args:
-        report: the report.
-        all_candidates: whether to show the reasons in full in a table, instead of one line each.
-    """
+    """Returns the report for rich: the accelerator in use first, then all others, in full or a line each."""
     shown = _candidates if all_candidates else _other_candidates
     parts: list[RenderableType] = [_summary(report), Text(), shown(report)]
     return Group(*parts)

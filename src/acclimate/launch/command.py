@@ -16,18 +16,18 @@ from importlib.machinery import PathFinder
 from acclimate.backends import Backend
 from acclimate.errors import BindingError, LaunchOptionError, MissingFileError, excerpt
 from acclimate.host.install_hints import pip_install
+from acclimate.host.local_address import free_port
 from acclimate.host.topology import read_topology
 from acclimate.launch.binding.cores import UNBOUND_ADVICE
 from acclimate.launch.engines.registry import AUTO, allocating_engine, launch
 from acclimate.launch.options import RunOptions, add_arguments, read_options
 from acclimate.launch.plan.agent_options import AgentOptions
 from acclimate.launch.plan.devices import count_local_ranks, find_accelerator
-from acclimate.launch.plan.exported import exported_environment
+from acclimate.launch.plan.environment import exported_environment
 from acclimate.launch.plan.hostfile import Host, HostPlan, choose_slots, read_hostfile
 from acclimate.launch.plan.job import JobPlan, bind_host, plan_ranks
 from acclimate.launch.plan.outcome import Outcome
-from acclimate.launch.remote.addresses import free_port
-from acclimate.launch.supervise.own_python import own_python
+from acclimate.launch.supervise.processes import own_python
 from acclimate.launch.supervise.supervisor import supervise
 
 __all__ = ["add_arguments", "run", "run_own_module"]
@@ -97,15 +97,9 @@ def run_own_module(
 ) -> Outcome:
     """Runs the ``main`` of one of our modules as ranks on this host, each bound to its own cores and memory.
 
-    The ranks' output is shown without tags. They start with SIGINT blocked, since Python prints a
-    traceback if it gets one while it starts, and must unblock it once they handle it.
-
-    Args:
-        module: the module's full name.
-        arguments: the arguments of each rank.
-        num_accelerators: the number of ranks.
-        core_list: the only cores to use.
-        name: the command's name, for notes to the user.
+    The ranks' output is shown without tags. They start with SIGINT blocked, since Python prints a traceback
+    if it gets one while it starts, and must unblock it once they handle it. Notes to the user begin with
+    ``name``.
 
     Raises:
         BindingError: there are fewer cores than ranks.

@@ -13,10 +13,8 @@ from pathlib import Path
 
 from acclimate.errors import LaunchOptionError, excerpt
 from acclimate.launch.engines.registry import engine_names
-from acclimate.launch.plan.agent_options import AgentOptions
-from acclimate.launch.plan.environment import SET_BY_LAUNCHER
-from acclimate.launch.plan.hostfile import MAX_RANKS_PER_HOST
-from acclimate.launch.plan.option_fields import (
+from acclimate.launch.plan.agent_options import (
+    AgentOptions,
     binding_option,
     flag,
     hosts_option,
@@ -25,6 +23,8 @@ from acclimate.launch.plan.option_fields import (
     supervision_option,
     whole,
 )
+from acclimate.launch.plan.environment import SET_BY_LAUNCHER
+from acclimate.launch.plan.hostfile import MAX_RANKS_PER_HOST
 
 _MOST_NODES = 1 << 16
 ELSEWHERE = {

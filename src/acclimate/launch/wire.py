@@ -82,11 +82,7 @@ def _hints(kind: type) -> dict[str, object]:
 
 
 class LineBuffer:
-    """Assembles lines from pieces, in linear time.
-
-    Args:
-        limit: the longest line in bytes.
-    """
+    """Assembles lines of at most ``limit`` bytes from pieces, in linear time."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

@@ -11,8 +11,8 @@ from acclimate.host.lazy import lazy_names
 
 if TYPE_CHECKING:
     from acclimate.llm.generation import Generation, GenerationInterrupted, generate
-    from acclimate.llm.loading.initialize import init_inference, load_split_model
-    from acclimate.llm.loading.load import load_model
+    from acclimate.llm.loading.initialize import init_inference
+    from acclimate.llm.loading.load import load_model, load_split_model
     from acclimate.llm.loading.loaded_model import LoadedModel
 
 __all__ = [
@@ -32,7 +32,7 @@ _HOMES = {
     "generate": "acclimate.llm.generation",
     "init_inference": "acclimate.llm.loading.initialize",
     "load_model": "acclimate.llm.loading.load",
-    "load_split_model": "acclimate.llm.loading.initialize",
+    "load_split_model": "acclimate.llm.loading.load",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

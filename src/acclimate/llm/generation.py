@@ -354,12 +354,7 @@ def end_tokens(loaded: LoadedModel) -> list[int]:
 
 
 def rendered(loaded: LoadedModel, messages: Sequence[Message], template: str | None = None) -> str:
-    """Returns a conversation in the model's chat template, up to where its answer begins.
-
-    Args:
-        loaded: the model.
-        messages: the conversation.
-        template: a template in place of the model's own.
+    """Returns a conversation in the model's chat template or another, up to where its answer begins.
 
     Raises:
         PromptError: the model has no chat template, or the template refuses these messages.

@@ -16,9 +16,6 @@ _MOST_BYTES = 1 << 30
 class ReadTokens:
     """The tokens of one text that have been read.
 
-    Args:
-        module: the model.
-
     Attributes:
         tokens: the tokens.
         cache: transformers' cache with their keys and values; ``None`` if the model keeps more than these, so

@@ -46,13 +46,7 @@ if TYPE_CHECKING:
 
 
 class _OneModel(ModelManager):  # type: ignore[misc]
-    """A model manager of transformers that has one model, and loads and unloads none.
-
-    Args:
-        model: the model.
-        tokenizer: transformers' tokenizer for it.
-        name: the model's name, which requests give.
-    """
+    """A model manager of transformers that has one model, and loads and unloads none."""
 
     def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
         self._pair = model, tokenizer
@@ -84,11 +78,9 @@ class _OneModel(ModelManager):  # type: ignore[misc]
 
 
 class _GenerateManager(GenerateManager):  # type: ignore[misc]
-    """Runs each request in a thread of its own; their texts take steps together.
+    """Runs up to ``at_once`` requests in a thread of its own each; their texts take steps together.
 
-    Args:
-        at_once: how many requests to run at once; further ones wait.
-        context_length: the most tokens of a prompt and its continuation; ``None``: no limit.
+    A prompt and its continuation have at most ``context_length`` tokens; ``None``: no limit.
     """
 
     def __init__(self, at_once: int, context_length: int | None) -> None:
@@ -180,9 +172,6 @@ class _CancelsRequests:
 
     Without it, a request that does not stream would be computed to its end. An answer that the server cancels
     after Ctrl-C ends where it is.
-
-    Args:
-        app: the other application.
     """
 
     def __init__(self, app: Any) -> None:
@@ -228,13 +217,7 @@ class _CancelsRequests:
 
 
 def server_tokenizer(loaded: LoadedModel, template: str | None, *, trust_remote_code: bool) -> Any:
-    """Returns transformers' tokenizer for a model, whose ends of texts become part of the model's settings.
-
-    Args:
-        loaded: the model.
-        template: a chat template in place of the model's own.
-        trust_remote_code: whether Python code that comes with the model may run.
-    """
+    """Returns transformers' tokenizer for a model, in whose settings it writes the ends of texts."""
     from transformers import AutoTokenizer
 
     with quiet_transformers():
@@ -255,14 +238,9 @@ def requests_at_once(model: Any) -> int:
 
 
 def build_app(model: Any, tokenizer: Any, name: str, context_length: int | None, at_once: int) -> Any:
-    """Returns transformers' application with one model.
+    """Returns transformers' application with one model, from ``init_inference`` or with its ``generate``.
 
-    Args:
-        model: the model, which ``init_inference`` has loaded, or another with its ``generate``.
-        tokenizer: transformers' tokenizer for it.
-        name: its name.
-        context_length: the most tokens of a prompt and its continuation; ``None``: no limit.
-        at_once: how many requests to run at once; further ones wait.
+    At most ``at_once`` requests run at once, each of up to ``context_length`` tokens; ``None``: no limit.
     """
     if model.model_ranks.size == 1:  # ranks would have to agree on what they keep
         model = RemembersTexts(model, _GenerationCancelled)

@@ -90,11 +90,7 @@ def usable_isas() -> tuple[str, ...]:
 
 
 def compile_flags(machine: str) -> dict[str, tuple[str, ...]]:
-    """Returns the instruction sets of a kind of processor, best last, with the flags to compile for each.
-
-    Args:
-        machine: the kind, as ``platform.machine()`` names it.
-    """
+    """Returns the instruction sets of a processor (``x86_64``), best last, and flags to compile for each."""
     flags: tuple[str, ...] = ()
     found = {}
     for name, isa in _OF_MACHINE.get(machine, _PLAIN).items():

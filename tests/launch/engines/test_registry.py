@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from acclimate.errors import EngineNotFoundError, HostfileError, LaunchOptionError
-from acclimate.launch.engines import programs
+from acclimate.launch.engines import mpi
 from acclimate.launch.engines.engine import Engine
 from acclimate.launch.engines.registry import AUTO, ENGINES, allocating_engine, choose_engine, engine_names
 
@@ -123,7 +123,7 @@ def test_without_any_engine_auto_says_what_to_install(tmp_path: Path) -> None:
 def test_a_program_that_does_not_answer_is_named_and_the_next_engine_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(programs, "VERSION_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(mpi, "VERSION_TIMEOUT_S", 0.3)
     silent = install(tmp_path / "silent", "mpiexec")
     silent.write_text("#!/bin/sh\nexec sleep 60\n")
     with pytest.raises(EngineNotFoundError, match=f"{silent} --version did not answer within 0.3 s"):

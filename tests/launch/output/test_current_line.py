@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acclimate.launch.output.current_line import CurrentLine
+from acclimate.launch.output.writer import CurrentLine
 
 pieces = st.lists(st.lists(st.sampled_from([b"a", b"bc", b"\r"])).map(b"".join))
 

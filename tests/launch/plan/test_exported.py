@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from acclimate.launch.plan.exported import exported_environment
+from acclimate.launch.plan.environment import exported_environment
 
 
 def test_carried_are_listed_variables_listed_prefixes_and_the_accelerators() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from acclimate.launch.remote.addresses import own_addresses
+from acclimate.host.local_address import own_addresses
 
 
 def test_loopback_is_the_last_address_that_others_are_told() -> None:

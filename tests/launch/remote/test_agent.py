@@ -11,7 +11,7 @@ import pytest
 
 from acclimate.errors import LaunchProtocolError
 from acclimate.launch.remote.agent import read_rank
-from acclimate.launch.supervise.own_python import own_python
+from acclimate.launch.supervise.processes import own_python
 from fresh_process import plain_environment
 
 

@@ -13,7 +13,7 @@ import pytest
 from acclimate.errors import HostUnreachableError, LaunchProtocolError
 from acclimate.launch.remote import callback
 from acclimate.launch.remote.callback import call_launcher
-from acclimate.launch.remote.handshake import Call, answer_call, proves_caller
+from acclimate.launch.remote.protocol import Call, answer_call, proves_caller
 from acclimate.launch.wire import decode
 
 KEY = "0123456789abcdef"

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from callers import Port
 
-from acclimate.launch.remote import callback_server
-from acclimate.launch.remote.callback_server import MOST_UNAUTHENTICATED
+from acclimate.launch.remote import callback
+from acclimate.launch.remote.callback import MOST_UNAUTHENTICATED
 from acclimate.launch.remote.protocol import LONGEST_FROM_HOST
 
 JUNK = {
@@ -60,7 +60,7 @@ def test_agents_with_the_key_are_heard(port: Port) -> None:
 def test_what_a_stranger_says_ends_only_its_own_connection(
     port: Port, junk: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callback_server, "HELLO_S", 1000)  # so that it is for what was said
+    monkeypatch.setattr(callback, "HELLO_S", 1000)  # so that it is for what was said
     stranger = port.connect()
     port.say(stranger, junk + b"\n")
     assert port.hangs_up(stranger)
@@ -91,7 +91,7 @@ def test_a_line_of_a_stranger_is_cut_off_after_4_kib(port: Port) -> None:
 def test_a_stranger_who_says_nothing_or_half_a_line_is_dropped_in_time(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callback_server, "HELLO_S", 0.2)
+    monkeypatch.setattr(callback, "HELLO_S", 0.2)
     silent, slow = port.connect(), port.connect()
     port.say(slow, b'{"call"')
     assert port.hangs_up(silent)
@@ -105,7 +105,7 @@ def test_a_stranger_who_says_nothing_or_half_a_line_is_dropped_in_time(
 def test_no_more_than_some_strangers_are_kept_and_agents_get_through(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callback_server, "HELLO_S", 1000)  # so that it is for their number
+    monkeypatch.setattr(callback, "HELLO_S", 1000)  # so that it is for their number
     strangers = [port.connect() for _ in range(MOST_UNAUTHENTICATED + 100)]
     assert port.until(lambda: len(port.server._unauthenticated) == MOST_UNAUTHENTICATED + 2)
     assert port.hangs_up(strangers[0])
@@ -214,7 +214,7 @@ class FullTable:
 def test_without_a_descriptor_left_strangers_are_dropped_for_agents(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callback_server, "HELLO_S", 1000)  # so that it is for want of descriptors
+    monkeypatch.setattr(callback, "HELLO_S", 1000)  # so that it is for want of descriptors
     strangers = [port.connect() for _ in range(5)]
     assert port.until(lambda: len(port.server._unauthenticated) == 5)
     monkeypatch.setattr(port.server, "_socket", FullTable(port.server._socket))
@@ -226,7 +226,7 @@ def test_without_a_descriptor_left_strangers_are_dropped_for_agents(
 def test_without_a_descriptor_left_and_no_stranger_it_tries_again_later(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callback_server, "_ACCEPT_AGAIN_S", 0.05)
+    monkeypatch.setattr(callback, "_ACCEPT_AGAIN_S", 0.05)
     full = FullTable(port.server._socket)
     monkeypatch.setattr(port.server, "_socket", full)
     port.agent("0")

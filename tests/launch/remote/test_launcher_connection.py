@@ -9,15 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from acclimate.launch.remote import launcher_connection
-from acclimate.launch.remote.launcher_connection import LauncherConnection
+from acclimate.launch.remote import agent
+from acclimate.launch.remote.agent import LauncherConnection
 from acclimate.launch.remote.protocol import FROM_HOST, FROM_LAUNCHER, SocketChannel
 
 
 @pytest.fixture
 def both_ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[SocketChannel, LauncherConnection]]:
     """The launcher's end, and a host's that takes it for lost after a short silence."""
-    monkeypatch.setattr(launcher_connection, "SILENCE_S", 0.3)
+    monkeypatch.setattr(agent, "SILENCE_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:
         here = SocketChannel(socket.create_connection(server.getsockname()), FROM_HOST)
         there = SocketChannel(server.accept()[0], FROM_LAUNCHER)
@@ -41,7 +41,7 @@ def test_a_launcher_that_says_nothing_for_long_is_taken_for_lost(
     assert is_told_something(launcher, 10)
     assert launcher.reason_to_stop() is None
     assert is_told_something(launcher, 10)
-    assert launcher.reason_to_stop() == launcher_connection.LAUNCHER_LOST
+    assert launcher.reason_to_stop() == agent.LAUNCHER_LOST
     assert not is_told_something(launcher, 0.5)  # it is told once
 
 
@@ -57,7 +57,7 @@ def test_a_launcher_that_a_user_has_suspended_may_be_silent(
     assert is_told_something(launcher, 10)
     assert launcher.reason_to_stop() is None
     assert is_told_something(launcher, 10)
-    assert launcher.reason_to_stop() == launcher_connection.LAUNCHER_LOST
+    assert launcher.reason_to_stop() == agent.LAUNCHER_LOST
 
 
 def test_a_launcher_that_is_gone_ends_the_ranks_and_so_does_its_word(
@@ -68,4 +68,4 @@ def test_a_launcher_that_is_gone_ends_the_ranks_and_so_does_its_word(
     assert launcher.reason_to_stop() == "Because."
     here.close()
     assert is_told_something(launcher, 10)
-    assert launcher.reason_to_stop() == launcher_connection.LAUNCHER_LOST
+    assert launcher.reason_to_stop() == agent.LAUNCHER_LOST

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acclimate.launch.event_loop import EventLoop
+from acclimate.launch.remote.agent import RemoteWriter
 from acclimate.launch.remote.protocol import WINDOW_BYTES, Channel
-from acclimate.launch.remote.remote_writer import RemoteWriter
 
 
 class Launcher:

@@ -10,7 +10,7 @@ import pytest
 from control_groups import limited_group
 from launching import command, environment, living
 
-from acclimate.launch.supervise.oom import KillCount, count_kills, explain_sigkill
+from acclimate.launch.supervise.rank_process import KillCount, count_kills, explain_sigkill
 
 
 def recorded(root: Path, files: dict[str, str]) -> Path:

@@ -166,10 +166,10 @@ def test_a_converted_model_that_seems_whole_but_does_not_load_is_made_again_once
 STUCK = """
 import sys, time
 from pathlib import Path
-from acclimate.llm.gguf import convert, safetensors
+from acclimate.llm.gguf import convert, tensors
 def stop(tensor, region):
     print("writing", flush=True); time.sleep(600)
-safetensors.read = stop
+tensors.read = stop
 convert.converted_gguf(Path(sys.argv[1]), "bfloat16")
 """
 

@@ -28,8 +28,7 @@ from acclimate.llm.decode import proof
 from acclimate.llm.files.deferred_tensors import deferred
 from acclimate.llm.gguf import tensors
 from acclimate.llm.gguf.header import read_gguf_header
-from acclimate.llm.gguf.index import read_index
-from acclimate.llm.gguf.tensors import stored_blocks
+from acclimate.llm.gguf.tensors import read_index, stored_blocks
 from acclimate.llm.loading import packer
 from acclimate.llm.loading.packed_modules import FewRowLinear, PackedLinear
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from acclimate.llm.split import Plan, apply_plan, gather, make_plan
 from acclimate.llm.split.apply import put_together
-from acclimate.llm.split.verify.thread_ranks import ThreadRanks, on_threads
+from acclimate.llm.split.collectives import ThreadRanks, on_threads
 
 NEW_TOKENS = 12
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from acclimate.llm.split import Split, apply_plan, make_plan, shard
 from acclimate.llm.split.apply import put_together
+from acclimate.llm.split.collectives import ThreadRanks, on_threads
 from acclimate.llm.split.training import clip_grad_norm
-from acclimate.llm.split.verify.thread_ranks import ThreadRanks, on_threads
 
 
 def test_a_shard_is_its_ranges_in_their_order() -> None:

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from acclimate.errors import PlanError
 from acclimate.llm.split import apply_plan, make_plan
-from acclimate.llm.split.layers.attributes import follow_config, set_attribute
-from acclimate.llm.split.verify.thread_ranks import ThreadRanks, on_threads
+from acclimate.llm.split.collectives import ThreadRanks, on_threads
+from acclimate.llm.split.layers.changes import follow_config, set_attribute
 
 
 class Block(Odd):

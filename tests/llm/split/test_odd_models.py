@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from acclimate.errors import PlanError
 from acclimate.llm.split import apply_plan, make_plan
 from acclimate.llm.split.apply import gather_tensors
-from acclimate.llm.split.verify.thread_ranks import ThreadRanks, on_threads
+from acclimate.llm.split.collectives import ThreadRanks, on_threads
 
 SHAPES = ((2, 5), (1, 1), (2, 1), (1, 40), (3, 17))
 

@@ -16,7 +16,7 @@ from splitting import compare, worst_gradient
 
 from acclimate.errors import PlanError
 from acclimate.llm.split import apply_plan, make_plan
-from acclimate.llm.split.verify.thread_ranks import ThreadRanks, on_threads
+from acclimate.llm.split.collectives import ThreadRanks, on_threads
 
 # One of each kind: grouped queries, fused layouts, experts, ALiBi, sinks, latent attention, wide norms.
 NAMED = [

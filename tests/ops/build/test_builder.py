@@ -50,7 +50,7 @@ def test_the_time_for_building_is_counted_by_all_who_watch_and_only_when_somethi
     workshop: Workshop,
 ) -> None:
     code = (
-        "from acclimate.ops.build.watch import watch_builds\n"
+        "from acclimate.ops.build.compile import watch_builds\n"
         "with watch_builds() as outer, watch_builds() as inner:\n"
         + "".join(f"    {line}\n" for line in LOAD_TINY.strip().splitlines())
         + "tell(outer=outer.seconds, inner=inner.seconds)"

@@ -22,17 +22,15 @@ import acclimate.ops
 from acclimate import get_accelerator
 from acclimate.errors import InvalidEnvironmentError, InvalidOptimizerArgumentError
 from acclimate.ops import CPUAdam, simd
-from acclimate.ops.optimizers.adagrad.plain import adagrad_
-from acclimate.ops.optimizers.adam.plain import adam_
+from acclimate.ops.optimizers.adagrad import adagrad_
+from acclimate.ops.optimizers.adam import adam_
 from acclimate.ops.optimizers.builders import (
     CPUAdagradBuilder,
     CPUAdamBuilder,
     CPULionBuilder,
-    FusedAdamCPUBuilder,
     FusedLambBuilder,
-    FusedLionCPUBuilder,
 )
-from acclimate.ops.optimizers.lion.plain import lion_
+from acclimate.ops.optimizers.lion import lion_
 from fresh_process import FreshProcesses
 
 SIZES = (1, 15, 64, 65, 130, 4097)
@@ -338,7 +336,7 @@ def test_the_sequence_of_deepspeeds_fused_adam_and_lion_steps_a_group() -> None:
     adam_(*expected[:5], [], **settings)
     params, grads, m, v = lists[:4]
     noop = torch.zeros(1, dtype=torch.int32)
-    FusedAdamCPUBuilder().load().multi_tensor_adam(
+    CPUAdamBuilder().load().multi_tensor_adam(
         65536, noop, [grads, params, m, v], 1e-3, 0.9, 0.999, 1e-8, 3, 1, 1, 0.1
     )
     assert same_bits([params, m, v], [expected[0], expected[2], expected[3]])
@@ -346,7 +344,7 @@ def test_the_sequence_of_deepspeeds_fused_adam_and_lion_steps_a_group() -> None:
     expected = copies(lists)
     lion_(*expected[:4], [], lr=1e-3, beta1=0.9, beta2=0.99, weight_decay=0.1)
     params, grads, m = lists[:3]
-    FusedLionCPUBuilder().load().multi_tensor_lion(65536, noop, [grads, params, m], 1e-3, 0.9, 0.99, 3, 0.1)
+    CPULionBuilder().load().multi_tensor_lion(65536, noop, [grads, params, m], 1e-3, 0.9, 0.99, 3, 0.1)
     assert same_bits([params, m], [expected[0], expected[2]])
 
 
@@ -378,8 +376,8 @@ def test_deepspeeds_own_optimizers_run_on_these_modules(
     monkeypatch.setattr(cpu_adam, "CPUAdamBuilder", CPUAdamBuilder)
     monkeypatch.setattr(cpu_adagrad, "CPUAdagradBuilder", CPUAdagradBuilder)
     monkeypatch.setattr(cpu_lion, "CPULionBuilder", CPULionBuilder)
-    monkeypatch.setattr(fused_adam, "FusedAdamBuilder", FusedAdamCPUBuilder)
-    monkeypatch.setattr(fused_lion, "FusedLionBuilder", FusedLionCPUBuilder)
+    monkeypatch.setattr(fused_adam, "FusedAdamBuilder", CPUAdamBuilder)
+    monkeypatch.setattr(fused_lion, "FusedLionBuilder", CPULionBuilder)
     peers = {
         "CPUAdam": cpu_adam.DeepSpeedCPUAdam,
         "CPUAdagrad": cpu_adagrad.DeepSpeedCPUAdagrad,

@@ -14,8 +14,7 @@ import os
 import sys
 from pathlib import Path
 
-from acclimate.compat.deepspeed.builders import OPS_VARIABLE
-from acclimate.compat.deepspeed.finder import ACCELERATOR_MODULE, AcceleratorFinder
+from acclimate.compat.deepspeed.adapter import ACCELERATOR_MODULE, OPS_VARIABLE, AcceleratorFinder
 from acclimate.compat.deepspeed.names import offer
 from acclimate.errors import ImportOrderError, InvalidEnvironmentError, excerpt
 

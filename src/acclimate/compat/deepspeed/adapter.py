@@ -1,18 +1,110 @@
-"""Adapts an acclimate accelerator to DeepSpeed's accelerator class."""
+"""Gives DeepSpeed an accelerator of its own class, and op builders under the names that it expects.
+
+``deepspeed.ops.op_builder`` gets the accelerator once, during ``import deepspeed``, and keeps its builders:
+a later ``deepspeed.accelerator.set_accelerator`` does not change them. So the accelerator is set as soon as
+the module that stores it has run. Importing this module imports neither torch nor DeepSpeed.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import inspect
-from collections.abc import Callable, Iterable, MutableMapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+import os
+import pkgutil
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from acclimate.compat.deepspeed.builders import builder_class, builder_package
 from acclimate.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import torch
 
     from acclimate.accelerator import Accelerator
+
+
+ACCELERATOR_MODULE = "deepspeed.accelerator.real_accelerator"
+
+
+class AcceleratorFinder(MetaPathFinder):
+    """Finds the module that stores DeepSpeed's accelerator, and sets the accelerator once it has run."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Returns the module's own spec, whose loader also sets the accelerator; else ``None``."""
+        if fullname != ACCELERATOR_MODULE:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        loader = cast(Any, spec.loader)
+        run = loader.exec_module
+
+        def run_and_set(module: ModuleType) -> None:
+            run(module)
+            from acclimate.selection import get_accelerator
+
+            module.__dict__["ds_accelerator"] = adapt(get_accelerator())
+
+        loader.exec_module = run_and_set
+        return spec
+
+
+PACKAGE = "deepspeed.ops.op_builder"
+"""DeepSpeed's builders for CUDA; those for other devices are in subpackages of it."""
+
+OPS_VARIABLE = "ACCLIMATE_DEEPSPEED_OPS"
+"""If this variable is ``1``, DeepSpeed uses acclimate's op builder for each op that has one."""
+
+OURS = frozenset(
+    {"AsyncIOBuilder", "CPUAdagradBuilder", "CPUAdamBuilder", "CPULionBuilder", "ShareMemCommBuilder"}
+)
+"""acclimate's builders whose modules have the functions of DeepSpeed's."""
+
+
+def builder_package(device_type: str) -> str:
+    """Returns the name of DeepSpeed's package of builders for a device; the CPU's, if there is none."""
+    if device_type == "cuda":
+        return PACKAGE
+    of_device = f"{PACKAGE}.{device_type}"
+    return of_device if find_spec(of_device) is not None else f"{PACKAGE}.cpu"
+
+
+def builder_class(accelerator: Accelerator, class_name: str) -> type[Any]:
+    """Returns a builder's class: acclimate's if ``ACCLIMATE_DEEPSPEED_OPS=1``, else DeepSpeed's.
+
+    For an op that neither has, returns DeepSpeed's ``NotImplementedBuilder``, whose ``load()`` raises.
+    """
+    if os.environ.get(OPS_VARIABLE) == "1" and class_name in OURS:
+        ours = accelerator.get_op_builder(class_name)
+        if ours is not None:
+            return ours
+    theirs = _deepspeed_builders(builder_package(accelerator.device_type))
+    return theirs.get(class_name) or theirs["NotImplementedBuilder"]
+
+
+@functools.cache
+def _deepspeed_builders(package: str) -> dict[str, type[Any]]:
+    # The host's first: those of a device replace them.
+    names = [f"{PACKAGE}.cpu"] if package != f"{PACKAGE}.cpu" else []
+    found: dict[str, type[Any]] = {}
+    for name in (*names, package):
+        folder = importlib.import_module(name).__path__
+        for module in pkgutil.iter_modules(folder):
+            if not module.ispkg and module.name not in ("all_ops", "builder"):
+                members = vars(importlib.import_module(f"{name}.{module.name}"))
+                found.update({key: member for key, member in members.items() if _is_builder(key, member)})
+    return found
+
+
+def _is_builder(name: str, member: Any) -> bool:
+    return name.endswith("Builder") and inspect.isclass(member) and not inspect.isabstract(member)
+
 
 _Answer: TypeAlias = "Callable[[Accelerator, str], Any]"
 """Returns an accelerator's member of a name, or raises."""
@@ -106,8 +198,8 @@ def _ours(accelerator: Accelerator, name: str) -> Any:
 
 def _refuse(accelerator: Accelerator, name: str) -> Any:
     raise UnsupportedError(
-        f"This release of DeepSpeed uses {name} of its accelerators, which acclimate does not have. Use a "
-        "release that docs/deepspeed.md lists, or do without the feature that uses it."
+        f"This release of DeepSpeed uses {name} of its accelerators, which acclimate does not have. Use an "
+        "older release, or do without the feature that uses it."
     )
 
 

@@ -184,5 +184,5 @@ def initialize(*args: Any, **options: Any) -> NoReturn:
         "deepspeed.initialize() is part of DeepSpeed, which is not installed. Install it and start the "
         "program with `acclimate run --deepspeed`: it then trains on this accelerator. Without it, "
         "torch.distributed.fsdp.fully_shard divides parameters, gradients and optimizer states as ZeRO 3 "
-        "does (examples/train_gpt.py)."
+        "does."
     )

@@ -146,7 +146,7 @@ def missing(module: str, name: str) -> str:
     """Returns the message for a DeepSpeed name that acclimate does not offer."""
     return (
         f"{module} has no {name} here: DeepSpeed is not installed, and acclimate offers only some of its "
-        "names (docs/deepspeed.md lists them). Install DeepSpeed and start the program with "
+        f"names; dir({module}) shows which. Install DeepSpeed and start the program with "
         "`acclimate run --deepspeed`: all of it then runs on this accelerator."
     )
 

@@ -51,7 +51,7 @@ from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.plan.hostfile import HostPlan
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome
-from acclimate.launch.supervise.own_python import own_python
+from acclimate.launch.supervise.processes import own_python
 from acclimate.launch.supervise.signals import RELAYED, USER_SIGNALS, SignalRelay
 from acclimate.launch.wire import decode, encode
 
@@ -79,11 +79,8 @@ def launch(
 ) -> Outcome:
     """Runs this host's part of an elastic job until the job has ended.
 
-    Args:
-        job: the plan for this host alone, with the address and port of the rendezvous.
-        environ: the variables that ranks inherit.
-        min_nodes, max_nodes: how many hosts take part.
-        max_restarts: how often ranks restart after a failure; hosts that join and leave do not count.
+    The job's plan is for this host alone, with the rendezvous's address. Restarts are counted only after a
+    failure, not when hosts join and leave.
 
     Raises:
         HostUnreachableError: the rendezvous does not answer.

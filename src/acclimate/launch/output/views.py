@@ -12,8 +12,7 @@ import unicodedata
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
-from acclimate.launch.output.current_line import CurrentLine
-from acclimate.launch.output.writer import Writer
+from acclimate.launch.output.writer import CurrentLine, Writer
 
 _PARTIAL_DELAY_S = 0.2
 """How long a line may stay unfinished before its beginning is shown."""

@@ -225,23 +225,19 @@ def choose_slots(
     if not chosen:
         raise LaunchOptionError(f'--exclude "{excerpt(exclude or "")}" leaves no slot on any host.')
     if num_nodes is not None:
-        chosen = chosen[: _at_most(num_nodes, len(chosen), "--num_nodes", "hosts are left to use")]
+        _at_most(num_nodes, len(chosen), "--num_nodes", "hosts are left to use")
+        chosen = chosen[:num_nodes]
     if num_accelerators is not None:
-        chosen = [
-            replace(plan, slots=plan.slots[: _at_most(num_accelerators, len(plan.slots), *_of_host(plan))])
-            for plan in chosen
-        ]
+        for plan in chosen:
+            there = f'slots are left to use on host "{plan.name}"'
+            _at_most(num_accelerators, len(plan.slots), "--num_accelerators", there)
+        chosen = [replace(plan, slots=plan.slots[:num_accelerators]) for plan in chosen]
     return tuple(chosen)
 
 
-def _of_host(plan: HostPlan) -> tuple[str, str]:
-    return "--num_accelerators", f'slots are left to use on host "{plan.name}"'
-
-
-def _at_most(wanted: int, there: int, option: str, of_what: str) -> int:
+def _at_most(wanted: int, there: int, option: str, of_what: str) -> None:
     if not 1 <= wanted <= there:
         raise LaunchOptionError(f"{option} {wanted} must be between 1 and {there}: {there} {of_what}.")
-    return wanted
 
 
 def _parse_filter(text: str, hosts: Sequence[Host], option: str) -> dict[str, tuple[int, ...]]:

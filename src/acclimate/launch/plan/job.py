@@ -66,12 +66,7 @@ class RankPlan:
 
 
 def plan_ranks(job: JobPlan, node_rank: int, environ: Mapping[str, str]) -> tuple[RankPlan, ...]:
-    """Returns the ranks of one host, by local rank.
-
-    Args:
-        job: the job, with its master address and port.
-        node_rank: this host's.
-        environ: this host's variables, which ranks inherit; the job's take precedence.
+    """Returns the ranks of one host, by local rank; the job's variables take precedence over those inherited.
 
     Raises:
         BindingError: the cores cannot be divided as the job asks.

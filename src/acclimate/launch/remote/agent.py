@@ -11,14 +11,248 @@
 from __future__ import annotations
 
 import argparse
+import base64
+import errno
+import logging
 import os
+import select
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 
-from acclimate.errors import AcclimateError, LaunchProtocolError, excerpt
+from acclimate.errors import AcclimateError, LaunchOptionError, LaunchProtocolError, excerpt
+from acclimate.host.exit_codes import shell_code
+from acclimate.host.local_address import free_port
+from acclimate.launch.event_loop import EventLoop
+from acclimate.launch.output.writer import Writer
+from acclimate.launch.plan.job import JobPlan, RankPlan, plan_ranks
+from acclimate.launch.plan.outcome import Outcome, RankFailure
 from acclimate.launch.remote.callback import LAUNCHER_VARIABLE, call_launcher
-from acclimate.launch.remote.launcher_connection import LauncherConnection, run_assigned_ranks
-from acclimate.launch.remote.protocol import AGENT_IS_HERE, PipeChannel
+from acclimate.launch.remote.protocol import (
+    AGENT_IS_HERE,
+    SILENCE_S,
+    WINDOW_BYTES,
+    Assignment,
+    Channel,
+    Output,
+    PipeChannel,
+    Ready,
+    SocketChannel,
+    Start,
+)
+from acclimate.launch.supervise.signals import TERMINATING, USER_SIGNALS
+from acclimate.launch.supervise.supervisor import StopRequest, supervise
+from acclimate.launch.wire import Message
+
+LAUNCHER_LOST = "The connection to the launcher was lost."
+
+
+class LauncherConnection:
+    """The connection to the launcher: returns its messages, and detects its loss.
+
+    If it does not send the ranks' output, the engine's program forwards that.
+    """
+
+    def __init__(self, channel: Channel, *, sends_output: bool = False) -> None:
+        self._channel = channel
+        self.writers: dict[int, RemoteWriter] | None = None
+        """For the ranks' output, by stream; ``None`` if it is not sent."""
+        if sends_output:
+            self.writers = {stream: RemoteWriter(channel, stream) for stream in (1, 2)}
+        self._readable = select.poll()
+        self._readable.register(channel.fileno(), select.POLLIN)
+        self.lost = False
+        self.lost_at: float | None = time.monotonic() + SILENCE_S
+        """When the launcher counts as lost without a further message; ``None``: never."""
+        self._trouble = LAUNCHER_LOST
+
+    def fileno(self) -> int:
+        """Readable when a message has arrived."""
+        return self._channel.fileno()
+
+    def send(self, **message: object) -> None:
+        """Sends a message."""
+        self._channel.send(message)
+
+    def receive(self) -> list[Message]:
+        """Returns the messages so far; waits for one until the launcher counts as lost."""
+        wait_s = None if self.lost_at is None else max(0.0, self.lost_at - time.monotonic())
+        has_message = bool(self._readable.poll(None if wait_s is None else wait_s * 1000))
+        messages = self._read() if has_message else None
+        if messages is None:
+            self.lost, self.lost_at = True, None
+            for writer in (self.writers or {}).values():
+                writer.fail(ConnectionResetError(errno.ECONNRESET, LAUNCHER_LOST))
+            return []
+        for message in messages:
+            if "taken" in message and self.writers is not None:
+                self.writers[message["taken"].stream].taken(message["taken"].count)
+        paused = any("pause" in message for message in messages)
+        self.lost_at = None if paused else time.monotonic() + SILENCE_S
+        return messages
+
+    def _read(self) -> list[Message] | None:
+        try:
+            return self._channel.receive()
+        except LaunchProtocolError as error:
+            self._trouble = f"The launcher sent an invalid message: {error}"
+            return None
+
+    def finish(self) -> None:
+        """Waits until the launcher has read everything and closes the connection.
+
+        If this process closed it with an unread message, the kernel would drop data that is still being sent.
+        """
+        self.writers = None
+        if isinstance(self._channel, SocketChannel):
+            self._channel.end_sending()
+            while not self.lost:
+                self.receive()
+
+    def wait_for(self, key: str) -> Message | None:
+        """Returns the next message with this key; ``None`` if the job ends before it starts."""
+        while not self.lost:
+            messages = self.receive()
+            if any("stop" in message or "signal" in message for message in messages):
+                return None
+            for message in messages:
+                if key in message:
+                    return message
+        return None
+
+    def wait_for_assignment(self) -> Assignment | None:
+        """Returns the assignment; ``None`` if the job ends before it starts."""
+        message = self.wait_for("assignment")
+        return None if message is None else message["assignment"]
+
+    def tell_failure(self, failure: RankFailure) -> None:
+        """Reports a failed rank before ranks on other hosts fail because of it; for the supervisor."""
+        self.send(failed=asdict(Outcome(failure.code, failure)))
+
+    def reason_to_stop(self) -> str | None:
+        """Forwards the launcher's signals; returns why the ranks must end, if so; for the supervisor."""
+        for message in self.receive():
+            if message.get("signal") in (*TERMINATING, *USER_SIGNALS):
+                os.kill(os.getpid(), message["signal"])  # which the supervisor passes on
+            if "stop" in message:
+                return str(message["stop"])
+        return self._trouble if self.lost else None
+
+
+def run_assigned_ranks(
+    launcher: LauncherConnection,
+    assignment: Assignment,
+    address: str | None,
+    only_local_rank: int | None = None,
+) -> int:
+    """Runs this host's part of a job, or one of its ranks, from accepting it to reporting its outcome.
+
+    Returns:
+        0 if the launcher got the outcome, else the exit code.
+    """
+    job, node_rank = assignment.job, assignment.node_rank
+    logging.getLogger("acclimate").setLevel(job.log_level.upper())
+    try:
+        _enter(job.directory)
+        # Errors on this host are reported before a rank starts anywhere.
+        _plan(job, node_rank, job.master_addr or "localhost", job.master_port or 1)
+        ready = Ready(address, free_port())
+    except (AcclimateError, OSError) as error:
+        launcher.send(refused=str(error))
+        return 0
+    launcher.send(ready=asdict(ready))
+    start = launcher.wait_for("start")
+    if start is None:
+        return 0 if not launcher.lost else 1
+    try:
+        begin: Start = start["start"]
+        ranks = _plan(job, node_rank, begin.master_addr, begin.master_port)
+        if only_local_rank is not None:
+            ranks = ranks[only_local_rank : only_local_rank + 1]
+        outcome = supervise(
+            ranks,
+            grace_s=job.grace_s,
+            quiet=job.quiet,
+            tagged=job.world_size > 1,
+            stop=StopRequest(
+                launcher.fileno(),
+                launcher.reason_to_stop,
+                launcher.tell_failure,
+                lambda: launcher.lost_at,
+                lambda: not launcher.lost,
+            ),
+            writers=launcher.writers,
+        )
+    except (AcclimateError, OSError) as error:
+        outcome = Outcome(1, None, f"host {job.hosts[node_rank].name}: {error}")
+    launcher.send(outcome=asdict(outcome))
+    code = shell_code(outcome.code) if launcher.lost else 0
+    launcher.finish()
+    return code
+
+
+def _plan(job: JobPlan, node_rank: int, master_addr: str, master_port: int) -> Sequence[RankPlan]:
+    settled = replace(job, master_addr=master_addr, master_port=master_port)
+    return plan_ranks(settled, node_rank, os.environ)
+
+
+def _enter(directory: str) -> None:
+    try:
+        os.chdir(directory)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise LaunchOptionError(
+            f"The working directory {directory} cannot be used there ({why}). Start the job in a folder that "
+            "all hosts have."
+        ) from error
+
+
+_PIECE_BYTES = 1 << 13
+
+
+class RemoteWriter(Writer):
+    """One of the launcher's streams 1 and 2, seen from an agent."""
+
+    def __init__(self, channel: Channel, stream: int) -> None:
+        super().__init__()
+        self._channel, self._stream = channel, stream
+        self._room = WINDOW_BYTES
+        self._react: Callable[[], None] | None = None
+
+    def drain(self) -> None:
+        """Sends as much as the launcher has room for."""
+        while self._waiting and self._may_send():
+            piece = bytes(self._waiting[: min(_PIECE_BYTES, self._room)])
+            self._room -= len(piece)
+            del self._waiting[: len(piece)]
+            output = Output(self._stream, base64.b64encode(piece).decode())
+            self._channel.send({"output": asdict(output)})
+
+    def _may_send(self) -> bool:
+        """Whether a whole piece can be sent, or nothing is under way: not many small ones, as in TCP."""
+        return self._room == WINDOW_BYTES or min(len(self._waiting), self._room) >= _PIECE_BYTES
+
+    def taken(self, count: int) -> None:
+        """Handles the launcher's message that it has shown some bytes."""
+        self._room += count
+        if self._react is not None:
+            self._react()
+
+    def fail(self, error: OSError) -> None:
+        """Drops all output, since the launcher has gone."""
+        self.error = error
+        self._waiting.clear()
+        if self._react is not None:
+            self._react()
+
+    def watch(self, loop: EventLoop, react: Callable[[], None]) -> None:
+        """Calls back when the launcher has room again."""
+        self._react = react
+
+    def unwatch(self, loop: EventLoop) -> None:
+        """Ends :meth:`watch`."""
+        self._react = None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,7 +268,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _run_one_rank(args.rank_variable, args.local_rank_variable)
         if args.launcher is not None:
             channel = call_launcher(args.launcher, args.host)
-            return _run_ranks(LauncherConnection(channel), channel.own_address)
+            launcher = LauncherConnection(channel)
+            assignment = launcher.wait_for_assignment()
+            return 1 if assignment is None else run_assigned_ranks(launcher, assignment, channel.own_address)
         return _run_ranks_over_standard_streams()
     except AcclimateError as error:
         sys.stderr.write(f"acclimate run: error: {error}\n")
@@ -55,11 +291,6 @@ def _run_ranks_over_standard_streams() -> int:
         return 1
     channel.mark_with(assignment.mark)
     return run_assigned_ranks(launcher, assignment, address)
-
-
-def _run_ranks(launcher: LauncherConnection, address: str) -> int:
-    assignment = launcher.wait_for_assignment()
-    return 1 if assignment is None else run_assigned_ranks(launcher, assignment, address)
 
 
 def _run_one_rank(rank_variable: str, local_rank_variable: str) -> int:

@@ -51,12 +51,7 @@ _FIELDS = {
 class Nodes:
     """This node's connections to the others: node 0 has one to each, and they have one to node 0.
 
-    Args:
-        node: this node's rank.
-        count: the number of nodes.
-        address: node 0's.
-        port: where node 0 waits.
-        within_s: how long nodes wait for each other.
+    They wait for each other at node 0's address and port, for ``within_s`` seconds at most.
     """
 
     def __init__(self, node: int, count: int, address: str, port: int, within_s: float) -> None:

@@ -145,7 +145,8 @@ class Coordinator:
             finally:
                 processes.kill()
                 self.loop.close()
-        missing = [f'host "{peer.host}": {what}' for peer in self.peers for what in _missing_of(peer)]
+        ended = [(peer.host, peer.outcome) for peer in self.peers if peer.outcome is not None]
+        missing = [f'host "{host}": {what}' for host, outcome in ended for what in outcome.missing]
         return replace(self._conclude(), missing=(*self._missing, *missing))
 
     def _say_alive(self) -> None:
@@ -203,13 +204,7 @@ class Coordinator:
             self.pump.end(stream, _source(peer, stream))
 
     def lost(self, peer: Peer, words: str, *, was_reached: bool = False) -> None:
-        """Handles a lost connection to a peer.
-
-        Args:
-            peer: the peer.
-            words: the reason, if the engine knows it.
-            was_reached: whether the host itself answered.
-        """
+        """Handles a lost connection to a peer; ``words`` is the reason, if the engine knows it."""
         if peer.gone:
             return
         peer.gone, peer.channel = True, None
@@ -365,10 +360,6 @@ class Coordinator:
         elif outcome.reason is not None:
             sentence = f"{outcome.reason.removesuffix('.')}. {sentence}"
         return replace(outcome, reason=sentence)
-
-
-def _missing_of(peer: Peer) -> tuple[str, ...]:
-    return () if peer.outcome is None else peer.outcome.missing
 
 
 def _give_room(peer: Peer, taken: Taken) -> None:

@@ -14,18 +14,64 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from acclimate.host.local_address import own_addresses
 from acclimate.host.process_status import how_it_ended
 from acclimate.launch.output.views import Source
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome
-from acclimate.launch.remote.addresses import own_addresses
-from acclimate.launch.remote.callback import LAUNCHER_VARIABLE
-from acclimate.launch.remote.callback_server import CallbackServer
+from acclimate.launch.remote.callback import LAUNCHER_VARIABLE, CallbackServer
 from acclimate.launch.remote.coordinator import HOST_ANSWER_S, Coordinator, Peer
 from acclimate.launch.remote.protocol import Assignment, SocketChannel
-from acclimate.launch.remote.ssh_check import SshReachabilityCheck
+from acclimate.launch.remote.ssh_client import FAILED
 from acclimate.launch.remote.watched_program import WatchedProgram
 from acclimate.launch.supervise.processes import send_to_group
+
+
+class SshReachabilityCheck:
+    """Connects to each host by ssh if a job does not start, only to explain the failure."""
+
+    def __init__(self, hosts: Sequence[str], command: Sequence[str]) -> None:
+        self._hosts, self._ssh = hosts, command
+        self._programs: list[WatchedProgram] = []
+        self._words: dict[str, bytes] = {}
+        self._has_begun = False
+
+    @property
+    def running(self) -> bool:
+        """Whether an answer is still missing."""
+        return any(program.running for program in self._programs)
+
+    def begin(self, coordinator: Coordinator) -> None:
+        """Starts the check of all hosts, once."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        for host in self._hosts:
+            process = subprocess.Popen(
+                [*self._ssh, "--", host, "true"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+            self._words[host] = b""
+            received, exited = partial(self._received, host), partial(self._exited, coordinator, host)
+            self._programs.append(WatchedProgram(coordinator.loop, process, received, exited))
+
+    def _received(self, host: str, _: int, data: bytes) -> None:
+        self._words[host] += data
+
+    def _exited(self, coordinator: Coordinator, host: str, code: int) -> None:
+        if code == FAILED and not coordinator.started:
+            words = self._words[host].decode(errors="backslashreplace").strip()
+            coordinator.explain(f'host "{host}" cannot be reached: {words or "ssh did not say why"}')
+
+    def end(self) -> None:
+        """Stops the check."""
+        for program in self._programs:
+            program.kill()
+            program.close()
+
 
 _LAST_WORDS_S = 5.0
 """How long after the engine's program agents may report their outcome."""

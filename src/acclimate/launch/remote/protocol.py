@@ -2,13 +2,19 @@
 
 Each message is a line of JSON. A message from a host that is too long or of the wrong types ends only the
 connection that it came over.
+
+Over TCP both sides first prove that they have the job's key, which is not sent. Else a program that listens
+at one of the launcher's addresses could make an agent run anything, and a program that connects to the
+launcher could take a rank's place.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hmac
 import ipaddress
 import os
+import secrets
 import select
 import signal
 import socket
@@ -23,8 +29,60 @@ from typing import TypeAlias
 from acclimate.errors import LaunchProtocolError
 from acclimate.launch.plan.job import JobPlan
 from acclimate.launch.plan.outcome import Outcome
-from acclimate.launch.remote.handshake import Answer, Call
 from acclimate.launch.wire import LineBuffer, Message, decode, encode
+
+
+@dataclass(frozen=True)
+class Call:
+    """A caller's first message."""
+
+    name: str
+    """A host's name in the hostfile, or the number of a rank."""
+    nonce: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The launcher's answer."""
+
+    nonce: str
+    proof: str
+
+
+def new_nonce() -> str:
+    """Returns a random text that has never been used."""
+    return secrets.token_hex(16)
+
+
+def answer_call(key: str, call: Call) -> Answer:
+    """Returns the launcher's answer, which proves that it has the key."""
+    nonce = new_nonce()
+    return Answer(nonce, _proof(key, "launcher", call, nonce))
+
+
+def proves_launcher(key: str, call: Call, answer: Answer) -> bool:
+    """Whether an answer comes from the launcher."""
+    return _equal(answer.proof, _proof(key, "launcher", call, answer.nonce))
+
+
+def caller_proof(key: str, call: Call, answer: Answer) -> str:
+    """Returns the caller's last message, which proves that it has the key."""
+    return _proof(key, "caller", call, answer.nonce)
+
+
+def proves_caller(proof: str, key: str, call: Call, answer: Answer) -> bool:
+    """Whether this is the proof of a caller with the key."""
+    return _equal(proof, caller_proof(key, call, answer))
+
+
+def _proof(key: str, side: str, call: Call, nonce: str) -> str:
+    text = "".join(f"{len(part)}:{part}" for part in (side, call.name, call.nonce, nonce))
+    return hmac.new(key.encode(), text.encode(errors="replace"), "sha256").hexdigest()
+
+
+def _equal(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="replace"), wanted.encode())
+
 
 ALIVE_EVERY_S = 10.0
 """The interval of the launcher's heartbeats."""
@@ -227,12 +285,7 @@ class PipeChannel:
 
 
 class SocketChannel:
-    """A TCP connection. The kernel detects the loss of the other host even without traffic.
-
-    Args:
-        connection: the socket.
-        kinds: the fields of the other side's messages, with their types.
-    """
+    """A TCP connection. The kernel detects the loss of the other host even without traffic."""
 
     def __init__(self, connection: socket.socket, kinds: Mapping[str, object]) -> None:
         self._connection = connection
@@ -298,11 +351,7 @@ Channel: TypeAlias = PipeChannel | SocketChannel
 
 
 class MessageDemux:
-    """Separates an agent's messages from its ranks' output, which share a stream.
-
-    Args:
-        mark: the prefix of a message.
-    """
+    """Separates an agent's messages, which begin with the mark, from its ranks' output on the same stream."""
 
     def __init__(self, mark: bytes) -> None:
         self.mark = mark

@@ -35,12 +35,7 @@ class SshConnection(Peer):
 
 
 class SshAgents:
-    """All hosts' connections.
-
-    Args:
-        job: the job to run.
-        program: path of ssh's client.
-    """
+    """All hosts' connections."""
 
     def __init__(self, job: JobPlan, program: str) -> None:
         self._job, self._program = job, program

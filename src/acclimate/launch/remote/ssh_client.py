@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from acclimate.errors import LaunchOptionError
 from acclimate.host.process_status import how_it_ended
 from acclimate.launch.plan.job import JobPlan
-from acclimate.launch.supervise.own_python import own_python
+from acclimate.launch.supervise.processes import own_python
 
 CONNECT_S = 7
 """The time limit for a host to accept a connection."""

@@ -92,11 +92,7 @@ def start_guard(
 ) -> Guard:
     """Forks the standby of a rank's guard, which starts the guard, which starts the rank.
 
-    Args:
-        plan: the rank.
-        streams: its standard streams.
-        settings: how to treat it.
-        private: descriptors of the launcher that guards must not keep open.
+    Guards close the launcher's descriptors in ``private``.
 
     Raises:
         OSError: the system refuses a process.

@@ -140,14 +140,8 @@ def run_standby(
 ) -> None:
     """In a fork of the launcher: starts the guard and waits; if the guard is killed, ends its processes.
 
-    All signals are blocked, and stay blocked here.
-
-    Args:
-        plan: the rank.
-        streams: its standard streams.
-        connection: to the launcher.
-        settings: how to treat the rank.
-        mask: the signals that the launcher blocks.
+    All signals are blocked, and stay blocked here. ``connection`` leads to the launcher, which blocks the
+    signals in ``mask``.
     """
     gc.disable()  # a collection would copy the pages shared with the launcher
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a guard cannot be waited for where it is ignored

@@ -1,4 +1,4 @@
-"""System calls for processes: parent-death signals, adoption of orphans, names."""
+"""Processes: commands for our own modules, parent-death signals, adoption of orphans, names."""
 
 from __future__ import annotations
 
@@ -168,3 +168,13 @@ def send_to_group(group: int, number: int) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
+
+
+def own_python(module: str, *arguments: str) -> list[str]:
+    """Returns the command that runs the ``main`` of one of our modules.
+
+    Not ``python -m``, which looks for modules in the working directory first: a user's file ``re.py`` there
+    would replace Python's. (``python -P`` does not, but needs Python 3.11.)
+    """
+    code = f"import sys; sys.path[:] = filter(None, sys.path); from {module} import main; sys.exit(main())"
+    return [sys.executable, "-c", code, *arguments]

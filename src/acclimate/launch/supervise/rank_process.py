@@ -1,23 +1,82 @@
-"""One rank of this host: its guard, its last lines and log, and its end."""
+"""One rank of this host: its guard, its last lines and log, its end, and who probably killed it."""
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from acclimate.errors import RankStartError
 from acclimate.host.process_status import how_it_ended
+from acclimate.host.topology.control_groups import own_groups
+from acclimate.host.topology.kernel_files import LIVE, read, under
 from acclimate.launch.output.views import rank_tag
 from acclimate.launch.output.writer import LogFile, Tail
 from acclimate.launch.plan.job import RankPlan
 from acclimate.launch.plan.outcome import RankFailure
 from acclimate.launch.supervise.guard import Guard, start_guard
 from acclimate.launch.supervise.guard_process import GuardSettings, StandardStreams
-from acclimate.launch.supervise.oom import KillCount, count_kills, explain_sigkill
 from acclimate.launch.supervise.processes import NO_MORE
+
+
+@dataclass(frozen=True)
+class KillCount:
+    """How many processes the kernel has killed for lack of memory so far; ``None`` if unknown."""
+
+    group: int | None
+    """In this process's control group and those below."""
+    host: int | None
+    """On the whole host, including other users'."""
+
+
+def count_kills(root: Path = LIVE) -> KillCount:
+    """Reads the kernel's counters."""
+    found = [
+        count
+        for chain in own_groups(root, "memory")
+        # Version 2, and version 1 since Linux 4.13.
+        for name in ("memory.events", "memory.oom_control")
+        if (count := _counter(f"{chain[0]}/{name}")) is not None
+    ]
+    return KillCount(max(found, default=None), _counter(under(root, "/proc/vmstat")))
+
+
+def _counter(path: str) -> int | None:
+    for line in (read(path) or "").splitlines():
+        name, _, number = line.partition(" ")
+        if name == "oom_kill" and number.strip().isdecimal():
+            return int(number)
+    return None
+
+
+def _other_senders() -> str:
+    # The ranks have the launcher's limits. At the soft one the kernel sends SIGXCPU, at the hard one SIGKILL.
+    if resource.getrlimit(resource.RLIMIT_CPU)[1] == resource.RLIM_INFINITY:
+        return "another process"
+    return "another process, or the kernel at the time limit (ulimit -t),"
+
+
+def explain_sigkill(before: KillCount, after: KillCount) -> str | None:
+    """Returns a sentence on the sender of a SIGKILL between two readings; ``None`` if unknown."""
+    for start, end, place in (
+        (before.group, after.group, "of this control group"),
+        (before.host, after.host, "on this host"),
+    ):
+        if start is None or end is None:
+            continue
+        if end > start:
+            count = "a process" if end == start + 1 else f"{end - start} processes"
+            return (
+                f"The kernel's out-of-memory killer is the likely cause: it killed {count} {place} "
+                "meanwhile. Give the job more memory, or let each rank use less."
+            )
+        # The group's own counter is more reliable: the host's also counts other containers.
+        return f"The kernel's out-of-memory killer did not act, so {_other_senders()} sent the signal."
+    return None
 
 
 @dataclass
@@ -63,13 +122,10 @@ class RankProcess:
     def start(
         self, stdin: int, captured: Collection[int], settings: GuardSettings, private: Iterable[int]
     ) -> dict[int, int]:
-        """Starts the rank; returns the descriptor of each captured stream.
+        """Starts the rank; returns the descriptor of each stream that the launcher reads.
 
-        Args:
-            stdin: a descriptor.
-            captured: which of the streams 1 and 2 the launcher reads; the others are the launcher's own.
-            settings: how to treat the rank.
-            private: descriptors of the launcher that guards must not keep open.
+        Those of 1 and 2 that are not ``captured`` are the launcher's own. Guards close its descriptors in
+        ``private``.
 
         Raises:
             RankStartError: the system refuses a process or a pipe.

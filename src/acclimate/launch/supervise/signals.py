@@ -90,11 +90,9 @@ class SignalRelay:
         os.close(self._writing)
 
     def relay(self, ranks: Signalled, *, stop_with: int = signal.SIGTSTP) -> bool:
-        """Relays the signals since the last call, in order; returns whether there were any.
+        """Relays the signals since the last call to the ranks, in order; returns whether there were any.
 
-        Args:
-            ranks: the ranks that get the signals.
-            stop_with: the signal with which this process stops itself after SIGTSTP: SIGTSTP or SIGSTOP.
+        After SIGTSTP, this process stops itself with ``stop_with``: SIGTSTP or SIGSTOP.
         """
         numbers = self._read()
         for number in numbers:

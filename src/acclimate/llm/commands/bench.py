@@ -15,11 +15,8 @@ from typing import TYPE_CHECKING, Any
 from acclimate.errors import GenerationOptionError, excerpt
 from acclimate.llm.commands.request import (
     MOST_RANKS,
-    add_dtype_option,
-    add_ignore_extra_option,
+    add_loading_options,
     add_model_argument,
-    add_quantize_option,
-    add_remote_code_option,
     count,
     import_transformers,
     messages,
@@ -38,8 +35,7 @@ _MOST_SEQUENCES = 1024
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of ``acclimate bench``."""
     add_model_argument(parser, required=False)
-    add_dtype_option(parser)
-    add_quantize_option(parser)
+    add_loading_options(parser)
     parser.add_argument(
         "--num_accelerators",
         metavar="N",
@@ -50,8 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--new_tokens", metavar="N", default="32", help="tokens to generate per sequence")
     parser.add_argument("--sequences", metavar="N", default="8", help="batch size of the second measurement")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the figures to a file")
-    add_ignore_extra_option(parser)
-    add_remote_code_option(parser)
     parser.add_argument("--as_rank", action="store_true", help=argparse.SUPPRESS)
 
 
@@ -104,7 +98,7 @@ def _load(args: argparse.Namespace, tokens: int, rank: int) -> LoadedModel:
     Raises:
         GenerationOptionError: its context has room for fewer tokens.
     """
-    from acclimate.llm.loading.initialize import load_split_model
+    from acclimate.llm.loading.load import load_split_model
 
     with messages(logging.INFO if rank == 0 else logging.ERROR):
         loaded = load_split_model(**model_options(args))

@@ -18,18 +18,15 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
-from acclimate.errors import AcclimateError, PromptError
-from acclimate.host.exit_codes import INTERRUPTED, TEXT_READER_LEFT, USER_ERROR
+from acclimate.errors import PromptError
+from acclimate.host.exit_codes import INTERRUPTED
 from acclimate.host.replace_file import replace_file
 from acclimate.llm.commands.request import (
     Request,
     add_chat_options,
-    add_dtype_option,
-    add_ignore_extra_option,
+    add_loading_options,
     add_model_argument,
     add_process_options,
-    add_quantize_option,
-    add_remote_code_option,
     add_text_options,
     check_process_options,
     import_transformers,
@@ -83,23 +80,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_text_options(
         parser, max_new_tokens=_MOST_NEW_TOKENS, temperature="the model's own, or 0.8 if it has none"
     )
-    add_dtype_option(parser)
-    add_quantize_option(parser)
+    add_loading_options(parser)
     add_process_options(parser)
-    add_ignore_extra_option(parser)
-    add_remote_code_option(parser)
     # Passed to the processes that this command starts: the width of the terminal on stderr, or 0.
     parser.add_argument("--as_launcher", type=int, metavar="COLUMNS", help=argparse.SUPPRESS)
     parser.add_argument("--as_rank", type=int, metavar="COLUMNS", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command.
-
-    Returns:
-        The exit code: 0, 2 after a user's error, 130 after Ctrl-C without an answer to stop, 141 after the
-        reader of stdout has exited.
-    """
+    """Runs the command; returns the exit code: 0, or 130 after Ctrl-C without an answer to stop."""
     if args.as_rank is not None or args.as_launcher is not None:
         from acclimate.llm.commands.chat_ranks import run_part
 
@@ -112,13 +101,6 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("\nacclimate chat: interrupted\n")
         return INTERRUPTED
-    except AcclimateError as error:
-        sys.stderr.write(f"acclimate chat: error: {error}\n")
-        return USER_ERROR
-    except BrokenPipeError:
-        # Python flushes stdout at exit, which would fail once more on the closed pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return TEXT_READER_LEFT
 
 
 @contextlib.contextmanager
@@ -156,11 +138,7 @@ class _LocalPartner:
 
 
 class _Chat:
-    """Reads messages, shows answers, and obeys commands such as ``/reset``.
-
-    Args:
-        partner: who answers.
-    """
+    """Reads messages, shows answers, and obeys commands such as ``/reset``."""
 
     def __init__(self, partner: Partner) -> None:
         self._partner = partner

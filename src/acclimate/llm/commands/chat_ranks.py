@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from acclimate.errors import PromptError, RankFailedError
-from acclimate.launch.supervise.own_python import own_python
+from acclimate.launch.supervise.processes import own_python
 from acclimate.llm.commands.request import (
     MOST_RANKS,
     count,
@@ -46,12 +46,7 @@ _LAUNCHER_ENDS_S = 30.0
 
 
 class RanksPartner:
-    """A model on several ranks.
-
-    Args:
-        args: the command's arguments.
-        columns: the width of the terminal on stderr; 0 if there is none.
-    """
+    """A model on several ranks."""
 
     def __init__(self, args: argparse.Namespace, columns: int) -> None:
         told = ["--as_launcher", str(columns), "--num_accelerators", args.num_accelerators]
@@ -193,7 +188,7 @@ class _Orders:
 def _run_rank(args: argparse.Namespace, rank: int) -> None:
     with messages(logging.INFO if rank == 0 else logging.ERROR), progress_on_terminal(args.as_rank):
         from acclimate.llm.conversation import Conversation
-        from acclimate.llm.loading.initialize import load_split_model
+        from acclimate.llm.loading.load import load_split_model
 
         request = read_request(args)
         set_threads(args.threads)
@@ -214,13 +209,7 @@ def _run_rank(args: argparse.Namespace, rank: int) -> None:
 
 
 def _obeyed(talk: Conversation, order: dict[str, Any], orders: _Orders | None) -> dict[str, Any]:
-    """Does what the user's process asks for; returns what to tell it.
-
-    Args:
-        talk: this rank's conversation.
-        order: what to do.
-        orders: on rank 0: further orders.
-    """
+    """Does what the user's process asks for; returns what to tell it. Rank 0 may get further orders."""
     if "reset" in order:
         talk.reset()
         return {"messages": talk.messages}

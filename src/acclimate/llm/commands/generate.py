@@ -15,17 +15,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from acclimate.errors import AcclimateError, GenerationOptionError
-from acclimate.host.exit_codes import INTERRUPTED, TEXT_READER_LEFT, USER_ERROR
+from acclimate.errors import GenerationOptionError
+from acclimate.host.exit_codes import INTERRUPTED
 from acclimate.llm.commands.request import (
     Display,
     Request,
     add_chat_options,
-    add_dtype_option,
-    add_ignore_extra_option,
+    add_loading_options,
     add_process_options,
-    add_quantize_option,
-    add_remote_code_option,
     add_text_options,
     check_process_options,
     import_transformers,
@@ -62,11 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         max_new_tokens=DEFAULT_MAX_NEW_TOKENS,
         temperature="0, or the model's own with --top_p, --top_k or --min_p",
     )
-    add_dtype_option(parser)
-    add_quantize_option(parser)
+    add_loading_options(parser)
     add_process_options(parser)
-    add_ignore_extra_option(parser)
-    add_remote_code_option(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of streamed text")
     # Passed to the ranks that this command starts: the width of the terminal on stderr, or 0, and whether
     # stdout is a terminal.
@@ -75,29 +69,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command.
-
-    Returns:
-        The exit code: 0, 2 after a user's error, 130 after Ctrl-C, 141 after the reader of stdout has exited.
-    """
+    """Runs the command; returns the exit code: 0, or 130 after Ctrl-C."""
     if args.as_rank is not None:
         from acclimate.llm.commands.on_ranks import run_as_rank
 
         display = Display(args.json, args.on_terminal)
         return run_as_rank("generate", partial(_run_rank, args, display), display.interrupt)
-    try:
-        ranks = check_process_options(args)
-        if ranks > 1:
-            return _start_ranks(args, ranks)
-        with messages():
-            return _run_alone(args)
-    except AcclimateError as error:
-        sys.stderr.write(f"acclimate generate: error: {error}\n")
-        return USER_ERROR
-    except BrokenPipeError:
-        # Python flushes stdout at exit, which would fail once more on the closed pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return TEXT_READER_LEFT
+    ranks = check_process_options(args)
+    if ranks > 1:
+        return _start_ranks(args, ranks)
+    with messages():
+        return _run_alone(args)
 
 
 def _run_alone(args: argparse.Namespace) -> int:
@@ -162,7 +144,7 @@ def _start_ranks(args: argparse.Namespace, ranks: int) -> int:
 def _run_rank(args: argparse.Namespace, display: Display, rank: int) -> None:
     with messages(logging.INFO if rank == 0 else logging.ERROR), progress_on_terminal(args.as_rank):
         # Here, so that Ctrl-C is handled from the start.
-        from acclimate.llm.loading.initialize import load_split_model
+        from acclimate.llm.loading.load import load_split_model
 
         request = read_request(args)
         set_threads(args.threads)

@@ -61,15 +61,11 @@ def _report(name: str, outcome: Outcome) -> str:
 def run_as_rank(
     command: str, work: Callable[[int], None], interrupted: Callable[[BaseException], None]
 ) -> int:
-    """Runs this process's part; returns its exit code.
+    """Runs this process's part, ``work(rank)``; returns its exit code.
 
     After an error of all ranks, only rank 0 exits with an error code, so that the launcher lets it report the
-    error. After Ctrl-C, only rank 0 writes a message.
-
-    Args:
-        command: the command's name, for messages.
-        work: called with this process's rank.
-        interrupted: called on rank 0 after Ctrl-C, with the exception that ended the work.
+    error. After Ctrl-C, only rank 0 writes a message, and calls ``interrupted`` with the exception that ended
+    the work.
     """
     # torch would warn, with a C++ stack trace, of each interrupted attempt to connect.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -61,13 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(model: torch.nn.Module, plan: Plan, name: str) -> dict[str, Any]:
-    """Returns a plan as plain values.
-
-    Args:
-        model: the whole model.
-        plan: its plan.
-        name: its name.
-    """
+    """Returns a plan as plain values."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     in_order = [plan.splits[name] for name in tensors if name in plan.splits and name not in plan.shared]
     parameters: list[dict[str, Any]] = [

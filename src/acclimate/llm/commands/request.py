@@ -62,31 +62,25 @@ def add_dtype_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_quantize_option(parser: argparse.ArgumentParser) -> None:
-    """Declares ``--quantize``."""
+def add_loading_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of :func:`model_options`, besides the model."""
+    add_dtype_option(parser)
     parser.add_argument(
         "--quantize", metavar="int8|int4", help="store the weights in 8 or 4 bits while loading them"
     )
-
-
-def add_ignore_extra_option(parser: argparse.ArgumentParser) -> None:
-    """Declares ``--ignore_extra``."""
     parser.add_argument(
         "--ignore_extra",
         metavar="NAMES",
         help='tensors in the files that the model does not use, such as "v_head.*,score.weight"',
     )
+    add_remote_code_option(parser)
 
 
 def add_text_options(parser: argparse.ArgumentParser, *, max_new_tokens: int, temperature: str) -> None:
     """Declares the options that say how a text is written.
 
     Values are parsed later, so that a bad one gets the library's one-line message and not argparse's usage.
-
-    Args:
-        parser: the command's parser.
-        max_new_tokens: the default.
-        temperature: what the help says of the default.
+    ``temperature`` is what the help says of its default.
     """
     parser.add_argument(
         "--max_new_tokens", metavar="N", default=str(max_new_tokens), help="the most tokens to generate"
@@ -297,10 +291,7 @@ _NOT_FOR_RANKS = {
 def rank_arguments(args: argparse.Namespace, positional: str, *told: str) -> list[str]:
     """Returns the arguments of a rank: all options of the command, so that a new one reaches the ranks too.
 
-    Args:
-        args: the command's arguments.
-        positional: the name of the positional one.
-        told: what the launcher tells the rank.
+    ``told`` is what the launcher tells the rank.
     """
     options = [
         f"--{name}" + ("" if value is True else f"={value}")
@@ -366,7 +357,7 @@ def messages(level: int = logging.INFO) -> Iterator[None]:
         if level > logging.INFO:
             yield
         else:
-            from acclimate.ops.build.watch import watch_builds  # imports torch
+            from acclimate.ops.build.compile import watch_builds  # imports torch
 
             with watch_builds(compile_progress):
                 yield
@@ -377,11 +368,9 @@ def messages(level: int = logging.INFO) -> Iterator[None]:
 
 
 class Display:
-    """Shows a text as it is generated, and the figures of the run at its end.
+    """Shows a text as it is generated, and the figures of the run at its end, or one JSON object.
 
-    Args:
-        as_json: whether to print one JSON object instead.
-        on_terminal: whether the text goes to a terminal; if so, the prompt is shown before it.
+    On a terminal the prompt is shown before the text.
     """
 
     def __init__(self, as_json: bool, on_terminal: bool) -> None:

@@ -12,16 +12,13 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from acclimate.errors import AcclimateError, GenerationOptionError, MissingExtraError
-from acclimate.host.exit_codes import INTERRUPTED, USER_ERROR
+from acclimate.errors import GenerationOptionError, MissingExtraError
+from acclimate.host.exit_codes import INTERRUPTED
 from acclimate.host.install_hints import install_extra
 from acclimate.llm.commands.request import (
-    add_dtype_option,
-    add_ignore_extra_option,
+    add_loading_options,
     add_model_argument,
     add_process_options,
-    add_quantize_option,
-    add_remote_code_option,
     check_process_options,
     import_transformers,
     messages,
@@ -54,17 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat_template", metavar="FILE", help="a Jinja template in place of the model's own"
     )
-    add_dtype_option(parser)
-    add_quantize_option(parser)
+    add_loading_options(parser)
     add_process_options(parser)
-    add_ignore_extra_option(parser)
-    add_remote_code_option(parser)
     # Passed to the ranks that this command starts: the width of the terminal on stderr, or 0.
     parser.add_argument("--as_rank", type=int, metavar="COLUMNS", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command until Ctrl-C; returns the exit code: 2 after a user's error, else 130."""
+    """Runs the command until Ctrl-C; returns the exit code."""
     if args.as_rank is not None:
         from acclimate.llm.commands.on_ranks import run_as_rank
 
@@ -89,9 +83,6 @@ def run(args: argparse.Namespace) -> int:
             _serve(args, loaded, loaded.module, listener)
     except KeyboardInterrupt:
         pass
-    except AcclimateError as error:
-        sys.stderr.write(f"acclimate serve: error: {error}\n")
-        return USER_ERROR
     return INTERRUPTED
 
 
@@ -136,14 +127,7 @@ def _listen(args: argparse.Namespace) -> socket.socket:
 
 
 def _serve(args: argparse.Namespace, loaded: LoadedModel, model: Any, listener: socket.socket) -> None:
-    """Answers requests until Ctrl-C.
-
-    Args:
-        args: the command's arguments.
-        loaded: the model and what is known of it.
-        model: the model, or what generates in its place.
-        listener: where requests arrive.
-    """
+    """Answers the requests that arrive at the listener, with the model or its leader, until Ctrl-C."""
     with interrupts_deferred(1):  # see import_transformers
         import uvicorn
         from transformers.utils import logging as transformers_logging
@@ -172,11 +156,7 @@ def _serve(args: argparse.Namespace, loaded: LoadedModel, model: Any, listener: 
 
 
 class _Leader:
-    """Rank 0's model: has the other ranks make the same calls of ``generate``.
-
-    Args:
-        loaded: the model.
-    """
+    """Rank 0's model: has the other ranks make the same calls of ``generate``."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._model, self._ranks = loaded.module, loaded.ranks
@@ -210,7 +190,7 @@ class _Leader:
 
 def _run_rank(args: argparse.Namespace, rank: int) -> None:
     with messages(logging.INFO if rank == 0 else logging.ERROR), progress_on_terminal(args.as_rank):
-        from acclimate.llm.loading.initialize import load_split_model
+        from acclimate.llm.loading.load import load_split_model
 
         set_threads(args.threads)
         loaded = load_split_model(**model_options(args))

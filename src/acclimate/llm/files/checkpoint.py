@@ -1,4 +1,4 @@
-"""The tensors of a model's safetensors files, read in parts.
+"""The tensors of a model's safetensors files, read in parts, and the header of such a file.
 
 safetensors' own ``safe_open`` either maps the file, so that every touched page counts as this process's
 memory until the file is closed, or makes an extra copy of each slice. This module reads a slice from the file
@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from acclimate.errors import CorruptModelError, UnsupportedModelError, excerpt
-from acclimate.llm.files.deferred_tensors import Region
+from acclimate.llm.files.deferred_tensors import Region, Source, cut
 from acclimate.llm.files.folder import weight_files
 from acclimate.llm.files.open_file import OpenFile
 
@@ -44,10 +44,27 @@ SAFETENSORS_DTYPES = {
     "F8_E5M2": torch.float8_e5m2,
     "C64": torch.complex64,
 }
+_DTYPE_NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 # Large enough to make system calls rare, small enough to stay in a core's cache until it is copied.
 _BLOCK_BYTES = 1 << 20
 # Shorter runs of wanted bytes are read together with the bytes between them, which is faster.
 _SHORT_RUN_BYTES = 1 << 16
+
+
+def safetensors_header(tensors: Mapping[str, torch.Tensor | Source]) -> tuple[bytes, dict[str, int]]:
+    """Returns the header of a file of these tensors, and the position of each in the file."""
+    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    starts, end = {}, 0
+    for name, tensor in tensors.items():
+        starts[name], end = end, end + prod(tensor.shape) * tensor.dtype.itemsize
+        table[name] = {
+            "dtype": _DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [starts[name], end],
+        }
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the format requires data aligned to 8 bytes
+    return len(text).to_bytes(8, "little") + text, {name: 8 + len(text) + at for name, at in starts.items()}
 
 
 class WeightFile(OpenFile):
@@ -196,10 +213,7 @@ class HostTensor:
 
     def read_into(self, region: Region, out: torch.Tensor) -> None:
         """Copies a region."""
-        values = self.values
-        for dim, (start, stop) in enumerate(region):
-            values = values.narrow(dim, start, stop - start)
-        out.copy_(values)
+        out.copy_(cut(self.values, region))
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:

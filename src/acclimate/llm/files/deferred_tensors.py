@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol
 
@@ -18,7 +19,6 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from acclimate.host import huge_pages
-from acclimate.llm.files.view_regions import regroup
 
 logger = logging.getLogger("acclimate.llm")
 
@@ -206,7 +206,7 @@ def read_into(tensor: torch.Tensor, region: Region, out: torch.Tensor) -> None:
     if out.numel() == 0:
         return
     if not isinstance(tensor, DeferredTensor):
-        out.copy_(_cut(tensor, region))
+        out.copy_(cut(tensor, region))
     elif tensor.source is not None:
         tensor.source.read_into(region, out)
     else:
@@ -217,7 +217,8 @@ def _shape(region: Region) -> list[int]:
     return [stop - start for start, stop in region]
 
 
-def _cut(tensor: torch.Tensor, region: Region) -> torch.Tensor:
+def cut(tensor: torch.Tensor, region: Region) -> torch.Tensor:
+    """Returns a region of a tensor that is in memory, as a view."""
     for dim, (start, stop) in enumerate(region):
         tensor = tensor.narrow(dim, start, stop - start)
     return tensor
@@ -254,7 +255,7 @@ def _read_converted(tensor: DeferredTensor, region: Region, out: torch.Tensor) -
         return
     for piece in _pieces(region, origin.dtype.itemsize):
         inside = tuple((at - first, end - first) for (at, end), (first, _) in zip(piece, region, strict=True))
-        _cut(out, inside).copy_(read(origin, piece))
+        cut(out, inside).copy_(read(origin, piece))
 
 
 def _read_joined(tensor: DeferredTensor, region: Region, out: torch.Tensor) -> None:
@@ -346,14 +347,14 @@ def _read_reshaped(tensor: DeferredTensor, region: Region, out: torch.Tensor) ->
     values = read(origin, plan.covering).reshape(plan.grouped)
     for dim, (start, stop) in enumerate(plan.within):
         values = values.narrow(dim, start, stop - start)
-    out.copy_(_cut(values.reshape(plan.opened), plan.inside))
+    out.copy_(cut(values.reshape(plan.opened), plan.inside))
 
 
 def _read_all_inputs(tensor: DeferredTensor, region: Region, out: torch.Tensor) -> None:
     names = ", ".join(sorted({source.name for source in sources(tensor)})[:3])
     logger.info("reading all of %s: %s cannot be applied to a part", names, tensor.operator)
     result = tensor.operator(*tree_map(_whole, tensor.arguments), **tree_map(_whole, tensor.options))
-    out.copy_(_cut(result if tensor.output is None else result[tensor.output], region))
+    out.copy_(cut(result if tensor.output is None else result[tensor.output], region))
 
 
 _READERS: dict[Any, Callable[[DeferredTensor, Region, torch.Tensor], None]] = {
@@ -380,3 +381,80 @@ _READERS: dict[Any, Callable[[DeferredTensor, Region, torch.Tensor], None]] = {
     _aten.squeeze.dims: _read_reshaped,
     _aten.unsqueeze.default: _read_reshaped,
 }
+
+
+# -- reshaped tensors ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Regrouping:
+    """How to get a region of the new shape from a region of the original shape."""
+
+    covering: Region
+    """A region of the original shape that contains all needed elements."""
+    grouped: tuple[int, ...]
+    """The covering region's shape with each group of dimensions, whose elements stay together, flattened."""
+    within: Region
+    """The wanted elements of each group."""
+    opened: tuple[int, ...]
+    """The shape of the wanted elements, with the new dimensions of the groups."""
+    inside: Region
+    """The wanted region of that shape."""
+    is_exact: bool
+    """Whether the covering region contains nothing else, in the same order."""
+
+
+def regroup(before: tuple[int, ...], after: tuple[int, ...], region: Region) -> Regrouping:
+    """Returns how to read a region of shape ``after`` from a tensor of shape ``before``.
+
+    Dimensions are matched in groups of equal products. In each group, the first new dimension determines the
+    needed rows of the first old dimension; other dimensions are read whole.
+    """
+    covering: list[tuple[int, int]] = []
+    grouped: list[int] = []
+    within: list[tuple[int, int]] = []
+    opened: list[int] = []
+    inside: list[tuple[int, int]] = []
+    for old, new in _groups(before, after):
+        sizes, bounds = [after[dim] for dim in new], [region[dim] for dim in new]
+        lead = next((place for place, size in enumerate(sizes) if size > 1), 0)  # before it are only ones
+        start, stop = bounds[lead] if bounds else (0, 1)
+        inner = prod(sizes[lead + 1 :])
+        flat = (start * inner, stop * inner)
+        old_sizes = [before[dim] for dim in old]
+        old_lead = next((place for place, size in enumerate(old_sizes) if size > 1), 0)
+        old_inner = prod(old_sizes[old_lead + 1 :])
+        first, last = flat[0] // old_inner, -(-flat[1] // old_inner)
+        covering += [
+            (first, last) if place == old_lead else (0, size) for place, size in enumerate(old_sizes)
+        ]
+        grouped.append((last - first) * old_inner)
+        within.append((flat[0] - first * old_inner, flat[1] - first * old_inner))
+        opened += [stop - start if place == lead else size for place, size in enumerate(sizes)]
+        inside += [(0, stop - start) if place == lead else bound for place, bound in enumerate(bounds)]
+    is_exact = all(bounds == (0, size) for bounds, size in zip(within, grouped, strict=True)) and all(
+        bounds == (0, size) for bounds, size in zip(inside, opened, strict=True)
+    )
+    return Regrouping(tuple(covering), tuple(grouped), tuple(within), tuple(opened), tuple(inside), is_exact)
+
+
+def _groups(before: tuple[int, ...], after: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
+    """Pairs the shortest runs of old and new dimensions that have equal products."""
+    groups: list[tuple[list[int], list[int]]] = []
+    old_at = new_at = 0
+    while old_at < len(before) or new_at < len(after):
+        old, new = [], []
+        old_size = new_size = 1
+        while True:
+            if old_at < len(before) and (old_size <= new_size or new_at == len(after)):
+                old_size *= before[old_at]
+                old.append(old_at)
+                old_at += 1
+            elif new_at < len(after):
+                new_size *= after[new_at]
+                new.append(new_at)
+                new_at += 1
+            if old_size == new_size and (old or new):
+                break
+        groups.append((old, new))
+    return groups

@@ -1,22 +1,55 @@
-"""A rank's slices of a model's tensors: the source and the target of each."""
+"""A rank's slices of a model's tensors: the source and the target of each; threads read them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from acclimate.errors import CorruptModelError
 from acclimate.host import huge_pages
-from acclimate.llm.files.at_once import read_at_once
 from acclimate.llm.files.deferred_tensors import Region, read_into, regions
+from acclimate.llm.kernels.torch_threads import one_thread
 
 if TYPE_CHECKING:
     from acclimate.llm.split import Plan
+
+
+_Part = TypeVar("_Part")
+
+_MOST_THREADS = 8
+"""More threads would wait for memory."""
+
+
+def read_at_once(read: Callable[[_Part], None], parts: Sequence[_Part]) -> None:
+    """Calls ``read`` with each of the parts, in as many threads as torch has; raises its error.
+
+    Each thread fills memory of its own, which takes longest, and works on it while it is in the cache.
+    """
+    threads = min(len(parts), torch.get_num_threads(), _MOST_THREADS)
+    if threads <= 1:
+        for part in parts:
+            read(part)
+        return
+    is_inference = torch.is_inference_mode_enabled()  # a thread does not inherit it
+
+    def run(part: _Part) -> None:
+        with torch.inference_mode(is_inference), one_thread():
+            read(part)
+
+    with ThreadPoolExecutor(threads, "read") as pool:
+        try:
+            for _ in pool.map(run, parts):
+                pass
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
 
 _SUMMED = 1 << 20
 """The number of values that are checked at a time."""
@@ -69,13 +102,9 @@ class Slice:
 def slices(
     model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], plan: Plan | None, rank: int
 ) -> list[Slice]:
-    """Returns this rank's slices of a model, in the order of the files' tensors.
+    """Returns this rank's slices of the whole model's tensors, in the order of the files' tensors.
 
-    Args:
-        model: the split model, with its parameters on the meta device.
-        tensors: the whole model's tensors, by name.
-        plan: how the tensors are split; ``None`` if they are not.
-        rank: this process's rank.
+    ``model`` is split, with its parameters on the meta device; without a plan, nothing is.
 
     Raises:
         CorruptModelError: a tensor of the split model has no slice, or one of another shape.

@@ -151,8 +151,7 @@ def _convert(source: OpenFile, target: Path, form: str) -> None:
     _require_gguf(name)
     import torch
 
-    from acclimate.llm.gguf.index import write_index
-    from acclimate.llm.gguf.tensors import GGUFFile, gguf_tensors
+    from acclimate.llm.gguf.tensors import GGUFFile, gguf_tensors, write_index
     from acclimate.llm.gguf.tokenizer import check_vocabulary, convert_tokenizer
     from acclimate.llm.gguf.vocabulary import read_vocabulary
     from acclimate.llm.gguf.weights import check_tensors
@@ -241,7 +240,7 @@ def _empty_model(header: GGUFHeader, fields: dict[str, Any]) -> Any:
 
 
 def _write_weights(header: GGUFHeader, tensors: list[GGUFTensor], target: Path) -> None:
-    from acclimate.llm.gguf.safetensors import write_safetensors
+    from acclimate.llm.gguf.tensors import write_safetensors
 
     total = sum(prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors)
     _check_space(target, total)

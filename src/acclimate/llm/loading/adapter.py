@@ -29,8 +29,13 @@ class Adapter:
     base: str
     """The base model's folder, GGUF file or hub id."""
 
-    def load(self, dtype: torch.dtype, *, trust_remote_code: bool, ignore_extra: tuple[str, ...]) -> Merged:
+    def load(
+        self, dtype: torch.dtype, *, trust_remote_code: bool, ignore_extra: tuple[str, ...]
+    ) -> tuple[Any, Path]:
         """Loads the whole base model on the host and merges the adapter into it.
+
+        Returns:
+            The merged model, and the folder of its tokenizer: the adapter's, or else the base's.
 
         Raises:
             ModelNotFoundError: there is no such base model.
@@ -66,16 +71,7 @@ class Adapter:
                 raise UnsupportedModelError(
                     f"peft cannot merge the adapter in {self.folder} into {self.base}: {first_line(error)}"
                 ) from error
-        return Merged(merged, self.folder if has_tokenizer(self.folder) else found.folder)
-
-
-@dataclass(frozen=True)
-class Merged:
-    """A base model with its adapter's changes."""
-
-    module: Any
-    tokenizer_folder: Path
-    """The adapter's folder, if it has a tokenizer, or else the base's."""
+        return merged, self.folder if has_tokenizer(self.folder) else found.folder
 
 
 def find_adapter(model: Any) -> Adapter | None:

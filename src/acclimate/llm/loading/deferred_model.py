@@ -21,9 +21,9 @@ from acclimate.llm.files.deferred_tensors import Source, deferred
 from acclimate.llm.files.folder import weight_files, weight_totals
 from acclimate.llm.files.model_limits import WeightTotals, bounded_model
 from acclimate.llm.files.open_file import OpenFile
+from acclimate.llm.loading.empty_model import model_class
 from acclimate.llm.loading.loaded_model import explained_failures
 from acclimate.llm.loading.locate import FoundModel
-from acclimate.llm.loading.model_class import model_class
 from acclimate.llm.loading.weight_report import check_report
 from acclimate.llm.published.settings import quantization_settings
 from acclimate.llm.published.tensors import published_tensors
@@ -42,11 +42,8 @@ def deferred_model(
 ) -> Iterator[tuple[Any, list[OpenFile]]]:
     """Yields a model with deferred parameters, which can be read in the ``with`` block, and its files.
 
-    Args:
-        found: the model's files, already checked.
-        dtype: the dtype of the parameters, except those that transformers keeps in float32.
-        trust_remote_code: whether Python code that comes with the model may run.
-        ignore_extra: patterns, such as ``v_head.*``, of tensors that the model does not use.
+    The arguments are those of :func:`acclimate.llm.load_model`; some parameters stay float32, as in
+    transformers.
 
     Raises:
         CorruptModelError: a tensor is missing, superfluous, or has the wrong shape or size.
@@ -69,7 +66,7 @@ def deferred_model(
 def _open(found: FoundModel, dtype: torch.dtype) -> Iterator[tuple[list[OpenFile], dict[str, Any]]]:
     """Opens a model's files; yields them, and their tensors by name."""
     if found.gguf is not None:
-        from acclimate.llm.gguf.index import read_index
+        from acclimate.llm.gguf.tensors import read_index
 
         file, parameters = read_index(found.folder, found.gguf, dtype, found.state)
         with contextlib.closing(file):

@@ -1,4 +1,4 @@
-"""Builds a model without weights, on the meta device, from its configuration only."""
+"""Finds transformers' class for a configuration, and builds its model without weights, on the meta device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from acclimate.llm.files.remote_code import check_remote_code
 from acclimate.llm.gguf.convert import empty_gguf_model
 from acclimate.llm.loading.loaded_model import choose_dtype, dtype_name, require_transformers
 from acclimate.llm.loading.locate import local_model
-from acclimate.llm.loading.model_class import model_class
 from acclimate.llm.quiet import first_line, why_unusable
 from acclimate.selection import get_accelerator
 
@@ -77,3 +76,36 @@ def _config(source: str, is_local: bool, trust_remote_code: bool) -> Any:
             f"there is no folder or file '{excerpt(source)}', and no configuration of it on the hub: "
             f"{first_line(error)}"
         ) from error
+
+
+# In the order of preference.
+_AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForImageTextToText")
+
+
+def model_class(config: Any, source: str) -> Any:
+    """Returns the class of a text-generating model for a transformers config from a folder or the hub.
+
+    Raises:
+        UnsupportedModelError: transformers has no such class.
+    """
+    import transformers
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    own = getattr(config, "auto_map", None) or {}
+    for auto in _AUTO_CLASSES:
+        mapping = getattr(transformers, auto)._model_mapping
+        if type(config) in mapping:
+            return _named(config, mapping[type(config)])
+        if auto in own:  # reached with trust_remote_code only: AutoConfig refuses otherwise
+            return get_class_from_dynamic_module(own[auto], source)
+    raise UnsupportedModelError(
+        f"transformers has no model that generates text for {source}, whose model_type is {config.model_type}"
+    )
+
+
+def _named(config: Any, known: Any) -> Any:
+    """Returns the class that the config names, if transformers has several for it."""
+    if not isinstance(known, (list, tuple)):
+        return known
+    names = getattr(config, "architectures", None) or []
+    return next((kind for kind in known if kind.__name__ in names), known[0])

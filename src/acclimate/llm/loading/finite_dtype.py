@@ -34,14 +34,7 @@ def load_in_finite_dtype(
     """Returns what ``load`` returns: for a dtype, or for float32 if logits are not finite in float16.
 
     float16 is chosen for an accelerator without bfloat16. Most models are made in bfloat16 or float32, which
-    have a larger range: their values may be infinite in float16.
-
-    Args:
-        load: loads a model in a dtype; its result has the model as ``module``.
-        dtype: the dtype to try.
-        accelerator: the accelerator of the model.
-        ranks: the ranks that share the model.
-        is_asked_for: whether the user asked for the dtype, which is then kept.
+    have a larger range: their values may be infinite in float16. A dtype that the user asked for is kept.
     """
     import torch
 

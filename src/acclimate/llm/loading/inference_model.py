@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acclimate.errors import InvalidRankError, PlanError, UnsupportedError
-from acclimate.llm.files.mapped import MappedFile
+from acclimate.llm.files.open_file import MappedFile
 from acclimate.llm.kernels.torch_threads import within_quota
 from acclimate.llm.loading.packer import Packer
 from acclimate.llm.ranks import ModelRanks

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from acclimate.errors import CorruptModelError, UnsupportedModelError
 from acclimate.llm.files.converted import model_name
+from acclimate.llm.gguf.convert import BLOCKS
 from acclimate.llm.loading.adapter import find_adapter
 from acclimate.llm.loading.finite_dtype import load_in_finite_dtype
 from acclimate.llm.loading.inference_model import Whole, as_inference_model
 from acclimate.llm.loading.loaded_model import (
-    LoadedModel,
     choose_dtype,
     dtype_name,
-    load_tokenizer,
     memory_errors,
     require_transformers,
 )
 from acclimate.llm.loading.locate import FoundModel, find_and_load, find_model
-from acclimate.llm.loading.packer import Packer, check_format, gguf_form, has_kernels
+from acclimate.llm.loading.packer import Packer, check_format, has_kernels
 from acclimate.llm.progress import progress_bar
 from acclimate.llm.published.settings import quantization_settings
 from acclimate.llm.ranks import ModelRanks, join_model_ranks
-from acclimate.ops.build.watch import watch_builds
 from acclimate.selection import get_accelerator
 
 if TYPE_CHECKING:
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
 
     from acclimate.accelerator import Accelerator
     from acclimate.llm.split import Plan
-    from acclimate.llm.text.tokenizers import Tokenizer
 
 Verify = bool | Literal["auto"]
 
@@ -117,96 +113,25 @@ def _initialized(
         chosen = _dtype(accelerator, dtype, model)
         adapter = find_adapter(model)
         if adapter is not None:
-            model = adapter.load(
-                chosen, trust_remote_code=trust_remote_code, ignore_extra=ignore_extra
-            ).module
+            model, _ = adapter.load(chosen, trust_remote_code=trust_remote_code, ignore_extra=ignore_extra)
     if not isinstance(model, (str, os.PathLike)):
-        return _split_loaded(model, chosen, accelerator, ranks, plan, verify, quantize)
+        return split_loaded(model, chosen, accelerator, ranks, quantize, plan, verify)
 
     def load_in(chosen: torch.dtype) -> Any:
-        form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
-        load = SliceLoader(
+        loader = SliceLoader(
             accelerator,
             ranks,
             chosen,
-            plan,
-            verify,
-            trust_remote_code,
-            ignore_extra,
-            quantize,
             is_dtype_asked_for=str(dtype) != "auto",
+            quantize=quantize,
+            trust_remote_code=trust_remote_code,
+            ignore_extra=ignore_extra,
+            user_plan=plan,
+            verify=verify,
         )
-        return load.from_files(model, form)
+        return loader.from_files(model)
 
     return load_in_finite_dtype(load_in, chosen, accelerator, ranks, is_asked_for=str(dtype) != "auto")
-
-
-def load_split_model(
-    model: str | os.PathLike[str] | None = None,
-    *,
-    dtype: str = "auto",
-    quantize: str | None = None,
-    trust_remote_code: bool = False,
-    ignore_extra: Iterable[str] = (),
-) -> LoadedModel:
-    """Loads a model and its tokenizer, split over the job's ranks, for :func:`acclimate.llm.generate`.
-
-    Args:
-        model: the ``model`` argument of :func:`acclimate.llm.load_model`; ``None``: the demo model.
-        dtype: its ``dtype`` argument.
-        quantize: its ``quantize`` argument.
-        trust_remote_code: its ``trust_remote_code`` argument.
-        ignore_extra: its ``ignore_extra`` argument.
-
-    Raises:
-        AcclimateError: the errors of :func:`init_inference`.
-    """
-    start = time.perf_counter()
-    dtype = dtype_name(dtype)
-    check_format(quantize)
-    require_transformers()
-    accelerator = get_accelerator()
-    tokenizers: list[Tokenizer] = []
-
-    def take_tokenizer(folder: Path) -> None:
-        tokenizers.append(load_tokenizer(folder, trust_remote_code))
-
-    def load_in(chosen: torch.dtype) -> LoadedModel:
-        load = SliceLoader(
-            accelerator,
-            ranks,
-            chosen,
-            trust_remote_code=trust_remote_code,
-            ignore_extra=tuple(ignore_extra),
-            quantize=quantize,
-            is_dtype_asked_for=dtype != "auto",
-        )
-        form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
-        with ranks.all_or_none():
-            merged, adapter = None, find_adapter(model)
-            if adapter is not None:
-                merged = adapter.load(
-                    chosen, trust_remote_code=trust_remote_code, ignore_extra=tuple(ignore_extra)
-                )
-                take_tokenizer(merged.tokenizer_folder)
-        if merged is not None and adapter is not None:
-            module = _split_loaded(merged.module, chosen, accelerator, ranks, None, "auto", quantize)
-            folder = adapter.folder
-        else:
-            # The tokenizer comes first, because loading it takes much more memory than it keeps.
-            module = load.from_files(model, form, with_tokenizer=True, before=take_tokenizer)
-            folder = module.whole.folder
-        seconds = time.perf_counter() - start - builds.seconds
-        return LoadedModel(module, tokenizers[-1], folder, accelerator, chosen, seconds, builds.seconds)
-
-    import torch
-
-    with torch.inference_mode(False), watch_builds() as builds:
-        ranks = join_model_ranks(accelerator, None)
-        accelerator.reset_peak_memory_stats()
-        with ranks.all_or_none():
-            chosen = _dtype(accelerator, dtype, model)
-        return load_in_finite_dtype(load_in, chosen, accelerator, ranks, is_asked_for=dtype != "auto")
 
 
 def _dtype(accelerator: Accelerator, dtype: Any, model: Any) -> torch.dtype:
@@ -219,15 +144,16 @@ def _dtype(accelerator: Accelerator, dtype: Any, model: Any) -> torch.dtype:
     return choose_dtype(accelerator, name)
 
 
-def _split_loaded(
+def split_loaded(
     model: Any,
     dtype: torch.dtype,
     accelerator: Accelerator,
     ranks: ModelRanks,
-    user_plan: Mapping[str, Any] | None,
-    verify: Verify,
     quantize: str | None,
+    user_plan: Mapping[str, Any] | None = None,
+    verify: Verify = "auto",
 ) -> Any:
+    """Splits and quantises a model that is loaded; see :func:`init_inference`."""
     import torch
 
     with ranks.all_or_none():
@@ -276,55 +202,61 @@ def _finished(model: Any, plan: Plan | None, ranks: ModelRanks, whole: Whole, pa
     return made
 
 
+@dataclass(frozen=True)
 class SliceLoader:
     """Loads a model from files; each rank reads only its own slices."""
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        ranks: ModelRanks,
-        dtype: torch.dtype,
-        user_plan: Mapping[str, Any] | None = None,
-        verify: Verify = "auto",
-        trust_remote_code: bool = False,
-        ignore_extra: tuple[str, ...] = (),
-        quantize: str | None = None,
-        is_dtype_asked_for: bool = False,
-    ) -> None:
-        self.quantize, self.is_dtype_asked_for = quantize, is_dtype_asked_for
-        self.accelerator, self.ranks, self.dtype = accelerator, ranks, dtype
-        self.user_plan, self.verify = user_plan, verify
-        self.trust_remote_code, self.ignore_extra = trust_remote_code, ignore_extra
+    accelerator: Accelerator
+    ranks: ModelRanks
+    dtype: torch.dtype
+    is_dtype_asked_for: bool
+    """Whether the user asked for the dtype; if not, quantised weights may stay as they are in the files."""
+    quantize: str | None = None
+    trust_remote_code: bool = False
+    ignore_extra: tuple[str, ...] = ()
+    user_plan: Mapping[str, Any] | None = None
+    verify: Verify = "auto"
 
     def from_files(
         self,
         model: str | os.PathLike[str] | None,
-        form: Callable[[], str],
         *,
         with_tokenizer: bool = False,
         before: Callable[[Path], None] = lambda folder: None,
+        load: Callable[[SliceLoader, FoundModel], Any] | None = None,
     ) -> Any:
         """Finds a model's files and loads them; converts a damaged folder in the cache again.
 
         Args:
             model: the ``model`` argument of :func:`acclimate.llm.load_model`.
-            form: returns the form to which a GGUF file is converted.
             with_tokenizer: whether the model must have a tokenizer.
             before: called with the model's folder before any weight is read.
+            load: loads what was found; ``None``: :meth:`load`.
         """
 
         def find() -> FoundModel:
             with self.ranks.all_or_none():
                 return find_model(
-                    model, form, trust_remote_code=self.trust_remote_code, with_tokenizer=with_tokenizer
+                    model,
+                    self._gguf_form,
+                    trust_remote_code=self.trust_remote_code,
+                    with_tokenizer=with_tokenizer,
                 )
 
-        def load(found: FoundModel) -> Any:
+        def read(found: FoundModel) -> Any:
             with self.ranks.all_or_none():
                 before(found.folder)
-            return self.load(found)
+            return self.load(found) if load is None else load(self, found)
 
-        return find_and_load(find, load, self.ranks)
+        return find_and_load(find, read, self.ranks)
+
+    def _gguf_form(self) -> str:
+        """Returns the form of a GGUF file: its own blocks, if the user asked for nothing else."""
+        is_kept = not self.is_dtype_asked_for and self.quantize is None and self._has_kernels()
+        return BLOCKS if is_kept else str(self.dtype).removeprefix("torch.")
+
+    def _has_kernels(self) -> bool:
+        return has_kernels(self.accelerator.current_device_name())
 
     def load(self, found: FoundModel) -> Any:
         """Loads a model whose files have been found and checked."""
@@ -335,9 +267,7 @@ class SliceLoader:
         packer = Packer(
             self.quantize,
             str(found.gguf or folder),
-            is_quantised
-            and not self.is_dtype_asked_for
-            and has_kernels(self.accelerator.current_device_name()),
+            is_quantised and not self.is_dtype_asked_for and self._has_kernels(),
         )
         with contextlib.ExitStack() as opened:
             with self.ranks.all_or_none():
@@ -440,12 +370,7 @@ def _make_plan(
 ) -> Plan | None:
     """Returns the first rank's plan, which all ranks follow; ``None`` for one rank.
 
-    Args:
-        model: the whole model.
-        ranks: the ranks that share it.
-        user_plan: the user's mapping.
-        verify: the ``verify`` argument of :func:`init_inference`.
-        is_kept: whether to load the plan from the cache, and to save it there.
+    If ``is_kept``, it is loaded from the cache or saved there.
     """
     if ranks.size == 1:
         return None

@@ -1,12 +1,11 @@
-"""Loads a model and its tokenizer onto this process's accelerator."""
+"""Loads a model and its tokenizer, onto this process's accelerator or split over the job's ranks."""
 
 from __future__ import annotations
 
 import os
 import pickle
 import time
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +14,11 @@ import acclimate.accelerator  # noqa: F401
 from acclimate.errors import CorruptModelError
 from acclimate.llm.files.converted import model_name
 from acclimate.llm.files.folder import weight_files, weight_totals
-from acclimate.llm.files.mapped import mapped_files
 from acclimate.llm.files.model_limits import bounded_model
-from acclimate.llm.files.open_file import OpenFile
+from acclimate.llm.files.open_file import OpenFile, mapped_files
 from acclimate.llm.loading.adapter import find_adapter
 from acclimate.llm.loading.finite_dtype import load_in_finite_dtype
-from acclimate.llm.loading.initialize import SliceLoader, init_inference
+from acclimate.llm.loading.initialize import SliceLoader, split_loaded
 from acclimate.llm.loading.loaded_model import (
     LoadedModel,
     choose_dtype,
@@ -30,19 +28,18 @@ from acclimate.llm.loading.loaded_model import (
     memory_errors,
     require_transformers,
 )
-from acclimate.llm.loading.locate import FoundModel, find_and_load, find_model
-from acclimate.llm.loading.packer import check_format, gguf_form, has_kernels
+from acclimate.llm.loading.locate import FoundModel
+from acclimate.llm.loading.packer import check_format, has_kernels
 from acclimate.llm.loading.weight_report import check_report
 from acclimate.llm.published.settings import quantization_settings
 from acclimate.llm.quiet import quiet_transformers
-from acclimate.llm.ranks import ModelRanks
-from acclimate.ops.build.watch import watch_builds
+from acclimate.llm.ranks import ModelRanks, join_model_ranks
+from acclimate.ops.build.compile import watch_builds
 from acclimate.selection import get_accelerator
 
 if TYPE_CHECKING:
     import torch
 
-    from acclimate.accelerator import Accelerator
     from acclimate.llm.text.tokenizers import Tokenizer
 
 
@@ -77,82 +74,100 @@ def load_model(
         MissingExtraError: a required package is not installed.
         CacheWriteError: a converted model cannot be written to the cache.
     """
+    return _loaded(model, ModelRanks(), _load_alone, dtype, quantize, trust_remote_code, tuple(ignore_extra))
+
+
+def load_split_model(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    dtype: str = "auto",
+    quantize: str | None = None,
+    trust_remote_code: bool = False,
+    ignore_extra: Iterable[str] = (),
+) -> LoadedModel:
+    """Loads a model and its tokenizer, split over the job's ranks, for :func:`acclimate.llm.generate`.
+
+    The arguments are those of :func:`load_model`.
+
+    Raises:
+        AcclimateError: the errors of :func:`acclimate.llm.init_inference`.
+    """
+    return _loaded(model, None, SliceLoader.load, dtype, quantize, trust_remote_code, tuple(ignore_extra))
+
+
+def _loaded(
+    model: str | os.PathLike[str] | None,
+    sharing: ModelRanks | None,
+    load: Callable[[SliceLoader, FoundModel], Any],
+    dtype: str,
+    quantize: str | None,
+    trust_remote_code: bool,
+    ignore_extra: tuple[str, ...],
+) -> LoadedModel:
+    """Loads a model and its tokenizer for the ranks that share it; ``None``: all ranks of the job."""
     start = time.perf_counter()
     dtype = dtype_name(dtype)
     check_format(quantize)
     require_transformers()
-    accelerator = get_accelerator()
-    chosen = choose_dtype(accelerator, dtype)
-    accelerator.reset_peak_memory_stats()
+    import torch
 
-    ignored = tuple(ignore_extra)
+    accelerator = get_accelerator()
+    tokenizers: list[Tokenizer] = []
+
+    def take_tokenizer(folder: Path) -> None:
+        with memory_errors(accelerator, f"the model {model_name(folder)}"):
+            tokenizers.append(load_tokenizer(folder, trust_remote_code))
 
     def load_in(chosen: torch.dtype) -> LoadedModel:
-        adapter = find_adapter(model)
+        with ranks.all_or_none():
+            merged, adapter = None, find_adapter(model)
+            if adapter is not None:
+                with memory_errors(accelerator, f"the model {adapter.base}"):
+                    merged, tokenizer_folder = adapter.load(
+                        chosen, trust_remote_code=trust_remote_code, ignore_extra=ignore_extra
+                    )
+                take_tokenizer(tokenizer_folder)
         if adapter is not None:
-            with memory_errors(accelerator, f"the model {adapter.base}"):
-                merged = adapter.load(chosen, trust_remote_code=trust_remote_code, ignore_extra=ignored)
-                tokenizer = load_tokenizer(merged.tokenizer_folder, trust_remote_code)
-                module = init_inference(merged.module, 1, chosen, quantize=quantize)
-            seconds = time.perf_counter() - start - builds.seconds
-            folder = adapter.folder
-            return LoadedModel(module, tokenizer, folder, accelerator, chosen, seconds, builds.seconds)
-        form = partial(gguf_form, dtype, quantize, chosen, accelerator.current_device_name())
-
-        def find() -> FoundModel:
-            return find_model(model, form, trust_remote_code=trust_remote_code)
-
-        def load(found: FoundModel) -> tuple[Any, Tokenizer, Path]:
-            module, tokenizer = _load_found(
-                found, accelerator, chosen, quantize, trust_remote_code, ignored, dtype != "auto"
+            module, folder = split_loaded(merged, chosen, accelerator, ranks, quantize), adapter.folder
+        else:
+            loader = SliceLoader(
+                accelerator,
+                ranks,
+                chosen,
+                is_dtype_asked_for=dtype != "auto",
+                quantize=quantize,
+                trust_remote_code=trust_remote_code,
+                ignore_extra=ignore_extra,
             )
-            return module, tokenizer, found.folder
-
-        module, tokenizer, folder = find_and_load(find, load, ModelRanks())
-        accelerator.synchronize()
+            # The tokenizer comes first, because loading it takes much more memory than it keeps.
+            module = loader.from_files(model, with_tokenizer=True, before=take_tokenizer, load=load)
+            folder = module.whole.folder
         seconds = time.perf_counter() - start - builds.seconds
-        return LoadedModel(module, tokenizer, folder, accelerator, chosen, seconds, builds.seconds)
-
-    import torch
+        return LoadedModel(module, tokenizers[-1], folder, accelerator, chosen, seconds, builds.seconds)
 
     # transformers' loading fails in inference mode, and its weights could never be trained.
     with torch.inference_mode(False), watch_builds() as builds:
-        return load_in_finite_dtype(load_in, chosen, accelerator, ModelRanks(), is_asked_for=dtype != "auto")
+        ranks = join_model_ranks(accelerator, None) if sharing is None else sharing
+        accelerator.reset_peak_memory_stats()
+        with ranks.all_or_none():
+            chosen = choose_dtype(accelerator, dtype)
+        return load_in_finite_dtype(load_in, chosen, accelerator, ranks, is_asked_for=dtype != "auto")
 
 
-def _load_found(
-    found: FoundModel,
-    accelerator: Accelerator,
-    dtype: torch.dtype,
-    quantize: str | None,
-    trust_remote_code: bool,
-    ignore_extra: tuple[str, ...],
-    is_dtype_asked_for: bool,
-) -> tuple[Any, Tokenizer]:
+def _load_alone(loader: SliceLoader, found: FoundModel) -> Any:
+    """Loads a model for one rank; weights that are not quantised stay mapped from their files."""
     from acclimate.llm.loading.packed_modules import use_few_row_kernels
 
-    folder = found.folder
+    folder, accelerator = found.folder, loader.accelerator
+    if found.gguf is not None or loader.quantize is not None or quantization_settings(folder) is not None:
+        return loader.load(found)
+    device = accelerator.current_device_name()
     with memory_errors(accelerator, f"the model {model_name(folder)}"):
-        # The tokenizer comes first, because loading it takes much more memory than it keeps.
-        tokenizer = load_tokenizer(folder, trust_remote_code)
-        is_quantised = found.gguf is not None or quantization_settings(folder) is not None
-        if is_quantised or quantize is not None:
-            loader = SliceLoader(
-                accelerator,
-                ModelRanks(),
-                dtype,
-                trust_remote_code=trust_remote_code,
-                ignore_extra=ignore_extra,
-                quantize=quantize,
-                is_dtype_asked_for=is_dtype_asked_for,
-            )
-            return loader.load(found), tokenizer
-        module = _load_module(folder, dtype, trust_remote_code, ignore_extra).to(
-            accelerator.current_device_name()
-        )
-        if has_kernels(accelerator.current_device_name()):
+        module = _load_module(folder, loader.dtype, loader.trust_remote_code, loader.ignore_extra).to(device)
+        if has_kernels(device):
             use_few_row_kernels(module)
-        return module, tokenizer
+        accelerator.synchronize()
+        return module
 
 
 def _load_module(

@@ -213,10 +213,6 @@ def _load_with(folder: Path, load: Callable[[Path], Tokenizer]) -> Tokenizer:
 def explained_failures(action: str, folder: Path) -> Iterator[None]:
     """Turns errors that transformers raises in the block into errors that name the model's folder.
 
-    Args:
-        action: a verb for the message, such as ``"load"``.
-        folder: the model's folder.
-
     Raises:
         MissingExtraError: the model needs a package that is not installed.
         UnsupportedModelError: transformers raised any other error, except out-of-memory errors.

@@ -367,15 +367,7 @@ def can_be_stacked(module: nn.Module, leaf: str) -> bool:
 def hold_stack(
     module: nn.Module, leaf: str, packed: PackedStack, dtype: torch.dtype, device: torch.device | str
 ) -> None:
-    """Replaces a parameter of experts by packed weights.
-
-    Args:
-        module: a module for which :func:`can_be_stacked` is true.
-        leaf: the parameter's name.
-        packed: the packed weights.
-        dtype: the model's dtype.
-        device: the model's device.
-    """
+    """Replaces a parameter of experts, for which :func:`can_be_stacked` is true, by packed weights."""
     del module._parameters[leaf]
     if not isinstance(module, PackedExperts):
         module.__class__ = _packed_experts(type(module))  # type: ignore[arg-type]
@@ -392,13 +384,9 @@ def _packed_experts(own: type[nn.Module]) -> type[nn.Module]:
 
 
 def hold(module: nn.Module, packed: PackedWeight, dtype: torch.dtype, device: torch.device | str) -> None:
-    """Replaces a module's parameter ``weight`` by a packed weight.
+    """Replaces the ``weight`` of a module, for which :func:`can_be_packed` is true, by a packed weight.
 
-    Args:
-        module: a module for which :func:`can_be_packed` is true.
-        packed: the packed weight.
-        dtype: the dtype of the module's result if its input does not determine it.
-        device: the model's device.
+    ``dtype`` is that of the module's result if its input does not determine it.
     """
     del module._parameters["weight"]
     own = type(module)

@@ -31,17 +31,6 @@ def check_format(name: Any) -> None:
         )
 
 
-def gguf_form(dtype: Any, quantize: str | None, chosen: torch.dtype, device: str) -> str:
-    """Returns the form of a GGUF file: ``BLOCKS``, unless the user asked for a dtype or a weight format.
-
-    If there are no kernels for blocks, returns a dtype.
-    """
-    from acclimate.llm.gguf.convert import BLOCKS
-
-    as_it_is = str(dtype) == "auto" and quantize is None and has_kernels(device)
-    return BLOCKS if as_it_is else str(chosen).removeprefix("torch.")
-
-
 def has_kernels(device: str) -> bool:
     """Whether there are native kernels for packed weights on a device; builds them when first asked."""
     from acclimate.llm.kernels import native
@@ -242,11 +231,9 @@ class Packer:
         return PackedWeight(found.format.name, self._packed_blocks(part, found)[0], found.shape)
 
     def _stored_blocks(self, part: Slice, *, is_turned: bool = False) -> Blocks | None:
-        """Returns a matrix, or the matrices of experts, as blocks of a file, if it consists of them.
+        """Returns a matrix, or those of experts, as blocks of a file, if it consists of them.
 
-        Args:
-            part: the matrix, or the matrices.
-            is_turned: whether the last dimension counts the rows of blocks.
+        If ``is_turned``, the last dimension counts the rows of blocks.
         """
         from acclimate.llm.gguf.tensors import source_types, stored_blocks
 

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from acclimate.errors import SaveError, UnsupportedError
-from acclimate.llm.files.checkpoint import SAFETENSORS_DTYPES
-from acclimate.llm.files.deferred_tensors import Region, deferred, read, sources
+from acclimate.llm.files.checkpoint import safetensors_header
+from acclimate.llm.files.deferred_tensors import Region, cut, deferred, read, sources
 from acclimate.llm.quiet import quiet_transformers
 from acclimate.llm.split import gather
 
@@ -37,7 +37,6 @@ _UNITS = {
     "MIB": 2**20,
     "GIB": 2**30,
 }
-_DTYPE_NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 _WEIGHTS = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
 
 
@@ -52,12 +51,9 @@ class _Gathered:
 
     def read_into(self, region: Region, out: torch.Tensor) -> None:
         """Copies a region."""
-        values = self.values
-        if values is None:
+        if self.values is None:
             raise RuntimeError(f"{self.name} has not been gathered")
-        for dim, (start, stop) in enumerate(region):
-            values = values.narrow(dim, start, stop - start)
-        out.copy_(values)
+        out.copy_(cut(self.values, region))
 
 
 @dataclass
@@ -70,20 +66,8 @@ class _File:
 
     def header(self) -> bytes:
         """Returns the file's header, and computes the position of each tensor."""
-        table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        end = 0
-        for name, tensor in self.tensors.items():
-            start, end = end, end + _bytes(tensor)
-            table[name] = {
-                "dtype": _DTYPE_NAMES[tensor.dtype],
-                "shape": list(tensor.shape),
-                "data_offsets": [start, end],
-            }
-            self.positions[name] = start
-        text = json.dumps(table, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)  # the format requires data aligned to 8 bytes
-        self.positions = {name: 8 + len(text) + start for name, start in self.positions.items()}
-        return len(text).to_bytes(8, "little") + text
+        header, self.positions = safetensors_header(self.tensors)
+        return header
 
 
 def save_split_model(

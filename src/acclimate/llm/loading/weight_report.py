@@ -26,12 +26,7 @@ def check_report(folder: Path, report: Mapping[str, Any], ignore_extra: Iterable
     """Checks what transformers reports after it has given a model the tensors of its files.
 
     transformers only warns: it fills parameters without weights with random numbers, and drops tensors that
-    the model has no place for.
-
-    Args:
-        folder: the model's folder.
-        report: what ``from_pretrained`` returns with ``output_loading_info``.
-        ignore_extra: patterns, such as ``v_head.*``, of tensors that the model need not use.
+    the model has no place for. ``report`` is what ``from_pretrained`` returns with ``output_loading_info``.
 
     Raises:
         CorruptModelError: a tensor is missing, superfluous or misshapen, or several do not fit together.

@@ -63,11 +63,7 @@ def pack_experts(
 ) -> tuple[PackedStack, float] | None:
     """Packs the deferred weights of experts that are quantised in their files.
 
-    Args:
-        tensor: the weights of all experts.
-        name: the parameter's name, for messages.
-        where: the folder, for messages.
-        is_turned: whether it is experts x inputs x outputs.
+    If ``is_turned``, they are experts x inputs x outputs.
 
     Returns:
         The packed weights, and the largest relative error of an expert's values. ``None`` if the weights are

@@ -40,12 +40,7 @@ def quantised_parts(tensor: Tensor) -> list[MatrixPart] | None:
 
 
 def pack_part(part: MatrixPart, name: str, where: str) -> Packed:
-    """Reads and packs a part of quantised matrices.
-
-    Args:
-        part: one of those that :func:`quantised_parts` returns.
-        name: the parameter's name, for messages.
-        where: the folder, for messages.
+    """Reads and packs one of the parts that :func:`quantised_parts` returns; messages have name and folder.
 
     Raises:
         CorruptModelError: a scale is infinite or not a number.

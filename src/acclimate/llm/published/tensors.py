@@ -11,10 +11,17 @@ import torch
 from acclimate.errors import CorruptModelError, UnsupportedModelError, excerpt
 from acclimate.llm.files.deferred_tensors import Source
 from acclimate.llm.published.experts import MXFP4Experts
-from acclimate.llm.published.numbers import QuantisedMatrix, Reader, read
-from acclimate.llm.published.packed_words import ColumnWords, RowWords
+from acclimate.llm.published.numbers import (
+    FLOAT8,
+    ColumnWords,
+    Float8,
+    QuantisedMatrix,
+    Reader,
+    RowWords,
+    WholeNumbers,
+    read,
+)
 from acclimate.llm.published.settings import whole_number
-from acclimate.llm.published.whole_values import FLOAT8, Float8, WholeNumbers
 
 _ACTIVATIONS = re.compile(
     r"\.(?:(?:input|output|k|v|q|kv)_(?:global_)?scale(?:_ub)?|(?:input|output|k|v)_zero_point)$"
@@ -25,9 +32,7 @@ _ACTIVATIONS = re.compile(
 def published_tensors(settings: Mapping[str, Any], tensors: Mapping[str, Source]) -> dict[str, Source]:
     """Returns a folder's tensors with each quantised matrix as one tensor, ``….weight``.
 
-    Args:
-        settings: what :func:`~acclimate.llm.published.settings.quantization_settings` returns.
-        tensors: the tensors of the files, by name.
+    ``settings`` are those of :func:`~acclimate.llm.published.settings.quantization_settings`.
 
     Raises:
         CorruptModelError: a part is missing, or has another shape or dtype than the others need.

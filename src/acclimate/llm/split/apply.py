@@ -57,11 +57,7 @@ def part_of_rank(
 ) -> dict[str, Tensor]:
     """Returns a rank's part of a whole model's tensors; tensors that are not whole stay as they are.
 
-    Args:
-        plan: how the model is split.
-        tensors: the tensors, by name.
-        own: the names of the rank's own tensors.
-        rank: the rank.
+    A split tensor that is not in ``own`` is another rank's, and left out.
     """
     found = {}
     for name, tensor in tensors.items():
@@ -81,10 +77,7 @@ def gather(plan: Plan, model: nn.Module, group: Group) -> Iterator[tuple[str, Te
 def gather_tensors(plan: Plan, own: Mapping[str, Tensor], group: Group) -> Iterator[tuple[str, Tensor]]:
     """Gathers shards and yields each whole tensor with its name; tied tensors once.
 
-    Args:
-        plan: how the model is split.
-        own: this rank's shards by parameter name: weights, or an optimizer's state for each.
-        group: the ranks.
+    ``own`` has this rank's shard of each parameter: of weights, or of an optimizer's state.
     """
     ranks = ranks_of(group)
     example = next(iter(own.values()))

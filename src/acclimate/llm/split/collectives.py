@@ -1,8 +1,10 @@
-"""The collectives inside a split model, with their gradients."""
+"""The ranks of a split model, processes or threads, and its collectives, with their gradients."""
 
 from __future__ import annotations
 
 import operator
+import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Union
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
 
 # torch 2.13 renamed this method and warns at each use of the old name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -124,3 +127,57 @@ def sum_over_ranks(tensor: Tensor, ranks: Ranks) -> Tensor:
 def gather_columns(tensor: Tensor, ranks: Ranks, lengths: list[int]) -> Tensor:
     """Returns the ranks' columns, concatenated in rank order."""
     return _Gather.apply(tensor, ranks, lengths)  # type: ignore[no-any-return, no-untyped-call]
+
+
+TIMEOUT_S = 300.0
+
+
+class ThreadRanks:
+    """One rank's view of ranks that are threads of this process."""
+
+    def __init__(self, rank: int, size: int, barrier: threading.Barrier, slots: list[Tensor | None]) -> None:
+        self.rank, self.size = rank, size
+        self._barrier, self._slots = barrier, slots
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sums a tensor over the ranks, in place, and returns it."""
+        with torch.no_grad():
+            return tensor.copy_(torch.stack(self._exchange(tensor)).sum(0))
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Returns each rank's tensor, stacked along a new first dimension."""
+        with torch.no_grad():
+            return torch.stack(self._exchange(tensor))
+
+    def _exchange(self, tensor: Tensor) -> list[Tensor]:
+        self._slots[self.rank] = tensor
+        self._barrier.wait()
+        found = [slot.clone() for slot in self._slots if slot is not None]
+        self._barrier.wait()
+        return found
+
+
+def on_threads(size: int, work: Callable[[ThreadRanks], Any]) -> list[Any]:
+    """Runs a function on each of ``size`` thread ranks; returns the results, or raises the first error."""
+    barrier = threading.Barrier(size, timeout=TIMEOUT_S)
+    slots: list[Tensor | None] = [None] * size
+    found: list[Any] = [None] * size
+    errors: list[BaseException] = []
+    grad = torch.is_grad_enabled()
+
+    def run(rank: int) -> None:
+        try:
+            with torch.set_grad_enabled(grad):
+                found[rank] = work(ThreadRanks(rank, size, barrier, slots))
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            errors.append(error)
+            barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
+    return found

@@ -9,10 +9,6 @@ class StopTexts:
     """Passes pieces of a text on, up to the first stop text.
 
     A piece that may begin a stop text waits until it is clear that it does not.
-
-    Args:
-        stops: the stop texts, none of them empty.
-        on_text: called with what comes before.
     """
 
     def __init__(self, stops: Sequence[str], on_text: Callable[[str], None]) -> None:

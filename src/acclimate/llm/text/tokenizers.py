@@ -36,23 +36,14 @@ class Tokenizer(Protocol):
     """The end token, if the tokenizer knows it."""
 
     def encode(self, text: str, *, is_whole: bool = True) -> list[int]:
-        """Returns the tokens of a text.
-
-        Args:
-            text: the text.
-            is_whole: whether to add the model's start token, if it has one.
-        """
+        """Returns the tokens of a text; of a whole one, after the model's start token, if it has one."""
 
     @property
     def added(self) -> frozenset[int]:
         """The tokens that are found whole in a text, such as those around a message."""
 
     def render(self, messages: Sequence[Message], template: str | None = None) -> str:
-        """Returns a conversation as text, up to where the model's answer begins.
-
-        Args:
-            messages: the conversation.
-            template: a chat template in place of the model's own.
+        """Returns a conversation as text, in the model's template or another, up to where its answer begins.
 
         Raises:
             NoTemplateError: there is no chat template.

@@ -76,11 +76,7 @@ class Vocabulary:
     # -- texts to tokens -------------------------------------------------------------------------
 
     def encode(self, text: str, *, is_whole: bool = True) -> list[int]:
-        """Returns the tokens of a text, equal to the whole tokenizer's.
-
-        Args:
-            text: the text.
-            is_whole: whether to add the tokens at the start and end of a text.
+        """Returns the tokens of a text, equal to the whole tokenizer's; if it is whole, with start and end.
 
         Raises:
             UnsuitableError: a part of the vocabulary may not be enough for the text.

@@ -15,9 +15,8 @@ from typing import Protocol
 import torch
 
 from acclimate.errors import InvalidEnvironmentError, excerpt
-from acclimate.ops.aio import schema
+from acclimate.ops.aio.builder import load_native
 from acclimate.ops.aio.files import OpenFile
-from acclimate.ops.aio.library import AsyncIOLibrary
 
 logger = logging.getLogger("acclimate")
 
@@ -239,7 +238,7 @@ def start_engine(settings: Settings) -> Engine:
         )
     if chosen == _PYTHON:
         return PythonEngine(settings)
-    if not _load_native():
+    if not load_native():
         if chosen:
             raise InvalidEnvironmentError(
                 f'{_VARIABLE} is "{chosen}", which needs the native library of AsyncIOBuilder; '
@@ -257,8 +256,3 @@ def start_engine(settings: Settings) -> Engine:
                 ) from error
             logger.debug("asynchronous I/O without %s: %s", name, error.strerror)
     return PythonEngine(settings)
-
-
-def _load_native() -> bool:
-    AsyncIOLibrary().load()
-    return schema.is_native()

@@ -15,10 +15,6 @@ class OpExtension(Extension):  # type: ignore[misc]
     """The library of one op, installed beside its builder's module.
 
     Its name contains the key of its source, so ``load()`` ignores it once the source has changed.
-
-    Args:
-        recipe: how to make the library.
-        package: the package of the builder's module; empty if it is in none.
     """
 
     def __init__(self, recipe: Recipe, package: str) -> None:

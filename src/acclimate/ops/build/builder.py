@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from acclimate.accelerator.compilers import CXX_SUFFIXES
+from acclimate.accelerator.ops import CXX_SUFFIXES
 from acclimate.errors import (
     CacheWriteError,
     CompilerNotFoundError,

@@ -1,4 +1,4 @@
-"""Runs the compilers of one op: all sources in parallel, then the linker."""
+"""Runs the compilers of one op: all sources in parallel, then the linker; callers may watch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import os
 import shlex
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -69,10 +72,8 @@ class _Build:
 def build_library(recipe: Recipe, folder: Path, progress: Progress | None = None) -> Path:
     """Compiles and links an op's library and writes a log beside it.
 
-    Args:
-        recipe: how to make the library.
-        folder: an empty folder of this build's own. Object files are removed from it.
-        progress: called from the threads that wait for the compilers.
+    ``folder`` is empty and this build's own; object files are removed from it. ``progress`` is called from
+    the threads that wait for the compilers.
 
     Raises:
         OpBuildError: a compiler or the linker failed or timed out; the log is in ``folder``.
@@ -101,3 +102,48 @@ def build_library(recipe: Recipe, folder: Path, progress: Progress | None = None
         build.run(recipe.link_command(objects, library), library.name, library)
     shutil.rmtree(scratch)
     return library
+
+
+Show: TypeAlias = Callable[[], AbstractContextManager[Progress]]
+"""Opens what shows the steps of one build."""
+
+
+@dataclass
+class BuildWatch:
+    """What was built in a ``with`` block."""
+
+    show: Show | None
+    seconds: float = 0.0
+    """The time that the block waited for compilers, of this process or of another one."""
+
+
+_watches: ContextVar[tuple[BuildWatch, ...]] = ContextVar("watches", default=())
+
+
+@contextmanager
+def watch_builds(show: Show | None = None) -> Iterator[BuildWatch]:
+    """Yields the watch of all builds in the ``with`` block, also of those that an inner block watches.
+
+    ``show`` shows the steps of each build that has no ``progress`` of its own.
+    """
+    watch = BuildWatch(show)
+    token = _watches.set((*_watches.get(), watch))
+    try:
+        yield watch
+    finally:
+        _watches.reset(token)
+
+
+@contextmanager
+def watched(progress: Progress | None) -> Iterator[Progress | None]:
+    """Counts the time of one build, and yields what shows its steps."""
+    watches = _watches.get()
+    show = next((watch.show for watch in reversed(watches) if watch.show is not None), None)
+    started = time.monotonic()
+    try:
+        with nullcontext(progress) if progress is not None or show is None else show() as shown:
+            yield shown
+    finally:
+        seconds = time.monotonic() - started
+        for watch in watches:
+            watch.seconds += seconds

@@ -118,11 +118,7 @@ class Recipe:
         return list(dict.fromkeys([*(unit.compiler for unit in self.units), self.linker]))
 
     def key(self, versions: Sequence[str]) -> str:
-        """Returns the cache key, which covers everything that the library depends on.
-
-        Args:
-            versions: the output of ``--version`` of each of :attr:`compilers`.
-        """
+        """Returns the cache key of all that the library depends on; ``versions`` are the compilers'."""
         return f"{self.source_key}-{_digest(json.dumps(list(versions)).encode())[:8]}"
 
     @property

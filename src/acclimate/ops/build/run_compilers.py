@@ -41,10 +41,8 @@ def build_timeout_s() -> float:
 class Compilers:
     """Runs compilers from several threads; the end of the ``with`` block kills them and their children.
 
-    If this process dies, a shell that waits for its end kills their process groups.
-
-    Args:
-        timeout_s: the time limit for each; 0: none.
+    If this process dies, a shell that waits for its end kills their process groups. A ``timeout_s`` of 0 is
+    none.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -89,11 +87,7 @@ class Compilers:
                 self._watcher.stdin.write(f"{groups}\n".encode())
 
     def run(self, command: Sequence[str], folder: Path | None = None) -> tuple[int, str]:
-        """Runs a compiler and waits for it.
-
-        Args:
-            command: the command.
-            folder: the working directory, also for temporary files; ``None``: this process's.
+        """Runs a compiler in a folder, also for temporary files, and waits for it.
 
         Returns:
             Its exit code, or minus the number of the signal that killed it; and its output.

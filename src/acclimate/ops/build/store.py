@@ -27,11 +27,10 @@ from acclimate.cache.folder import cache_root, check_folder, make_folder, read_f
 from acclimate.cache.lock import try_hold
 from acclimate.cache.publish import UNWRITABLE, is_folder, leftovers, lock_file, publish, refusal, remove
 from acclimate.errors import CacheWriteError, OpBuildError, UntrustedCacheError
-from acclimate.ops.build.compile import LOG_NAME, Progress, build_library
+from acclimate.ops.build.compile import LOG_NAME, Progress, build_library, watched
 from acclimate.ops.build.recipe import Recipe
 from acclimate.ops.build.run_compilers import build_timeout_s
 from acclimate.ops.build.toolchain import compiler_versions
-from acclimate.ops.build.watch import watched
 
 _logger = logging.getLogger("acclimate")
 _build_logger = logging.getLogger("acclimate.ops.build")
@@ -51,11 +50,7 @@ def ops_folder() -> Path:
 
 
 def unloadable_reason(folder: Path | None = None) -> str | None:
-    """Returns why no library in a folder can be loaded, or ``None`` if no reason is known.
-
-    Args:
-        folder: ``None``: the cache's.
-    """
+    """Returns why no library in a folder, or the cache's, can be loaded; ``None`` if no reason is known."""
     if folder is None:
         try:
             folder = ops_folder()
@@ -149,8 +144,7 @@ def check_cache() -> None:
 def _trusted_root(notice: int = logging.DEBUG) -> list[Path]:
     """Returns the cache's folder of libraries, or nothing if there is no cache or others can write to it.
 
-    Args:
-        notice: the level at which to log that the cache is not used.
+    ``notice`` is the level at which that is logged.
     """
     try:
         root = ops_folder()
@@ -292,10 +286,7 @@ def _keep_log(private: Path, folder: Path) -> Path:
 
 
 def clean(names: list[str] | None = None) -> tuple[list[Path], list[Path]]:
-    """Removes built libraries, logs and the remains of killed builders.
-
-    Args:
-        names: the names of ops; ``None``: all.
+    """Removes built libraries, logs and the remains of killed builders, of all ops or those named.
 
     Returns:
         The removed folders, and the lock files of builds in progress, which stay.

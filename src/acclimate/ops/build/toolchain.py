@@ -41,12 +41,7 @@ class Toolchain:
 
     @classmethod
     def of(cls, accelerator: Accelerator, suffixes: Sequence[str]) -> Toolchain:
-        """Returns the toolchain of an accelerator, for the devices present.
-
-        Args:
-            accelerator: the accelerator to build for.
-            suffixes: the suffixes of the sources, and that of C++ for the linker.
-        """
+        """Returns the toolchain of an accelerator, for the devices present."""
         compilers: dict[str, tuple[str, ...]] = {}
         missing = None
         for suffix in suffixes:
@@ -73,14 +68,10 @@ class Toolchain:
 
 
 def compiler_versions(commands: Sequence[tuple[str, ...]], memory: Path | None) -> list[str]:
-    """Returns each compiler's output of ``--version``.
+    """Returns each compiler's output of ``--version``, run with its fixed arguments.
 
     Running ``--version`` takes longer than the rest of loading a cached op, so the output is stored until the
-    program's file changes.
-
-    Args:
-        commands: for each compiler, the program's path and its fixed arguments.
-        memory: the file that stores the outputs. If it cannot be used, the compilers are run each time.
+    program's file changes. Without a ``memory`` file that can be used, they are run each time.
 
     Raises:
         OpBuildError: a compiler cannot be run.

@@ -1,1 +1,1 @@
-"""Native optimizers: a common base, and a folder for each."""
+"""Native optimizers: a common base, and a module for each."""

@@ -1,4 +1,4 @@
-"""Builders of the optimizers' ops: each declares its folder, its source and the module of its functions."""
+"""Builders of the optimizers' ops: each declares its optimizer and its source."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ _CUDA_FLAGS = ("-fmad=false",)
 
 
 class OptimizerBuilder(OpBuilder):
-    """An optimizer's op: its schema is in the module ``plain`` of the optimizer's folder."""
+    """An optimizer's op, whose ``load()`` returns DeepSpeed's functions."""
 
-    folder: ClassVar[str]
-    """The optimizer's folder, beside this file."""
+    optimizer: ClassVar[str]
+    """The module beside this file that has the op's schema."""
     source: ClassVar[str | None]
     """The native source in ``csrc``; ``None`` for an op that runs in plain torch."""
-    functions: ClassVar[str]
-    """The module there with the functions of DeepSpeed's op of this name."""
 
     def sources(self) -> list[str | Source]:
         """Returns one file, with all instruction sets for the host or with the CUDA kernel."""
@@ -41,38 +39,27 @@ class OptimizerBuilder(OpBuilder):
 
     def define(self) -> None:
         """Defines the op in torch."""
-        self._module("plain").define()
+        import_module(f"{__package__}.{self.optimizer}").define()
 
     def module(self) -> ModuleType:
-        """Returns the module with the functions of DeepSpeed's op of this name."""
-        return self._module(self.functions)
-
-    def _module(self, name: str) -> ModuleType:
-        return import_module(f"{__package__}.{self.folder}.{name}")
+        """Returns :mod:`acclimate.ops.optimizers.functions`."""
+        return import_module(f"{__package__}.functions")
 
 
 class CPUAdamBuilder(OptimizerBuilder):
-    """Adam on the host; ``load()`` returns DeepSpeed's ``create_adam``, ``adam_update``, …"""
+    """Adam on the host: ``create_adam``, ``adam_update``, … and ``multi_tensor_adam``."""
 
     name = "cpu_adam"
-    folder = "adam"
+    optimizer = "adam"
     source = "adam.cpp"
-    functions = "cpu_module"
-
-
-class FusedAdamCPUBuilder(CPUAdamBuilder):
-    """The library of :class:`CPUAdamBuilder`; ``load()`` returns DeepSpeed's ``multi_tensor_adam``."""
-
-    functions = "fused_module"
 
 
 class FusedAdamBuilder(OptimizerBuilder):
-    """Adam on a CUDA device; ``load()`` returns DeepSpeed's ``multi_tensor_adam``."""
+    """Adam on a CUDA device: ``multi_tensor_adam``."""
 
     name = "fused_adam"
-    folder = "adam"
+    optimizer = "adam"
     source: ClassVar[str | None] = "adam.cu"
-    functions = "fused_module"
 
 
 class TorchFusedAdamBuilder(FusedAdamBuilder):
@@ -82,42 +69,32 @@ class TorchFusedAdamBuilder(FusedAdamBuilder):
 
 
 class CPULionBuilder(OptimizerBuilder):
-    """Lion on the host; ``load()`` returns DeepSpeed's ``create_lion``, ``lion_update``, …"""
+    """Lion on the host: ``create_lion``, ``lion_update``, … and ``multi_tensor_lion``."""
 
     name = "cpu_lion"
-    folder = "lion"
+    optimizer = "lion"
     source = "lion.cpp"
-    functions = "cpu_module"
-
-
-class FusedLionCPUBuilder(CPULionBuilder):
-    """The library of :class:`CPULionBuilder`; ``load()`` returns DeepSpeed's ``multi_tensor_lion``."""
-
-    functions = "fused_module"
 
 
 class FusedLionBuilder(OptimizerBuilder):
-    """Lion on a CUDA device; ``load()`` returns DeepSpeed's ``multi_tensor_lion``."""
+    """Lion on a CUDA device: ``multi_tensor_lion``."""
 
     name = "fused_lion"
-    folder = "lion"
+    optimizer = "lion"
     source = "lion.cu"
-    functions = "fused_module"
 
 
 class CPUAdagradBuilder(OptimizerBuilder):
-    """Adagrad on the host; ``load()`` returns DeepSpeed's ``create_adagrad``, ``adagrad_update``, …"""
+    """Adagrad on the host: ``create_adagrad``, ``adagrad_update``, …"""
 
     name = "cpu_adagrad"
-    folder = "adagrad"
+    optimizer = "adagrad"
     source = "adagrad.cpp"
-    functions = "cpu_module"
 
 
 class FusedLambBuilder(OptimizerBuilder):
-    """LAMB on a CUDA device; ``load()`` returns DeepSpeed's ``lamb``."""
+    """LAMB on a CUDA device: ``lamb``."""
 
     name = "fused_lamb"
-    folder = "lamb"
+    optimizer = "lamb"
     source = "lamb.cu"
-    functions = "fused_module"

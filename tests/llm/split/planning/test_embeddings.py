@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from acclimate.llm.split import Plan, apply_plan, make_plan
-from acclimate.llm.split.verify.thread_ranks import ThreadRanks, on_threads
+from acclimate.llm.split.collectives import ThreadRanks, on_threads
 
 
 class Model(nn.Module):

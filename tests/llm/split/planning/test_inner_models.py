@@ -20,7 +20,7 @@ from splitting import own_parameters
 
 from acclimate.errors import PlanError
 from acclimate.llm.split import Plan, apply_plan, make_plan
-from acclimate.llm.split.verify.thread_ranks import ThreadRanks, on_threads
+from acclimate.llm.split.collectives import ThreadRanks, on_threads
 
 TEXT = {
     "vocab_size": 160, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from acclimate.errors import PlanError
 from acclimate.llm.split import make_plan
 from acclimate.llm.split.apply import apply_plan, gather_tensors
-from acclimate.llm.split.verify.thread_ranks import ThreadRanks, on_threads
+from acclimate.llm.split.collectives import ThreadRanks, on_threads
 
 
 class Perceptron(nn.Module):

@@ -49,7 +49,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
         accelerator = get_accelerator()
     except AcclimateError as error:
         raise pytest.UsageError(str(error)) from error
-    from acclimate.compat.device_variables import tell_libraries
+    from acclimate.compat.accelerate import tell_libraries
 
     told = tell_libraries(accelerator)
     early_config.stash[_header] = _describe(accelerator, told)

@@ -8,17 +8,16 @@ are called with, because a deep copy of a model has the same hooks.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from types import MethodType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from acclimate.llm.split.collectives import Ranks, copy_to_ranks, gather_columns, sum_over_ranks
-from acclimate.llm.split.layers.attributes import follow_config, set_attribute
-from acclimate.llm.split.layers.norm_formulas import normalize
 from acclimate.llm.split.layers.randomness import RankRandomness
 from acclimate.llm.split.plan import Change, Ranges, Split, shard
 
@@ -242,3 +241,78 @@ def place_shard(
         )
     made[id(whole)] = nn.Parameter(part, requires_grad=whole.requires_grad)
     module._parameters[name] = made[id(whole)]
+
+
+def set_attribute(module: nn.Module, attribute: str, value: Any) -> Callable[[], None]:
+    """Sets an attribute of a module, or of a copy of its configuration; returns a function that undoes it."""
+    owner, _, last = attribute.rpartition(".")
+    if not owner:
+        before = getattr(module, attribute)
+        setattr(module, attribute, value)
+        return lambda: setattr(module, attribute, before)
+    whole = getattr(module, owner)
+    own = copy.copy(whole)
+    setattr(own, last, value)
+    setattr(module, owner, own)
+    return lambda: setattr(module, owner, whole)
+
+
+def follow_config(module: nn.Module, whole: Any, own_values: frozenset[str]) -> None:
+    """Keeps a module's copy of the model's configuration equal to it, besides the rank's own values.
+
+    Later settings, such as another attention function, are made in the model's configuration.
+    """
+    # An attribute, so that a deep copy of the model follows the configuration of the copy.
+    module._acclimate_whole_config = whole
+
+    def follow(module: Any, _: object) -> None:
+        settings = vars(module._acclimate_whole_config).items()
+        vars(module.config).update({name: value for name, value in settings if name not in own_values})
+
+    module.register_forward_pre_hook(follow)
+
+
+Formula = Literal["rms", "rms+1", "layer"]
+_FORMULAS: tuple[Formula, ...] = ("rms", "rms+1", "layer")
+
+
+def _epsilon_of(module: nn.Module) -> float:
+    """Returns the small number that a normalization adds to the mean square."""
+    for name in ("eps", "variance_epsilon", "epsilon", "norm_eps"):
+        value = getattr(module, name, None)
+        if isinstance(value, float):
+            return value
+    return 0.0
+
+
+def formula_of(module: nn.Module) -> Formula | None:
+    """Returns the formula that gives a normalization's results on random numbers, or ``None``."""
+    weight = module._parameters.get("weight")
+    if weight is None or weight.dim() != 1 or any(True for _ in module.children()):
+        return None
+    random = torch.Generator().manual_seed(0)
+    inputs = torch.randn(3, 4, len(weight), generator=random, dtype=torch.float64).to(weight.dtype)
+    with torch.no_grad():
+        found = module.forward(inputs)  # without hooks, because one of them records calls
+        for formula in _FORMULAS:
+            mean, square = inputs.mean(-1, keepdim=True), inputs.square().mean(-1, keepdim=True)
+            expected = normalize(module, formula, inputs, mean, square)
+            if isinstance(found, Tensor) and torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
+                return formula
+    return None
+
+
+def normalize(module: nn.Module, formula: Formula, inputs: Tensor, mean: Tensor, square: Tensor) -> Tensor:
+    """Normalizes by given statistics, with the module's own weight, bias and epsilon."""
+    weight, bias = module._parameters["weight"], module._parameters.get("bias")
+    dtype = inputs.dtype
+    wide = inputs.to(torch.promote_types(dtype, torch.float32))
+    if formula == "layer":
+        wide = (wide - mean) * torch.rsqrt(square - mean.square() + _epsilon_of(module))
+    else:
+        wide = wide * torch.rsqrt(square + _epsilon_of(module))
+    if formula == "rms+1":
+        wide = wide * (1.0 + weight)  # type: ignore[operator]
+    elif weight is not None:
+        wide = wide * weight
+    return (wide if bias is None else wide + bias).to(dtype)

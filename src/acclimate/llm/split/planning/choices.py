@@ -1,17 +1,20 @@
-"""The changes that a block may need on a rank: of attributes (``num_heads``), parameters and arguments."""
+"""What a block may need on a rank: another order of its columns, or changed attributes and arguments.
+
+An attribute is ``num_heads``, for example.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from acclimate.llm.split.planning.column_orders import key_value_groups
-from acclimate.llm.split.planning.coupled_columns import Unit
-from acclimate.llm.split.planning.regions import Indices, Layout, Region
+from acclimate.llm.split.plan import ranges
+from acclimate.llm.split.planning.regions import Indices, Layout, Region, Unit
 from acclimate.llm.split.tracing.trace import Trace
 
 
@@ -169,3 +172,72 @@ def with_choices(layout: Layout, chosen: list[Choice]) -> Layout:
         else:
             changed.arguments[choice.place] = (choice.dim, indices)  # type: ignore[index]
     return changed
+
+
+def _users(units: list[Unit]) -> dict[str, dict[int, frozenset[int]]]:
+    """Returns the units that need each column of each source."""
+    found: dict[str, dict[int, set[int]]] = {}
+    for number, unit in enumerate(units):
+        for source, columns in unit.sources.items():
+            for column in columns:
+                found.setdefault(source, {}).setdefault(column, set()).add(number)
+    return {s: {c: frozenset(u) for c, u in users.items()} for s, users in found.items()}
+
+
+def key_value_groups(units: list[Unit]) -> list[frozenset[int]]:
+    """Returns for each unit the units with which it shares a key/value head."""
+    groups = [frozenset({number}) for number in range(len(units))]
+    shared = sorted({u for user in _users(units).values() for u in user.values() if len(u) > 1}, key=len)
+    for members in shared:
+        for number in members:
+            if len(groups[number]) == 1:
+                groups[number] = members
+    return groups
+
+
+def column_orders(
+    region: Region, shares: list[list[Unit]]
+) -> Iterator[tuple[dict[str, list[Indices]], list[int]]]:
+    """Yields orders of a rank's columns, with each rank's number of units per key/value head.
+
+    If a rank's heads begin in the middle of a group, its key/value heads serve different numbers of its query
+    heads. Attention needs equal numbers, so the rank then holds copies of key/value heads.
+    """
+    groups = key_value_groups(region.units)
+    number_of = {id(unit): number for number, unit in enumerate(region.units)}
+    blocks: list[list[list[Unit]]] = []
+    repeats: list[int] = []
+    for share in shares:
+        runs = [list(run) for _, run in itertools.groupby(share, lambda unit: groups[number_of[id(unit)]])]
+        lengths = {len(run) for run in runs}
+        step = math.gcd(*lengths) if lengths else 1
+        blocks.append([run[at : at + step] for run in runs for at in range(0, len(run), step)])
+        repeats.append(step)
+
+    def needed(source: str, some: list[Unit]) -> list[int]:
+        return sorted({column for unit in some for column in unit.sources.get(source, ())})
+
+    def by_block(source: str) -> list[Indices]:
+        return [tuple(c for block in part for c in needed(source, block)) for part in blocks]
+
+    def by_section(source: str) -> list[Indices]:
+        found = []
+        for order in blocks:
+            runs = [ranges(needed(source, block)) for block in order]
+            if len({len(run) for run in runs}) > 1:
+                return by_block(source)
+            sections = itertools.chain.from_iterable(zip(*runs, strict=True))
+            found.append(tuple(c for start, stop in sections for c in range(start, stop)))
+        return found
+
+    ascending = {s: [tuple(needed(s, share)) for share in shares] for s in region.sources}
+    seen: list[dict[str, list[Indices]]] = []
+    orders = (
+        ascending,
+        {s: by_block(s) for s in region.sources},
+        {s: by_section(s) for s in region.sources},
+    )
+    for order in orders:
+        if order not in seen:
+            seen.append(order)
+            yield order, repeats

@@ -8,8 +8,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from acclimate.errors import TiedSplitsError
-from acclimate.llm.split.plan import Change, Kind, Plan, Ranges, Source, Split
-from acclimate.llm.split.planning.shares import even_shares
+from acclimate.llm.split.plan import Change, Kind, Plan, Ranges, Source, Split, even_shares
 
 
 class Draft:
@@ -71,8 +70,7 @@ class Draft:
     def tie(self, is_used: Callable[[str], bool]) -> dict[str, str]:
         """Gives tied parameters one split; returns the first name of each other name.
 
-        Args:
-            is_used: returns whether the module that holds a parameter uses it.
+        ``is_used`` says whether the module that holds a parameter uses it.
 
         Raises:
             TiedSplitsError: one parameter would have to be split in two ways.
@@ -104,10 +102,8 @@ class Draft:
     ) -> Plan:
         """Returns the plan, in which all other tensors are replicated.
 
-        Args:
-            source: per split module, who decided the split.
-            shared: the result of :meth:`tie`.
-            whole: per linear module that stays whole, the reason.
+        ``source`` says per split module who decided the split, and ``whole`` per whole linear module why;
+        ``shared`` is the result of :meth:`tie`.
         """
         splits = dict(self.splits)
         for name, tensor in self.tensors.items():

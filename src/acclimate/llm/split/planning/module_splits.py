@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from acclimate.llm.split.layers.norm_formulas import formula_of
+from acclimate.llm.split.layers.changes import formula_of
 from acclimate.llm.split.plan import Change, Ranges, ranges
 from acclimate.llm.split.planning.draft import Draft
 from acclimate.llm.split.planning.experts import ExpertLayout
@@ -113,13 +113,7 @@ def split_alone(draft: Draft, name: str, style: Style, dims: tuple[int, int]) ->
 
 
 def split_vocabulary(draft: Draft, trace: Trace, model: nn.Module, kept: Container[str]) -> dict[str, str]:
-    """Splits the vocabulary's embeddings and the output head by tokens.
-
-    Args:
-        draft: the plan in the making.
-        trace: the run of the model.
-        model: the model.
-        kept: modules that stay whole.
+    """Splits the vocabulary's embeddings and the output head by tokens, except ``kept`` modules.
 
     Returns:
         Per embedding that cannot be split, the reason.

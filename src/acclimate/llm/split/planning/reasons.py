@@ -30,13 +30,9 @@ def reasons_of(
     known: Mapping[str, str],
     left_out: Container[str],
 ) -> dict[str, str]:
-    """Returns for each module with an unsplit matrix the reason, largest first.
+    """Returns for each module with an unsplit matrix the reason, known or found here, largest matrix first.
 
-    Args:
-        trace: the run of the model.
-        tensors: the tensors that stay whole, by name.
-        known: reasons found earlier, by module.
-        left_out: modules that the user keeps whole.
+    Modules in ``left_out`` are kept whole by the user.
     """
     found: dict[str, tuple[int, str]] = {}
     for name, tensor in tensors.items():

@@ -234,13 +234,7 @@ def _image_size(config: Any) -> tuple[int, int]:
 
 
 def fill_weights(modules: Iterable[nn.Module], left_out: Container[int], numbers: Numbers) -> None:
-    """Replaces parameters and buffers on the meta device by random ones.
-
-    Args:
-        modules: the modules.
-        left_out: the ids of parameters that stay as they are.
-        numbers: makes random numbers.
-    """
+    """Replaces parameters and buffers on the meta device by random ones, except parameters left out by id."""
     filled: dict[int, nn.Parameter] = {}
     for module in modules:
         for name, p in module._parameters.items():

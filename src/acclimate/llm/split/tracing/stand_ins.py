@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from acclimate.llm.split.tracing.arguments import as_given
-from acclimate.llm.split.tracing.calls import Call, Invocation, Record, Replay
+from acclimate.llm.split.tracing.calls import Call, Invocation, Record, Replay, as_given
 from acclimate.llm.split.tracing.random_inputs import Numbers
 
 

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acclimate.llm.split.tracing.arguments import PLAIN, copied
-from acclimate.llm.split.tracing.calls import Invocation
+from acclimate.llm.split.tracing.calls import PLAIN, Invocation, copied
 from acclimate.llm.split.tracing.trace import Trace
 
 NEW_TOKENS = 3

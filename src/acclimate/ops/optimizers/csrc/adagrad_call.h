@@ -1,4 +1,4 @@
-// The arguments of acclimate::adagrad_, checked; the schema is in acclimate.ops.optimizers.adagrad.plain.
+// The arguments of acclimate::adagrad_, checked; the schema is in acclimate.ops.optimizers.adagrad.
 #pragma once
 
 #include <array>

@@ -15,7 +15,7 @@ struct AdagradRule {
     };
   }
 
-  // The same order of operations as in torch and in acclimate.ops.optimizers.adagrad.plain.
+  // The same order of operations as in torch and in acclimate.ops.optimizers.adagrad.
   ACCLIMATE_INLINE static void step(const Vectors& c, V& p, V g, V& sum, V&) {
     g = g * c.gradient_scale;
     if (c.has_l2) {  // without decay, an infinite parameter must not make the gradient NaN

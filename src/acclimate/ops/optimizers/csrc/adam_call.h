@@ -1,4 +1,4 @@
-// The arguments of acclimate::adam_, checked; the schema is in acclimate.ops.optimizers.adam.plain.
+// The arguments of acclimate::adam_, checked; the schema is in acclimate.ops.optimizers.adam.
 #pragma once
 
 #include <array>

@@ -26,7 +26,7 @@ struct AdamRule {
     };
   }
 
-  // The same order of operations as in torch and in acclimate.ops.optimizers.adam.plain.
+  // The same order of operations as in torch and in acclimate.ops.optimizers.adam.
   ACCLIMATE_INLINE static void step(const Vectors& c, V& p, V g, V& m, V& v) {
     g = g * c.gradient_scale;
     if (c.has_l2) {  // without decay, an infinite parameter must not make the gradient NaN

@@ -1,4 +1,4 @@
-// The arguments of acclimate::lamb_, checked; the schema is in acclimate.ops.optimizers.lamb.plain.
+// The arguments of acclimate::lamb_, checked; the schema is in acclimate.ops.optimizers.lamb.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// The arguments of acclimate::lion_, checked; the schema is in acclimate.ops.optimizers.lion.plain.
+// The arguments of acclimate::lion_, checked; the schema is in acclimate.ops.optimizers.lion.
 #pragma once
 
 #include <array>

@@ -19,7 +19,7 @@ struct LionRule {
     };
   }
 
-  // The same order of operations as in acclimate.ops.optimizers.lion.plain.
+  // The same order of operations as in acclimate.ops.optimizers.lion.
   ACCLIMATE_INLINE static void step(const Vectors& c, V& p, V g, V& m, V&) {
     g = g * c.gradient_scale;
     const V direction = sign(m * c.beta1 + g * c.one_minus_beta1);
