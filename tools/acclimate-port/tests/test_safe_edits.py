@@ -61,6 +61,8 @@ def test_mixed_precision_is_off_on_a_host_as_before(body: str, target: str) -> N
         "context = torch.cuda.amp.autocast\nwith context():\n    pass",
         "options = {'enabled': flag}\nwith torch.cuda.amp.autocast(**options):\n    pass",
         'kind = "cuda"\nwith torch.autocast(kind):\n    pass',
+        'return torch.amp.GradScaler("cuda" if flag else device.type) if other else None',
+        'with torch.autocast(device.type if device.type == "meta" else "cuda", enabled=flag):\n    pass',
         'device_type = "cuda"\nwith torch.autocast(device_type=device_type):\n    pass',
         'where = torch.device("cuda")\nwith torch.autocast(where.type):\n    pass',
         "with torch.cuda.amp.autocast(dtype=torch.float32):\n    pass",

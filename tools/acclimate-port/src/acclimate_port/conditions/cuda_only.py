@@ -6,7 +6,7 @@ import re
 
 import libcst as cst
 
-from acclimate_port.conditions.branches import branches
+from acclimate_port.conditions.branches import branches_of_result
 from acclimate_port.conditions.statements import whole_condition
 from acclimate_port.dataflow.uses import calls_of
 from acclimate_port.source.cuda_packages import KERNEL_PACKAGES, PACKAGE_IN_TEXT
@@ -16,13 +16,13 @@ from acclimate_port.source_file import SourceFile
 
 _PACKAGE = re.compile(r"[-_](gpu|cuda|cpu)\b|CUDA\w*Provider")
 _OF_NVIDIA = re.compile(
-    r"(?:^|[\W_])(trt|tensorrt|torch_tensorrt|nvml|pynvml|nvidia|cupy|cudnn|dali|nvjpeg|nvrtc|cuml|cudf)(?:[\W_]|$)",
+    r"(?:^|[\W_])(trt|tensorrt|torch_tensorrt|nvml|pynvml|nvidia|cupy|cudnn|cudagraphs?|dali|nvjpeg|nvrtc|cuml|cudf)(?:[\W_]|$)",
     re.IGNORECASE,
 )
 """Libraries of NVIDIA's in a condition: ``HAS_TRT and torch.cuda.is_available()``."""
 _PROVIDER = re.compile(
     r"(CUDA|Tensorrt)\w*Provider|[\"'](flash_attention|flash_attn|xformers|bitsandbytes|tensorrt|nvfuser)(_?\d)?[\"']"
-    r"|[\"']\w+_[48]bit[\"']"
+    r"|[\"']\w+_[48]bit[\"']|[\"'][\w-]+-gpu\b"
 )
 """Options that choose a package for NVIDIA GPUs: ``CUDAExecutionProvider``, ``"flash_attention_2"``."""
 
@@ -35,7 +35,7 @@ def reason_to_keep(file: SourceFile, test: cst.CSTNode) -> str:
         return f"the condition is about {found[1]}, which only NVIDIA GPUs have"
     if asks_capability(file, test):
         return "it tests CUDA's compute capability, which no other accelerator has"
-    places = branches(file, test)
+    places = branches_of_result(file, test)
     if any(_imports_package_within(file, place) for place in places):
         return "its branch imports a package for NVIDIA GPUs"
     if any(_PROVIDER.search(file.tree.source(place)) for place in places):

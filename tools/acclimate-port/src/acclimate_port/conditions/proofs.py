@@ -99,7 +99,8 @@ class Proof:
         old, new = self._texts(whole)
         if old == new:
             return []
-        is_test = isinstance(self._file.tree.parent(whole), (*_TESTS, cst.IfExp))
+        holder = self._file.tree.parent(whole)
+        is_test = isinstance(holder, _TESTS) or (isinstance(holder, cst.IfExp) and holder.test is whole)
         found = self._compared(whole, old, new, as_test=is_test and not isinstance(whole, cst.IfExp))
         # No host takes the branch of a test of the device, or gets past a call that raises there.
         never = self._file.is_guarded(whole) or _is_given_to_cuda(self._file, whole)

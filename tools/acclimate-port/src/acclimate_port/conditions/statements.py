@@ -67,7 +67,7 @@ def refuses(block: cst.CSTNode) -> bool:
     return False
 
 
-_VERSION = re.compile(r"torch\.__version__|torch_?version|is_torch_(greater|less)", re.IGNORECASE)
+_VERSION = re.compile(r"torch\.__version__|torch_?version|is_torch_(greater|less)|\btorch_\d", re.IGNORECASE)
 _FEATURE = re.compile(
     r"hasattr\(\s*torch[\w.]*,\s*[\"'](accelerator|autocast|GradScaler|amp|custom_fwd|custom_bwd|get_device_module)[\"']"
 )
@@ -101,4 +101,4 @@ def _is_newer(file: SourceFile, test: cst.BaseExpression) -> bool | None:
         return not is_first if isinstance(operator, (cst.LessThan, cst.LessThanEqual)) else None
     if isinstance(test, cst.Call):
         return not any((string_value(argument.value) or "").startswith("<") for argument in test.args)
-    return None
+    return True if isinstance(test, cst.Name) else None  # `TORCH_2_4`

@@ -211,7 +211,8 @@ def _is_unusable(left: Any, right: Any) -> bool:
 def _renamed(value: Any, world: World) -> Any:
     """A value with the names of a CUDA machine for those of this one."""
     if isinstance(value, str) and world is OTHER:
-        return str(value).replace(world.device_type, "cuda").replace(world.backend, "nccl")
+        backends = {world.backend: CUDA.backend, CUDA.backend: "a backend of CUDA"}
+        return backends.get(str(value)) or str(value).replace(world.device_type, "cuda")
     return str(value) if isinstance(value, str) else value
 
 

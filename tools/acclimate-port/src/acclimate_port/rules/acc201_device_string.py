@@ -50,8 +50,7 @@ def _turns_on_host(file: SourceFile, node: cst.CSTNode) -> str:
     for use in uses_of(file, node):
         argument = file.tree.parent(use)
         call = file.tree.parent(argument) if isinstance(argument, cst.Arg) else None
-        is_named = isinstance(use, (cst.Name, cst.Attribute))
-        if not isinstance(argument, cst.Arg) or not isinstance(call, cst.Call) or not is_named:
+        if not isinstance(argument, cst.Arg) or not isinstance(call, cst.Call) or use is node:
             continue
         called = file.tree.qualified(call.func) or ""
         if _SWITCHES.match(called):
