@@ -319,7 +319,7 @@ def _without_vendor_code(file: SourceFile, finding: Finding) -> Finding:
         return dataclasses.replace(finding, outcome=Outcome.LEFT, reason=reason, safe=True, edits=())
     if finding.outcome is Outcome.CONVERT and is_for_older_torch(file, node):
         reason = "the branch is for an older torch, which lacks what an edit would use"
-        return finding.rule.left(file, node, reason, finding.claims)
+        return finding.rule.exempt(file, node, reason, finding.claims)
     if finding.outcome is Outcome.CONVERT and is_assigned(file, node) and file.tree.qualified(node):
         return finding.rule.left(file, node, "the program assigns to this name of torch.cuda", finding.claims)
     if finding.outcome is Outcome.CONVERT and file.torchscript.holds(node) and _asks(file, finding):

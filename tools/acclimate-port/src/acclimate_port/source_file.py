@@ -30,6 +30,7 @@ _HOME_OF_ACCELERATOR = {
     "deepspeed.get_accelerator": True,
     "deepspeed.accelerator.real_accelerator.get_accelerator": True,
 }
+_ASK_FOR_DEVICES = {"torch.cuda.is_available", "torch.accelerator.is_available"}
 _USE_DEVICES = {"cuda", "to", "device_count"}
 _STARTS_PROGRAM = re.compile(r"(^|_)(main|run|train|test|cli|app|launch|fire)($|_)", re.IGNORECASE)
 _CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
@@ -373,7 +374,7 @@ class SourceFile:
             return self.tests_device(test.left, depth) or self.tests_device(test.right, depth)
         if isinstance(test, cst.Call):
             name = self.tree.qualified(test.func)
-            return name in ("torch.cuda.is_available", "torch.accelerator.is_available")
+            return name in _ASK_FOR_DEVICES
         if isinstance(test, cst.Comparison) and len(test.comparisons) == 1:
             right = test.comparisons[0]
             said = string_value(right.comparator) or string_value(test.left)
@@ -422,7 +423,8 @@ class SourceFile:
             sides = [self._is_true_without_device(side, flag) for side in (test.left, test.right)]
             return all(sides) if isinstance(test.operator, cst.And) else any(sides)
         if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
-            return self.tests_device(test.expression, 0)
+            asked = test.expression.func if isinstance(test.expression, cst.Call) else test
+            return self.tree.qualified(asked) in _ASK_FOR_DEVICES
         if isinstance(test, cst.Comparison) and len(test.comparisons) == 1:
             target = test.comparisons[0]
             return isinstance(target.operator, cst.Equal) and string_value(target.comparator) == "cpu"

@@ -45,13 +45,17 @@ def reason_against_counting(file: SourceFile, node: cst.CSTNode, *, is_device: b
     if not leaves_unused or file.is_guarded(node) or _counts_before(file, node):
         return ""
     settings = list(_settings(file))
-    if any(not _is_before(file, setting, node) for setting in settings):
+    is_first = not is_device or _is_option(file, node)
+    function = file.tree.function(node)
+    # Another function may choose the devices before or after this one; a device is used later.
+    near = settings if is_first else [one for one in settings if file.tree.function(one) is function]
+    if any(not _is_before(file, setting, node) for setting in near):
         return SET_LATER
-    if file.survey.sets_visible_devices and not settings and (not is_device or _is_option(file, node)):
+    if file.survey.sets_visible_devices and not settings and is_first:
         return SET_LATER
     if is_device and _runs_in_child(file, node):
         return ""
-    return FORKED_LATER if file.survey.forks or _forks(file) else ""
+    return FORKED_LATER if (file.survey.forks and not is_device) or _forks(file) else ""
 
 
 def _runs_when_imported(file: SourceFile, node: cst.CSTNode) -> bool:

@@ -69,7 +69,7 @@ def _library(file: SourceFile, named: cst.CSTNode) -> Receiver | None:
     """The library of a function or class."""
     full = next(iter(file.tree.may_be(named)), "")
     package = full.partition(".")[0]
-    if not package or package in _KNOWN or package in file.survey.modules:
+    if not package or package in _KNOWN or (package in file.survey.modules and package not in _OF_OTHERS):
         return None
     if package in _OF_OTHERS:
         return Receiver(f"`{package}` has its own names of devices", may_be_torchs=False)
