@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ _REFUSAL = re.compile(
     r"|requires (compil|MAGMA)|only supports|does not support|doesn't support",
     re.IGNORECASE,
 )
-_RELATIVE = {
+_OF_PRODUCTS = {
     torch.float64: 1e-7,
     torch.float32: 4e-3,
     torch.float16: 1e-2,
@@ -34,6 +34,13 @@ _RELATIVE = {
     torch.complex32: 2e-2,
 }
 """How far a result may be from the host's: devices may round float32 products to 10 bits."""
+_RELATIVE = {**_OF_PRODUCTS, torch.float32: 1e-4, torch.complex64: 1e-4}
+"""The same, of operators that do not multiply matrices."""
+_PRODUCTS = re.compile(
+    r"mm|matmul|mv|linear|conv|einsum|attention|transformer|lstm|gru|rnn|dot|cdist|linalg|fft|cov|corr"
+    r"|solve|inver|\blu|chol|addr|inner|matrix|outer|kron|dist",
+    re.IGNORECASE,
+)
 _DIFFERENCES = 3
 """After so many differing calls a topic ends."""
 
@@ -90,7 +97,13 @@ class Findings:
                 return
             self.broken.append(f"{what} raises {describe(refused, whole=True)[:300]}")
             return
-        reason = (near or difference)(found, wanted)
+        if near is None:
+            relative = _OF_PRODUCTS if _PRODUCTS.search(name) else _RELATIVE
+
+            def near(ours: Any, theirs: Any) -> str:
+                return difference(ours, theirs, relative)
+
+        reason = near(found, wanted)
         if reason and _repeats(run, here, wanted):
             self.broken.append(f"{what}: {reason}")
         self.compared += 1
@@ -121,26 +134,26 @@ def _repeats(run: Run, here: Place, wanted: Any) -> bool:
         return not difference(run(here), wanted)
 
 
-def difference(found: Any, wanted: Any) -> str:
+def difference(found: Any, wanted: Any, relative: Mapping[torch.dtype, float] | None = None) -> str:
     """How a device's result differs from the host's; empty if it does not."""
     ours, theirs = list(tensors_in(found)), list(tensors_in(wanted))
     if len(ours) != len(theirs):
         return f"there are {len(ours)} results, not {len(theirs)}"
     for number, (actual, expected) in enumerate(zip(ours, theirs, strict=True)):
-        reason = _difference_of_one(actual, expected)
+        reason = _difference_of_one(actual, expected, relative or _OF_PRODUCTS)
         if reason:
             return f"result {number + 1}: {reason}" if len(theirs) > 1 else reason
     return ""
 
 
-def _difference_of_one(actual: Any, expected: Any) -> str:
+def _difference_of_one(actual: Any, expected: Any, relative: Mapping[torch.dtype, float]) -> str:
     if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
         if type(actual) is not type(expected):
             return f"it is a {type(actual).__name__}, not a {type(expected).__name__}"
         if isinstance(expected, (bool, int, str, torch.dtype, torch.Size)) and actual != expected:
             return f"it is {actual!r}, not {expected!r}"
         if isinstance(expected, float):
-            return _difference_of_one(torch.tensor(actual), torch.tensor(expected))
+            return _difference_of_one(torch.tensor(actual), torch.tensor(expected), relative)
         return ""
     if actual.dtype != expected.dtype or actual.shape != expected.shape:
         return (
@@ -149,10 +162,12 @@ def _difference_of_one(actual: Any, expected: Any) -> str:
         )
     if expected.layout != torch.strided or expected.is_nested:
         return ""
-    return difference_of_values(actual, expected)
+    return difference_of_values(actual, expected, relative)
 
 
-def difference_of_values(actual: torch.Tensor, expected: torch.Tensor) -> str:
+def difference_of_values(
+    actual: torch.Tensor, expected: torch.Tensor, relative: Mapping[torch.dtype, float] | None = None
+) -> str:
     """How the elements of a tensor of the device differ from those of one of the host."""
     ours, theirs = (t.detach().resolve_conj().resolve_neg().cpu() for t in (actual, expected))
     if not theirs.numel():
@@ -160,7 +175,7 @@ def difference_of_values(actual: torch.Tensor, expected: torch.Tensor) -> str:
     if not (theirs.is_floating_point() or theirs.is_complex()):
         wrong = ours != theirs
     else:
-        allowed = _RELATIVE.get(theirs.dtype, 0.3)  # float8 has 2 or 3 bits
+        allowed = (relative or _OF_PRODUCTS).get(theirs.dtype, 0.3)  # float8 has 2 or 3 bits
         wide = torch.complex128 if theirs.is_complex() else torch.float64
         close, exact = ours.to(wide), theirs.to(wide)
         finite = exact.isfinite()

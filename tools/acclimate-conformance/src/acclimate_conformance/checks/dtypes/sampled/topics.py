@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -112,6 +113,33 @@ def _values(op: Any, sample: Sample) -> Callable[[Place], Any]:
         return without_places(result) if free else result
 
     return run
+
+
+_SPECIAL = (float("nan"), float("inf"), -0.0, -float("inf"), 0.0)
+
+
+def operators_on_special_numbers(accelerator: Accelerator, found: Findings) -> None:
+    for op in operators():
+        if torch.float32 not in op.supported_dtypes(HOST) or "polynomial" in op.name:
+            continue  # of NaN as a degree C leaves the value undefined
+        for sample in samples_of(op, torch.float32, _LAID_OUT):
+            special = replace(sample, value=_with_special_numbers(sample.value))
+            text = _text(op, sample, "with NaN and infinity in the first input")
+            found.compare(name_of(op), text, _values(op, special))
+        if found.enough:
+            return
+
+
+def _with_special_numbers(value: Any) -> Any:
+    """The same, but each third element of a floating-point tensor is NaN, infinity or a zero."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_with_special_numbers, value))
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    flat = value.detach().clone().reshape(-1)
+    for number, place in enumerate(range(0, len(flat), 3)):
+        flat[place] = _SPECIAL[number % len(_SPECIAL)]
+    return flat.reshape(value.shape)
 
 
 def operators_in_place_and_into_others(accelerator: Accelerator, found: Findings) -> None:
