@@ -14,8 +14,9 @@ import torch
 from acclimate.backends.cpu import CPUAccelerator
 from acclimate_conformance.checks.assertions import BrokenPromiseError
 from acclimate_conformance.checks.children import Child
+from acclimate_conformance.checks.communication.observer import Observer
 from acclimate_conformance.checks.communication.ranks import _joined
-from acclimate_conformance.checks.communication.topics import TOPICS, Observer
+from acclimate_conformance.checks.communication.topics import TOPICS
 
 WAITS = """\
 import sys, threading

@@ -83,6 +83,12 @@ def equal(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     return torch.equal(actual.detach().cpu(), expected.detach().cpu())
 
 
+def shares_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors use the same storage."""
+    told: bool = torch._C._is_alias_of(first, second)  # type: ignore[attr-defined]
+    return told
+
+
 def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference, relative to the largest expected element; infinite if one is not finite."""
     found, wanted = actual.detach().cpu().double(), expected.detach().cpu().double()

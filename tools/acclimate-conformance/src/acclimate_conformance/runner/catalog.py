@@ -12,16 +12,19 @@ if TYPE_CHECKING:
 HOME = Path(__file__).parents[1] / "checks"
 _CATEGORIES: dict[str, tuple[str, ...]] = {
     "devices": ("current", "waiting", "blocks"),
-    "random": ("generators", "devices", "states", "ranges"),
+    "random": ("generators", "devices", "states", "ranges", "distributions"),
     "streams": ("order", "state", "waiting", "elsewhere"),
     "memory": ("figures", "agreement", "capacity", "devices", "bounds", "small"),
-    "dtypes": ("arithmetic", "shapes", "exactness", "edges", "conversions", "operators", "mixed", "scaling"),
+    "dtypes": (
+        "arithmetic", "shapes", "exactness", "edges", "conversions", "copies", "operators", "autograd",
+        "mixed", "scaling", "sampled.checks",
+    ),
     "graphs": ("replays", "captures", "kinds", "numbers", "surroundings"),
     "pinning": ("contents", "shapes"),
     "ops": ("builders", "optimizers", "aio", "aio_arguments", "packed_weights"),
-    "runtime": ("marks", "compiling", "results", "types", "saved"),
+    "runtime": ("marks", "compiling", "results", "types", "saved", "tensors"),
     "communication": ("collectives",),
-}
+}  # fmt: skip
 """By category, the modules of its checks in order."""
 
 _NAMES = (

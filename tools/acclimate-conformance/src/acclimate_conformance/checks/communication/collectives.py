@@ -13,8 +13,9 @@ from torch import distributed
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import NotOfferedError, exactly, require
 from acclimate_conformance.checks.check import Check, check
+from acclimate_conformance.checks.communication.observer import Observer
 from acclimate_conformance.checks.communication.ranks import require_topic
-from acclimate_conformance.checks.communication.topics import TOPICS, Observer
+from acclimate_conformance.checks.communication.topics import TOPICS
 
 _TIMEOUT_S = 510
 

@@ -22,9 +22,9 @@ from acclimate_conformance.checks.assertions import (
 )
 from acclimate_conformance.checks.children import Child
 from acclimate_conformance.checks.claims import lacking
-from acclimate_conformance.checks.communication import topics
+from acclimate_conformance.checks.communication.observer import Observer
 from acclimate_conformance.checks.communication.time_limit import limited
-from acclimate_conformance.checks.communication.topics import TOPICS, Observer
+from acclimate_conformance.checks.communication.topics import TOPICS
 from acclimate_conformance.checks.target import Subject, load
 
 _TIMEOUT_S = 240
@@ -142,7 +142,7 @@ def rank(source: str, number: int, count: int, folder: str) -> _Told:
                     told[name] = {"broken": here.broken, "lacking": here.lacking}
                     _saved(Path(folder), number).write_text(json.dumps(told), encoding="utf-8")
 
-            with limited(_TOPIC_LIMIT_S if told else _FIRST_LIMIT_S, topics.__file__, give_up):
+            with limited(_TOPIC_LIMIT_S if told else _FIRST_LIMIT_S, topic.__code__.co_filename, give_up):
                 try:
                     topic(here)
                 except Exception as error:
@@ -156,6 +156,6 @@ def rank(source: str, number: int, count: int, folder: str) -> _Told:
                     raise
             told[name] = {"broken": here.broken, "lacking": here.lacking}
     finally:
-        with limited(_TOPIC_LIMIT_S, topics.__file__, lambda why: None):
+        with limited(_TOPIC_LIMIT_S, __file__, lambda why: None):
             distributed.destroy_process_group()
     return told

@@ -2,82 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import distributed
 
-from acclimate.accelerator import Accelerator
-from acclimate.imports import describe
-from acclimate_conformance.checks.assertions import is_host, short
+from acclimate_conformance.checks.assertions import short
+from acclimate_conformance.checks.communication import options
+from acclimate_conformance.checks.communication.observer import LIKE_NCCL, Observer
 from acclimate_conformance.checks.dtypes.exactness import extremes, same_bits
 
 _SLOW_RANK_S = 0.3
-# The errors of a backend for a collective that it lacks.
-_LACKING = (NotImplementedError, RuntimeError, ValueError)
 _LARGE = 1_300_001
 _AGAIN_S = 15
-
-
-class Observer:
-    """One rank: its tensors, and its observations.
-
-    Nothing is raised between collectives, as the other rank would then wait for this one.
-    """
-
-    def __init__(self, accelerator: Accelerator, number: int, count: int, folder: Path) -> None:
-        self.accelerator = accelerator
-        self.number, self.count = number, count
-        self.ranks = range(count)
-        self.folder = folder
-        self.broken: list[str] = []
-        self.lacking: list[str] = []
-
-    def tensor(self, *values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """A tensor on this rank's device."""
-        return torch.tensor(values, dtype=dtype).to(self.accelerator.current_device_name())
-
-    def full(self, length: int, value: float) -> torch.Tensor:
-        """A long tensor on this rank's device."""
-        return torch.full((length,), float(value), device=self.accelerator.current_device_name())
-
-    def same(self, found: torch.Tensor, expected: torch.Tensor | Sequence[float], what: str) -> None:
-        """Notes a result that differs from the expected one."""
-        # Integers as integers: float64 has 53 bits.
-        dtype = torch.float64 if found.is_floating_point() else torch.int64
-        actual = found.detach().cpu().to(dtype)
-        wanted = torch.as_tensor(expected, dtype=None if torch.is_tensor(expected) else dtype).cpu().to(dtype)
-        if actual.shape != wanted.shape:
-            self.broken.append(f"{what} gives the shape {tuple(actual.shape)}, not {tuple(wanted.shape)}")
-        elif not torch.equal(actual, wanted):
-            place = int((actual != wanted).flatten().nonzero()[0])
-            many = f" of {actual.numel()} elements, at {place}," if actual.numel() > 8 else ""
-            seen, want = (t.flatten()[place].item() if many else t.tolist() for t in (actual, wanted))
-            self.broken.append(f"{what} on {self.count} ranks gives{many} {seen}, not {want}")
-
-    def holds(self, condition: bool, seen: str) -> None:
-        """Notes ``seen`` unless a condition holds."""
-        if not condition:
-            self.broken.append(seen)
-
-    def runs(self, name: str, collective: Callable[[], None]) -> None:
-        """Runs a collective that no backend may refuse; all ranks then notice at once."""
-        try:
-            collective()
-        except _LACKING as error:
-            self.broken.append(f"{name} raises {describe(error, whole=True)}")
-
-    def optional(self, name: str, collective: Callable[[], None]) -> None:
-        """Runs a collective that a backend may lack; all ranks then notice at once."""
-        try:
-            collective()
-        except _LACKING as error:
-            self.lacking.append(f"{name} ({describe(error, whole=True)})")
 
 
 def collectives(here: Observer) -> None:
@@ -180,6 +123,42 @@ def reductions(here: Observer) -> None:
         here.same(reduced, [sum(column) / here.count for column in columns], "all_reduce with AVG")
 
     here.optional("AVG", average)
+    _rounded(here)
+    _of_bits(here)
+
+
+def _rounded(here: Observer) -> None:
+    """Sums of 16 bits are the nearest number, as torch.add gives it, and halves are rounded to even."""
+    if here.count != 2:  # the sum of more depends on their order
+        return
+    for dtype in (d for d in (torch.bfloat16, torch.float16) if d in here.accelerator.supported_dtypes()):
+        rows = [
+            torch.randn(257, generator=torch.Generator().manual_seed(r + 1)).to(dtype) for r in here.ranks
+        ]
+        eps = torch.finfo(dtype).eps
+        for r, hard in enumerate(
+            ([1.0, 1.0, -1.0, 1 + eps, 2.0], [eps * 0.75, eps / 2, -eps * 0.75, eps / 2, eps])
+        ):
+            rows[r][: len(hard)] = torch.tensor(hard).to(dtype)
+        reduced = rows[here.number].to(here.accelerator.current_device_name())
+        distributed.all_reduce(reduced)
+        here.same(reduced, rows[0] + rows[1], f"all_reduce, rounded, of {short(dtype)}")
+
+
+def _of_bits(here: Observer) -> None:
+    numbers = [[12 + r, 7, 255 - r, 1 << r] for r in here.ranks]
+    columns = list(zip(*numbers, strict=True))
+    operations = distributed.ReduceOp
+    for operation, bitwise in ((operations.BAND, operator.and_), (operations.BOR, operator.or_),
+                               (operations.BXOR, operator.xor)):  # fmt: skip
+
+        def reduce(operation: Any = operation, bitwise: Callable[[int, int], int] = bitwise) -> None:
+            reduced = here.tensor(*numbers[here.number], dtype=torch.int64)
+            distributed.all_reduce(reduced, op=operation)
+            wanted = [float(functools.reduce(bitwise, column)) for column in columns]
+            here.same(reduced, wanted, f"all_reduce with {operation}")
+
+        here.optional(str(operation), reduce)
 
 
 def tensors_of_any_shape(here: Observer) -> None:
@@ -508,9 +487,8 @@ def point_to_point(here: Observer) -> None:
             for tag in (3, 2, 1):
                 distributed.recv(received[tag], sender, tag=tag)
             here.accelerator.synchronize()
-            # torch's own backends of devices, unlike those of the host, may ignore tags.
             swapped = all(torch.equal(received[tag], messages[4 - tag]) for tag in messages)
-            if swapped and not is_host(here.accelerator):
+            if swapped and here.accelerator.communication_backend in LIKE_NCCL:
                 here.lacking.append("tags of send and recv")
                 continue
             for tag, message in messages.items():
@@ -624,6 +602,20 @@ TOPICS: dict[Callable[[Observer], None], str] = {
     other_collectives: "all_gather_into_tensor, reduce_scatter and all_to_all are right if the backend has "
     "them.",
     objects: "Python objects are broadcast and gathered unchanged.",
+    options.every_collective_in_every_dtype: "reduce, gather, scatter, reduce_scatter_tensor, "
+    "all_gather_into_tensor, all_to_all_single and batch_isend_irecv are right in each dtype, to and from "
+    "each rank.",
+    options.collectives_that_wait_later: "Each collective with async_op returns work, and its result is "
+    "complete after wait().",
+    options.groups_by_their_ranks: "A group orders its ranks, counts them from 0, and takes a root by its "
+    "rank in the group.",
+    options.objects_of_every_kind: "Objects and tensors in them are gathered to one rank, and scattered.",
+    options.models_are_trained_together: "DistributedDataParallel averages gradients, sends buffers of "
+    "rank 0, and obeys no_sync.",
+    options.meshes_and_sharded_tensors: "Sharded tensors of torch.distributed.tensor are put together, "
+    "redistributed and multiplied.",
+    options.time_limits_of_groups: "A collective that another rank does not join raises after the time-out "
+    "of its group.",
     group_made_again: "After destroy_process_group a process makes its process group again, and it "
     "communicates.",
 }

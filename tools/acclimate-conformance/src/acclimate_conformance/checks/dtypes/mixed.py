@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import torch
 from acclimate.accelerator import Accelerator
 from acclimate.errors import AutocastArgumentError
 from acclimate_conformance.checks.assertions import (
+    BrokenPromiseError,
     DeliberateError,
     in_thread,
     is_host,
@@ -139,20 +141,99 @@ def autocast_defaults_are_torchs(accelerator: Accelerator) -> None:
     )
 
 
+_F = torch.nn.functional
 _IN_FLOAT32: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "softmax": lambda x: x.softmax(-1), "log_softmax": lambda x: x.log_softmax(-1), "exp": lambda x: x.exp(),
-    "pow": lambda x: x**3, "mse_loss": lambda x: torch.nn.functional.mse_loss(x, x * 2),
-    "cross_entropy": lambda x: torch.nn.functional.cross_entropy(x, x.argmax(-1)),
-}  # fmt: skip
+    "softmax": lambda x: x.softmax(-1),
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "exp": lambda x: x.exp(),
+    "pow": lambda x: x**3,
+    "a number to the power of x": lambda x: 2**x,
+    "mse_loss": lambda x: _F.mse_loss(x, x * 2),
+    "cross_entropy": lambda x: _F.cross_entropy(x, x.argmax(-1)),
+    "log": lambda x: (x + 1).log(),
+    "log1p": lambda x: x.log1p(),
+    "log2": lambda x: (x + 1).log2(),
+    "log10": lambda x: (x + 1).log10(),
+    "expm1": lambda x: x.expm1(),
+    "rsqrt": lambda x: (x + 1).rsqrt(),
+    "reciprocal": lambda x: (x + 1).reciprocal(),
+    "sinh": lambda x: x.sinh(),
+    "cosh": lambda x: x.cosh(),
+    "tan": lambda x: x.tan(),
+    "acos": lambda x: x.acos(),
+    "asin": lambda x: x.asin(),
+    "softplus": _F.softplus,
+    "layer_norm": lambda x: _F.layer_norm(x, (8,), x[0], x[0]),
+    "group_norm": lambda x: _F.group_norm(x, 2),
+    "sum": lambda x: x.sum(),
+    "a sum of rows": lambda x: x.sum(0),
+    "prod": lambda x: x.prod(),
+    "cumsum": lambda x: x.cumsum(0),
+    "cumprod": lambda x: x.cumprod(0),
+    "norm": lambda x: x.norm(),
+    "cosine_similarity": lambda x: _F.cosine_similarity(x, x),
+    "cdist": lambda x: torch.cdist(x, x),
+    "dist": lambda x: torch.dist(x, x * 2),
+    "l1_loss": lambda x: _F.l1_loss(x, x * 2),
+    "smooth_l1_loss": lambda x: _F.smooth_l1_loss(x, x * 2),
+    "kl_div": lambda x: _F.kl_div(x, x, reduction="sum"),
+    "nll_loss": lambda x: _F.nll_loss(x, x.argmax(-1)),
+    "binary_cross_entropy_with_logits": lambda x: _F.binary_cross_entropy_with_logits(x, x),
+    "softmin": lambda x: _F.softmin(x, -1),
+    "normalize": lambda x: _F.normalize(x + 1),
+}
 """Operators that torch's autocast for accelerators computes in float32."""
 _REDUCED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "matmul": lambda x: x @ x, "bmm": lambda x: torch.bmm(x[None], x[None]),
-    "addmm": lambda x: torch.addmm(x, x, x), "linear": lambda x: torch.nn.functional.linear(x, x, x[0]),
-    "conv1d": lambda x: torch.nn.functional.conv1d(x[None], x[:, :, None]),
+    "matmul": lambda x: x @ x,
+    "bmm": lambda x: torch.bmm(x[None], x[None]),
+    "mv": lambda x: torch.mv(x, x[0]),
+    "addmm": lambda x: torch.addmm(x, x, x),
+    "linear": lambda x: _F.linear(x, x, x[0]),
+    "conv1d": lambda x: _F.conv1d(x[None], x[:, :, None]),
+    "conv2d": lambda x: _F.conv2d(x[None, None], x[None, None, :3, :3]),
+    "conv_transpose1d": lambda x: _F.conv_transpose1d(x[None], x[:, :, None]),
     "einsum": lambda x: torch.einsum("ij,kj->ik", x, x),
+    "addmv": lambda x: torch.addmv(x[0], x, x[0]),
     "baddbmm": lambda x: torch.baddbmm(x[None], x[None], x[None]),
-}  # fmt: skip
+    "addbmm": lambda x: torch.addbmm(x, x[None], x[None]),
+    "addr": lambda x: torch.addr(x, x[0], x[0]),
+    "prelu": lambda x: _F.prelu(x, x[0, :1]),
+    "scaled_dot_product_attention": lambda x: _F.scaled_dot_product_attention(x[None], x[None], x[None]),
+}
 """Operators that it computes in the reduced dtype."""
+_REDUCED_ON_HOSTS = ("matmul", "bmm", "addmm", "linear", "conv1d", "einsum", "baddbmm")
+_AS_GIVEN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.relu,
+    "add": lambda x: x + x,
+    "mul": lambda x: x * 2,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "transpose": lambda x: x.t().contiguous(),
+    "max": lambda x: x.max(),
+    "clamp": lambda x: x.clamp(0, 1),
+    "mean": lambda x: x.mean(),
+    "gelu": _F.gelu,
+    "silu": _F.silu,
+    "embedding": lambda x: _F.embedding(x.argmax(-1), x),
+    "sqrt": torch.sqrt,
+    "abs": torch.abs,
+    "where": lambda x: torch.where(x > 0, x, -x),
+    "index_select": lambda x: x[x.argmax(-1)],
+    "dropout": lambda x: _F.dropout(x, 0.5),
+}
+"""Operators that it leaves in the dtype that they are given."""
+_WIDEST: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "addcmul": lambda x, y: torch.addcmul(x, y, y),
+    "addcdiv": lambda x, y: torch.addcdiv(x, y, y + 1),
+    "atan2": torch.atan2,
+    "cat": lambda x, y: torch.cat([x, y]),
+    "stack": lambda x, y: torch.stack([y, x]),
+    "dot": lambda x, y: torch.dot(x[0], y[0]),
+    "tensordot": lambda x, y: torch.tensordot(x, y, 1),
+    "scatter_add": lambda x, y: x.scatter_add(0, torch.zeros_like(x, dtype=torch.int64), y),
+    "bilinear": lambda x, y: _F.bilinear(x, y, x[None, :, :]),
+}
+"""Operators of several tensors that it computes in float32 if any of these is float32."""
 
 
 @check(
@@ -164,7 +245,9 @@ def autocast_chooses_dtypes(accelerator: Accelerator) -> None:
     for dtype in reduced_dtypes(accelerator):
         for given in (torch.float32, dtype):
             ones = torch.eye(8, dtype=given, device=device)
-            tables = [(_REDUCED, dtype)] + ([] if is_host(accelerator) else [(_IN_FLOAT32, torch.float32)])
+            tables = [(_REDUCED, dtype), (_IN_FLOAT32, torch.float32), (_AS_GIVEN, given)]
+            if is_host(accelerator):  # of which torch's own lists differ
+                tables = [({name: _REDUCED[name] for name in _REDUCED_ON_HOSTS}, dtype)]
             for table, wanted in tables:
                 for name, compute in table.items():
                     with accelerator.amp.autocast(dtype=dtype):
@@ -177,6 +260,75 @@ def autocast_chooses_dtypes(accelerator: Accelerator) -> None:
             with accelerator.amp.autocast(dtype=dtype):
                 joined = torch.cat([ones.float(), ones.to(dtype)]).dtype
             require(joined == torch.float32, f"within amp.autocast, float32 joined with {dtype} is {joined}")
+        if is_host(accelerator):
+            continue
+        left, right = torch.eye(8, device=device), torch.eye(8, dtype=dtype, device=device)
+        for name, combine in _WIDEST.items():
+            with accelerator.amp.autocast(dtype=dtype):
+                found = combine(left, right.to(left.dtype) if name == "scatter_add" else right).dtype
+            require(
+                found == torch.float32,
+                f"within amp.autocast, {name} of float32 and {short(dtype)} is {short(found)}",
+            )
+        with (
+            accelerator.amp.autocast(dtype=dtype),
+            refused("binary_cross_entropy within amp.autocast", RuntimeError),
+        ):
+            torch.nn.functional.binary_cross_entropy(right, right)
+        with accelerator.amp.autocast(dtype=dtype):
+            wide = left.double() if torch.float64 in accelerator.supported_dtypes() else left.int()
+            found = (wide @ wide).dtype if wide.dtype == torch.float64 else (wide + wide).dtype
+            require(found == wide.dtype, f"within amp.autocast, {short(wide.dtype)} becomes {short(found)}")
+
+
+@check(
+    "amp",
+    promise="A model that trains within autocast casts its weights once a block, anew after a step, and its "
+    "gradients and results are near those of float32.",
+)  # fmt: skip
+def autocast_trains(accelerator: Accelerator) -> None:
+    device = accelerator.current_device_name()
+    for dtype in reduced_dtypes(accelerator):
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(16, 24), torch.nn.LayerNorm(24), torch.nn.GELU(), torch.nn.Linear(24, 4)]
+        model = torch.nn.Sequential(*layers)
+        given, targets = torch.randn(8, 16), torch.randn(8, 4)
+        reference = copy.deepcopy(model)
+        model, given_there, targets_there = model.to(device), given.to(device), targets.to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        its_own = torch.optim.SGD(reference.parameters(), lr=0.5)
+        for turn in range(3):
+            optimizer.zero_grad()
+            with accelerator.amp.autocast(dtype=dtype):
+                output = model(given_there)
+                again = model(given_there)
+                loss = torch.nn.functional.mse_loss(output.float(), targets_there)
+            require(torch.equal(output, again), f"two calls within one autocast in {short(dtype)} differ")
+            loss.backward()
+            its_own.zero_grad()
+            expected = torch.nn.functional.mse_loss(reference(given), targets)
+            expected.backward()
+            require(
+                abs(loss.item() - expected.item()) < 0.1 * expected.item() + 0.01,
+                f"in step {turn + 1} within autocast in {short(dtype)} the loss is {loss.item():.4f}, and "
+                f"in float32 {expected.item():.4f}",
+            )
+            for (name, ours), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
+                if ours.grad is None or theirs.grad is None:
+                    raise BrokenPromiseError(f"training within autocast leaves no gradient of {name}")
+                require(
+                    ours.grad.dtype == torch.float32, f"the gradient of {name} is {short(ours.grad.dtype)}"
+                )
+                apart = float((ours.grad.cpu() - theirs.grad).abs().max() / theirs.grad.abs().max())
+                require(
+                    apart < 0.12,
+                    f"within autocast in {short(dtype)} the gradient of {name} is off by {apart:.2f}",
+                )
+            optimizer.step()
+            its_own.step()
+            with torch.no_grad():  # from the same weights, so that differences do not grow
+                for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+                    theirs.copy_(ours.cpu())
 
 
 @check(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import Accelerator
-from acclimate_conformance.checks.assertions import device_names, equal, require
+from acclimate_conformance.checks.assertions import device_names, equal, require, shares_memory
 from acclimate_conformance.checks.check import check
 
 
@@ -79,3 +79,125 @@ def _require_same_thing(found: torch.Tensor, wanted: torch.Tensor, what: str) ->
     require(found.dtype == wanted.dtype, f"{what} is {found.dtype}")
     require(found.requires_grad == wanted.requires_grad, f"{what} has requires_grad={found.requires_grad}")
     require(equal(found, wanted), f"{what} has other values")
+
+
+@check(
+    "device_name", "current_device_name", "current_device",
+    promise="Saved tensors that share memory share it again; models, optimizers and states are restored "
+    "where they are mapped to.",
+)  # fmt: skip
+def models_are_saved(accelerator: Accelerator) -> None:
+    names = device_names(accelerator)
+    for name in names:
+        base = torch.arange(24.0, device=name).reshape(4, 6)
+        things = {"whole": base, "part": base[1:3], "column": base.t()[2], "again": base}
+        for how, way in (("torch.save and torch.load", _saved_and_loaded), ("copy.deepcopy", copy.deepcopy)):
+            found = way(things)
+            found["whole"][1] = -1
+            for key in ("part", "column", "again"):
+                require(
+                    shares_memory(found[key], found["whole"]),
+                    f"tensors on {name} that share memory have memory of their own after {how}",
+                )
+            require(
+                float(found["part"][0, 0]) == -1,
+                f"a view of a tensor on {name} shows another part after {how}",
+            )
+            strides = found["column"].stride()
+            require(
+                strides == things["column"].stride(),
+                f"a view on {name} has the strides {strides} after {how}",
+            )
+            require(
+                equal(base[1], torch.arange(6.0, 12)),
+                f"after {how} a change of the copy changes the original",
+            )
+        _require_model_saved(name, names)
+        for place in ("cpu", *names):
+            wanted = torch.zeros(1, device=place).device
+            maps: dict[str, Any] = {
+                "a name": place, "a torch.device": torch.device(place), "a dict": {name: place},
+                "a function": lambda storage, location, place=place: (
+                    storage.cpu() if place == "cpu" else storage.to(device=torch.device(place))
+                ),
+            }  # fmt: skip
+            for what, mapping in maps.items():
+                if name == "cpu" and what == "a function":
+                    continue
+                for weights_only in (True, False):
+                    loaded = _loaded(_saved(base.half()), mapping, weights_only)
+                    require(
+                        loaded.device == wanted and equal(loaded, base.half()),
+                        f"a tensor of {name} that torch.load maps to {place} by {what} is on "
+                        f"{loaded.device}, and equal: {equal(loaded, base.half())}",
+                    )
+    if len(names) > 1:
+        with accelerator.device(0):
+            loaded = _loaded(_saved(torch.ones(2, device=names[1])), None, True)
+        require(
+            str(loaded.device) == names[1],
+            f"a tensor of {names[1]}, loaded while {names[0]} is current, is on {loaded.device}",
+        )
+    for dtype in (*accelerator.supported_dtypes(), torch.int64, torch.int16, torch.uint8, torch.bool):
+        values = (torch.arange(35) % 2).to(dtype).reshape(5, 7).to(names[-1])
+        its_ways: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+            ("torch.save", _saved_and_loaded),
+            ("pickle", lambda t: pickle.loads(pickle.dumps(t))),
+        )
+        for how, its_way in its_ways:
+            _require_same_thing(its_way(values), values, f"{dtype} on {names[-1]} after {how}")
+
+
+def _saved(things: Any) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(things, file)
+    return file
+
+
+def _loaded(file: io.BytesIO, place: Any, weights_only: bool) -> torch.Tensor:
+    file.seek(0)
+    found: torch.Tensor = torch.load(file, map_location=place, weights_only=weights_only)
+    return found
+
+
+def _require_model_saved(name: str, names: list[str]) -> None:
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7)).to(name)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    given = torch.randn(6, 5).to(name)
+    model(given).square().mean().backward()
+    optimizer.step()
+    saved = _saved({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    for place in ("cpu", *names):
+        other = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7)).to(place)
+        its_own = torch.optim.Adam(other.parameters(), lr=0.5)
+        saved.seek(0)
+        state = torch.load(saved, map_location=place)
+        other.load_state_dict(state["model"])
+        its_own.load_state_dict(state["optimizer"])
+        wanted = torch.zeros(1, device=place).device
+        for key, tensor in other.state_dict().items():
+            require(
+                tensor.device == wanted,
+                f"{key} of a model of {name} that is loaded on {place} is on {tensor.device}",
+            )
+            require(
+                equal(tensor, model.state_dict()[key]),
+                f"{key} of a model of {name}, loaded on {place}, is changed",
+            )
+        rate = its_own.param_groups[0]["lr"]
+        require(rate == 0.1, f"an optimizer of {name}, loaded on {place}, has the rate {rate}")
+        for ours, theirs in zip(other.parameters(), model.parameters(), strict=True):
+            for key, value in optimizer.state[theirs].items():
+                found = its_own.state[ours][key]
+                require(
+                    equal(found, value), f"{key} of an optimizer of {name}, loaded on {place}, is changed"
+                )
+                right = found.device == wanted or key == "step"
+                require(right, f"{key} of an optimizer of {name}, loaded on {place}, is on {found.device}")
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        next(twin.parameters()).zero_()
+    require(
+        bool((next(model.parameters()) != 0).any()), f"copy.deepcopy of a model on {name} shares its weights"
+    )

@@ -1,0 +1,73 @@
+"""One of several communicating processes: its tensors, and what it saw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate.imports import describe
+
+LIKE_NCCL = ("nccl", "rccl", "xccl", "ccl", "hccl", "cncl", "mccl", "bkcl", "eccl")
+"""Backends without tags of messages, which end the process when a collective takes too long."""
+# The errors of a backend for a collective that it lacks.
+_LACKING = (NotImplementedError, RuntimeError, ValueError)
+
+
+class Observer:
+    """One rank: its tensors, and its observations.
+
+    Nothing is raised between collectives, as the other rank would then wait for this one.
+    """
+
+    def __init__(self, accelerator: Accelerator, number: int, count: int, folder: Path) -> None:
+        self.accelerator = accelerator
+        self.number, self.count = number, count
+        self.ranks = range(count)
+        self.folder = folder
+        self.broken: list[str] = []
+        self.lacking: list[str] = []
+
+    def tensor(self, *values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """A tensor on this rank's device."""
+        return torch.tensor(values, dtype=dtype).to(self.accelerator.current_device_name())
+
+    def full(self, length: int, value: float) -> torch.Tensor:
+        """A long tensor on this rank's device."""
+        return torch.full((length,), float(value), device=self.accelerator.current_device_name())
+
+    def same(self, found: torch.Tensor, expected: torch.Tensor | Sequence[float], what: str) -> None:
+        """Notes a result that differs from the expected one."""
+        # Integers as integers: float64 has 53 bits.
+        dtype = torch.float64 if found.is_floating_point() else torch.int64
+        actual = found.detach().cpu().to(dtype)
+        wanted = torch.as_tensor(expected, dtype=None if torch.is_tensor(expected) else dtype).cpu().to(dtype)
+        if actual.shape != wanted.shape:
+            self.broken.append(f"{what} gives the shape {tuple(actual.shape)}, not {tuple(wanted.shape)}")
+        elif not torch.equal(actual, wanted):
+            place = int((actual != wanted).flatten().nonzero()[0])
+            many = f" of {actual.numel()} elements, at {place}," if actual.numel() > 8 else ""
+            seen, want = (t.flatten()[place].item() if many else t.tolist() for t in (actual, wanted))
+            self.broken.append(f"{what} on {self.count} ranks gives{many} {seen}, not {want}")
+
+    def holds(self, condition: bool, seen: str) -> None:
+        """Notes ``seen`` unless a condition holds."""
+        if not condition:
+            self.broken.append(seen)
+
+    def runs(self, name: str, collective: Callable[[], None]) -> None:
+        """Runs a collective that no backend may refuse; all ranks then notice at once."""
+        try:
+            collective()
+        except _LACKING as error:
+            self.broken.append(f"{name} raises {describe(error, whole=True)}")
+
+    def optional(self, name: str, collective: Callable[[], None]) -> None:
+        """Runs a collective that a backend may lack; all ranks then notice at once."""
+        try:
+            collective()
+        except _LACKING as error:
+            lacking = f"{name} ({describe(error, whole=True)})"
+            self.lacking += [] if lacking in self.lacking else [lacking]

@@ -1,0 +1,158 @@
+"""The child process that makes these observations: torch's own tests change torch when they are imported."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate.imports import describe
+from acclimate_conformance.checks.assertions import (
+    BrokenPromiseError,
+    NotOfferedError,
+    device_names,
+    is_host,
+    require,
+)
+from acclimate_conformance.checks.children import Child
+from acclimate_conformance.checks.dtypes.sampled import models, numbers, refusals, sizes, topics
+from acclimate_conformance.checks.dtypes.sampled.comparing import Findings
+from acclimate_conformance.checks.target import Subject, load
+
+Topic = Callable[[Accelerator, Findings], None]
+TOPICS: dict[Topic, str] = {
+    topics.operators_as_on_the_host: "Operators give the host's numbers, shapes and dtypes on the inputs of "
+    "torch's own tests, and share memory with the same inputs.",
+    topics.operators_in_every_dtype: "They do so in every supported dtype, with integers, truth values and "
+    "complex numbers.",
+    topics.operators_on_any_layout: "They do so on tensors that are transposed, have gaps, or begin anywhere "
+    "in their memory.",
+    topics.operators_on_special_numbers: "They do so if the first input has NaN, infinity and zeros of both "
+    "signs.",
+    topics.operators_in_place_and_into_others: "They do so in place and into tensors given as out.",
+    topics.gradients_as_on_the_host: "First and second gradients of operators are the host's on the inputs "
+    "of torch's own tests.",
+    topics.lists_of_tensors_as_on_the_host: "Operators on lists of tensors, with which optimizers compute, "
+    "give the host's numbers.",
+    models.modules_as_on_the_host: "Each module of torch.nn gives the host's results, gradients and "
+    "statistics, in training and evaluation.",
+    models.optimizers_as_on_the_host: "Each optimizer of torch.optim, with each option, also foreach and "
+    "fused, changes parameters as on the host.",
+    models.gradients_are_clipped: "clip_grad_norm_ and clip_grad_value_ clip gradients as on the host.",
+    numbers.every_small_number: "Operators of one number are right for every number of 8 and 16 bits, and "
+    "for many others.",
+    numbers.pairs_of_numbers: "Operators of two numbers are right for numbers of any size, with any option.",
+    numbers.every_conversion: "Conversions between all dtypes, also float8, round to the nearest number, and "
+    "halves to even.",
+    numbers.results_are_rounded: "Results of 16 bits are rounded to the nearest number, from sums of higher "
+    "precision.",
+    sizes.operators_of_any_length: "Operators treat each element of dimensions of 1 to 70,001 elements, "
+    "and so do their gradients.",
+    sizes.attention_with_every_option: "Attention is right with any mask, scale, number of heads and length.",
+    refusals.wrong_arguments_are_refused: "Operators refuse shapes and dtypes that do not fit, and places "
+    "beyond the end.",
+}
+"""In the order in which the process makes them, each with the promise that it checks.
+
+The last may leave a device unusable: some note a place beyond the end as a fault of the program.
+"""
+_WAITING_S = 0.5
+
+
+def require_sampled(subject: Subject, topic: str) -> str | None:
+    """Fails the check if an observation differs from the host's; returns a note of what is lacking."""
+    if is_host(subject.accelerator):
+        raise NotOfferedError("its operators are the host's, with which those of devices are compared")
+    told = _observers(subject).ask(topic)
+    if told["absent"]:
+        raise NotOfferedError(told["absent"])
+    require(not told["broken"], "; ".join(told["broken"]))
+    note: str = told["note"]
+    return note or None
+
+
+class _Observers:
+    """A process that observes one topic at a time; another one after a crash."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._child: Child | None = None
+        self._lines: TextIO | None = None
+
+    def ask(self, topic: str) -> dict[str, Any]:
+        """What the process saw of a topic.
+
+        Raises:
+            BrokenPromiseError: the process crashed.
+        """
+        if self._child is None or self._child.ended():
+            self._start()
+        assert self._lines is not None
+        assert self._child is not None
+        self._lines.write(f"{topic}\n")
+        self._lines.flush()
+        answer = self._lines.readline()
+        if not answer:
+            self._child.result()
+            raise BrokenPromiseError(f"a child process ended before it had observed {topic}")
+        told: dict[str, Any] = json.loads(answer)
+        return told
+
+    def _start(self) -> None:
+        with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as door:
+            address = str(Path(folder) / "door")
+            door.bind(address)
+            door.listen()
+            door.settimeout(_WAITING_S)
+            self._child = Child(f"{__name__}:observe", self._source, {"address": address})
+            while True:
+                try:
+                    connection, _ = door.accept()
+                    break
+                except TimeoutError:
+                    if self._child.ended():
+                        self._child.result()  # raises, as it has not answered
+        connection.settimeout(None)
+        self._lines = connection.makefile("rw", encoding="utf-8")
+
+
+@functools.lru_cache(maxsize=1)
+def _observers(subject: Subject) -> _Observers:
+    return _Observers(subject.source)
+
+
+def observe(source: str, address: str) -> None:
+    """The program of the process: it ends when the other end of the connection is closed."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
+        accelerator = load(source).accelerator
+        if len(device_names(accelerator)) > 1:
+            accelerator.set_device(len(device_names(accelerator)) - 1)
+        torch.set_num_threads(1)
+        by_name = {topic.__name__: topic for topic in TOPICS}
+        with connection.makefile("rw", encoding="utf-8") as lines:
+            for line in lines:
+                lines.write(json.dumps(_observed(accelerator, by_name[line.strip()])) + "\n")
+                lines.flush()
+
+
+def _observed(accelerator: Accelerator, topic: Topic) -> dict[str, Any]:
+    absent = ""
+    found = Findings(accelerator)
+    try:
+        importlib.import_module("torch.testing._internal.common_methods_invocations")
+    except ImportError as error:
+        absent = f"torch's own tests cannot be imported: {describe(error)}"
+    else:
+        topic(accelerator, found)
+        if not found.compared and not found.broken:
+            absent = f"nothing could be compared: {found.note() or 'the device has no dtype of 16 bits'}"
+    return {"absent": absent, "broken": found.broken, "note": found.note()}

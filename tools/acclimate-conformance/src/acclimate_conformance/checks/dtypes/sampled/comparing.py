@@ -1,0 +1,215 @@
+"""Compares what a call gives on a device with what it gives on the host."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate.imports import describe
+from acclimate_conformance.checks.assertions import shares_memory, short
+from acclimate_conformance.checks.claims import lacking
+from acclimate_conformance.checks.dtypes.sampled.places import HOST, Place, tensors_in
+
+Run = Callable[[Place], Any]
+"""A call, which puts its inputs at a place; returns tensors and other values, in any structure."""
+
+_REFUSAL = re.compile(
+    r"not implemented|not (currently |yet )?support|unsupported|no kernel|not available"
+    r"|requires (compil|MAGMA)|only supports|does not support|doesn't support",
+    re.IGNORECASE,
+)
+_OF_PRODUCTS = {
+    torch.float64: 1e-7,
+    torch.float32: 4e-3,
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+    torch.complex128: 1e-7,
+    torch.complex64: 4e-3,
+    torch.complex32: 2e-2,
+}
+"""How far a result may be from the host's: devices may round float32 products to 10 bits."""
+_RELATIVE = {**_OF_PRODUCTS, torch.float32: 1e-4, torch.complex64: 1e-4}
+"""The same, of operators that do not multiply matrices."""
+_PRODUCTS = re.compile(
+    r"mm|matmul|mv|linear|conv|einsum|attention|transformer|lstm|gru|rnn|dot|cdist|linalg|fft|cov|corr"
+    r"|solve|inver|\blu|chol|addr|inner|matrix|outer|kron|dist",
+    re.IGNORECASE,
+)
+_DIFFERENCES = 3
+"""After so many differing calls a topic ends."""
+
+
+@dataclass
+class Findings:
+    """What differs on the device, and what it lacks."""
+
+    accelerator: Accelerator
+    broken: list[str] = field(default_factory=list)
+    lacking: dict[str, str] = field(default_factory=dict)
+    dtypes: set[str] = field(default_factory=set)
+    """Which dtypes the device lacks, and does not claim."""
+    compared: int = 0
+
+    def __post_init__(self) -> None:
+        self.device = self.accelerator.current_device_name()
+
+    @property
+    def enough(self) -> bool:
+        """Whether more differences would tell nothing new."""
+        return len(self.broken) >= _DIFFERENCES
+
+    def compare(
+        self, name: str, what: str, run: Run, here: Place | None = None, there: Place | None = None,
+        near: Callable[[Any, Any], str] | None = None,
+    ) -> None:  # fmt: skip
+        """Notes how a call on the device differs from the same call on the host, if it does.
+
+        Args:
+            name: the operator.
+            what: the call, as text.
+            run: makes it.
+            here: where the host's inputs are.
+            there: where the device's inputs are.
+            near: says how a result differs from the host's; if ``None``, :func:`difference`.
+        """
+        if name in self.lacking or any(text.startswith(f"{name}(") for text in self.broken):
+            return  # one difference of an operator says enough
+        here, there = here or Place(HOST), there or Place(self.device)
+        wanted, refused_here = attempt(run, here)
+        if refused_here is not None:
+            return
+        found, refused = attempt(run, there)
+        if refused is not None:
+            if "to be on cpu" in str(refused):  # an argument that may only be on the host
+                return
+            absent = lacking(self.accelerator, refused)
+            if absent:
+                self.dtypes.add(absent.partition(":")[0].removeprefix("the device has no "))
+                return
+            if isinstance(refused, NotImplementedError) or _REFUSAL.search(str(refused)):
+                self.lacking[name] = describe(refused)
+                return
+            self.broken.append(f"{what} raises {describe(refused, whole=True)[:300]}")
+            return
+        if near is None:
+            relative = _OF_PRODUCTS if _PRODUCTS.search(name) else _RELATIVE
+
+            def near(ours: Any, theirs: Any) -> str:
+                return difference(ours, theirs, relative)
+
+        reason = near(found, wanted)
+        if reason and _repeats(run, here, wanted):
+            self.broken.append(f"{what}: {reason}")
+        self.compared += 1
+
+    def note(self) -> str:
+        """What the device lacks, as a note."""
+        names = [*sorted(self.dtypes), *sorted(self.lacking)]
+        more = f" and {len(names) - 12} others" if len(names) > 12 else ""
+        return f"it has no {', '.join(names[:12])}{more}" if names else ""
+
+
+def attempt(run: Run, place: Place) -> tuple[Any, Exception | None]:
+    """The result of a call, or its error."""
+    torch.manual_seed(0)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return run(place), None
+    except Exception as error:  # noqa: BLE001 - operators and devices refuse in any way
+        return None, error
+
+
+def _repeats(run: Run, here: Place, wanted: Any) -> bool:
+    """Whether the host gives the same again with another seed, so that the numbers are not random."""
+    torch.manual_seed(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return not difference(run(here), wanted)
+
+
+def difference(found: Any, wanted: Any, relative: Mapping[torch.dtype, float] | None = None) -> str:
+    """How a device's result differs from the host's; empty if it does not."""
+    ours, theirs = list(tensors_in(found)), list(tensors_in(wanted))
+    if len(ours) != len(theirs):
+        return f"there are {len(ours)} results, not {len(theirs)}"
+    for number, (actual, expected) in enumerate(zip(ours, theirs, strict=True)):
+        reason = _difference_of_one(actual, expected, relative or _OF_PRODUCTS)
+        if reason:
+            return f"result {number + 1}: {reason}" if len(theirs) > 1 else reason
+    return ""
+
+
+def _difference_of_one(actual: Any, expected: Any, relative: Mapping[torch.dtype, float]) -> str:
+    if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
+        if type(actual) is not type(expected):
+            return f"it is a {type(actual).__name__}, not a {type(expected).__name__}"
+        if isinstance(expected, (bool, int, str, torch.dtype, torch.Size)) and actual != expected:
+            return f"it is {actual!r}, not {expected!r}"
+        if isinstance(expected, float):
+            return _difference_of_one(torch.tensor(actual), torch.tensor(expected), relative)
+        return ""
+    if actual.dtype != expected.dtype or actual.shape != expected.shape:
+        return (
+            f"it is {short(actual.dtype)}{list(actual.shape)}, not "
+            f"{short(expected.dtype)}{list(expected.shape)}"
+        )
+    if expected.layout != torch.strided or expected.is_nested:
+        return ""
+    return difference_of_values(actual, expected, relative)
+
+
+def difference_of_values(
+    actual: torch.Tensor, expected: torch.Tensor, relative: Mapping[torch.dtype, float] | None = None
+) -> str:
+    """How the elements of a tensor of the device differ from those of one of the host."""
+    ours, theirs = (t.detach().resolve_conj().resolve_neg().cpu() for t in (actual, expected))
+    if not theirs.numel():
+        return ""
+    if not (theirs.is_floating_point() or theirs.is_complex()):
+        wrong = ours != theirs
+    else:
+        allowed = (relative or _OF_PRODUCTS).get(theirs.dtype, 0.3)  # float8 has 2 or 3 bits
+        wide = torch.complex128 if theirs.is_complex() else torch.float64
+        close, exact = ours.to(wide), theirs.to(wide)
+        finite = exact.isfinite()
+        # Relative to the largest: an element of a product may be small because large terms cancel.
+        largest = float(exact[finite].abs().max()) if bool(finite.any()) else 1.0
+        slack = allowed * max(largest, 1e-3)
+        near = torch.where(finite, (close - exact).abs() <= slack, (close == exact) | _both_nan(close, exact))
+        wrong = ~near
+    if not bool(wrong.any()):
+        return ""
+    place = int(wrong.flatten().nonzero()[0])
+    many = f"element {place} of {theirs.numel()} " if theirs.numel() > 1 else "it "
+    return f"{many}is {ours.flatten()[place].item()}, not {theirs.flatten()[place].item()}"
+
+
+def _both_nan(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    if not first.is_complex():
+        return first.isnan() & second.isnan()
+    # C leaves open which part of a complex number that is not finite is NaN.
+    return ~first.isfinite() & ~second.isfinite()
+
+
+def without_places(result: Any) -> Any:
+    """The numbers of a result whose places may be any of several equal ones."""
+    if isinstance(result, torch.Tensor):
+        return result if result.is_floating_point() else result.shape
+    return result[0]
+
+
+def shared(result: Any, inputs: Iterable[Any]) -> list[int]:
+    """For each tensor of a result, the number of the input whose memory it uses, or -1."""
+    given = [t for t in tensors_in(list(inputs)) if isinstance(t, torch.Tensor)]
+    return [
+        next((n for n, t in enumerate(given) if shares_memory(r, t)), -1)
+        for r in tensors_in(result)
+        if isinstance(r, torch.Tensor)
+    ]

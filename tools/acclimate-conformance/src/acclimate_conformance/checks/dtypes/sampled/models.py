@@ -1,0 +1,176 @@
+"""The modules and optimizers of torch, as torch's own tests make them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, cast
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate_conformance.checks.assertions import short
+from acclimate_conformance.checks.dtypes.sampled.comparing import (
+    Findings,
+    difference,
+    difference_of_values,
+)
+from acclimate_conformance.checks.dtypes.sampled.places import HOST, Place, tensors_in
+from acclimate_conformance.checks.dtypes.sampled.samples import reset, spread
+
+_INPUTS = 10
+_STEPS = 4
+
+
+def modules_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
+    from torch.testing._internal.common_modules import module_db
+
+    dtypes = [d for d in (torch.float32, torch.bfloat16) if d in accelerator.supported_dtypes()]
+    for info in module_db:
+        if info.is_lazy:
+            continue
+        for dtype in dtypes:
+            for training in (True, False) if dtype is torch.float32 else (True,):
+                for number, (made, given) in enumerate(_inputs(info, dtype, training)):
+                    name = f"torch.nn.{info.module_cls.__name__}"
+                    told = ", ".join([*map(repr, made.args), *(f"{k}={v!r}" for k, v in made.kwargs.items())])
+                    mode = "in training" if training else "in evaluation"
+                    what = f"{name}({told[:120]}), input {number + 1}, {mode}, in {short(dtype)}"
+                    found.compare(name, what, _module(info.module_cls, made, given, training))
+        if found.enough:
+            return
+
+
+def _inputs(info: Any, dtype: torch.dtype, training: bool) -> list[tuple[Any, Any]]:
+    if dtype not in info.dtypes:
+        return []
+    reset()
+    with suppress(Exception):  # torch's own lists fail for some dtypes
+        found = info.module_inputs_func(
+            info, device=HOST, dtype=dtype, requires_grad=dtype is torch.float32, training=training
+        )
+        usable = [(i.constructor_input, i.forward_input) for i in found if i.forward_input is not None]
+        return list(spread(usable, _INPUTS if dtype is torch.float32 else 2))
+    return []
+
+
+def _module(kind: type[torch.nn.Module], made: Any, given: Any, training: bool) -> Any:
+    def run(place: Place) -> Any:
+        reset()
+        module = kind(*made.args, **made.kwargs).to(place.device).train(training)
+        args, kwargs = place.put((given.args, given.kwargs))
+        result = module(*args, **kwargs)
+        leaves = [t for t in tensors_in((args, kwargs)) if isinstance(t, torch.Tensor) and t.requires_grad]
+        leaves += list(module.parameters())
+        outputs = [t for t in tensors_in(result) if isinstance(t, torch.Tensor) and t.requires_grad]
+        gradients: Any = []
+        if outputs and leaves:
+            weights = [torch.full_like(t, 0.5) for t in outputs]
+            gradients = list(torch.autograd.grad(outputs, leaves, weights, allow_unused=True))
+        return [result, gradients, dict(module.state_dict())]
+
+    return run
+
+
+# -- optimizers ----------------------------------------------------------------------------------
+
+_SHAPES = ((5, 7), (33, 3), (1, 129), (17, 1))
+
+
+def optimizers_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
+    from torch.testing._internal.common_optimizers import optim_db
+
+    for info in optim_db:
+        if info.only_supports_sparse_grads:
+            continue
+        name = f"torch.optim.{_class_of(info).__name__}"
+        for kwargs in _options(info):
+            for how in (None, *(i for i in info.supported_impls if i in ("foreach", "fused"))):
+                if how is not None and how in kwargs:
+                    continue
+                told = ", ".join(f"{k}={v!r}" for k, v in kwargs.items())
+                of = f"{name} {how}" if how else name
+                what = f"{name}({told}){f' with {how}=True' if how else ''}: parameters after {_STEPS} steps"
+                run = _optimized(_class_of(info), kwargs, how, found.device)
+                found.compare(of, what, run, near=_nearly_the_same)
+        if found.enough:
+            return
+
+
+def _class_of(info: Any) -> type[torch.optim.Optimizer]:
+    return cast("type[torch.optim.Optimizer]", info.optim_cls)
+
+
+def _options(info: Any) -> Iterator[dict[str, Any]]:
+    reset()
+    for given in info.optim_inputs_func(device=HOST):
+        if not {"capturable", "differentiable"} & set(given.kwargs):
+            yield given.kwargs
+
+
+def _optimized(kind: Any, kwargs: dict[str, Any], how: str | None, device: str) -> Any:
+    def run(place: Place) -> Any:
+        generator = torch.Generator().manual_seed(29)
+        start = [torch.randn(shape, generator=generator) for shape in _SHAPES]
+        weights = [torch.nn.Parameter(place.whole(t)) for t in start]
+        options = {**kwargs, how: True} if how and place.device == device else {"foreach": False, **kwargs}
+        try:
+            optimizer = kind(weights, **options)
+        except TypeError:  # without foreach
+            optimizer = kind(weights, **kwargs)
+        for _ in range(_STEPS):
+            for weight in weights:
+                weight.grad = place.whole(torch.randn(weight.shape, generator=generator))
+            optimizer.step(lambda: torch.ones(()))
+        # The changes: a step of 0.001 must not disappear beside the parameters.
+        changes = [weight.detach().cpu() - first for weight, first in zip(weights, start, strict=True)]
+        states = [optimizer.state[weight] for weight in weights]
+        return [changes, [[s[name] for name in sorted(s)] for s in states if isinstance(s, dict)]]
+
+    return run
+
+
+def _nearly_the_same(found: Any, wanted: Any) -> str:
+    """As of other results, but with the precision of float32 by element."""
+    reason = difference(found, wanted)
+    if reason:
+        return reason
+    for actual, expected in zip(tensors_in(found), tensors_in(wanted), strict=True):
+        if isinstance(expected, torch.Tensor) and expected.is_floating_point() and expected.numel():
+            ours, theirs = actual.detach().cpu().double(), expected.detach().double()
+            if float((ours - theirs).abs().max()) > 3e-4 * float(theirs.abs().max()) + 1e-7:
+                return difference_of_values(ours, theirs) or "it is off by more than the precision of float32"
+    return ""
+
+
+def gradients_are_clipped(accelerator: Accelerator, found: Findings) -> None:
+    for norm in (2.0, 1.0, float("inf"), 3.0):
+        for most in (0.5, 1e6):
+            for foreach in (None, True, False):
+
+                def run(
+                    place: Place, norm: float = norm, most: float = most, foreach: bool | None = foreach
+                ) -> Any:
+                    weights = _with_gradients(place)
+                    total = torch.nn.utils.clip_grad_norm_(weights, most, norm, foreach=foreach)
+                    return [total, [weight.grad for weight in weights]]
+
+                name = "torch.nn.utils.clip_grad_norm_"
+                found.compare(name, f"{name}({most}, {norm}, foreach={foreach})", run, near=_nearly_the_same)
+
+    def by_value(place: Place) -> Any:
+        weights = _with_gradients(place)
+        torch.nn.utils.clip_grad_value_(weights, 0.25)
+        return [weight.grad for weight in weights]
+
+    found.compare("torch.nn.utils.clip_grad_value_", "torch.nn.utils.clip_grad_value_(0.25)", by_value)
+
+
+def _with_gradients(place: Place) -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(31)
+    weights = []
+    for shape in (*_SHAPES, (), (1003,)):
+        weight = torch.nn.Parameter(place.whole(torch.zeros(shape)))
+        weight.grad = place.whole(torch.randn(shape, generator=generator))
+        weights.append(weight)
+    return weights

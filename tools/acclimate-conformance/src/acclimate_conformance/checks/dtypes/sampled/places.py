@@ -1,0 +1,103 @@
+"""Where an operator runs: the host or a device, each with its own copy of the inputs, in their layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+HOST = "cpu"
+Layout = Callable[["Place", torch.Tensor], torch.Tensor]
+"""Puts a tensor of the host at a place, with the same elements, in some layout."""
+
+
+class Place:
+    """The host or a device.
+
+    Args:
+        device: its name in torch.
+        layout: how tensors lie in memory; as on the host if ``None``.
+    """
+
+    def __init__(self, device: str, layout: Layout | None = None) -> None:
+        self.device, self._layout = device, layout
+
+    def put(self, value: Any) -> Any:
+        """A copy of a tensor, or of a structure of tensors; the host's name becomes this place's."""
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*map(self.put, value))
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(self.put, value))
+        if isinstance(value, dict):
+            return {key: self.put(part) for key, part in value.items()}
+        is_host = isinstance(value, (str, torch.device)) and str(value) == HOST
+        return type(value)(self.device) if is_host else value
+
+    def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            given = tensor.detach()
+            if given.layout != torch.strided:
+                moved = given.to(self.device, copy=True)
+            elif self._layout is not None and given.dim() and given.numel():
+                moved = self._layout(self, given)
+            else:
+                moved = self.as_it_lies(given)
+        return moved.requires_grad_(tensor.requires_grad)
+
+    def as_it_lies(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of a tensor of the host and of the memory around it."""
+        if tensor.is_conj():
+            return self.as_it_lies(tensor.conj()).conj()
+        if tensor.is_neg():
+            return torch._neg_view(self.as_it_lies(torch._neg_view(tensor)))
+        length = tensor.untyped_storage().nbytes() // tensor.element_size()
+        whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage(), 0, (length,), (1,))
+        there: torch.Tensor = whole.to(self.device, copy=True)
+        return there.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A contiguous copy of a tensor of the host."""
+        return tensor.resolve_conj().resolve_neg().contiguous().to(self.device, copy=True)
+
+
+def _from_the_third(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+    around = torch.cat([tensor.new_zeros(3), tensor.resolve_conj().resolve_neg().reshape(-1)])
+    return place.whole(around)[3:].view(tensor.shape)
+
+
+def _transposed(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dim() < 2:
+        return _every_second(place, tensor)
+    return place.whole(tensor.transpose(0, -1)).transpose(0, -1)
+
+
+def _every_second(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+    return place.whole(torch.stack([tensor, torch.ones_like(tensor)], -1))[..., 0]
+
+
+def _every_second_row(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+    return place.whole(torch.stack([torch.ones_like(tensor), tensor], 1))[:, 1]
+
+
+LAYOUTS: dict[str, Layout] = {
+    "that begin at the third element of their memory": _from_the_third,
+    "that are transposed": _transposed,
+    "that are every second element": _every_second,
+    "that are every second row": _every_second_row,
+}
+"""Each keeps the elements of a tensor that has some."""
+
+
+def tensors_in(value: Any) -> Iterator[Any]:
+    """The tensors and numbers of a structure, in order."""
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from tensors_in(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from tensors_in(part)
+    else:
+        yield value

@@ -1,0 +1,401 @@
+"""Operators on tensors of lengths that are no multiple of a block, and of very many rows or columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from acclimate.accelerator import Accelerator
+from acclimate_conformance.checks.assertions import short
+from acclimate_conformance.checks.dtypes.sampled.comparing import Findings, without_places
+from acclimate_conformance.checks.dtypes.sampled.places import HOST, Place, tensors_in
+from acclimate_conformance.checks.dtypes.sampled.samples import PLACES_ARE_FREE, name_of, operators
+
+_LENGTHS = (1, 3, 5, 7, 15, 17, 31, 33, 63, 65, 127, 129, 257, 1003)
+_LARGE = 70_001
+"""More than fits in 16 bits, which is how many blocks some devices start in one dimension."""
+
+
+class Given:
+    """The inputs of one call at a place.
+
+    Args:
+        place: where they are.
+        dtype: of floating-point inputs.
+        trains: whether these require gradients.
+    """
+
+    def __init__(self, place: Place, dtype: torch.dtype = torch.float32, trains: bool = True) -> None:
+        self.place, self._dtype, self._trains = place, dtype, trains
+        self.leaves: list[torch.Tensor] = []
+        self._generator = torch.Generator().manual_seed(23)
+
+    def floats(self, *shape: int) -> torch.Tensor:
+        """Numbers around zero."""
+        values = torch.randn(*shape, generator=self._generator).to(self._dtype)
+        there = self.place.whole(values).requires_grad_(self._trains)
+        self.leaves.append(there)
+        return there
+
+    def places(self, *shape: int, below: int) -> torch.Tensor:
+        """Whole numbers from 0 on."""
+        return self.place.whole(torch.randint(0, max(below, 1), shape, generator=self._generator))
+
+    def truths(self, *shape: int) -> torch.Tensor:
+        """Truth values."""
+        return self.place.whole(torch.rand(*shape, generator=self._generator) > 0.4)
+
+    def shuffled(self, length: int) -> torch.Tensor:
+        """Whole numbers from 0 on, each once."""
+        return self.place.whole(torch.randperm(length, generator=self._generator))
+
+
+Sized = Callable[[Given, int], Any]
+SIZED: dict[str, Sized] = {
+    "torch.softmax": lambda g, n: g.floats(3, n).softmax(-1),
+    "torch.softmax over the first dimension": lambda g, n: g.floats(n, 3).softmax(0),
+    "torch.log_softmax": lambda g, n: g.floats(3, n).log_softmax(-1),
+    "torch.logsumexp": lambda g, n: g.floats(3, n).logsumexp(-1),
+    "torch.cumsum": lambda g, n: [g.floats(n).cumsum(0), g.floats(2, n).cumsum(-1), g.floats(n, 2).cumsum(0)],
+    "torch.cumprod": lambda g, n: (1 + g.floats(2, n) / 99).cumprod(-1),
+    "torch.cummax": lambda g, n: [*g.floats(2, n).cummax(-1)],
+    "torch.sort": lambda g, n: [
+        *g.floats(2, n).sort(dim=-1, stable=True),
+        *g.floats(n, 2).sort(0, descending=True),
+    ],
+    "torch.argsort": lambda g, n: g.places(n, below=5).argsort(stable=True),
+    "torch.topk": lambda g, n: [
+        *g.floats(2, n).topk(min(n, 7)),
+        *g.floats(2, n).topk((n + 1) // 2, largest=False),
+    ],
+    "torch.kthvalue": lambda g, n: [*g.floats(2, n).kthvalue((n + 1) // 2)],
+    "torch.max": lambda g, n: [*g.floats(3, n).max(-1), *g.floats(n, 3).max(0), g.floats(n).max()],
+    "torch.min": lambda g, n: [*g.floats(3, n).min(-1), *g.floats(n, 3).min(0), g.floats(n).min()],
+    "torch.argmax": lambda g, n: [
+        g.floats(3, n).argmax(-1),
+        g.floats(n).argmin(),
+        g.places(n, below=3).argmax(),
+    ],
+    "torch.unique": lambda g, n: [*g.places(n, below=9).unique(return_inverse=True, return_counts=True)],
+    "torch.bincount": lambda g, n: [
+        g.places(n, below=6).bincount(minlength=9),
+        g.places(n, below=6).bincount(g.floats(n)),
+    ],
+    "torch.searchsorted": lambda g, n: torch.searchsorted(g.floats(n).sort().values, g.floats(9)),
+    "torch.nonzero": lambda g, n: [g.truths(n).nonzero(), g.truths(2, n).nonzero()],
+    "torch.masked_select": lambda g, n: g.floats(2, n).masked_select(g.truths(2, n)),
+    "torch.masked_fill": lambda g, n: g.floats(2, n).masked_fill(g.truths(n), -3),
+    "torch.masked_scatter": lambda g, n: g.floats(2, n).masked_scatter(g.truths(2, n), g.floats(2, n)),
+    "torch.where": lambda g, n: torch.where(g.truths(2, n), g.floats(2, n), g.floats(n)),
+    "torch.index_select": lambda g, n: [
+        g.floats(9, n).index_select(0, g.places(4, below=9)),
+        g.floats(9, 2).index_select(0, g.places(n, below=9)),
+        g.floats(3, n).index_select(1, g.places(n, below=n)),
+    ],
+    "torch.gather": lambda g, n: [
+        g.floats(3, n).gather(1, g.places(3, n, below=n)),
+        g.floats(n, 3).gather(0, g.places(n, 3, below=n)),
+    ],
+    "torch.scatter": lambda g, n: g.floats(n).scatter(0, g.shuffled(n), g.floats(n)),
+    "torch.scatter_add": lambda g, n: g.floats(5).scatter_add(0, g.places(n, below=5), g.floats(n)),
+    "torch.scatter_reduce": lambda g, n: [
+        g.floats(5).scatter_reduce(0, g.places(n, below=5), g.floats(n), how, include_self=own)
+        for how in ("sum", "amax", "amin", "mean")
+        for own in (True, False)
+    ],
+    "torch.index_add": lambda g, n: [
+        g.floats(5, 2).index_add(0, g.places(n, below=5), g.floats(n, 2)),
+        g.floats(2, 5).index_add(1, g.places(n, below=5), g.floats(2, n), alpha=2),
+    ],
+    "torch.index_copy": lambda g, n: g.floats(n, 2).index_copy(0, g.shuffled(n), g.floats(n, 2)),
+    "torch.index_put": lambda g, n: [
+        g.floats(5, 3).index_put((g.places(n, below=5),), g.floats(n, 3), accumulate=True),
+        g.floats(n).index_put((g.shuffled(n),), g.floats(n)),
+        g.floats(4, n).index_put((g.places(n, below=4), g.shuffled(n)), g.floats(n)),
+    ],
+    "indexing": lambda g, n: [
+        g.floats(n)[g.places(n, below=n)],
+        g.floats(n, 3)[g.places(4, 2, below=n)],
+        g.floats(n)[g.truths(n)],
+        g.floats(3, n)[:, g.places(5, below=n)],
+        g.floats(n, 4)[g.places(5, below=n), g.places(5, below=4)],
+        g.floats(n)[-1],
+        g.floats(n)[::2],
+        g.floats(2, n)[..., -1:],
+    ],
+    "torch.take_along_dim": lambda g, n: g.floats(2, n).take_along_dim(g.places(2, n, below=n), 1),
+    "torch.repeat_interleave": lambda g, n: g.floats(n).repeat_interleave(g.places(n, below=4)),
+    "torch.cat": lambda g, n: [
+        torch.cat([g.floats(n), g.floats(3), g.floats(n)]),
+        torch.cat([g.floats(2, n), g.floats(2, 5)], 1),
+    ],
+    "torch.stack": lambda g, n: [torch.stack([g.floats(n), g.floats(n)], d) for d in (0, 1)],
+    "torch.split": lambda g, n: [*g.floats(n).split((n + 1) // 2), *g.floats(2, n).chunk(3, 1)],
+    "torch.flip": lambda g, n: [g.floats(n).flip(0), g.floats(2, n).flip(0, 1)],
+    "torch.roll": lambda g, n: [g.floats(n).roll(3), g.floats(2, n).roll(-1, 1)],
+    "torch.tril": lambda g, n: [g.floats(3, n).tril(1), g.floats(n, 3).triu(-1), g.floats(2, 3, n).triu(1)],
+    "torch.Tensor.contiguous": lambda g, n: [
+        g.floats(n, 3).t().contiguous(),
+        g.floats(2, n, 3).permute(1, 2, 0).contiguous(),
+    ],
+    "torch.Tensor.copy_": lambda g, n: torch.zeros(n, 2, device=g.place.device).copy_(g.floats(2, n).t()),
+    "torch.nn.functional.pad": lambda g, n: [
+        functional.pad(g.floats(2, n), (1, 2)),
+        functional.pad(g.floats(2, 3, n), (0, n - 1), "reflect"),
+        functional.pad(g.floats(2, 3, n), (2, 0), "replicate"),
+        functional.pad(g.floats(n), (-1, 3), value=1.5),
+    ],
+    "torch.nn.functional.layer_norm": lambda g, n: [
+        functional.layer_norm(g.floats(3, n), (n,), g.floats(n), g.floats(n)),
+        functional.layer_norm(g.floats(n, 8), (8,), g.floats(8), g.floats(8)),
+    ],
+    "torch.nn.functional.rms_norm": lambda g, n: [
+        functional.rms_norm(g.floats(3, n), (n,), g.floats(n), 1e-5),
+        functional.rms_norm(g.floats(n, 8), (8,), g.floats(8)),
+    ],
+    "torch.nn.functional.group_norm": lambda g, n: functional.group_norm(
+        g.floats(2, 6, n), 3, g.floats(6), g.floats(6)
+    ),
+    "torch.nn.functional.batch_norm": lambda g, n: functional.batch_norm(
+        g.floats(n + 1, 3, 2), None, None, g.floats(3), g.floats(3), training=True
+    ),
+    "torch.nn.functional.linear": lambda g, n: [
+        functional.linear(g.floats(3, n), g.floats(5, n), g.floats(5)),
+        functional.linear(g.floats(n, 8), g.floats(5, 8), g.floats(5)),
+        functional.linear(g.floats(3, 8), g.floats(n, 8), g.floats(n)),
+    ],
+    "torch.matmul": lambda g, n: [
+        g.floats(3, n) @ g.floats(n, 5),
+        g.floats(n, 6) @ g.floats(6, 5),
+        g.floats(3, 6) @ g.floats(6, n),
+        g.floats(3, n) @ g.floats(n),
+        g.floats(n) @ g.floats(n),
+        g.floats(n, 6) @ g.floats(6),
+        g.floats(n, 3).t() @ g.floats(5, n).t(),
+    ],
+    "torch.bmm": lambda g, n: [
+        torch.bmm(g.floats(2, 3, n), g.floats(2, n, 5)),
+        torch.bmm(g.floats(n, 3, 4), g.floats(n, 4, 2)),
+        torch.bmm(g.floats(2, n, 3).transpose(1, 2), g.floats(2, n, 5)),
+    ],
+    "torch.baddbmm": lambda g, n: torch.baddbmm(
+        g.floats(1, 1, 5), g.floats(2, 3, n), g.floats(2, n, 5), beta=0.5, alpha=2
+    ),
+    "torch.addmm": lambda g, n: torch.addmm(g.floats(5), g.floats(3, n), g.floats(n, 5), beta=2, alpha=0.5),
+    "torch.einsum": lambda g, n: [
+        torch.einsum("bhqd,bhkd->bhqk", g.floats(1, 2, 3, n), g.floats(1, 2, 4, n)),
+        torch.einsum("ij,jk,k->i", g.floats(3, n), g.floats(n, 4), g.floats(4)),
+        torch.einsum("...i,...i", g.floats(2, n), g.floats(2, n)),
+        torch.einsum("ii->i", g.floats(7, 7)),
+    ],
+    "torch.nn.functional.embedding": lambda g, n: [
+        functional.embedding(g.places(5, 2, below=9), g.floats(9, n)),
+        functional.embedding(g.places(n, below=9), g.floats(9, 4), padding_idx=3),
+        functional.embedding(g.places(6, below=n), g.floats(n, 3)),
+    ],
+    "torch.nn.functional.embedding_bag": lambda g, n: functional.embedding_bag(
+        g.places(n, below=9), g.floats(9, 4), g.place.whole(torch.tensor([0, n // 2])), mode="mean"
+    ),
+    "torch.nn.functional.cross_entropy": lambda g, n: [
+        functional.cross_entropy(g.floats(3, n), g.places(3, below=n)),
+        functional.cross_entropy(
+            g.floats(n, 7), g.places(n, below=7), g.floats(7).abs(), label_smoothing=0.1
+        ),
+        functional.cross_entropy(g.floats(n, 7), g.places(n, below=7), ignore_index=2, reduction="sum"),
+        functional.cross_entropy(g.floats(2, 5, n), g.places(2, n, below=5)),
+        functional.cross_entropy(g.floats(n, 7), g.floats(n, 7).softmax(-1)),
+    ],
+    "torch.nn.functional.mse_loss": lambda g, n: functional.mse_loss(g.floats(n), g.floats(n)),
+    "torch.nn.functional.binary_cross_entropy_with_logits": lambda g, n: (
+        functional.binary_cross_entropy_with_logits(g.floats(n), g.truths(n).float())
+    ),
+    "torch.nn.functional.kl_div": lambda g, n: functional.kl_div(
+        g.floats(2, n).log_softmax(-1), g.floats(2, n).softmax(-1), reduction="batchmean"
+    ),
+    "torch.nn.functional.conv1d": lambda g, n: [
+        functional.conv1d(g.floats(2, 4, n), g.floats(6, 2, 3), g.floats(6), padding=2, groups=2),
+        functional.conv1d(g.floats(1, 3, n + 4), g.floats(2, 3, 2), stride=2, dilation=3),
+    ],
+    "torch.nn.functional.conv2d": lambda g, n: [
+        functional.conv2d(g.floats(1, 3, 4, n), g.floats(5, 3, 3, 3), g.floats(5), padding=1),
+        functional.conv2d(
+            g.floats(1, 3, n, 5).to(memory_format=torch.channels_last), g.floats(2, 3, 1, 3), stride=(2, 1)
+        ),
+    ],
+    "torch.nn.functional.max_pool1d": lambda g, n: functional.max_pool1d(g.floats(2, 3, n + 2), 3, 2, 1),
+    "torch.nn.functional.avg_pool2d": lambda g, n: functional.avg_pool2d(g.floats(1, 2, 4, n + 2), 3, 2, 1),
+    "torch.nn.functional.adaptive_avg_pool1d": lambda g, n: functional.adaptive_avg_pool1d(
+        g.floats(2, 3, n), 5
+    ),
+    "torch.nn.functional.interpolate": lambda g, n: [
+        functional.interpolate(g.floats(1, 2, n), size=2 * n + 1, mode=how) for how in ("linear", "nearest")
+    ],
+    "torch.nn.functional.glu": lambda g, n: functional.glu(g.floats(3, 2 * n)),
+    "torch.nn.functional.one_hot": lambda g, n: functional.one_hot(g.places(n, below=7), 9),
+    "torch.cdist": lambda g, n: [
+        torch.cdist(g.floats(3, n), g.floats(4, n)),
+        torch.cdist(g.floats(n, 3), g.floats(4, 3)),
+    ],
+    "torch.addcmul": lambda g, n: torch.addcmul(g.floats(n), g.floats(2, n), g.floats(n), value=0.5),
+    "torch.outer": lambda g, n: torch.outer(g.floats(n), g.floats(3)),
+    "torch.var_mean": lambda g, n: [*torch.var_mean(g.floats(3, n + 1), -1), g.floats(n + 1).std()],
+    "torch.norm": lambda g, n: [g.floats(n).norm(), g.floats(3, n).norm(dim=-1), g.floats(n).norm(1)],
+    "torch.arange": lambda g, n: [
+        torch.arange(n, device=g.place.device),
+        torch.arange(1, n * 0.5, 0.5, device=g.place.device),
+    ],
+    "torch.full": lambda g, n: [
+        torch.full((n,), 3.5, device=g.place.device),
+        torch.ones(n, device=g.place.device),
+    ],
+    "torch.linspace": lambda g, n: torch.linspace(-1, 1, n, device=g.place.device),
+    "torch.bitwise_and": lambda g, n: [g.places(n, below=99) & 13, g.places(n, below=99) << 2],
+    "torch.sum of integers": lambda g, n: [g.places(n, below=99).sum(), g.places(n, below=9).int().cumsum(0)],
+    "torch.any": lambda g, n: [g.truths(n).any(), g.truths(3, n).all(-1), g.truths(n).sum()],
+}
+"""By the operator, calls in which one dimension has a given length."""
+_ROWS_ONLY = ("torch.cdist", "torch.einsum", "torch.repeat_interleave", "torch.baddbmm", "torch.outer")
+"""Too slow or too large with very many elements."""
+
+
+def operators_of_any_length(accelerator: Accelerator, found: Findings) -> None:
+    for name, function in SIZED.items():
+        large = () if name in _ROWS_ONLY or "conv" in name else (_LARGE,)
+        for length in (*_LENGTHS, *large):
+            _compare(found, name, f"{name}, of length {length}", function, length, torch.float32)
+    if torch.bfloat16 in accelerator.supported_dtypes():
+        for name, function in SIZED.items():
+            for length in (5, 33, 129):
+                _compare(found, name, f"{name}, of length {length}", function, length, torch.bfloat16)
+    _elementwise(found)
+
+
+def _compare(found: Findings, name: str, what: str, function: Sized, length: int, dtype: torch.dtype) -> None:
+    trains = dtype is torch.float32 and length <= 257
+
+    def run(place: Place) -> Any:
+        given = Given(place, dtype, trains)
+        result = function(given, length)
+        return [result, _gradients(result, given.leaves) if trains else []]
+
+    found.compare(name, f"{what} in {short(dtype)}", run)
+
+
+def _gradients(result: Any, leaves: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    """The gradients for the inputs, by which each element of the results has its weight."""
+    results = [t for t in tensors_in(result) if isinstance(t, torch.Tensor) and t.requires_grad]
+    if not results:
+        return []
+    weights = [
+        (torch.arange(1, t.numel() + 1).reshape(t.shape) % 7 - 2.5).to(t.dtype).to(t.device) for t in results
+    ]
+    return list(torch.autograd.grad(results, leaves, weights, allow_unused=True))
+
+
+def _elementwise(found: Findings) -> None:
+    """torch's operators that work by element or reduce, on any length."""
+    from torch.testing._internal.opinfo.core import BinaryUfuncInfo, ReductionOpInfo, UnaryUfuncInfo
+
+    for op in operators():
+        if torch.float32 not in op.supported_dtypes(HOST) or op.name.startswith(("__r", "masked")):
+            continue
+        for length in (*_LENGTHS, _LARGE):
+            calls: list[Callable[[Given], Any]] = []
+            if isinstance(op, UnaryUfuncInfo):
+                calls = [lambda g, n=length, op=op: op(g.floats(n).sigmoid() / 2 + 0.25)]  # type: ignore[misc]
+            elif isinstance(op, BinaryUfuncInfo):
+                calls = [lambda g, n=length, op=op: op(g.floats(n).sigmoid(), g.floats(n).sigmoid() + 0.5)]  # type: ignore[misc]
+            elif isinstance(op, ReductionOpInfo):
+                calls = [
+                    lambda g, n=length, op=op: op(g.floats(n) / 40 + 1),  # type: ignore[misc]
+                    lambda g, n=length, op=op: op(g.floats(3, n) / 40 + 1, dim=-1),  # type: ignore[misc]
+                    lambda g, n=length, op=op: op(g.floats(n, 3) / 40 + 1, dim=0),  # type: ignore[misc]
+                ]
+            for call in calls:
+
+                def run(place: Place, op: Any = op, call: Callable[[Given], Any] = call) -> Any:
+                    result = call(Given(place, trains=False))
+                    return without_places(result) if op.name in PLACES_ARE_FREE else result
+
+                found.compare(name_of(op), f"{name_of(op)}, of length {length}", run)
+        if found.enough:
+            return
+
+
+# -- attention -----------------------------------------------------------------------------------
+
+
+def attention_with_every_option(accelerator: Accelerator, found: Findings) -> None:
+    name = "torch.nn.functional.scaled_dot_product_attention"
+    for dtype in accelerator.supported_dtypes():
+        for number, (what, call) in enumerate(_attentions(dtype is torch.float32)):
+            trains = dtype is torch.float32 and number % 2 == 0
+
+            def run(place: Place, call: Any = call, trains: bool = trains, dtype: torch.dtype = dtype) -> Any:
+                given = Given(place, dtype, trains)
+                result = call(given)
+                return [result, _gradients(result, given.leaves) if trains else []]
+
+            found.compare(name, f"{name} {what} in {short(dtype)}", run)
+
+
+def _attentions(thorough: bool) -> Iterator[tuple[str, Callable[[Given], Any]]]:
+    sizes = [
+        (1, 1, 8),
+        (1, 9, 16),
+        (7, 9, 16),
+        (9, 7, 40),
+        (33, 33, 64),
+        (65, 129, 80),
+        (5, 17, 128),
+        (129, 129, 24),
+    ]
+    masks = ("none", "causal", "truths", "numbers", "of one row", "of each batch", "of a head")
+    for (queries, keys, width), mask in product(sizes if thorough else sizes[1:5:2], masks):
+        for heads, groups in ((2, 2), (4, 2)) if thorough else ((4, 2),):
+            for scale in (None, 0.3) if mask in ("none", "causal") else (None,):
+                for lies in ("in order", "transposed") if queries == keys else ("in order",):
+                    what = (
+                        f"of {queries} queries, {keys} keys, {heads}/{groups} heads of {width}, mask {mask}"
+                    )
+                    what += f", scale {scale}, {lies}"
+
+                    def call(
+                        g: Given, q: int = queries, k: int = keys, w: int = width, m: str = mask,
+                        h: int = heads, s: int = groups, scale: float | None = scale, lies: str = lies,
+                    ) -> Any:  # fmt: skip
+                        def made(length: int, count: int) -> torch.Tensor:
+                            if lies == "transposed":
+                                return g.floats(2, length, count, w).transpose(1, 2)
+                            return g.floats(2, count, length, w)
+
+                        query, key, value = made(q, h), made(k, s), made(k, s)
+                        given: Any = None
+                        if m == "truths":
+                            given = g.truths(q, k)
+                            given = given | (torch.arange(k, device=given.device) == 0)
+                        elif m == "numbers":
+                            given = g.floats(2, 1, q, k)
+                        elif m == "of one row":
+                            given = g.floats(1, k)
+                        elif m == "of each batch":
+                            given = g.truths(2, 1, 1, k) | (
+                                g.places(k, below=1) == torch.arange(k, device=query.device)
+                            )
+                        elif m == "of a head":
+                            given = g.floats(1, h, q, k)
+                        return functional.scaled_dot_product_attention(
+                            query,
+                            key,
+                            value,
+                            attn_mask=given,
+                            is_causal=m == "causal",
+                            scale=scale,
+                            enable_gqa=h != s,
+                        )
+
+                    yield what, call

@@ -1,0 +1,279 @@
+"""What is observed on the inputs of torch's own tests: one function for each check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate_conformance.checks.assertions import short
+from acclimate_conformance.checks.dtypes.sampled.comparing import (
+    Findings,
+    shared,
+    without_places,
+)
+from acclimate_conformance.checks.dtypes.sampled.places import HOST, LAYOUTS, Place, tensors_in
+from acclimate_conformance.checks.dtypes.sampled.samples import (
+    PLACES_ARE_FREE,
+    Sample,
+    lists_of_tensors,
+    name_of,
+    operators,
+    samples_of,
+)
+
+_MOST, _LARGER, _OTHER_DTYPES, _LAID_OUT = 24, 6, 3, 4
+"""How many inputs are tried: of torch's list, of its larger one, in other dtypes, in other layouts."""
+
+
+def _call(op: Any, sample: Sample) -> Callable[[Place], Any]:
+    """A call of an operator: its results, the inputs afterwards, and which share memory."""
+    free = op.name in PLACES_ARE_FREE
+
+    def run(place: Place) -> Any:
+        given = place.put((sample.value, sample.args, sample.kwargs))
+        value, args, kwargs = given
+        result = op(value, *args, **kwargs)
+        changed = [t for t in tensors_in(given) if isinstance(t, torch.Tensor)]
+        return [without_places(result) if free else result, changed, shared(result, given)]
+
+    return run
+
+
+def _text(op: Any, sample: Sample, how: str = "") -> str:
+    return f"{name_of(op)}({sample}){how and ' '}{how}"
+
+
+def operators_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
+    for op in operators():
+        if torch.float32 not in op.supported_dtypes(HOST):
+            continue
+        for more, most in ((False, _MOST), (True, _LARGER)):
+            if more and op.reference_inputs_func is None:
+                continue
+            for sample in samples_of(op, torch.float32, most, more=more):
+                found.compare(name_of(op), _text(op, sample), _call(op, sample))
+        if found.enough:
+            return
+
+
+def _other_dtypes(accelerator: Accelerator) -> list[torch.dtype]:
+    return [
+        *(dtype for dtype in accelerator.supported_dtypes() if dtype != torch.float32),
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+        torch.complex64,
+    ]
+
+
+def operators_in_every_dtype(accelerator: Accelerator, found: Findings) -> None:
+    for op in operators():
+        offered = op.supported_dtypes(HOST)
+        for dtype in _other_dtypes(accelerator):
+            if dtype not in offered:
+                continue
+            alone = Findings(accelerator)  # what is lacking in one dtype may be there in another
+            for sample in samples_of(op, dtype, _OTHER_DTYPES):
+                alone.compare(name_of(op), _text(op, sample), _call(op, sample))
+            found.broken += alone.broken
+            found.compared += alone.compared
+            found.dtypes |= alone.dtypes
+            found.lacking |= {f"{name} in {short(dtype)}": why for name, why in alone.lacking.items()}
+        if found.enough:
+            return
+
+
+def operators_on_any_layout(accelerator: Accelerator, found: Findings) -> None:
+    for op in operators():
+        dtype = next((d for d in (torch.float32, torch.int64) if d in op.supported_dtypes(HOST)), None)
+        if dtype is None:
+            continue
+        for sample in samples_of(op, dtype, _LAID_OUT):
+            for how, layout in LAYOUTS.items():
+                places = Place(HOST, layout), Place(found.device, layout)
+                text = _text(op, sample, f"of tensors {how}")
+                found.compare(name_of(op), text, _values(op, sample), *places)
+        if found.enough:
+            return
+
+
+def _values(op: Any, sample: Sample) -> Callable[[Place], Any]:
+    free = op.name in PLACES_ARE_FREE
+
+    def run(place: Place) -> Any:
+        value, args, kwargs = place.put((sample.value, sample.args, sample.kwargs))
+        result = op(value, *args, **kwargs)
+        return without_places(result) if free else result
+
+    return run
+
+
+_SPECIAL = (float("nan"), float("inf"), -0.0, -float("inf"), 0.0)
+
+
+def operators_on_special_numbers(accelerator: Accelerator, found: Findings) -> None:
+    for op in operators():
+        if torch.float32 not in op.supported_dtypes(HOST) or "polynomial" in op.name:
+            continue  # of NaN as a degree C leaves the value undefined
+        for sample in samples_of(op, torch.float32, _LAID_OUT):
+            special = replace(sample, value=_with_special_numbers(sample.value))
+            text = _text(op, sample, "with NaN and infinity in the first input")
+            found.compare(name_of(op), text, _values(op, special))
+        if found.enough:
+            return
+
+
+def _with_special_numbers(value: Any) -> Any:
+    """The same, but each third element of a floating-point tensor is NaN, infinity or a zero."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_with_special_numbers, value))
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    flat = value.detach().clone().reshape(-1)
+    for number, place in enumerate(range(0, len(flat), 3)):
+        flat[place] = _SPECIAL[number % len(_SPECIAL)]
+    return flat.reshape(value.shape)
+
+
+def operators_in_place_and_into_others(accelerator: Accelerator, found: Findings) -> None:
+    for op in operators():
+        offered = op.supported_dtypes(HOST)
+        for dtype in (torch.float32, torch.int64):
+            if dtype not in offered:
+                continue
+            for sample in samples_of(op, dtype, _LAID_OUT):
+                if op.inplace_variant is not None and not sample.broadcasts:
+                    _compare_in_place(found, op, sample)
+                if op.supports_out and op.name not in PLACES_ARE_FREE:
+                    _compare_into_others(found, op, sample)
+        if found.enough:
+            return
+
+
+def _compare_in_place(found: Findings, op: Any, sample: Sample) -> None:
+    def run(place: Place) -> Any:
+        value, args, kwargs = place.put((sample.value, sample.args, sample.kwargs))
+        version = value._version
+        result = op.inplace_variant(value, *args, **kwargs)
+        return [result, value, result is value, value._version > version]
+
+    name = name_of(op)
+    for how, layout in {"": None, **LAYOUTS}.items():
+        text = f"{name}({sample}) in place{how and ', of tensors '}{how}"
+        found.compare(name, text, run, Place(HOST, layout), Place(found.device, layout))
+
+
+def _compare_into_others(found: Findings, op: Any, sample: Sample) -> None:
+    with torch.no_grad():
+        try:
+            result = op(sample.value, *sample.args, **sample.kwargs)
+        except Exception:  # noqa: BLE001 - the host refuses it
+            return
+    if not all(isinstance(t, torch.Tensor) and t.layout == torch.strided for t in tensors_in(result)):
+        return
+
+    def made(place: Place, kind: str, like: torch.Tensor) -> torch.Tensor:
+        wrong = torch.full(like.shape, 7, dtype=torch.float32).to(like.dtype)
+        if kind == "of another size":
+            return torch.empty(0, dtype=like.dtype, device=place.device)
+        if kind == "with gaps" and like.dim():
+            return LAYOUTS["that are every second element"](place, wrong)
+        return place.whole(wrong)
+
+    for kind in ("", "with gaps", "of another size"):
+
+        def run(place: Place, kind: str = kind) -> Any:
+            value, args, kwargs = place.put((sample.value, sample.args, sample.kwargs))
+            if isinstance(result, torch.Tensor):
+                out: Any = made(place, kind, result)
+            else:
+                out = tuple(made(place, kind, t) for t in tensors_in(result))
+            returned = op(value, *args, **{**kwargs, "out": out})
+            return [out, shared(returned, [out])]
+
+        text = f"{name_of(op)}({sample}) into tensors given as out{kind and ' '}{kind}"
+        found.compare(name_of(op), text, run)
+
+
+def gradients_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
+    for op in operators():
+        if not op.supports_autograd or torch.float32 not in op.supported_dtypes(HOST):
+            continue
+        for sample in samples_of(op, torch.float32, 24, requires_grad=True):
+            found.compare(
+                name_of(op), f"{_text(op, sample)}: its gradients", _gradients(op, sample, second=False)
+            )
+        for sample in samples_of(op, torch.float32, 4, requires_grad=True) if op.supports_gradgrad else ():
+            text = f"{_text(op, sample)}: its second gradients"
+            found.compare(name_of(op), text, _gradients(op, sample, second=True))
+        if found.enough:
+            return
+
+
+def _gradients(op: Any, sample: Sample, second: bool) -> Callable[[Place], Any]:
+    """The gradients of an operator for its inputs, by which each element of the results has its weight."""
+
+    def run(place: Place) -> Any:
+        given = place.put((sample.value, sample.args, sample.kwargs))
+        value, args, kwargs = given
+        results = [
+            t
+            for t in tensors_in(sample.grads_of(op(value, *args, **kwargs)))
+            if isinstance(t, torch.Tensor) and t.requires_grad
+        ]
+        leaves = [t for t in tensors_in(given) if isinstance(t, torch.Tensor) and t.requires_grad]
+        first = torch.autograd.grad(
+            results, leaves, [_weights(t) for t in results], create_graph=second, allow_unused=True
+        )
+        if not second:
+            return list(first)
+        again = [t for t in first if t is not None and t.requires_grad]
+        if not again:
+            return []
+        return list(torch.autograd.grad(again, leaves, [_weights(t) for t in again], allow_unused=True))
+
+    return run
+
+
+def _weights(result: torch.Tensor) -> torch.Tensor:
+    """A weight for each element, so that a gradient of one cannot stand for that of another."""
+    weights = torch.arange(1, result.numel() + 1).reshape(result.shape) % 7 - 2.5
+    return weights.to(result.dtype).to(result.device)
+
+
+def lists_of_tensors_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
+    dtypes = [d for d in accelerator.supported_dtypes() if d in (torch.float32, torch.bfloat16)]
+    for op in lists_of_tensors():
+        for dtype in dtypes:
+            for sample in _lists(op, dtype):
+                for form, function in (("", op.method_variant), (" in place", op.inplace_variant)):
+                    if function is None:
+                        continue
+
+                    def run(place: Place, function: Any = function, sample: Sample = sample) -> Any:
+                        value, args, kwargs = place.put((sample.value, sample.args, sample.kwargs))
+                        return [function(value, *args, **kwargs), value]
+
+                    found.compare(name_of(op), f"{name_of(op)}({sample}){form}", run)
+        if found.enough:
+            return
+
+
+def _lists(op: Any, dtype: torch.dtype) -> list[Sample]:
+    try:
+        found = []
+        for sample in op.sample_inputs(HOST, dtype):
+            kwargs = {k: v for k, v in sample.kwargs.items() if k != "values" or op.name != "_foreach_norm"}
+            found.append(Sample(sample.input, sample.args, kwargs, lambda x: x, False))
+            if len(found) == 5:
+                break
+    except Exception:  # noqa: BLE001 - torch's own lists fail for some dtypes
+        return []
+    return found

@@ -1,0 +1,431 @@
+"""Checks of drawn numbers: each distribution with its arguments, no number twice, and every element drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate_conformance.checks.assertions import equal, is_host, require, short
+from acclimate_conformance.checks.check import check
+from acclimate_conformance.checks.dtypes.arithmetic import supported
+
+_COUNT = 40_003
+_APART = 0.022
+"""How far the shares of so many numbers may be from a distribution: by chance, once in 10^16 times."""
+_Share = Callable[[torch.Tensor], torch.Tensor]
+"""The share of a distribution's numbers that are at most so large."""
+
+
+def _normal(mean: float, deviation: float) -> _Share:
+    return lambda x: 0.5 * (1 + torch.erf((x - mean) / (deviation * math.sqrt(2))))
+
+
+def _uniform(low: float, high: float) -> _Share:
+    return lambda x: ((x - low) / (high - low)).clamp(0, 1)
+
+
+_CONTINUOUS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], _Share]] = {
+    "torch.rand_like": (torch.rand_like, _uniform(0, 1)),
+    "torch.randn_like": (torch.randn_like, _normal(0, 1)),
+    "uniform_(-3, 5)": (lambda t: t.uniform_(-3, 5), _uniform(-3, 5)),
+    "uniform_(100, 101)": (lambda t: t.uniform_(100, 101), _uniform(100, 101)),
+    "normal_(2, 3)": (lambda t: t.normal_(2, 3), _normal(2, 3)),
+    "torch.normal(means, 0.5)": (lambda t: torch.normal(torch.full_like(t, 4), 0.5), _normal(4, 0.5)),
+    "torch.normal(-1, deviations)": (lambda t: torch.normal(-1.0, torch.full_like(t, 2)), _normal(-1, 2)),
+    "torch.normal(means, deviations)": (
+        lambda t: torch.normal(torch.full_like(t, 3), torch.full_like(t, 0.25)),
+        _normal(3, 0.25),
+    ),
+    "exponential_(0.5)": (lambda t: t.exponential_(0.5), lambda x: 1 - torch.exp(-0.5 * x)),
+    "exponential_(4)": (lambda t: t.exponential_(4), lambda x: 1 - torch.exp(-4 * x)),
+    "cauchy_(1, 2)": (lambda t: t.cauchy_(1, 2), lambda x: torch.atan((x - 1) / 2) / math.pi + 0.5),
+    "log_normal_(0.5, 0.75)": (
+        lambda t: t.log_normal_(0.5, 0.75),
+        lambda x: _normal(0.5, 0.75)(x.clamp_min(1e-30).log()),
+    ),
+    "torch._standard_gamma of 1": (
+        lambda t: torch._standard_gamma(torch.ones_like(t)),
+        lambda x: 1 - torch.exp(-x),
+    ),
+}
+"""Draws of numbers into a tensor or like it, and their distributions."""
+
+
+def _binomial(tries: int, chance: float) -> list[float]:
+    return [math.comb(tries, k) * chance**k * (1 - chance) ** (tries - k) for k in range(tries + 1)]
+
+
+_COUNTED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], list[float]]] = {
+    "torch.bernoulli of 0.3": (lambda t: torch.bernoulli(torch.full_like(t, 0.3)), [0.7, 0.3]),
+    "bernoulli_(0.8)": (lambda t: t.bernoulli_(0.8), [0.2, 0.8]),
+    "bernoulli_(chances)": (lambda t: t.bernoulli_(torch.full_like(t, 0.1)), [0.9, 0.1]),
+    "bernoulli_() of integers": (lambda t: t.long().bernoulli_(0.6), [0.4, 0.6]),
+    "geometric_(0.4)": (lambda t: t.geometric_(0.4), [0.0, *(0.4 * 0.6**k for k in range(12))]),
+    "torch.poisson of 1.5": (
+        lambda t: torch.poisson(torch.full_like(t, 1.5)),
+        [math.exp(-1.5) * 1.5**k / math.factorial(k) for k in range(9)],
+    ),
+    "torch.poisson of 20": (
+        lambda t: torch.poisson(torch.full_like(t, 20)),
+        [math.exp(-20) * 20.0**k / math.factorial(k) for k in range(45)],
+    ),
+    "torch.binomial of 9 tries": (
+        lambda t: torch.binomial(torch.full_like(t, 9), torch.full_like(t, 0.3)),
+        _binomial(9, 0.3),
+    ),
+    "random_(5)": (lambda t: t.random_(5), [0.2] * 5),
+    "random_(2, 7)": (lambda t: t.random_(2, 7), [0.0, 0.0, *[0.2] * 5]),
+    "random_(3) of integers": (lambda t: t.int().random_(3), [1 / 3] * 3),
+    "torch.randint(3)": (lambda t: torch.randint(3, t.shape, device=t.device), [1 / 3] * 3),
+    "torch.randint(1, 5) of uint8": (
+        lambda t: torch.randint(1, 5, t.shape, dtype=torch.uint8, device=t.device),
+        [0.0, *[0.25] * 4],
+    ),
+    "torch.randint(0, 4) of float32": (
+        lambda t: torch.randint(0, 4, t.shape, dtype=torch.float32, device=t.device),
+        [0.25] * 4,
+    ),
+    "torch.randint_like(2, 6)": (lambda t: torch.randint_like(t, 2, 6), [0.0, 0.0, *[0.25] * 4]),
+    "torch.multinomial with replacement": (
+        lambda t: torch.multinomial(
+            torch.tensor([2.0, 0.0, 5.0, 1.0], device=t.device), t.numel(), replacement=True
+        ),
+        [0.25, 0.0, 0.625, 0.125],
+    ),
+    "torch.multinomial of rows": (
+        lambda t: torch.multinomial(
+            torch.tensor([[1.0, 1.0, 0.0, 2.0]], device=t.device).expand(101, 4), t.numel() // 101, True
+        ),
+        [0.25, 0.25, 0.0, 0.5],
+    ),
+    "torch.multinomial without replacement": (
+        lambda t: torch.multinomial(torch.tensor([[1.0, 3.0]], device=t.device).expand(t.numel(), 2), 1),
+        [0.25, 0.75],
+    ),
+    "the place of 1 in torch.randperm(4)": (
+        lambda t: torch.stack([torch.randperm(4, device=t.device).eq(1).int().argmax() for _ in range(600)]),
+        [0.25] * 4,
+    ),
+}
+"""Draws of whole numbers, and the share of each from 0 on."""
+
+
+def _offered(draw: Callable[[], Any]) -> bool:
+    """Whether a device has a draw, which only some need."""
+    try:
+        draw()
+    except NotImplementedError:
+        return False
+    return True
+
+
+@check(
+    "manual_seed",
+    "device_name",
+    promise="Each distribution is the one that its arguments say, in each dtype, in the middle and at the "
+    "ends.",
+    once=True,
+    timeout_s=240,
+)
+def distributions(accelerator: Accelerator) -> None:
+    device = accelerator.current_device_name()
+    accelerator.manual_seed(20_261_127)
+    for dtype in supported(accelerator):
+        for name, (draw, share) in _CONTINUOUS.items():
+            into = torch.zeros(_COUNT, dtype=dtype, device=device)
+            if not _offered(lambda d=draw, t=into: d(t.clone())):  # type: ignore[misc]
+                continue
+            if dtype != torch.float32 and name.startswith(
+                ("uniform_(100", "torch._standard", "torch.normal(m")
+            ):
+                continue  # few numbers of 16 bits are so close together
+            drawn = draw(into).cpu()
+            require(drawn.dtype == dtype, f"{name} in {short(dtype)} draws {short(drawn.dtype)}")
+            _require_distribution(f"{name} in {short(dtype)}", drawn.double(), share, torch.finfo(dtype).eps)
+    into = torch.zeros(_COUNT, device=device)
+    for name, (draw, shares) in _COUNTED.items():
+        if _offered(lambda d=draw: d(into.clone())):  # type: ignore[misc]
+            _require_shares(name, draw(into.clone()).cpu(), shares)
+
+
+def _require_distribution(name: str, drawn: torch.Tensor, share: _Share, eps: float) -> None:
+    """Compares the shares up to each number with the distribution's; the ends by the largest and smallest."""
+    require(bool(drawn.isfinite().all()), f"{name} gives numbers that are not finite")
+    ordered = drawn.sort().values
+    found = torch.searchsorted(ordered, ordered, right=True).double() / len(ordered)
+    below = torch.searchsorted(ordered, ordered, right=False).double() / len(ordered)
+    width = 4 * eps * ordered.abs()  # numbers of 16 bits are rounded
+    wanted, slightly_less = share(ordered + width), share(ordered - width)
+    apart = float(torch.maximum(slightly_less - found, below - wanted).max())
+    require(apart <= _APART, f"the shares of {name} are off by {apart:.3f}")
+    for end, outside in (
+        ("least", share(ordered[:1] + width[:1])),
+        ("largest", 1 - share(ordered[-1:] - width[-1:])),
+    ):
+        chance = float(outside) * len(ordered)
+        require(
+            chance < 40 or eps > 1e-4,  # few numbers of 16 bits are near an end
+            f"the {end} of {len(ordered)} numbers of {name} is "
+            f"{float(ordered[0 if end == 'least' else -1]):.6g}, beyond which {chance:.0f} are expected",
+        )
+
+
+def _require_shares(name: str, drawn: torch.Tensor, shares: list[float]) -> None:
+    whole = drawn.double().round()
+    require(bool((whole == drawn.double()).all()), f"{name} gives numbers that are not whole")
+    require(float(whole.min()) >= 0, f"{name} gives {float(whole.min())}")
+    counts = torch.bincount(whole.flatten().long(), minlength=len(shares)).double()
+    require(
+        len(counts) == len(shares) or sum(shares) < 1 - 1e-9,
+        f"{name} gives {len(counts) - 1}, beyond the end",
+    )
+    for number, share in enumerate(shares):
+        found = float(counts[number]) / drawn.numel()
+        allowed = 7 * math.sqrt(max(share * (1 - share), 0.0) / drawn.numel())
+        require(
+            abs(found - share) <= allowed + (1e-4 if 0 < share < 1 else 0.0),
+            f"the share of {number} in {name} is {found:.4f}, not {share:.4f}",
+        )
+
+
+@check(
+    "manual_seed",
+    "device_name",
+    promise="Drawn numbers do not depend on others or repeat, and each element of a tensor is drawn.",
+    once=True,
+)
+def draws_are_independent(accelerator: Accelerator) -> None:
+    device = accelerator.current_device_name()
+    accelerator.manual_seed(20_261_128)
+    draws: dict[str, Callable[[int], torch.Tensor]] = {
+        "torch.rand": lambda n: torch.rand(n, device=device) - 0.5,
+        "torch.randn": lambda n: torch.randn(n, device=device),
+        "torch.nn.functional.dropout": lambda n: (
+            torch.nn.functional.dropout(torch.ones(n, device=device), 0.5) - 1
+        ),
+    }
+    for name, draw in draws.items():
+        drawn = draw(_COUNT).cpu().double()
+        for distance in (1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, _COUNT // 2):
+            first, second = drawn[:-distance], drawn[distance:]
+            together = float((first * second).mean() / (drawn.square().mean()))
+            require(
+                abs(together) < 0.05,
+                f"numbers of {name} that are {distance} apart depend on each other: {together:.2f}",
+            )
+        again = draw(_COUNT).cpu().double()
+        together = float((drawn * again).mean() / drawn.square().mean())
+        require(abs(together) < 0.05, f"two draws of {name} in a row depend on each other: {together:.2f}")
+    for length in (1, 2, 3, 5, 7, 15, 17, 31, 33, 63, 65, 127, 129, 1003, 70_001):
+        for what, drawn in _drawn_everywhere(length, device).items():
+            flat = drawn.cpu().flatten()
+            require(
+                bool((flat != -9).all()),
+                f"{what} of {length} elements leaves element {int((flat == -9).int().argmax())} as it was",
+            )
+            numbers = flat.unique().numel()
+            require(
+                numbers > 0.98 * min(length, 1 << 14) - 1,
+                f"{what} of {length} elements gives {numbers} different numbers",
+            )
+            tail = flat[-min(length, 4) :]
+            require(bool(tail.isfinite().all()), f"{what} of {length} elements ends with {tail.tolist()}")
+    whole = torch.full((8, 50), -9.0, device=device)
+    whole[:, ::2].uniform_()
+    untouched = whole[:, 1::2].cpu()
+    require(bool((untouched == -9).all()), "uniform_() of every second column changes the others")
+
+
+def _drawn_everywhere(length: int, device: str) -> dict[str, torch.Tensor]:
+    def filled() -> torch.Tensor:
+        return torch.full((length,), -9.0, device=device)
+
+    gaps = torch.full((2 * length,), -9.0, device=device)[::2]
+    return {
+        "torch.rand": torch.rand(length, device=device),
+        "torch.randn": torch.randn(length, device=device),
+        "normal_": filled().normal_(),
+        "uniform_": filled().uniform_(),
+        "exponential_": filled().exponential_() if length > 1 else filled().uniform_(),
+        "uniform_ of a strided tensor": gaps.uniform_(),
+        "normal_ of a transposed matrix": torch.full((length, 2), -9.0, device=device).t().normal_(),
+        "torch.randperm": torch.randperm(length, device=device).float(),
+    }
+
+
+@check(
+    "manual_seed",
+    "default_generator",
+    promise="A draw with a generator uses that generator alone, and repeats with its state or seed.",
+)
+def generators_are_used(accelerator: Accelerator) -> None:
+    device = accelerator.current_device_name()
+    own = torch.Generator(device).manual_seed(5)
+    ones = torch.ones(257, device=device)
+    draws: dict[str, Callable[[torch.Generator | None], torch.Tensor]] = {
+        "torch.rand": lambda g: torch.rand(257, device=device, generator=g),
+        "torch.randn": lambda g: torch.randn(257, device=device, generator=g),
+        "torch.randint": lambda g: torch.randint(0, 1 << 20, (257,), device=device, generator=g),
+        "torch.randperm": lambda g: torch.randperm(257, device=device, generator=g),
+        "torch.normal": lambda g: torch.normal(ones, ones, generator=g),
+        "torch.bernoulli": lambda g: torch.bernoulli(ones / 2, generator=g),
+        "torch.multinomial": lambda g: torch.multinomial(ones, 99, generator=g),
+        "uniform_": lambda g: torch.empty(257, device=device).uniform_(generator=g),
+        "normal_": lambda g: torch.empty(257, device=device).normal_(generator=g),
+        "exponential_": lambda g: torch.empty(257, device=device).exponential_(generator=g),
+        "bernoulli_": lambda g: torch.empty(257, device=device).bernoulli_(0.5, generator=g),
+        "random_": lambda g: torch.empty(257, device=device).random_(0, 99, generator=g),
+        "trunc_normal_": lambda g: torch.nn.init.trunc_normal_(torch.empty(257, device=device), generator=g),
+        "kaiming_uniform_": lambda g: torch.nn.init.kaiming_uniform_(
+            torch.empty(257, 3, device=device), generator=g
+        ),
+    }
+    for name, draw in draws.items():
+        if not _offered(lambda d=draw: d(None)):  # type: ignore[misc]
+            continue
+        accelerator.manual_seed(1)
+        before = accelerator.get_rng_state().clone()
+        state = own.get_state()
+        first = draw(own).cpu()
+        require(
+            equal(accelerator.get_rng_state(), before),
+            f"{name} with a generator changes the default generator",
+        )
+        require(not equal(own.get_state(), state), f"{name} with a generator does not change its state")
+        require(not equal(draw(own), first), f"{name} with a generator gives the same numbers twice")
+        own.set_state(state)
+        require(equal(draw(own), first), f"{name} with a restored generator gives other numbers")
+        twin = torch.Generator(device)
+        twin.set_state(state)
+        require(
+            equal(draw(twin), first), f"{name} with another generator of the same state gives other numbers"
+        )
+        own.manual_seed(5)
+        seeded = draw(own).cpu()
+        require(
+            equal(draw(torch.Generator(device).manual_seed(5)), seeded),
+            f"{name} with a new generator of the same seed gives other numbers",
+        )
+        accelerator.manual_seed(1)
+        plain = draw(None).cpu()
+        draw(own)
+        accelerator.manual_seed(1)
+        require(equal(draw(None), plain), f"{name} without a generator does not repeat after the same seed")
+    told = own.initial_seed()
+    require(told == 5, f"initial_seed() of a generator with the seed 5 is {told}")
+    require(
+        own.seed() == own.initial_seed(), "seed() of a generator returns another number than initial_seed()"
+    )
+    require(own.device == ones.device, f"a generator of {device} is on {own.device}")
+
+
+@check(
+    "manual_seed",
+    "get_rng_state",
+    "set_rng_state",
+    "random",
+    promise="Dropout scales what it keeps, for each form and chance, and its gradient has the same mask.",
+)
+def dropout(accelerator: Accelerator) -> None:
+    device = accelerator.current_device_name()
+    functional = torch.nn.functional
+    accelerator.manual_seed(3)
+    for chance in (0.1, 0.5, 0.9):
+        for dtype in supported(accelerator):
+            values = torch.full((101, 99), 2.0, dtype=dtype, device=device, requires_grad=True)
+            dropped = functional.dropout(values, chance)
+            (gradient,) = torch.autograd.grad(dropped, values, torch.ones_like(dropped))
+            mask = dropped.detach().cpu() != 0
+            share = float(mask.double().mean())
+            what = f"dropout({chance}) in {short(dtype)}"
+            require(abs(share - (1 - chance)) < 0.03, f"{what} keeps {share:.3f} of the numbers")
+            scaled = dropped.detach().cpu()[mask].double()
+            require(
+                bool(((scaled - 2 / (1 - chance)).abs() < 0.02 * scaled.abs()).all()),
+                f"{what} of 2 gives {float(scaled.mean()):.3f}, not {2 / (1 - chance):.3f}",
+            )
+            wanted = mask.double() / (1 - chance)
+            require(
+                bool(((gradient.cpu().double() - wanted).abs() <= 0.02 * wanted).all()),
+                f"the gradient of {what} has another mask or scale",
+            )
+        images = torch.ones(64, 40, 3, 2, device=device)
+        for name, drop in {
+            "dropout2d": functional.dropout2d,
+            "feature_alpha_dropout": functional.feature_alpha_dropout,
+        }.items():
+            if not _offered(lambda d=drop, x=images: d(x, 0.5)):  # type: ignore[misc]
+                continue
+            found = drop(images, chance, training=True).cpu()
+            whole = (found == found[:, :, :1, :1]).all()
+            require(bool(whole), f"{name}({chance}) drops parts of a channel")
+            share = float((found[:, :, 0, 0] == found.max()).double().mean())
+            require(abs(share - (1 - chance)) < 0.07, f"{name}({chance}) keeps {share:.3f} of the channels")
+        normal = torch.randn(_COUNT, device=device)
+        if _offered(lambda x=normal: functional.alpha_dropout(x, 0.5, training=True)):  # type: ignore[misc]
+            kept = functional.alpha_dropout(normal, chance, training=True).cpu().double()
+            require(
+                abs(float(kept.mean())) < 0.05 and abs(float(kept.std()) - 1) < 0.05,
+                f"alpha_dropout({chance}) of normal numbers has the mean {float(kept.mean()):.3f} and the "
+                f"standard deviation {float(kept.std()):.3f}",
+            )
+        for training in (False, True):
+            inplace = torch.ones(999, device=device)
+            returned = functional.dropout(inplace, chance, training, inplace=True)
+            require(returned is inplace, "dropout in place returns another tensor")
+            changed = bool((inplace != 1).any())
+            require(changed == training, f"dropout in place with training={training} changes {changed}")
+
+
+@check(
+    "get_rng_state",
+    "set_rng_state",
+    "random",
+    promise="torch.utils.checkpoint and fork_rng repeat a device's random numbers.",
+)
+def recomputed_draws_repeat(accelerator: Accelerator) -> None:
+    from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+    device = accelerator.current_device_name()
+    for reentrant in (False, True):
+        for preserve in (True, False):
+            accelerator.manual_seed(11)
+            values = torch.ones(501, device=device, requires_grad=True)
+            seen: list[torch.Tensor] = []
+
+            def block(x: torch.Tensor, seen: list[torch.Tensor] = seen) -> torch.Tensor:
+                mask = torch.nn.functional.dropout(torch.ones_like(x), 0.5)
+                seen.append(mask.detach().cpu())
+                return (x * mask).sin()
+
+            result = checkpoint(block, values, use_reentrant=reentrant, preserve_rng_state=preserve)
+            torch.rand(3, device=device)
+            after = accelerator.get_rng_state().clone()
+            result.sum().backward()
+            what = f"a checkpointed block, use_reentrant={reentrant}, preserve_rng_state={preserve}"
+            require(len(seen) == 2, f"{what}, is computed {len(seen)} times, not 2")
+            if preserve:
+                require(equal(seen[0], seen[1]), f"{what}, draws other numbers when it is computed again")
+                require(equal(accelerator.get_rng_state(), after), f"{what}, changes the state in backward()")
+            else:
+                require(not equal(seen[0], seen[1]), f"{what}, draws the same numbers again")
+    layers = torch.nn.Sequential(*(torch.nn.Linear(6, 6) for _ in range(4))).to(device)
+    given = torch.ones(2, 6, device=device, requires_grad=True)
+    plain = torch.autograd.grad(layers(given).sum(), given)[0]
+    parts = checkpoint_sequential(layers, 2, given, use_reentrant=False)
+    (found,) = torch.autograd.grad(parts.sum(), given)
+    require(equal(found, plain), "checkpoint_sequential gives another gradient")
+    if not is_host(accelerator):
+        accelerator.manual_seed(4)
+        torch.rand(1, device=device)
+        state = accelerator.get_rng_state().clone()
+        with torch.random.fork_rng(device_type=accelerator.device_type):
+            torch.manual_seed(99)
+            torch.rand(5, device=device)
+        require(
+            equal(accelerator.get_rng_state(), state), "torch.random.fork_rng() does not restore the state"
+        )
