@@ -192,6 +192,7 @@ def test_threads_share_the_latents_of_a_text(threads: int, monkeypatch: pytest.M
     assert torch.equal(pair("v3, dense")[1].generate(PROMPT, max_new_tokens=200, **ALWAYS), long_text())
 
 
+@pytest.mark.usefixtures("own_descriptions")
 @pytest.mark.parametrize("name", ["v3, yarn, biases", "v2, yarn, no inner queries"])
 def test_the_second_start_reads_the_saved_description(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -16,6 +16,7 @@ from acclimate.llm.decode import proof, saved
 from acclimate.llm.decode.proof import describe
 from acclimate.llm.decode.saved import decoder_key
 
+pytestmark = pytest.mark.usefixtures("own_descriptions")
 PROMPT = torch.arange(3, 12)[None]
 
 

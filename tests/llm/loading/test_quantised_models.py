@@ -345,6 +345,7 @@ def test_a_compiled_model_is_one_graph_with_the_same_logits(
 # -- the lean step -----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("own_descriptions")
 @pytest.mark.parametrize(
     ("gap", "quantised", "dense"), [(0.02, True, True), (0.1, True, False), (0.3, False, False)]
 )
