@@ -21,6 +21,7 @@ from shared_bytecode import rewrite_share
 from skip_summary import pytest_terminal_summary as pytest_terminal_summary
 from warm_python import WarmPython, start_real_pythons
 from warm_starts import pytest_configure_node as pytest_configure_node
+from warm_starts import pytest_sessionstart as pytest_sessionstart
 from warm_starts import pytest_unconfigure as pytest_unconfigure
 from warm_starts import pytest_xdist_setupnodes as pytest_xdist_setupnodes
 from warm_starts import warm_python as warm_python

@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import multiprocessing
 import os
 import re
 import signal
+import socket
+import subprocess
+import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-_CONTEXT = multiprocessing.get_context("forkserver")
+import psutil
+
+from warm_starts import warm_python_of_this_run
+
 # Imported once, in the process that all ranks are forked from: torch._dynamo comes with the first optimizer,
 # and hypothesis with the modules of tests.
 _PRELOADED = ["torch.distributed", "acclimate.comm", "torch._dynamo", "hypothesis", "pytest"]
-_CONTEXT.set_forkserver_preload(_PRELOADED)
+_PROGRAM = """
+import os, sys
+from multiprocessing.connection import Connection
+parent = Connection(os.dup(0))
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+sys.path[:] = parent.recv()
+import rank_processes
+rank_processes.fork_ranks(parent)
+"""
 
 
 def preload(*modules: str) -> None:
     """Lets that process import more, if it has not been started yet."""
     _PRELOADED.extend(modules)
-    _CONTEXT.set_forkserver_preload(_PRELOADED)
 
 
 @dataclass(frozen=True)
@@ -61,14 +76,12 @@ class RankProcesses:
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
         self._ends: list[Connection] = []
-        self.processes: list[Any] = []
+        self.processes: list[psutil.Process] = []
+        variables = {**os.environ, **(environment or {})}
         for rank in range(count):
-            here, there = _CONTEXT.Pipe()
-            setup = (rank, count, backend, timeout_s, store, environment or {}, before)
-            process = _CONTEXT.Process(target=_serve, args=(there, *setup), daemon=True)
-            process.start()
-            there.close()
-            self._ends.append(here)
+            end, process = _fork_rank()
+            end.send((rank, count, backend, timeout_s, store, variables, before))
+            self._ends.append(end)
             self.processes.append(process)
 
     def joined(self) -> list[Told]:
@@ -112,18 +125,19 @@ class RankProcesses:
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
         """Sends a rank a signal and waits for its end."""
-        os.kill(self.processes[rank].pid, number)
-        self.processes[rank].join(30)
+        self.processes[rank].send_signal(number)
+        self.processes[rank].wait(30)
 
     def stop(self) -> None:
         """Ends all ranks."""
         for end in self._ends:
             end.close()
         for process in self.processes:
-            process.join(5)
-            if process.is_alive():
+            try:
+                process.wait(5)
+            except psutil.TimeoutExpired:
                 process.kill()
-                process.join()
+                process.wait()
         self._folder.cleanup()
 
     def _all(self, ranks: list[int] | None) -> list[int]:
@@ -138,20 +152,66 @@ def wait_no_longer_than(rank: int, seconds: float) -> None:
     group.set_timeout(timedelta(seconds=seconds))
 
 
-def _serve(
-    end: Connection,
-    rank: int,
-    count: int,
-    backend: str | None,
-    timeout_s: float,
-    store: str,
-    environment: dict[str, str],
-    before: Callable[[int], None] | None,
-) -> None:
+# -- the process that ranks are forked from ----------------------------------------------------------
+
+
+@cache
+def _server() -> tuple[Connection, subprocess.Popen[bytes]]:
+    """Starts it, once for all tests of this process; it ends when this process does."""
+    here, there = socket.socketpair()
+    with there, warm_python_of_this_run().in_place():
+        process = subprocess.Popen([sys.executable, "-c", _PROGRAM], stdin=there)
+    server = Connection(here.detach())
+    server.send(sys.path)
+    server.send((_PRELOADED, bytes(multiprocessing.current_process().authkey)))
+    return server, process
+
+
+def _fork_rank() -> tuple[Connection, psutil.Process]:
+    """Lets it fork a rank; returns this process's end of the connection to the rank."""
+    here, there = socket.socketpair()
+    server, _ = _server()
+    with there, socket.socket(fileno=os.dup(server.fileno())) as channel:
+        socket.send_fds(channel, [b"r"], [there.fileno()])
+    return Connection(here.detach()), psutil.Process(server.recv())
+
+
+def fork_ranks(parent: Connection) -> None:
+    """In that process: forks ranks until the process that asks for them has ended."""
+    modules, key = parent.recv()
+    multiprocessing.current_process().authkey = key  # with which ranks send tensors
+    for module in modules:
+        importlib.import_module(module)
+    gc.freeze()  # else every rank would copy the pages that its garbage collector marks
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    channel = socket.socket(fileno=os.dup(parent.fileno()))
+    while True:
+        asked, ends, _, _ = socket.recv_fds(channel, 1, 1)
+        if not asked:
+            return
+        (end,) = ends
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            channel.close()
+            parent.close()
+            _serve(Connection(end))
+            return
+        os.close(end)
+        parent.send(child)
+
+
+# -- a rank ------------------------------------------------------------------------------------------
+
+
+def _serve(end: Connection) -> None:
+    """Joins the default group, and runs the functions that the test asks for."""
     import torch
     import torch.distributed as dist
 
-    os.environ.update(environment)
+    rank, count, backend, timeout_s, store, variables, before = end.recv()
+    os.environ.clear()
+    os.environ.update(variables)
     torch.set_num_threads(1)
 
     def join(_: int) -> None:

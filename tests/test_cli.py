@@ -35,6 +35,7 @@ def test_version_is_also_a_command() -> None:
     assert (ended.returncode, ended.stdout) == (0, f"acclimate {acclimate.__version__}\n")
 
 
+@pytest.mark.usefixtures("warm_starts")
 @pytest.mark.parametrize("arguments", [[], ["info"], ["ops", "build"], ["port"]])
 def test_help_shows_what_the_option_of_that_name_shows(arguments: list[str]) -> None:
     ended = run(AS_MODULE, "help", *arguments)
@@ -52,6 +53,7 @@ def test_completion_names_the_package_that_it_needs() -> None:
     assert "pip install shtab" in ended.stderr
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
     pytest.importorskip("shtab")
     script = tmp_path / "completion.bash"
@@ -109,6 +111,7 @@ def test_without_a_command_every_command_is_listed_and_the_exit_code_is_2() -> N
     assert all(f" {name} {summary}" in shown for name, (summary, _) in {**COMMANDS, **TOOLS}.items())
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_a_terminal_of_unknown_width_shows_the_report() -> None:
     ended = run([*AS_MODULE, "info"], env={"COLUMNS": "0"})
     assert ended.returncode == 0
@@ -129,6 +132,7 @@ def test_help_goes_to_stdout_and_lists_every_command() -> None:
     assert "not installed" not in ended.stdout
 
 
+@pytest.mark.usefixtures("warm_starts")
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

@@ -70,6 +70,16 @@ class Source:
         """All of the tree."""
         return tuple(ast.walk(self.tree))
 
+    @cached_property
+    def texts(self) -> tuple[ast.Constant, ...]:
+        """Every string that is no docstring, nor one below an attribute."""
+        statements = {node.value for node in self.nodes if isinstance(node, ast.Expr)}
+        return tuple(
+            node
+            for node in self.nodes
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in statements
+        )
+
     @property
     def name(self) -> str:
         return self.path.as_posix()
@@ -104,23 +114,6 @@ def may_name_hardware(source: Source) -> bool:
     return bool(OF_ONE_OP.match(source.name)) or source.room in HARDWARE_ROOMS
 
 
-def docstrings(tree: ast.AST) -> set[ast.AST]:
-    """The string statements of a tree: docstrings, also those below an attribute."""
-    return {
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    }
-
-
-def texts(tree: ast.AST) -> Iterator[ast.Constant]:
-    """Every string in a tree that is no docstring."""
-    ignored = docstrings(tree)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in ignored:
-            yield node
-
-
 # -- 1: hardware is named only where it belongs ------------------------------------------------------
 
 
@@ -128,13 +121,14 @@ def hardware_names(source: Source) -> Iterator[str]:
     if may_name_hardware(source):
         return
     for node in source.nodes:
-        if dotted(node).rpartition(".")[0] in ("torch", "torch.backends") and last_name(node) in VENDORS:
+        where = dotted(node.value) if isinstance(node, ast.Attribute) and node.attr in VENDORS else ""
+        if where in ("torch", "torch.backends"):
             yield f"{source.at(node)} uses {dotted(node)}"
         for module in imported_modules(source, node):
             top, *rest = module.split(".")
             if top in VENDOR_PACKAGES or (top == "torch" and VENDORS & set(rest)):
                 yield f"{source.at(node)} imports {module}"
-    for text in texts(source.tree):
+    for text in source.texts:
         if text.value.partition(":")[0] in HARDWARE:
             yield f'{source.at(text)} has "{text.value}"'
 
@@ -244,7 +238,7 @@ def rooms() -> tuple[str, ...]:
 
 
 def names_of_rooms_above(source: Source) -> Iterator[str]:
-    for text in texts(source.tree):
+    for text in source.texts:
         named = OUR_MODULE.fullmatch(text.value)
         if not named or named[1] not in rooms() or source.room not in rooms():
             continue

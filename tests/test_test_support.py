@@ -81,13 +81,18 @@ def test_a_run_that_ignores_ctrl_c_starts_programs_that_do_not() -> None:
         signal.signal(signal.SIGINT, before)
 
 
+def environment() -> dict[str, str]:
+    """For a pytest that is no part of this run, and loads no plugin but pytest-xdist."""
+    own = {name: value for name, value in plain_environment().items() if "PYTEST" not in name}
+    return {**own, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
+
+
 def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Runs the tests of a folder as no part of this run."""
-    environment = {name: value for name, value in plain_environment().items() if "PYTEST" not in name}
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options],
         cwd=folder,
-        env={**environment, "PYTHONPATH": str(Path(__file__).parent)},
+        env={**environment(), "PYTHONPATH": str(Path(__file__).parent)},
         capture_output=True,
         text=True,
         timeout=600,
@@ -153,7 +158,7 @@ def run_twice(folder: Path) -> subprocess.CompletedProcess[str]:
     """Runs the tests of a folder's ``test_one.py`` as `make test` does, with settings of its own."""
     script = ROOT / "tests" / "run_twice.py"
     command = [sys.executable, script, "-c", os.devnull, "--rootdir=.", "test_one.py"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(

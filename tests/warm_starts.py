@@ -13,12 +13,17 @@ from warm_python import WarmPython, WarmServer
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
-MODULES = ("torch", "torch._dynamo")
-"""What the server imports; the latter comes with the first optimizer."""
+MODULES = ("torch", "torch._dynamo", "psutil", "rich.progress", "rich.table", "pytest")
+"""What the server imports; torch._dynamo comes with the first optimizer.
+
+Not transformers, whose import asks torch for devices, which a stand-in brings later; nor a plugin of pytest,
+which pytest imports in its own way.
+"""
 
 _SERVER = pytest.StashKey[WarmServer]()
 _STARTS = pytest.StashKey[ExitStack]()
 _ADDRESS = "warm_python"
+_THIS_RUN: list[pytest.Config] = []
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -46,14 +51,24 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         del config.stash[_SERVER]
 
 
-@pytest.fixture(scope="session")
-def warm_python(request: pytest.FixtureRequest) -> WarmPython:
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Remembers the run's settings, for what has no fixture."""
+    _THIS_RUN[:] = [session.config]
+
+
+def warm_python_of_this_run() -> WarmPython:
     """Starts Pythons that have torch imported already."""
-    stash = request.config.stash
-    given = getattr(request.config, "workerinput", {})
-    if _ADDRESS not in given and _SERVER not in stash:
-        stash[_SERVER] = WarmServer(*MODULES)
-    return WarmPython(given.get(_ADDRESS) or stash[_SERVER].address)
+    (config,) = _THIS_RUN
+    given = getattr(config, "workerinput", {})
+    if _ADDRESS not in given and _SERVER not in config.stash:
+        config.stash[_SERVER] = WarmServer(*MODULES)
+    return WarmPython(given.get(_ADDRESS) or config.stash[_SERVER].address)
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> WarmPython:
+    """Starts Pythons that have torch imported already."""
+    return warm_python_of_this_run()
 
 
 @pytest.fixture

@@ -40,6 +40,9 @@ def test_a_damaged_or_unusable_text_is_not_used(
         damaged[choice.randrange(len(damaged))] ^= 1 << choice.randrange(8)
         file.write_bytes(damaged)
         assert TEXTS.load("a", int) in (None, 12345)  # a space of JSON's own may become another one
+    for damage in (b"", b"[]", b'{"digest": 1}', whole[: len(whole) // 2]):
+        file.write_bytes(damage)
+        assert TEXTS.load("a", int) is None
     TEXTS.save("a", "no number")
     assert TEXTS.load("a", int) is None
     assert "it is written anew" in caplog.text

@@ -194,7 +194,7 @@ def join(rank: int) -> float:
 def test_a_message_that_does_not_fit_into_memory_is_an_error_on_both_ranks() -> None:
     with RankProcesses(2, timeout_s=30) as two:
         told = two.run(send_large_then_small, _LARGE // 2)
-        assert all(process.is_alive() for process in two.processes)
+        assert all(process.is_running() for process in two.processes)
         for answer in told:
             assert answer.error.startswith("DistBackendError"), answer
             assert "Rank 1 has too little memory" in answer.error

@@ -141,6 +141,7 @@ d.register(ops=True)
     assert "ImportOrderError: deepspeed was imported before" in done.stderr
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_with_the_variable_set_importing_acclimate_is_enough(folder: Path) -> None:
     program = """
 import os

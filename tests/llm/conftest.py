@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,18 +25,43 @@ from shared_kernels import share_kernels
 from warm_python import WarmPython
 
 
+@pytest.fixture(scope="session")
+def proved_descriptions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The descriptions of decoders that tests of this process have proved."""
+    return tmp_path_factory.mktemp("decoders")
+
+
+@pytest.fixture(scope="session")
+def new_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Names of folders. pytest reads all of its folders' names for a new one: 2 ms after 1500 tests."""
+    parent = tmp_path_factory.mktemp("caches")
+    return (parent / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
 def private_cache(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    proved_descriptions: Path, new_folders: Iterator[Path], monkeypatch: pytest.MonkeyPatch
 ) -> Path:
-    """A cache folder of the test's own, for this process and those it starts."""
-    folder = tmp_path_factory.mktemp("cache")
+    """A cache folder of the test's own, for this process and those it starts.
+
+    Only descriptions of decoders are from other tests: to prove one takes a second, and most tests load the
+    same tiny model.
+    """
+    folder = next(new_folders)
+    folder.mkdir()
     share_kernels(folder)
+    (folder / "decoders").symlink_to(proved_descriptions)
     monkeypatch.setenv("ACCLIMATE_CACHE", str(folder))
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder / "hub"))
     monkeypatch.setenv("ACCLIMATE_ACCELERATOR", "cpu")
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     return folder
+
+
+@pytest.fixture
+def own_descriptions(private_cache: Path) -> None:
+    """The test's cache has no descriptions that other tests proved."""
+    (private_cache / "decoders").unlink()
 
 
 @pytest.fixture(scope="session")

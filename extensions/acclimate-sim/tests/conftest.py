@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # sim_process, also for the folders below
 sys.path.append(str(Path(__file__).parents[3] / "tests"))
 
+from warm_starts import pytest_sessionstart as pytest_sessionstart
 from warm_starts import pytest_unconfigure as pytest_unconfigure
 from warm_starts import warm_python as warm_python
 from warm_starts import warm_starts as warm_starts

@@ -54,6 +54,13 @@ def text_of_unchanged_llama() -> Tensor:
     return text(made("llama"))
 
 
+@functools.cache
+def pair() -> tuple[Any, Any]:
+    """A tiny Llama, and the same one from ``init_inference``; tests change neither."""
+    own = copy.deepcopy(made("llama"))
+    return own, acclimate.init_inference(copy.deepcopy(own))
+
+
 def mlp(model: Any) -> Any:
     return model.model.layers[0].mlp
 
@@ -335,10 +342,10 @@ AROUND: dict[str, Callable[[], Any]] = {
     "around", quick(AROUND, "linear", "attention", "forward_of_mlp", "cache", "global_hook", "autocast")
 )
 def test_a_change_outside_the_model_counts_while_it_holds(around: Callable[[], Any]) -> None:
-    own = copy.deepcopy(made("llama"))
-    ours = acclimate.init_inference(copy.deepcopy(own))
+    own, ours = pair()
     before = text_of_unchanged_llama()
     assert torch.equal(text(ours), before)
+    assert step_kind(ours) == "native"
     with around():
         expected, found = text(own), text(ours)
     assert torch.equal(found, expected)
@@ -379,12 +386,6 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "parts_of_a_prompt": {"prefill_chunk_size": 4},
     "tokens_from_the_prompt": {"prompt_lookup_num_tokens": 3},
 }
-
-
-@functools.cache
-def pair() -> tuple[Any, Any]:
-    own = copy.deepcopy(made("llama"))
-    return own, acclimate.init_inference(copy.deepcopy(own))
 
 
 @pytest.mark.parametrize("options", ARGUMENTS.values(), ids=ARGUMENTS.keys())

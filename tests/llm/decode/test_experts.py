@@ -62,7 +62,7 @@ def prompts(count: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_text_of_experts_is_transformers(name: str) -> None:
     own, ours = pair(name)
-    texts = [model.generate(PROMPT, max_new_tokens=100, **ALWAYS) for model in (own, ours)]
+    texts = [model.generate(PROMPT, max_new_tokens=50, **ALWAYS) for model in (own, ours)]
     assert step_kind(ours) == "native"
     assert torch.equal(*texts)
 
@@ -75,7 +75,7 @@ def test_padded_sequences_that_use_the_same_experts_get_transformers_tokens(name
 
 @pytest.mark.parametrize(
     "name",
-    quick(tuple(MODELS), "softmax", "sigmoid, groups, shared", "biases, limits, by column"),
+    quick(tuple(MODELS), "sigmoid, groups, shared", "biases, limits, by column"),
 )
 def test_experts_in_bfloat16_give_transformers_logits(name: str) -> None:
     model = copy.deepcopy(pair(name)[0]).bfloat16()

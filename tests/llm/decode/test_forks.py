@@ -17,7 +17,7 @@ import acclimate
 
 torch.set_num_threads(2)
 torch.manual_seed(0)
-config = LlamaConfig(vocab_size=40000, hidden_size=256, intermediate_size=512, num_hidden_layers=2,
+config = LlamaConfig(vocab_size=40000, hidden_size=256, intermediate_size=512, num_hidden_layers=1,
                      num_attention_heads=8, num_key_value_heads=4, eos_token_id=None, bos_token_id=None)
 ids = torch.arange(2, 60)[None]
 

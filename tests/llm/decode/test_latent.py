@@ -131,7 +131,7 @@ def test_logits_in_float32_are_the_models(name: str) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("name", ["v3", "v2", "queries scaled by position"])
+@pytest.mark.parametrize("name", quick(("v3", "v2", "queries scaled by position"), "v3", "v2"))
 def test_bfloat16_errs_no_more_than_the_model_does(name: str) -> None:
     exact = pair(name)[0]
     ours = acclimate.init_inference(copy.deepcopy(exact).bfloat16())
@@ -142,12 +142,12 @@ def test_bfloat16_errs_no_more_than_the_model_does(name: str) -> None:
     assert float(found.square().mean()) < 2 * float(own.square().mean())
 
 
-def test_the_plain_step_computes_latent_attention_like_the_model() -> None:
-    for name in MODELS:
-        own, ours = pair(name)
-        lean = lean_decoder(ours)
-        assert lean is not None
-        proof.prove(own, LeanDecoder(lean.decoder, None), PROMPT.repeat(1, 2)[:, :11])
+@pytest.mark.parametrize("name", quick(tuple(MODELS), *QUICK))
+def test_the_plain_step_computes_latent_attention_like_the_model(name: str) -> None:
+    own, ours = pair(name)
+    lean = lean_decoder(ours)
+    assert lean is not None
+    proof.prove(own, LeanDecoder(lean.decoder, None), PROMPT.repeat(1, 2)[:, :11])
 
 
 @pytest.mark.parametrize("name", ["v3", "v2"])
@@ -166,8 +166,15 @@ def test_a_cache_of_the_callers_holds_transformers_latents_afterwards(name: str)
         torch.testing.assert_close(layers[1].values, layers[0].values)
 
 
-@pytest.mark.parametrize("quantize", ["int8", "int4"])
-@pytest.mark.parametrize("name", ["v3, groups, not normalized", "v2, groups, all experts"])
+@pytest.mark.parametrize(
+    ("name", "quantize"),
+    [
+        ("v3, groups, not normalized", "int8"),
+        ("v2, groups, all experts", "int4"),
+        pytest.param("v3, groups, not normalized", "int4", marks=pytest.mark.slow),
+        pytest.param("v2, groups, all experts", "int8", marks=pytest.mark.slow),
+    ],
+)
 def test_quantised_weights_take_the_native_step(name: str, quantize: str) -> None:
     ours = acclimate.init_inference(copy.deepcopy(pair(name)[0]), quantize=quantize)
     assert step_kind(ours) == "native"  # only after its logits were compared with the modules'
@@ -192,6 +199,7 @@ def test_threads_share_the_latents_of_a_text(threads: int, monkeypatch: pytest.M
     assert torch.equal(pair("v3, dense")[1].generate(PROMPT, max_new_tokens=200, **ALWAYS), long_text())
 
 
+@pytest.mark.usefixtures("own_descriptions")
 @pytest.mark.parametrize("name", ["v3, yarn, biases", "v2, yarn, no inner queries"])
 def test_the_second_start_reads_the_saved_description(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -271,7 +279,16 @@ ODD: list[Expand] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("expand", ODD)
+@pytest.mark.parametrize(
+    "expand",
+    quick(
+        {expand.__name__: expand for expand in ODD},
+        "limited_keys",
+        "louder_latents",
+        "heads_in_reverse",
+        "written_twice",
+    ),
+)
 def test_keys_and_values_that_are_made_otherwise_are_computed(expand: Expand) -> None:
     model = copy.deepcopy(pair("v3")[0])
     for layer in model.model.layers:

@@ -20,8 +20,10 @@ from acclimate.llm.decode import native
 from acclimate.llm.decode.loop import lean_decoder
 from acclimate.llm.decode.native import NativeStep
 
-FEW = ["gemma3_text", "gpt2", "phi3", "cohere", "deepseek_v3"]
+FEW = ["gemma3_text", "gpt2", "deepseek_v3"]
 MANY = [
+    "phi3",
+    "cohere",
     "llama",
     "mistral",
     "qwen3",

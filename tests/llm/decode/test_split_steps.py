@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,13 +33,20 @@ def two() -> Iterator[RankProcesses]:
         yield ranks
 
 
+@functools.cache
+def llama() -> Any:
+    """The split model of all damages, each of which is undone."""
+    import acclimate
+
+    return acclimate.init_inference(tiny_model("llama", tie_word_embeddings=False), tp_size=2)
+
+
 def errors(rank: int, damage: str) -> tuple[str, list[str], list[int]]:
     """Returns the kind of step, the error of each way to generate, and a text that comes after them."""
-    import acclimate
     from acclimate.llm.decode.loop import step_kind
 
     torch.set_num_threads(1)
-    model = acclimate.init_inference(tiny_model("llama", tie_word_embeddings=False), tp_size=2)
+    model = llama()
     kind = step_kind(model)
     prompt, good = PROMPT.clone(), model.lm_head.weight.detach().clone()
     if damage == "token":
@@ -82,7 +91,7 @@ def texts_past_a_window(rank: int) -> tuple[str, list[int], list[int]]:
     types = ["sliding_attention", "full_attention"]
     whole = tiny_model("gemma2", sliding_window=6, layer_types=types, max_position_embeddings=512)
     model = acclimate.init_inference(whole, tp_size=2, dtype=torch.float32)
-    options = {"max_new_tokens": 200, "do_sample": False, "eos_token_id": None}
+    options = {"max_new_tokens": 60, "do_sample": False, "eos_token_id": None}  # ten windows
     modules = model.generate(PROMPT, return_dict_in_generate=True, **options).sequences
     return step_kind(model), model.generate(PROMPT, **options)[0].tolist(), modules[0].tolist()
 

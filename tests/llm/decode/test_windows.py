@@ -112,12 +112,16 @@ def test_logits_of_random_text_are_transformers(name: str, kind: str, spare: int
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
+@functools.cache
+def in_bfloat16() -> Any:
+    return acclimate.init_inference(copy.deepcopy(pair("every second layer")[0]).to(torch.bfloat16))
+
+
 @pytest.mark.parametrize("together", [1, 5, 16, 64])
 def test_a_prompt_in_parts_gives_the_bits_of_a_cache_that_drops_nothing(
     together: int, spare: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = acclimate.init_inference(copy.deepcopy(pair("every second layer")[0]).to(torch.bfloat16))
-    lean = lean_decoder(model)
+    lean = lean_decoder(in_bfloat16())
     assert lean is not None
     assert lean.native is not None
     if not lean.native.prefills:

@@ -6,6 +6,7 @@ Almost all tests run on two real processes; a refusal must be an error of all ra
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import pickle
 import re
@@ -700,20 +701,27 @@ def test_a_state_that_one_rank_cannot_load_is_an_error_of_all(two: RankProcesses
 # -- copies of whole models --------------------------------------------------------------------------
 
 
+@functools.cache
+def on_one_rank() -> tuple[Any, Any]:
+    """A model, which tests do not change, and its text."""
+    model = acclimate.init_inference(tiny_model("llama"), tp_size=1, dtype="float32")
+    return model, text(model)
+
+
 @pytest.mark.parametrize("restored", [lambda m: pickle.loads(pickle.dumps(m)), copy.deepcopy, copy.copy])
 def test_a_model_of_one_rank_can_be_pickled_and_copied(restored: Callable[[Any], Any]) -> None:
-    model = acclimate.init_inference(tiny_model("llama"), tp_size=1, dtype="float32")
+    model, its_text = on_one_rank()
     made = restored(model)
-    assert text(made) == text(model)
+    assert text(made) == its_text
     assert isinstance(made, type(model).__mro__[2])
     assert isinstance(made, InferenceModel)
 
 
 def test_a_new_model_of_the_same_class_is_whole(tmp_path: Path) -> None:
-    model = acclimate.init_inference(tiny_model("llama"), tp_size=1, dtype="float32")
+    model, its_text = on_one_rank()
     model.save_pretrained(tmp_path)
     again = type(model).from_pretrained(tmp_path, dtype=torch.float32)
-    assert text(again) == text(model)
+    assert text(again) == its_text
     again.save_pretrained(tmp_path / "again")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[3] / "tests"))
 
+from warm_starts import pytest_sessionstart as pytest_sessionstart
 from warm_starts import pytest_unconfigure as pytest_unconfigure
 from warm_starts import warm_python as warm_python
 from warm_starts import warm_starts as warm_starts

@@ -169,6 +169,7 @@ def conformance(*arguments: str, **variables: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_results_are_shown_and_other_files_written_where_one_cannot_be(tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
     run = conformance(
@@ -206,6 +207,7 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(write, name: str, tmp_path:
         os.chmod(tmp_path, 0o700)
 
 
+@pytest.mark.usefixtures("warm_starts")
 @pytest.mark.parametrize(
     "signal_number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
 )
