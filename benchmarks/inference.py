@@ -40,7 +40,15 @@ OURS = {
     "ours int8": ["--quantize", "int8"],
     "ours int4": ["--quantize", "int4"],
     "ours GGUF": [],
+    "ours Q8_0": [],
+    "ours Q4_0": [],
 }
+FILES = {"ours Q8_0": "Q8_0", "ours Q4_0": "Q4_0"}
+"""Those of ours that read a file which llama.cpp has made of the demo's, and the format of it.
+
+`--quantize int4` keeps more bits than Q4_0 where a small model needs them: the demo's weights take 200 MB in
+it and 151 in Q4_0. So each is compared with peers of its kind.
+"""
 PEERS = {
     "transformers": ("", "bf16"),
     "transformers compiled": ("", "bf16"),
@@ -50,12 +58,17 @@ PEERS = {
     "llama.cpp BF16": ("ACCLIMATE_PEER_LLAMA", "bf16"),
     "torchao int8": ("ACCLIMATE_PEER_TORCHAO", "int8"),
     "OpenVINO int8": ("ACCLIMATE_PEER_OPENVINO", "int8"),
-    "llama.cpp Q8_0": ("ACCLIMATE_PEER_LLAMA", "int8"),
+    "llama.cpp Q8_0": ("ACCLIMATE_PEER_LLAMA", "Q8_0"),
     "OpenVINO int4": ("ACCLIMATE_PEER_OPENVINO", "int4"),
-    "llama.cpp Q4_0": ("ACCLIMATE_PEER_LLAMA", "int4"),
+    "llama.cpp Q4_0": ("ACCLIMATE_PEER_LLAMA", "Q4_0"),
     "llama.cpp": ("ACCLIMATE_PEER_LLAMA", "GGUF"),
 }
 """The variable with each peer's Python, if it is not this one, and which of ours it is compared with."""
+VARIABLES = {
+    **{name: variable for name, (variable, _) in PEERS.items()},
+    **dict.fromkeys(FILES, PEERS["llama.cpp"][0]),
+}
+"""The variable with the Python that a system needs; without one, or an empty one: this Python."""
 SLOW = ("transformers compiled", "torchao int8", "vLLM")
 """Minutes of compiling before their first token: only measured when named."""
 WORK = {"decode 1": "decode, 1 sequence", "decode": "decode, {} sequences", "prefill": "prefill of {}"}
@@ -80,7 +93,7 @@ def main() -> int:
     present = [name for name in systems if _python(name) is not None]
     for name in systems:
         if name not in present:
-            print(f"{name} is left out: {PEERS[name][0]} does not name its Python")
+            print(f"{name} is left out: {VARIABLES[name]} does not name its Python")
     found: dict[str, list[dict[str, float]]] = {name: [] for name in present}
     tokens = [str(options.prompt_tokens), str(options.new_tokens), str(options.sequences)]
     work = {
@@ -91,7 +104,7 @@ def main() -> int:
     for turn in range(options.rounds):
         for name in present if turn % 2 else reversed(present):
             start = time.monotonic()
-            figures = _ours(name, tokens) if name in OURS else _peer(name, folder, file, tokens)
+            figures = _ours(name, file, tokens) if name in OURS else _peer(name, folder, file, tokens)
             print(f"{name}: measured in {time.monotonic() - start:.0f} s", flush=True)
             if figures is not None:
                 found[name].append(figures)
@@ -106,13 +119,22 @@ def main() -> int:
 
 
 def _python(name: str) -> str | None:
-    variable = PEERS.get(name, ("", ""))[0]
+    variable = VARIABLES.get(name)
     return os.environ.get(variable) if variable else sys.executable
 
 
-def _ours(name: str, tokens: list[str]) -> dict[str, float] | None:
+def _ours(name: str, demo: Path | None, tokens: list[str]) -> dict[str, float] | None:
+    model: list[str] = []
+    if name in FILES:
+        script = str(Path(__file__).with_name("inference_peers.py"))
+        command = [str(_python(name)), script, "requantized", str(demo), FILES[name]]
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        if made.returncode:
+            print(f"{name} failed: {made.stderr.strip()[-300:]}")
+            return None
+        model = [made.stdout.strip().splitlines()[-1]]
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [sys.executable, "-m", "acclimate", "bench", *OURS[name], "--json", file.name]
+        command = [sys.executable, "-m", "acclimate", "bench", *model, *OURS[name], "--json", file.name]
         command += ["--prompt-tokens", tokens[0], "--new-tokens", tokens[1]]
         command += ["--sequences", tokens[2]]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)

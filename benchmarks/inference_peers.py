@@ -2,6 +2,7 @@
 
 python inference_peers.py PEER MODEL_FOLDER GGUF_FILE PROMPT_TOKENS NEW_TOKENS SEQUENCES
 python inference_peers.py requantize GGUF_FILE FORMAT NEW_FILE
+python inference_peers.py requantized GGUF_FILE FORMAT    prints the path of one in the temporary folder
 
 Prints one JSON object with tokens per second, all sequences together, and the peak memory. Several sequences
 share the prompt's tokens. It imports nothing of acclimate, which these environments lack.
@@ -216,6 +217,9 @@ def main() -> None:
     peer, folder, gguf = sys.argv[1:4]
     if peer == "requantize":
         requantize(folder, gguf, Path(sys.argv[4]))
+        return
+    if peer == "requantized":
+        print(_requantized(folder, gguf))
         return
     prompt_tokens, new_tokens, sequences = (int(argument) for argument in sys.argv[4:])
 

@@ -89,6 +89,14 @@ def test_every_linear_module_and_the_embedding_of_a_quantised_model_are_packed(q
     assert all(parameter.dim() == 1 for parameter in quantised.parameters())
 
 
+def test_weights_too_small_for_huge_pages_of_their_own_share_some(quantised: Any, tmp_path: Path) -> None:
+    path = write_tiny_gguf("gemma3", tmp_path / "model.gguf", gguf.GGMLQuantizationType.Q4_0)
+    for model in (quantised, acclimate.init_inference(path)):
+        packed = [module.packed.data for module in model.modules() if hasattr(module, "packed")]
+        assert len(packed) > 4
+        assert len({data.untyped_storage().data_ptr() for data in packed}) == 1
+
+
 def test_tied_embedding_and_head_share_one_quantised_table(tmp_path: Path) -> None:
     path = write_tiny_gguf("gemma3", tmp_path / "model.gguf")
     model = acclimate.init_inference(path, quantize="int8")

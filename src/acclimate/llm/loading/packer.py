@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from acclimate.errors import CorruptModelError, OpBuildError, QuantizationError, WeightError, excerpt
+from acclimate.host.huge_pages import SharedPages
 
 if TYPE_CHECKING:
     import torch
@@ -94,6 +95,8 @@ class Packer:
     """What no format holds exactly, by its kind in the files."""
     _sensitive: dict[str, str] = field(default_factory=dict)
     """The weights that get another format than ``format``, by name."""
+    _pages: SharedPages = field(default_factory=SharedPages)
+    """Where weights are that are too small for huge pages of their own."""
 
     def find_sensitive(self, model: torch.nn.Module) -> None:
         """Chooses more bits for the parameters of a whole model that lose too much accuracy in ``int4``.
@@ -144,6 +147,7 @@ class Packer:
         if made is None:
             return False
         made = made.to(device)
+        made = replace(made, data=self._pages.move(made.data))
         for module, _ in part.places:
             hold(module, made, part.shard.dtype, device)
         self.packed[made.format] += 1
@@ -167,7 +171,9 @@ class Packer:
         made = self._stacked(part, is_turned)
         if made is None:
             return False
-        hold_stack(module, leaf, made.to(device), part.shard.dtype, device)
+        made = made.to(device)
+        made = replace(made, data=self._pages.move(made.data))
+        hold_stack(module, leaf, made, part.shard.dtype, device)
         self.packed[made.format] += 1
         return True
 
