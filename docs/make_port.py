@@ -36,9 +36,12 @@ acclimate port repo/ --report out.html   # also shows what edits that need --uns
   branch written for CUDA, or differs on a host; the tool prints which and how. No edit changes a result on CUDA.
 - A test keeps its result on a host, except where the program would exit there: `assert torch.cuda.is_available()` is
   lifted, and unsafe. If the file has its own code for a device, that device keeps it.
-- A search for missing CUDA, `device == "cuda" and not torch.cuda.is_available()`, stays whole, with the list that it guards.
-- A device's name given to a library that is not torch's stays, or is unsafe.
-- Edits that must go together, such as a branch on the device and the pinning in it, are made together or not at all.
+- A search for missing CUDA, `device == "cuda" and not torch.cuda.is_available()`, stays whole, with the list that it
+  guards, and a device that it would not find on a host any more is unsafe.
+- A device's name given to a library that is not torch's stays, or is unsafe, also through methods of the file.
+- Edits that must go together are made together or not at all: all parts of a condition, a branch on the device and the
+  pinning in it, a test and the code that it decides about through a flag, a parameter or a loop.
+- A report about CUDA ("CUDA available?") and a condition about a library of NVIDIA's stay.
 - Tests that decide about moving or wrapping the same object are one decision, with the code after an early return.
 - What torch turns off without CUDA stays off on a host: autocast, `GradScaler`, and the seeds of CUDA's generators.
 - A function or module that asks for the accelerator often names it once: `acc = get_accelerator()`.

@@ -15,7 +15,7 @@ import transformers
 from tiny_models import save_tiny_model
 
 import acclimate
-from acclimate.llm.decode import cache, company
+from acclimate.llm.decode import cache, company, native
 from acclimate.llm.decode.company import Company, in_company
 from acclimate.llm.decode.loop import lean_decoder
 
@@ -214,3 +214,74 @@ def test_an_error_in_one_text_ends_only_that_text(tiny_folder: Path) -> None:
     assert lean is not None
     assert lean.native is not None
     assert not lean.native.company._seats
+
+
+def test_a_long_prompt_is_read_between_the_steps_of_others(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "_READ_TOGETHER", 16)
+    model = acclimate.init_inference(str(tiny_folder), dtype="bfloat16")
+    lean = lean_decoder(model)
+    assert lean is not None
+    assert lean.native is not None
+    if not lean.native.prefills:
+        pytest.skip("this processor's prompts are read by torch")
+    long = torch.arange(100)[None]  # 7 parts
+    events: list[str] = []
+
+    class Listener:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def put(self, value: Any) -> None:
+            events.append(self.name)
+
+        def end(self) -> None: ...
+
+    def write(name: str, ids: torch.Tensor, tokens: int, **options: Any) -> list[int]:
+        made = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False,
+            eos_token_id=None, streamer=Listener(name), **options,
+        )  # fmt: skip
+        found: list[int] = made[0].tolist()
+        return found
+
+    alone = write("alone", long, 5)
+    found: dict[str, list[int]] = {}
+    done = threading.Event()
+
+    class IsDone(transformers.StoppingCriteria):  # type: ignore[misc]
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
+            return torch.full((len(input_ids),), done.is_set())
+
+    def keep_writing() -> None:
+        with in_company():
+            write("short", torch.tensor([PROMPTS[0]]), 20_000, stopping_criteria=[IsDone()])
+
+    def read_long() -> None:
+        with in_company():
+            found["long"] = write("long", long, 5)
+
+    others = threading.Thread(target=keep_writing)
+    others.start()
+    wait_until(lambda: events.count("short") > 5)
+    run = native.NativeStep._run
+
+    def run_longer(self: native.NativeStep, tokens: torch.Tensor, *rest: Any) -> None:
+        """Takes as long as a part of 512 tokens: the other text has its next token meanwhile."""
+        run(self, tokens, *rest)
+        if tokens.numel() == 16:
+            events.append("part")
+            wait_until(lambda: any(seat.token is not None for seat in lean.native.company._seats))
+
+    monkeypatch.setattr(native.NativeStep, "_run", run_longer)
+    reader = threading.Thread(target=read_long)
+    reader.start()
+    reader.join()
+    done.set()
+    others.join()
+    between = events[events.index("part") :]
+    between = between[: between.index("long")]
+    assert between.count("part") == 6
+    assert between.count("short") >= 5
+    assert found["long"] == alone

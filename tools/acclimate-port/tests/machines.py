@@ -270,7 +270,8 @@ class Machine:
             version=types.SimpleNamespace(cuda="12.8" if has_cuda else None, hip=None),
             amp=types.SimpleNamespace(GradScaler=scaler, autocast=autocast), autocast=autocast,
             nn=types.SimpleNamespace(Module=Tensor), is_tensor=lambda x: isinstance(x, Tensor),
-            manual_seed=self.record("seed the host"), bfloat16="bfloat16", float16="float16", float32="float32",
+            manual_seed=self.record("seed the host"), is_autocast_enabled=lambda kind: self.autocasts.get(kind, False),
+            bfloat16="bfloat16", float16="float16", float32="float32",
             ones=make, empty=make, zeros=make, ones_like=make, randn=make, OutOfMemoryError=MemoryError,
         )  # fmt: skip
         return made

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from acclimate_port.engine import Settings, port_text
+import itertools
+import textwrap
+
+import pytest
+
+from acclimate_port.engine import Ported, Settings, Status, port_text
+from machines import Machine, Outcome, Tensor, run
+
+BOTH = pytest.mark.parametrize("target", ["acclimate", "torch"])
 
 
 def ported_once_for_all(source: str, target: str) -> str:
@@ -11,3 +19,51 @@ def ported_once_for_all(source: str, target: str) -> str:
     once = port_text(source, settings).text
     assert port_text(once, settings).text == once
     return once
+
+
+def program(body: str, head: str = "import torch") -> str:
+    """A program with one function; ``x`` and ``y`` are tensors on the host, ``model`` is something else."""
+    return f"{head}\n\n\ndef f(x, y: torch.Tensor, model, flag, other, device):\n{textwrap.indent(textwrap.dedent(body).strip(), '    ')}\n"
+
+
+def outcome(source: str, machine: str, flag: bool, other: bool, device: str) -> Outcome:
+    kind = Machine(machine).type
+    given = {
+        **dict.fromkeys(("x", "y", "model"), lambda here: Tensor(here, "cpu")),
+        "flag": flag,
+        "other": other,
+        "device": lambda here: here.torch().device(kind if device == "own" else "cpu"),
+    }
+    call = "f(x, y, model, flag, other, device)" if "def f(" in source else ""
+    return run(source, machine, call, given)
+
+
+def differing(before: str, after: str) -> list[str]:
+    """The cases in which a ported program does something else."""
+    found = []
+    for flag, other, device in itertools.product((False, True), (False, True), ("own", "cpu")):
+        case = (flag, other, device)
+        for machine in ("CUDA", "HOST"):
+            old, new = outcome(before, machine, *case), outcome(after, machine, *case)
+            if not old.error and old != new:
+                found.append(f"{machine} {case}: {old} became {new}")
+        on_cuda, unported = outcome(before, "CUDA", *case), outcome(before, "OTHER", *case)
+        new = outcome(after, "OTHER", *case)
+        if not on_cuda.error and new.renamed("OTHER") != on_cuda and new != unported:
+            found.append(f"OTHER {case}: {unported} became {new}")
+    return found
+
+
+def check(source: str, target: str, *, changed: bool | None = None) -> Ported:
+    """Ports a program without unsafe edits, runs it, and returns what ``--unsafe`` would do."""
+    safe, unsafe = (port_text(source, Settings(target, unsafe=both)) for both in (False, True))
+    assert not differing(source, safe.text), safe.text
+    for ported, both in ((safe, False), (unsafe, True)):
+        assert port_text(ported.text, Settings(target, unsafe=both)).text == ported.text
+    if changed is not None:
+        assert (safe.text != source) == changed, safe.text
+    return unsafe
+
+
+def reasons(ported: Ported) -> str:
+    return "; ".join(site.reason for site in ported.sites if not site.safe or site.status is Status.LEFT)

@@ -11,6 +11,7 @@
 #include <climits>
 #include <cstring>
 
+#include "../../ops/csrc/processors.h"
 #include "../../ops/csrc/relax.h"
 #include "placement.h"
 
@@ -29,6 +30,9 @@ constexpr microseconds kLongYield{200};
 // For this long after such a yield, waits do not yield: the scheduler lets a thread that sleeps run again
 // soon, but not one that yields.
 constexpr milliseconds kCrowdLasts{100};
+
+// How often a rank moves away from the processor of one that it waits for.
+constexpr milliseconds kBetweenMoves{2};
 
 const char* const kUnusable = " This group cannot be used any more: destroy it.";
 
@@ -174,10 +178,24 @@ bool Group::shares_processor_with(int rank) const {
   return here != 0 && layout_.lines(rank).processor.load(std::memory_order_relaxed) == here;
 }
 
+// Moves this rank to another processor, now and then; returns whether it did.
+bool Group::move_from_others() {
+  const auto now = Clock::now();
+  if (now < next_move_) return false;
+  next_move_ = now + kBetweenMoves;
+  const int here = sched_getcpu();
+  acclimate::move_away(0, here);
+  publish_processor();
+  return sched_getcpu() != here;
+}
+
 void Group::await(int rank, std::atomic<uint64_t>& stamp) {
   if (stamp.load(std::memory_order_acquire) >= round_) return;
   // Other work can leave ranks on one processor, where each wait would take as long as a rank spins.
-  const bool is_beside = has_spare_cores_ && shares_processor_with(rank);
+  bool is_beside = has_spare_cores_ && shares_processor_with(rank);
+  if (is_beside && rank_ > rank) {
+    is_beside = !move_from_others();
+  }
   const int spins = is_beside ? 0 : patience_->spins;
   for (int i = 0; i < spins; i++) {
     if (stamp.load(std::memory_order_acquire) >= round_) return;

@@ -105,6 +105,7 @@ class Group {
   }
   void await(int rank, std::atomic<uint64_t>& stamp);
   void publish_processor();
+  bool move_from_others();
   bool shares_processor_with(int rank) const;
   void await_slowly(int rank, std::atomic<uint64_t>& stamp, bool may_yield);
   void sleep_until_published(int rank, std::atomic<uint64_t>& stamp, Clock::time_point deadline);
@@ -124,6 +125,7 @@ class Group {
   Patience foreground_;
   Patience background_;
   Crowd crowd_;
+  Clock::time_point next_move_{};
   unsigned forks_;
   pid_t process_;
 

@@ -78,18 +78,19 @@ class Company:
         self._starts: list[int] = []
         self._is_busy = False
         self._readers = 0
+        self._is_steps_turn = False  # a part of a prompt has been read since the last step
         self._ended_at = self._took = 0.0
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Reads a prompt in the ``with`` block, between two steps. Readers go first.
+        """Reads a part of a prompt in the ``with`` block. Parts and steps take turns.
 
         Native code runs one call after the other. Without this, a thread that steps could keep others waiting
-        until its text ends.
+        until its text ends, and a long prompt would hold up all texts.
         """
         with self._changed:
             self._readers += 1
-            self._changed.wait_for(lambda: not self._is_busy)
+            self._changed.wait_for(lambda: not self._is_busy and not self._step_is_due())
             self._is_busy = True
         try:
             yield
@@ -97,8 +98,12 @@ class Company:
             with self._changed:
                 self._readers -= 1
                 self._is_busy = False
+                self._is_steps_turn = True
                 self._ended_at = time.perf_counter()
                 self._changed.notify_all()
+
+    def _step_is_due(self) -> bool:
+        return self._is_steps_turn and any(seat.token is not None for seat in self._seats)
 
     def join(self, step: NativeStep) -> Seat:
         """Returns a seat for a text whose prompt has been read."""
@@ -130,8 +135,7 @@ class Company:
             seat.token, seat.wants_logits = token, wants_logits
             self._changed.notify_all()
             while seat.made is None and not self._may_start():
-                is_free = not self._is_busy and self._readers == 0
-                self._changed.wait(self._patience() if is_free else None)
+                self._changed.wait(self._patience() if self._is_free() else None)
             if seat.made is None:
                 self._is_busy = True
                 riders = [other for other in self._seats if other.token is not None]
@@ -144,8 +148,11 @@ class Company:
         found: Tensor = made
         return found
 
+    def _is_free(self) -> bool:
+        return not self._is_busy and (self._readers == 0 or self._is_steps_turn)
+
     def _may_start(self) -> bool:
-        if self._is_busy or self._readers > 0:
+        if not self._is_free():
             return False
         # A text that misses a step is not waited for until it is back.
         awaited = any(seat.token is None and seat in self._together for seat in self._seats)
@@ -175,7 +182,7 @@ class Company:
         with self._changed:
             for rider, answer in zip(riders, answers, strict=True):
                 rider.token, rider.made = None, answer
-            self._is_busy = False
+            self._is_busy = self._is_steps_turn = False
             self._ended_at = time.perf_counter()
             self._took = self._ended_at - began
             self._changed.notify_all()
@@ -236,7 +243,8 @@ def seated(step: NativeStep, native: NativeDecoder, *, keeps_cache: bool) -> Ite
 
 
 def reading(native: NativeDecoder | None) -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which to read a prompt: between others' steps, if this thread is in company."""
+    """Returns a context in which to read a part of a prompt: between others' steps, if this thread is in
+    company."""
     company = None if native is None else _company_of(native)
     return contextlib.nullcontext() if company is None else company.reading()
 

@@ -7,6 +7,7 @@ transformers' ``generate`` prepares the run, and its ``_sample`` then computes t
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -101,11 +102,8 @@ def lean_sample(
         if is_callers:  # it gets the text's keys and values, however the text ends
             at_the_end.callback(lambda: None if step is None else step.cache.give(given))
         with reading(lean.native):
-            step = lean.begin(starts, room, given, gives_back=is_callers)
-            if isinstance(step, NativeStep):
-                found = step.read(input_ids[:, step.cache.length :], likeliest=chooser.takes_likeliest)
-                chosen = found if chooser.takes_likeliest else chooser.choose(tokens, found)
-            else:
+            step = reader = lean.begin(starts, room, given, gives_back=is_callers)
+            if reader is None:
                 outputs = model._prefill(input_ids, generation_config, inputs, is_first_iteration=True)
                 step = lean.go_on(
                     outputs.past_key_values, starts, input_ids.shape[1], room, gives_back=is_callers
@@ -114,6 +112,13 @@ def lean_sample(
                 del outputs, inputs
                 check_logits(logits.amax(-1), model.dtype)
                 chosen = chooser.choose(tokens, logits)
+        if reader is not None:
+            found = reader.read(
+                input_ids[:, reader.cache.length :],
+                likeliest=chooser.takes_likeliest,
+                turn=functools.partial(reading, lean.native),
+            )
+            chosen = found if chooser.takes_likeliest else chooser.choose(tokens, found)
         if isinstance(step, NativeStep) and lean.native is not None:
             step = at_the_end.enter_context(seated(step, lean.native, keeps_cache=is_callers))
         _write(step, chosen, tokens, chooser, ends, streamer, watch)

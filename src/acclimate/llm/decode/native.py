@@ -127,20 +127,34 @@ class NativeStep:
         check_logits(largest, self._native.decoder.dtype)
         return best
 
-    def read(self, prompt: Tensor, *, likeliest: bool) -> Tensor:
-        """Reads the tokens of a prompt, batch x length.
+    def read(
+        self,
+        prompt: Tensor,
+        *,
+        likeliest: bool,
+        turn: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> Tensor:
+        """Reads the tokens of a prompt, batch x length, in parts.
+
+        Args:
+            prompt: the tokens.
+            likeliest: what to return.
+            turn: a context in which a part is read.
 
         Returns:
             For the last token of each sequence, the token with the largest logit or the logits.
         """
         batch, length = prompt.shape
         together = max(_READ_TOGETHER // batch, 1)
-        # In parts, so that Python handles signals in between and little memory is needed.
+        # Python handles signals between parts, others take steps, and little memory is needed.
         last = (length - 1) // together * together
         for first in range(0, last, together):
-            self._run(prompt[:, first : first + together], self._no_logits, self._no_best, self._no_logits)
+            part = prompt[:, first : first + together]
+            with turn():
+                self._run(part, self._no_logits, self._no_best, self._no_logits)
         rest = prompt[:, last:]
-        return self.likeliest(rest) if likeliest else self(rest)
+        with turn():
+            return self.likeliest(rest) if likeliest else self(rest)
 
     def _run(self, tokens: Tensor, logits: Tensor, best: Tensor, largest: Tensor) -> None:
         cache = self.cache

@@ -20,10 +20,13 @@ from acclimate_port.conditions.branches import (
     branches_of_result,
     code_passed,
     controlled_quietly,
+    values_before_fallback,
     where_true,
 )
+from acclimate_port.conditions.cuda_only import flag_for_others
 from acclimate_port.conditions.first_use import reason_against_counting
 from acclimate_port.conditions.local_imports import reason_without_value
+from acclimate_port.conditions.missing_cuda import reason_against_host
 from acclimate_port.conditions.placements import Placements, outermost_function, sharing
 from acclimate_port.conditions.probes import CAUGHT, is_probe
 from acclimate_port.conditions.proofs import (
@@ -38,6 +41,7 @@ from acclimate_port.conditions.proofs import (
     verdict,
     whole_value,
 )
+from acclimate_port.conditions.statements import is_for_older_torch
 from acclimate_port.conditions.worlds import TooComplexError
 from acclimate_port.dataflow.sources import listed_devices
 from acclimate_port.new_code.edits import Edit, clash, render, render_within
@@ -52,7 +56,7 @@ from acclimate_port.source_file import SourceFile
 
 _INDEX = rb"(?:\d|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
 _HINTS = re.compile(
-    rb"cuda|nccl|cudnn|SyncBatchNorm|sync_batchnorm|DataParallel|\bdata_parallel\(|pin_memory|device_ids?\b|op_builder|autocast_(?:gpu|enabled)|\.to\(\s*"
+    rb"cuda|nccl|cudnn|cpp_extension|SyncBatchNorm|sync_batchnorm|DataParallel|\bdata_parallel\(|pin_memory|device_ids?\b|op_builder|autocast_(?:gpu|enabled)|\.to\(\s*"
     + _INDEX
     + rb"|device\s*[=(]\s*"
     + _INDEX,
@@ -313,6 +317,9 @@ def _without_vendor_code(file: SourceFile, finding: Finding) -> Finding:
         reason = "it guards CUTLASS kernels, which only NVIDIA GPUs run"
     if reason:
         return dataclasses.replace(finding, outcome=Outcome.LEFT, reason=reason, safe=True, edits=())
+    if finding.outcome is Outcome.CONVERT and is_for_older_torch(file, node):
+        reason = "the branch is for an older torch, which lacks what an edit would use"
+        return finding.rule.exempt(file, node, reason, finding.claims)
     if finding.outcome is Outcome.CONVERT and is_assigned(file, node) and file.tree.qualified(node):
         return finding.rule.left(file, node, "the program assigns to this name of torch.cuda", finding.claims)
     if finding.outcome is Outcome.CONVERT and file.torchscript.holds(node) and _asks(file, finding):
@@ -327,13 +334,37 @@ def _without_vendor_code(file: SourceFile, finding: Finding) -> Finding:
 
 _USE_DEVICE = {"ACC101", "ACC102", "ACC201", "ACC205", "ACC206", "ACC301", "ACC304"}
 """Rules for code that may use a device, and raises if there is none."""
+_DEVICES = {"device-string", "device-format", "device-object", "integer-device"}
+"""Rules for devices that something else uses."""
+_LOOK_UP = {
+    *(
+        "ACC201",
+        "ACC202",
+        "ACC203",
+        "ACC205",
+        "ACC206",
+        "ACC301",
+        "ACC304",
+        "ACC401",
+        "ACC402",
+        "ACC501",
+        "ACC506",
+    ),
+}
+"""Rules whose edits look up the accelerator where the code before does not, or not by itself."""
 
 
 def _unsafe_by_place(file: SourceFile, finding: Finding) -> Finding:
     """The finding, unsafe where the program catches the error, or where it is too early to count devices."""
     if finding.outcome is not Outcome.CONVERT or not finding.safe or finding.node is None:
         return finding
-    reason = reason_against_counting(file, finding.node) if _asks(file, finding) else ""
+    is_device = finding.rule.name in _DEVICES
+    is_lookup = finding.rule.code in _LOOK_UP
+    reason = ""
+    if _asks(file, finding):
+        reason = reason_against_counting(file, finding.node, is_device=is_device, is_lookup=is_lookup)
+    if not reason and is_device:
+        reason = reason_against_host(file, finding.node)
     if not reason and finding.rule.code in _USE_DEVICE and is_probe(file, finding.node):
         reason = CAUGHT
     return dataclasses.replace(finding, safe=False, reason=reason) if reason else finding
@@ -359,6 +390,7 @@ def _decide(file: SourceFile, findings: list[Finding], settings: Settings) -> li
         decision.beside += _decided_by_result(file, decisions, index)
         decision.beside += _autocasts_inside(file, decisions, index)
     _join_placements(file, decisions)
+    _join_conditions(file, decisions)
     _leave_overlapping(file, decisions)
     changed = True
     while changed:
@@ -492,12 +524,21 @@ def _decided_by_result(file: SourceFile, decisions: _Decisions, index: int) -> l
     finding = decisions[index].finding
     if not _is_test(file, finding):
         return []
-    return [
+    decided = controlled_quietly(file, finding.node)
+    replaced = values_before_fallback(file, finding.node)
+    if decisions[index].safe and any(_keeps_device(file, place, decisions) for place in replaced):
+        decisions[index].safe = False
+        decisions[index].reason = "its branch replaces a CUDA device that no rule converts"
+    found = [
         other
-        for body in controlled_quietly(file, finding.node)
-        for other in decisions.within(body)
+        for place in (*decided, *replaced)
+        for other in decisions.within(place)
         if other != index and _counts(decisions[other])
     ]
+    if not found and decisions[index].safe and (flag := flag_for_others(file, finding.node)):
+        decisions[index].safe = False
+        decisions[index].reason = f"nothing in this file shows what `{flag}`, which says CUDA, decides"
+    return found
 
 
 def _autocasts_inside(file: SourceFile, decisions: _Decisions, index: int) -> list[int]:
@@ -548,6 +589,19 @@ def _join_placements(file: SourceFile, decisions: _Decisions) -> None:
         function = outermost_function(file, decisions[index].finding.node or file.tree.module)
         if not functions and function in moving:
             decisions[index].beside.append(moving[function])
+
+
+def _join_conditions(file: SourceFile, decisions: _Decisions) -> None:
+    """Joins the edits of each condition, which are made together or not at all."""
+    members: dict[int, list[int]] = defaultdict(list)
+    for index, decision in enumerate(decisions):
+        node = decision.finding.node if decision.finding.edits else None
+        whole = whole_value(file, node, of_choice=False) if node is not None else None
+        if isinstance(whole, (cst.BooleanOperation, cst.UnaryOperation, cst.Comparison)):
+            members[id(whole)].append(index)
+    for joined in members.values():
+        for one, other in _pairs(joined):
+            decisions[one].needs.append(other)
 
 
 def _pairs(members: list[int]) -> list[tuple[int, int]]:
@@ -683,16 +737,22 @@ def _follow(file: SourceFile, decision: _Decision, need: _Decision) -> bool:
         return False
     root = need.root
     if need.status is Status.LEFT:
-        line = file.tree.line(root.finding.place.start)
         decision.status, decision.cause = Status.LEFT, root
-        decision.reason = f"line {line}, which must be edited with it, stays as it is"
+        decision.reason = f"{_place_of(file, root, decision)}, which must be edited with it, stays as it is"
         return True
     if decision.safe and not need.safe:
-        line = file.tree.line(root.finding.place.start)
         decision.safe, decision.cause = False, root
-        decision.reason = f"it must be edited with line {line}: {root.reason}"
+        decision.reason = f"it must be edited with {_place_of(file, root, decision)}: {root.reason}"
         return True
     return False
+
+
+def _place_of(file: SourceFile, one: _Decision, beside: _Decision) -> str:
+    """How to name the code of a decision in the reason of another: its line, or its text on the same line."""
+    line = file.tree.line(one.finding.place.start)
+    if line != file.tree.line(beside.finding.place.start):
+        return f"line {line}"
+    return f"`{_shortened(file.tree.source(one.finding.place))}`"
 
 
 def _stay_beside(file: SourceFile, decision: _Decision, other: _Decision) -> bool:
@@ -701,10 +761,9 @@ def _stay_beside(file: SourceFile, decision: _Decision, other: _Decision) -> boo
         return False
     if other.status is Status.LEFT or (other.status is Status.CONVERTED and not other.safe):
         root = other.root
-        line = file.tree.line(root.finding.place.start)
         kept = "stays as it is" if root.status is Status.LEFT else f"is unsafe: {root.reason}"
         decision.safe, decision.cause = False, root
-        decision.reason = f"line {line}, which relies on the same device, {kept}"
+        decision.reason = f"{_place_of(file, root, decision)}, which relies on the same device, {kept}"
         return True
     return False
 
@@ -779,7 +838,7 @@ def _head(file: SourceFile, applied: list[_Decision]) -> list[Edit]:
         alias = "" if file.accelerator == "get_accelerator" else f" as {file.accelerator}"
         imports.append(f"from acclimate import get_accelerator{alias}")
     uses_torch = uses_helper or uses_wrapper or any(torch in part for _, part in texts)
-    if file.needs_torch_import and uses_torch:
+    if file.needs_torch_import and uses_torch and not file.imports_torch_in_functions:
         imports.append("import torch")
     helpers = [file.helper_text] if uses_helper and file.needs_helper else []
     helpers += [file.on_any_device_text] if uses_wrapper and file.needs_on_any_device else []
@@ -793,19 +852,24 @@ def _head(file: SourceFile, applied: list[_Decision]) -> list[Edit]:
 
 def _site(file: SourceFile, decision: _Decision) -> Site:
     place = decision.finding.place
-    text = " ".join(file.tree.source(place).split())
     rule = decision.finding.rule
     return Site(
         rule.code,
         rule.name,
         file.tree.line(place.start),
         file.tree.column(place.start),
-        text if len(text) <= 80 else f"{text[:79]}…",
+        _shortened(file.tree.source(place)),
         decision.status,
         decision.safe,
         decision.reason,
         _lines_after(file, decision.finding) if decision.status is Status.UNSAFE else "",
     )
+
+
+def _shortened(text: str) -> str:
+    """A text on one line of at most 80 characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= 80 else f"{line[:79]}…"
 
 
 def _lines_after(file: SourceFile, finding: Finding) -> str:

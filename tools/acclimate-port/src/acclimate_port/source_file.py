@@ -16,7 +16,7 @@ from acclimate_port.new_code.targets import AcclimateTarget, Target, TorchTarget
 from acclimate_port.source.kernels import Kernels
 from acclimate_port.source.survey import Survey, survey
 from acclimate_port.source.torchscript import TorchScript
-from acclimate_port.source.tree import Span, Tree, called_name, dotted, string_value, walk
+from acclimate_port.source.tree import Span, Tree, called_name, dotted, positional, string_value, walk
 from acclimate_port.source.values import Values
 from acclimate_port.source.vendor_code import VendorCode
 from acclimate_port.source.vendors import kinds_in
@@ -30,7 +30,10 @@ _HOME_OF_ACCELERATOR = {
     "deepspeed.get_accelerator": True,
     "deepspeed.accelerator.real_accelerator.get_accelerator": True,
 }
+_ASK_FOR_DEVICES = {"torch.cuda.is_available", "torch.accelerator.is_available"}
 _USE_DEVICES = {"cuda", "to", "device_count"}
+_STARTS_PROGRAM = re.compile(r"(^|_)(main|run|train|test|cli|app|launch|fire)($|_)", re.IGNORECASE)
+_CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
 _LONGEST_NAME = 40
 """A longer string is prose or a program."""
 
@@ -57,9 +60,9 @@ class SourceFile:
         compiles_all: bool = False,
     ) -> None:
         self.tree = Tree(text)
-        self.values = Values(self.tree)
         self.kernels = Kernels(self.tree)
         self.survey = known or Survey()
+        self.values = Values(self.tree, self.survey.is_module)
         self.torchscript = TorchScript(self.tree, self.survey.compiled, compiles_all)
         self.vendor_code = VendorCode(self.tree)
         self.goes_to_device: dict[cst.CSTNode, bool] = {}
@@ -68,10 +71,14 @@ class SourceFile:
         """Results of ``conditions/class_tests.py`` for the blocks that it read."""
         self.compared: dict[Hashable, list[Any] | None] = {}
         """Results of ``conditions/proofs.py`` for the texts that it compared; ``None``: too complex."""
+        self.missing_cuda: dict[int, int] | None = None
+        """Results of ``conditions/missing_cuda.py``."""
         self.is_build_script = is_build_script
         self.is_package_init = is_package_init
         self.torch = self._module_name("torch") or "torch"
         self.needs_torch_import = self._module_name("torch") is None
+        self.imports_torch_in_functions = self.needs_torch_import and self._imports_in_functions("torch")
+        """Whether torch is imported where it is needed, so that the file can be imported without it."""
         self.accelerator, self.accelerator_is_deepspeed, self.needs_import = self._accelerator_name()
         self.helper, self.needs_helper = self._helper_name()
         self.on_any_device, self.needs_on_any_device = self._wrapper_name()
@@ -80,6 +87,15 @@ class SourceFile:
             if target == "acclimate"
             else TorchTarget(self.torch, self.helper)
         )
+
+    def _imports_in_functions(self, package: str) -> bool:
+        """Whether the file imports a package, and only in functions."""
+        found: list[cst.CSTNode] = [
+            *(one for one in self.tree.of_type(cst.ImportFrom) if not one.relative),
+            *self.tree.of_type(cst.Import),
+        ]
+        own = [one for one in found if self.tree.source(one).split()[1].partition(".")[0] == package]
+        return bool(own) and all(self.tree.function(one) is not None for one in own)
 
     def _module_name(self, module: str) -> str | None:
         for statement in self.module_imports:
@@ -124,7 +140,10 @@ class SourceFile:
     @property
     def helper_text(self) -> str:
         """The source of the function that returns the device type, with this file's names."""
-        return self._spelled(ACCELERATOR_TYPE)
+        text = ACCELERATOR_TYPE
+        if self.imports_torch_in_functions:
+            text = text.replace("    accelerator = torch.", "    import torch\n\n    accelerator = torch.")
+        return self._spelled(text)
 
     @property
     def on_any_device_text(self) -> str:
@@ -199,6 +218,15 @@ class SourceFile:
         ]
 
     @cached_property
+    def options(self) -> dict[str, list[cst.Call]]:
+        """The calls that define each option of a command line: ``add_argument("--device")``."""
+        found: dict[str, list[cst.Call]] = defaultdict(list)
+        for call in self.tree.of_type(cst.Call):
+            for argument in positional(call) if called_name(call) == "add_argument" else ():
+                found[(string_value(argument.value) or "").lstrip("-").replace("-", "_")].append(call)
+        return found
+
+    @cached_property
     def exported(self) -> set[str]:
         """The names in ``__all__``."""
         found: set[str] = set()
@@ -212,9 +240,14 @@ class SourceFile:
         """The import statements that the module itself runs, in order, also those in blocks."""
         found: list[cst.Import | cst.ImportFrom] = []
         for node in _walk_outside_functions(self.tree.module):
-            if isinstance(node, (cst.Import, cst.ImportFrom)):
+            if isinstance(node, (cst.Import, cst.ImportFrom)) and not self._is_for_types(node):
                 found.append(node)
         return found
+
+    def _is_for_types(self, statement: cst.CSTNode) -> bool:
+        """Whether an import is for annotations alone: ``if TYPE_CHECKING:``."""
+        around = (one for one in self.tree.ancestors(statement) if isinstance(one, cst.If))
+        return any(dotted(one.test).rpartition(".")[2] == "TYPE_CHECKING" for one in around)
 
     @cached_property
     def imports_build_tools(self) -> bool:
@@ -230,18 +263,86 @@ class SourceFile:
     # -- positions -----------------------------------------------------------------------------------
 
     def runs_at_import(self, node: cst.CSTNode) -> bool:
-        """Whether a node is evaluated when the module is imported."""
-        return self.tree.function(node) is None
+        """Whether a node is evaluated when the module is imported or run."""
+        function = self.tree.function(node)
+        return function is None or id(function) in self._calls_at_import
+
+    def is_of_program(self, node: cst.CSTNode) -> bool:
+        """Whether a node is in ``if __name__ == "__main__":``, which an import does not run."""
+        around = (one for one in self.tree.ancestors(node) if isinstance(one, cst.If))
+        return any("__name__" in self.tree.source(one.test) for one in around)
 
     @cached_property
     def uses_devices_at_import(self) -> bool:
-        """Whether the module itself uses a device, or counts the devices, when it is imported or run."""
-        calls = (node for node in _walk_outside_functions(self.tree.module) if isinstance(node, cst.Call))
+        """Whether importing or running the module uses a device, or counts the devices, in any case."""
+        of_module = [node for node in _walk_outside_functions(self.tree.module) if isinstance(node, cst.Call)]
+        always = [
+            call for called in self._calls_at_import.values() for call in called if self._is_plain(call)
+        ]
         return any(
             called_name(call) in _USE_DEVICES
             or (self.tree.qualified(call.func) or "").startswith("torch.cuda.")
-            for call in calls
+            for call in [*of_module, *always]
         )
+
+    def _is_plain(self, call: cst.Call) -> bool:
+        """Whether a function makes a call in any case, outside ``if`` and ``try``."""
+        for around in self.tree.ancestors(call):
+            if isinstance(around, (cst.FunctionDef, cst.Lambda)):
+                return True
+            if isinstance(around, (cst.If, cst.IfExp, cst.Try, cst.BooleanOperation)):
+                return False
+        return True
+
+    @cached_property
+    def _calls_at_import(self) -> dict[int, list[cst.Call]]:
+        """The functions that an import of the module runs, by their identity, and the calls that each makes.
+
+        ``config = Config()`` runs ``Config.__init__``. A program's ``main()`` is no part of an import.
+        """
+        by_function: dict[int, list[cst.Call]] = defaultdict(list)
+        for call in self.tree.of_type(cst.Call):
+            by_function[id(self.tree.function(call))].append(call)
+        waiting = [call for call in by_function[id(None)] if not self._runs_program(call)]
+        found: dict[int, list[cst.Call]] = {}
+        while waiting:
+            for function in self.functions_called(waiting.pop()):
+                if id(function) not in found:
+                    found[id(function)] = by_function[id(function)]
+                    waiting += found[id(function)]
+        return found
+
+    def _runs_program(self, call: cst.Call) -> bool:
+        """Whether a call of the module itself starts the program: ``main()``, or anything in its ``if``."""
+        is_start = _STARTS_PROGRAM.search(called_name(call) or "") is not None
+        return is_start or self.is_of_program(call)
+
+    def functions_called(self, call: cst.Call) -> list[cst.FunctionDef]:
+        """The functions of the file that a call runs; of a class, its constructor."""
+        owners: list[cst.CSTNode] = []
+        name, called = called_name(call) or "", call.func
+        if isinstance(called, cst.Name):
+            bound = [assignment.node for assignment in self.tree.assignments(called)]
+            owners = [one for one in bound if isinstance(one, cst.ClassDef)]
+            functions = [one for one in bound if isinstance(one, cst.FunctionDef)]
+            return [*functions, *(own for owner in owners for own in _defined(owner, *_CONSTRUCTORS))]
+        held = called.value if isinstance(called, cst.Attribute) else None
+        if isinstance(held, cst.Name) and held.value in ("self", "cls"):
+            around: list[cst.CSTNode] = [
+                one for one in self.tree.ancestors(call) if isinstance(one, cst.ClassDef)
+            ]
+            owners = around[:1]
+        elif isinstance(held, cst.Name):
+            owners = [one.node for one in self.tree.assignments(held) if isinstance(one.node, cst.ClassDef)]
+        return [
+            *(own for owner in owners for own in _defined(owner, name)),
+            *(
+                own
+                for owner in owners
+                for inner in _inner(owner, name)
+                for own in _defined(inner, *_CONSTRUCTORS)
+            ),
+        ]
 
     def is_guarded(self, node: cst.CSTNode) -> bool:
         """Whether a node runs only where a test of the device is true."""
@@ -265,13 +366,15 @@ class SourceFile:
 
     def tests_device(self, test: cst.CSTNode, depth: int = 3) -> bool:
         """Whether a condition is true only if there is a device other than the CPU."""
+        if isinstance(test, (cst.Name, cst.Attribute, cst.Subscript)) and self._is_cleared_before(test):
+            return True
         if isinstance(test, cst.Name) and depth:
             return self._holds_test(test, depth - 1)
         if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
             return self.tests_device(test.left, depth) or self.tests_device(test.right, depth)
         if isinstance(test, cst.Call):
             name = self.tree.qualified(test.func)
-            return name in ("torch.cuda.is_available", "torch.accelerator.is_available")
+            return name in _ASK_FOR_DEVICES
         if isinstance(test, cst.Comparison) and len(test.comparisons) == 1:
             right = test.comparisons[0]
             said = string_value(right.comparator) or string_value(test.left)
@@ -282,15 +385,79 @@ class SourceFile:
             return names_host and isinstance(right.operator, (cst.NotEqual, cst.NotIn))
         return isinstance(test, cst.Attribute) and test.attr.value == "is_cuda"
 
+    def _is_cleared_before(self, flag: cst.CSTNode) -> bool:
+        """Whether an earlier statement makes a flag false without a device.
+
+        ``if use_cuda and not torch.cuda.is_available(): use_cuda = False``, or without the first part.
+        """
+        if not self.clearings:
+            return False
+        text, at = self.tree.source(flag), self.tree.span(flag).start
+        clearings = [statement for statement in self.clearings if text in self.clearings[statement]]
+        last = next((one for one in self.tree.earlier_statements(flag) if one in clearings), None)
+        bound = self.tree.assignments(flag) if isinstance(flag, cst.Name) else ()
+        return last is not None and not any(
+            self.tree.span(last).end <= self.tree.span(one.node).start < at for one in bound
+        )
+
+    @cached_property
+    def clearings(self) -> dict[cst.CSTNode, list[str]]:
+        """The statements that make flags false without a device, with the flags."""
+        found: dict[cst.CSTNode, list[str]] = {}
+        for statement in self.tree.of_type(cst.If):
+            flags = [
+                self.tree.source(target.target)
+                for line in statement.body.body
+                for small in (line.body if isinstance(line, cst.SimpleStatementLine) else ())
+                if isinstance(small, cst.Assign) and dotted(small.value) == "False"
+                for target in small.targets
+            ]
+            if flags:
+                cleared = [flag for flag in flags if self._is_true_without_device(statement.test, flag)]
+                found |= {statement: cleared} if cleared else {}
+        return found
+
+    def _is_true_without_device(self, test: cst.BaseExpression, flag: str) -> bool:
+        """Whether a condition is true if there is no device and a flag is set."""
+        if isinstance(test, cst.BooleanOperation):
+            sides = [self._is_true_without_device(side, flag) for side in (test.left, test.right)]
+            return all(sides) if isinstance(test.operator, cst.And) else any(sides)
+        if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+            asked = test.expression.func if isinstance(test.expression, cst.Call) else test
+            return self.tree.qualified(asked) in _ASK_FOR_DEVICES
+        if isinstance(test, cst.Comparison) and len(test.comparisons) == 1:
+            target = test.comparisons[0]
+            return isinstance(target.operator, cst.Equal) and string_value(target.comparator) == "cpu"
+        return self.tree.source(test) == flag
+
     def bound_values(self, name: cst.Name) -> list[cst.BaseExpression | None]:
-        """What the file binds to a name; ``None`` for a parameter, a loop's variable and other bindings."""
+        """What the file binds to a name; ``None`` for a parameter, a loop's variable and other bindings.
+
+        The first of the names that share the parts of a text gets the text: ``a, b = device.split(":")``.
+        """
         values: list[cst.BaseExpression | None] = []
         for assignment in self.tree.assignments(name):
-            target = self.tree.parent(assignment.node)
+            at = self.tree.parent(assignment.node)
+            names = self.tree.parent(at) if isinstance(at, cst.Element) else None
+            is_first = isinstance(names, cst.Tuple) and names.elements[0] is at
+            target = self.tree.parent(names) if is_first and names is not None else at
             holder = self.tree.parent(target) if isinstance(target, cst.AssignTarget) else target
             is_value = isinstance(holder, (cst.Assign, cst.AnnAssign))
-            values.append(holder.value if is_value else None)  # type: ignore[union-attr]
+            value = holder.value if is_value else None  # type: ignore[union-attr]
+            values.append(None if is_first and isinstance(value, cst.Tuple) else value)
         return values
+
+    def returns(self, call: cst.Call) -> list[cst.Return]:
+        """The statements by which a called function of the file returns values."""
+        called = [one for one in self.functions_called(call) if one.name.value not in _CONSTRUCTORS]
+        return [one for function in called for one in self._returns[id(function)] if one.value is not None]
+
+    @cached_property
+    def _returns(self) -> dict[int, list[cst.Return]]:
+        found: dict[int, list[cst.Return]] = defaultdict(list)
+        for one in self.tree.of_type(cst.Return):
+            found[id(self.tree.function(one))].append(one)
+        return found
 
     def _holds_test(self, name: cst.Name, depth: int) -> bool:
         """Whether every value that a name gets is such a condition, or False."""
@@ -349,6 +516,18 @@ def _binds(statement: cst.CSTNode, name: str) -> bool:
         or (isinstance(node, cst.ImportAlias) and node.evaluated_name == name)
         for node in _walk_outside_functions(statement)
     )
+
+
+def _inner(owner: cst.CSTNode, name: str) -> list[cst.ClassDef]:
+    """The class of a name that a class defines in itself."""
+    body = owner.body.body if isinstance(owner, cst.ClassDef) else ()
+    return [one for one in body if isinstance(one, cst.ClassDef) and one.name.value == name]
+
+
+def _defined(owner: cst.CSTNode, *names: str) -> list[cst.FunctionDef]:
+    """The methods of a class that have one of these names."""
+    body = owner.body.body if isinstance(owner, cst.ClassDef) else ()
+    return [one for one in body if isinstance(one, cst.FunctionDef) and one.name.value in names]
 
 
 def _walk_outside_functions(node: cst.CSTNode) -> list[cst.CSTNode]:

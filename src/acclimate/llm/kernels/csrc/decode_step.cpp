@@ -1,7 +1,9 @@
 #include "decode_step.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <ctime>
 #include <numeric>
 #include <stdexcept>
 
@@ -161,9 +163,18 @@ Step::~Step() = default;
 void Step::run(const Call& call, int threads) {
   const std::lock_guard<std::mutex> lock(mutex_);
   make_memory(call, threads);
-  Team team(threads);
-  make_thread_states(team.threads(), call.batch);
-  work(call, team, threads);
+  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t ran_before = std::clock();  // of the process
+  int64_t slept = 0;
+  {
+    Team team(thread_choice_.next(threads, call.batch));
+    make_thread_states(team.threads(), call.batch);
+    work(call, team, threads);
+    slept = team.slept();
+  }
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  const double ran = static_cast<double>(std::clock() - ran_before) / CLOCKS_PER_SEC;
+  thread_choice_.took({took.count(), ran, static_cast<double>(slept) * 1e-9});
   keep_best(call);
 }
 

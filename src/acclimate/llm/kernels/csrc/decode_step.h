@@ -12,6 +12,7 @@
 
 #include "decode_program.h"
 #include "pool.h"
+#include "thread_choice.h"
 
 namespace acclimate::inference::decode {
 
@@ -209,6 +210,7 @@ class Step {
   int64_t most_experts_ = 0, most_used_ = 0, widest_expert_ = 0;  // of a layer
   int64_t widest_queries_ = 0, widest_absorbed_ = 0, widest_expanded_ = 0;  // of latent attention
   std::mutex mutex_;
+  ThreadChoice thread_choice_;
   std::vector<std::unique_ptr<ThreadState>> thread_states_;
   // The leader's.
   std::vector<float> x_, start_, normed_, branch_, wide_, latent_inner_;

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <deque>
+#include <limits>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -17,6 +18,7 @@
 #include <unistd.h>
 #endif
 
+#include "../../../ops/csrc/processors.h"
 #include "../../../ops/csrc/relax.h"
 
 namespace acclimate::inference {
@@ -59,6 +61,11 @@ int own_processor() {
 #endif
 }
 
+int64_t nanoseconds_now() { return nanoseconds(Clock::now().time_since_epoch()).count(); }
+
+// No time.
+constexpr int64_t awake = std::numeric_limits<int64_t>::max();
+
 // A phase and the number of its units that nobody has claimed, in one word.
 constexpr int unit_bits = 24;
 constexpr uint64_t unit_mask = (uint64_t{1} << unit_bits) - 1;
@@ -83,7 +90,19 @@ class Pool {
       mutex_.unlock();
       return 1;
     }
+    began_.store(nanoseconds_now(), std::memory_order_relaxed);
+    slept_.store(0, std::memory_order_relaxed);
     return threads;
+  }
+
+  // How long threads of the team have slept since begin().
+  int64_t slept(int threads) const {
+    int64_t slept = slept_.load(std::memory_order_relaxed);
+    for (int number = 1; number < threads; ++number) {
+      const int64_t since = helpers_[number - 1].sleeps_since.load(std::memory_order_relaxed);
+      slept += since == awake ? 0 : slept_since(since);
+    }
+    return slept;
   }
 
   void end() {
@@ -109,6 +128,7 @@ class Pool {
     std::atomic<uint64_t> held{nothing};  // the ticket of the unit that it computes
     std::atomic<int> processor{-1};  // where it last began a unit
     alignas(64) std::atomic<int32_t> sleeps{0};
+    std::atomic<int64_t> sleeps_since{awake};
     std::atomic<long> id{0};  // the kernel's
   };
 
@@ -212,9 +232,16 @@ class Pool {
         return;
       }
     }
+    const int64_t start = nanoseconds_now();
     for (int32_t done; (done = done_.load(std::memory_order_acquire)) != units;) {
       done_.wait(done, std::memory_order_acquire);
     }
+    slept_.fetch_add(slept_since(start), std::memory_order_relaxed);
+  }
+
+  // How long a thread slept, of the time since begin().
+  int64_t slept_since(int64_t start) const {
+    return std::max<int64_t>(nanoseconds_now() - std::max(start, began_.load(std::memory_order_relaxed)), 0);
   }
 
   // Computes the unit of a helper that is late.
@@ -307,9 +334,13 @@ class Pool {
       }
       return;
     }
+    const int64_t start = nanoseconds_now();
+    self.sleeps_since.store(start, std::memory_order_relaxed);
     while (self.sleeps.load(std::memory_order_acquire) != 0) {
       self.sleeps.wait(1, std::memory_order_acquire);
     }
+    self.sleeps_since.store(awake, std::memory_order_relaxed);
+    slept_.fetch_add(slept_since(start), std::memory_order_relaxed);
   }
 
   // -- the processors of the threads ----------------------------------------------------------------
@@ -332,22 +363,11 @@ class Pool {
       return;
     }
     next_move_ = now + between_moves;
-    cpu_set_t all, others;
-    if (sched_getaffinity(0, sizeof(all), &all) != 0) {
-      return;
-    }
-    others = all;
-    CPU_CLR(own, &others);
-    if (CPU_COUNT(&others) == 0) {
-      return;
-    }
     for (; number < threads; ++number) {
       Helper& helper = helpers_[number - 1];
       const long id = helper.id.load(std::memory_order_acquire);
       if (is_here(number) && id != 0) {
-        // The first call moves the thread, the second one lets the system move it again.
-        sched_setaffinity(static_cast<pid_t>(id), sizeof(others), &others);
-        sched_setaffinity(static_cast<pid_t>(id), sizeof(all), &all);
+        move_away(static_cast<pid_t>(id), own);
         helper.processor.store(-1, std::memory_order_relaxed);
       }
     }
@@ -362,6 +382,7 @@ class Pool {
   int64_t first_ = 0, units_ = 0;
   Clock::time_point next_move_{}, alone_until_{};
   nanoseconds took_{0}, gain_{0}, pause_{first_pause};
+  std::atomic<int64_t> began_{0}, slept_{0};  // nanoseconds
   std::atomic<int> helping_{0};
   alignas(64) std::atomic<uint64_t> ticket_{0};
   alignas(64) std::atomic<int32_t> done_{0};
@@ -404,6 +425,8 @@ Team::~Team() {
     pool_->end();
   }
 }
+
+int64_t Team::slept() const { return pool_ == nullptr ? 0 : pool_->slept(threads_); }
 
 void Team::run(int64_t units, const Task& task) { pool_->run(units, task, threads_); }
 

@@ -37,6 +37,9 @@ class Team {
   // The leader is thread 0.
   int threads() const { return threads_; }
 
+  // The nanoseconds that its threads have slept since it began, as they had nothing to do.
+  int64_t slept() const;
+
   // Calls compute(unit, thread) for each unit below `units`, and returns when all are done.
   template <class Compute>
   void share(int64_t units, Compute compute) {

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import libcst as cst
 
-from acclimate_port.conditions.statements import leaves, refuses
-from acclimate_port.source.tree import Span, called_name, dotted
+from acclimate_port.conditions.statements import decided_by, leaves, refuses
+from acclimate_port.dataflow.sinks import parameter_of
+from acclimate_port.source.tree import Span, called_name, dotted, string_value, walk
 from acclimate_port.source_file import SourceFile
 
 
@@ -55,6 +56,43 @@ def code_passed(file: SourceFile, test: cst.CSTNode | None) -> tuple[list[Span],
     return controlled.passed, refused
 
 
+def values_before_fallback(file: SourceFile, test: cst.CSTNode | None) -> list[Span]:
+    """The values of names for which a branch on a test gives the host in their place.
+
+    In ``def f(device="cuda")`` with ``if not torch.cuda.is_available(): device = "cpu"`` it is the default. A
+    default of an option is such a value of ``args.device``.
+    """
+    decided = decided_by(file, test) if test is not None else None
+    if not isinstance(decided, cst.If):
+        return []
+    last = decided.orelse.body if isinstance(decided.orelse, cst.Else) else None
+    given = [*assigned_in(decided.body), *(assigned_in(last) if last is not None else ())]
+    found: list[Span] = []
+    for target, value in given:
+        if any(string_value(part) == "cpu" for part in walk(value)):
+            found += [file.span(one) for one in _values_of(file, target)]
+    return found
+
+
+def _values_of(file: SourceFile, target: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """What the file gives to a name, an attribute or an entry, also as a default."""
+    if isinstance(target, cst.Name):
+        named: list[cst.CSTNode] = [one.node for one in file.tree.assignments(target)]
+    elif isinstance(target, (cst.Attribute, cst.Subscript)):
+        named = [target, *file.tree.reads(target)]
+    else:
+        return
+    for name in named:
+        at = file.tree.parent(name)
+        holder = file.tree.parent(at) if isinstance(at, cst.AssignTarget) else at
+        if isinstance(name, cst.Param):
+            yield from [name.default] if name.default is not None else []
+        elif isinstance(holder, (cst.Assign, cst.AnnAssign)) and holder.value is not None:
+            yield holder.value
+    if isinstance(target, cst.Attribute):
+        yield from file.options.get(target.attr.value, [])
+
+
 def uses_of_result(file: SourceFile, test: cst.CSTNode) -> list[cst.CSTNode]:
     """The reads of names and attributes that hold a test's result, and calls of functions that return it."""
     return _Controlled(file, test).uses_of_result()
@@ -93,6 +131,8 @@ class _Controlled:
         self._file = file
         self._holders: list[cst.CSTNode] = []
         """The names and attributes that hold the result, and the names of functions that return it."""
+        self._uses: list[cst.CSTNode] = []
+        """Other uses of the result."""
         self._refusals: list[cst.CSTNode] = []
         """The statement, if it raises or ends the program when the test is false."""
         self._add_all(test)
@@ -149,8 +189,13 @@ class _Controlled:
         elif isinstance(around, cst.Assert) and is_condition and positive:
             self._add_rest_of_block(around)
             self._refusals.append(around)
-        elif isinstance(around, cst.MatchCase):
+        elif isinstance(around, cst.MatchCase) or (isinstance(around, cst.For) and below is around.iter):
             self.inside.append(self._file.span(around.body))
+        elif isinstance(around, cst.CompFor) and below is around.iter:
+            made = self._file.tree.parent(around)
+            self.inside += [self._file.span(made)] if made is not None else []
+        elif isinstance(around, cst.Call):
+            self._add_functions_given(around, below)
         elif isinstance(around, cst.Assign):
             self._holders += [
                 _bound_to(target.target, around.value, below, test) for target in around.targets
@@ -160,8 +205,24 @@ class _Controlled:
         elif isinstance(around, cst.Return):
             self._add_function_around(around)
 
+    def _add_functions_given(self, call: cst.Call, below: cst.CSTNode) -> None:
+        """Adds what a call does with the result: its parameter, and functions that it gets beside it."""
+        if not isinstance(below, cst.Arg):
+            return
+        parameter = parameter_of(self._file, call, below)
+        if parameter is not None:
+            self._holders.append(parameter.name)
+        if called_name(call) == "add_argument":  # a default of an option: `args.use_cuda`
+            names = [name for name, options in self._file.options.items() if call in options]
+            self._uses += [use for name in names for use in self._file.attributes.get(name, [])]
+        for given in call.args:
+            bound = self._file.tree.assignments(given.value) if isinstance(given.value, cst.Name) else ()
+            functions = [one.node for one in bound if isinstance(one.node, cst.FunctionDef)]
+            self.inside += [self._file.span(one.body) for one in functions]
+
     def _add_branch(self, statement: cst.If, positive: bool) -> None:
         """Adds a branch of an ``if`` statement, and the code after it if the other branch leaves."""
+        self._holders += _flags_set(statement)
         final = statement.orelse.body if isinstance(statement.orelse, cst.Else) else None
         taken, other = (statement.body, final) if positive else (statement.orelse, statement.body)
         if taken is not None:
@@ -218,11 +279,11 @@ class _Controlled:
 
     def uses_of_result(self) -> list[cst.CSTNode]:
         """The reads of names and attributes that hold the result, and calls of functions that return it."""
-        found: list[cst.CSTNode] = []
+        found = [*self._uses]
         for holder in self._holders:
             if isinstance(holder, cst.Name):
                 found += self._uses_of_name(holder)
-            elif isinstance(holder, cst.Attribute):
+            elif isinstance(holder, (cst.Attribute, cst.Subscript)):
                 found += self._file.tree.reads(holder)
         return found
 
@@ -268,6 +329,21 @@ def _polarity(comparison: cst.Comparison, below: cst.CSTNode) -> bool | None:
     return is_none if isinstance(operator, (cst.NotEqual, cst.IsNot)) else None
 
 
+def _flags_set(statement: cst.If) -> Iterator[cst.CSTNode]:
+    """The names and entries to which a branch gives ``True`` or ``False``: ``config["use_cuda"] = False``."""
+    for target, value in assigned_in(statement.body):
+        if dotted(value) in ("True", "False"):
+            yield target
+
+
+def assigned_in(block: cst.BaseSuite) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression]]:
+    """The targets that the statements of a block assign, and the values."""
+    for line in block.body:
+        for small in line.body if isinstance(line, cst.SimpleStatementLine) else (line,):
+            if isinstance(small, cst.Assign):
+                yield from ((target.target, small.value) for target in small.targets)
+
+
 def _is_false(value: cst.CSTNode) -> bool:
     """Whether a value is ``0``, ``False`` or ``None``."""
     return dotted(value) in ("False", "None") or (isinstance(value, cst.Integer) and value.value == "0")
@@ -276,7 +352,7 @@ def _is_false(value: cst.CSTNode) -> bool:
 def _has_value_of_test(around: cst.CSTNode) -> bool:
     """Whether a node has the value of the test in it: ``all(x.is_cuda for x in xs)``, ``bool(…)``."""
     if isinstance(around, cst.Call):
-        return called_name(around) in ("all", "any", "bool")
+        return called_name(around) in ("all", "any", "bool", "range", "enumerate", "reversed")
     kinds = (cst.Arg, cst.GeneratorExp, cst.ListComp, cst.List, cst.Tuple, cst.Element, cst.MatchValue)
     return isinstance(around, kinds)
 

@@ -6,25 +6,36 @@ import re
 
 import libcst as cst
 
-from acclimate_port.conditions.branches import branches
+from acclimate_port.conditions.branches import branches_of_result
 from acclimate_port.conditions.statements import whole_condition
+from acclimate_port.dataflow.uses import calls_of
 from acclimate_port.source.cuda_packages import KERNEL_PACKAGES, PACKAGE_IN_TEXT
-from acclimate_port.source.tree import Span, parts_of_imported_names, string_value, walk
+from acclimate_port.source.tree import Span, called_name, parts_of_imported_names, string_value, walk
 from acclimate_port.source.vendors import FLAG_WORDS
 from acclimate_port.source_file import SourceFile
 
 _PACKAGE = re.compile(r"[-_](gpu|cuda|cpu)\b|CUDA\w*Provider")
-_PROVIDER = re.compile(r"(CUDA|Tensorrt)\w*Provider")
-"""ONNX Runtime's names for NVIDIA GPUs: ``CUDAExecutionProvider``."""
+_OF_NVIDIA = re.compile(
+    r"(?:^|[\W_])(trt|tensorrt|torch_tensorrt|nvml|pynvml|nvidia|cupy|cudnn|cudagraphs?|dali|nvjpeg|nvrtc|cuml|cudf)(?:[\W_]|$)",
+    re.IGNORECASE,
+)
+"""Libraries of NVIDIA's in a condition: ``HAS_TRT and torch.cuda.is_available()``."""
+_PROVIDER = re.compile(
+    r"(CUDA|Tensorrt)\w*Provider|[\"'](flash_attention|flash_attn|xformers|bitsandbytes|tensorrt|nvfuser)(_?\d)?[\"']"
+    r"|[\"']\w+_[48]bit[\"']|[\"'][\w-]+-gpu\b"
+)
+"""Options that choose a package for NVIDIA GPUs: ``CUDAExecutionProvider``, ``"flash_attention_2"``."""
 
 
 def reason_to_keep(file: SourceFile, test: cst.CSTNode) -> str:
     """Why a comparison with CUDA, or a test for it, must keep meaning CUDA; ``""`` if it need not."""
     if "version.cuda" in file.tree.source(whole_condition(file, test)):
         return "it tests the version of CUDA"
+    if found := _OF_NVIDIA.search(file.tree.source(whole_condition(file, test))):
+        return f"the condition is about {found[1]}, which only NVIDIA GPUs have"
     if asks_capability(file, test):
         return "it tests CUDA's compute capability, which no other accelerator has"
-    places = branches(file, test)
+    places = branches_of_result(file, test)
     if any(_imports_package_within(file, place) for place in places):
         return "its branch imports a package for NVIDIA GPUs"
     if any(_PROVIDER.search(file.tree.source(place)) for place in places):
@@ -46,7 +57,10 @@ def _imports_package_within(file: SourceFile, place: Span) -> bool:
     )
 
 
-_OF_LIBRARIES = {"driver", "cudnn_enabled", "use_cudnn"}
+_OF_LIBRARIES = {
+    *("driver", "cudnn_enabled", "use_cudnn", "load_in_8bit", "load_in_4bit", "use_tensorrt", "use_xformers"),
+    *("use_flash_attn", "use_flash_attention", "use_flash_attention_2", "enable_xformers"),
+}
 
 
 def chooses_for_library(file: SourceFile, test: cst.CSTNode) -> str | None:
@@ -82,6 +96,74 @@ def is_flag_beside_others(file: SourceFile, question: cst.CSTNode) -> bool:
     before, cuda, after = flag.lower().partition("cuda")
     others = {f"{before}{kind}{after}" for kind in FLAG_WORDS}
     return bool(cuda) and not others.isdisjoint(all_name.lower() for all_name in file.tree.all_names())
+
+
+def flag_for_others(file: SourceFile, test: cst.CSTNode | None) -> str:
+    """The name under which code elsewhere gets a test's result, if it says CUDA; ``""`` if there is none.
+
+    ``build(cuda=torch.cuda.is_available())``, ``self.cuda = …`` or ``def has_cuda(): return …``.
+    """
+    holder = file.tree.parent(whole_condition(file, test)) if test is not None else None
+    while isinstance(holder, (cst.IfExp, cst.BooleanOperation)):
+        holder = file.tree.parent(holder)
+    name = ""
+    if isinstance(holder, cst.Arg) and holder.keyword is not None:
+        call = file.tree.parent(holder)
+        called = file.tree.qualified(call.func) if isinstance(call, cst.Call) else None
+        name = "" if (called or "").startswith("torch.") else holder.keyword.value
+    elif isinstance(holder, cst.Return):
+        function = file.tree.function(holder)
+        is_used = isinstance(function, cst.FunctionDef) and calls_of(file, function)
+        name = function.name.value if isinstance(function, cst.FunctionDef) and not is_used else ""
+    elif isinstance(holder, cst.Assign) and isinstance(holder.targets[0].target, cst.Attribute):
+        target = holder.targets[0].target
+        others = (one for one in file.attributes[target.attr.value] if one is not target)
+        is_read = any(file.tree.qualified(one) is None for one in others)
+        name = "" if is_read else target.attr.value
+    return name if "cuda" in name.lower() else ""
+
+
+# -- a test that reports -----------------------------------------------------------------------------
+
+
+def reports_cuda(file: SourceFile, question: cst.CSTNode) -> bool:
+    """Whether a question for CUDA is printed or kept as a text that says so: ``("CUDA available?", …)``."""
+    below: cst.CSTNode = question
+    for around in file.tree.ancestors(question):
+        if isinstance(around, cst.FormattedString):
+            parts: list[cst.CSTNode] = list(around.parts)
+            before = parts[parts.index(below) - 1] if below in parts[1:] else None
+            return isinstance(before, cst.FormattedStringText) and _says_cuda(before.value)
+        if isinstance(around, (cst.Tuple, cst.List)):
+            return any(_says_cuda(string_value(one.value)) for one in around.elements if one is not below)
+        if isinstance(around, cst.DictElement):
+            return below is around.value and _says_cuda(string_value(around.key))
+        if isinstance(around, cst.BinaryOperation):
+            return below is around.right and any(_says_cuda(string_value(one)) for one in walk(around.left))
+        if isinstance(around, cst.Call) and isinstance(below, cst.Arg):
+            texts = [one.value for one in around.args if one is not below]
+            texts += [around.func.value] if isinstance(around.func, cst.Attribute) else []
+            if any(_says_cuda(string_value(text)) for text in texts):
+                return called_name(around) in _REPORT
+            if called_name(around) not in ("str", "bool", "repr"):
+                return False
+        elif not isinstance(around, (cst.Arg, cst.Attribute, cst.Call, cst.Element, *_OF_TEXT)):
+            return False
+        below = around
+    return False
+
+
+_OF_TEXT = (cst.FormattedStringExpression, cst.IfExp)
+_REPORT = {"print", "info", "debug", "warning", "error", "log", "write", "echo", "format", "append", "secho"}
+
+
+def _says_cuda(text: str | None) -> bool:
+    """Whether a text is a label that says CUDA, and no name of a flag or a device."""
+    return (
+        text is not None
+        and re.search(r"cuda", text, re.IGNORECASE) is not None
+        and (re.search(r"[\s?:=]|avail|version|count|number|num|name", text, re.IGNORECASE) is not None)
+    )
 
 
 # -- a test that chooses a package -------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Whether a device count sets the number of processes to start, or is a divisor.
+"""Whether a device count sets the number of processes, or is a divisor, as a figure of memory may be.
 
 ``torch.accelerator.device_count()`` is 0 on a CPU-only machine. A program that starts one process per device
 would start none there, and ``rank % device_count()`` would raise.
@@ -26,8 +26,11 @@ _PASSES = {"int", "float", "str", "min", "abs"}
 _DEPTH = 6
 
 
-def decides_processes(file: SourceFile, count: cst.CSTNode) -> bool:
-    """Whether a number reaches a use where it must not be 0; names that hold it are followed."""
+def must_not_be_zero(file: SourceFile, count: cst.CSTNode) -> bool:
+    """Whether a number reaches a use where it must not be 0; names that hold it are followed.
+
+    The number may be a device count, or a figure of memory, which is 0 for some devices.
+    """
     return _Flow(file).reaches(count, _DEPTH)
 
 
@@ -102,7 +105,8 @@ class _Flow:
         if isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
             pairs = zip(target.elements, value.elements, strict=False)
             return any(pair.value in self._seen and self._target(name.value, depth) for name, pair in pairs)
-        return self._target(target, depth)
+        targets = [one.value for one in target.elements] if isinstance(target, cst.Tuple) else [target]
+        return any(self._target(one, depth) for one in targets)
 
     def _target(self, target: cst.CSTNode, depth: int) -> bool:
         """Whether the value of a name or an attribute reaches a use where it must not be 0."""

@@ -1,4 +1,4 @@
-"""Calls that leave CUDA unused where their edits count the devices.
+"""Code that leaves CUDA unused where its edit counts the devices: a device's name, a seed.
 
 After the first count, a process ignores changes of ``CUDA_VISIBLE_DEVICES``, and a process that is forked
 from it cannot use CUDA.
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from acclimate_port.conditions.host_memory import FIGURES
+from acclimate_port.dataflow.map_location import is_used_at_once
 from acclimate_port.source.tree import called_name, string_value, walk
 from acclimate_port.source_file import SourceFile, cuda_name, is_assigned
 
@@ -22,20 +23,61 @@ LEAVE_CUDA_UNUSED = FIGURES | {
 _SETS = ("setdefault", "putenv", "setenv", "update")
 _SUFFIX = "_VISIBLE_DEVICES"
 _START = {"Process", "Pool", "Queue", "Manager"}
+_RUN_ELSEWHERE = {"Process", "Thread", "spawn", "start_processes", "apply", "apply_async", "map", "submit"}
+AT_IMPORT = "it looks up the accelerator when the module is imported"
 SET_LATER = "it counts the devices, and a later change of *_VISIBLE_DEVICES would have no effect"
 FORKED_LATER = "it counts the devices, and a process that is forked later could not use them"
 
 
-def reason_against_counting(file: SourceFile, node: cst.CSTNode) -> str:
-    """Why an edit must not count the devices here; ``""`` if it may."""
+def reason_against_counting(file: SourceFile, node: cst.CSTNode, *, is_device: bool, is_lookup: bool) -> str:
+    """Why an edit must not count the devices here; ``""`` if it may.
+
+    Args:
+        file: the file.
+        node: the code that the edit changes.
+        is_device: whether it is a device, which is used only where something gets it.
+        is_lookup: whether it is something that leaves CUDA unused until then.
+    """
     name = cuda_name(file, node.func if isinstance(node, cst.Call) else node)
-    if name not in LEAVE_CUDA_UNUSED or file.is_guarded(node) or _counts_before(file, node):
+    if is_lookup and _runs_when_imported(file, node):
+        return AT_IMPORT
+    leaves_unused = name in LEAVE_CUDA_UNUSED or (is_device and not is_used_at_once(file, node))
+    if not leaves_unused or file.is_guarded(node) or _counts_before(file, node):
         return ""
-    if any(not _is_before(file, setting, node) for setting in _settings(file)):
+    settings = list(_settings(file))
+    is_first = not is_device or _is_option(file, node)
+    function = file.tree.function(node)
+    # Another function may choose the devices before or after this one; a device is used later.
+    near = settings if is_first else [one for one in settings if file.tree.function(one) is function]
+    if any(not _is_before(file, setting, node) for setting in near):
         return SET_LATER
-    if file.survey.sets_visible_devices and not any(_settings(file)):
+    if file.survey.sets_visible_devices and not settings and is_first:
         return SET_LATER
-    return FORKED_LATER if file.survey.forks or _forks(file) else ""
+    if is_device and _runs_in_child(file, node):
+        return ""
+    return FORKED_LATER if (file.survey.forks and not is_device) or _forks(file) else ""
+
+
+def _runs_when_imported(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether an import of the module evaluates a node, and does not use or count the devices itself."""
+    is_run = file.runs_at_import(node) and not file.is_of_program(node)
+    return is_run and not file.uses_devices_at_import
+
+
+def _is_option(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a device is the default of an option, which a program reads before it does anything else."""
+    return any(
+        isinstance(around, cst.Call) and called_name(around) == "add_argument"
+        for around in file.tree.ancestors(node)
+    )
+
+
+def _runs_in_child(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a node is in a function that another process runs: ``Process(target=work)``."""
+    functions = [one.name.value for one in file.tree.ancestors(node) if isinstance(one, cst.FunctionDef)]
+    calls = (call for call in file.tree.of_type(cst.Call) if called_name(call) in _RUN_ELSEWHERE)
+    given = {node.value for call in calls for node in walk(call) if isinstance(node, cst.Name)}
+    return "run" in functions or not given.isdisjoint(functions)
 
 
 def _settings(file: SourceFile) -> Iterator[cst.CSTNode]:

@@ -8,6 +8,7 @@ import libcst as cst
 
 from acclimate_port.source_file import SourceFile
 
+NOT_IMPORTED = "the file imports torch only where it needs it, and not here"
 REASON = "the function imports {} itself, which makes it a local name that has no value here yet"
 
 
@@ -17,7 +18,8 @@ def reason_without_value(file: SourceFile, node: cst.CSTNode, code: list[str]) -
         is_needed = any(re.search(rf"(?<![\w.]){re.escape(name)}\b", part) for part in code)
         if is_needed and _is_imported_later(file, node, name):
             return REASON.format(name)
-    return ""
+    needs_torch = any(f"{file.torch}." in part for part in code) and file.imports_torch_in_functions
+    return NOT_IMPORTED if needs_torch and not _imports_before(file, node, file.torch) else ""
 
 
 def _is_imported_later(file: SourceFile, node: cst.CSTNode, name: str) -> bool:
@@ -31,6 +33,14 @@ def _is_imported_later(file: SourceFile, node: cst.CSTNode, name: str) -> bool:
             return not any(_is_before(file, one, node) for one in own)
         function = file.tree.function(function)
     return False
+
+
+def _imports_before(file: SourceFile, node: cst.CSTNode, name: str) -> bool:
+    """Whether a function around a node imports a name before it."""
+    return any(
+        name in _bound(one) and file.tree.function(one) is not None and _is_before(file, one, node)
+        for one in file.tree.imports
+    )
 
 
 def _bound(statement: cst.Import | cst.ImportFrom) -> set[str]:

@@ -11,7 +11,7 @@ from acclimate_port.conditions.worlds import CUDA, HOST, OTHER, Difference, TooC
 from acclimate_port.new_code.edits import Edit, render_within
 from acclimate_port.source.tree import Span, called_name, string_value, walk
 from acclimate_port.source.vendors import kinds_in
-from acclimate_port.source_file import SourceFile
+from acclimate_port.source_file import SourceFile, cuda_name
 
 _PARTS = (cst.BooleanOperation, cst.Comparison, cst.ComparisonTarget, cst.IfExp, cst.Arg)
 _TESTS = (cst.If, cst.While, cst.Assert, cst.CompIf)
@@ -21,10 +21,18 @@ _SWITCHES = {"autocast", "GradScaler"}
 TOO_COMPLEX = "its condition has too many parts to tell what it does on other machines"
 
 
-def whole_value(file: SourceFile, node: cst.CSTNode) -> cst.CSTNode:
-    """The largest test, choice or device that an expression is a part of."""
+def whole_value(file: SourceFile, node: cst.CSTNode, *, of_choice: bool = True) -> cst.CSTNode:
+    """The largest test, choice or device that an expression is a part of.
+
+    Args:
+        file: the file.
+        node: the expression.
+        of_choice: whether the test of a choice belongs to the choice: ``a if test else b``.
+    """
     whole, below = node, node
     for around in file.tree.ancestors(node):
+        if isinstance(around, cst.IfExp) and not of_choice:
+            return whole
         if isinstance(around, cst.Arg):
             call = file.tree.parent(around)
             if not isinstance(call, cst.Call) or not _keeps_value(file, call):
@@ -91,10 +99,14 @@ class Proof:
         old, new = self._texts(whole)
         if old == new:
             return []
-        is_test = isinstance(self._file.tree.parent(whole), (*_TESTS, cst.IfExp))
+        holder = self._file.tree.parent(whole)
+        is_test = isinstance(holder, _TESTS) or (isinstance(holder, cst.IfExp) and holder.test is whole)
         found = self._compared(whole, old, new, as_test=is_test and not isinstance(whole, cst.IfExp))
-        guarded = self._file.is_guarded(whole)
-        return [difference for difference in found if difference.world is not HOST or not guarded]
+        # No host takes the branch of a test of the device, or gets past a call that raises there.
+        never = self._file.is_guarded(whole) or _is_given_to_cuda(self._file, whole)
+        if isinstance(whole, cst.IfExp) and self._texts(whole.orelse)[0] == self._texts(whole.orelse)[1]:
+            never = never or self._file.tests_device(whole.test)
+        return [difference for difference in found if difference.world is not HOST or not never]
 
     def _is_plain(self, branch: cst.BaseExpression) -> bool:
         """Whether the value of a branch is known: a device's name, a number, None."""
@@ -148,6 +160,16 @@ class Proof:
         if found is None:
             raise TooComplexError
         return list(found)
+
+
+def _is_given_to_cuda(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a value is an argument of a call that raises without CUDA: ``torch.cuda.set_device(…)``."""
+    for around in file.tree.ancestors(node):
+        if isinstance(around, cst.Call) and cuda_name(file, around.func) == "set_device":
+            return True
+        if not isinstance(around, (cst.Arg, cst.BinaryOperation, cst.Call)):
+            return False
+    return False
 
 
 def verdict(

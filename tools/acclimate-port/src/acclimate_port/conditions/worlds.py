@@ -109,6 +109,8 @@ def _differences(
             return values[0], values[1]
 
         for left, right in _cases(case):
+            if second is HOST and _is_unusable(left, right):
+                continue
             if left is not _RAISES and not _alike(left, right):
                 found.append(Difference(second, _shown(left), _shown(right)))
                 break
@@ -158,6 +160,9 @@ class _Effect:
         return self.text
 
 
+_AS_AROUND = _Effect("as the autocast of the CPU around it")
+
+
 class _Choices:
     """The values of the variables in one case."""
 
@@ -197,10 +202,17 @@ def _alike(left: Any, right: Any) -> bool:
     return type(left) is type(right) and bool(left == right)
 
 
+def _is_unusable(left: Any, right: Any) -> bool:
+    """Whether a value is a CUDA device, which no host can use, and the new one is the host's."""
+    are_devices = isinstance(left, str) and isinstance(right, str)
+    return are_devices and left.startswith("cuda") and right.partition(":")[0] == "cpu"
+
+
 def _renamed(value: Any, world: World) -> Any:
     """A value with the names of a CUDA machine for those of this one."""
     if isinstance(value, str) and world is OTHER:
-        return str(value).replace(world.device_type, "cuda").replace(world.backend, "nccl")
+        backends = {world.backend: CUDA.backend, CUDA.backend: "a backend of CUDA"}
+        return backends.get(str(value)) or str(value).replace(world.device_type, "cuda")
     return str(value) if isinstance(value, str) else value
 
 
@@ -436,7 +448,10 @@ class _Evaluator:
         )
         if not isinstance(device, str) or (given is None and is_unclear):
             return self._unknown(node)
-        is_asked = given is None or self.truth(self.value(given))
+        asked = True if given is None else self.value(given)
+        if asked == _AS_AROUND:
+            return _Effect("off")
+        is_asked = self.truth(asked)
         is_cpus = device == "cpu"
         if device == "cuda" and self.world is not CUDA:
             is_asked = False
@@ -484,6 +499,8 @@ class _Evaluator:
             return 0 if self.world is HOST else self._count()
         if name == "accelerator_type":
             return self.world.device_type
+        if name == "torch.is_autocast_enabled" and [ast.unparse(one) for one in node.args] == ["'cpu'"]:
+            return _AS_AROUND
         if name == "torch.device" and node.args:
             device = self.value(node.args[0])
             return device if len(node.args) == 1 or not isinstance(device, str) else f"{device}:n"

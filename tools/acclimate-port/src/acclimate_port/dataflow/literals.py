@@ -11,6 +11,7 @@ import libcst as cst
 
 from acclimate_port.dataflow.receivers import foreign_receiver
 from acclimate_port.dataflow.sinks import DEVICE_KEYWORDS, gets_to_device, parameter_of, takes_device
+from acclimate_port.dataflow.uses import KEEP_NAME
 from acclimate_port.source.tree import called_name, position, positional, string_value
 from acclimate_port.source.values import DEVICE_NAME, Kind
 from acclimate_port.source.vendors import OTHER_KINDS
@@ -46,6 +47,7 @@ _TORCH_TAKES_DEVICE_FIRST = re.compile(
 )
 _SAFE_KEYWORDS = DEVICE_KEYWORDS | {"device_type", "pin_memory_device"}
 _SEVERAL = re.compile(r"(^|_)dev(ice)?s?$", re.IGNORECASE)
+_FEW = 8
 _OUTPUT_CALLS = {"print", "info", "debug", "warning", "error", "log", "write", "append_text", "format"}
 
 
@@ -166,13 +168,7 @@ def _assigned(file: SourceFile, targets: Sequence[cst.CSTNode]) -> LiteralUse:
             return DEVICE
         if isinstance(target, cst.Name):
             for use in file.tree.reads(target):
-                holder = file.tree.parent(use)
-                call = file.tree.parent(holder) if isinstance(holder, cst.Arg) else None
-                if not isinstance(holder, cst.Arg) or not isinstance(call, cst.Call):
-                    continue
-                called = file.tree.qualified(call.func) or ""
-                is_first = position(call, holder) == 0 and _TORCH_TAKES_DEVICE_FIRST.match(called)
-                if is_first or takes_device(file, call, holder):
+                if _is_given_as_device(file, use):
                     return DEVICE
     return LiteralUse(Role.DATA, f"nothing shows that `{file.tree.source(targets[0])[:40]}` is a device")
 
@@ -241,23 +237,53 @@ def _starts_with_index(node: cst.CSTNode) -> bool:
     return bool(re.match(r"cuda:\d*$", string_value(node) or ""))
 
 
-def is_compared_device(file: SourceFile, node: cst.CSTNode) -> bool:
-    """Whether a value that is compared with a device's name is a device."""
+def is_compared_device(file: SourceFile, node: cst.CSTNode, depth: int = 4) -> bool:
+    """Whether a value that is compared with a device's name is a device, or a text that begins with one."""
     if isinstance(node, cst.Attribute):
-        if node.attr.value == "type":
-            return True
-        return bool(DEVICE_NAME.search(node.attr.value))
+        return node.attr.value == "type" or bool(DEVICE_NAME.search(node.attr.value))
     if isinstance(node, cst.Call):
         if isinstance(node.func, cst.Name) and node.func.value == "str" and node.args:
-            return is_compared_device(file, node.args[0].value)
-        if isinstance(node.func, cst.Attribute) and node.func.attr.value in ("lower", "strip"):
-            return is_compared_device(file, node.func.value)
-        return bool(re.search(r"device", called_name(node) or "", re.IGNORECASE))
+            return is_compared_device(file, node.args[0].value, depth)
+        if isinstance(node.func, cst.Attribute) and node.func.attr.value in KEEP_NAME:
+            return is_compared_device(file, node.func.value, depth)
+        if re.search(r"device", called_name(node) or "", re.IGNORECASE):
+            return True
+        results = [_compared(file, one.value, depth) for one in file.returns(node)[:_FEW]]
+        return any(results) and None not in results
     if isinstance(node, cst.Name):
         if DEVICE_NAME.search(node.value) or file.values.of(node).kind is Kind.DEVICE:
             return True
         given = [assignment.node for assignment in file.tree.assignments(node)]
-        return any(isinstance(origin, cst.Param) and gets_to_device(file, origin) for origin in given)
+        if any(isinstance(origin, cst.Param) and gets_to_device(file, origin) for origin in given):
+            return True
+        values = [_compared(file, value, depth) for value in file.bound_values(node)[:_FEW]]
+        is_one = any(values) or any(_is_given_as_device(file, use) for use in file.tree.reads(node)[:_FEW])
+        return is_one and None not in values
     if isinstance(node, cst.Subscript):
-        return bool(DEVICE_NAME.search(_last_name(node) or "")) or is_compared_device(file, node.value)
+        return bool(DEVICE_NAME.search(_last_name(node) or "")) or is_compared_device(file, node.value, depth)
     return False
+
+
+def _is_given_as_device(file: SourceFile, use: cst.CSTNode) -> bool:
+    """Whether something gets a value as its device: ``torch.ones(1, device=where)``."""
+    argument = file.tree.parent(use)
+    call = file.tree.parent(argument) if isinstance(argument, cst.Arg) else None
+    if not isinstance(argument, cst.Arg) or not isinstance(call, cst.Call):
+        return False
+    called = file.tree.qualified(call.func) or ""
+    is_first = position(call, argument) == 0 and _TORCH_TAKES_DEVICE_FIRST.match(called)
+    return bool(is_first) or takes_device(file, call, argument)
+
+
+def _compared(file: SourceFile, value: cst.CSTNode | None, depth: int) -> bool | None:
+    """Whether a value that a name may hold is a device; ``None`` if it is something else.
+
+    A literal may be a device; it says nothing beside values that are none.
+    """
+    if isinstance(value, cst.IfExp):
+        sides = [_compared(file, side, depth) for side in (value.body, value.orelse)]
+        return None if None in sides else any(sides)
+    if string_value(value) is not None:
+        return False
+    is_device = value is not None and depth > 0 and is_compared_device(file, value, depth - 1)
+    return True if is_device else None

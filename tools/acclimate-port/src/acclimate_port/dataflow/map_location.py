@@ -21,7 +21,7 @@ def loadable(
     Nearly all of torch accepts ``"cpu:0"``, so an argument that torch uses at once keeps the index there.
     acclimate's name for the CPU has no index, so only ``--to torch`` needs this.
     """
-    if isinstance(file.target, AcclimateTarget) or file.is_guarded(node) or _is_used_at_once(file, node):
+    if isinstance(file.target, AcclimateTarget) or file.is_guarded(node) or is_used_at_once(file, node):
         return parts
     bare = isinstance(file.tree.parent(node), _TAKE_ANY_EXPRESSION)
     open_, close = ("", "") if bare else ("(", ")")
@@ -30,7 +30,7 @@ def loadable(
     return (open_, *parts, f" if {file.target.not_host} else {host}{close}")
 
 
-def _is_used_at_once(file: SourceFile, node: cst.CSTNode) -> bool:
+def is_used_at_once(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether a device is an argument of ``x.to(…)``, or the ``device`` of a function of torch."""
     argument = file.tree.parent(node)
     call = file.tree.parent(argument) if isinstance(argument, cst.Arg) else None
@@ -38,7 +38,7 @@ def _is_used_at_once(file: SourceFile, node: cst.CSTNode) -> bool:
         return False
     name = file.tree.qualified(call.func) or ""
     if name == "torch.device":
-        return _is_used_at_once(file, call)
+        return is_used_at_once(file, call)
     word = argument.keyword.value if argument.keyword is not None else "device"
     is_method = not name and isinstance(call.func, cst.Attribute) and called_name(call) in DEVICE_METHODS
     takes = name.startswith("torch.") and name not in ("torch.load", "torch.jit.load")

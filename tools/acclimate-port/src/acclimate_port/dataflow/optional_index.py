@@ -6,7 +6,7 @@ import re
 
 import libcst as cst
 
-from acclimate_port.source.tree import called_name, dotted, keyword, positional, string_value
+from acclimate_port.source.tree import dotted, keyword
 from acclimate_port.source_file import SourceFile
 
 
@@ -25,7 +25,7 @@ def may_be_none(file: SourceFile, value: cst.CSTNode) -> bool:
     if isinstance(value, cst.Name):
         given = [assignment.node for assignment in file.tree.assignments(value)]
         return any(isinstance(origin, cst.Param) and dotted(origin.default) == "None" for origin in given)
-    return any(_is_option_without_default(call, last) for call in file.tree.of_type(cst.Call))
+    return any(map(_is_without_default, file.options.get(last, [])))
 
 
 def _is_ruled_out(file: SourceFile, value: cst.CSTNode, text: str) -> bool:
@@ -43,14 +43,9 @@ def _is_ruled_out(file: SourceFile, value: cst.CSTNode, text: str) -> bool:
     return False
 
 
-def _is_option_without_default(call: cst.Call, name: str) -> bool:
-    """Whether a call is ``add_argument("--gpu", type=int)``, or has the default ``None``."""
-    if called_name(call) != "add_argument":
+def _is_without_default(option: cst.Call) -> bool:
+    """Whether an option is ``add_argument("--gpu", type=int)``, or has the default ``None``."""
+    if keyword(option, "action") is not None or keyword(option, "required") is not None:
         return False
-    options = [
-        (string_value(argument.value) or "").lstrip("-").replace("-", "_") for argument in positional(call)
-    ]
-    if name not in options or keyword(call, "action") is not None or keyword(call, "required") is not None:
-        return False
-    default = keyword(call, "default")
+    default = keyword(option, "default")
     return default is None or dotted(default.value) == "None"

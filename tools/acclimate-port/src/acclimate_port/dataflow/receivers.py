@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import libcst as cst
 
-from acclimate_port.source.tree import called_name
+from acclimate_port.dataflow.uses import uses_of
+from acclimate_port.source.tree import called_name, dotted
 from acclimate_port.source_file import SourceFile
 
 _OF_TORCH = {
@@ -26,8 +28,8 @@ _OF_OTHERS = {
     *("faiss", "nvidia", "cuda", "triton", "pycuda", "sherpa_onnx", "fastembed", "rapidocr"),
 }
 """Packages with devices of their own, which do not know torch's names for other accelerators."""
-_PLAIN_CALLS = {"argparse", "click", "typer", "dataclasses", "os", "pytest", "functools", "pydantic", "attr"}
-_DEPTH = 3
+_KNOWN = {*_OF_TORCH, *sys.stdlib_module_names, "click", "typer", "pytest", "pydantic", "attr"}
+"""Packages that keep a device's name as it is, or give it to torch."""
 
 
 @dataclass(frozen=True)
@@ -38,31 +40,36 @@ class Receiver:
     may_be_torchs: bool
 
 
-def foreign_receiver(file: SourceFile, value: cst.CSTNode, depth: int = _DEPTH) -> Receiver | None:
-    """The library that gets a value, directly or through a name, if it is not torch or built on it."""
-    holder = file.tree.parent(value)
-    if isinstance(holder, (cst.IfExp, cst.BooleanOperation, cst.NamedExpr)):
-        return foreign_receiver(file, holder, depth)
-    if isinstance(holder, cst.Arg):
-        call = file.tree.parent(holder)
-        return _library(file, call) if isinstance(call, cst.Call) else None
-    targets = holder.targets if isinstance(holder, cst.Assign) else []
-    names = [target.target for target in targets if isinstance(target.target, (cst.Name, cst.Attribute))]
-    if isinstance(holder, cst.AnnAssign) and isinstance(holder.target, cst.Name):
-        names.append(holder.target)
-    for name in names if depth else []:
-        for use in file.tree.reads(name):
-            if found := foreign_receiver(file, use, depth - 1):
-                return found
+def foreign_receiver(file: SourceFile, value: cst.CSTNode) -> Receiver | None:
+    """The library that gets a value, directly or through names, if it is not torch or built on it.
+
+    Of the libraries that get it in a function of the file, those count that have their own names of devices.
+    """
+    for use in uses_of(file, value, in_functions=False):
+        if found := _receiver(file, use):
+            return found
+    for use in uses_of(file, value):
+        if (found := _receiver(file, use)) and not found.may_be_torchs:
+            return found
     return None
 
 
-def _library(file: SourceFile, call: cst.Call) -> Receiver | None:
-    full = next(iter(file.tree.may_be(call.func)), "")
-    package = full.partition(".")[0]
-    if not package or package in _OF_TORCH | _PLAIN_CALLS or package in file.survey.modules:
+def _receiver(file: SourceFile, use: cst.CSTNode) -> Receiver | None:
+    argument = file.tree.parent(use)
+    call = file.tree.parent(argument) if isinstance(argument, cst.Arg) else None
+    if not isinstance(call, cst.Call):
         return None
-    if called_name(call) in ("print", "dict") or full.startswith("."):
+    if dotted(call.func) == "isinstance" and len(call.args) == 2:
+        found = _library(file, call.args[1].value)
+        return found if found is not None and not found.may_be_torchs else None
+    return None if called_name(call) in ("print", "dict") else _library(file, call.func)
+
+
+def _library(file: SourceFile, named: cst.CSTNode) -> Receiver | None:
+    """The library of a function or class."""
+    full = next(iter(file.tree.may_be(named)), "")
+    package = full.partition(".")[0]
+    if not package or package in _KNOWN or (package in file.survey.modules and package not in _OF_OTHERS):
         return None
     if package in _OF_OTHERS:
         return Receiver(f"`{package}` has its own names of devices", may_be_torchs=False)

@@ -231,8 +231,12 @@ def _defined(file: SourceFile, call: cst.Call) -> tuple[cst.FunctionDef | None, 
         return None, False
     if not isinstance(call.func, cst.Attribute) or file.tree.qualified(call.func) is not None:
         return None, False
-    name = call.func.attr.value
-    found = [method for owner in file.values.classes.values() if (method := _method(owner, name))]
+    name, receiver = call.func.attr.value, dotted(call.func.value)
+    around = next((one for one in file.tree.ancestors(call) if isinstance(one, cst.ClassDef)), None)
+    owners = [around] if receiver in ("self", "cls") and around is not None else []
+    owners = [owner for owner in owners if _method(owner, name) is not None]
+    owners = owners or [*file.values.classes.values()]
+    found = [method for owner in owners if (method := _method(owner, name))]
     if len(found) != 1:
         return None, False
     kinds = {dotted(decorator.decorator) for decorator in found[0].decorators}

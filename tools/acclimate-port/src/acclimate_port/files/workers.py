@@ -81,7 +81,7 @@ def port_files(
             hopeful.append(path)
         else:
             done()
-    for result in _port_each(hopeful, replace(settings, survey=known), jobs):
+    for result in _port_each(hopeful, replace(settings, survey=known.resolved()), jobs):
         results[result.path] = _written(result) if apply and result.changed else result
         if results[result.path].written:
             wrote(results[result.path])
@@ -109,6 +109,10 @@ def _port_each(paths: list[Path], settings: Settings, jobs: int) -> Iterator[Fil
     except BrokenProcessPool:
         for path in sorted(remaining):
             yield _port_in_new_process(path, settings)
+
+
+def _is_in_package(path: Path) -> bool:
+    return (path.parent / "__init__.py").exists()
 
 
 def _port_in_new_process(path: Path, settings: Settings) -> FileResult:
@@ -205,7 +209,9 @@ def _ported(path: Path, text: str, settings: Settings) -> FileResult:
         return FileResult(path, text, text, sites)
     if path.suffix != ".ipynb":
         _refuse_deep(text)
-        settings = replace(settings, compiles_all=settings.survey.may_compile_all(path))
+        # What a package exports may be called inside an autocast of the CPU.
+        known = replace(settings.survey, autocasts_on_host=True) if _is_in_package(path) else settings.survey
+        settings = replace(settings, compiles_all=known.may_compile_all(path), survey=known)
         ported = port_text(text, settings, path.name in _BUILD_SCRIPTS, path.name == "__init__.py")
         return FileResult(path, text, ported.text, ported.sites)
     try:

@@ -235,8 +235,10 @@ _EMPTY_ON_HOST = {"Event", "Stream"}
 _NOT_ON_APPLE = {
     *("Stream", "stream", "set_stream", "get_device_name", "get_device_properties", "get_rng_state_all"),
     *("init", "initial_seed", "is_bf16_supported", "is_initialized", "manual_seed_all", "memory_stats"),
-    *("seed_all", "set_rng_state_all"),
+    *("seed_all", "set_rng_state_all", "device"),
 }
+_OF_ONE_DEVICE = {"manual_seed_all": "manual_seed", "seed_all": "seed"}
+"""Functions for all devices, and what MPS has in their place, with its one device."""
 
 
 class TorchTarget(Target):
@@ -298,6 +300,9 @@ class TorchTarget(Target):
             text = f"{self.module}.{name}"
             return Spelling(text, on_host=on_host, condition=condition, unsafe=NO_CAPABILITY)
         if ("device module", name) in torch_calls():
+            if name in _OF_ONE_DEVICE:
+                text = f'getattr({self.module}, "{name}", {self.module}.{_OF_ONE_DEVICE[name]})'
+                return Spelling(text, on_host=on_host)
             lacks = name in _NOT_ON_APPLE
             condition = f'hasattr({self.module}, "{name}")' if lacks and on_host is not None else None
             unsafe = f"torch has no {name} for MPS" if lacks and on_host is None else ""

@@ -31,6 +31,7 @@ from acclimate_port.rules.acc504_profiler_activities import ProfilerActivities
 from acclimate_port.rules.acc505_sync_batch_norm import SyncBatchNorm
 from acclimate_port.rules.acc506_data_parallel import DataParallel
 from acclimate_port.rules.acc601_op_builder import OpBuilders
+from acclimate_port.rules.acc602_native_extension import NativeExtension
 from acclimate_port.rules.base import Example, Finding, Outcome, Rule
 
 RULES: tuple[Rule, ...] = (
@@ -62,6 +63,7 @@ RULES: tuple[Rule, ...] = (
     SyncBatchNorm(),
     DataParallel(),
     OpBuilders(),
+    NativeExtension(),
     IntegerDevice(),
 )
 """The first rule with a finding for a node wins."""

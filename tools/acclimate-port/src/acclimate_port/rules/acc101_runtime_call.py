@@ -12,14 +12,15 @@ from acclimate_port.conditions.cuda_only import (
     chooses_package,
     is_flag_beside_others,
     reason_to_keep,
+    reports_cuda,
 )
-from acclimate_port.conditions.device_counts import decides_processes, ends_without
+from acclimate_port.conditions.device_counts import ends_without, must_not_be_zero
 from acclimate_port.conditions.host_answers import (
     asks_for_none,
     asks_for_several,
     other_kinds,
 )
-from acclimate_port.conditions.host_memory import MAY_BE_HOSTS, may_be_of_host
+from acclimate_port.conditions.host_memory import FIGURES, MAY_BE_HOSTS, may_be_of_host
 from acclimate_port.conditions.mps_streams import needs_streams
 from acclimate_port.conditions.proofs import names_cuda
 from acclimate_port.conditions.statements import whole_condition
@@ -35,7 +36,7 @@ from acclimate_port.rules.base import (
     margin_of,
 )
 from acclimate_port.rules.comparison_edits import host_guard, host_test
-from acclimate_port.source.tree import Span, has_unpacking, walk
+from acclimate_port.source.tree import Span, called_name, has_unpacking, string_value, walk
 from acclimate_port.source.vendors import WITHOUT_STREAMS
 from acclimate_port.source_file import SourceFile
 
@@ -48,6 +49,7 @@ _HANDLES = ("cuda_stream", "cuda_event", "_as_parameter_")
 _STATES = ("get_rng_state", "set_rng_state", "manual_seed")
 
 
+_ZERO_DIVIDES = "torch lacks this figure for MPS, and 0 in its place is a divisor"
 _TENSOR_SUFFIX = "Tensor"
 
 
@@ -166,6 +168,10 @@ becomes `is_bf16_supported(including_emulation=True)`: by default torch counts G
 does not. It is unsafe unless `is_available()` stands beside it: the result is `True` on a CPU, where `torch.cuda`
 returns `False`. A test whose branch loads a checkpoint without a device is unsafe.
 
+A guard and what it guards are one decision, also through a flag that the guard sets, a loop over the devices, or a default
+that it replaces with `"cpu"`. A flag called `cuda` that only other code reads is unsafe. A question that is printed or
+kept as "CUDA available" stays, and so does a condition about TensorRT or another library of NVIDIA's.
+
 Without CUDA, `torch.cuda.manual_seed`, `seed`, `set_rng_state` and their variants for all devices do nothing. The
 accelerator of a CPU-only machine is the CPU, whose generator they would change, so the edit adds a test around a call
 that has none. The same holds for memory figures, which are 0 without CUDA; on a CPU acclimate returns the memory of the
@@ -174,6 +180,9 @@ process. A figure of a device that may be a CPU's is unsafe.
 Those calls and `empty_cache` do not count the devices, and their edits do. They are unsafe where the project sets a variable
 such as `CUDA_VISIBLE_DEVICES` later, or forks. So is a call whose error, on a machine without CUDA, the function
 catches: it is there to find out whether there is CUDA.
+
+With `--to torch` a figure of memory that torch lacks for MPS is 0 there, so a figure that is a divisor is unsafe. A state of
+the random numbers that comes from a checkpoint is unsafe too: it fits CUDA's generators only.
 
 Functions that only NVIDIA GPUs have are left. So is a stream whose handle is read (`.cuda_stream`), since a CUDA
 kernel takes the handle, and a call in a function that TorchScript compiles, which knows only `torch.cuda`."""
@@ -210,6 +219,8 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         if not name or has_specific_rule(name):
             return None
         claims = (node.func,)
+        if name in ("is_available", "device_count") and reports_cuda(file, node):
+            return self.exempt(file, node, "it reports whether there is CUDA, and says so", claims)
         if name == "is_available" and chooses_package(file, node):
             return self.left(file, node, "it controls the use of a package for NVIDIA GPUs", claims)
         if name == "device" and (chosen := _device_that_is_set(file, node)) is not None:
@@ -217,6 +228,14 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         finding = self._call(file, node, name, claims)
         if finding.edits and finding.safe and may_be_of_host(file, node, name):
             finding.safe, finding.reason = False, MAY_BE_HOSTS
+        has_zero = bool(finding.edits) and finding.safe and isinstance(file.target, TorchTarget)
+        if has_zero and any(must_not_be_zero(file, figure) for figure in _figures(file, node, name)):
+            finding.safe, finding.reason = False, _ZERO_DIVIDES
+        if name.startswith("set_rng_state") and finding.edits and finding.safe and _is_loaded(file, node):
+            finding.safe, finding.reason = (
+                False,
+                "a state that was saved on CUDA fits no other device's generator",
+            )
         own = _own_property(file, node) if name == "get_device_properties" else ""
         if own and finding.edits and finding.safe:
             finding.safe, finding.reason = False, f"only CUDA's devices have the property `{own}`"
@@ -266,7 +285,7 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
             if name in ("is_available", "device_count") and ends_without(file, node):
                 # torch.cpu.is_available() is true and its device count 1; torch.accelerator would end the program.
                 spelling = dataclasses.replace(spelling, text=f"{file.target.module}.{name}")
-            elif name == "device_count" and not file.is_guarded(node) and decides_processes(file, node):
+            elif name == "device_count" and not file.is_guarded(node) and must_not_be_zero(file, node):
                 return self.becomes(file, node, f"max(1, {spelling.text}())", claims=claims)
             asked = _property_read(file, node, name)
             if asked is not None:
@@ -331,7 +350,7 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         ``None``: the program starts a process for each device, ends without one, or has tested for one.
         """
         quote, kind = file.quote(node), target.device_type
-        if ends_without(file, node) or file.is_guarded(node) or decides_processes(file, node):
+        if ends_without(file, node) or file.is_guarded(node) or must_not_be_zero(file, node):
             return None
         asked = asks_for_none(file, node)
         if asked is not None:
@@ -402,21 +421,43 @@ def _beside_test(file: SourceFile, call: cst.Call) -> cst.CSTNode | None:
     return None
 
 
-def _own_property(file: SourceFile, call: cst.Call) -> str:
-    """A property that only CUDA's devices have and that is read from a call's result; ``""`` if none is."""
+def _is_loaded(file: SourceFile, call: cst.Call) -> bool:
+    """Whether the state that a call sets is an entry of something, such as a checkpoint."""
+    given = call.args[0].value if call.args else None
+    values = [given, *(file.bound_values(given) if isinstance(given, cst.Name) else ())]
+    parts = [part for value in values if value is not None for part in walk(value)]
+    return any(
+        (isinstance(part, cst.Index) and string_value(part.value) is not None)
+        or (isinstance(part, cst.Call) and called_name(part) in ("get", "pop", "load"))
+        for part in parts
+    )
+
+
+def _figures(file: SourceFile, call: cst.Call, name: str) -> list[cst.CSTNode]:
+    """The figures of memory that a call gives, in place of which MPS gets 0."""
+    if name in FIGURES or name == "mem_get_info":
+        return [call]
+    if name not in ("get_device_properties", "memory_stats"):
+        return []
+    read = [file.tree.parent(holder) for holder in _holders(file, call)]
+    return [one for one in read if isinstance(one, (cst.Attribute, cst.Subscript))]
+
+
+def _holders(file: SourceFile, call: cst.Call) -> list[cst.CSTNode]:
+    """A call, and the reads of the name or attribute that holds its result."""
     assigned = file.tree.parent(call)
     target = assigned.targets[0].target if isinstance(assigned, cst.Assign) else None
-    holders = [call, *(file.tree.reads(target) if isinstance(target, (cst.Name, cst.Attribute)) else ())]
-    read = [file.tree.parent(holder) for holder in holders]
+    return [call, *(file.tree.reads(target) if isinstance(target, (cst.Name, cst.Attribute)) else ())]
+
+
+def _own_property(file: SourceFile, call: cst.Call) -> str:
+    """A property that only CUDA's devices have and that is read from a call's result; ``""`` if none is."""
+    read = [file.tree.parent(holder) for holder in _holders(file, call)]
     names = [asked.attr.value for asked in read if isinstance(asked, cst.Attribute)]
     return next((name for name in names if name not in _ON_EVERY_DEVICE), "")
 
 
 def _gives_handle(file: SourceFile, call: cst.Call) -> bool:
     """Whether code reads a stream's handle, to pass it to a kernel: ``torch.cuda.current_stream().cuda_stream``."""
-    uses: list[cst.CSTNode] = [call]
-    assigned = file.tree.parent(call)
-    if isinstance(assigned, cst.Assign) and isinstance(assigned.targets[0].target, cst.Name):
-        uses += file.tree.accesses(assigned.targets[0].target)
-    holders = [file.tree.parent(use) for use in uses]
+    holders = [file.tree.parent(use) for use in _holders(file, call)]
     return any(isinstance(at, cst.Attribute) and at.attr.value in _HANDLES for at in holders)

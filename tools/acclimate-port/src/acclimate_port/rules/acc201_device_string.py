@@ -9,6 +9,7 @@ import libcst as cst
 from acclimate_port.dataflow.literals import LiteralUse, Role, classify_literal
 from acclimate_port.dataflow.map_location import loadable
 from acclimate_port.dataflow.sinks import takes_device
+from acclimate_port.dataflow.uses import uses_of
 from acclimate_port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate_port.new_code.edits import Part
 from acclimate_port.rules.base import (
@@ -19,7 +20,6 @@ from acclimate_port.rules.base import (
     Finding,
     Rule,
     index_of,
-    unsafe_at_import,
 )
 from acclimate_port.rules.comparison_edits import OTHERS, adapt_to_comparison
 from acclimate_port.source.tree import called_name, string_value
@@ -36,7 +36,7 @@ def report_device(
         return rule.left(file, node, place.reason)
     if place.role is Role.PATTERN:
         return rule.left(file, node, "a pattern of `match` must be a literal; compare with `if`")
-    unsafe = place.reason if place.role is Role.LIKELY else unsafe_at_import(file, node)
+    unsafe = place.reason if place.role is Role.LIKELY else ""
     unsafe = _turns_on_host(file, node) or unsafe
     return adapt_to_comparison(file, rule.becomes(file, node, *parts, unsafe=unsafe))
 
@@ -46,28 +46,18 @@ _SWITCHES = re.compile(r"torch\.(amp\.)?(\w+\.)?(autocast|GradScaler|set_autocas
 
 def _turns_on_host(file: SourceFile, node: cst.CSTNode) -> str:
     """Why a device is unsafe that autocasts get through a name, and nothing else that fails without CUDA."""
-    at = file.tree.parent(node)
-    around = file.tree.parent(at) if isinstance(at, cst.Arg) else None
-    if isinstance(around, cst.Call) and file.tree.qualified(around.func) == "torch.device":
-        at = file.tree.parent(around)
-    if isinstance(at, cst.Assign):
-        names: list[cst.CSTNode] = [target.target for target in at.targets]
-    else:
-        names = [at.name] if isinstance(at, cst.Param) else []
     found = ""
-    for name in names:
-        for use in file.tree.reads(name) if isinstance(name, (cst.Name, cst.Attribute)) else ():
-            asked = file.tree.parent(use)
-            argument = file.tree.parent(asked) if isinstance(asked, cst.Attribute) else asked
-            call = file.tree.parent(argument) if isinstance(argument, cst.Arg) else None
-            if not isinstance(argument, cst.Arg) or not isinstance(call, cst.Call):
-                continue
-            called = file.tree.qualified(call.func) or ""
-            if not _SWITCHES.match(called):
-                if called.startswith("torch.") or takes_device(file, call, argument):
-                    return ""
-            elif not file.is_guarded(call):
+    for use in uses_of(file, node):
+        argument = file.tree.parent(use)
+        call = file.tree.parent(argument) if isinstance(argument, cst.Arg) else None
+        if not isinstance(argument, cst.Arg) or not isinstance(call, cst.Call) or use is node:
+            continue
+        called = file.tree.qualified(call.func) or ""
+        if _SWITCHES.match(called):
+            if not file.is_guarded(call):
                 found = f"on a host `{called}`, which gets it, is on then, and is off with CUDA's name"
+        elif called != "torch.device" and (called.startswith("torch.") or takes_device(file, call, argument)):
+            return ""
     return found
 
 
@@ -83,7 +73,12 @@ both have the same value as before.
 
 The rule edits a literal if torch takes it as a device, if the name of its variable, parameter, option or attribute
 suggests a device, or if the value reaches one of these. Dictionary keys, messages, and arguments such as `impl="cuda"`
-are data, and stay.
+are data, and stay. So does the device of another library (Warp, JAX), also where a method imports the library and gets the
+device through names, parameters or a part of the text.
+
+A device is unsafe where the program finds that CUDA was asked for and is missing, and says so or raises: on a host it
+would find that no longer. So is one that only a later use needs, where an import evaluates it, also through a constructor,
+or where the program sets `CUDA_VISIBLE_DEVICES` or forks after it: the edit counts the devices.
 
 `device == torch.device("cuda")` gets `!= torch.device("cpu")` appended, so that it stays false on a CPU, as before.
 This edit is unsafe.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import libcst as cst
 
 from acclimate_port.dataflow.receivers import foreign_receiver
-from acclimate_port.rules.base import IMPORTS, WITH_HELPER, Example, Finding, Rule, index_of, unsafe_at_import
+from acclimate_port.rules.base import IMPORTS, WITH_HELPER, Example, Finding, Rule, index_of
 from acclimate_port.source.tree import position, string_value
 from acclimate_port.source_file import SourceFile
 
@@ -58,7 +58,7 @@ only there."""
         receiver = foreign_receiver(file, node)
         if receiver is not None and not receiver.may_be_torchs:
             return self.left(file, node, receiver.text, claims)
-        unsafe = receiver.text if receiver is not None else unsafe_at_import(file, node)
+        unsafe = receiver.text if receiver is not None else ""
         open_, close = ("(", ")") if node.lpar else ("", "")
         return self.becomes(file, node, open_, *parts, close, unsafe=unsafe, claims=claims)
 
@@ -78,7 +78,7 @@ only there."""
         device = f"{file.torch}.device({kind})" if is_device else kind
         text = f"None if {kind} == {quote}cuda{quote} else {device}"
         open_, close = ("(", ")") if node.lpar else ("", "")
-        unsafe = unsafe_at_import(file, node)
+        unsafe = ""
         claims = (test, test.func, named)
         return self.becomes(file, node, open_, text, close, unsafe=unsafe, claims=claims)
 

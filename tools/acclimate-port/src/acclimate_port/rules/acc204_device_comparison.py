@@ -32,7 +32,8 @@ class DeviceComparison(Rule):
     name = "device-comparison"
     summary = '`device.type == "cuda"`, `"cuda" in device`, `device.startswith("cuda")`'
     explanation = """\
-The accelerator's name replaces `"cuda"`, and the test stays false on a CPU: `device == get_accelerator().device_name()
+A value is a device if its name says so, or if the file shows where it is from: `x.device.type`, a part of a device's name, or
+a function that returns one. The accelerator's name replaces `"cuda"`, and the test stays false on a CPU: `device == get_accelerator().device_name()
 and get_accelerator().device_name() != "cpu"`. If the program has code for another device type (`elif device.type ==
 "mps":`), the ported test stays false for that type too. It becomes true on a CPU only if the program would otherwise
 end (`assert device.type == "cuda"`). `--to torch` compares the type of a device object with `"cpu"` instead, and so does
@@ -181,12 +182,16 @@ property that the branch needs, such as `get_accelerator().is_fp16_supported()`.
     def _members(
         self, file: SourceFile, node: cst.Comparison, holder: cst.Tuple | cst.List | cst.Set
     ) -> Finding | None:
-        found = [element.value for element in holder.elements if string_value(element.value) == "cuda"]
+        found = [element.value for element in holder.elements if is_device(string_value(element.value) or "")]
         if not found:
             return None
         if not is_compared_device(file, node.left):
             return self.exempt(file, found[0], "nothing shows that a device is compared", tuple(found))
-        edits = [replace(file.span(literal), file.target.device_type) for literal in found]
+        edits = [
+            replace(file.span(literal), *(file.device_at(index) if index else (file.target.device_type,)))
+            for literal in found
+            for index in [index_of(string_value(literal) or "")]
+        ]
         listed = {string_value(element.value) for element in holder.elements}
         negated = isinstance(node.comparisons[0].operator, cst.NotIn)
         refuses = ends_program_if_false(file, node) if negated else ends_without(file, node)

@@ -7,7 +7,7 @@ import libcst as cst
 from acclimate_port.dataflow.map_location import loadable
 from acclimate_port.new_code.edits import replace
 from acclimate_port.new_code.targets import AcclimateTarget
-from acclimate_port.rules.base import IMPORTS, WITH_HELPER, Example, Finding, Rule, unsafe_at_import
+from acclimate_port.rules.base import IMPORTS, WITH_HELPER, Example, Finding, Rule
 from acclimate_port.rules.comparison_edits import adapt_to_comparison
 from acclimate_port.source.tree import Span, keyword, positional, string_value
 from acclimate_port.source_file import SourceFile
@@ -39,7 +39,7 @@ class DeviceObject(Rule):
         number = keyword(node, "index") or (arguments[1] if len(arguments) == 2 else None)
         if first is None or number is None or string_value(first) != "cuda" or len(node.args) != 2:
             return None
-        unsafe = unsafe_at_import(file, node)
+        unsafe = ""
         if not isinstance(file.target, AcclimateTarget):
             # Another edit converts the literal inside, so this edit keeps the call's text.
             edit = replace(file.span(first), file.target.device_type)

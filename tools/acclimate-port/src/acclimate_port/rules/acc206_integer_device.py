@@ -7,7 +7,7 @@ import libcst as cst
 from acclimate_port.dataflow.map_location import loadable
 from acclimate_port.dataflow.sinks import DEVICE_METHODS, holds_device_name
 from acclimate_port.new_code.edits import replace
-from acclimate_port.rules.base import IMPORTS, WITH_HELPER, Example, Finding, Rule, unsafe_at_import
+from acclimate_port.rules.base import IMPORTS, WITH_HELPER, Example, Finding, Rule
 from acclimate_port.source.tree import called_name, keyword, positional
 from acclimate_port.source.values import Kind
 from acclimate_port.source_file import SourceFile
@@ -79,4 +79,4 @@ suggests it."""
         parts = loadable(file, device.value, *parts)
         unsafe = "" if value.certain else "only its name suggests a number"
         edit = replace(place, *parts)
-        return self.convert(file, device.value, edit, unsafe=unsafe or unsafe_at_import(file, node))
+        return self.convert(file, device.value, edit, unsafe=unsafe)

@@ -15,7 +15,6 @@ from acclimate_port.rules.base import (
     Finding,
     Rule,
     cuda_name,
-    unsafe_at_import,
 )
 from acclimate_port.source.tree import (
     Span,
@@ -108,7 +107,6 @@ A class that defines a method `cuda` keeps it. Calls of that method stay too, on
         if has_unpacking(node) or (node.args and any(argument.comma is None for argument in node.args)):
             return self.left(file, node, "no rule converts these arguments")
         unsafe = "" if is_torch_object(file, receiver) else "it may be neither a tensor nor a module"
-        unsafe = unsafe or unsafe_at_import(file, node)
         finding = self._call(file, node, node.func, unsafe)
         if finding.edits and positional(node) and _is_storage(file, receiver):
             name = insert(file.span(node.args[0]).start, "device=")

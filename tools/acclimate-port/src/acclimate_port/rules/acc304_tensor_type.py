@@ -15,7 +15,6 @@ from acclimate_port.rules.base import (
     Rule,
     cuda_name,
     is_read,
-    unsafe_at_import,
 )
 from acclimate_port.source.tree import called_name, has_unpacking, string_value
 from acclimate_port.source.values import Kind
@@ -110,7 +109,7 @@ float64, such as Apple's."""
         to = replace(file.span(method.attr), "to")
         if name in DTYPES:
             text = f"{file.target.device_type}, {file.torch}.{DTYPES[name]}"
-            unsafe = unsafe_at_import(file, node)
+            unsafe = ""
             return self.convert(
                 file, node, to, replace(file.span(value), text), unsafe=unsafe, claims=(value,)
             )
@@ -133,5 +132,5 @@ float64, such as Apple's."""
         end = file.span(node.args[-1].value).end
         options = f", dtype={file.torch}.{DTYPES[name]}, device={file.target.device_type}"
         edits = (replace(file.span(node.func), f"{file.torch}.{new}"), insert(end, options))
-        unsafe = unsafe_at_import(file, node)
+        unsafe = ""
         return self.convert(file, node, *edits, unsafe=unsafe, claims=claims)

@@ -13,7 +13,6 @@ from acclimate_port.rules.base import (
     Rule,
     cuda_name,
     is_read,
-    unsafe_at_import,
 )
 from acclimate_port.rules.comparison_edits import host_guard
 from acclimate_port.source.tree import (
@@ -61,8 +60,9 @@ as the first argument of `torch.amp.autocast` and `torch.amp.GradScaler`, and so
 
 Without CUDA, torch turns CUDA's autocast and scaler off, and warns. Those of a CPU would be on there, so the edit
 adds `enabled=get_accelerator().device_name() != "cpu"`, unless a test of the device is around the call or in its
-`enabled`. Four edits are unsafe: an autocast in a program that also autocasts on a CPU, which this one would turn off;
-a dtype that is not known to be float16 or bfloat16, since CUDA alone autocasts to others; a class or function that is
+`enabled`. A caller may autocast the CPU, as may the rest of a program: in a package, and in a program that does so, a
+`with` keeps that autocast (`or torch.is_autocast_enabled("cpu")`). Four edits are unsafe: an autocast there with a dtype,
+or outside `with`, which would change the CPU's; a dtype that is not known to be float16 or bfloat16, since CUDA alone autocasts to others; a class or function that is
 passed and not called; and a decorator in a class, which runs at import and makes the program choose the accelerator
 then."""
     examples = (
@@ -130,7 +130,7 @@ then."""
         if plain == "GradScaler" and isinstance(call, cst.Call) and called_name(call) in _ASKS_FOR_CLASS:
             # A library's scaler is an instance of torch.amp.GradScaler, the base class of each device's scaler.
             return self.becomes(file, node, f"{file.torch}.amp.GradScaler")
-        unsafe = unsafe_at_import(file, node)
+        unsafe = ""
         if plain in _ENABLED and not file.is_guarded(node):
             unsafe = f"on a host a call of this turns {plain} on, which torch.cuda.amp does not"
         elif plain not in _ENABLED and file.autocasts_on_host:
@@ -191,8 +191,12 @@ then."""
         return self.convert(file, node, insert(inside, text), *off, unsafe=unsafe)
 
 
-WITHIN_HOSTS = "on a host it reads or changes the autocast of the CPU, which the program turns on elsewhere"
-_TURNS_OFF_HOSTS = "the program may autocast the CPU, and inside such an autocast it turns that off on a host"
+WITHIN_HOSTS = (
+    "on a host it reads or changes the autocast of the CPU, which the program or its caller may turn on"
+)
+_TURNS_OFF_HOSTS = (
+    "on a host it turns off an autocast of the CPU around it, which the program or its caller may use"
+)
 _OTHER_DTYPES = (
     "only CUDA autocasts to dtypes other than float16 and bfloat16; elsewhere autocast turns itself off"
 )
@@ -207,12 +211,14 @@ def _off_on_host(file: SourceFile, call: cst.Call, plain: str, index: int | None
         plain: the name of the class.
         index: the position of the argument ``enabled``; ``None`` if there is none.
     """
-    unsafe = unsafe_at_import(file, call)
+    unsafe = ""
     listed = positional(call)
     given = keyword(call, "enabled")
     if given is None and index is not None and len(listed) > index:
         given = listed[index]
     is_guarded = file.is_guarded(call)
+    if plain == "autocast" and file.autocasts_on_host and not is_guarded and _may_keep_hosts(file, call):
+        return _as_around(file, call, given.value if given is not None else None), unsafe
     if plain != "GradScaler" and file.autocasts_on_host and not is_guarded:
         unsafe = _TURNS_OFF_HOSTS if plain == "autocast" else WITHIN_HOSTS
     if plain == "autocast" and dotted(given.value if given is not None else None) != "False":
@@ -227,6 +233,35 @@ def _off_on_host(file: SourceFile, call: cst.Call, plain: str, index: int | None
     if not call.args:
         return [insert(file.span(call).end - 1, condition)], unsafe
     return [insert(file.span(call.args[-1].value).end, f", {condition}")], unsafe
+
+
+def _may_keep_hosts(file: SourceFile, call: cst.Call) -> bool:
+    """Whether an autocast is entered where it is made, and sets nothing but whether it is on."""
+    listed = positional(call)
+    takes_dtype = keyword(call, "dtype") is not None or keyword(call, "cache_enabled") is not None
+    if takes_dtype or has_unpacking(call) or not isinstance(file.tree.parent(call), cst.WithItem):
+        return False
+    return len(listed) < 2
+
+
+def _as_around(file: SourceFile, call: cst.Call, value: cst.BaseExpression | None) -> list[Edit]:
+    """Edits after which an autocast leaves that of the CPU as it is around it, on a host."""
+    quote = file.quote(call)
+    here = host_guard(file, quote)
+    around = f"{file.torch}.is_autocast_enabled({quote}cpu{quote})"
+    if value is None or dotted(value) == "True":
+        text = f"{here} or {around}"
+        if value is not None:
+            return [replace(file.span(value), text)]
+        at = file.span(call.args[-1].value).end if call.args else file.span(call).end - 1
+        return [insert(at, f"{', ' if call.args else ''}enabled={text}")]
+    place = file.span(value)
+    if dotted(value) == "False":
+        is_host = here.replace("!=", "==") if "!=" in here else f"not {here}"
+        return [replace(place, f"{is_host} and {around}")]
+    is_loose = isinstance(value, (cst.IfExp, cst.Lambda, cst.NamedExpr)) and not value.lpar
+    open_, close = ("(", ")") if is_loose else ("", "")
+    return [insert(place.start, open_), insert(place.end, f"{close} if {here} else {around}")]
 
 
 def also_an_accelerator(file: SourceFile, value: cst.BaseExpression) -> list[Edit]:

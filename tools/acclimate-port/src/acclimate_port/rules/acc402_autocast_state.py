@@ -11,7 +11,6 @@ from acclimate_port.rules.base import (
     Example,
     Finding,
     Rule,
-    unsafe_at_import,
 )
 from acclimate_port.source.tree import Span, has_unpacking, string_value
 from acclimate_port.source_file import SourceFile
@@ -86,7 +85,7 @@ is on. Each edit is unsafe if the program also autocasts on a CPU, whose state t
         is_guarded = file.is_guarded(node)
         if new == "set_autocast_enabled" and values and not is_guarded:
             edits += also_an_accelerator(file, values[0].value)
-        unsafe = unsafe_at_import(file, node)
+        unsafe = ""
         if file.autocasts_on_host and not is_guarded:
             unsafe = WITHIN_HOSTS
         elif new == "get_autocast_dtype" and not is_guarded and not _is_asked_first(file, node):

@@ -16,7 +16,6 @@ from acclimate_port.rules.base import (
     Finding,
     Rule,
     is_read,
-    unsafe_at_import,
 )
 from acclimate_port.rules.comparison_edits import HOST_CHANGES, OTHERS, false_on_host
 from acclimate_port.source.tree import called_name, dotted, positional, string_value, walk
@@ -105,7 +104,6 @@ edit needs."""
             return self.exempt(file, node, "it is a key of data or part of a message")
         if (comparison := _comparison(file, node)) is not None:
             return self._compared(file, node, comparison)
-        found = found or unsafe_at_import(file, node)
         if found == _ONE_OF_SEVERAL:
             # Scripts that pass the old name still start: many programs then choose another backend themselves.
             holder = file.tree.parent(file.tree.parent(node) or node)
@@ -130,7 +128,7 @@ edit needs."""
         """A finding for ``torch.distributed.Backend.NCCL``, which is the string ``"nccl"``."""
         if file.tree.qualified(node) not in _CONSTANTS or not is_read(file, node):
             return None
-        unsafe = unsafe_at_import(file, node)
+        unsafe = ""
         if (comparison := _comparison(file, node)) is not None:
             return self._compared(file, node, comparison)
         if isinstance(file.tree.parent(node), (cst.DictElement, cst.Element)):
@@ -142,7 +140,6 @@ edit needs."""
         unsafe = self._role(file, node)
         if unsafe is None or unsafe == "data" or file.in_fstring(node):
             return self.left(file, node, "nothing shows that it is a backend of torch.distributed")
-        unsafe = unsafe or unsafe_at_import(file, node)
         quote, kind = file.quote(node), file.target.device_type
         return self.becomes(
             file,

@@ -6,7 +6,7 @@ import libcst as cst
 
 from acclimate_port.new_code.added_functions import ON_ANY_DEVICE
 from acclimate_port.new_code.edits import insert
-from acclimate_port.rules.base import WITH_HELPER, Example, Finding, Rule, unsafe_at_import
+from acclimate_port.rules.base import WITH_HELPER, Example, Finding, Rule
 from acclimate_port.source.tree import called_name
 from acclimate_port.source.values import methods
 from acclimate_port.source_file import SourceFile
@@ -19,6 +19,7 @@ _DATA_PARALLEL = {
 
 _OF_OTHERS = {
     *("torch_geometric.nn.DataParallel", "torch_geometric.nn.data_parallel.DataParallel"),
+    *("torch_geometric.nn.data_parallel", "torch_geometric.nn.data_parallel.data_parallel"),
 }
 
 
@@ -88,7 +89,7 @@ the functions that it calls: without CUDA a program should call the module direc
             return self.left(file, node, reason)
         place = file.span(node)
         edits = insert(place.start, f"{file.on_any_device}("), insert(place.end, ")")
-        unsafe = unsafe_at_import(file, node)
+        unsafe = ""
         if file.attributes["device_ids"]:
             unsafe = "the file reads `device_ids`, which is empty on other accelerators"
         finding = self.convert(file, node, *edits, unsafe=unsafe)

@@ -149,7 +149,6 @@ def margin_of(file: SourceFile, statement: cst.Expr) -> str | None:
 
 
 DEVICE = re.compile(r"cuda(?::(\d+))?$")
-AT_IMPORT = "it looks up the accelerator when the module is imported"
 
 
 def is_device(text: str) -> bool:
@@ -161,12 +160,3 @@ def index_of(text: str) -> str | None:
     """The index in the name of a device."""
     found = DEVICE.match(text)
     return found[1] if found else None
-
-
-def unsafe_at_import(file: SourceFile, node: cst.CSTNode) -> str:
-    """Why an edit of code that runs at import is unsafe; ``""`` for other code.
-
-    The lookup counts the devices, and later changes of ``CUDA_VISIBLE_DEVICES`` would have no effect. If the
-    module counts or uses devices at import itself, an edit changes nothing.
-    """
-    return AT_IMPORT if file.runs_at_import(node) and not file.uses_devices_at_import else ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 _CLASS = re.compile(
@@ -20,7 +21,7 @@ _OLD_CONSTRUCTOR = re.compile(
 )
 _NOT_OF_HOST = (
     rb"""(?!["']cuda["']\s*[,)]|accelerator_type|get_accelerator|(?:device_type|dtype|enabled)\s*=|[\s)])"""
-    rb"""(?![^\n]*enabled\s*=[^\n]*(?:is_available\(\)|!= .cpu))"""
+    rb"""(?![^\n]*enabled\s*=[^\n]*(?:is_available\(\)|[!=]= .cpu))(?![^\n]*["']cuda["'])"""
 )
 _HOST_AUTOCAST = re.compile(
     rb"\btorch\.(?:amp\.)?autocast\(\s*(?:device_type\s*=\s*)?" + _NOT_OF_HOST + rb"[\w\"'(]"
@@ -44,6 +45,8 @@ class Survey:
     """Classes with a method ``cuda`` and no method ``to``, which therefore are not modules."""
     compiled: frozenset[str] = frozenset()
     """Classes that another file imports and instantiates, and may compile with TorchScript."""
+    classes: frozenset[tuple[str, str]] = frozenset()
+    """Each class with the text of its bases, or ``cuda`` in place of it if it has a method of that name."""
     makers: frozenset[Path] = frozenset()
     """Folders, and files without suffix, with functions whose results others compile with TorchScript."""
     device_names: frozenset[str] = frozenset()
@@ -64,6 +67,7 @@ class Survey:
         return Survey(
             self.with_own_cuda | other.with_own_cuda,
             self.compiled | other.compiled,
+            self.classes | other.classes,
             self.makers | other.makers,
             self.device_names | other.device_names,
             self.modules | other.modules,
@@ -72,6 +76,29 @@ class Survey:
             self.sets_visible_devices or other.sets_visible_devices,
             self.forks or other.forks,
         )
+
+    def is_module(self, full_name: str) -> bool:
+        """Whether a class of the project is a torch module whose ``cuda()`` is torch's."""
+        package, _, name = full_name.rpartition(".")
+        is_own = full_name.startswith(".") or not self.modules.isdisjoint(package.split("."))
+        return is_own and name in self._module_classes
+
+    def resolved(self) -> Survey:
+        """These facts with the modules alone of all classes, which is less to give to each process."""
+        return replace(self, classes=frozenset((name, "Module") for name in self._module_classes))
+
+    @cached_property
+    def _module_classes(self) -> frozenset[str]:
+        """The names of the classes that are modules wherever the project defines them."""
+        found: set[str] = set()
+        count = -1
+        while count != len(found):
+            count = len(found)
+            of_modules = {name for name, bases in self.classes if _is_of_module(bases, found)}
+            found |= of_modules - {
+                name for name, bases in self.classes if not _is_of_module(bases, of_modules)
+            }
+        return frozenset(found)
 
     def may_compile_all(self, path: Path) -> bool:
         """Whether another file may compile any module of this file with TorchScript."""
@@ -87,6 +114,7 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
     return Survey(
         own,
         compiled,
+        frozenset(_bases(source)),
         makers,
         named,
         modules,
@@ -95,6 +123,22 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         bool(_SETS_VISIBLE.search(source)),
         bool(_FORKS.search(source)),
     )
+
+
+def _bases(source: bytes) -> Iterator[tuple[str, str]]:
+    """Each class of a file with its bases."""
+    classes = list(_CLASS.finditer(source))
+    methods = list(_METHOD.finditer(source)) if b"def cuda" in source else []
+    for index, kind in enumerate(classes):
+        end = classes[index + 1].start() if index + 1 < len(classes) else len(source)
+        has_own = any(found["name"] == b"cuda" and kind.end() <= found.start() < end for found in methods)
+        yield kind["name"].decode(), "cuda" if has_own else (kind["bases"] or b"").decode(errors="replace")
+
+
+def _is_of_module(bases: str, known: set[str]) -> bool:
+    """Whether one of the bases of a class is torch's module, or a class that is known to be one."""
+    last = {base.strip().rpartition(".")[2] for base in bases.split(",")}
+    return bases in ("nn.Module", "torch.nn.Module") or "Module" in last or not last.isdisjoint(known)
 
 
 def _own_cuda(source: bytes) -> Iterator[str]:

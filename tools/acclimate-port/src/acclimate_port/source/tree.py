@@ -381,12 +381,31 @@ class Tree:
         """Every read of a name."""
         return [access.node for assignment in self.assignments(name) for access in assignment.references]
 
-    def reads(self, holder: cst.Name | cst.Attribute) -> list[cst.CSTNode]:
-        """The other reads of a name, or of an attribute with the same text."""
+    def reads(self, holder: cst.Name | cst.Attribute | cst.Subscript) -> list[cst.CSTNode]:
+        """The other reads of a name, or of an attribute or an entry with the same text."""
         if isinstance(holder, cst.Name):
             return [use for use in self.accesses(holder) if use is not holder]
-        text = dotted(holder)
-        return [node for node in self.of_type(cst.Attribute) if node is not holder and dotted(node) == text]
+        if isinstance(holder, cst.Subscript):
+            return [node for node in self._entries.get(self.source(holder), []) if node is not holder]
+        return [node for node in self._attributes.get(dotted(holder), []) if node is not holder]
+
+    @cached_property
+    def _attributes(self) -> dict[str, list[cst.CSTNode]]:
+        """The chains of attributes by their text."""
+        found: dict[str, list[cst.CSTNode]] = defaultdict(list)
+        for node in self.of_type(cst.Attribute):
+            found[dotted(node)].append(node)
+        return found
+
+    @cached_property
+    def _entries(self) -> dict[str, list[cst.CSTNode]]:
+        """The entries with a constant key by their text: ``config["use_cuda"]``."""
+        found: dict[str, list[cst.CSTNode]] = defaultdict(list)
+        for node in self.of_type(cst.Subscript):
+            element = node.slice[0].slice
+            if isinstance(element, cst.Index) and string_value(element.value) is not None:
+                found[self.source(node)].append(node)
+        return found
 
     @cached_property
     def imports(self) -> list[cst.Import | cst.ImportFrom]:

@@ -7,6 +7,8 @@ unsafe.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -14,7 +16,7 @@ from functools import cached_property
 import libcst as cst
 from libcst.metadata.scope_provider import Assignment
 
-from acclimate_port.source.tree import Tree, called_name, string_value
+from acclimate_port.source.tree import Tree, called_name, dotted, string_value
 
 
 class Kind(Enum):
@@ -109,17 +111,21 @@ _NUMBER_CALLS = {
     *("torch.accelerator.current_device_index", "torch.distributed.get_node_local_rank"),
 }
 _NUMBER_TYPES = {"int"}
+_MOST_BINDINGS = 20
 _DEPTH = 6
 
 
 class Values:
     """Infers the kinds of the values in one file."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: Tree, modules: Callable[[str], bool] = lambda _: False) -> None:
         self._tree = tree
+        self._is_module = modules
+        """Whether another file of the project defines a class, given by its full name, as a module."""
         self._open: set[str] = set()
         """The names whose bindings are being looked at."""
         self._of_names: dict[tuple[int, str], Value] = {}
+        self._of_attributes: dict[str, Value | None] = {}
 
     @cached_property
     def classes(self) -> dict[str, cst.ClassDef]:
@@ -168,6 +174,10 @@ class Values:
             return Value(Kind.NONE)
         if name.value in self._open:
             return Value(Kind.SAME)
+        if (given := self._given_before(name)) is not None:
+            last = self.of(given, depth - 1)
+            if last.kind is not Kind.UNKNOWN:
+                return last
         key = (id(self._tree.scope(name)), name.value)
         if key in self._of_names:
             return self._of_names[key]
@@ -175,6 +185,37 @@ class Values:
         if not self._open:
             self._of_names[key] = value
         return value
+
+    def _given_before(self, use: cst.Name) -> cst.BaseExpression | None:
+        """What the last assignment before a use gives the name, if the use gets that in any case.
+
+        It is in a block around the use. Nothing binds it in between, or in a loop around the use alone.
+        """
+        bound = self._tree.assignments(use)
+        if not 1 < len(bound) <= _MOST_BINDINGS:
+            return None  # with one binding there is no choice
+        start = self._tree.span(use).start
+        # `x = x.cuda()` reads what it replaces.
+        own = self._tree.statement(use)
+        before = [one.node for one in bound if self._tree.span(one.node).start < start]
+        before = [node for node in before if self._tree.statement(node) is not own]
+        if not before:
+            return None
+        node = max(before, key=lambda found: self._tree.span(found).start)
+        holder = self._tree.parent(self._tree.parent(node) or node)
+        if not isinstance(holder, cst.Assign):
+            return None
+        block = self._tree.parent(self._tree.parent(holder) or holder)
+        for around in self._tree.ancestors(use):
+            if around is block:
+                return holder.value
+            if isinstance(around, (cst.FunctionDef, cst.Lambda, cst.ClassDef)):
+                return None
+            if isinstance(around, (cst.For, cst.While)):
+                loop = self._tree.span(around)
+                if any(loop.start <= self._tree.span(one.node).start < loop.end for one in bound):
+                    return None
+        return None
 
     def _of_bindings(self, name: cst.Name, depth: int) -> Value:
         """The kind of all values that the file binds to a name."""
@@ -271,7 +312,53 @@ class Values:
         held = self.of(node.value, 2).kind if node.attr.value in _TENSOR_FIELDS else Kind.UNKNOWN
         if held is Kind.TENSOR:
             return Value(Kind.DEVICE if node.attr.value == "device" else Kind.TENSOR)
+        text = dotted(node)
+        if text in self._open:
+            return Value(Kind.SAME)
+        if text.startswith("self.") and text in self._given_to_attributes:
+            return self._of_values(text, self._given_to_attributes[text]) or guess_by_name(node.attr.value)
         return guess_by_name(node.attr.value)
+
+    def _of_values(self, text: str, values: list[cst.BaseExpression | None]) -> Value | None:
+        """The tensor or module that an attribute is, if all that the file gives it are such."""
+        if text not in self._of_attributes:
+            self._open.add(text)
+            try:
+                found = [UNKNOWN if value is None else self.of(value, 3) for value in values[:_MOST_BINDINGS]]
+            finally:
+                self._open.discard(text)
+            known = {value.kind for value in found if value.kind not in (Kind.SAME, Kind.NONE)}
+            is_one = (
+                len(known) == 1 and known <= {Kind.TENSOR, Kind.MODULE} and all(one.certain for one in found)
+            )
+            self._of_attributes[text] = Value(known.pop()) if is_one else None
+        return self._of_attributes[text]
+
+    @cached_property
+    def _given_to_attributes(self) -> dict[str, list[cst.BaseExpression | None]]:
+        """What the file assigns to each attribute; ``None`` for a part of something."""
+        found: dict[str, list[cst.BaseExpression | None]] = defaultdict(list)
+        for node in self._tree.of_type(cst.Attribute):
+            at = self._tree.parent(node)
+            holder = self._tree.parent(at) if isinstance(at, cst.AssignTarget) else at
+            if isinstance(holder, (cst.Assign, cst.AnnAssign)) and holder.value is not node:
+                found[dotted(node)].append(holder.value)
+            elif isinstance(at, (cst.Element, cst.For, cst.AsName, cst.AugAssign)) and self._is_bound(node):
+                found[dotted(node)].append(None)
+        return found
+
+    def _is_bound(self, node: cst.CSTNode) -> bool:
+        """Whether a part of a target is bound: ``self.x`` in ``self.x, y = f()``."""
+        below = node
+        for around in self._tree.ancestors(node):
+            if isinstance(around, (cst.AssignTarget, cst.AsName)):
+                return True
+            if isinstance(around, (cst.For, cst.AugAssign)):
+                return around.target is below
+            if not isinstance(around, (cst.Element, cst.Tuple, cst.List)):
+                return False
+            below = around
+        return False
 
     def _of_call(self, call: cst.Call, depth: int) -> Value:
         name = self._tree.qualified(call.func)
@@ -281,6 +368,8 @@ class Values:
                 return Value(Kind.NUMBER)
             if name == "torch.device":
                 return Value(Kind.DEVICE)
+            if name.startswith("torch.autograd.") and last == "Variable":
+                return Value(Kind.TENSOR)
             if last == "DataLoader" and not any(argument.star for argument in call.args):
                 given = {argument.keyword.value for argument in call.args if argument.keyword is not None}
                 return UNKNOWN if "collate_fn" in given else Value(Kind.LOADER)
@@ -292,6 +381,8 @@ class Values:
             if name.startswith("torch.nn.") and last[:1].isupper():
                 return Value(Kind.TENSOR if last == "Parameter" else Kind.MODULE)
             return UNKNOWN
+        if name is not None and self._is_module(name):
+            return Value(Kind.MODULE)
         if isinstance(call.func, cst.Name):
             if call.func.value in ("int", "len"):
                 return Value(Kind.NUMBER)

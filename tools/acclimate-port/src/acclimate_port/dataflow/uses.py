@@ -1,0 +1,127 @@
+"""The places that a value reaches in its file: through names, attributes, parameters and results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from acclimate_port.dataflow.sinks import parameter_of
+from acclimate_port.source.tree import called_name, dotted
+from acclimate_port.source_file import SourceFile
+
+_MOST = 100
+"""The most places that are looked at for one value."""
+KEEP_NAME = {"lower", "strip", "casefold", "partition", "rpartition", "split", "rsplit", "removesuffix"}
+"""Methods of a string whose result begins with the name of the device in it."""
+
+
+def uses_of(file: SourceFile, value: cst.CSTNode, *, in_functions: bool = True) -> Iterator[cst.CSTNode]:
+    """The expressions that have a value: the first, and those that names and functions pass it on to.
+
+    Args:
+        file: the file.
+        value: the expression.
+        in_functions: whether to follow the value into functions of the file, and out of them.
+    """
+    waiting, seen = [value], {id(value)}
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for following in _following(file, node, in_functions):
+            if id(following) not in seen and len(seen) < _MOST:
+                seen.add(id(following))
+                waiting.append(following)
+
+
+def _following(file: SourceFile, node: cst.CSTNode, in_functions: bool) -> list[cst.CSTNode]:
+    at = file.tree.parent(node)
+    if isinstance(at, cst.IfExp):
+        return [] if node is at.test else [at]
+    if isinstance(at, cst.BooleanOperation):
+        return [at]
+    if isinstance(at, cst.NamedExpr):
+        return [at, *reads_of(file, at.target)]
+    if isinstance(at, cst.FormattedStringExpression):  # `f"{device}:0".split(":")`
+        text = file.tree.parent(at)
+        return [text] if text is not None and _text_method(file, text) is not None else []
+    if isinstance(at, cst.Attribute) and at.value is node:
+        called = _text_method(file, node)
+        return [called] if called is not None else [at] if at.attr.value == "type" else []
+    if isinstance(at, cst.Subscript) and at.value is node:
+        return [at]
+    if isinstance(at, cst.Arg):
+        return _of_argument(file, at, in_functions)
+    if isinstance(at, cst.Assign):
+        return [use for target in at.targets for use in reads_of(file, _first(target.target))]
+    if isinstance(at, cst.AnnAssign):
+        return reads_of(file, at.target)
+    if isinstance(at, cst.Param) and in_functions:
+        return file.tree.reads(at.name)
+    return calls_of(file, file.tree.function(at)) if isinstance(at, cst.Return) and in_functions else []
+
+
+def _text_method(file: SourceFile, node: cst.CSTNode) -> cst.Call | None:
+    """The call of a method of a string that gives the string's first part, or all of it."""
+    attribute = file.tree.parent(node)
+    call = file.tree.parent(attribute) if isinstance(attribute, cst.Attribute) else None
+    is_method = isinstance(call, cst.Call) and call.func is attribute and called_name(call) in KEEP_NAME
+    return call if is_method and isinstance(call, cst.Call) else None
+
+
+def _of_argument(file: SourceFile, argument: cst.Arg, in_functions: bool) -> list[cst.CSTNode]:
+    call = file.tree.parent(argument)
+    if not isinstance(call, cst.Call):
+        return []
+    if file.tree.qualified(call.func) == "torch.device" or dotted(call.func) == "str":
+        return [call]
+    parameter = parameter_of(file, call, argument) if in_functions else None
+    return file.tree.reads(parameter.name) if parameter is not None else []
+
+
+def _first(target: cst.CSTNode) -> cst.CSTNode:
+    """The name that gets the first part: ``kind`` in ``kind, _, index = device.partition(":")``."""
+    return target.elements[0].value if isinstance(target, (cst.Tuple, cst.List)) else target
+
+
+def reads_of(file: SourceFile, target: cst.CSTNode) -> list[cst.CSTNode]:
+    """The reads of a name, an attribute or an entry; of an attribute of ``self``, those in its own class."""
+    if not isinstance(target, (cst.Name, cst.Attribute, cst.Subscript)):
+        return []
+    found = file.tree.reads(target)
+    if isinstance(target, cst.Attribute) and dotted(target).startswith("self."):
+        owner = class_around(file, target)
+        return [use for use in found if _is_of(class_around(file, use), owner)]
+    return found
+
+
+def class_around(file: SourceFile, node: cst.CSTNode) -> cst.ClassDef | None:
+    """The innermost class around a node."""
+    return next((one for one in file.tree.ancestors(node) if isinstance(one, cst.ClassDef)), None)
+
+
+def _is_of(user: cst.ClassDef | None, owner: cst.ClassDef | None) -> bool:
+    """Whether a class is another one, or derives from it."""
+    if user is owner or user is None or owner is None:
+        return user is owner
+    return any(dotted(base.value).rpartition(".")[2] == owner.name.value for base in user.bases)
+
+
+def calls_of(file: SourceFile, function: cst.CSTNode | None) -> list[cst.CSTNode]:
+    """The calls of a function of the file, and the reads of a property, which give its result."""
+    if not isinstance(function, cst.FunctionDef):
+        return []
+    name, owner = function.name.value, class_around(file, function)
+    if owner is None:
+        reads = file.tree.reads(function.name)
+    else:
+        reads = [
+            use
+            for use in file.attributes.get(name, [])
+            if dotted(use) in (f"self.{name}", f"cls.{name}") and _is_of(class_around(file, use), owner)
+        ]
+    is_property = any(dotted(one.decorator).endswith("property") for one in function.decorators)
+    if is_property:
+        return [*reads]
+    calls = ((use, file.tree.parent(use)) for use in reads)
+    return [call for use, call in calls if isinstance(call, cst.Call) and call.func is use]
