@@ -99,6 +99,17 @@ def test_the_traceback_is_shown_where_the_variable_asks_for_it(
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["chat", "generate", "serve"])
+def test_the_traceback_can_be_asked_for_of_an_error_of_a_model_command(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ACCLIMATE_TRACEBACK", "1")
+    assert cli.main([name, "--num_accelerators=0"]) == exit_codes.USER_ERROR
+    shown = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in shown
+    assert shown.splitlines()[-1].startswith(f"acclimate {name}: error: --num_accelerators must be from 1")
+
+
 def test_an_error_while_a_commands_module_is_imported_is_a_line_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -221,7 +221,7 @@ MAY_NAME_ROOMS_ABOVE = {
     "backends/cpu.py": "the table of op builders; the backend shm, which registers when it is chosen",
     "backends/cuda.py": "the table of op builders",
     "backends/probes.py": "DeepSpeed's names, which Intel's extension imports",
-    "backends/generic.py": "the backend staged, which registers when it is chosen",
+    "backends/staged.py": "the backend staged, which registers when it is chosen",
     "llm/commands/chat_ranks.py": "the launcher of the ranks with which the user talks",
     "llm/commands/on_ranks.py": "the program of the ranks that a command starts",
 }

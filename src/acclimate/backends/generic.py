@@ -5,13 +5,13 @@ torch's conventions for out-of-tree devices are enough for the defaults of all m
 
 from __future__ import annotations
 
-import pkgutil
 import sys
 from collections.abc import Collection
 
 import torch
 
 from acclimate.accelerator import Accelerator
+from acclimate.backends.staged import staged_for
 from acclimate.errors import UnsupportedError
 
 _DEVICES_OF_INDUCTOR = ("mtia",)
@@ -56,11 +56,3 @@ def unnamed_device(named: Collection[str]) -> str | None:
     """Returns the type of torch's current device, unless it is one of ``named``."""
     current = torch.accelerator.current_accelerator()
     return current.type if current is not None and current.type not in named else None
-
-
-def staged_for(device_type: str) -> str:
-    """Returns ``"staged"``, and registers it with ``torch.distributed`` for a device type."""
-    if not torch.distributed.is_available():
-        return "gloo"
-    pkgutil.resolve_name("acclimate.comm.staged:register")(device_type)
-    return "staged"

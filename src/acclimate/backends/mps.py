@@ -11,7 +11,7 @@ import torch
 
 from acclimate.accelerator import Accelerator, DeviceLike, DeviceProperties
 from acclimate.backends import builtin
-from acclimate.backends.generic import staged_for
+from acclimate.backends.staged import staged_for
 
 
 class MPSAccelerator(Accelerator):
