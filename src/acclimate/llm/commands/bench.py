@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from acclimate.errors import GenerationOptionError, excerpt
 from acclimate.llm.commands.request import (
     MOST_RANKS,
+    add_cache_dtype_option,
     add_dtype_option,
     add_ignore_extra_option,
     add_model_argument,
@@ -26,7 +27,7 @@ from acclimate.llm.commands.request import (
     model_options,
     rank_arguments,
 )
-from acclimate.llm.loading.packer import check_format
+from acclimate.llm.loading.packer import check_cache_dtype, check_format
 
 if TYPE_CHECKING:
     from acclimate.llm.loading.loaded_model import LoadedModel
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser, required=False)
     add_dtype_option(parser)
     add_quantize_option(parser)
+    add_cache_dtype_option(parser)
     parser.add_argument(
         "--num_accelerators",
         metavar="N",
@@ -62,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     new_tokens = count("new_tokens", args.new_tokens, _MOST_TOKENS)
     sequences = count("sequences", args.sequences, _MOST_SEQUENCES)
     check_format(args.quantize)
+    check_cache_dtype(args.kv_cache_dtype)
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise GenerationOptionError(
             f"--json cannot write to '{excerpt(str(args.json))}': there is no such folder"
@@ -142,6 +145,7 @@ def _measure(
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "weights": loaded.weights,
         "quantize": quantize,
+        "kv_cache_dtype": loaded.module.kv_cache_dtype,
         "ranks": ranks.size,
         "threads_per_rank": _threads(),
         "parameters": loaded.parameters,

@@ -23,6 +23,7 @@ from acclimate.host.exit_codes import INTERRUPTED, TEXT_READER_LEFT, USER_ERROR
 from acclimate.host.replace_file import replace_file
 from acclimate.llm.commands.request import (
     Request,
+    add_cache_dtype_option,
     add_chat_options,
     add_dtype_option,
     add_ignore_extra_option,
@@ -85,6 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_dtype_option(parser)
     add_quantize_option(parser)
+    add_cache_dtype_option(parser)
     add_process_options(parser)
     add_ignore_extra_option(parser)
     add_remote_code_option(parser)

@@ -20,6 +20,7 @@ from acclimate.host.exit_codes import INTERRUPTED, TEXT_READER_LEFT, USER_ERROR
 from acclimate.llm.commands.request import (
     Display,
     Request,
+    add_cache_dtype_option,
     add_chat_options,
     add_dtype_option,
     add_ignore_extra_option,
@@ -64,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_dtype_option(parser)
     add_quantize_option(parser)
+    add_cache_dtype_option(parser)
     add_process_options(parser)
     add_ignore_extra_option(parser)
     add_remote_code_option(parser)

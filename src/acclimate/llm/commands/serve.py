@@ -16,6 +16,7 @@ from acclimate.errors import AcclimateError, GenerationOptionError, MissingExtra
 from acclimate.host.exit_codes import INTERRUPTED, USER_ERROR
 from acclimate.host.install_hints import install_extra
 from acclimate.llm.commands.request import (
+    add_cache_dtype_option,
     add_dtype_option,
     add_ignore_extra_option,
     add_model_argument,
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_dtype_option(parser)
     add_quantize_option(parser)
+    add_cache_dtype_option(parser)
     add_process_options(parser)
     add_ignore_extra_option(parser)
     add_remote_code_option(parser)

@@ -25,7 +25,7 @@ from acclimate.llm.loading.loaded_model import (
     require_transformers,
 )
 from acclimate.llm.loading.locate import FoundModel, find_and_load, find_model
-from acclimate.llm.loading.packer import Packer, check_format, gguf_form, has_kernels
+from acclimate.llm.loading.packer import Packer, check_cache_dtype, check_format, gguf_form, has_kernels
 from acclimate.llm.progress import progress_bar
 from acclimate.llm.published.settings import quantization_settings
 from acclimate.llm.ranks import ModelRanks, join_model_ranks
@@ -50,6 +50,7 @@ def init_inference(
     *,
     plan: Mapping[str, Any] | None = None,
     quantize: str | None = None,
+    kv_cache_dtype: str = "auto",
     compile: bool | Mapping[str, Any] = False,
     trust_remote_code: bool = False,
     ignore_extra: Iterable[str] = (),
@@ -73,6 +74,8 @@ def init_inference(
         quantize: ``int8`` or ``int4``: the format in which the weights of linear modules and embeddings are
             stored; each weight is packed as soon as it is read. ``None`` keeps the model's format; a GGUF
             file's blocks stay as they are unless ``dtype`` names a dtype.
+        kv_cache_dtype: ``int8`` stores the keys and values of texts in 8.25 bits a number, ``auto`` in the
+            dtype that the model computes in. It applies to the texts that acclimate's own loop writes.
         compile: whether to run the model through ``torch.compile``; a mapping gives its options. If
             ``generate`` has a native step, it uses that instead, because it is faster.
         trust_remote_code: whether Python code that comes with the model may run.
@@ -86,6 +89,7 @@ def init_inference(
         AcclimateError: the errors of :func:`acclimate.llm.load_model`.
     """
     check_format(quantize)
+    check_cache_dtype(kv_cache_dtype)
     require_transformers()
     import torch
 
@@ -98,6 +102,7 @@ def init_inference(
         )
         if compile is not False:
             made.compile(**({} if compile is True else compile))
+        made.kv_cache_dtype = kv_cache_dtype
         return made
 
 
@@ -146,6 +151,7 @@ def load_split_model(
     *,
     dtype: str = "auto",
     quantize: str | None = None,
+    kv_cache_dtype: str = "auto",
     trust_remote_code: bool = False,
     ignore_extra: Iterable[str] = (),
 ) -> LoadedModel:
@@ -155,6 +161,7 @@ def load_split_model(
         model: the ``model`` argument of :func:`acclimate.llm.load_model`; ``None``: the demo model.
         dtype: its ``dtype`` argument.
         quantize: its ``quantize`` argument.
+        kv_cache_dtype: its ``kv_cache_dtype`` argument.
         trust_remote_code: its ``trust_remote_code`` argument.
         ignore_extra: its ``ignore_extra`` argument.
 
@@ -164,6 +171,7 @@ def load_split_model(
     start = time.perf_counter()
     dtype = dtype_name(dtype)
     check_format(quantize)
+    check_cache_dtype(kv_cache_dtype)
     require_transformers()
     accelerator = get_accelerator()
     tokenizers: list[Tokenizer] = []
@@ -206,7 +214,9 @@ def load_split_model(
         accelerator.reset_peak_memory_stats()
         with ranks.all_or_none():
             chosen = _dtype(accelerator, dtype, model)
-        return load_in_finite_dtype(load_in, chosen, accelerator, ranks, is_asked_for=dtype != "auto")
+        loaded = load_in_finite_dtype(load_in, chosen, accelerator, ranks, is_asked_for=dtype != "auto")
+        loaded.module.kv_cache_dtype = kv_cache_dtype
+        return loaded
 
 
 def _dtype(accelerator: Accelerator, dtype: Any, model: Any) -> torch.dtype:

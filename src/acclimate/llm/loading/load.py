@@ -31,7 +31,7 @@ from acclimate.llm.loading.loaded_model import (
     require_transformers,
 )
 from acclimate.llm.loading.locate import FoundModel, find_and_load, find_model
-from acclimate.llm.loading.packer import check_format, gguf_form, has_kernels
+from acclimate.llm.loading.packer import check_cache_dtype, check_format, gguf_form, has_kernels
 from acclimate.llm.loading.weight_report import check_report
 from acclimate.llm.published.settings import quantization_settings
 from acclimate.llm.quiet import quiet_transformers
@@ -51,6 +51,7 @@ def load_model(
     *,
     dtype: str = "auto",
     quantize: str | None = None,
+    kv_cache_dtype: str = "auto",
     trust_remote_code: bool = False,
     ignore_extra: Iterable[str] = (),
 ) -> LoadedModel:
@@ -63,11 +64,14 @@ def load_model(
             supports. With ``auto``, a GGUF file runs from its own quantised blocks.
         quantize: ``int8`` or ``int4``: the format in which the weights of linear modules and embeddings are
             stored.
+        kv_cache_dtype: ``int8`` or ``auto``: the ``kv_cache_dtype`` argument of
+            :func:`acclimate.init_inference`.
         trust_remote_code: whether Python code that comes with the model may run.
         ignore_extra: patterns, such as ``v_head.*``, of tensors in the files that the model does not use.
 
     Raises:
-        QuantizationError: ``quantize`` is neither ``int8`` nor ``int4``.
+        QuantizationError: ``quantize`` is neither ``int8`` nor ``int4``, or ``kv_cache_dtype`` neither
+            ``int8`` nor ``auto``.
         ModelNotFoundError: there is no such model.
         CorruptModelError: its files are truncated, unreadable or do not fit together.
         UnsupportedModelError: it is not a language model that transformers can run.
@@ -80,6 +84,7 @@ def load_model(
     start = time.perf_counter()
     dtype = dtype_name(dtype)
     check_format(quantize)
+    check_cache_dtype(kv_cache_dtype)
     require_transformers()
     accelerator = get_accelerator()
     chosen = choose_dtype(accelerator, dtype)
@@ -117,7 +122,11 @@ def load_model(
 
     # transformers' loading fails in inference mode, and its weights could never be trained.
     with torch.inference_mode(False), watch_builds() as builds:
-        return load_in_finite_dtype(load_in, chosen, accelerator, ModelRanks(), is_asked_for=dtype != "auto")
+        loaded = load_in_finite_dtype(
+            load_in, chosen, accelerator, ModelRanks(), is_asked_for=dtype != "auto"
+        )
+        loaded.module.kv_cache_dtype = kv_cache_dtype
+        return loaded
 
 
 def _load_found(

@@ -31,6 +31,18 @@ def check_format(name: Any) -> None:
         )
 
 
+CACHE_DTYPES = ("auto", "int8")
+"""The dtypes of keys and values that a user can choose; ``auto``: the dtype that the model computes in."""
+
+
+def check_cache_dtype(name: Any) -> None:
+    """Raises :class:`QuantizationError` unless ``name`` is one of :data:`CACHE_DTYPES`."""
+    if name not in CACHE_DTYPES:
+        raise QuantizationError(
+            f"kv_cache_dtype must be {' or '.join(CACHE_DTYPES)}; it is '{excerpt(str(name), 40)}'"
+        )
+
+
 def gguf_form(dtype: Any, quantize: str | None, chosen: torch.dtype, device: str) -> str:
     """Returns the form of a GGUF file: ``BLOCKS``, unless the user asked for a dtype or a weight format.
 

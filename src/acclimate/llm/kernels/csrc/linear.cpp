@@ -27,6 +27,7 @@ void add(Kernels& chosen, const Kernels& better) {
   chosen.quantize = better.quantize != nullptr ? better.quantize : chosen.quantize;
   chosen.values = better.values != nullptr ? better.values : chosen.values;
   chosen.widen = better.widen != nullptr ? better.widen : chosen.widen;
+  chosen.int8_rows = better.int8_rows != nullptr ? better.int8_rows : chosen.int8_rows;
   if (better.multiply_repacked != nullptr) {
     chosen.repack_rows = better.repack_rows;
     chosen.multiply_repacked = better.multiply_repacked;
@@ -234,6 +235,10 @@ void compute(const Weight& weight, const Input& input, int64_t first, int64_t la
   } else {
     compute_with_values(weight, input, first, last, y, y_stride);
   }
+}
+
+void compute(const Int8Rows& rows, const Input& input, float* y, int64_t y_stride) {
+  kernels().int8_rows(rows, input, y, y_stride);
 }
 
 bool multiplies_many() { return kernels().multiply_repacked != nullptr; }
