@@ -1,7 +1,7 @@
 """Keys and values of earlier tokens, laid out for one query at a time.
 
-In int8, each 32 elements of a key or value are whole numbers from -127 to 127 times a power of two, the
-smallest that suffices: 8.25 bits for an element. Such numbers are exact in every dtype of a model, so that a
+In int8, each 16 elements of a key or value are whole numbers from -127 to 127 times a power of two, the
+smallest that suffices: 8.5 bits for an element. Such numbers are exact in every dtype of a model, so that a
 cache that is given to transformers and taken back holds the same numbers.
 """
 
@@ -22,7 +22,7 @@ from acclimate.llm.kernels.torch_threads import one_thread
 ROOM = 256
 """The number of new tokens for which a cache is allocated."""
 _LEAST_SPARE = 64
-_BLOCK = 32
+_BLOCK = 16
 """The elements of a key or value in int8 that one power of two multiplies: int8_columns in linear.h."""
 
 

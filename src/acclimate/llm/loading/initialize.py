@@ -74,7 +74,7 @@ def init_inference(
         quantize: ``int8`` or ``int4``: the format in which the weights of linear modules and embeddings are
             stored; each weight is packed as soon as it is read. ``None`` keeps the model's format; a GGUF
             file's blocks stay as they are unless ``dtype`` names a dtype.
-        kv_cache_dtype: ``int8`` stores the keys and values of texts in 8.25 bits a number, ``auto`` in the
+        kv_cache_dtype: ``int8`` stores the keys and values of texts in 8.5 bits a number, ``auto`` in the
             dtype that the model computes in. It applies to the texts that acclimate's own loop writes.
         compile: whether to run the model through ``torch.compile``; a mapping gives its options. If
             ``generate`` has a native step, it uses that instead, because it is faster.

@@ -5,86 +5,103 @@
 
 namespace acclimate::inference::ACCLIMATE_ISA {
 
-inline float power_of_two(uint8_t exponent) {
-  const uint32_t bits = static_cast<uint32_t>(exponent) << 23;
-  float power;
-  __builtin_memcpy(&power, &bits, sizeof(power));
-  return power;
-}
-
-// One row times several inputs, whose sums stay in registers. Each sum goes through the columns in their
+// Some rows times some inputs, whose sums stay in registers. Each sum goes through the columns in their
 // order, so that an input's products do not depend on the others.
-template <bool has_exponents, int inputs>
-inline void multiply_int8_row(const int8_t* row, const uint8_t* exponents, int64_t k, const float* x,
-                              int64_t x_stride, float* y, int64_t y_stride) {
-  Floats sums[inputs];
+template <bool has_powers, int count, int inputs>
+inline void multiply_int8_tile(const Int8Rows& rows, const float* powers, int64_t row, const float* x,
+                               int64_t x_stride, float* y, int64_t y_stride) {
+  static_assert(int8_columns == 16);  // a vector has one power of two
+  const int64_t k = rows.k, blocks = int8_blocks(k);
+  const int8_t* codes = rows.codes + row * rows.stride;
+  Floats sums[count * inputs];
   for (Floats& each : sums) {
     each = zero();
   }
-  const auto add_products = [&](const int8_t* codes, int64_t column) {
-    Floats values = load_i8(codes);
-    if constexpr (has_exponents) {
-      values = mul(values, power_of_two(exponents[column / int8_columns]));
+  const auto add_products = [&](const int8_t* from, int64_t stride, int64_t block) {
+    Floats values[count];
+#pragma GCC unroll 8
+    for (int r = 0; r < count; ++r) {
+      values[r] = load_i8(from + r * stride);
+      if constexpr (has_powers) {
+        values[r] = mul(values[r], powers[(row + r) * blocks + block]);
+      }
     }
+#pragma GCC unroll 8
     for (int i = 0; i < inputs; ++i) {
-      sums[i] = mul_add(values, load_f32(x + i * x_stride + column), sums[i]);
+      const Floats input = load_f32(x + i * x_stride + block * 16);
+#pragma GCC unroll 8
+      for (int r = 0; r < count; ++r) {
+        sums[r * inputs + i] = mul_add(values[r], input, sums[r * inputs + i]);
+      }
     }
   };
-  int64_t column = 0;
-  for (; column + 16 <= k; column += 16) {
-    add_products(row + column, column);
+  const int64_t whole = k / 16;
+  for (int64_t block = 0; block < whole; ++block) {
+    add_products(codes + block * 16, rows.stride, block);
   }
-  if (column < k) {
-    int8_t rest[16] = {};  // memory after the row must not be read
-    __builtin_memcpy(rest, row + column, k - column);
-    add_products(rest, column);
+  if (whole < blocks) {
+    int8_t rest[count][16] = {};  // memory after a row must not be read
+    for (int r = 0; r < count; ++r) {
+      __builtin_memcpy(rest[r], codes + r * rows.stride + whole * 16, k - whole * 16);
+    }
+    add_products(rest[0], 16, whole);
   }
-  float found[inputs];
-  if constexpr (inputs == 8) {  // of AVX-512
+  float found[count * inputs];
+  if constexpr (count * inputs == 8) {  // of AVX-512
     sum_8(sums, found);
   } else {
-    for (int i = 0; i < inputs; ++i) {
+    for (int i = 0; i < count * inputs; ++i) {
       found[i] = sum(sums[i]);
     }
   }
-  for (int i = 0; i < inputs; ++i) {
-    y[i * y_stride] = found[i];
-  }
-}
-
-template <bool has_exponents>
-inline void multiply_all_int8_rows(const Int8Rows& rows, const Input& input, float* y, int64_t y_stride) {
-  const int64_t blocks = int8_blocks(rows.k), m = input.m;
-  for (int64_t r = 0; r < rows.n; ++r) {
-    const int8_t* row = rows.codes + r * rows.stride;
-    const uint8_t* exponents = has_exponents ? rows.exponents + r * blocks : nullptr;
-    const auto multiply = [&]<int inputs>(int64_t i) {
-      multiply_int8_row<has_exponents, inputs>(row, exponents, rows.k,
-                                               static_cast<const float*>(input.values) + i * input.stride,
-                                               input.stride, y + i * y_stride + r, y_stride);
-      return i + inputs;
-    };
-    int64_t i = 0;
-    while (i + most_block_inputs <= m) {
-      i = multiply.template operator()<most_block_inputs>(i);
-    }
-    if constexpr (most_block_inputs > 4) {
-      i = i + 4 <= m ? multiply.template operator()<4>(i) : i;
-    }
-    if constexpr (most_block_inputs > 2) {
-      i = i + 2 <= m ? multiply.template operator()<2>(i) : i;
-    }
-    if (i < m) {
-      multiply.template operator()<1>(i);
+  for (int r = 0; r < count; ++r) {
+    for (int i = 0; i < inputs; ++i) {
+      y[i * y_stride + row + r] = found[r * inputs + i];
     }
   }
 }
 
-void multiply_int8_rows(const Int8Rows& rows, const Input& input, float* y, int64_t y_stride) {
-  if (rows.exponents != nullptr) {
-    multiply_all_int8_rows<true>(rows, input, y, y_stride);
-  } else {
-    multiply_all_int8_rows<false>(rows, input, y, y_stride);
+// Some rows, which stay in the first caches, times all inputs.
+template <bool has_powers>
+inline void multiply_int8_inputs(const Int8Rows& rows, const float* powers, int64_t row, int64_t last,
+                                 const Input& input, float* y, int64_t y_stride) {
+  const auto multiply = [&]<int inputs>(int64_t i) {
+    constexpr int together = most_block_inputs / inputs;
+    const float* x = static_cast<const float*>(input.values) + i * input.stride;
+    int64_t r = row;
+    for (; r + together <= last; r += together) {
+      multiply_int8_tile<has_powers, together, inputs>(rows, powers, r, x, input.stride, y + i * y_stride,
+                                                       y_stride);
+    }
+    for (; r < last; ++r) {
+      multiply_int8_tile<has_powers, 1, inputs>(rows, powers, r, x, input.stride, y + i * y_stride, y_stride);
+    }
+    return i + inputs;
+  };
+  int64_t i = 0;
+  while (i + most_block_inputs <= input.m) {
+    i = multiply.template operator()<most_block_inputs>(i);
+  }
+  if constexpr (most_block_inputs > 4) {
+    i = i + 4 <= input.m ? multiply.template operator()<4>(i) : i;
+  }
+  if constexpr (most_block_inputs > 2) {
+    i = i + 2 <= input.m ? multiply.template operator()<2>(i) : i;
+  }
+  if (i < input.m) {
+    multiply.template operator()<1>(i);
+  }
+}
+
+void multiply_int8_rows(const Int8Rows& rows, const float* powers, const Input& input, float* y,
+                        int64_t y_stride) {
+  for (int64_t row = 0; row < rows.n; row += most_block_inputs) {
+    const int64_t last = row + most_block_inputs < rows.n ? row + most_block_inputs : rows.n;
+    if (powers != nullptr) {
+      multiply_int8_inputs<true>(rows, powers, row, last, input, y, y_stride);
+    } else {
+      multiply_int8_inputs<false>(rows, powers, row, last, input, y, y_stride);
+    }
   }
 }
 

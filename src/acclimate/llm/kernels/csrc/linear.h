@@ -92,7 +92,7 @@ void compute(const Weight& weight, const Input& input, int64_t first, int64_t la
 
 // -- Rows in 8 bits, for keys and values -----------------------------------------------------------
 
-constexpr int64_t int8_columns = 32;  // of a row, which one power of two multiplies
+constexpr int64_t int8_columns = 16;  // of a row, which one power of two multiplies
 
 // Whole numbers times powers of two, 2^(exponent - 127); an exponent of 0 stands for 0.
 struct Int8Rows {
