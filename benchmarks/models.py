@@ -41,6 +41,7 @@ def main() -> int:
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--sequences", type=int, default=8)
     parser.add_argument("--long", nargs="*", type=int, default=[], help="also decode after so many tokens")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="of acclimate's keys and values")
     parser.add_argument("--transformers", action="store_true", help="also run transformers, in BF16")
     options = parser.parse_args()
     unknown = [name for name in options.models if name not in SHAPES]
@@ -67,7 +68,7 @@ def _compare(name: str, kind: str, peer: str, options: argparse.Namespace) -> li
     work = [(options.prompt_tokens, options.sequences), *((length, 1) for length in options.long)]
     found: dict[str, list[Figures]] = {}
     for _ in range(options.rounds):
-        systems = {"acclimate": lambda *given: _ours(file, *given)}
+        systems = {"acclimate": lambda *given: _ours(file, options.kv_cache_dtype, *given)}
         systems["llama.cpp"] = lambda *given: _peer(peer, "llama.cpp file", file, file, *given)
         if options.transformers and kind == "BF16":
             systems["transformers"] = lambda *given: _peer(
@@ -98,11 +99,11 @@ def _compare(name: str, kind: str, peer: str, options: argparse.Namespace) -> li
     ]
 
 
-def _ours(file: Path, prompt_tokens: int, new_tokens: int, sequences: int) -> Figures:
+def _ours(file: Path, cache_dtype: str, prompt_tokens: int, new_tokens: int, sequences: int) -> Figures:
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
         command = [sys.executable, "-m", "acclimate", "bench", str(file), "--json", report.name]
         command += ["--prompt_tokens", str(prompt_tokens), "--new_tokens", str(new_tokens)]
-        command += ["--sequences", str(sequences)]
+        command += ["--sequences", str(sequences), "--kv_cache_dtype", cache_dtype]
         subprocess.run(command, check=True, capture_output=True)
         figures = json.loads(Path(report.name).read_text(encoding="utf-8"))
     one, *several = figures["speeds"]

@@ -1,9 +1,10 @@
-"""What quantised weights cost in quality: perplexity over real text, and greedy text beside transformers'.
+"""What 8 or 4 bits cost in quality: perplexity over real text, and greedy text beside transformers'.
 
     python benchmarks/quality.py [MODEL] [--bytes 20000] [--json FILE]
 
 The text is English prose that comes with Python and its packages: their licences. Each way of running the
-model is compared with transformers' own in bfloat16. Returns 1 where a limit of the quality is exceeded.
+model is compared with transformers' own in bfloat16. A native step reads its own keys and values, so those in
+8 bits are compared with others over the logits of steps. Returns 1 where a limit of the quality is exceeded.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ from acclimate.llm.loading.loaded_model import load_tokenizer
 from acclimate.llm.loading.locate import find_model
 from acclimate.llm.quiet import quiet_transformers
 
-LIMITS = {"bfloat16": 0.005, "int8": 0.01, "int4": 0.05}
+KEYS = "int8 keys and values"
+LIMITS = {"bfloat16": 0.005, "int8": 0.01, "int4": 0.05, KEYS: 0.005}
 """By how much a perplexity may exceed transformers'; the blocks of a GGUF file are as bfloat16."""
 FLOOR = "transformers, eager"
 """Its other attention sums in another order: no way that sums differently has more texts in common."""
 WINDOW = 512
+STEPS = 2048
 PROMPTS = (
     "The capital of France is",
     "The most beautiful thing about mathematics is",
@@ -96,6 +99,25 @@ def few_row_perplexity(model: Any, tokens: list[int], rows: int = 8) -> float:
 
 
 @torch.inference_mode()
+def step_perplexity(model: Any, tokens: list[int], start: int | None) -> float:
+    """Of windows of 2,048 tokens, each after the start token, which the native step reads one by one."""
+    from acclimate.llm.decode.loop import cache_dtype, lean_decoder
+
+    lean = lean_decoder(model)
+    if lean is None:
+        raise SystemExit("the model has no native step")
+    loss, count = 0.0, 0
+    for first in range(0, len(tokens) - 1, STEPS):
+        window = ([start] if start is not None else []) + tokens[first : first + STEPS + 1]
+        ids = torch.tensor(window)
+        step = lean.go_on(None, torch.zeros(1, dtype=torch.long), 0, len(ids), dtype=cache_dtype(model))
+        for token, wanted in zip(ids[:-1].split(1), ids[1:].split(1), strict=True):
+            loss += float(torch.nn.functional.cross_entropy(step(token).float(), wanted))
+        count += len(ids) - 1
+    return math.exp(loss / count)
+
+
+@torch.inference_mode()
 def texts(model: Any, prompts: list[list[int]]) -> list[list[int]]:
     """Greedy text of 64 tokens for each prompt."""
     found = []
@@ -130,6 +152,7 @@ def measure(model: str | None, size: int) -> dict[str, Any]:
         "transformers": plain,
         FLOOR: lambda: plain(attn_implementation="eager"),
         "bfloat16": ours(dtype="bfloat16"),
+        KEYS: ours(dtype="bfloat16", kv_cache_dtype="int8"),
         "as the file has it": ours(),
         "int8": ours(quantize="int8"),
         "int4": ours(quantize="int4"),
@@ -141,8 +164,10 @@ def measure(model: str | None, size: int) -> dict[str, Any]:
         loaded = load()
         written = texts(loaded, prompts)
         reference = reference or written
+        rest = tokens[1:] if start is not None else tokens
         report["ways"][name] = {
-            "perplexity": perplexity(loaded, tokens[1:] if start is not None else tokens, start),
+            "perplexity": perplexity(loaded, rest, start),
+            "step_perplexity": step_perplexity(loaded, rest, start) if name in ("bfloat16", KEYS) else None,
             "few_row_perplexity": few_row_perplexity(loaded, tokens),
             "same_texts": sum(a == b for a, b in zip(written, reference, strict=True)),
         }
@@ -154,13 +179,18 @@ def measure(model: str | None, size: int) -> dict[str, Any]:
 
 def show(report: dict[str, Any]) -> bool:
     """Prints the figures; returns whether all are within their limits."""
-    table = Table("weights", "perplexity", "beside transformers", "few rows", "same text", "limit", box=None)
+    columns = "perplexity", "beside transformers", "few rows", "steps", "same text", "limit"
+    table = Table("weights", *columns, box=None)
     base, fine = report["ways"]["transformers"], True
     for name, way in report["ways"].items():
         ratio = way["perplexity"] / base["perplexity"] - 1
         few = way["few_row_perplexity"] / base["few_row_perplexity"] - 1
         most = LIMITS.get(name, LIMITS["bfloat16"])
         good = name == FLOOR or (ratio <= most and few <= most)
+        steps = ""
+        if way["step_perplexity"] is not None:
+            change = way["step_perplexity"] / report["ways"]["bfloat16"]["step_perplexity"] - 1
+            steps, good = f"{way['step_perplexity']:.3f} {change:+.2%}", good and change <= most
         if name == "bfloat16":
             good = good and way["same_texts"] >= 0.9 * len(PROMPTS)
         fine = fine and good
@@ -169,6 +199,7 @@ def show(report: dict[str, Any]) -> bool:
             f"{way['perplexity']:.3f}",
             f"{ratio:+.2%}",
             f"{few:+.2%}",
+            steps,
             f"{way['same_texts']} of {len(PROMPTS)}",
             f"{most:.1%}" + ("" if good else "  exceeded"),
         )

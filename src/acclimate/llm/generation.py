@@ -87,6 +87,7 @@ def generate(
     max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
     dtype: str = "auto",
     quantize: str | None = None,
+    kv_cache_dtype: str = "auto",
     temperature: float | None = None,
     top_p: float | None = None,
     top_k: int | None = None,
@@ -115,6 +116,8 @@ def generate(
             model.
         quantize: ``int8`` or ``int4``: the format in which the weights of linear modules and embeddings are
             stored. Ignored for a loaded model.
+        kv_cache_dtype: ``int8`` or ``auto``: the ``kv_cache_dtype`` argument of
+            :func:`acclimate.init_inference`. Ignored for a loaded model.
         temperature: 0 always takes the most probable token, like ``model.generate(do_sample=False)``; above
             0, tokens are sampled. ``None``: 0, or with ``top_p``, ``top_k`` or ``min_p`` the model's own, or
             0.8 if it has none.
@@ -158,6 +161,7 @@ def generate(
             model,
             dtype=dtype,
             quantize=quantize,
+            kv_cache_dtype=kv_cache_dtype,
             trust_remote_code=trust_remote_code,
             ignore_extra=ignore_extra,
         )

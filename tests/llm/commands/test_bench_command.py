@@ -51,6 +51,7 @@ def test_bench_measures_a_quantised_model_and_writes_its_figures(
     ("options", "told"),
     [
         (("--quantize", "int3"), "quantize must be int8 or int4, or left out; it is 'int3'"),
+        (("--kv-cache-dtype", "q8_0"), "kv_cache_dtype must be auto or int8; it is 'q8_0'"),
         (("--num_accelerators", "0"), "--num_accelerators must be from 1 to 1024; it is 0"),
         (("--new-tokens", "many"), "--new_tokens must be a whole number; it is 'many'"),
         (("--json", "/nowhere/figures.json"), "--json cannot write to '/nowhere/figures.json'"),

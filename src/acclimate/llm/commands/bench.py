@@ -23,7 +23,7 @@ from acclimate.llm.commands.request import (
     model_options,
     rank_arguments,
 )
-from acclimate.llm.loading.packer import check_format
+from acclimate.llm.loading.packer import check_cache_dtype, check_format
 
 if TYPE_CHECKING:
     from acclimate.llm.loading.loaded_model import LoadedModel
@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     new_tokens = count("new_tokens", args.new_tokens, _MOST_TOKENS)
     sequences = count("sequences", args.sequences, _MOST_SEQUENCES)
     check_format(args.quantize)
+    check_cache_dtype(args.kv_cache_dtype)
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise GenerationOptionError(
             f"--json cannot write to '{excerpt(str(args.json))}': there is no such folder"
@@ -136,6 +137,7 @@ def _measure(
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "weights": loaded.weights,
         "quantize": quantize,
+        "kv_cache_dtype": loaded.module.kv_cache_dtype,
         "ranks": ranks.size,
         "threads_per_rank": _threads(),
         "parameters": loaded.parameters,

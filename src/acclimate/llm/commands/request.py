@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from acclimate.errors import GenerationOptionError, PromptError, excerpt
 from acclimate.imports import import_torch
 from acclimate.llm.deferred_sigint import interrupts_deferred
-from acclimate.llm.loading.packer import check_format
+from acclimate.llm.loading.packer import check_cache_dtype, check_format
 from acclimate.llm.progress import compile_progress, figures_line
 from acclimate.llm.text_options import TextOptions
 
@@ -67,6 +67,12 @@ def add_loading_options(parser: argparse.ArgumentParser) -> None:
     add_dtype_option(parser)
     parser.add_argument(
         "--quantize", metavar="int8|int4", help="store the weights in 8 or 4 bits while loading them"
+    )
+    parser.add_argument(
+        "--kv_cache_dtype",
+        metavar="auto|int8",
+        default="auto",
+        help="store keys and values in 8 bits, or, with auto, in the dtype that the model computes in",
     )
     parser.add_argument(
         "--ignore_extra",
@@ -229,6 +235,7 @@ def read_request(args: argparse.Namespace) -> Request:
     )
     options.check()
     check_format(args.quantize)
+    check_cache_dtype(args.kv_cache_dtype)
     template = None if args.chat_template is None else read_text("chat_template", args.chat_template)
     return Request(model_options(args), options, args.system, template)
 
@@ -253,7 +260,8 @@ def read_text(option: str, name: str) -> str:
 
 def model_options(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the arguments of :func:`acclimate.llm.load_split_model`."""
-    given = {name: getattr(args, name) for name in ("model", "dtype", "quantize", "trust_remote_code")}
+    names = "model", "dtype", "quantize", "kv_cache_dtype", "trust_remote_code"
+    given = {name: getattr(args, name) for name in names}
     return given | {"ignore_extra": tuple((args.ignore_extra or "").split(","))}
 
 

@@ -1,4 +1,9 @@
-"""Keys and values of earlier tokens, laid out for one query at a time."""
+"""Keys and values of earlier tokens, laid out for one query at a time.
+
+In int8, each 16 elements of a key or value are whole numbers from -127 to 127 times a power of two, the
+smallest that suffices: 8.5 bits for an element. Such numbers are exact in every dtype of a model, so that a
+cache that is given to transformers and taken back holds the same numbers.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +22,8 @@ from acclimate.llm.kernels.torch_threads import one_thread
 ROOM = 256
 """The number of new tokens for which a cache is allocated."""
 _LEAST_SPARE = 64
+_BLOCK = 16
+"""The elements of a key or value in int8 that one power of two multiplies: int8_columns in linear.h."""
 
 
 class StepCache:
@@ -30,6 +37,7 @@ class StepCache:
         length: the number of tokens whose keys and values are put into it next.
         values_by_column: whether an element of all tokens' values is contiguous, else a token's values.
         kept: the layers that drop no later token, although they have a window.
+        dtype: the dtype of keys and values, int8 or the decoder's; ``None``: the decoder's.
     """
 
     def __init__(
@@ -42,9 +50,11 @@ class StepCache:
         length: int = 0,
         values_by_column: bool = False,
         kept: Container[int] = (),
+        dtype: torch.dtype | None = None,
     ) -> None:
         self._decoder, self._batch, self._device = decoder, batch, device
         self._by_column, self._kept = values_by_column, kept
+        self.dtype = decoder.dtype if dtype is None else dtype
         self.capacity = max(1, room, length)
         """The number of tokens for which layers without a window have room."""
         self.length = length
@@ -54,6 +64,8 @@ class StepCache:
         """The place of the first token in each layer's tensors."""
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
+        self.exponents: tuple[list[Tensor], ...] = ([], []) if self.dtype == torch.int8 else ()
+        """Of keys and of values in int8: the powers of two of each token's blocks."""
         for index, attention in enumerate(self._attentions()):
             window = attention.window
             first = 0 if window is None else max(length - (window - 1), 0)
@@ -61,38 +73,71 @@ class StepCache:
             if window is not None and index not in kept:
                 count = min(count, window + _spare(window))
             self.firsts.append(first)
-            keys, values = self._empty_pair(attention, count)
-            self.keys.append(keys)
-            self.values.append(values)
+            for tensors, made in zip(self._parts, self._empty(attention, count), strict=True):
+                tensors.append(made)
+
+    @property
+    def _parts(self) -> tuple[list[Tensor], ...]:
+        """The tensors of all layers, whose third dimension is that of tokens."""
+        return self.keys, self.values, *self.exponents
 
     def _attentions(self) -> list[Attention]:
         return [layer.attention for layer in self._decoder.layers]
 
-    def _empty_pair(self, attention: Attention, count: int) -> tuple[Tensor, Tensor]:
-        """Returns tensors for the keys and values of so many tokens.
+    def _empty(self, attention: Attention, count: int) -> list[Tensor]:
+        """Returns a layer's tensors for so many tokens.
 
         They are zeros, because a masked value is multiplied by zero, and uninitialised memory may hold NaN.
         """
-        heads, size, value_size = attention.key_heads, attention.head_size, attention.value_size
-        dtype, device = self._decoder.dtype, self._device
-        keys = _zeros((self._batch, heads, count, size), dtype, device)
-        if not self._by_column:
-            return keys, _zeros((self._batch, heads, count, value_size), dtype, device)
-        return keys, _zeros((self._batch, heads, value_size, count), dtype, device).transpose(2, 3)
+
+        def pair(dtype: torch.dtype, size: int, value_size: int) -> list[Tensor]:
+            rows = self._batch, attention.key_heads
+            keys = _zeros((*rows, count, size), dtype, self._device)
+            if not self._by_column:
+                return [keys, _zeros((*rows, count, value_size), dtype, self._device)]
+            return [keys, _zeros((*rows, value_size, count), dtype, self._device).transpose(2, 3)]
+
+        sizes = attention.head_size, attention.value_size
+        made = pair(self.dtype, *sizes)
+        if self.exponents:
+            made += pair(torch.uint8, *(-(-size // _BLOCK) for size in sizes))
+        return made
+
+    def _put(self, index: int, keys: Tensor, values: Tensor, end: int) -> None:
+        """Stores the last keys and values in a layer, so that the last one comes before ``end``."""
+        held = [keys, values]
+        if self.exponents:
+            (keys, of_keys), (values, of_values) = map(_as_int8, held)
+            held = [keys, values, of_keys, of_values]
+        for tensors, new in zip(self._parts, held, strict=True):
+            count = min(new.shape[2], end)
+            tensors[index][:, :, end - count : end] = new[:, :, new.shape[2] - count :]
+
+    def put(self, index: int, place: int, key: Tensor, value: Tensor) -> None:
+        """Stores the key and value of each sequence's token at a place."""
+        self._put(index, key[:, :, None], value[:, :, None], place + 1 - self.firsts[index])
+
+    def held(self, index: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
+        """Returns a layer's keys and values, in the decoder's dtype, from one place to before another."""
+        first = self.firsts[index]
+        keys, values, *exponents = (held[index][:, :, begin - first : end - first] for held in self._parts)
+        if exponents:
+            keys, values = (
+                _from_int8(codes, powers, self._decoder.dtype)
+                for codes, powers in zip((keys, values), exponents, strict=True)
+            )
+        return keys, values
 
     def take(self, cache: Any) -> None:
         """Copies transformers' cache of as many tokens; that of a sliding window holds the last ones."""
         if self.length == 0:  # its layers may have no tensors yet
             return
         for index, (attention, layer) in enumerate(zip(self._attentions(), cache.layers, strict=True)):
-            held, end = _as_keys(attention, layer.keys, layer.values), self.length - self.firsts[index]
-            for mine, theirs in zip((self.keys[index], self.values[index]), held, strict=True):
-                count = min(theirs.shape[2], end)
-                mine[:, :, end - count : end] = theirs[:, :, theirs.shape[2] - count :]
+            self._put(index, *_as_keys(attention, layer.keys, layer.values), self.length - self.firsts[index])
 
     def copy_row(self, row: int, other: StepCache, of: int, start: int) -> None:
         """Copies the last tokens of a sequence, which starts at a place of another cache."""
-        for to, source in ((self.keys, other.keys), (self.values, other.values)):
+        for to, source in zip(self._parts, other._parts, strict=True):
             for index, (mine, theirs) in enumerate(zip(to, source, strict=True)):
                 end, their_end = self.length - self.firsts[index], other.length - other.firsts[index]
                 count = min(end, their_end, other.length - start)
@@ -103,8 +148,8 @@ class StepCache:
         known = cache.get_seq_length()
         if self.length == known:
             return
-        for index, (first, keys, values) in enumerate(zip(self.firsts, self.keys, self.values, strict=True)):
-            new = [held[:, :, max(known - first, 0) : self.length - first] for held in (keys, values)]
+        for index, first in enumerate(self.firsts):
+            new = list(self.held(index, max(known, first), self.length))
             if first > known:  # zeros for what a window has passed: its layer only counts those tokens
                 new = [torch.cat((e.new_zeros((*e.shape[:2], first - known, e.shape[3])), e), 2) for e in new]
             attention = self._attentions()[index]
@@ -140,13 +185,15 @@ class StepCache:
             dropped = max(end - (window - 1), 0)
             least, most = length - first - dropped, window + max(length - self.length, _spare(window))
             wanted = max(least, min(2 * count, most))
-        kept = [tensors[index][:, :, dropped:end] for tensors in (self.keys, self.values)]
+        kept = [tensors[index][:, :, dropped:end] for tensors in self._parts]
         if wanted == count:
+            made = [tensors[index] for tensors in self._parts]
             kept = [part.clone() for part in kept]
         else:
-            self.keys[index], self.values[index] = self._empty_pair(attention, wanted)
-        for tensors, part in zip((self.keys, self.values), kept, strict=True):
-            tensors[index][:, :, : end - dropped] = part
+            made = self._empty(attention, wanted)
+        for tensors, new, part in zip(self._parts, made, kept, strict=True):
+            new[:, :, : end - dropped] = part
+            tensors[index] = new
         self.firsts[index] = first + dropped
 
 
@@ -158,6 +205,30 @@ def _spare(window: int) -> int:
 def _as_keys(attention: Attention, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the keys and values of a layer of transformers' cache, which keeps latents as keys."""
     return (keys, values) if attention.latent is None else (torch.cat((keys, values), -1), keys)
+
+
+def _as_int8(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns keys or values in int8, and the exponents of their powers of two, which are 2^(exponent - 127).
+
+    As ``store_int8`` in ``decode_math.cpp``. A block with an infinity or NaN becomes NaN: infinity times 0.
+    """
+    size = values.shape[-1]
+    blocks = torch.nn.functional.pad(values.float(), (0, -size % _BLOCK)).unflatten(-1, (-1, _BLOCK))
+    largest = blocks.abs().amax(-1)
+    is_finite = largest.isfinite()
+    # The exponent of largest / 127, rounded up.
+    exponents = (((largest / 127).view(torch.int32) + 0x7FFFFF) >> 23).where(is_finite, 255)
+    inverse = ((254 - exponents.clamp(max=254)) << 23).view(torch.float32)
+    codes = (blocks * inverse[..., None]).round().where(is_finite[..., None], 0.0)
+    return codes.flatten(-2)[..., :size].to(torch.int8), exponents.to(torch.uint8)
+
+
+def _from_int8(codes: Tensor, exponents: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns the keys or values that are stored in int8."""
+    powers = (exponents.int() << 23).view(torch.float32).repeat_interleave(_BLOCK, -1)
+    # A block that ends at 65504 is rounded to 65536, which float16 does not have.
+    largest = torch.finfo(dtype).max
+    return (codes * powers[..., : codes.shape[-1]]).clamp(-largest, largest).to(dtype)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -211,7 +211,7 @@ class Company:
         length = max(cache.length - start for cache, _, start in parts)
         made = StepCache(
             self._native.decoder, len(parts), torch.device("cpu"), length + ROOM, length=length,
-            values_by_column=True,
+            values_by_column=True, dtype=parts[0][0].dtype,
         )  # fmt: skip
         for own, (cache, row, start) in enumerate(parts):
             made.copy_row(own, cache, row, start)

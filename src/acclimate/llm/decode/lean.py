@@ -6,6 +6,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from acclimate.llm.decode.cache import StepCache
@@ -35,7 +36,16 @@ class LeanDecoder:
     decoder: Decoder
     native: NativeDecoder | None
 
-    def go_on(self, cache: Any, starts: Tensor, length: int, room: int, *, gives_back: bool = False) -> Step:
+    def go_on(
+        self,
+        cache: Any,
+        starts: Tensor,
+        length: int,
+        room: int,
+        *,
+        gives_back: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> Step:
         """Returns a step that continues from transformers' cache.
 
         Args:
@@ -44,15 +54,22 @@ class LeanDecoder:
             length: the number of positions in the cache.
             room: the number of positions to allocate.
             gives_back: whether the cache is to get the keys and values of all further tokens.
+            dtype: the ``dtype`` argument of :class:`StepCache`.
         """
-        own = self._cache(starts, room, length, cache if gives_back else None)
+        own = self._cache(starts, room, length, cache if gives_back else None, dtype)
         own.take(cache)
         if self.native is None:
             return PlainStep(self.decoder, own, starts)
         return NativeStep(self.native, own, starts)
 
     def begin(
-        self, starts: Tensor, room: int, given: Any = None, *, gives_back: bool = False
+        self,
+        starts: Tensor,
+        room: int,
+        given: Any = None,
+        *,
+        gives_back: bool = False,
+        dtype: torch.dtype | None = None,
     ) -> NativeStep | None:
         """Returns a step that also does the prefill; ``None`` if the model does it faster.
 
@@ -61,15 +78,16 @@ class LeanDecoder:
             room: the number of positions to allocate.
             given: transformers' cache with the first tokens of the prompt, which is copied.
             gives_back: whether that cache is to get the keys and values of all further tokens.
+            dtype: the ``dtype`` argument of :class:`StepCache`.
         """
         if self.native is None or not self.native.prefills:
             return None
         length = 0 if given is None else given.get_seq_length()
-        own = self._cache(starts, room, length, given if gives_back else None)
+        own = self._cache(starts, room, length, given if gives_back else None, dtype)
         own.take(given)
         return NativeStep(self.native, own, starts)
 
-    def _cache(self, starts: Tensor, room: int, length: int, to: Any) -> StepCache:
+    def _cache(self, starts: Tensor, room: int, length: int, to: Any, dtype: torch.dtype | None) -> StepCache:
         """Returns a cache that keeps what transformers' cache ``to`` must get at the end."""
         kept: Container[int] = ()
         if to is not None:
@@ -78,7 +96,7 @@ class LeanDecoder:
             kept = set(range(len(self.decoder.layers))) - drops
         return StepCache(
             self.decoder, len(starts), starts.device, room, length=length,
-            values_by_column=self.native is not None, kept=kept,
+            values_by_column=self.native is not None, kept=kept, dtype=dtype,
         )  # fmt: skip
 
 

@@ -56,6 +56,11 @@ def lean_decoder(model: Any) -> LeanDecoder | None:
         return lean
 
 
+def cache_dtype(model: Any) -> torch.dtype | None:
+    """Returns the dtype of a model's keys and values; ``None``: the model's own."""
+    return torch.int8 if getattr(model, "kv_cache_dtype", "auto") == "int8" else None
+
+
 def step_kind(model: Any) -> str:
     """Returns which code computes a model's tokens: ``native``, ``plain`` or ``transformers``."""
     lean = lean_decoder(model)
@@ -102,12 +107,14 @@ def lean_sample(
         if is_callers:  # it gets the text's keys and values, however the text ends
             at_the_end.callback(lambda: None if step is None else step.cache.give(given))
         with reading(lean.native):
-            step = reader = lean.begin(starts, room, given, gives_back=is_callers)
+            dtype = cache_dtype(model)
+            step = reader = lean.begin(starts, room, given, gives_back=is_callers, dtype=dtype)
             if reader is None:
                 outputs = model._prefill(input_ids, generation_config, inputs, is_first_iteration=True)
                 step = lean.go_on(
-                    outputs.past_key_values, starts, input_ids.shape[1], room, gives_back=is_callers
-                )
+                    outputs.past_key_values, starts, input_ids.shape[1], room, gives_back=is_callers,
+                    dtype=dtype,
+                )  # fmt: skip
                 logits: Tensor = outputs.logits[:, -1].to(copy=True, dtype=torch.float32)
                 del outputs, inputs
                 check_logits(logits.amax(-1), model.dtype)
@@ -119,6 +126,7 @@ def lean_sample(
                 turn=functools.partial(reading, lean.native),
             )
             chosen = found if chooser.takes_likeliest else chooser.choose(tokens, found)
+        assert step is not None
         if isinstance(step, NativeStep) and lean.native is not None:
             step = at_the_end.enter_context(seated(step, lean.native, keeps_cache=is_callers))
         _write(step, chosen, tokens, chooser, ends, streamer, watch)

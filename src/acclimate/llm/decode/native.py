@@ -185,8 +185,10 @@ class NativeStep:
         for cos, sin in self._tables:
             numbers += [cos.data_ptr(), sin.data_ptr()]
         numbers += [factors.data_ptr() for factors in self._factors]
-        for first, keys, values in zip(cache.firsts, cache.keys, cache.values, strict=True):
-            numbers += [keys.shape[2], first, keys.data_ptr(), values.data_ptr()]
+        exponents = cache.exponents or ([None] * len(cache.keys),) * 2
+        for first, *tensors in zip(cache.firsts, cache.keys, cache.values, *exponents, strict=True):
+            numbers += [tensors[0].shape[2], first]
+            numbers += [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
         self._addresses = torch.tensor(numbers, dtype=torch.int64)
         self._revision = cache.revision
 

@@ -121,10 +121,8 @@ class PlainStep:
         else:
             query, key, value = _of_latent(attention, attention.latent, x, rotated, by_position)
         first = 0 if attention.window is None else max(0, place + 1 - attention.window)
-        begin, end = first - cache.firsts[index], place + 1 - cache.firsts[index]
-        cache.keys[index][:, :, end - 1], cache.values[index][:, :, end - 1] = key, value
-        keys = cache.keys[index][:, :, begin:end].float()
-        values = cache.values[index][:, :, begin:end].float()
+        cache.put(index, place, key, value)
+        keys, values = (held.float() for held in cache.held(index, first, place + 1))
         grouped = query.float().view(batch, attention.key_heads, -1, attention.head_size)
         scores = grouped @ keys.transpose(2, 3) * attention.scale
         if attention.softcap is not None:

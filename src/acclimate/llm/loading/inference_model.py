@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from acclimate.selection import get_accelerator
 if TYPE_CHECKING:
     from acclimate.llm.loading.shared_call import SharedCall
     from acclimate.llm.split import Plan
+
+logger = logging.getLogger("acclimate.llm")
 
 _WHOLE_ONLY = {
     "resize_token_embeddings": "Resize the whole model",
@@ -76,6 +79,8 @@ class InferenceModel:
     """Facts about the model before it was split."""
     packing: Packer = Packer(None, "the model")
     """How its weights are stored."""
+    kv_cache_dtype: str = "auto"
+    """The dtype of keys and values in acclimate's own loop: ``int8``, or ``auto``, the model's."""
     hooks_of_split: frozenset[int] = frozenset()
     """The identities of the hooks that run a split model's collectives."""
     mapped_files: tuple[MappedFile, ...] = ()
@@ -131,6 +136,12 @@ class InferenceModel:
         tokens = lean_sample(self, *args, **kwargs)
         if tokens is not None:
             return tokens
+        if self.kv_cache_dtype != "auto":
+            logger.warning(
+                "kv_cache_dtype='%s' does not apply to this text: transformers' own loop writes it, with "
+                "keys and values in the dtype of its cache",
+                self.kv_cache_dtype,
+            )
         return super()._sample(*args, **kwargs)  # type: ignore[misc]
 
     def _get_logits_processor(

@@ -23,7 +23,7 @@ from acclimate.llm.loading.loaded_model import (
     require_transformers,
 )
 from acclimate.llm.loading.locate import FoundModel, find_and_load, find_model
-from acclimate.llm.loading.packer import Packer, check_format, has_kernels
+from acclimate.llm.loading.packer import Packer, check_cache_dtype, check_format, has_kernels
 from acclimate.llm.progress import progress_bar
 from acclimate.llm.published.settings import quantization_settings
 from acclimate.llm.ranks import ModelRanks, join_model_ranks
@@ -46,6 +46,7 @@ def init_inference(
     *,
     plan: Mapping[str, Any] | None = None,
     quantize: str | None = None,
+    kv_cache_dtype: str = "auto",
     compile: bool | Mapping[str, Any] = False,
     trust_remote_code: bool = False,
     ignore_extra: Iterable[str] = (),
@@ -69,6 +70,8 @@ def init_inference(
         quantize: ``int8`` or ``int4``: the format in which the weights of linear modules and embeddings are
             stored; each weight is packed as soon as it is read. ``None`` keeps the model's format; a GGUF
             file's blocks stay as they are unless ``dtype`` names a dtype.
+        kv_cache_dtype: ``int8`` stores the keys and values of texts in 8.5 bits a number, ``auto`` in the
+            dtype that the model computes in. It applies to the texts that acclimate's own loop writes.
         compile: whether to run the model through ``torch.compile``; a mapping gives its options. If
             ``generate`` has a native step, it uses that instead, because it is faster.
         trust_remote_code: whether Python code that comes with the model may run.
@@ -82,6 +85,7 @@ def init_inference(
         AcclimateError: the errors of :func:`acclimate.llm.load_model`.
     """
     check_format(quantize)
+    check_cache_dtype(kv_cache_dtype)
     require_transformers()
     import torch
 
@@ -94,6 +98,7 @@ def init_inference(
         )
         if compile is not False:
             made.compile(**({} if compile is True else compile))
+        made.kv_cache_dtype = kv_cache_dtype
         return made
 
 

@@ -29,7 +29,7 @@ from acclimate.llm.loading.loaded_model import (
     require_transformers,
 )
 from acclimate.llm.loading.locate import FoundModel
-from acclimate.llm.loading.packer import check_format, has_kernels
+from acclimate.llm.loading.packer import check_cache_dtype, check_format, has_kernels
 from acclimate.llm.loading.weight_report import check_report
 from acclimate.llm.published.settings import quantization_settings
 from acclimate.llm.quiet import quiet_transformers
@@ -48,6 +48,7 @@ def load_model(
     *,
     dtype: str = "auto",
     quantize: str | None = None,
+    kv_cache_dtype: str = "auto",
     trust_remote_code: bool = False,
     ignore_extra: Iterable[str] = (),
 ) -> LoadedModel:
@@ -60,11 +61,14 @@ def load_model(
             supports. With ``auto``, a GGUF file runs from its own quantised blocks.
         quantize: ``int8`` or ``int4``: the format in which the weights of linear modules and embeddings are
             stored.
+        kv_cache_dtype: ``int8`` or ``auto``: the ``kv_cache_dtype`` argument of
+            :func:`acclimate.init_inference`.
         trust_remote_code: whether Python code that comes with the model may run.
         ignore_extra: patterns, such as ``v_head.*``, of tensors in the files that the model does not use.
 
     Raises:
-        QuantizationError: ``quantize`` is neither ``int8`` nor ``int4``.
+        QuantizationError: ``quantize`` is neither ``int8`` nor ``int4``, or ``kv_cache_dtype`` neither
+            ``int8`` nor ``auto``.
         ModelNotFoundError: there is no such model.
         CorruptModelError: its files are truncated, unreadable or do not fit together.
         UnsupportedModelError: it is not a language model that transformers can run.
@@ -74,7 +78,10 @@ def load_model(
         MissingExtraError: a required package is not installed.
         CacheWriteError: a converted model cannot be written to the cache.
     """
-    return _loaded(model, ModelRanks(), _load_alone, dtype, quantize, trust_remote_code, tuple(ignore_extra))
+    return _loaded(
+        model, ModelRanks(), _load_alone, dtype, quantize, kv_cache_dtype, trust_remote_code,
+        tuple(ignore_extra),
+    )  # fmt: skip
 
 
 def load_split_model(
@@ -82,6 +89,7 @@ def load_split_model(
     *,
     dtype: str = "auto",
     quantize: str | None = None,
+    kv_cache_dtype: str = "auto",
     trust_remote_code: bool = False,
     ignore_extra: Iterable[str] = (),
 ) -> LoadedModel:
@@ -92,7 +100,10 @@ def load_split_model(
     Raises:
         AcclimateError: the errors of :func:`acclimate.llm.init_inference`.
     """
-    return _loaded(model, None, SliceLoader.load, dtype, quantize, trust_remote_code, tuple(ignore_extra))
+    return _loaded(
+        model, None, SliceLoader.load, dtype, quantize, kv_cache_dtype, trust_remote_code,
+        tuple(ignore_extra),
+    )  # fmt: skip
 
 
 def _loaded(
@@ -101,6 +112,7 @@ def _loaded(
     load: Callable[[SliceLoader, FoundModel], Any],
     dtype: str,
     quantize: str | None,
+    kv_cache_dtype: str,
     trust_remote_code: bool,
     ignore_extra: tuple[str, ...],
 ) -> LoadedModel:
@@ -108,6 +120,7 @@ def _loaded(
     start = time.perf_counter()
     dtype = dtype_name(dtype)
     check_format(quantize)
+    check_cache_dtype(kv_cache_dtype)
     require_transformers()
     import torch
 
@@ -151,7 +164,9 @@ def _loaded(
         accelerator.reset_peak_memory_stats()
         with ranks.all_or_none():
             chosen = choose_dtype(accelerator, dtype)
-        return load_in_finite_dtype(load_in, chosen, accelerator, ranks, is_asked_for=dtype != "auto")
+        loaded = load_in_finite_dtype(load_in, chosen, accelerator, ranks, is_asked_for=dtype != "auto")
+        loaded.module.kv_cache_dtype = kv_cache_dtype
+        return loaded
 
 
 def _load_alone(loader: SliceLoader, found: FoundModel) -> Any:

@@ -32,6 +32,18 @@ def check_format(name: Any) -> None:
         )
 
 
+CACHE_DTYPES = ("auto", "int8")
+"""The dtypes of keys and values that a user can choose; ``auto``: the dtype that the model computes in."""
+
+
+def check_cache_dtype(name: Any) -> None:
+    """Raises :class:`QuantizationError` unless ``name`` is one of :data:`CACHE_DTYPES`."""
+    if name not in CACHE_DTYPES:
+        raise QuantizationError(
+            f"kv_cache_dtype must be {' or '.join(CACHE_DTYPES)}; it is '{excerpt(str(name), 40)}'"
+        )
+
+
 def has_kernels(device: str) -> bool:
     """Whether there are native kernels for packed weights on a device; builds them when first asked."""
     from acclimate.llm.kernels import native

@@ -53,13 +53,13 @@ void Step::project_latents(Team& team, const Layer& layer, size_t index, const C
   const int64_t width = attention->projections.width, latent_size = latent.size();
   const int64_t before = width - latent_size - latent.rotated;  // columns for queries
   const LayerCache& cache = call.cache.layers[index];
-  const int64_t capacity = cache.capacity, at = call.place - cache.first, bytes = size_of(decoder_.dtype);
+  const int64_t at = call.place - cache.first;
   float* key = at_least(thread_states_[0]->results, size);
   for (int64_t i = 0; i < batch; ++i) {
     prepare_latent(*attention, call.cache, call.place - call.starts[i], projected_.data() + i * width,
                    *thread_states_[0], key);
-    store(decoder_.dtype, key, size, cache.keys + i * capacity * size * bytes, at * size, 1);
-    store(decoder_.dtype, key, latent_size, cache.values + i * capacity * latent_size * bytes, at, capacity);
+    store_key(cache, i, at, key, size);
+    store_value(cache, i, at, key, latent_size);
     normalize(latent.query_norm, decoder_.dtype, projected_.data() + i * width, before, 0,
               latent_inner_.data() + i * before);
   }

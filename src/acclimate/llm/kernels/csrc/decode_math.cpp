@@ -464,4 +464,54 @@ void store(Dtype dtype, const float* x, int64_t n, void* to, int64_t first, int6
   }
 }
 
+ACCLIMATE_CLONES void store_int8(const float* x, int64_t n, int8_t* to, int64_t step, uint8_t* exponents,
+                                 int64_t exponent_step) {
+  constexpr uint32_t infinity = 0x7f800000u;
+  for (int64_t first = 0; first < n; first += int8_columns) {
+    float block[int8_columns] = {};
+    const int64_t count = std::min(int8_columns, n - first);
+    std::copy(x + first, x + first + count, block);
+    uint32_t top = 0;  // the bits of magnitudes have their order, and those of NaN are the largest
+    for (float value : block) {
+      top = std::max(top, bits_of(value) & 0x7fffffffu);
+    }
+    // The exponent of top / 127, rounded up.
+    const uint32_t exponent = top < infinity ? (bits_of(float_of(top) / 127.0f) + 0x7fffffu) >> 23 : 255u;
+    const float inverse = float_of(top < infinity ? (254u - exponent) << 23 : 0u);
+    int8_t codes[int8_columns];
+    for (int64_t i = 0; i < int8_columns; ++i) {
+      const float bounded = top < infinity ? block[i] * inverse : 0.0f;
+      const uint32_t shifted = bits_of(bounded + 12582912.0f);  // rounds to a whole number
+      codes[i] = static_cast<int8_t>(static_cast<int32_t>(shifted - 0x4b400000u));
+    }
+    exponents[first / int8_columns * exponent_step] = static_cast<uint8_t>(exponent);
+    for (int64_t i = 0; i < count; ++i) {
+      to[(first + i) * step] = codes[i];
+    }
+  }
+}
+
+ACCLIMATE_CLONES void widen_int8_row(const int8_t* from, const uint8_t* exponents, int64_t n, uint16_t* to) {
+  for (int64_t first = 0; first < n; first += int8_columns) {
+    const float power = float_of(static_cast<uint32_t>(exponents[first / int8_columns]) << 23);
+    const int64_t last = std::min(first + int8_columns, n);
+    for (int64_t i = first; i < last; ++i) {
+      to[i] = static_cast<uint16_t>(bits_of(static_cast<float>(from[i]) * power) >> 16);
+    }
+  }
+}
+
+ACCLIMATE_CLONES void widen_int8(const int8_t* from, const uint8_t* exponents, int64_t n, uint16_t* to) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float power = float_of(static_cast<uint32_t>(exponents[i]) << 23);
+    to[i] = static_cast<uint16_t>(bits_of(static_cast<float>(from[i]) * power) >> 16);
+  }
+}
+
+ACCLIMATE_CLONES void scale_by_powers(const float* x, const uint8_t* exponents, int64_t n, float* to) {
+  for (int64_t i = 0; i < n; ++i) {
+    to[i] = x[i] * float_of(static_cast<uint32_t>(exponents[i]) << 23);
+  }
+}
+
 }  // namespace acclimate::inference::decode

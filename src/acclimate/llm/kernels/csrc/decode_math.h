@@ -88,4 +88,18 @@ void fill_f32(const float* x, int64_t n, int64_t stride, float* to);
 // Stores values that are rounded already, `step` elements apart.
 void store(Dtype dtype, const float* x, int64_t n, void* to, int64_t first, int64_t step);
 
+// Stores x in 8 bits as Int8Rows has them: whole numbers `step` elements apart, and the exponent of each
+// block `exponent_step` apart. A block with an infinite or NaN value becomes NaN.
+void store_int8(const float* x, int64_t n, int8_t* to, int64_t step, uint8_t* exponents,
+                int64_t exponent_step);
+
+// The bf16 values of a row in 8 bits, exactly.
+void widen_int8_row(const int8_t* from, const uint8_t* exponents, int64_t n, uint16_t* to);
+
+// The same for numbers that have an exponent each.
+void widen_int8(const int8_t* from, const uint8_t* exponents, int64_t n, uint16_t* to);
+
+// to = x * 2^(exponent - 127)
+void scale_by_powers(const float* x, const uint8_t* exponents, int64_t n, float* to);
+
 }  // namespace acclimate::inference::decode

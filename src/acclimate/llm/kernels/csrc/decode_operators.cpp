@@ -123,8 +123,13 @@ bool step(int64_t number, const Tensor& cache, const Tensor& tokens, const Tenso
   }
   for (int64_t i = 0; i < layers; ++i) {
     const int64_t capacity = reader.number(), first = reader.number();
-    uint8_t* const keys = const_cast<uint8_t*>(reader.address<uint8_t>());
-    call.cache.layers.push_back({capacity, first, keys, const_cast<uint8_t*>(reader.address<uint8_t>())});
+    uint8_t* parts[4];  // keys and values, and the exponents of those in 8 bits
+    for (uint8_t*& part : parts) {
+      part = const_cast<uint8_t*>(reader.address<uint8_t>());
+    }
+    call.cache.layers.push_back({capacity, first, parts[0], parts[1], parts[2], parts[3]});
+    STD_TORCH_CHECK((parts[2] == nullptr) == (parts[3] == nullptr),
+                    "Keys are in 8 bits, and values are not, or the reverse.");
     STD_TORCH_CHECK(call.cache.layers.back().has_room(place, call.length, step->window(i)),
                     "The cache has no room for a step, or lacks tokens that it sees.");
   }

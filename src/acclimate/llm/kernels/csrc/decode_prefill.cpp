@@ -526,7 +526,7 @@ class Step::Prefill {
   void prepare_keys(Place& place, const Attention& attention, size_t index) {
     const int64_t size = attention.head_size, value_size = attention.value_size;
     const LayerCache& cache = call_.cache.layers[index];
-    const int64_t width = attention.projections.width, capacity = cache.capacity;
+    const int64_t width = attention.projections.width;
     const int64_t begin = call_.place - cache.first;
     const int64_t parts = tiles_of(call_.length, rows_together);
     share(place, call_.batch * parts, [&](int64_t unit, ThreadState& state) {
@@ -536,24 +536,30 @@ class Step::Prefill {
       const float* all = projected_.data() + row * width + attention.heads * size;
       float* key = at_least(state.heads, size);
       for (int64_t head = 0; head < attention.key_heads; ++head) {
-        const int64_t cached = (sequence * attention.key_heads + head) * capacity;
-        auto* keys = reinterpret_cast<uint16_t*>(cache.keys) + cached * size;
-        auto* values = reinterpret_cast<uint16_t*>(cache.values) + cached * value_size;
+        const int64_t cached = sequence * attention.key_heads + head;
         for (int64_t i = 0; i < count; ++i) {
           step_.prepare_head(attention, attention.key_norm, call_.cache, position_of(row + i),
                              all + i * width, head, attention.key_heads, state, key);
-          fill_bf16(key, size, size, keys + (begin + first + i) * size);
+          step_.store_key(cache, cached, begin + first + i, key, size);
         }
-        store_values(all + attention.key_heads * size + head * value_size, width, value_size, count,
-                     values + begin + first, capacity);
+        store_values(cache, cached, begin + first, all + attention.key_heads * size + head * value_size,
+                     width, value_size, count);
       }
     });
   }
 
-  // Puts the values of at most rows_together tokens, rows of floats, into the cache. In each of its columns,
-  // of `capacity` places, the values of these tokens are contiguous.
-  static void store_values(const float* rows, int64_t stride, int64_t size, int64_t count, uint16_t* to,
-                           int64_t capacity) {
+  // Puts the values of at most rows_together tokens, rows of floats, into a row of the cache. In each of its
+  // columns, of `capacity` places, the values of these tokens are contiguous.
+  void store_values(const LayerCache& cache, int64_t cached, int64_t at, const float* rows, int64_t stride,
+                    int64_t size, int64_t count) const {
+    if (cache.is_int8()) {
+      for (int64_t i = 0; i < count; ++i) {
+        step_.store_value(cache, cached, at + i, rows + i * stride, size);
+      }
+      return;
+    }
+    const int64_t capacity = cache.capacity;
+    uint16_t* to = reinterpret_cast<uint16_t*>(cache.values) + cached * capacity * size + at;
     float column[rows_together];
     for (int64_t c = 0; c < size; ++c) {
       for (int64_t i = 0; i < count; ++i) {
@@ -568,21 +574,19 @@ class Step::Prefill {
   void prepare_latents(Place& place, const Attention& attention, size_t index) {
     const int64_t size = attention.head_size, latent_size = attention.value_size;
     const LayerCache& cache = call_.cache.layers[index];
-    const int64_t capacity = cache.capacity, at = call_.place - cache.first;
+    const int64_t at = call_.place - cache.first;
     const int64_t parts = tiles_of(call_.length, rows_together);
     share(place, call_.batch * parts, [&](int64_t unit, ThreadState& state) {
       const int64_t sequence = unit / parts, first = unit % parts * rows_together;
       const int64_t count = std::min(rows_together, call_.length - first);
-      auto* keys = reinterpret_cast<uint16_t*>(cache.keys) + sequence * capacity * size;
-      auto* values = reinterpret_cast<uint16_t*>(cache.values) + sequence * capacity * latent_size;
       float* own = at_least(state.heads, count * size);
       for (int64_t i = 0; i < count; ++i) {
         const int64_t row = sequence * call_.length + first + i;
         step_.prepare_latent(attention, call_.cache, position_of(row),
                              projected_.data() + row * attention.projections.width, state, own + i * size);
-        fill_bf16(own + i * size, size, size, keys + (at + first + i) * size);
+        step_.store_key(cache, sequence, at + first + i, own + i * size, size);
       }
-      store_values(own, size, latent_size, count, values + at + first, capacity);
+      store_values(cache, sequence, at + first, own, size, latent_size, count);
     });
   }
 
@@ -692,6 +696,38 @@ class Step::Prefill {
     });
   }
 
+  // Keys in bf16, from a place of the cache on: those of the cache, or a copy of those in 8 bits.
+  static Weight keys_of(const LayerCache& cache, int64_t place, int64_t count, int64_t size,
+                        ThreadState& state) {
+    if (!cache.is_int8()) {
+      return {WeightFormat::dense, Dtype::bf16, count, size, cache.keys + place * size * 2, size * 2};
+    }
+    const auto* codes = reinterpret_cast<const int8_t*>(cache.keys);
+    auto* copy = reinterpret_cast<uint16_t*>(at_least(state.query, tiles_of(count * size * 2, 64)));
+    for (int64_t i = place; i < place + count; ++i) {
+      widen_int8_row(codes + i * size, cache.key_exponents + i * int8_blocks(size), size,
+                     copy + (i - place) * size);
+    }
+    return {WeightFormat::dense, Dtype::bf16, count, size, reinterpret_cast<uint8_t*>(copy), size * 2};
+  }
+
+  // The same for some elements of the values of `count` tokens, from `at` on.
+  static Weight values_of(const LayerCache& cache, int64_t cached, int64_t at, int64_t size, int64_t column,
+                          int64_t columns, int64_t count, ThreadState& state) {
+    const int64_t capacity = cache.capacity, first = cached * size + column * capacity + at;
+    if (!cache.is_int8()) {
+      return {WeightFormat::dense, Dtype::bf16, columns, count, cache.values + first * 2, capacity * 2};
+    }
+    const auto* codes = reinterpret_cast<const int8_t*>(cache.values) + first;
+    auto* copy = reinterpret_cast<uint16_t*>(at_least(state.query, tiles_of(columns * count * 2, 64)));
+    for (int64_t i = 0; i < columns; ++i) {
+      const int64_t block = (column + i) / int8_columns;
+      const uint8_t* exponents = cache.value_exponents + cached * int8_blocks(size) + block * capacity + at;
+      widen_int8(codes + i * capacity, exponents, count, copy + i * count);
+    }
+    return {WeightFormat::dense, Dtype::bf16, columns, count, reinterpret_cast<uint8_t*>(copy), count * 2};
+  }
+
   // Computes attention for the queries of one key head at some places of a sequence.
   void attend_part(const Attention& attention, size_t index, int64_t sequence, int64_t key_head,
                    int64_t first_place, int64_t places, ThreadState& state) {
@@ -707,8 +743,6 @@ class Step::Prefill {
     const int64_t stride = whole_blocks(count), mixed_stride = (value_size + 15) / 16 * 16;
     const int64_t cached = (sequence * attention.key_heads + key_head) * capacity;
     const int64_t at = first - cache.first;
-    const uint8_t* keys = cache.keys + (cached + at) * size * 2;
-    const uint8_t* values = cache.values + (cached * value_size + at) * 2;
     float* scores = at_least(state.scores, queries * stride);
     float* mixed = at_least(state.wide, queries * mixed_stride);
     auto* weights = reinterpret_cast<uint16_t*>(at_least(state.weights, tiles_of(queries * stride * 2, 64)));
@@ -719,8 +753,7 @@ class Step::Prefill {
     for (int64_t key = 0; key < count; key += columns_together) {
       const int64_t some = std::min(columns_together, count - key);
       void* repacked = repacked_memory(state.repacked, some, size);
-      repack({WeightFormat::dense, Dtype::bf16, some, size, keys + key * size * 2, size * 2}, 0, some,
-             repacked);
+      repack(keys_of(cache, cached + at + key, some, size, state), 0, some, repacked);
       multiply_many(repacked, some, size, query, whole_blocks(size), queries, false, scores + key, stride);
     }
     for (int64_t i = 0; i < queries; ++i) {
@@ -748,9 +781,8 @@ class Step::Prefill {
       for (int64_t key = 0; key < count; key += keys_together) {
         const int64_t length = std::min(keys_together, count - key);
         void* repacked = repacked_memory(state.repacked, some, length);
-        repack({WeightFormat::dense, Dtype::bf16, some, length, values + (column * capacity + key) * 2,
-                capacity * 2},
-               0, some, repacked);
+        repack(values_of(cache, cached, at + key, value_size, column, some, length, state), 0, some,
+               repacked);
         multiply_many(repacked, some, length, weights + key, stride, queries, key > 0, mixed + column,
                       mixed_stride);
       }

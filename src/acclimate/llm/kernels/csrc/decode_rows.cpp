@@ -78,6 +78,30 @@ void Step::prepare_query(const Attention& attention, const Cache& cache, int64_t
   }
 }
 
+// Puts a key into a row of the cache, which is a head of a sequence.
+void Step::store_key(const LayerCache& cache, int64_t row, int64_t at, const float* key, int64_t size) const {
+  const int64_t place = row * cache.capacity + at, blocks = int8_blocks(size);
+  if (cache.is_int8()) {
+    store_int8(key, size, reinterpret_cast<int8_t*>(cache.keys) + place * size, 1,
+               cache.key_exponents + place * blocks, 1);
+  } else if (decoder_.dtype == Dtype::bf16) {
+    fill_bf16(key, size, size, reinterpret_cast<uint16_t*>(cache.keys) + place * size);
+  } else {
+    store(decoder_.dtype, key, size, cache.keys, place * size, 1);
+  }
+}
+
+void Step::store_value(const LayerCache& cache, int64_t row, int64_t at, const float* value,
+                       int64_t size) const {
+  const int64_t capacity = cache.capacity, first = row * capacity * size + at;
+  if (cache.is_int8()) {
+    store_int8(value, size, reinterpret_cast<int8_t*>(cache.values) + first, capacity,
+               cache.value_exponents + row * capacity * int8_blocks(size) + at, capacity);
+  } else {
+    store(decoder_.dtype, value, size, cache.values, first, capacity);
+  }
+}
+
 // Adds attention's output to the residual stream, or to `branch` in a parallel layer, and normalizes the
 // input of the MLP.
 void Step::join_attention(const Layer& layer, const float* attended, const float* start, float* x,

@@ -409,13 +409,10 @@ void Step::store_keys(Team& team, const Layer& layer, size_t index, const Call& 
       },
       [=, this](int64_t unit, int thread) {
         const LayerCache& cache = given->cache.layers[index];
-        const int64_t capacity = cache.capacity, at = given->place - cache.first;
-        const int64_t bytes = size_of(decoder_.dtype);
+        const int64_t at = given->place - cache.first;
         const float* values = keys + unit / key_heads * width + key_heads * size;
-        store(decoder_.dtype, thread_states_[thread]->results.data(), size,
-              cache.keys + unit * capacity * size * bytes, at * size, 1);
-        store(decoder_.dtype, values + unit % key_heads * value_size, value_size,
-              cache.values + unit * capacity * value_size * bytes, at, capacity);
+        store_key(cache, unit, at, thread_states_[thread]->results.data(), size);
+        store_value(cache, unit, at, values + unit % key_heads * value_size, value_size);
       });
 }
 
@@ -448,8 +445,7 @@ void Step::attend_part(const Attention& attention, size_t index, const Call& cal
                        int64_t sequence, int64_t key_head, int64_t part, int64_t parts) const {
   const int64_t size = attention.head_size, value_size = attention.value_size, heads = attention.heads;
   const LayerCache& cache = call.cache.layers[index];
-  const int64_t group = heads / attention.key_heads, capacity = cache.capacity;
-  const int64_t bytes = size_of(decoder_.dtype);
+  const int64_t group = heads / attention.key_heads;
   const float* queries = attention.latent.has_value()
                              ? absorbed_.data() + sequence * heads * size
                              : projected_.data() + sequence * attention.projections.width;
@@ -469,10 +465,6 @@ void Step::attend_part(const Attention& attention, size_t index, const Call& cal
   float* results = at_least(state.results, group * (value_size + 2));
   const int64_t position = call.place - call.starts[sequence];
   const int64_t at = first - cache.first;
-  const uint8_t* const keys = cache.keys + (row * capacity + at) * size * bytes;
-  const uint8_t* const values = cache.values + (row * capacity * value_size + at) * bytes;
-  const Weight key_weight{WeightFormat::dense, decoder_.dtype, count, size, keys, size * bytes};
-  const Weight value_weight{WeightFormat::dense, decoder_.dtype, value_size, count, values, capacity * bytes};
   for (int64_t done = 0; done < group; done += max_rows) {
     const int64_t rows = std::min(group - done, max_rows), head = key_head * group + done;
     float* mixed = results + done * value_size;
@@ -484,13 +476,11 @@ void Step::attend_part(const Attention& attention, size_t index, const Call& cal
       std::fill(sums, sums + rows, 0.0f);
       continue;
     }
-    const Form form = form_of(key_weight, decoder_.dtype);
     for (int64_t i = 0; i < rows; ++i) {
       prepare_query(attention, call.cache, position, queries, head + i, state, own_heads + i * size);
     }
     float* scores = at_least(state.scores, rows * count);
-    compute(key_weight, rows_as_input(form, own_heads, rows, size, size, state.query), 0, count, scores,
-            count);
+    multiply_keys(cache, row, at, size, own_heads, rows, count, state, scores);
     for (int64_t i = 0; i < rows; ++i) {
       float* line = scores + i * count;
       float factor = attention.scale;
@@ -505,8 +495,50 @@ void Step::attend_part(const Attention& attention, size_t index, const Call& cal
       peaks[i] = top;
       sums[i] = exponentials(factor, top, line, count);
     }
-    compute(value_weight, rows_as_input(form, scores, rows, count, count, state.weights), 0, value_size,
-            mixed, value_size);
+    mix_values(cache, row, at, value_size, scores, rows, count, state, mixed);
+  }
+}
+
+// Multiplies some queries by the keys of `count` tokens, from `at` on, in a row of the cache.
+void Step::multiply_keys(const LayerCache& cache, int64_t row, int64_t at, int64_t size, const float* queries,
+                         int64_t rows, int64_t count, ThreadState& state, float* scores) const {
+  const int64_t place = row * cache.capacity + at;
+  if (cache.is_int8()) {
+    compute(Int8Rows{count, size, reinterpret_cast<const int8_t*>(cache.keys) + place * size, size,
+                     cache.key_exponents + place * int8_blocks(size)},
+            rows_as_input(Form::f32, queries, rows, size, size, state.query), scores, count);
+    return;
+  }
+  const int64_t bytes = size * size_of(decoder_.dtype);
+  const Weight keys{WeightFormat::dense, decoder_.dtype, count, size, cache.keys + place * bytes, bytes};
+  const Form form = form_of(keys, decoder_.dtype);
+  compute(keys, rows_as_input(form, queries, rows, size, size, state.query), 0, count, scores, count);
+}
+
+// Sums the values of these tokens with some rows of weights.
+void Step::mix_values(const LayerCache& cache, int64_t row, int64_t at, int64_t size, const float* weights,
+                      int64_t rows, int64_t count, ThreadState& state, float* mixed) const {
+  const int64_t capacity = cache.capacity, first = row * capacity * size + at;
+  if (!cache.is_int8()) {
+    const int64_t bytes = size_of(decoder_.dtype);
+    const Weight values{WeightFormat::dense,          decoder_.dtype,  size, count,
+                        cache.values + first * bytes, capacity * bytes};
+    const Form form = form_of(values, decoder_.dtype);
+    compute(values, rows_as_input(form, weights, rows, count, count, state.weights), 0, size, mixed, size);
+    return;
+  }
+  // A block's powers of two multiply the weights of their tokens, and not each of its elements.
+  const auto* codes = reinterpret_cast<const int8_t*>(cache.values) + first;
+  const uint8_t* exponents = cache.value_exponents + row * capacity * int8_blocks(size) + at;
+  const Input input = rows_as_input(Form::f32, weights, rows, count, count, state.weights);
+  float* const scaled = reinterpret_cast<float*>(state.weights.data());
+  for (int64_t column = 0; column < size; column += int8_columns) {
+    for (int64_t i = 0; i < rows; ++i) {
+      scale_by_powers(weights + i * count, exponents, count, scaled + i * input.stride);
+    }
+    const int64_t some = std::min(int8_columns, size - column);
+    compute(Int8Rows{some, count, codes + column * capacity, capacity, nullptr}, input, mixed + column, size);
+    exponents += capacity;
   }
 }
 

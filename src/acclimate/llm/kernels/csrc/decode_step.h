@@ -22,6 +22,11 @@ struct LayerCache {
   int64_t first;  // the place of the token at index 0
   uint8_t* keys;  // [batch][key_heads][capacity][head_size]
   uint8_t* values;  // [batch][key_heads][value_size][capacity]
+  // Of keys and values in 8 bits, as in Int8Rows; null: they are in the decoder's dtype.
+  uint8_t* key_exponents;  // [batch][key_heads][capacity][blocks]
+  uint8_t* value_exponents;  // [batch][key_heads][blocks][capacity]
+
+  bool is_int8() const { return key_exponents != nullptr; }
 
   // Whether there is room for `length` tokens from `place` on, and what they see is there.
   bool has_room(int64_t place, int64_t length, int64_t window) const {
@@ -175,6 +180,12 @@ class Step {
                      int64_t head, ThreadState& state, float* to) const;
   void prepare_head(const Attention& attention, const Norm& norm, const Cache& cache, int64_t position,
                     const float* all, int64_t head, int64_t heads, ThreadState& state, float* to) const;
+  void store_key(const LayerCache& cache, int64_t row, int64_t at, const float* key, int64_t size) const;
+  void store_value(const LayerCache& cache, int64_t row, int64_t at, const float* value, int64_t size) const;
+  void multiply_keys(const LayerCache& cache, int64_t row, int64_t at, int64_t size, const float* queries,
+                     int64_t rows, int64_t count, ThreadState& state, float* scores) const;
+  void mix_values(const LayerCache& cache, int64_t row, int64_t at, int64_t size, const float* weights,
+                  int64_t rows, int64_t count, ThreadState& state, float* mixed) const;
   void merge(const Attention& attention, const Call& call, int64_t parts);
   void rotate_latent(const Attention& attention, const Cache& cache, int64_t position, ThreadState& state,
                      float* x) const;

@@ -12,6 +12,10 @@ using Product = void (*)(const Weight&, const Input&, int64_t first, int64_t las
 using Quantize = bool (*)(const float* x, int64_t padded, int8_t* codes, float* scales, float* scaled_sums,
                           int32_t* sums);
 
+// With the powers of two of the rows' blocks, [n][blocks], or null.
+using ProductOfInt8 = void (*)(const Int8Rows&, const float* powers, const Input&, float* y,
+                               int64_t y_stride);
+
 using Values = void (*)(WeightFormat format, const uint8_t* group, int64_t k, int64_t rows, float* values);
 using Widen = void (*)(Dtype dtype, const uint16_t* from, int64_t count, float* to);
 
@@ -36,6 +40,7 @@ struct Kernels {
   RepackRows repack_rows = nullptr;
   MultiplyRepacked multiply_repacked = nullptr;
   int64_t repacked_value_bytes = 0;
+  ProductOfInt8 int8_rows = nullptr;
 };
 
 extern const Kernels plain_kernels, avx2_kernels, avx512_kernels, avx512_vnni_kernels, avx512_bf16_kernels,

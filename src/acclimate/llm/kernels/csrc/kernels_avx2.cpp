@@ -4,6 +4,7 @@
 
 #include "block_kernel.h"
 #include "dense_kernel.h"
+#include "int8_rows_kernel.h"
 #include "values_kernel.h"
 #include "wide_kernel.h"
 
@@ -19,7 +20,8 @@ const Kernels avx2_kernels = {
     avx2::widen,
     avx2::widen_rows,
     avx2::multiply_wide,
-    sizeof(float)};
+    sizeof(float),
+    avx2::multiply_int8_rows};
 
 }  // namespace acclimate::inference
 #endif

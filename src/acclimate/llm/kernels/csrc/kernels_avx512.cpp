@@ -3,6 +3,7 @@
 #include "simd_avx512.h"
 
 #include "dense_kernel.h"
+#include "int8_rows_kernel.h"
 #include "wide_kernel.h"
 
 namespace acclimate::inference {
@@ -17,7 +18,8 @@ const Kernels avx512_kernels = {{avx512::multiply_dense<avx512::FloatStep<avx512
                                 nullptr,
                                 avx512::widen_rows,
                                 avx512::multiply_wide,
-                                sizeof(float)};
+                                sizeof(float),
+                                avx512::multiply_int8_rows};
 
 }  // namespace acclimate::inference
 #endif

@@ -4,6 +4,7 @@
 
 #include "block_kernel.h"
 #include "dense_kernel.h"
+#include "int8_rows_kernel.h"
 #include "values_kernel.h"
 
 namespace acclimate::inference {
@@ -15,7 +16,11 @@ const Kernels neon_kernels = {{neon::multiply_dense<neon::FloatStep<neon::F32Wei
                               neon::multiply_blocks,
                               neon::quantize,
                               neon::values_of_group,
-                              neon::widen};
+                              neon::widen,
+                              nullptr,
+                              nullptr,
+                              0,
+                              neon::multiply_int8_rows};
 
 }  // namespace acclimate::inference
 #endif

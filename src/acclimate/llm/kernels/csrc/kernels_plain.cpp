@@ -3,6 +3,7 @@
 
 #include "block_kernel.h"
 #include "dense_kernel.h"
+#include "int8_rows_kernel.h"
 #include "values_kernel.h"
 
 namespace acclimate::inference {
@@ -14,6 +15,10 @@ const Kernels plain_kernels = {{plain::multiply_dense<plain::FloatStep<plain::F3
                                plain::multiply_blocks,
                                plain::quantize,
                                plain::values_of_group,
-                               plain::widen};
+                               plain::widen,
+                               nullptr,
+                               nullptr,
+                               0,
+                               plain::multiply_int8_rows};
 
 }  // namespace acclimate::inference

@@ -27,6 +27,7 @@ void add(Kernels& chosen, const Kernels& better) {
   chosen.quantize = better.quantize != nullptr ? better.quantize : chosen.quantize;
   chosen.values = better.values != nullptr ? better.values : chosen.values;
   chosen.widen = better.widen != nullptr ? better.widen : chosen.widen;
+  chosen.int8_rows = better.int8_rows != nullptr ? better.int8_rows : chosen.int8_rows;
   if (better.multiply_repacked != nullptr) {
     chosen.repack_rows = better.repack_rows;
     chosen.multiply_repacked = better.multiply_repacked;
@@ -88,6 +89,13 @@ std::atomic<const Kernels*> used_kernels{find_kernels(Isa::best)};
 const Kernels& kernels() { return *used_kernels.load(std::memory_order_relaxed); }
 
 int64_t value_bytes(Form form) { return form == Form::f32 ? 4 : form == Form::bf16 ? 2 : 1; }
+
+void powers_of_two(const uint8_t* exponents, int64_t count, float* powers) {
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t bits = static_cast<uint32_t>(exponents[i]) << 23;
+    std::memcpy(powers + i, &bits, sizeof(bits));
+  }
+}
 
 void widen(Dtype dtype, const void* from, int64_t count, float* to) {
   if (dtype == Dtype::f32) {
@@ -233,6 +241,21 @@ void compute(const Weight& weight, const Input& input, int64_t first, int64_t la
     kernels().blocks(weight, input, first, last, y, y_stride);
   } else {
     compute_with_values(weight, input, first, last, y, y_stride);
+  }
+}
+
+void compute(const Int8Rows& rows, const Input& input, float* y, int64_t y_stride) {
+  if (rows.exponents == nullptr) {
+    return kernels().int8_rows(rows, nullptr, input, y, y_stride);
+  }
+  constexpr int64_t together = 64;  // rows whose powers of two stay in the first cache
+  const int64_t blocks = int8_blocks(rows.k);
+  std::vector<float> powers(together * blocks);
+  for (int64_t row = 0; row < rows.n; row += together) {
+    const int64_t some = std::min(together, rows.n - row);
+    powers_of_two(rows.exponents + row * blocks, some * blocks, powers.data());
+    const Int8Rows own{some, rows.k, rows.codes + row * rows.stride, rows.stride, nullptr};
+    kernels().int8_rows(own, powers.data(), input, y + row, y_stride);
   }
 }
 

@@ -90,6 +90,23 @@ std::pair<int64_t, int64_t> rows_of(const Weight& weight, int64_t thread, int64_
 void compute(const Weight& weight, const Input& input, int64_t first, int64_t last, float* y,
              int64_t y_stride);
 
+// -- Rows in 8 bits, for keys and values -----------------------------------------------------------
+
+constexpr int64_t int8_columns = 16;  // of a row, which one power of two multiplies
+
+// Whole numbers times powers of two, 2^(exponent - 127); an exponent of 0 stands for 0.
+struct Int8Rows {
+  int64_t n, k;
+  const int8_t* codes;
+  int64_t stride;  // from one row to the next
+  const uint8_t* exponents;  // [n][int8_blocks(k)], or null: the numbers are multiplied by 1
+};
+
+constexpr int64_t int8_blocks(int64_t k) { return (k + int8_columns - 1) / int8_columns; }
+
+// y[i * y_stride + row] for m inputs of the form f32 and all rows.
+void compute(const Int8Rows& rows, const Input& input, float* y, int64_t y_stride);
+
 // -- Many inputs in bf16, for processors with vectors ----------------------------------------------
 //
 //   std::vector<uint8_t> repacked(repacked_bytes(last - first, k));
