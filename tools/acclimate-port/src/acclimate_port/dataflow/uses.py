@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge
 
 import libcst as cst
 
@@ -94,19 +95,19 @@ def reads_of(file: SourceFile, target: cst.CSTNode) -> Iterator[cst.CSTNode]:
     """The reads of a name, an attribute or an entry; of an attribute of ``self``, those in its own class."""
     if not isinstance(target, (cst.Name, cst.Attribute, cst.Subscript)):
         return
-    found = file.tree.alike(target)
+    found: Iterable[cst.CSTNode] = file.tree.alike(target)
     text = dotted(target) if isinstance(target, cst.Attribute) else ""
     if text.startswith("self."):
         found = _of_class(file, (text,), class_around(file, target))
     yield from (use for use in found if use is not target)
 
 
-def _of_class(file: SourceFile, texts: Sequence[str], owner: cst.ClassDef | None) -> list[cst.CSTNode]:
+def _of_class(file: SourceFile, texts: Sequence[str], owner: cst.ClassDef | None) -> Iterator[cst.CSTNode]:
     """The attributes of ``self`` with one of some texts in a class and in those that derive from it."""
     users = [owner] if owner is None else [owner, *_heirs(file).get(owner.name.value, ())]
     by_class = _attributes_by_class(file)
     groups = [by_class.get((text, id(user)), []) for text in texts for user in dict.fromkeys(users)]
-    return [node for _, node in sorted((one for group in groups for one in group), key=lambda one: one[0])]
+    return (node for _, node in merge(*groups, key=lambda one: one[0]))
 
 
 @kept
@@ -140,7 +141,7 @@ def calls_of(file: SourceFile, function: cst.CSTNode | None) -> list[cst.CSTNode
     if not isinstance(function, cst.FunctionDef):
         return []
     name, owner = function.name.value, class_around(file, function)
-    reads = file.tree.accesses(function.name)
+    reads: Iterable[cst.CSTNode] = file.tree.accesses(function.name)
     if owner is not None:
         reads = _of_class(file, (f"self.{name}", f"cls.{name}"), owner)
     is_property = any(dotted(one.decorator).endswith("property") for one in function.decorators)
