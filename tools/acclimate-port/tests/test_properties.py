@@ -142,6 +142,77 @@ def test_twice_the_lines_take_about_twice_the_work(line: str) -> None:
     assert calls_to_port(program(50)) < 2.4 * calls_to_port(program(25))
 
 
+GUARDED = """
+def f{i}(x, flag):
+    device = "cuda" if flag else "cpu"
+    if flag and not torch.cuda.is_available():
+        flag = False
+    kind = x.device.type
+    if kind == "cuda":
+        x = f{i}(x.cuda(), device)
+    return device
+"""
+CLASS = """
+class C{i}(torch.nn.Module):
+    def __init__(self, device="cuda"):
+        self.device = device
+        self.use_cuda = torch.cuda.is_available()
+
+    def go(self, x):
+        if self.use_cuda and self.device == "cuda":
+            x = x.cuda()
+        return x.to(self.device)
+"""
+PROGRAMS = {
+    "functions with guards and flags": ("import torch\n", GUARDED, ""),
+    "one name bound many times": (
+        "import torch\n",
+        'x = "cuda"\nx = torch.ones(1)\nx = x.cuda()\ng(x)\n',
+        "",
+    ),
+    "one device used at many places": (
+        'import torch\nd = "cuda" if torch.cuda.is_available() else "cpu"\n',
+        'y{i} = g(x{i}.to(d))\nif d == "cuda":\n    h({i})\n',
+        "",
+    ),
+    "a long chain of elif": (
+        "import torch\ndef f(device, x):\n    if not x:\n        return x\n",
+        '    elif device == "cuda:{i}" and torch.cuda.is_available():\n        x = x.cuda({i})\n',
+        "",
+    ),
+    "a long list": (
+        "import torch\nL = [\n",
+        '    "cuda:{i}", "cuda", torch.device("cuda"),\n',
+        ']\nfor d in L:\n    if d == "cuda":\n        f(d)\n',
+    ),
+    "classes with attributes of one name": ("import torch\n", CLASS, ""),
+    "a method that classes call": (
+        "import torch\nclass A:\n    def f(self, x, use=False):\n        return x.cuda() if use else x\n",
+        "    def g{i}(self):\n        return self.f({i}, torch.cuda.is_available())\n",
+        "",
+    ),
+    "one variable of many loops": (
+        "import torch\n",
+        'for d in ["cpu", "cuda"]:\n    if d == "cuda" and not torch.cuda.is_available():\n        continue\n    go(d)\n',
+        "",
+    ),
+}
+
+GROW_MORE = {"one name bound many times", "a long chain of elif"}
+"""Each read of a name is resolved to each binding, and a branch of a chain is as deep as it is late."""
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_a_program_of_twice_the_size_takes_about_twice_the_work(kind: str) -> None:
+    head, part, end = PROGRAMS[kind]
+
+    def program(count: int) -> str:
+        return head + "".join(part.replace("{i}", str(i)) for i in range(count)) + end
+
+    most = 2.7 if kind in GROW_MORE else 2.2
+    assert calls_to_port(program(80)) < most * calls_to_port(program(40))
+
+
 def crash_test(path: Path) -> None:
     try:
         text = path.read_bytes().decode()

@@ -294,3 +294,41 @@ def test_a_kept_device_without_an_index_is_unsafe_and_one_that_is_used_at_once_i
     assert "kept = torch.cuda.current_device()" in text
     assert "device=accelerator_type())" in text
     assert "kept = get_accelerator().current_device_name()" in port(source, "acclimate", unsafe=False).text
+
+
+@pytest.mark.parametrize(("base", "is_tied"), [("object", False), ("A", True)])
+def test_a_flag_of_a_class_is_no_flag_of_an_unrelated_class_with_the_same_name(
+    base: str, is_tied: bool
+) -> None:
+    source = f"""
+        import torch
+
+        class A:
+            def __init__(self):
+                self.use_cuda = torch.cuda.is_available()
+
+        class B({base}):
+            def go(self, x, y):
+                if self.use_cuda:
+                    return torch.cuda.get_device_properties(x).multi_processor_count
+        """
+    found = port(source, "acclimate", unsafe=False)
+    test = next(site for site in found.sites if "is_available" in site.text)
+    assert ("line 11" in test.reason) is is_tied, found.sites
+
+
+def test_the_reads_of_a_name_that_two_branches_bind_are_edited_once() -> None:
+    source = """
+        import torch
+
+        def f(i, is_first):
+            if is_first:
+                held = torch.cuda.get_device_properties(i)
+                total = held.total_memory
+            else:
+                held = torch.cuda.get_device_properties(0)
+                total = held.total_memory
+            return total
+        """
+    found = port(source, "torch")
+    assert [site.status for site in found.sites] == [Status.CONVERTED] * 2, found.sites

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from heapq import heappop, heappush
 
 import libcst as cst
 
@@ -159,6 +160,15 @@ class _Decisions(list[_Decision]):
     def at(self) -> dict[cst.CSTNode | None, int]:
         """The index of the decision on a node."""
         return {decision.finding.node: index for index, decision in enumerate(self)}
+
+    @cached_property
+    def users(self) -> dict[int, set[int]]:
+        """The decisions that follow each one; for the time when all dependencies are known."""
+        found: dict[int, set[int]] = defaultdict(set)
+        for index, decision in enumerate(self):
+            for other in (*decision.needs, *decision.beside):
+                found[other].add(index)
+        return found
 
     def within(self, place: Span) -> list[int]:
         """The indices of the decisions on code in a range."""
@@ -392,19 +402,49 @@ def _decide(file: SourceFile, findings: list[Finding], settings: Settings) -> li
     _join_placements(file, decisions)
     _join_conditions(file, decisions)
     _leave_overlapping(file, decisions)
-    changed = True
-    while changed:
-        changed = False
-        for decision in decisions:
-            for need in decision.needs:
-                changed = _follow(file, decision, decisions[need]) or changed
-            for other in decision.beside:
-                changed = _stay_beside(file, decision, decisions[other]) or changed
-        changed = changed or _prove(file, decisions)
+    tests = _Tests(file, decisions)
+    changed = _settle(file, decisions, range(len(decisions)))
+    while changed := tests.prove(changed):
+        changed |= _settle(file, decisions, changed)
     for decision in decisions:
         if decision.status is Status.CONVERTED and not decision.safe and not settings.unsafe:
             decision.status = Status.UNSAFE
     return decisions
+
+
+def _settle(file: SourceFile, decisions: _Decisions, changed: Collection[int]) -> set[int]:
+    """Lets decisions follow those that they depend on; returns the changed ones.
+
+    It goes over the decisions in order, again and again, and looks at those alone that may follow a change.
+
+    Args:
+        file: the file.
+        decisions: all decisions.
+        changed: those that have changed since the last time; all of them, the first time.
+    """
+    found: set[int] = set()
+    following = {user for index in changed for user in decisions.users[index]}
+    while following:
+        waiting, following = sorted(following), set()
+        queued = set(waiting)
+        while waiting:
+            index = heappop(waiting)
+            decision = decisions[index]
+            is_new = False
+            for need in decision.needs:
+                is_new = _follow(file, decision, decisions[need]) or is_new
+            for other in decision.beside:
+                is_new = _stay_beside(file, decision, decisions[other]) or is_new
+            if not is_new:
+                continue
+            found.add(index)
+            for user in decisions.users[index]:
+                if user <= index:
+                    following.add(user)
+                elif user not in queued:
+                    queued.add(user)
+                    heappush(waiting, user)
+    return found
 
 
 def _first(file: SourceFile, finding: Finding, settings: Settings) -> _Decision:
@@ -642,15 +682,14 @@ def _keeps_device(file: SourceFile, body: Span, decisions: _Decisions) -> bool:
 
 def _holds_unknown_device(file: SourceFile, body: Span, decisions: _Decisions) -> bool:
     """Whether a branch has a string that no rule converts, such as ``f"cuda:{a}{b}"``."""
-    found = [decisions[index].finding.place for index in decisions.within(body)]
-    for place in file.device_texts:
-        if not (body.start <= place.start and place.end <= body.end):
-            continue
-        if not any(
-            span.start <= place.start < span.end or place.start <= span.start < place.end for span in found
-        ):
-            return True
-    return False
+    starts = (Span(body.start, 0), Span(body.end, 0))
+    first, last = (bisect_left(file.device_texts, start) for start in starts)
+    texts = [place for place in file.device_texts[first:last] if place.end <= body.end]
+    found = [decisions[index].finding.place for index in decisions.within(body)] if texts else []
+    return any(
+        not any(one.start <= place.start < one.end or place.start <= one.start < place.end for one in found)
+        for place in texts
+    )
 
 
 def _is_test(file: SourceFile, finding: Finding) -> bool:
@@ -670,42 +709,98 @@ def _asks_for_device(file: SourceFile, finding: Finding) -> bool:
     return finding.rule.name in ("device-comparison", "is-cuda")
 
 
-def _prove(file: SourceFile, decisions: _Decisions) -> bool:
-    """Compares the tests and choices before and after the edits; returns whether a decision changed.
+class _Tests:
+    """The tests and choices that decisions change a part of, compared before and after the edits.
 
     All edits of one test or choice are made together or not at all.
+
+    Args:
+        file: the file.
+        decisions: all decisions.
     """
-    applied = [decision for decision in decisions if decision.status is Status.CONVERTED]
-    compared = [decision.finding for decision in applied if _is_part_of_tests(file, decision.finding)]
-    proof = Proof(file, [edit for finding in compared for edit in finding.edits])
-    changed = False
-    for whole in dict.fromkeys(_whole(file, decision) for decision in applied):
-        if whole is None:
-            continue
-        outer = outer_tests(file, whole) if asks_for_cuda(file, whole) else []
-        places = [file.span(node) for node in (whole, *(test for test, _ in outer))]
-        members = [
-            decisions[index]
-            for place in places
-            for index in decisions.within(place)
-            if decisions[index].status is Status.CONVERTED and decisions[index].finding.edits
-        ]
+
+    def __init__(self, file: SourceFile, decisions: _Decisions) -> None:
+        self._file = file
+        self._decisions = decisions
+        compared = [one.finding for one in decisions if _is_part_of_tests(file, one.finding)]
+        self._proof = Proof(file, [edit for finding in compared for edit in finding.edits])
+        self._wholes: list[cst.CSTNode] = []
+        self._changed_by: list[list[int]] = []
+        """The decisions that change a part of each test or choice."""
+        self._users: dict[int, set[int]] = defaultdict(set)
+        """The tests and choices that hold each decision, or have it in a test around them."""
+        numbers: dict[int, int] = {}
+        for index, decision in enumerate(decisions):
+            whole = _whole(file, decision)
+            if whole is None:
+                continue
+            if id(whole) not in numbers:
+                numbers[id(whole)] = len(self._wholes)
+                self._wholes.append(whole)
+                self._changed_by.append([])
+                for member in self._members(whole):
+                    self._users[member].add(numbers[id(whole)])
+            self._changed_by[numbers[id(whole)]].append(index)
+        self._waiting = [*range(len(self._wholes))]
+        for decision in decisions:
+            if decision.status is not Status.CONVERTED:
+                self._proof.drop(decision.finding.edits)
+
+    def _outer(self, whole: cst.CSTNode) -> list[tuple[cst.BaseExpression, bool]]:
+        return outer_tests(self._file, whole) if asks_for_cuda(self._file, whole) else []
+
+    def _members(self, whole: cst.CSTNode) -> list[int]:
+        """The decisions on a test or choice, and on the tests around it."""
+        nodes = (whole, *(test for test, _ in self._outer(whole)))
+        found = [index for node in nodes for index in self._decisions.within(self._file.span(node))]
+        return [index for index in found if self._decisions[index].finding.edits]
+
+    def prove(self, changed: Collection[int]) -> set[int]:
+        """Compares those that may have changed; returns the decisions that this changes.
+
+        It stops at the first that stays as it is: the others are compared without its edits.
+
+        Args:
+            changed: the decisions that have changed since the last time.
+        """
+        for index in changed:
+            if self._decisions[index].status is not Status.CONVERTED:
+                self._proof.drop(self._decisions[index].finding.edits)
+                self._waiting += self._users[index]
+        self._waiting = sorted(set(self._waiting))
+        found: set[int] = set()
+        while self._waiting:
+            whole = heappop(self._waiting)
+            applied = (self._decisions[index].status for index in self._changed_by[whole])
+            if Status.CONVERTED not in applied:
+                continue
+            offered = self._prove(self._wholes[whole], found)
+            if not offered:
+                break
+        return found
+
+    def _prove(self, whole: cst.CSTNode, changed: set[int]) -> bool:
+        """Compares one test or choice; returns whether its edits can be offered."""
+        file, outer = self._file, self._outer(whole)
         try:
-            found = proof.below(outer, whole) if outer else proof.differences(whole)
+            differences = self._proof.below(outer, whole) if outer else self._proof.differences(whole)
             is_request = (
                 only_checks(file, whole) if outer else names_cuda(whole) and asks_for_cuda(file, whole)
             )
-            offered, reason = verdict(file, whole, found, is_request=is_request)
+            offered, reason = verdict(file, whole, differences, is_request=is_request)
         except TooComplexError:
             offered, reason = True, TOO_COMPLEX
-        for member in members:
+        for index in self._members(whole) if reason else ():
+            member = self._decisions[index]
+            if member.status is not Status.CONVERTED:
+                continue
             if not offered:
-                member.status, member.reason, changed = Status.LEFT, reason, True
-            elif reason and member.safe and inside(member.finding.edits[0], places[0]):
-                member.safe, member.reason, changed = False, reason, True
-        if not offered:
-            break  # the other tests are compared again without these edits
-    return changed
+                member.status, member.reason = Status.LEFT, reason
+                changed.add(index)
+            elif member.safe and inside(member.finding.edits[0], file.span(whole)):
+                member.safe, member.reason = False, reason
+                changed.add(index)
+        return offered
 
 
 def _is_part_of_tests(file: SourceFile, finding: Finding) -> bool:

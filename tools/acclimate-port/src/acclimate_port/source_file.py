@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Hashable
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Hashable
+from functools import cached_property, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import libcst as cst
 
@@ -16,7 +17,16 @@ from acclimate_port.new_code.targets import AcclimateTarget, Target, TorchTarget
 from acclimate_port.source.kernels import Kernels
 from acclimate_port.source.survey import Survey, survey
 from acclimate_port.source.torchscript import TorchScript
-from acclimate_port.source.tree import Span, Tree, called_name, dotted, positional, string_value, walk
+from acclimate_port.source.tree import (
+    Binding,
+    Span,
+    Tree,
+    called_name,
+    dotted,
+    positional,
+    string_value,
+    walk,
+)
 from acclimate_port.source.values import Values
 from acclimate_port.source.vendor_code import VendorCode
 from acclimate_port.source.vendors import kinds_in
@@ -36,6 +46,26 @@ _STARTS_PROGRAM = re.compile(r"(^|_)(main|run|train|test|cli|app|launch|fire)($|
 _CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
 _LONGEST_NAME = 40
 """A longer string is prose or a program."""
+
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def kept(
+    function: Callable[Concatenate[SourceFile, Given], Result],
+) -> Callable[Concatenate[SourceFile, Given], Result]:
+    """Makes a function of a file look once for each node: the others that ask get the same result."""
+
+    @wraps(function)
+    def look(file: SourceFile, /, *given: Given.args, **named: Given.kwargs) -> Result:
+        results = file.results[function]
+        key = (*map(id, given), *named.items())
+        if key not in results:
+            results[key] = function(file, *given, **named)
+        return cast(Result, results[key])
+
+    return look
 
 
 class SourceFile:
@@ -67,12 +97,12 @@ class SourceFile:
         self.vendor_code = VendorCode(self.tree)
         self.goes_to_device: dict[cst.CSTNode, bool] = {}
         """Results of ``dataflow/sinks.py`` for the values that it followed."""
+        self.results: dict[Hashable, dict[Hashable, Any]] = defaultdict(dict)
+        """Results of the functions that :func:`kept` wraps."""
         self.tests_in_blocks: dict[int, list[tuple[cst.CSTNode, bool]]] = {}
         """Results of ``conditions/class_tests.py`` for the blocks that it read."""
         self.compared: dict[Hashable, list[Any] | None] = {}
         """Results of ``conditions/proofs.py`` for the texts that it compared; ``None``: too complex."""
-        self.missing_cuda: dict[int, int] | None = None
-        """Results of ``conditions/missing_cuda.py``."""
         self.is_build_script = is_build_script
         self.is_package_init = is_package_init
         self.torch = self._module_name("torch") or "torch"
@@ -202,10 +232,10 @@ class SourceFile:
 
     @cached_property
     def device_texts(self) -> list[Span]:
-        """Where strings of several parts begin with the name of a CUDA device: ``f"cuda:{a}{b}"``."""
+        """Where strings of several parts begin with a CUDA device's name, in order: ``f"cuda:{a}{b}"``."""
         strings: list[cst.CSTNode] = [*self.tree.of_type(cst.FormattedString)]
         strings += self.tree.of_type(cst.ConcatenatedString)
-        return [self.span(node) for node in strings if _DEVICE_TEXT.match(self.tree.source(node))]
+        return sorted(self.span(node) for node in strings if _DEVICE_TEXT.match(self.tree.source(node)))
 
     @cached_property
     def loads(self) -> list[cst.Call]:
@@ -233,6 +263,18 @@ class SourceFile:
         for node in self.tree.of_type(cst.Assign):
             if any(dotted(target.target) == "__all__" for target in node.targets):
                 found |= {string_value(descendant) or "" for descendant in walk(node.value)}
+        return found
+
+    @cached_property
+    def methods(self) -> dict[str, list[cst.FunctionDef]]:
+        """The methods of the file's classes by their names, the first of each class."""
+        found: dict[str, list[cst.FunctionDef]] = defaultdict(list)
+        for owner in self.values.classes.values():
+            own = {
+                one.name.value: one for one in reversed(owner.body.body) if isinstance(one, cst.FunctionDef)
+            }
+            for name, method in own.items():
+                found[name].append(method)
         return found
 
     @cached_property
@@ -390,20 +432,27 @@ class SourceFile:
 
         ``if use_cuda and not torch.cuda.is_available(): use_cuda = False``, or without the first part.
         """
-        if not self.clearings:
+        if not self._clearings:
             return False
-        text, at = self.tree.source(flag), self.tree.span(flag).start
-        clearings = [statement for statement in self.clearings if text in self.clearings[statement]]
-        last = next((one for one in self.tree.earlier_statements(flag) if one in clearings), None)
+        clearings = self._clearings.get(self.tree.source(flag), {})
+        last, below = None, flag
+        for around in self.tree.ancestors(flag) if clearings else ():
+            one = clearings.get(id(around))
+            if one is not None and self.tree.number_in_block(one) < self.tree.number_in_block(below):
+                last = one
+                break
+            if isinstance(around, (cst.FunctionDef, cst.ClassDef)):
+                break
+            below = around
         bound = self.tree.assignments(flag) if isinstance(flag, cst.Name) else ()
-        return last is not None and not any(
-            self.tree.span(last).end <= self.tree.span(one.node).start < at for one in bound
-        )
+        starts = [self.tree.span(one.node).start for one in bound] if last is not None else []
+        first = bisect_left(starts, self.tree.span(last).end) if last is not None else 0
+        return last is not None and first >= bisect_left(starts, self.tree.span(flag).start)
 
     @cached_property
-    def clearings(self) -> dict[cst.CSTNode, list[str]]:
-        """The statements that make flags false without a device, with the flags."""
-        found: dict[cst.CSTNode, list[str]] = {}
+    def _clearings(self) -> dict[str, dict[int, cst.CSTNode]]:
+        """By a flag's text, the first statement of each block that makes the flag false without a device."""
+        found: dict[str, dict[int, cst.CSTNode]] = defaultdict(dict)
         for statement in self.tree.of_type(cst.If):
             flags = [
                 self.tree.source(target.target)
@@ -413,8 +462,11 @@ class SourceFile:
                 for target in small.targets
             ]
             if flags:
-                cleared = [flag for flag in flags if self._is_true_without_device(statement.test, flag)]
-                found |= {statement: cleared} if cleared else {}
+                for flag in (one for one in flags if self._is_true_without_device(statement.test, one)):
+                    block = id(self.tree.parent(statement))
+                    known = found[flag].get(block)
+                    if known is None or self.tree.span(statement).start < self.tree.span(known).start:
+                        found[flag][block] = statement
         return found
 
     def _is_true_without_device(self, test: cst.BaseExpression, flag: str) -> bool:
@@ -435,8 +487,12 @@ class SourceFile:
 
         The first of the names that share the parts of a text gets the text: ``a, b = device.split(":")``.
         """
+        return self._values_of(self.tree.binding(name))
+
+    @kept
+    def _values_of(self, binding: Binding) -> list[cst.BaseExpression | None]:
         values: list[cst.BaseExpression | None] = []
-        for assignment in self.tree.assignments(name):
+        for assignment in binding.assignments:
             at = self.tree.parent(assignment.node)
             names = self.tree.parent(at) if isinstance(at, cst.Element) else None
             is_first = isinstance(names, cst.Tuple) and names.elements[0] is at
@@ -485,9 +541,13 @@ class SourceFile:
         A comparison with "cuda" of a value read from such a string is a comparison of data.
         """
         around = self.tree.function(node)
-        return around is not None and any(
+        return around is not None and self._has_text_with_device(around)
+
+    @kept
+    def _has_text_with_device(self, code: cst.CSTNode) -> bool:
+        return any(
             isinstance(descendant, cst.SimpleString) and _DEVICE_IN_TEXT.search(descendant.value) is not None
-            for descendant in walk(around)
+            for descendant in walk(code)
         )
 
     def in_fstring(self, node: cst.CSTNode) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 
 import libcst as cst
 
 from acclimate_port.conditions.statements import decided_by, leaves, refuses
 from acclimate_port.dataflow.sinks import parameter_of
+from acclimate_port.dataflow.uses import attributes_of_self
 from acclimate_port.source.tree import Span, called_name, dotted, string_value, walk
-from acclimate_port.source_file import SourceFile
+from acclimate_port.source_file import SourceFile, kept
 
 
 def branches(file: SourceFile, test: cst.CSTNode | None) -> list[Span]:
@@ -18,7 +20,7 @@ def branches(file: SourceFile, test: cst.CSTNode | None) -> list[Span]:
     The right operand of ``and`` is part of it. For a comparison with ``!=`` or ``not in``, it is the code
     that runs only if the comparison is false.
     """
-    return [] if test is None else _Controlled(file, test).inside
+    return [] if test is None else _controlled(file, test).inside
 
 
 def branches_of_result(file: SourceFile, test: cst.CSTNode | None) -> list[Span]:
@@ -35,7 +37,7 @@ def where_true(file: SourceFile, test: cst.CSTNode | None) -> list[Span]:
     return _at_each_use(
         file,
         test,
-        lambda controlled: [*controlled.inside, *controlled.after, *controlled.after_checking_calls()],
+        lambda controlled: [*controlled.inside, *controlled.after, *controlled.after_checking_calls],
     )
 
 
@@ -51,7 +53,7 @@ def code_passed(file: SourceFile, test: cst.CSTNode | None) -> tuple[list[Span],
     """The code after a branch that returns if a test is false, and the code after one that raises."""
     if test is None:
         return [], []
-    controlled = _Controlled(file, test)
+    controlled = _controlled(file, test)
     refused = [place for place in controlled.after if place not in controlled.passed]
     return controlled.passed, refused
 
@@ -95,7 +97,7 @@ def _values_of(file: SourceFile, target: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 def uses_of_result(file: SourceFile, test: cst.CSTNode) -> list[cst.CSTNode]:
     """The reads of names and attributes that hold a test's result, and calls of functions that return it."""
-    return _Controlled(file, test).uses_of_result()
+    return _controlled(file, test).uses_of_result
 
 
 def _at_each_use(
@@ -106,10 +108,12 @@ def _at_each_use(
     waiting, seen = [] if test is None else [test], set()
     while waiting:
         at = waiting.pop()
-        seen.add(at)
-        controlled = _Controlled(file, at)
+        if id(at) in seen:
+            continue
+        seen.add(id(at))
+        controlled = _controlled(file, at)
         found += places(controlled)
-        waiting += [use for use in controlled.uses_of_result() if use not in seen]
+        waiting += [use for use in controlled.uses_of_result if id(use) not in seen]
     return found
 
 
@@ -187,7 +191,7 @@ class _Controlled:
         elif isinstance(around, cst.While) and is_condition and positive:
             self.inside.append(self._file.span(around.body))
         elif isinstance(around, cst.Assert) and is_condition and positive:
-            self._add_rest_of_block(around)
+            self.after += self._rest_of_block(around)
             self._refusals.append(around)
         elif isinstance(around, cst.MatchCase) or (isinstance(around, cst.For) and below is around.iter):
             self.inside.append(self._file.span(around.body))
@@ -228,12 +232,12 @@ class _Controlled:
         if taken is not None:
             self.inside.append(self._file.span(taken))
         if other is not None and leaves(other):
-            before = len(self.after)
-            self._add_rest_of_block(statement)
+            rest = self._rest_of_block(statement)
+            self.after += rest
             if refuses(other):
                 self._refusals.append(statement)
             else:
-                self.passed += [*self.after[before:], *self._rest_of_outer_blocks(statement)]
+                self.passed += [*rest, *self._rest_of_outer_blocks(statement)]
         if _returns(statement.body, "True" if positive else "False"):
             # After `if not x.is_cuda: return False` the function returns the test's result.
             self._add_function_around(statement)
@@ -257,32 +261,35 @@ class _Controlled:
         if isinstance(function, cst.FunctionDef):
             self._holders.append(function.name)
 
-    def _add_rest_of_block(self, statement: cst.CSTNode) -> None:
-        """Adds the code after a statement in its block."""
+    def _rest_of_block(self, statement: cst.CSTNode) -> list[Span]:
+        """The code after a statement in its block."""
         at, block = statement, self._file.tree.parent(statement)
         while block is not None and not isinstance(block, (cst.IndentedBlock, cst.Module)):
             at, block = block, self._file.tree.parent(block)
-        if block is not None:
-            start = self._file.span(at).end
-            self.after.append(Span(start, max(start, self._file.span(block.body[-1]).end)))
+        if block is None:
+            return []
+        start = self._file.span(at).end
+        return [Span(start, max(start, self._file.span(block.body[-1]).end))]
 
+    @cached_property
     def after_checking_calls(self) -> list[Span]:
         """The code after calls of a function that raises if the test is false: ``check(x)``, a kernel."""
-        before = len(self.after)
-        for refusal in self._refusals:
-            function = self._file.tree.function(refusal)
-            if isinstance(function, cst.FunctionDef):
-                for call in self._uses_of_name(function.name):
-                    if isinstance(self._file.tree.parent(call), cst.Expr):
-                        self._add_rest_of_block(call)
-        return self.after[before:]
+        functions = [self._file.tree.function(refusal) for refusal in self._refusals]
+        named = [one.name for one in functions if isinstance(one, cst.FunctionDef)]
+        calls = [call for name in named for call in self._uses_of_name(name)]
+        alone = [call for call in calls if isinstance(self._file.tree.parent(call), cst.Expr)]
+        return [place for call in alone for place in self._rest_of_block(call)]
 
+    @cached_property
     def uses_of_result(self) -> list[cst.CSTNode]:
         """The reads of names and attributes that hold the result, and calls of functions that return it."""
         found = [*self._uses]
         for holder in self._holders:
             if isinstance(holder, cst.Name):
                 found += self._uses_of_name(holder)
+            elif isinstance(holder, cst.Attribute) and dotted(holder.value) == "self":
+                alike = attributes_of_self(self._file, holder, holder.attr.value)
+                found += [one for one in alike if one is not holder and dotted(one).startswith("self.")]
             elif isinstance(holder, (cst.Attribute, cst.Subscript)):
                 found += self._file.tree.reads(holder)
         return found
@@ -296,15 +303,16 @@ class _Controlled:
         """``self.f`` and ``cls.f``, if the name is that of a function ``f``."""
         if not isinstance(self._file.tree.parent(name), cst.FunctionDef):
             return []
-        return [
-            node
-            for node in self._file.tree.of_type(cst.Attribute)
-            if dotted(node) in (f"self.{name.value}", f"cls.{name.value}")
-        ]
+        return attributes_of_self(self._file, name, name.value)
 
     def _called(self, use: cst.CSTNode) -> cst.CSTNode:
         call = self._file.tree.parent(use)
         return call if isinstance(call, cst.Call) and call.func is use else use
+
+
+@kept
+def _controlled(file: SourceFile, test: cst.CSTNode) -> _Controlled:
+    return _Controlled(file, test)
 
 
 def _polarity(comparison: cst.Comparison, below: cst.CSTNode) -> bool | None:

@@ -12,7 +12,7 @@ from acclimate_port.dataflow.uses import calls_of
 from acclimate_port.source.cuda_packages import KERNEL_PACKAGES, PACKAGE_IN_TEXT
 from acclimate_port.source.tree import Span, called_name, parts_of_imported_names, string_value, walk
 from acclimate_port.source.vendors import FLAG_WORDS
-from acclimate_port.source_file import SourceFile
+from acclimate_port.source_file import SourceFile, kept
 
 _PACKAGE = re.compile(r"[-_](gpu|cuda|cpu)\b|CUDA\w*Provider")
 _OF_NVIDIA = re.compile(
@@ -50,11 +50,14 @@ def asks_capability(file: SourceFile, test: cst.CSTNode) -> bool:
 
 def _imports_package_within(file: SourceFile, place: Span) -> bool:
     """Whether the code in a range imports a package for NVIDIA GPUs."""
-    return any(
-        KERNEL_PACKAGES & set(parts_of_imported_names(statement))
-        for statement in file.tree.imports
-        if place.start <= file.span(statement).start and file.span(statement).end <= place.end
-    )
+    return any(place.start <= one.start and one.end <= place.end for one in _imports_of_packages(file))
+
+
+@kept
+def _imports_of_packages(file: SourceFile) -> list[Span]:
+    """Where the file imports packages for NVIDIA GPUs."""
+    imports = file.tree.imports
+    return [file.span(one) for one in imports if KERNEL_PACKAGES & set(parts_of_imported_names(one))]
 
 
 _OF_LIBRARIES = {
@@ -95,7 +98,12 @@ def is_flag_beside_others(file: SourceFile, question: cst.CSTNode) -> bool:
         return True
     before, cuda, after = flag.lower().partition("cuda")
     others = {f"{before}{kind}{after}" for kind in FLAG_WORDS}
-    return bool(cuda) and not others.isdisjoint(all_name.lower() for all_name in file.tree.all_names())
+    return bool(cuda) and not others.isdisjoint(_names_in_lower_case(file))
+
+
+@kept
+def _names_in_lower_case(file: SourceFile) -> set[str]:
+    return {name.lower() for name in file.names}
 
 
 def flag_for_others(file: SourceFile, test: cst.CSTNode | None) -> str:

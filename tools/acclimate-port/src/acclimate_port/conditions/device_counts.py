@@ -128,9 +128,9 @@ class _Flow:
         yield from self._attributes(target.attr.value, target)
 
     def _attributes(self, name: str, target: cst.CSTNode | None = None) -> Iterator[cst.CSTNode]:
-        for node in self._file.tree.of_type(cst.Attribute):
+        for node in self._file.attributes.get(name, []):
             bound = isinstance(self._file.tree.parent(node), cst.AssignTarget)
-            if node.attr.value == name and node is not target and not bound:
+            if node is not target and not bound:
                 yield node
 
     def _calls(self, name: cst.Name) -> Iterator[cst.CSTNode]:

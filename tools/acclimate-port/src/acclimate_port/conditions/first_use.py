@@ -13,7 +13,7 @@ import libcst as cst
 from acclimate_port.conditions.host_memory import FIGURES
 from acclimate_port.dataflow.map_location import is_used_at_once
 from acclimate_port.source.tree import called_name, string_value, walk
-from acclimate_port.source_file import SourceFile, cuda_name, is_assigned
+from acclimate_port.source_file import SourceFile, cuda_name, is_assigned, kept
 
 LEAVE_CUDA_UNUSED = FIGURES | {
     *("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "empty_cache", "ipc_collect"),
@@ -44,7 +44,7 @@ def reason_against_counting(file: SourceFile, node: cst.CSTNode, *, is_device: b
     leaves_unused = name in LEAVE_CUDA_UNUSED or (is_device and not is_used_at_once(file, node))
     if not leaves_unused or file.is_guarded(node) or _counts_before(file, node):
         return ""
-    settings = list(_settings(file))
+    settings = _settings(file)
     is_first = not is_device or _is_option(file, node)
     function = file.tree.function(node)
     # Another function may choose the devices before or after this one; a device is used later.
@@ -75,13 +75,23 @@ def _is_option(file: SourceFile, node: cst.CSTNode) -> bool:
 def _runs_in_child(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether a node is in a function that another process runs: ``Process(target=work)``."""
     functions = [one.name.value for one in file.tree.ancestors(node) if isinstance(one, cst.FunctionDef)]
+    return "run" in functions or not _given_to_processes(file).isdisjoint(functions)
+
+
+@kept
+def _given_to_processes(file: SourceFile) -> set[str]:
+    """The names in calls that run a function in another process or thread."""
     calls = (call for call in file.tree.of_type(cst.Call) if called_name(call) in _RUN_ELSEWHERE)
-    given = {node.value for call in calls for node in walk(call) if isinstance(node, cst.Name)}
-    return "run" in functions or not given.isdisjoint(functions)
+    return {node.value for call in calls for node in walk(call) if isinstance(node, cst.Name)}
 
 
-def _settings(file: SourceFile) -> Iterator[cst.CSTNode]:
+@kept
+def _settings(file: SourceFile) -> list[cst.CSTNode]:
     """The places where the file sets a variable such as ``CUDA_VISIBLE_DEVICES`` of its own process."""
+    return [*_find_settings(file)]
+
+
+def _find_settings(file: SourceFile) -> Iterator[cst.CSTNode]:
     for node in file.tree.of_type(cst.SimpleString):
         if not (string_value(node) or "").endswith(_SUFFIX):
             continue
@@ -105,11 +115,26 @@ def _is_before(file: SourceFile, setting: cst.CSTNode, call: cst.CSTNode) -> boo
 
 def _counts_before(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether an earlier statement of the same function counts the devices already."""
-    for statement in file.tree.earlier_statements(node):
+    below = node
+    for around in file.tree.ancestors(node):
+        is_block = isinstance(around, (cst.IndentedBlock, cst.Module))
+        if is_block and _first_count(file, around) < file.tree.number_in_block(below):
+            return True
+        if isinstance(around, (cst.FunctionDef, cst.ClassDef)):
+            return False
+        below = around
+    return False
+
+
+@kept
+def _first_count(file: SourceFile, block: cst.CSTNode) -> int:
+    """The number of the first statement of a block that counts the devices; the length if there is none."""
+    statements = block.body if isinstance(block, (cst.IndentedBlock, cst.Module)) else ()
+    for number, statement in enumerate(statements):
         at = statement.test if isinstance(statement, cst.If) else statement
         if isinstance(at, (cst.SimpleStatementLine, cst.BaseExpression)) and _counts(file, at):
-            return True
-    return False
+            return number
+    return len(statements)
 
 
 def _counts(file: SourceFile, code: cst.CSTNode) -> bool:
@@ -117,6 +142,7 @@ def _counts(file: SourceFile, code: cst.CSTNode) -> bool:
     return any(name and name not in LEAVE_CUDA_UNUSED for name in names)
 
 
+@kept
 def _forks(file: SourceFile) -> bool:
     """Whether the file starts processes as copies of this one, which is the default on Linux."""
     for call in file.tree.of_type(cst.Call):

@@ -9,7 +9,7 @@ import libcst as cst
 from acclimate_port.conditions.statements import refuses, whole_condition
 from acclimate_port.dataflow.uses import uses_of
 from acclimate_port.source.tree import called_name, string_value, walk
-from acclimate_port.source_file import SourceFile, cuda_name
+from acclimate_port.source_file import SourceFile, cuda_name, kept
 
 _ASKS = ("is_available", "device_count")
 
@@ -21,15 +21,19 @@ def reason_against_host(file: SourceFile, device: cst.CSTNode) -> str:
     """
     if file.is_guarded(device):
         return ""
-    if file.missing_cuda is None:
-        file.missing_cuda = {id(node): line for line, node in _compared(file)}
-    found = file.missing_cuda
+    found = _compared_lines(file)
     line = (
         next((found[id(use)] for use in uses_of(file, device) if id(use) in found), None) if found else None
     )
     if line is None:
         return ""
     return f"line {line} finds that CUDA was asked for and is missing, and on a host it finds that no longer"
+
+
+@kept
+def _compared_lines(file: SourceFile) -> dict[int, int]:
+    """The lines of the searches for missing CUDA, by the identity of what they compare."""
+    return {id(node): line for line, node in _compared(file)}
 
 
 def _compared(file: SourceFile) -> Iterator[tuple[int, cst.CSTNode]]:

@@ -18,6 +18,8 @@ _TESTS = (cst.If, cst.While, cst.Assert, cst.CompIf)
 _QUESTIONS = {"is_available", "device_count", "is_bf16_supported", "startswith"}
 _SWITCHES = {"autocast", "GradScaler"}
 """Calls that turn something on or off."""
+_MOST_AROUND = 12
+"""The most tests around another that are compared with it: a chain of ``elif`` may have hundreds."""
 TOO_COMPLEX = "its condition has too many parts to tell what it does on other machines"
 
 
@@ -84,6 +86,11 @@ class Proof:
         self._file = file
         self._edits = sorted(edits, key=lambda edit: edit.start)
         self._starts = [edit.start for edit in self._edits]
+        self._dropped: set[int] = set()
+
+    def drop(self, edits: Sequence[Edit]) -> None:
+        """Compares without some of the edits from now on."""
+        self._dropped.update(map(id, edits))
 
     def differences(self, whole: cst.CSTNode) -> list[Difference]:
         """What the edits inside a test or choice change.
@@ -136,7 +143,8 @@ class Proof:
     def _texts(self, node: cst.CSTNode) -> tuple[str, str]:
         place = self._file.span(node)
         first, last = bisect_left(self._starts, place.start), bisect_right(self._starts, place.end)
-        inside = [edit for edit in self._edits[first:last] if edit.end <= place.end]
+        near = [edit for edit in self._edits[first:last] if id(edit) not in self._dropped]
+        inside = [edit for edit in near if edit.end <= place.end]
         return self._file.tree.source(place), render_within(self._file.tree.bytes, place, inside).decode()
 
     def _compared(self, whole: cst.CSTNode, old: str, new: str, *, as_test: bool) -> list[Difference]:
@@ -204,11 +212,11 @@ def only_checks(file: SourceFile, whole: cst.CSTNode) -> bool:
 
 
 def outer_tests(file: SourceFile, node: cst.CSTNode) -> list[tuple[cst.BaseExpression, bool]]:
-    """The tests of CUDA devices around a node in its function, and whether each must be true to reach it."""
+    """The nearest tests of CUDA devices around a node in its function, and whether each must be true."""
     found: list[tuple[cst.BaseExpression, bool]] = []
     below = node
     for around in file.tree.ancestors(node):
-        if isinstance(around, (cst.FunctionDef, cst.ClassDef, cst.Lambda)):
+        if isinstance(around, (cst.FunctionDef, cst.ClassDef, cst.Lambda)) or len(found) == _MOST_AROUND:
             break
         if isinstance(around, cst.If) and below is not around.test and names_cuda(around.test):
             found.append((around.test, below is around.body))

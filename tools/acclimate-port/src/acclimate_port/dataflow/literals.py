@@ -12,10 +12,10 @@ import libcst as cst
 from acclimate_port.dataflow.receivers import foreign_receiver
 from acclimate_port.dataflow.sinks import DEVICE_KEYWORDS, gets_to_device, parameter_of, takes_device
 from acclimate_port.dataflow.uses import KEEP_NAME
-from acclimate_port.source.tree import called_name, position, positional, string_value
+from acclimate_port.source.tree import Binding, called_name, position, positional, string_value
 from acclimate_port.source.values import DEVICE_NAME, Kind
 from acclimate_port.source.vendors import OTHER_KINDS
-from acclimate_port.source_file import SourceFile
+from acclimate_port.source_file import SourceFile, kept
 
 
 class Role(Enum):
@@ -166,10 +166,8 @@ def _assigned(file: SourceFile, targets: Sequence[cst.CSTNode]) -> LiteralUse:
     for target in targets:
         if DEVICE_NAME.search(_last_name(target) or ""):
             return DEVICE
-        if isinstance(target, cst.Name):
-            for use in file.tree.reads(target):
-                if _is_given_as_device(file, use):
-                    return DEVICE
+        if isinstance(target, cst.Name) and _some_use_is_given_as_device(file, file.tree.binding(target)):
+            return DEVICE
     return LiteralUse(Role.DATA, f"nothing shows that `{file.tree.source(targets[0])[:40]}` is a device")
 
 
@@ -237,6 +235,7 @@ def _starts_with_index(node: cst.CSTNode) -> bool:
     return bool(re.match(r"cuda:\d*$", string_value(node) or ""))
 
 
+@kept
 def is_compared_device(file: SourceFile, node: cst.CSTNode, depth: int = 4) -> bool:
     """Whether a value that is compared with a device's name is a device, or a text that begins with one."""
     if isinstance(node, cst.Attribute):
@@ -262,6 +261,11 @@ def is_compared_device(file: SourceFile, node: cst.CSTNode, depth: int = 4) -> b
     if isinstance(node, cst.Subscript):
         return bool(DEVICE_NAME.search(_last_name(node) or "")) or is_compared_device(file, node.value, depth)
     return False
+
+
+@kept
+def _some_use_is_given_as_device(file: SourceFile, binding: Binding) -> bool:
+    return any(_is_given_as_device(file, use) for use in binding.reads)
 
 
 def _is_given_as_device(file: SourceFile, use: cst.CSTNode) -> bool:

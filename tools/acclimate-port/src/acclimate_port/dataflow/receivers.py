@@ -9,7 +9,7 @@ import libcst as cst
 
 from acclimate_port.dataflow.uses import uses_of
 from acclimate_port.source.tree import called_name, dotted
-from acclimate_port.source_file import SourceFile
+from acclimate_port.source_file import SourceFile, kept
 
 _OF_TORCH = {
     *("torch", "torchvision", "torchaudio", "torchtext", "torchdata", "torchrl", "torchmetrics", "torchao"),
@@ -40,6 +40,7 @@ class Receiver:
     may_be_torchs: bool
 
 
+@kept
 def foreign_receiver(file: SourceFile, value: cst.CSTNode) -> Receiver | None:
     """The library that gets a value, directly or through names, if it is not torch or built on it.
 

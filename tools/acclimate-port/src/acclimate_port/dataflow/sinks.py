@@ -8,7 +8,7 @@ import libcst as cst
 
 from acclimate_port.source.tree import called_name, dotted, position, string_value, walk
 from acclimate_port.source.values import DEVICE_NAME, Kind, guess_by_name
-from acclimate_port.source_file import SourceFile
+from acclimate_port.source_file import SourceFile, kept
 
 DEVICE_KEYWORDS = {"device", "map_location", "torch_device"}
 DEVICE_METHODS = {"to", "cuda", "to_empty"}
@@ -234,9 +234,7 @@ def _defined(file: SourceFile, call: cst.Call) -> tuple[cst.FunctionDef | None, 
     name, receiver = call.func.attr.value, dotted(call.func.value)
     around = next((one for one in file.tree.ancestors(call) if isinstance(one, cst.ClassDef)), None)
     owners = [around] if receiver in ("self", "cls") and around is not None else []
-    owners = [owner for owner in owners if _method(owner, name) is not None]
-    owners = owners or [*file.values.classes.values()]
-    found = [method for owner in owners if (method := _method(owner, name))]
+    found = [method for owner in owners if (method := _method(owner, name))] or file.methods.get(name, [])
     if len(found) != 1:
         return None, False
     kinds = {dotted(decorator.decorator) for decorator in found[0].decorators}
@@ -250,6 +248,7 @@ def _method(owner: cst.ClassDef, name: str) -> cst.FunctionDef | None:
     return None
 
 
+@kept
 def gets_to_device(file: SourceFile, parameter: cst.Param, depth: int = 3) -> bool:
     """Whether a parameter is a device: by its name, or because its function passes it on as a device."""
     if DEVICE_NAME.search(parameter.name.value):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge
 
 import libcst as cst
 
 from acclimate_port.dataflow.sinks import parameter_of
 from acclimate_port.source.tree import called_name, dotted
-from acclimate_port.source_file import SourceFile
+from acclimate_port.source_file import SourceFile, kept
 
 _MOST = 100
 """The most places that are looked at for one value."""
@@ -16,7 +18,8 @@ KEEP_NAME = {"lower", "strip", "casefold", "partition", "rpartition", "split", "
 """Methods of a string whose result begins with the name of the device in it."""
 
 
-def uses_of(file: SourceFile, value: cst.CSTNode, *, in_functions: bool = True) -> Iterator[cst.CSTNode]:
+@kept
+def uses_of(file: SourceFile, value: cst.CSTNode, *, in_functions: bool = True) -> list[cst.CSTNode]:
     """The expressions that have a value: the first, and those that names and functions pass it on to.
 
     Args:
@@ -24,17 +27,21 @@ def uses_of(file: SourceFile, value: cst.CSTNode, *, in_functions: bool = True) 
         value: the expression.
         in_functions: whether to follow the value into functions of the file, and out of them.
     """
+    found: list[cst.CSTNode] = []
     waiting, seen = [value], {id(value)}
     while waiting:
         node = waiting.pop()
-        yield node
-        for following in _following(file, node, in_functions):
-            if id(following) not in seen and len(seen) < _MOST:
+        found.append(node)
+        for following in _following(file, node, in_functions) if len(seen) < _MOST else ():
+            if id(following) not in seen:
                 seen.add(id(following))
                 waiting.append(following)
+                if len(seen) == _MOST:
+                    break
+    return found
 
 
-def _following(file: SourceFile, node: cst.CSTNode, in_functions: bool) -> list[cst.CSTNode]:
+def _following(file: SourceFile, node: cst.CSTNode, in_functions: bool) -> Iterable[cst.CSTNode]:
     at = file.tree.parent(node)
     if isinstance(at, cst.IfExp):
         return [] if node is at.test else [at]
@@ -53,11 +60,11 @@ def _following(file: SourceFile, node: cst.CSTNode, in_functions: bool) -> list[
     if isinstance(at, cst.Arg):
         return _of_argument(file, at, in_functions)
     if isinstance(at, cst.Assign):
-        return [use for target in at.targets for use in reads_of(file, _first(target.target))]
+        return (use for target in at.targets for use in reads_of(file, _first(target.target)))
     if isinstance(at, cst.AnnAssign):
         return reads_of(file, at.target)
     if isinstance(at, cst.Param) and in_functions:
-        return file.tree.reads(at.name)
+        return file.tree.accesses(at.name)
     return calls_of(file, file.tree.function(at)) if isinstance(at, cst.Return) and in_functions else []
 
 
@@ -69,14 +76,14 @@ def _text_method(file: SourceFile, node: cst.CSTNode) -> cst.Call | None:
     return call if is_method and isinstance(call, cst.Call) else None
 
 
-def _of_argument(file: SourceFile, argument: cst.Arg, in_functions: bool) -> list[cst.CSTNode]:
+def _of_argument(file: SourceFile, argument: cst.Arg, in_functions: bool) -> Iterable[cst.CSTNode]:
     call = file.tree.parent(argument)
     if not isinstance(call, cst.Call):
         return []
     if file.tree.qualified(call.func) == "torch.device" or dotted(call.func) == "str":
         return [call]
     parameter = parameter_of(file, call, argument) if in_functions else None
-    return file.tree.reads(parameter.name) if parameter is not None else []
+    return file.tree.accesses(parameter.name) if parameter is not None else []
 
 
 def _first(target: cst.CSTNode) -> cst.CSTNode:
@@ -84,14 +91,42 @@ def _first(target: cst.CSTNode) -> cst.CSTNode:
     return target.elements[0].value if isinstance(target, (cst.Tuple, cst.List)) else target
 
 
-def reads_of(file: SourceFile, target: cst.CSTNode) -> list[cst.CSTNode]:
+def reads_of(file: SourceFile, target: cst.CSTNode) -> Iterator[cst.CSTNode]:
     """The reads of a name, an attribute or an entry; of an attribute of ``self``, those in its own class."""
     if not isinstance(target, (cst.Name, cst.Attribute, cst.Subscript)):
-        return []
-    found = file.tree.reads(target)
-    if isinstance(target, cst.Attribute) and dotted(target).startswith("self."):
-        owner = class_around(file, target)
-        return [use for use in found if _is_of(class_around(file, use), owner)]
+        return
+    found: Iterable[cst.CSTNode] = file.tree.alike(target)
+    text = dotted(target) if isinstance(target, cst.Attribute) else ""
+    if text.startswith("self."):
+        found = _of_class(file, (text,), class_around(file, target))
+    yield from (use for use in found if use is not target)
+
+
+def _of_class(file: SourceFile, texts: Sequence[str], owner: cst.ClassDef | None) -> Iterator[cst.CSTNode]:
+    """The attributes of ``self`` with one of some texts in a class and in those that derive from it."""
+    users = [owner] if owner is None else [owner, *_heirs(file).get(owner.name.value, ())]
+    by_class = _attributes_by_class(file)
+    groups = [by_class.get((text, id(user)), []) for text in texts for user in dict.fromkeys(users)]
+    return (node for _, node in merge(*groups, key=lambda one: one[0]))
+
+
+@kept
+def _attributes_by_class(file: SourceFile) -> dict[tuple[str, int], list[tuple[int, cst.CSTNode]]]:
+    """The attributes of ``self`` by their text and the class around them, numbered in the tree's order."""
+    found: dict[tuple[str, int], list[tuple[int, cst.CSTNode]]] = defaultdict(list)
+    for number, node in enumerate(file.tree.of_type(cst.Attribute)):
+        if (text := dotted(node)).startswith(("self.", "cls.")):
+            found[text, id(class_around(file, node))].append((number, node))
+    return found
+
+
+@kept
+def _heirs(file: SourceFile) -> dict[str, list[cst.ClassDef]]:
+    """The classes that derive from the classes of each name."""
+    found: dict[str, list[cst.ClassDef]] = defaultdict(list)
+    for heir in file.tree.of_type(cst.ClassDef):
+        for base in heir.bases:
+            found[dotted(base.value).rpartition(".")[2]].append(heir)
     return found
 
 
@@ -100,28 +135,63 @@ def class_around(file: SourceFile, node: cst.CSTNode) -> cst.ClassDef | None:
     return next((one for one in file.tree.ancestors(node) if isinstance(one, cst.ClassDef)), None)
 
 
-def _is_of(user: cst.ClassDef | None, owner: cst.ClassDef | None) -> bool:
-    """Whether a class is another one, or derives from it."""
-    if user is owner or user is None or owner is None:
-        return user is owner
-    return any(dotted(base.value).rpartition(".")[2] == owner.name.value for base in user.bases)
-
-
+@kept
 def calls_of(file: SourceFile, function: cst.CSTNode | None) -> list[cst.CSTNode]:
     """The calls of a function of the file, and the reads of a property, which give its result."""
     if not isinstance(function, cst.FunctionDef):
         return []
     name, owner = function.name.value, class_around(file, function)
-    if owner is None:
-        reads = file.tree.reads(function.name)
-    else:
-        reads = [
-            use
-            for use in file.attributes.get(name, [])
-            if dotted(use) in (f"self.{name}", f"cls.{name}") and _is_of(class_around(file, use), owner)
-        ]
+    reads: Iterable[cst.CSTNode] = file.tree.accesses(function.name)
+    if owner is not None:
+        reads = _of_class(file, (f"self.{name}", f"cls.{name}"), owner)
     is_property = any(dotted(one.decorator).endswith("property") for one in function.decorators)
     if is_property:
         return [*reads]
     calls = ((use, file.tree.parent(use)) for use in reads)
     return [call for use, call in calls if isinstance(call, cst.Call) and call.func is use]
+
+
+def attributes_of_self(file: SourceFile, node: cst.CSTNode, name: str) -> list[cst.CSTNode]:
+    """``self.name`` and ``cls.name`` in the class around a node and in those that are related to it.
+
+    A function outside any class may become a method of each of them.
+    """
+    owner = class_around(file, node)
+    if owner is None:
+        return [
+            one for one in file.attributes.get(name, []) if dotted(one) in (f"self.{name}", f"cls.{name}")
+        ]
+    return _attributes_of_family(file).get((name, _families(file)[owner.name.value]), [])
+
+
+@kept
+def _attributes_of_family(file: SourceFile) -> dict[tuple[str, int | None], list[cst.CSTNode]]:
+    """The attributes of ``self`` by their name and the family of their class."""
+    families = _families(file)
+    numbers = sorted(set(families.values()))
+    found: dict[tuple[str, int | None], list[cst.CSTNode]] = defaultdict(list)
+    for node in file.tree.of_type(cst.Attribute):
+        if isinstance(node.value, cst.Name) and node.value.value in ("self", "cls"):
+            owner = class_around(file, node)
+            for number in numbers if owner is None else [families[owner.name.value]]:
+                found[node.attr.value, number].append(node)
+    return found
+
+
+@kept
+def _families(file: SourceFile) -> dict[str, int]:
+    """A number for each class of the file, the same for those that derive from each other."""
+    related: dict[str, set[str]] = {node.name.value: set() for node in file.tree.of_type(cst.ClassDef)}
+    for node in file.tree.of_type(cst.ClassDef):
+        for base in (dotted(one.value).rpartition(".")[2] for one in node.bases):
+            if base in related:
+                related[base].add(node.name.value)
+                related[node.name.value].add(base)
+    found: dict[str, int] = {}
+    for number, name in enumerate(related):
+        waiting = [name] if name not in found else []
+        while waiting:
+            at = waiting.pop()
+            found[at] = number
+            waiting += [one for one in related[at] if one not in found]
+    return found

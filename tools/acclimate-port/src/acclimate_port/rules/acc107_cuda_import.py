@@ -77,7 +77,7 @@ The import of a name from `torch.cuda` is removed if all its uses are ported. It
     @staticmethod
     def _uses(file: SourceFile, alias: cst.ImportAlias) -> list[cst.CSTNode]:
         bound = alias.asname.name if alias.asname is not None else alias.name
-        return file.tree.accesses(bound) if isinstance(bound, cst.Name) else []
+        return [*file.tree.accesses(bound)] if isinstance(bound, cst.Name) else []
 
     @staticmethod
     def _removal(

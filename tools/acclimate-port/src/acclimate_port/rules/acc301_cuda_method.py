@@ -129,10 +129,11 @@ A class that defines a method `cuda` keeps it. Calls of that method stay too, on
             return "the class defines its own method `cuda`"
         made = receiver
         if isinstance(receiver, cst.Name):
-            for assignment in file.tree.assignments(receiver):
+            for assignment in reversed(file.tree.assignments(receiver)):
                 holder = file.tree.parent(file.tree.parent(assignment.node) or assignment.node)
                 if isinstance(holder, cst.Assign):
                     made = holder.value
+                    break
         if isinstance(made, cst.Call):
             name = called_name(made) or ""
             if name in file.survey.with_own_cuda or (isinstance(made.func, cst.Name) and name in own):

@@ -8,15 +8,17 @@ from __future__ import annotations
 import bisect
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import fields
 from functools import cache, cached_property
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar, cast
 
 import libcst as cst
 from libcst.metadata import ByteSpanPositionProvider, ExpressionContext, ScopeProvider
 from libcst.metadata.scope_provider import (
     Assignment,
+    BaseAssignment,
     ImportAssignment,
     QualifiedNameSource,
     Scope,
@@ -166,6 +168,13 @@ class _Position:
         found[id(self._node)] = Span(start, end)
 
 
+class Binding(NamedTuple):
+    """A name of one scope: what binds it and what reads it, each once and in source order."""
+
+    assignments: tuple[Assignment, ...]
+    reads: tuple[cst.CSTNode, ...]
+
+
 class Tree:
     """One file's syntax tree with positions, parents and scopes.
 
@@ -198,6 +207,10 @@ class Tree:
         self.newline = self.module.default_newline
         self.indent = self.module.default_indent
         self._qualified: dict[int, str | None] = {}
+        self._bindings: dict[int, Binding] = {}
+        """By the identity of one of the assignments."""
+        self._looked_up: dict[tuple[int, str], Binding] = {}
+        """By the identity of the scope and the name."""
         self._imported = {"torch", "os"}
         for node in self.of_type(cst.ImportAlias):
             self._imported.add((node.evaluated_alias or node.evaluated_name).partition(".")[0])
@@ -283,11 +296,19 @@ class Tree:
         below = node
         for around in self.ancestors(node):
             if isinstance(around, (cst.IndentedBlock, cst.Module)):
-                statements: list[cst.CSTNode] = list(around.body)
-                yield from statements[: statements.index(below)] if below in statements else []
+                yield from islice(around.body, self.number_in_block(below))
             if isinstance(around, (cst.FunctionDef, cst.ClassDef)):
                 return
             below = around
+
+    def number_in_block(self, statement: cst.CSTNode) -> int:
+        """How many statements of its block are before a statement."""
+        return self._numbers.get(id(statement), 0)
+
+    @cached_property
+    def _numbers(self) -> dict[int, int]:
+        blocks: list[cst.Module | cst.IndentedBlock] = [self.module, *self.of_type(cst.IndentedBlock)]
+        return {id(one): number for block in blocks for number, one in enumerate(block.body)}
 
     def in_annotation(self, node: cst.CSTNode) -> bool:
         """Whether a node is part of a type annotation."""
@@ -372,22 +393,47 @@ class Tree:
             return {"torch"}  # a lazy loader's object, or `None` after a failed import
         return meanings
 
+    def binding(self, name: cst.Name) -> Binding:
+        """What binds and reads a name in the scope where it is looked up; the same object for each use."""
+        scope = self.scope(name)
+        key = (id(scope), name.value)
+        if key not in self._looked_up:
+            self._looked_up[key] = self._bind(() if scope is None else scope[name.value])
+        return self._looked_up[key]
+
+    def _bind(self, found: Collection[BaseAssignment]) -> Binding:
+        bound = [one for one in found if isinstance(one, Assignment)]
+        key = min(map(id, bound), default=id(None))
+        if key not in self._bindings:
+            bound.sort(key=lambda one: (self._start(one.node), one._index))
+            reads = {id(read.node): read.node for one in bound for read in one.references}
+            in_order = sorted(reads.values(), key=self._start)
+            self._bindings[key] = Binding(tuple(bound), tuple(in_order))
+        return self._bindings[key]
+
+    def _start(self, node: cst.CSTNode) -> int:
+        place = self._spans.get(id(node))
+        return 0 if place is None else place.start
+
     def assignments(self, name: cst.Name) -> Sequence[Assignment]:
         """Every binding of a name in the scope where it is looked up."""
-        scope = self.scope(name)
-        return [] if scope is None else [a for a in scope[name.value] if isinstance(a, Assignment)]
+        return self.binding(name).assignments
 
-    def accesses(self, name: cst.Name) -> list[cst.CSTNode]:
+    def accesses(self, name: cst.Name) -> Sequence[cst.CSTNode]:
         """Every read of a name."""
-        return [access.node for assignment in self.assignments(name) for access in assignment.references]
+        return self.binding(name).reads
+
+    def alike(self, holder: cst.Name | cst.Attribute | cst.Subscript) -> Sequence[cst.CSTNode]:
+        """The reads of a name, or all attributes or entries with the same text, with this one."""
+        if isinstance(holder, cst.Name):
+            return self.accesses(holder)
+        if isinstance(holder, cst.Subscript):
+            return self._entries.get(self.source(holder), ())
+        return self._attributes.get(dotted(holder), ())
 
     def reads(self, holder: cst.Name | cst.Attribute | cst.Subscript) -> list[cst.CSTNode]:
         """The other reads of a name, or of an attribute or an entry with the same text."""
-        if isinstance(holder, cst.Name):
-            return [use for use in self.accesses(holder) if use is not holder]
-        if isinstance(holder, cst.Subscript):
-            return [node for node in self._entries.get(self.source(holder), []) if node is not holder]
-        return [node for node in self._attributes.get(dotted(holder), []) if node is not holder]
+        return [node for node in self.alike(holder) if node is not holder]
 
     @cached_property
     def _attributes(self) -> dict[str, list[cst.CSTNode]]:
@@ -537,4 +583,6 @@ def string_value(node: cst.CSTNode | None) -> str | None:
         return "".join(texts) if is_plain else None
     if not isinstance(node, cst.SimpleString) or node.prefix not in ("", "u", "r"):
         return None
-    return cast(str, node.evaluated_value)
+    if "\\" in node.value or "\r" in node.value:
+        return cast(str, node.evaluated_value)
+    return node.raw_value  # the same without an escape, and ten times as fast

@@ -124,7 +124,8 @@ class Values:
         """Whether another file of the project defines a class, given by its full name, as a module."""
         self._open: set[str] = set()
         """The names whose bindings are being looked at."""
-        self._of_names: dict[tuple[int, str], Value] = {}
+        self._of_names: dict[int, Value] = {}
+        """By the identity of the name's binding."""
         self._of_attributes: dict[str, Value | None] = {}
 
     @cached_property
@@ -136,8 +137,15 @@ class Values:
     def classes_with_own_cuda(self) -> set[str]:
         """The classes of the file that define ``cuda``, and those that inherit from them."""
         own = {name for name, node in self.classes.items() if "cuda" in methods(node)}
-        for _ in self.classes:
-            own |= {name for name, node in self.classes.items() if own & _base_names(node)}
+        heirs: dict[str, list[str]] = defaultdict(list)
+        for name, node in self.classes.items():
+            for base in _base_names(node):
+                heirs[base].append(name)
+        waiting = [*own]
+        while waiting:
+            following = [heir for heir in heirs[waiting.pop()] if heir not in own]
+            own.update(following)
+            waiting += following
         return own
 
     def of(self, node: cst.CSTNode, depth: int = _DEPTH) -> Value:
@@ -178,7 +186,7 @@ class Values:
             last = self.of(given, depth - 1)
             if last.kind is not Kind.UNKNOWN:
                 return last
-        key = (id(self._tree.scope(name)), name.value)
+        key = id(self._tree.binding(name))
         if key in self._of_names:
             return self._of_names[key]
         value = self._of_bindings(name, depth)
