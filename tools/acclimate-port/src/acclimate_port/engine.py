@@ -24,6 +24,7 @@ from acclimate_port.conditions.branches import (
     where_true,
 )
 from acclimate_port.conditions.cuda_only import flag_for_others
+from acclimate_port.conditions.device_tests import tests_reached
 from acclimate_port.conditions.first_use import reason_against_counting
 from acclimate_port.conditions.local_imports import reason_without_value
 from acclimate_port.conditions.missing_cuda import reason_against_host
@@ -389,6 +390,7 @@ def _decide(file: SourceFile, findings: list[Finding], settings: Settings) -> li
         decision.needs += _needs(file, decisions, index)
         decision.beside += _decided_by_result(file, decisions, index)
         decision.beside += _autocasts_inside(file, decisions, index)
+        decision.beside += _reached_by_device(file, decisions, index)
     _join_placements(file, decisions)
     _join_conditions(file, decisions)
     _leave_overlapping(file, decisions)
@@ -555,6 +557,27 @@ def _autocasts_inside(file: SourceFile, decisions: _Decisions, index: int) -> li
             return []
         below = around
     return []
+
+
+def _reached_by_device(file: SourceFile, decisions: _Decisions, index: int) -> list[int]:
+    """The indices of the decisions on tests of a device's name that a device reaches, by default or always.
+
+    A device that a test of the device chooses reaches these tests only where there is one.
+    """
+    decision = decisions[index]
+    node = decision.finding.node
+    is_device = decision.finding.rule.name in _DEVICES and decision.status is Status.CONVERTED
+    if not is_device or node is None or file.is_guarded(node):
+        return []
+    found: list[int] = []
+    for test in tests_reached(file, node):
+        own = [other for other in decisions.within(file.span(test)) if _counts(decisions[other])]
+        found += own
+        if not own and decision.safe:
+            line = file.tree.line(file.span(test).start)
+            decision.safe = False
+            decision.reason = f"line {line} tests the name of the device, and on a host it finds another one"
+    return [other for other in found if other != index]
 
 
 _FEW = 12

@@ -73,6 +73,8 @@ class SourceFile:
         """Results of ``conditions/proofs.py`` for the texts that it compared; ``None``: too complex."""
         self.missing_cuda: dict[int, int] | None = None
         """Results of ``conditions/missing_cuda.py``."""
+        self.device_tests: dict[int, list[cst.CSTNode]] | None = None
+        """Results of ``conditions/device_tests.py``: the tests of each value that is compared."""
         self.is_build_script = is_build_script
         self.is_package_init = is_package_init
         self.torch = self._module_name("torch") or "torch"
