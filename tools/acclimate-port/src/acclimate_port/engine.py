@@ -391,6 +391,8 @@ def _decide(file: SourceFile, findings: list[Finding], settings: Settings) -> li
         decision.beside += _decided_by_result(file, decisions, index)
         decision.beside += _autocasts_inside(file, decisions, index)
         decision.beside += _reached_by_device(file, decisions, index)
+        decision.beside += _in_chosen_functions(file, decisions, index)
+        _join_inner(file, decisions, index)
     _join_placements(file, decisions)
     _join_conditions(file, decisions)
     _leave_overlapping(file, decisions)
@@ -557,6 +559,30 @@ def _autocasts_inside(file: SourceFile, decisions: _Decisions, index: int) -> li
             return []
         below = around
     return []
+
+
+def _join_inner(file: SourceFile, decisions: _Decisions, index: int) -> None:
+    """Makes the code that runs only if a test is true unsafe where the test stays as it is or is unsafe."""
+    finding = decisions[index].finding
+    if not _asks_for_device(file, finding) or not _counts(decisions[index]):
+        return
+    for body in branches(file, finding.node):
+        for other in decisions.within(body):
+            if other != index:
+                decisions[other].beside.append(index)
+
+
+def _in_chosen_functions(file: SourceFile, decisions: _Decisions, index: int) -> list[int]:
+    """The indices of the decisions in functions of the file that run only if a test is true."""
+    finding = decisions[index].finding
+    if not _is_test(file, finding):
+        return []
+    found: list[int] = []
+    for body in branches(file, finding.node):
+        for call in file.calls_within(body):
+            for function in file.functions_called(call):
+                found += [other for other in decisions.within(file.span(function.body)) if other != index]
+    return [other for other in found if _counts(decisions[other])]
 
 
 def _reached_by_device(file: SourceFile, decisions: _Decisions, index: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Hashable
 from functools import cached_property
@@ -318,6 +319,17 @@ class SourceFile:
         """Whether a call of the module itself starts the program: ``main()``, or anything in its ``if``."""
         is_start = _STARTS_PROGRAM.search(called_name(call) or "") is not None
         return is_start or self.is_of_program(call)
+
+    @cached_property
+    def _calls(self) -> tuple[list[int], list[cst.Call]]:
+        """The calls in source order, and where each starts."""
+        calls = sorted(self.tree.of_type(cst.Call), key=lambda call: self.span(call).start)
+        return [self.span(call).start for call in calls], calls
+
+    def calls_within(self, place: Span) -> list[cst.Call]:
+        """The calls that start in a range."""
+        starts, calls = self._calls
+        return calls[bisect_left(starts, place.start) : bisect_left(starts, place.end)]
 
     def functions_called(self, call: cst.Call) -> list[cst.FunctionDef]:
         """The functions of the file that a call runs; of a class, its constructor."""
