@@ -42,9 +42,10 @@ from acclimate_port.conditions.proofs import (
     verdict,
     whole_value,
 )
-from acclimate_port.conditions.statements import is_for_older_torch
+from acclimate_port.conditions.statements import is_for_older_torch, leaves
 from acclimate_port.conditions.worlds import TooComplexError
 from acclimate_port.dataflow.sources import listed_devices
+from acclimate_port.dataflow.uses import uses_of
 from acclimate_port.new_code.edits import Edit, clash, render, render_within
 from acclimate_port.new_code.local_names import with_local_names
 from acclimate_port.new_code.placement import new_lines
@@ -52,7 +53,7 @@ from acclimate_port.rules import BY_NAME, RULES
 from acclimate_port.rules.acc202_available_choice import is_map_location
 from acclimate_port.rules.base import Finding, Outcome, Rule, is_assigned
 from acclimate_port.source.survey import Survey
-from acclimate_port.source.tree import Span, called_name, dotted
+from acclimate_port.source.tree import Span, called_name, dotted, walk
 from acclimate_port.source_file import SourceFile
 
 _INDEX = rb"(?:\d|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
@@ -392,9 +393,14 @@ def _decide(file: SourceFile, findings: list[Finding], settings: Settings) -> li
         decision.beside += _autocasts_inside(file, decisions, index)
         decision.beside += _reached_by_device(file, decisions, index)
         decision.beside += _in_chosen_functions(file, decisions, index)
+        decision.beside += _given_to_calls(file, decisions, index)
         _join_inner(file, decisions, index)
     _join_placements(file, decisions)
     _join_conditions(file, decisions)
+    _join_expressions(decisions)
+    _join_graphs(decisions)
+    _join_wrapped(file, decisions)
+    _join_branches_of_types(file, decisions)
     _leave_overlapping(file, decisions)
     changed = True
     while changed:
@@ -561,12 +567,22 @@ def _autocasts_inside(file: SourceFile, decisions: _Decisions, index: int) -> li
     return []
 
 
+def _given_to_calls(file: SourceFile, decisions: _Decisions, index: int) -> list[int]:
+    """The indices of the decisions on calls that get a device's number: ``get_device_properties(i)``."""
+    finding = decisions[index].finding
+    if finding.rule.name != "current-device" or finding.node is None or not _counts(decisions[index]):
+        return []
+    held = [use for use in uses_of(file, finding.node) if use is not finding.node]
+    around = (decisions.at.get(outer) for use in held for outer in file.tree.ancestors(use))
+    return [other for other in around if other is not None and other != index and _counts(decisions[other])]
+
+
 def _join_inner(file: SourceFile, decisions: _Decisions, index: int) -> None:
     """Makes the code that runs only if a test is true unsafe where the test stays as it is or is unsafe."""
     finding = decisions[index].finding
     if not _asks_for_device(file, finding) or not _counts(decisions[index]):
         return
-    for body in branches(file, finding.node):
+    for body in branches_of_result(file, finding.node):
         for other in decisions.within(body):
             if other != index:
                 decisions[other].beside.append(index)
@@ -653,6 +669,94 @@ def _join_conditions(file: SourceFile, decisions: _Decisions) -> None:
             decisions[one].needs.append(other)
 
 
+def _join_wrapped(file: SourceFile, decisions: _Decisions) -> None:
+    """Makes ``DDP(model, device_ids=[rank])`` unsafe where the move of the same object is, or stays."""
+    placements = Placements(file)
+    movers = [
+        index
+        for index, one in enumerate(decisions)
+        if one.finding.rule.name == "cuda-method" and _counts(one)
+    ]
+    moved = [placements.within([decisions[index].finding.place])[0] for index in movers]
+    for decision in decisions if movers else ():
+        call = file.tree.statement(decision.finding.node or file.tree.module)
+        if decision.finding.rule.name != "device-ids" or not decision.finding.edits:
+            continue
+        wrapped = placements.within([file.span(call)])[0]
+        decision.beside += [index for index, own in zip(movers, moved, strict=True) if own & wrapped]
+
+
+def _join_expressions(decisions: _Decisions) -> None:
+    """Joins an edit with those of its arguments: ``torch.device("cuda", torch.cuda.current_device())``."""
+    for outer, decision in enumerate(decisions):
+        if not _counts(decision) or not isinstance(decision.finding.node, cst.Call):
+            continue
+        for inner in decisions.within(decision.finding.place):
+            if inner != outer and _counts(decisions[inner]):
+                decision.needs.append(inner)
+                decisions[inner].needs.append(outer)
+
+
+def _join_graphs(decisions: _Decisions) -> None:
+    """Joins the edits of a file's graphs: a graph of acclimate's cannot be captured by torch.cuda's."""
+    graphs = [
+        index for index, one in enumerate(decisions) if one.finding.rule.name == "graphs" and _counts(one)
+    ]
+    for one, other in _pairs(graphs):
+        decisions[one].needs.append(other)
+
+
+_MOVE = {"cuda-method", "device-string", "device-format", "device-object", "integer-device"}
+
+
+def _join_branches_of_types(file: SourceFile, decisions: _Decisions) -> None:
+    """Joins the moves in the branches of a choice by type: ``if torch.is_tensor(x): … else: …``."""
+    for statement in file.tree.of_type(cst.If):
+        if isinstance(file.tree.parent(statement), cst.If) or not _tells_types(file, statement.test):
+            continue
+        moves = [
+            [index for index in decisions.within(block) if decisions[index].finding.rule.name in _MOVE]
+            for block in _branches_of(file, statement)
+        ]
+        for one, own in enumerate(moves):
+            others = [index for other, found in enumerate(moves) if other != one for index in found]
+            for index in own:
+                _join_move(file, decisions, index, others)
+
+
+def _branches_of(file: SourceFile, statement: cst.If) -> list[Span]:
+    """The branches of a statement, and the rest of its block if all of them leave it."""
+    blocks: list[cst.BaseSuite] = []
+    at: cst.If | cst.Else | None = statement
+    while isinstance(at, cst.If):
+        blocks.append(at.body)
+        at = at.orelse
+    blocks += [at.body] if at is not None else []
+    found = [file.span(block) for block in blocks]
+    around = file.tree.parent(statement)
+    if at is None and isinstance(around, cst.IndentedBlock) and all(map(leaves, blocks)):
+        found.append(Span(file.span(statement).end, file.span(around).end))
+    return found
+
+
+def _join_move(file: SourceFile, decisions: _Decisions, index: int, others: list[int]) -> None:
+    """Makes a move unsafe beside others that stay or are unsafe."""
+    decision = decisions[index]
+    for other in others:
+        if _counts(decisions[other]):
+            decision.beside.append(other)
+        elif decision.safe and _gives_device(file, decisions[other].finding):
+            line = file.tree.line(decisions[other].finding.place.start)
+            decision.safe = False
+            decision.reason = f"line {line}, which moves what is of another type, stays as it is"
+
+
+def _tells_types(file: SourceFile, test: cst.BaseExpression) -> bool:
+    """Whether a condition asks for the type of a value."""
+    asked = ("isinstance", "hasattr", "is_tensor", "type", "issubclass")
+    return any(isinstance(node, cst.Call) and called_name(node) in asked for node in walk(test))
+
+
 def _pairs(members: list[int]) -> list[tuple[int, int]]:
     """Pairs that join all members with each other, directly if they are few."""
     if len(members) > _FEW:
@@ -681,11 +785,15 @@ _GIVE_VALUES = (cst.Assign, cst.Arg, cst.Element, cst.Return, cst.IfExp, cst.Dic
 
 def _keeps_device(file: SourceFile, body: Span, decisions: _Decisions) -> bool:
     """Whether a branch uses ``"cuda"`` where nothing shows that it is a device, so that the literal stays."""
-    return any(
-        decision.finding.rule.name == "device-string"
-        and decision.finding.outcome is Outcome.EXEMPT
-        and isinstance(file.tree.parent(decision.finding.node or file.tree.module), _GIVE_VALUES)
-        for decision in (decisions[index] for index in decisions.within(body))
+    return any(_gives_device(file, decisions[index].finding) for index in decisions.within(body))
+
+
+def _gives_device(file: SourceFile, finding: Finding) -> bool:
+    """Whether a finding is ``"cuda"`` as a value that nothing shows to be a device."""
+    return (
+        finding.rule.name == "device-string"
+        and finding.outcome is Outcome.EXEMPT
+        and isinstance(file.tree.parent(finding.node or file.tree.module), _GIVE_VALUES)
     )
 
 
