@@ -26,7 +26,7 @@ from acclimate_port.conditions.branches import (
 from acclimate_port.conditions.cuda_only import flag_for_others
 from acclimate_port.conditions.device_tests import tests_reached
 from acclimate_port.conditions.first_use import reason_against_counting
-from acclimate_port.conditions.local_imports import reason_without_value
+from acclimate_port.conditions.local_imports import WITHOUT_TORCH, imports_torch_anew, reason_without_value
 from acclimate_port.conditions.missing_cuda import reason_against_host
 from acclimate_port.conditions.placements import Placements, outermost_function, sharing
 from acclimate_port.conditions.probes import CAUGHT, is_probe
@@ -46,7 +46,7 @@ from acclimate_port.conditions.statements import is_for_older_torch, leaves
 from acclimate_port.conditions.worlds import TooComplexError
 from acclimate_port.dataflow.sources import listed_devices
 from acclimate_port.dataflow.uses import uses_of
-from acclimate_port.new_code.edits import Edit, clash, render, render_within
+from acclimate_port.new_code.edits import Edit, clash, insert, render, render_within
 from acclimate_port.new_code.local_names import with_local_names
 from acclimate_port.new_code.placement import new_lines
 from acclimate_port.rules import BY_NAME, RULES
@@ -319,6 +319,15 @@ def _without_vendor_code(file: SourceFile, finding: Finding) -> Finding:
         reason = "it guards CUTLASS kernels, which only NVIDIA GPUs run"
     if reason:
         return dataclasses.replace(finding, outcome=Outcome.LEFT, reason=reason, safe=True, edits=())
+    is_named = finding.rule.name in ("device-string", "device-comparison")
+    if (
+        finding.outcome is Outcome.CONVERT
+        and is_named
+        and file.own_words
+        and not _is_given_to_torch(file, node)
+    ):
+        reason = f"the program has its own words for devices: `{file.own_words}` beside `cuda`"
+        return finding.rule.left(file, node, reason, finding.claims)
     if finding.outcome is Outcome.CONVERT and is_for_older_torch(file, node):
         reason = "the branch is for an older torch, which lacks what an edit would use"
         return finding.rule.exempt(file, node, reason, finding.claims)
@@ -332,6 +341,16 @@ def _without_vendor_code(file: SourceFile, finding: Finding) -> Finding:
     ):
         return finding.rule.left(file, node, reason, finding.claims)
     return finding
+
+
+def _is_given_to_torch(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a device is an argument of a call of torch, or of a tensor or module."""
+    argument = file.tree.parent(node)
+    call = file.tree.parent(argument) if isinstance(argument, cst.Arg) else None
+    if not isinstance(call, cst.Call):
+        return False
+    is_torchs = (file.tree.qualified(call.func) or "").startswith("torch.")
+    return is_torchs or called_name(call) in ("to", "to_empty", "cuda")
 
 
 _USE_DEVICE = {"ACC101", "ACC102", "ACC201", "ACC205", "ACC206", "ACC301", "ACC304"}
@@ -365,6 +384,8 @@ def _unsafe_by_place(file: SourceFile, finding: Finding) -> Finding:
     reason = ""
     if _asks(file, finding):
         reason = reason_against_counting(file, finding.node, is_device=is_device, is_lookup=is_lookup)
+    if not reason and _asks(file, finding) and imports_torch_anew(file, finding.node):
+        reason = WITHOUT_TORCH
     if not reason and is_device:
         reason = reason_against_host(file, finding.node)
     if not reason and finding.rule.code in _USE_DEVICE and is_probe(file, finding.node):
@@ -580,7 +601,8 @@ def _given_to_calls(file: SourceFile, decisions: _Decisions, index: int) -> list
 def _join_inner(file: SourceFile, decisions: _Decisions, index: int) -> None:
     """Makes the code that runs only if a test is true unsafe where the test stays as it is or is unsafe."""
     finding = decisions[index].finding
-    if not _asks_for_device(file, finding) or not _counts(decisions[index]):
+    is_test = _asks_for_device(file, finding) or finding.rule.name == "other-use"
+    if not is_test or not _counts(decisions[index]):
         return
     for body in branches_of_result(file, finding.node):
         for other in decisions.within(body):
@@ -1001,10 +1023,25 @@ def _head(file: SourceFile, applied: list[_Decision]) -> list[Edit]:
     helpers += [file.on_any_device_text] if uses_wrapper and file.needs_on_any_device else []
     if not imports and not helpers:
         return []
+    beside: list[Edit] = []
+    if file.optional_import is not None:
+        beside = [_after(file, file.optional_import, imports)] if imports else []
+        imports = []
     names = (accelerator, helper, torch, f"{file.on_any_device}(")
     relevant = [finding for finding, part in texts if any(name in part for name in names)]
     early = [f.place.start for f in relevant if f.node is not None and file.runs_at_import(f.node)]
-    return new_lines(file.tree, min(early, default=len(file.tree.bytes)), imports, helpers)
+    return [*beside, *new_lines(file.tree, min(early, default=len(file.tree.bytes)), imports, helpers)]
+
+
+def _after(file: SourceFile, line: cst.SimpleStatementLine, statements: list[str]) -> Edit:
+    """An insertion of statements after a line, with its indentation."""
+    number = file.tree.line(file.span(line.body[0]).start)
+    text = file.tree.line_text(number)
+    margin = text[: len(text) - len(text.lstrip())]
+    end = file.tree.line(max(file.span(line.body[0]).end - 1, 0))
+    starts = file.tree.line_starts
+    at = starts[end] if end < len(starts) else len(file.tree.bytes)
+    return insert(at, "".join(f"{margin}{one}{file.tree.newline}" for one in statements))
 
 
 def _site(file: SourceFile, decision: _Decision) -> Site:
