@@ -87,3 +87,19 @@ def test_a_class_whose_set_up_replaces_names_of_cuda_keeps_its_devices(target: s
 def test_a_function_of_torch_makes_a_tensor(made: str, target: str) -> None:
     after = port_text(f"import torch\n\n\ndef f(n, a, b):\n    return {made}.cuda()\n", Settings(target))
     assert ".cuda()" not in after.text
+
+
+@BOTH
+def test_a_long_chain_of_methods_keeps_a_tensor(target: str) -> None:
+    source = program(
+        "for i in model:\n    p = torch.tensor(flag).cuda()\n    p = p.reshape(1, 2).permute(1, 0)\n"
+        "    if other:\n        q = p.permute(1, 0)[None].cuda()"
+    )
+    assert ".cuda()" not in port_text(source, Settings(target)).text
+
+
+@BOTH
+def test_the_number_of_the_device_is_compared_as_before(target: str) -> None:
+    after = port_text(program("assert torch.cuda.current_device() == other"), Settings(target))
+    assert "cuda" not in after.text
+    assert not [site.reason for site in after.sites if site.reason]

@@ -907,6 +907,9 @@ def _whole(file: SourceFile, decision: _Decision) -> cst.CSTNode | None:
     whole = whole_value(file, decision.finding.node)
     # `None` as a map_location means the device that a checkpoint was saved on, which is CUDA.
     is_location = decision.finding.rule.name == "available-choice" and is_map_location(file, whole)
+    # The number of the device is the same one: `current_device() == rank`.
+    if decision.finding.rule.name == "current-device" and isinstance(whole, cst.Comparison):
+        return None
     return whole if is_decision(file, whole) and not is_location else None
 
 

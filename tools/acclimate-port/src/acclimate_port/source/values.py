@@ -77,6 +77,18 @@ _FACTORIES = {
         "tanh",
         "sigmoid",
     ),
+    *(
+        "stft",
+        "istft",
+        "reshape",
+        "transpose",
+        "permute",
+        "flatten",
+        "squeeze",
+        "unsqueeze",
+        "softmax",
+        "gather",
+    ),
     *("Tensor", "BFloat16Tensor", "ShortTensor", "CharTensor"),
     *(
         "tril",
@@ -134,7 +146,7 @@ _NUMBER_CALLS = {
 }
 _NUMBER_TYPES = {"int"}
 _MOST_BINDINGS = 20
-_DEPTH = 6
+_DEPTH = 9
 
 
 class Values:
