@@ -44,6 +44,8 @@ HALVES = [
     # The branches of a choice by type.
     "if isinstance(x, torch.Tensor):\n    return x.cuda()\nreturn tuple([i.cuda() for i in x])\n",
     "if isinstance(x, torch.Tensor):\n    return x.cuda()\nelif hasattr(x, 'to_device'):\n    return x.to_device('cuda')",
+    "if x is None:\n    return x\nelif isinstance(x, torch.Tensor):\n    return x.cuda()\n"
+    "elif hasattr(x, 'to_device'):\n    return x.to_device('cuda')",
     # A graph and its capture.
     "graph = torch.cuda.CUDAGraph()\nwith torch.cuda.graph(graph, capture_error_mode='thread_local'):\n    pass",
     # A model that stays, and its wrapper.

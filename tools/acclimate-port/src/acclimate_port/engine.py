@@ -734,7 +734,7 @@ _MOVE = {"cuda-method", "device-string", "device-format", "device-object", "inte
 def _join_branches_of_types(file: SourceFile, decisions: _Decisions) -> None:
     """Joins the moves in the branches of a choice by type: ``if torch.is_tensor(x): … else: …``."""
     for statement in file.tree.of_type(cst.If):
-        if isinstance(file.tree.parent(statement), cst.If) or not _tells_types(file, statement.test):
+        if isinstance(file.tree.parent(statement), cst.If) or not _tells_types(statement):
             continue
         moves = [
             [index for index in decisions.within(block) if decisions[index].finding.rule.name in _MOVE]
@@ -773,10 +773,18 @@ def _join_move(file: SourceFile, decisions: _Decisions, index: int, others: list
             decision.reason = f"line {line}, which moves what is of another type, stays as it is"
 
 
-def _tells_types(file: SourceFile, test: cst.BaseExpression) -> bool:
-    """Whether a condition asks for the type of a value."""
-    asked = ("isinstance", "hasattr", "is_tensor", "type", "issubclass")
-    return any(isinstance(node, cst.Call) and called_name(node) in asked for node in walk(test))
+def _tells_types(statement: cst.If) -> bool:
+    """Whether a condition of a statement, or of an ``elif`` of it, asks for the type of a value."""
+    at: cst.If | cst.Else | None = statement
+    while isinstance(at, cst.If):
+        calls = (node for node in walk(at.test) if isinstance(node, cst.Call))
+        if any(called_name(call) in _ASK_TYPE for call in calls):
+            return True
+        at = at.orelse
+    return False
+
+
+_ASK_TYPE = ("isinstance", "hasattr", "is_tensor", "type", "issubclass")
 
 
 def _pairs(members: list[int]) -> list[tuple[int, int]]:

@@ -45,6 +45,16 @@ def test_a_device_that_a_helper_cuts_for_an_autocast_is_unsafe(target: str) -> N
 
 
 @BOTH
+def test_a_device_goes_through_a_helper_of_another_file(target: str) -> None:
+    source = (
+        "import torch\nfrom pkg.device_utils import resolve_device_type\n\n\ndef f(x, **kwargs):\n"
+        '    kind = resolve_device_type(kwargs.get("device", "cuda"))\n'
+        "    with torch.autocast(device_type=kind, enabled=True):\n        return x\n"
+    )
+    assert port_text(source, Settings(target)).text == source
+
+
+@BOTH
 def test_a_fallback_to_the_cpu_that_does_more_is_a_test(target: str) -> None:
     body = (
         "where = 'cuda'\nif where == 'cuda' and not torch.cuda.is_available():\n    where = 'cpu'\n    flag = 3\n"

@@ -22,6 +22,9 @@ _OPTIONS = re.compile(
     r"(^|_)(args?|opts?|options?|flags?|h?params?|config|cfg|conf|namespace|ns)$", re.IGNORECASE
 )
 
+_GIVE_DEVICE = re.compile(r"^(?!(to|set|move|put|is|has)_).*(^|_)device(_?(type|name|str))?$")
+"""Functions of other files that give a device for a device: ``resolve_device_type(device)``."""
+
 
 def uses_of(file: SourceFile, value: cst.CSTNode, *, in_functions: bool = True) -> Iterator[cst.CSTNode]:
     """The expressions that have a value: the first, and those that names and functions pass it on to.
@@ -88,7 +91,10 @@ def _of_argument(file: SourceFile, argument: cst.Arg, in_functions: bool) -> lis
     if name == "add_argument" and argument.keyword is not None and argument.keyword.value == "default":
         return reads_of_option(file, call)
     parameter = parameter_of(file, call, argument) if in_functions else None
-    return file.tree.reads(parameter.name) if parameter is not None else []
+    if parameter is not None:
+        return file.tree.reads(parameter.name)
+    is_torchs = (file.tree.qualified(call.func) or "").startswith("torch.")
+    return [call] if _GIVE_DEVICE.search(name or "") and not is_torchs else []
 
 
 def reads_of_option(file: SourceFile, call: cst.Call) -> list[cst.CSTNode]:
