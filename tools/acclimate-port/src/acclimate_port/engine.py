@@ -604,7 +604,10 @@ def _join_inner(file: SourceFile, decisions: _Decisions, index: int) -> None:
     is_test = _asks_for_device(file, finding) or finding.rule.name == "other-use"
     if not is_test or not _counts(decisions[index]):
         return
-    for body in branches_of_result(file, finding.node):
+    places = branches_of_result(file, finding.node)
+    if file.tree.function(finding.node or file.tree.module) is not None:
+        places += [place for passed in code_passed(file, finding.node) for place in passed]
+    for body in places:
         for other in decisions.within(body):
             if other != index:
                 decisions[other].beside.append(index)
