@@ -25,8 +25,9 @@ from acclimate_port.conditions.branches import (
     where_true,
 )
 from acclimate_port.conditions.cuda_only import flag_for_others
+from acclimate_port.conditions.device_tests import tests_reached
 from acclimate_port.conditions.first_use import reason_against_counting
-from acclimate_port.conditions.local_imports import reason_without_value
+from acclimate_port.conditions.local_imports import WITHOUT_TORCH, imports_torch_anew, reason_without_value
 from acclimate_port.conditions.missing_cuda import reason_against_host
 from acclimate_port.conditions.placements import Placements, outermost_function, sharing
 from acclimate_port.conditions.probes import CAUGHT, is_probe
@@ -42,17 +43,18 @@ from acclimate_port.conditions.proofs import (
     verdict,
     whole_value,
 )
-from acclimate_port.conditions.statements import is_for_older_torch
+from acclimate_port.conditions.statements import is_for_older_torch, leaves
 from acclimate_port.conditions.worlds import TooComplexError
 from acclimate_port.dataflow.sources import listed_devices
-from acclimate_port.new_code.edits import Edit, clash, render, render_within
+from acclimate_port.dataflow.uses import uses_of
+from acclimate_port.new_code.edits import Edit, clash, insert, render, render_within
 from acclimate_port.new_code.local_names import with_local_names
 from acclimate_port.new_code.placement import new_lines
 from acclimate_port.rules import BY_NAME, RULES
 from acclimate_port.rules.acc202_available_choice import is_map_location
 from acclimate_port.rules.base import Finding, Outcome, Rule, is_assigned
 from acclimate_port.source.survey import Survey
-from acclimate_port.source.tree import Span, called_name, dotted
+from acclimate_port.source.tree import Span, called_name, dotted, walk
 from acclimate_port.source_file import SourceFile
 
 _INDEX = rb"(?:\d|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
@@ -327,6 +329,15 @@ def _without_vendor_code(file: SourceFile, finding: Finding) -> Finding:
         reason = "it guards CUTLASS kernels, which only NVIDIA GPUs run"
     if reason:
         return dataclasses.replace(finding, outcome=Outcome.LEFT, reason=reason, safe=True, edits=())
+    is_named = finding.rule.name in ("device-string", "device-comparison")
+    if (
+        finding.outcome is Outcome.CONVERT
+        and is_named
+        and file.own_words
+        and not _is_given_to_torch(file, node)
+    ):
+        reason = f"the program has its own words for devices: `{file.own_words}` beside `cuda`"
+        return finding.rule.left(file, node, reason, finding.claims)
     if finding.outcome is Outcome.CONVERT and is_for_older_torch(file, node):
         reason = "the branch is for an older torch, which lacks what an edit would use"
         return finding.rule.exempt(file, node, reason, finding.claims)
@@ -340,6 +351,16 @@ def _without_vendor_code(file: SourceFile, finding: Finding) -> Finding:
     ):
         return finding.rule.left(file, node, reason, finding.claims)
     return finding
+
+
+def _is_given_to_torch(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a device is an argument of a call of torch, or of a tensor or module."""
+    argument = file.tree.parent(node)
+    call = file.tree.parent(argument) if isinstance(argument, cst.Arg) else None
+    if not isinstance(call, cst.Call):
+        return False
+    is_torchs = (file.tree.qualified(call.func) or "").startswith("torch.")
+    return is_torchs or called_name(call) in ("to", "to_empty", "cuda")
 
 
 _USE_DEVICE = {"ACC101", "ACC102", "ACC201", "ACC205", "ACC206", "ACC301", "ACC304"}
@@ -373,6 +394,8 @@ def _unsafe_by_place(file: SourceFile, finding: Finding) -> Finding:
     reason = ""
     if _asks(file, finding):
         reason = reason_against_counting(file, finding.node, is_device=is_device, is_lookup=is_lookup)
+    if not reason and _asks(file, finding) and imports_torch_anew(file, finding.node):
+        reason = WITHOUT_TORCH
     if not reason and is_device:
         reason = reason_against_host(file, finding.node)
     if not reason and finding.rule.code in _USE_DEVICE and is_probe(file, finding.node):
@@ -399,8 +422,16 @@ def _decide(file: SourceFile, findings: list[Finding], settings: Settings) -> li
         decision.needs += _needs(file, decisions, index)
         decision.beside += _decided_by_result(file, decisions, index)
         decision.beside += _autocasts_inside(file, decisions, index)
+        decision.beside += _reached_by_device(file, decisions, index)
+        decision.beside += _in_chosen_functions(file, decisions, index)
+        decision.beside += _given_to_calls(file, decisions, index)
+        _join_inner(file, decisions, index)
     _join_placements(file, decisions)
     _join_conditions(file, decisions)
+    _join_expressions(decisions)
+    _join_graphs(decisions)
+    _join_wrapped(file, decisions)
+    _join_branches_of_types(file, decisions)
     _leave_overlapping(file, decisions)
     tests = _Tests(file, decisions)
     changed = _settle(file, decisions, range(len(decisions)))
@@ -597,6 +628,65 @@ def _autocasts_inside(file: SourceFile, decisions: _Decisions, index: int) -> li
     return []
 
 
+def _given_to_calls(file: SourceFile, decisions: _Decisions, index: int) -> list[int]:
+    """The indices of the decisions on calls that get a device's number: ``get_device_properties(i)``."""
+    finding = decisions[index].finding
+    if finding.rule.name != "current-device" or finding.node is None or not _counts(decisions[index]):
+        return []
+    held = [use for use in uses_of(file, finding.node) if use is not finding.node]
+    around = (decisions.at.get(outer) for use in held for outer in file.tree.ancestors(use))
+    return [other for other in around if other is not None and other != index and _counts(decisions[other])]
+
+
+def _join_inner(file: SourceFile, decisions: _Decisions, index: int) -> None:
+    """Makes the code that runs only if a test is true unsafe where the test stays as it is or is unsafe."""
+    finding = decisions[index].finding
+    is_test = _asks_for_device(file, finding) or finding.rule.name == "other-use"
+    if not is_test or not _counts(decisions[index]):
+        return
+    places = branches_of_result(file, finding.node)
+    if file.tree.function(finding.node or file.tree.module) is not None:
+        places += [place for passed in code_passed(file, finding.node) for place in passed]
+    for body in places:
+        for other in decisions.within(body):
+            if other != index:
+                decisions[other].beside.append(index)
+
+
+def _in_chosen_functions(file: SourceFile, decisions: _Decisions, index: int) -> list[int]:
+    """The indices of the decisions in functions of the file that run only if a test is true."""
+    finding = decisions[index].finding
+    if not _is_test(file, finding):
+        return []
+    found: list[int] = []
+    for body in branches(file, finding.node):
+        for call in file.calls_within(body):
+            for function in file.functions_called(call):
+                found += [other for other in decisions.within(file.span(function.body)) if other != index]
+    return [other for other in found if _counts(decisions[other])]
+
+
+def _reached_by_device(file: SourceFile, decisions: _Decisions, index: int) -> list[int]:
+    """The indices of the decisions on tests of a device's name that a device reaches, by default or always.
+
+    A device that a test of the device chooses reaches these tests only where there is one.
+    """
+    decision = decisions[index]
+    node = decision.finding.node
+    is_device = decision.finding.rule.name in _DEVICES and decision.status is Status.CONVERTED
+    if not is_device or node is None or file.is_guarded(node):
+        return []
+    found: list[int] = []
+    for test in tests_reached(file, node):
+        own = [other for other in decisions.within(file.span(test)) if _counts(decisions[other])]
+        found += own
+        if not own and decision.safe:
+            line = file.tree.line(file.span(test).start)
+            decision.safe = False
+            decision.reason = f"line {line} tests the name of the device, and on a host it finds another one"
+    return [other for other in found if other != index]
+
+
 _FEW = 12
 
 
@@ -644,6 +734,102 @@ def _join_conditions(file: SourceFile, decisions: _Decisions) -> None:
             decisions[one].needs.append(other)
 
 
+def _join_wrapped(file: SourceFile, decisions: _Decisions) -> None:
+    """Makes ``DDP(model, device_ids=[rank])`` unsafe where the move of the same object is, or stays."""
+    placements = Placements(file)
+    movers = [
+        index
+        for index, one in enumerate(decisions)
+        if one.finding.rule.name == "cuda-method" and _counts(one)
+    ]
+    moved = [placements.within([decisions[index].finding.place])[0] for index in movers]
+    for decision in decisions if movers else ():
+        call = file.tree.statement(decision.finding.node or file.tree.module)
+        if decision.finding.rule.name != "device-ids" or not decision.finding.edits:
+            continue
+        wrapped = placements.within([file.span(call)])[0]
+        decision.beside += [index for index, own in zip(movers, moved, strict=True) if own & wrapped]
+
+
+def _join_expressions(decisions: _Decisions) -> None:
+    """Joins an edit with those of its arguments: ``torch.device("cuda", torch.cuda.current_device())``."""
+    for outer, decision in enumerate(decisions):
+        if not _counts(decision) or not isinstance(decision.finding.node, cst.Call):
+            continue
+        for inner in decisions.within(decision.finding.place):
+            if inner != outer and _counts(decisions[inner]):
+                decision.needs.append(inner)
+                decisions[inner].needs.append(outer)
+
+
+def _join_graphs(decisions: _Decisions) -> None:
+    """Joins the edits of a file's graphs: a graph of acclimate's cannot be captured by torch.cuda's."""
+    graphs = [
+        index for index, one in enumerate(decisions) if one.finding.rule.name == "graphs" and _counts(one)
+    ]
+    for one, other in _pairs(graphs):
+        decisions[one].needs.append(other)
+
+
+_MOVE = {"cuda-method", "device-string", "device-format", "device-object", "integer-device"}
+
+
+def _join_branches_of_types(file: SourceFile, decisions: _Decisions) -> None:
+    """Joins the moves in the branches of a choice by type: ``if torch.is_tensor(x): … else: …``."""
+    for statement in file.tree.of_type(cst.If):
+        if isinstance(file.tree.parent(statement), cst.If) or not _tells_types(statement):
+            continue
+        moves = [
+            [index for index in decisions.within(block) if decisions[index].finding.rule.name in _MOVE]
+            for block in _branches_of(file, statement)
+        ]
+        for one, own in enumerate(moves):
+            others = [index for other, found in enumerate(moves) if other != one for index in found]
+            for index in own:
+                _join_move(file, decisions, index, others)
+
+
+def _branches_of(file: SourceFile, statement: cst.If) -> list[Span]:
+    """The branches of a statement, and the rest of its block if all of them leave it."""
+    blocks: list[cst.BaseSuite] = []
+    at: cst.If | cst.Else | None = statement
+    while isinstance(at, cst.If):
+        blocks.append(at.body)
+        at = at.orelse
+    blocks += [at.body] if at is not None else []
+    found = [file.span(block) for block in blocks]
+    around = file.tree.parent(statement)
+    if at is None and isinstance(around, cst.IndentedBlock) and all(map(leaves, blocks)):
+        found.append(Span(file.span(statement).end, file.span(around).end))
+    return found
+
+
+def _join_move(file: SourceFile, decisions: _Decisions, index: int, others: list[int]) -> None:
+    """Makes a move unsafe beside others that stay or are unsafe."""
+    decision = decisions[index]
+    for other in others:
+        if _counts(decisions[other]):
+            decision.beside.append(other)
+        elif decision.safe and _gives_device(file, decisions[other].finding):
+            line = file.tree.line(decisions[other].finding.place.start)
+            decision.safe = False
+            decision.reason = f"line {line}, which moves what is of another type, stays as it is"
+
+
+def _tells_types(statement: cst.If) -> bool:
+    """Whether a condition of a statement, or of an ``elif`` of it, asks for the type of a value."""
+    at: cst.If | cst.Else | None = statement
+    while isinstance(at, cst.If):
+        calls = (node for node in walk(at.test) if isinstance(node, cst.Call))
+        if any(called_name(call) in _ASK_TYPE for call in calls):
+            return True
+        at = at.orelse
+    return False
+
+
+_ASK_TYPE = ("isinstance", "hasattr", "is_tensor", "type", "issubclass")
+
+
 def _pairs(members: list[int]) -> list[tuple[int, int]]:
     """Pairs that join all members with each other, directly if they are few."""
     if len(members) > _FEW:
@@ -672,11 +858,15 @@ _GIVE_VALUES = (cst.Assign, cst.Arg, cst.Element, cst.Return, cst.IfExp, cst.Dic
 
 def _keeps_device(file: SourceFile, body: Span, decisions: _Decisions) -> bool:
     """Whether a branch uses ``"cuda"`` where nothing shows that it is a device, so that the literal stays."""
-    return any(
-        decision.finding.rule.name == "device-string"
-        and decision.finding.outcome is Outcome.EXEMPT
-        and isinstance(file.tree.parent(decision.finding.node or file.tree.module), _GIVE_VALUES)
-        for decision in (decisions[index] for index in decisions.within(body))
+    return any(_gives_device(file, decisions[index].finding) for index in decisions.within(body))
+
+
+def _gives_device(file: SourceFile, finding: Finding) -> bool:
+    """Whether a finding is ``"cuda"`` as a value that nothing shows to be a device."""
+    return (
+        finding.rule.name == "device-string"
+        and finding.outcome is Outcome.EXEMPT
+        and isinstance(file.tree.parent(finding.node or file.tree.module), _GIVE_VALUES)
     )
 
 
@@ -823,6 +1013,9 @@ def _whole(file: SourceFile, decision: _Decision) -> cst.CSTNode | None:
     whole = whole_value(file, decision.finding.node)
     # `None` as a map_location means the device that a checkpoint was saved on, which is CUDA.
     is_location = decision.finding.rule.name == "available-choice" and is_map_location(file, whole)
+    # The number of the device is the same one: `current_device() == rank`.
+    if decision.finding.rule.name == "current-device" and isinstance(whole, cst.Comparison):
+        return None
     return whole if is_decision(file, whole) and not is_location else None
 
 
@@ -939,10 +1132,25 @@ def _head(file: SourceFile, applied: list[_Decision]) -> list[Edit]:
     helpers += [file.on_any_device_text] if uses_wrapper and file.needs_on_any_device else []
     if not imports and not helpers:
         return []
+    beside: list[Edit] = []
+    if file.optional_import is not None:
+        beside = [_after(file, file.optional_import, imports)] if imports else []
+        imports = []
     names = (accelerator, helper, torch, f"{file.on_any_device}(")
     relevant = [finding for finding, part in texts if any(name in part for name in names)]
     early = [f.place.start for f in relevant if f.node is not None and file.runs_at_import(f.node)]
-    return new_lines(file.tree, min(early, default=len(file.tree.bytes)), imports, helpers)
+    return [*beside, *new_lines(file.tree, min(early, default=len(file.tree.bytes)), imports, helpers)]
+
+
+def _after(file: SourceFile, line: cst.SimpleStatementLine, statements: list[str]) -> Edit:
+    """An insertion of statements after a line, with its indentation."""
+    number = file.tree.line(file.span(line.body[0]).start)
+    text = file.tree.line_text(number)
+    margin = text[: len(text) - len(text.lstrip())]
+    end = file.tree.line(max(file.span(line.body[0]).end - 1, 0))
+    starts = file.tree.line_starts
+    at = starts[end] if end < len(starts) else len(file.tree.bytes)
+    return insert(at, "".join(f"{margin}{one}{file.tree.newline}" for one in statements))
 
 
 def _site(file: SourceFile, decision: _Decision) -> Site:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Hashable
@@ -29,8 +30,25 @@ from acclimate_port.source.tree import (
 )
 from acclimate_port.source.values import Values
 from acclimate_port.source.vendor_code import VendorCode
-from acclimate_port.source.vendors import kinds_in
+from acclimate_port.source.vendors import OWN_WORDS, kinds_in
 
+_WITHOUT_TORCH = {
+    *(
+        "acclimate",
+        "numpy",
+        "yaml",
+        "click",
+        "fire",
+        "tqdm",
+        "requests",
+        "rich",
+        "typer",
+        "psutil",
+        "packaging",
+    ),
+    *("pandas", "absl", "attr", "attrs", "pydantic", "dotenv", "toml", "tomli", "colorama", "omegaconf"),
+}
+"""Packages that import no torch."""
 _BUILD_MODULES = ("setuptools", "distutils.core", "distutils")
 _DEVICE_IN_TEXT = re.compile(r"device[\"'\\]*\s*[=:]\s*[\"'\\]*cuda")
 _DEVICE_TEXT = re.compile(r"""\(?[rf]*['"]+cuda(:|['"])""", re.IGNORECASE)
@@ -103,6 +121,8 @@ class SourceFile:
         """Results of ``conditions/class_tests.py`` for the blocks that it read."""
         self.compared: dict[Hashable, list[Any] | None] = {}
         """Results of ``conditions/proofs.py`` for the texts that it compared; ``None``: too complex."""
+        self.device_tests: dict[int, list[cst.CSTNode]] | None = None
+        """Results of ``conditions/device_tests.py``: the tests of each value that is compared."""
         self.is_build_script = is_build_script
         self.is_package_init = is_package_init
         self.torch = self._module_name("torch") or "torch"
@@ -292,6 +312,48 @@ class SourceFile:
         return any(dotted(one.test).rpartition(".")[2] == "TYPE_CHECKING" for one in around)
 
     @cached_property
+    def is_without_torch(self) -> bool:
+        """Whether an import of the module imports no torch, but Python's own modules and small packages."""
+        light = sys.stdlib_module_names | _WITHOUT_TORCH
+        for statement in self.module_imports:
+            if isinstance(statement, cst.ImportFrom):
+                if statement.relative or dotted(statement.module).partition(".")[0] not in light:
+                    return False
+            elif any(dotted(alias.name).partition(".")[0] not in light for alias in statement.names):
+                return False
+        return bool(self.module_imports)
+
+    @cached_property
+    def optional_import(self) -> cst.SimpleStatementLine | None:
+        """The last line that imports torch in a ``try`` of the module, if nothing else imports it there."""
+        of_torch = [one for one in self.module_imports if _imports(one, "torch")]
+        around = [
+            next((at for at in self.tree.ancestors(one) if isinstance(at, cst.Try)), None) for one in of_torch
+        ]
+        if not of_torch or around[-1] is None or any(one is not around[-1] for one in around):
+            return None
+        line = self.tree.parent(of_torch[-1])
+        is_alone = isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1
+        in_body = self.tree.parent(line) is around[-1].body if line is not None else False
+        return line if is_alone and in_body and isinstance(line, cst.SimpleStatementLine) else None
+
+    @cached_property
+    def own_words(self) -> str:
+        """A vendor's word beside "cuda" in a list of the program's own names of devices, or ``""``."""
+        lists: list[cst.List | cst.Tuple | cst.Set] = [*self.tree.of_type(cst.List)]
+        lists += [*self.tree.of_type(cst.Tuple), *self.tree.of_type(cst.Set)]
+        held: list[list[cst.CSTNode]] = [[element.value for element in one.elements] for one in lists]
+        held += [
+            [element.key for element in one.elements if isinstance(element, cst.DictElement)]
+            for one in self.tree.of_type(cst.Dict)
+        ]
+        for listed in held:
+            texts = [string_value(one) for one in listed]
+            if "cuda" in texts and (word := next((text for text in texts if text in OWN_WORDS), "")):
+                return word
+        return ""
+
+    @cached_property
     def imports_build_tools(self) -> bool:
         """Whether the file builds native extensions."""
         imported: set[str] = set()
@@ -358,6 +420,17 @@ class SourceFile:
         """Whether a call of the module itself starts the program: ``main()``, or anything in its ``if``."""
         is_start = _STARTS_PROGRAM.search(called_name(call) or "") is not None
         return is_start or self.is_of_program(call)
+
+    @cached_property
+    def _calls(self) -> tuple[list[int], list[cst.Call]]:
+        """The calls in source order, and where each starts."""
+        calls = sorted(self.tree.of_type(cst.Call), key=lambda call: self.span(call).start)
+        return [self.span(call).start for call in calls], calls
+
+    def calls_within(self, place: Span) -> list[cst.Call]:
+        """The calls that start in a range."""
+        starts, calls = self._calls
+        return calls[bisect_left(starts, place.start) : bisect_left(starts, place.end)]
 
     def functions_called(self, call: cst.Call) -> list[cst.FunctionDef]:
         """The functions of the file that a call runs; of a class, its constructor."""
@@ -566,6 +639,13 @@ class SourceFile:
     def span(self, node: cst.CSTNode) -> Span:
         """The bytes of a node."""
         return self.tree.span(node)
+
+
+def _imports(statement: cst.Import | cst.ImportFrom, package: str) -> bool:
+    """Whether a statement imports a package, or from it."""
+    if isinstance(statement, cst.ImportFrom):
+        return not statement.relative and dotted(statement.module).partition(".")[0] == package
+    return any(dotted(alias.name).partition(".")[0] == package for alias in statement.names)
 
 
 def _binds(statement: cst.CSTNode, name: str) -> bool:

@@ -36,6 +36,8 @@ def reason_to_keep(file: SourceFile, test: cst.CSTNode) -> str:
     if asks_capability(file, test):
         return "it tests CUDA's compute capability, which no other accelerator has"
     places = branches_of_result(file, test)
+    if any("version.cuda" in file.tree.source(place) for place in places):
+        return "its branch reads the version of CUDA"
     if any(_imports_package_within(file, place) for place in places):
         return "its branch imports a package for NVIDIA GPUs"
     if any(_PROVIDER.search(file.tree.source(place)) for place in places):

@@ -9,6 +9,7 @@ import libcst as cst
 from acclimate_port.source_file import SourceFile
 
 NOT_IMPORTED = "the file imports torch only where it needs it, and not here"
+WITHOUT_TORCH = "the file imports no torch, and the edit would"
 REASON = "the function imports {} itself, which makes it a local name that has no value here yet"
 
 
@@ -20,6 +21,15 @@ def reason_without_value(file: SourceFile, node: cst.CSTNode, code: list[str]) -
             return REASON.format(name)
     needs_torch = any(f"{file.torch}." in part for part in code) and file.imports_torch_in_functions
     return NOT_IMPORTED if needs_torch and not _imports_before(file, node, file.torch) else ""
+
+
+def imports_torch_anew(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether new code makes a module import torch that does not, and a function that has not done so yet."""
+    if not file.is_without_torch:
+        return False
+    return not any(
+        file.tree.function(one) is not None and _is_before(file, one, node) for one in file.tree.imports
+    )
 
 
 def _is_imported_later(file: SourceFile, node: cst.CSTNode, name: str) -> bool:

@@ -54,7 +54,7 @@ def leaves(block: cst.BaseSuite) -> bool:
     last = block.body[-1] if block.body else None
     if isinstance(last, cst.SimpleStatementLine):
         last = last.body[-1]
-    return isinstance(last, (cst.Return, cst.Raise, cst.Continue, cst.Break))
+    return isinstance(last, (cst.Return, cst.Raise, cst.Continue, cst.Break)) or _ends_program(last)
 
 
 def refuses(block: cst.CSTNode) -> bool:
@@ -64,7 +64,18 @@ def refuses(block: cst.CSTNode) -> bool:
             return True
         if isinstance(node, cst.Call) and called_name(node) in ("exit", "_exit", "quit", "skip", "SkipTest"):
             return True
+        if isinstance(node, cst.Expr) and _ends_program(node):
+            return True
     return False
+
+
+_ENDS = re.compile(r"(^|_)(exit|abort|die|fatal)(_|$)", re.IGNORECASE)
+
+
+def _ends_program(statement: cst.CSTNode | None) -> bool:
+    """Whether a statement calls a function that ends the program by its name: ``log_and_exit("no GPU")``."""
+    call = statement.value if isinstance(statement, cst.Expr) else None
+    return isinstance(call, cst.Call) and _ENDS.search(called_name(call) or "") is not None
 
 
 _VERSION = re.compile(r"torch\.__version__|torch_?version|is_torch_(greater|less)|\btorch_\d", re.IGNORECASE)

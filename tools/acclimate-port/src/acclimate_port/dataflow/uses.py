@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
@@ -16,6 +17,15 @@ _MOST = 100
 """The most places that are looked at for one value."""
 KEEP_NAME = {"lower", "strip", "casefold", "partition", "rpartition", "split", "rsplit", "removesuffix"}
 """Methods of a string whose result begins with the name of the device in it."""
+
+_GIVE_DEFAULT = {"get", "getattr", "pop", "setdefault", "getenv"}
+"""Calls that give their last argument in place of a missing value."""
+_OPTIONS = re.compile(
+    r"(^|_)(args?|opts?|options?|flags?|h?params?|config|cfg|conf|namespace|ns)$", re.IGNORECASE
+)
+
+_GIVE_DEVICE = re.compile(r"^(?!(to|set|move|put|is|has)_).*(^|_)device(_?(type|name|str))?$")
+"""Functions of other files that give a device for a device: ``resolve_device_type(device)``."""
 
 
 @kept
@@ -82,8 +92,23 @@ def _of_argument(file: SourceFile, argument: cst.Arg, in_functions: bool) -> Ite
         return []
     if file.tree.qualified(call.func) == "torch.device" or dotted(call.func) == "str":
         return [call]
+    name = called_name(call)
+    if name in _GIVE_DEFAULT and call.args[-1] is argument and len(call.args) > 1:
+        return [call]
+    if name == "add_argument" and argument.keyword is not None and argument.keyword.value == "default":
+        return reads_of_option(file, call)
     parameter = parameter_of(file, call, argument) if in_functions else None
-    return file.tree.accesses(parameter.name) if parameter is not None else []
+    if parameter is not None:
+        return file.tree.accesses(parameter.name)
+    is_torchs = (file.tree.qualified(call.func) or "").startswith("torch.")
+    return [call] if _GIVE_DEVICE.search(name or "") and not is_torchs else []
+
+
+def reads_of_option(file: SourceFile, call: cst.Call) -> list[cst.CSTNode]:
+    """The reads of an option that ``add_argument`` defines: ``args.device``."""
+    names = [name for name, calls in file.options.items() if call in calls]
+    reads = (use for name in names for use in file.attributes.get(name, ()))
+    return [use for use in reads if _OPTIONS.search(dotted(use.value).rpartition(".")[2])]
 
 
 def _first(target: cst.CSTNode) -> cst.CSTNode:

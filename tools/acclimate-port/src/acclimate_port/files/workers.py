@@ -165,7 +165,8 @@ def _read_and_ported(path: Path, settings: Settings) -> FileResult:
     except OSError as error:
         return FileResult(path, failure=error.strerror or str(error))
     except cst.ParserSyntaxError as error:
-        return FileResult(path, failure=_syntax(error))
+        is_program = path.suffix != ".ipynb"
+        return FileResult(path, failure=_syntax(error, decode(data).text if is_program else ""))
     except RecursionError:
         return FileResult(path, failure=_TOO_DEEP)
     except UnicodeEncodeError as error:
@@ -194,9 +195,22 @@ def _refuse_deep(text: str) -> None:
             raise UnreadableError(_TOO_DEEP) from error
 
 
-def _syntax(error: cst.ParserSyntaxError) -> str:
+def _syntax(error: cst.ParserSyntaxError, text: str) -> str:
     first = str(error.message).splitlines()[0].rstrip(".")
+    if text and _is_python(text):
+        return f"Python can parse it, but libcst, with which acclimate reads it, cannot: {first}"
     return f"it is not valid Python 3: line {error.raw_line}: {first}"
+
+
+def _is_python(text: str) -> bool:
+    """Whether this Python can parse a text."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False
+    return True
 
 
 def _ported(path: Path, text: str, settings: Settings) -> FileResult:

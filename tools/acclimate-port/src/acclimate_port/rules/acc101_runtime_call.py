@@ -92,6 +92,24 @@ def _device_that_is_set(file: SourceFile, call: cst.Call) -> cst.BaseExpression 
     return call.args[0].value if len(call.args) == 1 and call.args[0].keyword is None else None
 
 
+_OF_STREAMS = {
+    "wait_stream",
+    "wait_event",
+    "record_stream",
+    "record_event",
+    "record",
+    "wait",
+    "synchronize",
+    "query",
+}
+
+
+def _only_waits(file: SourceFile, statement: cst.CSTNode) -> bool:
+    """Whether a statement does nothing but order streams, so that a host can skip it: ``s.wait_stream(…)``."""
+    call = statement.value if isinstance(statement, cst.Expr) else None
+    return isinstance(call, cst.Call) and called_name(call) in _OF_STREAMS
+
+
 def _asks_stream(file: SourceFile, call: cst.Call) -> bool:
     return cuda_name(file, call.func) in ("current_stream", "default_stream")
 
@@ -223,6 +241,8 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
             return self.exempt(file, node, "it reports whether there is CUDA, and says so", claims)
         if name == "is_available" and chooses_package(file, node):
             return self.left(file, node, "it controls the use of a package for NVIDIA GPUs", claims)
+        if name == "device" and not node.args:
+            return self.left(file, node, "torch.cuda.device raises an error without an argument", claims)
         if name == "device" and (chosen := _device_that_is_set(file, node)) is not None:
             return self.becomes(file, node, file.span(chosen), claims=claims)
         finding = self._call(file, node, name, claims)
@@ -319,7 +339,7 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
             for descendant in walk(statement)
             if isinstance(descendant, cst.Call) and _asks_stream(file, descendant)
         ]
-        if file.is_guarded(node) or margin is None:
+        if file.is_guarded(node) or margin is None or not _only_waits(file, statement):
             unsafe = (
                 ""
                 if file.is_guarded(node)

@@ -73,6 +73,8 @@ another accelerator has the name. A name that the program assigns to is left too
         if name == "":
             return self._module(file, node)
         parent = file.tree.parent(node)
+        if (asked := self._asked_for_names(file, parent)) is not None:
+            return self.left(file, node, asked.format(f"torch.cuda.{name}"))
         if has_specific_rule(name) and (name != "current_device" or isinstance(parent, cst.Call)):
             return None
         spelling = file.target.runtime(name)
@@ -90,6 +92,15 @@ another accelerator has the name. A name that the program assigns to is left too
             text = f"(lambda {spelling.default}: {spelling.text}({parameter}))"
         return self.becomes(file, node, text, unsafe=spelling.unsafe)
 
+    @staticmethod
+    def _asked_for_names(file: SourceFile, parent: cst.CSTNode | None) -> str | None:
+        """Why what ``hasattr`` or ``getattr`` gets stays: ``hasattr(torch.cuda.Event, "from_ipc_handle")``."""
+        call = file.tree.parent(parent) if isinstance(parent, cst.Arg) else None
+        name = called_name(call) if isinstance(call, cst.Call) and call.args[0] is parent else None
+        if name not in ("getattr", "hasattr", "setattr", "object", "delattr"):
+            return None
+        return f"`{name}` on {{}}: the second argument decides whether other devices have the name"
+
     def _annotation(self, file: SourceFile, node: cst.CSTNode, name: str) -> Finding | None:
         if name in self._SHARED:
             return self.becomes(file, node, f"{file.torch}.{self._SHARED[name]}")
@@ -99,15 +110,8 @@ another accelerator has the name. A name that the program assigns to is left too
 
     def _module(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
         parent = file.tree.parent(node)
-        call = file.tree.parent(parent) if isinstance(parent, cst.Arg) else None
-        if isinstance(call, cst.Call):
-            name = called_name(call)
-            if name in ("getattr", "hasattr", "setattr", "object", "delattr"):
-                return self.left(
-                    file,
-                    node,
-                    f"`{name}` on torch.cuda: the second argument decides whether other devices have the name",
-                )
+        if (asked := self._asked_for_names(file, parent)) is not None:
+            return self.left(file, node, asked.format("torch.cuda"))
         if isinstance(parent, cst.Attribute):
             return None
         target = file.target

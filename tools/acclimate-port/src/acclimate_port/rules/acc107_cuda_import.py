@@ -54,9 +54,7 @@ The import of a name from `torch.cuda` is removed if all its uses are ported. It
         if isinstance(node, cst.Import) and all(alias.asname is None for alias in aliases):
             return self._plain(file, node, aliases)
         if any(isinstance(around, cst.Try) for around in file.tree.ancestors(node)):
-            return self.left(
-                file, node, "it is imported in a `try` block, so the name may be bound to something else"
-            )
+            return self.left(file, node, "a `try` block imports it, to find out whether torch has it")
         names = {(a.evaluated_alias or dotted(a.name)).partition(".")[0] for a in aliases}
         if file.is_package_init or names & file.exported:
             return self.left(file, node, "other files may import the name from here")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import libcst as cst
 
 from acclimate_port.rules.base import Example, Finding, Rule, cuda_name, is_read
+from acclimate_port.source.tree import string_value, walk
 from acclimate_port.source_file import SourceFile
+
+_ERROR = re.compile(r"\bCUDA\b.*(out of memory|error)|cuda(_| )?oom", re.IGNORECASE)
 
 
 class OtherUse(Rule):
@@ -14,13 +19,19 @@ class OtherUse(Rule):
     code = "ACC199"
     name = "other-use"
     summary = "a use of `torch.cuda` that no other rule handles"
-    explanation = "The use is reported and left, so that the report is complete."
+    explanation = """\
+The use is reported and left, so that the report is complete. So are the version of CUDA (`torch.version.cuda`) and a
+condition on the text of CUDA's error (`"CUDA out of memory" in str(e)`), with the code that it decides about."""
     examples = (Example("import torch\n\nshape = torch.cuda.CUDAGraph\n", None, None),)
-    nodes = (cst.Attribute, cst.Name)
+    nodes = (cst.Attribute, cst.Name, cst.SimpleString)
 
     def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+        if isinstance(node, cst.SimpleString):
+            return self._text_of_error(file, node)
         if not is_read(file, node):
             return None
+        if file.tree.qualified(node) == "torch.version.cuda":
+            return self.left(file, node, "it is the version of CUDA, which other devices do not have")
         name = cuda_name(file, node)
         if name is None:
             if isinstance(node, cst.Name) and file.tree.may_be_cuda(node):
@@ -36,3 +47,20 @@ class OtherUse(Rule):
         return self.left(
             file, node, f"no rule converts this use of torch.cuda.{name}".replace("cuda. ", "cuda ")
         )
+
+    def _text_of_error(self, file: SourceFile, node: cst.SimpleString) -> Finding | None:
+        """A condition on the text of an error: ``"CUDA out of memory" in str(e)``."""
+        if not _ERROR.search(string_value(node) or ""):
+            return None
+        below: cst.CSTNode = node
+        for around in file.tree.ancestors(node):
+            if isinstance(around, (cst.If, cst.IfExp, cst.While, cst.Assert)):
+                if below is not around.test:
+                    return None
+                reason = "other devices' errors have other texts; torch.OutOfMemoryError means all of them"
+                texts = (one for one in walk(below) if _ERROR.search(string_value(one) or ""))
+                return self.left(file, below, reason, tuple(texts))
+            if isinstance(around, (cst.BaseSmallStatement, cst.BaseCompoundStatement)):
+                return None
+            below = around
+        return None

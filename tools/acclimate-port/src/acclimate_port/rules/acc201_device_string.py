@@ -76,6 +76,10 @@ suggests a device, or if the value reaches one of these. Dictionary keys, messag
 are data, and stay. So does the device of another library (Warp, JAX), also where a method imports the library and gets the
 device through names, parameters or a part of the text.
 
+A device is unsafe if a test of its name reads it (`device == "cpu"`, `args.device.startswith("cuda")`), unless the test
+does nothing but fall back to the CPU. It is unsafe too in a file that imports no torch, and left if the program has its own
+words for devices: `"ascend"` beside `"cuda"`.
+
 A device is unsafe where the program finds that CUDA was asked for and is missing, and says so or raises: on a host it
 would find that no longer. So is one that only a later use needs, where an import evaluates it, also through a constructor,
 or where the program sets `CUDA_VISIBLE_DEVICES` or forks after it: the edit counts the devices.

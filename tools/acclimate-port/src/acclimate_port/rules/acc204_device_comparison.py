@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import libcst as cst
 
 from acclimate_port.conditions.branches import branches
@@ -99,6 +101,10 @@ property that the branch needs, such as `get_accelerator().is_fp16_supported()`.
             target.comparator, (cst.Tuple, cst.List, cst.Set)
         ):
             return self._members(file, node, target.comparator)
+        if (several := _several(node)) is not None:
+            return self.left(
+                file, several, "it compares a list of devices, which no rule converts", (several,)
+            )
         if len(literals) != 1:
             return None
         literal = literals[0]
@@ -226,6 +232,24 @@ property that the branch needs, such as `get_accelerator().is_fp16_supported()`.
         if not ends_without(file, call):
             edits += false_on_host(file, call, file.quote(literal), self._kinds(file, call))
         return self.convert(file, call, *edits, unsafe=OTHERS, claims=(literal,))
+
+
+def _several(node: cst.Comparison) -> cst.CSTNode | None:
+    """The list of CUDA devices that is compared with a name for several: ``devices == {"cuda"}``."""
+    sides = (node.left, node.comparisons[0].comparator)
+    for holder, other in (sides, sides[::-1]):
+        listed = holder.elements if isinstance(holder, (cst.Tuple, cst.List, cst.Set)) else ()
+        are_devices = bool(listed) and all(is_device(string_value(one.value) or "") for one in listed)
+        name = (
+            other.value
+            if isinstance(other, cst.Name)
+            else other.attr.value
+            if isinstance(other, cst.Attribute)
+            else ""
+        )
+        if are_devices and re.search(r"(^|_)dev(ice)?(_?types?)?s?$", name, re.IGNORECASE):
+            return holder
+    return None
 
 
 def _is_accelerators_name(file: SourceFile, node: cst.BaseExpression) -> bool:

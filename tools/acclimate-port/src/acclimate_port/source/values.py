@@ -55,6 +55,40 @@ _FACTORIES = {
     *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"),
     *("from_numpy", "as_tensor", "stack", "cat", "randperm", "logspace", "empty_strided", "normal"),
     *("FloatTensor", "LongTensor", "IntTensor", "HalfTensor", "DoubleTensor", "ByteTensor", "BoolTensor"),
+    *(
+        "hann_window",
+        "hamming_window",
+        "blackman_window",
+        "bartlett_window",
+        "kaiser_window",
+        "complex",
+        "polar",
+    ),
+    *("bernoulli", "multinomial", "poisson", "diag", "outer", "einsum", "clamp", "clone", "flip"),
+    *(
+        "vstack",
+        "hstack",
+        "dstack",
+        "concat",
+        "concatenate",
+        "triu",
+        "asarray",
+        "heaviside",
+        "tanh",
+        "sigmoid",
+    ),
+    *(
+        "stft",
+        "istft",
+        "reshape",
+        "transpose",
+        "permute",
+        "flatten",
+        "squeeze",
+        "unsqueeze",
+        "softmax",
+        "gather",
+    ),
     *("Tensor", "BFloat16Tensor", "ShortTensor", "CharTensor"),
     *(
         "tril",
@@ -112,7 +146,7 @@ _NUMBER_CALLS = {
 }
 _NUMBER_TYPES = {"int"}
 _MOST_BINDINGS = 20
-_DEPTH = 6
+_DEPTH = 9
 
 
 class Values:

@@ -16,6 +16,8 @@ _KERNEL_MARKS = {"triton.jit", "triton.autotune", "numba.cuda.jit", "cutlass.cut
 _BUILDS = "torch.utils.cpp_extension."
 _TOOLKIT = re.compile(r"^(CUDA|ROCM)_(HOME|PATH)$")
 _REPLACES = {"patch", "object", "multiple", "setattr"}
+_SETS_UP = re.compile(r"setUp|setup|asyncSetUp")
+"""Functions that a test class runs before each of its tests."""
 _NUMBERED = re.compile(r"cuda:\d+$")
 _COMMAND = "nvidia-smi"
 
@@ -102,7 +104,10 @@ class VendorCode:
             name = string_value(first) or self._tree.qualified(first) or ""
             if name == "torch.cuda" or name.startswith("torch.cuda."):
                 holders = (cst.FunctionDef, cst.ClassDef)
-                found |= {holder for holder in [self._first(call, holders)] if holder is not None}
+                holder = self._first(call, holders)
+                if isinstance(holder, cst.FunctionDef) and _SETS_UP.match(holder.name.value):
+                    holder = self._first(holder, (cst.ClassDef,)) or holder
+                found |= {holder} if holder is not None else set()
         return found
 
     @cached_property

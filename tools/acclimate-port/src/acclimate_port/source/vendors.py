@@ -40,6 +40,24 @@ OTHER_KINDS = tuple(_TYPE_OF)
 """Words that programs use for devices other than CUDA and the CPU."""
 FLAG_WORDS = (*OTHER_KINDS, *(package for vendor in VENDORS for package in vendor.packages))
 """Words that tell one vendor's flag from another's: ``is_npu_available``."""
+OWN_WORDS = {
+    *(
+        "ascend",
+        "maca",
+        "metax",
+        "camb",
+        "cambricon",
+        "iluvatar",
+        "corex",
+        "enflame",
+        "gcu",
+        "kunlun",
+        "kunlunxin",
+    ),
+    *("biren", "dcu", "hygon", "mthreads", "moorethreads", "rocm", "hip", "amd", "nvidia"),
+    *("metal", "opencl", "onnx", "openvino", "coreml", "tensorrt", "directml", "triton"),
+}
+"""Words that programs use for devices or backends, and that are no device types of torch."""
 WITHOUT_STREAMS = tuple(vendor.device_type for vendor in VENDORS if vendor.lacks_streams)
 """The device types for which torch has neither streams nor memory statistics."""
 

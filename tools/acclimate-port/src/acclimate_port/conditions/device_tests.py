@@ -1,0 +1,69 @@
+"""The tests of a device's name that a device reaches: ``device == "cpu"``, ``device.startswith("cuda")``."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import libcst as cst
+
+from acclimate_port.conditions.proofs import asks_for_cuda
+from acclimate_port.conditions.statements import decided_by
+from acclimate_port.dataflow.uses import uses_of
+from acclimate_port.source.tree import called_name, string_value, walk
+from acclimate_port.source_file import SourceFile
+
+_NAMES = ("cuda", "cpu")
+
+
+def tests_reached(file: SourceFile, device: cst.CSTNode) -> list[cst.CSTNode]:
+    """The tests that a device reaches, which compare it with the name of a CUDA device or of the CPU."""
+    if file.device_tests is None:
+        known: dict[int, list[cst.CSTNode]] = defaultdict(list)
+        for test, operand in _tests(file):
+            known[id(operand)].append(test)
+        file.device_tests = known
+    compared = file.device_tests
+    if not compared:
+        return []
+    reached = (test for use in uses_of(file, device) for test in compared.get(id(use), ()))
+    return [test for test in reached if not _only_falls_back(file, test)]
+
+
+def _only_falls_back(file: SourceFile, test: cst.CSTNode) -> bool:
+    """Whether a test chooses the CPU where CUDA is missing, and does nothing else: ``device = "cpu"``.
+
+    The accelerator's name never needs that, so such a test may stay beside it.
+    """
+    statement = decided_by(file, test)
+    if not isinstance(statement, cst.If) or statement.orelse is not None:
+        return False
+    if not asks_for_cuda(file, statement.test):
+        return False
+    lines = [line.body for line in statement.body.body if isinstance(line, cst.SimpleStatementLine)]
+    given = [one.value for line in lines for one in line if isinstance(one, cst.Assign)]
+    is_all = len(given) == len(statement.body.body) == sum(map(len, lines))
+    return is_all and all(any(string_value(part) == "cpu" for part in walk(value)) for value in given)
+
+
+def _tests(file: SourceFile) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
+    """The tests of a device's name in a file, each with what it compares."""
+    for test in file.tree.of_type(cst.Comparison):
+        sides = [test.left, *(target.comparator for target in test.comparisons)]
+        if any(_names_device(side) for side in sides):
+            yield from ((test, side) for side in sides)
+    for call in file.tree.of_type(cst.Call):
+        is_start = called_name(call) == "startswith" and bool(call.args)
+        if is_start and isinstance(call.func, cst.Attribute) and _names_device(call.args[0].value):
+            yield call, call.func.value
+    for match in file.tree.of_type(cst.Match):
+        for case in match.cases:
+            if isinstance(case.pattern, cst.MatchValue) and _names_device(case.pattern.value):
+                yield case, match.subject
+
+
+def _names_device(side: cst.CSTNode) -> bool:
+    """Whether an expression is the name of a CUDA device or the CPU, or a list with such a name."""
+    listed = side.elements if isinstance(side, (cst.Tuple, cst.List, cst.Set)) else ()
+    texts = [string_value(side), *(string_value(element.value) for element in listed)]
+    return any(text is not None and text.partition(":")[0] in _NAMES for text in texts)

@@ -1,0 +1,108 @@
+"""Edits that are half of a decision are not safe: a guard with its code, a call with its argument.
+
+Each program is ported without unsafe edits, and must stay whole or change whole.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from acclimate_port.engine import Settings, port_text
+from porting import BOTH, program
+
+GUARDED = [
+    "if x.is_cuda:\n    return y.to('cuda')\nreturn y",
+    "return torch.device('cuda:%d' % other) if x.is_cuda else 1",
+    "if not torch.cuda.is_available():\n    raise ValueError\ntorch.cuda.set_device(other)\nreturn y.to('cuda')",
+    "if torch.cuda.is_available() and torch.cuda.is_initialized():\n    return torch.cuda.get_rng_state()",
+]
+
+
+@BOTH
+@pytest.mark.parametrize("body", GUARDED)
+def test_code_behind_a_guard_that_stays_is_not_edited_alone(body: str, target: str) -> None:
+    source = program(body)
+    assert port_text(source, Settings(target)).text == source
+
+
+@BOTH
+def test_a_choice_stays_with_the_guard_of_the_constructor_that_it_chooses(target: str) -> None:
+    source = (
+        "import torch\n\n\nclass Gpu:\n    def __init__(self):\n        if not torch.cuda.is_available():\n"
+        "            raise ValueError('no GPU')\n\n\ndef f():\n    return Gpu() if torch.cuda.is_available() else 1\n"
+    )
+    assert port_text(source, Settings(target)).text == source
+
+
+HALVES = [
+    # An argument that stays, in an edit.
+    "try:\n    x.a()\n    x.b()\n    x.c()\n    x = torch.empty(1, device=torch.device('cuda', torch.cuda.current_device()))\n"
+    "except RuntimeError:\n    return 2",
+    "if hasattr(torch.cuda.Event, 'from_ipc_handle'):\n"
+    "    return torch.cuda.Event.from_ipc_handle(device=torch.cuda.current_device(), handle=x)",
+    # The number of a device that CUDA's own call gets.
+    "i = torch.cuda.current_device()\nreturn torch.version.cuda and torch.cuda.get_device_properties(i).major >= 8",
+    # The branches of a choice by type.
+    "if isinstance(x, torch.Tensor):\n    return x.cuda()\nreturn tuple([i.cuda() for i in x])\n",
+    "if isinstance(x, torch.Tensor):\n    return x.cuda()\nelif hasattr(x, 'to_device'):\n    return x.to_device('cuda')",
+    "if x is None:\n    return x\nelif isinstance(x, torch.Tensor):\n    return x.cuda()\n"
+    "elif hasattr(x, 'to_device'):\n    return x.to_device('cuda')",
+    # A graph and its capture.
+    "graph = torch.cuda.CUDAGraph()\nwith torch.cuda.graph(graph, capture_error_mode='thread_local'):\n    pass",
+    # A model that stays, and its wrapper.
+    "m = model.build()\nm = m.cuda(other)\n"
+    "m = torch.nn.parallel.DistributedDataParallel(m, device_ids=[other])",
+    # A test about CUDA's version, and what it decides.
+    "is_cuda = torch.cuda.is_available()\nreturn {'name': torch.cuda.get_device_name() if is_cuda else '',\n"
+    "        'cuda_version': torch.version.cuda if is_cuda else ''}",
+    "if device.type == 'cuda':\n    with torch.cuda.device():\n        torch.cuda.empty_cache()",
+]
+
+
+@BOTH
+@pytest.mark.parametrize("body", HALVES)
+def test_half_of_a_decision_is_not_edited_alone(body: str, target: str) -> None:
+    source = program(body)
+    assert port_text(source, Settings(target)).text == source
+
+
+def test_a_statement_is_not_skipped_because_an_argument_reads_a_stream() -> None:
+    after = port_text(
+        program("model.run(torch.cuda.current_stream(device), x, y)"), Settings("torch", unsafe=True)
+    )
+    assert "\n    model.run(" in after.text
+    waits = port_text(program("model.wait_stream(torch.cuda.current_stream())"), Settings("torch"))
+    assert "if accelerator_type() not in" in waits.text
+
+
+@BOTH
+def test_a_class_whose_set_up_replaces_names_of_cuda_keeps_its_devices(target: str) -> None:
+    source = (
+        "import unittest\nfrom unittest.mock import patch\n\nimport torch\n\n\nclass T(unittest.TestCase):\n"
+        '    def setUp(self):\n        patch("torch.cuda.is_available", return_value=True).start()\n\n'
+        '    def test(self):\n        x = torch.ones(1, device="cuda:7")\n        self.assertEqual(x.device, "cuda:0")\n'
+    )
+    assert port_text(source, Settings(target)).text == source
+
+
+@BOTH
+@pytest.mark.parametrize("made", ["torch.hann_window(n)", "torch.polar(a, b)", "torch.bernoulli(a)"])
+def test_a_function_of_torch_makes_a_tensor(made: str, target: str) -> None:
+    after = port_text(f"import torch\n\n\ndef f(n, a, b):\n    return {made}.cuda()\n", Settings(target))
+    assert ".cuda()" not in after.text
+
+
+@BOTH
+def test_a_long_chain_of_methods_keeps_a_tensor(target: str) -> None:
+    source = program(
+        "for i in model:\n    p = torch.tensor(flag).cuda()\n    p = p.reshape(1, 2).permute(1, 0)\n"
+        "    if other:\n        q = p.permute(1, 0)[None].cuda()"
+    )
+    assert ".cuda()" not in port_text(source, Settings(target)).text
+
+
+@BOTH
+def test_the_number_of_the_device_is_compared_as_before(target: str) -> None:
+    after = port_text(program("assert torch.cuda.current_device() == other"), Settings(target))
+    assert "cuda" not in after.text
+    assert not [site.reason for site in after.sites if site.reason]
