@@ -124,7 +124,7 @@ def test_a_ctrl_c_within_a_native_step_of_several_ranks_reaches_the_caller(
     share = Share(OneRank(), summed, None, None)
     native = NativeDecoder(dataclasses.replace(lean.decoder, share=share))
     starts = torch.zeros(1, dtype=torch.long)
-    step = NativeStep(native, lean._cache(starts, 16, 0, None), starts)
+    step = NativeStep(native, lean._cache(starts, 16, 0, None, None), starts)
     dropped: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", dropped.append)
     sent, handled, caught, raises = threading.Event(), 0, 0, False

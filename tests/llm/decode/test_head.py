@@ -45,7 +45,9 @@ def step_of(model: Any, sequences: int = 1) -> NativeStep:
     lean = lean_decoder(model)
     assert lean is not None
     assert lean.native is not None
-    return NativeStep(lean.native, lean._cache(torch.zeros(sequences), 64, 0, None), torch.zeros(sequences))
+    return NativeStep(
+        lean.native, lean._cache(torch.zeros(sequences), 64, 0, None, None), torch.zeros(sequences)
+    )
 
 
 def first_largest(logits: torch.Tensor) -> torch.Tensor:

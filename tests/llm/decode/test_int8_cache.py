@@ -29,6 +29,7 @@ from acclimate.llm.decode.company import Company
 from acclimate.llm.decode.lean import LeanDecoder
 from acclimate.llm.decode.loop import lean_decoder, step_kind
 from acclimate.llm.decode.native import NativeStep
+from acclimate.llm.kernels import native as kernels
 from acclimate.llm.read_tokens import RemembersTexts
 from acclimate.ops import simd
 
@@ -83,6 +84,7 @@ def in_int8(exact: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(params=simd.usable_isas())
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    kernels.load("cpu")
     native_isa = torch.ops.acclimate.inference_use_isa
     native_isa(simd.isa_number(request.param))
     yield request.param

@@ -57,7 +57,7 @@ def step() -> Any:
     assert lean is not None
     assert lean.native is not None
     starts = torch.zeros(2, dtype=torch.long)
-    return NativeStep(lean.native, lean._cache(starts, 64, 0, None), starts)
+    return NativeStep(lean.native, lean._cache(starts, 64, 0, None, None), starts)
 
 
 def call(step: NativeStep, **changes: Any) -> Any:

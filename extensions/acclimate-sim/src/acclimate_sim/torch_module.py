@@ -136,12 +136,12 @@ def initial_seed() -> int:
     return default_generator().initial_seed()
 
 
-def get_rng_state(device: int | str | torch.device = "sim") -> torch.Tensor:
+def get_rng_state(device: int | str | torch.device | None = None) -> torch.Tensor:
     """The state of a device's generator, on the host."""
     return default_generator(device).get_state()
 
 
-def set_rng_state(new_state: torch.Tensor, device: int | str | torch.device = "sim") -> None:
+def set_rng_state(new_state: torch.Tensor, device: int | str | torch.device | None = None) -> None:
     """Restores what :func:`get_rng_state` returned."""
     default_generator(device).set_state(new_state)
 

@@ -102,14 +102,13 @@ def lean_sample(
     room = input_ids.shape[1] + ROOM
     given = inputs["past_key_values"]
     is_callers = getattr(given, "_is_user_defined", False)
-    step: Step | None = None
     with contextlib.ExitStack() as at_the_end:
-        if is_callers:  # it gets the text's keys and values, however the text ends
-            at_the_end.callback(lambda: None if step is None else step.cache.give(given))
         with reading(lean.native):
             dtype = cache_dtype(model)
-            step = reader = lean.begin(starts, room, given, gives_back=is_callers, dtype=dtype)
-            if reader is None:
+            reader = lean.begin(starts, room, given, gives_back=is_callers, dtype=dtype)
+            if reader is not None:
+                step: Step = reader
+            else:
                 outputs = model._prefill(input_ids, generation_config, inputs, is_first_iteration=True)
                 step = lean.go_on(
                     outputs.past_key_values, starts, input_ids.shape[1], room, gives_back=is_callers,
@@ -119,6 +118,8 @@ def lean_sample(
                 del outputs, inputs
                 check_logits(logits.amax(-1), model.dtype)
                 chosen = chooser.choose(tokens, logits)
+        if is_callers:  # it gets the text's keys and values, however the text ends
+            at_the_end.callback(lambda: step.cache.give(given))
         if reader is not None:
             found = reader.read(
                 input_ids[:, reader.cache.length :],
@@ -126,7 +127,6 @@ def lean_sample(
                 turn=functools.partial(reading, lean.native),
             )
             chosen = found if chooser.takes_likeliest else chooser.choose(tokens, found)
-        assert step is not None
         if isinstance(step, NativeStep) and lean.native is not None:
             step = at_the_end.enter_context(seated(step, lean.native, keeps_cache=is_callers))
         _write(step, chosen, tokens, chooser, ends, streamer, watch)

@@ -10,8 +10,6 @@ import torch
 from acclimate.accelerator import Accelerator
 from acclimate.imports import describe
 
-LIKE_NCCL = ("nccl", "rccl", "xccl", "ccl", "hccl", "cncl", "mccl", "bkcl", "eccl")
-"""Backends without tags of messages, which end the process when a collective takes too long."""
 # The errors of a backend for a collective that it lacks.
 _LACKING = (NotImplementedError, RuntimeError, ValueError)
 
@@ -29,6 +27,14 @@ class Observer:
         self.folder = folder
         self.broken: list[str] = []
         self.lacking: list[str] = []
+
+    @property
+    def is_of_a_vendor(self) -> bool:
+        """Whether the backend is a vendor's, all of which are named as the first of them.
+
+        They may lack tags of messages, and end the process when a collective takes too long.
+        """
+        return self.accelerator.communication_backend.endswith("cl")
 
     def tensor(self, *values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A tensor on this rank's device."""

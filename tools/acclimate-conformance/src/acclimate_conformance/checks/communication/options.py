@@ -11,7 +11,7 @@ import torch
 from torch import distributed
 
 from acclimate_conformance.checks.assertions import short
-from acclimate_conformance.checks.communication.observer import LIKE_NCCL, Observer
+from acclimate_conformance.checks.communication.observer import Observer
 
 _LENGTHS = (1, 5, 33)
 _GROUP_TIMEOUT_S, _LATEST_S = 1.0, 6.0
@@ -338,7 +338,7 @@ def meshes_and_sharded_tensors(here: Observer) -> None:
 
 def time_limits_of_groups(here: Observer) -> None:
     """A collective that another rank does not join raises after the time-out of its group."""
-    if here.accelerator.communication_backend in LIKE_NCCL or here.count < 2:
+    if here.is_of_a_vendor or here.count < 2:
         here.lacking.append("errors after a time-out: it ends the process")
         return
     group = distributed.new_group(list(here.ranks), timeout=timedelta(seconds=_GROUP_TIMEOUT_S))

@@ -84,8 +84,7 @@ class _Observers:
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._child: Child | None = None
-        self._lines: TextIO | None = None
+        self._running: tuple[Child, TextIO] | None = None
 
     def ask(self, topic: str) -> dict[str, Any]:
         """What the process saw of a topic.
@@ -93,35 +92,34 @@ class _Observers:
         Raises:
             BrokenPromiseError: the process crashed.
         """
-        if self._child is None or self._child.ended():
-            self._start()
-        assert self._lines is not None
-        assert self._child is not None
-        self._lines.write(f"{topic}\n")
-        self._lines.flush()
-        answer = self._lines.readline()
+        if self._running is None or self._running[0].ended():
+            self._running = self._started()
+        child, lines = self._running
+        lines.write(f"{topic}\n")
+        lines.flush()
+        answer = lines.readline()
         if not answer:
-            self._child.result()
+            child.result()
             raise BrokenPromiseError(f"a child process ended before it had observed {topic}")
         told: dict[str, Any] = json.loads(answer)
         return told
 
-    def _start(self) -> None:
+    def _started(self) -> tuple[Child, TextIO]:
         with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as door:
             address = str(Path(folder) / "door")
             door.bind(address)
             door.listen()
             door.settimeout(_WAITING_S)
-            self._child = Child(f"{__name__}:observe", self._source, {"address": address})
+            child = Child(f"{__name__}:observe", self._source, {"address": address})
             while True:
                 try:
                     connection, _ = door.accept()
                     break
                 except TimeoutError:
-                    if self._child.ended():
-                        self._child.result()  # raises, as it has not answered
+                    if child.ended():
+                        child.result()  # raises, as it has not answered
         connection.settimeout(None)
-        self._lines = connection.makefile("rw", encoding="utf-8")
+        return child, connection.makefile("rw", encoding="utf-8")
 
 
 @functools.lru_cache(maxsize=1)
