@@ -12,18 +12,15 @@ from acclimate.llm.kernels import native
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "comm"))
 
-from cpp_programs import cpp_compiler
+from cpp_programs import compiled
 
 PROGRAM = Path(__file__).with_name("steps_of_threads.cpp")
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    program = tmp_path_factory.mktemp("choice") / "steps"
     source = Path(native.__file__).parent / "csrc"
-    command = [cpp_compiler(), "-std=c++20", "-O1", f"-I{source}", str(PROGRAM), "-o", str(program)]
-    subprocess.run(command, check=True)
-    return program
+    return compiled(tmp_path_factory.mktemp("choice"), PROGRAM, flags=("-O1", f"-I{source}"))
 
 
 def taken(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from acclimate.errors import CorruptModelError, OpBuildError, QuantizationError, WeightError, excerpt
 from acclimate.host.huge_pages import SharedPages
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from acclimate.llm.kernels import PackedStack, PackedWeight
 
 logger = logging.getLogger("acclimate.llm")
+_Packed = TypeVar("_Packed", "PackedWeight", "PackedStack")
 
 FORMATS = ("int8", "int4")
 """The weight formats that a user can choose; some weights get another one (:meth:`Packer.find_sensitive`)."""
@@ -158,12 +159,16 @@ class Packer:
         made = self._packed(part)
         if made is None:
             return False
-        made = made.to(device)
-        made = replace(made, data=self._pages.move(made.data))
+        made = self._placed(made, device)
         for module, _ in part.places:
             hold(module, made, part.shard.dtype, device)
         self.packed[made.format] += 1
         return True
+
+    def _placed(self, made: _Packed, device: str) -> _Packed:
+        """Returns packed weights on a device; on the host, small ones on huge pages that they share."""
+        there = made.to(device)
+        return replace(there, data=self._pages.move(there.data))
 
     def _pack_experts(self, part: Slice, device: str) -> bool:
         """Packs the weights of experts into their modules."""
@@ -183,8 +188,7 @@ class Packer:
         made = self._stacked(part, is_turned)
         if made is None:
             return False
-        made = made.to(device)
-        made = replace(made, data=self._pages.move(made.data))
+        made = self._placed(made, device)
         hold_stack(module, leaf, made, part.shard.dtype, device)
         self.packed[made.format] += 1
         return True

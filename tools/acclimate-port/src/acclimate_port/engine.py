@@ -368,20 +368,9 @@ _USE_DEVICE = {"ACC101", "ACC102", "ACC201", "ACC205", "ACC206", "ACC301", "ACC3
 _DEVICES = {"device-string", "device-format", "device-object", "integer-device"}
 """Rules for devices that something else uses."""
 _LOOK_UP = {
-    *(
-        "ACC201",
-        "ACC202",
-        "ACC203",
-        "ACC205",
-        "ACC206",
-        "ACC301",
-        "ACC304",
-        "ACC401",
-        "ACC402",
-        "ACC501",
-        "ACC506",
-    ),
-}
+    "ACC201", "ACC202", "ACC203", "ACC205", "ACC206", "ACC301", "ACC304", "ACC401", "ACC402", "ACC501",
+    "ACC506",
+}  # fmt: skip
 """Rules whose edits look up the accelerator where the code before does not, or not by itself."""
 
 

@@ -33,21 +33,9 @@ from acclimate_port.source.vendor_code import VendorCode
 from acclimate_port.source.vendors import OWN_WORDS, kinds_in
 
 _WITHOUT_TORCH = {
-    *(
-        "acclimate",
-        "numpy",
-        "yaml",
-        "click",
-        "fire",
-        "tqdm",
-        "requests",
-        "rich",
-        "typer",
-        "psutil",
-        "packaging",
-    ),
-    *("pandas", "absl", "attr", "attrs", "pydantic", "dotenv", "toml", "tomli", "colorama", "omegaconf"),
-}
+    "acclimate", "numpy", "yaml", "click", "fire", "tqdm", "requests", "rich", "typer", "psutil", "packaging",
+    "pandas", "absl", "attr", "attrs", "pydantic", "dotenv", "toml", "tomli", "colorama", "omegaconf",
+}  # fmt: skip
 """Packages that import no torch."""
 _BUILD_MODULES = ("setuptools", "distutils.core", "distutils")
 _DEVICE_IN_TEXT = re.compile(r"device[\"'\\]*\s*[=:]\s*[\"'\\]*cuda")

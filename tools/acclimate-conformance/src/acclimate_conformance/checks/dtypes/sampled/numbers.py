@@ -11,7 +11,7 @@ from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import short
 from acclimate_conformance.checks.dtypes.sampled.comparing import Findings
 from acclimate_conformance.checks.dtypes.sampled.places import HOST, Place, tensors_in
-from acclimate_conformance.checks.dtypes.sampled.samples import name_of, operators, samples_of
+from acclimate_conformance.checks.dtypes.sampled.samples import NOT_FLOATING, name_of, operators, samples_of
 
 _Function = Callable[..., torch.Tensor]
 _SMALL = (torch.bfloat16, torch.float16, torch.int16, torch.int8, torch.uint8, torch.bool)
@@ -290,15 +290,7 @@ def _without_zero(values: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def every_conversion(accelerator: Accelerator, found: Findings) -> None:
-    dtypes = [
-        *_floating(accelerator),
-        torch.int64,
-        torch.int32,
-        torch.int16,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-    ]
+    dtypes = [*_floating(accelerator), *NOT_FLOATING]
     for source in (*dtypes, *_FLOAT8):
         for target in (*dtypes, *_FLOAT8):
             values = _convertible(source, target)

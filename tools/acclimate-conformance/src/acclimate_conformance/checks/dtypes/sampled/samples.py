@@ -43,6 +43,7 @@ _WITHOUT_ONE_RESULT = (
 """How the names of operators begin that are not compared: they have several right results, or no values."""
 _FEW, _STEP = 6, 3
 _LARGEST = 1 << 16
+NOT_FLOATING = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 PLACES_ARE_FREE = (
     "sort",
     "msort",

@@ -17,6 +17,7 @@ from acclimate_conformance.checks.dtypes.sampled.comparing import (
 )
 from acclimate_conformance.checks.dtypes.sampled.places import HOST, LAYOUTS, Place, tensors_in
 from acclimate_conformance.checks.dtypes.sampled.samples import (
+    NOT_FLOATING,
     PLACES_ARE_FREE,
     Sample,
     lists_of_tensors,
@@ -61,16 +62,8 @@ def operators_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
 
 
 def _other_dtypes(accelerator: Accelerator) -> list[torch.dtype]:
-    return [
-        *(dtype for dtype in accelerator.supported_dtypes() if dtype != torch.float32),
-        torch.int64,
-        torch.int32,
-        torch.int16,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-        torch.complex64,
-    ]
+    floating = [dtype for dtype in accelerator.supported_dtypes() if dtype != torch.float32]
+    return [*floating, *NOT_FLOATING, torch.complex64]
 
 
 def operators_in_every_dtype(accelerator: Accelerator, found: Findings) -> None:
