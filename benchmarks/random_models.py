@@ -37,8 +37,10 @@ class Shape:
     window: int = 0
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yields the names and shapes of all tensors; the output head is the embedding."""
+        """Yields the names and shapes of all tensors; the output head is mostly the embedding."""
         yield "token_embd.weight", (self.words, self.width)
+        if self.architecture == "olmoe":  # llama.cpp reads this tensor without looking whether it is there
+            yield "output.weight", (self.words, self.width)
         yield "output_norm.weight", (self.width,)
         q, kv = self.heads * self.head, self.key_value_heads * self.head
         for layer in range(self.layers):

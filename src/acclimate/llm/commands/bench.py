@@ -118,18 +118,19 @@ def _measure(
     loaded: LoadedModel, quantize: str | None, sequences: int, prompt_tokens: int, new_tokens: int
 ) -> dict[str, Any]:
     """Returns the figures of all ranks."""
-    from acclimate.llm.commands.benchmark import describe_weights, measure_read_bandwidth, measure_speed
+    from acclimate.llm.commands.benchmark import ReadBandwidth, describe_weights, measure_speed
     from acclimate.llm.decode.loop import step_kind
 
     ranks = loaded.ranks
     weights = describe_weights(loaded.module)
+    before = loaded.accelerator.max_memory_allocated()
+    bandwidth = ReadBandwidth(loaded)
     # Several sequences share the prompt's tokens: reading whole prompts would take most of the time.
-    speeds = [
-        measure_speed(loaded, batch, max(prompt_tokens // batch, 1), new_tokens) for batch in (1, sequences)
-    ]
-    # Measure the peak before the bandwidth test, whose buffer is not part of the model's memory.
-    peak = max(ranks.exchange(loaded.accelerator.max_memory_allocated()))
-    bandwidth = sum(ranks.exchange(measure_read_bandwidth(loaded)))
+    one = measure_speed(loaded, 1, prompt_tokens, new_tokens, between=bandwidth.measure)
+    several = measure_speed(loaded, sequences, max(prompt_tokens // sequences, 1), new_tokens)
+    # The memory that the bandwidth is measured on was there all the time, and is not the model's.
+    peak = max(ranks.exchange(max(before, loaded.accelerator.max_memory_allocated() - bandwidth.nbytes)))
+    read_bytes_per_second = sum(ranks.exchange(bandwidth.bytes_per_second))
     read = sum(ranks.exchange(weights.bytes_per_token))
     return {
         "model": loaded.name,
@@ -145,11 +146,12 @@ def _measure(
         "compile_seconds": loaded.compile_seconds,
         "peak_memory_bytes": peak,
         "speeds": [
-            asdict(speed) | {"prefill_tokens_per_second": speed.prefill_tokens_per_second} for speed in speeds
+            asdict(speed) | {"prefill_tokens_per_second": speed.prefill_tokens_per_second}
+            for speed in (one, several)
         ],
         "bytes_per_token": read,
-        "read_bytes_per_second": bandwidth,
-        "share_of_limit": speeds[0].decode_tokens_per_second * read / bandwidth,
+        "read_bytes_per_second": read_bytes_per_second,
+        "share_of_limit": one.decode_tokens_per_second * read / read_bytes_per_second,
         "step": step_kind(loaded.module),
         "kernels": weights.kernels,
         "bytes_by_kernel": weights.bytes_by_kernel,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from acclimate.llm.loading.loaded_model import LoadedModel
 
 _READ_BYTES = 256 << 20
-_READS = 8
+_READS = 4
 _ROUNDS = 3
 
 
@@ -57,8 +57,17 @@ class Weights:
         return sum(self.bytes_by_kernel.values())
 
 
-def measure_speed(loaded: LoadedModel, batch: int, prompt_tokens: int, new_tokens: int) -> Speed:
-    """Generates greedily from random tokens; returns medians of three runs after a warm-up run."""
+def measure_speed(
+    loaded: LoadedModel,
+    batch: int,
+    prompt_tokens: int,
+    new_tokens: int,
+    between: Callable[[], None] = lambda: None,
+) -> Speed:
+    """Generates greedily from random tokens; returns medians of three runs after a warm-up run.
+
+    `between` is called before each of the three runs and after the last.
+    """
     import torch
 
     module = loaded.module
@@ -86,7 +95,11 @@ def measure_speed(loaded: LoadedModel, batch: int, prompt_tokens: int, new_token
 
     try:
         run(2)
-        rounds = [run(1 + new_tokens) for _ in range(_ROUNDS)]
+        rounds = []
+        for _ in range(_ROUNDS):
+            between()
+            rounds.append(run(1 + new_tokens))
+        between()
     finally:
         config.eos_token_id, config.pad_token_id = before
     first, rest = (median(seconds) for seconds in zip(*rounds, strict=True))
@@ -106,28 +119,42 @@ class _TokenTimes:
         """Does nothing: the last token has come."""
 
 
-def _seconds(loaded: LoadedModel, work: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    work()
-    loaded.accelerator.synchronize()
-    return time.perf_counter() - start
+class ReadBandwidth:
+    """Measures how fast all threads of this process read memory, at several moments.
 
-
-def measure_read_bandwidth(loaded: LoadedModel) -> float:
-    """Returns the bytes per second at which all threads of this process read memory: the best of 8 runs.
-
-    On the host that is memory on huge pages, as quantised weights are: others can be read at half the speed.
+    Other programs, and other guests of a virtual machine, use the same memory: its bandwidth changes within
+    seconds. It is measured between the runs that it is compared with, and the median counts. On the host the
+    memory is on huge pages, as quantised weights are: others can be read at half the speed.
     """
-    import torch
 
-    values = torch.empty(_READ_BYTES // 4, device=loaded.accelerator.current_device_name())
-    huge_pages.request(values)
-    values.fill_(1.0)
+    def __init__(self, loaded: LoadedModel) -> None:
+        import torch
 
-    def read() -> None:
-        values.sum()
+        self._accelerator = loaded.accelerator
+        self._values = torch.empty(_READ_BYTES // 4, device=loaded.accelerator.current_device_name())
+        huge_pages.request(self._values)
+        self._values.fill_(1.0)
+        self._found: list[float] = []
 
-    return _READ_BYTES / min(_seconds(loaded, read) for _ in range(_READS))
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are read, which are no part of a model's memory."""
+        return self._values.nbytes
+
+    @property
+    def bytes_per_second(self) -> float:
+        """The median of all moments."""
+        return median(self._found)
+
+    def measure(self) -> None:
+        """Reads the memory four times; the fastest counts."""
+        self._found.append(self.nbytes / min(self._read() for _ in range(_READS)))
+
+    def _read(self) -> float:
+        start = time.perf_counter()
+        self._values.sum()
+        self._accelerator.synchronize()
+        return time.perf_counter() - start
 
 
 def describe_weights(model: Any) -> Weights:
