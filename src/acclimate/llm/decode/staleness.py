@@ -72,17 +72,19 @@ class Snapshot:
         ]
         self._constants = [(tensor, tensor.detach().clone()) for tensor in constants]
         self._functions = named_functions(configs)
-        self._places = _places(model)
+        # What the weights hold may change: steps read them in place, or copy them anew.
+        self._places = [(weight, _place(weight)) for weight in _weights(model)]
 
     def is_current(self, model: nn.Module) -> bool:
         """Whether the program is still what the model computes."""
         try:
             return (
-                _places(model) == self._places
-                and type(model) is self._own_type
+                type(model) is self._own_type
                 and all(type(module) is own for module, own in self._types.items())
                 and changed_attribute(self._own, model) is None
                 and all(changed_attribute(content, m) is None for m, content in self._modules.items())
+                # The modules are the same, and hold the same tensors: the model need not be walked.
+                and all(_place(weight) == place for weight, place in self._places)
                 and all(vars(config) == content for config, content in self._configs)
                 and all(dict(vars(kind)) == content for kind, content in self._classes)
                 and all(content.items() <= now.items() for now, content in self._files)
@@ -94,12 +96,14 @@ class Snapshot:
             return False
 
 
-def _places(model: nn.Module) -> list[Any]:
-    """Returns where the weights are. What they hold may change: steps read it in place, or copy it anew."""
-    found: list[Any] = [(t.data_ptr(), t.shape, t.dtype) for t in (*model.parameters(), *model.buffers())]
-    found += [vars(m)["packed"].data.data_ptr() for m in model.modules() if "packed" in vars(m)]
-    found += [stack.data.data_ptr() for m in model.modules() for stack in packed_stacks(m).values()]
-    return found
+def _weights(model: nn.Module) -> list[Tensor]:
+    packed = [vars(m)["packed"].data for m in model.modules() if "packed" in vars(m)]
+    stacks = [stack.data for m in model.modules() for stack in packed_stacks(m).values()]
+    return [*model.parameters(), *model.buffers(), *packed, *stacks]
+
+
+def _place(weight: Tensor) -> tuple[int, torch.Size, torch.dtype]:
+    return weight.data_ptr(), weight.shape, weight.dtype
 
 
 def attributes_of(module: nn.Module) -> dict[str, Any]:
