@@ -16,7 +16,7 @@ from functools import cached_property
 import libcst as cst
 from libcst.metadata.scope_provider import Assignment
 
-from acclimate_port.source.tree import Tree, called_name, dotted, string_value
+from acclimate_port.source.tree import Tree, called_name, dotted, entry_key, string_value
 
 
 class Kind(Enum):
@@ -51,93 +51,30 @@ _NUMBER_NAME = re.compile(
 BACKEND_NAME = re.compile(r"(^|_)backend$", re.IGNORECASE)
 
 _FACTORIES = {
-    *("empty", "zeros", "ones", "full", "rand", "randn", "randint", "arange", "linspace", "tensor", "eye"),
-    *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"),
-    *("from_numpy", "as_tensor", "stack", "cat", "randperm", "logspace", "empty_strided", "normal"),
-    *("FloatTensor", "LongTensor", "IntTensor", "HalfTensor", "DoubleTensor", "ByteTensor", "BoolTensor"),
-    *(
-        "hann_window",
-        "hamming_window",
-        "blackman_window",
-        "bartlett_window",
-        "kaiser_window",
-        "complex",
-        "polar",
-    ),
-    *("bernoulli", "multinomial", "poisson", "diag", "outer", "einsum", "clamp", "clone", "flip"),
-    *(
-        "vstack",
-        "hstack",
-        "dstack",
-        "concat",
-        "concatenate",
-        "triu",
-        "asarray",
-        "heaviside",
-        "tanh",
-        "sigmoid",
-    ),
-    *(
-        "stft",
-        "istft",
-        "reshape",
-        "transpose",
-        "permute",
-        "flatten",
-        "squeeze",
-        "unsqueeze",
-        "softmax",
-        "gather",
-    ),
-    *("Tensor", "BFloat16Tensor", "ShortTensor", "CharTensor"),
-    *(
-        "tril",
-        "triu",
-        "where",
-        "matmul",
-        "mm",
-        "bmm",
-        "exp",
-        "log",
-        "sqrt",
-        "abs",
-        "sum",
-        "mean",
-        "sin",
-        "cos",
-    ),
+    *("empty", "zeros", "ones", "full", "rand", "randn", "randint", "arange", "linspace", "tensor"),
+    *("eye", "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"),
+    *("randint_like", "from_numpy", "as_tensor", "stack", "cat", "randperm", "logspace"),
+    *("empty_strided", "normal", "FloatTensor", "LongTensor", "IntTensor", "HalfTensor"),
+    *("DoubleTensor", "ByteTensor", "BoolTensor", "hann_window", "hamming_window", "blackman_window"),
+    *("bartlett_window", "kaiser_window", "complex", "polar", "bernoulli", "multinomial", "poisson"),
+    *("diag", "outer", "einsum", "clamp", "clone", "flip", "vstack", "hstack", "dstack", "concat"),
+    *("concatenate", "triu", "asarray", "heaviside", "tanh", "sigmoid", "stft", "istft", "reshape"),
+    *("transpose", "permute", "flatten", "squeeze", "unsqueeze", "softmax", "gather", "Tensor"),
+    *("BFloat16Tensor", "ShortTensor", "CharTensor", "tril", "where", "matmul", "mm", "bmm", "exp"),
+    *("log", "sqrt", "abs", "sum", "mean", "sin", "cos"),
 }
 _TENSOR_METHODS = {
-    *("float", "half", "double", "long", "int", "bool", "bfloat16", "contiguous", "clone", "detach", "t"),
-    *("view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "repeat", "flatten"),
-    *("requires_grad_", "fill_", "zero_", "normal_", "uniform_", "cuda", "to", "type", "pin_memory", "cpu"),
-    *("sum", "mean", "abs", "exp", "log", "sqrt", "clamp", "pow", "argmax", "argmin", "softmax", "matmul"),
-    *("norm", "std", "var", "gather", "scatter", "index_select", "masked_fill", "new_zeros"),
-    *(
-        "new_tensor",
-        "new_empty",
-        "cumsum",
-        "softmax",
-        "log_softmax",
-        "sigmoid",
-        "tanh",
-        "relu",
-        "roll",
-        "flip",
-    ),
+    *("float", "half", "double", "long", "int", "bool", "bfloat16", "contiguous", "clone", "detach"),
+    *("t", "view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "repeat"),
+    *("flatten", "requires_grad_", "fill_", "zero_", "normal_", "uniform_", "cuda", "to", "type"),
+    *("pin_memory", "cpu", "sum", "mean", "abs", "exp", "log", "sqrt", "clamp", "pow", "argmax"),
+    *("argmin", "softmax", "matmul", "norm", "std", "var", "gather", "scatter", "index_select"),
+    *("masked_fill", "new_zeros", "new_tensor", "new_empty", "cumsum", "log_softmax", "sigmoid"),
+    *("tanh", "relu", "roll", "flip"),
 }
 _TENSOR_FIELDS = {"device", "data", "grad", "T", "mT", "real", "imag"}
 _MODULE_METHODS = {
-    "cuda",
-    "to",
-    "train",
-    "eval",
-    "half",
-    "float",
-    "double",
-    "bfloat16",
-    "requires_grad_",
-    "cpu",
+    *("cuda", "to", "train", "eval", "half", "float", "double", "bfloat16", "requires_grad_", "cpu")
 }
 _NUMBER_CALLS = {
     *("int", "len", "torch.distributed.get_rank", "torch.distributed.get_world_size"),
@@ -281,11 +218,8 @@ class Values:
             return self._of_annotation(node.annotation)
         if isinstance(parent, cst.AnnAssign) and parent.value is None:
             return self._of_annotation(parent.annotation)
-        if isinstance(parent, (cst.AssignTarget, cst.AnnAssign, cst.NamedExpr)):
-            holder = self._tree.parent(parent) if isinstance(parent, cst.AssignTarget) else parent
-            if isinstance(holder, (cst.Assign, cst.AnnAssign, cst.NamedExpr)) and holder.value is not None:
-                return self.of(holder.value, depth - 1)
-        if isinstance(parent, cst.Element) and (value := self._beside(parent)) is not None:
+        value = self._beside(parent) if isinstance(parent, cst.Element) else self._tree.value_of(node)
+        if value is not None:
             return self.of(value, depth - 1)
         loop = self._loop(node)
         if loop is not None and self._gives_batches(loop.iter, depth):
@@ -381,25 +315,22 @@ class Values:
         """What the file assigns to each attribute; ``None`` for a part of something."""
         found: dict[str, list[cst.BaseExpression | None]] = defaultdict(list)
         for node in self._tree.of_type(cst.Attribute):
-            at = self._tree.parent(node)
-            holder = self._tree.parent(at) if isinstance(at, cst.AssignTarget) else at
-            if isinstance(holder, (cst.Assign, cst.AnnAssign)) and holder.value is not node:
-                found[dotted(node)].append(holder.value)
+            at, value = self._tree.parent(node), self._tree.value_of(node)
+            if value is not None:
+                found[dotted(node)].append(value)
             elif isinstance(at, (cst.Element, cst.For, cst.AsName, cst.AugAssign)) and self._is_bound(node):
                 found[dotted(node)].append(None)
         return found
 
     def _is_bound(self, node: cst.CSTNode) -> bool:
         """Whether a part of a target is bound: ``self.x`` in ``self.x, y = f()``."""
-        below = node
-        for around in self._tree.ancestors(node):
+        for below, around in self._tree.upwards(node):
             if isinstance(around, (cst.AssignTarget, cst.AsName)):
                 return True
             if isinstance(around, (cst.For, cst.AugAssign)):
                 return around.target is below
             if not isinstance(around, (cst.Element, cst.Tuple, cst.List)):
                 return False
-            below = around
         return False
 
     def _of_call(self, call: cst.Call, depth: int) -> Value:
@@ -480,9 +411,7 @@ class Values:
     def _of_subscript(self, node: cst.Subscript) -> Value:
         if self._tree.qualified(node.value) == "os.environ":
             return Value(Kind.STRING)
-        element = node.slice[0].slice if len(node.slice) == 1 else None
-        key = string_value(element.value) if isinstance(element, cst.Index) else None
-        return guess_by_name(key) if key is not None else UNKNOWN
+        return guess_by_name(entry_key(node) or "")
 
 
 def guess_by_name(name: str) -> Value:

@@ -75,7 +75,7 @@ class VendorCode:
         names = {descendant.value for descendant in walk(test) if isinstance(descendant, cst.Name)}
         if any(_TOOLKIT.match(name) for name in names):
             return True
-        function = next((ancestor for ancestor in around if isinstance(ancestor, cst.FunctionDef)), None)
+        function = self._tree.around(node, cst.FunctionDef)
         return function is not None and function in self._building
 
     @cached_property
