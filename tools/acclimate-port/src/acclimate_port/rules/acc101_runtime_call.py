@@ -32,7 +32,6 @@ from acclimate_port.source_file import SourceFile
 OWN_RULE = ("amp", "nvtx", "CUDAGraph", "graph", "default_generators", "current_device")
 _HANDLES = ("cuda_stream", "cuda_event", "_as_parameter_")
 _STATES = ("get_rng_state", "set_rng_state", "manual_seed")
-_ZERO_DIVIDES = "torch lacks this figure for MPS, and 0 in its place is a divisor"
 _TENSOR_SUFFIX = "Tensor"
 _ON_EVERY_DEVICE = ("name", "total_memory")
 _PROPERTIES_OF_HOST = {"name": "'cpu'", "gcnArchName": "''", "multi_processor_count": "1"}
@@ -211,23 +210,24 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         if name == "device" and (chosen := _device_that_is_set(file, node)) is not None:
             return self.becomes(file, node, file.span(chosen), claims=claims)
         finding = self._call(file, node, name, claims)
-        if finding.edits and finding.safe and may_be_of_host(file, node, name):
-            finding.safe, finding.reason = False, MAY_BE_HOSTS
-        has_zero = bool(finding.edits) and finding.safe and isinstance(file.target, TorchTarget)
-        if has_zero and any(must_not_be_zero(file, figure) for figure in _figures(file, node, name)):
-            finding.safe, finding.reason = False, _ZERO_DIVIDES
-        if name.startswith("set_rng_state") and finding.edits and finding.safe and _is_loaded(file, node):
-            finding.safe, finding.reason = (
-                False,
-                "a state that was saved on CUDA fits no other device's generator",
-            )
-        own = _own_property(file, node) if name == "get_device_properties" else ""
-        if own and finding.edits and finding.safe:
-            finding.safe, finding.reason = False, f"only CUDA's devices have the property `{own}`"
-        if name == "is_available" and finding.edits and finding.safe and decides_location(file, node):
-            reason = "a checkpoint saved on CUDA is loaded to CUDA unless `map_location` names the device"
+        if finding.edits and finding.safe and (reason := self._reason_to_doubt(file, node, name)):
             finding.safe, finding.reason = False, reason
         return finding
+
+    @staticmethod
+    def _reason_to_doubt(file: SourceFile, node: cst.Call, name: str) -> str:
+        if may_be_of_host(file, node, name):
+            return MAY_BE_HOSTS
+        figures = _figures(file, node, name) if isinstance(file.target, TorchTarget) else ()
+        if any(must_not_be_zero(file, figure) for figure in figures):
+            return "torch lacks this figure for MPS, and 0 in its place is a divisor"
+        if name.startswith("set_rng_state") and _is_loaded(file, node):
+            return "a state that was saved on CUDA fits no other device's generator"
+        if name == "get_device_properties" and (own := _own_property(file, node)):
+            return f"only CUDA's devices have the property `{own}`"
+        if name == "is_available" and decides_location(file, node):
+            return "a checkpoint saved on CUDA is loaded to CUDA unless `map_location` names the device"
+        return ""
 
     def _call(self, file: SourceFile, node: cst.Call, name: str, claims: tuple[cst.CSTNode, ...]) -> Finding:
         stays = reason_to_keep(file, node) if name == "is_available" else ""

@@ -296,10 +296,10 @@ class Tree:
 
     def upwards(self, node: cst.CSTNode) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
         """The nodes around a node, nearest first, each after the part of it that holds the node."""
-        below = node
-        for around in self.ancestors(node):
+        below, around = node, self._parents.get(id(node))
+        while around is not None:
             yield below, around
-            below = around
+            below, around = around, self._parents.get(id(around))
 
     def around(self, node: cst.CSTNode, kind: type[Node]) -> Node | None:
         """The nearest node of a class around a node."""

@@ -14,7 +14,6 @@ from enum import Enum
 from functools import cached_property
 
 import libcst as cst
-from libcst.metadata.scope_provider import Assignment
 
 from acclimate_port.source.tree import Tree, called_name, dotted, entry_key, string_value
 
@@ -76,6 +75,11 @@ _TENSOR_FIELDS = {"device", "data", "grad", "T", "mT", "real", "imag"}
 _MODULE_METHODS = {
     *("cuda", "to", "train", "eval", "half", "float", "double", "bfloat16", "requires_grad_", "cpu")
 }
+_OF_MODULES_ALONE = ({"parameters"}, {"named_parameters"}, {"load_state_dict", "eval"})
+_MAKES_MODULE = re.compile(
+    r"torchaudio\.transforms\.[A-Z]\w*$|torchvision\.models\.([a-z_0-9]+\.)*(?!get_|list_|\w+_Weights)\w+$"
+)
+"""Classes and functions of libraries whose results are torch's modules."""
 _NUMBER_CALLS = {
     *("int", "len", "torch.distributed.get_rank", "torch.distributed.get_world_size"),
     *("torch.cuda.current_device", "torch.cuda.device_count", "torch.accelerator.device_count"),
@@ -154,7 +158,7 @@ class Values:
         if name.value in self._open:
             return Value(Kind.SAME)
         if (given := self._given_before(name)) is not None:
-            last = self.of(given, depth - 1)
+            last = self._of_bound(given, depth)
             if last.kind is not Kind.UNKNOWN:
                 return last
         key = id(self._tree.binding(name))
@@ -165,8 +169,8 @@ class Values:
             self._of_names[key] = value
         return value
 
-    def _given_before(self, use: cst.Name) -> cst.BaseExpression | None:
-        """What the last assignment before a use gives the name, if the use gets that in any case.
+    def _given_before(self, use: cst.Name) -> cst.CSTNode | None:
+        """The target of the last assignment of a name before a use, if the use gets that value in any case.
 
         It is in a block around the use. Nothing binds it in between, or in a loop around the use alone.
         """
@@ -181,13 +185,16 @@ class Values:
         if not before:
             return None
         node = max(before, key=lambda found: self._tree.span(found).start)
-        holder = self._tree.parent(self._tree.parent(node) or node)
+        target = self._tree.parent(node)
+        if isinstance(target, cst.Element):
+            target = self._tree.parent(self._tree.parent(target) or target)
+        holder = self._tree.parent(target) if isinstance(target, cst.AssignTarget) else None
         if not isinstance(holder, cst.Assign):
             return None
         block = self._tree.parent(self._tree.parent(holder) or holder)
         for around in self._tree.ancestors(use):
             if around is block:
-                return holder.value
+                return node
             if isinstance(around, (cst.FunctionDef, cst.Lambda, cst.ClassDef)):
                 return None
             if isinstance(around, (cst.For, cst.While)):
@@ -200,7 +207,7 @@ class Values:
         """The kind of all values that the file binds to a name."""
         self._open.add(name.value)
         try:
-            found = [self._of_assignment(assignment, depth) for assignment in self._tree.assignments(name)]
+            found = [self._of_bound(assignment.node, depth) for assignment in self._tree.assignments(name)]
         finally:
             self._open.discard(name.value)
         found = [value for value in found if value.kind is not Kind.SAME]
@@ -211,8 +218,8 @@ class Values:
             return Value(known.pop(), all(value.certain for value in found))
         return guess_by_name(name.value)
 
-    def _of_assignment(self, assignment: Assignment, depth: int) -> Value:
-        node = assignment.node
+    def _of_bound(self, node: cst.CSTNode, depth: int) -> Value:
+        """The kind of what a target, a parameter or a loop's variable gets."""
         parent = self._tree.parent(node)
         if isinstance(node, cst.Param):
             return self._of_annotation(node.annotation)
@@ -221,6 +228,8 @@ class Values:
         value = self._beside(parent) if isinstance(parent, cst.Element) else self._tree.value_of(node)
         if value is not None:
             return self.of(value, depth - 1)
+        if isinstance(parent, cst.Element) and self._is_sound(parent):
+            return Value(Kind.TENSOR)
         loop = self._loop(node)
         if loop is not None and self._gives_batches(loop.iter, depth):
             return Value(Kind.TENSOR)
@@ -241,6 +250,14 @@ class Values:
         pairs = zip(names.elements, values.elements, strict=False)
         return next((given.value for named, given in pairs if named is element), None)
 
+    def _is_sound(self, element: cst.Element) -> bool:
+        """Whether a name is the first of those that get what ``torchaudio.load(…)`` returns."""
+        names = self._tree.parent(element)
+        made = self._tree.value_of(names)
+        if not isinstance(names, cst.Tuple) or names.elements[0] is not element:
+            return False
+        return isinstance(made, cst.Call) and self._tree.qualified(made.func) == "torchaudio.load"
+
     def _loop(self, node: cst.CSTNode) -> cst.For | cst.CompFor | None:
         """The loop whose target a name is part of."""
         at = self._tree.parent(node)
@@ -260,12 +277,10 @@ class Values:
         return self.of(iterated, depth - 1).kind is Kind.LOADER
 
     def _is_used_as_module(self, name: cst.Name) -> bool:
-        """Whether the file calls ``parameters()`` of what a name holds, which modules have."""
+        """Whether the file calls methods of what a name holds that only modules have, alone or together."""
         parents = (self._tree.parent(use) for use in self._tree.reads(name))
-        return any(
-            isinstance(parent, cst.Attribute) and parent.attr.value in ("parameters", "named_parameters")
-            for parent in parents
-        )
+        used = {parent.attr.value for parent in parents if isinstance(parent, cst.Attribute)}
+        return any(used >= methods for methods in _OF_MODULES_ALONE)
 
     def _of_annotation(self, annotation: cst.Annotation | None) -> Value:
         if annotation is None:
@@ -354,7 +369,7 @@ class Values:
             if name.startswith("torch.nn.") and last[:1].isupper():
                 return Value(Kind.TENSOR if last == "Parameter" else Kind.MODULE)
             return UNKNOWN
-        if name is not None and self._is_module(name):
+        if name is not None and (self._is_module(name) or _MAKES_MODULE.match(name)):
             return Value(Kind.MODULE)
         if isinstance(call.func, cst.Name):
             if call.func.value in ("int", "len"):
