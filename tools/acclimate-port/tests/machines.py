@@ -81,6 +81,13 @@ class Tensor:
         self._machine.calls.append("pin")
         return self
 
+    def eval(self) -> Tensor:
+        """Itself, as a module."""
+        return self
+
+    def load_state_dict(self, _: Any) -> None:
+        """Does nothing."""
+
     def half(self) -> Tensor:
         """A copy in 16 bits."""
         self._machine.calls.append("half")
@@ -321,6 +328,13 @@ def run(
     torch, accelerator = here.torch(), here.accelerator()
     packages = {
         "torch": torch,
+        "torchaudio": types.SimpleNamespace(
+            load=lambda _: (Tensor(here, "cpu"), 16000),
+            transforms=types.SimpleNamespace(Resample=lambda *_: Tensor(here, "cpu")),
+        ),
+        "torchvision": types.SimpleNamespace(
+            models=types.SimpleNamespace(resnet18=lambda: Tensor(here, "cpu"))
+        ),
         "acclimate": types.SimpleNamespace(get_accelerator=lambda: accelerator),
         "torch.distributed": torch,
     }

@@ -424,3 +424,43 @@ def test_a_count_that_is_compared_with_a_number_of_the_program_is_none_on_a_host
     unsafe = check(program(body), target, changed=True)
     assert not reasons(unsafe)
     assert not differing(program(body), unsafe.text)
+
+
+# -- tensors and modules of other libraries --------------------------------------------------------------
+
+WITH_LIBRARIES = "import torch\nimport torchaudio\nimport torchvision\n\n\ndef make(x):\n    return x"
+MOVES_WHERE_THERE_IS_CUDA = "use = True if torch.cuda.is_available() else False\n"
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "body",
+    [
+        "sound, rate = torchaudio.load(device)\nif use:\n    sound = sound.cuda()\nreturn sound, rate",
+        "for _ in range(2):\n    sound, rate = torchaudio.load(device)\n    if use:\n        sound = sound.cuda()\n"
+        "    sound = make(sound)\nreturn sound",
+        "resample = torchaudio.transforms.Resample(1, 2)\nif use:\n    resample = resample.cuda()\nreturn resample",
+        "net = torchvision.models.resnet18()\nif use:\n    net = net.cuda()\nreturn net",
+        "net = make(x)\nnet.load_state_dict({})\nif use:\n    net = net.cuda()\nnet.eval()\nreturn net",
+    ],
+)
+def test_what_is_a_tensor_or_a_module_by_its_library_or_its_methods_moves(body: str, target: str) -> None:
+    source = program(MOVES_WHERE_THERE_IS_CUDA + body, WITH_LIBRARIES)
+    found = check(source, target, changed=True)
+    assert not reasons(found)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "body",
+    [
+        "sound, rate = torchaudio.load(device)\nreturn rate.cuda()",
+        "steps = torchvision.transforms.Compose([])\nreturn steps.cuda()",
+        "weights = torchvision.models.ResNet18_Weights(device)\nreturn weights.cuda()",
+        "state = make(x)\nstate.load_state_dict({})\nreturn state.cuda()",
+        "if flag:\n    sound, rate = torchaudio.load(device)\nelse:\n    sound = make(x)\nreturn sound.cuda()",
+    ],
+)
+def test_other_results_of_libraries_of_torch_may_be_neither(body: str, target: str) -> None:
+    found = port_text(program(body, WITH_LIBRARIES), Settings(target))
+    assert "neither a tensor nor a module" in reasons(found)

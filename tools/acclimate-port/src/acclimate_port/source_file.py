@@ -24,6 +24,8 @@ from acclimate_port.source.tree import (
     Tree,
     called_name,
     dotted,
+    modules_of,
+    packages_of,
     positional,
     string_value,
     walk,
@@ -128,11 +130,7 @@ class SourceFile:
 
     def _imports_in_functions(self, package: str) -> bool:
         """Whether the file imports a package, and only in functions."""
-        found: list[cst.CSTNode] = [
-            *(one for one in self.tree.of_type(cst.ImportFrom) if not one.relative),
-            *self.tree.of_type(cst.Import),
-        ]
-        own = [one for one in found if self.tree.source(one).split()[1].partition(".")[0] == package]
+        own = [one for one in self.tree.imports if package in packages_of(one)]
         return bool(own) and all(self.tree.function(one) is not None for one in own)
 
     def _module_name(self, module: str) -> str | None:
@@ -204,14 +202,8 @@ class SourceFile:
         lines = [
             statement for statement in self.tree.module.body if isinstance(statement, cst.SimpleStatementLine)
         ]
-        imports = [
-            statement for line in lines for statement in line.body if isinstance(statement, cst.Import)
-        ]
-        return any(
-            dotted(alias.name).partition(".")[0] == "torch"
-            for statement in imports
-            for alias in statement.names
-        )
+        imports = (one for line in lines for one in line.body if isinstance(one, cst.Import))
+        return any("torch" in packages_of(statement) for statement in imports)
 
     @cached_property
     def names_of_new_code(self) -> dict[str, str]:
@@ -302,22 +294,14 @@ class SourceFile:
     @cached_property
     def is_without_torch(self) -> bool:
         """Whether an import of the module imports no torch, but Python's own modules and small packages."""
-        light = sys.stdlib_module_names | _WITHOUT_TORCH
-        for statement in self.module_imports:
-            if isinstance(statement, cst.ImportFrom):
-                if statement.relative or dotted(statement.module).partition(".")[0] not in light:
-                    return False
-            elif any(dotted(alias.name).partition(".")[0] not in light for alias in statement.names):
-                return False
-        return bool(self.module_imports)
+        packages = {package for statement in self.module_imports for package in packages_of(statement)}
+        return bool(packages) and packages <= sys.stdlib_module_names | _WITHOUT_TORCH
 
     @cached_property
     def optional_import(self) -> cst.SimpleStatementLine | None:
         """The last line that imports torch in a ``try`` of the module, if nothing else imports it there."""
-        of_torch = [one for one in self.module_imports if _imports(one, "torch")]
-        around = [
-            next((at for at in self.tree.ancestors(one) if isinstance(at, cst.Try)), None) for one in of_torch
-        ]
+        of_torch = [one for one in self.module_imports if "torch" in packages_of(one)]
+        around = [self.tree.around(one, cst.Try) for one in of_torch]
         if not of_torch or around[-1] is None or any(one is not around[-1] for one in around):
             return None
         line = self.tree.parent(of_torch[-1])
@@ -344,13 +328,8 @@ class SourceFile:
     @cached_property
     def imports_build_tools(self) -> bool:
         """Whether the file builds native extensions."""
-        imported: set[str] = set()
-        for statement in self.module_imports:
-            if isinstance(statement, cst.Import):
-                imported |= {dotted(alias.name) for alias in statement.names}
-            elif statement.module is not None and not statement.relative:
-                imported.add(dotted(statement.module))
-        return any(name in _BUILD_MODULES for name in imported)
+        imported = (module for statement in self.module_imports for module in modules_of(statement))
+        return any(module in _BUILD_MODULES for module in imported)
 
     # -- positions -----------------------------------------------------------------------------------
 
@@ -431,10 +410,8 @@ class SourceFile:
             return [*functions, *(own for owner in owners for own in _defined(owner, *_CONSTRUCTORS))]
         held = called.value if isinstance(called, cst.Attribute) else None
         if isinstance(held, cst.Name) and held.value in ("self", "cls"):
-            around: list[cst.CSTNode] = [
-                one for one in self.tree.ancestors(call) if isinstance(one, cst.ClassDef)
-            ]
-            owners = around[:1]
+            around = self.tree.around(call, cst.ClassDef)
+            owners = [around] if around is not None else []
         elif isinstance(held, cst.Name):
             owners = [one.node for one in self.tree.assignments(held) if isinstance(one.node, cst.ClassDef)]
         return [
@@ -449,8 +426,7 @@ class SourceFile:
 
     def is_guarded(self, node: cst.CSTNode) -> bool:
         """Whether a node runs only where a test of the device is true."""
-        below = node
-        for around in self.tree.ancestors(node):
+        for below, around in self.tree.upwards(node):
             if isinstance(around, cst.If) and below is around.body and self.tests_device(around.test):
                 return True
             if isinstance(around, cst.IfExp) and below is around.body and self.tests_device(around.test):
@@ -459,7 +435,6 @@ class SourceFile:
                 return True
             if isinstance(around, (cst.FunctionDef, cst.ClassDef)):
                 return False
-            below = around
         return False
 
     def _is_second_of_and(self, around: cst.CSTNode, node: cst.CSTNode) -> bool:
@@ -496,15 +471,14 @@ class SourceFile:
         if not self._clearings:
             return False
         clearings = self._clearings.get(self.tree.source(flag), {})
-        last, below = None, flag
-        for around in self.tree.ancestors(flag) if clearings else ():
+        last = None
+        for below, around in self.tree.upwards(flag) if clearings else ():
             one = clearings.get(id(around))
             if one is not None and self.tree.number_in_block(one) < self.tree.number_in_block(below):
                 last = one
                 break
             if isinstance(around, (cst.FunctionDef, cst.ClassDef)):
                 break
-            below = around
         bound = self.tree.assignments(flag) if isinstance(flag, cst.Name) else ()
         starts = [self.tree.span(one.node).start for one in bound] if last is not None else []
         first = bisect_left(starts, self.tree.span(last).end) if last is not None else 0
@@ -557,10 +531,7 @@ class SourceFile:
             at = self.tree.parent(assignment.node)
             names = self.tree.parent(at) if isinstance(at, cst.Element) else None
             is_first = isinstance(names, cst.Tuple) and names.elements[0] is at
-            target = self.tree.parent(names) if is_first and names is not None else at
-            holder = self.tree.parent(target) if isinstance(target, cst.AssignTarget) else target
-            is_value = isinstance(holder, (cst.Assign, cst.AnnAssign))
-            value = holder.value if is_value else None  # type: ignore[union-attr]
+            value = self.tree.value_of(names if is_first else assignment.node)
             values.append(None if is_first and isinstance(value, cst.Tuple) else value)
         return values
 
@@ -627,13 +598,6 @@ class SourceFile:
     def span(self, node: cst.CSTNode) -> Span:
         """The bytes of a node."""
         return self.tree.span(node)
-
-
-def _imports(statement: cst.Import | cst.ImportFrom, package: str) -> bool:
-    """Whether a statement imports a package, or from it."""
-    if isinstance(statement, cst.ImportFrom):
-        return not statement.relative and dotted(statement.module).partition(".")[0] == package
-    return any(dotted(alias.name).partition(".")[0] == package for alias in statement.names)
 
 
 def _binds(statement: cst.CSTNode, name: str) -> bool:

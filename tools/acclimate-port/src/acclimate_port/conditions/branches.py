@@ -85,12 +85,8 @@ def _values_of(file: SourceFile, target: cst.CSTNode) -> Iterator[cst.CSTNode]:
     else:
         return
     for name in named:
-        at = file.tree.parent(name)
-        holder = file.tree.parent(at) if isinstance(at, cst.AssignTarget) else at
-        if isinstance(name, cst.Param):
-            yield from [name.default] if name.default is not None else []
-        elif isinstance(holder, (cst.Assign, cst.AnnAssign)) and holder.value is not None:
-            yield holder.value
+        value = name.default if isinstance(name, cst.Param) else file.tree.value_of(name)
+        yield from [value] if value is not None else []
     if isinstance(target, cst.Attribute):
         yield from file.options.get(target.attr.value, [])
 
@@ -146,8 +142,8 @@ class _Controlled:
         negated = isinstance(test, cst.Comparison) and isinstance(
             test.comparisons[0].operator, (cst.NotEqual, cst.NotIn)
         )
-        below, positive = test, not negated
-        for around in self._file.tree.ancestors(test):
+        positive = not negated
+        for below, around in self._file.tree.upwards(test):
             if isinstance(around, cst.UnaryOperation):
                 positive = positive != isinstance(around.operator, cst.Not)
             elif isinstance(around, cst.BooleanOperation):
@@ -170,7 +166,6 @@ class _Controlled:
             elif not _has_value_of_test(around):
                 self._add_decided(around, below, test, positive)
                 return
-            below = around
 
     def _add_decided(
         self, around: cst.CSTNode, below: cst.CSTNode, test: cst.CSTNode, positive: bool
@@ -213,7 +208,7 @@ class _Controlled:
         """Adds what a call does with the result: its parameter, and functions that it gets beside it."""
         if not isinstance(below, cst.Arg):
             return
-        parameter = parameter_of(self._file, call, below)
+        parameter = parameter_of(self._file, self._file.tree.given_to(below))
         if parameter is not None:
             self._holders.append(parameter.name)
         if called_name(call) == "add_argument":  # a default of an option: `args.use_cuda`
@@ -245,14 +240,12 @@ class _Controlled:
     def _rest_of_outer_blocks(self, statement: cst.CSTNode) -> list[Span]:
         """The code after the blocks around a statement, up to the loop or function that it may leave."""
         found: list[Span] = []
-        below: cst.CSTNode = statement
-        for around in self._file.tree.ancestors(statement):
+        for below, around in self._file.tree.upwards(statement):
             if isinstance(around, (cst.For, cst.While, cst.FunctionDef, cst.ClassDef)):
                 break
             if isinstance(around, (cst.IndentedBlock, cst.Module)):
                 start = self._file.span(below).end
                 found.append(Span(start, max(start, self._file.span(around.body[-1]).end)))
-            below = around
         return found
 
     def _add_function_around(self, node: cst.CSTNode) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import libcst as cst
 
 from acclimate_port.conditions.branches import uses_of_result, where_true
-from acclimate_port.source.tree import keyword, position, walk
+from acclimate_port.dataflow.map_location import is_map_location
+from acclimate_port.source.tree import keyword, walk
 from acclimate_port.source_file import SourceFile
 
 
@@ -30,12 +31,8 @@ def decides_location(file: SourceFile, test: cst.CSTNode) -> bool:
 
 def _chooses_none(file: SourceFile, call: cst.Call, tests: set[cst.CSTNode]) -> bool:
     """Whether one of the tests chooses between ``None`` and a device for ``map_location``."""
-    for argument in call.args:
-        is_location = position(call, argument) == 1 or (
-            argument.keyword is not None and argument.keyword.value == "map_location"
-        )
-        choice = argument.value
-        if is_location and isinstance(choice, cst.IfExp):
+    for choice in (argument.value for argument in call.args):
+        if isinstance(choice, cst.IfExp) and is_map_location(file, choice):
             sides = (choice.body, choice.orelse)
             has_none = any(isinstance(side, cst.Name) and side.value == "None" for side in sides)
             if has_none and tests & set(walk(choice.test)):

@@ -32,8 +32,7 @@ def is_tested_to_be_torchs(file: SourceFile, value: cst.CSTNode) -> bool:
 
 def _known_tests(file: SourceFile, node: cst.CSTNode) -> Iterator[tuple[cst.CSTNode, bool]]:
     """The tests that are known at a node, each with whether it is true there."""
-    below = node
-    for around in file.tree.ancestors(node):
+    for below, around in file.tree.upwards(node):
         if isinstance(around, (cst.If, cst.IfExp)) and below is not around.test:
             yield around.test, below is around.body
         elif isinstance(around, cst.BooleanOperation) and below is around.right:
@@ -49,7 +48,6 @@ def _known_tests(file: SourceFile, node: cst.CSTNode) -> Iterator[tuple[cst.CSTN
             yield from _before(file, around, below)
         elif isinstance(around, (cst.FunctionDef, cst.ClassDef)):
             return
-        below = around
 
 
 def _before(

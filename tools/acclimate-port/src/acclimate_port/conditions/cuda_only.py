@@ -70,8 +70,7 @@ _OF_LIBRARIES = {
 
 def chooses_for_library(file: SourceFile, test: cst.CSTNode) -> str | None:
     """Why a test that chooses an argument for CUDA's libraries stays: ``driver="gesvd" if x.is_cuda …``."""
-    below = test
-    for around in file.tree.ancestors(test):
+    for below, around in file.tree.upwards(test):
         if isinstance(around, cst.Arg):
             word = around.keyword.value if around.keyword is not None else ""
             return f"only CUDA's libraries have the argument `{word}`" if word in _OF_LIBRARIES else None
@@ -79,7 +78,6 @@ def chooses_for_library(file: SourceFile, test: cst.CSTNode) -> str | None:
             return None
         if not isinstance(around, (cst.IfExp, cst.BooleanOperation, cst.UnaryOperation, cst.Comparison)):
             return None
-        below = around
     return None
 
 
@@ -138,8 +136,7 @@ def flag_for_others(file: SourceFile, test: cst.CSTNode | None) -> str:
 
 def reports_cuda(file: SourceFile, question: cst.CSTNode) -> bool:
     """Whether a question for CUDA is printed or kept as a text that says so: ``("CUDA available?", …)``."""
-    below: cst.CSTNode = question
-    for around in file.tree.ancestors(question):
+    for below, around in file.tree.upwards(question):
         if isinstance(around, cst.FormattedString):
             parts: list[cst.CSTNode] = list(around.parts)
             before = parts[parts.index(below) - 1] if below in parts[1:] else None
@@ -159,7 +156,6 @@ def reports_cuda(file: SourceFile, question: cst.CSTNode) -> bool:
                 return False
         elif not isinstance(around, (cst.Arg, cst.Attribute, cst.Call, cst.Element, *_OF_TEXT)):
             return False
-        below = around
     return False
 
 
@@ -187,14 +183,7 @@ def chooses_package(file: SourceFile, question: cst.CSTNode) -> bool:
 
 def direct_uses(file: SourceFile, question: cst.CSTNode) -> list[cst.CSTNode]:
     """The test itself; the reads of a name instead, if an assignment gives it the test's result."""
-    assigned = next(
-        (
-            ancestor
-            for ancestor in file.tree.ancestors(question)
-            if isinstance(ancestor, cst.BaseSmallStatement)
-        ),
-        None,
-    )
+    assigned = file.tree.around(question, cst.BaseSmallStatement)  # type: ignore[type-abstract]
     if not isinstance(assigned, cst.Assign) or len(assigned.targets) != 1:
         return [question]
     below: cst.CSTNode | None = file.tree.parent(question)
@@ -207,8 +196,7 @@ def direct_uses(file: SourceFile, question: cst.CSTNode) -> list[cst.CSTNode]:
 
 
 def _chooses_package(file: SourceFile, question: cst.CSTNode) -> bool:
-    below = question
-    for around in file.tree.ancestors(question):
+    for below, around in file.tree.upwards(question):
         if isinstance(around, cst.IfExp):
             sides = (around.body, around.orelse)
             strings = (string_value(node) for side in sides for node in walk(side) if below is around.test)
@@ -222,5 +210,4 @@ def _chooses_package(file: SourceFile, question: cst.CSTNode) -> bool:
             return text.startswith("raise ") and PACKAGE_IN_TEXT.search(text) is not None
         if not isinstance(around, (cst.UnaryOperation, cst.BooleanOperation)):
             return False
-        below = around
     return False

@@ -12,7 +12,16 @@ from collections.abc import Iterator, Sequence
 import libcst as cst
 
 from acclimate_port.conditions.statements import leaves, refuses
-from acclimate_port.source.tree import called_name, dotted, position, positional, string_value, walk
+from acclimate_port.dataflow.sinks import parameter_of
+from acclimate_port.source.tree import (
+    called_name,
+    dotted,
+    last_name,
+    position,
+    positional,
+    string_value,
+    walk,
+)
 from acclimate_port.source_file import SourceFile
 
 _PROCESSES = re.compile(
@@ -110,22 +119,14 @@ class _Flow:
 
     def _target(self, target: cst.CSTNode, depth: int) -> bool:
         """Whether the value of a name or an attribute reaches a use where it must not be 0."""
-        if isinstance(target, cst.Subscript):
-            element = target.slice[0].slice
-            key = string_value(element.value) if isinstance(element, cst.Index) else None
-            return _PROCESSES.search(key or "") is not None
-        if not isinstance(target, (cst.Name, cst.Attribute)):
-            return False
-        name = target.value if isinstance(target, cst.Name) else target.attr.value
-        return _PROCESSES.search(name) is not None or any(
-            self.reaches(use, depth - 1) for use in self._reads(target)
-        )
-
-    def _reads(self, target: cst.Name | cst.Attribute) -> Iterator[cst.CSTNode]:
-        if isinstance(target, cst.Name):
-            yield from self._file.tree.reads(target)
-            return
-        yield from self._attributes(target.attr.value, target)
+        name = last_name(target)
+        if _PROCESSES.search(name) is not None:
+            return True
+        uses: Iterator[cst.CSTNode] = iter(())
+        if isinstance(target, (cst.Name, cst.Attribute)):
+            is_name = isinstance(target, cst.Name)
+            uses = iter(self._file.tree.reads(target)) if is_name else self._attributes(name, target)
+        return any(self.reaches(use, depth - 1) for use in uses)
 
     def _attributes(self, name: str, target: cst.CSTNode | None = None) -> Iterator[cst.CSTNode]:
         for node in self._file.attributes.get(name, []):
@@ -134,8 +135,7 @@ class _Flow:
                 yield node
 
     def _calls(self, name: cst.Name) -> Iterator[cst.CSTNode]:
-        uses: Sequence[cst.CSTNode] = [*self._file.tree.accesses(name), *self._attributes(name.value)]
-        for use in uses:
+        for use in (*self._file.tree.accesses(name), *self._attributes(name.value)):
             call = self._file.tree.parent(use)
             if isinstance(call, cst.Call) and call.func is use:
                 yield call
@@ -155,7 +155,7 @@ class _Flow:
             return True
         if name == "range":
             return self._loop_starts(call)
-        parameter = self._parameter_of(call, argument, index)
+        parameter = parameter_of(self._file, self._file.tree.given_to(argument))
         return parameter is not None and self._parameter(parameter, depth)
 
     def _option(self, call: cst.Call, depth: int) -> bool:
@@ -175,29 +175,10 @@ class _Flow:
         names = {called_name(descendant) for descendant in walk(holder) if isinstance(descendant, cst.Call)}
         return bool(names & _STARTS)
 
-    def _parameter_of(self, call: cst.Call, argument: cst.Arg, index: int | None) -> cst.Param | None:
-        """The parameter that receives an argument, if this file defines the function."""
-        if not isinstance(call.func, cst.Name):
-            return None
-        for assignment in self._file.tree.assignments(call.func):
-            if isinstance(assignment.node, cst.FunctionDef):
-                parameters = [*assignment.node.params.posonly_params, *assignment.node.params.params]
-                if argument.keyword is not None:
-                    named = [*parameters, *assignment.node.params.kwonly_params]
-                    return next((p for p in named if p.name.value == argument.keyword.value), None)
-                if index is not None and index < len(parameters):
-                    return parameters[index]
-        return None
-
     def _parameter(self, parameter: cst.Param, depth: int) -> bool:
         if _PROCESSES.search(parameter.name.value):
             return True
-        function = self._file.tree.parent(self._file.tree.parent(parameter) or parameter)
-        if not isinstance(function, (cst.FunctionDef, cst.Lambda)):
-            return False
-        name = parameter.name.value
-        uses = [node for node in walk(function.body) if isinstance(node, cst.Name) and node.value == name]
-        return any(self.reaches(use, depth - 1) for use in uses)
+        return any(self.reaches(use, depth - 1) for use in self._file.tree.accesses(parameter.name))
 
     def _is_after_option(self, at: cst.CSTNode, below: cst.CSTNode) -> bool:
         """Whether a value follows a launcher's option: ``["torchrun", "--nproc_per_node", n]``."""
@@ -232,13 +213,11 @@ class _Flow:
                 for descendant in walk(test)
             )
 
-        below = use
-        for around in tree.ancestors(use):
+        for below, around in tree.upwards(use):
             if isinstance(around, (cst.If, cst.IfExp)) and below is not around.test and asks(around.test):
                 return True
             if isinstance(around, (cst.FunctionDef, cst.ClassDef)):
                 break
-            below = around
         return any(
             isinstance(statement, cst.If)
             and leaves(statement.body)
@@ -257,8 +236,8 @@ def ends_without(file: SourceFile, asked: cst.CSTNode) -> bool:
         file: the file.
         asked: the call that tells whether there is a device, or how many there are.
     """
-    below, positive = asked, True
-    for around in file.tree.ancestors(asked):
+    positive = True
+    for below, around in file.tree.upwards(asked):
         if isinstance(around, cst.UnaryOperation) and isinstance(around.operator, cst.Not):
             positive = not positive
         elif isinstance(around, cst.ComparisonTarget):
@@ -278,7 +257,6 @@ def ends_without(file: SourceFile, asked: cst.CSTNode) -> bool:
             return False
         elif isinstance(around.operator, cst.Or) == positive:
             return False  # the other operand of `or` may let the program go on
-        below = around
     return False
 
 

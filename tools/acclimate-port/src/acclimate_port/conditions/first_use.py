@@ -10,16 +10,11 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from acclimate_port.conditions.host_memory import FIGURES
 from acclimate_port.dataflow.map_location import is_used_at_once
+from acclimate_port.source.torch_cuda import LEAVE_CUDA_UNUSED
 from acclimate_port.source.tree import called_name, string_value, walk
 from acclimate_port.source_file import SourceFile, cuda_name, is_assigned, kept
 
-LEAVE_CUDA_UNUSED = FIGURES | {
-    *("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "empty_cache", "ipc_collect"),
-    *("memory_stats", "is_initialized"),
-}
-"""Names of torch.cuda whose calls do nothing, or return nothing used, while CUDA is unused."""
 _SETS = ("setdefault", "putenv", "setenv", "update")
 _SUFFIX = "_VISIBLE_DEVICES"
 _START = {"Process", "Pool", "Queue", "Manager"}
@@ -101,7 +96,7 @@ def _find_settings(file: SourceFile) -> Iterator[cst.CSTNode]:
         is_own = isinstance(holder, cst.Subscript) and file.tree.source(holder.value).endswith("environ")
         if is_own and holder is not None and is_assigned(file, holder):
             yield node
-        call = next((one for one in file.tree.ancestors(node) if isinstance(one, cst.Call)), None)
+        call = file.tree.around(node, cst.Call)
         if call is not None and called_name(call) in _SETS and "env" in file.tree.source(call.func):
             yield node
 
@@ -115,14 +110,12 @@ def _is_before(file: SourceFile, setting: cst.CSTNode, call: cst.CSTNode) -> boo
 
 def _counts_before(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether an earlier statement of the same function counts the devices already."""
-    below = node
-    for around in file.tree.ancestors(node):
+    for below, around in file.tree.upwards(node):
         is_block = isinstance(around, (cst.IndentedBlock, cst.Module))
         if is_block and _first_count(file, around) < file.tree.number_in_block(below):
             return True
         if isinstance(around, (cst.FunctionDef, cst.ClassDef)):
             return False
-        below = around
     return False
 
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import libcst as cst
 
+from acclimate_port.conditions.branches import where_true
 from acclimate_port.conditions.device_counts import ends_without, expects_devices
 from acclimate_port.conditions.statements import decided_by, later_tests, refuses
-from acclimate_port.source.vendors import kinds_in
+from acclimate_port.new_code.targets import TorchTarget
+from acclimate_port.source.torch_cuda import STREAMS
+from acclimate_port.source.vendors import WITHOUT_STREAMS, kinds_in
 from acclimate_port.source_file import SourceFile
 
 _FROM_ONE = (cst.LessThan, cst.GreaterThanEqual)
@@ -23,14 +26,12 @@ def ends_program_if_false(file: SourceFile, question: cst.CSTNode) -> bool:
     if isinstance(question, cst.Comparison) and isinstance(
         question.comparisons[0].operator, (cst.NotEqual, cst.NotIn)
     ):
-        below: cst.CSTNode = question
-        for around in file.tree.ancestors(question):
+        for below, around in file.tree.upwards(question):
             if isinstance(around, cst.If):
                 ends = below is around.test and refuses(around.body)
                 return ends and "skip" not in file.tree.source(around.body).lower()
             if not isinstance(around, cst.BooleanOperation):
                 return False
-            below = around
         return False
     return ends_without(file, question)
 
@@ -86,3 +87,21 @@ def asks_for_none(file: SourceFile, count: cst.CSTNode) -> tuple[cst.CSTNode, bo
     if isinstance(around, (cst.If, cst.IfExp)) and around.test is count:
         return count, False
     return None
+
+
+def needs_streams(file: SourceFile, test: cst.CSTNode) -> bool:
+    """Whether code that runs where a test is true makes streams, which torch lacks on MPS.
+
+    This matters for ``--to torch`` only: acclimate has streams for MPS.
+    """
+    if not isinstance(file.target, TorchTarget):
+        return False
+    asked = (attribute for name in STREAMS for attribute in file.attributes.get(name, []))
+    found = [file.span(one) for one in asked if (file.tree.qualified(one) or "").startswith("torch.cuda.")]
+    places = where_true(file, test) if found else []
+    return any(place.start <= span.start and span.end <= place.end for place in places for span in found)
+
+
+def kinds_apart(file: SourceFile, test: cst.CSTNode) -> tuple[str, ...]:
+    """The other device types for which a ported test of the device must be false."""
+    return WITHOUT_STREAMS if needs_streams(file, test) else other_kinds(file, test)

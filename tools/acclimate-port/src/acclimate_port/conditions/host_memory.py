@@ -8,15 +8,12 @@ from __future__ import annotations
 import libcst as cst
 
 from acclimate_port.conditions.proofs import names_cuda
+from acclimate_port.source.torch_cuda import FIGURES
 from acclimate_port.source.tree import string_value
 from acclimate_port.source.values import Kind
 from acclimate_port.source_file import SourceFile
 
 MAY_BE_HOSTS = "nothing shows that its device is not a CPU, whose figures torch.cuda returns as 0"
-FIGURES = {
-    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
-    *("memory_cached", "max_memory_cached"),
-}
 _DEPTH = 3
 
 
@@ -57,12 +54,10 @@ def _is_cudas(file: SourceFile, device: cst.BaseExpression, depth: int) -> bool:
 def _is_tested(file: SourceFile, call: cst.Call, device: cst.BaseExpression) -> bool:
     """Whether a test around a call compares its device with CUDA's name."""
     text = file.tree.source(device)
-    below: cst.CSTNode = call
-    for around in file.tree.ancestors(call):
+    for below, around in file.tree.upwards(call):
         test = around.test if isinstance(around, (cst.If, cst.IfExp)) and below is around.body else None
         if test is not None and names_cuda(test) and text in file.tree.source(test):
             return file.tests_device(test)
         if isinstance(around, (cst.FunctionDef, cst.ClassDef)):
             return False
-        below = around
     return False

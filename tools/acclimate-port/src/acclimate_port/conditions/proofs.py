@@ -31,8 +31,8 @@ def whole_value(file: SourceFile, node: cst.CSTNode, *, of_choice: bool = True) 
         node: the expression.
         of_choice: whether the test of a choice belongs to the choice: ``a if test else b``.
     """
-    whole, below = node, node
-    for around in file.tree.ancestors(node):
+    whole = node
+    for below, around in file.tree.upwards(node):
         if isinstance(around, cst.IfExp) and not of_choice:
             return whole
         if isinstance(around, cst.Arg):
@@ -55,7 +55,6 @@ def whole_value(file: SourceFile, node: cst.CSTNode, *, of_choice: bool = True) 
             whole = around
         else:
             return whole
-        below = around
     return whole
 
 
@@ -214,13 +213,11 @@ def only_checks(file: SourceFile, whole: cst.CSTNode) -> bool:
 def outer_tests(file: SourceFile, node: cst.CSTNode) -> list[tuple[cst.BaseExpression, bool]]:
     """The nearest tests of CUDA devices around a node in its function, and whether each must be true."""
     found: list[tuple[cst.BaseExpression, bool]] = []
-    below = node
-    for around in file.tree.ancestors(node):
+    for below, around in file.tree.upwards(node):
         if isinstance(around, (cst.FunctionDef, cst.ClassDef, cst.Lambda)) or len(found) == _MOST_AROUND:
             break
         if isinstance(around, cst.If) and below is not around.test and names_cuda(around.test):
             found.append((around.test, below is around.body))
-        below = around
     return found
 
 

@@ -86,13 +86,11 @@ _FEATURE = re.compile(
 
 def is_for_older_torch(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether a node is in a branch for a torch without something: the other one of ``version >= "2.4"``."""
-    below = node
-    for around in file.tree.ancestors(node):
+    for below, around in file.tree.upwards(node):
         if isinstance(around, (cst.If, cst.IfExp)) and below is not around.test:
             is_newer = _is_newer(file, around.test)
             if is_newer is not None:
                 return (below is around.body) != is_newer
-        below = around
     return False
 
 

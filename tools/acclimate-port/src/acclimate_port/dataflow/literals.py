@@ -12,7 +12,7 @@ import libcst as cst
 from acclimate_port.dataflow.receivers import foreign_receiver
 from acclimate_port.dataflow.sinks import DEVICE_KEYWORDS, gets_to_device, parameter_of, takes_device
 from acclimate_port.dataflow.uses import KEEP_NAME
-from acclimate_port.source.tree import Binding, called_name, position, positional, string_value
+from acclimate_port.source.tree import Binding, Given, called_name, last_name, positional, string_value
 from acclimate_port.source.values import DEVICE_NAME, Kind
 from acclimate_port.source.vendors import OTHER_KINDS
 from acclimate_port.source_file import SourceFile, kept
@@ -75,8 +75,8 @@ def classify_literal(file: SourceFile, node: cst.CSTNode) -> LiteralUse:
 
 def _place(file: SourceFile, node: cst.CSTNode, at: cst.CSTNode | None) -> LiteralUse:
     if isinstance(at, cst.Arg):
-        call = file.tree.parent(at)
-        return _argument(file, call, at) if isinstance(call, cst.Call) else LiteralUse(Role.DATA)
+        given = file.tree.given_to(at)
+        return _argument(file, given) if given is not None else LiteralUse(Role.DATA)
     if isinstance(at, (cst.ComparisonTarget, cst.Comparison)):
         return LiteralUse(Role.COMPARED)
     if isinstance(at, (cst.Assign, cst.AnnAssign)):
@@ -97,12 +97,10 @@ def _place(file: SourceFile, node: cst.CSTNode, at: cst.CSTNode | None) -> Liter
     return LiteralUse(Role.DATA)
 
 
-def _argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> LiteralUse:
-    qualified = file.tree.qualified(call.func) or ""
-    name = called_name(call) or ""
-    first = string_value(call.args[0].value) if call.args else None
-    if argument.keyword is not None:
-        word = argument.keyword.value
+def _argument(file: SourceFile, given: Given) -> LiteralUse:
+    call, argument, full, word, index = given.call, given.argument, given.full, given.word, given.index
+    name, first = given.name, string_value(call.args[0].value)
+    if word:
         if word == "device_types":
             return LiteralUse(Role.DATA, "it names the device that an operator is written for")
         if word in _SAFE_KEYWORDS:
@@ -120,22 +118,15 @@ def _argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> LiteralUse
             owner = file.tree.statement(call)
             if isinstance(owner, cst.AnnAssign):
                 return _assigned(file, [owner.target])
-        parameter = parameter_of(file, call, argument)
-        if parameter is not None and gets_to_device(file, parameter):
-            return DEVICE
-        return LiteralUse(Role.DATA, f"`{word}` is no device")
-    if takes_device(file, call, argument):
+        return DEVICE if _is_of_device(file, given) else LiteralUse(Role.DATA, f"`{word}` is no device")
+    if _gets_device(given):
         return DEVICE
-    index = position(call, argument)
-    if index == 0 and _TORCH_TAKES_DEVICE_FIRST.match(qualified):
+    if index == 1 and full.endswith(("DeviceMesh.from_group", "torch.jit.load")):
         return DEVICE
-    if index == 1 and qualified.endswith(("DeviceMesh.from_group", "torch.jit.load")):
+    partial = file.tree.qualified(call.args[0].value) if index == 1 and full == "functools.partial" else None
+    if _TORCH_TAKES_DEVICE_FIRST.match(partial or ""):
         return DEVICE
-    if index == 1 and qualified == "functools.partial":
-        given = file.tree.qualified(call.args[0].value) or ""
-        if _TORCH_TAKES_DEVICE_FIRST.match(given):
-            return DEVICE
-    if qualified.startswith("torch.cuda."):
+    if full.startswith("torch.cuda."):
         return DEVICE
     if name in ("get", "getattr", "pop", "setdefault", "getenv", "DEFINE_string"):
         key = call.args[1 if name == "getattr" else 0].value if len(call.args) > 1 else None
@@ -149,10 +140,9 @@ def _argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> LiteralUse
         return LiteralUse(Role.COMPARED)
     if name == "parametrize" and DEVICE_NAME.search(first or ""):
         return LiteralUse(Role.LIKELY, "it is a parameter of a test")
-    parameter = parameter_of(file, call, argument)
-    if parameter is not None and gets_to_device(file, parameter):
+    if _is_of_device(file, given):
         return DEVICE
-    receiver = _last_name(call.func.value) if isinstance(call.func, cst.Attribute) else None
+    receiver = last_name(call.func.value) if isinstance(call.func, cst.Attribute) else None
     if name in ("append", "add", "insert") and _SEVERAL.search(receiver or ""):
         return LiteralUse(Role.LIKELY, "it is one of several devices to choose from")
     if index == 0 and name in ("init_device_mesh", "autocast", "device", "Generator", "GradScaler"):
@@ -162,23 +152,19 @@ def _argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> LiteralUse
     return LiteralUse(Role.DATA, f"nothing shows that `{name}` takes a device")
 
 
+def _is_of_device(file: SourceFile, given: Given) -> bool:
+    """Whether the parameter of a function of the file, which gets an argument, is a device."""
+    parameter = parameter_of(file, given)
+    return parameter is not None and gets_to_device(file, parameter)
+
+
 def _assigned(file: SourceFile, targets: Sequence[cst.CSTNode]) -> LiteralUse:
     for target in targets:
-        if DEVICE_NAME.search(_last_name(target) or ""):
+        if DEVICE_NAME.search(last_name(target)):
             return DEVICE
         if isinstance(target, cst.Name) and _some_use_is_given_as_device(file, file.tree.binding(target)):
             return DEVICE
     return LiteralUse(Role.DATA, f"nothing shows that `{file.tree.source(targets[0])[:40]}` is a device")
-
-
-def _last_name(node: cst.CSTNode) -> str | None:
-    if isinstance(node, cst.Name):
-        return node.value
-    if isinstance(node, cst.Attribute):
-        return node.attr.value
-    if isinstance(node, cst.Subscript) and isinstance(node.slice[0].slice, cst.Index):
-        return string_value(node.slice[0].slice.value)
-    return None
 
 
 def _dictionary(file: SourceFile, node: cst.CSTNode, at: cst.DictElement) -> LiteralUse:
@@ -189,7 +175,7 @@ def _dictionary(file: SourceFile, node: cst.CSTNode, at: cst.DictElement) -> Lit
         )
     word = holder.keyword.value if isinstance(holder, cst.Arg) and holder.keyword is not None else ""
     if isinstance(holder, (cst.Assign, cst.AnnAssign)):
-        word = _last_name(holder.targets[0].target if isinstance(holder, cst.Assign) else holder.target) or ""
+        word = last_name(holder.targets[0].target if isinstance(holder, cst.Assign) else holder.target)
     if at.key is not node and word in ("map_location", "device_map"):
         return LiteralUse(Role.LIKELY, f"it is a {word} value")
     if at.key is node:
@@ -216,7 +202,7 @@ def _element(file: SourceFile, at: cst.Element) -> LiteralUse:
         return LiteralUse(Role.COMPARED)
     while isinstance(around, (cst.BinaryOperation, cst.IfExp)):
         around = file.tree.parent(around)
-    if isinstance(around, (cst.For, cst.CompFor)) and DEVICE_NAME.search(_last_name(around.target) or ""):
+    if isinstance(around, (cst.For, cst.CompFor)) and DEVICE_NAME.search(last_name(around.target)):
         return LiteralUse(Role.LIKELY, "only the loop variable's name suggests a device")
     if isinstance(around, cst.Arg):
         call = file.tree.parent(around)
@@ -225,7 +211,7 @@ def _element(file: SourceFile, at: cst.Element) -> LiteralUse:
             return LiteralUse(Role.LIKELY, "it is one of several devices to choose from")
     if isinstance(around, (cst.Assign, cst.AugAssign)):
         target = around.target if isinstance(around, cst.AugAssign) else around.targets[0].target
-        name = _last_name(target) or ""
+        name = last_name(target)
         if _SEVERAL.search(name):
             return LiteralUse(Role.LIKELY, "it is one of several devices to choose from")
     return LiteralUse(Role.DATA, "it is an element of data")
@@ -259,7 +245,7 @@ def is_compared_device(file: SourceFile, node: cst.CSTNode, depth: int = 4) -> b
         is_one = any(values) or any(_is_given_as_device(file, use) for use in file.tree.reads(node)[:_FEW])
         return is_one and None not in values
     if isinstance(node, cst.Subscript):
-        return bool(DEVICE_NAME.search(_last_name(node) or "")) or is_compared_device(file, node.value, depth)
+        return bool(DEVICE_NAME.search(last_name(node))) or is_compared_device(file, node.value, depth)
     return False
 
 
@@ -270,13 +256,13 @@ def _some_use_is_given_as_device(file: SourceFile, binding: Binding) -> bool:
 
 def _is_given_as_device(file: SourceFile, use: cst.CSTNode) -> bool:
     """Whether something gets a value as its device: ``torch.ones(1, device=where)``."""
-    argument = file.tree.parent(use)
-    call = file.tree.parent(argument) if isinstance(argument, cst.Arg) else None
-    if not isinstance(argument, cst.Arg) or not isinstance(call, cst.Call):
-        return False
-    called = file.tree.qualified(call.func) or ""
-    is_first = position(call, argument) == 0 and _TORCH_TAKES_DEVICE_FIRST.match(called)
-    return bool(is_first) or takes_device(file, call, argument)
+    given = file.tree.given_to(use)
+    return given is not None and _gets_device(given)
+
+
+def _gets_device(given: Given) -> bool:
+    is_first = given.index == 0 and _TORCH_TAKES_DEVICE_FIRST.match(given.full)
+    return bool(is_first) or takes_device(given)
 
 
 def _compared(file: SourceFile, value: cst.CSTNode | None, depth: int) -> bool | None:

@@ -7,7 +7,6 @@ import libcst as cst
 from acclimate_port.dataflow.sinks import DEVICE_METHODS
 from acclimate_port.new_code.edits import Part
 from acclimate_port.new_code.targets import AcclimateTarget
-from acclimate_port.source.tree import called_name
 from acclimate_port.source_file import SourceFile
 
 _TAKE_ANY_EXPRESSION = (cst.Arg, cst.Assign, cst.AnnAssign, cst.Return, cst.Element, cst.DictElement)
@@ -32,14 +31,19 @@ def loadable(
 
 def is_used_at_once(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether a device is an argument of ``x.to(…)``, or the ``device`` of a function of torch."""
-    argument = file.tree.parent(node)
-    call = file.tree.parent(argument) if isinstance(argument, cst.Arg) else None
-    if not isinstance(argument, cst.Arg) or not isinstance(call, cst.Call):
+    given = file.tree.given_to(node)
+    if given is None:
         return False
-    name = file.tree.qualified(call.func) or ""
-    if name == "torch.device":
-        return is_used_at_once(file, call)
-    word = argument.keyword.value if argument.keyword is not None else "device"
-    is_method = not name and isinstance(call.func, cst.Attribute) and called_name(call) in DEVICE_METHODS
-    takes = name.startswith("torch.") and name not in ("torch.load", "torch.jit.load")
-    return word in ("device", "device_type") and (is_method or takes)
+    if given.full == "torch.device":
+        return is_used_at_once(file, given.call)
+    is_method = isinstance(given.call.func, cst.Attribute) and given.name in DEVICE_METHODS
+    takes = given.full.startswith("torch.") and given.full not in ("torch.load", "torch.jit.load")
+    return given.word in ("", "device", "device_type") and (takes or (not given.full and is_method))
+
+
+def is_map_location(file: SourceFile, choice: cst.CSTNode) -> bool:
+    """Whether a value is a ``map_location``."""
+    given = file.tree.given_to(choice)
+    if given is None:
+        return False
+    return given.word == "map_location" or (given.full == "torch.load" and given.index == 1)

@@ -45,14 +45,13 @@ def _full_names(file: SourceFile, node: cst.CSTNode, depth: int) -> set[str | No
         if isinstance(assignment, ImportAssignment):
             continue
         bound = assignment.node
-        holder = file.tree.parent(bound)
-        made = file.tree.parent(holder) if isinstance(holder, cst.AssignTarget) else None
+        made = file.tree.value_of(bound)
         if isinstance(bound, cst.FunctionDef):
             found.add(f".{bound.name.value}")
         elif isinstance(bound, cst.ClassDef):
             found |= _names_of_class(file, bound, depth)
-        elif isinstance(made, cst.Assign):
-            found |= _full_names(file, made.value, depth - 1)
+        elif made is not None:
+            found |= _full_names(file, made, depth - 1)
         else:
             found.add(None)
     return found

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import libcst as cst
 
 from acclimate_port.dataflow.uses import uses_of
-from acclimate_port.source.tree import called_name, dotted
 from acclimate_port.source_file import SourceFile, kept
 
 _OF_TORCH = {
@@ -56,14 +55,13 @@ def foreign_receiver(file: SourceFile, value: cst.CSTNode) -> Receiver | None:
 
 
 def _receiver(file: SourceFile, use: cst.CSTNode) -> Receiver | None:
-    argument = file.tree.parent(use)
-    call = file.tree.parent(argument) if isinstance(argument, cst.Arg) else None
-    if not isinstance(call, cst.Call):
+    given = file.tree.given_to(use)
+    if given is None:
         return None
-    if dotted(call.func) == "isinstance" and len(call.args) == 2:
-        found = _library(file, call.args[1].value)
+    if given.name == "isinstance" and len(given.call.args) == 2:
+        found = _library(file, given.call.args[1].value)
         return found if found is not None and not found.may_be_torchs else None
-    return None if called_name(call) in ("print", "dict") else _library(file, call.func)
+    return None if given.name in ("print", "dict") else _library(file, given.call.func)
 
 
 def _library(file: SourceFile, named: cst.CSTNode) -> Receiver | None:

@@ -6,7 +6,7 @@ from enum import Enum
 
 import libcst as cst
 
-from acclimate_port.source.tree import called_name, dotted, position, string_value, walk
+from acclimate_port.source.tree import Given, dotted, entry_key, last_name, string_value, walk
 from acclimate_port.source.values import DEVICE_NAME, Kind, guess_by_name
 from acclimate_port.source_file import SourceFile, kept
 
@@ -34,13 +34,10 @@ def sink_of(file: SourceFile, node: cst.CSTNode) -> Sink:
 def holds_device_name(file: SourceFile, name: cst.Name) -> bool:
     """Whether a name holds a ``torch.cuda.current_device()`` that the port replaces with a device's name."""
     for assignment in file.tree.assignments(name):
-        holder = file.tree.parent(assignment.node)
-        holder = file.tree.parent(holder) if isinstance(holder, cst.AssignTarget) else holder
-        made = getattr(holder, "value", None)
-        if isinstance(holder, cst.CSTNode) and isinstance(made, cst.CSTNode):
-            for descendant in walk(made):
-                if _asks_device(file, descendant):
-                    return sink_of(file, descendant) is Sink.DEVICE
+        made = file.tree.value_of(assignment.node)
+        for descendant in walk(made) if made is not None else ():
+            if _asks_device(file, descendant):
+                return sink_of(file, descendant) is Sink.DEVICE
     return False
 
 
@@ -90,25 +87,22 @@ class _SinkFinder:
         return {Sink.NUMBER} if is_number else self.of(choice)
 
     def _of_argument(self, argument: cst.Arg) -> set[Sink]:
-        call = self._file.tree.parent(argument)
-        if not isinstance(call, cst.Call):
+        given = self._file.tree.given_to(argument)
+        if given is None or not takes_device(given):
             return {Sink.NUMBER}
-        if takes_device(self._file, call, argument):
-            is_dictionary = self._file.tree.qualified(call.func) is None and called_name(call) == "dict"
-            if is_dictionary and argument.keyword is not None:
-                return self._of_entry(call, argument.keyword.value)
-            return {Sink.DEVICE}
-        return {Sink.NUMBER}
+        if given.name == "dict" and not given.full and given.word:
+            return self._of_entry(given.call, given.word)
+        return {Sink.DEVICE}
 
     def _of_target(self, target: cst.CSTNode) -> set[Sink]:
         if isinstance(target, cst.Subscript):
-            key = _key(target)
+            key = entry_key(target)
             if key is None or not isinstance(target.value, (cst.Name, cst.Attribute)):
                 return {Sink.NUMBER}
             return self._of_entries(target.value, key, at=target)
         if not isinstance(target, (cst.Name, cst.Attribute)):
             return {Sink.NUMBER}
-        name = target.value if isinstance(target, cst.Name) else target.attr.value
+        name = last_name(target)
         if guess_by_name(name).kind is Kind.NUMBER:
             return {Sink.NUMBER}
         if isinstance(target, cst.Name):
@@ -159,7 +153,7 @@ class _SinkFinder:
             around = self._file.tree.parent(use)
             if isinstance(around, cst.Subscript) and around.value is use:
                 is_set = around is at or isinstance(self._file.tree.parent(around), cst.AssignTarget)
-                found |= self.of(around) if _key(around) == key and not is_set else set()
+                found |= self.of(around) if entry_key(around) == key and not is_set else set()
             elif isinstance(around, (cst.AssignTarget, cst.AnnAssign)):
                 continue
             else:
@@ -171,11 +165,6 @@ def _asks_device(file: SourceFile, node: cst.CSTNode) -> bool:
     return isinstance(node, cst.Call) and file.tree.qualified(node.func) == "torch.cuda.current_device"
 
 
-def _key(node: cst.Subscript) -> str | None:
-    element = node.slice[0].slice if len(node.slice) == 1 else None
-    return string_value(element.value) if isinstance(element, cst.Index) else None
-
-
 def _is_none(at: cst.CSTNode | None) -> bool:
     """Whether a value is only compared with ``None``."""
     if not isinstance(at, cst.Comparison) or len(at.comparisons) != 1:
@@ -183,41 +172,29 @@ def _is_none(at: cst.CSTNode | None) -> bool:
     return isinstance(at.comparisons[0].operator, (cst.Is, cst.IsNot))
 
 
-def takes_device(file: SourceFile, call: cst.Call, argument: cst.Arg) -> bool:
+def takes_device(given: Given) -> bool:
     """Whether an argument of a torch function is a device."""
-    if argument.keyword is not None:
-        return argument.keyword.value in DEVICE_KEYWORDS and not _is_property_question(file, call)
-    if argument.star:
-        return False
-    index = position(call, argument)
-    name = file.tree.qualified(call.func)
-    if name == "torch.device":
-        return index == 0 and len(call.args) == 1
-    if name == "torch.load":
-        return index == 1
-    return (
-        name is None
-        and called_name(call) in DEVICE_METHODS
-        and index == 0
-        and isinstance(call.func, cst.Attribute)
-    )
+    if given.word:
+        # The functions of torch.cuda take device numbers as well as devices.
+        return given.word in DEVICE_KEYWORDS and not given.full.startswith("torch.cuda.")
+    if given.full == "torch.device":
+        return given.index == 0 and len(given.call.args) == 1
+    if given.full:
+        return given.full == "torch.load" and given.index == 1
+    is_method = isinstance(given.call.func, cst.Attribute) and given.name in DEVICE_METHODS
+    return is_method and given.index == 0
 
 
-def parameter_of(file: SourceFile, call: cst.Call, argument: cst.Arg) -> cst.Param | None:
+def parameter_of(file: SourceFile, given: Given | None) -> cst.Param | None:
     """The parameter that gets an argument, if this file defines the called function."""
-    function, is_bound = _defined(file, call)
-    if function is None or argument.star:
+    function, is_bound = _defined(file, given.call) if given is not None else (None, False)
+    if given is None or function is None or given.argument.star:
         return None
     listed = [*function.params.posonly_params, *function.params.params]
-    if argument.keyword is not None:
-        word = argument.keyword.value
+    if given.word:
         named = [*listed, *function.params.kwonly_params]
-        return next((name for name in named if name.name.value == word), None)
-    index = position(call, argument)
-    if index is None:
-        return None
-    index += is_bound
-    return listed[index] if index < len(listed) else None
+        return next((name for name in named if name.name.value == given.word), None)
+    return None if given.index is None else next(iter(listed[given.index + is_bound :]), None)
 
 
 def _defined(file: SourceFile, call: cst.Call) -> tuple[cst.FunctionDef | None, bool]:
@@ -232,7 +209,7 @@ def _defined(file: SourceFile, call: cst.Call) -> tuple[cst.FunctionDef | None, 
     if not isinstance(call.func, cst.Attribute) or file.tree.qualified(call.func) is not None:
         return None, False
     name, receiver = call.func.attr.value, dotted(call.func.value)
-    around = next((one for one in file.tree.ancestors(call) if isinstance(one, cst.ClassDef)), None)
+    around = file.tree.around(call, cst.ClassDef)
     owners = [around] if receiver in ("self", "cls") and around is not None else []
     found = [method for owner in owners if (method := _method(owner, name))] or file.methods.get(name, [])
     if len(found) != 1:
@@ -254,18 +231,10 @@ def gets_to_device(file: SourceFile, parameter: cst.Param, depth: int = 3) -> bo
     if DEVICE_NAME.search(parameter.name.value):
         return True
     for use in file.tree.reads(parameter.name) if depth else []:
-        holder = file.tree.parent(use)
-        call = file.tree.parent(holder) if isinstance(holder, cst.Arg) else None
-        if not isinstance(holder, cst.Arg) or not isinstance(call, cst.Call):
-            continue
-        if takes_device(file, call, holder):
+        given = file.tree.given_to(use)
+        following = parameter_of(file, given)
+        if given is not None and takes_device(given):
             return True
-        following = parameter_of(file, call, holder)
         if following is not None and gets_to_device(file, following, depth - 1):
             return True
     return False
-
-
-def _is_property_question(file: SourceFile, call: cst.Call) -> bool:
-    """Whether a call is of torch.cuda, whose functions take device numbers as well as devices."""
-    return (file.tree.qualified(call.func) or "").startswith("torch.cuda.")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from acclimate_port.source.tree import called_name, dotted
+from acclimate_port.source.tree import dotted
 from acclimate_port.source_file import SourceFile
 
 _TAKES_CLASS = {"set_default_tensor_type", "isinstance", "issubclass"}
@@ -26,13 +26,16 @@ def type_calls(file: SourceFile, node: cst.CSTNode) -> list[cst.Attribute] | Non
     holder = _holder(file, node)
     reads = file.tree.reads(holder) if isinstance(holder, (cst.Name, cst.Attribute)) else []
     for use in [node, *reads]:
-        argument = file.tree.parent(use)
-        call = file.tree.parent(argument) if isinstance(argument, cst.Arg) else None
-        if not isinstance(call, cst.Call):
-            continue
-        if called_name(call) in _TAKES_CLASS:
+        given = file.tree.given_to(use)
+        name, call = (given.name, given.call) if given is not None else ("", None)
+        if name in _TAKES_CLASS:
             return None
-        if called_name(call) == "type" and len(call.args) == 1 and isinstance(call.func, cst.Attribute):
+        if (
+            call is not None
+            and name == "type"
+            and len(call.args) == 1
+            and isinstance(call.func, cst.Attribute)
+        ):
             found.append(call.func)
     return found
 

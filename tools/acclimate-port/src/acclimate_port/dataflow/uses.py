@@ -87,21 +87,20 @@ def _text_method(file: SourceFile, node: cst.CSTNode) -> cst.Call | None:
 
 
 def _of_argument(file: SourceFile, argument: cst.Arg, in_functions: bool) -> Iterable[cst.CSTNode]:
-    call = file.tree.parent(argument)
-    if not isinstance(call, cst.Call):
+    given = file.tree.given_to(argument)
+    if given is None:
         return []
-    if file.tree.qualified(call.func) == "torch.device" or dotted(call.func) == "str":
+    call = given.call
+    if given.full == "torch.device" or dotted(call.func) == "str":
         return [call]
-    name = called_name(call)
-    if name in _GIVE_DEFAULT and call.args[-1] is argument and len(call.args) > 1:
+    if given.name in _GIVE_DEFAULT and call.args[-1] is argument and len(call.args) > 1:
         return [call]
-    if name == "add_argument" and argument.keyword is not None and argument.keyword.value == "default":
+    if given.name == "add_argument" and given.word == "default":
         return reads_of_option(file, call)
-    parameter = parameter_of(file, call, argument) if in_functions else None
+    parameter = parameter_of(file, given) if in_functions else None
     if parameter is not None:
         return file.tree.accesses(parameter.name)
-    is_torchs = (file.tree.qualified(call.func) or "").startswith("torch.")
-    return [call] if _GIVE_DEVICE.search(name or "") and not is_torchs else []
+    return [call] if _GIVE_DEVICE.search(given.name) and not given.full.startswith("torch.") else []
 
 
 def reads_of_option(file: SourceFile, call: cst.Call) -> list[cst.CSTNode]:
@@ -157,7 +156,7 @@ def _heirs(file: SourceFile) -> dict[str, list[cst.ClassDef]]:
 
 def class_around(file: SourceFile, node: cst.CSTNode) -> cst.ClassDef | None:
     """The innermost class around a node."""
-    return next((one for one in file.tree.ancestors(node) if isinstance(one, cst.ClassDef)), None)
+    return file.tree.around(node, cst.ClassDef)
 
 
 @kept

@@ -18,14 +18,8 @@ from acclimate_port.replace_file import replace_file
 _SKIPPED_FOLDERS = frozenset(
     {
         *(".git", ".hg", ".svn", ".venv", "venv", ".tox", ".nox", ".eggs", "node_modules", "__pycache__"),
-        *(
-            ".mypy_cache",
-            ".ruff_cache",
-            ".pytest_cache",
-            "site-packages",
-            ".ipynb_checkpoints",
-            "__pypackages__",
-        ),
+        *(".mypy_cache", ".ruff_cache", ".pytest_cache", "site-packages", ".ipynb_checkpoints"),
+        *("__pypackages__",),
     }
 )
 NOT_REGULAR = "it is not a regular file"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import gc
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -19,6 +17,7 @@ from acclimate_port.engine import Settings, Site, Status, may_concern, port_text
 from acclimate_port.files.notebook import Notebook
 from acclimate_port.files.text_files import Content, UnreadableError, decode, read, write, yaml_lines
 from acclimate_port.source.survey import Survey, survey
+from acclimate_port.source.tree import parse_as_python
 
 _FEW_FILES = 4
 _DEEPEST = 5_000
@@ -184,9 +183,7 @@ def _refuse_deep(text: str) -> None:
         UnreadableError: it is nested too deeply for Python's own parser too.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ast.parse(text)
+        parse_as_python(text)
     except (MemoryError, RecursionError) as error:
         raise UnreadableError(_TOO_DEEP) from error
     except (SyntaxError, ValueError) as error:
@@ -205,9 +202,7 @@ def _syntax(error: cst.ParserSyntaxError, text: str) -> str:
 def _is_python(text: str) -> bool:
     """Whether this Python can parse a text."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ast.parse(text)
+        parse_as_python(text)
     except (SyntaxError, ValueError):
         return False
     return True

@@ -9,6 +9,7 @@ from functools import cache
 from importlib import resources
 
 from acclimate_port.new_code.edits import Part
+from acclimate_port.source.torch_cuda import CURRENT_STREAMS, FIGURES, RESETS, SEEDS, STREAMS
 from acclimate_port.source.vendors import WITHOUT_STREAMS
 
 
@@ -45,29 +46,17 @@ class Target(ABC):
     """
 
     name: str
+    device_type: str
+    """The expression for ``"cuda"``."""
+    current_device_name: str
+    """The expression for the current device, as a device."""
+    backend: str
+    """The expression for ``"nccl"``."""
+    not_host: str
+    """A condition that is false on a CPU-only machine."""
 
     def __init__(self, torch: str) -> None:
         self.torch = torch
-
-    @property
-    @abstractmethod
-    def device_type(self) -> str:
-        """The expression for ``"cuda"``."""
-
-    @property
-    @abstractmethod
-    def current_device_name(self) -> str:
-        """The expression for the current device, as a device."""
-
-    @property
-    @abstractmethod
-    def backend(self) -> str:
-        """The expression for ``"nccl"``."""
-
-    @property
-    @abstractmethod
-    def not_host(self) -> str:
-        """A condition that is false on a CPU-only machine."""
 
     @abstractmethod
     def device_at(self, *index: Part) -> tuple[Part, ...]:
@@ -82,21 +71,15 @@ class Target(ABC):
 _SAME = {
     *("is_available", "device_count", "is_initialized", "init", "synchronize", "set_device", "device"),
     *("current_device", "get_device_name", "get_device_capability", "get_device_properties"),
-    *("Stream", "Event", "stream", "current_stream", "default_stream", "set_stream"),
-    *("empty_cache", "memory_allocated", "max_memory_allocated", "reset_max_memory_allocated"),
-    *("memory_reserved", "max_memory_reserved", "memory_cached", "max_memory_cached"),
-    *("reset_max_memory_cached", "reset_peak_memory_stats", "reset_accumulated_memory_stats"),
-    *("memory_stats", "memory_summary", "mem_get_info", "ipc_collect", "OutOfMemoryError"),
-    *("get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all"),
-    *("manual_seed", "manual_seed_all", "seed", "seed_all", "initial_seed"),
-    *("is_bf16_supported", "is_current_stream_capturing"),
+    *(*STREAMS, "Event", "is_current_stream_capturing", "is_bf16_supported", "OutOfMemoryError"),
+    *(*FIGURES, *RESETS, "reset_max_memory_allocated", "reset_max_memory_cached", "empty_cache"),
+    *("memory_stats", "memory_summary", "mem_get_info", "ipc_collect"),
+    *(*SEEDS, "get_rng_state", "get_rng_state_all", "initial_seed"),
     *("BFloat16Tensor", "ByteTensor", "DoubleTensor", "FloatTensor", "HalfTensor", "IntTensor", "LongTensor"),
 }
 _DEVICE_INDEX = {
-    *("current_stream", "default_stream", "device", "get_rng_state", "set_device", "synchronize"),
-    *("memory_allocated", "max_memory_allocated", "reset_max_memory_allocated", "memory_reserved"),
-    *("max_memory_reserved", "memory_cached", "max_memory_cached", "reset_max_memory_cached"),
-    *("memory_stats", "reset_peak_memory_stats", "reset_accumulated_memory_stats"),
+    *("device", "get_rng_state", "set_device", "synchronize", *CURRENT_STREAMS, "memory_stats"),
+    *(*FIGURES, *RESETS, "reset_max_memory_allocated", "reset_max_memory_cached"),
 }
 _KEYWORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(_DEVICE_INDEX, ("device_index",)),
@@ -104,11 +87,9 @@ _KEYWORDS: dict[str, tuple[str, ...]] = {
 }
 NO_CAPABILITY = "only CUDA has a compute capability; elsewhere it is (0, 0), less than any of CUDA's"
 _WITHOUT_CUDA = {
-    **dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all"), "None"),
-    **dict.fromkeys(("set_rng_state", "set_rng_state_all"), "None"),
+    **dict.fromkeys(SEEDS, "None"),
+    **dict.fromkeys(FIGURES, "0"),
     "get_rng_state_all": "[]",
-    **dict.fromkeys(("memory_allocated", "max_memory_allocated", "memory_reserved"), "0"),
-    **dict.fromkeys(("max_memory_reserved", "memory_cached", "max_memory_cached"), "0"),
     "memory_stats": "{}",
 }
 """What torch.cuda does without CUDA, where acclimate's functions use the CPU's generator and memory."""
@@ -140,27 +121,10 @@ class AcclimateTarget(Target):
         super().__init__(torch)
         self.accelerator = f"{accelerator}()"
         self.of_deepspeed = of_deepspeed
-
-    @property
-    def device_type(self) -> str:
-        return f"{self.accelerator}.device_name()"
-
-    @property
-    def current_device_name(self) -> str:
-        return f"{self.accelerator}.current_device_name()"
-
-    @property
-    def backend(self) -> str:
-        return f"{self.accelerator}.communication_backend_name()"
-
-    @property
-    def not_host(self) -> str:
-        return f"not {self.accelerator}.is_synchronized_device()"
-
-    @property
-    def amp(self) -> str:
-        """The expression for ``torch.cuda.amp``."""
-        return f"{self.accelerator}.amp()" if self.of_deepspeed else f"{self.accelerator}.amp"
+        self.device_type = f"{self.accelerator}.device_name()"
+        self.current_device_name = f"{self.accelerator}.current_device_name()"
+        self.backend = f"{self.accelerator}.communication_backend_name()"
+        self.not_host = f"not {self.accelerator}.is_synchronized_device()"
 
     def device_at(self, *index: Part) -> tuple[Part, ...]:
         return (f"{self.accelerator}.device_name(", *index, ")")
@@ -200,18 +164,10 @@ _RENAMED = {
 }
 # torch.accelerator has functions of these names that return something else.
 _OTHER_MEANING = {"get_device_capability", "memory_stats", "device_index", "current_stream", "set_stream"}
-_RETURN_NUMBERS = {
-    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
-    *("current_device",),
-}
-_RETURN_NOTHING = {
-    *("synchronize", "set_device", "empty_cache", "reset_peak_memory_stats"),
-    *("reset_accumulated_memory_stats", "manual_seed", "manual_seed_all", "set_rng_state"),
-    *("set_rng_state_all", "init", "seed", "seed_all"),
-}
+_RETURN_NOTHING = RESETS | SEEDS | {"synchronize", "set_device", "empty_cache", "init"}
 # Replacements on a CPU-only machine, where torch.accelerator raises and torch.cpu lacks the name.
 _ON_HOST = {
-    **dict.fromkeys(_RETURN_NUMBERS, "0"),
+    **dict.fromkeys(FIGURES | {"current_device"}, "0"),
     **dict.fromkeys(_RETURN_NOTHING, "None"),
     "get_device_name": "'cpu'",
     "get_device_capability": "(0, 0)",
@@ -226,10 +182,7 @@ _ON_HOST = {
 }
 _WITHOUT_ALLOCATOR = "(" + ", ".join(f'"{kind}"' for kind in ("cpu", *WITHOUT_STREAMS)) + ")"
 # These raise on MPS in torch 2.10 to 2.12, which has no such allocator there.
-_OF_ALLOCATOR = {
-    *("empty_cache", "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
-    *("reset_peak_memory_stats", "reset_accumulated_memory_stats", "mem_get_info"),
-}
+_OF_ALLOCATOR = FIGURES | RESETS | {"empty_cache", "mem_get_info"}
 _EMPTY_ON_HOST = {"Event", "Stream"}
 # Names that torch.cuda and torch.xpu have and torch.mps lacks.
 _NOT_ON_APPLE = {
@@ -253,33 +206,15 @@ class TorchTarget(Target):
 
     def __init__(self, torch: str, helper: str) -> None:
         super().__init__(torch)
-        self.helper = f"{helper}()"
-
-    @property
-    def device_type(self) -> str:
-        return self.helper
-
-    @property
-    def current_device_name(self) -> str:
-        return self.helper
-
-    @property
-    def backend(self) -> str:
-        return f"{self.torch}.distributed.get_default_backend_for_device({self.helper})"
-
-    @property
-    def not_host(self) -> str:
-        return f"{self.torch}.accelerator.is_available()"
+        self.helper = self.device_type = self.current_device_name = f"{helper}()"
+        self.backend = f"{torch}.distributed.get_default_backend_for_device({self.helper})"
+        self.not_host = f"{torch}.accelerator.is_available()"
+        self.module = f"{torch}.get_device_module({self.helper})"
 
     def device_at(self, *index: Part) -> tuple[Part, ...]:
         if len(index) == 1 and isinstance(index[0], str) and index[0].isdigit():
             return (f'f"{{{self.helper}}}:{index[0]}"',)
         return (f'f"{{{self.helper}}}:{{', *index, '}"')
-
-    @property
-    def module(self) -> str:
-        """The expression for the device's module."""
-        return f"{self.torch}.get_device_module({self.helper})"
 
     def runtime(self, name: str) -> Spelling | Missing:
         on_host = _ON_HOST.get(name)

@@ -64,16 +64,8 @@ def as_json(results: Sequence[FileResult]) -> str:
 
 
 def _site(site: Site) -> dict[str, Any]:
-    return {
-        "code": site.code,
-        "rule": site.rule,
-        "line": site.line,
-        "column": site.column,
-        "text": site.text,
-        "status": site.status.value,
-        "safe": site.safe,
-        "reason": site.reason or None,
-    }
+    same = {name: getattr(site, name) for name in ("code", "rule", "line", "column", "text")}
+    return {**same, "status": site.status.value, "safe": site.safe, "reason": site.reason or None}
 
 
 def as_sarif(results: Sequence[FileResult]) -> str:

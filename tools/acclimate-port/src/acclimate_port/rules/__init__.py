@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from acclimate_port.rules.acc101_runtime_call import RuntimeCall
 from acclimate_port.rules.acc102_current_device import CurrentDevice
 from acclimate_port.rules.acc103_runtime_reference import RuntimeReference
@@ -34,7 +36,7 @@ from acclimate_port.rules.acc601_op_builder import OpBuilders
 from acclimate_port.rules.acc602_native_extension import NativeExtension
 from acclimate_port.rules.base import Example, Finding, Outcome, Rule
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[Rule[Any], ...] = (
     CudaImport(),
     CurrentDevice(),
     DefaultGenerators(),
@@ -68,6 +70,6 @@ RULES: tuple[Rule, ...] = (
 )
 """The first rule with a finding for a node wins."""
 
-BY_NAME: dict[str, Rule] = {key: rule for rule in RULES for key in (rule.code, rule.name)}
+BY_NAME: dict[str, Rule[Any]] = {key: rule for rule in RULES for key in (rule.code, rule.name)}
 
 __all__ = ["BY_NAME", "RULES", "Example", "Finding", "Outcome", "Rule"]

@@ -15,47 +15,25 @@ from acclimate_port.conditions.cuda_only import (
     reports_cuda,
 )
 from acclimate_port.conditions.device_counts import ends_without, must_not_be_zero
-from acclimate_port.conditions.host_answers import (
-    asks_for_none,
-    asks_for_several,
-    other_kinds,
-)
-from acclimate_port.conditions.host_memory import FIGURES, MAY_BE_HOSTS, may_be_of_host
-from acclimate_port.conditions.mps_streams import needs_streams
+from acclimate_port.conditions.host_answers import asks_for_none, asks_for_several, needs_streams, other_kinds
+from acclimate_port.conditions.host_memory import MAY_BE_HOSTS, may_be_of_host
 from acclimate_port.conditions.proofs import names_cuda
 from acclimate_port.conditions.statements import whole_condition
 from acclimate_port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate_port.new_code.edits import Edit, Part, insert, replace
 from acclimate_port.new_code.targets import AcclimateTarget, Missing, Spelling, TorchTarget
-from acclimate_port.rules.base import (
-    Example,
-    Finding,
-    Rule,
-    cuda_name,
-    is_assigned,
-    margin_of,
-)
+from acclimate_port.rules.base import Example, Finding, Rule, cuda_name, is_assigned, margin_of
 from acclimate_port.rules.comparison_edits import host_guard, host_test
+from acclimate_port.source.torch_cuda import CURRENT_STREAMS, FIGURES
 from acclimate_port.source.tree import Span, called_name, has_unpacking, string_value, walk
 from acclimate_port.source.vendors import WITHOUT_STREAMS
 from acclimate_port.source_file import SourceFile
 
 OWN_RULE = ("amp", "nvtx", "CUDAGraph", "graph", "default_generators", "current_device")
-
-
 _HANDLES = ("cuda_stream", "cuda_event", "_as_parameter_")
-
-
 _STATES = ("get_rng_state", "set_rng_state", "manual_seed")
-
-
-_ZERO_DIVIDES = "torch lacks this figure for MPS, and 0 in its place is a divisor"
 _TENSOR_SUFFIX = "Tensor"
-
-
 _ON_EVERY_DEVICE = ("name", "total_memory")
-
-
 _PROPERTIES_OF_HOST = {"name": "'cpu'", "gcnArchName": "''", "multi_processor_count": "1"}
 """The values of CUDA device properties to use on other devices; ``0`` for all others."""
 
@@ -85,22 +63,15 @@ def guarded(file: SourceFile, call: cst.Call, spelling: Spelling, *parts: Part) 
 
 def _device_that_is_set(file: SourceFile, call: cst.Call) -> cst.BaseExpression | None:
     """The index in ``torch.cuda.set_device(torch.cuda.device(i))``, if it can replace the device."""
-    argument = file.tree.parent(call)
-    around = file.tree.parent(argument) if isinstance(argument, cst.Arg) else None
-    if not isinstance(around, cst.Call) or cuda_name(file, around.func) != "set_device":
+    given = file.tree.given_to(call)
+    if given is None or cuda_name(file, given.call.func) != "set_device":
         return None
     return call.args[0].value if len(call.args) == 1 and call.args[0].keyword is None else None
 
 
 _OF_STREAMS = {
-    "wait_stream",
-    "wait_event",
-    "record_stream",
-    "record_event",
-    "record",
-    "wait",
-    "synchronize",
-    "query",
+    *("wait_stream", "wait_event", "record_stream", "record_event", "record", "wait", "synchronize"),
+    *("query",),
 }
 
 
@@ -108,10 +79,6 @@ def _only_waits(file: SourceFile, statement: cst.CSTNode) -> bool:
     """Whether a statement does nothing but order streams, so that a host can skip it: ``s.wait_stream(…)``."""
     call = statement.value if isinstance(statement, cst.Expr) else None
     return isinstance(call, cst.Call) and called_name(call) in _OF_STREAMS
-
-
-def _asks_stream(file: SourceFile, call: cst.Call) -> bool:
-    return cuda_name(file, call.func) in ("current_stream", "default_stream")
 
 
 def _with_default(file: SourceFile, call: cst.Call, spelling: Spelling, rest: Span) -> tuple[Part, ...]:
@@ -127,9 +94,8 @@ def _with_default(file: SourceFile, call: cst.Call, spelling: Spelling, rest: Sp
 
 def _property_edits(file: SourceFile, call: cst.Call) -> list[Edit]:
     """Edits of the reads of CUDA-only properties through a name that holds device properties: ``held.major``."""
-    assigned = file.tree.parent(call)
-    target = assigned.targets[0].target if isinstance(assigned, cst.Assign) else None
-    if not isinstance(target, (cst.Name, cst.Attribute)):
+    target = file.tree.holder_of(call)
+    if target is None:
         return []
     bound = (
         [assignment.node for assignment in file.tree.assignments(target)]
@@ -163,7 +129,7 @@ def _property_read(file: SourceFile, call: cst.Call, name: str) -> tuple[cst.CST
     return None
 
 
-class RuntimeCall(Rule):
+class RuntimeCall(Rule[cst.Call]):
     """Calls of ``torch.cuda``."""
 
     code = "ACC101"
@@ -230,9 +196,7 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
     )
     nodes = (cst.Call,)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if not isinstance(node, cst.Call):
-            return None
+    def check(self, file: SourceFile, node: cst.Call) -> Finding | None:
         name = cuda_name(file, node.func)
         if not name or has_specific_rule(name):
             return None
@@ -246,23 +210,24 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         if name == "device" and (chosen := _device_that_is_set(file, node)) is not None:
             return self.becomes(file, node, file.span(chosen), claims=claims)
         finding = self._call(file, node, name, claims)
-        if finding.edits and finding.safe and may_be_of_host(file, node, name):
-            finding.safe, finding.reason = False, MAY_BE_HOSTS
-        has_zero = bool(finding.edits) and finding.safe and isinstance(file.target, TorchTarget)
-        if has_zero and any(must_not_be_zero(file, figure) for figure in _figures(file, node, name)):
-            finding.safe, finding.reason = False, _ZERO_DIVIDES
-        if name.startswith("set_rng_state") and finding.edits and finding.safe and _is_loaded(file, node):
-            finding.safe, finding.reason = (
-                False,
-                "a state that was saved on CUDA fits no other device's generator",
-            )
-        own = _own_property(file, node) if name == "get_device_properties" else ""
-        if own and finding.edits and finding.safe:
-            finding.safe, finding.reason = False, f"only CUDA's devices have the property `{own}`"
-        if name == "is_available" and finding.edits and finding.safe and decides_location(file, node):
-            reason = "a checkpoint saved on CUDA is loaded to CUDA unless `map_location` names the device"
+        if finding.edits and finding.safe and (reason := self._reason_to_doubt(file, node, name)):
             finding.safe, finding.reason = False, reason
         return finding
+
+    @staticmethod
+    def _reason_to_doubt(file: SourceFile, node: cst.Call, name: str) -> str:
+        if may_be_of_host(file, node, name):
+            return MAY_BE_HOSTS
+        figures = _figures(file, node, name) if isinstance(file.target, TorchTarget) else ()
+        if any(must_not_be_zero(file, figure) for figure in figures):
+            return "torch lacks this figure for MPS, and 0 in its place is a divisor"
+        if name.startswith("set_rng_state") and _is_loaded(file, node):
+            return "a state that was saved on CUDA fits no other device's generator"
+        if name == "get_device_properties" and (own := _own_property(file, node)):
+            return f"only CUDA's devices have the property `{own}`"
+        if name == "is_available" and decides_location(file, node):
+            return "a checkpoint saved on CUDA is loaded to CUDA unless `map_location` names the device"
+        return ""
 
     def _call(self, file: SourceFile, node: cst.Call, name: str, claims: tuple[cst.CSTNode, ...]) -> Finding:
         stays = reason_to_keep(file, node) if name == "is_available" else ""
@@ -290,9 +255,9 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         spelling = file.target.runtime(name)
         if isinstance(spelling, Missing):
             return self.left(file, node, spelling.reason, claims)
-        if name in ("current_stream", "default_stream", "Stream", "Event") and _gives_handle(file, node):
+        if name in (*CURRENT_STREAMS, "Stream", "Event") and _gives_handle(file, node):
             return self.left(file, node, "only CUDA kernels take a CUDA stream's handle", claims)
-        if name in ("current_stream", "default_stream") and isinstance(file.target, TorchTarget):
+        if name in CURRENT_STREAMS and isinstance(file.target, TorchTarget):
             return self._stream(file, node, spelling)
         edits = self._keywords(file, node, spelling)
         if edits is None:
@@ -337,7 +302,7 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         asks = [
             descendant
             for descendant in walk(statement)
-            if isinstance(descendant, cst.Call) and _asks_stream(file, descendant)
+            if isinstance(descendant, cst.Call) and cuda_name(file, descendant.func) in CURRENT_STREAMS
         ]
         if file.is_guarded(node) or margin is None or not _only_waits(file, statement):
             unsafe = (
@@ -465,9 +430,8 @@ def _figures(file: SourceFile, call: cst.Call, name: str) -> list[cst.CSTNode]:
 
 def _holders(file: SourceFile, call: cst.Call) -> list[cst.CSTNode]:
     """A call, and the reads of the name or attribute that holds its result."""
-    assigned = file.tree.parent(call)
-    target = assigned.targets[0].target if isinstance(assigned, cst.Assign) else None
-    return [call, *(file.tree.reads(target) if isinstance(target, (cst.Name, cst.Attribute)) else ())]
+    target = file.tree.holder_of(call)
+    return [call, *(file.tree.reads(target) if target is not None else ())]
 
 
 def _own_property(file: SourceFile, call: cst.Call) -> str:

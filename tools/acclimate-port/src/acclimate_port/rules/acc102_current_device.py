@@ -7,17 +7,12 @@ import libcst as cst
 from acclimate_port.dataflow.sinks import Sink, sink_of
 from acclimate_port.new_code.targets import Missing
 from acclimate_port.rules.acc101_runtime_call import guarded
-from acclimate_port.rules.base import (
-    Example,
-    Finding,
-    Rule,
-    cuda_name,
-)
+from acclimate_port.rules.base import Example, Finding, Rule, cuda_name
 from acclimate_port.source.tree import Span
 from acclimate_port.source_file import SourceFile
 
 
-class CurrentDevice(Rule):
+class CurrentDevice(Rule[cst.Call]):
     """``torch.cuda.current_device()``, used as a device or as a number."""
 
     code = "ACC102"
@@ -56,8 +51,8 @@ call becomes `current_device_name()`, otherwise `current_device()`. A value whos
     )
     nodes = (cst.Call,)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if not isinstance(node, cst.Call) or cuda_name(file, node.func) != "current_device":
+    def check(self, file: SourceFile, node: cst.Call) -> Finding | None:
+        if cuda_name(file, node.func) != "current_device":
             return None
         if sink_of(file, node) is Sink.DEVICE:
             # torch's own device has no index: kept, it is another one once `set_device` has been called.

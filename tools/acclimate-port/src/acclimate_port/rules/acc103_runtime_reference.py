@@ -6,21 +6,14 @@ import libcst as cst
 
 from acclimate_port.new_code.targets import AcclimateTarget, Missing
 from acclimate_port.rules.acc101_runtime_call import _TENSOR_SUFFIX, has_specific_rule
-from acclimate_port.rules.base import (
-    WITH_HELPER,
-    Example,
-    Finding,
-    Rule,
-    cuda_name,
-    is_assigned,
-    is_read,
-)
+from acclimate_port.rules.base import WITH_HELPER, Example, Finding, Rule, cuda_name, is_assigned, is_read
 from acclimate_port.rules.comparison_edits import host_guard
-from acclimate_port.source.tree import called_name
 from acclimate_port.source_file import SourceFile
 
+_ASK_FOR_NAMES = ("getattr", "hasattr", "setattr", "object", "delattr")
 
-class RuntimeReference(Rule):
+
+class RuntimeReference(Rule[cst.Attribute | cst.Name]):
     """Names of ``torch.cuda`` that are not called."""
 
     code = "ACC103"
@@ -62,7 +55,7 @@ another accelerator has the name. A name that the program assigns to is left too
         "device": "device", "amp.grad_scaler.GradScaler": "amp.GradScaler",
     }  # fmt: skip
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+    def check(self, file: SourceFile, node: cst.Attribute | cst.Name) -> Finding | None:
         name = cuda_name(file, node)
         if name is None or not is_read(file, node):
             return None
@@ -95,11 +88,10 @@ another accelerator has the name. A name that the program assigns to is left too
     @staticmethod
     def _asked_for_names(file: SourceFile, parent: cst.CSTNode | None) -> str | None:
         """Why what ``hasattr`` or ``getattr`` gets stays: ``hasattr(torch.cuda.Event, "from_ipc_handle")``."""
-        call = file.tree.parent(parent) if isinstance(parent, cst.Arg) else None
-        name = called_name(call) if isinstance(call, cst.Call) and call.args[0] is parent else None
-        if name not in ("getattr", "hasattr", "setattr", "object", "delattr"):
+        given = file.tree.given_to(parent) if isinstance(parent, cst.Arg) else None
+        if given is None or given.call.args[0] is not parent or given.name not in _ASK_FOR_NAMES:
             return None
-        return f"`{name}` on {{}}: the second argument decides whether other devices have the name"
+        return f"`{given.name}` on {{}}: the second argument decides whether other devices have the name"
 
     def _annotation(self, file: SourceFile, node: cst.CSTNode, name: str) -> Finding | None:
         if name in self._SHARED:

@@ -10,13 +10,13 @@ from acclimate_port.new_code.edits import insert, replace
 from acclimate_port.new_code.targets import AcclimateTarget
 from acclimate_port.rules.base import Example, Finding, Rule, cuda_name
 from acclimate_port.rules.comparison_edits import host_guard
-from acclimate_port.source.tree import has_unpacking, keyword, positional
+from acclimate_port.source.tree import argument_of, has_unpacking, keyword
 from acclimate_port.source_file import SourceFile
 
 _HARDWARE = re.compile(r"\bcuda\b")
 
 
-class DefaultGenerators(Rule):
+class DefaultGenerators(Rule[cst.Subscript | cst.Attribute | cst.Call]):
     """``torch.cuda.default_generators[i]``."""
 
     code = "ACC104"
@@ -47,7 +47,7 @@ CUDA devices unless it gets a `device_type`; on a CPU-only machine its list of d
     )
     nodes = (cst.Subscript, cst.Attribute, cst.Call)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+    def check(self, file: SourceFile, node: cst.Subscript | cst.Attribute | cst.Call) -> Finding | None:
         if isinstance(node, cst.Call):
             return self._fork(file, node)
         if isinstance(node, cst.Attribute):
@@ -75,7 +75,7 @@ CUDA devices unless it gets a `device_type`; on a CPU-only machine its list of d
         """``torch.random.fork_rng(devices=[torch.cuda.current_device()])``."""
         if file.tree.qualified(call.func) != "torch.random.fork_rng" or keyword(call, "device_type"):
             return None
-        given = keyword(call, "devices") or next(iter(positional(call)), None)
+        given = argument_of(call, "devices", 0)
         if given is None or has_unpacking(call) or not _HARDWARE.search(file.tree.source(given.value)):
             return None
         end = file.span(call.args[-1].value).end

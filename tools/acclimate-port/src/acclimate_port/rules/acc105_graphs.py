@@ -11,7 +11,7 @@ from acclimate_port.source.tree import has_unpacking, positional
 from acclimate_port.source_file import SourceFile
 
 
-class Graphs(Rule):
+class Graphs(Rule[cst.Call]):
     """CUDA graphs."""
 
     code = "ACC105"
@@ -30,9 +30,7 @@ again. `--to torch` leaves the code: not every torch release from 2.10 on has gr
     )
     nodes = (cst.Call,)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if not isinstance(node, cst.Call):
-            return None
+    def check(self, file: SourceFile, node: cst.Call) -> Finding | None:
         name = cuda_name(file, node.func)
         if name not in ("CUDAGraph", "graph"):
             return None

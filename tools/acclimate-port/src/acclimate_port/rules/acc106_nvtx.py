@@ -9,7 +9,7 @@ from acclimate_port.rules.base import Example, Finding, Rule, cuda_name, is_read
 from acclimate_port.source_file import SourceFile
 
 
-class Ranges(Rule):
+class Ranges(Rule[cst.Attribute | cst.Name]):
     """NVTX."""
 
     code = "ACC106"
@@ -28,7 +28,7 @@ device, so `--to torch` leaves the code."""
     )
     nodes = (cst.Attribute, cst.Name)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+    def check(self, file: SourceFile, node: cst.Attribute | cst.Name) -> Finding | None:
         name = cuda_name(file, node)
         if name is None or not name.startswith("nvtx") or not is_read(file, node):
             return None

@@ -10,7 +10,7 @@ from acclimate_port.source.tree import Span, dotted
 from acclimate_port.source_file import SourceFile
 
 
-class CudaImport(Rule):
+class CudaImport(Rule[cst.ImportFrom | cst.Import]):
     """``from torch.cuda.amp import autocast``."""
 
     code = "ACC107"
@@ -39,7 +39,7 @@ The import of a name from `torch.cuda` is removed if all its uses are ported. It
     )
     nodes = (cst.ImportFrom, cst.Import)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+    def check(self, file: SourceFile, node: cst.ImportFrom | cst.Import) -> Finding | None:
         if not isinstance(node, (cst.ImportFrom, cst.Import)) or isinstance(node.names, cst.ImportStar):
             return None
         if isinstance(node, cst.ImportFrom):

@@ -13,7 +13,7 @@ from acclimate_port.source_file import SourceFile
 _ERROR = re.compile(r"\bCUDA\b.*(out of memory|error)|cuda(_| )?oom", re.IGNORECASE)
 
 
-class OtherUse(Rule):
+class OtherUse(Rule[cst.Attribute | cst.Name | cst.SimpleString]):
     """Any other use of ``torch.cuda``."""
 
     code = "ACC199"
@@ -25,7 +25,7 @@ condition on the text of CUDA's error (`"CUDA out of memory" in str(e)`), with t
     examples = (Example("import torch\n\nshape = torch.cuda.CUDAGraph\n", None, None),)
     nodes = (cst.Attribute, cst.Name, cst.SimpleString)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+    def check(self, file: SourceFile, node: cst.Attribute | cst.Name | cst.SimpleString) -> Finding | None:
         if isinstance(node, cst.SimpleString):
             return self._text_of_error(file, node)
         if not is_read(file, node):
@@ -52,8 +52,7 @@ condition on the text of CUDA's error (`"CUDA out of memory" in str(e)`), with t
         """A condition on the text of an error: ``"CUDA out of memory" in str(e)``."""
         if not _ERROR.search(string_value(node) or ""):
             return None
-        below: cst.CSTNode = node
-        for around in file.tree.ancestors(node):
+        for below, around in file.tree.upwards(node):
             if isinstance(around, (cst.If, cst.IfExp, cst.While, cst.Assert)):
                 if below is not around.test:
                     return None
@@ -62,5 +61,4 @@ condition on the text of CUDA's error (`"CUDA out of memory" in str(e)`), with t
                 return self.left(file, below, reason, tuple(texts))
             if isinstance(around, (cst.BaseSmallStatement, cst.BaseCompoundStatement)):
                 return None
-            below = around
         return None

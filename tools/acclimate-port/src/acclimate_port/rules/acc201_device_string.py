@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import libcst as cst
 
@@ -12,22 +13,14 @@ from acclimate_port.dataflow.sinks import takes_device
 from acclimate_port.dataflow.uses import uses_of
 from acclimate_port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate_port.new_code.edits import Part
-from acclimate_port.rules.base import (
-    DEVICE,
-    IMPORTS,
-    WITH_HELPER,
-    Example,
-    Finding,
-    Rule,
-    index_of,
-)
+from acclimate_port.rules.base import DEVICE, IMPORTS, WITH_HELPER, Example, Finding, Rule, index_of
 from acclimate_port.rules.comparison_edits import OTHERS, adapt_to_comparison
 from acclimate_port.source.tree import called_name, string_value
 from acclimate_port.source_file import SourceFile
 
 
 def report_device(
-    rule: Rule, file: SourceFile, node: cst.CSTNode, place: LiteralUse, *parts: Part
+    rule: Rule[Any], file: SourceFile, node: cst.CSTNode, place: LiteralUse, *parts: Part
 ) -> Finding | None:
     """The finding for a device's name, by the use that the file makes of it."""
     if place.role is Role.DATA:
@@ -48,20 +41,18 @@ def _turns_on_host(file: SourceFile, node: cst.CSTNode) -> str:
     """Why a device is unsafe that autocasts get through a name, and nothing else that fails without CUDA."""
     found = ""
     for use in uses_of(file, node):
-        argument = file.tree.parent(use)
-        call = file.tree.parent(argument) if isinstance(argument, cst.Arg) else None
-        if not isinstance(argument, cst.Arg) or not isinstance(call, cst.Call) or use is node:
+        given = file.tree.given_to(use)
+        if given is None or use is node:
             continue
-        called = file.tree.qualified(call.func) or ""
-        if _SWITCHES.match(called):
-            if not file.is_guarded(call):
-                found = f"on a host `{called}`, which gets it, is on then, and is off with CUDA's name"
-        elif called != "torch.device" and (called.startswith("torch.") or takes_device(file, call, argument)):
+        if _SWITCHES.match(given.full):
+            if not file.is_guarded(given.call):
+                found = f"on a host `{given.full}`, which gets it, is on then, and is off with CUDA's name"
+        elif given.full != "torch.device" and (given.full.startswith("torch.") or takes_device(given)):
             return ""
     return found
 
 
-class DeviceString(Rule):
+class DeviceString(Rule[cst.SimpleString | cst.FormattedString]):
     """``"cuda"`` and ``"cuda:0"`` as a device."""
 
     code = "ACC201"
@@ -111,7 +102,7 @@ This edit is unsafe.
     )
     nodes = (cst.SimpleString, cst.FormattedString)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+    def check(self, file: SourceFile, node: cst.SimpleString | cst.FormattedString) -> Finding | None:
         text = string_value(node)
         if text is None:
             return None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import libcst as cst
 
+from acclimate_port.dataflow.map_location import is_map_location
 from acclimate_port.dataflow.receivers import foreign_receiver
 from acclimate_port.rules.base import IMPORTS, WITH_HELPER, Example, Finding, Rule, index_of
-from acclimate_port.source.tree import position, string_value
+from acclimate_port.source.tree import string_value
 from acclimate_port.source_file import SourceFile
 
 
-class AvailableChoice(Rule):
+class AvailableChoice(Rule[cst.IfExp]):
     """``"cuda" if torch.cuda.is_available() else "cpu"``."""
 
     code = "ACC202"
@@ -38,10 +39,10 @@ only there."""
     )
     nodes = (cst.IfExp,)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+    def check(self, file: SourceFile, node: cst.IfExp) -> Finding | None:
         if isinstance(node, cst.IfExp) and is_map_location(file, node):
             return self._location(file, node)
-        if not isinstance(node, cst.IfExp) or not isinstance(node.test, cst.Call):
+        if not isinstance(node.test, cst.Call):
             return None
         if (
             file.tree.qualified(node.test.func) != "torch.cuda.is_available"
@@ -81,14 +82,3 @@ only there."""
         unsafe = ""
         claims = (test, test.func, named)
         return self.becomes(file, node, open_, text, close, unsafe=unsafe, claims=claims)
-
-
-def is_map_location(file: SourceFile, choice: cst.CSTNode) -> bool:
-    """Whether a choice is a ``map_location``."""
-    argument = file.tree.parent(choice)
-    call = file.tree.parent(argument) if isinstance(argument, cst.Arg) else None
-    if not isinstance(argument, cst.Arg) or not isinstance(call, cst.Call):
-        return False
-    if argument.keyword is not None:
-        return argument.keyword.value == "map_location"
-    return file.tree.qualified(call.func) == "torch.load" and position(call, argument) == 1

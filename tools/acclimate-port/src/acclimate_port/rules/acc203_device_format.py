@@ -14,7 +14,7 @@ from acclimate_port.source.tree import Span, called_name, string_value
 from acclimate_port.source_file import SourceFile
 
 
-class DeviceFormat(Rule):
+class DeviceFormat(Rule[cst.FormattedString | cst.BinaryOperation | cst.Call]):
     """``f"cuda:{i}"``, and the same with ``%``, ``format`` and ``+``."""
 
     code = "ACC203"
@@ -41,7 +41,9 @@ that reaches a `map_location`, directly or through a name, is `"cpu"` on a CPU-o
     )
     nodes = (cst.FormattedString, cst.BinaryOperation, cst.Call)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+    def check(
+        self, file: SourceFile, node: cst.FormattedString | cst.BinaryOperation | cst.Call
+    ) -> Finding | None:
         found = self._parts(file, node)
         if found is None:
             return None
@@ -78,53 +80,44 @@ that reaches a `map_location`, directly or through a name, is `"cpu"` on a CPU-o
             return (text,), tree.span(shown.expression), (
                 Span(whole.start, place.start), "{" + helper + "}", rest,
             )  # fmt: skip
-        open_, close = self._parentheses(file, node)
-        number: cst.BaseExpression
-        if isinstance(node, cst.BinaryOperation):
-            left = string_value(node.left)
-            if isinstance(node.operator, cst.Modulo) and left in ("cuda:%d", "cuda:%s", "cuda:%i"):
-                number = node.right
-                if isinstance(number, cst.Tuple):
-                    if len(number.elements) != 1 or not isinstance(number.elements[0], cst.Element):
-                        return None
-                    number = number.elements[0].value
-            elif isinstance(node.operator, cst.Add) and left == "cuda:":
-                number = node.right
-                if isinstance(number, cst.Call) and called_name(number) == "str" and len(number.args) == 1:
-                    number = number.args[0].value
-            else:
-                return None
-            return (node.left,), tree.span(number), self._concatenated(file, node.left, whole, open_, close)
-        if (
-            isinstance(node, cst.Call)
-            and isinstance(node.func, cst.Attribute)
-            and called_name(node) == "format"
-        ):
-            if string_value(node.func.value) not in ("cuda:{}", "cuda:{0}", "cuda:{:d}"):
-                return None
-            if len(node.args) != 1 or node.args[0].keyword is not None or node.args[0].star:
-                return None
-            literal = node.func.value
-            number = node.args[0].value
-            return (literal,), tree.span(number), self._concatenated(file, literal, whole, open_, close)
-        return None
+        formatted = _formatted(node)
+        if formatted is None:
+            return None
+        literal, number = formatted
+        return (literal,), tree.span(number), self._concatenated(file, node, literal)
 
     @staticmethod
-    def _parentheses(file: SourceFile, node: cst.CSTNode) -> tuple[str, str]:
-        parent = file.tree.parent(node)
-        bare = not isinstance(
-            parent, (cst.Arg, cst.AssignTarget, cst.Assign, cst.AnnAssign, cst.Return, cst.Element)
-        )
-        return ("(", ")") if bare else ("", "")
-
-    @staticmethod
-    def _concatenated(
-        file: SourceFile, literal: cst.CSTNode, whole: Span, open_: str, close: str
-    ) -> tuple[Part, ...]:
-        place = file.span(literal)
+    def _concatenated(file: SourceFile, node: cst.CSTNode, literal: cst.CSTNode) -> tuple[Part, ...]:
+        bare = (cst.Arg, cst.AssignTarget, cst.Assign, cst.AnnAssign, cst.Return, cst.Element)
+        open_, close = ("", "") if isinstance(file.tree.parent(node), bare) else ("(", ")")
+        place, whole = file.span(literal), file.span(node)
         prefix, quote = "", '"'
         if isinstance(literal, (cst.SimpleString, cst.FormattedString)):
             prefix, quote = literal.prefix, literal.quote
         start = place.start + len(prefix) + len(quote) + len("cuda")
         text = f"{open_}{file.target.device_type} + {prefix}{quote}"
         return (Span(whole.start, place.start), text, Span(start, whole.end), close)
+
+
+def _formatted(node: cst.CSTNode) -> tuple[cst.CSTNode, cst.CSTNode] | None:
+    """The text and the index of ``"cuda:%d" % i``, ``"cuda:" + str(i)`` and ``"cuda:{}".format(i)``."""
+    if isinstance(node, cst.BinaryOperation):
+        left, number = string_value(node.left), node.right
+        if isinstance(node.operator, cst.Add) and left == "cuda:":
+            is_text = isinstance(number, cst.Call) and called_name(number) == "str" and len(number.args) == 1
+            return node.left, number.args[0].value if is_text and isinstance(number, cst.Call) else number
+        if not isinstance(node.operator, cst.Modulo) or left not in ("cuda:%d", "cuda:%s", "cuda:%i"):
+            return None
+        if isinstance(number, cst.Tuple):
+            only = number.elements[0] if len(number.elements) == 1 else None
+            return (node.left, only.value) if isinstance(only, cst.Element) else None
+        return node.left, number
+    if (
+        not isinstance(node, cst.Call)
+        or not isinstance(node.func, cst.Attribute)
+        or called_name(node) != "format"
+    ):
+        return None
+    is_device = string_value(node.func.value) in ("cuda:{}", "cuda:{0}", "cuda:{:d}")
+    is_plain = len(node.args) == 1 and node.args[0].keyword is None and not node.args[0].star
+    return (node.func.value, node.args[0].value) if is_device and is_plain else None

@@ -9,8 +9,7 @@ import libcst as cst
 from acclimate_port.conditions.branches import branches
 from acclimate_port.conditions.cuda_only import chooses_for_library, reason_to_keep
 from acclimate_port.conditions.device_counts import ends_without
-from acclimate_port.conditions.host_answers import ends_program_if_false, other_kinds
-from acclimate_port.conditions.mps_streams import needs_streams
+from acclimate_port.conditions.host_answers import ends_program_if_false, kinds_apart, other_kinds
 from acclimate_port.dataflow.literals import TEXT_STAYS, is_compared_device
 from acclimate_port.new_code.edits import insert, replace
 from acclimate_port.rules.base import IMPORTS, WITH_HELPER, Example, Finding, Rule, index_of, is_device
@@ -23,11 +22,10 @@ from acclimate_port.rules.comparison_edits import (
     is_tensors_device,
 )
 from acclimate_port.source.tree import Span, called_name, string_value
-from acclimate_port.source.vendors import WITHOUT_STREAMS
 from acclimate_port.source_file import SourceFile
 
 
-class DeviceComparison(Rule):
+class DeviceComparison(Rule[cst.Comparison | cst.Call | cst.MatchCase]):
     """``device.type == "cuda"``."""
 
     code = "ACC204"
@@ -85,7 +83,7 @@ property that the branch needs, such as `get_accelerator().is_fp16_supported()`.
     )
     nodes = (cst.Comparison, cst.Call, cst.MatchCase)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+    def check(self, file: SourceFile, node: cst.Comparison | cst.Call | cst.MatchCase) -> Finding | None:
         if isinstance(node, cst.Call):
             return self._start(file, node)
         if isinstance(node, cst.MatchCase):
@@ -129,16 +127,12 @@ property that the branch needs, such as `get_accelerator().is_fp16_supported()`.
         refuses = ends_program_if_false(file, node) if negated else ends_without(file, node)
         if refuses and not is_compiled:
             return self.convert(file, node, *edits, unsafe=HOST_CHANGES, claims=(literal,))
-        kinds = self._kinds(file, node)
+        kinds = kinds_apart(file, node)
         is_fallback = negated or file.target.name == "torch"
         if is_compiled or (is_fallback and index is None and is_tensors_device(other)):
             return self._host_instead(file, node, literal, kinds)
         edits += false_on_host(file, node, file.quote(literal), kinds, negated=negated)
         return self.convert(file, node, *edits, unsafe=OTHERS, claims=(literal,))
-
-    @staticmethod
-    def _kinds(file: SourceFile, test: cst.CSTNode) -> tuple[str, ...]:
-        return WITHOUT_STREAMS if needs_streams(file, test) else other_kinds(file, test)
 
     def _host_instead(
         self, file: SourceFile, node: cst.Comparison, literal: cst.CSTNode, kinds: tuple[str, ...]
@@ -173,7 +167,7 @@ property that the branch needs, such as `get_accelerator().is_fp16_supported()`.
         if not isinstance(match.subject, (cst.Name, cst.Attribute)):
             return self.left(file, literal, "a guard would evaluate the subject of `match` a second time")
         quote, subject = file.quote(literal), file.tree.source(match.subject)
-        kinds = self._kinds(file, node)
+        kinds = kinds_apart(file, node)
         test = f"{subject} {host_test(quote, kinds)}"
         if file.target.name == "acclimate" or not is_tensors_device(match.subject):
             kind = file.target.device_type
@@ -230,7 +224,7 @@ property that the branch needs, such as `get_accelerator().is_fp16_supported()`.
             return self.convert(file, call, edit, unsafe=OTHERS, claims=(literal,))
         edits = [replace(file.span(literal), file.target.device_type)]
         if not ends_without(file, call):
-            edits += false_on_host(file, call, file.quote(literal), self._kinds(file, call))
+            edits += false_on_host(file, call, file.quote(literal), kinds_apart(file, call))
         return self.convert(file, call, *edits, unsafe=OTHERS, claims=(literal,))
 
 

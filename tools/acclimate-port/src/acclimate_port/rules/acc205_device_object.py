@@ -13,7 +13,7 @@ from acclimate_port.source.tree import Span, keyword, positional, string_value
 from acclimate_port.source_file import SourceFile
 
 
-class DeviceObject(Rule):
+class DeviceObject(Rule[cst.Call]):
     """``torch.device("cuda", i)``."""
 
     code = "ACC205"
@@ -30,8 +30,8 @@ class DeviceObject(Rule):
     )
     nodes = (cst.Call,)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if not isinstance(node, cst.Call) or file.tree.qualified(node.func) != "torch.device":
+    def check(self, file: SourceFile, node: cst.Call) -> Finding | None:
+        if file.tree.qualified(node.func) != "torch.device":
             return None
         kind = keyword(node, "type")
         arguments = positional(node)

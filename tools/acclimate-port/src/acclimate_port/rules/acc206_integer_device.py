@@ -13,7 +13,7 @@ from acclimate_port.source.values import Kind
 from acclimate_port.source_file import SourceFile
 
 
-class IntegerDevice(Rule):
+class IntegerDevice(Rule[cst.Call]):
     """``x.to(rank)``, where a number means a CUDA device."""
 
     code = "ACC206"
@@ -40,9 +40,7 @@ suggests it."""
     )
     nodes = (cst.Call,)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if not isinstance(node, cst.Call):
-            return None
+    def check(self, file: SourceFile, node: cst.Call) -> Finding | None:
         qualified = file.tree.qualified(node.func) or ""
         device = keyword(node, "device")
         arguments = positional(node)

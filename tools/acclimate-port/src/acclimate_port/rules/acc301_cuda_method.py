@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import libcst as cst
 
 from acclimate_port.conditions.class_tests import is_tested_to_be_torchs
-from acclimate_port.dataflow.optional_index import may_be_none
 from acclimate_port.dataflow.sinks import holds_device_name
-from acclimate_port.new_code.edits import insert, replace
-from acclimate_port.rules.base import (
-    IMPORTS,
-    WITH_HELPER,
-    Example,
-    Finding,
-    Rule,
-    cuda_name,
-)
+from acclimate_port.new_code.edits import Edit, insert, replace
+from acclimate_port.rules.base import IMPORTS, WITH_HELPER, Example, Finding, Rule, cuda_name
 from acclimate_port.source.tree import (
     Span,
+    argument_of,
     called_name,
+    dotted,
     has_unpacking,
     keyword,
     positional,
@@ -56,7 +52,7 @@ def _is_storage(file: SourceFile, node: cst.CSTNode) -> bool:
     return node.value in ("storage", "untyped_storage")
 
 
-class CudaMethod(Rule):
+class CudaMethod(Rule[cst.Call | cst.FunctionDef]):
     """``x.cuda()``."""
 
     code = "ACC301"
@@ -89,7 +85,7 @@ A class that defines a method `cuda` keeps it. Calls of that method stay too, on
     )
     nodes = (cst.Call, cst.FunctionDef)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+    def check(self, file: SourceFile, node: cst.Call | cst.FunctionDef) -> Finding | None:
         if isinstance(node, cst.FunctionDef):
             return self._definition(file, node)
         if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
@@ -130,9 +126,8 @@ A class that defines a method `cuda` keeps it. Calls of that method stay too, on
         made = receiver
         if isinstance(receiver, cst.Name):
             for assignment in reversed(file.tree.assignments(receiver)):
-                holder = file.tree.parent(file.tree.parent(assignment.node) or assignment.node)
-                if isinstance(holder, cst.Assign):
-                    made = holder.value
+                if (value := file.tree.value_of(assignment.node)) is not None:
+                    made = value
                     break
         if isinstance(made, cst.Call):
             name = called_name(made) or ""
@@ -141,49 +136,81 @@ A class that defines a method `cuda` keeps it. Calls of that method stay too, on
         return ""
 
     def _call(self, file: SourceFile, node: cst.Call, function: cst.Attribute, unsafe: str) -> Finding:
+        device = self._device(file, node, function)
+        if device is None:
+            return self.left(file, node, "there is a comment inside the call")
+        edits, reason = device
         method = replace(file.span(function.attr), "to")
-        device = keyword(node, "device")
-        first = positional(node)[0] if positional(node) else device
+        return self.convert(file, node, method, *edits, unsafe=unsafe or reason, claims=(function,))
+
+    @staticmethod
+    def _device(file: SourceFile, node: cst.Call, function: cst.Attribute) -> tuple[list[Edit], str] | None:
+        """Edits that make a device of the arguments, and why they are unsafe; ``None``: it has a comment."""
+        first = argument_of(node, "device", 0)
         if first is None:
-            inside = file.span(node.args[0]).start if node.args else file.span(node).end - 1
-            text = file.target.device_type + (", " if node.args else "")
-            text = f"device={text}" if _is_storage(file, function.value) else text
+            text = f"{'device=' if _is_storage(file, function.value) else ''}{file.target.device_type}"
             if node.args:
-                return self.convert(
-                    file, node, method, insert(inside, text), unsafe=unsafe, claims=(function,)
-                )
-            open_paren = file.span(function).end
-            kept = file.tree.source(Span(open_paren, file.span(node).end))
-            inner = replace(Span(open_paren, file.span(node).end), kept[: kept.index("(") + 1] + text + ")")
-            if "".join(kept.split()) != "()":
-                return self.left(file, node, "there is a comment inside the call")
-            return self.convert(file, node, method, inner, unsafe=unsafe, claims=(function,))
-        value = first.value
-        place = file.span(value)
-        if cuda_name(file, getattr(value, "func", value)) == "current_device" and isinstance(value, cst.Call):
-            return self.convert(file, node, method, unsafe=unsafe, claims=(function,))
-        if isinstance(value, cst.Name) and holds_device_name(file, value):
-            return self.convert(file, node, method, unsafe=unsafe, claims=(function,))
+                return [insert(file.span(node.args[0]).start, f"{text}, ")], ""
+            inside = Span(file.span(function).end, file.span(node).end)
+            kept = file.tree.source(inside)
+            edit = replace(inside, kept[: kept.index("(") + 1] + text + ")")
+            return ([edit], "") if "".join(kept.split()) == "()" else None
+        value, place = first.value, file.span(first.value)
+        is_ported = isinstance(value, cst.Call) and cuda_name(file, value.func) == "current_device"
+        if is_ported or (isinstance(value, cst.Name) and holds_device_name(file, value)):
+            return [], ""
         kind = file.values.of(value)
         if kind.kind is Kind.NONE:
-            edit = replace(place, file.target.device_type)
-            return self.convert(file, node, method, edit, unsafe=unsafe, claims=(function,))
+            return [replace(place, file.target.device_type)], ""
         if kind.kind in (Kind.DEVICE, Kind.STRING):
-            reason = "" if kind.certain else "only its name suggests a device"
-            return self.convert(file, node, method, unsafe=unsafe or reason, claims=(function,))
+            return [], "" if kind.certain else "only its name suggests a device"
         is_called_device = isinstance(value, cst.Name) and DEVICE_NAME.search(value.value) is not None
         if isinstance(value, cst.IfExp) or (is_called_device and kind.kind is not Kind.NUMBER):
-            return self.convert(
-                file, node, method, unsafe=unsafe or "it may not be a device", claims=(function,)
-            )
-        known = kind.kind is Kind.NUMBER and kind.certain
-        reason = "" if known else "nothing shows that its argument is a number"
-        index = value.value if isinstance(value, cst.Integer) else place
-        if file.target.name == "torch" and not known:
+            return [], "it may not be a device"
+        reason = "nothing shows that its argument is a number"
+        if file.target.name == "torch":
             # A name may hold None, which the code for --to torch does not accept.
-            reason = "nothing shows that its argument is a number and not None"
-        parts = file.device_at(index)
-        if file.target.name == "torch" and may_be_none(file, value):
+            reason += " and not None"
+        parts = file.device_at(value.value if isinstance(value, cst.Integer) else place)
+        if file.target.name == "torch" and _may_be_none(file, value):
             parts = (f"{file.target.device_type} if {file.tree.source(value)} is None else ", *parts)
-        edit = replace(place, *parts)
-        return self.convert(file, node, method, edit, unsafe=unsafe or reason, claims=(function,))
+        return [replace(place, *parts)], "" if kind.kind is Kind.NUMBER and kind.certain else reason
+
+
+def _may_be_none(file: SourceFile, value: cst.CSTNode) -> bool:
+    """Whether the file shows that a device index may be ``None``, which torch.cuda takes as the current device.
+
+    The file compares the name with ``None``, or ``None`` is the default of the parameter or option. A test
+    around the use may rule ``None`` out.
+    """
+    text = dotted(value)
+    if not text or text.startswith(".") or _is_ruled_out(file, value, text):
+        return False
+    last = text.rpartition(".")[2]
+    if re.search(rf"\b{re.escape(text)}\s+is\s+(not\s+)?None\b", file.tree.text):
+        return True
+    if isinstance(value, cst.Name):
+        given = [assignment.node for assignment in file.tree.assignments(value)]
+        return any(isinstance(origin, cst.Param) and dotted(origin.default) == "None" for origin in given)
+    return any(map(_is_without_default, file.options.get(last, [])))
+
+
+def _is_ruled_out(file: SourceFile, value: cst.CSTNode, text: str) -> bool:
+    for below, around in file.tree.upwards(value):
+        if isinstance(around, (cst.If, cst.IfExp)) and below is not around.test:
+            test = file.tree.source(around.test)
+            is_body = below is around.body
+            comparison, weakens = (r"is\s+not", " or ") if is_body else ("is", " and ")
+            if weakens not in test and re.search(rf"\b{re.escape(text)}\s+{comparison}\s+None\b", test):
+                return True
+        if isinstance(around, cst.FunctionDef):
+            return False
+    return False
+
+
+def _is_without_default(option: cst.Call) -> bool:
+    """Whether an option is ``add_argument("--gpu", type=int)``, or has the default ``None``."""
+    if keyword(option, "action") is not None or keyword(option, "required") is not None:
+        return False
+    default = keyword(option, "default")
+    return default is None or dotted(default.value) == "None"

@@ -8,25 +8,13 @@ import libcst as cst
 
 from acclimate_port.conditions.cuda_only import chooses_for_library
 from acclimate_port.conditions.device_counts import ends_without
-from acclimate_port.conditions.host_answers import other_kinds
-from acclimate_port.conditions.mps_streams import needs_streams
+from acclimate_port.conditions.host_answers import kinds_apart
 from acclimate_port.new_code.edits import Part
 from acclimate_port.new_code.targets import AcclimateTarget
 from acclimate_port.rules.acc301_cuda_method import is_torch_object
-from acclimate_port.rules.base import (
-    IMPORTS,
-    WITH_HELPER,
-    Example,
-    Finding,
-    Rule,
-    is_assigned,
-)
+from acclimate_port.rules.base import IMPORTS, WITH_HELPER, Example, Finding, Rule, is_assigned
 from acclimate_port.rules.comparison_edits import HOST_CHANGES, host_test
-from acclimate_port.source.tree import (
-    called_name,
-    walk,
-)
-from acclimate_port.source.vendors import WITHOUT_STREAMS
+from acclimate_port.source.tree import called_name, walk
 from acclimate_port.source_file import SourceFile
 
 _OWN_OBJECTS = re.compile(
@@ -34,7 +22,7 @@ _OWN_OBJECTS = re.compile(
 )
 
 
-class IsCuda(Rule):
+class IsCuda(Rule[cst.Attribute]):
     """``x.is_cuda``."""
 
     code = "ACC302"
@@ -61,8 +49,8 @@ An attribute
     )
     nodes = (cst.Attribute,)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if not isinstance(node, cst.Attribute) or node.attr.value != "is_cuda":
+    def check(self, file: SourceFile, node: cst.Attribute) -> Finding | None:
+        if node.attr.value != "is_cuda":
             return None
         if file.tree.qualified(node) is not None:
             return None
@@ -86,7 +74,7 @@ An attribute
             unsafe = unsafe or HOST_CHANGES
         else:
             unsafe = unsafe or "a tensor may also be on a device without memory, such as meta"
-            kinds = WITHOUT_STREAMS if needs_streams(file, node) else other_kinds(file, node)
+            kinds = kinds_apart(file, node)
             parts = ("(", value, f".device.type {host_test(file.quote(node), kinds)})")
         if node.lpar:
             parts = ("(", *parts, ")")

@@ -7,21 +7,9 @@ import libcst as cst
 from acclimate_port.conditions.class_tests import is_tested_to_be_torchs
 from acclimate_port.new_code.edits import Part, insert, replace
 from acclimate_port.new_code.targets import AcclimateTarget
-from acclimate_port.rules.base import (
-    IMPORTS,
-    Example,
-    Finding,
-    Rule,
-    without_argument,
-)
+from acclimate_port.rules.base import IMPORTS, Example, Finding, Rule, without_argument
 from acclimate_port.rules.comparison_edits import host_guard
-from acclimate_port.source.tree import (
-    Span,
-    called_name,
-    has_unpacking,
-    keyword,
-    string_value,
-)
+from acclimate_port.source.tree import Span, called_name, has_unpacking, keyword, string_value
 from acclimate_port.source.values import Kind
 from acclimate_port.source_file import SourceFile
 
@@ -33,7 +21,7 @@ _PINNED_FACTORIES = {
 }
 
 
-class PinMemory(Rule):
+class PinMemory(Rule[cst.Call]):
     """``x.pin_memory()``."""
 
     code = "ACC303"
@@ -71,9 +59,7 @@ finds. A branch on the device is edited only together with the pinning inside it
     )
     nodes = (cst.Call,)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if not isinstance(node, cst.Call):
-            return None
+    def check(self, file: SourceFile, node: cst.Call) -> Finding | None:
         device = keyword(node, "pin_memory_device")
         if device is not None and (string_value(device.value) or "").startswith("cuda"):
             return self.convert(file, node, without_argument(file, node, device), claims=(device.value,))
@@ -84,17 +70,16 @@ finds. A branch on the device is edited only together with the pinning inside it
         if node.func.attr.value != "pin_memory" or file.tree.qualified(node.func) is not None:
             return None
         receiver = node.func.value
-        around = next(
-            (ancestor for ancestor in file.tree.ancestors(node) if isinstance(ancestor, cst.ClassDef)), None
-        )
         if isinstance(receiver, cst.Call) and called_name(receiver) in ("super", "get_accelerator"):
             return None
-        if isinstance(receiver, cst.Name) and receiver.value == "self" and around is not None:
-            return None
-        if any(
-            isinstance(ancestor, cst.FunctionDef) and ancestor.name.value == "pin_memory"
-            for ancestor in file.tree.ancestors(node)
+        if (
+            isinstance(receiver, cst.Name)
+            and receiver.value == "self"
+            and file.tree.around(node, cst.ClassDef)
         ):
+            return None
+        around = [one for one in file.tree.ancestors(node) if isinstance(one, (cst.FunctionDef, cst.IfExp))]
+        if any(isinstance(one, cst.FunctionDef) and one.name.value == "pin_memory" for one in around):
             return None  # a batch class's own method; its caller decides whether to pin
         if node.args:
             return None
@@ -104,8 +89,7 @@ finds. A branch on the device is edited only together with the pinning inside it
         if isinstance(file.target, AcclimateTarget):
             parts: tuple[Part, ...] = (f"{file.target.accelerator}.pin_memory(", value, ")")
             return self.becomes(file, node, *parts, unsafe=unsafe)
-        already = any(isinstance(ancestor, cst.IfExp) for ancestor in file.tree.ancestors(node))
-        if file.is_guarded(node) or already:
+        if file.is_guarded(node) or any(isinstance(one, cst.IfExp) for one in around):
             return None
         if (
             isinstance(receiver, cst.Call)

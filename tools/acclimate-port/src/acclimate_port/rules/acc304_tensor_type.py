@@ -7,15 +7,7 @@ import libcst as cst
 from acclimate_port.dataflow.tensor_classes import is_alias, tensor_classes, type_calls
 from acclimate_port.new_code.edits import insert, replace
 from acclimate_port.new_code.targets import AcclimateTarget, Missing
-from acclimate_port.rules.base import (
-    IMPORTS,
-    WITH_HELPER,
-    Example,
-    Finding,
-    Rule,
-    cuda_name,
-    is_read,
-)
+from acclimate_port.rules.base import IMPORTS, WITH_HELPER, Example, Finding, Rule, cuda_name, is_read
 from acclimate_port.source.tree import called_name, has_unpacking, string_value
 from acclimate_port.source.values import Kind
 from acclimate_port.source_file import SourceFile
@@ -27,7 +19,7 @@ DTYPES = {
 }  # fmt: skip
 
 
-class TensorType(Rule):
+class TensorType(Rule[cst.Call | cst.Attribute | cst.Name]):
     """``torch.cuda.FloatTensor``."""
 
     code = "ACC304"
@@ -69,7 +61,7 @@ float64, such as Apple's."""
     )
     nodes = (cst.Call, cst.Attribute, cst.Name)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+    def check(self, file: SourceFile, node: cst.Call | cst.Attribute | cst.Name) -> Finding | None:
         if isinstance(node, cst.Call) and called_name(node) == "type" and len(node.args) == 1:
             return self._type_call(file, node)
         function = node.func if isinstance(node, cst.Call) else node

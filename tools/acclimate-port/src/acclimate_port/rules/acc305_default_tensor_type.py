@@ -5,21 +5,13 @@ from __future__ import annotations
 import libcst as cst
 
 from acclimate_port.rules.acc304_tensor_type import DTYPES
-from acclimate_port.rules.base import (
-    IMPORTS,
-    WITH_HELPER,
-    Example,
-    Finding,
-    Rule,
-    cuda_name,
-    margin_of,
-)
+from acclimate_port.rules.base import IMPORTS, WITH_HELPER, Example, Finding, Rule, cuda_name, margin_of
 from acclimate_port.source.survey import survey
 from acclimate_port.source.tree import string_value
 from acclimate_port.source_file import SourceFile
 
 
-class DefaultTensorType(Rule):
+class DefaultTensorType(Rule[cst.Call]):
     """``torch.set_default_tensor_type(torch.cuda.FloatTensor)``."""
 
     code = "ACC305"
@@ -50,8 +42,8 @@ never moved would have weights on the CPU, on a CUDA machine too. Remove the cal
     )
     nodes = (cst.Call,)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if not isinstance(node, cst.Call) or len(node.args) != 1:
+    def check(self, file: SourceFile, node: cst.Call) -> Finding | None:
+        if len(node.args) != 1:
             return None
         if file.tree.qualified(node.func) != "torch.set_default_tensor_type":
             return None

@@ -10,7 +10,7 @@ from acclimate_port.source_file import SourceFile
 _LIBRARIES = ("torch.backends.cudnn", "torch.backends.cuda")
 
 
-class CudaOption(Rule):
+class CudaOption(Rule[cst.Attribute]):
     """``torch.backends.cudnn.benchmark = True``."""
 
     code = "ACC306"
@@ -26,10 +26,8 @@ on other devices. A program that asks these modules, such as `torch.backends.cud
     )
     nodes = (cst.Attribute,)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if not isinstance(node, cst.Attribute) or not (file.tree.qualified(node) or "").startswith(
-            _LIBRARIES
-        ):
+    def check(self, file: SourceFile, node: cst.Attribute) -> Finding | None:
+        if not (file.tree.qualified(node) or "").startswith(_LIBRARIES):
             return None
         outer: cst.CSTNode = node
         inner: tuple[cst.CSTNode, ...] = ()

@@ -6,23 +6,9 @@ import libcst as cst
 
 from acclimate_port.new_code.edits import Edit, insert, replace
 from acclimate_port.new_code.targets import AcclimateTarget
-from acclimate_port.rules.base import (
-    WITH_HELPER,
-    Example,
-    Finding,
-    Rule,
-    cuda_name,
-    is_read,
-)
+from acclimate_port.rules.base import WITH_HELPER, Example, Finding, Rule, cuda_name, is_read
 from acclimate_port.rules.comparison_edits import host_guard
-from acclimate_port.source.tree import (
-    called_name,
-    dotted,
-    has_unpacking,
-    keyword,
-    positional,
-    string_value,
-)
+from acclimate_port.source.tree import argument_of, dotted, has_unpacking, keyword, positional, string_value
 from acclimate_port.source_file import SourceFile
 
 _PLAIN = {
@@ -47,7 +33,7 @@ _HALVES = {"torch.float16", "torch.half", "torch.bfloat16"}
 _ASKS_FOR_CLASS = {"isinstance", "issubclass", "assertIsInstance", "assertNotIsInstance"}
 
 
-class MixedPrecision(Rule):
+class MixedPrecision(Rule[cst.Call | cst.Attribute | cst.Name]):
     """``torch.cuda.amp``."""
 
     code = "ACC401"
@@ -103,7 +89,7 @@ then."""
     )
     nodes = (cst.Call, cst.Attribute, cst.Name)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+    def check(self, file: SourceFile, node: cst.Call | cst.Attribute | cst.Name) -> Finding | None:
         function = node.func if isinstance(node, cst.Call) else node
         if isinstance(node, cst.Call) and (own := _OF_TORCH.get(file.tree.qualified(function) or "")):
             return self._of_torch(file, node, own)
@@ -125,9 +111,8 @@ then."""
 
     def _reference(self, file: SourceFile, node: cst.CSTNode, plain: str) -> Finding:
         """A class or function that is not called here: a decorator, a callback, a class that is asked for."""
-        parent, target = file.tree.parent(node), file.target
-        call = file.tree.parent(parent) if isinstance(parent, cst.Arg) else None
-        if plain == "GradScaler" and isinstance(call, cst.Call) and called_name(call) in _ASKS_FOR_CLASS:
+        parent, target, given = file.tree.parent(node), file.target, file.tree.given_to(node)
+        if plain == "GradScaler" and given is not None and given.name in _ASKS_FOR_CLASS:
             # A library's scaler is an instance of torch.amp.GradScaler, the base class of each device's scaler.
             return self.becomes(file, node, f"{file.torch}.amp.GradScaler")
         unsafe = ""
@@ -175,8 +160,7 @@ then."""
 
     def _of_torch(self, file: SourceFile, node: cst.Call, plain: str) -> Finding | None:
         """``torch.autocast("cuda", …)``, and ``torch.amp.GradScaler(…)``, whose device is CUDA's by default."""
-        given = keyword(node, "device_type" if plain == "autocast" else "device")
-        given = given or next(iter(positional(node)), None)
+        given = argument_of(node, "device_type" if plain == "autocast" else "device", 0)
         off, unsafe = _off_on_host(file, node, plain, _ENABLED_OF_TORCH[plain])
         device = file.target.device_type
         if given is not None:
@@ -212,10 +196,7 @@ def _off_on_host(file: SourceFile, call: cst.Call, plain: str, index: int | None
         index: the position of the argument ``enabled``; ``None`` if there is none.
     """
     unsafe = ""
-    listed = positional(call)
-    given = keyword(call, "enabled")
-    if given is None and index is not None and len(listed) > index:
-        given = listed[index]
+    given = keyword(call, "enabled") if index is None else argument_of(call, "enabled", index)
     is_guarded = file.is_guarded(call)
     if plain == "autocast" and file.autocasts_on_host and not is_guarded and _may_keep_hosts(file, call):
         return _as_around(file, call, given.value if given is not None else None), unsafe
@@ -237,11 +218,10 @@ def _off_on_host(file: SourceFile, call: cst.Call, plain: str, index: int | None
 
 def _may_keep_hosts(file: SourceFile, call: cst.Call) -> bool:
     """Whether an autocast is entered where it is made, and sets nothing but whether it is on."""
-    listed = positional(call)
     takes_dtype = keyword(call, "dtype") is not None or keyword(call, "cache_enabled") is not None
     if takes_dtype or has_unpacking(call) or not isinstance(file.tree.parent(call), cst.WithItem):
         return False
-    return len(listed) < 2
+    return len(positional(call)) < 2
 
 
 def _as_around(file: SourceFile, call: cst.Call, value: cst.BaseExpression | None) -> list[Edit]:
@@ -281,8 +261,7 @@ def also_an_accelerator(file: SourceFile, value: cst.BaseExpression) -> list[Edi
 
 def _unsafe_dtype(file: SourceFile, call: cst.Call) -> str:
     """Why the dtype of an autocast is unsafe; ``""`` if it is not."""
-    listed = positional(call)
-    given = keyword(call, "dtype") or (listed[1] if len(listed) > 1 else None)
+    given = argument_of(call, "dtype", 1)
     if given is None or _is_half(file, given.value, 3):
         return ""
     named = file.tree.qualified(given.value) or ""

@@ -6,17 +6,12 @@ import libcst as cst
 
 from acclimate_port.new_code.edits import insert, replace
 from acclimate_port.rules.acc401_mixed_precision import WITHIN_HOSTS, also_an_accelerator
-from acclimate_port.rules.base import (
-    WITH_HELPER,
-    Example,
-    Finding,
-    Rule,
-)
+from acclimate_port.rules.base import WITH_HELPER, Example, Finding, Rule
 from acclimate_port.source.tree import Span, has_unpacking, string_value
 from acclimate_port.source_file import SourceFile
 
 
-class AutocastState(Rule):
+class AutocastState(Rule[cst.Call]):
     """``torch.get_autocast_gpu_dtype()``."""
 
     code = "ACC402"
@@ -59,9 +54,7 @@ is on. Each edit is unsafe if the program also autocasts on a CPU, whose state t
         "torch.set_autocast_enabled": ("set_autocast_enabled", 1),
     }
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if not isinstance(node, cst.Call):
-            return None
+    def check(self, file: SourceFile, node: cst.Call) -> Finding | None:
         name = file.tree.qualified(node.func) or ""
         new, arguments = self._NEW.get(name, (name.rpartition(".")[2], 0))
         device, values = file.target.device_type, node.args
@@ -95,10 +88,8 @@ is on. Each edit is unsafe if the program also autocasts on a CPU, whose state t
 
 def _is_asked_first(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether a node runs only where autocast is on: ``if torch.is_autocast_enabled():``."""
-    below = node
-    for around in file.tree.ancestors(node):
+    for below, around in file.tree.upwards(node):
         test = around.test if isinstance(around, (cst.If, cst.IfExp)) and below is around.body else None
         if test is not None and "is_autocast_enabled(" in file.tree.source(test):
             return True
-        below = around
     return False

@@ -9,38 +9,20 @@ import libcst as cst
 from acclimate_port.conditions.device_counts import ends_without
 from acclimate_port.conditions.host_answers import ends_program_if_false
 from acclimate_port.new_code.edits import insert, replace
-from acclimate_port.rules.base import (
-    IMPORTS,
-    WITH_HELPER,
-    Example,
-    Finding,
-    Rule,
-    is_read,
-)
+from acclimate_port.rules.base import IMPORTS, WITH_HELPER, Example, Finding, Rule, is_read
 from acclimate_port.rules.comparison_edits import HOST_CHANGES, OTHERS, false_on_host
 from acclimate_port.source.tree import called_name, dotted, positional, string_value, walk
 from acclimate_port.source.values import BACKEND_NAME
 from acclimate_port.source_file import SourceFile
 
 _TAKES_BACKEND_FIRST = {"init_process_group", "init_distributed", "is_backend_available"}
-
-
 _TAKES_BACKEND = {*_TAKES_BACKEND_FIRST, "new_group", "new_subgroups", "init_process_group_wrapper"}
-
-
-_CONSTANTS = {
-    "torch.distributed.Backend.NCCL",
-    "torch.distributed.distributed_c10d.Backend.NCCL",
-}
-
-
+_CONSTANTS = {"torch.distributed.Backend.NCCL", "torch.distributed.distributed_c10d.Backend.NCCL"}
 _OPTION = re.compile(r"backend$", re.IGNORECASE)
-
-
 _ONE_OF_SEVERAL = "it is one of several backends to choose from"
 
 
-class CommunicationBackend(Rule):
+class CommunicationBackend(Rule[cst.SimpleString | cst.Attribute | cst.Name | cst.Call]):
     """``"nccl"``."""
 
     code = "ACC501"
@@ -78,7 +60,9 @@ edit needs."""
     )
     nodes = (cst.SimpleString, cst.Attribute, cst.Name, cst.Call)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+    def check(
+        self, file: SourceFile, node: cst.SimpleString | cst.Attribute | cst.Name | cst.Call
+    ) -> Finding | None:
         if isinstance(node, (cst.Attribute, cst.Name)):
             return self._constant(file, node)
         if isinstance(node, cst.Call):

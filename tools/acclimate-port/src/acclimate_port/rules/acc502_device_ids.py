@@ -8,13 +8,13 @@ from acclimate_port.dataflow.origins import Origin, origin_of
 from acclimate_port.new_code.edits import insert
 from acclimate_port.rules.base import Example, Finding, Rule
 from acclimate_port.rules.comparison_edits import host_guard, host_test
-from acclimate_port.source.tree import called_name, dotted, keyword, positional, string_value
+from acclimate_port.source.tree import called_name, dotted, entry_key, keyword, positional, string_value
 from acclimate_port.source.values import Kind
 from acclimate_port.source.vendors import WITHOUT_STREAMS
 from acclimate_port.source_file import SourceFile
 
 
-class DeviceIds(Rule):
+class DeviceIds(Rule[cst.Call]):
     """``DistributedDataParallel(model, device_ids=[rank])``."""
 
     code = "ACC502"
@@ -42,9 +42,7 @@ positional arguments stay."""
     )
     nodes = (cst.Call,)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if not isinstance(node, cst.Call):
-            return None
+    def check(self, file: SourceFile, node: cst.Call) -> Finding | None:
         is_partial = file.tree.qualified(node.func) == "functools.partial" and bool(node.args)
         function = node.args[0].value if is_partial else node.func
         name = (file.tree.qualified(function) or dotted(function)).rpartition(".")[2]
@@ -111,10 +109,8 @@ def _given(file: SourceFile, call: cst.Call, word: str) -> list[cst.BaseExpressi
         if first is not options:
             continue  # the earlier call has the edits
         for assignment in file.tree.assignments(options):
-            target = file.tree.parent(assignment.node)
-            made = file.tree.parent(target) if isinstance(target, cst.AssignTarget) else target
-            if isinstance(made, (cst.Assign, cst.AnnAssign)) and made.value is not None:
-                found += _in_dictionary(made.value, word)
+            made = file.tree.value_of(assignment.node)
+            found += _in_dictionary(made, word) if made is not None else []
         found += _set_later(file, options, word)
     return found
 
@@ -141,16 +137,9 @@ def _set_later(file: SourceFile, options: cst.Name, word: str) -> list[cst.BaseE
     found: list[cst.BaseExpression] = []
     for use in file.tree.accesses(options):
         holder = file.tree.parent(use)
-        if isinstance(holder, cst.Subscript) and holder.value is use:
-            index = holder.slice[0].slice
-            target = file.tree.parent(holder)
-            made = file.tree.parent(target) if isinstance(target, cst.AssignTarget) else None
-            if (
-                isinstance(index, cst.Index)
-                and string_value(index.value) == word
-                and isinstance(made, cst.Assign)
-            ):
-                found.append(made.value)
+        if isinstance(holder, cst.Subscript) and holder.value is use and entry_key(holder) == word:
+            made = file.tree.value_of(holder)
+            found += [made] if made is not None else []
         call = file.tree.parent(holder) if isinstance(holder, cst.Attribute) else None
         if isinstance(call, cst.Call) and called_name(call) == "update":
             given = keyword(call, word)

@@ -5,17 +5,12 @@ from __future__ import annotations
 import libcst as cst
 
 from acclimate_port.new_code.targets import AcclimateTarget
-from acclimate_port.rules.base import (
-    Example,
-    Finding,
-    Rule,
-    is_assigned,
-)
-from acclimate_port.source.tree import called_name, string_value
+from acclimate_port.rules.base import Example, Finding, Rule, is_assigned
+from acclimate_port.source.tree import string_value
 from acclimate_port.source_file import SourceFile
 
 
-class VisibleDevices(Rule):
+class VisibleDevices(Rule[cst.SimpleString]):
     """``CUDA_VISIBLE_DEVICES``."""
 
     code = "ACC503"
@@ -40,7 +35,7 @@ code. torch has no name for the variable, so `--to torch` leaves it."""
     )
     nodes = (cst.SimpleString,)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+    def check(self, file: SourceFile, node: cst.SimpleString) -> Finding | None:
         if string_value(node) != "CUDA_VISIBLE_DEVICES":
             return None
         parent = file.tree.parent(node)
@@ -75,13 +70,13 @@ code. torch has no name for the variable, so `--to torch` leaves it."""
 def _sets_visible_devices(file: SourceFile) -> bool:
     """Whether a file sets the variable, in its own environment or for a child process."""
     for node in file.tree.nodes:
-        if not isinstance(node, cst.SimpleString) or string_value(node) != "CUDA_VISIBLE_DEVICES":
+        if string_value(node) != "CUDA_VISIBLE_DEVICES":
             continue
         at = file.tree.parent(node)
         if isinstance(at, cst.DictElement) and at.key is node:
             return True
-        call = file.tree.parent(at) if isinstance(at, cst.Arg) else None
-        if isinstance(call, cst.Call) and called_name(call) in ("setdefault", "putenv", "setenv"):
+        given = file.tree.given_to(node)
+        if given is not None and given.name in ("setdefault", "putenv", "setenv"):
             return True
         element = file.tree.parent(at) if isinstance(at, cst.Index) else None
         holder = file.tree.parent(element) if element is not None else None
@@ -92,11 +87,9 @@ def _sets_visible_devices(file: SourceFile) -> bool:
 
 def _is_read_from_environment(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether a string is the name of an environment variable whose value is read."""
-    at = file.tree.parent(node)
-    if isinstance(at, cst.Arg):
-        call = file.tree.parent(at)
-        reads = ("os.environ.get", "os.getenv")
-        return isinstance(call, cst.Call) and call.args[0] is at and file.tree.qualified(call.func) in reads
+    at, given = file.tree.parent(node), file.tree.given_to(node)
+    if given is not None:
+        return given.index == 0 and given.full in ("os.environ.get", "os.getenv")
     element = file.tree.parent(at) if isinstance(at, cst.Index) else None
     holder = file.tree.parent(element) if element is not None else None
     return (

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import libcst as cst
 
-from acclimate_port.rules.base import (
-    Example,
-    Finding,
-    Rule,
-)
+from acclimate_port.rules.base import Example, Finding, Rule
 from acclimate_port.source_file import SourceFile
 
 
-class ProfilerActivities(Rule):
+class ProfilerActivities(Rule[cst.List | cst.Attribute]):
     """``ProfilerActivity.CUDA``."""
 
     code = "ACC504"
@@ -33,7 +29,7 @@ class ProfilerActivities(Rule):
     )
     nodes = (cst.List, cst.Attribute)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+    def check(self, file: SourceFile, node: cst.List | cst.Attribute) -> Finding | None:
         names = ("torch.profiler.ProfilerActivity.CUDA", "torch.autograd.profiler.ProfilerActivity.CUDA")
         if isinstance(node, cst.Attribute):
             if file.tree.qualified(node) not in names:

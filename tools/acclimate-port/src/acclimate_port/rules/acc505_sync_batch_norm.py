@@ -13,30 +13,19 @@ from acclimate_port.source.tree import called_name, dotted, keyword, positional,
 from acclimate_port.source_file import SourceFile
 
 _SYNC_BATCH_NORM = {
-    "torch.nn.SyncBatchNorm",
-    "torch.nn.modules.batchnorm.SyncBatchNorm",
-    "torch.nn.modules.SyncBatchNorm",
+    *("torch.nn.SyncBatchNorm", "torch.nn.modules.batchnorm.SyncBatchNorm"),
+    *("torch.nn.modules.SyncBatchNorm",),
 }
-
-
 _ASK_FOR_CLASS = {"isinstance", "issubclass"}
-
-
 _OF_DIMENSIONS = re.compile(
     r"^(?:Conv|ConvTranspose|BatchNorm|MaxPool|AvgPool|AdaptiveAvgPool|Dropout)([123])d$"
 )
-
-
 _BEFORE_GROUP = 5
-
-
 _STATE_OF_LAYER = {"running_mean", "running_var", "num_batches_tracked"}
-
-
 _NAME_OF_SYNC = re.compile(r"^Sync(?:BatchNorm|BN)", re.IGNORECASE)
 
 
-class SyncBatchNorm(Rule):
+class SyncBatchNorm(Rule[cst.Call | cst.Attribute | cst.Name]):
     """``torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)``."""
 
     code = "ACC505"
@@ -72,7 +61,7 @@ process group is left too, and so are the program's own conversion functions and
     )
     nodes = (cst.Call, cst.Attribute, cst.Name)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+    def check(self, file: SourceFile, node: cst.Call | cst.Attribute | cst.Name) -> Finding | None:
         if isinstance(node, (cst.Attribute, cst.Name)):
             return self._layer(file, node)
         if not isinstance(node, cst.Call) or called_name(node) != "convert_sync_batchnorm":
@@ -147,9 +136,7 @@ def _has_own_conversion(file: SourceFile, node: cst.CSTNode) -> bool:
     classes = file.values.classes.values()
     if any(file.tree.qualified(base.value) in _SYNC_BATCH_NORM for kind in classes for base in kind.bases):
         return True
-    function = next(
-        (ancestor for ancestor in file.tree.ancestors(node) if isinstance(ancestor, cst.FunctionDef)), None
-    )
+    function = file.tree.around(node, cst.FunctionDef)
     if function is None:
         return False
     names = [descendant for descendant in walk(function.body) if isinstance(descendant, cst.Name)]

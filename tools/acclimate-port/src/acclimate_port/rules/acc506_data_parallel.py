@@ -7,7 +7,6 @@ import libcst as cst
 from acclimate_port.new_code.added_functions import ON_ANY_DEVICE
 from acclimate_port.new_code.edits import insert
 from acclimate_port.rules.base import WITH_HELPER, Example, Finding, Rule
-from acclimate_port.source.tree import called_name
 from acclimate_port.source.values import methods
 from acclimate_port.source_file import SourceFile
 
@@ -15,26 +14,20 @@ _DATA_PARALLEL = {
     *("torch.nn.DataParallel", "torch.nn.parallel.DataParallel"),
     "torch.nn.parallel.data_parallel.DataParallel",
 }
-
-
 _OF_OTHERS = {
     *("torch_geometric.nn.DataParallel", "torch_geometric.nn.data_parallel.DataParallel"),
     *("torch_geometric.nn.data_parallel", "torch_geometric.nn.data_parallel.data_parallel"),
 }
-
-
 _STEPS = {
     *("torch.nn.parallel.data_parallel", "torch.nn.parallel.data_parallel.data_parallel"),
     *(f"torch.nn.parallel.{name}" for name in ("scatter", "gather", "replicate")),
     *("torch.nn.parallel.scatter_gather.scatter", "torch.nn.parallel.scatter_gather.scatter_kwargs"),
     *("torch.nn.parallel.scatter_gather.gather", "torch.nn.parallel.replicate.replicate"),
 }
-
-
 _STEPS_OF_A_CLASS = {"forward", "scatter", "gather", "replicate", "parallel_apply"}
 
 
-class DataParallel(Rule):
+class DataParallel(Rule[cst.Call]):
     """``torch.nn.DataParallel(model)``."""
 
     code = "ACC506"
@@ -67,9 +60,7 @@ the functions that it calls: without CUDA a program should call the module direc
     )
     nodes = (cst.Call,)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if not isinstance(node, cst.Call):
-            return None
+    def check(self, file: SourceFile, node: cst.Call) -> Finding | None:
         name = file.tree.qualified(node.func)
         if name in _STEPS:
             reason = "torch splits a batch over CUDA devices only; elsewhere call the module directly"
@@ -80,9 +71,8 @@ the functions that it calls: without CUDA a program should call the module direc
         definitions = _own_data_parallel(file, node.func)
         if name not in _DATA_PARALLEL and not definitions:
             return None
-        holder = file.tree.parent(node)
-        around = file.tree.parent(holder) if isinstance(holder, cst.Arg) else None
-        if isinstance(around, cst.Call) and called_name(around) == file.on_any_device:
+        given = file.tree.given_to(node)
+        if given is not None and given.name == file.on_any_device:
             return None
         if any(methods(definition) & _STEPS_OF_A_CLASS for definition in definitions):
             reason = "its class splits a batch itself, and torch does that over CUDA devices only"

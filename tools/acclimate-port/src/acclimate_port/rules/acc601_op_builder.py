@@ -5,15 +5,11 @@ from __future__ import annotations
 import libcst as cst
 
 from acclimate_port.new_code.edits import replace
-from acclimate_port.rules.base import (
-    Example,
-    Finding,
-    Rule,
-)
+from acclimate_port.rules.base import Example, Finding, Rule
 from acclimate_port.source_file import SourceFile
 
 
-class OpBuilders(Rule):
+class OpBuilders(Rule[cst.Call]):
     """``CPUAdamBuilder().load()``."""
 
     code = "ACC601"
@@ -33,8 +29,8 @@ such op. torch has no op builders, so `--to torch` leaves the code."""
     nodes = (cst.Call,)
     targets = ("acclimate",)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if not isinstance(node, cst.Call) or node.args:
+    def check(self, file: SourceFile, node: cst.Call) -> Finding | None:
+        if node.args:
             return None
         name = file.tree.qualified(node.func) or ""
         last = name.rpartition(".")[2]

@@ -15,7 +15,7 @@ _SOURCE = re.compile(r"\.cuh?$")
 _MODULE = re.compile(r"_cuda(_(lib|kernels?|binding|backend|impl|ext))?$")
 
 
-class NativeExtension(Rule):
+class NativeExtension(Rule[cst.Call]):
     """``CUDAExtension(…)``, ``quant_cuda.matmul(…)``."""
 
     code = "ACC602"
@@ -37,9 +37,7 @@ where a module that is named after CUDA is called, so that a port which leaves t
     )
     nodes = (cst.Call,)
 
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
-        if not isinstance(node, cst.Call):
-            return None
+    def check(self, file: SourceFile, node: cst.Call) -> Finding | None:
         if _builds_for_cuda(file, node):
             return self.left(file, node, "it builds a native extension for CUDA")
         module = _module(file, node)

@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import libcst as cst
 
@@ -16,6 +16,9 @@ from acclimate_port.source.tree import Span
 from acclimate_port.source_file import SourceFile
 from acclimate_port.source_file import cuda_name as cuda_name
 from acclimate_port.source_file import is_assigned as is_assigned
+
+Checked = TypeVar("Checked", bound=cst.CSTNode, contravariant=True)
+"""The nodes that a rule looks at."""
 
 
 class Outcome(Enum):
@@ -46,7 +49,8 @@ WITH_HELPER = f"import torch\n\n\n{ACCELERATOR_TYPE}\n\n"
 class Finding:
     """One piece of hardware-specific code."""
 
-    rule: Rule
+    rule: Rule[Any]
+    node: cst.CSTNode
     place: Span
     outcome: Outcome
     reason: str = ""
@@ -57,10 +61,9 @@ class Finding:
     """Nodes that this finding covers, so that no other rule checks them."""
     needs_applied_at: tuple[Span, ...] = ()
     """Each of these ranges must be part of a finding that is applied."""
-    node: cst.CSTNode | None = None
 
 
-class Rule(ABC):
+class Rule(ABC, Generic[Checked]):
     """Finds one kind of hardware-specific code, and makes its edits."""
 
     code: ClassVar[str]
@@ -72,7 +75,7 @@ class Rule(ABC):
     targets: ClassVar[tuple[str, ...]] = ("acclimate", "torch")
 
     @abstractmethod
-    def check(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
+    def check(self, file: SourceFile, node: Checked) -> Finding | None:
         """This rule's finding for a node; ``None`` if there is none."""
 
     def convert(
@@ -84,9 +87,8 @@ class Rule(ABC):
         claims: tuple[cst.CSTNode, ...] = (),
     ) -> Finding:
         """A finding with edits; it is unsafe if a reason is given."""
-        return Finding(
-            self, file.span(node), Outcome.CONVERT, unsafe, not unsafe, edits, (node, *claims), node=node
-        )
+        place, claims = file.span(node), (node, *claims)
+        return Finding(self, node, place, Outcome.CONVERT, unsafe, not unsafe, edits, claims)
 
     def becomes(
         self,
@@ -103,13 +105,13 @@ class Rule(ABC):
         self, file: SourceFile, node: cst.CSTNode, reason: str, claims: tuple[cst.CSTNode, ...] = ()
     ) -> Finding:
         """A finding without edits: hardware-specific code that stays as it is."""
-        return Finding(self, file.span(node), Outcome.LEFT, reason, claims=(node, *claims), node=node)
+        return Finding(self, node, file.span(node), Outcome.LEFT, reason, claims=(node, *claims))
 
     def exempt(
         self, file: SourceFile, node: cst.CSTNode, reason: str, claims: tuple[cst.CSTNode, ...] = ()
     ) -> Finding:
         """A finding without edits: code that is not hardware-specific."""
-        return Finding(self, file.span(node), Outcome.EXEMPT, reason, claims=(node, *claims), node=node)
+        return Finding(self, node, file.span(node), Outcome.EXEMPT, reason, claims=(node, *claims))
 
 
 def without_argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> Edit:

@@ -54,16 +54,16 @@ def _as_key(file: SourceFile, finding: Finding, element: cst.DictElement) -> Fin
     for pair in before:
         if isinstance(pair, cst.DictElement) and any(string_value(one) == "cpu" for one in walk(pair.key)):
             reason = "on a CPU it would replace the entry for the CPU"
-            return finding.rule.left(file, finding.node or element, reason, finding.claims)
+            return finding.rule.left(file, finding.node, reason, finding.claims)
     return _unsafe(finding, "the value of the key may be specific to CUDA")
 
 
-def _object(file: SourceFile, node: cst.CSTNode | None) -> cst.CSTNode | None:
+def _object(file: SourceFile, node: cst.CSTNode) -> cst.CSTNode | None:
     """The device object around a name: ``torch.device("cuda")``, or its ``type``."""
-    at = node
+    at: cst.CSTNode | None = node
     if isinstance(node, (cst.SimpleString, cst.FormattedString)):
-        argument = file.tree.parent(node)
-        at = file.tree.parent(argument) if isinstance(argument, cst.Arg) else None
+        given = file.tree.given_to(node)
+        at = given.call if given is not None else None
     if not isinstance(at, cst.Call) or file.tree.qualified(at.func) != "torch.device":
         return None
     parent = file.tree.parent(at)

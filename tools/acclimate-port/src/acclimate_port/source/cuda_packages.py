@@ -19,7 +19,7 @@ CUDA_PACKAGES = _FOR_CUDA | {
 """Top-level packages whose functions need CUDA."""
 KERNEL_PACKAGES = _FOR_CUDA | {
     # These run on other accelerators too, but not on a CPU.
-    *("triton", "tilelang", "helion", "unsloth"),
+    *("triton", "tilelang", "helion", "unsloth")
 }
 """Packages of kernels, which may be any part of a module's name: ``mypackage.kernels.triton.attention``."""
 PACKAGE_IN_TEXT = re.compile(

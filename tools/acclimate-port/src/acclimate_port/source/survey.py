@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -64,18 +64,7 @@ class Survey:
 
     def __or__(self, other: Survey) -> Survey:
         """The union of both."""
-        return Survey(
-            self.with_own_cuda | other.with_own_cuda,
-            self.compiled | other.compiled,
-            self.classes | other.classes,
-            self.makers | other.makers,
-            self.device_names | other.device_names,
-            self.modules | other.modules,
-            self.old_constructor or other.old_constructor,
-            self.autocasts_on_host or other.autocasts_on_host,
-            self.sets_visible_devices or other.sets_visible_devices,
-            self.forks or other.forks,
-        )
+        return Survey(*(getattr(self, one.name) | getattr(other, one.name) for one in fields(Survey)))
 
     def is_module(self, full_name: str) -> bool:
         """Whether a class of the project is a torch module whose ``cuda()`` is torch's."""
@@ -108,13 +97,14 @@ class Survey:
 def survey(source: bytes, path: Path | None = None) -> Survey:
     """The facts from one file."""
     makers = frozenset(_makers(source, path)) if path is not None else frozenset()
-    own, compiled = frozenset(_own_cuda(source)), frozenset(_compiled(source))
+    classes = list(_classes(source))
+    own = (name for name, bases, has in classes if has == {b"cuda"} and "Module" not in bases)
     named = frozenset(found[1].decode() for found in _NAMES_DEVICE.finditer(source))
     modules = frozenset([path.stem, path.parent.name]) if path is not None else frozenset()
     return Survey(
-        own,
-        compiled,
-        frozenset(_bases(source)),
+        frozenset(own),
+        frozenset(_compiled(source)),
+        frozenset((name, "cuda" if b"cuda" in has else bases) for name, bases, has in classes),
         makers,
         named,
         modules,
@@ -125,32 +115,20 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
     )
 
 
-def _bases(source: bytes) -> Iterator[tuple[str, str]]:
-    """Each class of a file with its bases."""
+def _classes(source: bytes) -> Iterator[tuple[str, str, set[bytes]]]:
+    """Each class of a file, with its bases, and those of the methods ``cuda`` and ``to`` that it has."""
     classes = list(_CLASS.finditer(source))
     methods = list(_METHOD.finditer(source)) if b"def cuda" in source else []
     for index, kind in enumerate(classes):
         end = classes[index + 1].start() if index + 1 < len(classes) else len(source)
-        has_own = any(found["name"] == b"cuda" and kind.end() <= found.start() < end for found in methods)
-        yield kind["name"].decode(), "cuda" if has_own else (kind["bases"] or b"").decode(errors="replace")
+        own = {found["name"] for found in methods if kind.end() <= found.start() < end}
+        yield kind["name"].decode(), (kind["bases"] or b"").decode(errors="replace"), own
 
 
 def _is_of_module(bases: str, known: set[str]) -> bool:
     """Whether one of the bases of a class is torch's module, or a class that is known to be one."""
     last = {base.strip().rpartition(".")[2] for base in bases.split(",")}
     return bases in ("nn.Module", "torch.nn.Module") or "Module" in last or not last.isdisjoint(known)
-
-
-def _own_cuda(source: bytes) -> Iterator[str]:
-    if b"def cuda" not in source:
-        return
-    classes = list(_CLASS.finditer(source))
-    methods = list(_METHOD.finditer(source))
-    for index, kind in enumerate(classes):
-        end = classes[index + 1].start() if index + 1 < len(classes) else len(source)
-        own = {found["name"] for found in methods if kind.end() <= found.start() < end}
-        if own == {b"cuda"} and b"Module" not in (kind["bases"] or b""):
-            yield kind["name"].decode()
 
 
 def _compiled(source: bytes) -> Iterator[str]:

@@ -262,8 +262,7 @@ class TorchScript:
 
     def _is_for_python(self, node: cst.CSTNode, function: cst.CSTNode) -> bool:
         """Whether a node runs in Python only: behind ``not torch.jit.is_scripting()``."""
-        below = node
-        for around in self._tree.ancestors(node):
+        for below, around in self._tree.upwards(node):
             if around is function:
                 return False
             if isinstance(around, (cst.If, cst.IfExp)) and below is not around.test:
@@ -273,7 +272,6 @@ class TorchScript:
                 asks = isinstance(test, cst.Call) and self._tree.qualified(test.func) in _QUESTIONS
                 if asks and not positive:
                     return True
-            below = around
         return False
 
 

@@ -5,11 +5,13 @@ Positions are byte offsets into the UTF-8 text, so an edit leaves all bytes outs
 
 from __future__ import annotations
 
+import ast
 import bisect
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar, cast
@@ -37,6 +39,25 @@ class Span(NamedTuple):
 
     start: int
     end: int
+
+
+@dataclass(frozen=True)
+class Given:
+    """A value as an argument of a call."""
+
+    call: cst.Call
+    argument: cst.Arg
+    full: str
+    """The full name of the called function; ``""`` if no import binds it."""
+    word: str
+    """The keyword of the argument, or ``""``."""
+    index: int | None
+    """Its index among the positional arguments, if it is one of them and follows no ``*arguments``."""
+
+    @property
+    def name(self) -> str:
+        """The last name of the called function."""
+        return called_name(self.call) or ""
 
 
 class _Scopes(ScopeVisitor):
@@ -273,6 +294,40 @@ class Tree:
             yield at
             at = self._parents.get(id(at))
 
+    def upwards(self, node: cst.CSTNode) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
+        """The nodes around a node, nearest first, each after the part of it that holds the node."""
+        below, around = node, self._parents.get(id(node))
+        while around is not None:
+            yield below, around
+            below, around = around, self._parents.get(id(around))
+
+    def around(self, node: cst.CSTNode, kind: type[Node]) -> Node | None:
+        """The nearest node of a class around a node."""
+        return next((one for one in self.ancestors(node) if isinstance(one, kind)), None)
+
+    def given_to(self, node: cst.CSTNode) -> Given | None:
+        """The call that gets a node as an argument, and which one; the node may be the argument itself."""
+        argument = node if isinstance(node, cst.Arg) else self.parent(node)
+        call = self.parent(argument) if isinstance(argument, cst.Arg) else None
+        if not isinstance(argument, cst.Arg) or not isinstance(call, cst.Call):
+            return None
+        word = argument.keyword.value if argument.keyword is not None else ""
+        return Given(call, argument, self.qualified(call.func) or "", word, position(call, argument))
+
+    def value_of(self, target: cst.CSTNode | None) -> cst.BaseExpression | None:
+        """What an assignment gives to a target; ``None`` if the node is no target, or a part of one."""
+        at = self.parent(target) if target is not None else None
+        holder = self.parent(at) if isinstance(at, cst.AssignTarget) else at
+        if not isinstance(holder, (cst.Assign, cst.AnnAssign, cst.NamedExpr)) or holder.value is target:
+            return None
+        return holder.value
+
+    def holder_of(self, value: cst.CSTNode) -> cst.Name | cst.Attribute | None:
+        """The name or attribute that an assignment gives a value to, the first if there are several."""
+        at = self.parent(value)
+        target = at.targets[0].target if isinstance(at, cst.Assign) else None
+        return target if isinstance(target, (cst.Name, cst.Attribute)) else None
+
     def statement(self, node: cst.CSTNode) -> cst.CSTNode:
         """The small statement or block header that a node is part of."""
         for around in (node, *self.ancestors(node)):
@@ -282,24 +337,20 @@ class Tree:
 
     def function(self, node: cst.CSTNode) -> Function | None:
         """The function in whose body a node is; decorators, defaults and annotations are outside."""
-        below = node
-        for around in self.ancestors(node):
+        for below, around in self.upwards(node):
             if isinstance(around, cst.FunctionDef) and below is around.body:
                 return around
             if isinstance(around, cst.Lambda) and below is around.body:
                 return around
-            below = around
         return None
 
     def earlier_statements(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         """The statements before a node in the blocks around it, within its function or class."""
-        below = node
-        for around in self.ancestors(node):
+        for below, around in self.upwards(node):
             if isinstance(around, (cst.IndentedBlock, cst.Module)):
                 yield from islice(around.body, self.number_in_block(below))
             if isinstance(around, (cst.FunctionDef, cst.ClassDef)):
                 return
-            below = around
 
     def number_in_block(self, statement: cst.CSTNode) -> int:
         """How many statements of its block are before a statement."""
@@ -448,8 +499,7 @@ class Tree:
         """The entries with a constant key by their text: ``config["use_cuda"]``."""
         found: dict[str, list[cst.CSTNode]] = defaultdict(list)
         for node in self.of_type(cst.Subscript):
-            element = node.slice[0].slice
-            if isinstance(element, cst.Index) and string_value(element.value) is not None:
+            if entry_key(node) is not None:
                 found[self.source(node)].append(node)
         return found
 
@@ -461,17 +511,23 @@ class Tree:
     @cached_property
     def imported_packages(self) -> set[str]:
         """The first names of the modules that the file imports, or imports from."""
-        found: set[str] = set()
-        for statement in self.imports:
-            if isinstance(statement, cst.Import):
-                found |= {dotted(alias.name).partition(".")[0] for alias in statement.names}
-            elif not statement.relative:
-                found.add(dotted(statement.module).partition(".")[0])
-        return found
+        return {package for statement in self.imports for package in packages_of(statement)} - {""}
 
     def all_names(self) -> set[str]:
         """Every identifier in the file."""
         return {node.value for node in self.of_type(cst.Name)}
+
+
+def parse_as_python(text: str) -> None:
+    """Parses a text with this Python's own parser, without its warnings.
+
+    Raises:
+        SyntaxError, ValueError: it is not this Python's source.
+        MemoryError, RecursionError: it is nested too deeply.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ast.parse(text)
 
 
 def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
@@ -515,13 +571,8 @@ def _fields(kind: type[cst.CSTNode]) -> tuple[str, ...]:
 
 _WHITE_SPACE = frozenset(
     {
-        "leading_lines",
-        "lines_after_decorators",
-        "header",
-        "footer",
-        "trailing_whitespace",
-        "semicolon",
-        "comma",
+        *("leading_lines", "lines_after_decorators", "header", "footer", "trailing_whitespace"),
+        *("semicolon", "comma"),
     }
 )
 
@@ -531,6 +582,18 @@ def dotted(node: cst.CSTNode | None) -> str:
     if isinstance(node, cst.Attribute):
         return f"{dotted(node.value)}.{node.attr.value}"
     return node.value if isinstance(node, cst.Name) else ""
+
+
+def modules_of(statement: cst.Import | cst.ImportFrom) -> list[str]:
+    """The modules that a statement imports, or imports from; ``""`` for one that is given relatively."""
+    if isinstance(statement, cst.Import):
+        return [dotted(alias.name) for alias in statement.names]
+    return ["" if statement.relative else dotted(statement.module)]
+
+
+def packages_of(statement: cst.Import | cst.ImportFrom) -> list[str]:
+    """The first names of the modules that a statement imports, or imports from."""
+    return [module.partition(".")[0] for module in modules_of(statement)]
 
 
 def parts_of_imported_names(statement: cst.Import | cst.ImportFrom) -> list[str]:
@@ -548,6 +611,19 @@ def called_name(call: cst.Call) -> str | None:
     if isinstance(call.func, cst.Attribute):
         return call.func.attr.value
     return call.func.value if isinstance(call.func, cst.Name) else None
+
+
+def entry_key(node: cst.CSTNode) -> str | None:
+    """The constant key of an entry: ``use_cuda`` of ``config["use_cuda"]``."""
+    element = node.slice[0].slice if isinstance(node, cst.Subscript) and len(node.slice) == 1 else None
+    return string_value(element.value) if isinstance(element, cst.Index) else None
+
+
+def last_name(node: cst.CSTNode) -> str:
+    """The last name of a name, an attribute or an entry: ``device`` of ``args.device``; ``""`` of others."""
+    if isinstance(node, (cst.Name, cst.Attribute)):
+        return node.value if isinstance(node, cst.Name) else node.attr.value
+    return entry_key(node) or ""
 
 
 def positional(call: cst.Call) -> list[cst.Arg]:
@@ -568,6 +644,11 @@ def position(call: cst.Call, argument: cst.Arg) -> int | None:
 def keyword(call: cst.Call, name: str) -> cst.Arg | None:
     """A keyword argument of a call."""
     return next((a for a in call.args if a.keyword is not None and a.keyword.value == name), None)
+
+
+def argument_of(call: cst.Call, name: str, index: int) -> cst.Arg | None:
+    """The argument of a call that is given by a keyword, or else by its position."""
+    return keyword(call, name) or next(iter(positional(call)[index:]), None)
 
 
 def has_unpacking(call: cst.Call) -> bool:

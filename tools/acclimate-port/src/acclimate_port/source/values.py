@@ -14,9 +14,8 @@ from enum import Enum
 from functools import cached_property
 
 import libcst as cst
-from libcst.metadata.scope_provider import Assignment
 
-from acclimate_port.source.tree import Tree, called_name, dotted, string_value
+from acclimate_port.source.tree import Tree, called_name, dotted, entry_key, string_value
 
 
 class Kind(Enum):
@@ -51,94 +50,36 @@ _NUMBER_NAME = re.compile(
 BACKEND_NAME = re.compile(r"(^|_)backend$", re.IGNORECASE)
 
 _FACTORIES = {
-    *("empty", "zeros", "ones", "full", "rand", "randn", "randint", "arange", "linspace", "tensor", "eye"),
-    *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"),
-    *("from_numpy", "as_tensor", "stack", "cat", "randperm", "logspace", "empty_strided", "normal"),
-    *("FloatTensor", "LongTensor", "IntTensor", "HalfTensor", "DoubleTensor", "ByteTensor", "BoolTensor"),
-    *(
-        "hann_window",
-        "hamming_window",
-        "blackman_window",
-        "bartlett_window",
-        "kaiser_window",
-        "complex",
-        "polar",
-    ),
-    *("bernoulli", "multinomial", "poisson", "diag", "outer", "einsum", "clamp", "clone", "flip"),
-    *(
-        "vstack",
-        "hstack",
-        "dstack",
-        "concat",
-        "concatenate",
-        "triu",
-        "asarray",
-        "heaviside",
-        "tanh",
-        "sigmoid",
-    ),
-    *(
-        "stft",
-        "istft",
-        "reshape",
-        "transpose",
-        "permute",
-        "flatten",
-        "squeeze",
-        "unsqueeze",
-        "softmax",
-        "gather",
-    ),
-    *("Tensor", "BFloat16Tensor", "ShortTensor", "CharTensor"),
-    *(
-        "tril",
-        "triu",
-        "where",
-        "matmul",
-        "mm",
-        "bmm",
-        "exp",
-        "log",
-        "sqrt",
-        "abs",
-        "sum",
-        "mean",
-        "sin",
-        "cos",
-    ),
+    *("empty", "zeros", "ones", "full", "rand", "randn", "randint", "arange", "linspace", "tensor"),
+    *("eye", "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"),
+    *("randint_like", "from_numpy", "as_tensor", "stack", "cat", "randperm", "logspace"),
+    *("empty_strided", "normal", "FloatTensor", "LongTensor", "IntTensor", "HalfTensor"),
+    *("DoubleTensor", "ByteTensor", "BoolTensor", "hann_window", "hamming_window", "blackman_window"),
+    *("bartlett_window", "kaiser_window", "complex", "polar", "bernoulli", "multinomial", "poisson"),
+    *("diag", "outer", "einsum", "clamp", "clone", "flip", "vstack", "hstack", "dstack", "concat"),
+    *("concatenate", "triu", "asarray", "heaviside", "tanh", "sigmoid", "stft", "istft", "reshape"),
+    *("transpose", "permute", "flatten", "squeeze", "unsqueeze", "softmax", "gather", "Tensor"),
+    *("BFloat16Tensor", "ShortTensor", "CharTensor", "tril", "where", "matmul", "mm", "bmm", "exp"),
+    *("log", "sqrt", "abs", "sum", "mean", "sin", "cos"),
 }
 _TENSOR_METHODS = {
-    *("float", "half", "double", "long", "int", "bool", "bfloat16", "contiguous", "clone", "detach", "t"),
-    *("view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "repeat", "flatten"),
-    *("requires_grad_", "fill_", "zero_", "normal_", "uniform_", "cuda", "to", "type", "pin_memory", "cpu"),
-    *("sum", "mean", "abs", "exp", "log", "sqrt", "clamp", "pow", "argmax", "argmin", "softmax", "matmul"),
-    *("norm", "std", "var", "gather", "scatter", "index_select", "masked_fill", "new_zeros"),
-    *(
-        "new_tensor",
-        "new_empty",
-        "cumsum",
-        "softmax",
-        "log_softmax",
-        "sigmoid",
-        "tanh",
-        "relu",
-        "roll",
-        "flip",
-    ),
+    *("float", "half", "double", "long", "int", "bool", "bfloat16", "contiguous", "clone", "detach"),
+    *("t", "view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "repeat"),
+    *("flatten", "requires_grad_", "fill_", "zero_", "normal_", "uniform_", "cuda", "to", "type"),
+    *("pin_memory", "cpu", "sum", "mean", "abs", "exp", "log", "sqrt", "clamp", "pow", "argmax"),
+    *("argmin", "softmax", "matmul", "norm", "std", "var", "gather", "scatter", "index_select"),
+    *("masked_fill", "new_zeros", "new_tensor", "new_empty", "cumsum", "log_softmax", "sigmoid"),
+    *("tanh", "relu", "roll", "flip"),
 }
 _TENSOR_FIELDS = {"device", "data", "grad", "T", "mT", "real", "imag"}
 _MODULE_METHODS = {
-    "cuda",
-    "to",
-    "train",
-    "eval",
-    "half",
-    "float",
-    "double",
-    "bfloat16",
-    "requires_grad_",
-    "cpu",
+    *("cuda", "to", "train", "eval", "half", "float", "double", "bfloat16", "requires_grad_", "cpu")
 }
+_OF_MODULES_ALONE = ({"parameters"}, {"named_parameters"}, {"load_state_dict", "eval"})
+_MAKES_MODULE = re.compile(
+    r"torchaudio\.transforms\.[A-Z]\w*$|torchvision\.models\.([a-z_0-9]+\.)*(?!get_|list_|\w+_Weights)\w+$"
+)
+"""Classes and functions of libraries whose results are torch's modules."""
 _NUMBER_CALLS = {
     *("int", "len", "torch.distributed.get_rank", "torch.distributed.get_world_size"),
     *("torch.cuda.current_device", "torch.cuda.device_count", "torch.accelerator.device_count"),
@@ -217,7 +158,7 @@ class Values:
         if name.value in self._open:
             return Value(Kind.SAME)
         if (given := self._given_before(name)) is not None:
-            last = self.of(given, depth - 1)
+            last = self._of_bound(given, depth)
             if last.kind is not Kind.UNKNOWN:
                 return last
         key = id(self._tree.binding(name))
@@ -228,8 +169,8 @@ class Values:
             self._of_names[key] = value
         return value
 
-    def _given_before(self, use: cst.Name) -> cst.BaseExpression | None:
-        """What the last assignment before a use gives the name, if the use gets that in any case.
+    def _given_before(self, use: cst.Name) -> cst.CSTNode | None:
+        """The target of the last assignment of a name before a use, if the use gets that value in any case.
 
         It is in a block around the use. Nothing binds it in between, or in a loop around the use alone.
         """
@@ -244,13 +185,16 @@ class Values:
         if not before:
             return None
         node = max(before, key=lambda found: self._tree.span(found).start)
-        holder = self._tree.parent(self._tree.parent(node) or node)
+        target = self._tree.parent(node)
+        if isinstance(target, cst.Element):
+            target = self._tree.parent(self._tree.parent(target) or target)
+        holder = self._tree.parent(target) if isinstance(target, cst.AssignTarget) else None
         if not isinstance(holder, cst.Assign):
             return None
         block = self._tree.parent(self._tree.parent(holder) or holder)
         for around in self._tree.ancestors(use):
             if around is block:
-                return holder.value
+                return node
             if isinstance(around, (cst.FunctionDef, cst.Lambda, cst.ClassDef)):
                 return None
             if isinstance(around, (cst.For, cst.While)):
@@ -263,7 +207,7 @@ class Values:
         """The kind of all values that the file binds to a name."""
         self._open.add(name.value)
         try:
-            found = [self._of_assignment(assignment, depth) for assignment in self._tree.assignments(name)]
+            found = [self._of_bound(assignment.node, depth) for assignment in self._tree.assignments(name)]
         finally:
             self._open.discard(name.value)
         found = [value for value in found if value.kind is not Kind.SAME]
@@ -274,19 +218,18 @@ class Values:
             return Value(known.pop(), all(value.certain for value in found))
         return guess_by_name(name.value)
 
-    def _of_assignment(self, assignment: Assignment, depth: int) -> Value:
-        node = assignment.node
+    def _of_bound(self, node: cst.CSTNode, depth: int) -> Value:
+        """The kind of what a target, a parameter or a loop's variable gets."""
         parent = self._tree.parent(node)
         if isinstance(node, cst.Param):
             return self._of_annotation(node.annotation)
         if isinstance(parent, cst.AnnAssign) and parent.value is None:
             return self._of_annotation(parent.annotation)
-        if isinstance(parent, (cst.AssignTarget, cst.AnnAssign, cst.NamedExpr)):
-            holder = self._tree.parent(parent) if isinstance(parent, cst.AssignTarget) else parent
-            if isinstance(holder, (cst.Assign, cst.AnnAssign, cst.NamedExpr)) and holder.value is not None:
-                return self.of(holder.value, depth - 1)
-        if isinstance(parent, cst.Element) and (value := self._beside(parent)) is not None:
+        value = self._beside(parent) if isinstance(parent, cst.Element) else self._tree.value_of(node)
+        if value is not None:
             return self.of(value, depth - 1)
+        if isinstance(parent, cst.Element) and self._is_sound(parent):
+            return Value(Kind.TENSOR)
         loop = self._loop(node)
         if loop is not None and self._gives_batches(loop.iter, depth):
             return Value(Kind.TENSOR)
@@ -307,6 +250,14 @@ class Values:
         pairs = zip(names.elements, values.elements, strict=False)
         return next((given.value for named, given in pairs if named is element), None)
 
+    def _is_sound(self, element: cst.Element) -> bool:
+        """Whether a name is the first of those that get what ``torchaudio.load(…)`` returns."""
+        names = self._tree.parent(element)
+        made = self._tree.value_of(names)
+        if not isinstance(names, cst.Tuple) or names.elements[0] is not element:
+            return False
+        return isinstance(made, cst.Call) and self._tree.qualified(made.func) == "torchaudio.load"
+
     def _loop(self, node: cst.CSTNode) -> cst.For | cst.CompFor | None:
         """The loop whose target a name is part of."""
         at = self._tree.parent(node)
@@ -326,12 +277,10 @@ class Values:
         return self.of(iterated, depth - 1).kind is Kind.LOADER
 
     def _is_used_as_module(self, name: cst.Name) -> bool:
-        """Whether the file calls ``parameters()`` of what a name holds, which modules have."""
+        """Whether the file calls methods of what a name holds that only modules have, alone or together."""
         parents = (self._tree.parent(use) for use in self._tree.reads(name))
-        return any(
-            isinstance(parent, cst.Attribute) and parent.attr.value in ("parameters", "named_parameters")
-            for parent in parents
-        )
+        used = {parent.attr.value for parent in parents if isinstance(parent, cst.Attribute)}
+        return any(used >= methods for methods in _OF_MODULES_ALONE)
 
     def _of_annotation(self, annotation: cst.Annotation | None) -> Value:
         if annotation is None:
@@ -381,25 +330,22 @@ class Values:
         """What the file assigns to each attribute; ``None`` for a part of something."""
         found: dict[str, list[cst.BaseExpression | None]] = defaultdict(list)
         for node in self._tree.of_type(cst.Attribute):
-            at = self._tree.parent(node)
-            holder = self._tree.parent(at) if isinstance(at, cst.AssignTarget) else at
-            if isinstance(holder, (cst.Assign, cst.AnnAssign)) and holder.value is not node:
-                found[dotted(node)].append(holder.value)
+            at, value = self._tree.parent(node), self._tree.value_of(node)
+            if value is not None:
+                found[dotted(node)].append(value)
             elif isinstance(at, (cst.Element, cst.For, cst.AsName, cst.AugAssign)) and self._is_bound(node):
                 found[dotted(node)].append(None)
         return found
 
     def _is_bound(self, node: cst.CSTNode) -> bool:
         """Whether a part of a target is bound: ``self.x`` in ``self.x, y = f()``."""
-        below = node
-        for around in self._tree.ancestors(node):
+        for below, around in self._tree.upwards(node):
             if isinstance(around, (cst.AssignTarget, cst.AsName)):
                 return True
             if isinstance(around, (cst.For, cst.AugAssign)):
                 return around.target is below
             if not isinstance(around, (cst.Element, cst.Tuple, cst.List)):
                 return False
-            below = around
         return False
 
     def _of_call(self, call: cst.Call, depth: int) -> Value:
@@ -423,7 +369,7 @@ class Values:
             if name.startswith("torch.nn.") and last[:1].isupper():
                 return Value(Kind.TENSOR if last == "Parameter" else Kind.MODULE)
             return UNKNOWN
-        if name is not None and self._is_module(name):
+        if name is not None and (self._is_module(name) or _MAKES_MODULE.match(name)):
             return Value(Kind.MODULE)
         if isinstance(call.func, cst.Name):
             if call.func.value in ("int", "len"):
@@ -480,9 +426,7 @@ class Values:
     def _of_subscript(self, node: cst.Subscript) -> Value:
         if self._tree.qualified(node.value) == "os.environ":
             return Value(Kind.STRING)
-        element = node.slice[0].slice if len(node.slice) == 1 else None
-        key = string_value(element.value) if isinstance(element, cst.Index) else None
-        return guess_by_name(key) if key is not None else UNKNOWN
+        return guess_by_name(entry_key(node) or "")
 
 
 def guess_by_name(name: str) -> Value:

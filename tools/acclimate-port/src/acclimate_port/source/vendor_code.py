@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from functools import cached_property
 
 import libcst as cst
@@ -75,7 +74,7 @@ class VendorCode:
         names = {descendant.value for descendant in walk(test) if isinstance(descendant, cst.Name)}
         if any(_TOOLKIT.match(name) for name in names):
             return True
-        function = next((ancestor for ancestor in around if isinstance(ancestor, cst.FunctionDef)), None)
+        function = self._tree.around(node, cst.FunctionDef)
         return function is not None and function in self._building
 
     @cached_property
@@ -103,10 +102,12 @@ class VendorCode:
             first = call.args[0].value
             name = string_value(first) or self._tree.qualified(first) or ""
             if name == "torch.cuda" or name.startswith("torch.cuda."):
-                holders = (cst.FunctionDef, cst.ClassDef)
-                holder = self._first(call, holders)
-                if isinstance(holder, cst.FunctionDef) and _SETS_UP.match(holder.name.value):
-                    holder = self._first(holder, (cst.ClassDef,)) or holder
+                function, owner = (
+                    self._tree.around(call, cst.FunctionDef),
+                    self._tree.around(call, cst.ClassDef),
+                )
+                sets_up = function is None or _SETS_UP.match(function.name.value)
+                holder = (owner or function) if sets_up else function
                 found |= {holder} if holder is not None else set()
         return found
 
@@ -195,16 +196,10 @@ class VendorCode:
             found.add(name)
         return found
 
-    def _functions(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    def _functions(self, node: cst.CSTNode) -> list[cst.CSTNode]:
         """The innermost function around a node, if there is one."""
-        function = self._first(node, (cst.FunctionDef,))
-        if function is not None:
-            yield function
-
-    def _first(self, node: cst.CSTNode, kinds: tuple[type[cst.CSTNode], ...]) -> cst.CSTNode | None:
-        return next(
-            (ancestor for ancestor in self._tree.ancestors(node) if isinstance(ancestor, kinds)), None
-        )
+        function = self._tree.around(node, cst.FunctionDef)
+        return [] if function is None else [function]
 
 
 def _calls(function: cst.CSTNode) -> list[cst.Call]:

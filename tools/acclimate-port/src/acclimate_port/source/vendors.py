@@ -41,20 +41,8 @@ OTHER_KINDS = tuple(_TYPE_OF)
 FLAG_WORDS = (*OTHER_KINDS, *(package for vendor in VENDORS for package in vendor.packages))
 """Words that tell one vendor's flag from another's: ``is_npu_available``."""
 OWN_WORDS = {
-    *(
-        "ascend",
-        "maca",
-        "metax",
-        "camb",
-        "cambricon",
-        "iluvatar",
-        "corex",
-        "enflame",
-        "gcu",
-        "kunlun",
-        "kunlunxin",
-    ),
-    *("biren", "dcu", "hygon", "mthreads", "moorethreads", "rocm", "hip", "amd", "nvidia"),
+    *("ascend", "maca", "metax", "camb", "cambricon", "iluvatar", "corex", "enflame", "gcu", "kunlun"),
+    *("kunlunxin", "biren", "dcu", "hygon", "mthreads", "moorethreads", "rocm", "hip", "amd", "nvidia"),
     *("metal", "opencl", "onnx", "openvino", "coreml", "tensorrt", "directml", "triton"),
 }
 """Words that programs use for devices or backends, and that are no device types of torch."""

@@ -1,0 +1,122 @@
+"""Findings that stay or are unsafe by the place of their code: a kernel, TorchScript, a ``try``."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import libcst as cst
+
+from acclimate_port.conditions.first_use import reason_against_counting
+from acclimate_port.conditions.local_imports import WITHOUT_TORCH, imports_torch_anew, reason_without_value
+from acclimate_port.conditions.missing_cuda import reason_against_host
+from acclimate_port.conditions.statements import is_for_older_torch, refuses
+from acclimate_port.decisions.decision import is_test
+from acclimate_port.decisions.links import GIVE_DEVICE
+from acclimate_port.rules.base import Finding, Outcome, is_assigned
+from acclimate_port.source.torch_cuda import NEVER_RAISE
+from acclimate_port.source.tree import dotted
+from acclimate_port.source_file import SourceFile, cuda_name
+
+_USE_DEVICE = {"ACC101", "ACC102", "ACC201", "ACC205", "ACC206", "ACC301", "ACC304"}
+"""Rules for code that may use a device, and raises if there is none."""
+_LOOK_UP = {
+    *("ACC201", "ACC202", "ACC203", "ACC205", "ACC206", "ACC301", "ACC304", "ACC401", "ACC402", "ACC501"),
+    "ACC506",
+}
+"""Rules whose edits look up the accelerator where the code before does not, or not by itself."""
+
+_CAUGHT = "the program catches the error of a machine without CUDA, and other machines raise none"
+_BROAD = {"Exception", "BaseException", "RuntimeError", "AssertionError"}
+"""Exceptions that torch raises without CUDA, and their bases."""
+_SHORT = 3
+"""The most statements of a ``try`` that is there to find out something, and does no other work."""
+
+
+def by_place(file: SourceFile, finding: Finding) -> Finding:
+    """The finding, left or unsafe if the place of its code demands it."""
+    if finding.outcome is Outcome.EXEMPT:
+        return finding
+    if reason := _meant_for_one_vendor(file, finding):
+        return dataclasses.replace(finding, outcome=Outcome.LEFT, reason=reason, safe=True, edits=())
+    if finding.outcome is Outcome.LEFT:
+        return finding
+    if is_for_older_torch(file, finding.node):
+        reason = "the branch is for an older torch, which lacks what an edit would use"
+        return finding.rule.exempt(file, finding.node, reason, finding.claims)
+    if reason := _reason_to_leave(file, finding):
+        return finding.rule.left(file, finding.node, reason, finding.claims)
+    if finding.safe and (reason := _reason_to_doubt(file, finding)):
+        return dataclasses.replace(finding, safe=False, reason=reason)
+    return finding
+
+
+def _meant_for_one_vendor(file: SourceFile, finding: Finding) -> str:
+    if file.is_build_script or file.imports_build_tools:
+        return "a build script: it builds for one vendor's hardware"
+    if reason := file.vendor_code.reason(finding.node, is_test(file, finding)):
+        return reason
+    if file.kernels.are_for_cuda_alone and is_test(file, finding):
+        return "it guards CUTLASS kernels, which only NVIDIA GPUs run"
+    return ""
+
+
+def _reason_to_leave(file: SourceFile, finding: Finding) -> str:
+    node = finding.node
+    is_named = finding.rule.name in ("device-string", "device-comparison")
+    if is_named and file.own_words and not _is_given_to_torch(file, finding):
+        return f"the program has its own words for devices: `{file.own_words}` beside `cuda`"
+    if is_assigned(file, node) and file.tree.qualified(node):
+        return "the program assigns to this name of torch.cuda"
+    if file.torchscript.holds(node) and _asks(file, finding):
+        return "TorchScript compiles this code, and cannot call get_accelerator() or torch.accelerator"
+    return reason_without_value(file, node, _new_code(finding))
+
+
+def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
+    """Why the program may catch the error of a missing device, or why it is too early to count devices."""
+    node, is_device, reason = finding.node, finding.rule.name in GIVE_DEVICE, ""
+    if _asks(file, finding):
+        is_lookup = finding.rule.code in _LOOK_UP
+        reason = reason_against_counting(file, node, is_device=is_device, is_lookup=is_lookup)
+        reason = reason or (WITHOUT_TORCH if imports_torch_anew(file, node) else "")
+    if not reason and is_device:
+        reason = reason_against_host(file, node)
+    return reason or (_CAUGHT if finding.rule.code in _USE_DEVICE and _is_probe(file, node) else "")
+
+
+def _is_given_to_torch(file: SourceFile, finding: Finding) -> bool:
+    """Whether a device is an argument of a call of torch, or of a tensor or module."""
+    given = file.tree.given_to(finding.node)
+    return given is not None and (given.full.startswith("torch.") or given.name in ("to", "to_empty", "cuda"))
+
+
+def _asks(file: SourceFile, finding: Finding) -> bool:
+    """Whether an edit adds a call that looks up the accelerator."""
+    names = (f"{file.accelerator}()", f"{file.helper}()", f"{file.torch}.accelerator.", "get_device_module(")
+    return any(name in part for part in _new_code(finding) for name in names)
+
+
+def _new_code(finding: Finding) -> list[str]:
+    return [part for edit in finding.edits for part in edit.parts if isinstance(part, str)]
+
+
+def _is_probe(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a use of a device raises without CUDA and its function catches that."""
+    name = cuda_name(file, node.func if isinstance(node, cst.Call) else node)
+    if name in NEVER_RAISE or (name or "").startswith("amp.") or file.is_guarded(node):
+        return False
+    for below, around in file.tree.upwards(node):
+        if isinstance(around, (cst.FunctionDef, cst.ClassDef, cst.Lambda)):
+            return False
+        if isinstance(around, cst.Try) and below is around.body:
+            asks = name or len(around.body.body) <= _SHORT
+            if asks and any(map(_goes_on, around.handlers)):
+                return True
+    return False
+
+
+def _goes_on(handler: cst.ExceptHandler) -> bool:
+    """Whether a handler catches what torch raises without CUDA, and the program goes on."""
+    kinds = handler.type.elements if isinstance(handler.type, cst.Tuple) else ()
+    names = {dotted(kind.value) for kind in kinds} if kinds else {dotted(handler.type)}
+    return (handler.type is None or bool(names & _BROAD)) and not refuses(handler.body)

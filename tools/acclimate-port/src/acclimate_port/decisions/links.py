@@ -1,0 +1,332 @@
+"""Finds which edits are one decision: a test and what it controls, a device and the tests that read it.
+
+An edit that *needs* another is left or unsafe with it. An edit *beside* another is unsafe if that one is
+left or unsafe.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator
+
+import libcst as cst
+
+from acclimate_port.conditions.branches import (
+    branches,
+    branches_of_result,
+    code_passed,
+    controlled_quietly,
+    values_before_fallback,
+)
+from acclimate_port.conditions.cuda_only import flag_for_others
+from acclimate_port.conditions.device_tests import listed_devices, tests_reached
+from acclimate_port.conditions.placements import Placed, Placements, outermost_function, sharing
+from acclimate_port.conditions.proofs import whole_value
+from acclimate_port.conditions.statements import leaves
+from acclimate_port.dataflow.uses import uses_of
+from acclimate_port.decisions.decision import Decisions, Status, asks_for_device, is_test
+from acclimate_port.rules.base import Finding, Outcome
+from acclimate_port.source.tree import Span, called_name, dotted, walk
+from acclimate_port.source_file import SourceFile
+
+GIVE_DEVICE = ("device-string", "device-format", "device-object", "integer-device")
+"""Rules for devices that something else uses."""
+_MOVE = ("cuda-method", *GIVE_DEVICE)
+_GIVE_VALUES = (cst.Assign, cst.Arg, cst.Element, cst.Return, cst.IfExp, cst.DictElement, cst.Dict)
+_ASK_TYPE = ("isinstance", "hasattr", "is_tensor", "type", "issubclass")
+_FEW = 12
+
+
+def link(file: SourceFile, decisions: Decisions) -> None:
+    """Tells each decision which others it depends on."""
+    _Links(file, decisions).make()
+
+
+class _Links:
+    def __init__(self, file: SourceFile, decisions: Decisions) -> None:
+        self._file = file
+        self._all = decisions
+        self._placements = Placements(file)
+
+    def make(self) -> None:
+        """Makes all links."""
+        for index, decision in enumerate(self._all):
+            node = decision.finding.node
+            if is_test(self._file, decision.finding):
+                self._of_test(index, node)
+            self._of_places(index)
+            if self._all.counts(index):
+                self._of_device(index, node)
+                self._of_branch(index, node)
+        tests, placed = self._placed_by_tests()
+        for members in (*self._by_object(tests, placed), *self._by_condition()):
+            for one, other in _pairs(members):
+                self._all[one].needs.append(other)
+        self._beside_moves(tests, placed)
+        for one, others in (*self._wrapped(), *self._branches_of_types()):
+            self._all[one].beside += others
+
+    # -- a test and the code that it controls ------------------------------------------------------------
+
+    def _of_test(self, index: int, test: cst.CSTNode) -> None:
+        """Links a test with the code that it controls."""
+        file, decision = self._file, self._all[index]
+        inside = branches(file, test)
+        for other in self._all.counted(inside, index):
+            decision.needs.append(other)
+            if self._all[other].finding.rule.name == "pin-memory":
+                self._all[other].needs.append(index)
+        if any(self._holds_unknown_device(body) or self._keeps_device(body) for body in inside):
+            decision.leave("the branch names a CUDA device in a form that no rule converts")
+        decorator = file.tree.around(test, cst.Decorator)
+        decorated = file.tree.parent(decorator) if decorator is not None else None
+        if decorated is not None and self._keeps_device(file.span(decorated)):
+            decision.leave("the decorated function names a CUDA device in a form that no rule converts")
+        returned, refused = code_passed(file, test)
+        decision.needs += self._all.counted(returned)
+        decision.needs += [o for o in self._all.counted(refused) if asks_for_device(file, self._finding(o))]
+        decision.needs += [
+            other
+            for other in self._all.counted(branches_of_result(file, test))
+            if self._finding(other).outcome is Outcome.LEFT
+            and self._finding(other).rule.name == "runtime-call"
+        ]
+        for literal in listed_devices(file, test):
+            other = self._all.at.get(literal, index)
+            if self._finding(other).rule.name == "device-string":
+                decision.needs.append(other)
+                self._all[other].needs.append(index)
+                if not self._all.counts(other):
+                    decision.leave("it compares entries of a list that stays")
+        replaced = values_before_fallback(file, test)
+        if any(map(self._keeps_device, replaced)):
+            decision.doubt("its branch replaces a CUDA device that no rule converts")
+        decided = self._all.counted((*controlled_quietly(file, test), *replaced), index)
+        if not decided and (flag := flag_for_others(file, test)):
+            decision.doubt(f"nothing in this file shows what `{flag}`, which says CUDA, decides")
+        calls = (call for body in inside for call in file.calls_within(body))
+        chosen = [file.span(own.body) for call in calls for own in file.functions_called(call)]
+        decision.beside += [*decided, *self._all.counted(chosen, index)]
+
+    def _of_branch(self, index: int, test: cst.CSTNode) -> None:
+        """Links the code that runs only if a test is true with the test, ported or left."""
+        finding = self._finding(index)
+        if not asks_for_device(self._file, finding) and finding.rule.name != "other-use":
+            return
+        places = branches_of_result(self._file, test)
+        if self._file.tree.function(test) is not None:
+            places += [place for passed in code_passed(self._file, test) for place in passed]
+        for other in self._all.counted(places, index):
+            self._all[other].beside.append(index)
+
+    def _of_places(self, index: int) -> None:
+        """Links a finding with the edits of places that must be edited too: the uses of an imported name."""
+        for place in self._finding(index).needs_applied_at:
+            others = (
+                other
+                for other, candidate in enumerate(self._all)
+                if other != index
+                and any(e.start <= place.start and place.end <= e.end for e in candidate.finding.edits)
+            )
+            other = next(others, None)
+            if other is None:
+                self._all[index].leave("one of its uses stays as it is")
+            else:
+                self._all[index].needs.append(other)
+
+    # -- a device and who gets it ------------------------------------------------------------------------
+
+    def _of_device(self, index: int, node: cst.CSTNode) -> None:
+        """Links a device with the tests of its name that it reaches, and the calls and autocasts that get it.
+
+        A device that a test of the device chooses reaches these tests only where there is one.
+        """
+        file, decision, rule = self._file, self._all[index], self._finding(index).rule.name
+        decision.beside += self._autocasts_inside(node)
+        if rule in GIVE_DEVICE and decision.status is Status.CONVERTED and not file.is_guarded(node):
+            for test in tests_reached(file, node):
+                own = self._all.counted([file.span(test)])
+                decision.beside += [other for other in own if other != index]
+                if not own:
+                    line = file.tree.line(file.span(test).start)
+                    decision.doubt(
+                        f"line {line} tests the name of the device, and on a host it finds another one"
+                    )
+        if rule == "current-device":  # its number may be given to a call: `get_device_properties(i)`
+            held = (use for use in uses_of(file, node) if use is not node)
+            around = (self._all.at.get(outer, index) for use in held for outer in file.tree.ancestors(use))
+            decision.beside += [other for other in around if other != index and self._all.counts(other)]
+
+    def _autocasts_inside(self, node: cst.CSTNode) -> list[int]:
+        """The indices of the decisions on autocasts inside the autocast that a node is part of."""
+        file = self._file
+        for below, around in file.tree.upwards(node):
+            if isinstance(around, cst.With) and below is not around.body:
+                is_autocast = any("autocast" in file.tree.source(item) for item in around.items)
+                inside = self._all.counted([file.span(around.body)]) if is_autocast else []
+                return [o for o in inside if "autocast" in file.tree.source(self._finding(o).place)]
+            if isinstance(around, (cst.BaseSmallStatement, cst.BaseCompoundStatement)):
+                break
+        return []
+
+    # -- edits of one thing ------------------------------------------------------------------------------
+
+    def _by_condition(self) -> Iterator[list[int]]:
+        """The edits of one condition, of a call and its arguments, and of all graphs, which are one."""
+        members: dict[int, list[int]] = defaultdict(list)
+        for index, decision in enumerate(self._all):
+            whole = whole_value(self._file, decision.finding.node, of_choice=False)
+            is_condition = isinstance(whole, (cst.BooleanOperation, cst.UnaryOperation, cst.Comparison))
+            if is_condition and decision.finding.edits:
+                members[id(whole)].append(index)
+        yield from members.values()
+        for index, decision in enumerate(self._all):
+            if self._all.counts(index) and isinstance(decision.finding.node, cst.Call):
+                # `torch.device("cuda", torch.cuda.current_device())`
+                yield from ([index, inner] for inner in self._all.counted([decision.finding.place], index))
+        # A graph of acclimate's cannot be captured by torch.cuda's.
+        yield self._all.of_rules("graphs")
+
+    def _placed_by_tests(self) -> tuple[list[int], list[Placed]]:
+        """The tests and choices of a device, and what each of them decides to move or wrap."""
+        tests = [
+            index
+            for index in range(len(self._all))
+            if self._all.counts(index)
+            and (
+                asks_for_device(self._file, self._finding(index))
+                or self._finding(index).rule.name == "available-choice"
+            )
+        ]
+        placed = []
+        for index in tests:
+            node = self._finding(index).node
+            inside = self._placements.within(controlled_quietly(self._file, node))
+            chosen = self._placements.on(_chosen_names(self._file, node))
+            placed.append((inside[0] | chosen[0], inside[1] | chosen[1]))
+        return tests, placed
+
+    @staticmethod
+    def _by_object(tests: list[int], placed: list[Placed]) -> Iterator[list[int]]:
+        """The tests that decide about moving or wrapping the same objects."""
+        for joined in sharing([objects for objects, _ in placed]):
+            yield [tests[one] for one in joined]
+
+    def _beside_moves(self, tests: list[int], placed: list[Placed]) -> None:
+        """Links the tests that decide about moving or wrapping objects of one function."""
+        for joined in sharing([set(functions) for _, functions in placed]):
+            for one, other in _pairs([tests[member] for member in joined]):
+                self._all[one].beside.append(other)
+        # The other tests of a function are about what these move: `if use_cuda: x = x.half()`.
+        moving: dict[cst.CSTNode | None, int] = {}
+        for index, (_, functions) in zip(tests, placed, strict=True):
+            moving |= dict.fromkeys(functions, index)
+        for index, (_, functions) in zip(tests, placed, strict=True):
+            function = outermost_function(self._file, self._finding(index).node)
+            if not functions and function in moving:
+                self._all[index].beside.append(moving[function])
+
+    def _wrapped(self) -> Iterator[tuple[int, list[int]]]:
+        """Each ``DDP(model, device_ids=[rank])`` with the moves of the same object."""
+        movers = self._all.of_rules("cuda-method")
+        moved = [self._placements.within([self._finding(index).place])[0] for index in movers]
+        for index in self._all.of_rules("device-ids") if movers else ():
+            call = self._file.tree.statement(self._finding(index).node)
+            wrapped = self._placements.within([self._file.span(call)])[0]
+            yield index, [mover for mover, own in zip(movers, moved, strict=True) if own & wrapped]
+
+    def _branches_of_types(self) -> Iterator[tuple[int, list[int]]]:
+        """Each move in a branch of a choice by type, with those in the others: ``if is_tensor(x): …``."""
+        for statement in self._file.tree.of_type(cst.If):
+            if isinstance(self._file.tree.parent(statement), cst.If) or not _tells_types(statement):
+                continue
+            moves = [
+                [index for index in self._all.within(block) if self._finding(index).rule.name in _MOVE]
+                for block in self._branches_of(statement)
+            ]
+            for one, own in enumerate(moves):
+                others = [index for other, found in enumerate(moves) if other != one for index in found]
+                for index in own:
+                    for other in others:
+                        if self._gives_device(other):
+                            line = self._file.tree.line(self._finding(other).place.start)
+                            self._all[index].doubt(
+                                f"line {line}, which moves what is of another type, stays as it is"
+                            )
+                    yield index, others
+
+    def _branches_of(self, statement: cst.If) -> list[Span]:
+        """The branches of a statement, and the rest of its block if all of them leave it."""
+        blocks: list[cst.BaseSuite] = []
+        at: cst.If | cst.Else | None = statement
+        while isinstance(at, cst.If):
+            blocks.append(at.body)
+            at = at.orelse
+        blocks += [at.body] if at is not None else []
+        found = [self._file.span(block) for block in blocks]
+        around = self._file.tree.parent(statement)
+        if at is None and isinstance(around, cst.IndentedBlock) and all(map(leaves, blocks)):
+            found.append(Span(self._file.span(statement).end, self._file.span(around).end))
+        return found
+
+    # -- devices that stay -------------------------------------------------------------------------------
+
+    def _finding(self, index: int) -> Finding:
+        return self._all[index].finding
+
+    def _keeps_device(self, body: Span) -> bool:
+        """Whether code uses ``"cuda"`` where nothing shows that it is a device, so that the literal stays."""
+        return any(map(self._gives_device, self._all.within(body)))
+
+    def _gives_device(self, index: int) -> bool:
+        """Whether a finding is ``"cuda"`` as a value that nothing shows to be a device."""
+        finding = self._finding(index)
+        is_text = finding.rule.name == "device-string" and finding.outcome is Outcome.EXEMPT
+        return is_text and isinstance(self._file.tree.parent(finding.node), _GIVE_VALUES)
+
+    def _holds_unknown_device(self, body: Span) -> bool:
+        """Whether a branch has a string that no rule converts, such as ``f"cuda:{a}{b}"``."""
+        starts = (Span(body.start, 0), Span(body.end, 0))
+        first, last = (bisect_left(self._file.device_texts, start) for start in starts)
+        texts = [place for place in self._file.device_texts[first:last] if place.end <= body.end]
+        found = [self._finding(index).place for index in self._all.within(body)] if texts else []
+        return any(
+            not any(
+                one.start <= place.start < one.end or place.start <= one.start < place.end for one in found
+            )
+            for place in texts
+        )
+
+
+def _tells_types(statement: cst.If) -> bool:
+    """Whether a condition of a statement, or of an ``elif`` of it, asks for the type of a value."""
+    at: cst.If | cst.Else | None = statement
+    while isinstance(at, cst.If):
+        calls = (node for node in walk(at.test) if isinstance(node, cst.Call))
+        if any(called_name(call) in _ASK_TYPE for call in calls):
+            return True
+        at = at.orelse
+    return False
+
+
+def _pairs(members: list[int]) -> list[tuple[int, int]]:
+    """Pairs that join all members with each other, directly if they are few."""
+    if len(members) > _FEW:
+        return list(zip(members, [*members[1:], members[0]], strict=True))
+    return [(one, other) for one in members for other in members if one != other]
+
+
+def _chosen_names(file: SourceFile, node: cst.CSTNode) -> list[str]:
+    """The names that get a device which a test or choice decides: ``device = "cuda" if … else "cpu"``."""
+    is_choice = isinstance(node, cst.IfExp)
+    for below, around in file.tree.upwards(node):
+        if isinstance(around, cst.IfExp):
+            is_choice = is_choice or below is around.test
+        elif isinstance(around, cst.Assign):
+            return [dotted(target.target) for target in around.targets] if is_choice else []
+        elif not isinstance(
+            around, (cst.Arg, cst.Call, cst.BooleanOperation, cst.UnaryOperation, cst.Comparison)
+        ):
+            return []
+    return []
