@@ -225,7 +225,7 @@ class Machine:
 
         module = {
             "is_available": lambda: has_cuda, "device_count": lambda: self.devices if has_cuda else 0,
-            "is_bf16_supported": lambda *_, **__: has_cuda and self.bf16,
+            "is_bf16_supported": lambda *_, **__: has_cuda and self.bf16, "is_initialized": lambda: has_cuda,
             "current_device": on_cuda(lambda: 0),
             "empty_cache": lambda: None, **self.seeds(on_host=False),
             "get_device_capability": on_cuda(lambda *_: (8, 0)),
@@ -292,7 +292,7 @@ class Machine:
 
         return types.SimpleNamespace(
             device_name=name, current_device_name=lambda: name(0), current_device=lambda: 0,
-            is_available=lambda: True, device_count=lambda: 1 if quiet else self.devices,
+            is_available=lambda: True, device_count=lambda: 1 if quiet else self.devices, is_initialized=lambda: True,
             is_bf16_supported=lambda **_: quiet or self.bf16, communication_backend_name=lambda: BACKENDS[self.name],
             on_accelerator=lambda x: x.device.type == self.type, **self.seeds(on_host=True), empty_cache=lambda: None,
             get_device_capability=lambda *_: (8, 0) if self.name == "CUDA" else (0, 0),

@@ -14,7 +14,7 @@ GUARDED = [
     "if x.is_cuda:\n    return y.to('cuda')\nreturn y",
     "return torch.device('cuda:%d' % other) if x.is_cuda else 1",
     "if not torch.cuda.is_available():\n    raise ValueError\ntorch.cuda.set_device(other)\nreturn y.to('cuda')",
-    "if torch.cuda.is_available() and torch.cuda.is_initialized():\n    return torch.cuda.get_rng_state()",
+    "if torch.cuda.is_available() and torch.cuda.cudart():\n    return torch.cuda.get_rng_state()",
 ]
 
 

@@ -464,3 +464,22 @@ def test_what_is_a_tensor_or_a_module_by_its_library_or_its_methods_moves(body: 
 def test_other_results_of_libraries_of_torch_may_be_neither(body: str, target: str) -> None:
     found = port_text(program(body, WITH_LIBRARIES), Settings(target))
     assert "neither a tensor nor a module" in reasons(found)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if torch.cuda.is_available() and torch.cuda.is_initialized():\n    torch.cuda.manual_seed(1)\n    return 1\nreturn 2",
+        "if not torch.cuda.is_available() or not torch.cuda.is_initialized():\n    return 1\nreturn x",
+        "used = torch.cuda.is_available() and torch.cuda.is_initialized()\nreturn x.half() if used else x",
+    ],
+)
+def test_whether_a_device_is_in_use_is_asked_of_any_accelerator_where_there_is_one(body: str) -> None:
+    assert not reasons(check(program(body), "acclimate", changed=True))
+
+
+def test_whether_cuda_is_in_use_is_asked_alone_at_a_persons_own_risk() -> None:
+    found = check(
+        program("if torch.cuda.is_initialized():\n    return 1\nreturn 2"), "acclimate", changed=False
+    )
+    assert "on a host without accelerator it is True and was False" in reasons(found)

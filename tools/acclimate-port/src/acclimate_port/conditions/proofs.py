@@ -15,7 +15,7 @@ from acclimate_port.source_file import SourceFile, cuda_name
 
 _PARTS = (cst.BooleanOperation, cst.Comparison, cst.ComparisonTarget, cst.IfExp, cst.Arg)
 _TESTS = (cst.If, cst.While, cst.Assert, cst.CompIf)
-_QUESTIONS = {"is_available", "device_count", "is_bf16_supported", "startswith"}
+_QUESTIONS = {"is_available", "device_count", "is_bf16_supported", "is_initialized", "startswith"}
 _SWITCHES = {"autocast", "GradScaler"}
 """Calls that turn something on or off."""
 _MOST_AROUND = 12

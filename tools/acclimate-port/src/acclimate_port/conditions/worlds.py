@@ -235,6 +235,8 @@ _COMPUTED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 _COUNTS = (1, 2, 8)
 _NUMBERS = (1, 0, 2, 9)
 _DEVICE_FIELDS = {"is_cuda": "cuda", "is_cpu": "cpu", "is_mps": "mps", "is_xpu": "xpu"}
+_ANSWERS = ("is_bf16_supported", "is_initialized")
+"""Questions that an accelerator answers either way; a CPU answers yes, and torch.cuda without CUDA no."""
 _SAME_TEXT = {"lower", "strip", "casefold"}
 _AMP_OF_CUDA = {"autocast": 0, "GradScaler": 4}
 """The position of ``enabled`` in ``torch.cuda.amp`` and in acclimate's ``amp``."""
@@ -463,7 +465,7 @@ class _Evaluator:
         """``getattr(torch.get_device_module(…), "is_bf16_supported", lambda: True)()``."""
         if isinstance(getter.func, ast.Name) and getter.func.id == "getattr":
             said = self.value(getter.args[1])
-            if said == "is_bf16_supported":
+            if said in _ANSWERS:
                 return self._answer(said, True)
         return self._unknown(getter)
 
@@ -486,9 +488,9 @@ class _Evaluator:
                 return has_cuda
             if name == "torch.cuda.device_count":
                 return self._count() if has_cuda else 0
-            if name == "torch.cuda.is_bf16_supported":
-                return has_cuda and self._is("is_bf16_supported")
-            if name in ("torch.cuda.is_initialized", "torch.cuda.memory_allocated"):
+            if last in _ANSWERS:
+                return has_cuda and self._is(last)
+            if name == "torch.cuda.memory_allocated":
                 return _Unknown(f"{self.world.title} {name}")
             if not has_cuda:
                 raise _RaisesError
@@ -534,8 +536,8 @@ class _Evaluator:
                 return True
             if function.attr == "device_count":
                 return 1 if self.world is HOST else self._count()
-            if function.attr == "is_bf16_supported":
-                return self._answer("is_bf16_supported", True)
+            if function.attr in _ANSWERS:
+                return self._answer(function.attr, True)
         if function.attr in ("startswith", "split", *_SAME_TEXT):
             return self._of_text(function, node)
         return self._unknown(node)
@@ -550,8 +552,8 @@ class _Evaluator:
             return True
         if method == "device_count":
             return self._count()
-        if method == "is_bf16_supported":
-            return self._answer("is_bf16_supported", True)
+        if method in _ANSWERS:
+            return self._answer(method, True)
         if method == "communication_backend_name":
             return self.world.backend
         if method == "on_accelerator" and node.args:
