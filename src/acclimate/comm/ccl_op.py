@@ -24,22 +24,20 @@ class CCLCommBuilder(OpBuilder):
     name = "ccl_comm"
 
     def sources(self) -> list[str | Source]:
-        """The operator's C++ source."""
         return ["csrc/ccl_op.cpp"]
 
     def cxx_args(self) -> list[str]:
-        """The path of oneCCL's headers, and its version, so that another version builds another library."""
         folder = oneccl_folder()
         if folder is None:
             return []
         return [
             f"-isystem{folder / 'include'}",
+            # Another version builds another library.
             f'-DACCLIMATE_ONECCL="{_version(folder)}"',
             "-fvisibility=hidden",
         ]
 
     def link_args(self) -> list[str]:
-        """The path of oneCCL's library and of the libraries that it needs."""
         folder = oneccl_folder()
         if folder is None:
             return []
@@ -48,7 +46,6 @@ class CCLCommBuilder(OpBuilder):
         return [f"-L{libraries}", "-lccl", f"-Wl,--disable-new-dtags,-rpath,{libraries}"]
 
     def incompatibility(self) -> str | None:
-        """The reason is a missing oneCCL or a missing compiler."""
         if oneccl_folder() is None:
             return (
                 "oneCCL's headers (oneapi/ccl.hpp) and library are neither in this Python environment nor "
@@ -68,7 +65,6 @@ class CCLCommBuilder(OpBuilder):
         return super().load(verbose)
 
     def define(self) -> None:
-        """Defines the operators that the library implements."""
         registry.define(
             (
                 "ccl_comm_address(Tensor(a!) address) -> ()",
@@ -78,7 +74,6 @@ class CCLCommBuilder(OpBuilder):
         )
 
     def module(self) -> ModuleType:
-        """This module."""
         return sys.modules[__name__]
 
 

@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ BUILT = "built"
 BUILDABLE = "can be built"
 IMPOSSIBLE = "cannot be built"
 PURE = "needs no building"
+FAILED = "failed"
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,15 @@ class OpState:
     op: str
     """The op's own name; empty if its builder could not be imported."""
     state: str
-    """One of :data:`BUILT`, :data:`BUILDABLE`, :data:`IMPOSSIBLE`, :data:`PURE`."""
+    """One of :data:`BUILT`, :data:`BUILDABLE`, :data:`IMPOSSIBLE`, :data:`PURE`; after an attempt to build it
+    also :data:`FAILED`."""
     reason: str | None = None
     """Why it cannot be built here; it may still have been built elsewhere."""
     library: Path | None = None
     """The library, if it is built."""
     builder: OpBuilder | None = None
+    seconds: float | None = None
+    """How long an attempt to build it took; ``None`` if there was none."""
 
 
 def accelerator_to_build_for(name: str | None) -> Accelerator:
@@ -206,15 +210,6 @@ def _as_dict(state: OpState) -> dict[str, Any]:
 # -- build -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Result:
-    state: OpState
-    outcome: str
-    seconds: float = 0.0
-    library: Path | None = None
-    error: str | None = None
-
-
 def _build(args: argparse.Namespace) -> int:
     accelerator = accelerator_to_build_for(args.accelerator)
     states = select(survey(accelerator), args.names, accelerator.name)
@@ -229,26 +224,23 @@ def _build(args: argparse.Namespace) -> int:
     ) as progress:
         results = [_build_one(state, progress) for state in states]
     if args.json:
-        _write_json(accelerator.name, ops=[_result_as_dict(result) for result in results])
+        shown = [_as_dict(result) | {"seconds": round(result.seconds or 0.0, 2)} for result in results]
+        _write_json(accelerator.name, ops=shown)
     else:
         table = _table(accelerator.name)
         for result in results:
-            style = "green" if result.library is not None else "red" if result.error else ""
-            note = _describe(result.library) if result.library is not None else result.error
-            table.add_row(result.state.builder_name, result.outcome, note or "", style=style)
+            style = "green" if result.library is not None else "red" if result.reason else ""
+            table.add_row(result.builder_name, _outcome(result), _note(result), style=style)
         _console().print(table)
     # Without names an op that cannot be built here is no failure; a named one is.
-    failed = [result for result in results if result.error and (args.names or result.outcome == "failed")]
-    return NEGATIVE_RESULT if failed else 0
+    failed = {FAILED, IMPOSSIBLE} if args.names else {FAILED}
+    return NEGATIVE_RESULT if any(result.state in failed for result in results) else 0
 
 
-def _build_one(state: OpState, progress: Progress) -> _Result:
-    if state.state == IMPOSSIBLE:
-        return _Result(state, IMPOSSIBLE, error=state.reason)
-    if state.library is not None:
-        return _Result(state, "was built", library=state.library)
+def _build_one(state: OpState, progress: Progress) -> OpState:
+    """Returns the op after an attempt to build it, if it needs one."""
     if state.builder is None or state.state != BUILDABLE:
-        return _Result(state, state.state)
+        return replace(state, reason=None) if state.state == BUILT else state
     steps = len(state.builder.sources()) + 1
     task = progress.add_task(state.op, total=steps, step="")
     started = time.monotonic()
@@ -263,22 +255,16 @@ def _build_one(state: OpState, progress: Progress) -> _Result:
         store.check_cache()
         library = state.builder.build(show)
     except AcclimateError as error:
-        return _Result(state, "failed", error=str(error))
-    seconds = time.monotonic() - started
-    if not compiled:  # another op shares the library, or another process built it first
-        return _Result(state, "was built", library=library)
-    return _Result(state, f"built in {seconds:.1f} s", seconds, library)
+        return replace(state, state=FAILED, reason=str(error))
+    # If nothing was compiled, another op shares the library, or another process built it first.
+    seconds = time.monotonic() - started if compiled else None
+    return replace(state, state=BUILT, library=library, seconds=seconds)
 
 
-def _result_as_dict(result: _Result) -> dict[str, Any]:
-    library = str(result.library) if result.library is not None else None
-    return {
-        **_as_dict(result.state),
-        "state": BUILT if result.library is not None else result.outcome,
-        "library": library,
-        "reason": result.error,
-        "seconds": round(result.seconds, 2),
-    }
+def _outcome(result: OpState) -> str:
+    if result.state != BUILT:
+        return result.state
+    return "was built" if result.seconds is None else f"built in {result.seconds:.1f} s"
 
 
 # -- clean -------------------------------------------------------------------------------------------

@@ -48,15 +48,8 @@ def define_in_place(schema: str, plain: Callable[..., None], tags: tuple[torch.T
     Returns:
         The op, which can be called.
     """
-    name = schema.partition("(")[0]
-    with _lock:
-        if schema not in _schemas:
-            library = _library()
-            library.define(schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
-            library.impl(name, plain, "CompositeExplicitAutograd")
-            torch.library.register_fake(f"{_NAMESPACE}::{name}", _returns_nothing, lib=library)
-            _schemas.add(schema)
-        return getattr(torch.ops.acclimate, name).default
+    _define(schema, plain, _returns_nothing, tags)
+    return getattr(torch.ops.acclimate, schema.partition("(")[0]).default
 
 
 def define_functional(schema: str, plain: Callable[..., Any], fake: Callable[..., Any]) -> None:
@@ -67,11 +60,17 @@ def define_functional(schema: str, plain: Callable[..., Any], fake: Callable[...
         plain: the implementation in torch, for every device without a loaded native kernel.
         fake: returns empty results of the right shapes and dtypes, for the compiler.
     """
+    _define(schema, plain, fake)
+
+
+def _define(
+    schema: str, plain: Callable[..., Any], fake: Callable[..., Any], tags: tuple[torch.Tag, ...] = ()
+) -> None:
     name = schema.partition("(")[0]
     with _lock:
         if schema not in _schemas:
             library = _library()
-            library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+            library.define(schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
             library.impl(name, plain, "CompositeExplicitAutograd")
             torch.library.register_fake(f"{_NAMESPACE}::{name}", fake, lib=library)
             _schemas.add(schema)

@@ -35,29 +35,23 @@ class AsyncIOBuilder(OpBuilder):
     name = "async_io"
 
     def sources(self) -> list[str | Source]:
-        """Returns one file; the others are its headers."""
         return ["csrc/async_io.cpp"]
 
     def cxx_args(self) -> list[str]:
-        """Returns flags for threads and hidden symbols, since two builds may be loaded at once."""
-        return ["-pthread", "-fvisibility=hidden"]
+        return ["-pthread", "-fvisibility=hidden"]  # hidden, since two builds may be loaded at once
 
     def link_args(self) -> list[str]:
-        """Returns the flag for threads, which are a separate library in older C libraries."""
-        return ["-pthread"]
+        return ["-pthread"]  # which older C libraries keep in a separate library
 
     def incompatibility(self) -> str | None:
-        """Returns why it cannot be built: the system is not Linux, or there is no compiler."""
         if not sys.platform.startswith("linux"):
             return f"io_uring and Linux AIO need Linux, and this is {sys.platform}"
         return super().incompatibility()
 
     def define(self) -> None:
-        """Defines the operators that the library implements."""
         registry.define(_SCHEMAS)
 
     def module(self) -> ModuleType:
-        """Returns :mod:`acclimate.ops.aio.functions`."""
         return import_module("acclimate.ops.aio.functions")  # by name: its handles load this library
 
 

@@ -10,7 +10,7 @@ import os
 import threading
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 
@@ -57,27 +57,6 @@ _NEVER_SUBMITTED = Outcome(errno.ECANCELED)
 """The outcome of a request that a signal interrupted before it reached the engine."""
 
 
-class Engine(Protocol):
-    """Moves bytes between memory and files."""
-
-    name: str
-
-    def submit(self, ticket: int, memory: torch.Tensor, file: OpenFile, offset: int, writes: bool) -> None:
-        """Starts to move all bytes of a contiguous host tensor, as the request with this number."""
-
-    def wait(self, ticket: int) -> Outcome:
-        """Waits for a request; until :meth:`forget`, further calls return the same outcome."""
-
-    def forget(self, ticket: int) -> None:
-        """Frees the engine's record of a request that has ended."""
-
-    def stop(self) -> None:
-        """Finishes all submitted requests and frees the engine."""
-
-    def abandon(self) -> None:
-        """In a forked child: drops the parent's resources, without waiting."""
-
-
 class NativeEngine:
     """io_uring, Linux AIO, or threads with plain calls, in the native library."""
 
@@ -95,6 +74,7 @@ class NativeEngine:
         self._identity = identity
 
     def submit(self, ticket: int, memory: torch.Tensor, file: OpenFile, offset: int, writes: bool) -> None:
+        """Starts to move all bytes of a contiguous host tensor, as the request with this number."""
         length = memory.numel() * memory.element_size()
         refusal = torch.ops.acclimate.aio_submit(
             self._identity, ticket, memory, length, file.fd, file.direct_fd, offset, writes
@@ -103,6 +83,7 @@ class NativeEngine:
             raise OSError(-refusal, os.strerror(-refusal))
 
     def wait(self, ticket: int) -> Outcome:
+        """Waits for a request; until :meth:`forget`, further calls return the same outcome."""
         # torch's dispatcher releases the GIL while native code waits.
         state = 0
         while state == 0:
@@ -110,12 +91,15 @@ class NativeEngine:
         return Outcome(error, offset) if state > 0 else _NEVER_SUBMITTED
 
     def forget(self, ticket: int) -> None:
+        """Frees the engine's record of a request that has ended."""
         torch.ops.acclimate.aio_forget(self._identity, ticket)
 
     def stop(self) -> None:
+        """Finishes all submitted requests and frees the engine."""
         torch.ops.acclimate.aio_stop(self._identity)
 
     def abandon(self) -> None:
+        """In a forked child: drops the parent's resources, without waiting."""
         torch.ops.acclimate.aio_abandon(self._identity)
 
 
@@ -144,7 +128,7 @@ class _Block:
 
 
 class PythonEngine:
-    """Python threads, for machines without a compiler.
+    """Python threads, for machines without a compiler. The methods are those of :class:`NativeEngine`.
 
     Ctrl-C inside ``concurrent.futures`` can leave a lock held, since its code is Python. So this class uses
     only primitives written in C: locks, ``SimpleQueue`` and bare threads.
@@ -222,6 +206,9 @@ def _move(memory: memoryview, fd: int, offset: int, writes: bool) -> Outcome:
     except MemoryError:
         return Outcome(errno.ENOMEM, offset)
     return Outcome()
+
+
+Engine: TypeAlias = NativeEngine | PythonEngine
 
 
 def start_engine(settings: Settings) -> Engine:

@@ -190,11 +190,6 @@ class Session:
 
         With ``finishes_own``, also waits for the calling thread's earlier transfers, and returns their number
         plus one.
-
-        Raises:
-            ClosedHandleError: the handle was closed meanwhile.
-            OSError: the engine refused it.
-            AsyncIOError: transfers failed; the others have succeeded.
         """
         call = object()
         try:
@@ -213,11 +208,7 @@ class Session:
         return [transfer for transfer in every if transfer.owner is thread]
 
     def wait(self) -> int:
-        """Waits for all transfers of all threads and reports the calling thread's.
-
-        Raises:
-            AsyncIOError: some of the reported transfers failed.
-        """
+        """Waits for all transfers of all threads and reports the calling thread's."""
         thread = threading.current_thread()
         with self._lock:
             every = list(self._pending.values())

@@ -259,9 +259,6 @@ class OpBuilder:
 
         Args:
             portable: compile for all devices of the accelerator's kind, not only for those present.
-
-        Raises:
-            OpBuildError: a source file or a folder of headers is missing.
         """
         toolchain = self._toolchain()
         return self._recipe(toolchain.portable(self.accelerator) if portable else toolchain)

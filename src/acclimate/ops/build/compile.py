@@ -74,10 +74,6 @@ def build_library(recipe: Recipe, folder: Path, progress: Progress | None = None
 
     ``folder`` is empty and this build's own; object files are removed from it. ``progress`` is called from
     the threads that wait for the compilers.
-
-    Raises:
-        OpBuildError: a compiler or the linker failed or timed out; the log is in ``folder``.
-        OSError: the folder cannot be written, or the disk is full.
     """
     scratch = folder / "tmp"
     scratch.mkdir(0o700)

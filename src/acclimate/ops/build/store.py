@@ -41,11 +41,7 @@ _private_root: tuple[int, Path] | None = None
 
 
 def ops_folder() -> Path:
-    """Returns the folder of built libraries, without creating it.
-
-    Raises:
-        CacheWriteError: there is no folder for the cache.
-    """
+    """Returns the folder of built libraries, without creating it."""
     return cache_root() / "ops"
 
 
@@ -71,11 +67,7 @@ def unloadable_reason(folder: Path | None = None) -> str | None:
 
 
 def versions(recipe: Recipe) -> list[str]:
-    """Returns the version texts of a recipe's compilers, for its cache key.
-
-    Raises:
-        OpBuildError: a compiler cannot be run.
-    """
+    """Returns the version texts of a recipe's compilers, for its cache key."""
     try:
         memory = ops_folder() / _VERSIONS
     except CacheWriteError:
@@ -103,14 +95,7 @@ def find_built_elsewhere(recipe: Recipe) -> Path | None:
 
 
 def obtain(recipe: Recipe, key: str, progress: Progress | None = None) -> Path:
-    """Returns the library with this key: an existing one, or one that this or another process builds now.
-
-    Raises:
-        OpBuildError: the source does not compile; the message has the compiler's output, the command and
-            the path of the log.
-        OpLockTimeoutError: another process was still building it after ``ACCLIMATE_BUILD_TIMEOUT``.
-        CacheWriteError: neither the cache nor the folder for temporary files can be written.
-    """
+    """Returns the library with this key: an existing one, or one that this or another process builds now."""
     library = find(recipe, key)
     if library is not None:
         return library

@@ -23,26 +23,21 @@ class OptimizerBuilder(OpBuilder):
     """The native source in ``csrc``; ``None`` for an op that runs in plain torch."""
 
     def sources(self) -> list[str | Source]:
-        """Returns one file, with all instruction sets for the host or with the CUDA kernel."""
         if self.source is None:
             return []
         path = f"csrc/{self.source}"
         return [Source(path, flags=_CUDA_FLAGS) if path.endswith(".cu") else path]
 
     def include_paths(self) -> list[str]:
-        """Returns the folder of the update rules: a macro includes one, so it must be in the cache key."""
-        return ["csrc"]
+        return ["csrc"]  # a macro includes an update rule, so its folder must be in the cache key
 
     def cxx_args(self) -> list[str]:
-        """Returns the flags that make all instruction sets give the same bits."""
         return list(KERNEL_FLAGS)
 
     def define(self) -> None:
-        """Defines the op in torch."""
         import_module(f"{__package__}.{self.optimizer}").define()
 
     def module(self) -> ModuleType:
-        """Returns :mod:`acclimate.ops.optimizers.functions`."""
         return import_module(f"{__package__}.functions")
 
 

@@ -58,6 +58,24 @@ class Registered:
         return self._settings[number]
 
 
+def _update(
+    op: Any, step: int, tensors: Sequence[Tensor], outputs: Sequence[Tensor] = (), **settings: Any
+) -> int:
+    """Runs update number ``step`` of one parameter, whose gradient and states follow it. Returns 0."""
+    lists = [[tensor] for tensor in (*tensors, torch.tensor(float(step - 1)))]
+    op(*lists, list(outputs), isa=chosen_isa(), **settings)
+    torch.autograd.graph.increment_version((tensors[0], *outputs))
+    return 0
+
+
+def _update_group(op: Any, step: int, tensor_lists: Sequence[Sequence[Tensor]], **settings: Any) -> None:
+    """Runs update number ``step`` of a group: gradients, parameters and states."""
+    grads, params, *states = (list(tensors) for tensors in tensor_lists)
+    steps = list(torch.full((len(params),), float(step - 1)).unbind())
+    op(params, grads, *states, steps, [], isa=chosen_isa(), **settings)
+    torch.autograd.graph.increment_version(params)
+
+
 # -- Adam -----------------------------------------------------------------------------------------
 
 _adams = Registered("Adam")
@@ -126,14 +144,12 @@ def adam_update(
     Raises:
         InvalidOptimizerArgumentError: no optimizer has that number.
     """
-    done = torch.tensor(float(step - 1))
     outputs = [device_params] if device_params is not None and device_params.device.type == "cpu" else []
-    adam.define()(
-        [params], [grads], [exp_avg], [exp_avg_sq], [done], outputs, lr=lr, beta1=beta1, beta2=beta2,
+    _update(
+        adam.define(), step, (params, grads, exp_avg, exp_avg_sq), outputs, lr=lr, beta1=beta1, beta2=beta2,
         eps=epsilon, weight_decay=weight_decay, decoupled=_adams.find(optimizer_id),
-        bias_correction=bool(bias_correction), isa=chosen_isa(),
+        bias_correction=bool(bias_correction),
     )  # fmt: skip
-    torch.autograd.graph.increment_version((params, *outputs))
     if device_params is not None and not outputs:
         device_params.copy_(params.view_as(device_params), non_blocking=True)
     return 0
@@ -198,14 +214,10 @@ def multi_tensor_adam(
         tensor_lists: gradients, parameters, first moments, second moments.
         mode: 1 for decoupled weight decay, 0 for L2.
     """
-    grads, params, exp_avgs, exp_avg_sqs = (list(tensors) for tensors in tensor_lists)
-    steps = list(torch.full((len(params),), float(step - 1)).unbind())
-    adam.define()(
-        params, grads, exp_avgs, exp_avg_sqs, steps, [], lr=lr, beta1=beta1, beta2=beta2, eps=epsilon,
+    _update_group(
+        adam.define(), step, tensor_lists, lr=lr, beta1=beta1, beta2=beta2, eps=epsilon,
         weight_decay=weight_decay, decoupled=mode == 1, bias_correction=bias_correction == 1,
-        isa=chosen_isa(),
     )  # fmt: skip
-    torch.autograd.graph.increment_version(params)
 
 
 # -- Lion -----------------------------------------------------------------------------------------
@@ -247,20 +259,15 @@ def lion_update(
 ) -> int:
     """Updates one parameter and its state in place. Returns 0.
 
-    The arguments are those of :func:`adam_update`; ``step`` has no
-    effect, since Lion has no bias correction, and ``beta1`` is the momentum's weight in the direction.
+    The arguments are those of :func:`adam_update`; ``step`` has no effect, since
+    Lion has no bias correction, and ``beta1`` is the momentum's weight in the direction.
 
     Raises:
         InvalidOptimizerArgumentError: no optimizer has that number.
     """
     _lions.find(optimizer_id)
-    done = torch.tensor(float(step - 1))
-    lion.define()(
-        [params], [grads], [exp_avg], [done], [], lr=lr, beta1=beta1, beta2=beta2,
-        weight_decay=weight_decay, isa=chosen_isa(),
-    )  # fmt: skip
-    torch.autograd.graph.increment_version(params)
-    return 0
+    tensors = params, grads, exp_avg
+    return _update(lion.define(), step, tensors, lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay)
 
 
 @torch.no_grad()
@@ -281,13 +288,9 @@ def multi_tensor_lion(
         noop_flag: not used, as in DeepSpeed.
         tensor_lists: gradients, parameters, momenta.
     """
-    grads, params, exp_avgs = (list(tensors) for tensors in tensor_lists)
-    steps = list(torch.full((len(params),), float(step - 1)).unbind())
-    lion.define()(
-        params, grads, exp_avgs, steps, [], lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay,
-        isa=chosen_isa(),
-    )  # fmt: skip
-    torch.autograd.graph.increment_version(params)
+    _update_group(
+        lion.define(), step, tensor_lists, lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay
+    )
 
 
 # -- Adagrad --------------------------------------------------------------------------------------
@@ -327,20 +330,17 @@ def adagrad_update(
 ) -> int:
     """Updates one parameter and its state in place. Returns 0.
 
-    The arguments are those of :func:`adam_update`; ``step`` has no
-    effect, since the learning rate does not decay, and ``exp_avg_sq`` is the sum of squared gradients.
+    The arguments are those of :func:`adam_update`; ``step`` has no effect, since
+    the learning rate does not decay, and ``exp_avg_sq`` is the sum of squared gradients.
 
     Raises:
         InvalidOptimizerArgumentError: no optimizer has that number.
     """
     _adagrads.find(optimizer_id)
-    done = torch.tensor(float(step - 1))
-    adagrad.define()(
-        [params], [grads], [exp_avg_sq], [done], [], lr=lr, lr_decay=0.0, weight_decay=weight_decay,
-        eps=epsilon, isa=chosen_isa(),
+    return _update(
+        adagrad.define(), step, (params, grads, exp_avg_sq), lr=lr, lr_decay=0.0, weight_decay=weight_decay,
+        eps=epsilon,
     )  # fmt: skip
-    torch.autograd.graph.increment_version(params)
-    return 0
 
 
 # -- LAMB ---------------------------------------------------------------------------------------------
@@ -367,23 +367,18 @@ def lamb(
 ) -> Tensor:
     """Updates one parameter and its state in place.
 
-    Args:
+    Args, besides those that it shares with :func:`adam_update`:
         p: the parameter.
         p_copy: also receives the new parameter, unless it is empty.
         m: first moment.
         v: second moment.
         g: gradient.
-        lr: learning rate.
-        beta1: decay of the first moment.
-        beta2: decay of the second moment.
         max_coeff: the largest trust ratio.
         min_coeff: the smallest trust ratio.
         eps: added to the denominator.
         grad_scale: divides the gradient.
-        step: the number of this update, from 1.
         mode: 0 adds ``eps`` to the second moment before taking the root, 1 to the root.
         bias_correction: 1 to correct the learning rate for moments that started at zero.
-        decay: weight decay.
 
     Returns:
         The trust ratio, float32, shape (1,).

@@ -7,15 +7,4 @@
 #include "step_kernel.cuh"
 #include "simd_end.h"
 
-namespace acclimate {
-namespace {
-
-void adam_(StableIValue* stack, uint64_t, uint64_t) {
-  AdamCall call{Arguments(stack)};
-  cuda::step_group<cuda::AdamRule>(call.group, call.count_steps());
-}
-
-STABLE_TORCH_LIBRARY_IMPL(acclimate, CUDA, m) { m.impl("adam_", &adam_); }
-
-}  // namespace
-}  // namespace acclimate
+ACCLIMATE_CUDA_OP(adam_, AdamCall, AdamRule)

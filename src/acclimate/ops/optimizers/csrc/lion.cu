@@ -7,15 +7,4 @@
 #include "step_kernel.cuh"
 #include "simd_end.h"
 
-namespace acclimate {
-namespace {
-
-void lion_(StableIValue* stack, uint64_t, uint64_t) {
-  LionCall call{Arguments(stack)};
-  cuda::step_group<cuda::LionRule>(call.group, call.count_steps());
-}
-
-STABLE_TORCH_LIBRARY_IMPL(acclimate, CUDA, m) { m.impl("lion_", &lion_); }
-
-}  // namespace
-}  // namespace acclimate
+ACCLIMATE_CUDA_OP(lion_, LionCall, LionRule)

@@ -61,3 +61,15 @@ void step_group(Group& group, const std::vector<typename Rule::Coefficients>& co
   }
   group.write_back();
 }
+
+// Registers the op that applies a rule on CUDA; used after simd_end.h.
+#define ACCLIMATE_CUDA_OP(op, Call, Rule)                             \
+  namespace acclimate {                                               \
+  namespace {                                                         \
+  void op(StableIValue* stack, uint64_t, uint64_t) {                  \
+    Call call{Arguments(stack)};                                      \
+    cuda::step_group<cuda::Rule>(call.group, call.count_steps());     \
+  }                                                                   \
+  STABLE_TORCH_LIBRARY_IMPL(acclimate, CUDA, m) { m.impl(#op, &op); } \
+  }                                                                   \
+  }
