@@ -121,7 +121,7 @@ def test_a_rank_that_ends_while_a_group_is_created_is_named() -> None:
     with pytest.raises(
         GroupCreationError, match=rf"Rank 1 \(process {ended.pid}\) ended while rank 0 waited"
     ):
-        meeting.join((offer, replace(offer, process=ended.pid)), lambda *_: 1 << 20, lambda _: None)
+        meeting.join((offer, replace(offer, process=ended.pid)), lambda *_: 1 << 20, lambda *_: None)
 
 
 # -- background work ---------------------------------------------------------------------------------

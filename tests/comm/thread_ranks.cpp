@@ -34,7 +34,6 @@ Call call(Kind kind, size_t elements, int root = 0, Op op = Op::kNone) {
 }
 
 void run_collectives(Group& group, int rounds) {
-  const std::chrono::milliseconds none(0);
   const int rank = group.rank(), size = group.size();
   const Reduce sum = find_reduce(Dtype::kFloat32, Op::kSum);
   for (int round = 0; round < rounds; round++) {
@@ -92,7 +91,6 @@ void run_collectives(Group& group, int rounds) {
 
 void run_messages(Group& group, int rounds) {
   Messages messages(group);
-  const std::chrono::milliseconds none(0);
   const int after = (group.rank() + 1) % group.size();
   const int before = (group.rank() + group.size() - 1) % group.size();
   for (int round = 0; round < rounds; round++) {
@@ -103,8 +101,8 @@ void run_messages(Group& group, int rounds) {
       expect(!failure, "message", group.rank());
       done.fetch_add(1);
     };
-    messages.send(sent.data(), count * 4, call(Kind::kSend, count, 5), after, none, tell);
-    messages.receive(got.data(), count * 4, call(Kind::kReceive, count, 5), before, none, tell);
+    messages.send(sent.data(), count * 4, call(Kind::kSend, count, 5), after, tell);
+    messages.receive(got.data(), count * 4, call(Kind::kReceive, count, 5), before, tell);
     while (done.load() != 2) std::this_thread::yield();
     expect(got[count - 1] == static_cast<float>(round), "content of a message", group.rank());
   }

@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d
 
 from acclimate.accelerator.gloo_threads import settle_at_exit
 from acclimate.comm.native import load_backend
-from acclimate.comm.rendezvous import Opening, Rendezvous, are_on_one_host, why_not_shared
+from acclimate.comm.rendezvous import Rendezvous, are_on_one_host, why_not_shared
 from acclimate.errors import AcclimateError
 from acclimate.host.local_address import address_towards
 
@@ -42,23 +42,10 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     refusal = why_not_shared(offers, native.MOST_RANKS if native is not None else len(offers))
     if refusal:
         return gloo_instead(store, rank, size, timeout, refusal)
-
-    def open_group(opening: Opening) -> Any:
-        geometry = opening.memory.geometry
-        return native.open_group(
-            opening.memory.descriptor,
-            opening.rank,
-            opening.processes,
-            geometry.slot_bytes,
-            geometry.ring_bytes,
-            int(timeout.total_seconds() * 1000),
-            opening.has_spare_cores,
-        )
-
-    joined = rendezvous.join(offers, native.bytes, open_group)
-    if joined.refusal:
-        return gloo_instead(store, rank, size, timeout, joined.refusal)
-    return native.backend_of(joined.group)
+    group, refusal = rendezvous.join(offers, native.bytes, native.open_group)
+    if refusal:
+        return gloo_instead(store, rank, size, timeout, refusal)
+    return native.backend_of(group)
 
 
 def _native() -> tuple[Any, str]:

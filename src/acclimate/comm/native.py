@@ -19,7 +19,6 @@ TRANSPORT: tuple[str | Source, ...] = (
     "csrc/collectives.cpp",
     "csrc/group.cpp",
     "csrc/peers.cpp",
-    "csrc/placement.cpp",
     "csrc/reduce.cpp",
     # The plain kernels would take the longest to optimise, and few processors run them.
     Source("csrc/reduce_plain.cpp", flags=("-O2",)),
@@ -37,16 +36,13 @@ class TransportBuilder(OpBuilder):
     """Builds a library that contains the transport."""
 
     def include_paths(self) -> list[str]:
-        """The folder of the headers."""
         return ["csrc"]
 
     def cxx_args(self) -> list[str]:
-        """Flags for threads, and for the same results on every instruction set."""
         return ["-pthread", *KERNEL_FLAGS]
 
     def link_args(self) -> list[str]:
-        """The flag for threads, which older C libraries keep in a separate library."""
-        return ["-pthread"]
+        return ["-pthread"]  # which older C libraries keep in a separate library
 
 
 class ShmBackendBuilder(TransportBuilder):
@@ -57,7 +53,6 @@ class ShmBackendBuilder(TransportBuilder):
     stable_abi = False
 
     def sources(self) -> list[str | Source]:
-        """The sources of the transport and of the backend around it."""
         # The backend's files only pass memory to the transport, so optimising them harder gains nothing.
         callers = ("csrc/backend.cpp", "csrc/messages.cpp")
         return [*(Source(path, flags=("-O1",)) for path in callers), *TRANSPORT]
@@ -66,7 +61,6 @@ class ShmBackendBuilder(TransportBuilder):
         """Does nothing: the backend has no operator."""
 
     def module(self) -> ModuleType:
-        """Loads the library, which is a Python module."""
         module: ModuleType = load_backend()
         return module
 

@@ -24,11 +24,7 @@ def require_rank(size: int, rank: int) -> None:
 
 
 def store_for(op: str, number: int, size: int, rank: int) -> Any:
-    """Returns the store of one group of an op, of which this process created ``number`` groups before.
-
-    Raises:
-        InvalidEnvironmentError: there is no default group of this size, and ``MASTER_ADDR`` is not set.
-    """
+    """Returns the store of one group of an op, of which this process created ``number`` groups before."""
     return distributed_c10d.PrefixStore(f"acclimate/{op}/{number}", _shared(size, rank))
 
 

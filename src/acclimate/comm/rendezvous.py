@@ -40,28 +40,6 @@ class Offer:
     """Why this rank cannot share memory; empty if it can."""
 
 
-@dataclass(frozen=True)
-class Joined:
-    """A group that all ranks have opened, or the reason why there is none."""
-
-    group: Any
-    """The result of ``open_group``."""
-    offers: tuple[Offer, ...]
-    refusal: str
-    """The reason why there is no group, equal on all ranks; empty if there is one."""
-
-
-@dataclass(frozen=True)
-class Opening:
-    """The arguments with which a rank opens a group."""
-
-    memory: SharedMemory
-    rank: int
-    processes: list[int]
-    has_spare_cores: bool
-    """Whether there is a core for each rank."""
-
-
 class Rendezvous:
     """One rank's side of the agreement, through a store that only its group uses."""
 
@@ -81,11 +59,20 @@ class Rendezvous:
         self,
         offers: tuple[Offer, ...],
         total_bytes: Callable[[int, int, int], int],
-        open_group: Callable[[Opening], Any],
-    ) -> Joined:
+        open_group: Callable[..., Any],
+    ) -> tuple[Any, str]:
         """Allocates the memory on rank 0, and opens the group on all ranks or on none.
 
-        ``total_bytes`` is that of :func:`~acclimate.comm.memory.geometries`.
+        Args:
+            offers: those of all ranks.
+            total_bytes: as for :func:`~acclimate.comm.memory.geometries`.
+            open_group: the native function, which gets the descriptor of the memory, this rank, all ranks'
+                processes, the sizes of slots and rings in bytes, the time-out in ms, and whether there is a
+                core for each rank.
+
+        Returns:
+            The result of ``open_group``, and an empty string; or the reason why there is no group, equal on
+            all ranks.
         """
         self._processes = [offer.process for offer in offers]
         made, message = self._make(offers, total_bytes) if self._rank == 0 else (None, {})
@@ -95,7 +82,15 @@ class Rendezvous:
             try:
                 shared = made or _open_made(values)
                 try:
-                    group = open_group(_opening(shared, self._rank, offers))
+                    group = open_group(
+                        shared.descriptor,
+                        self._rank,
+                        self._processes,
+                        shared.geometry.slot_bytes,
+                        shared.geometry.ring_bytes,
+                        int(self._timeout.total_seconds() * 1000),
+                        _have_spare_cores(offers),
+                    )
                 finally:
                     if made is None:
                         shared.close()
@@ -105,7 +100,7 @@ class Rendezvous:
         refusal = _first_refusal([answer["refusal"] for answer in answers])
         if made is not None:
             made.close()
-        return Joined(None if refusal else group, offers, refusal)
+        return None if refusal else group, refusal
 
     def _exchange(self, topic: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Sends a message to all ranks and returns every rank's message."""
@@ -179,10 +174,10 @@ def _first_refusal(refusals: list[str]) -> str:
     return next((f"rank {rank}: {refusal}" for rank, refusal in enumerate(refusals) if refusal), "")
 
 
-def _opening(shared: SharedMemory, rank: int, offers: tuple[Offer, ...]) -> Opening:
+def _have_spare_cores(offers: tuple[Offer, ...]) -> bool:
+    """Whether there is a core for each rank."""
     cores = set[int]().union(*(offer.cores for offer in offers))
-    processors = min(len(cores), *(offer.processors for offer in offers))
-    return Opening(shared, rank, [offer.process for offer in offers], processors >= len(offers))
+    return min(len(cores), *(offer.processors for offer in offers)) >= len(offers)
 
 
 def _open_made(values: Mapping[str, Any]) -> SharedMemory:

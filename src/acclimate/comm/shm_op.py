@@ -15,7 +15,7 @@ import torch.distributed as dist
 from acclimate.comm.backend import gloo_instead
 from acclimate.comm.native import TRANSPORT, TransportBuilder
 from acclimate.comm.op_store import require_rank, store_for
-from acclimate.comm.rendezvous import Opening, Rendezvous, are_on_one_host, why_not_shared
+from acclimate.comm.rendezvous import Rendezvous, are_on_one_host, why_not_shared
 from acclimate.errors import InvalidEnvironmentError, UnsupportedError
 from acclimate.ops import registry
 from acclimate.ops.build.recipe import Source
@@ -28,19 +28,15 @@ class ShareMemCommBuilder(TransportBuilder):
     name = "shm_comm"
 
     def sources(self) -> list[str | Source]:
-        """The sources of the ``shm`` backend's transport and of the operator."""
         return ["csrc/op.cpp", *TRANSPORT]
 
     def cxx_args(self) -> list[str]:
-        """The transport's flags, and one that builds only sums."""
         return [*super().cxx_args(), "-DACCLIMATE_ONLY_SUMS"]
 
     def incompatibility(self) -> str | None:
-        """The reason is a system other than Linux or a missing compiler."""
         return _why_not_here() or super().incompatibility()
 
     def define(self) -> None:
-        """Defines the operators that the library implements."""
         registry.define(
             (
                 "shm_comm_bytes(int ranks, int slot_bytes, int ring_bytes) -> int",
@@ -52,7 +48,6 @@ class ShareMemCommBuilder(TransportBuilder):
         registry.define_in_place("inference_all_reduce_(Tensor(a!) x) -> ()", _through_gloo)
 
     def module(self) -> ModuleType:
-        """This module."""
         return sys.modules[__name__]
 
 
@@ -102,7 +97,7 @@ def initialize(size: int, rank: int) -> None:
     if not are_on_one_host(offers):
         refusal = refusal or "they are on different hosts, or in different containers"
     if not refusal:
-        refusal = rendezvous.join(offers, torch.ops.acclimate.shm_comm_bytes, _open).refusal
+        _, refusal = rendezvous.join(offers, torch.ops.acclimate.shm_comm_bytes, _open)
     _state.gloo = gloo_instead(store, rank, size, _TIMEOUT, refusal) if refusal else None
     # Rank 0 may get here first. If it hosts the store, it must stay until the others have read it.
     _state.size, _state.rank, _state.store = size, rank, store
@@ -161,19 +156,8 @@ def _through_gloo(x: torch.Tensor) -> None:
         x.copy_(dense)
 
 
-def _open(opening: Opening) -> bool:
-    geometry = opening.memory.geometry
-    torch.ops.acclimate.shm_comm_open(
-        opening.memory.descriptor,
-        opening.rank,
-        opening.processes,
-        geometry.slot_bytes,
-        geometry.ring_bytes,
-        int(_TIMEOUT.total_seconds() * 1000),
-        opening.has_spare_cores,
-        chosen_isa(),
-    )
-    return True
+def _open(*settings: Any) -> None:
+    torch.ops.acclimate.shm_comm_open(*settings, chosen_isa())
 
 
 def _is_native() -> bool:

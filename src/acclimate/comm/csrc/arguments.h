@@ -60,6 +60,28 @@ inline void check_times(const at::Tensor& large, const at::Tensor& small, int64_
               ", but has ", large.numel(), " of ", large.scalar_type());
 }
 
+// The outputs of a gather, one for each rank.
+class TargetList {
+ public:
+  TargetList() = default;
+  TargetList(const Tensors& outputs, const at::Tensor& input, int ranks) {
+    check_count(outputs.size(), ranks, "outputs");
+    for (const at::Tensor& output : outputs) {
+      check_like(output, input, "output");
+      targets_.emplace_back(output);
+      memory_.push_back(targets_.back().data());
+    }
+  }
+  const Targets& memory() const { return memory_; }
+  void finish() {
+    for (Target& target : targets_) target.finish();
+  }
+
+ private:
+  std::vector<Target> targets_;
+  Targets memory_;
+};
+
 // Equal parts of a tensor in order, as pointers: creating views would dispatch operators.
 inline Targets parts_of(void* data, size_t bytes, int parts) {
   Targets targets;

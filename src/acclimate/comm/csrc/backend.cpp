@@ -188,18 +188,22 @@ WorkPointer ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions
 }
 
 void ShmBackend::gather_one(RunningCall& running, const Tensors& outputs, const at::Tensor& input) {
-  check_count(outputs.size(), size_, "outputs");
-  std::vector<Target> targets;
-  Targets memory;
-  for (const at::Tensor& output : outputs) {
-    check_like(output, input, "output");
-    targets.emplace_back(output);
-    memory.push_back(targets.back().data());
-  }
+  TargetList targets(outputs, input, size_);
   const at::Tensor source = flat(input);
   running.start();
-  acclimate_comm::all_gather(running.group, source.data_ptr(), memory, elements_of(source).bytes());
-  for (Target& target : targets) target.finish();
+  acclimate_comm::all_gather(running.group, source.data_ptr(), targets.memory(), elements_of(source).bytes());
+  targets.finish();
+}
+
+// Gathers into equal parts of one tensor.
+void ShmBackend::gather_into(RunningCall& running, const at::Tensor& output, const at::Tensor& input) {
+  check_times(output, input, size_, "output", "input");
+  Target target(output);
+  const at::Tensor source = flat(input);
+  const size_t bytes = elements_of(source).bytes();
+  running.start();
+  acclimate_comm::all_gather(running.group, source.data_ptr(), parts_of(target.data(), bytes, size_), bytes);
+  target.finish();
 }
 
 WorkPointer ShmBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -220,16 +224,7 @@ WorkPointer ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                         call_of(Kind::kAllGather, input),
                         options,
                         {output}};
-  return run(outline, [this, output, input](RunningCall& running) {
-    check_times(output, input, size_, "output", "input");
-    Target target(output);
-    const at::Tensor source = flat(input);
-    const size_t bytes = elements_of(source).bytes();
-    running.start();
-    acclimate_comm::all_gather(running.group, source.data_ptr(), parts_of(target.data(), bytes, size_),
-                               bytes);
-    target.finish();
-  });
+  return run(outline, [this, output, input](RunningCall& running) { gather_into(running, output, input); });
 }
 
 WorkPointer ShmBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -265,13 +260,7 @@ WorkPointer ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensor
     }
     for (size_t i = 0; i < inputs.size(); i++) {
       running.next(call_of(Kind::kAllGather, inputs[i]), inputs.size() - 1 - i);
-      Target target(outputs[i]);
-      const at::Tensor source = flat(inputs[i]);
-      const size_t bytes = elements_of(source).bytes();
-      running.start();
-      acclimate_comm::all_gather(running.group, source.data_ptr(), parts_of(target.data(), bytes, size_),
-                                 bytes);
-      target.finish();
+      gather_into(running, outputs[i], inputs[i]);
     }
   });
 }
@@ -284,21 +273,16 @@ WorkPointer ShmBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
   return run(outline, [this, outputs, inputs, given_root](RunningCall& running) {
     const int root = rank_in(given_root, size_, "the root");
     const at::Tensor& input = only(inputs);
-    std::vector<Target> targets;
-    Targets memory;
+    TargetList targets;
     if (rank_ == root) {
       TORCH_CHECK(outputs.size() == 1, "gather takes one list of outputs on its root");
-      check_count(outputs[0].size(), size_, "outputs");
-      for (const at::Tensor& output : outputs[0]) {
-        check_like(output, input, "output");
-        targets.emplace_back(output);
-        memory.push_back(targets.back().data());
-      }
+      targets = TargetList(outputs[0], input, size_);
     }
     const at::Tensor source = flat(input);
     running.start();
-    acclimate_comm::gather(running.group, source.data_ptr(), memory, elements_of(source).bytes(), root);
-    for (Target& target : targets) target.finish();
+    acclimate_comm::gather(running.group, source.data_ptr(), targets.memory(), elements_of(source).bytes(),
+                           root);
+    targets.finish();
   });
 }
 
@@ -440,9 +424,9 @@ WorkPointer ShmBackend::message(Tensors& tensors, int peer, int tag, bool is_sen
   }
   const size_t bytes = elements_of(tensor).bytes();
   if (is_sent) {
-    messages_->send(target->data(), bytes, call, peer, milliseconds(0), done);
+    messages_->send(target->data(), bytes, call, peer, done);
   } else {
-    messages_->receive(target->data(), bytes, call, peer, milliseconds(0), done);
+    messages_->receive(target->data(), bytes, call, peer, done);
   }
   return work;
 }

@@ -72,6 +72,7 @@ class ShmBackend final : public c10d::Backend {
 
   void all_reduce_one(RunningCall& running, const at::Tensor& tensor, Op op);
   void gather_one(RunningCall& running, const Tensors& outputs, const at::Tensor& input);
+  void gather_into(RunningCall& running, const at::Tensor& output, const at::Tensor& input);
   void scatter_sums(RunningCall& running, const at::Tensor& output, const Tensors& inputs, Op op);
 
   std::shared_ptr<Group> group_;

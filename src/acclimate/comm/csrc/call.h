@@ -1,12 +1,22 @@
-// Numbers and names of collectives, reductions and dtypes; error messages use the names.
+// Numbers and names of collectives, reductions and dtypes, and the error of a group, whose message has the
+// names.
 #pragma once
 
+#include <stdexcept>
 #include <string>
 
-#include "errors.h"
 #include "layout.h"
 
 namespace acclimate_comm {
+
+enum class Reason : uint32_t { kTimeout, kPeerGone, kMismatch, kAborted, kForked, kSystem };
+
+// Any failure of a group. After every failure except a mismatch the group is unusable.
+class CommError : public std::runtime_error {
+ public:
+  CommError(Reason reason, const std::string& text) : std::runtime_error(text), reason(reason) {}
+  Reason reason;
+};
 
 enum class Kind : uint8_t {
   kNone,

@@ -1,6 +1,7 @@
 #include "group.h"
 
 #include <linux/futex.h>
+#include <linux/mempolicy.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -9,11 +10,11 @@
 
 #include <cerrno>
 #include <climits>
+#include <cstdint>
 #include <cstring>
 
 #include "../../ops/csrc/processors.h"
 #include "../../ops/csrc/relax.h"
-#include "placement.h"
 
 namespace acclimate_comm {
 namespace {
@@ -35,6 +36,25 @@ constexpr milliseconds kCrowdLasts{100};
 constexpr milliseconds kBetweenMoves{2};
 
 const char* const kUnusable = " This group cannot be used any more: destroy it.";
+
+// Moves whole pages to where this thread's memory policy puts new memory: the nodes that it is bound to, else
+// the node of its core. No other process may have touched them, because the kernel does not move pages that
+// several processes map. Does nothing if the kernel refuses, as in containers without CAP_SYS_NICE.
+void place_near_this_thread(unsigned char* begin, size_t bytes) {
+  constexpr size_t kMostNodes = 1024, kWordBits = 8 * sizeof(unsigned long);
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const uintptr_t first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(begin + bytes) / page * page;
+  if (first >= end) return;
+  int policy = MPOL_DEFAULT;
+  unsigned long nodes[kMostNodes / kWordBits] = {};
+  if (syscall(SYS_get_mempolicy, &policy, nodes, kMostNodes, nullptr, 0) != 0) return;
+  if (policy == MPOL_DEFAULT) policy = MPOL_LOCAL;
+  // mbind moves only pages that this process maps, and a page is mapped when it is touched.
+  for (uintptr_t at = first; at < end; at += page) (void)*reinterpret_cast<volatile unsigned char*>(at);
+  // The kernel subtracts one from the number of bits.
+  syscall(SYS_mbind, first, end - first, policy, nodes, kMostNodes + 1, MPOL_MF_MOVE);
+}
 
 }  // namespace
 
@@ -58,15 +78,6 @@ void futex_wait(const void* word, uint32_t value, milliseconds longest) {
 }
 
 void futex_wake(const void* word) { syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
-
-bool Crowd::yield() {
-  const auto start = Clock::now();
-  sched_yield();
-  const auto now = Clock::now();
-  if (now - start < kLongYield) return false;
-  until_ = now + kCrowdLasts;
-  return true;
-}
 
 Group::Group(int descriptor, int rank, const std::vector<pid_t>& pids, Geometry geometry,
              milliseconds timeout, bool has_spare_cores)
@@ -208,9 +219,10 @@ void Group::await_slowly(int rank, std::atomic<uint64_t>& stamp, bool may_yield)
   const auto start = Clock::now();
   if (waited_since_ == Clock::time_point{}) waited_since_ = start;
   const auto until = start + patience_->yields;
-  may_yield = may_yield && !crowd_.is_here(start);
-  while (may_yield && Clock::now() < until) {
-    may_yield = !crowd_.yield();
+  for (auto now = start; may_yield && now >= crowded_until_ && now < until; now = Clock::now()) {
+    sched_yield();
+    const auto back = Clock::now();
+    if (back - now >= kLongYield) crowded_until_ = back + kCrowdLasts;
     for (int i = 0; i < patience_->spins_after_yield; i++) {
       if (stamp.load(std::memory_order_acquire) >= round_) return;
       acclimate::relax();

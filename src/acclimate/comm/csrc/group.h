@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "call.h"
-#include "errors.h"
 #include "layout.h"
 #include "peers.h"
 #include "route.h"
@@ -29,19 +28,6 @@ struct Patience {
   int spins;
   int spins_after_yield;
   std::chrono::microseconds yields;
-};
-
-// The waits of a rank whose last yield was long: other work wants its processor.
-class Crowd {
- public:
-  using Time = std::chrono::steady_clock::time_point;
-
-  // Yields; returns whether other work had the processor meanwhile.
-  bool yield();
-  bool is_here(Time now) const { return now < until_; }
-
- private:
-  Time until_{};
 };
 
 struct Geometry {
@@ -124,7 +110,7 @@ class Group {
   bool has_spare_cores_;
   Patience foreground_;
   Patience background_;
-  Crowd crowd_;
+  Clock::time_point crowded_until_{};  // until then, other work wants the processor, so waits do not yield
   Clock::time_point next_move_{};
   unsigned forks_;
   pid_t process_;

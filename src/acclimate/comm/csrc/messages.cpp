@@ -117,9 +117,8 @@ Messages::~Messages() {
   stop();
 }
 
-void Messages::send(const void* data, size_t bytes, const Call& call, int to, milliseconds timeout,
-                    Done done) {
-  const auto limit = timeout.count() > 0 ? timeout : group_.timeout();
+void Messages::send(const void* data, size_t bytes, const Call& call, int to, Done done) {
+  const auto limit = group_.timeout();
   {
     const std::lock_guard lock(mutex_);
     sends_[to].push_back(
@@ -128,9 +127,8 @@ void Messages::send(const void* data, size_t bytes, const Call& call, int to, mi
   submitted();
 }
 
-void Messages::receive(void* data, size_t bytes, const Call& call, int from, milliseconds timeout,
-                       Done done) {
-  const auto limit = timeout.count() > 0 ? timeout : group_.timeout();
+void Messages::receive(void* data, size_t bytes, const Call& call, int from, Done done) {
+  const auto limit = group_.timeout();
   {
     const std::lock_guard lock(mutex_);
     receives_.push_back(

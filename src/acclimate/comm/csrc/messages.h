@@ -28,10 +28,8 @@ class Messages {
   Messages& operator=(const Messages&) = delete;
 
   // A send is done when the receiver has taken the message. `call.root` is the tag.
-  void send(const void* data, size_t bytes, const Call& call, int to, std::chrono::milliseconds timeout,
-            Done done);
-  void receive(void* data, size_t bytes, const Call& call, int from, std::chrono::milliseconds timeout,
-               Done done);
+  void send(const void* data, size_t bytes, const Call& call, int to, Done done);
+  void receive(void* data, size_t bytes, const Call& call, int from, Done done);
   // Ends the thread; pending messages fail.
   void stop();
 

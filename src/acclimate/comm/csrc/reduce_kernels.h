@@ -2,6 +2,7 @@
 // instruction set. Everything here is local to its file, or the linker could pick the wrong copy.
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "reduce.h"
 
@@ -85,34 +86,17 @@ struct Complex {
 // -- reductions --------------------------------------------------------------------------------------
 
 template <class T>
-constexpr bool kIsInteger = static_cast<T>(0.5) == static_cast<T>(0);
+constexpr bool kIsSignedInteger = std::is_integral_v<T> && std::is_signed_v<T>;
 
 template <class T>
-struct UnsignedOf {
-  using type = T;
-};
-template <>
-struct UnsignedOf<int8_t> {
-  using type = uint8_t;
-};
-template <>
-struct UnsignedOf<int16_t> {
-  using type = uint16_t;
-};
-template <>
-struct UnsignedOf<int32_t> {
-  using type = uint32_t;
-};
-template <>
-struct UnsignedOf<int64_t> {
-  using type = uint64_t;
-};
+using UnsignedOf =
+    typename std::conditional_t<kIsSignedInteger<T>, std::make_unsigned<T>, std::type_identity<T>>::type;
 
 // Integers wrap around, as torch's do.
 struct Sum {
   template <class T>
   static T combine(T a, T b) {
-    using U = typename UnsignedOf<T>::type;
+    using U = UnsignedOf<T>;
     return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
   }
   template <class T>
@@ -132,7 +116,7 @@ struct Average : Sum {
 struct Product : Sum {
   template <class T>
   static T combine(T a, T b) {
-    using U = typename UnsignedOf<T>::type;
+    using U = UnsignedOf<T>;
     // Unsigned 16-bit numbers become signed ints, whose product can overflow.
     return static_cast<T>(static_cast<U>(1u * static_cast<U>(a) * static_cast<U>(b)));
   }
