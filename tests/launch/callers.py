@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 from acclimate.launch.event_loop import EventLoop
 from acclimate.launch.remote.callback import CallbackServer
-from acclimate.launch.remote.protocol import Answer, Call, SocketChannel, caller_proof
+from acclimate.launch.remote.protocol import Answer, Call, SocketChannel, proof_of
 from acclimate.launch.wire import Message, decode
 
 KEY = "0123456789abcdef"
@@ -57,7 +57,7 @@ class Port:
         call = Call(name, "nonce")
         self.say(caller, json.dumps({"call": asdict(call)}).encode() + b"\n")
         answer = decode(self.receive(caller), {"answer": Answer})["answer"]
-        proof = {"hello": caller_proof(KEY, call, answer)}
+        proof = {"hello": proof_of(KEY, "caller", call, answer.nonce)}
         self.say(caller, json.dumps(proof).encode() + b"\n")
         assert self.until(lambda: name in self.answered)
         return caller

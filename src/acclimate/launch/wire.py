@@ -102,18 +102,13 @@ class LineBuffer:
         *whole, rest = piece.split(b"\n")
         lines = []
         for line in whole:
-            self._rest += line
-            lines.append(self._take())
-        self._rest += rest
-        self._check()
+            self._add(line)
+            lines.append(bytes(self._rest))
+            self._rest.clear()
+        self._add(rest)
         return lines
 
-    def _take(self) -> bytes:
-        self._check()
-        line = bytes(self._rest)
-        self._rest.clear()
-        return line
-
-    def _check(self) -> None:
+    def _add(self, part: bytes) -> None:
+        self._rest += part
         if len(self._rest) > self.limit:
             raise LaunchProtocolError(f"A message is longer than {self.limit} bytes.")

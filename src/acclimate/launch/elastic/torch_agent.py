@@ -125,11 +125,7 @@ class _Membership:
     # -- in the main thread --------------------------------------------------------------------------
 
     def run(self, signals: SignalRelay) -> Outcome:
-        """Runs the job to its end, or to a signal while no ranks run.
-
-        Raises:
-            HostUnreachableError: the rendezvous does not answer.
-        """
+        """Runs the job to its end, or to a signal while no ranks run."""
         accepted: list[float] = []
         """When the rendezvous first accepted a connection."""
         probe = threading.Thread(target=self._probe, args=[accepted], daemon=True)

@@ -78,12 +78,6 @@ def allocating_engine(name: str, environ: Mapping[str, str]) -> Engine | None:
 
 
 def launch(job: JobPlan, engine_name: str = AUTO) -> Outcome:
-    """Runs a job on its hosts to its end.
-
-    Raises:
-        LaunchOptionError: no engine has this name.
-        EngineNotFoundError: its program is not installed here.
-        HostUnreachableError: a host does not answer; no rank was started.
-    """
+    """Runs a job on its hosts to its end."""
     engine, program = choose_engine(engine_name, os.environ)
     return engine.launch(job, program)

@@ -65,7 +65,6 @@ class Plain(View):
     """Passes on the output of a single rank unchanged."""
 
     def feed(self, source: Source, data: bytes) -> None:
-        """Passes it on."""
         self.writer.write(data)
 
 
@@ -84,12 +83,13 @@ class TaggedLines(View):
         """The source whose unfinished line was written last."""
 
     def feed(self, source: Source, data: bytes) -> None:
-        """Shows the finished lines."""
         pending = self._pending.setdefault(source, bytearray())
         end = data.rfind(b"\n") + 1
         if end:
             shown: list[bytes] = []
-            for line in _lines(pending, data[:end]):
+            *lines, _ = bytes(pending + data[:end]).split(b"\n")
+            pending.clear()
+            for line in lines:
                 ending = b"\r\n" if line.endswith(b"\r") else b"\n"
                 shown += (self._tagged(source, line.removesuffix(b"\r")), ending)
                 self._continued = None
@@ -103,7 +103,6 @@ class TaggedLines(View):
             self._due[source] = time.monotonic() + _PARTIAL_DELAY_S
 
     def end(self, source: Source) -> None:
-        """Finishes the last line."""
         self._show_partial(source)
         if self._continued == source:
             self.writer.write(b"\n")
@@ -111,7 +110,6 @@ class TaggedLines(View):
         self._pending.pop(source, None)
 
     def flush(self) -> float | None:
-        """Shows lines that stayed unfinished."""
         now = time.monotonic()
         for source, due in list(self._due.items()):
             if due <= now:
@@ -156,7 +154,6 @@ class WholeLines(View):
         """The tag of each source's unfinished line that has been shown in part."""
 
     def feed(self, source: Source, data: bytes) -> None:
-        """Shows the finished lines."""
         pending = self._pending.setdefault(source, bytearray())
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if end:
@@ -169,7 +166,6 @@ class WholeLines(View):
             self._show_partial(source)
 
     def end(self, source: Source) -> None:
-        """Shows an unfinished line."""
         self._show_partial(source)
         self._pending.pop(source, None)
 
@@ -206,7 +202,6 @@ class TaggedTerminal(View):
         """When the first change since the last drawing happened."""
 
     def feed(self, source: Source, data: bytes) -> None:
-        """Receives output, which :meth:`flush` draws."""
         # The row that changed last is drawn lowest, and is the last to be left out if there is no room.
         current = self._unfinished.pop(source, CurrentLine())
         *lines, rest = data.split(b"\n")
@@ -252,13 +247,6 @@ class TaggedTerminal(View):
         self._finished.clear()
         self._rows, self._changed_at = len(rows), None
         return None
-
-
-def _lines(begun: bytearray, data: bytes) -> list[bytes]:
-    """Returns the complete lines, and empties the unfinished one."""
-    lines = bytes(begun + data).split(b"\n")[:-1]
-    begun.clear()
-    return lines
 
 
 def _split_letter(text: bytes) -> tuple[bytes, bytes]:

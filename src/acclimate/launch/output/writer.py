@@ -106,7 +106,6 @@ class StreamWriter(Writer):
         self._poll.register(descriptor, select.POLLOUT)
 
     def drain(self) -> None:
-        """Writes as much as it can without blocking."""
         while self._waiting and (self._is_file or self._poll.poll(0)):
             room = len(self._waiting) if self._is_file else _PIPE_ROOM
             try:
@@ -118,11 +117,9 @@ class StreamWriter(Writer):
             del self._waiting[:written]
 
     def watch(self, loop: EventLoop, react: Callable[[], None]) -> None:
-        """Calls back when the reader may accept more."""
         loop.watch(self.descriptor, react, selectors.EVENT_WRITE)
 
     def unwatch(self, loop: EventLoop) -> None:
-        """Ends :meth:`watch`."""
         loop.forget(self.descriptor)
 
 

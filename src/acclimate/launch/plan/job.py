@@ -130,11 +130,7 @@ def _gloo_interface(job: JobPlan, node_rank: int, environ: Mapping[str, str]) ->
 def bind_host(
     job: JobPlan, node_rank: int, topology: Topology, environ: Mapping[str, str]
 ) -> tuple[RankBinding, ...]:
-    """Returns the binding of each rank of one host.
-
-    Raises:
-        BindingError: the cores cannot be divided as the job asks, or a variable overrides the binding.
-    """
+    """Returns the binding of each rank of one host."""
     check_environment(environ)
     ranks = len(job.hosts[node_rank].slots)
     return bind_ranks(topology, ranks, core_list=job.core_list, use_hyperthreads=job.use_hyperthreads)

@@ -221,7 +221,6 @@ class RemoteWriter(Writer):
         self._react: Callable[[], None] | None = None
 
     def drain(self) -> None:
-        """Sends as much as the launcher has room for."""
         while self._waiting and self._may_send():
             piece = bytes(self._waiting[: min(_PIECE_BYTES, self._room)])
             self._room -= len(piece)
@@ -247,11 +246,9 @@ class RemoteWriter(Writer):
             self._react()
 
     def watch(self, loop: EventLoop, react: Callable[[], None]) -> None:
-        """Calls back when the launcher has room again."""
         self._react = react
 
     def unwatch(self, loop: EventLoop) -> None:
-        """Ends :meth:`watch`."""
         self._react = None
 
 

@@ -63,12 +63,7 @@ class Nodes:
         self._code = _LOST
 
     def meet(self) -> None:
-        """Waits until all nodes are there.
-
-        Raises:
-            HostUnreachableError: one did not come in time, or cannot take part.
-            LaunchOptionError: this node cannot wait at the port.
-        """
+        """Waits until all nodes are there."""
         (self._wait_for_the_others if self._node == 0 else self._go_to_the_first)()
         self._selector = selectors.DefaultSelector()
         for node, channel in self._others.items():

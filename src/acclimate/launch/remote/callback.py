@@ -6,6 +6,7 @@ import errno
 import math
 import re
 import resource
+import secrets
 import select
 import socket
 import time
@@ -24,11 +25,8 @@ from acclimate.launch.remote.protocol import (
     Answer,
     Call,
     SocketChannel,
-    answer_call,
-    caller_proof,
-    new_nonce,
-    proves_caller,
-    proves_launcher,
+    are_equal,
+    proof_of,
 )
 from acclimate.launch.wire import Message
 
@@ -80,12 +78,12 @@ def call_launcher(where: str, name: str) -> SocketChannel:
 
 def _introduce(channel: SocketChannel, key: str, name: str) -> None:
     """Identifies this agent, and checks that the launcher answers."""
-    call = Call(name, new_nonce())
+    call = Call(name, secrets.token_hex(16))
     channel.send({"call": asdict(call)})
     answer = _wait_for_answer(channel)
-    if not proves_launcher(key, call, answer):
+    if not are_equal(answer.proof, proof_of(key, "launcher", call, answer.nonce)):
         raise LaunchProtocolError("it does not have the job's key")
-    channel.send({"hello": caller_proof(key, call, answer)})
+    channel.send({"hello": proof_of(key, "caller", call, answer.nonce)})
     channel.trust(LONGEST_FROM_LAUNCHER)
 
 
@@ -118,7 +116,8 @@ class _Caller:
     channel: SocketChannel
     since: float
     call: Call | None = None
-    answer: Answer | None = None
+    nonce: str = ""
+    """That of the answer to the call."""
     is_known: bool = False
     """Whether it has proved that it has the key."""
 
@@ -261,17 +260,16 @@ class CallbackServer:
 
     def _proves_itself(self, caller: _Caller, message: Message) -> bool:
         """Whether a message is the next step of an agent's proof."""
-        if caller.call is None or caller.answer is None:
+        if caller.call is None:
             call = message.get("call")
             if call is None or call.name not in self._awaited:
                 return False
-            caller.call, caller.answer = call, answer_call(self._key, call)
-            caller.channel.send({"answer": asdict(caller.answer)})
+            caller.call, caller.nonce = call, secrets.token_hex(16)
+            answer = Answer(caller.nonce, proof_of(self._key, "launcher", call, caller.nonce))
+            caller.channel.send({"answer": asdict(answer)})
             return True
-        proof = message.get("hello", "")
-        if caller.name not in self._awaited or not proves_caller(
-            proof, self._key, caller.call, caller.answer
-        ):
+        wanted = proof_of(self._key, "caller", caller.call, caller.nonce)
+        if caller.name not in self._awaited or not are_equal(message.get("hello", ""), wanted):
             return False
         caller.is_known = True
         caller.channel.trust(LONGEST_FROM_HOST)

@@ -151,11 +151,7 @@ class EngineProgram:
         self._program: WatchedProgram | None = None
 
     def run(self) -> Outcome:
-        """Runs the job to its end.
-
-        Raises:
-            HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
-        """
+        """Runs the job to its end."""
         self.coordinator = Coordinator(self._job, list(self.peers.values()), self._answer_s)
         return self.coordinator.run(self)
 

@@ -14,7 +14,6 @@ import fcntl
 import hmac
 import ipaddress
 import os
-import secrets
 import select
 import signal
 import socket
@@ -24,7 +23,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from acclimate.errors import LaunchProtocolError
 from acclimate.launch.plan.job import JobPlan
@@ -49,38 +48,14 @@ class Answer:
     proof: str
 
 
-def new_nonce() -> str:
-    """Returns a random text that has never been used."""
-    return secrets.token_hex(16)
-
-
-def answer_call(key: str, call: Call) -> Answer:
-    """Returns the launcher's answer, which proves that it has the key."""
-    nonce = new_nonce()
-    return Answer(nonce, _proof(key, "launcher", call, nonce))
-
-
-def proves_launcher(key: str, call: Call, answer: Answer) -> bool:
-    """Whether an answer comes from the launcher."""
-    return _equal(answer.proof, _proof(key, "launcher", call, answer.nonce))
-
-
-def caller_proof(key: str, call: Call, answer: Answer) -> str:
-    """Returns the caller's last message, which proves that it has the key."""
-    return _proof(key, "caller", call, answer.nonce)
-
-
-def proves_caller(proof: str, key: str, call: Call, answer: Answer) -> bool:
-    """Whether this is the proof of a caller with the key."""
-    return _equal(proof, caller_proof(key, call, answer))
-
-
-def _proof(key: str, side: str, call: Call, nonce: str) -> str:
+def proof_of(key: str, side: Literal["launcher", "caller"], call: Call, nonce: str) -> str:
+    """Returns a side's proof that it has the key; ``nonce`` is the launcher's."""
     text = "".join(f"{len(part)}:{part}" for part in (side, call.name, call.nonce, nonce))
     return hmac.new(key.encode(), text.encode(errors="replace"), "sha256").hexdigest()
 
 
-def _equal(given: str, wanted: str) -> bool:
+def are_equal(given: str, wanted: str) -> bool:
+    """Whether the proof of another side is the wanted one; takes the same time for any proof."""
     return hmac.compare_digest(given.encode(errors="replace"), wanted.encode())
 
 

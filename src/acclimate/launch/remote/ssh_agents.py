@@ -45,11 +45,7 @@ class SshAgents:
         self._unconnected = deque(self.connections)
 
     def run(self) -> Outcome:
-        """Runs the job to its end.
-
-        Raises:
-            HostUnreachableError: a host does not answer or cannot do its part; no rank was started.
-        """
+        """Runs the job to its end."""
         return Coordinator(self._job, self.connections).run(self)
 
     def open(self, coordinator: Coordinator) -> None:

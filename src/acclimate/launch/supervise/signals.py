@@ -16,9 +16,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, Protocol
 
-TERMINATING = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)
-)
+TERMINATING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end a program that does not handle them; the launcher forwards them and the job ends."""
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 """Schedulers send these as a warning; the launcher forwards them and the job goes on."""
