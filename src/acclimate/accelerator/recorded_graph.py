@@ -146,7 +146,8 @@ class RecordedCapture(TorchDispatchMode):
         """Runs one operator and records it."""
         kwargs = kwargs or {}
         inputs = tree_leaves((args, kwargs))
-        unreplayable.refuse_reading(func, inputs)
+        if unreplayable.reads_data(func, inputs):
+            raise unreplayable.reading_refused(func)
         self._random.before(inputs)
         # The memory that existed before the call: a result that is an argument (in place, out=) or a view of
         # one needs no refill, since a replay uses the same memory.

@@ -48,17 +48,8 @@ def reads_data(func: Any, inputs: Iterable[Any]) -> bool:
     )
 
 
-def refuse_reading(func: Any, inputs: Iterable[Any]) -> None:
-    """Refuses an operator that returns tensors' data as Python numbers.
-
-    Raises:
-        GraphCaptureError: the operator does so.
-    """
-    if reads_data(func, inputs):
-        raise _reading(func)
-
-
-def _reading(function: Any) -> GraphCaptureError:
+def reading_refused(function: Any) -> GraphCaptureError:
+    """Returns the error for a function that reads tensors' data."""
     return GraphCaptureError(
         f"{getattr(function, '__name__', function)} reads a value back to the host during a graph capture. "
         "A replay could not repeat what Python does with it; move .item(), .tolist(), .numpy(), print and "
@@ -125,11 +116,11 @@ class PythonCalls(TorchFunctionMode):
         """Calls functions that a replay can repeat, and refuses others."""
         kwargs = kwargs or {}
         if func in READS_IN_PLACE or func is torch.Tensor.__repr__:
-            raise _reading(func)
+            raise reading_refused(func)
         if func in _DATA_TENSORS or func in _BACKWARD:
             tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             if len(tensors) > _DATA_TENSORS.get(func, len(tensors)):
-                raise _reading(func)
+                raise reading_refused(func)
             if func in _BACKWARD and _runs_compiled_code(tensors):
                 raise GraphCaptureError(
                     "A backward pass that torch.compile made cannot be captured on its own. Capture the "

@@ -101,13 +101,7 @@ def check_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Creates a cache folder that others cannot write to, regardless of the umask, and checks it.
-
-    Raises:
-        UntrustedCacheError: others can change it or a folder above it.
-        CacheWriteError: there is a file where a folder should be.
-        OSError: it cannot be created.
-    """
+    """Creates a cache folder that others cannot write to, regardless of the umask, and checks it."""
     check_folder(folder)
     missing: list[Path] = []
     for path in (folder, *folder.parents):
@@ -180,12 +174,7 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_file(path: Path) -> bytes:
-    """Returns the content of a file, which is opened with :func:`open_file`.
-
-    Raises:
-        UntrustedCacheError: it is not this user's or root's, or others can write to it.
-        OSError: it cannot be read, or is a link.
-    """
+    """Returns the content of a file, which is opened with :func:`open_file`."""
     with open(open_file(path), "rb") as file:
         return file.read()
 

@@ -60,17 +60,12 @@ def init_distributed(
 ) -> None:
     """Calls :func:`acclimate.init_distributed` with DeepSpeed's arguments.
 
+    ``timeout``, ``init_method``, ``rank`` and ``world_size`` are passed on. The others have no effect: the
+    rank and the port are always the launcher's.
+
     Args:
         dist_backend: passed as ``backend``.
-        auto_mpi_discovery: has no effect: the rank is always read from the launcher's variables.
-        distributed_port: has no effect: the port is the launcher's.
-        verbose: has no effect.
-        timeout: passed on.
-        init_method: passed on.
         dist_init_required: ``False`` makes the call do nothing.
-        config: has no effect.
-        rank: passed on.
-        world_size: passed on.
 
     Raises:
         AcclimateError: the errors of :func:`acclimate.init_distributed`.

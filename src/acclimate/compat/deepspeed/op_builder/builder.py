@@ -44,7 +44,6 @@ class OpBuilder(builder.OpBuilder):
         return f"deepspeed.ops.{self.name}_op"
 
     def strip_empty_entries(self, args: Iterable[str]) -> list[str]:
-        """Returns the arguments that are not empty."""
         return [arg for arg in args if arg]
 
     def deepspeed_src_path(self, code_path: str) -> str:
@@ -58,7 +57,6 @@ class OpBuilder(builder.OpBuilder):
 
     @staticmethod
     def is_rocm_pytorch() -> bool:
-        """Whether torch was built for AMD's GPUs."""
         return torch.version.hip is not None
 
     def command_exists(self, cmd: str) -> bool:
@@ -93,15 +91,12 @@ class OpBuilder(builder.OpBuilder):
         return any(hasattr(ctypes.CDLL(library), funcname) for library in found if library is not None)
 
     def warning(self, msg: str) -> None:
-        """Logs a warning."""
         _logger.warning("%s", msg)
 
     def extra_ldflags(self) -> list[str]:
-        """Returns flags for the linker."""
         return []
 
     def libraries_args(self) -> list[str]:
-        """Returns libraries to link with."""
         return []
 
     def link_args(self) -> list[str]:
