@@ -66,10 +66,7 @@ def open_device_library(accelerator: Accelerator, device_type: str = "") -> None
         accelerator: the accelerator whose compiler builds.
         device_type: see :meth:`DeviceLibraryBuilder.for_device_type`.
 
-    Raises:
-        CompilerNotFoundError: it was not built yet, and there is no compiler.
-        OpBuildError: it does not compile.
-        OpLockTimeoutError: another process was building it for too long.
+    Raises the errors of :func:`built_library`.
     """
     builder = DeviceLibraryBuilder.for_device_type(device_type, accelerator)
     builder.open_library(built_library(builder))

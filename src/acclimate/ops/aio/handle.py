@@ -131,11 +131,7 @@ class AsyncIOHandle:
     def read(self, buffer: torch.Tensor, filename: Path, validate: bool = False, file_offset: int = 0) -> int:
         """Reads a file from ``file_offset`` to its end, which must be as long as the buffer. Returns 0.
 
-        Args:
-            buffer: the tensor to fill.
-            filename: the file.
-            validate: reads the file a second time, through the page cache, and compares.
-            file_offset: in bytes.
+        Arguments as for :meth:`pread`.
 
         Raises:
             BufferTooSmallError: the rest of the file is longer than the buffer.
@@ -216,8 +212,7 @@ class AsyncIOHandle:
             keyword_async: only ``async``.
 
         Returns:
-            0 if ``async_op``, else how many of the calling thread's requests have ended since it last waited:
-            this one and earlier ones, for which this call waits too.
+            As for :meth:`pread`.
 
         Raises:
             AsyncIOError: as the errno says: a missing folder, a directory, no permission, a full disk.

@@ -1,7 +1,7 @@
 // Opens namespace `avx512_bf16`: sixteen floats, converted by the hardware. simd_end.h closes it.
 #include <immintrin.h>
 
-#include "simd_dtype.h"
+#include "step.h"
 
 #define ACCLIMATE_TARGET __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
 #define ACCLIMATE_INLINE inline __attribute__((always_inline)) ACCLIMATE_TARGET

@@ -4,7 +4,7 @@
 // instruction set and the fallback in torch give the same bits.
 #include <cmath>
 
-#include "simd_dtype.h"
+#include "step.h"
 
 #define ACCLIMATE_INLINE inline __attribute__((always_inline))
 #define ACCLIMATE_KERNEL

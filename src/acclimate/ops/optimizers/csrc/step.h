@@ -2,10 +2,13 @@
 #pragma once
 
 #include <cstdint>
-
-#include "simd_dtype.h"
+#include <cstring>
 
 namespace acclimate {
+
+enum class Dtype : int32_t { f32, bf16, f16 };
+
+constexpr int64_t size_of(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
 
 // The elements of a block; a thread gets whole blocks.
 constexpr int64_t block_elements = 64;
