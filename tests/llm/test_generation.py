@@ -263,7 +263,6 @@ def streamed(tokenizer: Any, prompt: list[int], tokens: list[int]) -> list[str]:
     for token in tokens:
         stream.put(token)
     stream.end()
-    assert stream.text == "".join(pieces)
     return pieces
 
 

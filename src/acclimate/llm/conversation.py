@@ -58,6 +58,16 @@ class Conversation:
         self.reset()
         rendered(loaded, [*self.messages, {"role": "user", "content": "…"}], template)
 
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self._loaded.name
+
+    @property
+    def description(self) -> str:
+        """What the model computes in and where."""
+        return self._loaded.description
+
     def reset(self) -> None:
         """Forgets all messages but the instructions."""
         self.messages[:] = [] if self._system is None else [{"role": "system", "content": self._system}]

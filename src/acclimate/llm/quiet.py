@@ -6,6 +6,8 @@ import contextlib
 import warnings
 from collections.abc import Iterator
 
+from acclimate.errors import AcclimateError, MissingExtraError, UnsupportedModelError
+
 _LONGEST_REASON = 300
 
 
@@ -49,3 +51,36 @@ def why_unusable(error: BaseException) -> str:
     if isinstance(error, (TypeError, AttributeError, LookupError)):
         return f"its files contain a value of the wrong kind ({type(error).__name__}: {said})"
     return said
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that the host or a device is out of memory."""
+    import torch
+
+    from acclimate.accelerator.memory import is_host_out_of_memory
+
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or is_host_out_of_memory(error)
+
+
+@contextlib.contextmanager
+def explained_failures(action: str, what: str) -> Iterator[None]:
+    """Turns errors that transformers raises in the block into errors that name a model.
+
+    Args:
+        action: what transformers does: "load".
+        what: the model, for messages: "the model in FOLDER".
+
+    Raises:
+        MissingExtraError: the model needs a package that is not installed.
+        UnsupportedModelError: transformers raised any other error, except out-of-memory errors.
+    """
+    try:
+        yield
+    except AcclimateError:
+        raise
+    except ImportError as error:
+        raise MissingExtraError(f"{what} needs one more package: {first_line(error)}") from error
+    except Exception as error:  # any type: transformers does not check a config's fields
+        if is_out_of_memory(error):
+            raise
+        raise UnsupportedModelError(f"transformers cannot {action} {what}: {why_unusable(error)}") from error

@@ -60,7 +60,6 @@ class _OneModel(ModelManager):  # type: ignore[misc]
         tqdm_class: type | None = None,
         gguf_file: str | None = None,
     ) -> tuple[Any, Any]:
-        """Returns the model and its tokenizer."""
         if progress_callback is not None:
             progress_callback({"status": "ready", "model": self.force_model, "cached": True})
         return self._pair
@@ -71,7 +70,6 @@ class _OneModel(ModelManager):  # type: ignore[misc]
         return model_id
 
     def get_gen_models(self, cache_dir: str | None = None) -> list[dict[str, Any]]:
-        """Lists the model."""
         return [
             {"id": self.force_model, "object": "model", "owned_by": "acclimate", "created": self._created}
         ]
@@ -118,11 +116,9 @@ class _GenerateManager(GenerateManager):  # type: ignore[misc]
             raise
 
     def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
-        """Runs a function in one of the threads."""
         return self._threads.submit(_called, fn, *args, **kwargs)
 
     def async_submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
-        """Runs a function in one of the threads."""
         return asyncio.wrap_future(self.submit(fn, *args, **kwargs))
 
     def stop(self) -> None:
@@ -158,11 +154,9 @@ class _GenerationState(GenerationState):  # type: ignore[misc]
         self._manager = manager
 
     def get_manager(self, model_id: str, use_cb: bool = False) -> BaseGenerateManager:
-        """Returns the manager of the one model."""
         return self._manager
 
     def shutdown(self) -> None:
-        """Stops the manager."""
         super().shutdown()
         self._manager.stop()
 

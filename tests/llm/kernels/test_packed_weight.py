@@ -130,22 +130,6 @@ def test_native_packing_and_plain_torch_give_the_same_bytes(kind: str) -> None:
 
 
 @each_format
-def test_slices_have_the_values_of_the_whole(kind: str) -> None:
-    weight, values = make(kind, 77, 1024)
-    for start, stop in ((0, 77), (16, 40), (5, 30), (76, 77), (9, 9)):
-        assert torch.equal(weight.slice(0, start, stop).dequantize(), values[start:stop])
-        assert torch.equal(
-            weight.slice(1, 512, 1024).slice(0, start, stop).dequantize(), values[start:stop, 512:]
-        )
-
-
-def test_columns_within_a_block_cannot_be_parted() -> None:
-    weight, _ = make("q4_k", 16, 512)
-    with pytest.raises(WeightError, match="multiples of 256, not at 100 and 512"):
-        weight.slice(1, 100, 512)
-
-
-@each_format
 def test_infinite_and_nan_inputs_give_what_torch_gives(kind: str) -> None:
     weight, values = make(kind, 20, 256)
     for bad in (torch.inf, -torch.inf, torch.nan):
@@ -176,7 +160,6 @@ def test_no_rows_no_columns_and_more_rows_than_the_kernel_takes(rows: int) -> No
         weight, values = make(kind, 33, 64)
         check_product(weight, values, torch.randn(0, 64))
         check_product(weight, values, torch.randn(2, rows, 64))
-        assert weight.slice(0, 0, 0).linear(torch.randn(rows, 64)).shape == (rows, 0)
     empty = PackedWeight.dense(torch.empty(5, 0))
     assert torch.equal(empty.linear(torch.empty(rows, 0)), torch.zeros(rows, 5))
 
@@ -309,7 +292,6 @@ def test_the_accelerator_finds_the_op_by_name() -> None:
         (lambda w: w.linear(torch.randn(2, 64), torch.randn(3)), r"takes a bias \[20\]"),
         (lambda w: w.linear(torch.randn(2, 64, device="meta")), "on meta and the weight on cpu"),
         (lambda w: w.top(torch.randn(2, 64), 21), "from 1 to 20"),
-        (lambda w: w.slice(0, 5, 21), "no slice 5:21 of dimension 0"),
         (lambda w: PackedWeight.dense(torch.ones(3)), r"matrix, not of shape \[3\]"),
         (lambda w: PackedWeight.quantize(torch.ones(3, 3), "int3"), 'or "uint8", not to "int3"'),
         (lambda w: PackedWeight.quantize(torch.full((3, 3), torch.nan), "int4"), "infinite or NaN"),

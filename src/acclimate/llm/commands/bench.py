@@ -36,12 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of ``acclimate bench``."""
     add_model_argument(parser, required=False)
     add_loading_options(parser)
-    parser.add_argument(
-        "--num_accelerators",
-        metavar="N",
-        default="1",
-        help="number of processes",
-    )
+    parser.add_argument("--num_accelerators", metavar="N", default="1", help="number of processes")
     parser.add_argument("--prompt_tokens", metavar="N", default="512", help="prompt tokens of all sequences")
     parser.add_argument("--new_tokens", metavar="N", default="32", help="tokens to generate per sequence")
     parser.add_argument("--sequences", metavar="N", default="8", help="batch size of the second measurement")
@@ -94,11 +89,7 @@ def _measure_and_show(
 
 
 def _load(args: argparse.Namespace, tokens: int, rank: int) -> LoadedModel:
-    """Loads the model.
-
-    Raises:
-        GenerationOptionError: its context has room for fewer tokens.
-    """
+    """Loads the model; raises :class:`GenerationOptionError` if its context has room for fewer tokens."""
     from acclimate.llm.loading.load import load_split_model
 
     with messages(logging.INFO if rank == 0 else logging.ERROR):
@@ -118,6 +109,8 @@ def _measure(
     loaded: LoadedModel, quantize: str | None, sequences: int, prompt_tokens: int, new_tokens: int
 ) -> dict[str, Any]:
     """Returns the figures of all ranks."""
+    import torch
+
     from acclimate.llm.commands.benchmark import ReadBandwidth, describe_weights, measure_speed
     from acclimate.llm.decode.loop import step_kind
 
@@ -140,7 +133,7 @@ def _measure(
         "quantize": quantize,
         "kv_cache_dtype": loaded.module.kv_cache_dtype,
         "ranks": ranks.size,
-        "threads_per_rank": _threads(),
+        "threads_per_rank": torch.get_num_threads(),
         "parameters": loaded.parameters,
         "load_seconds": loaded.load_seconds,
         "compile_seconds": loaded.compile_seconds,
@@ -157,12 +150,6 @@ def _measure(
         "bytes_by_kernel": weights.bytes_by_kernel,
         "stayed_dense": weights.stayed,
     }
-
-
-def _threads() -> int:
-    import torch
-
-    return torch.get_num_threads()
 
 
 def _show(report: Mapping[str, Any]) -> None:

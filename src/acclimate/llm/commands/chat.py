@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import signal
 import sys
 import time
@@ -28,11 +27,10 @@ from acclimate.llm.commands.request import (
     add_model_argument,
     add_process_options,
     add_text_options,
+    begin_alone,
     check_process_options,
-    import_transformers,
     messages,
     read_request,
-    set_threads,
 )
 from acclimate.llm.progress import figures_line, terminal_columns
 
@@ -55,10 +53,13 @@ Ctrl-C        stop the answer
 class Partner(Protocol):
     """Who answers: a model in this process, or one on several ranks."""
 
-    name: str
-    """The model's name."""
-    description: str
-    """Where and how it runs."""
+    @property
+    def name(self) -> str:
+        """The model's name."""
+
+    @property
+    def description(self) -> str:
+        """Where and how it runs."""
 
     @property
     def messages(self) -> list[Message]:
@@ -112,29 +113,12 @@ def _partner(args: argparse.Namespace, request: Request, ranks: int) -> Iterator
             yield partner
         return
     with messages():
-        yield _LocalPartner(args, request)
-
-
-class _LocalPartner:
-    def __init__(self, args: argparse.Namespace, request: Request) -> None:
-        if args.model is None or os.path.exists(args.model):  # else reports the error without importing
-            import_transformers()
+        begin_alone("chat", args)
         from acclimate.llm.conversation import Conversation
         from acclimate.llm.loading.load import load_model
-        from acclimate.ops.bus_errors import explain_bus_errors
 
-        explain_bus_errors("acclimate chat")
-        set_threads(args.threads)
         loaded = load_model(**request.model)
-        conversation = Conversation(loaded, request.text, request.system, request.template)
-        self.name, self.description = loaded.name, loaded.description
-        self.reset, self.answer = conversation.reset, conversation.answer
-        self._conversation = conversation
-
-    @property
-    def messages(self) -> list[Message]:
-        """The messages so far."""
-        return self._conversation.messages
+        yield Conversation(loaded, request.text, request.system, request.template)
 
 
 class _Chat:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
-import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -24,8 +23,8 @@ from acclimate.llm.commands.request import (
     add_loading_options,
     add_process_options,
     add_text_options,
+    begin_alone,
     check_process_options,
-    import_transformers,
     messages,
     rank_arguments,
     read_prompt,
@@ -88,13 +87,7 @@ def _run_alone(args: argparse.Namespace) -> int:
     try:
         request = read_request(args)
         prompt = read_prompt(args.prompt, args.prompt_file)
-        # Here, so that Ctrl-C is handled from the start.
-        if args.model is None or os.path.exists(args.model):  # else reports the error without importing
-            import_transformers()
-        from acclimate.ops.bus_errors import explain_bus_errors
-
-        explain_bus_errors("acclimate generate")
-        set_threads(args.threads)
+        begin_alone("generate", args)
         display.begin(None if args.chat else prompt)
         display.finish(_written(args, request, prompt, display.show, **request.model))
     except KeyboardInterrupt as interruption:

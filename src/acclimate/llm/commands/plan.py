@@ -108,7 +108,6 @@ class _Node:
         return own, tuple((name, child.signature()) for name, child in self.children.items())
 
     def bytes_of(self, rank: int) -> int:
-        """The bytes of a rank."""
         own: int = sum(parameter["bytes"][rank] for parameter in self.parameters.values())
         return own + sum(child.bytes_of(rank) for child in self.children.values())
 
@@ -178,11 +177,7 @@ def _split_text(parameter: Mapping[str, Any]) -> str:
     lengths = [sum(stop - start for start, stop in part) for part in parameter["ranges"]]
     shares = str(lengths[0]) if len(set(lengths)) == 1 else ", ".join(map(str, lengths))
     whole = parameter["shape"][parameter["dim"]]
-    text = (
-        f"[green]{parameter['kind']}[/]  {shares} of {whole} each"
-        if len(set(lengths)) == 1
-        else (f"[green]{parameter['kind']}[/]  {shares} of {whole}")
-    )
+    text = f"[green]{parameter['kind']}[/]  {shares} of {whole}" + (" each" if len(set(lengths)) == 1 else "")
     return text + ("" if sum(lengths) == whole else "  [yellow]shared by ranks[/]")
 
 

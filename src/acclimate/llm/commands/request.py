@@ -180,6 +180,19 @@ def set_threads(text: str | None) -> None:
     limit_torch_threads()
 
 
+def begin_alone(command: str, args: argparse.Namespace) -> None:
+    """Prepares this process for a command that computes in it, whose model is loaded next.
+
+    Here, so that Ctrl-C is handled from the start.
+    """
+    if args.model is None or os.path.exists(args.model):  # else reports the error without importing
+        import_transformers()
+    from acclimate.ops.bus_errors import explain_bus_errors
+
+    explain_bus_errors(f"acclimate {command}")
+    set_threads(args.threads)
+
+
 def import_transformers() -> None:
     """Imports torch and what loads a model, in the process of a command.
 

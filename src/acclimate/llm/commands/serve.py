@@ -19,8 +19,8 @@ from acclimate.llm.commands.request import (
     add_loading_options,
     add_model_argument,
     add_process_options,
+    begin_alone,
     check_process_options,
-    import_transformers,
     messages,
     model_options,
     number,
@@ -72,12 +72,9 @@ def run(args: argparse.Namespace) -> int:
             told = ["--as_rank", str(terminal_columns())]
             return start_ranks("serve", rank_arguments(args, "model", *told), ranks, args.bind_core_list)
         with messages():
-            import_transformers()
+            begin_alone("serve", args)
             from acclimate.llm.loading.load import load_model
-            from acclimate.ops.bus_errors import explain_bus_errors
 
-            explain_bus_errors("acclimate serve")
-            set_threads(args.threads)
             listener = _listen(args)  # before the model is loaded
             loaded = load_model(**model_options(args))
             _serve(args, loaded, loaded.module, listener)
@@ -167,14 +164,12 @@ class _Leader:
         return getattr(self._model, name)
 
     def generate(self, **arguments: Any) -> Any:
-        """Generates on all ranks."""
         told = {name: arguments[name] for name in arguments.keys() - {"streamer", "tokenizer"}}
         with self._one_at_a_time:
             self._ranks.from_first(told)
             return self._model.generate(**arguments)
 
     def end(self) -> None:
-        """Tells the other ranks to end."""
         with self._one_at_a_time:
             self._ranks.from_first("end")
 

@@ -188,8 +188,6 @@ def _cache(layers: int, earlier: Any) -> Any:
 
 
 class _Linear(nn.Module):
-    """Stands for a linear module."""
-
     def __init__(self, number: int, width: int, weight: Any, bias: Any) -> None:
         super().__init__()
         self.number, self.width = number, width
@@ -201,8 +199,6 @@ class _Linear(nn.Module):
 
 
 class _Rows:
-    """Stands for an embedding's packed weight."""
-
     def __init__(self, number: int, shape: tuple[int, int]) -> None:
         self.number, self.shape = number, shape
 

@@ -97,7 +97,7 @@ def lean_sample(
         return None
     watch = _Watch(model, lean) if _is_users((*processors, *stopping_criteria, streamer)) else None
     chooser = _Chooser(processors, generation_config.do_sample, lean.native is not None)
-    ends = _Ends(stopping_criteria, generation_config)
+    ends = _Ends(stopping_criteria, generation_config, len(input_ids))
     tokens = _Tokens(input_ids)
     room = input_ids.shape[1] + ROOM
     given = inputs["past_key_values"]
@@ -315,46 +315,35 @@ class _Chooser:
 class _Ends:
     """Ends sequences like transformers' stopping criteria; checks the two common ones without tensors."""
 
-    def __init__(self, criteria: Any, generation_config: Any) -> None:
+    def __init__(self, criteria: Any, generation_config: Any, batch: int) -> None:
         from transformers import EosTokenCriteria, MaxLengthCriteria
 
         self._criteria = criteria
-        self._pad: int | None = None
-        self._unfinished: Tensor | None = None
-        self._going: list[bool] | None = None
-        pad = generation_config._pad_token_tensor
-        ends = [criterion.eos_token_id for criterion in criteria if hasattr(criterion, "eos_token_id")]
-        self._has_end = bool(ends)
-        if ends and pad is not None:
-            self._pad = int(pad)
-        self._is_common = all(
-            type(criterion) in (EosTokenCriteria, MaxLengthCriteria) for criterion in criteria
+        self._going = [True] * batch
+        self._are_common = all(type(each) in (EosTokenCriteria, MaxLengthCriteria) for each in criteria)
+        self._longest = min(
+            (each.max_length for each in criteria if type(each) is MaxLengthCriteria), default=None
         )
-        self._longest = min((e.max_length for e in criteria if type(e) is MaxLengthCriteria), default=None)
-        self._end_tokens = {int(token) for end in ends for token in end.reshape(-1).tolist()}
+        ends = [criterion.eos_token_id for criterion in criteria if hasattr(criterion, "eos_token_id")]
+        self._end_tokens = {token for end in ends for token in end.reshape(-1).tolist()}
+        self._pad: Tensor | None = generation_config._pad_token_tensor if ends else None
 
     def padded(self, tokens: Tensor) -> Tensor:
         """Replaces the tokens of sequences that have ended."""
-        if self._has_end and self._unfinished is not None and self._pad is not None:
-            return tokens * self._unfinished + self._pad * (1 - self._unfinished)
-        return tokens
+        if self._pad is None or all(self._going):
+            return tokens
+        return torch.where(torch.tensor(self._going, device=tokens.device), tokens, self._pad)
 
     def after(self, tokens: _Tokens) -> bool:
         """Whether all sequences have ended."""
-        if not self._is_common:
-            ended = self._criteria(tokens.all, None)
-            before = torch.ones_like(ended) if self._unfinished is None else self._unfinished.bool()
-            going = before & ~ended
-            self._unfinished = going.long()
-            return not bool(going.any())
+        ended = self._ended(tokens)
+        self._going = [was and not now for was, now in zip(self._going, ended, strict=True)]
+        return not any(self._going)
+
+    def _ended(self, tokens: _Tokens) -> list[bool]:
+        if not self._are_common:
+            ended: list[bool] = self._criteria(tokens.all, None).tolist()
+            return ended
         if self._longest is not None and tokens.length >= self._longest:
-            return True
-        if not self._end_tokens:
-            return False
-        last = tokens.all[:, -1].tolist()
-        going_on = self._going or [True] * len(last)
-        now = [was and token not in self._end_tokens for was, token in zip(going_on, last, strict=True)]
-        if now != self._going and not all(now):
-            self._unfinished = torch.tensor(now, dtype=torch.long, device=tokens.all.device)
-        self._going = now
-        return not any(now)
+            return [True] * len(self._going)
+        return [token in self._end_tokens for token in tokens.all[:, -1].tolist()]

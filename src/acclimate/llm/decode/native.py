@@ -240,7 +240,7 @@ class _ProgramWriter:
     def decoder(self, decoder: Decoder) -> None:
         self._number(_DTYPES[decoder.dtype], decoder.hidden, len(decoder.tables), len(decoder.factors))
         packed = packed_weight(decoder.embedding)
-        self._weight(packed, None if packed is not None else decoder.embedding.weight)
+        self._weight(decoder.embedding.weight if packed is None else packed)
         self._real(decoder.embedding_multiplier)
         table = None if decoder.share is None else decoder.share.table
         rows = packed.shape[0] if packed is not None else len(decoder.embedding.weight)  # type: ignore[arg-type]
@@ -249,7 +249,7 @@ class _ProgramWriter:
         if decoder.positions is None:
             self._number(0, 0, 0, 0, 0, 0)
         else:
-            self._weight(None, decoder.positions)
+            self._weight(decoder.positions)
         self._number(decoder.position_offset, len(decoder.layers))
         for layer in decoder.layers:
             self._layer(layer)
@@ -277,13 +277,13 @@ class _ProgramWriter:
         self.copies.append((change(own).float().contiguous().clone(), lambda: change(own)))
         return self._number(self.copies[-1][0].data_ptr())
 
-    def _weight(self, packed: Any, dense: Any) -> None:
-        self.kept.append(dense if packed is None else packed)
-        if packed is None:
-            stride = dense.stride(0) * dense.element_size()
-            return self._number(0, _DTYPES[dense.dtype], *dense.shape, dense.data_ptr(), stride)
-        stride = packed.data.stride(0) * packed.data.element_size()
-        return self._number(packed.number, 0, *packed.shape, packed.data.data_ptr(), stride)
+    def _weight(self, weight: Any) -> None:
+        """Writes a tensor or a packed weight."""
+        self.kept.append(weight)
+        is_dense = isinstance(weight, Tensor)
+        self._number(*(0, _DTYPES[weight.dtype]) if is_dense else (weight.number, 0))
+        data = weight if is_dense else weight.data
+        self._number(*weight.shape, data.data_ptr(), data.stride(0) * data.element_size())
 
     def _by_rows(self, weight: Tensor) -> Tensor:
         """Returns weights with contiguous rows: themselves, or a copy that ``copy_small_weights`` fills."""
@@ -298,7 +298,7 @@ class _ProgramWriter:
         self._number(len(parts))
         for part in parts:
             packed = packed_weight(part.module)
-            self._weight(packed, None if packed is not None else self._by_rows(rows_of(part.module)))
+            self._weight(self._by_rows(rows_of(part.module)) if packed is None else packed)
             self._number(part.first, part.count)
             self._tensor(part.module._parameters.get("bias"))
 
@@ -364,7 +364,7 @@ class _ProgramWriter:
             own = torch.empty(own.shape, dtype=own.dtype)
             self.copies.append((own, weights))
         self._number(len(own))
-        self._weight(None, own[0])
+        self._weight(own[0])
         self._number(own.stride(0) * own.element_size(), 0)
 
     def _mlp(self, mlp: Mlp) -> None:
@@ -377,7 +377,7 @@ class _ProgramWriter:
     def _matrix(self, matrix: Matrix) -> None:
         """Writes a product of one part."""
         self._number(1)
-        self._weight(None, self._by_rows(matrix.weight.detach()))
+        self._weight(self._by_rows(matrix.weight.detach()))
         self._number(0, len(matrix.weight))
         self._tensor(matrix.bias)
 
@@ -404,17 +404,15 @@ class _ProgramWriter:
     def _stack(self, stack: Stack) -> None:
         packed = packed_stacks(stack.module).get(stack.name)
         if packed is not None:
-            self.kept.append(packed)
-            data = packed.data
-            self._number(len(data), packed.number, 0, *packed.rows, data.data_ptr(), data.stride(1))
-            self._number(data.stride(0))
-            return self._tensor(stack.bias)
-        tensor = getattr(stack.module, stack.name).detach()
-        rows = self._by_rows(tensor.transpose(1, 2) if stack.is_turned else tensor)
-        self._number(len(rows))
-        self._weight(None, rows[0])
-        self._number(rows.stride(0) * rows.element_size())
-        return self._tensor(stack.bias)
+            data, first = packed.data, packed.expert(0)
+        else:
+            tensor = getattr(stack.module, stack.name).detach()
+            data = self._by_rows(tensor.transpose(1, 2) if stack.is_turned else tensor)
+            first = data[0]
+        self._number(len(data))
+        self._weight(first)
+        self._number(data.stride(0) * data.element_size())
+        self._tensor(stack.bias)
 
     def _gating(self, gating: Gating) -> None:
         self._number(list(ACTIVATIONS).index(gating.activation), gating.is_gated)

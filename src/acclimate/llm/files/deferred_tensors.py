@@ -189,16 +189,21 @@ def read(tensor: torch.Tensor, region: Region | None = None) -> torch.Tensor:
 
 def regions(tensor: torch.Tensor) -> list[Region]:
     """Divides a tensor into regions of a few megabytes to read one by one; one, if that took longer."""
-    whole, origin = whole_region(tensor), tensor
-    while isinstance(origin, DeferredTensor) and _READERS.get(origin.operator) in (
-        _read_same,
-        _read_converted,
-    ):
-        origin = origin.arguments[0]
+    whole, origin = whole_region(tensor), same_values(tensor)
     source = origin.source if isinstance(origin, DeferredTensor) else None
     if source is None or not getattr(source, "has_rows", False):
         return [whole]
     return list(_pieces(whole, tensor.dtype.itemsize, _REGION_BYTES))
+
+
+def same_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the deferred tensor whose values a deferred tensor has, perhaps in another dtype."""
+    while isinstance(tensor, DeferredTensor) and _READERS.get(tensor.operator) in (
+        _read_same,
+        _read_converted,
+    ):
+        tensor = tensor.arguments[0]
+    return tensor
 
 
 def read_into(tensor: torch.Tensor, region: Region, out: torch.Tensor) -> None:

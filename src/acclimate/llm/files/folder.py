@@ -78,7 +78,19 @@ def check_config(folder: Path) -> None:
     path = folder / "config.json"
     if not os.path.lexists(path):
         raise _incomplete(folder, "model: there is no config.json in it")
-    _check_config(path, read_settings(path))
+    config = read_settings(path)
+    if not isinstance(config.get("model_type"), str):
+        raise UnsupportedModelError(
+            f"{path} does not say what kind of model it describes: model_type is missing"
+        )
+    weights = config.get("transformers_weights")
+    if weights is not None and weights != "model.safetensors":
+        raise UnsupportedModelError(
+            f"{path} stores the weights in another file than model.safetensors (field transformers_weights)"
+        )
+    for name, value in _numbers(config):
+        if value > _MOST_COUNTED and _COUNTS.search(name) and not _NOT_COUNTS.search(name):
+            raise CorruptModelError(f"{path} is corrupt: {name} is {value:,}, more than any model has")
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -87,19 +99,12 @@ def read_settings(path: Path) -> dict[str, Any]:
     Raises:
         CorruptModelError: the file cannot be read or holds something else.
     """
-    content = _json(path)
-    if not isinstance(content, dict):
-        raise CorruptModelError(f"{path} is corrupt: it must hold a JSON object, not {_kind(content)}")
-    return content
-
-
-def _json(path: Path) -> Any:
     try:
         with open(open_regular(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > _LARGEST_SETTINGS:
                 raise CorruptModelError(f"{path} is corrupt: it has {size:,} bytes")
-            return json.loads(file.read(_LARGEST_SETTINGS), parse_constant=_constant)
+            content = json.loads(file.read(_LARGEST_SETTINGS), parse_constant=_constant)
     except (ValueError, RecursionError) as error:
         if isinstance(error, CorruptModelError):
             raise
@@ -108,6 +113,9 @@ def _json(path: Path) -> Any:
         if isinstance(error, ModelNotFoundError):
             raise
         raise CorruptModelError(f"{path} cannot be read: {error.strerror}") from error
+    if not isinstance(content, dict):
+        raise CorruptModelError(f"{path} is corrupt: it must hold a JSON object, not {_kind(content)}")
+    return content
 
 
 def _incomplete(folder: Path, missing: str) -> ModelNotFoundError:
@@ -137,21 +145,6 @@ def _kind(value: object) -> str:
     return kinds.get(type(value), "a number")
 
 
-def _check_config(path: Path, config: dict[str, Any]) -> None:
-    if not isinstance(config.get("model_type"), str):
-        raise UnsupportedModelError(
-            f"{path} does not say what kind of model it describes: model_type is missing"
-        )
-    weights = config.get("transformers_weights")
-    if weights is not None and weights != "model.safetensors":
-        raise UnsupportedModelError(
-            f"{path} stores the weights in another file than model.safetensors (field transformers_weights)"
-        )
-    for name, value in _numbers(config):
-        if value > _MOST_COUNTED and _COUNTS.search(name) and not _NOT_COUNTS.search(name):
-            raise CorruptModelError(f"{path} is corrupt: {name} is {value:,}, more than any model has")
-
-
 def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
     """Yields the numbers in a config, each with the name of its field."""
     if isinstance(value, dict):
@@ -174,7 +167,20 @@ def weight_totals(folder: Path) -> WeightTotals:
         ModelNotFoundError: the folder holds no weights.
         CorruptModelError: a file is truncated or unreadable.
     """
-    return _totals(folder, _promised(folder))
+    tensors, values, seen = 0, 0, set[str]()
+    for path, promised in _promised(folder).items():
+        if path.suffix != ".safetensors":
+            count, size = _check_pickle(path)
+        else:
+            shapes = check_safetensors(path)
+            count, size = len(shapes), sum(shapes.values())
+            if lost := sorted((promised or set()) - shapes.keys()):
+                raise CorruptModelError(f"{path} lacks the tensor {lost[0]}, which the index places in it")
+            if twice := sorted(seen & shapes.keys()):
+                raise CorruptModelError(f"{folder} holds the tensor {twice[0]} in two files")
+            seen |= shapes.keys()
+        tensors, values = tensors + count, values + size
+    return WeightTotals(str(folder), tensors, values)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -196,24 +202,6 @@ def _promised(folder: Path) -> dict[Path, set[str] | None]:
         if os.path.lexists(index):
             return _shards(folder, index)
     raise _incomplete(folder, "weights: there is no model.safetensors in it")
-
-
-def _totals(folder: Path, files: dict[Path, set[str] | None]) -> WeightTotals:
-    """Checks files, each given with the tensors it must hold, and adds up their tensors and values."""
-    tensors, values, seen = 0, 0, set[str]()
-    for path, promised in files.items():
-        if path.suffix != ".safetensors":
-            count, size = _check_pickle(path)
-        else:
-            shapes = check_safetensors(path)
-            count, size = len(shapes), sum(shapes.values())
-            if lost := sorted((promised or set()) - shapes.keys()):
-                raise CorruptModelError(f"{path} lacks the tensor {lost[0]}, which the index places in it")
-            if twice := sorted(seen & shapes.keys()):
-                raise CorruptModelError(f"{folder} holds the tensor {twice[0]} in two files")
-            seen |= shapes.keys()
-        tensors, values = tensors + count, values + size
-    return WeightTotals(str(folder), tensors, values)
 
 
 def _shards(folder: Path, index: Path) -> dict[Path, set[str] | None]:

@@ -8,16 +8,9 @@ from typing import TypeVar, cast
 
 import torch
 
-from acclimate.llm.files.deferred_tensors import DeferredTensor, Source, operator_arguments
+from acclimate.llm.files.deferred_tensors import DeferredTensor, Source, operator_arguments, same_values
 
 _aten = torch.ops.aten
-_SAME = (
-    _aten.detach.default,
-    _aten.alias.default,
-    _aten.clone.default,
-    _aten.lift_fresh.default,
-    _aten._to_copy.default,
-)
 
 
 @dataclass(frozen=True)
@@ -99,13 +92,6 @@ def _axis(dim: int, tensor: torch.Tensor, is_turned: bool) -> int:
     """Returns what a dimension counts: -1: columns, -2: rows, -3: matrices."""
     axis = dim % tensor.dim() - tensor.dim()
     return -3 - axis if is_turned and axis > -3 else axis
-
-
-def same_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the deferred tensor whose values a deferred tensor has, perhaps in another dtype."""
-    while isinstance(tensor, DeferredTensor) and tensor.operator in _SAME:
-        tensor = tensor.arguments[0]
-    return tensor
 
 
 _Any = TypeVar("_Any")

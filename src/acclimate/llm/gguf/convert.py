@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acclimate.cache import cache_root, full_disk_error, publish_once
-from acclimate.errors import AcclimateError, CorruptModelError, MissingExtraError, UnsupportedModelError
+from acclimate.errors import CorruptModelError, MissingExtraError
 from acclimate.host.install_hints import install_extra
 from acclimate.llm.files.converted import is_whole, write_manifest
 from acclimate.llm.files.model_limits import WeightTotals, bounded_model
@@ -33,7 +33,7 @@ from acclimate.llm.files.open_file import OpenFile
 from acclimate.llm.gguf.config import config_fields, find_architecture
 from acclimate.llm.gguf.header import GGUFHeader, element_count, read_gguf_header
 from acclimate.llm.progress import progress_bar
-from acclimate.llm.quiet import quiet_transformers, why_unusable
+from acclimate.llm.quiet import explained_failures, quiet_transformers
 from acclimate.llm.text.vocabulary import write_vocabulary
 
 if TYPE_CHECKING:
@@ -54,8 +54,10 @@ _HASHED_WHOLE = 32 << 20
 _SAMPLES, _SAMPLE_BYTES = 256, 16 << 10
 
 
-def converted_gguf(source: Path, form: str) -> Path:
+def converted_gguf(source: Path | OpenFile, form: str) -> Path:
     """Returns the cache folder of this GGUF file in this form; converts the file if there is none.
+
+    The folder's key and everything in it come from one open file, whatever its path names meanwhile.
 
     Args:
         source: the file.
@@ -68,25 +70,19 @@ def converted_gguf(source: Path, form: str) -> Path:
         CacheWriteError: the disk is full or the cache cannot be written.
     """
     with contextlib.closing(OpenFile(source)) as file:
-        return convert_open(file, form)
+        key = identity(file)
 
+        def build(private: Path) -> None:
+            try:
+                _convert(file, private, form)
+            finally:
+                file.check_unchanged("converted")  # first: a change can be the reason of another error
+            if identity(file) != key:  # the clock of a file system can be too coarse to show a change
+                raise CorruptModelError(
+                    f"{file.path} was changed while it was converted; load the model again"
+                )
 
-def convert_open(file: OpenFile, form: str) -> Path:
-    """Like :func:`converted_gguf`, for a file that is open.
-
-    The folder's key and everything in it come from this open file, whatever its path names meanwhile.
-    """
-    key = identity(file)
-
-    def build(private: Path) -> None:
-        try:
-            _convert(file, private, form)
-        finally:
-            file.check_unchanged("converted")  # first, because a change can be the reason of another error
-        if identity(file) != key:  # the clock of a file system can be too coarse to show a change
-            raise CorruptModelError(f"{file.path} was changed while it was converted; load the model again")
-
-    return _published(file.path.stem, key, form, build)
+        return _published(file.path.stem, key, form, build)
 
 
 def convert_once(name: str, key: str, form: str, provide: Callable[[Path], Path]) -> Path:
@@ -228,15 +224,12 @@ def _empty_model(header: GGUFHeader, fields: dict[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     totals = WeightTotals(str(header.path), len(header.tensors), sum(map(element_count, header.tensors)))
-    try:
-        with torch.device("meta"), bounded_model(totals):
-            return AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields))
-    except AcclimateError:
-        raise
-    except Exception as error:  # any type: each config class checks its fields in its own way
-        raise UnsupportedModelError(
-            f"transformers builds no {fields['model_type']} model from {header.path}: {why_unusable(error)}"
-        ) from error
+    with (
+        explained_failures("build", f"the {fields['model_type']} model in {header.path}"),
+        torch.device("meta"),
+        bounded_model(totals),
+    ):
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields))
 
 
 def _write_weights(header: GGUFHeader, tensors: list[GGUFTensor], target: Path) -> None:

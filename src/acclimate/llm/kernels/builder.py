@@ -22,10 +22,9 @@ class InferenceBuilder(OpBuilder):
 
     def define(self) -> None:
         """Defines the operators."""
-        from acclimate.llm.kernels import decode_operators, operators
+        from acclimate.llm.kernels import operators
 
         operators.define()
-        decode_operators.define()
 
     def module(self) -> ModuleType:
         """Returns :mod:`acclimate.llm.kernels`."""

@@ -55,16 +55,6 @@ class Parts:
         """Returns some of the rows."""
         return Parts(self.codes[chosen], {name: value[chosen] for name, value in self.fields.items()})
 
-    def columns(self, kind: WeightFormat, start: int, stop: int) -> Parts:
-        """Returns whole blocks of columns."""
-        fields = {}
-        for field in kind.fields:
-            value = self.fields[field.name]
-            fields[field.name] = (
-                value[:, start // field.columns : stop // field.columns] if field.columns else value
-            )
-        return Parts(self.codes[:, start:stop], fields)
-
 
 def _spread(values: Tensor, parts: int) -> Tensor:
     """Repeats each value of a row for the parts that share it."""

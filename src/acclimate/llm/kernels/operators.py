@@ -1,6 +1,6 @@
-"""The operators on packed weights: schemas, fake kernels, and plain torch for devices without native code.
+"""The operators: schemas, fake kernels, and plain torch for devices without native code.
 
-The weight is ``data`` with the number of its format (0: dense) and its shape [n, k]; see
+A packed weight is ``data`` with the number of its format (0: dense) and its shape [n, k]; see
 :mod:`acclimate.llm.kernels.formats`.
 """
 
@@ -25,9 +25,16 @@ _ROWS = "packed_rows(Tensor data, Tensor ids, int format_number, int n, int k, S
 _FROM_GGUF = "packed_from_gguf(Tensor blocks, int format_number, int n, int k) -> Tensor"
 _TOP = "packed_top(Tensor x, Tensor data, int format_number, int n, int k, int count) -> (Tensor, Tensor)"
 
-# Only native.
-_USE_ISA = "inference_use_isa(int isa) -> ()"
-_LIMIT_THREADS = "inference_limit_threads(int most) -> ()"
+_ONLY_NATIVE = (
+    "inference_use_isa(int isa) -> ()",
+    "inference_limit_threads(int most) -> ()",
+    # A decoder's step; acclimate.llm.decode.native writes the numbers that csrc/decode_program.h reads.
+    "decode_start(Tensor program) -> int",
+    "decode_step(int number, Tensor cache, Tensor tokens, Tensor starts, int place, Tensor(a!) logits, "
+    "Tensor(b!) best, Tensor(c!) largest, int threads) -> bool",
+    "decode_can_prefill(int number) -> bool",
+    "decode_end(int number) -> ()",
+)
 
 
 def define() -> None:
@@ -37,7 +44,7 @@ def define() -> None:
         InvalidEnvironmentError: ``ACCLIMATE_CPU_ISA`` names no instruction set of this machine.
     """
     chosen_isa()
-    registry.define((_USE_ISA, _LIMIT_THREADS))
+    registry.define(_ONLY_NATIVE)
     define_functional(_LINEAR, _linear, _fake_linear)
     define_functional(_VALUES, _values, _fake_values)
     define_functional(_ROWS, _rows, _fake_rows)
@@ -69,7 +76,6 @@ def _fake_linear(x: Tensor, data: Tensor, bias: Tensor | None, format_number: in
 
 
 def _values(data: Tensor, format_number: int, n: int, k: int, dtype: torch.dtype) -> Tensor:
-    """Returns the values of all rows."""
     kind = format_of_number(format_number)
     result = data.new_empty(n, k, dtype=dtype)
     groups = max(_TILE_BYTES // (4 * max(k, 1)) // GROUP_ROWS, 1)
@@ -84,7 +90,6 @@ def _fake_values(data: Tensor, format_number: int, n: int, k: int, dtype: torch.
 
 
 def _rows(data: Tensor, ids: Tensor, format_number: int, n: int, k: int, dtype: torch.dtype) -> Tensor:
-    """Returns the values of chosen rows: a lookup in an embedding."""
     kind = format_of_number(format_number)
     flat = ids.flatten()
     # The last group has room for more rows than the weight has. A number of no group makes torch raise.
@@ -99,7 +104,6 @@ def _fake_rows(data: Tensor, ids: Tensor, format_number: int, n: int, k: int, dt
 
 
 def _from_gguf(blocks: Tensor, format_number: int, n: int, k: int) -> Tensor:
-    """Packs the blocks of a GGUF file."""
     kind = format_of_number(format_number)
     result = blocks.new_empty(-(-n // GROUP_ROWS), kind.group_bytes(k))
     groups = max(_TILE_BYTES // max(k, 1) // GROUP_ROWS, 1)
@@ -114,7 +118,6 @@ def _fake_from_gguf(blocks: Tensor, format_number: int, n: int, k: int) -> Tenso
 
 
 def _top(x: Tensor, data: Tensor, format_number: int, n: int, k: int, count: int) -> tuple[Tensor, Tensor]:
-    """Returns the largest results of each row and their positions, largest first."""
     found = torch.ops.acclimate.packed_linear(x.float(), data, None, format_number, n, k).topk(count)
     return found.values, found.indices
 

@@ -260,39 +260,6 @@ class PackedWeight:
                 raise IndexError("index out of range in self") from error  # torch's message for an embedding
             raise
 
-    def slice(self, dim: int, start: int, stop: int) -> PackedWeight:
-        """Returns a part of the rows (``dim`` 0) or columns (``dim`` 1), sharing memory where it can.
-
-        Raises:
-            WeightError: columns of a quantised weight can only be split between blocks.
-        """
-        n, k = self.shape
-        if dim not in (0, 1) or not 0 <= start <= stop <= self.shape[dim]:
-            raise WeightError(f"A weight of shape [{n}, {k}] has no slice {start}:{stop} of dimension {dim}.")
-        shape = (stop - start, k) if dim == 0 else (n, stop - start)
-        if self._kind is None:
-            part = self.data[start:stop] if dim == 0 else self.data[:, start:stop].contiguous()
-            return PackedWeight(DENSE, part, shape)
-        if dim == 0 and start % GROUP_ROWS == 0:
-            return PackedWeight(self.format, self.data[start // GROUP_ROWS : -(-stop // GROUP_ROWS)], shape)
-        return PackedWeight(self.format, self._repacked(self._kind, dim, start, stop), shape)
-
-    def _repacked(self, kind: WeightFormat, dim: int, start: int, stop: int) -> Tensor:
-        n, k = self.shape
-        if dim == 0:
-            first = start // GROUP_ROWS
-            parts = layout.unpack(self.data[first : -(-stop // GROUP_ROWS)], kind, k)
-            return layout.pack(parts.rows(slice(start - first * GROUP_ROWS, stop - first * GROUP_ROWS)), kind)
-        if start % kind.columns or (stop % kind.columns and stop != k):
-            raise WeightError(
-                f"The columns of a {self.format} weight can only be split at multiples of {kind.columns}, "
-                f"not at {start} and {stop}."
-            )
-        if stop == start:
-            return new_data(kind, n, 0, self.device).zero_()
-        parts = layout.unpack(self.data, kind, k)
-        return layout.pack(parts.columns(kind, start, kind.padded(stop)), kind)
-
     def to(self, device: torch.device | str) -> PackedWeight:
         """Returns the weight on another device."""
         return PackedWeight(self.format, self.data.to(device), self.shape)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from acclimate.errors import AcclimateError, CorruptModelError, MissingExtraError, UnsupportedModelError
 from acclimate.host.install_hints import pip_install
 from acclimate.llm.files.folder import ADAPTER, has_tokenizer, read_settings
-from acclimate.llm.loading.loaded_model import explained_failures
 from acclimate.llm.loading.locate import find_model
-from acclimate.llm.loading.weight_report import check_report
+from acclimate.llm.loading.weight_report import read_whole
 from acclimate.llm.quiet import first_line, quiet_transformers
 
 if TYPE_CHECKING:
@@ -49,20 +48,10 @@ class Adapter:
             raise MissingExtraError(
                 f"{self.folder} is an adapter, for which peft is needed: {pip_install('peft')}"
             ) from error
-        from transformers import AutoModelForCausalLM
-
         name = str(dtype).removeprefix("torch.")
         found = find_model(self.base, partial(str, name), trust_remote_code=trust_remote_code)
-        with quiet_transformers(), explained_failures("load", found.folder):
-            module, report = AutoModelForCausalLM.from_pretrained(
-                found.folder,
-                dtype=dtype,
-                local_files_only=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # check_report names them
-                trust_remote_code=trust_remote_code,
-            )
-            check_report(found.folder, report, ignore_extra)
+        module = read_whole(found.folder, dtype, trust_remote_code, ignore_extra)
+        with quiet_transformers():
             try:
                 merged = peft.PeftModel.from_pretrained(module, str(self.folder)).merge_and_unload()
             except AcclimateError:

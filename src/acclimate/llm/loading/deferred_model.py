@@ -22,12 +22,11 @@ from acclimate.llm.files.folder import weight_files, weight_totals
 from acclimate.llm.files.model_limits import WeightTotals, bounded_model
 from acclimate.llm.files.open_file import OpenFile
 from acclimate.llm.loading.empty_model import model_class
-from acclimate.llm.loading.loaded_model import explained_failures
 from acclimate.llm.loading.locate import FoundModel
 from acclimate.llm.loading.weight_report import check_report
 from acclimate.llm.published.settings import quantization_settings
 from acclimate.llm.published.tensors import published_tensors
-from acclimate.llm.quiet import quiet_transformers
+from acclimate.llm.quiet import explained_failures, quiet_transformers
 
 _QUANTIZATION_SETTINGS = ("quantization_config", "compression_config")
 
@@ -105,7 +104,7 @@ def _build(
 ) -> tuple[Any, dict[str, Any]]:
     from transformers import AutoConfig
 
-    with quiet_transformers(), explained_failures("build", folder):
+    with quiet_transformers(), explained_failures("build", f"the model in {folder}"):
         config = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=trust_remote_code
         )

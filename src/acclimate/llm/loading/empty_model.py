@@ -6,14 +6,14 @@ import contextlib
 import os
 from typing import Any
 
-from acclimate.errors import AcclimateError, ModelNotFoundError, UnsupportedModelError, excerpt
+from acclimate.errors import ModelNotFoundError, UnsupportedModelError, excerpt
 from acclimate.llm.files.folder import check_config, weight_totals
 from acclimate.llm.files.model_limits import WeightTotals, bounded_model
 from acclimate.llm.files.remote_code import check_remote_code
 from acclimate.llm.gguf.convert import empty_gguf_model
 from acclimate.llm.loading.loaded_model import choose_dtype, dtype_name, require_transformers
 from acclimate.llm.loading.locate import local_model
-from acclimate.llm.quiet import first_line, why_unusable
+from acclimate.llm.quiet import explained_failures, first_line
 from acclimate.selection import get_accelerator
 
 # For a configuration without weights beside it: far above any real model.
@@ -51,16 +51,10 @@ def empty_model(
         check_config(folder)
         with contextlib.suppress(ModelNotFoundError):
             totals = weight_totals(folder)
-    try:
+    with explained_failures("build", f"the model {excerpt(text)}"):
         config = _config(text if folder is None else str(folder), folder is not None, trust_remote_code)
         with torch.device("meta"), bounded_model(totals):
             built = model_class(config, text)._from_config(config, dtype=chosen)
-    except AcclimateError:
-        raise
-    except Exception as error:  # any type: transformers does not check a config's fields
-        raise UnsupportedModelError(
-            f"transformers cannot build the model {excerpt(text)}: {why_unusable(error)}"
-        ) from error
     return built, folder.name if folder is not None else text
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 # First, since it imports torch in a way that no package that torch loads can end this process.
 import acclimate.accelerator  # noqa: F401
-from acclimate.errors import CorruptModelError
 from acclimate.llm.files.converted import model_name
-from acclimate.llm.files.folder import weight_files, weight_totals
-from acclimate.llm.files.model_limits import bounded_model
+from acclimate.llm.files.folder import weight_files
 from acclimate.llm.files.open_file import OpenFile, mapped_files
 from acclimate.llm.loading.adapter import find_adapter
 from acclimate.llm.loading.finite_dtype import load_in_finite_dtype
@@ -23,16 +20,14 @@ from acclimate.llm.loading.loaded_model import (
     LoadedModel,
     choose_dtype,
     dtype_name,
-    explained_failures,
     load_tokenizer,
     memory_errors,
     require_transformers,
 )
 from acclimate.llm.loading.locate import FoundModel
 from acclimate.llm.loading.packer import check_cache_dtype, check_format, has_kernels
-from acclimate.llm.loading.weight_report import check_report
+from acclimate.llm.loading.weight_report import read_whole
 from acclimate.llm.published.settings import quantization_settings
-from acclimate.llm.quiet import quiet_transformers
 from acclimate.llm.ranks import ModelRanks, join_model_ranks
 from acclimate.ops.build.compile import watch_builds
 from acclimate.selection import get_accelerator
@@ -188,29 +183,10 @@ def _load_alone(loader: SliceLoader, found: FoundModel) -> Any:
 def _load_module(
     folder: Path, dtype: torch.dtype, trust_remote_code: bool, ignore_extra: tuple[str, ...]
 ) -> Any:
-    from transformers import AutoModelForCausalLM
-
     from acclimate.llm.loading.inference_model import Whole, as_inference_model
 
     files = [OpenFile(path) for path in weight_files(folder)]
-    totals = weight_totals(folder)
-
-    with quiet_transformers(), explained_failures("load", folder):
-        try:
-            with bounded_model(totals):
-                module, report = AutoModelForCausalLM.from_pretrained(
-                    folder,
-                    dtype=dtype,
-                    local_files_only=True,
-                    output_loading_info=True,
-                    ignore_mismatched_sizes=True,  # check_report names them
-                    trust_remote_code=trust_remote_code,
-                )
-        except (pickle.UnpicklingError, EOFError) as error:  # torch's message advises weights_only=False
-            raise CorruptModelError(
-                f"the .bin files in {folder} are damaged, or hold something other than tensors"
-            ) from error
-    check_report(folder, report, ignore_extra)
+    module = read_whole(folder, dtype, trust_remote_code, ignore_extra)
     made = as_inference_model(module.eval(), None, ModelRanks(), Whole.of(module, folder))
     made.mapped_files = mapped_files(module, files)
     for file in files:

@@ -11,19 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acclimate.errors import (
-    AcclimateError,
     CorruptModelError,
     DeviceMemoryError,
     GenerationOptionError,
     MissingExtraError,
-    UnsupportedModelError,
     excerpt,
 )
 from acclimate.host.install_hints import install_extra
 from acclimate.llm.files.converted import MANIFEST, fact, model_name
 from acclimate.llm.freed_memory import return_freed_memory
 from acclimate.llm.loading.inference_model import InferenceModel
-from acclimate.llm.quiet import first_line, quiet_transformers, why_unusable
+from acclimate.llm.quiet import first_line, is_out_of_memory, quiet_transformers, why_unusable
 from acclimate.llm.ranks import ModelRanks
 from acclimate.llm.text.tokenizers import ConvertedTokenizer, HubTokenizer, Tokenizer
 
@@ -167,15 +165,6 @@ def memory_errors(accelerator: Accelerator, what: str) -> Iterator[None]:
         ) from error
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error says that the host or a device is out of memory."""
-    import torch
-
-    from acclimate.accelerator.memory import is_host_out_of_memory
-
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or is_host_out_of_memory(error)
-
-
 def is_panic(error: BaseException) -> bool:
     """Whether an error is a panic of a library written in Rust, which is not an ``Exception``."""
     return type(error).__name__ == "PanicException"
@@ -207,27 +196,3 @@ def _load_with(folder: Path, load: Callable[[Path], Tokenizer]) -> Tokenizer:
         raise CorruptModelError(f"the tokenizer in {folder} cannot be loaded: {reason}") from error
     return_freed_memory()
     return tokenizer
-
-
-@contextlib.contextmanager
-def explained_failures(action: str, folder: Path) -> Iterator[None]:
-    """Turns errors that transformers raises in the block into errors that name the model's folder.
-
-    Raises:
-        MissingExtraError: the model needs a package that is not installed.
-        UnsupportedModelError: transformers raised any other error, except out-of-memory errors.
-    """
-    try:
-        yield
-    except AcclimateError:
-        raise
-    except ImportError as error:
-        raise MissingExtraError(
-            f"the model in {folder} needs one more package: {first_line(error)}"
-        ) from error
-    except Exception as error:  # any type: transformers does not check a config's fields
-        if is_out_of_memory(error):
-            raise
-        raise UnsupportedModelError(
-            f"transformers cannot {action} the model in {folder}: {why_unusable(error)}"
-        ) from error

@@ -26,7 +26,7 @@ from acclimate.llm.files.converted import discard
 from acclimate.llm.files.folder import check_model_folder
 from acclimate.llm.files.open_file import FileState, OpenFile, read_start
 from acclimate.llm.files.remote_code import check_remote_code
-from acclimate.llm.gguf.convert import BLOCKS, convert_once, convert_open
+from acclimate.llm.gguf.convert import BLOCKS, convert_once, converted_gguf
 from acclimate.llm.gguf.header import GGUF_MAGIC
 from acclimate.llm.quiet import first_line
 from acclimate.llm.ranks import ModelRanks
@@ -83,7 +83,7 @@ def find_model(
     if gguf is not None:
         chosen = form()
         with contextlib.closing(OpenFile(gguf)) as file:
-            converted = convert_open(file, chosen)
+            converted = converted_gguf(file, chosen)
         return FoundModel(converted, gguf, file.state) if chosen == BLOCKS else FoundModel(converted)
     if folder is not None:
         return FoundModel(_checked(folder, trust_remote_code, with_tokenizer))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from acclimate.errors import CorruptModelError, OpBuildError, QuantizationError, WeightError, excerpt
@@ -140,28 +142,24 @@ class Packer:
 
     def pack(self, part: Slice, device: str) -> bool:
         """Packs one slice into its modules; returns whether it was packed."""
-        is_packed = (
-            self._pack_experts(part, device) if part.shard.dim() == 3 else self._pack_matrix(part, device)
-        )
-        if not is_packed:
-            self._note_unpacked(part)
-        return is_packed
+        from acclimate.llm.loading.packed_modules import hold, hold_stack
 
-    def _pack_matrix(self, part: Slice, device: str) -> bool:
-        from acclimate.llm.loading.packed_modules import can_be_packed, hold
-
-        if part.shard.dim() != 2 or part.shard.numel() == 0:
-            return False
-        if not all(can_be_packed(module, leaf) for module, leaf in part.places):
-            if self.format is not None:
-                self.dense[part.name] = "its module is neither a linear module nor an embedding"
-            return False
-        made = self._packed(part)
+        dtype = part.shard.dtype
+        if part.shard.dim() == 3:
+            stack = self._packed_stack(part)
+            if stack is not None:
+                ((module, leaf),) = part.places
+                hold_stack(module, leaf, self._placed(stack, device), dtype, device)
+            made: PackedWeight | PackedStack | None = stack
+        else:
+            made = matrix = self._packed_matrix(part)
+            if matrix is not None:
+                there = self._placed(matrix, device)
+                for module, _ in part.places:
+                    hold(module, there, dtype, device)
         if made is None:
+            self._note_unpacked(part)
             return False
-        made = self._placed(made, device)
-        for module, _ in part.places:
-            hold(module, made, part.shard.dtype, device)
         self.packed[made.format] += 1
         return True
 
@@ -170,53 +168,60 @@ class Packer:
         there = made.to(device)
         return replace(there, data=self._pages.move(there.data))
 
-    def _pack_experts(self, part: Slice, device: str) -> bool:
-        """Packs the weights of experts into their modules."""
+    def _quantised(self, part: Slice, quantise: Callable[[torch.Tensor, str], _Packed]) -> _Packed | None:
+        """Quantises a slice to the format that was asked for; notes the reason if that is impossible."""
+        chosen = self._sensitive.get(part.name, str(self.format))
+        try:
+            return quantise(part.read(self.source), chosen)
+        except WeightError as error:
+            self.dense[part.name] = str(error)
+            return None
+
+    def _packed_matrix(self, part: Slice) -> PackedWeight | None:
+        from acclimate.llm.kernels import PackedWeight
+        from acclimate.llm.loading.packed_modules import can_be_packed
+
+        if part.shard.dim() != 2 or part.shard.numel() == 0:
+            return None
+        if not all(can_be_packed(module, leaf) for module, leaf in part.places):
+            if self.format is not None:
+                self.dense[part.name] = "its module is neither a linear module nor an embedding"
+            return None
+        if self.format is not None:
+            return self._quantised(part, PackedWeight.quantize)
+        return (self._published(part) or self._as_stored(part)) if self.keeps_quantised else None
+
+    def _packed_stack(self, part: Slice) -> PackedStack | None:
+        """Packs the weights of experts."""
+        from acclimate.llm.kernels import PackedStack
         from acclimate.llm.kernels.formats import GROUP_ROWS
-        from acclimate.llm.loading.packed_modules import can_be_stacked, hold_stack
+        from acclimate.llm.loading.packed_modules import can_be_stacked
+        from acclimate.llm.published.experts import pack_experts
 
         (module, leaf), *others = part.places
         if others or not can_be_stacked(module, leaf) or part.shard.numel() == 0:
             if self.format is not None:
                 self.dense[part.name] = "its module is neither a linear module nor transformers' experts"
-            return False
-        is_turned = bool(module.is_transposed)
-        rows = part.shard.shape[2 if is_turned else 1]
-        if leaf == "gate_up_proj" and rows % (2 * GROUP_ROWS):
-            self.dense[part.name] = f"its experts' rows cannot be divided by {2 * GROUP_ROWS}"
-            return False
-        made = self._stacked(part, is_turned)
-        if made is None:
-            return False
-        made = self._placed(made, device)
-        hold_stack(module, leaf, made, part.shard.dtype, device)
-        self.packed[made.format] += 1
-        return True
-
-    def _stacked(self, part: Slice, is_turned: bool) -> PackedStack | None:
-        from acclimate.llm.kernels import PackedStack
-        from acclimate.llm.published.experts import pack_experts
-
-        if self.format is None:
-            if not self.keeps_quantised:
-                return None
-            made = pack_experts(part.shard, part.name, self.source, is_turned=is_turned)
-            if made is not None:
-                self._note_error(part, made[1], made[0].format)
-                return made[0]
-            found = self._stored_blocks(part, is_turned=is_turned)
-            if found is None:
-                return None
-            experts, n, k = part.shard.shape
-            n, k = (k, n) if is_turned else (n, k)
-            data = self._packed_blocks(part, found, experts)
-            return PackedStack(found.format.name, data, (n, k), is_turned)
-        chosen = self._sensitive.get(part.name, self.format)
-        try:
-            return PackedStack.quantize(part.read(self.source), chosen, is_turned=is_turned)
-        except WeightError as error:
-            self.dense[part.name] = str(error)
             return None
+        is_turned = bool(module.is_transposed)
+        experts, n, k = part.shard.shape
+        n, k = (k, n) if is_turned else (n, k)
+        if leaf == "gate_up_proj" and n % (2 * GROUP_ROWS):
+            self.dense[part.name] = f"its experts' rows cannot be divided by {2 * GROUP_ROWS}"
+            return None
+        if self.format is not None:
+            return self._quantised(part, partial(PackedStack.quantize, is_turned=is_turned))
+        if not self.keeps_quantised:
+            return None
+        made = pack_experts(part.shard, part.name, self.source, is_turned=is_turned)
+        if made is not None:
+            self._note_error(part, made[1], made[0].format)
+            return made[0]
+        found = self._stored_blocks(part, is_turned=is_turned)
+        if found is None:
+            return None
+        data = self._packed_blocks(part, found, experts)
+        return PackedStack(found.format.name, data, (n, k), is_turned)
 
     def pack_loaded(self, model: torch.nn.Module, device: str) -> None:
         """Packs the weights of a loaded model, which may be split, one after the other."""
@@ -231,18 +236,6 @@ class Packer:
                     part.places.append((module, leaf))
         for part in found.values():
             self.pack(part, device)
-
-    def _packed(self, part: Slice) -> PackedWeight | None:
-        from acclimate.llm.kernels import PackedWeight
-
-        if self.format is None:
-            return (self._published(part) or self._as_stored(part)) if self.keeps_quantised else None
-        chosen = self._sensitive.get(part.name, self.format)
-        try:
-            return PackedWeight.quantize(part.read(self.source), chosen)
-        except WeightError as error:
-            self.dense[part.name] = str(error)
-            return None
 
     def _as_stored(self, part: Slice) -> PackedWeight | None:
         from acclimate.llm.kernels import PackedWeight

@@ -50,7 +50,6 @@ class _Gathered:
     values: torch.Tensor | None = None
 
     def read_into(self, region: Region, out: torch.Tensor) -> None:
-        """Copies a region."""
         if self.values is None:
             raise RuntimeError(f"{self.name} has not been gathered")
         out.copy_(cut(self.values, region))

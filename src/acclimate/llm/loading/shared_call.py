@@ -106,11 +106,9 @@ class _Streamer:
         self._call, self._own = call, own
 
     def put(self, value: Any) -> None:
-        """Passes tokens on."""
         self._call._run(self._own.put, value, instead=None)
 
     def end(self) -> None:
-        """Tells the streamer that the text has ended."""
         self._call._run(self._own.end, instead=None)
 
 

@@ -1,14 +1,21 @@
-"""Decides, for every way of loading a model, which missing and superfluous weights are accepted."""
+"""Loads a whole model, and decides for every way of loading which weights may be missing or superfluous."""
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from acclimate.errors import CorruptModelError, some_of
+from acclimate.llm.files.folder import weight_totals
+from acclimate.llm.files.model_limits import bounded_model
+from acclimate.llm.quiet import explained_failures, quiet_transformers
+
+if TYPE_CHECKING:
+    import torch
 
 # Buffers that earlier releases of transformers stored with the weights. Models compute them now. Each model's
 # own list, `_keys_to_ignore_on_load_unexpected`, has only some of them.
@@ -60,3 +67,32 @@ def check_report(folder: Path, report: Mapping[str, Any], ignore_extra: Iterable
             f"{folder} has weights that its config leaves out: {some_of(extra)}. If they are not needed, "
             f'pass --ignore_extra "{first}", or ignore_extra=["{first}"], in which * matches any text'
         )
+
+
+def read_whole(folder: Path, dtype: torch.dtype, trust_remote_code: bool, ignore_extra: Iterable[str]) -> Any:
+    """Returns a folder's whole model, as transformers loads it.
+
+    Raises:
+        CorruptModelError: a file is damaged, or its tensors are not those that the model needs.
+        UnsupportedModelError: transformers cannot load it.
+    """
+    from transformers import AutoModelForCausalLM
+
+    totals = weight_totals(folder)
+    with quiet_transformers(), explained_failures("load", f"the model in {folder}"):
+        try:
+            with bounded_model(totals):
+                module, report = AutoModelForCausalLM.from_pretrained(
+                    folder,
+                    dtype=dtype,
+                    local_files_only=True,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # check_report names them
+                    trust_remote_code=trust_remote_code,
+                )
+        except (pickle.UnpicklingError, EOFError) as error:  # torch's message advises weights_only=False
+            raise CorruptModelError(
+                f"the .bin files in {folder} are damaged, or hold something other than tensors"
+            ) from error
+    check_report(folder, report, ignore_extra)
+    return module

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -33,21 +33,14 @@ class Scales:
     def joined(self, others: Sequence[Scales], dim: int) -> Scales:
         """Returns the scales of matrices below one another (``dim`` 0), or beside one another."""
         whole = [self, *others]
+        scale = torch.cat([part.scale for part in whole], dim)
+        zeros = [part.zero for part in whole if part.zero is not None]
+        zero = torch.cat(zeros, dim) if zeros else None
         if dim == 0:
-            zero = (
-                None
-                if self.zero is None
-                else torch.cat([part.zero for part in whole if part.zero is not None])
-            )
-            return replace(self, scale=torch.cat([part.scale for part in whole]), zero=zero)
+            return Scales(scale, zero, self.group)
         starts = torch.tensor([0, *(part.scale.shape[1] for part in whole)]).cumsum(0)
         group = torch.cat([part.group + int(start) for part, start in zip(whole, starts, strict=False)])
-        zero = (
-            None
-            if self.zero is None
-            else torch.cat([part.zero for part in whole if part.zero is not None], 1)
-        )
-        return Scales(torch.cat([part.scale for part in whole], 1), zero, group)
+        return Scales(scale, zero, group)
 
     def values(self, codes: Words | Tensor) -> Tensor:
         """Returns the values of codes in float32."""

@@ -61,7 +61,6 @@ class _Parts:
         self.used: list[str] = []
 
     def find(self, *leaves: str) -> Source | None:
-        """Returns the first of some tensors that is there."""
         for leaf in leaves:
             name = f"{self.module}.{leaf}"
             if name in self.tensors:
@@ -83,7 +82,6 @@ class _Parts:
         return found
 
     def matrix(self, reader: Reader, bits: int | str) -> tuple[QuantisedMatrix, list[str]]:
-        """Returns the module's weight, and the names of its parts."""
         kind = f"{self.method} of {bits} bits" if isinstance(bits, int) else f"{self.method} in {bits}"
         return QuantisedMatrix(f"{self.module}.weight", reader, kind), self.used
 

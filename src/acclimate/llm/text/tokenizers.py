@@ -182,12 +182,6 @@ class TextStream:
         self._tokens = list(prompt[-_CONTEXT:])
         self._known = len(self._tokens)  # tokens whose text has been passed on
         self._window = 0
-        self._pieces: list[str] = []
-
-    @property
-    def text(self) -> str:
-        """The text passed on so far."""
-        return "".join(self._pieces)
 
     def put(self, token: int) -> None:
         """Adds the next token."""
@@ -210,5 +204,4 @@ class TextStream:
         if piece:
             # The tokens known before stay in the window as the context of the next piece.
             self._window, self._known = self._known, len(self._tokens)
-            self._pieces.append(piece)
             self._on_text(piece)

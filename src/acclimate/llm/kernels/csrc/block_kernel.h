@@ -167,25 +167,9 @@ void multiply_blocks(const Weight& weight, const Input& input, int64_t first, in
     const uint8_t* group = weight.data + row / group_rows * weight.stride;
     const int64_t rows = last - row < group_rows ? last - row : group_rows;
     float* to = y + row - first;
-    int64_t i = 0;
-    if constexpr (most_block_inputs >= 8) {
-      for (; i + 8 <= input.m; i += 8) {
-        multiply_inputs<format, 8>(group, blocks, input, i, rows, to, y_stride);
-      }
-    }
-    if constexpr (most_block_inputs >= 4) {
-      for (; i + 4 <= input.m; i += 4) {
-        multiply_inputs<format, 4>(group, blocks, input, i, rows, to, y_stride);
-      }
-    }
-    if constexpr (most_block_inputs >= 2) {
-      for (; i + 2 <= input.m; i += 2) {
-        multiply_inputs<format, 2>(group, blocks, input, i, rows, to, y_stride);
-      }
-    }
-    for (; i < input.m; ++i) {
-      multiply_inputs<format, 1>(group, blocks, input, i, rows, to, y_stride);
-    }
+    for_each_tile<most_block_inputs>(input.m, [&]<int inputs>(int64_t i) {
+      multiply_inputs<format, inputs>(group, blocks, input, i, rows, to, y_stride);
+    });
   }
 }
 

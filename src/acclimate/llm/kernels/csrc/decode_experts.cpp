@@ -234,11 +234,8 @@ void Step::multiply_experts(Team& team, const Experts& used_experts, const Chose
         const int64_t index = unit / pieces.units, piece = unit % pieces.units;
         const int64_t first = pieces.begin(piece), columns = pieces.begin(piece + 1) - first;
         const int64_t pair = chosen->begins[index];
-        const float* own = thread_states_[thread]->results.data();
-        for (int64_t i = 0; i < chosen->count(index); ++i) {
-          std::copy(own + i * columns, own + (i + 1) * columns,
-                    expert_inner_.data() + (pair + i) * width + first);
-        }
+        copy_results(thread, chosen->count(index), columns, expert_inner_.data() + pair * width + first,
+                     width);
       });
 }
 
@@ -271,25 +268,14 @@ void Step::sum_experts(Team& team, const Experts& used_experts, const Chosen& us
   const Experts* const experts = &used_experts;
   const Chosen* const chosen = &used;
   const Input input = input_for(experts->down.first, expert_inner_.data(), chosen->pairs(), decoder_.dtype);
-  const int64_t hidden = decoder_.hidden;
   const int64_t bytes = bytes_of(experts->down) * static_cast<int64_t>(chosen->experts.size());
   const int64_t threads = team.threads(), wanted = std::max(2 * threads, bytes / bytes_together);
-  const Pieces pieces(hidden, Pieces::even(wanted, threads));
-  team.share(
-      pieces.units,
-      [=, this](int64_t unit, int thread) {
-        ThreadState& state = *thread_states_[thread];
-        const int64_t first = pieces.begin(unit), last = pieces.begin(unit + 1);
-        float* sums = at_least(state.results, batch * (last - first));
-        sum_rows(*experts, *chosen, input, state, batch, first, last, sums);
-      },
-      [=, this](int64_t unit, int thread) {
-        const int64_t first = pieces.begin(unit), columns = pieces.begin(unit + 1) - first;
-        const float* own = thread_states_[thread]->results.data();
-        for (int64_t i = 0; i < batch; ++i) {
-          std::copy(own + i * columns, own + (i + 1) * columns, summed_.data() + i * hidden + first);
-        }
-      });
+  const Pieces pieces(decoder_.hidden, Pieces::even(wanted, threads));
+  share_columns(team, pieces, batch, summed_.data(),
+                [=, this](ThreadState& state, int64_t first, int64_t last) {
+                  float* sums = at_least(state.results, batch * (last - first));
+                  sum_rows(*experts, *chosen, input, state, batch, first, last, sums);
+                });
 }
 
 void Step::use_experts(Team& team, const Layer& layer, Chosen& chosen, int64_t batch) {

@@ -90,10 +90,7 @@ void Step::project_latents(Team& team, const Layer& layer, size_t index, const C
         }
       },
       [=, this](int64_t head, int thread) {
-        const float* own = thread_states_[thread]->results.data();
-        for (int64_t i = 0; i < batch; ++i) {
-          std::copy(own + i * size, own + (i + 1) * size, absorbed_.data() + (i * heads + head) * size);
-        }
+        copy_results(thread, batch, size, absorbed_.data() + head * size, heads * size);
       });
 }
 
@@ -114,10 +111,7 @@ void Step::expand_latents(Team& team, const Attention& given, int64_t batch) {
         round_values(decoder_.dtype, results, batch * size);
       },
       [=, this](int64_t head, int thread) {
-        const float* own = thread_states_[thread]->results.data();
-        for (int64_t i = 0; i < batch; ++i) {
-          std::copy(own + i * size, own + (i + 1) * size, expanded_.data() + (i * heads + head) * size);
-        }
+        copy_results(thread, batch, size, expanded_.data() + head * size, heads * size);
       });
 }
 

@@ -7,62 +7,12 @@
 #include <limits>
 
 #include "clones.h"
+#include "rounding.h"
 
 namespace acclimate::inference::decode {
 namespace {
 
 constexpr int64_t lanes = 16;
-
-ACCLIMATE_INLINE uint32_t bits_of(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  return bits;
-}
-
-ACCLIMATE_INLINE float float_of(uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, sizeof(x));
-  return x;
-}
-
-ACCLIMATE_INLINE uint32_t rounded_bf16(float x) {
-  const uint32_t bits = bits_of(x);
-  const uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
-  return (x != x ? bits | 0x400000 : rounded) & 0xffff0000u;
-}
-
-template <Dtype dtype>
-ACCLIMATE_INLINE float rounded(float x) {
-  if constexpr (dtype == Dtype::bf16) {
-    return float_of(rounded_bf16(x));
-  } else if constexpr (dtype == Dtype::f16) {
-    // Adding and subtracting a power of two rounds to its last place: 2^13 times the value's own, and at
-    // least the last place of the smallest float16.
-    const uint32_t exponent = std::max(bits_of(x) & 0x7f800000u, 113u << 23);
-    const float shift = float_of(exponent + (13u << 23));
-    const float magnitude = float_of(bits_of(x) & 0x7fffffffu);
-    const float result = (magnitude + shift) - shift;
-    const float bounded = result > 65504.0f ? std::numeric_limits<float>::infinity() : result;
-    return x != x ? x : float_of(bits_of(bounded) | (bits_of(x) & 0x80000000u));
-  } else {
-    return x;
-  }
-}
-
-// The value must be representable in float16, so that only its bits move.
-ACCLIMATE_INLINE uint16_t bits_of_f16(float x) {
-  const uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000u;
-  const uint32_t magnitude = bits & 0x7fffffffu;
-  uint32_t half;
-  if (magnitude >= 0x7f800000u) {
-    half = 0x7c00u | (magnitude > 0x7f800000u ? 0x200u : 0u);
-  } else if (magnitude >= 113u << 23) {
-    half = (magnitude >> 13) - (112u << 10);
-  } else {
-    half = static_cast<uint32_t>(std::fabs(x) * 16777216.0f);
-  }
-  return static_cast<uint16_t>(sign | half);
-}
 
 // Within 2 units in the last place; 0 below -87.
 ACCLIMATE_INLINE float exp_of(float x) {
@@ -431,6 +381,18 @@ ACCLIMATE_CLONES float exponentials(float factor, float shift, float* x, int64_t
     x[i] = exp_of(x[i] * factor - shift);
   }
   return sum_of(x, n);
+}
+
+float weigh(float scale, float cap, float* x, int64_t n, float& peak) {
+  if (cap > 0) {
+    for (int64_t i = 0; i < n; ++i) {
+      x[i] *= scale;
+    }
+    soft_cap(cap, x, n);
+    scale = 1.0f;
+  }
+  peak = largest(x, n) * scale;
+  return exponentials(scale, peak, x, n);
 }
 
 ACCLIMATE_CLONES void accumulate(float factor, const float* from, float* to, int64_t n) {

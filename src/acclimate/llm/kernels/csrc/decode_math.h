@@ -78,6 +78,10 @@ bool has_nan(const float* x, int64_t n);
 // x = exp(x * factor - shift); returns the sum.
 float exponentials(float factor, float shift, float* x, int64_t n);
 
+// Turns scores into the weights of attention: x = exp(y - peak), where y is scale * x, bounded if there is a
+// cap, and the peak is the largest y. Returns the sum.
+float weigh(float scale, float cap, float* x, int64_t n, float& peak);
+
 // to += factor * from
 void accumulate(float factor, const float* from, float* to, int64_t n);
 

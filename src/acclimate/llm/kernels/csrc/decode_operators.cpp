@@ -1,4 +1,4 @@
-// acclimate::decode_*: a decoder's step; the schemas are in acclimate.llm.kernels.decode_operators.
+// acclimate::decode_*: a decoder's step; the schemas are in acclimate.llm.kernels.operators.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>

@@ -762,16 +762,11 @@ class Step::Prefill {
       const bool sees = query_place >= start;  // padding sees nothing
       const int64_t end = sees ? query_place + 1 - first : 0;
       const int64_t begin = sees ? std::max<int64_t>(first_key(query_place) - first, 0) : 0;
-      float factor = attention.scale;
-      if (attention.softcap > 0) {
-        for (int64_t j = begin; j < end; ++j) {
-          line[j] *= factor;
-        }
-        soft_cap(attention.softcap, line + begin, end - begin);
-        factor = 1.0f;
+      peaks[i] = 0.0f;
+      sums[i] = 1.0f;
+      if (sees) {
+        sums[i] = weigh(attention.scale, attention.softcap, line + begin, end - begin, peaks[i]);
       }
-      peaks[i] = sees ? largest(line + begin, end - begin) * factor : 0.0f;
-      sums[i] = sees ? exponentials(factor, peaks[i], line + begin, end - begin) : 1.0f;
       std::fill(line, line + begin, 0.0f);
       std::fill(line + end, line + stride, 0.0f);
       fill_bf16(line, stride, stride, weights + i * stride);

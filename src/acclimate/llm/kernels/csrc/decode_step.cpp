@@ -364,20 +364,10 @@ void Step::multiply_as(Dtype dtype, Team& team, const Product& product, const fl
   const Inputs inputs = inputs_for(x, batch, dtype, {&product});
   const Pieces pieces(product, bytes_of_group(product), team.threads());
   const Product* const factors = &product;
-  team.share(
-      pieces.units,
-      [=, this](int64_t unit, int thread) {
-        const int64_t first = pieces.begin(unit), last = pieces.begin(unit + 1);
-        float* own = at_least(thread_states_[thread]->results, batch * pieces.most_rows());
-        multiply(*factors, inputs, dtype, first, last, batch, own, last - first);
-      },
-      [=, this](int64_t unit, int thread) {
-        const int64_t first = pieces.begin(unit), rows = pieces.begin(unit + 1) - first;
-        const float* own = thread_states_[thread]->results.data();
-        for (int64_t i = 0; i < batch; ++i) {
-          std::copy(own + i * rows, own + (i + 1) * rows, to + i * pieces.rows + first);
-        }
-      });
+  share_columns(team, pieces, batch, to, [=, this](ThreadState& state, int64_t first, int64_t last) {
+    float* own = at_least(state.results, batch * pieces.most_rows());
+    multiply(*factors, inputs, dtype, first, last, batch, own, last - first);
+  });
 }
 
 // -- attention ------------------------------------------------------------------------------------
@@ -482,18 +472,7 @@ void Step::attend_part(const Attention& attention, size_t index, const Call& cal
     float* scores = at_least(state.scores, rows * count);
     multiply_keys(cache, row, at, size, own_heads, rows, count, state, scores);
     for (int64_t i = 0; i < rows; ++i) {
-      float* line = scores + i * count;
-      float factor = attention.scale;
-      if (attention.softcap > 0) {
-        for (int64_t j = 0; j < count; ++j) {
-          line[j] *= factor;
-        }
-        soft_cap(attention.softcap, line, count);
-        factor = 1.0f;
-      }
-      const float top = largest(line, count) * factor;
-      peaks[i] = top;
-      sums[i] = exponentials(factor, top, line, count);
+      sums[i] = weigh(attention.scale, attention.softcap, scores + i * count, count, peaks[i]);
     }
     mix_values(cache, row, at, value_size, scores, rows, count, state, mixed);
   }
@@ -579,34 +558,24 @@ void Step::feed_forward(Team& team, const Layer& layer, size_t index, const Call
 
 void Step::use_mlp(Team& team, const Mlp& used, int64_t batch, float* to) {
   const Mlp* const mlp = &used;
-  const int64_t width = mlp->up.width;
   const Inputs inputs = inputs_for(normed_.data(), batch, decoder_.dtype, {&mlp->up, &mlp->gate});
   const int64_t bytes = bytes_of_group(mlp->up) + (mlp->is_gated ? bytes_of_group(mlp->gate) : 0);
   const Pieces pieces(mlp->up, bytes, team.threads());
-  team.share(
-      pieces.units,
-      [=, this](int64_t unit, int thread) {
-        ThreadState& state = *thread_states_[thread];
-        const int64_t first = pieces.begin(unit), last = pieces.begin(unit + 1), rows = last - first;
-        float* inner = at_least(state.results, batch * pieces.most_rows());
-        multiply(mlp->up, inputs, decoder_.dtype, first, last, batch, inner, rows);
-        float* gate = nullptr;
-        if (mlp->is_gated) {
-          gate = at_least(state.gate, batch * pieces.most_rows());
-          multiply(mlp->gate, inputs, decoder_.dtype, first, last, batch, gate, rows);
-        }
-        for (int64_t i = 0; i < batch; ++i) {
-          activate(mlp->activation, decoder_.dtype, gate == nullptr ? nullptr : gate + i * rows,
-                   inner + i * rows, rows);
-        }
-      },
-      [=, this](int64_t unit, int thread) {
-        const int64_t first = pieces.begin(unit), rows = pieces.begin(unit + 1) - first;
-        const float* own = thread_states_[thread]->results.data();
-        for (int64_t i = 0; i < batch; ++i) {
-          std::copy(own + i * rows, own + (i + 1) * rows, inner_.data() + i * width + first);
-        }
-      });
+  share_columns(team, pieces, batch, inner_.data(),
+                [=, this](ThreadState& state, int64_t first, int64_t last) {
+                  const int64_t rows = last - first;
+                  float* inner = at_least(state.results, batch * pieces.most_rows());
+                  multiply(mlp->up, inputs, decoder_.dtype, first, last, batch, inner, rows);
+                  float* gate = nullptr;
+                  if (mlp->is_gated) {
+                    gate = at_least(state.gate, batch * pieces.most_rows());
+                    multiply(mlp->gate, inputs, decoder_.dtype, first, last, batch, gate, rows);
+                  }
+                  for (int64_t i = 0; i < batch; ++i) {
+                    activate(mlp->activation, decoder_.dtype, gate == nullptr ? nullptr : gate + i * rows,
+                             inner + i * rows, rows);
+                  }
+                });
   multiply(team, mlp->down, inner_.data(), batch, to);
   if (mlp->down_is_summed) {
     sum_over_ranks(to, batch * decoder_.hidden);

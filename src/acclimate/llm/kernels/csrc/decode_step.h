@@ -155,6 +155,27 @@ class Step {
   };
   class Prefill;
 
+  // Copies the rows of a unit's results, which follow one another, to rows that are `stride` apart.
+  void copy_results(int thread, int64_t rows, int64_t columns, float* to, int64_t stride) const {
+    const float* own = thread_states_[thread]->results.data();
+    for (int64_t i = 0; i < rows; ++i) {
+      std::copy(own + i * columns, own + (i + 1) * columns, to + i * stride);
+    }
+  }
+  // Shares pieces of the columns of `rows` rows: compute(state, first, last) leaves them in state.results.
+  template <class Compute>
+  void share_columns(Team& team, const Pieces& pieces, int64_t rows, float* to, const Compute& compute) {
+    team.share(
+        pieces.units,
+        [=, this](int64_t unit, int thread) {
+          compute(*thread_states_[thread], pieces.begin(unit), pieces.begin(unit + 1));
+        },
+        [=, this](int64_t unit, int thread) {
+          const int64_t first = pieces.begin(unit);
+          copy_results(thread, rows, pieces.begin(unit + 1) - first, to + first, pieces.rows);
+        });
+  }
+
   void make_thread_states(int threads, int64_t batch);
   void make_memory(const Call& call, int threads);
   void keep_best(const Call& call) const;

@@ -163,29 +163,10 @@ constexpr int tile_inputs_of = Step::values == 8 ? 4 : most_inputs;
 template <class Step, int rows>
 inline void multiply_rows(const uint8_t* weight, int64_t weight_stride, int64_t k, const Input& input,
                           const uint8_t* next, float* y, int64_t y_stride) {
-  int64_t i = 0;
-  if constexpr (tile_inputs_of<Step> >= 8) {
-    for (; i + 8 <= input.m; i += 8) {
-      multiply_tile<Step, rows, 8>(weight, weight_stride, k, input, i, next, y, y_stride);
-      next = weight;
-    }
-  }
-  if constexpr (tile_inputs_of<Step> >= 4) {
-    for (; i + 4 <= input.m; i += 4) {
-      multiply_tile<Step, rows, 4>(weight, weight_stride, k, input, i, next, y, y_stride);
-      next = weight;
-    }
-  }
-  if constexpr (tile_inputs_of<Step> >= 2) {
-    for (; i + 2 <= input.m; i += 2) {
-      multiply_tile<Step, rows, 2>(weight, weight_stride, k, input, i, next, y, y_stride);
-      next = weight;
-    }
-  }
-  for (; i < input.m; ++i) {
-    multiply_tile<Step, rows, 1>(weight, weight_stride, k, input, i, next, y, y_stride);
+  for_each_tile<tile_inputs_of<Step>>(input.m, [&]<int inputs>(int64_t i) {
+    multiply_tile<Step, rows, inputs>(weight, weight_stride, k, input, i, next, y, y_stride);
     next = weight;
-  }
+  });
 }
 
 template <class Step>

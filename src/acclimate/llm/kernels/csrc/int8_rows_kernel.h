@@ -65,7 +65,7 @@ inline void multiply_int8_tile(const Int8Rows& rows, const float* powers, int64_
 template <bool has_powers>
 inline void multiply_int8_inputs(const Int8Rows& rows, const float* powers, int64_t row, int64_t last,
                                  const Input& input, float* y, int64_t y_stride) {
-  const auto multiply = [&]<int inputs>(int64_t i) {
+  for_each_tile<most_block_inputs>(input.m, [&]<int inputs>(int64_t i) {
     constexpr int together = most_block_inputs / inputs;
     const float* x = static_cast<const float*>(input.values) + i * input.stride;
     int64_t r = row;
@@ -76,21 +76,7 @@ inline void multiply_int8_inputs(const Int8Rows& rows, const float* powers, int6
     for (; r < last; ++r) {
       multiply_int8_tile<has_powers, 1, inputs>(rows, powers, r, x, input.stride, y + i * y_stride, y_stride);
     }
-    return i + inputs;
-  };
-  int64_t i = 0;
-  while (i + most_block_inputs <= input.m) {
-    i = multiply.template operator()<most_block_inputs>(i);
-  }
-  if constexpr (most_block_inputs > 4) {
-    i = i + 4 <= input.m ? multiply.template operator()<4>(i) : i;
-  }
-  if constexpr (most_block_inputs > 2) {
-    i = i + 2 <= input.m ? multiply.template operator()<2>(i) : i;
-  }
-  if (i < input.m) {
-    multiply.template operator()<1>(i);
-  }
+  });
 }
 
 void multiply_int8_rows(const Int8Rows& rows, const float* powers, const Input& input, float* y,

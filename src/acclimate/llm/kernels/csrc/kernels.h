@@ -29,14 +29,26 @@ using RepackRows = void (*)(const Weight&, int64_t first, int64_t last, void* to
 using MultiplyRepacked = void (*)(const void* repacked, int64_t groups, int64_t k, const uint16_t* x,
                                   int64_t stride, int64_t m, bool adds, float* y, int64_t y_stride);
 
+// Divides m inputs into tiles of `most` and, for the rest, of 8, 4, 2 and 1: calls
+// tile.operator()<inputs>(first).
+template <int most, class Tile>
+static inline void for_each_tile(int64_t m, const Tile& tile, int64_t first = 0) {
+  for (; first + most <= m; first += most) {
+    tile.template operator()<most>(first);
+  }
+  if constexpr (most > 1) {
+    for_each_tile<(most > 8 ? 8 : most > 4 ? 4 : most / 2)>(m, tile, first);
+  }
+}
+
 // The kernels of one instruction set. A null pointer: it has nothing better than a smaller instruction set.
 struct Kernels {
-  Product dense[3];  // by the weight's dtype, for inputs in float32
-  Product dense_bf16;  // for inputs and weights in bf16
-  Product blocks;  // for quantised weights and inputs in 8 bits
-  Quantize quantize;
-  Values values;
-  Widen widen;
+  Product dense[3] = {};  // by the weight's dtype, for inputs in float32
+  Product dense_bf16 = nullptr;  // for inputs and weights in bf16
+  Product blocks = nullptr;  // for quantised weights and inputs in 8 bits
+  Quantize quantize = nullptr;
+  Values values = nullptr;
+  Widen widen = nullptr;
   RepackRows repack_rows = nullptr;
   MultiplyRepacked multiply_repacked = nullptr;
   int64_t repacked_value_bytes = 0;

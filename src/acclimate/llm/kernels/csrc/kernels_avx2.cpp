@@ -10,18 +10,17 @@
 
 namespace acclimate::inference {
 
-const Kernels avx2_kernels = {
-    {avx2::multiply_dense<avx2::HalfStep<Dtype::f32>>, avx2::multiply_dense<avx2::HalfStep<Dtype::bf16>>,
-     avx2::multiply_dense<avx2::HalfStep<Dtype::f16>>},
-    nullptr,
-    avx2::multiply_blocks,
-    avx2::quantize,
-    avx2::values_of_group,
-    avx2::widen,
-    avx2::widen_rows,
-    avx2::multiply_wide,
-    sizeof(float),
-    avx2::multiply_int8_rows};
+const Kernels avx2_kernels = {.dense = {avx2::multiply_dense<avx2::HalfStep<Dtype::f32>>,
+                                        avx2::multiply_dense<avx2::HalfStep<Dtype::bf16>>,
+                                        avx2::multiply_dense<avx2::HalfStep<Dtype::f16>>},
+                              .blocks = avx2::multiply_blocks,
+                              .quantize = avx2::quantize,
+                              .values = avx2::values_of_group,
+                              .widen = avx2::widen,
+                              .repack_rows = avx2::widen_rows,
+                              .multiply_repacked = avx2::multiply_wide,
+                              .repacked_value_bytes = sizeof(float),
+                              .int8_rows = avx2::multiply_int8_rows};
 
 }  // namespace acclimate::inference
 #endif

@@ -8,18 +8,13 @@
 
 namespace acclimate::inference {
 
-const Kernels avx512_kernels = {{avx512::multiply_dense<avx512::FloatStep<avx512::F32Weight>>,
-                                 avx512::multiply_dense<avx512::FloatStep<avx512::Bf16Weight>>,
-                                 avx512::multiply_dense<avx512::FloatStep<avx512::F16Weight>>},
-                                nullptr,
-                                nullptr,
-                                nullptr,
-                                nullptr,
-                                nullptr,
-                                avx512::widen_rows,
-                                avx512::multiply_wide,
-                                sizeof(float),
-                                avx512::multiply_int8_rows};
+const Kernels avx512_kernels = {.dense = {avx512::multiply_dense<avx512::FloatStep<avx512::F32Weight>>,
+                                          avx512::multiply_dense<avx512::FloatStep<avx512::Bf16Weight>>,
+                                          avx512::multiply_dense<avx512::FloatStep<avx512::F16Weight>>},
+                                .repack_rows = avx512::widen_rows,
+                                .multiply_repacked = avx512::multiply_wide,
+                                .repacked_value_bytes = sizeof(float),
+                                .int8_rows = avx512::multiply_int8_rows};
 
 }  // namespace acclimate::inference
 #endif

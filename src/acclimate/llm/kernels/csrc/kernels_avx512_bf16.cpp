@@ -7,15 +7,10 @@
 
 namespace acclimate::inference {
 
-const Kernels avx512_bf16_kernels = {{},
-                                     avx512_bf16::multiply_dense<avx512_bf16::Bf16Step>,
-                                     nullptr,
-                                     nullptr,
-                                     nullptr,
-                                     nullptr,
-                                     avx512_bf16::repack_rows,
-                                     avx512_bf16::multiply_repacked,
-                                     sizeof(uint16_t)};
+const Kernels avx512_bf16_kernels = {.dense_bf16 = avx512_bf16::multiply_dense<avx512_bf16::Bf16Step>,
+                                     .repack_rows = avx512_bf16::repack_rows,
+                                     .multiply_repacked = avx512_bf16::multiply_repacked,
+                                     .repacked_value_bytes = sizeof(uint16_t)};
 
 }  // namespace acclimate::inference
 #endif

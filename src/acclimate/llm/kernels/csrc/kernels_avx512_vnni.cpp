@@ -7,12 +7,10 @@
 
 namespace acclimate::inference {
 
-const Kernels avx512_vnni_kernels = {{},
-                                     nullptr,
-                                     avx512_vnni::multiply_blocks,
-                                     avx512_vnni::quantize,
-                                     avx512_vnni::values_of_group,
-                                     avx512_vnni::widen};
+const Kernels avx512_vnni_kernels = {.blocks = avx512_vnni::multiply_blocks,
+                                     .quantize = avx512_vnni::quantize,
+                                     .values = avx512_vnni::values_of_group,
+                                     .widen = avx512_vnni::widen};
 
 }  // namespace acclimate::inference
 #endif

@@ -9,18 +9,14 @@
 
 namespace acclimate::inference {
 
-const Kernels neon_kernels = {{neon::multiply_dense<neon::FloatStep<neon::F32Weight>>,
-                               neon::multiply_dense<neon::FloatStep<neon::Bf16Weight>>,
-                               neon::multiply_dense<neon::FloatStep<neon::F16Weight>>},
-                              nullptr,
-                              neon::multiply_blocks,
-                              neon::quantize,
-                              neon::values_of_group,
-                              neon::widen,
-                              nullptr,
-                              nullptr,
-                              0,
-                              neon::multiply_int8_rows};
+const Kernels neon_kernels = {.dense = {neon::multiply_dense<neon::FloatStep<neon::F32Weight>>,
+                                        neon::multiply_dense<neon::FloatStep<neon::Bf16Weight>>,
+                                        neon::multiply_dense<neon::FloatStep<neon::F16Weight>>},
+                              .blocks = neon::multiply_blocks,
+                              .quantize = neon::quantize,
+                              .values = neon::values_of_group,
+                              .widen = neon::widen,
+                              .int8_rows = neon::multiply_int8_rows};
 
 }  // namespace acclimate::inference
 #endif

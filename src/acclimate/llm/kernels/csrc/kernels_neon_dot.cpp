@@ -7,8 +7,10 @@
 
 namespace acclimate::inference {
 
-const Kernels neon_dot_kernels = {
-    {}, nullptr, neon_dot::multiply_blocks, neon_dot::quantize, neon_dot::values_of_group, neon_dot::widen};
+const Kernels neon_dot_kernels = {.blocks = neon_dot::multiply_blocks,
+                                  .quantize = neon_dot::quantize,
+                                  .values = neon_dot::values_of_group,
+                                  .widen = neon_dot::widen};
 
 }  // namespace acclimate::inference
 #endif

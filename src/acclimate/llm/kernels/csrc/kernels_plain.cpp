@@ -8,17 +8,13 @@
 
 namespace acclimate::inference {
 
-const Kernels plain_kernels = {{plain::multiply_dense<plain::FloatStep<plain::F32Weight>>,
-                                plain::multiply_dense<plain::FloatStep<plain::Bf16Weight>>,
-                                plain::multiply_dense<plain::FloatStep<plain::F16Weight>>},
-                               nullptr,
-                               plain::multiply_blocks,
-                               plain::quantize,
-                               plain::values_of_group,
-                               plain::widen,
-                               nullptr,
-                               nullptr,
-                               0,
-                               plain::multiply_int8_rows};
+const Kernels plain_kernels = {.dense = {plain::multiply_dense<plain::FloatStep<plain::F32Weight>>,
+                                         plain::multiply_dense<plain::FloatStep<plain::Bf16Weight>>,
+                                         plain::multiply_dense<plain::FloatStep<plain::F16Weight>>},
+                               .blocks = plain::multiply_blocks,
+                               .quantize = plain::quantize,
+                               .values = plain::values_of_group,
+                               .widen = plain::widen,
+                               .int8_rows = plain::multiply_int8_rows};
 
 }  // namespace acclimate::inference

@@ -124,7 +124,7 @@ void multiply_repacked(const void* from, int64_t groups, int64_t k, const uint16
         }
       });
     };
-    for_each_tile<together, 2>(m - first < together ? m - first : together, groups, tile);
+    for_each_tile_of<together, 2>(m - first < together ? m - first : together, groups, tile);
   }
 }
 

@@ -15,10 +15,14 @@
 #include <tuple>
 #include <vector>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include "gguf_pack.h"
 #include "layout.h"
-#include "huge_pages.h"
 #include "linear.h"
+#include "rounding.h"
 
 namespace acclimate::inference {
 namespace {
@@ -50,45 +54,15 @@ Dtype dtype_of(const Tensor& tensor, const char* role) {
 
 int64_t bytes_of(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
 
-uint16_t to_bf16(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  if (value != value) {
-    return static_cast<uint16_t>(bits >> 16 | 0x40);
-  }
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-uint16_t to_f16(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  const uint16_t sign = bits >> 16 & 0x8000;
-  const uint32_t magnitude = bits & 0x7fffffff;
-  if (magnitude > 0x7f800000) {
-    return sign | 0x7e00;
-  }
-  if (magnitude >= 0x477ff000) {  // rounds to infinity
-    return sign | 0x7c00;
-  }
-  if (magnitude < 0x38800000) {  // a denormal: a multiple of 2^-24, to which adding 0.5 rounds
-    float rounded;
-    std::memcpy(&rounded, &magnitude, 4);
-    rounded += 0.5f;
-    uint32_t shifted;
-    std::memcpy(&shifted, &rounded, 4);
-    return sign | static_cast<uint16_t>(shifted - 0x3f000000);
-  }
-  const uint32_t rounded = magnitude + 0xfff + (magnitude >> 13 & 1);
-  return sign | static_cast<uint16_t>((rounded - 0x38000000) >> 13);
-}
-
 void narrow(Dtype dtype, const float* from, int64_t count, void* to) {
   if (dtype == Dtype::f32) {
     std::memcpy(to, from, count * sizeof(float));
   } else if (dtype == Dtype::bf16) {
-    std::transform(from, from + count, static_cast<uint16_t*>(to), to_bf16);
+    std::transform(from, from + count, static_cast<uint16_t*>(to),
+                   [](float value) { return static_cast<uint16_t>(rounded_bf16(value) >> 16); });
   } else {
-    std::transform(from, from + count, static_cast<uint16_t*>(to), to_f16);
+    std::transform(from, from + count, static_cast<uint16_t*>(to),
+                   [](float value) { return bits_of_f16(rounded<Dtype::f16>(value)); });
   }
 }
 
@@ -259,15 +233,21 @@ void multiply(const Weight& weight, const Rows& rows, const Finish& finish) {
   }
 }
 
-Tensor linear(const Tensor& x, const Tensor& data, std::optional<Tensor> bias, int64_t number, int64_t n,
-              int64_t k) {
-  const Weight weight = weight_of(data, number, n, k);
-  const Rows rows(x, k);
+// The sizes of a tensor whose last dimension has another size.
+std::vector<int64_t> sizes_with(const Tensor& x, int64_t last) {
   std::vector<int64_t> sizes;
   for (int64_t d = 0; d + 1 < x.dim(); ++d) {
     sizes.push_back(x.size(d));
   }
-  sizes.push_back(n);
+  sizes.push_back(last);
+  return sizes;
+}
+
+Tensor linear(const Tensor& x, const Tensor& data, std::optional<Tensor> bias, int64_t number, int64_t n,
+              int64_t k) {
+  const Weight weight = weight_of(data, number, n, k);
+  const Rows rows(x, k);
+  const std::vector<int64_t> sizes = sizes_with(x, n);
   Tensor y = torch::stable::new_empty(rows.x, sizes);
   std::vector<float> added;
   if (bias.has_value()) {
@@ -346,6 +326,38 @@ Tensor rows(const Tensor& data, const Tensor& ids, int64_t number, int64_t n, in
   return result;
 }
 
+// Requests huge pages for memory before it is written, as acclimate.host.huge_pages does in Python. It has no
+// effect on little memory, or if the system refuses.
+void request_huge_pages([[maybe_unused]] uint8_t* data, [[maybe_unused]] int64_t bytes) {
+#if defined(MADV_HUGEPAGE)
+  constexpr int64_t least_bytes = 4 << 20, page = 4096;
+  if (bytes >= least_bytes) {
+    const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
+    const uintptr_t end = reinterpret_cast<uintptr_t>(data + bytes) / page * page;
+    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+  }
+#endif
+}
+
+// Returns a packed weight; pack(row, rows, group) writes a group of rows. Each thread writes, and so places,
+// the rows that it will compute.
+template <class Pack>
+Tensor packed(const Tensor& like, WeightFormat format, int64_t n, int64_t k, const Pack& pack) {
+  const int64_t groups = (n + group_rows - 1) / group_rows, stride = group_bytes(format, k);
+  Tensor result = torch::stable::new_empty(like, {groups, stride});
+  uint8_t* to = static_cast<uint8_t*>(result.mutable_data_ptr());
+  request_huge_pages(to, groups * stride);
+  const Weight weight{format, Dtype::f32, n, k, to, stride};
+  auto work = [&](int thread, int threads) {
+    const auto [first, last] = rows_of(weight, thread, threads);
+    for (int64_t row = first; row < last; row += group_rows) {
+      pack(row, std::min(group_rows, last - row), to + row / group_rows * stride);
+    }
+  };
+  run_threads(threads_for(groups * stride), work);
+  return result;
+}
+
 Tensor from_gguf(const Tensor& blocks, int64_t number, int64_t n, int64_t k) {
   const Tensor whole = torch::stable::contiguous(blocks);
   const WeightFormat kind = find_format(number).value_or(WeightFormat::dense);
@@ -359,22 +371,10 @@ Tensor from_gguf(const Tensor& blocks, int64_t number, int64_t n, int64_t k) {
   STD_TORCH_CHECK(whole.is_cpu() && whole.scalar_type() == ScalarType::Byte && is_size(n) && is_size(k) &&
                       k % layout.columns == 0 && fits,
                   "The blocks do not match their type and the shape [", n, ", ", k, "].");
-  const int64_t groups = (n + group_rows - 1) / group_rows, stride = group_bytes(kind, k);
-  Tensor result = torch::stable::new_empty(whole, {groups, stride});
   const uint8_t* from = static_cast<const uint8_t*>(whole.data_ptr());
-  uint8_t* to = static_cast<uint8_t*>(result.mutable_data_ptr());
-  request_huge_pages(to, groups * stride);
-  const Weight weight{kind, Dtype::f32, n, k, to, stride};
-  // Each thread writes, and so places, the rows that it will compute.
-  auto work = [&](int thread, int threads) {
-    const auto [first, last] = rows_of(weight, thread, threads);
-    for (int64_t row = first; row < last; row += group_rows) {
-      pack_group(kind, from + row * row_bytes, row_bytes, std::min(group_rows, last - row), k,
-                 to + row / group_rows * stride);
-    }
-  };
-  run_threads(threads_for(groups * stride), work);
-  return result;
+  return packed(whole, kind, n, k, [&](int64_t row, int64_t rows, uint8_t* group) {
+    pack_group(kind, from + row * row_bytes, row_bytes, rows, k, group);
+  });
 }
 
 Tensor from_words(const Tensor& words, const Tensor& header, int64_t number, int64_t n, int64_t k,
@@ -389,7 +389,7 @@ Tensor from_words(const Tensor& words, const Tensor& header, int64_t number, int
   const int64_t per = 32 / bits;
   STD_TORCH_CHECK(is_size(n) && is_size(k) && skip >= 0 && skip < per && flip >= 0 && flip < 256, "Words of ",
                   bits, " bits cannot be packed from ", skip, " on, for [", n, ", ", k, "].");
-  const int64_t groups = (n + group_rows - 1) / group_rows, stride = group_bytes(kind, k);
+  const int64_t groups = (n + group_rows - 1) / group_rows;
   const int64_t blocks = padded_columns(kind, k) / block_columns;
   const int64_t codes = offsets_of(layout_of(kind), blocks).codes;
   const int64_t needed = ((order == 2 ? n : k) + skip + per - 1) / per, lines = order == 2 ? k : n;
@@ -399,10 +399,7 @@ Tensor from_words(const Tensor& words, const Tensor& header, int64_t number, int
   STD_TORCH_CHECK(fields.is_cpu() && fields.scalar_type() == ScalarType::Byte && fields.dim() == 2 &&
                       fields.size(0) == groups && fields.size(1) == codes,
                   "The fields do not match the format and the shape [", n, ", ", k, "].");
-  Tensor result = torch::stable::new_empty(fields, {groups, stride});
   const uint8_t* from = static_cast<const uint8_t*>(fields.data_ptr());
-  uint8_t* to = static_cast<uint8_t*>(result.mutable_data_ptr());
-  request_huge_pages(to, groups * stride);
   const Words held{static_cast<const uint32_t*>(whole.data_ptr()),
                    n,
                    whole.size(order == 1 ? 0 : 1),
@@ -410,17 +407,10 @@ Tensor from_words(const Tensor& words, const Tensor& header, int64_t number, int
                    static_cast<WordOrder>(order),
                    skip,
                    static_cast<uint8_t>(flip)};
-  const Weight weight{kind, Dtype::f32, n, k, to, stride};
-  auto work = [&](int thread, int threads) {
-    const auto [first, last] = rows_of(weight, thread, threads);
-    for (int64_t row = first; row < last; row += group_rows) {
-      uint8_t* group = to + row / group_rows * stride;
-      std::memcpy(group, from + row / group_rows * codes, codes);
-      pack_words(kind, held, row, std::min(group_rows, last - row), k, group);
-    }
-  };
-  run_threads(threads_for(groups * stride), work);
-  return result;
+  return packed(fields, kind, n, k, [&](int64_t row, int64_t rows, uint8_t* group) {
+    std::memcpy(group, from + row / group_rows * codes, codes);
+    pack_words(kind, held, row, rows, k, group);
+  });
 }
 
 struct Candidate {
@@ -455,11 +445,7 @@ std::tuple<Tensor, Tensor> top(const Tensor& x, const Tensor& data, int64_t numb
   const Weight weight = weight_of(data, number, n, k);
   const Rows rows(x, k);
   STD_TORCH_CHECK(count > 0 && count <= n, "There are no ", count, " largest of ", n, " results.");
-  std::vector<int64_t> sizes;
-  for (int64_t d = 0; d + 1 < x.dim(); ++d) {
-    sizes.push_back(x.size(d));
-  }
-  sizes.push_back(count);
+  const std::vector<int64_t> sizes = sizes_with(x, count);
   Tensor found = torch::stable::new_empty(rows.x, sizes, ScalarType::Float);
   Tensor positions = torch::stable::new_empty(rows.x, sizes, ScalarType::Long);
   const int threads = threads_for(bytes_of(weight));

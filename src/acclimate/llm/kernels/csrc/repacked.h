@@ -64,40 +64,13 @@ inline void multiply_tile_of(bool adds, float* y, int64_t y_stride, AddProducts 
   }
 }
 
-// Divides m inputs into tiles of `most` or fewer, and groups into `together` at a time: calls
+// Divides groups into `together` at a time, and inputs into tiles of at most `most`: calls
 // tile.operator()<groups, inputs>(group, first_input).
 template <int most, int together, class Tile>
-inline void for_each_tile(int64_t m, int64_t groups, Tile tile) {
-  const auto inputs_of = [&]<int some>(int64_t group) {
-    int64_t i = 0;
-    for (; i + most <= m; i += most) {
-      tile.template operator()<some, most>(group, i);
-    }
-    if constexpr (most > 8) {
-      if (i + 8 <= m) {
-        tile.template operator()<some, 8>(group, i);
-        i += 8;
-      }
-    }
-    if (i + 4 <= m) {
-      tile.template operator()<some, 4>(group, i);
-      i += 4;
-    }
-    if (i + 2 <= m) {
-      tile.template operator()<some, 2>(group, i);
-      i += 2;
-    }
-    if (i < m) {
-      tile.template operator()<some, 1>(group, i);
-    }
-  };
-  int64_t group = 0;
-  for (; group + together <= groups; group += together) {
-    inputs_of.template operator()<together>(group);
-  }
-  for (; group < groups; ++group) {
-    inputs_of.template operator()<1>(group);
-  }
+inline void for_each_tile_of(int64_t m, int64_t groups, Tile tile) {
+  for_each_tile<together>(groups, [&]<int some>(int64_t group) {
+    for_each_tile<most>(m, [&]<int inputs>(int64_t i) { tile.template operator()<some, inputs>(group, i); });
+  });
 }
 
 }  // namespace acclimate::inference::ACCLIMATE_ISA

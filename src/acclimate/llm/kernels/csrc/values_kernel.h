@@ -1,35 +1,25 @@
-// The values of quantised weights, for one instruction set, by loops that the compiler turns into vectors.
+// The values of quantised weights, for the vectors of one instruction set; included after simd_*.h.
+#include <utility>
+
+#include "codes.h"
 #include "kernels.h"
 #include "layout.h"
+#include "scales.h"
 
 namespace acclimate::inference::ACCLIMATE_ISA {
 
 // One block of a group as codes[row][column].
 template <int bits, Codebook codebook>
 inline void read_codes(const uint8_t* block, uint8_t (&codes)[group_rows][block_columns]) {
-  for (int quad = 0; quad < 8; ++quad) {
-    uint8_t vector[64];
-    for (int i = 0; i < 64; ++i) {
-      if constexpr (bits == 8) {
-        vector[i] = block[64 * quad + i];
-      } else {
-        const uint8_t both = block[64 * (quad % 4) + i];
-        vector[i] = quad < 4 ? both & 15 : both >> 4;
-        if constexpr (codebook != Codebook::none) {
-          static constexpr std::array<uint8_t, 16> numbers = numbers_of(codebook);
-          vector[i] = numbers[vector[i]];
-        }
-        if constexpr (bits == 5) {
-          vector[i] |= (block[256 + i] >> quad & 1) << 4;
-        } else if constexpr (bits == 6) {
-          vector[i] |= (block[256 + 64 * (quad / 4) + i] >> (2 * (quad % 4)) & 3) << 4;
-        }
-      }
-    }
+  const auto read_quad = [&]<int quad>() {
+    const Bytes of_rows = codes_of<bits, quad, codebook>(block);
     for (int row = 0; row < group_rows; ++row) {
-      __builtin_memcpy(&codes[row][4 * quad], vector + 4 * row, 4);
+      __builtin_memcpy(&codes[row][4 * quad], reinterpret_cast<const uint8_t*>(&of_rows) + 4 * row, 4);
     }
-  }
+  };
+  [&]<int... quads>(std::integer_sequence<int, quads...>) {
+    (read_quad.template operator()<quads>(), ...);
+  }(std::make_integer_sequence<int, 8>());
 }
 
 // The values of one group, [rows][k].
@@ -41,46 +31,11 @@ inline void group_values(const uint8_t* group, int64_t k, int64_t rows, float* v
   for (int64_t b = 0; b < blocks; ++b) {
     uint8_t codes[group_rows][block_columns];
     read_codes<layout.bits, layout.codebook>(group + at.codes + b * layout.code_bytes, codes);
-    float scale[2][group_rows], low[group_rows] = {};
-    if constexpr (layout.scales == Scales::row || layout.scales == Scales::row_and_block) {
-      store(scale[0], load_f32(group));
-    } else if constexpr (layout.scales == Scales::block || layout.scales == Scales::block_and_low ||
-                         layout.scales == Scales::block_and_zero) {
-      store(scale[0], load_f16(group + b * 32));
-    } else if constexpr (layout.scales == Scales::exponent) {
-      store(scale[0], load_exponents(group + b * 16));
-    } else {
-      store(scale[0], load_f16(group + b / 8 * 32));
-    }
-    if constexpr (layout.scales == Scales::block_and_low) {
-      store(low, load_f16(group + at.low + b * 32));
-    } else if constexpr (layout.scales == Scales::row_and_block) {
-      store(low, load_f32(group + at.low_scale));
-    } else if constexpr (layout.scales == Scales::super_block) {
-      store(low, load_f16(group + at.low_scale + b / 8 * 32));
-    }
-    if constexpr (layout.scales == Scales::row_and_block || layout.scales == Scales::super_block) {
-      for (int row = 0; row < group_rows; ++row) {
-        scale[0][row] *= group[at.block_scale + b * 16 + row];
-        low[row] = -(low[row] * group[at.block_low + b * 16 + row]);
-      }
-    } else if constexpr (layout.scales == Scales::block_and_zero) {
-      const int8_t* zeros = reinterpret_cast<const int8_t*>(group + at.zero + b * 16);
-      for (int row = 0; row < group_rows; ++row) {
-        low[row] = -(scale[0][row] * zeros[row]);
-      }
-    } else if constexpr (layout.scales == Scales::super_signed_block) {
-      const int8_t* factors = reinterpret_cast<const int8_t*>(group + at.block_scale + b * 16);
-      for (int row = 0; row < group_rows; ++row) {
-        scale[0][row] *= factors[row];
-      }
-    } else if constexpr (layout.scales == Scales::super_half_block) {
-      const int8_t* factors = reinterpret_cast<const int8_t*>(group + at.block_scale + b * 32);
-      for (int row = 0; row < group_rows; ++row) {
-        scale[1][row] = scale[0][row] * factors[16 + row];
-        scale[0][row] *= factors[row];
-      }
-    }
+    const BlockScales scales = scales_of_block<format>(group, at, b);
+    float scale[2][group_rows], low[group_rows];
+    store(scale[0], scales.first);
+    store(scale[1], scales.second);
+    store(low, scales.low);
     constexpr bool has_low = layout.scales == Scales::block_and_low ||
                              layout.scales == Scales::block_and_zero ||
                              layout.scales == Scales::row_and_block || layout.scales == Scales::super_block;

@@ -138,7 +138,7 @@ void multiply_wide(const void* from, int64_t groups, int64_t k, const uint16_t* 
           }
         });
       };
-      for_each_tile<wide_inputs, wide_groups>(some_inputs, groups, tile);
+      for_each_tile_of<wide_inputs, wide_groups>(some_inputs, groups, tile);
     }
   }
 }

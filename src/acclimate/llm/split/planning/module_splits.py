@@ -78,7 +78,6 @@ def _split_source(draft: Draft, trace: Trace, region: Region, layout: Layout, na
 
 
 def _split_vectors(draft: Draft, name: str, parts: tuple[Ranges, ...]) -> None:
-    """Splits the weight and bias of a normalization."""
     draft.split(f"{name}.weight", "columns", 0, parts)
     draft.split(f"{name}.bias", "columns", 0, parts)
 
