@@ -13,6 +13,9 @@ TORCH  ?= torch
 # A file's tests run in one worker, as they share what is costly to make (tests/run_in_parallel.py).
 WORKERS  ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? 2 : n > 4 ? 8 : 2 * n)))
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+# The longest test takes 30 s beside others. One that hangs fails after five minutes and shows where; if native
+# code holds it, its process ends after 16 minutes, and another one goes on with the next test.
+LIMITS   := --timeout 300 -o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true
 
 .PHONY: demo test test-all test-deepspeed engines bench lint docs clean
 
@@ -20,7 +23,7 @@ demo: $(VENV)/.demo
 	$(BIN)/acclimate generate "The most beautiful thing about mathematics is" --repetition_penalty 1.1 --max_new_tokens 28
 
 test: $(VENV)/.dev engines
-	$(BIN)/python tests/run_twice.py $(PARALLEL) -m "not slow" $(ARGS)
+	$(BIN)/python tests/run_twice.py $(PARALLEL) $(LIMITS) -m "not slow" $(ARGS)
 
 test-all: $(VENV)/.dev $(VENV)/.demo engines
 	$(BIN)/python tests/run_twice.py $(PARALLEL) $(ARGS)

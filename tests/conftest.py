@@ -59,7 +59,6 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def fresh(warm_python: WarmPython) -> Iterator[FreshProcesses]:
     """Runs code in fresh processes."""
-    with warm_python.in_place():
-        processes = FreshProcesses()
+    processes = FreshProcesses(warm_python.in_place)
     yield processes
     processes.close()

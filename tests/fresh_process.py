@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,16 +52,26 @@ class Outcome:
 
 
 class FreshProcesses:
-    """The server, and the runs it is asked for."""
+    """The server, and the runs it is asked for.
 
-    def __init__(self) -> None:
-        self._server = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=plain_environment(),
-            text=True,
-        )
+    Args:
+        within: a context in which the server starts.
+    """
+
+    def __init__(self, within: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        self._within = within
+        self._server = self._start()
+
+    def _start(self) -> subprocess.Popen[str]:
+        with self._within():
+            return subprocess.Popen(
+                [sys.executable, __file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=plain_environment(),
+                text=True,
+                start_new_session=True,
+            )
 
     def run(
         self, code: str, path: Sequence[Path] = (), env: Mapping[str, str] | None = None, timeout_s: int = 600
@@ -81,7 +92,14 @@ class FreshProcesses:
             assert self._server.stdout is not None
             self._server.stdin.write(json.dumps(request) + "\n")
             self._server.stdin.flush()
-            returncode = int(self._server.stdout.readline())
+            try:
+                returncode = int(self._server.stdout.readline())
+            except BaseException:  # the time limit of a test, which the next one must not pay for
+                with suppress(ProcessLookupError):
+                    os.killpg(self._server.pid, signal.SIGKILL)
+                self.close()
+                self._server = self._start()
+                raise
             stdout, stderr, told = (
                 (Path(folder) / name).read_text() for name in ("stdout", "stderr", "told.jsonl")
             )

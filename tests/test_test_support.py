@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import warm_python as warm_python_module
 from fresh_process import FreshProcesses, plain_environment
 from run_in_parallel import LONGEST_FIRST, part_of
 from session_signals import take_signals
@@ -30,6 +32,19 @@ tell(groups=sorted({point.group for point in points}))
 """).told
     assert {"console_scripts", "pytest11"} <= set(told["groups"])
     assert "acclimate.backends" not in told["groups"]
+
+
+def test_a_run_that_is_given_up_ends_and_leaves_its_answer_to_no_other(fresh: FreshProcesses) -> None:
+    def give_up(*_: Any) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGUSR1, give_up)
+    try:
+        with pytest.raises(InterruptedError):
+            fresh.run(f"import os, signal; os.kill({os.getpid()}, signal.SIGUSR1); signal.pause()")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert fresh.check("tell(number=7)").told == {"number": 7}
 
 
 WARM = """
@@ -70,6 +85,15 @@ def test_a_warm_python_ends_as_a_real_one_does(tmp_path: Path) -> None:
         assert process.wait(30) == -signal.SIGKILL
 
 
+@pytest.mark.usefixtures("warm_starts")
+def test_a_program_that_ends_or_stops_before_it_says_what_to_start_holds_up_no_other() -> None:
+    with socket.socket(socket.AF_UNIX) as ended:
+        ended.connect(warm_python_module._address)
+    with socket.socket(socket.AF_UNIX) as stopped:
+        stopped.connect(warm_python_module._address)
+        assert subprocess.run([sys.executable, "-c", "raise SystemExit(7)"]).returncode == 7
+
+
 def test_a_run_that_ignores_ctrl_c_starts_programs_that_do_not() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -100,6 +124,7 @@ def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_a_reason_to_skip_is_told_once_with_the_number_of_tests(tmp_path: Path) -> None:
     (tmp_path / "test_skipped.py").write_text("""
 import pytest
@@ -133,6 +158,7 @@ def test_a_folder_named_as_a_whole_runs_in_one_process_without_its_files_that_ar
     assert part_of("tests/ops/test_registry.py::test_one") == "tests/ops/test_registry.py"
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_the_processes_of_a_run_share_a_server_of_warm_pythons(tmp_path: Path) -> None:
     for name in ("one", "other"):
         (tmp_path / f"test_{name}.py").write_text("""
@@ -151,6 +177,24 @@ def test_its_server(warm_starts, record_property):
     assert len({server for server, _ in told}) == 1
 
 
+@pytest.mark.usefixtures("warm_starts")
+def test_a_test_that_native_code_holds_is_ended_and_named_and_the_next_one_runs(tmp_path: Path) -> None:
+    (tmp_path / "test_one.py").write_text("""
+import ctypes
+def test_held():
+    lock = ctypes.create_string_buffer(64)
+    for _ in range(2):
+        ctypes.PyDLL(None).pthread_mutex_lock(lock)
+def test_next(): pass
+""")
+    (limits,) = re.findall(r"^LIMITS +:= (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    shorter = limits.replace("300", "1").replace("960", "2").split()
+    run = run_pytest(tmp_path, "-n", "1", "-p", "pytest_timeout", *shorter)
+    assert "crashed while running 'test_one.py::test_held'" in run.stdout
+    assert "1 failed, 1 passed" in run.stdout
+    assert "in test_held" in run.stderr, "it does not say where"
+
+
 # -- a second run of what failed ---------------------------------------------------------------------
 
 
@@ -161,6 +205,7 @@ def run_twice(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
 
 
+@pytest.mark.usefixtures("warm_starts")
 @pytest.mark.parametrize(
     ("body", "code", "said"),
     [
@@ -187,6 +232,7 @@ def test_it(number):
     assert said in run.stdout
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_many_failures_are_not_run_again(tmp_path: Path) -> None:
     (tmp_path / "test_one.py").write_text("""
 import pytest

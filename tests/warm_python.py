@@ -69,12 +69,14 @@ class WarmPopen(subprocess.Popen):
             "new_session": bool(told["start_new_session"]),
         }
         streams = (told["p2cread"], told["c2pwrite"], told["errwrite"])
-        content = json.dumps(request).encode()
+        own = [number if stream == -1 else stream for number, stream in enumerate(streams)]
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(_address)
-        own = [number if stream == -1 else stream for number, stream in enumerate(streams)]
-        socket.send_fds(self._connection, [len(content).to_bytes(8, "little")], own)
-        self._connection.sendall(content)
+        with tempfile.TemporaryFile(dir=Path(_address).parent) as file:
+            file.write(json.dumps(request).encode())
+            file.flush()
+            # One message, so that the server never waits for the rest of one.
+            socket.send_fds(self._connection, [b"r"], [*own, file.fileno()])
         self.pid = self._answer()
         self._child_created = True
         self._close_pipe_fds(
@@ -208,16 +210,21 @@ def serve(listening: str, *modules: str) -> None:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
     running: dict[int, socket.socket] = {}
+    asking: list[socket.socket] = []
+    """Connections of programs that may be stopped, or killed, before they say what to start."""
     while True:
-        ready = select.select([listener, sys.stdin, ended], [], [])[0]
+        ready = select.select([listener, sys.stdin, ended, *asking], [], [])[0]
         if sys.stdin in ready:
             return
         if ended in ready:
             os.read(ended, 4096)
             _tell_the_ended(running)
         if listener in ready:
-            connection, _ = listener.accept()
-            _start(connection, running, [listener.fileno(), ended, signalled])
+            asking.append(listener.accept()[0])
+        for connection in [connection for connection in asking if connection in ready]:
+            asking.remove(connection)
+            others = [other.fileno() for other in asking]
+            _start(connection, running, [listener.fileno(), ended, signalled, *others])
 
 
 def _collapse_pages() -> None:
@@ -251,21 +258,26 @@ def _tell_the_ended(running: dict[int, socket.socket]) -> None:
 
 def _start(connection: socket.socket, running: dict[int, socket.socket], own: list[int]) -> None:
     """Starts the program that a connection asks for, and tells its number."""
-    size, streams, _, _ = socket.recv_fds(connection, 8, 3)
-    wanted, content = int.from_bytes(size, "little"), b""
-    while len(content) < wanted:
-        content += connection.recv(wanted - len(content))
+    asked, descriptors, _, _ = socket.recv_fds(connection, 1, 4)
+    if not asked:
+        connection.close()  # who asked has ended
+        return
     child = os.fork()
     if child == 0:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for descriptor in (*own, connection.fileno(), *(other.fileno() for other in running.values())):
             os.close(descriptor)
-        _become(json.loads(content), array.array("i", streams))
-    for stream in streams:
-        os.close(stream)
+        *streams, file = descriptors
+        with open(file, "rb") as content:
+            content.seek(0)
+            request = json.loads(content.read())
+        _become(request, array.array("i", streams))
+    for descriptor in descriptors:
+        os.close(descriptor)
     running[child] = connection
-    connection.sendall(f"{child}\n".encode())
+    with contextlib.suppress(OSError):  # who asked has ended
+        connection.sendall(f"{child}\n".encode())
 
 
 # -- in a program ----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,8 +28,11 @@ from warm_python import WarmPython
 
 @pytest.fixture(scope="session")
 def proved_descriptions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The descriptions of decoders that tests of this process have proved."""
-    return tmp_path_factory.mktemp("decoders")
+    """The descriptions of decoders that tests of this run have proved, in whichever process."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "proved"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -57,7 +57,10 @@ class WarmProcess:
         """The server's next answer."""
         digits = b""
         while not digits.endswith(b"\n"):
-            digits += self._connection.recv(1)
+            piece = self._connection.recv(1)
+            if not piece:
+                raise RuntimeError("the server of warm processes has ended")
+            digits += piece
         return int(digits)
 
     def communicate(self, timeout: float = 600) -> tuple[bytes, bytes]:

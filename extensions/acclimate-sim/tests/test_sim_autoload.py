@@ -20,8 +20,8 @@ if __name__ == "__main__":
     queue = context.SimpleQueue()
     child = context.Process(target=multiply, args=(queue,))
     child.start()
-    print(queue.get())
-    child.join()
+    child.join()  # what it says fits into the pipe, and a child that fails says nothing
+    print(queue.get() if child.exitcode == 0 else f"exit code {child.exitcode}")
 """
 
 
