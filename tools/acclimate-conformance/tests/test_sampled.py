@@ -45,3 +45,35 @@ def test_an_observation_on_torchs_inputs_finds_the_fault(fault: str, told: dict[
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_observation_finds_nothing_on_a_sound_device(fault: str, told: dict[str, list[str]]) -> None:
     assert told[f"{fault} absent"] == []
+
+
+LACKING = """
+import torch
+from acclimate.selection import get_accelerator
+from acclimate_conformance.checks.claims import lacking
+
+accelerator = get_accelerator()
+for dtype in (torch.float8_e5m2, torch.complex32, torch.int64, torch.float16):
+    try:
+        torch.zeros(2).to(dtype).to(accelerator.current_device_name())
+    except TypeError as error:
+        print(lacking(accelerator, error).partition(":")[0])
+    print(lacking(accelerator, RuntimeError(f"a conversion to {dtype} failed")).partition(":")[0])
+"""
+
+
+@pytest.mark.usefixtures("warm_starts")
+@pytest.mark.parametrize(
+    ("profile", "lacks"),
+    [("v100-like", ["float8_e5m2"]), ("no=int64+complex", ["complex32", "int64"]), ("", [])],
+)
+def test_a_dtype_is_lacking_if_the_device_stores_none_and_not_if_torch_cannot_add_it(
+    profile: str, lacks: list[str]
+) -> None:
+    pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
+    environment = {**plain_environment(), "ACCLIMATE_ACCELERATOR": "sim", "ACCLIMATE_SIM": profile}
+    run = subprocess.run(
+        [sys.executable, "-c", LACKING], env=environment, capture_output=True, text=True, timeout=60
+    )
+    told = [f"the device has no {dtype}" for dtype in lacks for _ in range(2)]
+    assert list(filter(None, run.stdout.splitlines())) == told, run.stderr
