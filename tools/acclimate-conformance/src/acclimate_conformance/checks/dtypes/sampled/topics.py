@@ -23,6 +23,7 @@ from acclimate_conformance.checks.dtypes.sampled.samples import (
     lists_of_tensors,
     name_of,
     operators,
+    reset,
     samples_of,
 )
 
@@ -262,7 +263,8 @@ def lists_of_tensors_as_on_the_host(accelerator: Accelerator, found: Findings) -
 def _lists(op: Any, dtype: torch.dtype) -> list[Sample]:
     try:
         found = []
-        for sample in op.sample_inputs(HOST, dtype):
+        reset()
+        for sample in op.sample_inputs_func(op, HOST, dtype, False):
             kwargs = {k: v for k, v in sample.kwargs.items() if k != "values" or op.name != "_foreach_norm"}
             found.append(Sample(sample.input, sample.args, kwargs, lambda x: x, False))
             if len(found) == 5:
