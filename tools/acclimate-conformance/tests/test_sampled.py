@@ -107,7 +107,7 @@ def test_nothing_is_broken_where_torchs_own_tests_cannot_be_imported() -> None:
 
 
 def test_a_call_starts_with_the_same_random_numbers_and_leaves_no_work_for_devices_that_nobody_uses() -> None:
-    queued = len(torch.cuda._queued_calls)
+    noted = torch.cuda._lazy_seed_tracker.manual_seed_all_cb
     first, second = (attempt(lambda place: torch.rand(3, device=place.device), Place(HOST))[0] for _ in "ab")
     assert torch.equal(first, second)
-    assert len(torch.cuda._queued_calls) == queued
+    assert torch.cuda._lazy_seed_tracker.manual_seed_all_cb is noted
