@@ -22,7 +22,7 @@ Run = Callable[[Place], Any]
 
 _REFUSAL = re.compile(
     r"not implemented|not (currently |yet )?support|unsupported|no kernel|not available"
-    r"|requires (compil|MAGMA)|only supports|does not support|doesn't support",
+    r"|requires (compil|MAGMA)|only supports|does not support|doesn't support|can't use",
     re.IGNORECASE,
 )
 _OF_PRODUCTS = {
