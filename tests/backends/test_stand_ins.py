@@ -32,7 +32,7 @@ GAUDI_RESERVES_ALL = "Gaudi's allocator holds all memory from the start: memory_
 INDUCTOR_FOR_CUDA = "what inductor prepares for CUDA graphs is in builds of torch for CUDA only"
 NO_STORAGE = "a build of torch without the hardware can neither pickle nor resize storage on its device type"
 MPS = {
-    "random/recomputed_draws_repeat": "torch.utils.checkpoint calls torch.mps.device, which torch lacks",
+    "random/recomputed_draws_repeat": "torch.utils.checkpoint keeps no state of the generator of MPS",
     "dtypes/autocast_chooses_dtypes": "torch's rules of autocast for MPS leave normalize in bfloat16",
     "dtypes/operators_in_place_and_into_others": "torch's lu_solve for MPS does not resize an out",
     "runtime/models_are_saved": NO_STORAGE,

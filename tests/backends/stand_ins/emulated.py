@@ -123,7 +123,8 @@ def asked_by_torch(device_type: str) -> dict[str, Any]:
         **({"get_amp_supported_dtype": sim.get_amp_supported_dtype} if from_outside else {}),
         # torch's own tests make operators with it, which the checks of conformance do not call.
         **({"jiterator": jiterator} if device_type == "cuda" else {}),
-        "_initialized": True,
+        # Of torch.mps too it is asked, which does not have it.
+        **({} if device_type == "mps" else {"_initialized": True}),
         "_is_in_bad_fork": lambda: False,
         "_lazy_call": lambda callback, **_: callback(),
         "_lazy_init": lambda: None,
