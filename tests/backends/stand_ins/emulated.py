@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.cuda import jiterator
 
 from acclimate.accelerator.recorded_graph import RecordedCapture, RecordedGraph, is_recording
 from acclimate_sim import torch_module as sim
@@ -120,7 +121,10 @@ def asked_by_torch(device_type: str) -> dict[str, Any]:
     return {
         # torch.amp.autocast refuses a device from outside without it.
         **({"get_amp_supported_dtype": sim.get_amp_supported_dtype} if from_outside else {}),
-        "_initialized": True,
+        # torch's own tests make operators with it, which the checks of conformance do not call.
+        **({"jiterator": jiterator} if device_type == "cuda" else {}),
+        # Of torch.mps too it is asked, which does not have it.
+        **({} if device_type == "mps" else {"_initialized": True}),
         "_is_in_bad_fork": lambda: False,
         "_lazy_call": lambda callback, **_: callback(),
         "_lazy_init": lambda: None,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from acclimate_conformance.checks.assertions import BrokenPromiseError
+from acclimate_conformance.checks.random.distributions import _CONTINUOUS, _COUNT, _require_distribution
 from acclimate_conformance.checks.random.states import kinds_of_draws
 
 _NO_KINDS_OF_THEIR_OWN = {
@@ -46,3 +49,19 @@ def test_every_operator_that_torch_marks_as_a_draw_is_drawn_from_or_named_as_a_v
     marked = {_kind(name) for name in _draws_of_torch() if not _is_attention(name)}
     assert len(marked) > 20
     assert marked - drawn <= _NO_KINDS_OF_THEIR_OWN
+
+
+def _drawn_with_one_infinite(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(7)
+    draw, share = _CONTINUOUS[name]
+    drawn = draw(torch.zeros(_COUNT, dtype=dtype)).double()
+    drawn[5] = float("inf")
+    _require_distribution(name, drawn, share, torch.finfo(dtype))
+
+
+def test_a_number_too_large_for_a_dtype_may_be_drawn_only_from_a_distribution_that_has_such() -> None:
+    _drawn_with_one_infinite("cauchy_(1, 2)", torch.float16)
+    with pytest.raises(BrokenPromiseError, match="not finite"):
+        _drawn_with_one_infinite("cauchy_(1, 2)", torch.float32)
+    with pytest.raises(BrokenPromiseError, match="not finite"):
+        _drawn_with_one_infinite("exponential_(4)", torch.float16)

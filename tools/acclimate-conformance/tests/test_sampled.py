@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+import torch
 
+from acclimate_conformance.checks.dtypes.sampled.comparing import attempt
+from acclimate_conformance.checks.dtypes.sampled.places import HOST, Place
 from fresh_process import plain_environment
 from warm_python import WarmPython
 
@@ -45,3 +48,66 @@ def test_an_observation_on_torchs_inputs_finds_the_fault(fault: str, told: dict[
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_observation_finds_nothing_on_a_sound_device(fault: str, told: dict[str, list[str]]) -> None:
     assert told[f"{fault} absent"] == []
+
+
+LACKING = """
+import torch
+from acclimate.selection import get_accelerator
+from acclimate_conformance.checks.claims import lacking
+
+accelerator = get_accelerator()
+for dtype in (torch.float8_e5m2, torch.complex32, torch.int64, torch.float16):
+    try:
+        torch.zeros(2).to(dtype).to(accelerator.current_device_name())
+    except TypeError as error:
+        print(lacking(accelerator, error).partition(":")[0])
+    print(lacking(accelerator, RuntimeError(f"a conversion to {dtype} failed")).partition(":")[0])
+"""
+
+
+@pytest.mark.usefixtures("warm_starts")
+@pytest.mark.parametrize(
+    ("profile", "lacks"),
+    [("v100-like", ["float8_e5m2"]), ("no=int64+complex", ["complex32", "int64"]), ("", [])],
+)
+def test_a_dtype_is_lacking_if_the_device_stores_none_and_not_if_torch_cannot_add_it(
+    profile: str, lacks: list[str]
+) -> None:
+    pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
+    environment = {**plain_environment(), "ACCLIMATE_ACCELERATOR": "sim", "ACCLIMATE_SIM": profile}
+    run = subprocess.run(
+        [sys.executable, "-c", LACKING], env=environment, capture_output=True, text=True, timeout=60
+    )
+    told = [f"the device has no {dtype}" for dtype in lacks for _ in range(2)]
+    assert list(filter(None, run.stdout.splitlines())) == told, run.stderr
+
+
+WITHOUT_TORCHS_TESTS = """
+import torch
+from acclimate.selection import get_accelerator
+from acclimate_conformance.checks.dtypes.sampled.child import TOPICS, _observed
+
+del torch.cuda.jiterator
+print(_observed(get_accelerator(), next(iter(TOPICS))))
+"""
+
+
+@pytest.mark.usefixtures("warm_starts")
+def test_nothing_is_broken_where_torchs_own_tests_cannot_be_imported() -> None:
+    pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
+    environment = {**plain_environment(), "ACCLIMATE_ACCELERATOR": "sim", "ACCLIMATE_SIM": ""}
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCHS_TESTS], env=environment, capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+    told = ast.literal_eval(run.stdout)
+    assert told["broken"] == []
+    assert "cannot be imported: AttributeError" in told["absent"]
+    assert "jiterator" in told["absent"]
+
+
+def test_a_call_starts_with_the_same_random_numbers_and_leaves_no_work_for_devices_that_nobody_uses() -> None:
+    noted = torch.cuda._lazy_seed_tracker.manual_seed_all_cb
+    first, second = (attempt(lambda place: torch.rand(3, device=place.device), Place(HOST))[0] for _ in "ab")
+    assert torch.equal(first, second)
+    assert torch.cuda._lazy_seed_tracker.manual_seed_all_cb is noted

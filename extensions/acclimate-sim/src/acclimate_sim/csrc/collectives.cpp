@@ -7,6 +7,9 @@
 #include <torch/library.h>
 #ifndef SIM_NO_COLLECTIVES
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#ifdef SIM_IN_A_NAMED_SLOT
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
+#endif
 #endif
 
 namespace sim {
@@ -95,3 +98,22 @@ const bool g_collectives_registered = [] {
 
 }  // namespace
 }  // namespace sim
+
+#if defined(SIM_IN_A_NAMED_SLOT) && !defined(SIM_NO_COLLECTIVES)
+namespace c10d {
+namespace {
+
+// DistributedDataParallel needs a timer on CUDA, which only builds of torch for CUDA have.
+class HostTimer final : public Timer {
+ public:
+  explicit HostTimer(c10::Device) {}
+  std::optional<int64_t> measureDifference(Event start, Event end) override {
+    const auto from = getTimestamp(start), to = getTimestamp(end);
+    return from && to ? std::optional<int64_t>(*to - *from) : std::nullopt;
+  }
+};
+C10_REGISTER_TYPED_CLASS(TimerRegistry, sim::kSim, HostTimer);
+
+}  // namespace
+}  // namespace c10d
+#endif

@@ -19,7 +19,9 @@ _CLAIMS = {
 _SCALAR_TYPES = {
     torch.float64: "Double", torch.float32: "Float", torch.float16: "Half", torch.bfloat16: "BFloat16",
     torch.int64: "Long", torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte",
-    torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble", torch.bool: "Bool",
+    torch.complex32: "ComplexHalf", torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble",
+    torch.bool: "Bool", torch.float8_e4m3fn: "Float8_e4m3fn", torch.float8_e5m2: "Float8_e5m2",
+    torch.float8_e4m3fnuz: "Float8_e4m3fnuz", torch.float8_e5m2fnuz: "Float8_e5m2fnuz",
 }  # fmt: skip
 """What torch calls dtypes in errors of C++."""
 
@@ -51,21 +53,24 @@ def _claimed(accelerator: Accelerator) -> list[torch.dtype]:
 
 def _refused(accelerator: Accelerator, error: Exception) -> tuple[torch.dtype | None, str]:
     """The dtype that an error names and in which the device does not even add, with the error of a sum."""
-    said = describe(error, whole=True)
-    for dtype in dict.fromkeys((*_claimed(accelerator), *_SCALAR_TYPES)):
+    said, claimed = describe(error, whole=True), _claimed(accelerator)
+    for dtype in dict.fromkeys((*claimed, *_SCALAR_TYPES)):
         short = str(dtype).removeprefix("torch.")
         names = "|".join(filter(None, (f"(?i:{short})", _SCALAR_TYPES.get(dtype))))
         if re.search(rf"(?<![A-Za-z0-9])({names})(?![A-Za-z0-9])", said):
-            refusal = _refusal(accelerator, dtype)
+            # torch itself only stores and converts numbers of 8 bits.
+            adds = dtype in claimed or not dtype.is_floating_point or dtype.itemsize > 1
+            refusal = _refusal(accelerator, dtype, adds)
             if refusal:
                 return dtype, refusal
     return None, ""
 
 
-def _refusal(accelerator: Accelerator, dtype: torch.dtype) -> str:
-    """The error of a sum on the device, if there is one."""
+def _refusal(accelerator: Accelerator, dtype: torch.dtype, adds: bool) -> str:
+    """The error of a sum on the device, or only of storing numbers there, if there is one."""
     try:
-        torch.ones(2, dtype=dtype, device=accelerator.current_device_name()).add(1).cpu()
+        numbers = torch.ones(2).to(dtype).to(accelerator.current_device_name())
+        (numbers.add(1) if adds else numbers).cpu()
     except Exception as error:  # noqa: BLE001 - each device refuses in its own way
         return describe(error, whole=True)
     return ""

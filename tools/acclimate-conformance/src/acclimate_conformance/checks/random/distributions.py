@@ -14,6 +14,8 @@ from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.dtypes.arithmetic import supported
 
 _COUNT = 40_003
+_RARE = 1e-6
+"""How many numbers that are too large for a dtype may be expected of a distribution that gives none."""
 _APART = 0.022
 """How far the shares of so many numbers may be from a distribution: by chance, once in 10^16 times."""
 _Share = Callable[[torch.Tensor], torch.Tensor]
@@ -145,15 +147,19 @@ def distributions(accelerator: Accelerator) -> None:
                 continue  # few numbers of 16 bits are so close together
             drawn = draw(into).cpu()
             require(drawn.dtype == dtype, f"{name} in {short(dtype)} draws {short(drawn.dtype)}")
-            _require_distribution(f"{name} in {short(dtype)}", drawn.double(), share, torch.finfo(dtype).eps)
+            _require_distribution(f"{name} in {short(dtype)}", drawn.double(), share, torch.finfo(dtype))
     into = torch.zeros(_COUNT, device=device)
     for name, (draw, shares) in _COUNTED.items():
         if _offered(lambda d=draw: d(into.clone())):  # type: ignore[misc]
             _require_shares(name, draw(into.clone()).cpu(), shares)
 
 
-def _require_distribution(name: str, drawn: torch.Tensor, share: _Share, eps: float) -> None:
+def _require_distribution(name: str, drawn: torch.Tensor, share: _Share, limits: torch.finfo) -> None:
     """Compares the shares up to each number with the distribution's; the ends by the largest and smallest."""
+    eps, ends = limits.eps, torch.tensor([limits.min, limits.max], dtype=torch.float64)
+    below_least, below_largest = share(ends).tolist()
+    if (below_least + 1 - below_largest) * len(drawn) > _RARE:  # a number of such a size rounds to infinity
+        drawn = drawn.clamp(limits.min, limits.max)
     require(bool(drawn.isfinite().all()), f"{name} gives numbers that are not finite")
     ordered = drawn.sort().values
     found = torch.searchsorted(ordered, ordered, right=True).double() / len(ordered)

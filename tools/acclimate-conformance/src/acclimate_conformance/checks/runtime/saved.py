@@ -116,7 +116,7 @@ def models_are_saved(accelerator: Accelerator) -> None:
         for place in ("cpu", *names):
             wanted = torch.zeros(1, device=place).device
             maps: dict[str, Any] = {
-                "a name": place, "a torch.device": torch.device(place), "a dict": {name: place},
+                "a name": place, "a torch.device": torch.device(place), "a dict": {str(base.device): place},
                 "a function": lambda storage, location, place=place: (
                     storage.cpu() if place == "cpu" else storage.to(device=torch.device(place))
                 ),

@@ -15,13 +15,14 @@ from acclimate.imports import describe
 from acclimate_conformance.checks.assertions import shares_memory, short
 from acclimate_conformance.checks.claims import lacking
 from acclimate_conformance.checks.dtypes.sampled.places import HOST, Place, tensors_in
+from acclimate_conformance.checks.dtypes.sampled.samples import seed_host
 
 Run = Callable[[Place], Any]
 """A call, which puts its inputs at a place; returns tensors and other values, in any structure."""
 
 _REFUSAL = re.compile(
     r"not implemented|not (currently |yet )?support|unsupported|no kernel|not available"
-    r"|requires (compil|MAGMA)|only supports|does not support|doesn't support",
+    r"|requires (compil|MAGMA)|only supports|does not support|doesn't support|can't use",
     re.IGNORECASE,
 )
 _OF_PRODUCTS = {
@@ -117,7 +118,7 @@ class Findings:
 
 def attempt(run: Run, place: Place) -> tuple[Any, Exception | None]:
     """The result of a call, or its error."""
-    torch.manual_seed(0)
+    seed_host(0)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -128,7 +129,7 @@ def attempt(run: Run, place: Place) -> tuple[Any, Exception | None]:
 
 def _repeats(run: Run, here: Place, wanted: Any) -> bool:
     """Whether the host gives the same again with another seed, so that the numbers are not random."""
-    torch.manual_seed(1)
+    seed_host(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return not difference(run(here), wanted)

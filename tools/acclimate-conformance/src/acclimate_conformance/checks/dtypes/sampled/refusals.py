@@ -10,7 +10,7 @@ import torch
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.dtypes.sampled.comparing import Findings, attempt
 from acclimate_conformance.checks.dtypes.sampled.places import HOST, Place
-from acclimate_conformance.checks.dtypes.sampled.samples import Sample, name_of, operators
+from acclimate_conformance.checks.dtypes.sampled.samples import Sample, name_of, operators, reset
 
 _BEYOND: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "torch.index_select": lambda x, i: x.index_select(0, i),
@@ -77,7 +77,8 @@ def _wrong(op: Any) -> list[Sample]:
     if op.error_inputs_func is None:
         return []
     try:
-        wrong = [e.sample_input for e in op.error_inputs(HOST)]
+        reset()
+        wrong = [e.sample_input for e in op.error_inputs_func(op, HOST)]
     except Exception:  # noqa: BLE001 - torch's own lists fail on some builds
         return []
     return [Sample(s.input, s.args, s.kwargs, lambda x: x, False) for s in wrong]
