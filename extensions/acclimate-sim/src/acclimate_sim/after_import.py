@@ -11,7 +11,6 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
 
 Action = Callable[[ModuleType], None]
 
@@ -38,14 +37,23 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return None
-        loader: Any = spec.loader
-        run = loader.exec_module
-
-        def run_and_act(module: ModuleType) -> None:
-            run(module)
-            self.action(module)
-
-        loader.exec_module = run_and_act
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self.action)
         return spec
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, loader: importlib.abc.Loader, action: Action) -> None:
+        self.loader = loader
+        self.action = action
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The module keeps its own loader: pickling and inspect look for the source through it.
+        module.__loader__ = self.loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self.loader
+        self.loader.exec_module(module)
+        self.action(module)
