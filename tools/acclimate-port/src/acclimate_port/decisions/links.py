@@ -26,6 +26,7 @@ from acclimate_port.conditions.proofs import whole_value
 from acclimate_port.conditions.statements import leaves
 from acclimate_port.dataflow.uses import uses_of
 from acclimate_port.decisions.decision import Decisions, Status, asks_for_device, is_test
+from acclimate_port.decisions.of_one_purpose import groups_of_one_purpose
 from acclimate_port.rules.base import Finding, Outcome
 from acclimate_port.source.tree import Span, called_name, dotted, walk
 from acclimate_port.source_file import SourceFile
@@ -66,6 +67,9 @@ class _Links:
         self._beside_moves(tests, placed)
         for one, others in (*self._wrapped(), *self._branches_of_types()):
             self._all[one].beside += others
+        for members in groups_of_one_purpose(self._file, self._all):
+            for one, other in _pairs(members):
+                self._all[one].beside.append(other)
 
     # -- a test and the code that it controls ------------------------------------------------------------
 
