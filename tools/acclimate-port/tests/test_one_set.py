@@ -106,3 +106,80 @@ def test_the_number_of_the_device_is_compared_as_before(target: str) -> None:
     after = port_text(program("assert torch.cuda.current_device() == other"), Settings(target))
     assert "cuda" not in after.text
     assert not [site.reason for site in after.sites if site.reason]
+
+
+SKIPPED = [
+    # What follows a skip, or stands below `skipif`, has a part that only CUDA has.
+    "def test(name):\n    if not torch.cuda.is_available():\n        pytest.skip('no GPU')\n"
+    "    if torch.cuda.get_device_capability() < (10, 0):\n        pytest.skip('old')\n",
+    "@pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')\ndef test(name):\n"
+    "    assert torch.cuda.get_device_capability() > (7, 0)\n",
+    "class A:\n    def check(self):\n        if not torch.cuda.is_available():\n            return False\n"
+    "        return 'gfx942' in self._arch()\n\n    def _arch(self):\n"
+    "        return torch.cuda.get_device_properties(0).gcnArchName\n",
+    # A method or function that is chosen and not called.
+    "class A(nn.Module):\n    def __init__(self):\n        self.op = self.on_cuda if torch.cuda.is_available() else self.on_host\n\n"
+    "    def on_cuda(self, q):\n        return torch.cuda.memory_stats(q.device)\n\n    def on_host(self, q):\n        return 1\n",
+    "def on_cuda():\n    return torch.cuda.cudart()\n\n\ndef f(op):\n    if torch.cuda.is_available():\n        op = on_cuda\n    return op\n",
+    "class A:\n    def f(self, make):\n        self.model = make()\n        self.model.cuda()\n        self.model = torch.nn.DataParallel(self.model)\n",
+    # A device that is the default of a parameter, and is looked up at import.
+    "class M(nn.Module):\n    def __init__(self, n, device='cuda'):\n        self.l = nn.Linear(n, n)\n"
+    "        if torch.cuda.is_available():\n            self.l = self.l.to(device)\n",
+    # A function gives the name of a device, and code of the file tests it or lists the names that it knows.
+    "def get_device_type():\n    if torch.cuda.is_available():\n        return 'cuda'\n    return 'cpu'\n\n\n"
+    "def f(kind=None):\n    chosen = kind or get_device_type()\n    if chosen == 'cuda':\n"
+    "        return torch.bfloat16\n    return torch.float32\n",
+    "def get_device_type():\n    if torch.cuda.is_available():\n        device_type = 'cuda'\n    else:\n"
+    "        device_type = 'cpu'\n    return device_type\n\n\ndef f():\n    kind = get_device_type()\n"
+    "    assert kind in ['cpu', 'cuda', 'mtia'], kind\n    return kind\n",
+    # A ladder of vendors, by functions of the file.
+    "def _is_cuda():\n    return torch.version.cuda is not None\n\n\ndef f(rank):\n    if _is_cuda():\n"
+    "        return torch.device('cuda', rank)\n    elif torch.backends.mps.is_available():\n"
+    "        return torch.device('mps')\n    return torch.device('cpu')\n",
+]
+
+
+@BOTH
+@pytest.mark.parametrize("body", SKIPPED)
+def test_a_test_stays_with_what_only_cuda_has_behind_it(body: str, target: str) -> None:
+    source = f"import pytest\nimport torch\nfrom torch import nn\n\n\n{body}"
+    assert port_text(source, Settings(target)).text == source
+
+
+@BOTH
+def test_an_index_in_the_name_of_a_device_is_edited_with_the_name(target: str) -> None:
+    source = program('where = f"cuda:{torch.cuda.current_device()}" if flag else "cpu"\nreturn where')
+    assert port_text(source, Settings(target)).text == source
+
+
+@BOTH
+def test_the_index_of_a_chosen_device_is_compared_in_all_worlds(target: str) -> None:
+    source = program(
+        'return torch.load(x, map_location=f"cuda:{torch.cuda.current_device()}" if flag else "cpu")'
+    )
+    found = port_text(source, Settings(target))
+    assert "torch.cuda" not in found.text
+    assert not [site.reason for site in found.sites if site.reason]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "body",
+    [
+        "info['CUDA available'] = torch.cuda.is_available()\nreturn info",
+        "ok = torch.cuda.is_available()\ninfo['CUDA available'] = ok\nif ok:\n    info['GPU'] = 1\nreturn info",
+        "ok = torch.cuda.is_available()\nprint('CUDA available:', ok)",
+    ],
+)
+def test_a_report_of_cuda_stays_also_through_a_name(body: str, target: str) -> None:
+    source = program(f"info = {{}}\n{body}")
+    assert port_text(source, Settings(target)).text == source
+
+
+@BOTH
+def test_a_name_that_is_reported_and_places_a_model_is_ported(target: str) -> None:
+    source = program(
+        "ok = torch.cuda.is_available()\nprint('CUDA available:', ok)\nif ok:\n    y = y.to('cuda')\nreturn y"
+    )
+    assert "is_available" not in port_text(source, Settings(target)).text.replace("accelerator.is_", "")
+    assert "cuda'" not in port_text(source, Settings(target)).text

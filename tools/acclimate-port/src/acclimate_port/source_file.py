@@ -40,6 +40,7 @@ _WITHOUT_TORCH = {
 }  # fmt: skip
 """Packages that import no torch."""
 _BUILD_MODULES = ("setuptools", "distutils.core", "distutils")
+_BUILD_CALLS = ("setup", "Extension", "CUDAExtension", "CppExtension", "BuildExtension", "build_ext")
 _DEVICE_IN_TEXT = re.compile(r"device[\"'\\]*\s*[=:]\s*[\"'\\]*cuda")
 _DEVICE_TEXT = re.compile(r"""\(?[rf]*['"]+cuda(:|['"])""", re.IGNORECASE)
 _HOME_OF_ACCELERATOR = {
@@ -213,9 +214,22 @@ class SourceFile:
     @cached_property
     def other_kinds(self) -> tuple[str, ...]:
         """The other device types in the file's names and strings: ``"mps"``, ``is_npu_available``."""
-        words = {*self.names, *(string_value(node) or "" for node in self.tree.of_type(cst.SimpleString))}
+        strings = (one for one in self.tree.of_type(cst.SimpleString) if not self._is_of_port(one))
+        words = {*self.names, *(string_value(node) or "" for node in strings)}
         found = {kind for word in words if len(word) < _LONGEST_NAME for kind in kinds_in(word)}
         return tuple(sorted(found))
+
+    def _is_of_port(self, text: cst.CSTNode) -> bool:
+        """Whether a string is compared with the accelerator's name: ``accelerator_type() in ("cpu",)``."""
+        compared = self.tree.around(text, cst.Comparison)
+        if compared is None:
+            return False
+        held = self.bound_values(compared.left) if isinstance(compared.left, cst.Name) else [compared.left]
+        return any(isinstance(one, cst.Call) and self.is_accelerators_name(one) for one in held)
+
+    def is_accelerators_name(self, call: cst.Call) -> bool:
+        """Whether a call asks for the accelerator's name, as ported code does."""
+        return called_name(call) in ("device_name", self.helper)
 
     @cached_property
     def names(self) -> set[str]:
@@ -329,7 +343,9 @@ class SourceFile:
     def imports_build_tools(self) -> bool:
         """Whether the file builds native extensions."""
         imported = (module for statement in self.module_imports for module in modules_of(statement))
-        return any(module in _BUILD_MODULES for module in imported)
+        names = [node for node in self.tree.of_type(cst.Name) if node.value in _BUILD_CALLS]
+        called = any(isinstance(self.tree.parent(node), (cst.Call, cst.Attribute)) for node in names)
+        return called and any(module in _BUILD_MODULES for module in imported)
 
     # -- positions -----------------------------------------------------------------------------------
 
@@ -398,6 +414,29 @@ class SourceFile:
         """The calls that start in a range."""
         starts, calls = self._calls
         return calls[bisect_left(starts, place.start) : bisect_left(starts, place.end)]
+
+    @cached_property
+    def _references(self) -> tuple[list[int], list[cst.FunctionDef]]:
+        """The functions of the file that code names without a call, in source order, and where."""
+        found: list[tuple[int, cst.FunctionDef]] = []
+        for name in self.tree.of_type(cst.Name):
+            at = self.tree.parent(name)
+            if isinstance(at, cst.Attribute) and at.attr is name and dotted(at.value) in ("self", "cls"):
+                around = self.tree.around(name, cst.ClassDef)
+                named = _defined(around, name.value) if around is not None else []
+            elif isinstance(at, (cst.IfExp, cst.Assign, cst.Return, cst.Arg)):
+                bound = self.tree.assignments(name)
+                named = [one.node for one in bound if isinstance(one.node, cst.FunctionDef)]
+            else:
+                continue
+            found += [(self.span(name).start, one) for one in named]
+        found.sort(key=lambda one: one[0])
+        return [start for start, _ in found], [function for _, function in found]
+
+    def functions_named(self, place: Span) -> list[cst.FunctionDef]:
+        """The functions of the file that code in a range names: ``self.op = self.op_cuda``."""
+        starts, functions = self._references
+        return functions[bisect_left(starts, place.start) : bisect_left(starts, place.end)]
 
     def functions_called(self, call: cst.Call) -> list[cst.FunctionDef]:
         """The functions of the file that a call runs; of a class, its constructor."""

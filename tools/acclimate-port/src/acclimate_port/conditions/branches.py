@@ -318,13 +318,13 @@ def _polarity(comparison: cst.Comparison, below: cst.CSTNode) -> bool | None:
     target = comparison.comparisons[0]
     is_first = below is comparison.left
     other, operator = (target.comparator if is_first else comparison.left), target.operator
-    if not isinstance(other, cst.Integer) and dotted(other) not in ("True", "False"):
+    if not isinstance(other, cst.Integer) and dotted(other) not in ("True", "False", "None"):
         return None
     if isinstance(operator, (cst.GreaterThan, cst.GreaterThanEqual)):
         return is_first
     if isinstance(operator, (cst.LessThan, cst.LessThanEqual)):
         return not is_first
-    is_none = dotted(other) == "False" or (isinstance(other, cst.Integer) and other.value == "0")
+    is_none = dotted(other) in ("False", "None") or (isinstance(other, cst.Integer) and other.value == "0")
     if isinstance(operator, (cst.Equal, cst.Is)):
         return not is_none
     return is_none if isinstance(operator, (cst.NotEqual, cst.IsNot)) else None

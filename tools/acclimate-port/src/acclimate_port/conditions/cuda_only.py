@@ -6,11 +6,19 @@ import re
 
 import libcst as cst
 
-from acclimate_port.conditions.branches import branches_of_result
+from acclimate_port.conditions.branches import branches_of_result, controlled_quietly
+from acclimate_port.conditions.placements import Placements
 from acclimate_port.conditions.statements import whole_condition
 from acclimate_port.dataflow.uses import calls_of
 from acclimate_port.source.cuda_packages import KERNEL_PACKAGES, PACKAGE_IN_TEXT
-from acclimate_port.source.tree import Span, called_name, parts_of_imported_names, string_value, walk
+from acclimate_port.source.tree import (
+    Span,
+    called_name,
+    entry_key,
+    parts_of_imported_names,
+    string_value,
+    walk,
+)
 from acclimate_port.source.vendors import FLAG_WORDS
 from acclimate_port.source_file import SourceFile, kept
 
@@ -135,7 +143,27 @@ def flag_for_others(file: SourceFile, test: cst.CSTNode | None) -> str:
 
 
 def reports_cuda(file: SourceFile, question: cst.CSTNode) -> bool:
-    """Whether a question for CUDA is printed or kept as a text that says so: ``("CUDA available?", …)``."""
+    """Whether a question for CUDA is printed or kept as a text that says so: ``("CUDA available?", …)``.
+
+    A name may hold the answer, if the program does not put anything on a device by it.
+    """
+    if _is_reported(file, question):
+        return True
+    target = file.tree.holder_of(question)
+    reads = file.tree.reads(target) if isinstance(target, cst.Name) else []
+    if not any(_is_reported(file, read) for read in reads if not _chooses(file, read)):
+        return False
+    objects, functions = Placements(file).within(controlled_quietly(file, question))
+    return not objects and not functions
+
+
+def _chooses(file: SourceFile, read: cst.CSTNode) -> bool:
+    """Whether a read decides what else a text says: ``torch.version.cuda if ok else ""``."""
+    choice = file.tree.parent(read)
+    return isinstance(choice, cst.IfExp) and choice.test is read
+
+
+def _is_reported(file: SourceFile, question: cst.CSTNode) -> bool:
     for below, around in file.tree.upwards(question):
         if isinstance(around, cst.FormattedString):
             parts: list[cst.CSTNode] = list(around.parts)
@@ -145,6 +173,9 @@ def reports_cuda(file: SourceFile, question: cst.CSTNode) -> bool:
             return any(_says_cuda(string_value(one.value)) for one in around.elements if one is not below)
         if isinstance(around, cst.DictElement):
             return below is around.value and _says_cuda(string_value(around.key))
+        if isinstance(around, cst.Assign):  # `info["CUDA available"] = …`
+            keys = [entry_key(target.target) or "" for target in around.targets]
+            return any(_says_cuda(key) and re.search(r"[\s?:]", key) for key in keys)
         if isinstance(around, cst.BinaryOperation):
             return below is around.right and any(_says_cuda(string_value(one)) for one in walk(around.left))
         if isinstance(around, cst.Call) and isinstance(below, cst.Arg):

@@ -548,6 +548,8 @@ class _Evaluator:
             return self.world.device_type if bare else f"{self.world.device_type}:{self._index(node.args[0])}"
         if method == "current_device_name":
             return "cpu" if self.world is HOST else f"{self.world.device_type}:n"
+        if method == "current_device":
+            return _Unknown("torch.cuda.current_device")
         if method == "is_available":
             return True
         if method == "device_count":

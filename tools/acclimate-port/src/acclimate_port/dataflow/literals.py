@@ -268,8 +268,11 @@ def _gets_device(given: Given) -> bool:
 def _compared(file: SourceFile, value: cst.CSTNode | None, depth: int) -> bool | None:
     """Whether a value that a name may hold is a device; ``None`` if it is something else.
 
-    A literal may be a device; it says nothing beside values that are none.
+    A literal may be a device; it says nothing beside values that are none. Of ``kind or resolve_device()``
+    the last value tells it.
     """
+    if isinstance(value, cst.BooleanOperation):
+        return _compared(file, value.right, depth)
     if isinstance(value, cst.IfExp):
         sides = [_compared(file, side, depth) for side in (value.body, value.orelse)]
         return None if None in sides else any(sides)

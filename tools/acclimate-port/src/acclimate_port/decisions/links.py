@@ -6,6 +6,7 @@ left or unsafe.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
@@ -23,9 +24,11 @@ from acclimate_port.conditions.cuda_only import flag_for_others
 from acclimate_port.conditions.device_tests import listed_devices, tests_reached
 from acclimate_port.conditions.placements import Placed, Placements, outermost_function, sharing
 from acclimate_port.conditions.proofs import whole_value
-from acclimate_port.conditions.statements import leaves
+from acclimate_port.conditions.statements import decided_by, leaves, refuses, whole_condition
+from acclimate_port.conditions.words import used_as_word
 from acclimate_port.dataflow.uses import uses_of
 from acclimate_port.decisions.decision import Decisions, Status, asks_for_device, is_test
+from acclimate_port.decisions.of_one_purpose import groups_of_one_purpose
 from acclimate_port.rules.base import Finding, Outcome
 from acclimate_port.source.tree import Span, called_name, dotted, walk
 from acclimate_port.source_file import SourceFile
@@ -36,6 +39,7 @@ _MOVE = ("cuda-method", *GIVE_DEVICE)
 _GIVE_VALUES = (cst.Assign, cst.Arg, cst.Element, cst.Return, cst.IfExp, cst.DictElement, cst.Dict)
 _ASK_TYPE = ("isinstance", "hasattr", "is_tensor", "type", "issubclass")
 _FEW = 12
+_SKIPS = re.compile(r"skip", re.IGNORECASE)
 
 
 def link(file: SourceFile, decisions: Decisions) -> None:
@@ -66,6 +70,9 @@ class _Links:
         self._beside_moves(tests, placed)
         for one, others in (*self._wrapped(), *self._branches_of_types()):
             self._all[one].beside += others
+        for members in groups_of_one_purpose(self._file, self._all):
+            for one, other in _pairs(members):
+                self._all[one].beside.append(other)
 
     # -- a test and the code that it controls ------------------------------------------------------------
 
@@ -86,6 +93,7 @@ class _Links:
         returned, refused = code_passed(file, test)
         decision.needs += self._all.counted(returned)
         decision.needs += [o for o in self._all.counted(refused) if asks_for_device(file, self._finding(o))]
+        decision.beside += self._runtime_calls([*self._skipped(test), *returned])
         decision.needs += [
             other
             for other in self._all.counted(branches_of_result(file, test))
@@ -107,7 +115,28 @@ class _Links:
             decision.doubt(f"nothing in this file shows what `{flag}`, which says CUDA, decides")
         calls = (call for body in inside for call in file.calls_within(body))
         chosen = [file.span(own.body) for call in calls for own in file.functions_called(call)]
+        chosen += [file.span(own.body) for body in inside for own in file.functions_named(body)]
         decision.beside += [*decided, *self._all.counted(chosen, index)]
+
+    def _runtime_calls(self, places: list[Span]) -> list[int]:
+        """The indices of the calls of torch.cuda in some ranges, and in the functions that these call."""
+        calls = (call for place in places for call in self._file.calls_within(place))
+        bodies = [self._file.span(own.body) for call in calls for own in self._file.functions_called(call)]
+        found = self._all.counted([*places, *bodies])
+        return [index for index in found if self._finding(index).rule.name == "runtime-call"]
+
+    def _skipped(self, test: cst.CSTNode) -> list[Span]:
+        """The code that a test of a test suite skips: after ``pytest.skip()``, or below ``@skipif(…)``."""
+        decided = decided_by(self._file, test)
+        block = self._file.tree.parent(decided) if decided is not None else None
+        if isinstance(decided, cst.If) and _SKIPS.search(self._file.tree.source(decided.body)):
+            return (
+                [Span(self._file.span(decided).end, self._file.span(block).end)] if block is not None else []
+            )
+        decorator = self._file.tree.around(test, cst.Decorator)
+        decorated = self._file.tree.parent(decorator) if decorator is not None else None
+        is_skip = decorator is not None and _SKIPS.search(self._file.tree.source(decorator)) is not None
+        return [self._file.span(decorated.body)] if is_skip and isinstance(decorated, cst.FunctionDef) else []
 
     def _of_branch(self, index: int, test: cst.CSTNode) -> None:
         """Links the code that runs only if a test is true with the test, ported or left."""
@@ -144,19 +173,49 @@ class _Links:
         """
         file, decision, rule = self._file, self._all[index], self._finding(index).rule.name
         decision.beside += self._autocasts_inside(node)
-        if rule in GIVE_DEVICE and decision.status is Status.CONVERTED and not file.is_guarded(node):
+        if rule in (*GIVE_DEVICE, "available-choice") and (reason := used_as_word(file, node)):
+            decision.doubt(reason)
+        if rule in GIVE_DEVICE and decision.status is Status.CONVERTED:
+            is_guarded = file.is_guarded(node)
             for test in tests_reached(file, node):
                 own = self._all.counted([file.span(test)])
-                decision.beside += [other for other in own if other != index]
-                if not own:
+                if not is_guarded or self._is_of_result(node) or self._refuses_others(test):
+                    decision.beside += [other for other in own if other != index]
+                if not own and not is_guarded:
                     line = file.tree.line(file.span(test).start)
                     decision.doubt(
                         f"line {line} tests the name of the device, and on a host it finds another one"
                     )
+        default = file.tree.parent(node)
+        if rule in GIVE_DEVICE and isinstance(default, cst.Param):
+            for use in file.tree.accesses(default.name):
+                for guard in self._tests_around(use):
+                    self._all[guard].beside.append(index)
         if rule == "current-device":  # its number may be given to a call: `get_device_properties(i)`
             held = (use for use in uses_of(file, node) if use is not node)
             around = (self._all.at.get(outer, index) for use in held for outer in file.tree.ancestors(use))
             decision.beside += [other for other in around if other != index and self._all.counts(other)]
+
+    def _tests_around(self, node: cst.CSTNode) -> Iterator[int]:
+        """The indices of the tests of the device in whose branches a node is."""
+        for below, around in self._file.tree.upwards(node):
+            if isinstance(around, (cst.If, cst.IfExp)) and below is around.body:
+                tests = self._all.counted([self._file.span(around.test)])
+                yield from (one for one in tests if is_test(self._file, self._finding(one)))
+            if isinstance(around, (cst.FunctionDef, cst.ClassDef)):
+                return
+
+    def _is_of_result(self, device: cst.CSTNode) -> bool:
+        """Whether a function gives a device to other code: ``return "cuda"``."""
+        at = self._file.tree.parent(device)
+        while isinstance(at, (cst.IfExp, cst.BooleanOperation)):
+            at = self._file.tree.parent(at)
+        return isinstance(at, cst.Return)
+
+    def _refuses_others(self, test: cst.CSTNode) -> bool:
+        """Whether a program ends for other devices than a test lists: ``assert d in ["cpu", "cuda"]``."""
+        holder = self._file.tree.parent(whole_condition(self._file, test))
+        return isinstance(holder, cst.Assert) or (isinstance(holder, cst.If) and refuses(holder.body))
 
     def _autocasts_inside(self, node: cst.CSTNode) -> list[int]:
         """The indices of the decisions on autocasts inside the autocast that a node is part of."""
@@ -182,8 +241,9 @@ class _Links:
                 members[id(whole)].append(index)
         yield from members.values()
         for index, decision in enumerate(self._all):
-            if self._all.counts(index) and isinstance(decision.finding.node, cst.Call):
-                # `torch.device("cuda", torch.cuda.current_device())`
+            is_format = decision.finding.rule.name == "device-format"
+            if self._all.counts(index) and (is_format or isinstance(decision.finding.node, cst.Call)):
+                # `torch.device("cuda", torch.cuda.current_device())`, `f"cuda:{torch.cuda.current_device()}"`
                 yield from ([index, inner] for inner in self._all.counted([decision.finding.place], index))
         # A graph of acclimate's cannot be captured by torch.cuda's.
         yield self._all.of_rules("graphs")
@@ -228,10 +288,10 @@ class _Links:
                 self._all[index].beside.append(moving[function])
 
     def _wrapped(self) -> Iterator[tuple[int, list[int]]]:
-        """Each ``DDP(model, device_ids=[rank])`` with the moves of the same object."""
+        """Each ``DDP(model, device_ids=[rank])`` or ``DataParallel(model)`` with the moves of its object."""
         movers = self._all.of_rules("cuda-method")
         moved = [self._placements.within([self._finding(index).place])[0] for index in movers]
-        for index in self._all.of_rules("device-ids") if movers else ():
+        for index in self._all.of_rules("device-ids", "data-parallel") if movers else ():
             call = self._file.tree.statement(self._finding(index).node)
             wrapped = self._placements.within([self._file.span(call)])[0]
             yield index, [mover for mover, own in zip(movers, moved, strict=True) if own & wrapped]

@@ -131,6 +131,8 @@ class AcclimateTarget(Target):
 
     def runtime(self, name: str) -> Spelling | Missing:
         if name not in _SAME:
+            if ("device module", name) in torch_calls():
+                return Missing(f"get_accelerator() has no {name}, and only some devices' modules in torch do")
             return Missing(f"torch.cuda.{name} is CUDA's own; no other accelerator has it")
         if self.of_deepspeed and name in _NOT_IN_DEEPSPEED:
             return Missing(f"DeepSpeed's accelerator has no {name}; get_accelerator() of acclimate has it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import libcst as cst
 
@@ -49,6 +50,8 @@ def guarded(file: SourceFile, call: cst.Call, spelling: Spelling, *parts: Part) 
         return parts
     quote = file.quote(call)
     condition = spelling.condition.replace('"', quote) if spelling.condition else host_guard(file, quote)
+    if condition in _conditions_around(file, call):
+        return parts
     statement = file.tree.parent(call)
     if isinstance(statement, cst.Expr):
         margin = margin_of(file, statement)
@@ -59,6 +62,16 @@ def guarded(file: SourceFile, call: cst.Call, spelling: Spelling, *parts: Part) 
     if isinstance(statement, cst.Arg) and not statement.star:
         return (*parts, f" if {condition} else {on_host}")
     return ("(", *parts, f" if {condition} else {on_host})")
+
+
+def _conditions_around(file: SourceFile, call: cst.Call) -> Iterator[str]:
+    """The ported texts of the tests for a device that are the whole condition of an ``if`` around a call."""
+    for below, around in file.tree.upwards(call):
+        test = around.test if isinstance(around, cst.If) and below is around.body else None
+        if isinstance(test, cst.Call) and cuda_name(file, test.func) == "is_available":
+            yield f"{file.target.device_type} {host_test(file.quote(call), other_kinds(file, test))}"
+        if isinstance(around, (cst.FunctionDef, cst.ClassDef)):
+            return
 
 
 def _device_that_is_set(file: SourceFile, call: cst.Call) -> cst.BaseExpression | None:
@@ -154,7 +167,11 @@ returns `False`. A test whose branch loads a checkpoint without a device is unsa
 
 A guard and what it guards are one decision, also through a flag that the guard sets, a loop over the devices, or a default
 that it replaces with `"cpu"`. A flag called `cuda` that only other code reads is unsafe. A question that is printed or
-kept as "CUDA available" stays, and so does a condition about TensorRT or another library of NVIDIA's.
+kept as "CUDA available" stays, also through a name that puts nothing on a device, and so does a condition about TensorRT
+or another library of NVIDIA's.
+
+What serves one purpose in a function is one decision too: the backend of a process group and the devices that the function
+chooses, a context or a handler and its body, the terms of a sum, and a number of devices and the calls that get it.
 
 Without CUDA, `torch.cuda.manual_seed`, `seed`, `set_rng_state` and their variants for all devices do nothing. The
 accelerator of a CPU-only machine is the CPU, whose generator they would change, so the edit adds a test around a call

@@ -69,8 +69,27 @@ The import of a name from `torch.cuda` is removed if all its uses are ported. It
         return finding
 
     def _plain(self, file: SourceFile, node: cst.Import, aliases: list[cst.ImportAlias]) -> Finding:
+        line = file.tree.parent(node)
+        is_alone = isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1
+        if is_alone and line is not None and self._binds_torch_already(file, node):
+            return self.convert(file, node, self._removal(file, node, aliases, line))
         edits = [replace(file.span(alias.name), "torch") for alias in aliases]
         return self.convert(file, node, *edits)
+
+    @staticmethod
+    def _binds_torch_already(file: SourceFile, node: cst.Import) -> bool:
+        """Whether another import of the same block, above this one, binds the name ``torch``."""
+        line = file.tree.parent(node)
+        block = file.tree.parent(line) if line is not None else None
+        others = (one for one in file.tree.of_type(cst.Import) if one is not node)
+        return any(
+            file.span(one).start < file.span(node).start
+            and file.tree.parent(file.tree.parent(one) or one) is block
+            and any(
+                alias.asname is None and "torch" in dotted(alias.name).split(".")[:1] for alias in one.names
+            )
+            for one in others
+        )
 
     @staticmethod
     def _uses(file: SourceFile, alias: cst.ImportAlias) -> list[cst.CSTNode]:

@@ -27,6 +27,9 @@ condition on the text of CUDA's error (`"CUDA out of memory" in str(e)`), with t
 
     def check(self, file: SourceFile, node: cst.Attribute | cst.Name | cst.SimpleString) -> Finding | None:
         if isinstance(node, cst.SimpleString):
+            given = file.tree.given_to(node)
+            if given is not None and given.name == "skipif" and "torch.cuda." in (string_value(node) or ""):
+                return self.left(file, node, "the condition is a text, which no rule converts")
             return self._text_of_error(file, node)
         if not is_read(file, node):
             return None

@@ -60,8 +60,7 @@ only there."""
         if receiver is not None and not receiver.may_be_torchs:
             return self.left(file, node, receiver.text, claims)
         unsafe = receiver.text if receiver is not None else ""
-        open_, close = ("(", ")") if node.lpar else ("", "")
-        return self.becomes(file, node, open_, *parts, close, unsafe=unsafe, claims=claims)
+        return self.becomes(file, node, *parts, unsafe=unsafe, claims=claims)
 
     def _location(self, file: SourceFile, node: cst.IfExp) -> Finding | None:
         """``None if torch.cuda.is_available() else "cpu"``: ``None`` sends a checkpoint back to CUDA."""

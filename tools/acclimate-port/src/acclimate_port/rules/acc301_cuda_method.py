@@ -28,6 +28,10 @@ _OTHER_LIBRARIES = {"paddle", "jittor", "mindspore", "cupy", "mxnet", "oneflow"}
 
 def is_torch_object(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether the file shows that a value is a tensor or a module."""
+    call = file.tree.parent(file.tree.parent(node) or node)
+    given = file.tree.given_to(call) if call is not None else None
+    if given is not None and given.full == "torch.autograd.Variable" and given.index == 0:
+        return True  # it takes nothing but a tensor
     value = file.values.of(node)
     is_known = value.kind in (Kind.TENSOR, Kind.MODULE) and value.certain
     return is_known or is_tested_to_be_torchs(file, node)
@@ -123,6 +127,8 @@ A class that defines a method `cuda` keeps it. Calls of that method stay too, on
         has_own = bool(around) and (around[0].name.value in own or "cuda" in methods(around[0]))
         if has_own and (is_self or is_super):
             return "the class defines its own method `cuda`"
+        if isinstance(receiver, cst.Name) and receiver.value in own:
+            return f"`{receiver.value}` defines its own method `cuda`"
         made = receiver
         if isinstance(receiver, cst.Name):
             for assignment in reversed(file.tree.assignments(receiver)):

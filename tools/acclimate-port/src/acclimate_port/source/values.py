@@ -86,6 +86,7 @@ _NUMBER_CALLS = {
     *("torch.accelerator.current_device_index", "torch.distributed.get_node_local_rank"),
 }
 _NUMBER_TYPES = {"int"}
+_LISTS = {"List", "list", "Sequence", "Iterable", "Tuple", "tuple", "Collection", "Iterator"}
 _MOST_BINDINGS = 20
 _DEPTH = 9
 
@@ -234,6 +235,8 @@ class Values:
         if loop is not None and self._gives_batches(loop.iter, depth):
             return Value(Kind.TENSOR)
         if isinstance(parent, (cst.For, cst.CompFor)) and parent.target is node:
+            if self._holds_tensors(parent.iter):
+                return Value(Kind.TENSOR)
             called = parent.iter.func if isinstance(parent.iter, cst.Call) else None
             if isinstance(called, cst.Name) and called.value == "range":
                 return Value(Kind.NUMBER)
@@ -275,6 +278,23 @@ class Values:
         ):
             return bool(iterated.args) and self._gives_batches(iterated.args[0].value, depth)
         return self.of(iterated, depth - 1).kind is Kind.LOADER
+
+    def _holds_tensors(self, iterated: cst.BaseExpression) -> bool:
+        """Whether a name is annotated as a list of tensors: ``x: List[torch.Tensor]``."""
+        bound = (
+            [one.node for one in self._tree.assignments(iterated)] if isinstance(iterated, cst.Name) else []
+        )
+        told = [one.annotation for one in bound if isinstance(one, cst.Param)]
+        of_names = [self._tree.parent(one) for one in bound]
+        told += [one.annotation for one in of_names if isinstance(one, cst.AnnAssign)]
+        return bool(told) and len(told) == len(bound) and all(map(self._is_list_of_tensors, told))
+
+    def _is_list_of_tensors(self, annotation: cst.Annotation | None) -> bool:
+        held = annotation.annotation if annotation is not None else None
+        if not isinstance(held, cst.Subscript) or dotted(held.value).rpartition(".")[2] not in _LISTS:
+            return False
+        element = held.slice[0].slice
+        return isinstance(element, cst.Index) and self._tree.qualified(element.value) == "torch.Tensor"
 
     def _is_used_as_module(self, name: cst.Name) -> bool:
         """Whether the file calls methods of what a name holds that only modules have, alone or together."""
@@ -390,6 +410,8 @@ class Values:
                     return held
                 if held.kind is Kind.MODULE and last in _MODULE_METHODS:
                     return held
+                if last == "contiguous" and not call.args:
+                    return Value(Kind.TENSOR)
         return UNKNOWN
 
     def instance_of(self, name: str) -> Value:

@@ -117,7 +117,7 @@ class VendorCode:
         used = {first for first in (name.partition(".")[0] for name in self._imports) if first in RUNTIMES}
         found: dict[cst.CSTNode, str] = {}
         for function in self._tree.of_type(cst.FunctionDef) if _COMMAND in self._tree.text else []:
-            if _COMMAND in self._tree.source(function) and self._uses_torch_only_for_cuda(function):
+            if self._has_command(function) and self._uses_torch_only_for_cuda(function):
                 helpers = [self._functions_by_name.get(called_name(call) or "") for call in _calls(function)]
                 asking = [helper for helper in helpers if helper and self._uses_torch_only_for_cuda(helper)]
                 found |= dict.fromkeys([function, *asking], _COMMAND)
@@ -128,6 +128,18 @@ class VendorCode:
             if home in used:
                 found |= dict.fromkeys(self._functions(name), RUNTIMES[home])
         return found
+
+    def _has_command(self, function: cst.FunctionDef) -> bool:
+        """Whether a string of a function, and not its docstring or a comment, names the command."""
+        if _COMMAND not in self._tree.source(function):
+            return False
+        strings = (cst.SimpleString, cst.FormattedString)
+        return any(
+            isinstance(node, strings)
+            and _COMMAND in self._tree.source(node)
+            and not isinstance(self._tree.parent(node), cst.Expr)
+            for node in walk(function.body)
+        )
 
     @cached_property
     def _functions_by_name(self) -> dict[str, cst.FunctionDef]:

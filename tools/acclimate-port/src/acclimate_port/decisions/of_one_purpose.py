@@ -1,0 +1,184 @@
+"""Edits of one purpose in a function: a backend and its device, a context and its body, terms of a sum."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+import libcst as cst
+
+from acclimate_port.conditions.placements import outermost_function, sharing
+from acclimate_port.decisions.decision import Decisions, asks_for_device
+from acclimate_port.source.tree import Span, called_name, dotted
+from acclimate_port.source_file import SourceFile, cuda_name
+
+_GIVE_DEVICE = ("device-string", "device-format", "device-object", "integer-device", "available-choice")
+_USE_DEVICE = ("cuda-method", "current-device", "runtime-call", *_GIVE_DEVICE)
+_CONTEXTS = ("device", "device_of", "stream")
+_WRAPPER = re.compile(r"DataParallel|(^|_)F?S?DD?P$|FullyShardedDataParallel|fully_shard$")
+_KEEP_NUMBER = {"int", "float", "min", "max", "abs", "round", "sum"}
+_MOST = 40
+"""The most places that are looked at for one number."""
+
+
+def groups_of_one_purpose(file: SourceFile, decisions: Decisions) -> Iterator[list[int]]:
+    """The indices of decisions that are unsafe if one of them is left or unsafe.
+
+    Args:
+        file: the file.
+        decisions: all decisions.
+    """
+    purposes = _Purposes(file, decisions)
+    yield from purposes.backends_and_devices()
+    yield from purposes.contexts()
+    yield from purposes.handlers()
+    yield from purposes.wrapped()
+    yield from purposes.branches()
+    yield from purposes.figures()
+    yield from purposes.compared_and_moved()
+
+
+class _Purposes:
+    def __init__(self, file: SourceFile, decisions: Decisions) -> None:
+        self._file = file
+        self._all = decisions
+
+    def _of(self, places: Iterable[cst.CSTNode | Span], *rules: str) -> list[int]:
+        """The decisions of some rules in some ranges, on code for one kind of device."""
+        spans = [one if isinstance(one, Span) else self._file.span(one) for one in places]
+        return [i for i in self._all.counted(spans) if self._all[i].finding.rule.name in rules]
+
+    # -- a process group and its devices -----------------------------------------------------------------
+
+    def backends_and_devices(self) -> Iterator[list[int]]:
+        """The backend of the process group that a function makes or tests, and the devices it chooses."""
+        backends = self._all.of_rules("communication-backend")
+        around = {id(own): own for i in backends if (own := self._function_of(i)) is not None}
+        members: dict[int, list[int]] = defaultdict(list)
+        for index in backends:
+            members[id(self._function_of(index))].append(index)
+        for key, function in around.items():
+            for index in self._all.counted([self._file.span(function)]):
+                if self._chooses_device(index) and self._function_of(index) is function:
+                    members[key].append(index)
+            yield members[key]
+
+    def _function_of(self, index: int) -> cst.CSTNode | None:
+        """The function that a decision is in, also as a default of a parameter."""
+        node = self._all[index].finding.node
+        return outermost_function(self._file, node) or self._file.tree.around(node, cst.FunctionDef)
+
+    def _chooses_device(self, index: int) -> bool:
+        finding = self._all[index].finding
+        if finding.rule.name == "runtime-call" and isinstance(finding.node, cst.Call):
+            return cuda_name(self._file, finding.node.func) in ("is_available", "set_device", "device_count")
+        return finding.rule.name in _GIVE_DEVICE or asks_for_device(self._file, finding)
+
+    # -- blocks ------------------------------------------------------------------------------------------
+
+    def contexts(self) -> Iterator[list[int]]:
+        """A context of a device or a stream, and what its body moves: ``with torch.cuda.device(i):``."""
+        for statement in self._file.tree.of_type(cst.With):
+            called = [(i, self._all[i].finding.node) for i in self._of(statement.items, "runtime-call")]
+            items = [i for i, one in called if isinstance(one, cst.Call) and called_name(one) in _CONTEXTS]
+            if items:
+                yield [*items, *self._of([statement.body], *_USE_DEVICE)]
+
+    def handlers(self) -> Iterator[list[int]]:
+        """The type of an error that is caught, and what the handler does: ``except OutOfMemoryError:``."""
+        for handler in self._file.tree.of_type(cst.ExceptHandler):
+            caught = self._of([handler.type], "runtime-reference") if handler.type is not None else []
+            if caught:
+                yield [*caught, *self._of([handler.body], "runtime-call")]
+
+    def wrapped(self) -> Iterator[list[int]]:
+        """The parts of a call that wraps a model: ``DataParallel(model.cuda(), device_ids=…)``."""
+        for call in self._file.tree.of_type(cst.Call):
+            if call.args and _WRAPPER.search(called_name(call) or ""):
+                yield self._of([call], *_USE_DEVICE, "device-ids", "data-parallel")
+
+    def branches(self) -> Iterator[list[int]]:
+        """What the branches of a statement make or move in place of each other: ``GradScaler(…)``."""
+        for statement in self._file.tree.of_type(cst.If):
+            if statement.orelse is None or isinstance(self._file.tree.parent(statement), cst.If):
+                continue
+            alike: dict[str, list[int]] = defaultdict(list)
+            for index in self._of([statement], "mixed-precision", "cuda-method"):
+                node = self._all[index].finding.node
+                if isinstance(node, cst.Call):
+                    alike[self._made_or_moved(node)].append(index)
+            yield from (own for name, own in alike.items() if name)
+
+    def _made_or_moved(self, call: cst.Call) -> str:
+        """The class of the object that a call makes, or the name of the one that it moves."""
+        if called_name(call) == "GradScaler":
+            return "GradScaler"
+        if called_name(call) != "cuda" or not isinstance(call.func, cst.Attribute):
+            return ""
+        return dotted(call.func.value) if isinstance(call.func.value, (cst.Name, cst.Attribute)) else ""
+
+    def compared_and_moved(self) -> Iterator[list[int]]:
+        """A test of a tensor's device, and the move that follows: ``if x.device != d: x = x.to(d)``."""
+        for statement in self._file.tree.of_type(cst.If):
+            test = statement.test
+            if not isinstance(test, cst.Comparison):
+                continue
+            sides = (test.left, *(one.comparator for one in test.comparisons))
+            if any(isinstance(side, cst.Attribute) and side.attr.value == "device" for side in sides):
+                tested = self._of([test], *_GIVE_DEVICE, "device-comparison")
+                if tested:
+                    yield [*tested, *self._of([statement.body], "cuda-method", *_GIVE_DEVICE)]
+
+    # -- numbers -----------------------------------------------------------------------------------------
+
+    def figures(self) -> Iterator[list[int]]:
+        """The figures of one sum, and a number of devices with the calls that get it: ``rank % count``."""
+        numbers = self._all.of_rules("runtime-call", "current-device")
+        reached = {index: self._numbers_from(self._all[index].finding.node) for index in numbers}
+        sums = [{id(one) for one in reached[i] if isinstance(one, cst.BinaryOperation)} for i in numbers]
+        yield from ([numbers[one] for one in own] for own in sharing([set(one) for one in sums]))
+        for index in numbers:
+            node = self._all[index].finding.node
+            if isinstance(node, cst.Call) and called_name(node) == "device_count":
+                getting = [self._getting(one) for one in reached[index]]
+                yield [index, *dict.fromkeys(one for one in getting if one is not None and one != index)]
+
+    def _numbers_from(self, node: cst.CSTNode) -> list[cst.CSTNode]:
+        """The expressions that are computed from a number, through names."""
+        found: list[cst.CSTNode] = []
+        waiting, seen = [node], {id(node)}
+        while waiting and len(seen) < _MOST:
+            at = waiting.pop()
+            found.append(at)
+            for following in self._following(at):
+                if id(following) not in seen:
+                    seen.add(id(following))
+                    waiting.append(following)
+        return found
+
+    def _following(self, node: cst.CSTNode) -> Iterable[cst.CSTNode]:
+        at = self._file.tree.parent(node)
+        if isinstance(at, (cst.BinaryOperation, cst.UnaryOperation)):
+            return [at]
+        if isinstance(at, (cst.Subscript, cst.Attribute)) and at.value is node:
+            return [at]
+        if isinstance(at, cst.Arg):
+            call = self._file.tree.parent(at)
+            return [call] if isinstance(call, cst.Call) and called_name(call) in _KEEP_NUMBER else []
+        if isinstance(at, cst.Assign) and at.value is node:
+            targets = [one.target for one in at.targets]
+            parts = [e.value for one in targets if isinstance(one, cst.Tuple) for e in one.elements]
+            names = [one for one in (*targets, *parts) if isinstance(one, cst.Name)]
+            return [use for name in names for use in self._file.tree.reads(name)]
+        return []
+
+    def _getting(self, number: cst.CSTNode) -> int | None:
+        """The decision on a call or a name of a device that gets a number."""
+        for around in self._file.tree.ancestors(number):
+            index = self._all.at.get(around)
+            if index is not None and self._all.counts(index):
+                return index
+            if isinstance(around, (cst.BaseSmallStatement, cst.BaseCompoundStatement)):
+                return None
+        return None
