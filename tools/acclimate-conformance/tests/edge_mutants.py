@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
@@ -132,9 +133,10 @@ class _InTheChild(CPUAccelerator):
 
     def communication_backend_name(self) -> str:
         if distributed.all_reduce.__module__ != __name__:
-            distributed.all_reduce, distributed.broadcast = (
+            distributed.all_reduce, distributed.broadcast, distributed.all_gather = (
                 _whole_vectors(distributed.all_reduce),
                 _true(distributed.broadcast),
+                _now_and_then(distributed.all_gather),
             )
         return super().communication_backend_name()
 
@@ -161,12 +163,50 @@ def _true(broadcast: Any) -> Any:
     return send
 
 
+def _now_and_then(all_gather: Any) -> Any:
+    calls = itertools.count(1)
+
+    def gather(tensors: list[torch.Tensor], *options: Any, **named: Any) -> Any:
+        work = all_gather(tensors, *options, **named)
+        if next(calls) % 40 == 0:
+            tensors[-1].zero_()
+        return work
+
+    return gather
+
+
 class ReducesWholeVectors(_InTheChild):
     """all_reduce leaves the elements after the last whole vector of 4 as they were."""
 
 
 class BroadcastsOnlyTrue(_InTheChild):
     """broadcast of bool gives True everywhere."""
+
+
+class GathersNotEachTime(_InTheChild):
+    """Each 40th all_gather leaves out the last rank."""
+
+
+class ReplaysNotEachTime(CPUAccelerator):
+    """Each 50th replay of a graph does nothing."""
+
+    _replays = 0
+
+    def replay_graph(self, graph: Any) -> None:
+        self._replays += 1
+        if self._replays % 50:
+            super().replay_graph(graph)
+
+
+class PinsNotEachTime(CPUAccelerator):
+    """Each 30th tensor that is pinned has zeros."""
+
+    _pinned = 0
+
+    def pin_memory(self, tensor: torch.Tensor, *options: Any, **named: Any) -> torch.Tensor:
+        self._pinned += 1
+        pinned = super().pin_memory(tensor, *options, **named)
+        return pinned if self._pinned % 30 else torch.zeros_like(pinned)
 
 
 CAUGHT_BY: dict[type[Accelerator], str] = {
@@ -180,4 +220,7 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     CaptureKeepsGradientsOff: "graphs/replays_keep_their_state",
     ReducesWholeVectors: "communication/tails",
     BroadcastsOnlyTrue: "communication/other_dtypes",
+    GathersNotEachTime: "communication/many_collectives",
+    ReplaysNotEachTime: "graphs/replay_repeats_updates",
+    PinsNotEachTime: "pinning/memory_is_pinned_each_time",
 }

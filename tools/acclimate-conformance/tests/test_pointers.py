@@ -58,7 +58,7 @@ class ClaimsFloat8(CPUAccelerator):
 
 
 def failed_changes(accelerator: Accelerator, name: str, reason: str = "") -> list[str]:
-    weights = where_to_mend(accelerator, CATALOG[name].observes, Calls(), reason, ())
+    weights = where_to_mend(accelerator, CATALOG[name], Calls(), reason, ())
     return sorted(weights, key=lambda change: -weights[change])
 
 

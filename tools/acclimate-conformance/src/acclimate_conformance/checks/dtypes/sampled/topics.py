@@ -15,7 +15,7 @@ from acclimate_conformance.checks.dtypes.sampled.comparing import (
     shared,
     without_places,
 )
-from acclimate_conformance.checks.dtypes.sampled.places import HOST, LAYOUTS, Place, tensors_in
+from acclimate_conformance.checks.dtypes.sampled.places import HOST, LAYOUTS, Place, layouts_for, tensors_in
 from acclimate_conformance.checks.dtypes.sampled.samples import (
     NOT_FLOATING,
     PLACES_ARE_FREE,
@@ -89,7 +89,7 @@ def operators_on_any_layout(accelerator: Accelerator, found: Findings) -> None:
         if dtype is None:
             continue
         for sample in samples_of(op, dtype, _LAID_OUT):
-            for how, layout in LAYOUTS.items():
+            for how, layout in layouts_for((sample.value, sample.args, sample.kwargs)).items():
                 places = Place(HOST, layout), Place(found.device, layout)
                 text = _text(op, sample, f"of tensors {how}")
                 found.compare(name_of(op), text, _values(op, sample), *places)
@@ -158,7 +158,7 @@ def _compare_in_place(found: Findings, op: Any, sample: Sample) -> None:
         return [result, value, result is value, value._version > version]
 
     name = name_of(op)
-    for how, layout in {"": None, **LAYOUTS}.items():
+    for how, layout in {"": None, **layouts_for(sample.value)}.items():
         text = f"{name}({sample}) in place{how and ', of tensors '}{how}"
         found.compare(name, text, run, Place(HOST, layout), Place(found.device, layout))
 
@@ -203,6 +203,12 @@ def gradients_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
             found.compare(
                 name_of(op), f"{_text(op, sample)}: its gradients", _gradients(op, sample, second=False)
             )
+        for dtype in accelerator.supported_dtypes()[1:]:
+            if dtype not in op.supported_backward_dtypes(HOST):
+                continue
+            for sample in samples_of(op, dtype, _OTHER_DTYPES, requires_grad=True):
+                text = f"{_text(op, sample)}: its gradients"
+                found.compare(name_of(op), text, _gradients(op, sample, second=False))
         for sample in samples_of(op, torch.float32, 4, requires_grad=True) if op.supports_gradgrad else ():
             text = f"{_text(op, sample)}: its second gradients"
             found.compare(name_of(op), text, _gradients(op, sample, second=True))
