@@ -94,6 +94,35 @@ class BiasForgotten(CPUAccelerator):
     op_builders = _with("InferenceBuilder", "BuilderWithoutBias")
 
 
+class _FewOrMany(_NoBias):
+    """A kernel for 5 to 8 rows that leaves out the last column."""
+
+    @staticmethod
+    def dense(weight: torch.Tensor) -> _FewOrMany:
+        return _FewOrMany(PackedWeight.dense(weight))
+
+    @staticmethod
+    def quantize(weight: torch.Tensor, weight_format: str) -> _FewOrMany:
+        return _FewOrMany(PackedWeight.quantize(weight, weight_format))
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        result = self._packed.linear(x, bias)
+        if x.dim() == 2 and 5 <= len(x) <= 8:
+            result[:, -1] = 0
+        return result
+
+
+class BuilderOfFewOrMany(CPUInferenceBuilder):
+    def load(self, *options: Any, **named: Any) -> Any:
+        return SimpleNamespace(**{**vars(super().load(*options, **named)), "PackedWeight": _FewOrMany})
+
+
+class SomeRowsLoseAColumn(CPUAccelerator):
+    """PackedWeight.linear of 5 to 8 rows leaves out the last column."""
+
+    op_builders = _with("InferenceBuilder", "BuilderOfFewOrMany")
+
+
 class _WholeSectors(AsyncIOHandle):
     def sync_pwrite(self, buffer: torch.Tensor, file: Any, file_offset: int = 0) -> int:
         sectors = buffer.numel() * buffer.element_size() // 512 * 512
@@ -138,6 +167,7 @@ class _InTheChild(CPUAccelerator):
                 _true(distributed.broadcast),
                 _now_and_then(distributed.all_gather),
             )
+            distributed.all_to_all_single = _equal_parts(distributed.all_to_all_single)
         return super().communication_backend_name()
 
 
@@ -175,12 +205,26 @@ def _now_and_then(all_gather: Any) -> Any:
     return gather
 
 
+def _equal_parts(all_to_all_single: Any) -> Any:
+    def exchange(received: torch.Tensor, given: torch.Tensor, *options: Any, **named: Any) -> Any:
+        work = all_to_all_single(received, given, *options, **named)
+        if options and len(set(options[0])) > 1 and 0 not in options[0]:
+            received.copy_(received.roll(options[0][0] - len(received) // 2, 0))
+        return work
+
+    return exchange
+
+
 class ReducesWholeVectors(_InTheChild):
     """all_reduce leaves the elements after the last whole vector of 4 as they were."""
 
 
 class BroadcastsOnlyTrue(_InTheChild):
     """broadcast of bool gives True everywhere."""
+
+
+class TakesEqualParts(_InTheChild):
+    """all_to_all_single puts parts that differ in size where equal ones would be."""
 
 
 class GathersNotEachTime(_InTheChild):
@@ -220,6 +264,8 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     CaptureKeepsGradientsOff: "graphs/replays_keep_their_state",
     ReducesWholeVectors: "communication/tails",
     BroadcastsOnlyTrue: "communication/other_dtypes",
+    SomeRowsLoseAColumn: "ops/packed_weights_multiply",
+    TakesEqualParts: "communication/every_collective_in_every_dtype",
     GathersNotEachTime: "communication/many_collectives",
     ReplaysNotEachTime: "graphs/replay_repeats_updates",
     PinsNotEachTime: "pinning/memory_is_pinned_each_time",

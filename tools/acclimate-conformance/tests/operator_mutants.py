@@ -151,6 +151,37 @@ class ReluNotEachTime(_WithKernels):
     }
 
 
+class ViewsAreNotChanged(_WithKernels):
+    """neg_ of a tensor with gaps changes a copy of it."""
+
+    kernels = {"neg_": lambda x: x.copy_(x.cpu().neg()) if x.is_contiguous() else x}
+
+
+class SumsIn32Bits(_WithKernels):
+    """The sum of int32 is added up in 32 bits."""
+
+    @staticmethod
+    def _sum(x: torch.Tensor, *, dtype: Any = None) -> torch.Tensor:
+        exact = x.cpu().sum(dtype=dtype)
+        return _there(exact.int().to(exact.dtype) if x.dtype is torch.int32 and dtype is None else exact, x)
+
+    kernels = {"sum": _sum}
+
+
+class WidensThroughHalf(_WithKernels):
+    """A conversion from bfloat16 to float32 goes through float16."""
+
+    @staticmethod
+    def _to(x: torch.Tensor, **options: Any) -> torch.Tensor:
+        asked = options.get("dtype") or x.dtype
+        host = torch.empty(x.shape, dtype=x.dtype).copy_(x)
+        if (x.dtype, asked) == (torch.bfloat16, torch.float32):
+            host = host.half().to(torch.bfloat16)
+        return torch.empty(x.shape, dtype=asked, device=options.get("device") or x.device).copy_(host)
+
+    kernels = {"_to_copy": _to}
+
+
 class CopiesNotEachTime(_WithKernels):
     """Each 50th copy that to() makes has zeros."""
 
@@ -253,6 +284,9 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         WithoutOpsOfTheHost: "ops/builders_found",
         ReluNotEachTime: "dtypes/every_call_counts",
         CopiesNotEachTime: "dtypes/every_call_counts",
+        ViewsAreNotChanged: "dtypes/operators_in_place_on_views",
+        SumsIn32Bits: "dtypes/integers_at_their_edges",
+        WidensThroughHalf: "dtypes/conversions",
         DrawsNotEachTime: "random/draws_are_independent",
     },
 }

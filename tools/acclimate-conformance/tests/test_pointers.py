@@ -70,6 +70,21 @@ def test_a_fault_of_a_collective_is_in_the_backend_that_the_class_names(topic: s
     assert not [change for change in changes if change.startswith("communication_backend_name")]
 
 
+@pytest.mark.parametrize(
+    ("name", "reason", "of"),
+    [
+        ("random/draws_keep_their_range", "multinomial draws a place twice", "operators"),
+        ("dtypes/gradients_flow", "the gradient of where is wrong on cpu", "operators"),
+        ("runtime/tensors_are_saved", "a tensor on cpu after torch.load is elsewhere", "tensors"),
+        ("dtypes/copies_of_every_kind", "copy_() of a row gives others", "tensors"),
+    ],
+)
+def test_what_names_no_method_is_a_fault_of_the_devices_operators_or_tensors(
+    name: str, reason: str, of: str
+) -> None:
+    assert failed_changes(OwnFigures(), name, reason)[0] == f"{of} on cpu: {reason}"
+
+
 def test_a_fault_of_an_op_is_in_the_builders_that_the_class_names() -> None:
     changes = failed_changes(OwnBuilders(), "ops/optimizer_ops_compute")
     assert changes[0].startswith(f"op_builders: implemented by {__name__}:OwnBuilders")

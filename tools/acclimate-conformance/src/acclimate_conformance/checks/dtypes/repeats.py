@@ -60,6 +60,11 @@ _OPERATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "backward": _gradient,
 }
 """What programs call most."""
+_COPIES: dict[str, Callable[[torch.Tensor, str], torch.Tensor]] = {
+    "to()": lambda x, target: x.to(target, copy=True),
+    "copy_()": lambda x, target: torch.empty_like(x, device=target).copy_(x),
+    "copy_() to a column": lambda x, target: torch.zeros(*x.shape, 2, device=target)[..., 1].copy_(x),
+}
 
 
 @check(
@@ -83,14 +88,8 @@ def every_call_counts(accelerator: Accelerator) -> str | None:
     for source in places:
         for target in places:
             given = [values.to(source) for values in here]
-            for how, copied in {
-                "to()": lambda x, target=target: x.to(target, copy=True),
-                "copy_()": lambda x, target=target: torch.empty_like(x, device=target).copy_(x),
-                "copy_() to a column": lambda x, target=target: torch.zeros(*x.shape, 2, device=target)[
-                    ..., 1
-                ].copy_(x),
-            }.items():
-                found = torch.stack([copied(given[turn % _INPUTS]) for turn in range(_CALLS)]).cpu()
+            for how, copied in _COPIES.items():
+                found = torch.stack([copied(given[turn % _INPUTS], target) for turn in range(_CALLS)]).cpu()
                 _require_each(found, here, f"{how} from {source} to {target}")
     weight = torch.nn.Parameter(torch.zeros(5, device=device))
     weight.grad = torch.ones(5, device=device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ _OTHERS = (
 """Methods that draw numbers, or change what a tensor is and not its elements."""
 _functional = torch.nn.functional
 _FUNCTIONS: dict[str, Callable[[torch.Tensor], object]] = {
-    f"{name} in place": lambda x, name=name: getattr(_functional, name)(x, inplace=True)  # type: ignore[misc]
+    f"{name} in place": lambda x, name=name: getattr(_functional, name)(x, inplace=True)
     for name in (
         "relu", "relu6", "elu", "selu", "celu", "silu", "mish", "hardtanh", "hardswish", "hardsigmoid",
         "leaky_relu",
@@ -74,6 +74,11 @@ def _for(view: torch.Tensor, arguments: tuple[Any, ...]) -> list[Any]:
     return [_other(view) if value is torch.Tensor else value for value in arguments]
 
 
+def _call(name: str, arguments: tuple[Any, ...], view: torch.Tensor) -> object:
+    result: object = getattr(view, name)(*_for(view, arguments))
+    return result
+
+
 def _other(view: torch.Tensor) -> torch.Tensor:
     whole = (torch.arange(view.numel() * 2.0) % 7 - 3).reshape(*view.shape, 2)
     return whole.to(view.device)[..., 0]
@@ -89,9 +94,7 @@ def operators_in_place_on_views(accelerator: Accelerator) -> str | None:
     calls: dict[str, Callable[[torch.Tensor], object]] = dict(_FUNCTIONS)
     for name, arguments in _methods():
         told = ", ".join("a tensor" if value is torch.Tensor else str(value) for value in arguments)
-        calls[f"{name}({told})"] = lambda x, name=name, arguments=arguments: getattr(x, name)(
-            *_for(x, arguments)
-        )
+        calls[f"{name}({told})"] = partial(_call, name, arguments)
     lacking = set()
     for what, call in calls.items():
         for kind, view in _VIEWS.items():

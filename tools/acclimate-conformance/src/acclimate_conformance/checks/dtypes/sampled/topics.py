@@ -11,7 +11,9 @@ import torch
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import short
 from acclimate_conformance.checks.dtypes.sampled.comparing import (
+    OF_PRODUCTS,
     Findings,
+    difference,
     shared,
     without_places,
 )
@@ -208,12 +210,17 @@ def gradients_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
                 continue
             for sample in samples_of(op, dtype, _OTHER_DTYPES, requires_grad=True):
                 text = f"{_text(op, sample)}: its gradients"
-                found.compare(name_of(op), text, _gradients(op, sample, second=False))
+                found.compare(name_of(op), text, _gradients(op, sample, second=False), near=_twice_as_far)
         for sample in samples_of(op, torch.float32, 4, requires_grad=True) if op.supports_gradgrad else ():
             text = f"{_text(op, sample)}: its second gradients"
             found.compare(name_of(op), text, _gradients(op, sample, second=True))
         if found.enough:
             return
+
+
+def _twice_as_far(found: Any, wanted: Any) -> str:
+    """A gradient in a reduced dtype goes through it twice."""
+    return difference(found, wanted, {dtype: 2 * allowed for dtype, allowed in OF_PRODUCTS.items()})
 
 
 def _gradients(op: Any, sample: Sample, second: bool) -> Callable[[Place], Any]:
