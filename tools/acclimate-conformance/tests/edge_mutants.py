@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
@@ -93,6 +94,35 @@ class BiasForgotten(CPUAccelerator):
     op_builders = _with("InferenceBuilder", "BuilderWithoutBias")
 
 
+class _FewOrMany(_NoBias):
+    """A kernel for 5 to 8 rows that leaves out the last column."""
+
+    @staticmethod
+    def dense(weight: torch.Tensor) -> _FewOrMany:
+        return _FewOrMany(PackedWeight.dense(weight))
+
+    @staticmethod
+    def quantize(weight: torch.Tensor, weight_format: str) -> _FewOrMany:
+        return _FewOrMany(PackedWeight.quantize(weight, weight_format))
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        result = self._packed.linear(x, bias)
+        if x.dim() == 2 and 5 <= len(x) <= 8:
+            result[:, -1] = 0
+        return result
+
+
+class BuilderOfFewOrMany(CPUInferenceBuilder):
+    def load(self, *options: Any, **named: Any) -> Any:
+        return SimpleNamespace(**{**vars(super().load(*options, **named)), "PackedWeight": _FewOrMany})
+
+
+class SomeRowsLoseAColumn(CPUAccelerator):
+    """PackedWeight.linear of 5 to 8 rows leaves out the last column."""
+
+    op_builders = _with("InferenceBuilder", "BuilderOfFewOrMany")
+
+
 class _WholeSectors(AsyncIOHandle):
     def sync_pwrite(self, buffer: torch.Tensor, file: Any, file_offset: int = 0) -> int:
         sectors = buffer.numel() * buffer.element_size() // 512 * 512
@@ -132,10 +162,12 @@ class _InTheChild(CPUAccelerator):
 
     def communication_backend_name(self) -> str:
         if distributed.all_reduce.__module__ != __name__:
-            distributed.all_reduce, distributed.broadcast = (
+            distributed.all_reduce, distributed.broadcast, distributed.all_gather = (
                 _whole_vectors(distributed.all_reduce),
                 _true(distributed.broadcast),
+                _now_and_then(distributed.all_gather),
             )
+            distributed.all_to_all_single = _equal_parts(distributed.all_to_all_single)
         return super().communication_backend_name()
 
 
@@ -161,12 +193,64 @@ def _true(broadcast: Any) -> Any:
     return send
 
 
+def _now_and_then(all_gather: Any) -> Any:
+    calls = itertools.count(1)
+
+    def gather(tensors: list[torch.Tensor], *options: Any, **named: Any) -> Any:
+        work = all_gather(tensors, *options, **named)
+        if next(calls) % 40 == 0:
+            tensors[-1].zero_()
+        return work
+
+    return gather
+
+
+def _equal_parts(all_to_all_single: Any) -> Any:
+    def exchange(received: torch.Tensor, given: torch.Tensor, *options: Any, **named: Any) -> Any:
+        work = all_to_all_single(received, given, *options, **named)
+        if options and len(set(options[0])) > 1 and 0 not in options[0]:
+            received.copy_(received.roll(options[0][0] - len(received) // 2, 0))
+        return work
+
+    return exchange
+
+
 class ReducesWholeVectors(_InTheChild):
     """all_reduce leaves the elements after the last whole vector of 4 as they were."""
 
 
 class BroadcastsOnlyTrue(_InTheChild):
     """broadcast of bool gives True everywhere."""
+
+
+class TakesEqualParts(_InTheChild):
+    """all_to_all_single puts parts that differ in size where equal ones would be."""
+
+
+class GathersNotEachTime(_InTheChild):
+    """Each 40th all_gather leaves out the last rank."""
+
+
+class ReplaysNotEachTime(CPUAccelerator):
+    """Each 50th replay of a graph does nothing."""
+
+    _replays = 0
+
+    def replay_graph(self, graph: Any) -> None:
+        self._replays += 1
+        if self._replays % 50:
+            super().replay_graph(graph)
+
+
+class PinsNotEachTime(CPUAccelerator):
+    """Each 30th tensor that is pinned has zeros."""
+
+    _pinned = 0
+
+    def pin_memory(self, tensor: torch.Tensor, *options: Any, **named: Any) -> torch.Tensor:
+        self._pinned += 1
+        pinned = super().pin_memory(tensor, *options, **named)
+        return pinned if self._pinned % 30 else torch.zeros_like(pinned)
 
 
 CAUGHT_BY: dict[type[Accelerator], str] = {
@@ -180,4 +264,9 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     CaptureKeepsGradientsOff: "graphs/replays_keep_their_state",
     ReducesWholeVectors: "communication/tails",
     BroadcastsOnlyTrue: "communication/other_dtypes",
+    SomeRowsLoseAColumn: "ops/packed_weights_multiply",
+    TakesEqualParts: "communication/every_collective_in_every_dtype",
+    GathersNotEachTime: "communication/many_collectives",
+    ReplaysNotEachTime: "graphs/replay_repeats_updates",
+    PinsNotEachTime: "pinning/memory_is_pinned_each_time",
 }

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
@@ -139,6 +140,76 @@ class SoftmaxStaysReduced(_WithKernels):
     kernels = {"softmax.int": _softmax}
 
 
+class ReluNotEachTime(_WithKernels):
+    """Each 40th relu does nothing."""
+
+    _calls = itertools.count(1)
+    kernels = {
+        "relu": lambda x: _there(
+            x.cpu().clone() if next(ReluNotEachTime._calls) % 40 == 0 else x.cpu().relu(), x
+        )
+    }
+
+
+class ViewsAreNotChanged(_WithKernels):
+    """neg_ of a tensor with gaps changes a copy of it."""
+
+    kernels = {"neg_": lambda x: x.copy_(x.cpu().neg()) if x.is_contiguous() else x}
+
+
+class SumsIn32Bits(_WithKernels):
+    """The sum of int32 is added up in 32 bits."""
+
+    @staticmethod
+    def _sum(x: torch.Tensor, *, dtype: Any = None) -> torch.Tensor:
+        exact = x.cpu().sum(dtype=dtype)
+        return _there(exact.int().to(exact.dtype) if x.dtype is torch.int32 and dtype is None else exact, x)
+
+    kernels = {"sum": _sum}
+
+
+class WidensThroughHalf(_WithKernels):
+    """A conversion from bfloat16 to float32 goes through float16."""
+
+    @staticmethod
+    def _to(x: torch.Tensor, **options: Any) -> torch.Tensor:
+        asked = options.get("dtype") or x.dtype
+        host = torch.empty(x.shape, dtype=x.dtype).copy_(x)
+        if (x.dtype, asked) == (torch.bfloat16, torch.float32):
+            host = host.half().to(torch.bfloat16)
+        return torch.empty(x.shape, dtype=asked, device=options.get("device") or x.device).copy_(host)
+
+    kernels = {"_to_copy": _to}
+
+
+class CopiesNotEachTime(_WithKernels):
+    """Each 50th copy that to() makes has zeros."""
+
+    _calls = itertools.count(1)
+
+    @staticmethod
+    def _to(x: torch.Tensor, **options: Any) -> torch.Tensor:
+        result = torch.empty(x.shape, dtype=options.get("dtype") or x.dtype, device=options.get("device"))
+        return result.copy_(x) if next(CopiesNotEachTime._calls) % 50 else result.zero_()
+
+    kernels = {"_to_copy": _to}
+
+
+class DrawsNotEachTime(_WithKernels):
+    """Each 90th uniform_ draws the numbers of the one before."""
+
+    _calls = itertools.count(1)
+    _last = torch.zeros(0)
+
+    @staticmethod
+    def _uniform(x: torch.Tensor, start: float = 0, end: float = 1, *, generator: Any = None) -> torch.Tensor:
+        if next(DrawsNotEachTime._calls) % 90 or DrawsNotEachTime._last.shape != x.shape:
+            DrawsNotEachTime._last = torch.empty(x.shape).uniform_(start, end)
+        return x.copy_(DrawsNotEachTime._last)
+
+    kernels = {"uniform_": _uniform}
+
+
 class SentWithoutGradient(SimAccelerator):
     """A tensor that is sent to another process no longer requires a gradient."""
 
@@ -211,6 +282,12 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         NewThreadsFollow: "devices/current_device_of_a_thread",
         AutocastTakesADevice: "dtypes/autocast_takes_no_device",
         WithoutOpsOfTheHost: "ops/builders_found",
+        ReluNotEachTime: "dtypes/every_call_counts",
+        CopiesNotEachTime: "dtypes/every_call_counts",
+        ViewsAreNotChanged: "dtypes/operators_in_place_on_views",
+        SumsIn32Bits: "dtypes/integers_at_their_edges",
+        WidensThroughHalf: "dtypes/conversions",
+        DrawsNotEachTime: "random/draws_are_independent",
     },
 }
 """By profile of the device: each fault, and the check that has to find it."""

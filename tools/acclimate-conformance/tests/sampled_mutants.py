@@ -97,6 +97,31 @@ class GradientOfRows(_WithKernels):
     }
 
 
+class GradientOfReducedNumbers(_WithKernels):
+    """The gradient of silu in 16 bits is that of x times a constant."""
+
+    @staticmethod
+    def _silu(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype is torch.float32:
+            return _there(torch.ops.aten.silu_backward(gradient.cpu(), x.cpu()), x)
+        return _there(gradient.cpu() * x.cpu().sigmoid(), x)
+
+    kernels = {"silu_backward": _silu}
+
+
+class LastChannelIsForgotten(_WithKernels):
+    """relu of numbers with channels last leaves out the last channel."""
+
+    @staticmethod
+    def _relu(x: torch.Tensor) -> torch.Tensor:
+        result = x.cpu().relu()
+        if x.dim() > 2 and x.stride(1) == 1 and x.stride(-1) == x.shape[1]:
+            result[:, -1] = 0
+        return _there(result, x)
+
+    kernels = {"relu": _relu}
+
+
 class UnbiasedIsForgotten(_WithKernels):
     """var always divides by one less than the number of elements."""
 
@@ -191,6 +216,8 @@ FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     ReluReadsOn: (topics.operators_on_any_layout, ("nn.functional.relu",)),
     ResultIgnoresStrides: (topics.operators_in_place_and_into_others, ("exp",)),
     GradientOfRows: (topics.gradients_as_on_the_host, ("softmax",)),
+    GradientOfReducedNumbers: (topics.gradients_as_on_the_host, ("nn.functional.silu",)),
+    LastChannelIsForgotten: (topics.operators_on_any_layout, ("nn.functional.relu",)),
     UnbiasedIsForgotten: (topics.operators_as_on_the_host, ("var",)),
     CastsSaturate: (numbers.every_conversion, ()),
     ShiftsAreLogical: (numbers.pairs_of_numbers, ("bitwise_right_shift",)),

@@ -58,7 +58,7 @@ class ClaimsFloat8(CPUAccelerator):
 
 
 def failed_changes(accelerator: Accelerator, name: str, reason: str = "") -> list[str]:
-    weights = where_to_mend(accelerator, CATALOG[name].observes, Calls(), reason, ())
+    weights = where_to_mend(accelerator, CATALOG[name], Calls(), reason, ())
     return sorted(weights, key=lambda change: -weights[change])
 
 
@@ -68,6 +68,21 @@ def test_a_fault_of_a_collective_is_in_the_backend_that_the_class_names(topic: s
     assert changes[0].startswith(f"communication_backend: implemented by {__name__}:OwnBackend")
     assert 'it names the backend "gloo" of torch.distributed' in changes[0]
     assert not [change for change in changes if change.startswith("communication_backend_name")]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "of"),
+    [
+        ("random/draws_keep_their_range", "multinomial draws a place twice", "operators"),
+        ("dtypes/gradients_flow", "the gradient of where is wrong on cpu", "operators"),
+        ("runtime/tensors_are_saved", "a tensor on cpu after torch.load is elsewhere", "tensors"),
+        ("dtypes/copies_of_every_kind", "copy_() of a row gives others", "tensors"),
+    ],
+)
+def test_what_names_no_method_is_a_fault_of_the_devices_operators_or_tensors(
+    name: str, reason: str, of: str
+) -> None:
+    assert failed_changes(OwnFigures(), name, reason)[0] == f"{of} on cpu: {reason}"
 
 
 def test_a_fault_of_an_op_is_in_the_builders_that_the_class_names() -> None:

@@ -18,6 +18,7 @@ from acclimate.accelerator import CATEGORIES, Accelerator
 from acclimate.imports import describe
 from acclimate_conformance.checks import ambient
 from acclimate_conformance.checks.assertions import kept_listeners
+from acclimate_conformance.checks.check import Check
 
 _KEPT = 6
 _LONGEST = 120
@@ -170,17 +171,18 @@ def place_of(error: BaseException) -> str:
 
 
 def where_to_mend(
-    accelerator: Accelerator, observes: Collection[str], calls: Calls, reason: str, at_fault: Collection[str]
+    accelerator: Accelerator, check: Check, calls: Calls, reason: str, at_fault: Collection[str]
 ) -> dict[str, float]:
     """What may be at fault and where that is, as text, each with how much speaks for it in this check alone.
 
     Args:
         accelerator: the accelerator with the fault.
-        observes: the names of the interface that the check is about.
+        check: the check that failed.
         calls: the calls that the check made.
         reason: what it observed.
         at_fault: names that are certainly at fault.
     """
+    observes = check.observes
     used = dict.fromkeys((*calls.names, *_delegates((*observes, *calls.names))))
     about = dict.fromkeys((*observes, *_delegates(observes), *calls.within(observes)))
     own = [name for name in about if _distance(accelerator, name) == 0]
@@ -201,9 +203,9 @@ def where_to_mend(
             for delegate in dict.fromkeys((*_delegates((name,)), *called)):
                 if delegate in theirs:
                     weights[delegate] += weights[name]
-    if "supported_dtypes" in observes and not named and not at_fault:
+    if check.of and not named and not at_fault:
         wrong = reason.partition(" is off by")[0]
-        return {f"operators on {accelerator.device_type}: {wrong}": 3.0} | {
+        return {f"{check.of} on {accelerator.device_type}: {wrong}": 3.0} | {
             _owner(accelerator, name, reason): weight for name, weight in weights.items()
         }
     return _of_object(accelerator, reason) | {

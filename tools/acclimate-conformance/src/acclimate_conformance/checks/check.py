@@ -32,6 +32,8 @@ class Check:
     """How long it may take, in seconds."""
     once: bool = False
     """Whether it runs in the main thread only, and not once more in a new thread, on the last device."""
+    of: str = ""
+    """What of the device is at fault if an observation names no method: its ``operators`` or ``tensors``."""
 
     @property
     def id(self) -> str:
@@ -45,7 +47,7 @@ class Check:
 
 
 def check(
-    *observes: str, promise: str, timeout_s: int = 180, once: bool = False
+    *observes: str, promise: str, timeout_s: int = 180, once: bool = False, of: str = ""
 ) -> Callable[[Callable[..., str | None]], Check]:
     """Makes a test of a function.
 
@@ -58,6 +60,8 @@ def check(
         timeout_s: how long it may take, in seconds.
         once: whether not to run it a second time, in a new thread on the last device: because it takes too
             long, or because it runs in other processes, where the result would be the same.
+        of: what of the device is at fault if an observation names no method: its ``operators``, as for each
+            check that observes ``supported_dtypes``, or its ``tensors``.
     """
 
     def make(function: Callable[..., str | None]) -> Check:
@@ -70,6 +74,7 @@ def check(
             function=function if takes_subject else lambda subject: function(subject.accelerator),
             timeout_s=timeout_s,
             once=once,
+            of=of or ("operators" if "supported_dtypes" in observes else ""),
         )
 
     return make

@@ -16,8 +16,8 @@ _CATEGORIES: dict[str, tuple[str, ...]] = {
     "streams": ("order", "state", "waiting", "elsewhere"),
     "memory": ("figures", "agreement", "capacity", "devices", "bounds", "small"),
     "dtypes": (
-        "arithmetic", "shapes", "exactness", "edges", "conversions", "copies", "operators", "autograd",
-        "mixed", "scaling", "sampled.checks",
+        "arithmetic", "shapes", "exactness", "edges", "conversions", "copies", "operators", "views",
+        "repeats", "autograd", "mixed", "scaling", "sampled.checks",
     ),
     "graphs": ("replays", "captures", "kinds", "numbers", "surroundings"),
     "pinning": ("contents", "shapes"),

@@ -67,7 +67,7 @@ def examine(check: Check, subject: Subject) -> Result:
     if failed:
         # An unexpected change of state explains later observations.
         reason = "; then ".join(filter(None, (calls.disturbance, reason)))
-        changes = where_to_mend(subject.accelerator, check.observes, calls, reason, at_fault)
+        changes = where_to_mend(subject.accelerator, check, calls, reason, at_fault)
     return Result(
         check=check.id,
         category=check.category,

@@ -14,7 +14,8 @@ from acclimate.imports import describe
 from acclimate_conformance.checks.assertions import short
 from acclimate_conformance.checks.communication.observer import Observer
 
-_LENGTHS = (1, 5, 33)
+_LENGTHS = (1, 5, 34)
+_MANY = 60
 _GROUP_TIMEOUT_S, _LATEST_S = 1.0, 6.0
 
 
@@ -92,16 +93,18 @@ def _all_gather_matrices(here: Observer, length: int, dtype: torch.dtype, what: 
 
 
 def _all_to_all(here: Observer, length: int, dtype: torch.dtype, what: str) -> None:
-    sizes = [[(length + 2 * r + s) % 4 for r in here.ranks] for s in here.ranks]  # from rank s to rank r
-    given = _there(here, _numbers(here, here.number, sum(sizes[here.number]), 2, dtype=dtype))
-    takes = [sizes[s][here.number] for s in here.ranks]
-    received = torch.zeros(sum(takes), 2, dtype=dtype, device=given.device)
-    distributed.all_to_all_single(received, given, takes, sizes[here.number])
-    parts = []
-    for s in here.ranks:
-        start = sum(sizes[s][: here.number])
-        parts.append(_numbers(here, s, sum(sizes[s]), 2, dtype=dtype)[start : start + takes[s]])
-    here.same(received, torch.cat(parts), f"{what} with parts of {takes} rows")
+    for first, second in ((1, 0), (0, 2), (2, 3), (3, 1)):
+        # From rank s to rank r: equal and unequal parts, also of no rows, both sent and received.
+        sizes = [[(length + first * r + second * s) % 5 for r in here.ranks] for s in here.ranks]
+        given = _there(here, _numbers(here, here.number, sum(sizes[here.number]), 2, dtype=dtype))
+        takes = [sizes[s][here.number] for s in here.ranks]
+        received = torch.zeros(sum(takes), 2, dtype=dtype, device=given.device)
+        distributed.all_to_all_single(received, given, takes, sizes[here.number])
+        parts = []
+        for s in here.ranks:
+            start = sum(sizes[s][: here.number])
+            parts.append(_numbers(here, s, sum(sizes[s]), 2, dtype=dtype)[start : start + takes[s]])
+        here.same(received, torch.cat(parts), f"{what} with parts of {takes} rows")
 
 
 def _send(here: Observer, length: int, dtype: torch.dtype, what: str) -> None:
@@ -131,6 +134,29 @@ _COLLECTIVES: dict[str, _Collective] = {
     "all_to_all_single": _all_to_all,
     "batch_isend_irecv": _send,
 }
+
+
+def many_collectives(here: Observer) -> None:
+    """Each of many collectives in a row is right, with other numbers each time."""
+    total = sum(r + 1 for r in here.ranks)
+    for turn in range(1, _MANY + 1):
+        reduced, sent = here.tensor(*[(here.number + 1.0) * turn] * 3), here.tensor(here.number + turn)
+        gathered = [here.tensor(0) for _ in here.ranks]
+        distributed.all_reduce(reduced, async_op=True).wait() if turn % 3 == 0 else distributed.all_reduce(
+            reduced
+        )
+        distributed.broadcast(sent, turn % here.count)
+        distributed.all_gather(gathered, here.tensor(here.number - turn))
+        here.same(reduced, [float(total * turn)] * 3, f"all_reduce {turn} of {_MANY}")
+        here.same(sent, [float(turn % here.count + turn)], f"broadcast {turn} of {_MANY}")
+        here.same(torch.cat(gathered), [float(r - turn) for r in here.ranks], f"all_gather {turn} of {_MANY}")
+    for name, collective in _COLLECTIVES.items():
+
+        def run(name: str = name, call: _Collective = collective) -> None:
+            for turn in range(1, _MANY // 3 + 1):
+                call(here, 3 + turn % 2, torch.float32, f"call {turn} of {name}")
+
+        here.optional(name, run)
 
 
 def collectives_that_wait_later(here: Observer) -> None:

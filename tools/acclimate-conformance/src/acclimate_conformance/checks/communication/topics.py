@@ -607,6 +607,7 @@ TOPICS: dict[Callable[[Observer], None], str] = {
     "each rank.",
     options.collectives_that_wait_later: "Each collective with async_op returns work, and its result is "
     "complete after wait().",
+    options.many_collectives: "Each of many collectives in a row gives the right numbers.",
     options.groups_by_their_ranks: "A group orders its ranks, counts them from 0, and takes a root by its "
     "rank in the group.",
     options.objects_of_every_kind: "Objects and tensors in them are gathered to one rank, and scattered.",

@@ -27,6 +27,7 @@ def _model(device: str) -> torch.nn.Sequential:
     "current_device_name",
     promise="Gradients add up over backward() calls, flow through views and in-place changes, and to other "
     "devices.",
+    of="operators",
 )
 def gradients_flow(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()
@@ -103,6 +104,7 @@ def gradients_flow(accelerator: Accelerator) -> None:
 @check(
     "current_device_name",
     promise="Hooks of tensors and modules are called with gradients, in torch's order, and may replace them.",
+    of="operators",
 )
 def hooks_are_called(accelerator: Accelerator) -> None:
     def run(place: str) -> list[Any]:
@@ -141,6 +143,7 @@ def hooks_are_called(accelerator: Accelerator) -> None:
     "current_device_name",
     "pin_memory",
     promise="Tensors that are saved for backward() are kept, moved and checked as torch says.",
+    of="operators",
 )
 def saved_tensors_are_kept(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()
@@ -217,6 +220,7 @@ def saved_tensors_are_kept(accelerator: Accelerator) -> None:
     "current_device_name",
     promise="torch.func computes on the device: vmap, jvp, vjp, Jacobians, Hessians.",
     once=True,
+    of="operators",
 )
 def functions_are_transformed(accelerator: Accelerator) -> str | None:
     device = accelerator.current_device_name()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -22,8 +23,12 @@ from acclimate_conformance.checks.dtypes.exactness import same_bits
 
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 _NUMBERS = [0.0, 0.25, 0.5, 0.9, 1.0, 1.5, 2.75, 3.0, 100.0, 127.0]
+_LARGE = [1e5, -7e4, 65504.0, 3e38, -3e38, 1e-6, 6e-8, 1e-38, float("inf"), -float("inf"), float("nan")]
+"""Of a floating-point number, which a detour through a smaller dtype would lose."""
+_LARGE_INTEGERS = [2**53 + 1, -(2**40) - 1, 2**62 + 1, -(2**63), 70_000, 0]
 _EXACT = [0, 1, 2**24 + 1, -(2**24) - 1, 2**31 - 1]
 _LENGTH = 20_011
+_LATER_S = 0.1  # in which a copy that goes on in another thread shows
 
 
 @check(
@@ -36,10 +41,13 @@ def conversions(accelerator: Accelerator) -> None:
     for source in kinds:
         numbers = torch.tensor(_NUMBERS).to(source)
         exact = torch.tensor(_EXACT if source in (torch.int64, torch.int32) else _NUMBERS).to(source)
-        for values in (numbers, exact):
+        large = torch.tensor(_LARGE if source.is_floating_point else _LARGE_INTEGERS).to(source)
+        for values in (numbers, exact, large):
             for target in kinds:
                 if source.is_floating_point and target in (torch.int8, torch.uint8) and values is exact:
                     continue  # undefined beyond the range of the integer
+                if source.is_floating_point and target in _WHOLE[:-1] and values is large:
+                    continue
                 wanted = values.to(target)
                 of = f"of {values.tolist()} from {short(source)} to {short(target)}"
                 on_it = torch.empty(len(values), dtype=target, device=device)
@@ -91,11 +99,13 @@ def copies_of_lazy_views(accelerator: Accelerator) -> None:
 @check(
     "synchronize", "current_device_name",
     promise="A copy from or to ordinary memory, non-blocking too, may be followed by changes of its source.",
+    of="tensors",
 )  # fmt: skip
 def ordinary_memory_can_change(accelerator: Accelerator) -> None:
     if is_host(accelerator):
         raise NotOfferedError("its memory is the host's, to which nothing is copied")
     device = accelerator.current_device_name()
+    copies: list[tuple[torch.Tensor, str]] = []
     for length in (100, _LENGTH):
         for non_blocking in (False, True):
             values = torch.arange(float(length))
@@ -110,12 +120,17 @@ def ordinary_memory_can_change(accelerator: Accelerator) -> None:
                     equal(found, torch.arange(float(length))),
                     f"{what} from ordinary memory has what was written there afterwards",
                 )
+            copies.append((into, what))
             back = torch.zeros(length)
             back.copy_(there, non_blocking=non_blocking)
             accelerator.synchronize()
             there.zero_()
             accelerator.synchronize()
             require(equal(back, torch.arange(float(length))), f"{what} to ordinary memory is wrong")
+            copies.append((back, what))
+    time.sleep(_LATER_S)
+    for copy, what in copies:
+        require(equal(copy, torch.arange(float(len(copy)))), f"{what} has other numbers {_LATER_S:g} s later")
 
 
 @check(

@@ -46,6 +46,7 @@ def _numbers(dtype: torch.dtype) -> torch.Tensor:
     promise="copy_() and to() between any places give the source's numbers in the target's layout and dtype, "
     "and change nothing beside it.",
     once=True,
+    of="tensors",
 )
 def copies_of_every_kind(accelerator: Accelerator) -> None:
     places = ["cpu", *device_names(accelerator)[:2]]
@@ -111,6 +112,7 @@ def copies_of_every_kind(accelerator: Accelerator) -> None:
     "device_name",
     "current_device_name",
     promise="to() returns the same tensor if nothing changes, else a copy with torch's layout and gradients.",
+    of="tensors",
 )
 def copies_share_or_not(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()

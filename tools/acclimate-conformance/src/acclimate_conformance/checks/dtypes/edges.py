@@ -103,6 +103,36 @@ def integers_at_their_edges(accelerator: Accelerator) -> None:
         there = values.to(device)
         for what, compute in operations.items():
             _require_same(compute(there), compute(values), f"{what} for {values.tolist()} in {short(dtype)}")
+        for extreme in (limits.max, limits.min):
+            many = torch.full((3, 70), extreme, dtype=dtype)
+            many_there = many.to(device)
+            for what, compute in _BEYOND.items():
+                found, wanted = compute(many_there), compute(many)
+                _require_same(found, wanted, f"{what} for 3 times 70 {extreme} in {short(dtype)}")
+
+
+_BEYOND: dict[str, _Operation] = {
+    "a sum": lambda x: x.sum(),
+    "a sum of rows": lambda x: x.sum(0),
+    "a sum of columns": lambda x: x.sum(-1),
+    "a sum of every dimension": lambda x: x.sum((0, 1), keepdim=True),
+    "nansum": lambda x: x.nansum(),
+    "a sum in int64": lambda x: x.sum(-1, dtype=torch.int64),
+    "a running sum": lambda x: x.cumsum(-1),
+    "a product": lambda x: x[:, :2].prod(-1),
+    "a running product": lambda x: x[:, :3].cumprod(-1),
+    "a sum that stays in its dtype": lambda x: x.sum(dtype=x.dtype),
+    "a sum in place": lambda x: x.clone().add_(x),
+    "index_add": lambda x: x.index_add(0, _first_row(x), x),
+    "scatter_add": lambda x: x.scatter_add(1, torch.zeros_like(x, dtype=torch.int64), x),
+    "trace": lambda x: x[:, :3].trace(),
+    "count_nonzero": lambda x: x.count_nonzero(),
+}
+"""Operators on numbers whose sum or product is beyond their dtype: torch adds integers up in int64."""
+
+
+def _first_row(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(len(x), dtype=torch.int64, device=x.device)
 
 
 @check(

@@ -165,6 +165,7 @@ def integers_with_options(accelerator: Accelerator) -> str | None:
 @check(
     "current_device_name", "device_name",
     promise="Functions that make tensors on a device give the numbers, shape and dtype that torch states.",
+    of="operators",
 )  # fmt: skip
 def tensors_are_made(accelerator: Accelerator) -> str | None:
     device = accelerator.current_device_name()

@@ -80,10 +80,10 @@ def replays_draw_new_numbers(accelerator: Accelerator) -> None:
     accelerator.manual_seed(11)
     again = replayed()
     for what, one, two, three in zip(("dropout", "rand"), first, second, again, strict=True):
-        require(not equal(one, two), f"two replays of {what} give the same numbers")
+        require(not equal(one, two), f"replay_graph(), twice, of {what} gives the same numbers")
         require(equal(one, three), f"a replay of {what} from the same seed gives other numbers")
     apart = (first[1] - second[1]).abs().mean()
-    require(bool(apart > 0.1), "two replays of rand give nearly the same numbers")
+    require(bool(apart > 0.1), "replay_graph(), twice, of rand gives nearly the same numbers")
 
 
 @check(
@@ -182,7 +182,10 @@ def second_capture_replaces(accelerator: Accelerator) -> None:
         graph.reset()
     with accelerator.capture_to_graph(graph):
         counts[1].add_(1)
-    require(replayed() == [0, 1, 0], f"after a second capture, of 0, 1 and 0, a replay adds {replayed()}")
+    require(
+        replayed() == [0, 1, 0],
+        f"after a second capture_to_graph(), of 0, 1 and 0, a replay adds {replayed()}",
+    )
     if isinstance(graph, RecordedGraph):
         with let_through("capture_to_graph()"), accelerator.capture_to_graph(graph):
             counts[2].add_(1)

@@ -19,6 +19,9 @@ from acclimate_conformance.checks.check import check
 
 _T = TypeVar("_T")
 
+_MANY_REPLAYS = 1000
+"""So many that a fault which only some replays have shows; their sums stay exact in float32."""
+
 
 def new_graph(accelerator: Accelerator) -> Any:
     """An empty graph; ends the check if the accelerator offers none."""
@@ -76,16 +79,34 @@ def replay_follows_inputs(accelerator: Accelerator) -> None:
     require(result.data_ptr() == address, "replay_graph() moves the result to another address")
 
 
-@check("capture_to_graph", "replay_graph", promise="A captured in-place update is repeated by every replay.")
+@check(
+    "capture_to_graph", "replay_graph",
+    promise="Each replay, however many there are, repeats a captured in-place update on the present inputs.",
+)  # fmt: skip
 def replay_repeats_updates(accelerator: Accelerator) -> None:
-    counter = torch.zeros(16, device=accelerator.current_device_name())
-    graph, _ = captured(accelerator, lambda: counter.add_(1))
-    before = counter.cpu().clone()
-    for _ in range(4):
-        accelerator.replay_graph(graph)
-    accelerator.synchronize()
-    grown = (counter.cpu() - before).unique().tolist()
-    require(grown == [4.0], f"replay_graph() of an addition of 1, four times, adds {grown}")
+    device = accelerator.current_device_name()
+    counter, total = torch.zeros(16, device=device), torch.zeros(16, device=device)
+    given = torch.zeros(16, device=device)
+
+    def work() -> None:
+        counter.add_(1)
+        total.add_(given * 2)
+
+    graph, _ = captured(accelerator, work)
+    for replays in (1, 4, 60, _MANY_REPLAYS):
+        for tensor in (counter, total):
+            tensor.zero_()
+        for turn in range(replays):
+            given.fill_(turn)
+            accelerator.replay_graph(graph)
+        accelerator.synchronize()
+        grown = counter.unique().tolist()
+        require(grown == [replays], f"replay_graph() of an addition of 1, {replays} times, adds {grown}")
+        added, wanted = total.unique().tolist(), float(replays * (replays - 1))
+        require(
+            added == [wanted],
+            f"replay_graph() of twice each number below {replays} adds {added}, not {wanted}",
+        )
 
 
 @check(

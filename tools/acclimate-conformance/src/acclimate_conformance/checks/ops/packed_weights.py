@@ -15,7 +15,8 @@ from acclimate_conformance.checks.ops.builders import builder_of
 
 _SHAPES = ((37, 96), (16, 64), (131, 256))
 """Rows and columns of weights; the rows are mostly no multiple of those that a kernel takes together."""
-_ROWS = (1, 3, 18)
+_ROWS = (1, 2, 3, 5, 8, 13, 18, 33)
+"""From one to more than any kernel for few rows takes; the numbers between go different ways."""
 _ALLOWED = {torch.float32: 4e-2, torch.float16: 4e-2, torch.bfloat16: 6e-2}
 """Inputs of quantised weights may be rounded to 8 bits."""
 

@@ -27,6 +27,8 @@ _SHAPED: dict[str, Callable[[], torch.Tensor]] = {
     "three megabytes": lambda: torch.arange(3 << 18, dtype=torch.int32),
 }
 
+_MANY = 100
+
 
 def _locks(accelerator: Accelerator) -> bool:
     """Whether the accelerator pins memory at all, according to torch."""
@@ -188,3 +190,24 @@ def any_length_is_pinned(accelerator: Accelerator) -> None:
             require(
                 equal(back, wanted), f"{how} of {length} elements changes on the way to {device} and back"
             )
+
+
+@check(
+    "pin_memory", "pin_empty", "is_pinned", "synchronize",
+    promise="Each of many tensors in a row is pinned, and copied as it is.",
+    once=True,
+)  # fmt: skip
+def memory_is_pinned_each_time(accelerator: Accelerator) -> None:
+    locks = _locks(accelerator)
+    device = accelerator.current_device_name()
+    for turn in range(_MANY):
+        values = torch.arange(turn, turn + 33.0)
+        pinned, empty = accelerator.pin_memory(values), accelerator.pin_empty(33, dtype=torch.float32)
+        for how, tensor in (("pin_memory", pinned), ("pin_empty", empty)):
+            told = accelerator.is_pinned(tensor)
+            require(told == locks, f"is_pinned() is {told} for the result of call {turn + 1} of {how}()")
+        require(equal(pinned, values), f"call {turn + 1} of pin_memory() changes values")
+        there = pinned.to(device, non_blocking=True)
+        empty.fill_(-1).copy_(there + 1, non_blocking=True)
+        accelerator.synchronize()
+        require(equal(empty, values + 1), f"copy {turn + 1} to and from pinned memory is wrong")

@@ -16,6 +16,7 @@ from acclimate_conformance.checks.dtypes.arithmetic import supported
 _COUNT = 40_003
 _RARE = 1e-6
 """How many numbers that are too large for a dtype may be expected of a distribution that gives none."""
+_DRAWS = 300  # in a row, so that a fault of every so many shows
 _APART = 0.022
 """How far the shares of so many numbers may be from a distribution: by chance, once in 10^16 times."""
 _Share = Callable[[torch.Tensor], torch.Tensor]
@@ -132,6 +133,7 @@ def _offered(draw: Callable[[], Any]) -> bool:
     "ends.",
     once=True,
     timeout_s=240,
+    of="operators",
 )
 def distributions(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()
@@ -203,6 +205,7 @@ def _require_shares(name: str, drawn: torch.Tensor, shares: list[float]) -> None
     "device_name",
     promise="Drawn numbers do not depend on others or repeat, and each element of a tensor is drawn.",
     once=True,
+    of="operators",
 )
 def draws_are_independent(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()
@@ -226,6 +229,11 @@ def draws_are_independent(accelerator: Accelerator) -> None:
         again = draw(_COUNT).cpu().double()
         together = float((drawn * again).mean() / drawn.square().mean())
         require(abs(together) < 0.05, f"two draws of {name} in a row depend on each other: {together:.2f}")
+        rows = torch.stack([draw(64) for _ in range(_DRAWS)]).cpu()
+        different = len(rows.unique(dim=0))
+        require(
+            different == _DRAWS, f"of {_DRAWS} draws of {name} in a row {_DRAWS - different} repeat others"
+        )
     for length in (1, 2, 3, 5, 7, 15, 17, 31, 33, 63, 65, 127, 129, 1003, 70_001):
         for what, drawn in _drawn_everywhere(length, device).items():
             flat = drawn.cpu().flatten()
@@ -335,6 +343,7 @@ def generators_are_used(accelerator: Accelerator) -> None:
     "set_rng_state",
     "random",
     promise="Dropout scales what it keeps, for each form and chance, and its gradient has the same mask.",
+    of="operators",
 )
 def dropout(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()

@@ -18,6 +18,7 @@ _OFF_BY = 0.05  # of a mean; for so many numbers, 10 times the standard deviatio
 @check(
     "manual_seed", "device_name",
     promise="Drawn numbers are in their range, below its open end in every dtype, and spread over it.",
+    of="operators",
 )  # fmt: skip
 def draws_keep_their_range(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()

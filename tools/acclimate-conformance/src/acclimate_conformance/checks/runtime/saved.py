@@ -32,6 +32,7 @@ def _sent(things: Any) -> Any:
 @check(
     "device_name", "current_device_name", "current_device",
     promise="Saved, pickled, sent and copied tensors keep values, device, type and requires_grad.",
+    of="tensors",
 )  # fmt: skip
 def tensors_are_saved(accelerator: Accelerator) -> str | None:
     names = device_names(accelerator)
@@ -84,7 +85,7 @@ def _require_same_thing(found: torch.Tensor, wanted: torch.Tensor, what: str) ->
 @check(
     "device_name", "current_device_name", "current_device",
     promise="Saved tensors that share memory share it again; models, optimizers and states are restored "
-    "where they are mapped to.",
+    "where they are mapped to.", of="tensors",
 )  # fmt: skip
 def models_are_saved(accelerator: Accelerator) -> None:
     names = device_names(accelerator)

@@ -24,6 +24,7 @@ from acclimate_conformance.checks.check import check
     "current_device_name",
     "device_type",
     promise="Tensors of a device are numbers, text, sequences and storages of Python as those of the host.",
+    of="tensors",
 )
 def tensors_in_python(accelerator: Accelerator) -> str | None:
     note = None

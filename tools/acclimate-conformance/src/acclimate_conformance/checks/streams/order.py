@@ -76,7 +76,13 @@ def set_stream(accelerator: Accelerator) -> None:
     finally:
         accelerator.set_stream(before)
     chosen.synchronize()
-    require(float(ones.sum()) == 16.0, "set_stream(s): work on that stream gives a wrong result")
+    found = float(ones.sum())
+    accelerator.synchronize()
+    later = float(ones.sum())
+    require(
+        found == later, "Stream.synchronize() returns before the work of a stream that was current is done"
+    )
+    require(found == 16.0, "set_stream(s): work on that stream gives a wrong result")
     require(
         accelerator.current_stream() == before,
         "set_stream(s) with the first stream again does not make it current",

@@ -18,6 +18,7 @@ def _check_of(topic: Topic, promise: str) -> Check:
         function=lambda subject: require_sampled(subject, name),
         timeout_s=_TIMEOUT_S,
         once=True,
+        of="operators",
     )
 
 

@@ -25,7 +25,7 @@ _REFUSAL = re.compile(
     r"|requires (compil|MAGMA)|only supports|does not support|doesn't support|can't use",
     re.IGNORECASE,
 )
-_OF_PRODUCTS = {
+OF_PRODUCTS = {
     torch.float64: 1e-7,
     torch.float32: 4e-3,
     torch.float16: 1e-2,
@@ -35,7 +35,7 @@ _OF_PRODUCTS = {
     torch.complex32: 2e-2,
 }
 """How far a result may be from the host's: devices may round float32 products to 10 bits."""
-_RELATIVE = {**_OF_PRODUCTS, torch.float32: 1e-4, torch.complex64: 1e-4}
+_RELATIVE = {**OF_PRODUCTS, torch.float32: 1e-4, torch.complex64: 1e-4}
 """The same, of operators that do not multiply matrices."""
 _PRODUCTS = re.compile(
     r"mm|matmul|mv|linear|conv|einsum|attention|transformer|lstm|gru|rnn|dot|cdist|linalg|fft|cov|corr"
@@ -99,7 +99,7 @@ class Findings:
             self.broken.append(f"{what} raises {describe(refused, whole=True)[:300]}")
             return
         if near is None:
-            relative = _OF_PRODUCTS if _PRODUCTS.search(name) else _RELATIVE
+            relative = OF_PRODUCTS if _PRODUCTS.search(name) else _RELATIVE
 
             def near(ours: Any, theirs: Any) -> str:
                 return difference(ours, theirs, relative)
@@ -141,7 +141,7 @@ def difference(found: Any, wanted: Any, relative: Mapping[torch.dtype, float] | 
     if len(ours) != len(theirs):
         return f"there are {len(ours)} results, not {len(theirs)}"
     for number, (actual, expected) in enumerate(zip(ours, theirs, strict=True)):
-        reason = _difference_of_one(actual, expected, relative or _OF_PRODUCTS)
+        reason = _difference_of_one(actual, expected, relative or OF_PRODUCTS)
         if reason:
             return f"result {number + 1}: {reason}" if len(theirs) > 1 else reason
     return ""
@@ -176,7 +176,7 @@ def difference_of_values(
     if not (theirs.is_floating_point() or theirs.is_complex()):
         wrong = ours != theirs
     else:
-        allowed = (relative or _OF_PRODUCTS).get(theirs.dtype, 0.3)  # float8 has 2 or 3 bits
+        allowed = (relative or OF_PRODUCTS).get(theirs.dtype, 0.3)  # float8 has 2 or 3 bits
         wide = torch.complex128 if theirs.is_complex() else torch.float64
         close, exact = ours.to(wide), theirs.to(wide)
         finite = exact.isfinite()

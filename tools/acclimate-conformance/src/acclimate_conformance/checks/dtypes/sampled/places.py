@@ -82,6 +82,12 @@ def _every_second_row(place: Place, tensor: torch.Tensor) -> torch.Tensor:
     return place.whole(torch.stack([torch.ones_like(tensor), tensor], 1))[:, 1]
 
 
+def _channels_last(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dim() < 3:
+        return place.whole(tensor)
+    return place.whole(tensor.movedim(1, -1)).movedim(-1, 1)
+
+
 LAYOUTS: dict[str, Layout] = {
     "that begin at the third element of their memory": _from_the_third,
     "that are transposed": _transposed,
@@ -89,6 +95,13 @@ LAYOUTS: dict[str, Layout] = {
     "that are every second row": _every_second_row,
 }
 """Each keeps the elements of a tensor that has some."""
+_OF_IMAGES: dict[str, Layout] = {"with channels last": _channels_last}
+
+
+def layouts_for(inputs: Any) -> dict[str, Layout]:
+    """The layouts that differ for these inputs."""
+    tensors = [t for t in tensors_in(inputs) if isinstance(t, torch.Tensor)]
+    return LAYOUTS | (_OF_IMAGES if any(t.dim() > 2 for t in tensors) else {})
 
 
 def tensors_in(value: Any) -> Iterator[Any]:

@@ -11,11 +11,13 @@ import torch
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import short
 from acclimate_conformance.checks.dtypes.sampled.comparing import (
+    OF_PRODUCTS,
     Findings,
+    difference,
     shared,
     without_places,
 )
-from acclimate_conformance.checks.dtypes.sampled.places import HOST, LAYOUTS, Place, tensors_in
+from acclimate_conformance.checks.dtypes.sampled.places import HOST, LAYOUTS, Place, layouts_for, tensors_in
 from acclimate_conformance.checks.dtypes.sampled.samples import (
     NOT_FLOATING,
     PLACES_ARE_FREE,
@@ -90,7 +92,7 @@ def operators_on_any_layout(accelerator: Accelerator, found: Findings) -> None:
         if dtype is None:
             continue
         for sample in samples_of(op, dtype, _LAID_OUT):
-            for how, layout in LAYOUTS.items():
+            for how, layout in layouts_for((sample.value, sample.args, sample.kwargs)).items():
                 places = Place(HOST, layout), Place(found.device, layout)
                 text = _text(op, sample, f"of tensors {how}")
                 found.compare(name_of(op), text, _values(op, sample), *places)
@@ -166,7 +168,7 @@ def _compare_in_place(found: Findings, op: Any, sample: Sample) -> None:
         return [result, value, result is value, value._version > version]
 
     name = name_of(op)
-    for how, layout in {"": None, **LAYOUTS}.items():
+    for how, layout in {"": None, **layouts_for(sample.value)}.items():
         text = f"{name}({sample}) in place{how and ', of tensors '}{how}"
         found.compare(name, text, run, Place(HOST, layout), Place(found.device, layout))
 
@@ -211,11 +213,22 @@ def gradients_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
             found.compare(
                 name_of(op), f"{_text(op, sample)}: its gradients", _gradients(op, sample, second=False)
             )
+        for dtype in accelerator.supported_dtypes()[1:]:
+            if dtype not in op.supported_backward_dtypes(HOST):
+                continue
+            for sample in samples_of(op, dtype, _OTHER_DTYPES, requires_grad=True):
+                text = f"{_text(op, sample)}: its gradients"
+                found.compare(name_of(op), text, _gradients(op, sample, second=False), near=_twice_as_far)
         for sample in samples_of(op, torch.float32, 4, requires_grad=True) if op.supports_gradgrad else ():
             text = f"{_text(op, sample)}: its second gradients"
             found.compare(name_of(op), text, _gradients(op, sample, second=True))
         if found.enough:
             return
+
+
+def _twice_as_far(found: Any, wanted: Any) -> str:
+    """A gradient in a reduced dtype goes through it twice."""
+    return difference(found, wanted, {dtype: 2 * allowed for dtype, allowed in OF_PRODUCTS.items()})
 
 
 def _gradients(op: Any, sample: Sample, second: bool) -> Callable[[Place], Any]:
