@@ -9,14 +9,15 @@ The code behind a flag relies on nothing: where the flag still means CUDA, it ru
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 
 import libcst as cst
 
 from acclimate_port.conditions.branches import controlled_quietly, holders_of_result
 from acclimate_port.conditions.device_tests import tests_of_devices
-from acclimate_port.conditions.placements import outermost_function
 from acclimate_port.conditions.statements import leaves
 from acclimate_port.dataflow.uses import uses_of
 from acclimate_port.decisions.decision import Decision, Decisions, Status, asks_for_device
@@ -28,6 +29,7 @@ from acclimate_port.decisions.symbols import (
     bases,
     defined,
     holder_text,
+    imported,
     of_argument,
     of_function,
     of_parameter,
@@ -35,7 +37,7 @@ from acclimate_port.decisions.symbols import (
     sources,
 )
 from acclimate_port.source.torch_cuda import NEVER_RAISE
-from acclimate_port.source.tree import Span, last_name
+from acclimate_port.source.tree import Span, dotted, last_name
 from acclimate_port.source.values import DEVICE_NAME
 from acclimate_port.source_file import SourceFile, cuda_name
 
@@ -47,6 +49,10 @@ _NEED_CUDA = (
     "other-use",
     "device-string",
     "device-format",
+)
+_MAY_NOT_RUN = (
+    *(cst.If, cst.IfExp, cst.Try, cst.BooleanOperation, cst.For, cst.While),
+    *(cst.FunctionDef, cst.ClassDef, cst.Lambda),
 )
 
 
@@ -106,7 +112,14 @@ class Across:
         self._implied |= set(self._passed_on())
         implied = frozenset(pair for pair in self._implied if pair[0].text and pair[1].text)
         file = self._file
-        return Facts(frozenset(defined(file)), frozenset(bases(file)), frozenset(relies), stays, implied)
+        return Facts(
+            frozenset(defined(file)),
+            frozenset(imported(file)),
+            frozenset(bases(file)),
+            frozenset(relies),
+            stays,
+            implied,
+        )
 
     def _stays(self, index: int) -> bool:
         """Whether a decision on code for one kind of device makes no edit that is safe."""
@@ -134,7 +147,9 @@ class Across:
             at = file.tree.parent(use)
             if isinstance(at, cst.Arg):
                 yield Symbol(Kind.DEVICE, of_argument(file, at))
-                yield from (Symbol(Kind.TENSOR, text) for text in self._given_tensor(at))
+                # Without a choice of the device, nothing ran before where there is no CUDA.
+                if isinstance(device, cst.IfExp) or file.is_guarded(device):
+                    yield from (Symbol(Kind.TENSOR, text) for text in self._given_tensor(at))
             elif isinstance(at, cst.Return):
                 function = file.tree.function(at)
                 if isinstance(function, cst.FunctionDef):
@@ -186,32 +201,31 @@ class Across:
 
     def _code_within(self, places: list[Span]) -> Iterator[Symbol]:
         """The functions that code calls, imports, or names as methods of its own object."""
-        file = self._file
+        starts, named = self._code_named
         for place in places:
-            for call in file.calls_within(place):
-                if isinstance(call.func, (cst.Name, cst.Attribute)):
-                    yield self._code(call.func)
-            for attribute in self._methods_named:
-                span = file.span(attribute)
-                if place.start <= span.start < place.end:
-                    yield self._code(attribute)
-            for statement in file.tree.imports:
-                span = file.span(statement)
-                if place.start <= span.start < place.end and isinstance(statement, cst.ImportFrom):
-                    yield from (self._code(name) for name in self._names_of(statement))
+            yield from named[bisect_left(starts, place.start) : bisect_left(starts, place.end)]
 
-    @property
-    def _methods_named(self) -> list[cst.Attribute]:
-        """The reads of methods of ``self`` that do not call them: ``self.op = self.op_cuda``."""
+    @cached_property
+    def _code_named(self) -> tuple[list[int], list[Symbol]]:
+        """Where the file calls, imports or names functions, in order, and which."""
         file = self._file
-        reads = (one for name in file.methods for one in file.attributes.get(name, ()))
-        return [
-            one
-            for one in reads
-            if isinstance(one.value, cst.Name)
-            and one.value.value == "self"
-            and not isinstance(file.tree.parent(one), (cst.Call, cst.AssignTarget))
+        nodes: list[cst.CSTNode] = [call.func for call in file.tree.of_type(cst.Call)]
+        nodes += [
+            read
+            for name in file.methods
+            for read in file.attributes.get(name, ())
+            if dotted(read.value) == "self"
+            and not isinstance(file.tree.parent(read), (cst.Call, cst.AssignTarget))
         ]
+        for statement in file.tree.of_type(cst.ImportFrom):
+            nodes += self._names_of(statement)
+        found = [
+            (file.span(node).start, self._code(node))
+            for node in nodes
+            if isinstance(node, (cst.Name, cst.Attribute))
+        ]
+        ordered = sorted((one for one in found if one[1].text), key=lambda one: one[0])
+        return [start for start, _ in ordered], [symbol for _, symbol in ordered]
 
     def _names_of(self, statement: cst.ImportFrom) -> Iterator[cst.CSTNode]:
         """A use of each name that an import binds, which has the name's full name."""
@@ -234,11 +248,12 @@ class Across:
         if not flags:
             return
         for name in flags & file.attributes.keys():
+            is_set = self._sets(name)
             for read in file.attributes[name]:
                 if isinstance(file.tree.parent(read), (cst.AssignTarget, cst.AnnAssign)):
                     continue
                 text = reference(file, read)
-                if text and not (text.startswith("any:") and self._sets(name)):
+                if text and not (text.startswith("any:") and is_set):
                     yield Symbol(Kind.FLAG, text), controlled_quietly(file, self._called(read))
         for bound in file.tree.of_type(cst.Name):
             if bound.value in flags and (text := self._flag_bound(bound)):
@@ -283,19 +298,24 @@ class Across:
                 yield from ((Symbol(Kind.TENSOR, text), place) for text in sources(file, device.value))
 
     def _code_that_stays(self) -> Iterator[tuple[Symbol, Span]]:
-        """The functions that need CUDA in any case, and where they use it."""
+        """The functions that need CUDA in any case, and classes with native code for it, with the place."""
         file = self._file
+        for owner in file.tree.of_type(cst.ClassDef):
+            yield from self._native_code(owner, f"here:{owner.name.value}")
         for function in file.tree.of_type(cst.FunctionDef):
-            text = of_function(file, function)
-            if not text:
-                continue
-            body = file.span(function.body)
-            if file.kernels.called_in([body]):
-                yield Symbol(Kind.CODE, text), body
-            for index in self._all.counted([body]):
-                finding = self._all[index].finding
-                if self._stays(index) and self._needs_cuda(index) and self._is_plain(finding.node):
-                    yield Symbol(Kind.CODE, text), finding.place
+            yield from self._native_code(function, of_function(file, function))
+        for index, decision in enumerate(self._all):
+            text = self._runs_always.get(id(decision.finding.node), "")
+            if text and self._stays(index) and self._needs_cuda(index):
+                yield Symbol(Kind.CODE, text), decision.finding.place
+
+    def _native_code(self, code: cst.ClassDef | cst.FunctionDef, text: str) -> Iterator[tuple[Symbol, Span]]:
+        body = self._file.span(code.body)
+        if text and self._file.kernels.called_in([body]):
+            yield Symbol(Kind.CODE, text), body
+        for index in self._all.within(body) if text else ():
+            if self._all[index].finding.rule.name == "native-extension":
+                yield Symbol(Kind.CODE, text), self._all[index].finding.place
 
     def _needs_cuda(self, index: int) -> bool:
         """Whether what a decision is about raises without CUDA."""
@@ -305,18 +325,26 @@ class Across:
         node = finding.node
         return cuda_name(self._file, node.func if isinstance(node, cst.Call) else node) not in NEVER_RAISE
 
-    def _is_plain(self, node: cst.CSTNode) -> bool:
-        """Whether a function of the module or a class runs a node in any case."""
-        file, outer = self._file, outermost_function(self._file, node)
-        for around in file.tree.ancestors(node):
-            if around is outer:
-                break
-            if isinstance(
-                around, (cst.If, cst.IfExp, cst.Try, cst.BooleanOperation, cst.FunctionDef, cst.Lambda)
-            ):
-                return False
-        earlier = (one for one in file.tree.earlier_statements(node) if isinstance(one, cst.If))
-        return not any(leaves(one.body) for one in earlier)
+    @cached_property
+    def _runs_always(self) -> dict[int, str]:
+        """The nodes that functions of the module and its classes run in any case, and which."""
+        found: dict[int, str] = {}
+        for function in self._file.tree.of_type(cst.FunctionDef):
+            text = of_function(self._file, function)
+            waiting: list[cst.CSTNode] = [function.body] if text else []
+            while waiting:
+                node = waiting.pop()
+                if isinstance(node, _MAY_NOT_RUN):
+                    continue
+                found[id(node)] = text
+                children = list(node.children)
+                if isinstance(node, cst.IndentedBlock):
+                    returns = (
+                        n for n, one in enumerate(node.body) if isinstance(one, cst.If) and leaves(one.body)
+                    )
+                    children = list(node.body[: next(returns, None)])
+                waiting += children
+        return found
 
     # -- what passes it on -------------------------------------------------------------------------------
 
@@ -326,9 +354,8 @@ class Across:
             if not isinstance(call.func, (cst.Name, cst.Attribute)):
                 continue
             code = self._code(call.func)
-            function = outermost_function(file, call) if code.text else None
-            if isinstance(function, cst.FunctionDef) and self._is_plain(call):
-                yield code, Symbol(Kind.CODE, of_function(file, function))
+            if code.text and (caller := self._runs_always.get(id(call))):
+                yield code, Symbol(Kind.CODE, caller)
             for argument in call.args if code.text else ():
                 yield from self._through(argument.value, of_argument(file, argument))
         for one in file.tree.of_type(cst.Return):
@@ -351,6 +378,9 @@ class Across:
             return
         for text in sources(self._file, value):
             yield from ((Symbol(kind, reached), Symbol(kind, text)) for kind in kinds)
+        if isinstance(value, cst.Attribute) and value.attr.value == "device":
+            for text in sources(self._file, value.value):
+                yield Symbol(Kind.DEVICE, reached), Symbol(Kind.TENSOR, text)
 
 
 def _is_made(decision: Decision) -> bool:

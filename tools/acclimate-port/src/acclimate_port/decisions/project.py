@@ -19,6 +19,9 @@ _FARTHEST = {Kind.CODE: 3}
 """How many calls away code that needs CUDA is looked for; a device is followed to the end."""
 _END = 20
 
+_FEW = 2
+"""The most files that are kept of those in which a symbol stays: a file asks for one that is not itself."""
+
 _Known = tuple[Kind, str]
 """A symbol whose text means the same in all files."""
 
@@ -27,7 +30,7 @@ class Project:
     """What the files of a project define.
 
     Args:
-        facts: what is known of each file.
+        facts: what is known of each file; nothing of those without code for one kind of device.
     """
 
     def __init__(self, facts: Mapping[Path, Facts]) -> None:
@@ -37,6 +40,11 @@ class Project:
         for path, known in facts.items():
             for name in known.defines:
                 self._homes[name].append(path)
+        self._modules: dict[str, list[Path]] = defaultdict(list)
+        """The files of each module's name."""
+        for path in facts:
+            self._modules[_module(path).name].append(path)
+        self._imports: dict[Path, set[Path]] = {}
         self._parents: dict[str, str] = {}
         """One of the classes that each class is related to, up to one for each family."""
         self._resolved: dict[tuple[Path, str], str] = {}
@@ -55,9 +63,8 @@ class Project:
             for symbol in sorted(known.relies, key=lambda one: (one.kind.value, one.text)):
                 meant = self._known(path, symbol)
                 places = stays.get(meant, {}) if meant is not None else {}
-                place = next(
-                    (place for place in places.items() if self._is_apart(path, place[0], symbol)), None
-                )
+                concerned = (place for place in places.items() if self._concerns(path, place[0], symbol))
+                place = next(concerned, None)
                 if place is not None:
                     where = f"line {place[1]}" if place[0] == path else f"{place[0]}:{place[1]}"
                     own[symbol] = _REASONS[symbol.kind].format(place=where)
@@ -65,10 +72,32 @@ class Project:
                 found[path] = own
         return found
 
-    @staticmethod
-    def _is_apart(path: Path, other: Path, symbol: Symbol) -> bool:
-        """Whether code that stays is not what the joins inside one file have looked at already."""
-        return path != other or symbol.kind in (Kind.CODE, Kind.TENSOR)
+    def _concerns(self, path: Path, other: Path, symbol: Symbol) -> bool:
+        """Whether code that stays in a file concerns edits that rely on a symbol.
+
+        The joins inside one file have looked at what it holds. An attribute of an object of unknown class is
+        the same in files that import each other.
+        """
+        if path == other:
+            return symbol.kind in (Kind.CODE, Kind.TENSOR)
+        return (
+            not symbol.text.startswith("any:")
+            or other in self._imported(path)
+            or path in self._imported(other)
+        )
+
+    def _imported(self, path: Path) -> set[Path]:
+        """The files of the project that a file imports."""
+        if path not in self._imports:
+            modules = ((self._files_of(path, module)) for module in self._facts[path].imports)
+            self._imports[path] = {found for files in modules for found in files}
+        return self._imports[path]
+
+    def _files_of(self, path: Path, module: str) -> list[Path]:
+        """The files that may be a module that a file imports."""
+        wanted = _parts(path, module)
+        name = wanted[-1] if wanted else ""
+        return [one for one in self._modules.get(name, ()) if _module(one).parts[-len(wanted) :] == wanted]
 
     def _stays(self) -> dict[_Known, dict[Path, int]]:
         """The symbols that stay, also those that others imply, with the places that do."""
@@ -88,7 +117,7 @@ class Project:
         while waiting:
             meant, path, line, far = waiting.popleft()
             places = found[meant]
-            if path in places or len(places) == 2:
+            if path in places or (len(places) == _FEW and not meant[1].startswith("any:")):
                 continue
             places[path] = line
             if far < _FARTHEST.get(meant[0], _END):
@@ -127,25 +156,13 @@ class Project:
 
     def _home(self, path: Path, module: str, name: str) -> Path | None:
         """The file that defines a name which another imports from its module or its package."""
-        homes = self._homes.get(name, [])
-        if not homes:
-            return None
-        parts = module.lstrip(".").split(".") if module.strip(".") else []
-        level = len(module) - len(module.lstrip("."))
-        if level:
-            folder = path.parents[level - 1] if level <= len(path.parents) else path.parent
-            wanted = folder.joinpath(*parts)
-            exact = [home for home in homes if _module(home) == wanted]
-            inside = [home for home in homes if wanted in home.parents]
-            return next(iter(exact), inside[0] if len(inside) == 1 else None)
-        exact = [home for home in homes if _module(home).parts[-len(parts) :] == tuple(parts)]
-        if len(exact) == 1:
-            return exact[0]
-        nearest = [home for home in exact if home.parent == path.parent]
-        if exact:
-            return nearest[0] if len(nearest) == 1 else None
-        inside = [home for home in homes if parts[0] in home.parts]
-        return inside[0] if len(inside) == 1 else None
+        homes, named = self._homes.get(name, []), self._files_of(path, module)
+        found = [home for home in named if home in homes or not self._facts[home].defines]
+        if len(found) > 1:
+            found = [home for home in found if home.parent == path.parent]
+        elif not found and (package := _parts(path, module)[:1]):  # the package gives it on
+            found = [home for home in homes if package[0] in home.parts]
+        return found[0] if len(found) == 1 else None
 
     def _family(self, name: str) -> str:
         """The class that stands for a class and those that it is related to."""
@@ -164,6 +181,16 @@ class Project:
             seen.append(at)
             at = self._parents[at]
         return iter(seen)
+
+
+def _parts(path: Path, module: str) -> tuple[str, ...]:
+    """The parts of a module's name; of a relative one, those of its path."""
+    parts = tuple(part for part in module.split(".") if part)
+    level = len(module) - len(module.lstrip("."))
+    if not level:
+        return parts
+    folder = path.parents[level - 1] if level <= len(path.parents) else path.parent
+    return (*folder.parts, *parts)
 
 
 def _module(path: Path) -> Path:

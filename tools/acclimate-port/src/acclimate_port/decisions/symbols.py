@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -13,7 +14,7 @@ from libcst.metadata import GlobalScope
 
 from acclimate_port.dataflow.uses import KEEP_NAME, class_around
 from acclimate_port.source.tree import called_name, dotted, last_name
-from acclimate_port.source_file import SourceFile
+from acclimate_port.source_file import SourceFile, kept
 
 CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
 _MOST = 40
@@ -56,6 +57,8 @@ class Facts:
 
     defines: frozenset[str] = frozenset()
     """The names that the module binds."""
+    imports: frozenset[str] = frozenset()
+    """The modules that it imports, with their dots if they are relative to its own."""
     bases: frozenset[tuple[str, str]] = frozenset()
     """Pairs of a class of the file and the text of a base."""
     relies: frozenset[Symbol] = frozenset()
@@ -166,9 +169,7 @@ def _source(file: SourceFile, node: cst.CSTNode) -> tuple[list[str], Iterable[cs
     if isinstance(node, cst.Attribute):
         if node.attr.value == "type":
             return [], [node.value]
-        values = (file.tree.value_of(one) for one in file.tree.alike(node))
-        is_own = dotted(node.value) == "self"
-        return [reference(file, node)], [one for one in values if one is not None] if is_own else []
+        return [reference(file, node)], _given_to_self(file).get(dotted(node), ())
     if isinstance(node, cst.Call):
         name, receiver = called_name(node), node.func
         given = [one.value for one in node.args]
@@ -189,6 +190,17 @@ def _source(file: SourceFile, node: cst.CSTNode) -> tuple[list[str], Iterable[cs
     return [], [node.value] if isinstance(node, (cst.NamedExpr, cst.Subscript)) else []
 
 
+@kept
+def _given_to_self(file: SourceFile) -> dict[str, list[cst.CSTNode]]:
+    """The values that the file assigns to each attribute of ``self``."""
+    found: dict[str, list[cst.CSTNode]] = defaultdict(list)
+    for assign in file.tree.of_type(cst.Assign):
+        for target in assign.targets:
+            if (text := dotted(target.target)).startswith("self."):
+                found[text].append(assign.value)
+    return found
+
+
 def defined(file: SourceFile) -> Iterator[str]:
     """The names that the module binds, other than by imports."""
     for statement in file.tree.module.body:
@@ -207,6 +219,18 @@ def _bound_by(statement: cst.CSTNode) -> Iterator[str]:
     elif isinstance(statement, (cst.If, cst.Try, cst.Else, cst.IndentedBlock, cst.With, cst.ExceptHandler)):
         for child in statement.children:
             yield from _bound_by(child)
+
+
+def imported(file: SourceFile) -> Iterator[str]:
+    """The modules that the file imports, and the names that it imports from them: they may be modules too."""
+    for statement in file.tree.imports:
+        if isinstance(statement, cst.Import):
+            yield from (dotted(alias.name) for alias in statement.names)
+            continue
+        module = "." * len(statement.relative) + dotted(statement.module)
+        yield module
+        names = () if isinstance(statement.names, cst.ImportStar) else statement.names
+        yield from (f"{module}{'' if module.endswith('.') else '.'}{dotted(one.name)}" for one in names)
 
 
 def bases(file: SourceFile) -> Iterator[tuple[str, str]]:

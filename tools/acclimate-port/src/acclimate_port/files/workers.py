@@ -90,7 +90,7 @@ def port_files(
     for result in _port_each(dict.fromkeys(hopeful, settings), jobs):
         results[result.path] = result
         done()
-    _port_again(results, settings, jobs)
+    _port_again(paths, results, settings, jobs)
     for path in hopeful:
         if apply and results[path].changed:
             results[path] = _written(results[path])
@@ -99,11 +99,14 @@ def port_files(
     return [results[path] for path in paths if path in results]
 
 
-def _port_again(results: dict[Path, FileResult], settings: Settings, jobs: int) -> None:
+def _port_again(
+    paths: Sequence[Path], results: dict[Path, FileResult], settings: Settings, jobs: int
+) -> None:
     """Ports those files again whose edits rely on code of others that stays, until no more are found."""
     doubts: dict[Path, dict[Symbol, str]] = {}
-    for _ in range(_MOST_ROUNDS if len(results) > 1 else 0):
-        found = Project({path: result.facts for path, result in results.items()}).doubts()
+    for _ in range(_MOST_ROUNDS):
+        known = {path: results[path].facts if path in results else Facts() for path in paths}
+        found = Project(known).doubts()
         if not found:
             return
         for path, own in found.items():
