@@ -183,14 +183,21 @@ METHODS = {
 }
 
 
+ONLY_CUDA = (
+    "torch.cuda.get_device_properties(0).gcnArchName",
+    "torch.cuda.memory_stats(self.q.device)['active_bytes.all.current']",
+)
+
+
 @BOTH
+@pytest.mark.parametrize("asked", ONLY_CUDA)
 @pytest.mark.parametrize("kind", METHODS)
 def test_a_guard_stays_with_the_method_that_it_chooses_and_that_calls_another(
-    kind: str, target: str, tmp_path: Path
+    kind: str, asked: str, target: str, tmp_path: Path
 ) -> None:
     text = (
         f"import torch\n\n\nclass Op:\n    {METHODS[kind]}\n    def fast(self):\n        return self.arch()\n\n"
-        "    def arch(self):\n        return torch.cuda.get_device_properties(0).gcnArchName\n\n"
+        f"    def arch(self):\n        return {asked}\n\n"
         "    def slow(self):\n        return 1\n"
     )
     results = ported(tmp_path, {"op.py": text, "other.py": ""}, target)
