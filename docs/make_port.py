@@ -41,6 +41,10 @@ acclimate port repo/ --report out.html   # also shows what edits that need --uns
 - A device's name given to a library that is not torch's stays, or is unsafe, also through methods of the file.
 - Edits that must go together are made together or not at all: all parts of a condition, a branch on the device and the
   pinning in it, a test and the code that it decides about through a flag, a parameter or a loop.
+- The same holds over the files that are given together. An edit is unsafe, and names the file and line, if its other end
+  stays there: what a flag decides about in another file, a base class that chooses the device too, a function that
+  compares the device which it gets or returns, a guard of code that needs CUDA. Code behind a flag that stays is ported:
+  it runs on CUDA alone. Give the whole project, as of a single file only its own code is known.
 - A report about CUDA ("CUDA available?") and a condition about a library of NVIDIA's stay.
 - Tests that decide about moving or wrapping the same object are one decision, with the code after an early return.
 - What torch turns off without CUDA stays off on a host: autocast, `GradScaler`, and the seeds of CUDA's generators.

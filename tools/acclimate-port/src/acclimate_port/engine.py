@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +13,12 @@ import libcst as cst
 
 from acclimate_port.conditions.branches import where_true
 from acclimate_port.conditions.proofs import inside
+from acclimate_port.decisions.across import Across
 from acclimate_port.decisions.by_place import by_place
 from acclimate_port.decisions.decide import decide
 from acclimate_port.decisions.decision import Decision, Decisions, is_test, shortened
 from acclimate_port.decisions.decision import Status as Status
+from acclimate_port.decisions.symbols import Facts, Symbol
 from acclimate_port.new_code.edits import Edit, insert, render, render_within
 from acclimate_port.new_code.local_names import with_local_names
 from acclimate_port.new_code.placement import new_lines
@@ -62,6 +64,8 @@ class Ported:
 
     text: str
     sites: tuple[Site, ...] = ()
+    facts: Facts = field(default_factory=Facts)
+    """What other files of the project must know of it."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ class Settings:
         ignore: rules that are not applied and not reported.
         survey: facts from other files about the classes that a file uses.
         compiles_all: whether another file may give any module of this one to TorchScript.
+        elsewhere: what stays as it is in other files, and why edits that rely on it are unsafe.
     """
 
     target: str = "acclimate"
@@ -83,6 +88,7 @@ class Settings:
     ignore: frozenset[str] = frozenset()
     survey: Survey = field(default_factory=Survey)
     compiles_all: bool = False
+    elsewhere: Mapping[Symbol, str] = field(default_factory=dict)
 
     def has(self, rule: Rule[Any]) -> bool:
         """Whether a rule is selected."""
@@ -112,7 +118,8 @@ def port_text(
         if run and following.text == ported.text:
             break
         sites = following.sites if not run else _joined(ported.sites, following.sites)
-        ported = Ported(following.text, sites)
+        facts = following.facts.after(ported.facts) if run else following.facts
+        ported = Ported(following.text, sites, facts)
         if not may_go_on:
             break
     return ported
@@ -128,7 +135,7 @@ def _port_once(
         text, settings.target, is_build_script, is_package_init, settings.survey, settings.compiles_all
     )
     findings = _find(file, settings)
-    decisions = _decide(file, findings, settings)
+    decisions, facts = _decide(file, findings, settings)
     applied = [decision for decision in decisions if decision.status is Status.CONVERTED]
     edits = [edit for conversion in applied for edit in conversion.finding.edits]
     shown = sorted(
@@ -137,7 +144,7 @@ def _port_once(
     )
     sites = tuple(_site(file, site) for site in shown)
     if not edits:
-        return Ported(text, sites), False
+        return Ported(text, sites, facts), False
     # At one offset, new imports and functions come before a name for the accelerator and the first statement.
     edits = [*_head(file, applied), *_named(file, edits)]
     result = render(file.tree.bytes, edits).decode()
@@ -145,7 +152,7 @@ def _port_once(
     # A new guard may make safe what was unsafe before.
     waiting = (Status.LEFT, Status.UNSAFE)
     left = (one for one in shown if one.finding.outcome is Outcome.CONVERT and one.status in waiting)
-    return Ported(result, sites), next(left, None) is not None
+    return Ported(result, sites, facts), next(left, None) is not None
 
 
 def _joined(before: tuple[Site, ...], after: tuple[Site, ...]) -> tuple[Site, ...]:
@@ -221,13 +228,16 @@ def _claim_chain(node: cst.CSTNode, claimed: set[int]) -> None:
 # -- deciding ----------------------------------------------------------------------------------------
 
 
-def _decide(file: SourceFile, findings: list[Finding], settings: Settings) -> Decisions:
+def _decide(file: SourceFile, findings: list[Finding], settings: Settings) -> tuple[Decisions, Facts]:
     decisions = Decisions(file, (_alone(file, finding, settings) for finding in findings))
+    across = Across(file, decisions)
+    across.doubt(settings.elsewhere)
     decide(file, decisions)
+    facts = across.facts()
     for decision in decisions:
         if decision.status is Status.CONVERTED and not decision.safe and not settings.unsafe:
             decision.status = Status.UNSAFE
-    return decisions
+    return decisions, facts
 
 
 def _alone(file: SourceFile, finding: Finding, settings: Settings) -> Decision:

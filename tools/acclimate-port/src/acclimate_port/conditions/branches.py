@@ -96,21 +96,30 @@ def uses_of_result(file: SourceFile, test: cst.CSTNode) -> list[cst.CSTNode]:
     return _controlled(file, test).uses_of_result
 
 
+def holders_of_result(file: SourceFile, test: cst.CSTNode) -> list[cst.CSTNode]:
+    """What holds or returns a test's result: names, attributes, functions' names, arguments of calls."""
+    return [holder for controlled in _each_use(file, test) for holder in controlled.holders]
+
+
 def _at_each_use(
     file: SourceFile, test: cst.CSTNode | None, places: Callable[[_Controlled], list[Span]]
 ) -> list[Span]:
     """The ranges that a function gives for a test and for each use of its result."""
-    found: list[Span] = []
-    waiting, seen = [] if test is None else [test], set()
+    used = _each_use(file, test) if test is not None else ()
+    return [place for controlled in used for place in places(controlled)]
+
+
+def _each_use(file: SourceFile, test: cst.CSTNode) -> Iterator[_Controlled]:
+    """What a test, and each use of its result, controls."""
+    waiting, seen = [test], set()
     while waiting:
         at = waiting.pop()
         if id(at) in seen:
             continue
         seen.add(id(at))
         controlled = _controlled(file, at)
-        found += places(controlled)
+        yield controlled
         waiting += [use for use in controlled.uses_of_result if id(use) not in seen]
-    return found
 
 
 class _Controlled:
@@ -131,11 +140,18 @@ class _Controlled:
         self._file = file
         self._holders: list[cst.CSTNode] = []
         """The names and attributes that hold the result, and the names of functions that return it."""
+        self._given: list[cst.CSTNode] = []
+        """The arguments of calls of functions that the file does not define."""
         self._uses: list[cst.CSTNode] = []
         """Other uses of the result."""
         self._refusals: list[cst.CSTNode] = []
         """The statement, if it raises or ends the program when the test is false."""
         self._add_all(test)
+
+    @property
+    def holders(self) -> list[cst.CSTNode]:
+        """What holds the result: names, attributes, functions' names, and arguments of calls."""
+        return [*self._holders, *self._given]
 
     def _add_all(self, test: cst.CSTNode) -> None:
         """Goes up from the test to the statement or choice that it decides."""
@@ -211,6 +227,8 @@ class _Controlled:
         parameter = parameter_of(self._file, self._file.tree.given_to(below))
         if parameter is not None:
             self._holders.append(parameter.name)
+        else:
+            self._given.append(below)
         if called_name(call) == "add_argument":  # a default of an option: `args.use_cuda`
             names = [name for name, options in self._file.options.items() if call in options]
             self._uses += [use for name in names for use in self._file.attributes.get(name, [])]

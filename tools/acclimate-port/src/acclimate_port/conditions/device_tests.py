@@ -30,6 +30,13 @@ def tests_reached(file: SourceFile, device: cst.CSTNode) -> list[cst.CSTNode]:
     return [test for test in reached if not _only_falls_back(file, test)]
 
 
+def tests_of_devices(file: SourceFile) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
+    """The tests that ask whether a device is CUDA, or which of a list it is, each with what it compares."""
+    for test, operand in _tests(file, ("cuda", "nccl")):
+        if string_value(operand) is None and not _only_falls_back(file, test):
+            yield test, operand
+
+
 def _only_falls_back(file: SourceFile, test: cst.CSTNode) -> bool:
     """Whether a test chooses the CPU where CUDA is missing, and does nothing else: ``device = "cpu"``.
 
@@ -46,27 +53,27 @@ def _only_falls_back(file: SourceFile, test: cst.CSTNode) -> bool:
     return is_all and all(any(string_value(part) == "cpu" for part in walk(value)) for value in given)
 
 
-def _tests(file: SourceFile) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
-    """The tests of a device's name in a file, each with what it compares."""
+def _tests(file: SourceFile, names: tuple[str, ...] = _NAMES) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
+    """The tests of one of some names of devices in a file, each with what it compares."""
     for test in file.tree.of_type(cst.Comparison):
         sides = [test.left, *(target.comparator for target in test.comparisons)]
-        if any(_names_device(side) for side in sides):
+        if any(_names_device(side, names) for side in sides):
             yield from ((test, side) for side in sides)
     for call in file.tree.of_type(cst.Call):
         is_start = called_name(call) == "startswith" and bool(call.args)
-        if is_start and isinstance(call.func, cst.Attribute) and _names_device(call.args[0].value):
+        if is_start and isinstance(call.func, cst.Attribute) and _names_device(call.args[0].value, names):
             yield call, call.func.value
     for match in file.tree.of_type(cst.Match):
         for case in match.cases:
-            if isinstance(case.pattern, cst.MatchValue) and _names_device(case.pattern.value):
+            if isinstance(case.pattern, cst.MatchValue) and _names_device(case.pattern.value, names):
                 yield case, match.subject
 
 
-def _names_device(side: cst.CSTNode) -> bool:
-    """Whether an expression is the name of a CUDA device or the CPU, or a list with such a name."""
+def _names_device(side: cst.CSTNode, names: tuple[str, ...]) -> bool:
+    """Whether an expression is one of some names of devices, or a list with such a name."""
     listed = side.elements if isinstance(side, (cst.Tuple, cst.List, cst.Set)) else ()
     texts = [string_value(side), *(string_value(element.value) for element in listed)]
-    return any(text is not None and text.partition(":")[0] in _NAMES for text in texts)
+    return any(text is not None and text.partition(":")[0] in names for text in texts)
 
 
 # -- lists of devices --------------------------------------------------------------------------------

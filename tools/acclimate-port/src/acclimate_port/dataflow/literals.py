@@ -140,7 +140,7 @@ def _argument(file: SourceFile, given: Given) -> LiteralUse:
         return LiteralUse(Role.COMPARED)
     if name == "parametrize" and DEVICE_NAME.search(first or ""):
         return LiteralUse(Role.LIKELY, "it is a parameter of a test")
-    if _is_of_device(file, given):
+    if _is_of_device(file, given) or file.survey.takes_device(full, index):
         return DEVICE
     receiver = last_name(call.func.value) if isinstance(call.func, cst.Attribute) else None
     if name in ("append", "add", "insert") and _SEVERAL.search(receiver or ""):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import libcst as cst
 
+from acclimate_port.decisions.project import Project
+from acclimate_port.decisions.symbols import Facts, Symbol
 from acclimate_port.engine import Settings, Site, Status, may_concern, port_text
 from acclimate_port.files.notebook import Notebook
 from acclimate_port.files.text_files import Content, UnreadableError, decode, read, write, yaml_lines
@@ -20,6 +22,8 @@ from acclimate_port.source.survey import Survey, survey
 from acclimate_port.source.tree import parse_as_python
 
 _FEW_FILES = 4
+_MOST_ROUNDS = 4
+"""How often files are ported again because of what stays in others."""
 _DEEPEST = 5_000
 _TOO_DEEP = "its expressions are nested too deeply"
 _BUILD_SCRIPTS = ("setup.py", "setup_cuda.py", "build.py")
@@ -37,6 +41,8 @@ class FileResult:
     written: bool = False
     content: Content | None = None
     """How its text becomes bytes."""
+    facts: Facts = field(default_factory=Facts)
+    """What other files must know of it."""
 
     @property
     def changed(self) -> bool:
@@ -80,18 +86,42 @@ def port_files(
             hopeful.append(path)
         else:
             done()
-    for result in _port_each(hopeful, replace(settings, survey=known.resolved()), jobs):
-        results[result.path] = _written(result) if apply and result.changed else result
-        if results[result.path].written:
-            wrote(results[result.path])
+    settings = replace(settings, survey=known.resolved())
+    for result in _port_each(dict.fromkeys(hopeful, settings), jobs):
+        results[result.path] = result
         done()
+    _port_again(paths, results, settings, jobs)
+    for path in hopeful:
+        if apply and results[path].changed:
+            results[path] = _written(results[path])
+        if results[path].written:
+            wrote(results[path])
     return [results[path] for path in paths if path in results]
 
 
-def _port_each(paths: list[Path], settings: Settings, jobs: int) -> Iterator[FileResult]:
+def _port_again(
+    paths: Sequence[Path], results: dict[Path, FileResult], settings: Settings, jobs: int
+) -> None:
+    """Ports those files again whose edits rely on code of others that stays, until no more are found."""
+    doubts: dict[Path, dict[Symbol, str]] = {}
+    for _ in range(_MOST_ROUNDS):
+        known = {path: results[path].facts if path in results else Facts() for path in paths}
+        found = Project(known).doubts()
+        if not found:
+            return
+        for path, own in found.items():
+            doubts[path] = {**own, **doubts.get(path, {})}
+        waiting = {path: replace(settings, elsewhere=doubts[path]) for path in found}
+        for result in _port_each(waiting, jobs):
+            results[result.path] = result
+
+
+def _port_each(settings_of: Mapping[Path, Settings], jobs: int) -> Iterator[FileResult]:
+    """Ports files, each with its settings."""
+    paths = list(settings_of)
     if jobs <= 1 or len(paths) <= _FEW_FILES:
         for path in paths:
-            yield port_file(path, settings)
+            yield port_file(path, settings_of[path])
         return
     # The longest files go first, so that no process works on one while the others are idle.
     ordered = sorted(paths, key=_size, reverse=True)
@@ -99,7 +129,7 @@ def _port_each(paths: list[Path], settings: Settings, jobs: int) -> Iterator[Fil
     try:
         with ProcessPoolExecutor(max_workers=min(jobs, len(ordered))) as pool:
             futures: dict[Future[FileResult], Path] = {
-                pool.submit(port_file, path, settings): path for path in ordered
+                pool.submit(port_file, path, settings_of[path]): path for path in ordered
             }
             for future in as_completed(futures):
                 result = future.result()
@@ -107,7 +137,7 @@ def _port_each(paths: list[Path], settings: Settings, jobs: int) -> Iterator[Fil
                 yield result
     except BrokenProcessPool:
         for path in sorted(remaining):
-            yield _port_in_new_process(path, settings)
+            yield _port_in_new_process(path, settings_of[path])
 
 
 def _is_in_package(path: Path) -> bool:
@@ -222,7 +252,7 @@ def _ported(path: Path, text: str, settings: Settings) -> FileResult:
         known = replace(settings.survey, autocasts_on_host=True) if _is_in_package(path) else settings.survey
         settings = replace(settings, compiles_all=known.may_compile_all(path), survey=known)
         ported = port_text(text, settings, path.name in _BUILD_SCRIPTS, path.name == "__init__.py")
-        return FileResult(path, text, ported.text, ported.sites)
+        return FileResult(path, text, ported.text, ported.sites, facts=ported.facts)
     try:
         notebook = Notebook(text)
     except (ValueError, RecursionError) as error:

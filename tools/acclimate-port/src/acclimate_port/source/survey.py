@@ -34,6 +34,16 @@ _SETS_VISIBLE = re.compile(
     re.M,
 )
 _FORKS = re.compile(rb"""\bos\.fork\(|\b(?:get_context|set_start_method)\(\s*["']fork["']""")
+_ASKS = re.compile(rb"\bcuda\.(?:is_available|device_count)\(")
+_HOLDER = re.compile(rb"(\w+)[ \t]*(?::[^=\n]*)?=(?!=)[^=]*$")
+_RETURNS = re.compile(rb"\breturn\b[^\n]*$")
+_FUNCTION_NAME = re.compile(rb"def[ \t]+(\w+)")
+_SET_IN_BRANCH = re.compile(rb"[^\n]*:[ \t]*\n[ \t]+[\w.]*\b(\w+)[ \t]*=[ \t]*True\b")
+_NEAR = 200
+"""The most bytes between a question for CUDA and the name that gets the answer."""
+_FUNCTION = re.compile(rb"^[ \t]*def[ \t]+(\w+)[ \t]*\(([^)]*)", re.M)
+_BRACKETS = re.compile(rb"\[[^\[\]]*\]")
+_DEVICE_PARAMETER = re.compile(rb"^\s*(?:torch_)?device\b")
 _NAMES_DEVICE = re.compile(rb"\b(\w+)[ \t]*(?::[ \t]*\w+[ \t]*)?=[ \t]*[\"']cuda(?::\d+)?[\"']")
 
 
@@ -61,10 +71,19 @@ class Survey:
     """Whether a function or block sets a variable such as ``CUDA_VISIBLE_DEVICES``."""
     forks: bool = False
     """Whether a file forks the process, not by default but by name."""
+    flags: frozenset[str] = frozenset()
+    """Names of variables, attributes, arguments and functions that say whether there is CUDA."""
+    device_parameters: frozenset[tuple[str, str, int]] = frozenset()
+    """Functions with a parameter ``device``: the module's name, the function's, and its position."""
 
     def __or__(self, other: Survey) -> Survey:
         """The union of both."""
         return Survey(*(getattr(self, one.name) | getattr(other, one.name) for one in fields(Survey)))
+
+    def takes_device(self, full_name: str, index: int | None) -> bool:
+        """Whether an argument by position of a function of the project is a device."""
+        module, _, name = full_name.rpartition(".")
+        return index is not None and (module.rpartition(".")[2], name, index) in self.device_parameters
 
     def is_module(self, full_name: str) -> bool:
         """Whether a class of the project is a torch module whose ``cuda()`` is torch's."""
@@ -112,7 +131,32 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         bool(_HOST_AUTOCAST.search(source)),
         bool(_SETS_VISIBLE.search(source)),
         bool(_FORKS.search(source)),
+        frozenset(_flags(source)),
+        frozenset(_device_parameters(source, path)) if path is not None else frozenset(),
     )
+
+
+def _flags(source: bytes) -> Iterator[str]:
+    """The names that get the answer to a question for CUDA."""
+    for asked in _ASKS.finditer(source):
+        before = source[max(asked.start() - _NEAR, 0) : asked.start()]
+        if found := _HOLDER.search(before):
+            yield found[1].decode()
+        if _RETURNS.search(before):
+            function = _FUNCTION_NAME.match(source, max(source.rfind(b"def ", 0, asked.start()), 0))
+            yield from [function[1].decode()] if function is not None else []
+        if set_to_true := _SET_IN_BRANCH.match(source, asked.end()):
+            yield set_to_true[1].decode()
+
+
+def _device_parameters(source: bytes, path: Path) -> Iterator[tuple[str, str, int]]:
+    """The functions of a file that have a parameter ``device``."""
+    for function in _FUNCTION.finditer(source) if b"device" in source else ():
+        if b"device" in function[2]:
+            listed = _BRACKETS.sub(b"", function[2]).split(b",")
+            for index, parameter in enumerate(listed):
+                if _DEVICE_PARAMETER.match(parameter):
+                    yield path.stem, function[1].decode(), index
 
 
 def _classes(source: bytes) -> Iterator[tuple[str, str, set[bytes]]]:

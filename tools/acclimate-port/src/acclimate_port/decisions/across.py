@@ -1,0 +1,390 @@
+"""Decisions that cross the border of a file: what one file's edits rely on, and what stays in it.
+
+A flag that one file sets and another reads, a device that a function of another file compares, a guard of a
+call whose body needs CUDA: each is one decision, as inside one file. An edit *relies* on a symbol if it is
+right only where no other code that has to do with this symbol stays as it is.
+
+The code behind a flag relies on nothing: where the flag still means CUDA, it runs on CUDA alone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+
+import libcst as cst
+
+from acclimate_port.conditions.branches import controlled_quietly, holders_of_result
+from acclimate_port.conditions.device_tests import tests_of_devices
+from acclimate_port.conditions.statements import leaves
+from acclimate_port.dataflow.uses import uses_of
+from acclimate_port.decisions.decision import Decision, Decisions, Status, asks_for_device
+from acclimate_port.decisions.links import GIVE_DEVICE
+from acclimate_port.decisions.symbols import (
+    Facts,
+    Kind,
+    Symbol,
+    bases,
+    defined,
+    holder_text,
+    imported,
+    of_argument,
+    of_function,
+    of_parameter,
+    reference,
+    sources,
+)
+from acclimate_port.source.torch_cuda import NEVER_RAISE
+from acclimate_port.source.tree import Span, dotted, last_name
+from acclimate_port.source.values import DEVICE_NAME
+from acclimate_port.source_file import SourceFile, cuda_name
+
+_DEVICES = (*GIVE_DEVICE, "available-choice", "communication-backend")
+_NEED_CUDA = (
+    "runtime-call",
+    "cuda-method",
+    "native-extension",
+    "other-use",
+    "device-string",
+    "device-format",
+)
+_EMPTY_WITHOUT_CUDA = {"memory_stats"}
+"""Functions that raise nothing without CUDA, but give a dictionary that lacks what is read of it."""
+_MAY_NOT_RUN = (
+    *(cst.If, cst.IfExp, cst.Try, cst.BooleanOperation, cst.For, cst.While),
+    *(cst.FunctionDef, cst.ClassDef, cst.Lambda),
+)
+
+
+class Across:
+    """What the decisions of a file have in common with other files.
+
+    Args:
+        file: the file.
+        decisions: its decisions.
+    """
+
+    def __init__(self, file: SourceFile, decisions: Decisions) -> None:
+        self._file = file
+        self._all = decisions
+        self._relying: dict[Symbol, list[int]] = defaultdict(list)
+        self._readers: list[tuple[Symbol, list[Span]]] = [*self._read_flags()]
+        self._implied: set[tuple[Symbol, Symbol]] = set()
+        for index, decision in enumerate(decisions):
+            if decisions.counts(index):
+                for symbol in dict.fromkeys(self._symbols(index, decision)):
+                    if symbol.text:
+                        self._relying[symbol].append(index)
+
+    def doubt(self, elsewhere: Mapping[Symbol, str]) -> None:
+        """Makes edits unsafe that rely on what stays in other files.
+
+        Args:
+            elsewhere: the reason for each such symbol.
+        """
+        for symbol, reason in elsewhere.items():
+            for index in self._relying.get(symbol, ()):
+                if self._all[index].status is Status.CONVERTED:
+                    self._all[index].doubt(reason)
+
+    def facts(self) -> Facts:
+        """What other files must know, after all decisions are made."""
+        stays: dict[Symbol, int] = {}
+
+        def add(symbol: Symbol, place: Span) -> None:
+            if symbol.text:
+                stays.setdefault(symbol, self._file.tree.line(place.start))
+
+        relies = []
+        for symbol, members in self._relying.items():
+            if any(_is_made(self._all[index]) for index in members):
+                relies.append(symbol)
+            left = (self._all[index] for index in members if self._stays(index))
+            for decision in left if symbol.kind in (Kind.FLAG, Kind.OBJECT) else ():
+                add(symbol, decision.finding.place)
+        for symbol, places in self._readers:
+            for index in self._all.counted(places):
+                if self._stays(index):
+                    add(symbol, self._all[index].finding.place)
+            self._implied |= {(code, symbol) for code in self._code_within(places)}
+        for symbol, place in (*self._tests_that_stay(), *self._code_that_stays()):
+            add(symbol, place)
+        self._implied |= set(self._passed_on())
+        implied = frozenset(pair for pair in self._implied if pair[0].text and pair[1].text)
+        file = self._file
+        return Facts(
+            frozenset(defined(file)),
+            frozenset(imported(file)),
+            frozenset(bases(file)),
+            frozenset(relies),
+            stays,
+            implied,
+        )
+
+    def _stays(self, index: int) -> bool:
+        """Whether a decision on code for one kind of device makes no edit that is safe."""
+        decision = self._all[index]
+        return self._all.counts(index) and (decision.status is not Status.CONVERTED or not decision.safe)
+
+    # -- what an edit relies on --------------------------------------------------------------------------
+
+    def _symbols(self, index: int, decision: Decision) -> Iterator[Symbol]:
+        file, node, rule = self._file, decision.finding.node, decision.finding.rule.name
+        is_question = asks_for_device(file, decision.finding)
+        if is_question:
+            for holder in holders_of_result(file, node):
+                yield from (Symbol(Kind.FLAG, text) for text in holder_text(file, holder))
+            yield from self._code_within(controlled_quietly(file, node))
+        if rule in _DEVICES:
+            yield from self._reached(node)
+        if is_question or rule in _DEVICES:
+            yield from self._placed_object(node)
+
+    def _reached(self, device: cst.CSTNode) -> Iterator[Symbol]:
+        """What gets a device: parameters and attributes, results of functions, and tensors on the device."""
+        file = self._file
+        for use in uses_of(file, device):
+            at = file.tree.parent(use)
+            if isinstance(at, cst.Arg):
+                yield Symbol(Kind.DEVICE, of_argument(file, at))
+                # Without a choice of the device, nothing ran before where there is no CUDA.
+                if isinstance(device, cst.IfExp) or file.is_guarded(device):
+                    yield from (Symbol(Kind.TENSOR, text) for text in self._given_tensor(at))
+            elif isinstance(at, cst.Return):
+                function = file.tree.function(at)
+                if isinstance(function, cst.FunctionDef):
+                    yield Symbol(Kind.DEVICE, of_function(file, function))
+            elif isinstance(at, cst.Assign):
+                for target in at.targets:
+                    if isinstance(target.target, (cst.Name, cst.Attribute)):
+                        text = reference(file, target.target)
+                        yield Symbol(Kind.DEVICE, "" if text.startswith("any:") else text)
+
+    def _given_tensor(self, argument: cst.Arg) -> Iterator[str]:
+        """The parameters that get a tensor which a call makes on a device."""
+        file = self._file
+        call = file.tree.parent(argument)
+        word = argument.keyword.value if argument.keyword is not None else ""
+        if not isinstance(call, cst.Call) or not (word == "device" or last_name(call.func) == "to"):
+            return
+        at = file.tree.parent(call)
+        for target in at.targets if isinstance(at, cst.Assign) else ():
+            held = target.target
+            names = [one.value for one in held.elements] if isinstance(held, cst.Tuple) else [held]
+            for name in names:
+                for use in file.tree.reads(name) if isinstance(name, cst.Name) else ():
+                    given = file.tree.parent(use)
+                    if isinstance(given, cst.Arg):
+                        yield of_argument(file, given)
+
+    def _placed_object(self, node: cst.CSTNode) -> Iterator[Symbol]:
+        """The object whose attribute gets a device, or the answer whether there is one."""
+        file = self._file
+        statement = file.tree.statement(node)
+        if not isinstance(statement, cst.Assign) or file.tree.function(node) is None:
+            return
+        for target in statement.targets:
+            text = reference(file, target.target) if isinstance(target.target, cst.Attribute) else ""
+            if text.startswith("self:") and not self._is_chosen_otherwise(node, statement):
+                yield Symbol(Kind.OBJECT, f"{text.rpartition('.')[0]}.")
+
+    def _is_chosen_otherwise(self, node: cst.CSTNode, statement: cst.CSTNode) -> bool:
+        """Whether a setting, and no question for a device, chooses a value: ``"cuda" if n else "cpu"``."""
+        file = self._file
+        for below, around in file.tree.upwards(node):
+            if around is statement:
+                return False
+            if isinstance(around, cst.IfExp) and below is not around.test:
+                asked = self._all.counted([file.span(around.test)])
+                return not any(asks_for_device(file, self._all[index].finding) for index in asked)
+        return False
+
+    def _code_within(self, places: list[Span]) -> Iterator[Symbol]:
+        """The functions that code calls, imports, or names as methods of its own object."""
+        starts, named = self._code_named
+        for place in places:
+            yield from named[bisect_left(starts, place.start) : bisect_left(starts, place.end)]
+
+    @cached_property
+    def _code_named(self) -> tuple[list[int], list[Symbol]]:
+        """Where the file calls, imports or names functions, in order, and which."""
+        file = self._file
+        nodes: list[cst.CSTNode] = [call.func for call in file.tree.of_type(cst.Call)]
+        nodes += [
+            read
+            for name in file.methods
+            for read in file.attributes.get(name, ())
+            if dotted(read.value) == "self"
+            and not isinstance(file.tree.parent(read), (cst.Call, cst.AssignTarget))
+        ]
+        for statement in file.tree.of_type(cst.ImportFrom):
+            nodes += self._names_of(statement)
+        found = [
+            (file.span(node).start, self._code(node))
+            for node in nodes
+            if isinstance(node, (cst.Name, cst.Attribute))
+        ]
+        ordered = sorted((one for one in found if one[1].text), key=lambda one: one[0])
+        return [start for start, _ in ordered], [symbol for _, symbol in ordered]
+
+    def _names_of(self, statement: cst.ImportFrom) -> Iterator[cst.CSTNode]:
+        """A use of each name that an import binds, which has the name's full name."""
+        if isinstance(statement.names, cst.ImportStar):
+            return
+        for alias in statement.names:
+            bound = alias.asname.name if alias.asname is not None else alias.name
+            if isinstance(bound, cst.Name):
+                yield bound
+
+    def _code(self, function: cst.CSTNode) -> Symbol:
+        text = reference(self._file, function)
+        return Symbol(Kind.CODE, "" if text.startswith("any:") else text)
+
+    # -- what stays --------------------------------------------------------------------------------------
+
+    def _read_flags(self) -> Iterator[tuple[Symbol, list[Span]]]:
+        """The reads of flags that other files may set, and the code that each of them controls."""
+        file, flags = self._file, self._file.survey.flags
+        if not flags:
+            return
+        for name in flags & file.attributes.keys():
+            is_set = self._sets(name)
+            for read in file.attributes[name]:
+                if isinstance(file.tree.parent(read), (cst.AssignTarget, cst.AnnAssign)):
+                    continue
+                text = reference(file, read)
+                if text and not (text.startswith("any:") and is_set):
+                    yield Symbol(Kind.FLAG, text), controlled_quietly(file, self._called(read))
+        for bound in file.tree.of_type(cst.Name):
+            if bound.value in flags and (text := self._flag_bound(bound)):
+                for use in file.tree.reads(bound):
+                    yield Symbol(Kind.FLAG, text), controlled_quietly(file, self._called(use))
+
+    def _flag_bound(self, name: cst.Name) -> str:
+        """The symbol of a flag, if a name is where an import, a parameter or the module binds it."""
+        file, at = self._file, self._file.tree.parent(name)
+        if isinstance(at, cst.Param) and at.name is name:
+            return next(iter(of_parameter(file, at)), "")
+        if isinstance(at, (cst.ImportAlias, cst.AsName)):
+            return reference(file, name)
+        is_first = isinstance(at, cst.AssignTarget) and file.tree.assignments(name)[0].node is name
+        return reference(file, name) if is_first and isinstance(at, cst.AssignTarget) else ""
+
+    def _sets(self, name: str) -> bool:
+        """Whether the file itself gives a value to an attribute of a name."""
+        targets = (cst.AssignTarget, cst.AnnAssign)
+        return any(isinstance(self._file.tree.parent(one), targets) for one in self._file.attributes[name])
+
+    def _called(self, read: cst.CSTNode) -> cst.CSTNode:
+        call = self._file.tree.parent(read)
+        return call if isinstance(call, cst.Call) and call.func is read else read
+
+    def _tests_that_stay(self) -> Iterator[tuple[Symbol, Span]]:
+        """What the tests of a device's name that stay compare, and where they are."""
+        file = self._file
+        for test, operand in tests_of_devices(file):
+            place = file.span(test)
+            own = self._all.counted([place])
+            if own and not any(map(self._stays, own)):
+                continue
+            for text in sources(file, operand):
+                yield Symbol(Kind.DEVICE, text), place
+            device = (
+                operand.value
+                if isinstance(operand, cst.Attribute) and operand.attr.value == "type"
+                else operand
+            )
+            if isinstance(device, cst.Attribute) and device.attr.value == "device":
+                yield from ((Symbol(Kind.TENSOR, text), place) for text in sources(file, device.value))
+
+    def _code_that_stays(self) -> Iterator[tuple[Symbol, Span]]:
+        """The functions that need CUDA in any case, and classes with native code for it, with the place."""
+        file = self._file
+        for owner in file.tree.of_type(cst.ClassDef):
+            yield from self._native_code(owner, f"here:{owner.name.value}")
+        for function in file.tree.of_type(cst.FunctionDef):
+            yield from self._native_code(function, of_function(file, function))
+        for index, decision in enumerate(self._all):
+            text = self._runs_always.get(id(decision.finding.node), "")
+            if text and self._stays(index) and self._needs_cuda(index):
+                yield Symbol(Kind.CODE, text), decision.finding.place
+
+    def _native_code(self, code: cst.ClassDef | cst.FunctionDef, text: str) -> Iterator[tuple[Symbol, Span]]:
+        body = self._file.span(code.body)
+        if text and self._file.kernels.called_in([body]):
+            yield Symbol(Kind.CODE, text), body
+        for index in self._all.within(body) if text else ():
+            if self._all[index].finding.rule.name == "native-extension":
+                yield Symbol(Kind.CODE, text), self._all[index].finding.place
+
+    def _needs_cuda(self, index: int) -> bool:
+        """Whether what a decision is about raises without CUDA."""
+        finding = self._all[index].finding
+        if finding.rule.name not in _NEED_CUDA or asks_for_device(self._file, finding):
+            return False
+        node = finding.node
+        name = cuda_name(self._file, node.func if isinstance(node, cst.Call) else node)
+        return name not in NEVER_RAISE or name in _EMPTY_WITHOUT_CUDA
+
+    @cached_property
+    def _runs_always(self) -> dict[int, str]:
+        """The nodes that functions of the module and its classes run in any case, and which."""
+        found: dict[int, str] = {}
+        for function in self._file.tree.of_type(cst.FunctionDef):
+            text = of_function(self._file, function)
+            waiting: list[cst.CSTNode] = [function.body] if text else []
+            while waiting:
+                node = waiting.pop()
+                if isinstance(node, _MAY_NOT_RUN):
+                    continue
+                found[id(node)] = text
+                children = list(node.children)
+                if isinstance(node, cst.IndentedBlock):
+                    returns = (
+                        n for n, one in enumerate(node.body) if isinstance(one, cst.If) and leaves(one.body)
+                    )
+                    children = list(node.body[: next(returns, None)])
+                waiting += children
+        return found
+
+    # -- what passes it on -------------------------------------------------------------------------------
+
+    def _passed_on(self) -> Iterator[tuple[Symbol, Symbol]]:
+        file = self._file
+        for call in file.tree.of_type(cst.Call):
+            if not isinstance(call.func, (cst.Name, cst.Attribute)):
+                continue
+            code = self._code(call.func)
+            if code.text and (caller := self._runs_always.get(id(call))):
+                yield code, Symbol(Kind.CODE, caller)
+            for argument in call.args if code.text else ():
+                yield from self._through(argument.value, of_argument(file, argument))
+        for one in file.tree.of_type(cst.Return):
+            function = file.tree.function(one)
+            if one.value is not None and isinstance(function, cst.FunctionDef):
+                yield from self._through(one.value, of_function(file, function), kinds=(Kind.DEVICE,))
+        for assign in file.tree.of_type(cst.Assign):
+            for target in assign.targets:
+                if isinstance(target.target, cst.Attribute) and DEVICE_NAME.search(target.target.attr.value):
+                    text = reference(file, target.target)
+                    yield from self._through(assign.value, text, kinds=(Kind.DEVICE,))
+
+    def _through(
+        self, value: cst.CSTNode, reached: str, kinds: tuple[Kind, ...] = (Kind.DEVICE, Kind.TENSOR)
+    ) -> Iterator[tuple[Symbol, Symbol]]:
+        """The symbols that a value comes from, each with the one that it reaches."""
+        if not reached or reached.startswith("any:"):
+            return
+        if not isinstance(value, (cst.Name, cst.Attribute, cst.Call, cst.BooleanOperation, cst.IfExp)):
+            return
+        for text in sources(self._file, value):
+            yield from ((Symbol(kind, reached), Symbol(kind, text)) for kind in kinds)
+        if isinstance(value, cst.Attribute) and value.attr.value == "device":
+            for text in sources(self._file, value.value):
+                yield Symbol(Kind.DEVICE, reached), Symbol(Kind.TENSOR, text)
+
+
+def _is_made(decision: Decision) -> bool:
+    return decision.status is Status.CONVERTED and decision.safe

@@ -1,0 +1,256 @@
+"""How code names what other files define or read: functions, parameters, attributes, names of modules."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import NamedTuple
+
+import libcst as cst
+from libcst.metadata import GlobalScope
+
+from acclimate_port.dataflow.uses import KEEP_NAME, class_around
+from acclimate_port.source.tree import called_name, dotted, last_name
+from acclimate_port.source_file import SourceFile, kept
+
+CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
+_MOST = 40
+"""The most expressions that are looked at for where one value comes from."""
+_NO_PROJECT = re.compile(r"(torch|numpy|os|sys|math|typing|logging|collections|functools|transformers)(\.|$)")
+"""Packages that no project defines, so that the names in them need not be looked up."""
+_GIVE_DEFAULT = ("get", "getattr", "pop")
+
+
+class Kind(Enum):
+    """What several places have in common."""
+
+    FLAG = "flag"
+    """A value that says whether there is CUDA."""
+    DEVICE = "device"
+    """A device, or a communication backend."""
+    TENSOR = "tensor"
+    """A tensor whose device is asked for."""
+    OBJECT = "object"
+    """An object whose class, with its bases, chooses the device."""
+    CODE = "code"
+    """A function that runs."""
+
+
+class Symbol(NamedTuple):
+    """A name that several files share, as one file writes it.
+
+    The text begins with how the name is found: ``here:f`` is the file's own, ``from:pkg.mod.f`` is imported,
+    ``self:Class.f`` belongs to an object of a class of the file, ``of:`` to one of an imported class, and
+    ``any:f`` to an object of unknown class. ``(name)`` and ``(#1)`` at its end are parameters.
+    """
+
+    kind: Kind
+    text: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the other files of a project must know of one."""
+
+    defines: frozenset[str] = frozenset()
+    """The names that the module binds."""
+    imports: frozenset[str] = frozenset()
+    """The modules that it imports, with their dots if they are relative to its own."""
+    bases: frozenset[tuple[str, str]] = frozenset()
+    """Pairs of a class of the file and the text of a base."""
+    relies: frozenset[Symbol] = frozenset()
+    """What safe edits are right with only if it is ported everywhere."""
+    stays: dict[Symbol, int] = field(default_factory=dict)
+    """What is read or decided by code that stays, and the line of that code."""
+    implies: frozenset[tuple[Symbol, Symbol]] = frozenset()
+    """Pairs of symbols: if the first stays, so does the second."""
+
+    def after(self, first: Facts) -> Facts:
+        """The facts of a later run over the same file, which finds no longer what the first one edited."""
+        stays = {symbol: first.stays.get(symbol, line) for symbol, line in self.stays.items()}
+        relies, implies = self.relies | first.relies, self.implies | first.implies
+        return replace(self, stays=stays, relies=relies, implies=implies)
+
+
+def reference(file: SourceFile, node: cst.CSTNode) -> str:
+    """The text of a symbol for a name or an attribute; ``""`` if it is a local name or another package's."""
+    full = file.tree.qualified(node)
+    if full is not None:
+        return "" if _NO_PROJECT.match(full) else f"from:{full}"
+    if isinstance(node, cst.Name):
+        return f"here:{node.value}" if _is_of_module(file, node) else ""
+    if not isinstance(node, cst.Attribute):
+        return ""
+    if dotted(node.value) in ("self", "cls"):
+        owner = class_around(file, node)
+        return f"self:{owner.name.value}.{node.attr.value}" if owner is not None else ""
+    owner_text = _class_of(file, node.value)
+    return f"of:{owner_text}.{node.attr.value}" if owner_text else f"any:{node.attr.value}"
+
+
+def _class_of(file: SourceFile, node: cst.CSTNode) -> str:
+    """The class of an object: of ``Classifier()``, also through a name that gets nothing else."""
+    if isinstance(node, cst.Name):
+        values = file.bound_values(node)
+        node = values[0] if len(values) == 1 and values[0] is not None else node
+    if not isinstance(node, cst.Call):
+        return ""
+    is_named = isinstance(node.func, cst.Name) or file.tree.qualified(node.func) is not None
+    return reference(file, node.func) if is_named else ""
+
+
+def _is_of_module(file: SourceFile, name: cst.Name) -> bool:
+    bound = file.tree.assignments(name)
+    return bool(bound) and isinstance(bound[0].scope, GlobalScope)
+
+
+def of_function(file: SourceFile, function: cst.FunctionDef) -> str:
+    """The text of the symbol of a function or method; for a constructor, its class."""
+    owner = file.tree.around(function, cst.ClassDef)
+    inner = file.tree.function(function)
+    if inner is not None:
+        return ""
+    if owner is None:
+        return f"here:{function.name.value}"
+    name = owner.name.value
+    return f"here:{name}" if function.name.value in CONSTRUCTORS else f"self:{name}.{function.name.value}"
+
+
+def of_parameter(file: SourceFile, parameter: cst.Param) -> list[str]:
+    """The texts of the symbols of a parameter: by its name, and by its position."""
+    function = file.tree.around(parameter, cst.FunctionDef)
+    text = of_function(file, function) if function is not None else ""
+    if function is None or not text:
+        return []
+    listed = [*function.params.posonly_params, *function.params.params]
+    is_static = any(dotted(one.decorator) == "staticmethod" for one in function.decorators)
+    is_bound = file.tree.around(function, cst.ClassDef) is not None and not is_static
+    found = [f"{text}({parameter.name.value})"]
+    found += [f"{text}(#{index - is_bound})" for index, one in enumerate(listed) if one is parameter]
+    return found
+
+
+def of_argument(file: SourceFile, argument: cst.Arg) -> str:
+    """The text of the symbol of the parameter that gets an argument; ``""`` if its function is unknown."""
+    given = file.tree.given_to(argument)
+    if given is None or argument.star or not isinstance(given.call.func, (cst.Name, cst.Attribute)):
+        return ""
+    text = reference(file, given.call.func)
+    if not text or text.startswith("any:") or (not given.word and given.index is None):
+        return ""
+    return f"{text}({given.word or f'#{given.index}'})"
+
+
+def sources(file: SourceFile, value: cst.CSTNode) -> list[str]:
+    """The texts of the symbols that a value comes from: parameters, results of functions, attributes."""
+    found: list[str] = []
+    waiting, seen = [value], {id(value)}
+    while waiting:
+        texts, following = _source(file, waiting.pop())
+        found += texts
+        for node in following:
+            if id(node) not in seen and len(seen) < _MOST:
+                seen.add(id(node))
+                waiting.append(node)
+    return [text for text in dict.fromkeys(found) if text and not text.startswith("any:")]
+
+
+def _source(file: SourceFile, node: cst.CSTNode) -> tuple[list[str], Iterable[cst.CSTNode]]:
+    """The symbols of one expression, and the expressions that it gets its value from."""
+    if isinstance(node, cst.Name):
+        if file.tree.qualified(node) is not None or _is_of_module(file, node):
+            return [reference(file, node)], []
+        bound = [one.node for one in file.tree.assignments(node)]
+        texts = [text for one in bound if isinstance(one, cst.Param) for text in of_parameter(file, one)]
+        return texts, [one for one in file.bound_values(node) if one is not None]
+    if isinstance(node, cst.Attribute):
+        if node.attr.value == "type":
+            return [], [node.value]
+        return [reference(file, node)], _given_to_self(file).get(dotted(node), ())
+    if isinstance(node, cst.Call):
+        name, receiver = called_name(node), node.func
+        given = [one.value for one in node.args]
+        if file.tree.qualified(node.func) == "torch.device" or (name == "str" and given):
+            return [], given[:1]
+        if isinstance(receiver, cst.Attribute) and name in KEEP_NAME:
+            return [], [receiver.value]
+        if name in _GIVE_DEFAULT and len(given) > 1:
+            return [], given[-1:]
+        is_name = isinstance(receiver, (cst.Name, cst.Attribute))
+        return [reference(file, receiver)] if is_name else [], [
+            one.value for one in file.returns(node) if one.value is not None
+        ]
+    if isinstance(node, cst.IfExp):
+        return [], [node.body, node.orelse]
+    if isinstance(node, cst.BooleanOperation):
+        return [], [node.left, node.right]
+    return [], [node.value] if isinstance(node, (cst.NamedExpr, cst.Subscript)) else []
+
+
+@kept
+def _given_to_self(file: SourceFile) -> dict[str, list[cst.CSTNode]]:
+    """The values that the file assigns to each attribute of ``self``."""
+    found: dict[str, list[cst.CSTNode]] = defaultdict(list)
+    for assign in file.tree.of_type(cst.Assign):
+        for target in assign.targets:
+            if (text := dotted(target.target)).startswith("self."):
+                found[text].append(assign.value)
+    return found
+
+
+def defined(file: SourceFile) -> Iterator[str]:
+    """The names that the module binds, other than by imports."""
+    for statement in file.tree.module.body:
+        yield from _bound_by(statement)
+
+
+def _bound_by(statement: cst.CSTNode) -> Iterator[str]:
+    if isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
+        yield statement.name.value
+    elif isinstance(statement, cst.SimpleStatementLine):
+        for small in statement.body:
+            targets = small.targets if isinstance(small, cst.Assign) else ()
+            yield from (target.target.value for target in targets if isinstance(target.target, cst.Name))
+            if isinstance(small, cst.AnnAssign) and isinstance(small.target, cst.Name):
+                yield small.target.value
+    elif isinstance(statement, (cst.If, cst.Try, cst.Else, cst.IndentedBlock, cst.With, cst.ExceptHandler)):
+        for child in statement.children:
+            yield from _bound_by(child)
+
+
+def imported(file: SourceFile) -> Iterator[str]:
+    """The modules that the file imports, and the names that it imports from them: they may be modules too."""
+    for statement in file.tree.imports:
+        if isinstance(statement, cst.Import):
+            yield from (dotted(alias.name) for alias in statement.names)
+            continue
+        module = "." * len(statement.relative) + dotted(statement.module)
+        yield module
+        names = () if isinstance(statement.names, cst.ImportStar) else statement.names
+        yield from (f"{module}{'' if module.endswith('.') else '.'}{dotted(one.name)}" for one in names)
+
+
+def bases(file: SourceFile) -> Iterator[tuple[str, str]]:
+    """The classes of the file with the texts of their bases."""
+    for owner in file.tree.of_type(cst.ClassDef):
+        for base in owner.bases:
+            if isinstance(base.value, (cst.Name, cst.Attribute)) and (text := reference(file, base.value)):
+                yield owner.name.value, text
+
+
+def holder_text(file: SourceFile, holder: cst.CSTNode) -> list[str]:
+    """The texts of the symbols of what holds a value: a name, an attribute, a function or an argument."""
+    if isinstance(holder, cst.Arg):
+        return [of_argument(file, holder)]
+    if isinstance(holder, cst.Name):
+        function = file.tree.parent(holder)
+        if isinstance(function, cst.FunctionDef) and function.name is holder:
+            return [of_function(file, function)]
+        return [reference(file, holder)]
+    if isinstance(holder, cst.Attribute):
+        text = reference(file, holder)
+        return [text] if text.startswith("from:") else [text, f"any:{last_name(holder)}"]
+    return []

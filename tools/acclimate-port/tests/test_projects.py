@@ -1,0 +1,340 @@
+"""A decision that crosses the border of a file is made whole, or its edits are unsafe.
+
+Each project has two or more files, of which one holds what stays.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from acclimate_port.engine import Settings, Site, Status
+from acclimate_port.files.workers import FileResult, port_files
+from porting import BOTH
+
+
+def ported(folder: Path, files: dict[str, str], target: str, *, apply: bool = False) -> dict[str, FileResult]:
+    """Writes a project and ports it; the results by the names of its files."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+    paths = sorted(folder.rglob("*.py"))
+    results = port_files(paths, Settings(target), apply, 1, lambda: None)
+    assert not [one.failure for one in results if one.failure]
+    return {one.path.relative_to(folder).as_posix(): one for one in results}
+
+
+def site(result: FileResult, text: str) -> Site:
+    """The only entry on a piece of code."""
+    found = [one for one in result.sites if one.text == text]
+    assert len(found) == 1, result.sites
+    return found[0]
+
+
+def check(results: dict[str, FileResult], name: str, code: str, reason: str) -> None:
+    """Checks that an edit is unsafe for a reason which names the other place."""
+    found = site(results[name], code)
+    assert found.status is Status.UNSAFE, found
+    assert reason in found.reason
+
+
+AVAILABLE = "torch.cuda.is_available()"
+KEPT_MOVE = "def make(model):\n    if {flag}:\n        model = model.cuda()\n    return model\n"
+
+FLAGS = {
+    "a name of a module": (
+        {
+            "app/__init__.py": "",
+            "app/cuda.py": "ON = False\n",
+            "app/task.py": "from . import cuda\n\n\n" + KEPT_MOVE.format(flag="cuda.ON"),
+            "app/work.py": "import torch\nfrom . import cuda\n\n\ndef setup(use):\n"
+            "    cuda.ON = use and torch.cuda.is_available()\n",
+        },
+        ("app/work.py", "task.py:6"),
+    ),
+    "an imported name": (
+        {
+            "flags.py": "import torch\n\nHAS_CUDA = torch.cuda.is_available()\n",
+            "use.py": "from flags import HAS_CUDA\n\n\n" + KEPT_MOVE.format(flag="HAS_CUDA"),
+        },
+        ("flags.py", "use.py:6"),
+    ),
+    "the result of a function": (
+        {
+            "flags.py": "import torch\n\n\ndef has_gpu():\n    return torch.cuda.is_available()\n",
+            "use.py": "from flags import has_gpu\n\n\n" + KEPT_MOVE.format(flag="has_gpu()"),
+        },
+        ("flags.py", "use.py:6"),
+    ),
+    "an argument": (
+        {
+            "build.py": "def make(model, use_gpu):\n    if use_gpu:\n        model = model.cuda()\n    return model\n",
+            "run.py": "import torch\nfrom build import make\n\n\ndef main(model):\n"
+            "    return make(model, use_gpu=torch.cuda.is_available())\n",
+        },
+        ("run.py", "build.py:3"),
+    ),
+    "an attribute of the base class": (
+        {
+            "base.py": "import torch\n\n\nclass Base:\n    def __init__(self):\n"
+            "        self.on_gpu = torch.cuda.is_available()\n",
+            "own.py": "from base import Base\n\n\nclass Own(Base):\n    def load(self, model):\n"
+            "        if self.on_gpu:\n            model.cuda()\n        return model\n",
+        },
+        ("base.py", "own.py:7"),
+    ),
+    "an attribute of an object": (
+        {
+            "config.py": "import torch\n\n\nclass Config:\n    def __init__(self):\n"
+            "        self.on_gpu = torch.cuda.is_available()\n",
+            "use.py": "import config\n\n\ndef load(model, settings):\n"
+            "    if settings.on_gpu:\n        model.cuda()\n    return model\n",
+        },
+        ("config.py", "use.py:6"),
+    ),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("kind", FLAGS)
+def test_a_flag_is_not_ported_without_what_it_decides_in_another_file(
+    kind: str, target: str, tmp_path: Path
+) -> None:
+    files, (name, place) = FLAGS[kind]
+    check(ported(tmp_path, files, target), name, AVAILABLE, place)
+
+
+@BOTH
+def test_two_classes_that_ask_for_the_same_flag_are_ported_together(target: str, tmp_path: Path) -> None:
+    flag = 'self.use_cuda = not opt["no_cuda"] and torch.cuda.is_available()'
+    files = {
+        "agent.py": f"import torch\nfrom modules import Net\n\n\nclass Agent:\n    def __init__(self, opt):\n        {flag}\n"
+        "        self.model = self.build(opt)\n        if self.use_cuda:\n            self.model.cuda()\n\n"
+        "    def build(self, opt):\n        return Net(opt)\n",
+        "modules.py": f"import torch\n\n\nclass Net(torch.nn.Module):\n    def __init__(self, opt):\n        {flag}\n\n"
+        "    def forward(self, ids):\n        res = torch.FloatTensor(ids)\n        if self.use_cuda:\n"
+        "            res = res.cuda()\n        return res\n",
+    }
+    results = ported(tmp_path, files, target)
+    check(results, "modules.py", AVAILABLE, "agent.py:")
+    check(results, "modules.py", "res.cuda()", "agent.py:")
+
+
+SUBCLASSES = {
+    "a flag": "self.use_cuda = torch.cuda.is_available()\n        subprocess.check_output(['nvidia-smi'])",
+    "a device": "self.where = torch.device('cuda')  # acclimate: ignore",
+}
+
+
+@BOTH
+@pytest.mark.parametrize("base", SUBCLASSES)
+def test_a_subclass_is_not_ported_without_the_base_class_in_another_file(
+    base: str, target: str, tmp_path: Path
+) -> None:
+    files = {
+        "agent.py": "import subprocess\n\nimport torch\n\n\nclass Agent:\n    def __init__(self):\n"
+        f"        {SUBCLASSES[base]}\n",
+        "hred.py": "import torch\nfrom agent import Agent\n\n\nclass Hred(Agent):\n    def __init__(self):\n"
+        '        if torch.cuda.is_available():\n            self.device = torch.device("cuda:0")\n'
+        '        else:\n            self.device = torch.device("cpu")\n        super().__init__()\n',
+    }
+    results = ported(tmp_path, files, target)
+    check(results, "hred.py", AVAILABLE, "agent.py:")
+
+
+GUARDED = {
+    "a class that loads kernels": (
+        "from torch.utils.cpp_extension import load\n\n\nclass Op:\n    def __init__(self):\n        try:\n"
+        '            self.k = load(name="k", sources=["k.cu"])\n        except Exception:\n            self.k = None\n',
+        "from kernels import Op\n\n        return Op()",
+    ),
+    "a function of kernels": (
+        'from torch.utils.cpp_extension import load\n\next = load(name="k", sources=["k.cu"])\n\n\n'
+        "def op(*args):\n    return ext.op(*args)\n",
+        "from kernels import op\n\n        return op",
+    ),
+    "a function that asks for what only CUDA has": (
+        "import torch\n\n\ndef arch():\n    return torch.cuda.get_device_capability()\n\n\n"
+        "def op():\n    return arch()\n",
+        "import kernels\n\n        return kernels.op()",
+    ),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("kind", GUARDED)
+def test_a_guard_stays_with_the_code_of_another_file_that_needs_cuda(
+    kind: str, target: str, tmp_path: Path
+) -> None:
+    kernels, body = GUARDED[kind]
+    use = f"import torch\n\n\ndef f():\n    if torch.cuda.is_available():\n        {body}\n    return None\n"
+    results = ported(tmp_path, {"kernels.py": kernels, "use.py": use}, target)
+    check(results, "use.py", AVAILABLE, "kernels.py:")
+
+
+METHODS = {
+    "chosen": "def __init__(self):\n        if torch.cuda.is_available():\n            self.op = self.fast\n"
+    "        else:\n            self.op = self.slow\n",
+    "behind a guard": "def check(self):\n        if not torch.cuda.is_available():\n            return False\n"
+    "        return self.fast()\n",
+}
+
+
+ONLY_CUDA = (
+    "torch.cuda.get_device_properties(0).gcnArchName",
+    "torch.cuda.memory_stats(self.q.device)['active_bytes.all.current']",
+)
+
+
+@BOTH
+@pytest.mark.parametrize("asked", ONLY_CUDA)
+@pytest.mark.parametrize("kind", METHODS)
+def test_a_guard_stays_with_the_method_that_it_chooses_and_that_calls_another(
+    kind: str, asked: str, target: str, tmp_path: Path
+) -> None:
+    text = (
+        f"import torch\n\n\nclass Op:\n    {METHODS[kind]}\n    def fast(self):\n        return self.arch()\n\n"
+        f"    def arch(self):\n        return {asked}\n\n"
+        "    def slow(self):\n        return 1\n"
+    )
+    results = ported(tmp_path, {"op.py": text, "other.py": ""}, target)
+    check(results, "op.py", AVAILABLE, "needs CUDA at line ")
+
+
+COMPARED = {
+    "an argument of a constructor": (
+        "class Model:\n    def __init__(self, device=None):\n        self.device = device\n"
+        '        self.options = {"device_map": "auto"} if self.device == "cuda" else {}\n',
+        'from other import Model\n\n\ndef f():\n    return Model(device="cuda")\n',
+        '"cuda"',
+    ),
+    "the result of a function": (
+        'from use import get_device_type\n\n\ndef f():\n    kind = get_device_type()\n    assert kind in ["cpu", "cuda", "mtia"]\n',
+        "import torch\n\n\ndef get_device_type():\n    if torch.cuda.is_available():\n"
+        '        device = "cuda"\n    else:\n        device = "cpu"\n    return device\n',
+        '"cuda"',
+    ),
+    "an attribute of an object": (
+        "from use import Classifier\n\n\ndef test_device():\n"
+        '    assert Classifier().device in ["cpu", "cuda", "mps"]\n',
+        "import torch\n\n\nclass Classifier:\n    def __init__(self, device=None):\n"
+        '        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")\n',
+        '"cuda" if torch.cuda.is_available() else "cpu"',
+    ),
+    "an argument that another function passes on": (
+        'def check(kind):\n    return 1 if kind == "cuda" and kind != "x" else 2\n\n\n'
+        "def outer(device):\n    return check(device)\n",
+        'from other import outer\n\n\ndef f():\n    return outer(device="cuda")\n',
+        '"cuda"',
+    ),
+    "the device of a tensor": (
+        "import torch\n\n\ndef is_cuda(device):\n"
+        '    return torch.version.cuda and device.type == "cuda"\n\n\n'
+        "def check(q):\n    return is_cuda(q.device)\n",
+        "import torch\nfrom other import check\n\n\ndef f():\n"
+        '    device = "cuda" if torch.cuda.is_available() else "cpu"\n'
+        "    q = torch.empty(2, device=device)\n    return check(q)\n",
+        '"cuda" if torch.cuda.is_available() else "cpu"',
+    ),
+    "a backend": (
+        'def start(backend):\n    return 1 if backend == "nccl" else 2\n',
+        'from other import start\n\n\ndef f():\n    return start(backend="nccl")\n',
+        '"nccl"',
+    ),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("kind", COMPARED)
+def test_a_device_is_not_ported_without_the_comparison_of_another_file(
+    kind: str, target: str, tmp_path: Path
+) -> None:
+    other, use, code = COMPARED[kind]
+    results = ported(tmp_path, {"other.py": other, "use.py": use}, target)
+    check(results, "use.py", code, "other.py:")
+
+
+@BOTH
+def test_a_function_of_the_project_that_takes_a_device_gets_the_accelerators(
+    target: str, tmp_path: Path
+) -> None:
+    files = {
+        "tools/device_funcs.py": "def to_device(data, device=None):\n    return data.to(device)\n",
+        "train.py": "import torch\nfrom tools.device_funcs import to_device\n\n\ndef train(model, batch, ngpu):\n"
+        '    stop = torch.tensor(0).to("cuda" if ngpu > 0 else "cpu")\n'
+        '    return to_device(batch, "cuda" if ngpu > 0 else "cpu"), to_device(stop, "cuda")\n',
+    }
+    result = ported(tmp_path, files, target)["train.py"]
+    assert "cuda" not in result.after
+    assert all(one.safe for one in result.sites)
+
+
+@BOTH
+def test_what_is_ported_at_both_ends_is_safe(target: str, tmp_path: Path) -> None:
+    files = {
+        "flags.py": "import torch\n\nHAS_CUDA = torch.cuda.is_available()\n",
+        "use.py": "import torch\nfrom flags import HAS_CUDA\n\n\ndef f():\n    x = torch.ones(2)\n    if HAS_CUDA:\n"
+        "        x = x.cuda()\n    return x\n",
+        "own.py": "import torch\nfrom base import Base\n\n\nclass Own(Base):\n    def __init__(self):\n"
+        '        self.device = "cuda" if torch.cuda.is_available() else "cpu"\n',
+        "base.py": "import torch\n\n\nclass Base:\n    def __init__(self):\n"
+        '        self.where = "cuda" if torch.cuda.is_available() else "cpu"\n',
+    }
+    results = ported(tmp_path, files, target)
+    assert all(
+        one.status is Status.CONVERTED and one.safe for result in results.values() for one in result.sites
+    )
+
+
+@BOTH
+def test_code_behind_a_flag_that_stays_is_ported(target: str, tmp_path: Path) -> None:
+    files = {
+        "flags.py": "import subprocess\n\nimport torch\n\n\nclass Base:\n    def __init__(self):\n"
+        "        subprocess.check_output(['nvidia-smi'])\n        self.use_cuda = torch.cuda.is_available()\n",
+        "use.py": "import torch\nfrom flags import Base\n\n\nclass Own(Base):\n    def f(self):\n"
+        "        x = torch.ones(2)\n        if self.use_cuda:\n            x = x.cuda()\n        return x\n",
+    }
+    assert site(ported(tmp_path, files, target)["use.py"], "x.cuda()").status is Status.CONVERTED
+
+
+@BOTH
+def test_the_same_name_in_files_that_do_not_know_each_other_is_not_one_decision(
+    target: str, tmp_path: Path
+) -> None:
+    flag = "        self.use_cuda = torch.cuda.is_available()\n"
+    start = "import torch\n\n\nclass {}:\n    def __init__(self, model):\n"
+    files = {
+        "one.py": start.format("One") + flag + "        if self.use_cuda:\n            model.cuda()\n",
+        "two.py": start.format("Two")
+        + flag
+        + "        self.x = torch.ones(2)\n        if self.use_cuda:\n            self.x = self.x.cuda()\n",
+    }
+    results = ported(tmp_path, files, target)
+    assert site(results["one.py"], AVAILABLE).status is Status.UNSAFE
+    assert site(results["two.py"], AVAILABLE).status is Status.CONVERTED
+
+
+@BOTH
+def test_a_doubt_goes_on_to_the_files_that_rely_on_what_it_keeps(target: str, tmp_path: Path) -> None:
+    """``one.py`` relies on ``two.py``, whose flag stays because of ``three.py``."""
+    files = {
+        "one.py": "import torch\nfrom two import Two\n\n\nclass One(Two):\n    def __init__(self):\n"
+        '        self.device = "cuda" if torch.cuda.is_available() else "cpu"\n',
+        "two.py": "import torch\n\n\nclass Two:\n    def __init__(self):\n"
+        "        self.on_gpu = torch.cuda.is_available()\n",
+        "three.py": "from two import Two\n\n\ndef f(model):\n    if Two().on_gpu:\n        model.cuda()\n",
+    }
+    results = ported(tmp_path, files, target, apply=True)
+    check(results, "two.py", AVAILABLE, "three.py:6")
+    check(results, "one.py", '"cuda" if torch.cuda.is_available() else "cpu"', "two.py:6")
+    assert not any(result.written for result in results.values())
+
+
+def test_a_file_alone_is_judged_by_what_it_holds(tmp_path: Path) -> None:
+    text = "import torch\nfrom app import cuda\n\n\ndef setup(x: torch.Tensor):\n    if cuda.ON:\n        return x.cuda()\n"
+    assert (
+        site(ported(tmp_path, {"use.py": text}, "acclimate")["use.py"], "x.cuda()").status is Status.CONVERTED
+    )
