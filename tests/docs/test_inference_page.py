@@ -23,7 +23,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = transformers.LlamaConfig(
         hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=8
     )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    made = transformers.LlamaForCausalLM(config)
+    made.generation_config.min_new_tokens = 4  # a model of random weights may otherwise end at once
+    made.save_pretrained(folder)
     words = {
         word: number for number, word in enumerate(("The", "capital", "of", "France", "is", "?", "</s>"))
     }
@@ -78,10 +80,12 @@ def test_the_client_of_the_server_shows_an_answer(model: Path) -> None:
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env={**plain_environment(), "DS_ACCELERATOR": "cpu"}
     ) as server:
-        assert server.stderr is not None
-        line = next(line for line in server.stderr if line.startswith("serving "))
-        assert run("ask.py", model, line.partition(" at ")[2].partition(";")[0])
-        server.terminate()
+        try:
+            assert server.stderr is not None
+            line = next(line for line in server.stderr if line.startswith("serving "))
+            assert run("ask.py", model, line.partition(" at ")[2].partition(";")[0])
+        finally:
+            server.terminate()
 
 
 @pytest.mark.parametrize("page", ["autotp", "launch"])

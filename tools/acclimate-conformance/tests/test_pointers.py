@@ -322,7 +322,7 @@ def test_failures_with_one_cause_are_listed_together() -> None:
 
 
 class NoLongs(CPUAccelerator):
-    """It has no float8, and does not say that it has."""
+    """It does not add uint16, and does not say that it has."""
 
 
 def test_a_dtype_that_is_neither_claimed_nor_there_is_not_offered() -> None:
@@ -332,12 +332,12 @@ def test_a_dtype_that_is_neither_claimed_nor_there_is_not_offered() -> None:
 
     @check("amp", promise="It adds.", once=True)
     def other(accelerator: Accelerator) -> None:
-        raise TypeError("this device has no float8_e4m3fn")
+        raise TypeError("this device has no uint16")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(claims, "_SCALAR_TYPES", {torch.float8_e4m3fn: "Float8_e4m3fn", torch.int64: "Long"})
+        patch.setattr(claims, "_SCALAR_TYPES", {torch.uint16: "UInt16", torch.int64: "Long"})
         absent = examine(other, Subject(NoLongs(), "cpu"))
         there = examine(adds, Subject(NoLongs(), "cpu"))
     assert absent.outcome == "not offered"
-    assert absent.reason.startswith("the device has no float8_e4m3fn: ")
+    assert absent.reason.startswith("the device has no uint16: ")
     assert there.outcome == "failed"

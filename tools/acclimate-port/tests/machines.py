@@ -249,6 +249,7 @@ class Machine:
         )
         any_module = types.SimpleNamespace(
             is_available=lambda: True,
+            is_initialized=lambda: True,
             device_count=lambda: self.devices if has_any else 1,
             **(self.seeds(on_host=True) if has_any else {}),
             get_device_capability=lambda *_: (8, 0) if self.name == "CUDA" else {"version": 1},

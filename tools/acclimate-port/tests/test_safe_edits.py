@@ -478,8 +478,16 @@ def test_whether_a_device_is_in_use_is_asked_of_any_accelerator_where_there_is_o
     assert not reasons(check(program(body), "acclimate", changed=True))
 
 
-def test_whether_cuda_is_in_use_is_asked_alone_at_a_persons_own_risk() -> None:
-    found = check(
-        program("if torch.cuda.is_initialized():\n    return 1\nreturn 2"), "acclimate", changed=False
-    )
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if torch.cuda.is_initialized():\n    return 1\nreturn 2",
+        "return bool(torch.cuda.is_initialized())",
+        "return bool(torch.cuda.is_bf16_supported())",
+    ],
+)
+def test_a_question_of_cuda_that_a_cpu_answers_with_yes_is_asked_alone_at_a_persons_own_risk(
+    body: str,
+) -> None:
+    found = check(program(body), "acclimate", changed=False)
     assert "on a host without accelerator it is True and was False" in reasons(found)

@@ -67,6 +67,8 @@ def _keeps_value(file: SourceFile, call: cst.Call) -> bool:
 def is_decision(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether a value is a test or a choice, and not the plain name of a device."""
     if isinstance(node, cst.Call):
+        if called_name(node) in ("bool", "str") and len(node.args) == 1:
+            return is_decision(file, node.args[0].value)
         return called_name(node) in _QUESTIONS | _SWITCHES
     if isinstance(node, cst.Attribute):
         return node.attr.value == "is_cuda"

@@ -22,10 +22,10 @@ from acclimate_port.conditions.branches import (
 )
 from acclimate_port.conditions.cuda_only import flag_for_others
 from acclimate_port.conditions.device_tests import listed_devices, tests_reached
+from acclimate_port.conditions.device_words import used_as_word
 from acclimate_port.conditions.placements import Placed, Placements, outermost_function, sharing
 from acclimate_port.conditions.proofs import whole_value
 from acclimate_port.conditions.statements import decided_by, leaves, refuses, whole_condition
-from acclimate_port.conditions.words import used_as_word
 from acclimate_port.dataflow.uses import uses_of
 from acclimate_port.decisions.decision import Decisions, Status, asks_for_device, is_test
 from acclimate_port.decisions.of_one_purpose import groups_of_one_purpose
