@@ -131,7 +131,7 @@ def report(target: str, total: Counts) -> None:
 def count(path: Path, settings: Settings) -> Counts:
     """The counts of one file."""
     started = time.process_time()
-    result = port_file(path, settings, apply=False)
+    result = port_file(path, settings)
     counts = Counts(processor_s=time.process_time() - started, files=1)
     if result.failure:
         counts.failed.append(f"{path}: {result.failure}")

@@ -10,6 +10,7 @@ import pytest
 from page_blocks import DOCS, blocks
 
 from fresh_process import plain_environment
+from served_model import told_address
 
 PROGRAMS = {block.file: block.content for block in blocks(DOCS / "inference.md") if block.file}
 
@@ -77,15 +78,12 @@ def test_the_client_of_the_server_shows_an_answer(model: Path) -> None:
     pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
     pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
     command = [sys.executable, "-m", "acclimate", "serve", str(model), "--port", "0"]
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env={**plain_environment(), "DS_ACCELERATOR": "cpu"}
-    ) as server:
-        try:
-            assert server.stderr is not None
-            line = next(line for line in server.stderr if line.startswith("serving "))
-            assert run("ask.py", model, line.partition(" at ")[2].partition(";")[0])
-        finally:
-            server.terminate()
+    environment = {**plain_environment(), "DS_ACCELERATOR": "cpu"}
+    with (
+        subprocess.Popen(command, stderr=subprocess.PIPE, env=environment) as server,
+        told_address(server) as address,
+    ):
+        assert run("ask.py", model, address)
 
 
 @pytest.mark.parametrize("page", ["autotp", "launch"])

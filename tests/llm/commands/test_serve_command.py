@@ -21,6 +21,8 @@ import torch
 from chat_models import save_chat_model
 from warm_processes import WarmProcesses
 
+from served_model import told_address
+
 pytest.importorskip("openai", reason="the extra `serve` is not installed")
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
@@ -40,26 +42,6 @@ QUESTIONS = ("The capital of France", "Of Italy?", "A few more words", "and emoj
 pytestmark = pytest.mark.usefixtures("warm_starts")
 MAIN = "import sys; from acclimate.cli import main; sys.exit(main(['serve', *sys.argv[1:]]))"
 OPTIONS = ("--port", "0", "--dtype", "fp32")
-
-
-@contextlib.contextmanager
-def told_address(process: Any) -> Iterator[str]:
-    """Yields the address of a server that has been started, and ends it as a user does."""
-    lines = []
-    for line in process.stderr:
-        lines.append(line.decode())
-        if lines[-1].startswith("serving "):
-            break
-    else:
-        raise AssertionError("".join(lines))
-    drain = threading.Thread(target=process.stderr.read)
-    drain.start()
-    try:
-        yield lines[-1].partition(" at ")[2].partition(";")[0]
-    finally:
-        process.send_signal(signal.SIGINT)
-        assert process.wait(600) == 130
-        drain.join()
 
 
 @pytest.fixture(scope="module")

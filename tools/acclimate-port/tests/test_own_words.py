@@ -93,6 +93,6 @@ def test_a_check_that_ends_the_program_is_one(target: str) -> None:
 def test_a_file_that_python_can_parse_is_not_called_invalid(tmp_path: Path) -> None:
     path = tmp_path / "a.py"
     path.write_text("import torch\n\n\nclass A:\n    def f(self):\n\t    return torch.cuda.device_count()\n")
-    assert "Python can parse it" in port_file(path, Settings(), apply=False).failure
+    assert "Python can parse it" in port_file(path, Settings()).failure
     path.write_text("import torch\nprint 'cuda'\n")
-    assert "not valid Python 3" in port_file(path, Settings(), apply=False).failure
+    assert "not valid Python 3" in port_file(path, Settings()).failure

@@ -320,9 +320,9 @@ class _Ends:
 
         self._criteria = criteria
         self._going = [True] * batch
-        self._are_common = all(type(each) in (EosTokenCriteria, MaxLengthCriteria) for each in criteria)
+        self._are_common = all(type(one) in (EosTokenCriteria, MaxLengthCriteria) for one in criteria)
         self._longest = min(
-            (each.max_length for each in criteria if type(each) is MaxLengthCriteria), default=None
+            (one.max_length for one in criteria if type(one) is MaxLengthCriteria), default=None
         )
         ends = [criterion.eos_token_id for criterion in criteria if hasattr(criterion, "eos_token_id")]
         self._end_tokens = {token for end in ends for token in end.reshape(-1).tolist()}

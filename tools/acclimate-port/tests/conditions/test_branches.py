@@ -193,7 +193,7 @@ def test_a_shell_command_of_several_lines_in_a_notebook_stays(tmp_path: Path) ->
     cells = [{"cell_type": "code", "source": source}]
     path = tmp_path / "a.ipynb"
     path.write_text(json.dumps({"cells": cells}), encoding="utf-8")
-    result = port_file(path, Settings(), apply=False)
+    result = port_file(path, Settings())
     assert not result.failure
     after = json.loads(result.after)["cells"][0]["source"]
     assert source.partition("x.to")[0] in after

@@ -24,7 +24,7 @@ def results(folder: Path) -> list[FileResult]:
     good, bad = folder / "a_rather_long_name_of_a_file_that_must_wrap_on_a_telephone.py", folder / "bad.py"
     good.write_text(SOURCE, encoding="utf-8")
     bad.write_text("import torch\ntorch.cuda.(\n", encoding="utf-8")
-    return [port_file(path, Settings(unsafe=True), apply=False) for path in (good, bad)]
+    return [port_file(path, Settings(unsafe=True)) for path in (good, bad)]
 
 
 def test_the_page_can_be_read_in_light_and_dark_and_on_a_telephone(browser: Browser, tmp_path: Path) -> None:

@@ -72,12 +72,10 @@ def _is_in_command(file: SourceFile, use: cst.CSTNode) -> bool:
         )
     if isinstance(at, cst.Arg):
         call = file.tree.parent(at)
-        is_format = (
-            isinstance(call, cst.Call)
-            and called_name(call) == "format"
-            and isinstance(call.func, cst.Attribute)
-        )
-        return is_format and _OPTION_WITH_VALUE.search(file.tree.source(call.func)) is not None  # type: ignore[union-attr]
+        if not isinstance(call, cst.Call) or not isinstance(call.func, cst.Attribute):
+            return False
+        is_format = called_name(call) == "format"
+        return is_format and _OPTION_WITH_VALUE.search(file.tree.source(call.func)) is not None
     if isinstance(at, cst.Element):
         holder = file.tree.parent(at)
         listed = [*holder.elements] if isinstance(holder, (cst.List, cst.Tuple)) else []

@@ -16,6 +16,8 @@ from acclimate_port.source_file import SourceFile, cuda_name
 _PARTS = (cst.BooleanOperation, cst.Comparison, cst.ComparisonTarget, cst.IfExp, cst.Arg)
 _TESTS = (cst.If, cst.While, cst.Assert, cst.CompIf)
 _QUESTIONS = {"is_available", "device_count", "is_bf16_supported", "is_initialized", "startswith"}
+_KEEP_VALUE = ("str", "bool")
+"""Functions that give the device or the truth that they get."""
 _SWITCHES = {"autocast", "GradScaler"}
 """Calls that turn something on or off."""
 _MOST_AROUND = 12
@@ -61,13 +63,13 @@ def whole_value(file: SourceFile, node: cst.CSTNode, *, of_choice: bool = True) 
 def _keeps_value(file: SourceFile, call: cst.Call) -> bool:
     """Whether a call gives the device or the truth that it gets, or turns something on by them."""
     name = called_name(call)
-    return file.tree.qualified(call.func) == "torch.device" or name in ("str", "bool", *_SWITCHES)
+    return file.tree.qualified(call.func) == "torch.device" or name in (*_KEEP_VALUE, *_SWITCHES)
 
 
 def is_decision(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether a value is a test or a choice, and not the plain name of a device."""
     if isinstance(node, cst.Call):
-        if called_name(node) in ("bool", "str") and len(node.args) == 1:
+        if called_name(node) in _KEEP_VALUE and len(node.args) == 1:
             return is_decision(file, node.args[0].value)
         return called_name(node) in _QUESTIONS | _SWITCHES
     if isinstance(node, cst.Attribute):

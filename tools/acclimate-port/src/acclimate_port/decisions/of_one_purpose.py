@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 
 import libcst as cst
 
@@ -136,8 +136,10 @@ class _Purposes:
         """The figures of one sum, and a number of devices with the calls that get it: ``rank % count``."""
         numbers = self._all.of_rules("runtime-call", "current-device")
         reached = {index: self._numbers_from(self._all[index].finding.node) for index in numbers}
-        sums = [{id(one) for one in reached[i] if isinstance(one, cst.BinaryOperation)} for i in numbers]
-        yield from ([numbers[one] for one in own] for own in sharing([set(one) for one in sums]))
+        sums: list[set[Hashable]] = [
+            {id(one) for one in reached[i] if isinstance(one, cst.BinaryOperation)} for i in numbers
+        ]
+        yield from ([numbers[one] for one in own] for own in sharing(sums))
         for index in numbers:
             node = self._all[index].finding.node
             if isinstance(node, cst.Call) and called_name(node) == "device_count":

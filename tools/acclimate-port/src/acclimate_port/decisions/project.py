@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from acclimate_port.decisions.symbols import Facts, Kind, Symbol
@@ -89,7 +89,7 @@ class Project:
     def _imported(self, path: Path) -> set[Path]:
         """The files of the project that a file imports."""
         if path not in self._imports:
-            modules = ((self._files_of(path, module)) for module in self._facts[path].imports)
+            modules = (self._files_of(path, module) for module in self._facts[path].imports)
             self._imports[path] = {found for files in modules for found in files}
         return self._imports[path]
 
@@ -144,7 +144,7 @@ class Project:
         if kind == "here":
             return f"{path}:{name}{end}"
         if kind == "any":
-            return f"{text}"
+            return text
         owner, _, attribute = name.rpartition(".")
         if kind == "self":
             return f"{self._family(f'{path}:{owner}')}.{attribute}{end}"
@@ -166,21 +166,12 @@ class Project:
 
     def _family(self, name: str) -> str:
         """The class that stands for a class and those that it is related to."""
-        at = name
-        while at in self._parents and self._parents[at] != at:
-            at = self._parents[at]
-        for one in self._way(name):
-            if one != at:
-                self._parents[one] = at
-        return at
-
-    def _way(self, name: str) -> Iterator[str]:
-        at = name
-        seen = []
-        while at in self._parents and at not in seen:
-            seen.append(at)
-            at = self._parents[at]
-        return iter(seen)
+        way = [name]
+        while (above := self._parents.get(way[-1], way[-1])) != way[-1]:
+            way.append(above)
+        for one in way[:-1]:
+            self._parents[one] = way[-1]
+        return way[-1]
 
 
 def _parts(path: Path, module: str) -> tuple[str, ...]:

@@ -174,13 +174,8 @@ def _written(result: FileResult) -> FileResult:
     return replace(result, written=True)
 
 
-def port_file(path: Path, settings: Settings, apply: bool = False) -> FileResult:
-    """Ports one file and, if asked, writes it; an error in the file is part of the result."""
-    result = _read_and_ported(path, settings)
-    return _written(result) if apply and result.changed else result
-
-
-def _read_and_ported(path: Path, settings: Settings) -> FileResult:
+def port_file(path: Path, settings: Settings) -> FileResult:
+    """Ports one file and does not write it; an error in the file is part of the result."""
     # Looking for cycles among the many objects of a syntax tree takes a fifth of the time.
     gc.disable()
     try:
