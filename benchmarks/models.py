@@ -82,6 +82,9 @@ def _compare(name: str, kind: str, peer: str, options: argparse.Namespace) -> li
                     once = {f"decode 1 after {tokens}": once["decode 1"]}
                 figures |= once
             found.setdefault(system, []).append(figures)
+            # A long prompt takes minutes, and a run that is stopped keeps what was measured.
+            speeds = ", ".join(f"{key} {value:,.1f}" for key, value in figures.items() if key != "peak_bytes")
+            print(f"{name} {kind}, {system}: {speeds}", flush=True)
     medians = {
         system: {key: median(once[key] for once in runs) for key in runs[0]} for system, runs in found.items()
     }
