@@ -104,6 +104,36 @@ def test_ranks_keep_only_the_window_and_write_the_text_of_the_modules(two: RankP
     assert ours == modules
 
 
+def text_with_int8_keys(rank: int, name: str, ranks: int) -> tuple[str, torch.dtype, list[int]]:
+    """Returns the kind of step, the dtype of the keys and values that it holds, and its text."""
+    import acclimate
+    from acclimate.llm.decode.cache import StepCache
+    from acclimate.llm.decode.loop import step_kind
+    from acclimate.llm.decode.native import NativeStep
+
+    torch.set_num_threads(1)
+    whole = tiny_model(name, num_key_value_heads=2, max_position_embeddings=512)
+    model = acclimate.init_inference(whole, tp_size=ranks, dtype=torch.float32, kv_cache_dtype="int8")
+    held: list[StepCache] = []
+    made = NativeStep.__init__
+
+    def noted(self: NativeStep, decoder: Any, cache: StepCache, starts: torch.Tensor) -> None:
+        held.append(cache)
+        made(self, decoder, cache, starts)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NativeStep, "__init__", noted)
+        text = model.generate(PROMPT, max_new_tokens=40, do_sample=False, eos_token_id=None)
+    return step_kind(model), held[-1].dtype, text[0].tolist()  # the first ones prove the step
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_ranks_with_int8_keys_write_the_text_of_one_process(two: RankProcesses, name: str) -> None:
+    expected = text_with_int8_keys(0, name, 1)
+    assert expected[:2] == ("native", torch.int8)
+    assert two.values(text_with_int8_keys, name, 2) == [expected, expected]
+
+
 def texts_of_experts(rank: int, name: str, quantize: str | None) -> tuple[str, list[int], list[int]]:
     """Returns the kind of step, its text, and the text of the split model's modules."""
     import acclimate
