@@ -157,7 +157,7 @@ def larger_model(kind: str) -> Any:
     [
         *(pytest.param(kind, None, marks=pytest.mark.slow) for kind in ("llama", "gemma3", "mixtral")),
         ("deepseek_v3", None),
-        ("llama", "int4"),
+        pytest.param("llama", "int4", marks=pytest.mark.slow),
     ],
 )
 def test_logits_of_texts_together_are_those_of_each_alone_to_the_last_bit(

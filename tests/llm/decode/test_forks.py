@@ -67,7 +67,7 @@ def work():
 thread = threading.Thread(target=work)
 thread.start()
 statuses = []
-for _ in range(3):
+for _ in range(2):
     time.sleep(0.05)
     statuses.append(forked())
 stop.set()

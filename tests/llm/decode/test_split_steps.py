@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from quick_parameters import quick
-
 sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
 
 import torch
@@ -137,7 +135,8 @@ def test_ranks_share_each_expert_in_the_native_step(
     assert ours == modules
 
 
-@pytest.mark.parametrize("quantize", quick(("int8", "int4"), "int4"))
+@pytest.mark.slow
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_ranks_share_quantised_latent_attention_in_the_native_step(two: RankProcesses, quantize: str) -> None:
     one, other = two.values(texts_of_experts, "deepseek_v3", quantize)
     assert one == other

@@ -36,7 +36,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "a window of two": ("mistral", {"sliding_window": 2}),
     "experts and sinks": ("gpt_oss", TYPES),
 }
-NEW = 200
+NEW = 120
 
 
 @functools.cache
