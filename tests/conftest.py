@@ -24,6 +24,8 @@ from warm_starts import pytest_configure_node as pytest_configure_node
 from warm_starts import pytest_sessionstart as pytest_sessionstart
 from warm_starts import pytest_unconfigure as pytest_unconfigure
 from warm_starts import pytest_xdist_setupnodes as pytest_xdist_setupnodes
+from warm_starts import warm_model_starts as warm_model_starts
+from warm_starts import warm_models as warm_models
 from warm_starts import warm_python as warm_python
 from warm_starts import warm_starts as warm_starts
 
