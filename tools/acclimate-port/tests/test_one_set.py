@@ -13,7 +13,7 @@ from porting import BOTH, program
 GUARDED = [
     "if x.is_cuda:\n    return y.to('cuda')\nreturn y",
     "return torch.device('cuda:%d' % other) if x.is_cuda else 1",
-    "if not torch.cuda.is_available():\n    raise ValueError\ntorch.cuda.set_device(other)\nreturn y.to('cuda')",
+    "if not torch.cuda.is_available():\n    raise ValueError\ntorch.cuda.cudart()\nreturn y.to('cuda')",
     "if torch.cuda.is_available() and torch.cuda.cudart():\n    return torch.cuda.get_rng_state()",
 ]
 
@@ -29,7 +29,7 @@ def test_code_behind_a_guard_that_stays_is_not_edited_alone(body: str, target: s
 def test_a_choice_stays_with_the_guard_of_the_constructor_that_it_chooses(target: str) -> None:
     source = (
         "import torch\n\n\nclass Gpu:\n    def __init__(self):\n        if not torch.cuda.is_available():\n"
-        "            raise ValueError('no GPU')\n\n\ndef f():\n    return Gpu() if torch.cuda.is_available() else 1\n"
+        "            raise ValueError('no GPU')\n        torch.cuda.cudart()\n\n\ndef f():\n    return Gpu() if torch.cuda.is_available() else 1\n"
     )
     assert port_text(source, Settings(target)).text == source
 

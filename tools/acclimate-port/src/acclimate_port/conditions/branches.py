@@ -8,8 +8,7 @@ from functools import cached_property
 import libcst as cst
 
 from acclimate_port.conditions.statements import decided_by, leaves, refuses
-from acclimate_port.dataflow.sinks import parameter_of
-from acclimate_port.dataflow.uses import attributes_of_self
+from acclimate_port.dataflow.uses import attributes_of_self, parameter_of
 from acclimate_port.source.tree import Span, called_name, dotted, string_value, walk
 from acclimate_port.source_file import SourceFile, kept
 

@@ -30,9 +30,9 @@ _OF_NVIDIA = re.compile(
 """Libraries of NVIDIA's in a condition: ``HAS_TRT and torch.cuda.is_available()``."""
 _PROVIDER = re.compile(
     r"(CUDA|Tensorrt)\w*Provider|[\"'](flash_attention|flash_attn|xformers|bitsandbytes|tensorrt|nvfuser)(_?\d)?[\"']"
-    r"|[\"']\w+_[48]bit[\"']|[\"'][\w-]+-gpu\b"
+    r"|[\"']\w+_[48]bit[\"']|[\"'][\w-]+-gpu\b|\bfaiss\.\w*[Gg]pu|\b(cupy|cuml|cudf|pynvml)\.\w"
 )
-"""Options that choose a package for NVIDIA GPUs: ``CUDAExecutionProvider``, ``"flash_attention_2"``."""
+"""What chooses a package for NVIDIA GPUs, or calls it: ``CUDAExecutionProvider``, ``"flash_attention_2"``."""
 
 
 def reason_to_keep(file: SourceFile, test: cst.CSTNode) -> str:

@@ -93,6 +93,7 @@ class _Links:
         returned, refused = code_passed(file, test)
         decision.needs += self._all.counted(returned)
         decision.needs += [o for o in self._all.counted(refused) if asks_for_device(file, self._finding(o))]
+        decision.beside += self._all.counted(refused)
         decision.beside += self._runtime_calls([*self._skipped(test), *returned])
         decision.needs += [
             other
