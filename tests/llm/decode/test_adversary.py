@@ -365,6 +365,9 @@ def hole() -> Tensor:
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "a_mask_with_a_hole": {"attention_mask": hole()},
+    "a_mask_that_begins_with_halves": {
+        "attention_mask": torch.ones(1, 9).index_fill(1, torch.arange(3), 0.5)
+    },
     "a_mask_without_the_last_token": {"attention_mask": (torch.arange(9) < 8)[None].long()},
     "a_mask_of_other_numbers": {"attention_mask": torch.full_like(PROMPT, 2)},
     "later_positions": {"position_ids": torch.arange(9)[None] + 5},
@@ -463,3 +466,27 @@ def test_a_change_by_a_callback_within_a_text_is_an_error_and_one_of_a_norm_coun
 
     with pytest.raises(ModelChangedError, match="was changed while it generated"):
         ours.generate(prompt, logits_processor=[replaced], **options)
+
+
+def test_a_users_function_in_an_object_of_transformers_cannot_change_a_model_unseen() -> None:
+    ours = acclimate.init_inference(copy.deepcopy(made("llama")))
+
+    def allowed(batch: int, ids: Tensor) -> list[int]:
+        if len(ids) == 14:
+            mlp(ours).act_fn = nn.ReLU()
+        return list(range(160))
+
+    with pytest.raises(ModelChangedError, match="was changed while it generated"):
+        text(ours, prefix_allowed_tokens_fn=allowed)
+
+
+def test_frequencies_that_change_within_a_text_are_an_error() -> None:
+    ours = acclimate.init_inference(copy.deepcopy(made("llama")))
+
+    def changed(ids: Tensor, scores: Tensor) -> Tensor:
+        if ids.shape[1] == 14:
+            ours.model.rotary_emb.inv_freq.mul_(0.3)
+        return scores
+
+    with pytest.raises(ModelChangedError, match="was changed while it generated"):
+        text(ours, logits_processor=[changed])
