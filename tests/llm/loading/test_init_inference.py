@@ -249,7 +249,7 @@ def whole_tokens(folder: Path) -> list[int]:
 # -- promises ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", quick(KINDS, "llama", "mixtral"))
+@pytest.mark.parametrize("kind", quick(KINDS, "llama"))
 def test_two_ranks_hold_their_slices_and_generate_what_the_whole_model_does(
     kind: str, two: RankProcesses, folders: dict[str, Path]
 ) -> None:
