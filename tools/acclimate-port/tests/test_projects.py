@@ -340,6 +340,21 @@ def test_a_profilers_figures_are_those_of_the_activities_that_another_file_recor
     check(ported(tmp_path, files, target), "read.py", AVAILABLE, "record.py:")
 
 
+@BOTH
+def test_an_object_is_not_moved_without_the_class_of_another_file_that_moves_it_too(
+    target: str, tmp_path: Path
+) -> None:
+    files = {
+        "main.py": "import torch\nfrom policy import Policy\n\n\ndef main():\n"
+        "    device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')\n"
+        "    model = torch.nn.Linear(2, 2).to(device)\n    return Policy(model)\n",
+        "policy.py": "import torch\n\n\nclass Policy:\n    def __init__(self, model):\n"
+        "        if torch.cuda.is_available():\n            model.cuda()\n        self.model = model\n",
+    }
+    results = ported(tmp_path, files, target)
+    check(results, "main.py", "'cuda' if torch.cuda.is_available() else 'cpu'", "policy.py:7")
+
+
 COMPARED = {
     "an argument of a constructor": (
         "class Model:\n    def __init__(self, device=None):\n        self.device = device\n"

@@ -28,6 +28,7 @@ _OF_NVIDIA = re.compile(
     re.IGNORECASE,
 )
 """Libraries of NVIDIA's in a condition: ``HAS_TRT and torch.cuda.is_available()``."""
+_OF_TOOLKIT = re.compile(r"version\.cuda|\bCUDA_(HOME|PATH)\b")
 _PROVIDER = re.compile(
     r"(CUDA|Tensorrt)\w*Provider|[\"'](flash_attention|flash_attn|xformers|bitsandbytes|tensorrt|nvfuser)(_?\d)?[\"']"
     r"|[\"']\w+_[48]bit[\"']|[\"'][\w-]+-gpu\b|\bfaiss\.\w*[Gg]pu|\b(cupy|cuml|cudf|pynvml)\.\w"
@@ -44,8 +45,8 @@ def reason_to_keep(file: SourceFile, test: cst.CSTNode) -> str:
     if asks_capability(file, test):
         return "it tests CUDA's compute capability, which no other accelerator has"
     places = branches_of_result(file, test)
-    if any("version.cuda" in file.tree.source(place) for place in places):
-        return "its branch reads the version of CUDA"
+    if any(_OF_TOOLKIT.search(file.tree.source(place)) for place in places):
+        return "its branch reads the version of CUDA, or where it is installed"
     if any(_imports_package_within(file, place) for place in places):
         return "its branch imports a package for NVIDIA GPUs"
     if any(_PROVIDER.search(file.tree.source(place)) for place in places):

@@ -117,6 +117,11 @@ class Across:
             self._implied |= {(code, symbol): None for code in self._code_within(places)}
         for symbol, place in (*self._tests_that_stay(), *self._code_that_stays()):
             add(symbol, place)
+        for index in filter(self._stays, self._all.of_rules("cuda-method")):
+            node = self._all[index].finding.node
+            if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+                for text in sources(self._file, node.func.value):
+                    add(Symbol(Kind.TENSOR, text), self._all[index].finding.place)
         for index in filter(self._stays, self._all.of_rules("profiler-activities")):
             add(_PROFILER, self._all[index].finding.place)
         self._implied |= dict.fromkeys(self._passed_on())

@@ -26,6 +26,7 @@ from acclimate_port.source_file import SourceFile, cuda_name
 _USE_DEVICE = {"ACC101", "ACC102", "ACC201", "ACC205", "ACC206", "ACC301", "ACC304"}
 """Rules for code that may use a device, and raises if there is none."""
 _LOOK_UP = {
+    "ACC103",
     *("ACC201", "ACC202", "ACC203", "ACC205", "ACC206", "ACC301", "ACC304", "ACC401", "ACC402", "ACC501"),
     "ACC506",
 }

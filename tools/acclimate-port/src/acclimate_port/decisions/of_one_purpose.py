@@ -35,6 +35,8 @@ def groups_of_one_purpose(file: SourceFile, decisions: Decisions) -> Iterator[li
     yield from purposes.wrapped()
     yield from purposes.branches()
     yield from purposes.figures()
+    yield from purposes.streams()
+    yield from purposes.compared()
     yield from purposes.compared_and_moved()
 
 
@@ -136,6 +138,27 @@ class _Purposes:
                 tested = self._of([test], *_GIVE_DEVICE, "device-comparison")
                 if tested:
                     yield [*tested, *self._of([statement.body], "cuda-method", *_GIVE_DEVICE)]
+
+    def streams(self) -> Iterator[list[int]]:
+        """A stream, and the contexts and calls that get it: ``with torch.cuda.stream(self.stream):``."""
+        for index in self._all.of_rules("runtime-call"):
+            node = self._all[index].finding.node
+            if isinstance(node, cst.Call) and cuda_name(self._file, node.func) == "Stream":
+                getting = [self._getting(use) for use in uses_of(self._file, node) if use is not node]
+                yield [index, *dict.fromkeys(one for one in getting if one is not None)]
+
+    def compared(self) -> Iterator[list[int]]:
+        """Devices that one test compares with each other: ``"cuda:" + str(k) != self.last_device``."""
+        members: dict[int, list[int]] = defaultdict(list)
+        for index in self._all.of_rules(*_GIVE_DEVICE):
+            for use in uses_of(self._file, self._all[index].finding.node):
+                at = self._file.tree.parent(use)
+                if isinstance(at, (cst.Comparison, cst.ComparisonTarget)):
+                    test = at if isinstance(at, cst.Comparison) else self._file.tree.parent(at)
+                    holder = self._file.tree.statement(at)
+                    body = [holder.body] if isinstance(holder, cst.If) and holder.test is test else []
+                    members[id(test)] += [index, *self._of(body, *_GIVE_DEVICE)]
+        yield from (list(dict.fromkeys(own)) for own in members.values())
 
     # -- numbers -----------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from acclimate_port.source.outline import Outline
 _REASONS = {
     Kind.FLAG: "{place}, which the same flag decides about, stays as it is",
     Kind.DEVICE: "{place}, which compares the name of this device, stays as it is",
-    Kind.TENSOR: "{place}, which asks for the device of this tensor, stays as it is",
+    Kind.TENSOR: "{place}, which moves the same object or asks for its device, stays as it is",
     Kind.OBJECT: "{place}, which chooses the device of the same object, stays as it is",
     Kind.CODE: "it decides about code that needs CUDA at {place}, which stays as it is",
 }
