@@ -37,20 +37,34 @@ class Outcome:
         return Outcome(self.error, rename(self.result), tuple(map(rename, self.calls)))
 
 
-class Device(str):
-    """A device, which is equal to its name."""
+class Name(str):
+    """A device's name, with the parts of a device, so that a program may get it in place of one."""
 
     __slots__ = ()
 
     @property
     def type(self) -> str:
         """The name without the index."""
-        return self.partition(":")[0]
+        return str(self).partition(":")[0]
 
     @property
     def index(self) -> int | None:
         """The number after the name."""
-        return int(self.partition(":")[2]) if ":" in self else None
+        return int(str(self).partition(":")[2]) if ":" in self else None
+
+
+class Device(Name):
+    """A device, which no string is equal to."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Device) and str(self) == str(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = Name.__hash__
 
 
 class Tensor:

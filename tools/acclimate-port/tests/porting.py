@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from acclimate_port.engine import Ported, Settings, Status, port_text
-from machines import Machine, Outcome, Tensor, run
+from machines import Machine, Name, Outcome, Tensor, run
 
 BOTH = pytest.mark.parametrize("target", ["acclimate", "torch"])
 
@@ -32,7 +32,7 @@ def outcome(source: str, machine: str, flag: bool, other: bool, device: str) -> 
         **dict.fromkeys(("x", "y", "model"), lambda here: Tensor(here, "cpu")),
         "flag": flag,
         "other": other,
-        "device": lambda here: here.torch().device(kind if device == "own" else "cpu"),
+        "device": lambda here: Name(kind if device == "own" else "cpu"),
     }
     call = "f(x, y, model, flag, other, device)" if "def f(" in source else ""
     return run(source, machine, call, given)

@@ -30,7 +30,7 @@ from acclimate_port.source.tree import (
     string_value,
     walk,
 )
-from acclimate_port.source.values import Values
+from acclimate_port.source.values import Kind, Values
 from acclimate_port.source.vendor_code import VendorCode
 from acclimate_port.source.vendors import OWN_WORDS, kinds_in
 
@@ -51,6 +51,7 @@ _HOME_OF_ACCELERATOR = {
 }
 _ASK_FOR_DEVICES = {"torch.cuda.is_available", "torch.accelerator.is_available"}
 _USE_DEVICES = {"cuda", "to", "device_count"}
+_GIVE_TEXT = {"lower", "strip", "casefold", "split", "partition"}
 _STARTS_PROGRAM = re.compile(r"(^|_)(main|run|train|test|cli|app|launch|fire)($|_)", re.IGNORECASE)
 _CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
 _LONGEST_NAME = 40
@@ -497,8 +498,20 @@ class SourceFile:
                 return isinstance(right.operator, (cst.Equal, cst.In))
             among = right.comparator.elements if isinstance(right.comparator, cst.Tuple) else ()
             names_host = said == "cpu" or any(string_value(element.value) == "cpu" for element in among)
-            return names_host and isinstance(right.operator, (cst.NotEqual, cst.NotIn))
+            # A `torch.device` differs from every string, so such a test is true on a host too.
+            compared = right.comparator if string_value(test.left) == "cpu" else test.left
+            is_unlike = isinstance(right.operator, (cst.NotEqual, cst.NotIn))
+            return names_host and is_unlike and self._is_text(compared)
         return isinstance(test, cst.Attribute) and test.attr.value == "is_cuda"
+
+    def _is_text(self, value: cst.CSTNode) -> bool:
+        """Whether the file shows that a device is a string: ``x.device.type``, ``str(device)``."""
+        if isinstance(value, cst.Attribute) and value.attr.value == "type":
+            return True
+        if isinstance(value, cst.Call):
+            gives_text = dotted(value.func) == "str" or called_name(value) in _GIVE_TEXT
+            return gives_text or self.is_accelerators_name(value)
+        return self.values.of(value).kind is Kind.STRING
 
     def _is_cleared_before(self, flag: cst.CSTNode) -> bool:
         """Whether an earlier statement makes a flag false without a device.

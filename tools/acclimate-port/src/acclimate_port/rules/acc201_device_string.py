@@ -9,13 +9,13 @@ import libcst as cst
 
 from acclimate_port.dataflow.literals import LiteralUse, Role, classify_literal
 from acclimate_port.dataflow.map_location import loadable
-from acclimate_port.dataflow.sinks import takes_device
+from acclimate_port.dataflow.sinks import parameter_of, takes_device
 from acclimate_port.dataflow.uses import uses_of
 from acclimate_port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate_port.new_code.edits import Part
 from acclimate_port.rules.base import DEVICE, IMPORTS, WITH_HELPER, Example, Finding, Rule, index_of
 from acclimate_port.rules.comparison_edits import OTHERS, adapt_to_comparison
-from acclimate_port.source.tree import called_name, string_value
+from acclimate_port.source.tree import Given, called_name, string_value
 from acclimate_port.source_file import SourceFile
 
 
@@ -38,18 +38,31 @@ _SWITCHES = re.compile(r"torch\.(amp\.)?(\w+\.)?(autocast|GradScaler|set_autocas
 
 
 def _turns_on_host(file: SourceFile, node: cst.CSTNode) -> str:
-    """Why a device is unsafe that autocasts get through a name, and nothing else that fails without CUDA."""
+    """Why a device is unsafe that autocasts get, and nothing else that fails without CUDA."""
     found = ""
     for use in uses_of(file, node):
         given = file.tree.given_to(use)
-        if given is None or use is node:
+        if given is None:
             continue
-        if _SWITCHES.match(given.full):
-            if not file.is_guarded(given.call):
-                found = f"on a host `{given.full}`, which gets it, is on then, and is off with CUDA's name"
+        if switch := _switch(file, given):
+            # The rule for mixed precision adds a guard to a call of torch's with the name in it.
+            is_direct = use is node and given.full == switch
+            if not is_direct and not file.is_guarded(given.call):
+                found = f"on a host `{switch}`, which gets it, is on then, and is off with CUDA's name"
         elif given.full != "torch.device" and (given.full.startswith("torch.") or takes_device(given)):
             return ""
     return found
+
+
+def _switch(file: SourceFile, given: Given) -> str:
+    """The autocast or scaler that gets an argument, also later (``partial(autocast, "cuda")``), or may get it."""
+    full = given.full
+    if full == "functools.partial" and given.index != 0:
+        full = file.tree.qualified(given.call.args[0].value) or ""
+    if _SWITCHES.match(full):
+        return full
+    is_unknown = not full and parameter_of(file, given) is None
+    return given.name if given.word == "device_type" and is_unknown else ""
 
 
 class DeviceString(Rule[cst.SimpleString | cst.FormattedString]):

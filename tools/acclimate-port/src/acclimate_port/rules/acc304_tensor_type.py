@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import libcst as cst
 
+from acclimate_port.dataflow.host_tensors import is_on_host
 from acclimate_port.dataflow.tensor_classes import is_alias, tensor_classes, type_calls
 from acclimate_port.new_code.edits import insert, replace
 from acclimate_port.new_code.targets import AcclimateTarget, Missing
@@ -18,6 +19,8 @@ DTYPES = {
     "BoolTensor": "bool", "BFloat16Tensor": "bfloat16",
 }  # fmt: skip
 
+_MAY_MOVE = "a tensor that is on another GPU keeps its GPU, and after the edit moves to the current one"
+
 
 class TensorType(Rule[cst.Call | cst.Attribute | cst.Name]):
     """``torch.cuda.FloatTensor``."""
@@ -29,7 +32,8 @@ class TensorType(Rule[cst.Call | cst.Attribute | cst.Name]):
 `get_accelerator().FloatTensor` is the same class on CUDA, and makes tensors in the same ways elsewhere. torch has no
 such classes for every device, so `--to torch` replaces a call with a list by `torch.tensor`, a call with sizes by
 `torch.empty`, and a class that a name holds by a function; it leaves other uses. `x.type(torch.cuda.LongTensor)`
-becomes `x.to(device, torch.int64)`. `x.type(Tensor)` becomes `x.to(Tensor(0))`, which takes the dtype and device of
+becomes `x.to(device, torch.int64)` if the file shows that `x` is on the host. A tensor that is on a GPU stays on that GPU,
+so the edit of any other name keeps `x.device` if that is not the CPU, and the edit of another expression is unsafe. `x.type(Tensor)` becomes `x.to(Tensor(0))`, which takes the dtype and device of
 an empty tensor; it is edited together with the assignment of `Tensor`. A `DoubleTensor` fails on hardware without
 float64, such as Apple's."""
     examples = (
@@ -48,8 +52,10 @@ float64, such as Apple's."""
         ),
         Example(
             "import torch\n\n\ndef f(x, y):\n    return x.type(torch.cuda.LongTensor)\n",
-            f"{IMPORTS}\ndef f(x, y):\n    return x.to(get_accelerator().device_name(), torch.int64)\n",
-            f"{WITH_HELPER}def f(x, y):\n    return x.to(accelerator_type(), torch.int64)\n",
+            f"{IMPORTS}\ndef f(x, y):\n"
+            '    return x.to(x.device if x.device.type != "cpu" else get_accelerator().device_name(), torch.int64)\n',
+            f"{WITH_HELPER}def f(x, y):\n"
+            '    return x.to(x.device if x.device.type != "cpu" else accelerator_type(), torch.int64)\n',
         ),
         Example(
             "import torch\n\nTensor = torch.cuda.FloatTensor if fast else torch.FloatTensor\nx = images.type(Tensor)\n",
@@ -99,16 +105,23 @@ float64, such as Apple's."""
         said = string_value(value) or ""
         name = said.removeprefix("torch.cuda.") if said.startswith("torch.cuda.") else cuda_name(file, value)
         to = replace(file.span(method.attr), "to")
+        is_on_one_device = is_on_host(file, method.value)
         if name in DTYPES:
-            text = f"{file.target.device_type}, {file.torch}.{DTYPES[name]}"
-            unsafe = ""
+            device, unsafe = file.target.device_type, ""
+            if not is_on_one_device and isinstance(method.value, (cst.Name, cst.Attribute)):
+                quote, tensor = file.quote(value), file.tree.source(method.value)
+                device = f"{tensor}.device if {tensor}.device.type != {quote}cpu{quote} else {device}"
+            elif not is_on_one_device:
+                unsafe = _MAY_MOVE
+            text = f"{device}, {file.torch}.{DTYPES[name]}"
             return self.convert(
                 file, node, to, replace(file.span(value), text), unsafe=unsafe, claims=(value,)
             )
         classes = [kind for kind in tensor_classes(file, value) if cuda_name(file, kind) in DTYPES]
         if not classes:
             return None
-        finding = self.convert(file, node, to, insert(file.span(value).end, "(0)"))
+        unsafe = "" if is_on_one_device else _MAY_MOVE
+        finding = self.convert(file, node, to, insert(file.span(value).end, "(0)"), unsafe=unsafe)
         finding.claims, finding.needs_applied_at = (), tuple(file.span(kind) for kind in classes)
         return finding
 
