@@ -26,7 +26,7 @@ from quick_parameters import quick
 sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
 
 from architectures import tiny_model
-from transformers import DynamicCache
+from transformers import DynamicCache, StoppingCriteria
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama import modeling_llama
 
@@ -490,3 +490,43 @@ def test_frequencies_that_change_within_a_text_are_an_error() -> None:
 
     with pytest.raises(ModelChangedError, match="was changed while it generated"):
         text(ours, logits_processor=[changed])
+
+
+class _Callback(StoppingCriteria):  # type: ignore[misc]
+    def __init__(self, act: Callable[[Tensor], object]) -> None:
+        self.act = act
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        self.act(input_ids)
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+class _WithAnEnd(_Callback):
+    eos_token_id = 7
+
+
+class _Streamer:
+    def put(self, tokens: Tensor) -> None:
+        tokens.fill_(3)
+
+    def end(self) -> None:
+        pass
+
+
+CALLBACKS: dict[str, dict[str, Any]] = {
+    "a_criterion_that_changes_tokens": {"stopping_criteria": [_Callback(lambda ids: ids[:, -1].fill_(7))]},
+    "a_criterion_that_views_tokens": {"stopping_criteria": [_Callback(lambda ids: ids.view(-1))]},
+    "a_criterion_with_an_end_of_its_own": {"stopping_criteria": [_WithAnEnd(len)]},
+}
+
+
+@pytest.mark.parametrize("options", CALLBACKS.values(), ids=CALLBACKS.keys())
+def test_callbacks_get_the_tokens_as_transformers_gives_them(options: dict[str, Any]) -> None:
+    own, ours = pair()
+    prompt = torch.cat((PROMPT, PROMPT + 20))
+    assert torch.equal(text(ours, prompt, **options), text(own, prompt, **options))
+
+
+def test_a_streamer_that_changes_its_tokens_changes_no_text() -> None:
+    own, ours = pair()
+    assert torch.equal(text(ours, streamer=_Streamer()), text(own, streamer=_Streamer()))

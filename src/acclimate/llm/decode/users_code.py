@@ -227,10 +227,9 @@ class _Walk:
             names = frozenset(name for code in codes for name in code.co_names)
             self.names |= names
             self.reads.append(Read(where, code_of(function), functools.partial(code_of, function)))
-            for code in codes:
-                self._changes(function, code, names)
+            loaded = {name for code in codes for name in self._variables(function, code, names)}
             space = function.__globals__
-            for name in sorted(names):
+            for name in sorted(loaded):
                 if name in space:
                     self.value(where, name, space[name], names, functools.partial(space.get, name))
                 elif name in _HIDING:
@@ -249,10 +248,18 @@ class _Walk:
                     where, name, content, names, functools.partial(getattr, cell, "cell_contents", None)
                 )
 
-    def _changes(self, function: types.FunctionType, code: types.CodeType, names: frozenset[str]) -> None:
-        """Raises if code changes a variable outside of it, or imports what is not there yet."""
+    def _variables(
+        self, function: types.FunctionType, code: types.CodeType, names: frozenset[str]
+    ) -> Iterator[str]:
+        """Yields the variables of its file that code reads.
+
+        Raises:
+            NotRepresentedError: it changes a variable outside of it, or imports what is not there yet.
+        """
         outside = function.__code__.co_freevars
         for step in dis.get_instructions(code):
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                yield step.argval
             changes = step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
             if changes or (step.opname in ("STORE_DEREF", "DELETE_DEREF") and step.argval in outside):
                 raise NotRepresentedError(f"{function.__qualname__} changes the variable {step.argval}")
