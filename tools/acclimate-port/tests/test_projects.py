@@ -441,6 +441,17 @@ def test_what_is_ported_at_both_ends_is_safe(target: str, tmp_path: Path) -> Non
 
 
 @BOTH
+def test_a_device_may_meet_a_test_that_only_adds_its_number(target: str, tmp_path: Path) -> None:
+    files = {
+        "load.py": "import torch\n\n\ndef load(path, device):\n    if device != 'mps':\n        print(device)\n"
+        "    if device == 'cuda':\n        device = f'cuda:{torch.cuda.current_device()}'\n"
+        "    return torch.load(path, map_location=device)\n",
+        "use.py": "from load import load\n\n\ndef f(path, n):\n    device = 'cuda' if n else 'cpu'\n    return load(path, device)\n",
+    }
+    assert site(ported(tmp_path, files, target)["use.py"], "'cuda'").status is Status.CONVERTED
+
+
+@BOTH
 def test_code_behind_a_flag_that_stays_is_ported(target: str, tmp_path: Path) -> None:
     files = {
         "flags.py": "import subprocess\n\nimport torch\n\n\nclass Base:\n    def __init__(self):\n"

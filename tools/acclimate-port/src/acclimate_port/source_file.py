@@ -23,6 +23,7 @@ from acclimate_port.source.tree import (
     Span,
     Tree,
     called_name,
+    child_nodes,
     dotted,
     modules_of,
     packages_of,
@@ -675,7 +676,7 @@ def _walk_outside_functions(node: cst.CSTNode) -> list[cst.CSTNode]:
         at = waiting.pop()
         found.append(at)
         if not isinstance(at, (cst.FunctionDef, cst.ClassDef)):
-            waiting.extend(reversed(at.children))
+            waiting.extend(reversed(child_nodes(at)))
     return found
 
 

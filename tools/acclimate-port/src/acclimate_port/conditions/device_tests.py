@@ -40,17 +40,20 @@ def tests_of_devices(file: SourceFile) -> Iterator[tuple[cst.CSTNode, cst.CSTNod
 def _only_falls_back(file: SourceFile, test: cst.CSTNode) -> bool:
     """Whether a test chooses the CPU where CUDA is missing, and does nothing else: ``device = "cpu"``.
 
-    The accelerator's name never needs that, so such a test may stay beside it.
+    The accelerator's name never needs that, so such a test may stay beside it. The same holds for a test that
+    adds the number of the device: ``if device == "cuda": device = f"cuda:{torch.cuda.current_device()}"``.
     """
     statement = decided_by(file, test)
     if not isinstance(statement, cst.If) or statement.orelse is not None:
         return False
-    if not asks_for_cuda(file, statement.test):
-        return False
     lines = [line.body for line in statement.body.body if isinstance(line, cst.SimpleStatementLine)]
-    given = [one.value for line in lines for one in line if isinstance(one, cst.Assign)]
-    is_all = len(given) == len(statement.body.body) == sum(map(len, lines))
-    return is_all and all(any(string_value(part) == "cpu" for part in walk(value)) for value in given)
+    given = [one for line in lines for one in line if isinstance(one, cst.Assign)]
+    if not len(given) == len(statement.body.body) == sum(map(len, lines)):
+        return False
+    if asks_for_cuda(file, statement.test):
+        return all(any(string_value(part) == "cpu" for part in walk(one.value)) for one in given)
+    asked, source = file.tree.source(test), file.tree.source
+    return all("cuda:" in source(one.value) and source(one.targets[0].target) in asked for one in given)
 
 
 def _tests(file: SourceFile, names: tuple[str, ...] = _NAMES) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:

@@ -38,7 +38,7 @@ from acclimate_port.decisions.symbols import (
 )
 from acclimate_port.source.outline import outline
 from acclimate_port.source.torch_cuda import NEVER_RAISE
-from acclimate_port.source.tree import Span, dotted, last_name
+from acclimate_port.source.tree import Span, child_nodes, dotted, last_name
 from acclimate_port.source.values import DEVICE_NAME
 from acclimate_port.source_file import SourceFile, cuda_name
 
@@ -347,10 +347,10 @@ class Across:
             waiting: list[cst.CSTNode] = [function.body] if text else []
             while waiting:
                 node = waiting.pop()
-                if isinstance(node, _MAY_NOT_RUN):
+                if type(node) in _MAY_NOT_RUN:
                     continue
                 found[id(node)] = text
-                children = list(node.children)
+                children = child_nodes(node)
                 if isinstance(node, cst.IndentedBlock):
                     returns = (
                         n for n, one in enumerate(node.body) if isinstance(one, cst.If) and leaves(one.body)

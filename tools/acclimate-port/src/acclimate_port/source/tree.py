@@ -93,7 +93,7 @@ class _Scopes(ScopeVisitor):
             self._leaves[kind] = getattr(self, f"leave_{kind.__name__}", None)
         visit = self._visits[kind]
         if visit is None or visit(node) is not False:
-            for below in _child_nodes(node):
+            for below in child_nodes(node):
                 self.on_visit(below)
                 self.on_leave(below)
         return False
@@ -229,7 +229,7 @@ class Tree:
             node = waiting.pop()
             self.nodes.append(node)
             self._of_type[type(node)].append(node)
-            children = _child_nodes(node)
+            children = child_nodes(node)
             waiting += children
             for below in children:
                 self._parents[id(below)] = node
@@ -602,10 +602,10 @@ def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     while waiting:
         at = waiting.pop()
         yield at
-        waiting.extend(_child_nodes(at))
+        waiting.extend(child_nodes(at))
 
 
-def _child_nodes(node: cst.CSTNode) -> list[cst.CSTNode]:
+def child_nodes(node: cst.CSTNode) -> list[cst.CSTNode]:
     """The children of a node, without white space, which no rule needs."""
     found: list[cst.CSTNode] = []
     for name in _fields(type(node)):
