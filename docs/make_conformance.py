@@ -167,7 +167,10 @@ def document() -> str:
     for check in checks():
         by_category.setdefault(check.category, []).append(check)
     parts = [INTRODUCTION, *(table(category, found) for category, found in by_category.items())]
-    names = ("mutants.py", "state_mutants.py", "value_mutants.py", "argument_mutants.py", "edge_mutants.py")
+    names = (
+        "mutants.py", "state_mutants.py", "value_mutants.py", "argument_mutants.py", "edge_mutants.py",
+        "communication_mutants.py",
+    )  # fmt: skip
     files = [*((name, "CPU") for name in names), ("sim_mutants.py", "sim"), ("operator_mutants.py", "sim")]
     rows = [row for name, accelerator in files for row in faults(FAULTS / name, accelerator)]
     return "\n".join([*parts, FAULTS_INTRODUCTION + "\n".join(rows)]) + "\n"

@@ -34,8 +34,8 @@ acclimate port repo/ --report out.html   # also shows what edits that need --uns
   three machines: one with CUDA, a host without accelerator, and one with another accelerator. A **safe** edit gives the
   same on the first two, and on the third what CUDA gave. An **unsafe** edit relies on a name, lets other devices take a
   branch written for CUDA, or differs on a host; the tool prints which and how. No edit changes a result on CUDA.
-- A test keeps its result on a host, except where the program would exit there: `assert torch.cuda.is_available()` is
-  lifted, and unsafe. If the file has its own code for a device, that device keeps it.
+- A test keeps its result on a host: what asserts `torch.cuda.is_available()` ends there as before, and runs on other
+  accelerators. If the file has its own code for a device, that device keeps it.
 - A search for missing CUDA, `device == "cuda" and not torch.cuda.is_available()`, stays whole, with the list that it
   guards, and a device that it would not find on a host any more is unsafe.
 - A device's name given to a library that is not torch's stays, or is unsafe, also through methods of the file.
@@ -43,8 +43,9 @@ acclimate port repo/ --report out.html   # also shows what edits that need --uns
   pinning in it, a test and the code that it decides about through a flag, a parameter or a loop.
 - The same holds over the files that are given together. An edit is unsafe, and names the file and line, if its other end
   stays there: what a flag decides about in another file, a base class that chooses the device too, a function that
-  compares the device which it gets or returns, a guard of code that needs CUDA. Code behind a flag that stays is ported:
-  it runs on CUDA alone. Give the whole project, as of a single file only its own code is known.
+  compares the device which it gets or returns, an option or an entry of settings that another file compares, a guard of
+  code that needs CUDA. Files without code for a device are read too, if they pass such a value on. Code behind a flag
+  that stays is ported: it runs on CUDA alone. Give the whole project, as of a single file only its own code is known.
 - A report about CUDA ("CUDA available?") and a condition about a library of NVIDIA's stay.
 - Tests that decide about moving or wrapping the same object are one decision, with the code after an early return.
 - What torch turns off without CUDA stays off on a host: autocast, `GradScaler`, and the seeds of CUDA's generators.

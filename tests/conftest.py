@@ -24,6 +24,8 @@ from warm_starts import pytest_configure_node as pytest_configure_node
 from warm_starts import pytest_sessionstart as pytest_sessionstart
 from warm_starts import pytest_unconfigure as pytest_unconfigure
 from warm_starts import pytest_xdist_setupnodes as pytest_xdist_setupnodes
+from warm_starts import warm_model_starts as warm_model_starts
+from warm_starts import warm_models as warm_models
 from warm_starts import warm_python as warm_python
 from warm_starts import warm_starts as warm_starts
 
@@ -35,9 +37,10 @@ def pytest_configure(config: pytest.Config) -> None:
         gc.disable()  # until all tests are collected, which takes a quarter longer with it
         rewrite_share(config)
     # How long an example takes says nothing where other work shares the processors. `make test` tries the
-    # same examples each time, so that a failure comes from a change; other runs try new ones.
+    # same examples each time, so that a failure comes from a change; other runs try new ones, and more.
     settings.register_profile(
         "shared",
+        max_examples=40 if config.option.markexpr == "not slow" else 100,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow],
         derandomize=config.option.markexpr == "not slow",

@@ -90,9 +90,9 @@ class FreshProcesses:
             }
             assert self._server.stdin is not None
             assert self._server.stdout is not None
-            self._server.stdin.write(json.dumps(request) + "\n")
-            self._server.stdin.flush()
             try:
+                self._server.stdin.write(json.dumps(request) + "\n")
+                self._server.stdin.flush()
                 returncode = int(self._server.stdout.readline())
             except BaseException:  # the time limit of a test, which the next one must not pay for
                 with suppress(ProcessLookupError):

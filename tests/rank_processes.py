@@ -26,9 +26,16 @@ import psutil
 
 from warm_starts import warm_python_of_this_run
 
-# Imported once, in the process that all ranks are forked from: torch._dynamo comes with the first optimizer,
+# Imported once, in the process that ranks are forked from: torch._dynamo comes with the first optimizer,
 # and hypothesis with the modules of tests.
 _PRELOADED = ["torch.distributed", "acclimate.comm", "torch._dynamo", "hypothesis", "pytest"]
+_MODELS = [
+    "acclimate.llm.decode.loop", "acclimate.llm.loading.deferred_model",
+    "acclimate.llm.split.planning.make_plan", "transformers.models.auto.modeling_auto",
+    "transformers.models.gpt_oss.modeling_gpt_oss", "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen3_moe.modeling_qwen3_moe",
+]  # fmt: skip
+"""What ranks of tests of models import too."""
 _PROGRAM = """
 import os, sys
 from multiprocessing.connection import Connection
@@ -38,11 +45,6 @@ sys.path[:] = parent.recv()
 import rank_processes
 rank_processes.fork_ranks(parent)
 """
-
-
-def preload(*modules: str) -> None:
-    """Lets that process import more, if it has not been started yet."""
-    _PRELOADED.extend(modules)
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class RankProcesses:
         backend: of the default group; ``None`` for none.
         timeout_s: of its collectives.
         environment: variables that differ from this process's, set before the group is made.
+        models: whether they have transformers imported already.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class RankProcesses:
         timeout_s: float = 60,
         environment: dict[str, str] | None = None,
         before: Callable[[int], None] | None = None,
+        models: bool = False,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
@@ -79,7 +83,7 @@ class RankProcesses:
         self.processes: list[psutil.Process] = []
         variables = {**os.environ, **(environment or {})}
         for rank in range(count):
-            end, process = _fork_rank()
+            end, process = _fork_rank(models)
             end.send((rank, count, backend, timeout_s, store, variables, before))
             self._ends.append(end)
             self.processes.append(process)
@@ -156,21 +160,22 @@ def wait_no_longer_than(rank: int, seconds: float) -> None:
 
 
 @cache
-def _server() -> tuple[Connection, subprocess.Popen[bytes]]:
+def _server(models: bool) -> tuple[Connection, subprocess.Popen[bytes]]:
     """Starts it, once for all tests of this process; it ends when this process does."""
     here, there = socket.socketpair()
-    with there, warm_python_of_this_run().in_place():
+    with there, warm_python_of_this_run(models=models).in_place():
         process = subprocess.Popen([sys.executable, "-c", _PROGRAM], stdin=there)
     server = Connection(here.detach())
     server.send(sys.path)
-    server.send((_PRELOADED, bytes(multiprocessing.current_process().authkey)))
+    modules = _PRELOADED + _MODELS if models else _PRELOADED
+    server.send((modules, bytes(multiprocessing.current_process().authkey)))
     return server, process
 
 
-def _fork_rank() -> tuple[Connection, psutil.Process]:
+def _fork_rank(models: bool) -> tuple[Connection, psutil.Process]:
     """Lets it fork a rank; returns this process's end of the connection to the rank."""
     here, there = socket.socketpair()
-    server, _ = _server()
+    server, _ = _server(models)
     with there, socket.socket(fileno=os.dup(server.fileno())) as channel:
         socket.send_fds(channel, [b"r"], [there.fileno()])
     return Connection(here.detach()), psutil.Process(server.recv())

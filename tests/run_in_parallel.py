@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 LONGEST_FIRST = (
-    "tools/acclimate-conformance/tests/test_conformance.py",
     "tests/llm/decode",
     "tests/llm/",
     "tests/llm/loading",
+    "tools/acclimate-conformance/tests/test_conformance.py",
     "tests/comm",
     "extensions/acclimate-sim/tests/test_sim_folders.py",
     "tools/acclimate-conformance/tests/test_mutants.py",

@@ -225,6 +225,7 @@ def test_a_reader_that_leaves_early_causes_no_traceback(option: list[str]) -> No
     assert (command.wait(timeout=600), complaint) == (1, "")
 
 
+@pytest.mark.slow
 def test_head_shows_the_first_line_and_nothing_else() -> None:
     shown = subprocess.run(
         ["/bin/sh", "-c", '"$0" info | head -n 1', *INSTALLED],

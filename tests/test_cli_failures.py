@@ -288,7 +288,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.3, 2.0])
+@pytest.mark.parametrize("delay_s", [0.0, 0.3, pytest.param(2.0, marks=pytest.mark.slow)])
 def test_ctrl_c_while_torch_is_imported_shows_no_traceback(delay_s: float) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", TELLS_OF_ITS_START], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

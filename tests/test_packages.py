@@ -167,6 +167,7 @@ def test_acclimate_port_alone_ports_a_file_without_torch_and_acclimate(
     assert refused.stderr.startswith("acclimate port: error: --check writes nothing")
 
 
+@pytest.mark.slow
 def test_the_commands_of_all_packages_together(wheels: dict[str, Path], tmp_path: Path) -> None:
     together = Environment(tmp_path / "venv", list(wheels.values()))
     assert "not installed" not in require(together.run("acclimate", "--help")).stdout

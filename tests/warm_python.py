@@ -33,7 +33,7 @@ import threading
 import traceback
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,27 +129,34 @@ def _arguments_of_python(command: Any) -> list[str]:
 
 
 class WarmServer:
-    """The server. It may still be at its imports; programs start when these are made.
+    """The server, and a second one that is a fork of it and imports more once it is asked for a program.
+
+    They may still be at their imports; programs start when these are made.
 
     Args:
-        modules: what it imports.
+        modules: what both import.
+        more: what only the second one imports.
     """
 
-    def __init__(self, *modules: str) -> None:
+    def __init__(self, modules: Sequence[str], more: Sequence[str] = ()) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        self.address = str(Path(self._folder.name) / "server")
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(self.address)
-            listener.listen(64)
+        self.address, self.address_of_second = (
+            str(Path(self._folder.name) / name) for name in ("server", "second")
+        )
+        with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
+            for listener, address in ((first, self.address), (second, self.address_of_second)):
+                listener.bind(address)
+                listener.listen(64)
+            servers = [(first.fileno(), [*modules]), (second.fileno(), [*more])]
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(listener.fileno()), *modules],
+                [sys.executable, __file__, json.dumps(servers)],
                 env={**os.environ, "PYTHONPATH": "", _AUTOLOAD: "0"},
                 stdin=subprocess.PIPE,
-                pass_fds=[listener.fileno()],
+                pass_fds=[first.fileno(), second.fileno()],
             )
 
     def close(self) -> None:
-        """Ends the server."""
+        """Ends both."""
         self._process.communicate(timeout=600)
         self._folder.cleanup()
 
@@ -187,15 +194,29 @@ def start_real_pythons() -> None:
 # -- in the server ---------------------------------------------------------------------------------
 
 
-def serve(listening: str, *modules: str) -> None:
-    """Starts programs for those who connect to a descriptor, until standard input ends."""
+def serve(servers: Sequence[tuple[int, list[str]]], groups: Sequence[list[str]] = ()) -> None:
+    """Starts programs for those who connect to a descriptor, until standard input ends.
+
+    Args:
+        servers: the descriptor of this server and of each that is a fork of the one before, and what it
+            imports.
+        groups: what came with each import of the servers before.
+    """
     global _address, _use_one_thread
-    listener = socket.socket(fileno=int(listening))
-    groups = []
+    (descriptor, modules), *further = servers
+    listener = socket.socket(fileno=descriptor)
+    groups = [*groups]
     for module in modules:
         before = set(sys.modules)
         importlib.import_module(module)
         groups.append([name for name in sys.modules if name not in before and _package(name) not in STANDARD])
+    if further:
+        if os.fork() == 0:
+            listener.close()
+            if sys.stdin not in select.select([further[0][0], sys.stdin], [], [])[0]:
+                serve(further, groups)
+            return
+        os.close(further[0][0])
     if "torch" in sys.modules:
         _use_one_thread = functools.partial(sys.modules["torch"].set_num_threads, 1)
     _use_one_thread()
@@ -252,6 +273,8 @@ def _tell_the_ended(running: dict[int, socket.socket]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
+        if pid not in running:
+            continue  # the second server
         with running.pop(pid) as connection, contextlib.suppress(OSError):  # nobody waits for it
             connection.sendall(f"{status}\n".encode())
 
@@ -456,4 +479,4 @@ if __name__ == "__main__":
     # frame, as some of torch does, would else go through all modules each time.
     sys.modules["warm_python"] = sys.modules["__main__"]
     del sys.path[0]
-    serve(*sys.argv[1:])
+    serve(json.loads(sys.argv[1]))

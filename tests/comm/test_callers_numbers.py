@@ -226,7 +226,13 @@ def wait_long(rank: int, how: str, timeout: timedelta) -> float:
     return float(tensor[0])
 
 
-@pytest.mark.parametrize("timeout", [CENTURIES, timedelta(days=106_751), timedelta(days=10**6)])
+@pytest.mark.parametrize(
+    "timeout",
+    [
+        CENTURIES,
+        *(pytest.param(timedelta(days=days), marks=pytest.mark.slow) for days in (106_751, 10**6)),
+    ],
+)
 def test_a_group_waits_with_a_timeout_of_centuries(timeout: timedelta) -> None:
     with RankProcesses(2, timeout_s=timeout.total_seconds()) as two:
         assert two.values(wait_long, "all_reduce", timeout) == [3.0, 3.0]

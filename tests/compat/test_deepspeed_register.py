@@ -161,6 +161,7 @@ sys.exit(subprocess.run([sys.executable, "-c", {_USE!r}]).returncode)
     assert printed(folder, program) == _SEEN
 
 
+@pytest.mark.slow  # that of the names starts a script in the same way
 def test_acclimate_run_does_it_for_a_script_that_knows_nothing_of_it(folder: Path) -> None:
     (folder / "train.py").write_text("import deepspeed; print(deepspeed.builders.fixed)")
     done = run(folder, "-m", "acclimate", "run", "--deepspeed", "--num_accelerators", "1", "train.py")

@@ -215,7 +215,8 @@ def test_a_command_prints_what_the_page_shows(block: Block, runs: Runs) -> None:
     check_commands(block, runs["sim"].folder, environment())
 
 
-@pytest.mark.parametrize("accelerator", ["sim", pytest.param("cpu", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("accelerator", ["sim", "cpu"])
 @pytest.mark.parametrize("block", LAUNCHED, ids=at_its_line)
 def test_ranks_print_what_the_page_shows(block: Block, accelerator: str, runs: Runs) -> None:
     runs[accelerator].outcomes  # noqa: B018 - has ended, so the device is built

@@ -70,11 +70,11 @@ def script(tmp_path: Path) -> str:
 
 OF_THE_SCRIPT = [
     ["--help"],
-    ["-h"],
+    pytest.param(["-h"], marks=pytest.mark.slow),
     ["--num_accelerators", "9", "--nope", "-q"],
     ["--no"],  # what argparse would take for an abbreviation of one of ours, or of several
     ["--", "--env", "X=1", "--"],
-    ["--version", "run", "info"],
+    pytest.param(["--version", "run", "info"], marks=pytest.mark.slow),
     ["-1", "", "two words", "--x=*"],
 ]
 
@@ -201,7 +201,7 @@ def test_a_rank_has_as_many_threads_as_cores(script: str) -> None:
     ("quota_us", "ranks", "threads"), [(100_000, 1, 1), (150_000, 1, 1), (50_000, 1, 1), (100_000, 2, 1)]
 )
 @pytest.mark.parametrize("binding", ["--bind_cores_to_rank", "--grace=5"])
-@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("nested", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_rank_has_no_more_threads_than_its_share_of_a_real_quota(
     script: str, quota_us: int, ranks: int, threads: int, binding: str, nested: bool
 ) -> None:
@@ -418,11 +418,15 @@ def test_a_mistake_is_told_and_nothing_is_started(
         ("--mixed_precision", "an argument of Accelerator()"),
     ],
 )
-def test_an_option_of_another_launcher_is_answered_with_ours(option: str, ours: str, script: str) -> None:
-    ended = acclimate_run(option, "4", script)
-    assert (ended.returncode, ended.stdout) == (2, "")
+def test_an_option_of_another_launcher_is_answered_with_ours(
+    option: str, ours: str, script: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["run", option, "4", script])
+    output = capfd.readouterr()
+    assert (end.value.code, output.out) == (2, "")
     spelt = option.partition("=")[0].replace("-", "_").replace("__", "--") if "--" in option else option
-    assert f"{spelt} is an option of another launcher; here it is {ours}" in ended.stderr
+    assert f"{spelt} is an option of another launcher; here it is {ours}" in output.err
 
 
 def test_torchruns_spelling_of_the_node_rank_works(script: str) -> None:

@@ -96,9 +96,9 @@ def acclimate(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture(scope="session")
-def warm(warm_python: WarmPython) -> Iterator[WarmProcesses]:
+def warm(warm_models: WarmPython) -> Iterator[WarmProcesses]:
     """Starts processes of ``acclimate generate`` in which the imports are made already."""
-    with warm_python.in_place():
+    with warm_models.in_place():
         processes = WarmProcesses()
     yield processes
     processes.close()
@@ -120,5 +120,5 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
     cache = tmp_path_factory.mktemp("cache")
     share_kernels(cache)
     environment = {"ACCLIMATE_ACCELERATOR": "cpu", "ACCLIMATE_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
-    with RankProcesses(2, backend="gloo", environment=environment) as ranks:
+    with RankProcesses(2, backend="gloo", environment=environment, models=True) as ranks:
         yield ranks

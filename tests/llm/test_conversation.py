@@ -17,6 +17,7 @@ from acclimate.llm import LoadedModel, load_model
 from acclimate.llm.conversation import Conversation
 from acclimate.llm.decode import loop
 from acclimate.llm.text_options import TextOptions
+from quick_parameters import quick
 
 GREEDY = TextOptions(max_new_tokens=8)
 
@@ -187,7 +188,7 @@ def test_options_without_a_meaning_are_refused(
         acclimate.generate("Hello", model=loaded, **options)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("kind", quick(("llama", "gemma3", "gpt2"), "gemma3"))
 def test_a_cache_of_the_caller_is_continued_by_the_fast_loop_with_transformers_tokens(
     kind: str, tmp_path: Path
 ) -> None:

@@ -24,8 +24,10 @@ from acclimate.errors import (
 from acclimate.llm import GenerationInterrupted, load_model
 from acclimate.llm.loading.loaded_model import choose_dtype
 from acclimate.llm.text.tokenizers import TextStream
+from quick_parameters import quick
 
 PROMPT = "The capital of France"
+KINDS = ("llama", "gemma3", "gpt2")
 
 
 def reference(folder: Path, prompt: str, new_tokens: int, dtype: torch.dtype, **options: Any) -> list[int]:
@@ -37,14 +39,14 @@ def reference(folder: Path, prompt: str, new_tokens: int, dtype: torch.dtype, **
     return tokens
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("kind", quick(KINDS, "gemma3"))
 def test_greedy_tokens_equal_those_of_transformers(kind: str, tmp_path: Path) -> None:
     folder = save_tiny_model(kind, tmp_path)
     result = acclimate.generate(PROMPT, model=folder, max_new_tokens=30, dtype="float32")
     assert list(result.tokens) == reference(folder, PROMPT, 30, torch.float32, do_sample=False)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("kind", quick(KINDS, "gpt2"))
 def test_each_greedy_token_in_bfloat16_is_the_best_of_transformers_or_within_its_rounding(
     kind: str, tmp_path: Path
 ) -> None:
@@ -74,7 +76,9 @@ def test_penalties_a_model_asks_for_are_applied_as_transformers_does(
     assert result.tokens != acclimate.generate(PROMPT, model=tiny_folder, max_new_tokens=20).tokens
 
 
-@pytest.mark.parametrize("layers", [0, 1, 10**9])
+@pytest.mark.parametrize(
+    "layers", [0, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 10**9))]
+)
 def test_a_model_that_asks_to_guess_with_its_first_layers_writes_the_same_text_and_ends(
     layers: int, tiny_folder: Path, tmp_path: Path
 ) -> None:

@@ -40,7 +40,7 @@ COUNT = 64
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[RankProcesses]:
-    with RankProcesses(2, backend="gloo") as ranks:
+    with RankProcesses(2, backend="gloo", models=True) as ranks:
         yield ranks
 
 

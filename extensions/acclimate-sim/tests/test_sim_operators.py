@@ -8,8 +8,9 @@ from sim_process import TESTS, run_python
 pytest.importorskip("expecttest", reason="torch's operator tests import it")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("options", [("1", "--once"), pytest.param(("8",), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("options", [("1", "--once"), ("8",)])
 def test_at_least_690_operators_equal_the_hosts_and_their_gradients(options: tuple[str, ...]) -> None:
     result = run_python(str(TESTS / "operators.py"), "--samples", *options, timeout_s=850)
     counts = re.search(r"forward (\d+) of \d+ .* backward (\d+) of (\d+)", result.stdout)

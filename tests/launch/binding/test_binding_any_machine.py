@@ -57,7 +57,6 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("bare")
 
 
-@settings(max_examples=100, deadline=None)
 @given(topology=topologies(), data=st.data())
 def test_on_any_machine_all_allowed_cores_are_shared_soundly(
     bare: Path, topology: Topology, data: st.DataObject
@@ -70,7 +69,6 @@ def test_on_any_machine_all_allowed_cores_are_shared_soundly(
         assert_sound(topology, bind_ranks(topology, ranks, root=bare), first_threads(topology))
 
 
-@settings(max_examples=100, deadline=None)
 @given(topology=topologies(), data=st.data())
 def test_on_any_machine_exactly_the_listed_cpus_are_shared(
     bare: Path, topology: Topology, data: st.DataObject

@@ -179,6 +179,7 @@ def test_a_signal_ends_the_wait_for_a_meeting_place_that_says_nothing(number: in
     assert stderr.endswith(f"{signal.Signals(number).name} ended the wait for other hosts.\n")
 
 
+@pytest.mark.slow
 def test_a_notice_reaches_elastic_ranks_and_ends_nothing_and_what_is_ignored_stays_so(tmp_path: Path) -> None:
     text = """
 signal.signal(signal.SIGUSR1, lambda *_: ready("noticed"))
@@ -195,6 +196,7 @@ while not (folder / "go").exists(): time.sleep(0.01)
         assert job.wait() == 0
 
 
+@pytest.mark.slow
 def test_a_paused_elastic_launcher_pauses_its_ranks(tmp_path: Path) -> None:
     text = "ready()\nwhile not (folder / 'go').exists(): time.sleep(0.01)"
     # As a shell starts it: in a group of its own, in the session of who could continue it.

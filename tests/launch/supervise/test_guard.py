@@ -25,6 +25,8 @@ from launching import (
     wait_until,
 )
 
+from quick_parameters import quick
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers and /proc")
 
 
@@ -189,7 +191,7 @@ os._exit(6)
 # -- guards that are stopped -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stopped", ["guard", "standby", "both"])
+@pytest.mark.parametrize("stopped", quick(("guard", "standby", "both"), "both"))
 def test_a_launcher_ends_though_a_guard_is_stopped(stopped: str, tmp_path: Path) -> None:
     text = FAMILY + "ready()\ntime.sleep(600)"
     with launched(command(1, ranks_code(tmp_path, text), "--grace", "0.3")) as job:
@@ -240,7 +242,7 @@ def test_a_guard_that_is_stopped_again_and_again_is_killed(tmp_path: Path) -> No
     assert "does not respond" in stderr or "the ranks have ended" in stderr
 
 
-@pytest.mark.parametrize("whose", ["rank", "child", "daemon"])
+@pytest.mark.parametrize("whose", quick(("rank", "child", "daemon"), "daemon"))
 def test_a_stopped_process_is_continued_to_hear_that_it_has_to_end(whose: str, tmp_path: Path) -> None:
     text = f"""
 def stopped(name):

@@ -97,6 +97,7 @@ def test_a_rank_that_the_out_of_memory_killer_ends_is_reported_so(tmp_path: Path
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counted on Linux only")
+@pytest.mark.slow
 def test_a_rank_that_the_kernel_kills_at_the_time_limit_is_not_said_to_be_killed_by_a_process() -> None:
     limited = ["sh", "-c", 'ulimit -t 1; exec "$@"', "sh"]
     ended = subprocess.run(

@@ -33,7 +33,14 @@ wait()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        signal.SIGTERM,
+        *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGHUP, signal.SIGQUIT)),
+    ],
+)
 def test_a_signal_to_the_launcher_reaches_every_rank(number: int, tmp_path: Path) -> None:
     with launched(command(2, ranks_code(tmp_path, TELLING))) as job:
         all_ready(tmp_path, 2)

@@ -26,7 +26,9 @@ def test_ranks_that_end_well_make_exit_code_0_and_no_word_of_the_launchers() -> 
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("exit_code", [1, 3, 42, 255])
+@pytest.mark.parametrize(
+    "exit_code", [3, 255, *(pytest.param(code, marks=pytest.mark.slow) for code in (1, 42))]
+)
 def test_the_exit_code_is_the_failed_ranks_own(exit_code: int) -> None:
     ended = run(2, f"import os, sys; sys.exit({exit_code} if os.environ['RANK'] == '1' else 0)")
     assert ended.returncode == exit_code
@@ -34,7 +36,14 @@ def test_the_exit_code_is_the_failed_ranks_own(exit_code: int) -> None:
     assert ended.stderr.splitlines()[-1].endswith(f"ended with exit code {exit_code}.")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGRTMIN + 1])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        signal.SIGRTMIN + 1,
+        *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGSEGV, signal.SIGTERM)),
+    ],
+)
 def test_a_killed_rank_makes_128_plus_the_signal_and_its_name_is_told(number: int) -> None:
     ended = run(2, f"import os, time; os.environ['RANK'] == '0' and os.kill(os.getpid(), {int(number)})")
     assert ended.returncode == 128 + number

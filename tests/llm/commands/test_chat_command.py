@@ -19,7 +19,7 @@ from warm_processes import WarmProcesses
 
 from acclimate.cli import main
 
-pytestmark = pytest.mark.usefixtures("warm_starts")
+pytestmark = pytest.mark.usefixtures("warm_model_starts")
 
 MAIN = "import sys; from acclimate.cli import main; sys.exit(main(['chat', *sys.argv[1:]]))"
 GREEDY = ("--temperature", "0", "--max-new-tokens", "6", "--dtype", "fp32")
@@ -110,13 +110,17 @@ def test_ctrl_c_stops_only_the_answer(warm: WarmProcesses, folder: Path) -> None
     assert b"known" in stderr
 
 
-def test_a_conversation_over_two_ranks_is_the_same_and_ctrl_c_stops_its_answer(
+def test_a_conversation_over_two_ranks_is_the_same(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = "One\nTwo\n/reset\nOne\n"
     _, alone, _ = chat(capsys, monkeypatch, lines, str(folder), *GREEDY)
     _, shared, err = chat(capsys, monkeypatch, lines, str(folder), *GREEDY, "--num_accelerators", "2")
     assert shared == alone, err
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_an_answer_over_two_ranks(folder: Path) -> None:
     arguments = (str(folder), "--temperature", "0", "--max-new-tokens", "900000", "--num_accelerators", "2")
     command = [sys.executable, "-m", "acclimate", "chat", *arguments]
     with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1) as process:

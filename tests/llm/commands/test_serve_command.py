@@ -39,7 +39,7 @@ from acclimate.llm.serving import build_app, requests_at_once, server_tokenizer
 QUESTIONS = ("The capital of France", "Of Italy?", "A few more words", "and emoji")
 
 
-pytestmark = pytest.mark.usefixtures("warm_starts")
+pytestmark = pytest.mark.usefixtures("warm_model_starts")
 MAIN = "import sys; from acclimate.cli import main; sys.exit(main(['serve', *sys.argv[1:]]))"
 OPTIONS = ("--port", "0", "--dtype", "fp32")
 
@@ -142,6 +142,7 @@ def test_transformers_chat_talks_with_the_server(
     assert "6 tokens in" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_server_over_two_ranks_answers_as_one_process_does(address: str, folder: Path) -> None:
     alone = [ask(address, question) for question in QUESTIONS[:2]]
     command = [sys.executable, "-m", "acclimate", "serve", str(folder), *OPTIONS, "--num_accelerators", "2"]

@@ -16,6 +16,7 @@ from architectures import ARCHITECTURES, ENCODER_DECODERS, FURTHER, tiny_config,
 
 import acclimate
 from acclimate.llm.decode.loop import step_kind
+from quick_parameters import quick
 
 PROMPT = torch.arange(3, 12)[None]
 LAYERS = {"layer_types": ["sliding_attention", "full_attention"]}
@@ -27,7 +28,7 @@ LONG = {
         "short_factor": [1.0] * 8, "long_factor": [3.0] * 8, "factor": 4.0,
     },
 }  # fmt: skip
-QUICK: dict[str, tuple[str, dict[str, Any]]] = {
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("native", {}),
     "mistral": ("native", {}),
     "gemma3_text": ("native", LAYERS),
@@ -40,7 +41,7 @@ QUICK: dict[str, tuple[str, dict[str, Any]]] = {
 """The step that these take, and what changes their configuration."""
 NEWER = ["flint", "granite_swa", "internlm3", "jais2", "iquestcoder", "hyperclovax"]
 OTHERS = [
-    name for name in (*ARCHITECTURES, *FURTHER, *NEWER) if name not in QUICK and name not in ENCODER_DECODERS
+    name for name in (*ARCHITECTURES, *FURTHER, *NEWER) if name not in KINDS and name not in ENCODER_DECODERS
 ]
 
 
@@ -57,9 +58,9 @@ def check_text(model: Any, count: int) -> Any:
     return made
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", quick(tuple(KINDS), "gemma3_text", "llama", "phi3"))
 def test_text_is_transformers_past_windows_and_limits(name: str) -> None:
-    kind, changes = QUICK[name]
+    kind, changes = KINDS[name]
     assert step_kind(check_text(windowed(name, **changes), 60)) == kind
 
 

@@ -45,7 +45,7 @@ class Meeting:
     def end(self) -> None: ...
 
 
-@pytest.mark.parametrize("kind", quick(("llama", "gemma3", "gpt2"), "gemma3", "gpt2"))
+@pytest.mark.parametrize("kind", quick(("llama", "gemma3", "gpt2"), "gemma3"))
 def test_texts_that_come_and_go_are_those_of_each_alone(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,11 +155,9 @@ def larger_model(kind: str) -> Any:
 @pytest.mark.parametrize(
     ("kind", "quantize"),
     [
-        pytest.param("llama", None, marks=pytest.mark.slow),  # dense as gemma3 is
-        ("gemma3", None),
-        ("mixtral", None),
+        *(pytest.param(kind, None, marks=pytest.mark.slow) for kind in ("llama", "gemma3", "mixtral")),
         ("deepseek_v3", None),
-        ("llama", "int4"),
+        pytest.param("llama", "int4", marks=pytest.mark.slow),
     ],
 )
 def test_logits_of_texts_together_are_those_of_each_alone_to_the_last_bit(

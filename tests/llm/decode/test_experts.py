@@ -41,6 +41,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "biases, limits, by column": ("gpt_oss", {"sliding_window": 6}),
 }
 """What is special about each."""
+EACH = quick(
+    tuple(MODELS), "shared, with a gate", "softmax of the chosen", "sigmoid, groups, shared",
+    "biases, limits, by column",
+)  # fmt: skip
 
 
 @functools.cache
@@ -59,7 +63,7 @@ def prompts(count: int) -> dict[str, torch.Tensor]:
     return {"input_ids": ids % 160, "attention_mask": mask}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", EACH)
 def test_a_text_of_experts_is_transformers(name: str) -> None:
     own, ours = pair(name)
     texts = [model.generate(PROMPT, max_new_tokens=50, **ALWAYS) for model in (own, ours)]
@@ -67,46 +71,44 @@ def test_a_text_of_experts_is_transformers(name: str) -> None:
     assert torch.equal(*texts)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", EACH)
 def test_padded_sequences_that_use_the_same_experts_get_transformers_tokens(name: str) -> None:
     texts = [model.generate(**prompts(8), max_new_tokens=20, **ALWAYS) for model in pair(name)]
     assert torch.equal(*texts)
 
 
-@pytest.mark.parametrize(
-    "name",
-    quick(tuple(MODELS), "sigmoid, groups, shared", "biases, limits, by column"),
-)
+@pytest.mark.parametrize("name", quick(tuple(MODELS), "biases, limits, by column"))
 def test_experts_in_bfloat16_give_transformers_logits(name: str) -> None:
     model = copy.deepcopy(pair(name)[0]).bfloat16()
     ours = acclimate.init_inference(model)
     assert step_kind(ours) == "native"  # only after its logits, of a prompt too, were compared
 
 
-def test_the_plain_step_computes_experts_like_the_model() -> None:
-    for name in MODELS:
-        own, ours = pair(name)
-        lean = lean_decoder(ours)
-        assert lean is not None
-        proof.prove(own, LeanDecoder(lean.decoder, None), PROMPT.repeat(1, 2)[:, :11])
+@pytest.mark.parametrize("name", EACH)
+def test_the_plain_step_computes_experts_like_the_model(name: str) -> None:
+    own, ours = pair(name)
+    lean = lean_decoder(ours)
+    assert lean is not None
+    proof.prove(own, LeanDecoder(lean.decoder, None), PROMPT.repeat(1, 2)[:, :11])
+
+
+def experts_of(name: str) -> Experts:
+    lean = lean_decoder(pair(name)[1])
+    assert lean is not None
+    experts = lean.decoder.layers[-1].mlp
+    assert isinstance(experts, Experts)
+    return experts
 
 
 def test_a_router_is_read_from_its_operators() -> None:
-    found = {}
-    for name in MODELS:
-        lean = lean_decoder(pair(name)[1])
-        assert lean is not None
-        experts = lean.decoder.layers[-1].mlp
-        assert isinstance(experts, Experts)
-        found[name] = experts
-    router = found["sigmoid, groups, shared"].router
+    router = experts_of("sigmoid, groups, shared").router
     assert [step.kind for step in router.scores] == ["sigmoid"]
     assert [(step.kind, step.value) for step in router.weights] == [("normalize", 1e-20), ("scale", 2.5)]
     assert router.groups is not None
     assert (router.groups.count, router.groups.used, router.groups.best) == (4, 2, 2)
-    assert [step.kind for step in found["softmax of the chosen"].router.weights] == ["softmax"]
-    assert found["shared, with a gate"].shared_gate is not None
-    gating = found["biases, limits, by column"].gating
+    assert [step.kind for step in experts_of("softmax of the chosen").router.weights] == ["softmax"]
+    assert experts_of("shared, with a gate").shared_gate is not None
+    gating = experts_of("biases, limits, by column").gating
     assert (gating.steepness, gating.gate_limit, gating.up_limit, gating.adds) == (1.702, 7.0, 7.0, 1.0)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
 
 from architectures import tiny_model
+from changed_weights import changed
 
 import acclimate
 from acclimate.errors import LogitsError
@@ -32,37 +35,45 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @functools.cache
-def damaged(name: str, dtype: torch.dtype, row: int, value: float) -> Any:
-    """A model of which one token's logit is not finite."""
+def model_of(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    """A model whose weights have their values again after each test."""
     model = acclimate.init_inference(tiny_model(name, tie_word_embeddings=False).to(dtype))
     assert step_kind(model) == ("native" if name == NATIVE else "transformers")
-    head = model.get_output_embeddings().weight.data
-    head[row] = value
-    head[row - 1] = -value
     return model
+
+
+@contextmanager
+def damaged(name: str, dtype: torch.dtype, row: int, value: float) -> Iterator[Any]:
+    """A model of which one token's logit is not finite."""
+    model = model_of(name, dtype)
+    head = model.get_output_embeddings().weight
+    with changed(head):
+        head.data[row] = value
+        head.data[row - 1] = -value
+        yield model
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("name", [NATIVE, OWN])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_one_logit_that_is_not_finite_is_an_error(
     name: str, way: str, value: float, dtype: torch.dtype
 ) -> None:
-    model = damaged(name, dtype, 77, value)
-    with pytest.raises(LogitsError, match=r"inf|nan"):
+    with damaged(name, dtype, 77, value) as model, pytest.raises(LogitsError, match=r"inf|nan"):
         model.generate(PROMPT, max_new_tokens=4, **WAYS[way])
 
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_nan_in_the_last_sequence_of_a_batch_is_an_error(batch: int) -> None:
-    model = acclimate.init_inference(tiny_model(NATIVE))
-    assert step_kind(model) == "native"
-    model.get_input_embeddings().weight.data[90] = torch.nan
+    model = model_of(NATIVE)
+    embedding = model.get_input_embeddings().weight
     prompt = PROMPT.repeat(batch, 1)
     prompt[-1, 4] = 90
-    with pytest.raises(LogitsError):
-        model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=4, do_sample=False)
+    with changed(embedding):
+        embedding.data[90] = torch.nan
+        with pytest.raises(LogitsError):
+            model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=4, do_sample=False)
 
 
 @pytest.mark.parametrize("name", [NATIVE, OWN])
@@ -80,8 +91,7 @@ def test_a_model_whose_values_overflow_in_a_layer_is_an_error_not_a_text_of_padd
 @pytest.mark.parametrize("name", [NATIVE, OWN])
 @pytest.mark.parametrize("way", ["greedy", "sampling"])
 def test_processors_may_exclude_tokens(name: str, way: str) -> None:
-    model = acclimate.init_inference(tiny_model(name))
-    found = model.generate(
+    found = model_of(name).generate(
         PROMPT, max_new_tokens=4, suppress_tokens=list(range(150)), **WAYS[way]
     )  # fmt: skip
     assert int(found[0, 9:].min()) >= 150
@@ -102,6 +112,6 @@ def test_a_model_may_exclude_tokens_itself(name: str) -> None:
 
 @pytest.mark.parametrize("name", [NATIVE, OWN])
 def test_who_asks_transformers_to_replace_such_logits_gets_a_text(name: str) -> None:
-    model = damaged(name, torch.float32, 77, torch.nan)
-    found = model.generate(PROMPT, max_new_tokens=4, do_sample=False, remove_invalid_values=True)
+    with damaged(name, torch.float32, 77, torch.nan) as model:
+        found = model.generate(PROMPT, max_new_tokens=4, do_sample=False, remove_invalid_values=True)
     assert found.shape == (1, 13)

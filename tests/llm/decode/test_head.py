@@ -13,6 +13,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
 
 from architectures import tiny_model
+from changed_weights import changed
 
 import acclimate
 from acclimate.errors import LogitsError
@@ -24,16 +25,16 @@ WORDS = 5000
 STEPS = 22
 
 
-def head_over_one_layer(words: int, hidden: int, **options: Any) -> Any:
-    options = {"tie_word_embeddings": False, "num_hidden_layers": 1, **options}
+def head_over_one_layer(words: int, hidden: int) -> Any:
+    options = {"tie_word_embeddings": False, "num_hidden_layers": 1}
     return tiny_model("llama", vocab_size=words, hidden_size=hidden, **options)
 
 
-def model_of(
-    dtype: torch.dtype = torch.bfloat16, words: int = WORDS, hidden: int = 32, **options: Any
-) -> Any:
+@functools.cache
+def model_of(dtype: torch.dtype = torch.bfloat16, words: int = WORDS) -> Any:
+    """A model whose head has its values again after each test."""
     torch.manual_seed(0)
-    model = head_over_one_layer(words, hidden, **options)
+    model = head_over_one_layer(words, 32)
     # As a trained model's: some words are much likelier than most.
     head = model.lm_head.weight.data
     head.normal_().mul_(0.02)
@@ -73,44 +74,43 @@ def test_the_token_is_the_one_of_the_whole_head(dtype: str, sequences: int) -> N
 def test_of_equal_logits_the_first_token_wins() -> None:
     model = model_of()
     head = model.lm_head.weight.data
-    # Every row is there several times, and some differ from the row before in the last place only.
-    head.copy_(head[torch.arange(WORDS) // 5 * 977 % WORDS])
-    head[1::7] = torch.nextafter(head[1::7], torch.tensor(torch.inf, dtype=head.dtype))
-    check(model)
-
-
-@functools.cache
-def model_of_errors() -> Any:
-    return model_of()
+    with changed(head):
+        # Every row is there several times, and some differ from the row before in the last place only.
+        head.copy_(head[torch.arange(WORDS) // 5 * 977 % WORDS])
+        head[1::7] = torch.nextafter(head[1::7], torch.tensor(torch.inf, dtype=head.dtype))
+        check(model)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("row", [5, WORDS - 1])
 def test_infinite_and_nan_logits_are_refused(row: int, value: float) -> None:
-    model = model_of_errors()
+    model = model_of()
     lean_decoder(model)
-    good = model.lm_head.weight.detach().clone()
-    # Of two opposite rows one has a logit of infinity, and both are NaN if the weight is.
-    model.lm_head.weight.data[[row, row - 1], row % 32] = torch.tensor([value, -value], dtype=torch.bfloat16)
-    with pytest.raises(LogitsError, match="nan" if value != value else "inf"):
-        step_of(model).likeliest(torch.tensor([3]))
-    model.lm_head.weight.data.copy_(good)
+    head = model.lm_head.weight.data
+    with changed(head):
+        # Of two opposite rows one has a logit of infinity, and both are NaN if the weight is.
+        head[[row, row - 1], row % 32] = torch.tensor([value, -value], dtype=torch.bfloat16)
+        with pytest.raises(LogitsError, match="nan" if value != value else "inf"):
+            step_of(model).likeliest(torch.tensor([3]))
 
 
 def test_the_last_row_of_an_odd_number_can_win() -> None:
     model = model_of(words=WORDS + 5)
     head = model.lm_head.weight.data
-    head[-1] *= 10  # the largest, but not so large that rounding decides whether the step is proved
-    check(model, sequences=2)
+    with changed(head):
+        head[-1] *= 10  # the largest, but not so large that rounding decides whether the step is proved
+        check(model, sequences=2)
 
 
 def test_weights_that_change_in_place_between_two_texts_count() -> None:
     model = model_of()
+    head = model.lm_head.weight.data
     check(model)
-    model.lm_head.weight.data.neg_()
-    check(model, steps=4)
-    model.lm_head.weight.data[1234] *= 30
-    check(model, steps=4)
+    with changed(head):
+        head.neg_()
+        check(model, steps=4)
+        head[1234] *= 30
+        check(model, steps=4)
 
 
 def test_a_factor_of_the_logits_keeps_the_token() -> None:
@@ -119,7 +119,7 @@ def test_a_factor_of_the_logits_keeps_the_token() -> None:
     check(acclimate.init_inference(model.to(torch.bfloat16)))
 
 
-@pytest.mark.parametrize("scale", [0.3, 0.0031])
+@pytest.mark.parametrize("scale", [pytest.param(0.3, marks=pytest.mark.slow), 0.0031])
 def test_a_factor_that_rounds_is_not_taken_for_a_cap(scale: float) -> None:
     torch.manual_seed(0)
     model = tiny_model("cohere", vocab_size=WORDS, hidden_size=32, logit_scale=scale)
@@ -141,8 +141,9 @@ def test_changes_of_the_head_count_from_the_next_prompt_on() -> None:
     before = first_token_and_next()
     assert first_token_and_next() == before
     head = model.lm_head.weight.data
-    head.copy_(head.roll(1, 0))
-    assert first_token_and_next() == [token + 1 for token in before]
+    with changed(head):
+        head.copy_(head.roll(1, 0))
+        assert first_token_and_next() == [token + 1 for token in before]
 
 
 @pytest.mark.parametrize("factor", [1, *(pytest.param(scale, marks=pytest.mark.slow) for scale in (4, 100))])
@@ -159,7 +160,7 @@ def test_a_cap_of_the_logits_keeps_the_token_even_where_many_reach_it(factor: in
     check(model, steps=6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16])
 def test_a_cap_is_found_where_the_logits_are_small_beside_it(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model = tiny_model("gemma2", vocab_size=WORDS, hidden_size=32, final_logit_softcapping=30.0)

@@ -42,7 +42,7 @@ MISTRAL_4 = {
     "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
     "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.7},
 }  # fmt: skip
-QUICK = ("v3", "v3, groups, not normalized", "v2, yarn, no inner queries", "queries scaled by position")
+QUICK = ("v3", "v2, yarn, no inner queries")
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "v3": ("deepseek_v3", {}),
     "v3, halves, no inner queries": ("deepseek_v3", {"rope_interleave": False, "q_lora_rank": None}),
@@ -131,7 +131,7 @@ def test_logits_in_float32_are_the_models(name: str) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("name", quick(("v3", "v2", "queries scaled by position"), "v3", "v2"))
+@pytest.mark.parametrize("name", quick(("v3", "v2", "queries scaled by position"), "v3"))
 def test_bfloat16_errs_no_more_than_the_model_does(name: str) -> None:
     exact = pair(name)[0]
     ours = acclimate.init_inference(copy.deepcopy(exact).bfloat16())
@@ -150,7 +150,7 @@ def test_the_plain_step_computes_latent_attention_like_the_model(name: str) -> N
     proof.prove(own, LeanDecoder(lean.decoder, None), PROMPT.repeat(1, 2)[:, :11])
 
 
-@pytest.mark.parametrize("name", ["v3", "v2"])
+@pytest.mark.parametrize("name", quick(("v3", "v2"), "v3"))
 def test_a_cache_of_the_callers_holds_transformers_latents_afterwards(name: str) -> None:
     caches = [DynamicCache(), DynamicCache()]
     for _ in range(2):  # the second text continues the first
@@ -170,7 +170,7 @@ def test_a_cache_of_the_callers_holds_transformers_latents_afterwards(name: str)
     ("name", "quantize"),
     [
         ("v3, groups, not normalized", "int8"),
-        ("v2, groups, all experts", "int4"),
+        pytest.param("v2, groups, all experts", "int4", marks=pytest.mark.slow),
         pytest.param("v3, groups, not normalized", "int4", marks=pytest.mark.slow),
         pytest.param("v2, groups, all experts", "int8", marks=pytest.mark.slow),
     ],
@@ -189,18 +189,20 @@ def test_quantised_weights_take_the_native_step(name: str, quantize: str) -> Non
 
 @functools.cache
 def long_text() -> Tensor:
-    text: Tensor = pair("v3, dense")[0].generate(PROMPT, max_new_tokens=200, **ALWAYS)
+    text: Tensor = pair("v3")[0].generate(PROMPT, max_new_tokens=200, **ALWAYS)
     return text
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4, 5])
 def test_threads_share_the_latents_of_a_text(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "kernel_threads", lambda: threads)
-    assert torch.equal(pair("v3, dense")[1].generate(PROMPT, max_new_tokens=200, **ALWAYS), long_text())
+    assert torch.equal(pair("v3")[1].generate(PROMPT, max_new_tokens=200, **ALWAYS), long_text())
 
 
 @pytest.mark.usefixtures("own_descriptions")
-@pytest.mark.parametrize("name", ["v3, yarn, biases", "v2, yarn, no inner queries"])
+@pytest.mark.parametrize(
+    "name", quick(("v3, yarn, biases", "v2, yarn, no inner queries"), "v2, yarn, no inner queries")
+)
 def test_the_second_start_reads_the_saved_description(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,13 +283,7 @@ ODD: list[Expand] = [
 
 @pytest.mark.parametrize(
     "expand",
-    quick(
-        {expand.__name__: expand for expand in ODD},
-        "limited_keys",
-        "louder_latents",
-        "heads_in_reverse",
-        "written_twice",
-    ),
+    quick({expand.__name__: expand for expand in ODD}, "limited_keys", "written_twice"),
 )
 def test_keys_and_values_that_are_made_otherwise_are_computed(expand: Expand) -> None:
     model = copy.deepcopy(pair("v3")[0])

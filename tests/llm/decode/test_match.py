@@ -36,8 +36,11 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return calls
 
 
-def check_tokens(model: Any, taken: list[bool]) -> None:
-    """Compares the tokens of the native step with transformers', for one sequence and for a padded batch."""
+def check_tokens(model: Any, taken: list[bool]) -> Any:
+    """Compares the tokens of the native step with transformers', for one sequence and for a padded batch.
+
+    Returns the model that took the native step.
+    """
     batch = PROMPT.repeat(2, 1)
     mask = torch.ones_like(batch)
     mask[1, :3] = 0
@@ -51,6 +54,7 @@ def check_tokens(model: Any, taken: list[bool]) -> None:
         found = made.generate(**call, max_new_tokens=60, do_sample=False, eos_token_id=None)
         assert torch.equal(found, tokens)
     assert taken == [True, True]
+    return made
 
 
 def test_attention_sinks_are_the_same_in_a_prompt_and_in_a_step(taken: list[bool]) -> None:
@@ -61,9 +65,7 @@ def test_attention_sinks_are_the_same_in_a_prompt_and_in_a_step(taken: list[bool
 
 
 def test_queries_are_multiplied_by_a_function_of_the_position(taken: list[bool]) -> None:
-    model = tiny_model("ministral3")
-    check_tokens(model, taken)
-    lean = loop.lean_decoder(acclimate.init_inference(model))
+    lean = loop.lean_decoder(check_tokens(tiny_model("ministral3"), taken))
     assert lean is not None
     numbers = lean.decoder.factors[0](torch.tensor([0, 7, 8, 40]))
     assert torch.allclose(numbers[:, 0], 1 + 0.4 * torch.log(torch.tensor([1.0, 1.0, 2.0, 6.0])))

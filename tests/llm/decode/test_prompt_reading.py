@@ -19,6 +19,7 @@ import acclimate
 from acclimate.llm.decode import native
 from acclimate.llm.decode.loop import lean_decoder
 from acclimate.llm.decode.native import NativeStep
+from quick_parameters import quick
 
 FEW = ["gemma3_text", "gpt2", "deepseek_v3"]
 MANY = [
@@ -103,7 +104,7 @@ def test_the_cache_goes_on_where_the_prompt_ended() -> None:
 def test_a_prompt_in_parts_gives_the_bits_of_the_whole(
     together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = model_of("llama")
+    model = model_of("gpt2")
     ids, starts = padded_prompt()[0][:1], torch.zeros(1, dtype=torch.long)
     whole = reader(model, starts).read(ids, likeliest=False)
     monkeypatch.setattr(native, "_READ_TOGETHER", together)
@@ -120,7 +121,7 @@ def test_the_number_of_threads_changes_no_bit_of_a_prompt(monkeypatch: pytest.Mo
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("quantize", quick(("int8", "int4"), "int4"))
 def test_quantised_weights_read_a_prompt(quantize: str) -> None:
     model = model_of("gemma3_text", quantize)
     ids, starts, mask = padded_prompt()

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -39,7 +40,10 @@ def _text(model: Any) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantize": "int8"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"dtype": "float32"}, pytest.param({"dtype": "bfloat16"}, marks=pytest.mark.slow), {"quantize": "int8"}],
+)
 def test_the_second_start_does_not_prove_again_and_writes_the_same_text(
     tiny_folder: Path, proofs: list[Any], options: dict[str, str]
 ) -> None:
@@ -71,6 +75,60 @@ def test_a_model_with_other_code_or_constants_is_proved(tiny_folder: Path, proof
     _text(start())
     _text(changed)
     assert len(proofs) == 2
+
+
+SCALE = 1.0
+
+
+class Scaled(torch.nn.Module):
+    """An MLP of the user's, which reads a number of its file."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(x) * SCALE
+
+
+def _scaled_by(model: Any, value: float) -> None:
+    global SCALE
+    SCALE = value
+    model.model.layers[0].mlp = Scaled(model.model.layers[0].mlp)
+
+
+def _active(model: Any, function: Any) -> None:
+    del model.model.layers[0].mlp.act_fn
+    model.model.layers[0].mlp.act_fn = function
+
+
+def _attention_scaled_by(model: Any, value: Any) -> None:
+    model.model.layers[0].self_attn.scaling = value
+
+
+PAIRS: dict[str, tuple[Any, Any, Any]] = {
+    "a_number_of_numpy": (_attention_scaled_by, np.float32(0.3), np.float32(3.0)),
+    "a_function_of_torch": (_active, torch.relu, torch.nn.functional.gelu),
+    "a_number_of_a_file": (_scaled_by, 1.0, 2.5),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_start_with_another_value_does_not_use_what_the_first_one_saved(
+    name: str, tiny_folder: Path
+) -> None:
+    change, *values = PAIRS[name]
+    texts = []
+    try:
+        for value in values:
+            model = acclimate.init_inference(tiny_folder, dtype="float32")
+            change(model, value)
+            texts.append(_text(model))
+            own = model.generate(PROMPT, do_sample=False, max_new_tokens=12, return_dict_in_generate=True)
+            assert texts[-1] == own.sequences[0].tolist()
+    finally:
+        _scaled_by(model, 1.0)
+    assert texts[0] != texts[1]
 
 
 def test_other_weights_use_the_saved_description_and_write_their_own_text(

@@ -19,14 +19,20 @@ from acclimate.llm.decode.lean import LeanDecoder
 from acclimate.llm.decode.loop import lean_decoder, step_kind
 from acclimate.llm.decode.modules import embedding_rows
 from acclimate.llm.kernels import PackedWeight
+from quick_parameters import quick
 
 PROMPT = torch.arange(3, 12)[None]
 WORDS = 160
 BAD = [WORDS, WORDS + 1, -1, -100, 10**7, 2**62, -(2**63)]
-FORMS = [("float32", None), ("bfloat16", None), ("float32", "int8"), ("bfloat16", "int4")]
+FORMS = {
+    f"{dtype}-{weight_format}": (dtype, weight_format)
+    for dtype, weight_format in (
+        ("float32", None), ("bfloat16", None), ("float32", "int8"), ("bfloat16", "int4"),
+    )
+}  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=FORMS, ids=lambda form: f"{form[0]}-{form[1]}")
+@pytest.fixture(scope="module", params=quick(FORMS, "float32-None", "bfloat16-int4"))
 def model(request: pytest.FixtureRequest) -> Any:
     dtype, weight_format = request.param
     made = acclimate.init_inference(tiny_model("llama").to(getattr(torch, dtype)), quantize=weight_format)

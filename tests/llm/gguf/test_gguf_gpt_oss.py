@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import pytest
 import torch
 from expert_ranks import IDS, check_parts_of_experts, error
 from gguf_files import make_model, write_gguf
 
 import acclimate
 from acclimate.llm.decode.loop import step_kind
-from rank_processes import RankProcesses, preload
-
-preload("acclimate.llm.loading.deferred_model", "transformers.models.gpt_oss.modeling_gpt_oss")
+from rank_processes import RankProcesses
 
 KIND = gguf.GGMLQuantizationType.MXFP4
 SIZES = {"hidden_size": 64, "intermediate_size": 64, "max_position_embeddings": 128}
@@ -62,5 +61,6 @@ def test_a_dtype_that_was_asked_for_unpacks_the_experts(tmp_path: Path) -> None:
     assert torch.equal(*texts)
 
 
+@pytest.mark.slow  # as ranks do of a published model in the same format
 def test_two_ranks_hold_parts_of_each_expert_in_the_files_bits(two: RankProcesses, tmp_path: Path) -> None:
     check_parts_of_experts(two, *save(tmp_path))

@@ -21,7 +21,9 @@ from acclimate.llm.gguf.convert import converted_gguf
 RECORD = json.loads(Path(__file__).with_name("llama_cpp_logits.json").read_text())
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if "blocks" in name else ()) for name in CASES]
+)
 def test_logits_equal_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     loaded = load_model(write_numbers_file(tmp_path / "model.gguf", name), dtype="float32")
     with torch.no_grad():

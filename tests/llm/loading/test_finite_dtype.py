@@ -62,7 +62,7 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def found(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> Any:
+def found(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory, warm_models: WarmPython) -> Any:
     """For each way to load a model: its dtype, its tokens or its error, and what was logged."""
     pytest.importorskip("acclimate_sim")
     folder = tmp_path_factory.mktemp("large") / "model"
@@ -79,7 +79,7 @@ def found(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory, warm_pyth
         **os.environ, "ACCLIMATE_ACCELERATOR": "sim", "ACCLIMATE_SIM": "v100-like", "OMP_NUM_THREADS": "1",
         "ACCLIMATE_CACHE": str(cache),
     }  # fmt: skip
-    with warm_python.in_place():
+    with warm_models.in_place():
         run = subprocess.run(
             [sys.executable, "-c", CODE, str(folder), str(tiny_folder), PROMPT],
             env=environment, capture_output=True, text=True, timeout=600, check=False,

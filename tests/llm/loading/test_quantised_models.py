@@ -333,7 +333,8 @@ def test_the_weights_of_a_gguf_file_are_not_copied_into_the_cache(tmp_path: Path
     assert not list(folder.glob("*.gguf"))
 
 
-@pytest.mark.parametrize("weight_format", [pytest.param(None, marks=pytest.mark.slow), "int8"])
+@pytest.mark.slow
+@pytest.mark.parametrize("weight_format", [None, "int8"])
 def test_a_compiled_model_is_one_graph_with_the_same_logits(
     tiny_folder: Path, weight_format: str | None
 ) -> None:
@@ -355,7 +356,13 @@ def test_a_compiled_model_is_one_graph_with_the_same_logits(
 @pytest.mark.usefixtures("own_descriptions")
 @pytest.mark.parametrize(
     ("gap", "quantised", "dense"),
-    [pytest.param(0.02, True, True, marks=pytest.mark.slow), (0.1, True, False), (0.3, False, False)],
+    [
+        (0.1, True, False),
+        *(
+            pytest.param(*values, marks=pytest.mark.slow)
+            for values in ((0.02, True, True), (0.3, False, False))
+        ),
+    ],
 )
 def test_rounded_inputs_of_quantised_weights_are_no_reason_against_the_lean_step(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, gap: float, quantised: bool, dense: bool

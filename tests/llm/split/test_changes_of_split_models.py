@@ -27,10 +27,10 @@ from torch import Tensor, nn
 import acclimate
 from acclimate.errors import PlanError, UnsupportedError, UnsupportedModelError
 from acclimate.llm.loading.inference_model import InferenceModel
-from rank_processes import RankProcesses, Told, preload
+from pairs import all_pairs
+from quick_parameters import quick
+from rank_processes import RankProcesses, Told
 from shared_kernels import share_kernels
-
-preload("acclimate.llm.split.planning.make_plan", "transformers.models.qwen3_moe.modeling_qwen3_moe")
 
 OTHERS = ("gemma3_text", "qwen3_moe", "bloom", "falcon")
 NAMES = ["llama", "gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
@@ -41,7 +41,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
     cache = tmp_path_factory.mktemp("cache")
     share_kernels(cache)
     environment = {"ACCLIMATE_ACCELERATOR": "cpu", "ACCLIMATE_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
-    with RankProcesses(2, backend="gloo", environment=environment, timeout_s=60) as ranks:
+    with RankProcesses(2, backend="gloo", environment=environment, timeout_s=60, models=True) as ranks:
         yield ranks
 
 
@@ -224,8 +224,21 @@ WORKS = [
 ]
 
 
-@pytest.mark.parametrize("change", WORKS, ids=lambda change: change.__name__)
-@pytest.mark.parametrize("name", NAMES)
+def name_of(change: Callable[[Any], Any]) -> str:
+    return change.__name__
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        *all_pairs(("llama", "gpt2"), WORKS, column_id=name_of),
+        *(
+            pytest.param(name, change, id=f"{name}-{name_of(change)}", marks=pytest.mark.slow)
+            for name in OTHERS
+            for change in WORKS
+        ),
+    ],
+)
 def test_a_changed_split_model_gives_what_the_changed_whole_one_gives(
     name: str, change: Callable[[Any], Any], two: RankProcesses
 ) -> None:
@@ -236,7 +249,7 @@ def test_a_changed_split_model_gives_what_the_changed_whole_one_gives(
         assert found["error"] < 1e-4
 
 
-@pytest.mark.parametrize("name", ["olmo2", "gpt_oss"])
+@pytest.mark.parametrize("name", quick(("olmo2", "gpt_oss"), "olmo2"))
 def test_a_copy_with_norms_over_all_ranks_uses_its_own_weights(name: str, two: RankProcesses) -> None:
     for found in two.values(compare, name, deep_copied):
         assert found["same text"], found
@@ -488,22 +501,20 @@ def generated(rank: int, name: str, options: dict[str, Any]) -> tuple[list[int],
     return expected, text(split, **options)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"num_beams": 3},
-        {"num_beams": 2, "num_return_sequences": 2, "length_penalty": 0.5},
-        {"do_sample": True, "temperature": 2.0},
-        {"do_sample": True, "num_beams": 2, "temperature": 2.0},
-        {"prompt_lookup_num_tokens": 2},
-        {"use_cache": False},
-        {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2},
-        {"cache_implementation": "static", "disable_compile": True},
-        {"max_time": 600.0},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+OPTIONS: list[dict[str, Any]] = [
+    {"num_beams": 3},
+    {"num_beams": 2, "num_return_sequences": 2, "length_penalty": 0.5},
+    {"do_sample": True, "temperature": 2.0},
+    {"do_sample": True, "num_beams": 2, "temperature": 2.0},
+    {"prompt_lookup_num_tokens": 2},
+    {"use_cache": False},
+    {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2},
+    {"cache_implementation": "static", "disable_compile": True},
+    {"max_time": 600.0},
+]
+
+
+@pytest.mark.parametrize(("name", "options"), all_pairs(("llama", "gpt2"), OPTIONS))
 def test_options_of_generate_give_the_text_of_the_whole_model(
     name: str, options: dict[str, Any], two: RankProcesses
 ) -> None:

@@ -20,18 +20,13 @@ from acclimate.llm.split.collectives import ThreadRanks, on_threads
 
 # One of each kind: grouped queries, fused layouts, experts, ALiBi, sinks, latent attention, wide norms.
 NAMED = [
-    "llama",
     "gpt2",
-    "mixtral",
     "olmo2",
     "codegen",
     "bloom",
     "deepseek_v3",
     "gpt_oss",
-    "falcon",
     "phi3",
-    "gpt_bigcode",
-    "gemma3_text",
 ]
 QUICK = ("gpt2",)
 

@@ -12,14 +12,12 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 import torch.distributed as dist
 from rank_process import row
 
-from rank_processes import RankProcesses, preload
-
-preload("acclimate.llm.split.planning.make_plan", "transformers.models.qwen3_moe.modeling_qwen3_moe")
+from rank_processes import RankProcesses
 
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[RankProcesses]:
-    with RankProcesses(2, backend="gloo") as ranks:
+    with RankProcesses(2, backend="gloo", models=True) as ranks:
         yield ranks
 
 

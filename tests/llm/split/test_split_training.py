@@ -23,14 +23,13 @@ import acclimate
 from acclimate.llm.split import apply_plan, make_plan
 from acclimate.llm.split.apply import gather_tensors
 from acclimate.llm.split.training import clip_grad_norm
-from rank_processes import RankProcesses, preload
-
-preload("acclimate.llm.split.planning.make_plan", "transformers.models.qwen3.modeling_qwen3")
+from quick_parameters import quick
+from rank_processes import RankProcesses
 
 
 @pytest.fixture(scope="module")
 def four() -> Iterator[RankProcesses]:
-    with RankProcesses(4, backend="gloo", environment={"ACCLIMATE_ACCELERATOR": "cpu"}) as ranks:
+    with RankProcesses(4, backend="gloo", environment={"ACCLIMATE_ACCELERATOR": "cpu"}, models=True) as ranks:
         yield ranks
 
 
@@ -137,7 +136,7 @@ def load_and_differentiate(rank: int, folder: str) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("way", quick(("ddp", "fsdp2"), "fsdp2"))
 def test_gradients_are_the_whole_models_where_copies_of_a_split_model_have_other_samples(
     way: str, four: RankProcesses
 ) -> None:

@@ -32,6 +32,7 @@ from acclimate.ops.optimizers.builders import (
 )
 from acclimate.ops.optimizers.lion import lion_
 from fresh_process import FreshProcesses
+from quick_parameters import quick
 
 SIZES = (1, 15, 64, 65, 130, 4097)
 SOURCES = Path(acclimate.ops.__file__).parent / "optimizers"
@@ -62,6 +63,7 @@ OPS = {
                   eps=1e-10, grad_scale=0.5),
 }  # fmt: skip
 each_op = pytest.mark.parametrize("op", OPS.values(), ids=OPS.keys())
+few_ops = pytest.mark.parametrize("op", quick(OPS, "adam", "lion"))
 
 
 def arguments(
@@ -173,9 +175,8 @@ def test_an_instruction_set_that_is_not_here_is_refused_natively_too() -> None:
         op.native()(*arguments(op), **op.settings, isa=lacking)
 
 
-@pytest.mark.parametrize(
-    "name", ["adam", *(pytest.param(n, marks=pytest.mark.slow) for n in ("lion", "adagrad"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["adam", "lion", "adagrad"])
 def test_the_source_compiles_for_64_bit_arm(name: str, tmp_path: Path) -> None:
     compiler = shutil.which("aarch64-linux-gnu-g++")
     if compiler is None:
@@ -246,7 +247,7 @@ def test_without_a_compiler_results_are_the_same_bits_and_each_op_warns_once(
 # -- torch.compile -----------------------------------------------------------------------------------
 
 
-@each_op
+@few_ops
 def test_torch_compile_keeps_the_op_in_one_whole_graph(op: Op) -> None:
     native = op.native()
 
@@ -277,7 +278,7 @@ def test_a_whole_step_compiles_to_one_graph(case: Case) -> None:
     assert all(torch.equal(a, b) for a, b in zip(ours, eager, strict=True))
 
 
-@each_op
+@few_ops
 def test_torch_s_checks_of_an_op_s_registration_pass(op: Op) -> None:
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(op.native(), tuple(arguments(op)), op.settings, test_utils=checks)

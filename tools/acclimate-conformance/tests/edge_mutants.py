@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import distributed
 
 from acclimate.accelerator import Accelerator, DeviceLike
 from acclimate.backends.cpu import CPUAccelerator
@@ -157,80 +155,6 @@ class CaptureKeepsGradientsOff(CPUAccelerator):
         return capture()
 
 
-class _InTheChild(CPUAccelerator):
-    """Replaces a collective in the processes that the checks start."""
-
-    def communication_backend_name(self) -> str:
-        if distributed.all_reduce.__module__ != __name__:
-            distributed.all_reduce, distributed.broadcast, distributed.all_gather = (
-                _whole_vectors(distributed.all_reduce),
-                _true(distributed.broadcast),
-                _now_and_then(distributed.all_gather),
-            )
-            distributed.all_to_all_single = _equal_parts(distributed.all_to_all_single)
-        return super().communication_backend_name()
-
-
-def _whole_vectors(all_reduce: Any) -> Any:
-    def reduce(tensor: torch.Tensor, *options: Any, **named: Any) -> Any:
-        before = tensor.clone()
-        work = all_reduce(tensor, *options, **named)
-        rest = tensor.numel() % 4
-        if tensor.numel() > 16 and rest and tensor.is_contiguous() and work is None:
-            tensor.view(-1)[-rest:] = before.view(-1)[-rest:]
-        return work
-
-    return reduce
-
-
-def _true(broadcast: Any) -> Any:
-    def send(tensor: torch.Tensor, *options: Any, **named: Any) -> Any:
-        work = broadcast(tensor, *options, **named)
-        if tensor.dtype is torch.bool:
-            tensor.fill_(True)
-        return work
-
-    return send
-
-
-def _now_and_then(all_gather: Any) -> Any:
-    calls = itertools.count(1)
-
-    def gather(tensors: list[torch.Tensor], *options: Any, **named: Any) -> Any:
-        work = all_gather(tensors, *options, **named)
-        if next(calls) % 40 == 0:
-            tensors[-1].zero_()
-        return work
-
-    return gather
-
-
-def _equal_parts(all_to_all_single: Any) -> Any:
-    def exchange(received: torch.Tensor, given: torch.Tensor, *options: Any, **named: Any) -> Any:
-        work = all_to_all_single(received, given, *options, **named)
-        if options and len(set(options[0])) > 1 and 0 not in options[0]:
-            received.copy_(received.roll(options[0][0] - len(received) // 2, 0))
-        return work
-
-    return exchange
-
-
-class ReducesWholeVectors(_InTheChild):
-    """all_reduce leaves the elements after the last whole vector of 4 as they were."""
-
-
-class BroadcastsOnlyTrue(_InTheChild):
-    """broadcast of bool gives True everywhere."""
-
-
-class TakesEqualParts(_InTheChild):
-    """all_to_all_single puts parts that differ in size where equal ones would be."""
-
-
-class GathersNotEachTime(_InTheChild):
-    """Each 40th all_gather leaves out the last rank."""
-
-
 class ReplaysNotEachTime(CPUAccelerator):
     """Each 50th replay of a graph does nothing."""
 
@@ -262,11 +186,7 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     BiasForgotten: "ops/packed_weights_multiply",
     WritesWholeSectors: "ops/asynchronous_io_of_any_length",
     CaptureKeepsGradientsOff: "graphs/replays_keep_their_state",
-    ReducesWholeVectors: "communication/tails",
-    BroadcastsOnlyTrue: "communication/other_dtypes",
     SomeRowsLoseAColumn: "ops/packed_weights_multiply",
-    TakesEqualParts: "communication/every_collective_in_every_dtype",
-    GathersNotEachTime: "communication/many_collectives",
     ReplaysNotEachTime: "graphs/replay_repeats_updates",
     PinsNotEachTime: "pinning/memory_is_pinned_each_time",
 }

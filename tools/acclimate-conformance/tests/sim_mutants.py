@@ -600,7 +600,6 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         PinsNothing: "pinning/told_truly",
         ReplaysNothing: "graphs/replay_trains",
         LimitIgnored: "launching/visible_devices",
-        LimitForgotten: "launching/visible_devices",
         OneDeviceTooFew: "devices/counts",
         NamesWithoutIndex: "devices/names",
         OneCurrentDeviceForAllThreads: "devices/current_device_of_a_thread",
@@ -622,7 +621,6 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         PinnedByTheirStart: "pinning/told_truly",
         CaptureStreamStays: "graphs/capture_options",
         MarksNothing: "runtime/profiler_marks",
-        OtherDevicesVisible: "launching/visible_devices",
         RefusedDeviceMoves: "devices/absent_devices",
         SeedsFromTheCurrentOn: "random/fresh_seeds",
         TypeIsDeviceZero: "memory/device_arguments",
@@ -644,6 +642,10 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         StreamsIgnoreStreams: "streams/streams_wait_for_streams",
     },
     "mps-like": {ClaimsFloat64: "dtypes/products"},
+    "devices=2": {
+        LimitForgotten: "launching/visible_devices",
+        OtherDevicesVisible: "launching/visible_devices",
+    },
 }
 """By profile of the device: each fault, and the check that has to find it."""
 

@@ -29,6 +29,23 @@ with limited(0.2, __file__, lambda why: sys.stdout.write(why) and sys.stdout.flu
     collective()
 """
 
+LATE = """\
+import sys, time
+from pathlib import Path
+from torch import distributed
+from acclimate.backends.cpu import CPUAccelerator
+from acclimate_conformance.checks.communication import options
+from acclimate_conformance.checks.communication.observer import Observer
+
+number, folder = int(sys.argv[1]), Path(sys.argv[2])
+distributed.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=number, world_size=2)
+here = Observer(CPUAccelerator(), number, 2, folder)
+options._GROUP_TIMEOUT_S = 2.0
+time.sleep(number * 4 * options._GROUP_TIMEOUT_S)
+options.time_limits_of_groups(here)
+print(here.broken, here.lacking)
+"""
+
 
 def test_a_rank_that_waits_ends_at_its_time_limit_and_names_the_call(tmp_path: Path) -> None:
     program = tmp_path / "waits.py"
@@ -36,6 +53,19 @@ def test_a_rank_that_waits_ends_at_its_time_limit_and_names_the_call(tmp_path: P
     run = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=600)
     assert run.returncode == 1, run.stderr
     assert run.stdout == "did not end within 0.2 s, and was in threading.Event().wait()"
+
+
+def test_a_rank_may_come_late_to_a_group_with_a_short_time_limit(tmp_path: Path) -> None:
+    """On a busy machine, ranks end the topic before at different times."""
+    program = tmp_path / "late.py"
+    program.write_text(LATE)
+    command = [sys.executable, str(program)]
+    ranks = [
+        subprocess.Popen([*command, str(number), str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for number in range(2)
+    ]
+    said = [rank.communicate(timeout=600)[0] for rank in ranks]
+    assert said == ["[] []\n"] * 2
 
 
 def test_topics_that_a_rank_did_not_reach_are_broken_and_say_where_it_ended() -> None:

@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import argument_mutants  # noqa: E402
+import communication_mutants  # noqa: E402
 import edge_mutants  # noqa: E402
 import mutants  # noqa: E402
 import state_mutants  # noqa: E402
@@ -27,7 +28,8 @@ import value_mutants  # noqa: E402
 
 Examined: TypeAlias = Callable[..., dict[tuple[str, str], dict[str, Any]]]
 ON_SIM = (
-    ("sim_mutants", ""), ("sim_mutants", "sync=check"), ("sim_mutants", "mps-like"), ("operator_mutants", "")
+    ("sim_mutants", ""), ("sim_mutants", "sync=check"), ("sim_mutants", "mps-like"), ("operator_mutants", ""),
+    pytest.param("sim_mutants", "devices=2", marks=pytest.mark.slow),
 )  # fmt: skip
 """Modules with faults of the emulated device, each with a profile."""
 
@@ -62,6 +64,7 @@ def require_found(result: dict[str, Any], fault: str | None) -> None:
     [
         *mutants.CAUGHT_BY, *state_mutants.CAUGHT_BY, *value_mutants.CAUGHT_BY, *argument_mutants.CAUGHT_BY,
         *edge_mutants.CAUGHT_BY,
+        *(pytest.param(mutant, marks=pytest.mark.slow) for mutant in communication_mutants.CAUGHT_BY),
     ],
     ids=lambda mutant: mutant.__name__,
 )  # fmt: skip

@@ -271,7 +271,13 @@ FAULTS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FAULTS)
+SLOW = ("is_out_of_memory", "mem_get_info", "memory_stats", "range_pop")
+"""Their checks take seconds of processor time, and that of available_memory is of the same kind."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in FAULTS]
+)
 def test_the_method_at_fault_is_named_among_many_of_the_same_class(name: str) -> None:
     fault, names = FAULTS[name]
     subject = Subject(_planted(name, fault), "cpu")

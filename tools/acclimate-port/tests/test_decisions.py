@@ -399,7 +399,8 @@ def test_a_module_of_another_file_or_attribute_moves_as_one(target: str) -> None
         "import torch\nfrom nets import Net\nfrom own import Own\nfrom elsewhere import Net as Other\n\n\n"
         "class A:\n    def __init__(self):\n        self.net = torch.nn.Linear(1, 1)\n        self.given = None\n\n"
         "    def go(self, given):\n        self.given = given\n"
-        "        return Net().cuda(), Own().cuda(), Other().cuda(), self.net.cuda(), self.given.cuda()\n"
+        "        yield Net().cuda()\n        yield Own().cuda()\n        yield Other().cuda()\n"
+        "        yield self.net.cuda()\n        yield self.given.cuda()\n"
     )
     safe = ported(source, target, known).text
     moved = [

@@ -95,7 +95,9 @@ def test_the_page_shows_what_an_unsafe_edit_would_give(tmp_path: Path) -> None:
     assert "return y.to(get_accelerator().device_name())" in (tmp_path / "page.html").read_text()
 
 
-@pytest.mark.parametrize("form", ["f({})", "x.y({})", "[{}]"])
+@pytest.mark.parametrize(
+    "form", ["x.y({})", *(pytest.param(form, marks=pytest.mark.slow) for form in ("f({})", "[{}]"))]
+)
 def test_work_grows_with_the_number_of_calls_and_not_with_its_square(form: str) -> None:
     def calls(count: int) -> int:
         body = "".join(

@@ -13,7 +13,7 @@ from porting import BOTH, program
 GUARDED = [
     "if x.is_cuda:\n    return y.to('cuda')\nreturn y",
     "return torch.device('cuda:%d' % other) if x.is_cuda else 1",
-    "if not torch.cuda.is_available():\n    raise ValueError\ntorch.cuda.set_device(other)\nreturn y.to('cuda')",
+    "if not torch.cuda.is_available():\n    raise ValueError\ntorch.cuda.cudart()\nreturn y.to('cuda')",
     "if torch.cuda.is_available() and torch.cuda.cudart():\n    return torch.cuda.get_rng_state()",
 ]
 
@@ -25,11 +25,37 @@ def test_code_behind_a_guard_that_stays_is_not_edited_alone(body: str, target: s
     assert port_text(source, Settings(target)).text == source
 
 
+ONE_HALF = {
+    "a device of a caller that a guard replaces": "def f(model: torch.nn.Module, device):\n"
+    "    if not torch.cuda.is_available():\n        device = 'cpu'\n    return model.to(device)\n",
+    "a device of a caller that a constructor replaces": "class A:\n    def __init__(self, device='cuda'):\n"
+    "        if not torch.cuda.is_available():\n            self.device = 'cpu'\n        else:\n            self.device = device\n",
+    "a device of a caller in a choice": "def f(device):\n    return torch.ones(1).to(device if torch.cuda.is_available() else 'cpu')\n",
+    "a branch that asks a program of NVIDIA's": "import subprocess\n\n\ndef free():\n"
+    "    return subprocess.run(['nvidia-smi'])\n\n\ndef f():\n    if torch.cuda.is_available():\n"
+    "        torch.cuda.set_device(free())\n        return torch.device('cuda')\n    return torch.device('cpu')\n",
+    "a question whose branch reads where CUDA is": "from torch.utils.cpp_extension import CUDA_HOME\n\n\ndef f():\n"
+    "    on = torch.cuda.is_available()\n    if on:\n        return CUDA_HOME + '/bin'\n",
+    "devices that are compared": "class A:\n    def f(self, k):\n        self.last = 'cuda:' + str(k)\n\n"
+    "    def g(self, x, k):\n        if 'cuda:' + str(k) != self.last:\n            x = x.to('cuda:' + str(k + 1))\n        return x\n",
+    "a stream and its context": "class A:\n    def f(self, rank):\n        self.stream = torch.cuda.Stream()\n\n"
+    "    def g(self, x: torch.Tensor):\n        with torch.cuda.stream(self.stream):\n            return x.cuda(self.a.b)\n",
+    "a function that is bound at import": "wait = torch.cuda.synchronize\n",
+}
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ONE_HALF)
+def test_one_half_is_not_ported_without_the_other(kind: str, target: str) -> None:
+    source = f"import torch\n\n\n{ONE_HALF[kind]}"
+    assert port_text(source, Settings(target)).text == source
+
+
 @BOTH
 def test_a_choice_stays_with_the_guard_of_the_constructor_that_it_chooses(target: str) -> None:
     source = (
         "import torch\n\n\nclass Gpu:\n    def __init__(self):\n        if not torch.cuda.is_available():\n"
-        "            raise ValueError('no GPU')\n\n\ndef f():\n    return Gpu() if torch.cuda.is_available() else 1\n"
+        "            raise ValueError('no GPU')\n        torch.cuda.cudart()\n\n\ndef f():\n    return Gpu() if torch.cuda.is_available() else 1\n"
     )
     assert port_text(source, Settings(target)).text == source
 

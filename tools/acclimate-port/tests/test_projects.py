@@ -113,7 +113,7 @@ def test_two_classes_that_ask_for_the_same_flag_are_ported_together(target: str,
     files = {
         "agent.py": f"import torch\nfrom modules import Net\n\n\nclass Agent:\n    def __init__(self, opt):\n        {flag}\n"
         "        self.model = self.build(opt)\n        if self.use_cuda:\n            self.model.cuda()\n\n"
-        "    def build(self, opt):\n        return Net(opt)\n",
+        "    def build(self, opt):\n        return opt['kind'](Net(opt))\n",
         "modules.py": f"import torch\n\n\nclass Net(torch.nn.Module):\n    def __init__(self, opt):\n        {flag}\n\n"
         "    def forward(self, ids):\n        res = torch.FloatTensor(ids)\n        if self.use_cuda:\n"
         "            res = res.cuda()\n        return res\n",
@@ -202,6 +202,157 @@ def test_a_guard_stays_with_the_method_that_it_chooses_and_that_calls_another(
     )
     results = ported(tmp_path, {"op.py": text, "other.py": ""}, target)
     check(results, "op.py", AVAILABLE, "needs CUDA at line ")
+
+
+MAIN = "import argparse\n\nimport torch\nfrom other import run\n\n\ndef main():\n"
+PARSED = "    parser = argparse.ArgumentParser()\n    parser.add_argument({})\n    run(parser.parse_args())\n"
+OPTIONS = {
+    "the default of an option": (
+        MAIN + PARSED.format("'--device', default='cuda'"),
+        "def run(args):\n    return 1 if args.device == 'cuda' and args.name != 'x' else 2\n",
+        "'cuda'",
+    ),
+    "an entry of a dictionary": (
+        MAIN
+        + "    run({'config': 1})\n\n\nCONFIG = {'device': 'cuda' if torch.cuda.is_available() else 'cpu'}\n",
+        "def run(config):\n    return 1 if config['device'] == 'cuda' and config.get('name') else 2\n",
+        "'cuda' if torch.cuda.is_available() else 'cpu'",
+    ),
+    "all options as keywords": (
+        MAIN
+        + PARSED.format("'--device', default='cuda'").replace("run(", "run(**vars(").replace("())", "()))"),
+        "def run(device, name):\n    return 1 if device == 'cuda' and name else 2\n",
+        "'cuda'",
+    ),
+    "a keyword": (
+        MAIN + "    run(argparse.Namespace(device='cuda' if torch.cuda.is_available() else 'cpu'))\n",
+        "def run(opt):\n    return 1 if opt.device == 'cuda' and opt.name else 2\n",
+        "'cuda' if torch.cuda.is_available() else 'cpu'",
+    ),
+    "an attribute": (
+        MAIN
+        + "    args = read()\n    args.device = 'cuda' if torch.cuda.is_available() else 'cpu'\n    run(args)\n",
+        "def run(args):\n    return 1 if args.device == 'cuda' and args.name else 2\n",
+        "'cuda' if torch.cuda.is_available() else 'cpu'",
+    ),
+    "a flag in a dictionary": (
+        MAIN + "    opt = read()\n    opt['use_cuda'] = torch.cuda.is_available()\n    run(opt)\n",
+        "def run(opt, model):\n    if opt.get('use_cuda'):\n        model.cuda()\n    return model\n",
+        AVAILABLE,
+    ),
+    "a flag that is the default of an option": (
+        MAIN + PARSED.format("'--on-gpu', default=torch.cuda.is_available()"),
+        "def run(args, model):\n    if args.on_gpu:\n        model.cuda()\n    return model\n",
+        AVAILABLE,
+    ),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_an_option_is_not_ported_without_what_another_file_does_by_it(
+    kind: str, target: str, tmp_path: Path
+) -> None:
+    use, other, code = OPTIONS[kind]
+    results = ported(tmp_path, {"other.py": f"import torch\n\n\n{other}", "use.py": use}, target)
+    check(results, "use.py", code, "other.py:")
+
+
+@BOTH
+def test_options_of_programs_that_do_not_know_each_other_are_not_one(target: str, tmp_path: Path) -> None:
+    parsed = "    args = read()\n    args.device = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
+    files = {
+        "one.py": f"import torch\nimport common\n\n\ndef main():\n{parsed}    return torch.ones(1, device=args.device)\n",
+        "two.py": f"import torch\nimport common\n\n\ndef main():\n{parsed}    return args.device == 'cuda' and args.name != 'x'\n",
+        "common.py": "import torch\n",
+    }
+    results = ported(tmp_path, files, target)
+    assert all(one.status is Status.CONVERTED for one in results["one.py"].sites)
+    assert any(one.status is not Status.CONVERTED for one in results["two.py"].sites)
+
+
+BETWEEN = {
+    "a function that passes it on": {
+        "plan.py": "from pkg.types import Topology\nfrom pkg.kinds import get_device_type\n\n\n"
+        "def plan():\n    kind = get_device_type()\n    return Topology(compute_device=kind)\n",
+        "types.py": "import torch\n\n\nclass Topology:\n    def __init__(self, compute_device):\n"
+        "        assert compute_device in ['cpu', 'cuda', 'mtia']\n",
+    },
+    "a class between two others": {
+        "plan.py": "from pkg.kinds import Base\n\n\nclass Middle(Base):\n    pass\n",
+        "types.py": "import torch\nfrom pkg.plan import Middle\n\n\nclass Own(Middle):\n    def f(self):\n"
+        "        return 1 if self.device == 'cuda' and self.device != 'x' else 2\n",
+    },
+    "a class with types": {
+        "plan.py": "",
+        "types.py": "import torch\nfrom pkg.kinds import Base\n\n\nclass Own(Base[int]):\n    def f(self):\n"
+        "        return 1 if self.device == 'cuda' and self.device != 'x' else 2\n",
+    },
+    "a package that gives it on": {
+        "plan.py": "",
+        "inner/__init__.py": "from ..kinds import get_device_type as device_type\n",
+        "types.py": "import torch\nfrom pkg.inner import device_type\n\n\ndef f():\n"
+        "    return 1 if device_type() == 'cuda' and torch.version.cuda else 2\n",
+    },
+}
+
+
+@BOTH
+@pytest.mark.parametrize("kind", BETWEEN)
+def test_files_without_code_for_a_device_join_those_that_they_are_between(
+    kind: str, target: str, tmp_path: Path
+) -> None:
+    kinds = (
+        "import torch\n\n\ndef get_device_type():\n    return 'cuda' if torch.cuda.is_available() else 'cpu'\n\n\n"
+        "class Base:\n    def __init__(self, device=None):\n        self.device = device or self.resolve()\n\n"
+        "    def resolve(self):\n        return 'cuda' if torch.cuda.is_available() else 'cpu'\n"
+    )
+    files = {"pkg/__init__.py": "", "pkg/kinds.py": kinds}
+    files |= {f"pkg/{name}": text for name, text in BETWEEN[kind].items()}
+    results = ported(tmp_path, files, target)
+    unsafe = [one for one in results["pkg/kinds.py"].sites if one.status is Status.UNSAFE]
+    assert len(unsafe) == len([one for one in unsafe if "types.py:" in one.reason]) > 0
+
+
+@BOTH
+def test_a_flag_of_the_same_name_is_one_in_files_two_imports_away(target: str, tmp_path: Path) -> None:
+    flag = "        self.cuda_ready = torch.cuda.is_available()\n"
+    files = {
+        "base.py": f"import torch\n\n\nclass Base:\n    def __init__(self, model):\n{flag}"
+        "        if self.cuda_ready:\n            model.cuda()\n",
+        "middle.py": "from base import Base\n\n\nclass Middle(Base):\n    pass\n",
+        "super.py": f"import torch\nfrom middle import Middle\n\n\nclass Manager:\n    def __init__(self):\n{flag}"
+        "        self.held = Middle(torch.nn.Linear(1, 1) if self.cuda_ready else None)\n",
+    }
+    check(ported(tmp_path, files, target), "super.py", AVAILABLE, "base.py:")
+
+
+@BOTH
+def test_a_profilers_figures_are_those_of_the_activities_that_another_file_records(
+    target: str, tmp_path: Path
+) -> None:
+    files = {
+        "read.py": "import torch\n\n\ndef times(p):\n    on = torch.cuda.is_available()\n"
+        "    return [e.device_time_total if on else e.cpu_time_total for e in p.events()]\n",
+        "record.py": "import torch\nfrom torch.profiler import ProfilerActivity, profile\nfrom read import times\n\n\n"
+        "def run(f):\n    with profile(activities=[ProfilerActivity.CUDA]) as p:\n        f()\n    return times(p)\n",
+    }
+    check(ported(tmp_path, files, target), "read.py", AVAILABLE, "record.py:")
+
+
+@BOTH
+def test_an_object_is_not_moved_without_the_class_of_another_file_that_moves_it_too(
+    target: str, tmp_path: Path
+) -> None:
+    files = {
+        "main.py": "import torch\nfrom policy import Policy\n\n\ndef main():\n"
+        "    device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')\n"
+        "    model = torch.nn.Linear(2, 2).to(device)\n    return Policy(model)\n",
+        "policy.py": "import torch\n\n\nclass Policy:\n    def __init__(self, model):\n"
+        "        if torch.cuda.is_available():\n            model.cuda()\n        self.model = model\n",
+    }
+    results = ported(tmp_path, files, target)
+    check(results, "main.py", "'cuda' if torch.cuda.is_available() else 'cpu'", "policy.py:7")
 
 
 COMPARED = {

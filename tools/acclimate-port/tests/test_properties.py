@@ -129,9 +129,12 @@ def calls_to_port(source: str) -> int:
     "line",
     [
         "a{i} = f(g(h(x{i}.cuda())))\n",
-        "y = " + "f(" * 15 + "x{i}.cuda()" + ")" * 15 + "\n",
+        pytest.param("y = " + "f(" * 15 + "x{i}.cuda()" + ")" * 15 + "\n", marks=pytest.mark.slow),
         "if torch.cuda.is_available():\n    a{i} = x{i}.cuda()\n",
-        "def f{i}(x):\n    if not torch.cuda.is_available():\n        return x\n    return x.cuda()\n",
+        pytest.param(
+            "def f{i}(x):\n    if not torch.cuda.is_available():\n        return x\n    return x.cuda()\n",
+            marks=pytest.mark.slow,
+        ),
         'if device.type == "cuda":\n    a{i} = x{i}.cuda()\n',
     ],
 )

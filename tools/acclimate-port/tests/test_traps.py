@@ -50,13 +50,12 @@ def test_docstrings_comments_and_messages_stay() -> None:
 
 def test_a_name_of_torch_that_is_something_else_stays() -> None:
     stays("import mytorch as torch\n\ntorch.cuda.synchronize()\n")
-    stays("def f(torch):\n    return torch.cuda.synchronize()\n")
     stays("from mine import autocast\n\nwith autocast():\n    run(device_ids=None)\n")
 
 
 def test_a_name_bound_in_two_ways_is_left_and_reported() -> None:
     source = (
-        "try:\n    from torch.cuda.amp import autocast\nexcept ImportError:\n    from mine import autocast\n\n"
+        "import os\n\nif os.name:\n    from torch.cuda.amp import autocast\nelse:\n    from mine import autocast\n\n"
         "with autocast():\n    pass\n"
     )
     for target in TARGETS:

@@ -176,6 +176,7 @@ def test_safetensors_loads_to_the_device(tmp_path: Path) -> None:
         assert loaded.cpu().equal(torch.arange(4.0))
 
 
+@pytest.mark.slow
 def test_transformers_places_a_model_with_device_map(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("accelerate", reason="device_map needs the accelerate package")

@@ -15,7 +15,7 @@ class OnDevice(Dataset[torch.Tensor]):
         return torch.full((2,), float(index)).to("sim:1")
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_of_a_data_loader_return_tensors_on_the_device(method: str) -> None:
     loader = DataLoader(OnDevice(), batch_size=2, num_workers=1, multiprocessing_context=method, timeout=300)
     batches = list(loader)

@@ -20,7 +20,6 @@ import math
 import random
 import sys
 import threading
-import types
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -37,7 +36,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from acclimate.llm.decode.description import NotRepresentedError
 from acclimate.llm.decode.modules import packed_weight
 from acclimate.llm.decode.program import Program, Role, Value
-from acclimate.llm.decode.staleness import attributes_of, changed_attribute, configs_of, named_functions
+from acclimate.llm.decode.staleness import (
+    Snapshot,
+    attributes_of,
+    changed_attribute,
+    configs_of,
+    named_functions,
+)
+from acclimate.llm.decode.users_code import variables_read
 from acclimate.llm.split.tracing.linear_modules import linear_dims
 
 _NAME = "acclimate_capture"
@@ -108,6 +114,10 @@ def _register_interfaces() -> None:
     ) -> tuple[Tensor, None]:
         if dropout:
             raise NotRepresentedError("attention drops weights at random")
+        own = getattr(module, "is_causal", True)
+        if not (own if others.get("is_causal") is None else others["is_causal"]):
+            # transformers leaves out the mask of a prompt without padding, and asks this instead.
+            raise NotRepresentedError("attention is not causal where it has no mask")
         for name, given in others.items():
             if given is not None and given is not False and name not in _HARMLESS:
                 raise NotRepresentedError(f"attention takes {name}")
@@ -226,6 +236,8 @@ class _Shadow:
 
     def tensor(self, original: Tensor) -> Tensor:
         """Returns the fake that stands for a tensor; equal objects get one."""
+        if type(original) not in (Tensor, nn.Parameter):
+            raise NotRepresentedError(f"a tensor is a {type(original).__name__}, which may compute otherwise")
         if id(original) not in self._made:
             fake: Any = self.mode.from_tensor(original.detach(), static_shapes=True)
             if isinstance(original, nn.Parameter):
@@ -280,7 +292,8 @@ class _Shadow:
         made: nn.Module = object.__new__(type(original).__bases__[1] if stand_ins else type(original))
         self._made[id(original)] = made
         own = vars(made)
-        own.update((name, self._attribute(value)) for name, value in vars(original).items())
+        later = ("_parameters", "_buffers", "_modules")
+        own.update((name, self._attribute(v)) for name, v in vars(original).items() if name not in later)
         for kind in ("_parameters", "_buffers"):
             held = vars(original)[kind].items()
             own[kind] = {name: None if tensor is None else self.tensor(tensor) for name, tensor in held}
@@ -309,8 +322,17 @@ class _Shadow:
     def _attribute(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return self.tensor(value)
+        if type(value) is tuple:
+            return tuple(map(self._attribute, value))
         if isinstance(value, (list, dict, set)):
-            return self._made.setdefault(id(value), copy.copy(value))
+            if id(value) not in self._made:
+                made: Any = copy.copy(value)
+                self._made[id(value)] = made
+                if isinstance(value, dict):
+                    made.update((name, self._attribute(item)) for name, item in value.items())
+                elif isinstance(value, list):
+                    made[:] = map(self._attribute, value)
+            return self._made[id(value)]
         return self.config(value) if _is_config(value) else value
 
     def check_unchanged(self) -> None:
@@ -322,46 +344,6 @@ class _Shadow:
 
 
 # -- what is not captured, or captured as one operator ---------------------------------------------------
-
-_KNOWN = ("torch.", "transformers.", "acclimate.")
-"""The packages whose modules keep no state outside of them: their classes are not read."""
-_CHANGING = {"time", "random", "datetime", "os", "secrets", "uuid", "threading", "numpy", "numpy.random"}
-"""Python modules whose functions may answer otherwise at the next call."""
-
-
-def _check_code(model: nn.Module) -> None:
-    """Raises if a function of a user's own module class names state that a capture cannot see."""
-    classes = {base for module in model.modules() for base in type(module).__mro__ if base is not object}
-    for cls in classes:
-        if f"{cls.__module__}.".startswith(_KNOWN):
-            continue
-        for function in vars(cls).values():
-            if not isinstance(function, types.FunctionType):
-                continue
-            for name, value in _named(function):
-                if _may_change(value):
-                    raise NotRepresentedError(f"{function.__qualname__} uses {name}, which may change")
-
-
-def _named(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yields the global and enclosing variables that a function names."""
-    for name in function.__code__.co_names:
-        if name in function.__globals__:
-            yield name, function.__globals__[name]
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # it is empty
-            continue
-
-
-def _may_change(value: Any) -> bool:
-    if isinstance(value, types.ModuleType):
-        return value.__name__ in _CHANGING
-    if isinstance(value, (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, type)):
-        return False
-    return not callable(value)
-
 
 _OF_A_PRODUCT = {
     "t", "transpose", "permute", "view", "_unsafe_view", "reshape", "expand", "clone", "detach", "alias",
@@ -375,11 +357,13 @@ def _is_linear(module: nn.Module) -> bool:
     own = type(module)
     if own.__call__ is not nn.Module.__call__ or own._call_impl is not nn.Module._call_impl:
         return False
+    if own.__getattr__ is not nn.Module.__getattr__ or own.__getattribute__ is not object.__getattribute__:
+        return False
     if hasattr(module, "packed"):
         # A class that somebody derived may do more.
-        return isinstance(module, nn.Linear) and own.forward.__module__.startswith("acclimate.")
+        return isinstance(module, nn.Linear) and own.__module__.startswith("acclimate.")
     dims = linear_dims(module)
-    if dims is None:
+    if dims is None or hasattr(own, "weight") or hasattr(own, "bias"):  # a property, in place of a parameter
         return False
     return own.forward is nn.Linear.forward or _only_multiplies(module, dims)
 
@@ -405,8 +389,13 @@ def _only_multiplies(module: nn.Module, dims: tuple[int, int]) -> bool:
     except Exception:  # noqa: BLE001 - a forward may raise anything
         return False
     is_free = not environment.guards and not environment.replacements
-    operators = {value.op for value in recorder.values.values()} - {"input", "constant"}
-    return is_free and changed_attribute(before, made) is None and operators <= _OF_A_PRODUCT
+    values = list(recorder.values.values())
+    operators = {value.op for value in values} - {"input", "constant"}
+    adds_numbers = any(value.op == "add" and not isinstance(value.args[1], Value) for value in values)
+    own = {id(parameter) for parameter in module._parameters.values()}
+    others = any(value.tensor is not None and id(value.tensor) not in own for value in values)
+    is_product = operators <= _OF_A_PRODUCT and not adds_numbers and not others
+    return is_free and changed_attribute(before, made) is None and is_product
 
 
 def _is_config(value: Any) -> bool:
@@ -514,7 +503,7 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        op = func._schema.name.partition("::")[2]
+        op = _name_of(func)
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise NotRepresentedError(f"{op} is random")
         converted = tuple(self._convert(argument) for argument in args)
@@ -525,6 +514,7 @@ class _Recorder(TorchDispatchMode):
             if op == "copy_" and result is args[0] and self._is_written(args[0], converted[1]):
                 return result
             op = self._changed(op, args, result)
+        op += _option_of(op, args, kwargs)
         if op in _SAME:
             source = converted[0]
             if source.dtype == results[0].dtype and source.shape == _shape(results[0]):
@@ -534,7 +524,7 @@ class _Recorder(TorchDispatchMode):
         for index, tensor in enumerate(results):
             if isinstance(tensor, Tensor):
                 # The same operator on the same values is the same value.
-                key = func, converted, tuple(named.items()), index
+                key = func, _exactly(converted), _exactly(tuple(named.items())), index
                 if key not in self._computed:
                     made = Value(op, func, converted, named, index, _shape(tensor), tensor.dtype, roles)
                     self._computed[key] = made
@@ -609,6 +599,27 @@ class _Calls:
         return type(given), _expression(given)
 
 
+def _name_of(func: Any) -> str:
+    """Returns an operator's name without its overload, and without ``aten``; others keep their namespace."""
+    whole: str = func._schema.name
+    space, _, name = whole.partition("::")
+    return name if space in ("aten", _NAME) else whole
+
+
+def _option_of(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Returns what a name must say of an option that makes the operator compute something else."""
+    if op in ("add", "sub", "rsub") and (len(args) > 2 or kwargs.get("alpha", 1) != 1):
+        return " with alpha"
+    return " with a rounding mode" if op == "div" and kwargs.get("rounding_mode") is not None else ""
+
+
+def _exactly(given: Any) -> Any:
+    """Returns arguments with the types of numbers, as 1, 1.0 and True are equal."""
+    if isinstance(given, tuple):
+        return tuple(_exactly(item) for item in given)
+    return given if isinstance(given, Value) else (type(given), given)
+
+
 def _tensors(result: Any) -> list[Tensor]:
     results = result if isinstance(result, (list, tuple)) else [result]
     return [item for item in results if isinstance(item, Tensor)]
@@ -650,7 +661,8 @@ def capture(model: Any, widths: dict[nn.Module, int], layers: int) -> tuple[Prog
         NotRepresentedError: the program depends on the values of its inputs or on their sizes, or changes
             tensors in place.
     """
-    _check_code(model)
+    variables_read(model)  # raises for code that reads what may change
+    before = Snapshot(model, ())
     _operators()
     _check_functions(model)
     environment, mode = _fake_tensors()
@@ -658,6 +670,8 @@ def capture(model: Any, widths: dict[nn.Module, int], layers: int) -> tuple[Prog
     with torch.inference_mode(False):
         sizes = _example(mode, torch.empty((_BATCH, _LENGTH))).shape
     prompt, step = (_captured(model, shadow, sizes, layers, is_step) for is_step in (False, True))
+    if not before.is_current(model):
+        raise NotRepresentedError("its code changes variables, classes or attributes")
     limit = _limit(environment, *map(_expression, sizes))
     return replace(prompt, limit=limit), replace(step, limit=limit)
 

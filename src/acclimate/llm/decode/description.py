@@ -24,6 +24,10 @@ class NotRepresentedError(Exception):
 class PositionFunction(Protocol):
     """Numbers that depend on a token's position."""
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The model's tensors of which they are computed."""
+
     def __call__(self, positions: Tensor) -> Tensor:
         """Returns positions x numbers."""
 

@@ -361,8 +361,4 @@ def constant_of(given: Any) -> float | None:
 
 
 def _is_plain_sum(value: Value) -> bool:
-    return (
-        all(isinstance(argument, Value) for argument in value.args[:2])
-        and value.kwargs.get("alpha", 1) == 1
-        and len(value.args) == 2
-    )
+    return all(isinstance(argument, Value) for argument in value.args)

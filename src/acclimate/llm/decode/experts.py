@@ -59,7 +59,7 @@ def find_experts(matcher: Matcher, value: Value) -> tuple[Experts, Value] | None
     alone = _Reader(matcher).routed(value)
     if alone is not None:
         return alone
-    if value.op != "add" or value.kwargs.get("alpha", 1) != 1 or not isinstance(value.args[1], Value):
+    if value.op != "add" or not isinstance(value.args[1], Value):
         return None
     for first, second in orders(value):
         routed = _Reader(matcher).routed(flat(first))
@@ -429,7 +429,7 @@ def _limited_above(value: Value) -> tuple[Value, float | None]:
 def _raised(value: Value) -> tuple[Value, float | None, float]:
     """Reads what a gate is multiplied by: the value, its limit, and what is added to it."""
     adds = 0.0
-    if value.op == "add" and value.kwargs.get("alpha", 1) == 1 and constant_of(value.args[1]) is not None:
+    if value.op == "add" and constant_of(value.args[1]) is not None:
         value, adds = value.args[0], constant_of(value.args[1]) or 0.0
     if value.op == "clamp":
         low, high = _limits(value)

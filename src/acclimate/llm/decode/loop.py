@@ -38,6 +38,13 @@ _KNOWN_INPUTS = {
 }  # fmt: skip
 
 
+_PARTS_OF_THE_LOOP = (
+    "_sample", "_prefill", "_update_model_kwargs_for_generation", "_has_unfinished_sequences",
+    "_optimize_model_for_decode", "get_compiled_call",
+)  # fmt: skip
+"""The methods of a model that transformers' loop calls, besides the forward and what prepares its inputs."""
+
+
 _found: weakref.WeakKeyDictionary[Any, tuple[LeanDecoder | None, Snapshot]] = weakref.WeakKeyDictionary()
 """Each model's description, ``None`` if it has none, and what that depends on."""
 _lock = ForkSafeLock()
@@ -132,7 +139,7 @@ def lean_sample(
         _write(step, chosen, tokens, chooser, ends, streamer, watch)
     if streamer is not None:
         streamer.end()
-    return tokens.all.clone()
+    return tokens.all
 
 
 def _write(
@@ -154,18 +161,39 @@ def _write(
             break
         if watch is not None:
             watch.check()
+            chosen = tokens.all[:, -1]  # a criterion may have changed it
         if chooser.takes_likeliest:
             chosen = step.likeliest(chosen)
         else:
             chosen = chooser.choose(tokens, step(chosen).float())
 
 
+def _is_own(thing: Any) -> bool:
+    """Whether a function or class is transformers' own or this package's."""
+    return str(getattr(thing, "__module__", "")).startswith(("transformers.", "acclimate."))
+
+
 def _is_users(callbacks: Iterable[Any]) -> bool:
-    """Whether some code that runs after each token is neither transformers' own nor this package's."""
-    own = ("transformers.", "acclimate.")
+    """Whether some code that runs after each token is neither transformers' own nor this package's.
+
+    A function of the user's may be an attribute of an object of transformers' (``prefix_allowed_tokens_fn``).
+    """
     return any(
-        callback is not None and not type(callback).__module__.startswith(own) for callback in callbacks
+        not _is_own(callback) or any(callable(held) and not _is_own(held) for held in _held(callback))
+        for callback in callbacks
+        if callback is not None
     )
+
+
+def _held(thing: Any) -> Iterable[Any]:
+    """Returns what an object's attributes hold."""
+    return getattr(thing, "__dict__", {}).values()
+
+
+def _has_users_loop(model: Any) -> bool:
+    """Whether a class of the user's, or the model itself, has another part of the loop over tokens."""
+    held = [vars(kind) for kind in type(model).__mro__] + [vars(model)]
+    return any(name in own and not _is_own(own[name]) for own in held for name in _PARTS_OF_THE_LOOP)
 
 
 class _Watch:
@@ -174,6 +202,10 @@ class _Watch:
     def __init__(self, model: Any, lean: LeanDecoder) -> None:
         self._model, self._native = model, lean.native
         self._snapshot = _found[model][1]
+        functions = [*lean.decoder.factors, *(f for t in lean.decoder.tables for f in (t.cos, t.sin))]
+        own = {id(tensor): tensor for function in functions for tensor in function.tensors}
+        # Steps compute angles once for many positions.
+        self._of_positions = [(tensor, tensor.detach().clone()) for tensor in own.values()]
 
     def check(self) -> None:
         """Copies small weights anew, which may have changed.
@@ -181,7 +213,8 @@ class _Watch:
         Raises:
             ModelChangedError: what the model computes has changed.
         """
-        if not self._snapshot.is_current(self._model):
+        are_same = all(torch.equal(tensor, value) for tensor, value in self._of_positions)
+        if not are_same or not self._snapshot.is_current(self._model):
             raise ModelChangedError(
                 "the model was changed while it generated a text, by a logits processor, a stopping "
                 "criterion, a streamer or another thread; change it between texts, or generate with "
@@ -212,6 +245,7 @@ def _is_plain(
         and all(name in _KNOWN_INPUTS or _is_nothing(value) for name, value in inputs.items())
         and _is_usual_cache(cache, input_ids.shape[1])
         and hasattr(model, "_prefill")
+        and not _has_users_loop(model)
     )
 
 
@@ -242,9 +276,10 @@ def _starts(mask: Tensor | None, input_ids: Tensor) -> Tensor | None:
         return torch.zeros(batch, dtype=torch.long, device=input_ids.device)
     if mask.shape != input_ids.shape:
         return None
-    starts = length - mask.long().sum(-1)
+    seen = mask != 0  # as transformers reads it
+    starts = length - seen.sum(-1)
     expected = torch.arange(length, device=mask.device)[None] >= starts[:, None]
-    if not torch.equal(mask.long(), expected.long()) or bool((starts >= length).any()):
+    if not torch.equal(seen, expected) or bool((starts >= length).any()):
         return None
     return starts
 
@@ -274,22 +309,18 @@ def _fits(limit: int | None, criteria: Any) -> bool:
 
 
 class _Tokens:
-    """The tokens so far; grows by doubling."""
+    """The tokens so far, in a tensor of their own after each token, as in transformers: callbacks may keep or
+    change it."""
 
     def __init__(self, prompt: Tensor) -> None:
-        self._held = prompt.new_zeros((len(prompt), 2 * prompt.shape[1] + 128))
-        self._held[:, : prompt.shape[1]] = prompt
-        self.length = prompt.shape[1]
+        self.all = prompt.clone()
 
     def append(self, tokens: Tensor) -> None:
-        if self.length == self._held.shape[1]:
-            self._held = torch.cat((self._held, torch.zeros_like(self._held)), 1)
-        self._held[:, self.length] = tokens
-        self.length += 1
+        self.all = torch.cat((self.all, tokens[:, None]), 1)
 
     @property
-    def all(self) -> Tensor:
-        return self._held[:, : self.length]
+    def length(self) -> int:
+        return self.all.shape[1]
 
 
 class _Chooser:
@@ -324,9 +355,10 @@ class _Ends:
         self._longest = min(
             (one.max_length for one in criteria if type(one) is MaxLengthCriteria), default=None
         )
-        ends = [criterion.eos_token_id for criterion in criteria if hasattr(criterion, "eos_token_id")]
+        ends = [one.eos_token_id for one in criteria if type(one) is EosTokenCriteria]
         self._end_tokens = {token for end in ends for token in end.reshape(-1).tolist()}
-        self._pad: Tensor | None = generation_config._pad_token_tensor if ends else None
+        pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+        self._pad: Tensor | None = generation_config._pad_token_tensor if pads else None
 
     def padded(self, tokens: Tensor) -> Tensor:
         """Replaces the tokens of sequences that have ended."""

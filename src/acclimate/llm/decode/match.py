@@ -233,7 +233,7 @@ class Matcher:
     def _sums(self, value: Value) -> Iterator[tuple[Value, Value]]:
         """Yields the two ways in which a sum is a stream and a branch."""
         value = flat(value)
-        if value.op != "add" or value.kwargs.get("alpha", 1) != 1 or not isinstance(value.args[1], Value):
+        if value.op != "add" or not isinstance(value.args[1], Value):
             return
         if value.args[0].shape == value.shape == value.args[1].shape:
             yield from orders(value)

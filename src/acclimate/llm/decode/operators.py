@@ -87,7 +87,7 @@ def _composed_gelu(value: Value) -> tuple[str, Value] | None:
             return {(0, 0): float(item)}
         if item.op == "mul":
             return _product(read(item.args[0]), read(item.args[1]))
-        if item.op == "add" and item.kwargs.get("alpha", 1) == 1:
+        if item.op == "add":
             first, second = read(item.args[0]), read(item.args[1])
             return {
                 powers: first.get(powers, 0.0) + second.get(powers, 0.0) for powers in {**first, **second}

@@ -106,39 +106,18 @@ def _together(ranks: ModelRanks) -> Iterator[None]:
 
 
 def prove(model: Any, lean: LeanDecoder, tokens: Tensor) -> None:
-    """Compares a few steps with the model's own forward, on a cache and two sequences, one with padding.
+    """Compares a few steps with the model's own forward, on a cache: of two sequences, one with padding, and
+    of one.
 
     Raises:
         NotRepresentedError: the logits differ.
     """
-    gaps = []
     first, later = tokens[:, :_TOKENS], tokens[:, _TOKENS:]
-    both = torch.cat((first, first.roll(2, -1)))
-    mask = torch.ones((2, _TOKENS + _STEPS), dtype=torch.long, device=tokens.device)
-    mask[1, :2] = 0
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    starts = torch.tensor([0, 2], device=tokens.device)
     with torch.no_grad():
-        begun = model(
-            input_ids=both, attention_mask=mask[:, :_TOKENS], position_ids=positions[:, :_TOKENS],
-            use_cache=True, return_dict=True,
-        )  # fmt: skip
-        steps: list[Step] = [lean.go_on(begun.past_key_values, starts, _TOKENS, _TOKENS + 1)]
-        reader = lean.begin(starts, _TOKENS + 1)
-        if reader is not None:
-            read = reader.read(both, likeliest=False)
-            gaps.append(distance(read.to(begun.logits.dtype), begun.logits[:, -1]))
-            steps.append(reader)
-        for index in range(_STEPS):
-            place = _TOKENS + index
-            given = later[0, index].expand(2)
-            expected = model(
-                input_ids=given[:, None], attention_mask=mask[:, : place + 1],
-                position_ids=positions[:, place : place + 1], past_key_values=begun.past_key_values,
-                use_cache=True, return_dict=True,
-            ).logits[:, -1]  # fmt: skip
-            # Ranks make all steps together, so none may stop early.
-            gaps += [distance(step(given).to(expected.dtype), expected) for step in steps]
+        gaps = [*_of_two(model, lean, first, later)]
+        # A capture's symbols stand for two and more.
+        for prompt in (first.repeat(1, 2), first[:, :1]):
+            gaps += _of_one(model, lean, prompt, later[:, 0])
     gap = max(gaps)
     packing = getattr(model, "packing", None)
     limit = _LIMITS.get(lean.decoder.dtype, 1e-4)
@@ -146,6 +125,54 @@ def prove(model: Any, lean: LeanDecoder, tokens: Tensor) -> None:
         limit = max(limit, _QUANTISED_LIMIT)
     if not gap <= limit:
         raise NotRepresentedError(f"its logits differ from a step's by {gap:.2g}, relative to the largest")
+
+
+def _of_one(model: Any, lean: LeanDecoder, prompt: Tensor, later: Tensor) -> Iterator[float]:
+    """Yields the distances of logits for one sequence: of its prompt, if native code reads it, and a step."""
+    count, start = prompt.shape[1], torch.zeros(1, dtype=torch.long, device=prompt.device)
+    mask = torch.ones((1, count + 1), dtype=torch.long, device=prompt.device)
+    places = torch.arange(count + 1, device=prompt.device)[None]
+    begun = model(
+        input_ids=prompt, attention_mask=mask[:, :count], position_ids=places[:, :count],
+        use_cache=True, return_dict=True,
+    )  # fmt: skip
+    step: Step = lean.go_on(begun.past_key_values, start, count, count + 1)
+    reader = lean.begin(start, count + 1)
+    if reader is not None:
+        yield distance(reader.read(prompt, likeliest=False).to(begun.logits.dtype), begun.logits[:, -1])
+    expected = model(
+        input_ids=later[:, None], attention_mask=mask, position_ids=places[:, count:],
+        past_key_values=begun.past_key_values, use_cache=True, return_dict=True,
+    ).logits[:, -1]  # fmt: skip
+    yield distance(step(later).to(expected.dtype), expected)
+
+
+def _of_two(model: Any, lean: LeanDecoder, first: Tensor, later: Tensor) -> Iterator[float]:
+    """Yields the distances of logits for two sequences, one of which is padded."""
+    both = torch.cat((first, first.roll(2, -1)))
+    mask = torch.ones((2, _TOKENS + _STEPS), dtype=torch.long, device=first.device)
+    mask[1, :2] = 0
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    starts = torch.tensor([0, 2], device=first.device)
+    begun = model(
+        input_ids=both, attention_mask=mask[:, :_TOKENS], position_ids=positions[:, :_TOKENS],
+        use_cache=True, return_dict=True,
+    )  # fmt: skip
+    steps: list[Step] = [lean.go_on(begun.past_key_values, starts, _TOKENS, _TOKENS + 1)]
+    reader = lean.begin(starts, _TOKENS + 1)
+    if reader is not None:
+        yield distance(reader.read(both, likeliest=False).to(begun.logits.dtype), begun.logits[:, -1])
+        steps.append(reader)
+    for index in range(_STEPS):
+        place = _TOKENS + index
+        given = later[0, index].expand(2)
+        expected = model(
+            input_ids=given[:, None], attention_mask=mask[:, : place + 1],
+            position_ids=positions[:, place : place + 1], past_key_values=begun.past_key_values,
+            use_cache=True, return_dict=True,
+        ).logits[:, -1]  # fmt: skip
+        # Ranks make all steps together, so none may stop early.
+        yield from (distance(step(given).to(expected.dtype), expected) for step in steps)
 
 
 def _tokens(model: Any) -> Tensor:

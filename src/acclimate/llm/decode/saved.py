@@ -24,10 +24,11 @@ from torch import Tensor, nn
 
 from acclimate.cache.texts import TextCache, source_files
 from acclimate.llm.decode import description
-from acclimate.llm.decode.description import Decoder
+from acclimate.llm.decode.description import Decoder, NotRepresentedError
 from acclimate.llm.decode.modules import packed_stacks, packed_weight
 from acclimate.llm.decode.program import Value
 from acclimate.llm.decode.tables import OPERATORS, PositionColumns
+from acclimate.llm.decode.users_code import variables_read
 from acclimate.llm.kernels.native import kernels_chosen
 from acclimate.llm.split.saved_plans import plan_key
 
@@ -88,11 +89,18 @@ def decoder_key(model: Any) -> str | None:
     tensors = _tensors(model)
     if any(tensor.device.type != "cpu" for tensor in tensors.values()):
         return None
-    content = hashlib.sha256(plan_key(model, 1, None).encode())
+    try:
+        read = [(one.name, one.value) for one in variables_read(model)]
+    except NotRepresentedError:  # the model is captured, which says it again
+        return None
+    content = hashlib.sha256(plan_key(model, 1, None, read).encode())
     for folder in _CODE:
         for name, source in source_files(folder):
             content.update(f"{name} {hashlib.sha256(source).hexdigest()}\0".encode())
-    settings = torch.get_num_threads(), torch.backends.mkldnn.enabled, torch.get_float32_matmul_precision()
+    settings = (
+        torch.get_num_threads(), torch.backends.mkldnn.enabled, torch.get_float32_matmul_precision(),
+        torch.get_default_dtype(),
+    )  # fmt: skip
     content.update(f"{kernels_chosen()} {settings} {torch.__config__.show()}".encode())
     for name, tensor in tensors.items():
         constant = tensor.detach().tolist() if tensor.numel() == 1 else ""

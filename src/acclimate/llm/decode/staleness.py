@@ -11,13 +11,15 @@ import contextlib
 import copy
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from acclimate.llm.decode.description import NotRepresentedError
 from acclimate.llm.decode.modules import packed_stacks
+from acclimate.llm.decode.users_code import code_of, variables_read
 from acclimate.llm.split.tracing.linear_modules import linear_is_replaced
 
 _OWN = {
@@ -35,6 +37,7 @@ _FILES = (
 
 
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
+_CONTAINERS = (list, dict, set, tuple)
 _PLAIN = (bool, int, float, str)
 """Types of the constants of a file that count."""
 
@@ -65,7 +68,7 @@ class Snapshot:
             if file is not None
         ]
         self._codes = [
-            (value, _code(value))
+            (value, code_of(value))
             for content in (*(c for _, c in self._classes), *(f for _, f in self._files))
             for value in content.values()
             if isinstance(value, types.FunctionType)
@@ -73,7 +76,13 @@ class Snapshot:
         self._constants = [(tensor, tensor.detach().clone()) for tensor in constants]
         self._functions = named_functions(configs)
         # What the weights hold may change: steps read them in place, or copy them anew.
-        self._places = [(weight, _place(weight)) for weight in _weights(model)]
+        self._places = [(held, name, own, _place(own)) for held, name, own in _tensors(model)]
+        self._packed = [(data, _place(data)) for data in _packed_data(model)]
+        self._dtype = torch.get_default_dtype()
+        try:
+            self._reads = variables_read(model)
+        except NotRepresentedError:  # a capture says it, and there is no program
+            self._reads = []
 
     def is_current(self, model: nn.Module) -> bool:
         """Whether the program is still what the model computes."""
@@ -84,22 +93,34 @@ class Snapshot:
                 and changed_attribute(self._own, model) is None
                 and all(changed_attribute(content, m) is None for m, content in self._modules.items())
                 # The modules are the same, and hold the same tensors: the model need not be walked.
-                and all(_place(weight) == place for weight, place in self._places)
+                and all(held.get(n) is own and _place(own) == place for held, n, own, place in self._places)
+                and all(_place(data) == place for data, place in self._packed)
                 and all(vars(config) == content for config, content in self._configs)
                 and all(dict(vars(kind)) == content for kind, content in self._classes)
                 and all(content.items() <= now.items() for now, content in self._files)
-                and all(_code(function) == code for function, code in self._codes)
+                and all(code_of(function) == code for function, code in self._codes)
                 and all(torch.equal(tensor, value) for tensor, value in self._constants)
+                and all(read.is_current for read in self._reads)
+                and torch.get_default_dtype() == self._dtype
                 and named_functions(config for config, _ in self._configs) == self._functions
             )
         except (RuntimeError, ValueError, TypeError):  # two different tensors or arrays were compared
             return False
 
 
-def _weights(model: nn.Module) -> list[Tensor]:
+def _tensors(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+    """Yields where a model's modules hold tensors: a mapping, the name there, and the tensor."""
+    for module in model.modules():
+        mappings: tuple[Any, ...] = vars(module), module._parameters, module._buffers
+        for held in mappings:
+            for name, value in held.items():
+                if isinstance(value, Tensor) and name not in _OWN:
+                    yield held, name, value
+
+
+def _packed_data(model: nn.Module) -> list[Tensor]:
     packed = [vars(m)["packed"].data for m in model.modules() if "packed" in vars(m)]
-    stacks = [stack.data for m in model.modules() for stack in packed_stacks(m).values()]
-    return [*model.parameters(), *model.buffers(), *packed, *stacks]
+    return [*packed, *(stack.data for m in model.modules() for stack in packed_stacks(m).values())]
 
 
 def _place(weight: Tensor) -> tuple[int, torch.Size, torch.dtype]:
@@ -108,7 +129,19 @@ def _place(weight: Tensor) -> tuple[int, torch.Size, torch.dtype]:
 
 def attributes_of(module: nn.Module) -> dict[str, Any]:
     """Returns a module's attributes, with copies of what can change in place."""
-    return {n: v.copy() if isinstance(v, (list, dict, set)) else v for n, v in vars(module).items()}
+    return {name: _copied(value) for name, value in vars(module).items()}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        made = value.copy()
+        made.update((name, _copied(item)) for name, item in value.items() if isinstance(item, _CONTAINERS))
+        return made
+    if isinstance(value, set):
+        return value.copy()
+    if isinstance(value, (list, tuple)) and any(isinstance(item, _CONTAINERS) for item in value):
+        return type(value)(map(_copied, value)) if type(value) in (list, tuple) else copy.copy(value)
+    return value.copy() if isinstance(value, list) else value
 
 
 def changed_attribute(before: dict[str, Any], module: nn.Module) -> str | None:
@@ -165,11 +198,6 @@ def _caches() -> list[type]:
     return [kind for kind in vars(cache_utils).values() if isinstance(kind, type)]
 
 
-def _code(function: types.FunctionType) -> tuple[Any, ...]:
-    """Returns what a function runs, besides the names of its file."""
-    return function.__code__, function.__defaults__, function.__kwdefaults__
-
-
 def named_functions(configs: Iterable[Any]) -> list[tuple[str, Any]]:
     """Returns the functions that configurations name, each with what it computes."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -187,4 +215,7 @@ def named_functions(configs: Iterable[Any]) -> list[tuple[str, Any]]:
 
 def configs_of(modules: Iterable[nn.Module]) -> list[Any]:
     """Returns the configurations of modules, one of each."""
-    return list({id(m.config): m.config for m in modules if hasattr(m, "config")}.values())
+    from transformers import PretrainedConfig
+
+    found = (value for m in modules for value in vars(m).values() if isinstance(value, PretrainedConfig))
+    return list({id(config): config for config in found}.values())

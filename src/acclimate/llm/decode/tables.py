@@ -58,7 +58,8 @@ def _fingerprint(value: Value, *sizes: Any) -> Any:
                 elif item.op == "constant":
                     known[id(item)] = ("constant", id(item.tensor))
                 elif item.op in ("view", "_unsafe_view", "expand"):  # their arguments are sizes
-                    known[id(item)] = (item.op, of(item.args[0]))
+                    own = tuple(size for size in item.shape if isinstance(size, int) and size != 1)
+                    known[id(item)] = (item.op, own, of(item.args[0]))
                 else:
                     known[id(item)] = (
                         item.op, item.output, item.dtype, tuple(of(a) for a in item.args),
@@ -91,6 +92,18 @@ class PositionColumns:
     @cached_property
     def _computes(self) -> Any:
         return self.columns, _fingerprint(self.value, self.batch, self.length, self.past)
+
+    @cached_property
+    def tensors(self) -> list[Tensor]:
+        """The model's tensors of which it is computed."""
+        found: dict[int, Value] = {}
+        left: list[Any] = [self.value]
+        while left:
+            item = left.pop()
+            if isinstance(item, Value) and id(item) not in found:
+                found[id(item)] = item
+                left += _flat((*item.args, *item.kwargs.values()))
+        return [value.tensor for value in found.values() if value.tensor is not None]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PositionColumns) and self._computes == other._computes

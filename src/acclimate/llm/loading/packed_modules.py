@@ -335,6 +335,8 @@ class FewRowLinear(nn.Linear):
         from acclimate.llm.kernels.native import WITH_KERNELS
 
         is_known = self.weight.dtype in DENSE_DTYPES and input.dtype in DENSE_DTYPES
+        if type(self.weight) is not nn.Parameter:  # a class of its own may multiply otherwise
+            return False
         # The kernels would need a copy of any other weight, which would miss later changes.
         return is_known and self.weight.is_contiguous() and self.weight.device.type in WITH_KERNELS
 

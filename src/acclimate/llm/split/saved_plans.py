@@ -87,9 +87,19 @@ def _tuples(value: Any) -> Any:
 # -- what a plan follows from ------------------------------------------------------------------------
 
 
-def plan_key(model: nn.Module, size: int, user: Mapping[str, Any] | None) -> str:
-    """Returns a digest of everything that determines the plan of a model over ``size`` ranks."""
+def plan_key(
+    model: nn.Module, size: int, user: Mapping[str, Any] | None, variables: Sequence[Any] = ()
+) -> str:
+    """Returns a digest of everything that determines the plan of a model over ``size`` ranks.
+
+    Args:
+        model: the model.
+        size: the number of ranks.
+        user: the user's mapping.
+        variables: what else counts.
+    """
     said = _Digest()
+    said.add(list(variables))
     said.add((size, user, torch.__version__, sys.version, platform.machine()))
     said.add(getattr(sys.modules.get("transformers"), "__version__", None))
     said.add_file("torch.nn.functional")
@@ -132,6 +142,13 @@ class _Digest:
             self._add_function(value)
         elif isinstance(value, types.MethodType):
             self._add_function(value.__func__)
+            self.add(value.__self__)
+        elif isinstance(value, types.BuiltinFunctionType):
+            self._say(f"{value.__module__}.{value.__qualname__}")
+            self.add(value.__self__)
+        elif hasattr(value, "tobytes"):  # NumPy's arrays and numbers
+            self._say(f"{getattr(value, 'dtype', '')} {getattr(value, 'shape', '')}")
+            self.content.update(value.tobytes())
         elif isinstance(value, (staticmethod, classmethod)):
             self.add(value.__func__)
         elif isinstance(value, property):
@@ -155,8 +172,8 @@ class _Digest:
                 continue
             if isinstance(value, type):
                 self._say(f"{variable} {value.__module__}.{value.__qualname__}")
-            elif (isinstance(value, types.FunctionType) or _is(value, Mapping)) and not variable.startswith(
-                "__"
+            elif not variable.startswith("__") and (
+                isinstance(value, (types.FunctionType, bool, int, float, str)) or _is(value, Mapping)
             ):
                 self._say(variable)
                 self.add(value)
@@ -205,6 +222,8 @@ class _Digest:
                 self._say(f"{type(value).__module__}.{type(value).__qualname__}")
             ignored = (*_ELSEWHERE, *(_OF_MODULES if is_module else ()))
             self._add_named({name: var for name, var in vars(value).items() if name not in ignored})
+        for name in _slots(type(value)):
+            self.add((name, getattr(value, name, None)))
 
     def _add_named(self, values: Mapping[Any, Any]) -> None:
         """Adds names and values in sorted order, because mappings made from sets vary between processes."""
@@ -231,6 +250,14 @@ def _is(value: Any, kind: type) -> bool:
     length are excluded first.
     """
     return hasattr(type(value), "__len__") and isinstance(value, kind)
+
+
+def _slots(kind: type) -> list[str]:
+    """Returns the names of attributes that instances of a class keep in slots, unless Python defines it."""
+    own = (base for base in kind.__mro__ if base.__module__.partition(".")[0] not in sys.stdlib_module_names)
+    held = (vars(base).get("__slots__", ()) for base in own)
+    names = [name for slots in held for name in ((slots,) if isinstance(slots, str) else slots)]
+    return [name for name in names if not name.startswith("__")]
 
 
 def _order(name: Any) -> tuple[str, str]:

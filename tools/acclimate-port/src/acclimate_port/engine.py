@@ -80,6 +80,7 @@ class Settings:
         ignore: rules that are not applied and not reported.
         survey: facts from other files about the classes that a file uses.
         compiles_all: whether another file may give any module of this one to TorchScript.
+        concerns_all: whether to look at files that hold nothing to port too: others must know of them.
         elsewhere: what stays as it is in other files, and why edits that rely on it are unsafe.
     """
 
@@ -89,6 +90,7 @@ class Settings:
     ignore: frozenset[str] = frozenset()
     survey: Survey = field(default_factory=Survey)
     compiles_all: bool = False
+    concerns_all: bool = False
     elsewhere: Mapping[Symbol, str] = field(default_factory=dict)
 
     def has(self, rule: Rule[Any]) -> bool:
@@ -130,7 +132,7 @@ def _port_once(
     text: str, settings: Settings, is_build_script: bool, is_package_init: bool
 ) -> tuple[Ported, bool]:
     """One run over a text, and whether another one may convert what this one left."""
-    if not may_concern(text.encode()):
+    if not (may_concern(text.encode()) or settings.concerns_all):
         return Ported(text), False
     file = SourceFile(
         text, settings.target, is_build_script, is_package_init, settings.survey, settings.compiles_all
@@ -258,6 +260,11 @@ def _alone(file: SourceFile, finding: Finding, settings: Settings) -> Decision:
         return Decision(finding, Status.LEFT, True, reason, hidden)
     if hidden:
         return Decision(finding, Status.LEFT, True, "a comment or the settings ignore it", hidden)
+    is_buffer = finding.rule.name in ("tensor-type", "cuda-method") and isinstance(finding.node, cst.Call)
+    caller = file.tree.function(finding.node) if is_buffer else None
+    if finding.safe and (called := file.kernels.callers.get(id(caller), "")):
+        reason = f"its function calls `{called}(…)`, which needs CUDA"
+        return Decision(finding, Status.CONVERTED, False, reason)
     return Decision(finding, Status.CONVERTED, finding.safe, reason)
 
 

@@ -105,8 +105,6 @@ class SourceFile:
         self.values = Values(self.tree, self.survey.is_module)
         self.torchscript = TorchScript(self.tree, self.survey.compiled, compiles_all)
         self.vendor_code = VendorCode(self.tree)
-        self.goes_to_device: dict[cst.CSTNode, bool] = {}
-        """Results of ``dataflow/sinks.py`` for the values that it followed."""
         self.results: dict[Hashable, dict[Hashable, Any]] = defaultdict(dict)
         """Results of the functions that :func:`kept` wraps."""
         self.tests_in_blocks: dict[int, list[tuple[cst.CSTNode, bool]]] = {}
@@ -590,14 +588,9 @@ class SourceFile:
     def returns(self, call: cst.Call) -> list[cst.Return]:
         """The statements by which a called function of the file returns values."""
         called = [one for one in self.functions_called(call) if one.name.value not in _CONSTRUCTORS]
-        return [one for function in called for one in self._returns[id(function)] if one.value is not None]
-
-    @cached_property
-    def _returns(self) -> dict[int, list[cst.Return]]:
-        found: dict[int, list[cst.Return]] = defaultdict(list)
-        for one in self.tree.of_type(cst.Return):
-            found[id(self.tree.function(one))].append(one)
-        return found
+        return [
+            one for function in called for one in self.tree.returns[id(function)] if one.value is not None
+        ]
 
     def _holds_test(self, name: cst.Name, depth: int) -> bool:
         """Whether every value that a name gets is such a condition, or False."""
@@ -642,8 +635,8 @@ class SourceFile:
         """The expression for device number ``index``."""
         if isinstance(index, Span) and isinstance(self.target, TorchTarget):
             text = self.tree.source(index)
-            # Edits of a call in it may add quotes, which would end the f-string before Python 3.12.
-            if any(letter in text for letter in "(\"'{}\\\n#"):
+            # Edits in it may add quotes, which would end the f-string before Python 3.12.
+            if any(letter in text for letter in "(\"'{}\\\n#") or "is_cuda" in text:
                 return (f'({self.target.device_type} + ":" + str(', index, "))")
         return self.target.device_at(index)
 

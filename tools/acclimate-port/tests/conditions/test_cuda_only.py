@@ -69,11 +69,6 @@ def test_a_number_of_devices_that_a_program_compares_with_none_is_none_on_a_host
     assert f"n = {number}" in body(lines) or f"n_gpu = {number}" in body(lines)
 
 
-def test_a_number_of_devices_that_ends_the_program_where_it_is_none_is_plain() -> None:
-    text = body("n = torch.cuda.device_count()\nif n == 0:\n    raise ValueError(x)")
-    assert "n = get_accelerator().device_count()" in text
-
-
 def test_a_number_of_devices_that_is_asked_for_none_at_once_becomes_the_question_itself() -> None:
     text = body("if torch.cuda.device_count() > 0:\n    args.a()")
     assert 'if get_accelerator().device_name() != "cpu":' in text
@@ -179,7 +174,7 @@ def test_a_question_about_a_package_of_nvidia_stays(lines: str) -> None:
 
 def test_a_refusal_without_a_package_lets_other_devices_pass() -> None:
     text = body("if not torch.cuda.is_available():\n    raise RuntimeError('needs a GPU')")
-    assert "if not get_accelerator().is_available():" in text
+    assert 'if get_accelerator().device_name() == "cpu":' in text
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -27,6 +27,26 @@ def test_a_device_that_is_a_key_or_a_part_of_a_command_stays(body: str, head: st
     assert port_text(source, Settings(target)).text == source
 
 
+EXPECTED = [
+    'opened = flag(torch.ones(1).to("cuda:1"))\n    assert opened == [("shard", "cuda:1")]',
+    'x = torch.ones(1, device="cuda")\n    assert flag(x).kwargs == {"where": "cuda"} and flag',
+    'x = torch.ones(1, device="cuda")\n    assert flag["where"] == "cuda", x',
+]
+
+
+@BOTH
+@pytest.mark.parametrize("body", EXPECTED)
+def test_a_device_that_an_assertion_of_the_same_function_expects_stays(body: str, target: str) -> None:
+    source = f"import torch\n\n\ndef f(flag):\n    {body}\n"
+    assert port_text(source, Settings(target)).text == source
+
+
+@BOTH
+def test_an_assertion_about_a_device_is_no_word(target: str) -> None:
+    source = 'import torch\n\n\ndef f():\n    x = torch.ones(1, device="cuda")\n    assert x.device.type == "cuda"\n'
+    assert 'device="cuda"' not in port_text(source, Settings(target)).text
+
+
 @BOTH
 def test_a_device_in_a_command_of_a_file_without_torch_stays(target: str) -> None:
     source = 'def f(flag):\n    device = "cuda" if flag else "cpu"\n    return f"run --device {device}"\n'

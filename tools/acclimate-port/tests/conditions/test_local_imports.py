@@ -62,3 +62,10 @@ def test_an_import_of_another_function_makes_no_difference() -> None:
             torch.cuda.set_device(rank)
     """
     assert statuses(source) == [Status.CONVERTED]
+
+
+@pytest.mark.parametrize("target", ["acclimate", "torch"])
+def test_code_of_a_function_that_gets_torch_is_reported_and_unsafe(target: str) -> None:
+    source = "def f(torch):\n    if torch.cuda.is_available():\n        return torch.ones(2).cuda()\n    return torch.ones(2)\n"
+    sites = port_text(source, Settings(target)).sites
+    assert [site.status for site in sites] == [Status.UNSAFE, Status.UNSAFE]

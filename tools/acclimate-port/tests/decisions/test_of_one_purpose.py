@@ -35,6 +35,8 @@ NUMBERS = [
     "def f(q):\n    return torch.cuda.mem_get_info(0)[0] - torch.cuda.memory_stats(q.device)['active_bytes.all.current']\n",
 ]
 BLOCKS = [
+    "def f(x: torch.Tensor, y):\n    return x.pin_memory(), y.pin_memory()\n",
+    "def f(x: torch.Tensor, y):\n    x, y = x.cuda(), y.cuda()\n    return x, y\n",
     "def f(x, devices, stream):\n    with torch.cuda.device(devices[0]), torch.cuda.stream(stream):\n"
     "        x = x.cuda(devices[0])\n    return x\n",
     "def f(x, n):\n    with torch.cuda.device_of(x):\n        return x * torch.arange(n).cuda()\n",

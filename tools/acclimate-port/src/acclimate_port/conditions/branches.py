@@ -8,8 +8,7 @@ from functools import cached_property
 import libcst as cst
 
 from acclimate_port.conditions.statements import decided_by, leaves, refuses
-from acclimate_port.dataflow.sinks import parameter_of
-from acclimate_port.dataflow.uses import attributes_of_self
+from acclimate_port.dataflow.uses import attributes_of_self, parameter_of
 from acclimate_port.source.tree import Span, called_name, dotted, string_value, walk
 from acclimate_port.source_file import SourceFile, kept
 
@@ -58,28 +57,32 @@ def code_passed(file: SourceFile, test: cst.CSTNode | None) -> tuple[list[Span],
     return controlled.passed, refused
 
 
-def values_before_fallback(file: SourceFile, test: cst.CSTNode | None) -> list[Span]:
-    """The values of names for which a branch on a test gives the host in their place.
+def replaced_by_host(file: SourceFile, test: cst.CSTNode) -> list[cst.CSTNode]:
+    """The values in whose place a test gives the host: ``device`` in ``device if is_available() else "cpu"``.
 
     In ``def f(device="cuda")`` with ``if not torch.cuda.is_available(): device = "cpu"`` it is the default. A
     default of an option is such a value of ``args.device``.
     """
-    decided = decided_by(file, test) if test is not None else None
+    decided = decided_by(file, test)
+    if isinstance(decided, cst.IfExp):
+        sides = (decided.body, decided.orelse)
+        return [side for side, other in (sides, sides[::-1]) if _names_host(other) and not _names_host(side)]
     if not isinstance(decided, cst.If):
         return []
     last = decided.orelse.body if isinstance(decided.orelse, cst.Else) else None
     given = [*assigned_in(decided.body), *(assigned_in(last) if last is not None else ())]
-    found: list[Span] = []
-    for target, value in given:
-        if any(string_value(part) == "cpu" for part in walk(value)):
-            found += [file.span(one) for one in _values_of(file, target)]
-    return found
+    return [one for target, value in given if _names_host(value) for one in _values_of(file, target)]
+
+
+def _names_host(value: cst.CSTNode) -> bool:
+    return any(string_value(part) == "cpu" for part in walk(value))
 
 
 def _values_of(file: SourceFile, target: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """What the file gives to a name, an attribute or an entry, also as a default."""
+    """What the file gives to a name, an attribute or an entry, also as a default; a parameter's own name."""
     if isinstance(target, cst.Name):
         named: list[cst.CSTNode] = [one.node for one in file.tree.assignments(target)]
+        yield from (one.name for one in named if isinstance(one, cst.Param))
     elif isinstance(target, (cst.Attribute, cst.Subscript)):
         named = [target, *file.tree.reads(target)]
     else:

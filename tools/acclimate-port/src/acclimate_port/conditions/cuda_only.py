@@ -35,11 +35,12 @@ _IN_FLAG = re.compile(
     re.IGNORECASE,
 )
 """A package for NVIDIA GPUs in the name of a flag: ``is_flashinfer_available``, ``HAS_APEX``."""
+_OF_TOOLKIT = re.compile(r"version\.cuda|\bCUDA_(HOME|PATH)\b")
 _PROVIDER = re.compile(
     r"(CUDA|Tensorrt)\w*Provider|[\"'](flash_attention|flash_attn|xformers|bitsandbytes|tensorrt|nvfuser)(_?\d)?[\"']"
-    r"|[\"']\w+_[48]bit[\"']|[\"'][\w-]+-gpu\b"
+    r"|[\"']\w+_[48]bit[\"']|[\"'][\w-]+-gpu\b|\bfaiss\.\w*[Gg]pu|\b(cupy|cuml|cudf|pynvml)\.\w"
 )
-"""Options that choose a package for NVIDIA GPUs: ``CUDAExecutionProvider``, ``"flash_attention_2"``."""
+"""What chooses a package for NVIDIA GPUs, or calls it: ``CUDAExecutionProvider``, ``"flash_attention_2"``."""
 
 
 def reason_to_keep(file: SourceFile, test: cst.CSTNode) -> str:
@@ -53,8 +54,8 @@ def reason_to_keep(file: SourceFile, test: cst.CSTNode) -> str:
     if flag := _package_flag(file, test):
         return f"other code uses a package for NVIDIA GPUs where `{flag}` is true"
     places = [*branches_of_result(file, test), *skipped(file, test)]
-    if any("version.cuda" in file.tree.source(place) for place in places):
-        return "its branch reads the version of CUDA"
+    if any(_OF_TOOLKIT.search(file.tree.source(place)) for place in places):
+        return "its branch reads the version of CUDA, or where it is installed"
     if any(_imports_package_within(file, place) for place in places):
         return "its branch imports a package for NVIDIA GPUs"
     if any(_PROVIDER.search(file.tree.source(place)) for place in places):

@@ -7,21 +7,12 @@ would start none there, and ``rank % device_count()`` would raise.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
 from acclimate_port.conditions.statements import leaves, refuses
-from acclimate_port.dataflow.sinks import parameter_of
-from acclimate_port.source.tree import (
-    called_name,
-    dotted,
-    last_name,
-    position,
-    positional,
-    string_value,
-    walk,
-)
+from acclimate_port.dataflow.uses import parameter_of, uses_of
+from acclimate_port.source.tree import called_name, dotted, last_name, positional, string_value, walk
 from acclimate_port.source_file import SourceFile
 
 _PROCESSES = re.compile(
@@ -31,8 +22,6 @@ _PROCESSES = re.compile(
 _OPTION = re.compile(r"--?(nproc[-_]per[-_]node|num[-_]proc(esse)?s|nprocs?|world[-_]size|np?)[= ]?$")
 _STARTS = {"Process", "Popen", "run", "remote", "submit", "spawn"}
 _POOLS = {"Pool", "ProcessPoolExecutor", "ThreadPool"}
-_PASSES = {"int", "float", "str", "min", "abs"}
-_DEPTH = 6
 
 
 def must_not_be_zero(file: SourceFile, count: cst.CSTNode) -> bool:
@@ -40,191 +29,100 @@ def must_not_be_zero(file: SourceFile, count: cst.CSTNode) -> bool:
 
     The number may be a device count, or a figure of memory, which is 0 for some devices.
     """
-    return _Flow(file).reaches(count, _DEPTH)
+    return any(
+        _divides_or_starts(file, use) for use in uses_of(file, count, computed=True, unless=_is_asked_before)
+    )
 
 
-class _Flow:
-    def __init__(self, file: SourceFile) -> None:
-        self._file = file
-        self._seen: set[cst.CSTNode] = set()
+def _divides_or_starts(file: SourceFile, use: cst.CSTNode) -> bool:
+    """Whether a number is a divisor, or how many processes there are, by the code around it."""
+    at = file.tree.parent(use)
+    if isinstance(at, cst.BinaryOperation):
+        is_text = isinstance(at.left, (cst.SimpleString, cst.ConcatenatedString, cst.FormattedString))
+        divides = isinstance(at.operator, (cst.FloorDivide, cst.Divide, cst.Modulo))
+        return at.right is use and divides and not is_text
+    if isinstance(at, cst.AugAssign):
+        divides = isinstance(at.operator, (cst.ModuloAssign, cst.DivideAssign, cst.FloorDivideAssign))
+        return divides or _is_of_processes(at.target)
+    if isinstance(at, cst.Arg):
+        return _starts_processes(file, at)
+    if isinstance(at, cst.DictElement):
+        return at.value is use and _PROCESSES.search(string_value(at.key) or "") is not None
+    if isinstance(at, cst.Param):
+        return _PROCESSES.search(at.name.value) is not None
+    if isinstance(at, (cst.FormattedStringExpression, cst.Element)):
+        return _is_after_option(file, at)
+    targets = (
+        [one.target for one in at.targets] if isinstance(at, cst.Assign) else [getattr(at, "target", None)]
+    )
+    return any(_is_of_processes(one) for one in targets if one is not None)
 
-    def reaches(self, value: cst.CSTNode, depth: int) -> bool:
-        """Whether an expression's value reaches a use where it must not be 0."""
-        if depth == 0 or value in self._seen or self._is_asked_before(value):
-            return False
-        self._seen.add(value)
-        below, at = value, self._file.tree.parent(value)
-        while at is not None:
-            if isinstance(at, cst.IfExp):
-                if below is at.test:
-                    return False
-            elif isinstance(at, cst.BooleanOperation):
-                if below is at.left and isinstance(at.operator, cst.And):
-                    return False
-            elif isinstance(at, cst.BinaryOperation):
-                if below is at.right and self._divides(at):
-                    return True
-                if isinstance(at.operator, cst.Modulo):
-                    return False
-            elif isinstance(at, cst.Arg):
-                call = self._file.tree.parent(at)
-                if not isinstance(call, cst.Call):
-                    return False
-                if called_name(call) not in _PASSES or at.keyword is not None:
-                    return self._in_call(call, at, depth)
-                at = call
-            elif isinstance(at, cst.NamedExpr):
-                if self._target(at.target, depth):
-                    return True
-            elif not isinstance(at, (cst.FormattedStringExpression, cst.Tuple, cst.List, cst.Element)):
-                return self._ends(at, below, depth)
-            elif self._is_after_option(at, below):
-                return True
-            below, at = at, self._file.tree.parent(at)
+
+def _is_of_processes(target: cst.CSTNode) -> bool:
+    return _PROCESSES.search(last_name(target)) is not None
+
+
+def _starts_processes(file: SourceFile, argument: cst.Arg) -> bool:
+    """Whether a call gets a number as that of processes or as a divisor, or loops to start so many."""
+    given = file.tree.given_to(argument)
+    if given is None:
         return False
-
-    def _divides(self, operation: cst.BinaryOperation) -> bool:
-        if isinstance(operation.operator, cst.Modulo):
-            return string_value(operation.left) is None and not isinstance(
-                operation.left, (cst.SimpleString, cst.ConcatenatedString, cst.FormattedString)
-            )
-        return isinstance(operation.operator, (cst.FloorDivide, cst.Divide))
-
-    def _ends(self, at: cst.CSTNode, below: cst.CSTNode, depth: int) -> bool:
-        """Whether the statement around a value uses it so, or passes it on to such a use."""
-        if isinstance(at, cst.Assign):
-            return any(self._assigned(target.target, below, depth) for target in at.targets)
-        if isinstance(at, cst.AnnAssign):
-            return self._target(at.target, depth)
-        if isinstance(at, cst.AugAssign):
-            divides = isinstance(at.operator, (cst.ModuloAssign, cst.DivideAssign, cst.FloorDivideAssign))
-            return divides or self._target(at.target, depth)
-        if isinstance(at, cst.Return):
-            function = self._file.tree.function(at)
-            return isinstance(function, cst.FunctionDef) and any(
-                self.reaches(call, depth - 1) for call in self._calls(function.name)
-            )
-        if isinstance(at, cst.DictElement):
-            return at.value is below and _PROCESSES.search(string_value(at.key) or "") is not None
-        if isinstance(at, (cst.Comparison, cst.ComparisonTarget)):
-            return self._refuses(at if isinstance(at, cst.Comparison) else self._file.tree.parent(at))
-        return isinstance(at, cst.Param) and self._parameter(at, depth)
-
-    def _assigned(self, target: cst.CSTNode, value: cst.CSTNode, depth: int) -> bool:
-        if isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
-            pairs = zip(target.elements, value.elements, strict=False)
-            return any(pair.value in self._seen and self._target(name.value, depth) for name, pair in pairs)
-        targets = [one.value for one in target.elements] if isinstance(target, cst.Tuple) else [target]
-        return any(self._target(one, depth) for one in targets)
-
-    def _target(self, target: cst.CSTNode, depth: int) -> bool:
-        """Whether the value of a name or an attribute reaches a use where it must not be 0."""
-        name = last_name(target)
-        if _PROCESSES.search(name) is not None:
-            return True
-        uses: Iterator[cst.CSTNode] = iter(())
-        if isinstance(target, (cst.Name, cst.Attribute)):
-            is_name = isinstance(target, cst.Name)
-            uses = iter(self._file.tree.reads(target)) if is_name else self._attributes(name, target)
-        return any(self.reaches(use, depth - 1) for use in uses)
-
-    def _attributes(self, name: str, target: cst.CSTNode | None = None) -> Iterator[cst.CSTNode]:
-        for node in self._file.attributes.get(name, []):
-            bound = isinstance(self._file.tree.parent(node), cst.AssignTarget)
-            if node is not target and not bound:
-                yield node
-
-    def _calls(self, name: cst.Name) -> Iterator[cst.CSTNode]:
-        for use in (*self._file.tree.accesses(name), *self._attributes(name.value)):
-            call = self._file.tree.parent(use)
-            if isinstance(call, cst.Call) and call.func is use:
-                yield call
-
-    def _in_call(self, call: cst.Call, argument: cst.Arg, depth: int) -> bool:
-        name = called_name(call) or ""
-        index = position(call, argument)
-        if argument.keyword is not None:
-            word = argument.keyword.value
-            if word == "default" and name in ("add_argument", "option", "Option"):
-                return self._option(call, depth)
-            if _PROCESSES.search(word):
-                return True
-        if (name in ("spawn", "start_processes") and index == 2) or (name == "divmod" and index == 1):
-            return True
-        if name in _POOLS and index == 0:
-            return True
-        if name == "range":
-            return self._loop_starts(call)
-        parameter = parameter_of(self._file, self._file.tree.given_to(argument))
-        return parameter is not None and self._parameter(parameter, depth)
-
-    def _option(self, call: cst.Call, depth: int) -> bool:
-        """Whether a command-line option with this default reaches a use where it must not be 0."""
-        for argument in positional(call):
-            said = (string_value(argument.value) or "").lstrip("-").replace("-", "_")
-            if _PROCESSES.search(said) or any(self.reaches(use, depth - 1) for use in self._attributes(said)):
-                return True
+    name, index, call = given.name, given.index, given.call
+    if given.word == "default" and name in ("add_argument", "option", "Option"):
+        options = (string_value(text.value) or "" for text in positional(call))
+        return any(_PROCESSES.search(option.lstrip("-").replace("-", "_")) for option in options)
+    if (name in ("spawn", "start_processes") and index == 2) or (name == "divmod" and index == 1):
+        return True
+    parameter = parameter_of(file, given)
+    words = (given.word, parameter.name.value if parameter is not None else "")
+    if any(_PROCESSES.search(word) for word in words) or (name in _POOLS and index == 0):
+        return True
+    loop = file.tree.parent(call)
+    holder = file.tree.parent(loop) if isinstance(loop, cst.CompFor) else loop
+    if (
+        name != "range"
+        or not isinstance(loop, (cst.For, cst.CompFor))
+        or holder is None
+        or loop.iter is not call
+    ):
         return False
+    return not _STARTS.isdisjoint(called_name(one) or "" for one in walk(holder) if isinstance(one, cst.Call))
 
-    def _loop_starts(self, call: cst.Call) -> bool:
-        """Whether a loop over ``range(…)`` starts a process in each iteration."""
-        loop = self._file.tree.parent(call)
-        holder = self._file.tree.parent(loop) if isinstance(loop, cst.CompFor) else loop
-        if not isinstance(loop, (cst.For, cst.CompFor)) or holder is None or loop.iter is not call:
-            return False
-        names = {called_name(descendant) for descendant in walk(holder) if isinstance(descendant, cst.Call)}
-        return bool(names & _STARTS)
 
-    def _parameter(self, parameter: cst.Param, depth: int) -> bool:
-        if _PROCESSES.search(parameter.name.value):
+def _is_after_option(file: SourceFile, at: cst.CSTNode) -> bool:
+    """Whether a value follows a launcher's option: ``["torchrun", "--nproc_per_node", n]``."""
+    holder = file.tree.parent(at)
+    parts: list[cst.CSTNode] = []
+    if isinstance(holder, (cst.List, cst.Tuple)):
+        parts = [*holder.elements]
+    elif isinstance(holder, cst.FormattedString):
+        parts = [*holder.parts]
+    before = parts[parts.index(at) - 1] if at in parts[1:] else None
+    text = before.value if isinstance(before, cst.FormattedStringText) else None
+    text = string_value(before.value) if isinstance(before, cst.Element) else text
+    return text is not None and _OPTION.search(text) is not None
+
+
+def _is_asked_before(file: SourceFile, use: cst.CSTNode) -> bool:
+    """Whether the program has tested a number before, and so handles 0 itself."""
+    tree, text = file.tree, file.tree.source(use)
+
+    def asks(test: cst.CSTNode) -> bool:
+        kinds = (cst.Name, cst.Attribute, cst.Call)
+        return any(isinstance(one, kinds) and tree.source(one) == text for one in walk(test))
+
+    for below, around in tree.upwards(use):
+        if isinstance(around, (cst.If, cst.IfExp)) and below is not around.test and asks(around.test):
             return True
-        return any(self.reaches(use, depth - 1) for use in self._file.tree.accesses(parameter.name))
-
-    def _is_after_option(self, at: cst.CSTNode, below: cst.CSTNode) -> bool:
-        """Whether a value follows a launcher's option: ``["torchrun", "--nproc_per_node", n]``."""
-        if isinstance(at, cst.FormattedStringExpression):
-            text = self._file.tree.parent(at)
-            parts: Sequence[cst.CSTNode] = text.parts if isinstance(text, cst.FormattedString) else ()
-            before = parts[parts.index(at) - 1] if at in parts[1:] else None
-            return isinstance(before, cst.FormattedStringText) and bool(_OPTION.search(before.value))
-        if isinstance(at, (cst.List, cst.Tuple)):
-            values = [entry.value for entry in at.elements]
-            element = next((i for i, entry in enumerate(at.elements) if entry is below), 0)
-            return element > 0 and bool(_OPTION.search(string_value(values[element - 1]) or ""))
-        return False
-
-    # -- what the program does with no device --------------------------------------------------------
-
-    def _refuses(self, comparison: cst.CSTNode | None) -> bool:
-        """Whether a comparison of a name that holds the number ends the program if it is 0."""
-        if not isinstance(comparison, cst.Comparison):
-            return False
-        sides = (comparison.left, comparison.comparisons[0].comparator)
-        return any(side in self._seen and ends_without(self._file, side) for side in sides)
-
-    def _is_asked_before(self, use: cst.CSTNode) -> bool:
-        """Whether the program has tested the number before, and so handles 0 itself."""
-        tree, text = self._file.tree, self._file.tree.source(use)
-
-        def asks(test: cst.CSTNode) -> bool:
-            return any(
-                isinstance(descendant, (cst.Name, cst.Attribute, cst.Call))
-                and tree.source(descendant) == text
-                for descendant in walk(test)
-            )
-
-        for below, around in tree.upwards(use):
-            if isinstance(around, (cst.If, cst.IfExp)) and below is not around.test and asks(around.test):
-                return True
-            if isinstance(around, (cst.FunctionDef, cst.ClassDef)):
-                break
-        return any(
-            isinstance(statement, cst.If)
-            and leaves(statement.body)
-            and not refuses(statement.body)
-            and asks(statement.test)
-            for statement in tree.earlier_statements(use)
-        )
+        if isinstance(around, (cst.FunctionDef, cst.ClassDef)):
+            break
+    return any(
+        isinstance(statement, cst.If)
+        and leaves(statement.body)
+        and not refuses(statement.body)
+        and asks(statement.test)
+        for statement in tree.earlier_statements(use)
+    )
 
 
 def ends_without(file: SourceFile, asked: cst.CSTNode) -> bool:

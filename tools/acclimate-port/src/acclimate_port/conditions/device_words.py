@@ -1,4 +1,4 @@
-"""A device's name that a program uses as a word: a key of its own data, or a part of a command line."""
+"""A device's name that a program uses as a word: a key or a value that it expects, or a part of a command."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from acclimate_port.conditions.placements import outermost_function
+from acclimate_port.dataflow.literals import is_compared_device
 from acclimate_port.dataflow.uses import uses_of
 from acclimate_port.source.tree import called_name, string_value
 from acclimate_port.source_file import SourceFile, kept
@@ -20,33 +21,67 @@ _IN_COMMAND = "it is part of a command line, which another program or machine re
 
 
 def used_as_word(file: SourceFile, device: cst.CSTNode) -> str:
-    """Why the name of a device is unsafe: it is a key, or part of a command; ``""`` if neither is shown."""
-    if (line := _line_of_key(file, device)) is not None:
-        return f"line {line} has the same name as a key, which stays"
+    """Why the name of a device is unsafe: it is a key, is expected, or part of a command; ``""`` if not."""
+    if (line := _line_of_word(file, device)) is not None:
+        return f"line {line} has the same name as a key or as what it expects, which stays"
     return _IN_COMMAND if any(_is_in_command(file, use) for use in uses_of(file, device)) else ""
 
 
-# -- keys --------------------------------------------------------------------------------------------
+# -- keys and expected values ------------------------------------------------------------------------
 
 
-def _line_of_key(file: SourceFile, device: cst.CSTNode) -> int | None:
-    """The line of a key with the name of a device: the value itself, or the same text near it."""
-    keys = [use for use in uses_of(file, device) if isinstance(file.tree.parent(use), cst.Index)]
-    if not keys and isinstance(device, cst.SimpleString):
+def _line_of_word(file: SourceFile, device: cst.CSTNode) -> int | None:
+    """The line of a word with the name of a device: the value itself as a key, or the same text near it."""
+    words = [use for use in uses_of(file, device) if isinstance(file.tree.parent(use), cst.Index)]
+    if not words and isinstance(device, cst.SimpleString):
         around = file.tree.around(device, cst.ClassDef) or outermost_function(file, device)
-        keys = _keys(file).get((string_value(device), id(around)), [])
-    return file.tree.line(file.span(keys[0]).start) if keys else None
+        function = outermost_function(file, device)
+        words = [
+            *_words(file).get((string_value(device), id(around)), ()),
+            *_words(file).get((string_value(device), id(function), "expected"), ()),
+        ]
+    words = [word for word in words if word is not device]
+    return file.tree.line(file.span(words[0]).start) if words else None
 
 
 @kept
-def _keys(file: SourceFile) -> dict[tuple[str | None, int], list[cst.CSTNode]]:
-    """The keys of entries that are names of devices, by their text and the class or function around them."""
-    found: dict[tuple[str | None, int], list[cst.CSTNode]] = defaultdict(list)
+def _words(file: SourceFile) -> dict[tuple[object, ...], list[cst.CSTNode]]:
+    """The words that are names of devices, by their text and the class or function around them.
+
+    They are keys of entries, by the class or function, and what an assertion expects, by the function.
+    """
+    found: dict[tuple[object, ...], list[cst.CSTNode]] = defaultdict(list)
     for text in file.tree.of_type(cst.SimpleString):
-        if (string_value(text) or "").startswith("cuda") and _is_key(file, text):
+        if not (string_value(text) or "").startswith("cuda"):
+            continue
+        if _is_key(file, text):
             around = file.tree.around(text, cst.ClassDef) or outermost_function(file, text)
             found[string_value(text), id(around)].append(text)
+        elif _is_expected(file, text):
+            found[string_value(text), id(outermost_function(file, text)), "expected"].append(text)
     return found
+
+
+def _is_expected(file: SourceFile, text: cst.CSTNode) -> bool:
+    """Whether an assertion compares something with a text or with data that holds it, and the text stays."""
+    compared, is_direct = text, True
+    for below, around in file.tree.upwards(text):
+        if isinstance(around, (cst.Element, cst.DictElement, cst.List, cst.Tuple, cst.Set, cst.Dict)):
+            is_direct = False
+        elif isinstance(around, cst.Comparison):
+            operators = [one.operator for one in around.comparisons]
+            is_member = isinstance(operators[0], (cst.In, cst.NotIn))
+            if is_direct or is_member:
+                other = around.left if below is not around.left else around.comparisons[0].comparator
+                return not is_compared_device(file, other) and isinstance(
+                    file.tree.statement(text), cst.Assert
+                )
+            compared = around
+        elif isinstance(around, cst.Assert):
+            return isinstance(compared, cst.Comparison) and below is around.test
+        elif not isinstance(around, (cst.ComparisonTarget, cst.BooleanOperation)):
+            return False
+    return False
 
 
 def _is_key(file: SourceFile, text: cst.CSTNode) -> bool:

@@ -10,6 +10,7 @@ from acclimate_port.source_file import SourceFile
 
 NOT_IMPORTED = "the file imports torch only where it needs it, and not here"
 WITHOUT_TORCH = "the file imports no torch, and the edit would"
+GIVEN_TORCH = "`torch` is a parameter, so a caller may give something else"
 REASON = "the function imports {} itself, which makes it a local name that has no value here yet"
 
 
@@ -30,6 +31,18 @@ def imports_torch_anew(file: SourceFile, node: cst.CSTNode) -> bool:
     return not any(
         file.tree.function(one) is not None and _is_before(file, one, node) for one in file.tree.imports
     )
+
+
+def gets_torch(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a function around a node gets torch, or something in its place, as a parameter."""
+    function = file.tree.function(node)
+    while function is not None:
+        if any(
+            one.name.value == "torch" for one in (*function.params.params, *function.params.kwonly_params)
+        ):
+            return True
+        function = file.tree.function(function)
+    return False
 
 
 def _is_imported_later(file: SourceFile, node: cst.CSTNode, name: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from acclimate_port.source.tree import called_name, string_value, walk
+from acclimate_port.source.tree import called_name, walk
 from acclimate_port.source_file import SourceFile
 
 
@@ -76,38 +76,3 @@ def _ends_program(statement: cst.CSTNode | None) -> bool:
     """Whether a statement calls a function that ends the program by its name: ``log_and_exit("no GPU")``."""
     call = statement.value if isinstance(statement, cst.Expr) else None
     return isinstance(call, cst.Call) and _ENDS.search(called_name(call) or "") is not None
-
-
-_VERSION = re.compile(r"torch\.__version__|torch_?version|is_torch_(greater|less)|\btorch_\d", re.IGNORECASE)
-_FEATURE = re.compile(
-    r"hasattr\(\s*torch[\w.]*,\s*[\"'](accelerator|autocast|GradScaler|amp|custom_fwd|custom_bwd|get_device_module)[\"']"
-)
-
-
-def is_for_older_torch(file: SourceFile, node: cst.CSTNode) -> bool:
-    """Whether a node is in a branch for a torch without something: the other one of ``version >= "2.4"``."""
-    for below, around in file.tree.upwards(node):
-        if isinstance(around, (cst.If, cst.IfExp)) and below is not around.test:
-            is_newer = _is_newer(file, around.test)
-            if is_newer is not None:
-                return (below is around.body) != is_newer
-    return False
-
-
-def _is_newer(file: SourceFile, test: cst.BaseExpression) -> bool | None:
-    """Whether a test of torch's version is true for a newer torch; ``None`` if it is no such test."""
-    text = file.tree.source(test)
-    if not _VERSION.search(text) and not _FEATURE.search(text):
-        return None
-    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
-        is_newer = _is_newer(file, test.expression)
-        return None if is_newer is None else not is_newer
-    if isinstance(test, cst.Comparison) and len(test.comparisons) == 1:
-        operator = test.comparisons[0].operator
-        is_first = _VERSION.search(file.tree.source(test.left)) is not None
-        if isinstance(operator, (cst.GreaterThan, cst.GreaterThanEqual)):
-            return is_first
-        return not is_first if isinstance(operator, (cst.LessThan, cst.LessThanEqual)) else None
-    if isinstance(test, cst.Call):
-        return not any((string_value(argument.value) or "").startswith("<") for argument in test.args)
-    return True if isinstance(test, cst.Name) else None  # `TORCH_2_4`

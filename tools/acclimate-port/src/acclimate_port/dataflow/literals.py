@@ -10,8 +10,8 @@ from enum import Enum
 import libcst as cst
 
 from acclimate_port.dataflow.receivers import foreign_receiver
-from acclimate_port.dataflow.sinks import DEVICE_KEYWORDS, gets_to_device, parameter_of, takes_device
-from acclimate_port.dataflow.uses import KEEP_NAME
+from acclimate_port.dataflow.sinks import gets_to_device, takes_device
+from acclimate_port.dataflow.uses import DEVICE_KEYWORDS, KEEP_NAME, parameter_of
 from acclimate_port.source.tree import Binding, Given, called_name, last_name, positional, string_value
 from acclimate_port.source.values import DEVICE_NAME, Kind
 from acclimate_port.source.vendors import OTHER_KINDS

@@ -6,11 +6,11 @@ from enum import Enum
 
 import libcst as cst
 
-from acclimate_port.source.tree import Given, dotted, entry_key, last_name, string_value, walk
+from acclimate_port.dataflow.uses import DEVICE_KEYWORDS, parameter_of, reads_of, uses_of
+from acclimate_port.source.tree import Given, entry_key, last_name, string_value, walk
 from acclimate_port.source.values import DEVICE_NAME, Kind, guess_by_name
 from acclimate_port.source_file import SourceFile, kept
 
-DEVICE_KEYWORDS = {"device", "map_location", "torch_device"}
 DEVICE_METHODS = {"to", "cuda", "to_empty"}
 
 
@@ -21,14 +21,26 @@ class Sink(Enum):
     NUMBER = "number"
 
 
+@kept
 def sink_of(file: SourceFile, node: cst.CSTNode) -> Sink:
     """The kind of value that an expression's sinks take; names, attributes and dictionaries are followed.
 
     It is a device only if every known sink takes a device.
     """
-    if node not in file.goes_to_device:
-        file.goes_to_device[node] = _SinkFinder(file).of(node) == {Sink.DEVICE}
-    return Sink.DEVICE if file.goes_to_device[node] else Sink.NUMBER
+    waiting = [*uses_of(file, node, in_functions=False)]
+    kinds: set[Sink | None] = set()
+    defaults: set[int] = set()
+    while waiting:
+        use = waiting.pop()
+        # What a call gives, such as `torch.device(index)`, is another value.
+        if use is node or not isinstance(use, cst.Call):
+            kinds.add(_sink(file, use))
+        at = file.tree.parent(use)
+        if isinstance(at, cst.Param) and id(at) not in defaults:
+            defaults.add(id(at))
+            reads = file.tree.reads(at.name)
+            waiting += [one for read in reads for one in uses_of(file, read, in_functions=False)]
+    return Sink.DEVICE if kinds - {None} == {Sink.DEVICE} else Sink.NUMBER
 
 
 def holds_device_name(file: SourceFile, name: cst.Name) -> bool:
@@ -41,124 +53,44 @@ def holds_device_name(file: SourceFile, name: cst.Name) -> bool:
     return False
 
 
-class _SinkFinder:
-    """Finds the sinks of a value.
+def _sink(file: SourceFile, use: cst.CSTNode) -> Sink | None:
+    """The kind of value that the code around a use takes; ``None`` if it only passes the value on."""
+    at = file.tree.parent(use)
+    if isinstance(use, cst.Arg):  # `**options`
+        return Sink.DEVICE
+    if isinstance(at, cst.Arg):
+        given = file.tree.given_to(at)
+        is_entry = given is not None and given.name == "dict" and not given.full and bool(given.word)
+        return None if is_entry else Sink.DEVICE if given is not None and takes_device(given) else Sink.NUMBER
+    if isinstance(at, cst.IfExp) and use is not at.test:
+        return _beside(file, at.orelse if use is at.body else at.body)
+    if isinstance(at, cst.BooleanOperation):
+        return _beside(file, at.right if use is at.left else at.left)
+    if isinstance(at, cst.Param):
+        return Sink.NUMBER if file.values.of(at.name).kind is Kind.NUMBER else None
+    if isinstance(at, cst.DictElement):
+        return Sink.NUMBER if string_value(at.key) is None else None
+    if isinstance(at, (cst.AnnAssign, cst.NamedExpr)):
+        return _of_target(file, at.target)
+    if isinstance(at, cst.Assign):
+        return _of_target(file, at.targets[0].target) if len(at.targets) == 1 else Sink.NUMBER
+    return None if _is_none(at) else Sink.NUMBER
 
-    Args:
-        file: the file.
-    """
 
-    def __init__(self, file: SourceFile) -> None:
-        self._file = file
-        self._seen: set[cst.CSTNode] = set()
+def _beside(file: SourceFile, other: cst.BaseExpression) -> Sink | None:
+    """Beside a number in a choice, a value is a number."""
+    is_number = file.values.of(other).kind is Kind.NUMBER and not _asks_device(file, other)
+    return Sink.NUMBER if is_number else None
 
-    def of(self, node: cst.CSTNode) -> set[Sink]:
-        """The kinds that an expression's sinks take; empty if no sink shows its kind."""
-        if node in self._seen:
-            return set()
-        self._seen.add(node)
-        below, at = node, self._file.tree.parent(node)
-        if isinstance(at, cst.IfExp) and below is not at.test:
-            return self._beside(at, at.orelse if below is at.body else at.body)
-        if isinstance(at, cst.BooleanOperation):
-            return self._beside(at, at.right if below is at.left else at.left)
-        if isinstance(at, cst.NamedExpr) and below is at.value:
-            return self.of(at) | self._of_target(at.target)
-        if isinstance(at, cst.Arg):
-            return self._of_argument(at)
-        if isinstance(at, cst.Param):
-            is_number = self._file.values.of(at.name).kind is Kind.NUMBER
-            return {Sink.NUMBER} if is_number else self._of_target(at.name)
-        if isinstance(at, cst.DictElement) and below is at.value:
-            holder = self._file.tree.parent(at)
-            key = string_value(at.key)
-            return {Sink.NUMBER} if holder is None or key is None else self._of_entry(holder, key)
-        if isinstance(at, cst.AssignTarget):
-            at = self._file.tree.parent(at)
-        if isinstance(at, cst.Assign) and len(at.targets) == 1:
-            return self._of_target(at.targets[0].target)
-        if isinstance(at, cst.AnnAssign):
-            return self._of_target(at.target)
-        return set() if _is_none(at) else {Sink.NUMBER}
 
-    def _beside(self, choice: cst.BaseExpression, other: cst.BaseExpression) -> set[Sink]:
-        """The sinks of a choice between a value and another; beside a number, a value is a number."""
-        is_number = self._file.values.of(other).kind is Kind.NUMBER and not _asks_device(self._file, other)
-        return {Sink.NUMBER} if is_number else self.of(choice)
-
-    def _of_argument(self, argument: cst.Arg) -> set[Sink]:
-        given = self._file.tree.given_to(argument)
-        if given is None or not takes_device(given):
-            return {Sink.NUMBER}
-        if given.name == "dict" and not given.full and given.word:
-            return self._of_entry(given.call, given.word)
-        return {Sink.DEVICE}
-
-    def _of_target(self, target: cst.CSTNode) -> set[Sink]:
-        if isinstance(target, cst.Subscript):
-            key = entry_key(target)
-            if key is None or not isinstance(target.value, (cst.Name, cst.Attribute)):
-                return {Sink.NUMBER}
-            return self._of_entries(target.value, key, at=target)
-        if not isinstance(target, (cst.Name, cst.Attribute)):
-            return {Sink.NUMBER}
-        name = last_name(target)
-        if guess_by_name(name).kind is Kind.NUMBER:
-            return {Sink.NUMBER}
-        if isinstance(target, cst.Name):
-            uses = self._file.tree.reads(target)
-        else:
-            uses = self._reads_of(target)
-            if not uses and guess_by_name(name).kind is Kind.DEVICE:
-                return {Sink.DEVICE}
-        return set().union(*(self.of(use) for use in uses))
-
-    def _reads_of(self, target: cst.Attribute) -> list[cst.CSTNode]:
-        """Reads of an attribute with the same text, or else of any object's attribute of that name."""
-        tree, text = self._file.tree, dotted(target)
-        alike = [
-            use
-            for use in self._file.attributes.get(target.attr.value, [])
-            if not isinstance(tree.parent(use), cst.AssignTarget) and tree.qualified(use) is None
-        ]
-        return [use for use in alike if dotted(use) == text] or [*alike]
-
-    def _of_entry(self, holder: cst.CSTNode, key: str) -> set[Sink]:
-        """The sinks of a dictionary entry: the calls that get it, or the reads of its key."""
-        at = self._file.tree.parent(holder)
-        if isinstance(at, cst.Arg):
-            call = self._file.tree.parent(at)
-            is_unpacked = at.star == "**" and isinstance(call, cst.Call)
-            return {Sink.DEVICE if is_unpacked and key in DEVICE_KEYWORDS else Sink.NUMBER}
-        if isinstance(at, cst.StarredDictElement):
-            outer = self._file.tree.parent(at)
-            return {Sink.NUMBER} if outer is None else self._of_entry(outer, key)
-        if isinstance(at, cst.Assign) and len(at.targets) == 1:
-            target: cst.CSTNode = at.targets[0].target
-        elif isinstance(at, cst.AnnAssign):
-            target = at.target
-        else:
-            return {Sink.NUMBER}
-        if not isinstance(target, (cst.Name, cst.Attribute)):
-            return {Sink.NUMBER}
-        return self._of_entries(target, key, at=target)
-
-    def _of_entries(self, holder: cst.Name | cst.Attribute, key: str, at: cst.CSTNode) -> set[Sink]:
-        """The sinks of one key of the dictionary that a name or an attribute holds."""
-        found: set[Sink] = set()
-        for use in self._file.tree.reads(holder):
-            if use in self._seen:
-                continue
-            self._seen.add(use)
-            around = self._file.tree.parent(use)
-            if isinstance(around, cst.Subscript) and around.value is use:
-                is_set = around is at or isinstance(self._file.tree.parent(around), cst.AssignTarget)
-                found |= self.of(around) if entry_key(around) == key and not is_set else set()
-            elif isinstance(around, (cst.AssignTarget, cst.AnnAssign)):
-                continue
-            else:
-                found |= self._of_entry(use, key)
-        return found
+def _of_target(file: SourceFile, target: cst.CSTNode) -> Sink | None:
+    if isinstance(target, cst.Subscript):
+        return None if entry_key(target) is not None else Sink.NUMBER
+    kind = guess_by_name(last_name(target)).kind
+    if not isinstance(target, (cst.Name, cst.Attribute)) or kind is Kind.NUMBER:
+        return Sink.NUMBER
+    is_unread = isinstance(target, cst.Attribute) and not any(reads_of(file, target))
+    return Sink.DEVICE if is_unread and kind is Kind.DEVICE else None
 
 
 def _asks_device(file: SourceFile, node: cst.CSTNode) -> bool:
@@ -183,46 +115,6 @@ def takes_device(given: Given) -> bool:
         return given.full == "torch.load" and given.index == 1
     is_method = isinstance(given.call.func, cst.Attribute) and given.name in DEVICE_METHODS
     return is_method and given.index == 0
-
-
-def parameter_of(file: SourceFile, given: Given | None) -> cst.Param | None:
-    """The parameter that gets an argument, if this file defines the called function."""
-    function, is_bound = _defined(file, given.call) if given is not None else (None, False)
-    if given is None or function is None or given.argument.star:
-        return None
-    listed = [*function.params.posonly_params, *function.params.params]
-    if given.word:
-        named = [*listed, *function.params.kwonly_params]
-        return next((name for name in named if name.name.value == given.word), None)
-    return None if given.index is None else next(iter(listed[given.index + is_bound :]), None)
-
-
-def _defined(file: SourceFile, call: cst.Call) -> tuple[cst.FunctionDef | None, bool]:
-    """The function of this file that a call runs, and whether Python passes its first argument (``self``)."""
-    if isinstance(call.func, cst.Name):
-        for assignment in file.tree.assignments(call.func):
-            if isinstance(assignment.node, cst.FunctionDef):
-                return assignment.node, False
-            if isinstance(assignment.node, cst.ClassDef):
-                return _method(assignment.node, "__init__"), True
-        return None, False
-    if not isinstance(call.func, cst.Attribute) or file.tree.qualified(call.func) is not None:
-        return None, False
-    name, receiver = call.func.attr.value, dotted(call.func.value)
-    around = file.tree.around(call, cst.ClassDef)
-    owners = [around] if receiver in ("self", "cls") and around is not None else []
-    found = [method for owner in owners if (method := _method(owner, name))] or file.methods.get(name, [])
-    if len(found) != 1:
-        return None, False
-    kinds = {dotted(decorator.decorator) for decorator in found[0].decorators}
-    return found[0], "staticmethod" not in kinds
-
-
-def _method(owner: cst.ClassDef, name: str) -> cst.FunctionDef | None:
-    for statement in owner.body.body:
-        if isinstance(statement, cst.FunctionDef) and statement.name.value == name:
-            return statement
-    return None
 
 
 @kept

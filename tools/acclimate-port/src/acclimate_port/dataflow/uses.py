@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import merge
+from typing import NamedTuple
 
 import libcst as cst
 
-from acclimate_port.dataflow.sinks import parameter_of
-from acclimate_port.source.tree import called_name, dotted
+from acclimate_port.source.tree import (
+    Given,
+    base_names,
+    called_name,
+    dotted,
+    entry_key,
+    last_name,
+    string_value,
+)
 from acclimate_port.source_file import SourceFile, kept
 
+DEVICE_KEYWORDS = {"device", "map_location", "torch_device"}
 _MOST = 100
 """The most places that are looked at for one value."""
 KEEP_NAME = {"lower", "strip", "casefold", "partition", "rpartition", "split", "rsplit", "removesuffix"}
@@ -20,35 +29,98 @@ KEEP_NAME = {"lower", "strip", "casefold", "partition", "rpartition", "split", "
 
 _GIVE_DEFAULT = {"get", "getattr", "pop", "setdefault", "getenv"}
 """Calls that give their last argument in place of a missing value."""
-_OPTIONS = re.compile(
-    r"(^|_)(args?|opts?|options?|flags?|h?params?|config|cfg|conf|namespace|ns)$", re.IGNORECASE
+SETTINGS = re.compile(
+    r"(^|_)([Aa]rgs?|opts?|options?|flags?|h?params?|config|cfg|conf|namespace|ns|settings|defaults)$"
+    r"|^(Namespace|[Dd]ict|update|parse_args)$|[a-z](Config|Cfg|Args|Arguments|Options|Opts|H?[Pp]arams|Settings)$|^[A-Z_]*(CONFIG|CFG|OPTIONS|OPTS|ARGS|FLAGS|DEFAULTS|SETTINGS|PARAMS)$"
 )
+"""Names of options and settings, and of classes and functions that make them."""
 
+_KEEP_NUMBER = {"int", "float", "min", "max", "abs", "round", "sum"}
 _GIVE_DEVICE = re.compile(r"^(?!(to|set|move|put|is|has)_).*(^|_)device(_?(type|name|str))?$")
 """Functions of other files that give a device for a device: ``resolve_device_type(device)``."""
 
 
 @kept
-def uses_of(file: SourceFile, value: cst.CSTNode, *, in_functions: bool = True) -> list[cst.CSTNode]:
+def uses_of(
+    file: SourceFile,
+    value: cst.CSTNode,
+    *,
+    in_functions: bool = True,
+    computed: bool = False,
+    unless: Callable[[SourceFile, cst.CSTNode], bool] | None = None,
+) -> list[cst.CSTNode]:
     """The expressions that have a value: the first, and those that names and functions pass it on to.
 
     Args:
         file: the file.
         value: the expression.
         in_functions: whether to follow the value into functions of the file, and out of them.
+        computed: whether to follow the numbers that are computed from it, too.
+        unless: says which expressions do not count, nor what follows from them.
     """
     found: list[cst.CSTNode] = []
-    waiting, seen = [value], {id(value)}
+    waiting, seen = [_Held(value)], {(id(value), "")}
     while waiting:
-        node = waiting.pop()
-        found.append(node)
-        for following in _following(file, node, in_functions) if len(seen) < _MOST else ():
-            if id(following) not in seen:
-                seen.add(id(following))
+        held = waiting.pop()
+        if unless is not None and unless(file, held.node):
+            continue
+        if not held.key:
+            found.append(held.node)
+        for following in _after(file, held, in_functions, computed) if len(seen) < _MOST else ():
+            if (id(following.node), following.key) not in seen:
+                seen.add((id(following.node), following.key))
                 waiting.append(following)
                 if len(seen) == _MOST:
                     break
     return found
+
+
+class _Held(NamedTuple):
+    """An expression that has a value, or a dictionary that has it under a key."""
+
+    node: cst.CSTNode
+    key: str = ""
+
+
+def _after(file: SourceFile, held: _Held, in_functions: bool, computed: bool) -> Iterator[_Held]:
+    if held.key:
+        yield from _of_entry(file, held)
+        return
+    yield from map(_Held, _following(file, held.node, in_functions))
+    yield from map(_Held, _computed(file, held.node) if computed else ())
+    yield from (one for one in _entries_with(file, held.node) if one.key)
+
+
+def _entries_with(file: SourceFile, node: cst.CSTNode) -> Iterator[_Held]:
+    """The dictionaries that get a value as an entry: ``{"key": x}``, ``dict(key=x)``, ``d["key"] = x``."""
+    at = file.tree.parent(node)
+    if isinstance(at, cst.Assign):
+        for entry in (one.target for one in at.targets if isinstance(one.target, cst.Subscript)):
+            yield from (_Held(use, entry_key(entry) or "") for use in reads_of(file, entry.value))
+    holder = file.tree.parent(at) if isinstance(at, (cst.DictElement, cst.Arg)) else None
+    if isinstance(at, cst.DictElement) and at.value is node and holder is not None:
+        yield _Held(holder, string_value(at.key) or "")
+    elif isinstance(at, cst.Arg) and isinstance(holder, cst.Call) and dotted(holder.func) == "dict":
+        yield _Held(holder, at.keyword.value if at.keyword is not None else "")
+
+
+def _of_entry(file: SourceFile, held: _Held) -> Iterator[_Held]:
+    """The reads of an entry, what else holds its dictionary, and arguments ``**options`` with a device."""
+    node, key, at = held.node, held.key, file.tree.parent(held.node)
+    if isinstance(at, cst.Arg) and at.star == "**" and key in DEVICE_KEYWORDS:
+        yield _Held(at)
+    elif isinstance(at, cst.StarredDictElement):
+        around = file.tree.parent(at)
+        yield from [_Held(around, key)] if around is not None else []
+    elif isinstance(at, cst.Subscript) and at.value is node and entry_key(at) == key:
+        yield from [_Held(at)] if not isinstance(file.tree.parent(at), cst.AssignTarget) else []
+    elif isinstance(at, cst.Attribute) and at.attr.value in _GIVE_DEFAULT:
+        call = file.tree.parent(at)
+        is_read = isinstance(call, cst.Call) and call.args and string_value(call.args[0].value) == key
+        yield from [_Held(call)] if is_read and call is not None else []
+    elif isinstance(at, (cst.Assign, cst.AnnAssign)) and at.value is node:
+        targets = [one.target for one in at.targets] if isinstance(at, cst.Assign) else [at.target]
+        yield from (_Held(use, key) for target in targets for use in reads_of(file, target))
 
 
 def _following(file: SourceFile, node: cst.CSTNode, in_functions: bool) -> Iterable[cst.CSTNode]:
@@ -78,6 +150,27 @@ def _following(file: SourceFile, node: cst.CSTNode, in_functions: bool) -> Itera
     return calls_of(file, file.tree.function(at)) if isinstance(at, cst.Return) and in_functions else []
 
 
+def _computed(file: SourceFile, node: cst.CSTNode) -> Iterable[cst.CSTNode]:
+    """What a number is a part of, and the reads of names that get a part of it: ``free, _ = f()``."""
+    at = file.tree.parent(node)
+    if isinstance(at, (cst.BinaryOperation, cst.UnaryOperation)):
+        return [at]
+    if isinstance(at, cst.Attribute) and at.value is node:
+        return [at]
+    if isinstance(at, cst.Arg):
+        call = file.tree.parent(at)
+        return [call] if isinstance(call, cst.Call) and called_name(call) in _KEEP_NUMBER else []
+    if isinstance(at, cst.AugAssign):
+        return reads_of(file, at.target)
+    values = file.tree.parent(at) if isinstance(at, cst.Element) else None
+    holder = file.tree.parent(values) if isinstance(values, cst.Tuple) else at
+    targets = [one.target for one in holder.targets] if isinstance(holder, cst.Assign) else []
+    parts = [part.value for one in targets if isinstance(one, cst.Tuple) for part in one.elements]
+    if isinstance(values, cst.Tuple):  # `a, n = 1, device_count()`
+        parts = [part for part, own in zip(parts, values.elements, strict=False) if own is at]
+    return [use for part in parts for use in reads_of(file, part)]
+
+
 def _text_method(file: SourceFile, node: cst.CSTNode) -> cst.Call | None:
     """The call of a method of a string that gives the string's first part, or all of it."""
     attribute = file.tree.parent(node)
@@ -103,11 +196,51 @@ def _of_argument(file: SourceFile, argument: cst.Arg, in_functions: bool) -> Ite
     return [call] if _GIVE_DEVICE.search(given.name) and not given.full.startswith("torch.") else []
 
 
+def parameter_of(file: SourceFile, given: Given | None) -> cst.Param | None:
+    """The parameter that gets an argument, if this file defines the called function."""
+    function, is_bound = _defined(file, given.call) if given is not None else (None, False)
+    if given is None or function is None or given.argument.star:
+        return None
+    listed = [*function.params.posonly_params, *function.params.params]
+    if given.word:
+        named = [*listed, *function.params.kwonly_params]
+        return next((name for name in named if name.name.value == given.word), None)
+    return None if given.index is None else next(iter(listed[given.index + is_bound :]), None)
+
+
+def _defined(file: SourceFile, call: cst.Call) -> tuple[cst.FunctionDef | None, bool]:
+    """The function of this file that a call runs, and whether Python passes its first argument (``self``)."""
+    if isinstance(call.func, cst.Name):
+        for assignment in file.tree.assignments(call.func):
+            if isinstance(assignment.node, cst.FunctionDef):
+                return assignment.node, False
+            if isinstance(assignment.node, cst.ClassDef):
+                return _method(assignment.node, "__init__"), True
+        return None, False
+    if not isinstance(call.func, cst.Attribute) or file.tree.qualified(call.func) is not None:
+        return None, False
+    name, receiver = call.func.attr.value, dotted(call.func.value)
+    around = file.tree.around(call, cst.ClassDef)
+    owners = [around] if receiver in ("self", "cls") and around is not None else []
+    found = [method for owner in owners if (method := _method(owner, name))] or file.methods.get(name, [])
+    if len(found) != 1:
+        return None, False
+    kinds = {dotted(decorator.decorator) for decorator in found[0].decorators}
+    return found[0], "staticmethod" not in kinds
+
+
+def _method(owner: cst.ClassDef, name: str) -> cst.FunctionDef | None:
+    for statement in owner.body.body:
+        if isinstance(statement, cst.FunctionDef) and statement.name.value == name:
+            return statement
+    return None
+
+
 def reads_of_option(file: SourceFile, call: cst.Call) -> list[cst.CSTNode]:
     """The reads of an option that ``add_argument`` defines: ``args.device``."""
     names = [name for name, calls in file.options.items() if call in calls]
     reads = (use for name in names for use in file.attributes.get(name, ()))
-    return [use for use in reads if _OPTIONS.search(dotted(use.value).rpartition(".")[2])]
+    return [use for use in reads if SETTINGS.search(last_name(use.value))]
 
 
 def _first(target: cst.CSTNode) -> cst.CSTNode:
@@ -149,8 +282,8 @@ def _heirs(file: SourceFile) -> dict[str, list[cst.ClassDef]]:
     """The classes that derive from the classes of each name."""
     found: dict[str, list[cst.ClassDef]] = defaultdict(list)
     for heir in file.tree.of_type(cst.ClassDef):
-        for base in heir.bases:
-            found[dotted(base.value).rpartition(".")[2]].append(heir)
+        for base in base_names(heir):
+            found[base].append(heir)
     return found
 
 
@@ -207,7 +340,7 @@ def _families(file: SourceFile) -> dict[str, int]:
     """A number for each class of the file, the same for those that derive from each other."""
     related: dict[str, set[str]] = {node.name.value: set() for node in file.tree.of_type(cst.ClassDef)}
     for node in file.tree.of_type(cst.ClassDef):
-        for base in (dotted(one.value).rpartition(".")[2] for one in node.bases):
+        for base in base_names(node):
             if base in related:
                 related[base].add(node.name.value)
                 related[node.name.value].add(base)

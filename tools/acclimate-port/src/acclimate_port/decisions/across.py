@@ -26,16 +26,17 @@ from acclimate_port.decisions.symbols import (
     Facts,
     Kind,
     Symbol,
-    bases,
-    defined,
     holder_text,
-    imported,
+    is_settings,
+    known,
     of_argument,
     of_function,
     of_parameter,
+    options,
     reference,
     sources,
 )
+from acclimate_port.source.outline import outline
 from acclimate_port.source.torch_cuda import NEVER_RAISE
 from acclimate_port.source.tree import Span, dotted, last_name
 from acclimate_port.source.values import DEVICE_NAME
@@ -50,8 +51,13 @@ _NEED_CUDA = (
     "device-string",
     "device-format",
 )
+_DEVICE_WORDS = ("device", "device_type")
+_PROFILER = Symbol(Kind.FLAG, "any:ProfilerActivity")
+_PROFILED = ("device_time", "device_time_total", "self_device_time_total", "cuda_time", "cuda_time_total")
+"""What a profiler knows only if it records the activities of the device."""
 _EMPTY_WITHOUT_CUDA = {"memory_stats"}
 """Functions that raise nothing without CUDA, but give a dictionary that lacks what is read of it."""
+_ACCESSES = (cst.Name, cst.Attribute, cst.Call, cst.Subscript)
 _MAY_NOT_RUN = (
     *(cst.If, cst.IfExp, cst.Try, cst.BooleanOperation, cst.For, cst.While),
     *(cst.FunctionDef, cst.ClassDef, cst.Lambda),
@@ -71,7 +77,7 @@ class Across:
         self._all = decisions
         self._relying: dict[Symbol, list[int]] = defaultdict(list)
         self._readers: list[tuple[Symbol, list[Span]]] = [*self._read_flags()]
-        self._implied: set[tuple[Symbol, Symbol]] = set()
+        self._implied: dict[tuple[Symbol, Symbol], None] = {}
         for index, decision in enumerate(decisions):
             if decisions.counts(index):
                 for symbol in dict.fromkeys(self._symbols(index, decision)):
@@ -108,20 +114,19 @@ class Across:
             for index in self._all.counted(places):
                 if self._stays(index):
                     add(symbol, self._all[index].finding.place)
-            self._implied |= {(code, symbol) for code in self._code_within(places)}
+            self._implied |= {(code, symbol): None for code in self._code_within(places)}
         for symbol, place in (*self._tests_that_stay(), *self._code_that_stays()):
             add(symbol, place)
-        self._implied |= set(self._passed_on())
-        implied = frozenset(pair for pair in self._implied if pair[0].text and pair[1].text)
-        file = self._file
-        return Facts(
-            frozenset(defined(file)),
-            frozenset(imported(file)),
-            frozenset(bases(file)),
-            frozenset(relies),
-            stays,
-            implied,
-        )
+        for index in filter(self._stays, self._all.of_rules("cuda-method")):
+            node = self._all[index].finding.node
+            if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+                for text in sources(self._file, node.func.value):
+                    add(Symbol(Kind.TENSOR, text), self._all[index].finding.place)
+        for index in filter(self._stays, self._all.of_rules("profiler-activities")):
+            add(_PROFILER, self._all[index].finding.place)
+        self._implied |= dict.fromkeys(self._passed_on())
+        implied = tuple(pair for pair in self._implied if pair[0].text and pair[1].text)
+        return Facts(outline(self._file.tree.text), frozenset(relies), stays, implied)
 
     def _stays(self, index: int) -> bool:
         """Whether a decision on code for one kind of device makes no edit that is safe."""
@@ -136,7 +141,11 @@ class Across:
         if is_question:
             for holder in holders_of_result(file, node):
                 yield from (Symbol(Kind.FLAG, text) for text in holder_text(file, holder))
-            yield from self._code_within(controlled_quietly(file, node))
+            controlled = controlled_quietly(file, node)
+            yield from self._code_within(controlled)
+            figures = [file.span(one).start for name in _PROFILED for one in file.attributes.get(name, ())]
+            if any(place.start <= at < place.end for at in figures for place in controlled):
+                yield _PROFILER
         if rule in _DEVICES:
             yield from self._reached(node)
         if is_question or rule in _DEVICES:
@@ -147,6 +156,8 @@ class Across:
         file = self._file
         for use in uses_of(file, device):
             at = file.tree.parent(use)
+            if isinstance(at, (cst.Arg, cst.DictElement)):
+                yield from (Symbol(Kind.DEVICE, text) for text in options(file, at))
             if isinstance(at, cst.Arg):
                 yield Symbol(Kind.DEVICE, of_argument(file, at))
                 # Without a choice of the device, nothing ran before where there is no CUDA.
@@ -156,11 +167,9 @@ class Across:
                 function = file.tree.function(at)
                 if isinstance(function, cst.FunctionDef):
                     yield Symbol(Kind.DEVICE, of_function(file, function))
-            elif isinstance(at, cst.Assign):
-                for target in at.targets:
-                    if isinstance(target.target, (cst.Name, cst.Attribute)):
-                        text = reference(file, target.target)
-                        yield Symbol(Kind.DEVICE, "" if text.startswith("any:") else text)
+            elif isinstance(at, (cst.Assign, cst.AnnAssign)):
+                targets = [one.target for one in at.targets] if isinstance(at, cst.Assign) else [at.target]
+                yield from (Symbol(Kind.DEVICE, text) for one in targets for text in known(file, one))
 
     def _given_tensor(self, argument: cst.Arg) -> Iterator[str]:
         """The parameters that get a tensor which a call makes on a device."""
@@ -169,15 +178,10 @@ class Across:
         word = argument.keyword.value if argument.keyword is not None else ""
         if not isinstance(call, cst.Call) or not (word == "device" or last_name(call.func) == "to"):
             return
-        at = file.tree.parent(call)
-        for target in at.targets if isinstance(at, cst.Assign) else ():
-            held = target.target
-            names = [one.value for one in held.elements] if isinstance(held, cst.Tuple) else [held]
-            for name in names:
-                for use in file.tree.reads(name) if isinstance(name, cst.Name) else ():
-                    given = file.tree.parent(use)
-                    if isinstance(given, cst.Arg):
-                        yield of_argument(file, given)
+        for use in uses_of(file, call, in_functions=False, computed=True):
+            given = file.tree.parent(use)
+            if isinstance(given, cst.Arg):
+                yield of_argument(file, given)
 
     def _placed_object(self, node: cst.CSTNode) -> Iterator[Symbol]:
         """The object whose attribute gets a device, or the answer whether there is one."""
@@ -249,6 +253,12 @@ class Across:
         file, flags = self._file, self._file.survey.flags
         if not flags:
             return
+        entries: list[cst.CSTNode] = [*file.tree.of_type(cst.Subscript), *file.tree.of_type(cst.Call)]
+        for read in entries:
+            if not isinstance(file.tree.parent(read), cst.AssignTarget):
+                for text in options(file, read):
+                    if text.partition(":")[2] in flags:
+                        yield Symbol(Kind.FLAG, text), controlled_quietly(file, read)
         for name in flags & file.attributes.keys():
             is_set = self._sets(name)
             for read in file.attributes[name]:
@@ -361,27 +371,30 @@ class Across:
                 yield code, Symbol(Kind.CODE, caller)
             for argument in call.args if code.text else ():
                 yield from self._through(argument.value, of_argument(file, argument))
+                if argument.star == "**" and is_settings(argument.value):
+                    for word in _DEVICE_WORDS:
+                        yield Symbol(Kind.DEVICE, f"{code.text}({word})"), Symbol(Kind.DEVICE, f"any:{word}")
         for one in file.tree.of_type(cst.Return):
             function = file.tree.function(one)
             if one.value is not None and isinstance(function, cst.FunctionDef):
                 yield from self._through(one.value, of_function(file, function), kinds=(Kind.DEVICE,))
         for assign in file.tree.of_type(cst.Assign):
             for target in assign.targets:
-                if isinstance(target.target, cst.Attribute) and DEVICE_NAME.search(target.target.attr.value):
-                    text = reference(file, target.target)
-                    yield from self._through(assign.value, text, kinds=(Kind.DEVICE,))
+                if DEVICE_NAME.search(last_name(target.target)):
+                    for text in known(file, target.target):
+                        yield from self._through(assign.value, text, kinds=(Kind.DEVICE,))
 
     def _through(
         self, value: cst.CSTNode, reached: str, kinds: tuple[Kind, ...] = (Kind.DEVICE, Kind.TENSOR)
     ) -> Iterator[tuple[Symbol, Symbol]]:
         """The symbols that a value comes from, each with the one that it reaches."""
-        if not reached or reached.startswith("any:"):
-            return
-        if not isinstance(value, (cst.Name, cst.Attribute, cst.Call, cst.BooleanOperation, cst.IfExp)):
+        if not reached or not isinstance(
+            value, (cst.Name, cst.Attribute, cst.Call, cst.BooleanOperation, cst.IfExp)
+        ):
             return
         for text in sources(self._file, value):
             yield from ((Symbol(kind, reached), Symbol(kind, text)) for kind in kinds)
-        if isinstance(value, cst.Attribute) and value.attr.value == "device":
+        if reached and isinstance(value, cst.Attribute) and value.attr.value == "device":
             for text in sources(self._file, value.value):
                 yield Symbol(Kind.DEVICE, reached), Symbol(Kind.TENSOR, text)
 

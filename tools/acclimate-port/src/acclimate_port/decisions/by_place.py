@@ -7,9 +7,15 @@ import dataclasses
 import libcst as cst
 
 from acclimate_port.conditions.first_use import reason_against_counting
-from acclimate_port.conditions.local_imports import WITHOUT_TORCH, imports_torch_anew, reason_without_value
+from acclimate_port.conditions.local_imports import (
+    GIVEN_TORCH,
+    WITHOUT_TORCH,
+    gets_torch,
+    imports_torch_anew,
+    reason_without_value,
+)
 from acclimate_port.conditions.missing_cuda import reason_against_host
-from acclimate_port.conditions.statements import is_for_older_torch, refuses
+from acclimate_port.conditions.statements import refuses
 from acclimate_port.decisions.decision import is_test
 from acclimate_port.decisions.links import GIVE_DEVICE
 from acclimate_port.rules.base import Finding, Outcome, is_assigned
@@ -20,6 +26,7 @@ from acclimate_port.source_file import SourceFile, cuda_name
 _USE_DEVICE = {"ACC101", "ACC102", "ACC201", "ACC205", "ACC206", "ACC301", "ACC304"}
 """Rules for code that may use a device, and raises if there is none."""
 _LOOK_UP = {
+    "ACC103",
     *("ACC201", "ACC202", "ACC203", "ACC205", "ACC206", "ACC301", "ACC304", "ACC401", "ACC402", "ACC501"),
     "ACC506",
 }
@@ -40,7 +47,7 @@ def by_place(file: SourceFile, finding: Finding) -> Finding:
         return dataclasses.replace(finding, outcome=Outcome.LEFT, reason=reason, safe=True, edits=())
     if finding.outcome is Outcome.LEFT:
         return finding
-    if is_for_older_torch(file, finding.node):
+    if file.tree.is_for_older_torch(finding.node):
         reason = "the branch is for an older torch, which lacks what an edit would use"
         return finding.rule.exempt(file, finding.node, reason, finding.claims)
     if reason := _reason_to_leave(file, finding):
@@ -75,6 +82,8 @@ def _reason_to_leave(file: SourceFile, finding: Finding) -> str:
 def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
     """Why the program may catch the error of a missing device, or why it is too early to count devices."""
     node, is_device, reason = finding.node, finding.rule.name in GIVE_DEVICE, ""
+    if gets_torch(file, node):
+        return GIVEN_TORCH
     if _asks(file, finding):
         is_lookup = finding.rule.code in _LOOK_UP
         reason = reason_against_counting(file, node, is_device=is_device, is_lookup=is_lookup)

@@ -19,7 +19,7 @@ from acclimate_port.conditions.branches import (
     branches_of_result,
     code_passed,
     controlled_quietly,
-    values_before_fallback,
+    replaced_by_host,
 )
 from acclimate_port.conditions.cuda_only import flag_for_others
 from acclimate_port.conditions.device_tests import listed_devices, tests_reached
@@ -31,8 +31,10 @@ from acclimate_port.conditions.statements import leaves, refuses, whole_conditio
 from acclimate_port.dataflow.uses import class_around, uses_of
 from acclimate_port.decisions.decision import Decisions, Status, asks_for_device, is_test
 from acclimate_port.decisions.of_one_purpose import groups_of_one_purpose
+from acclimate_port.decisions.symbols import sources
 from acclimate_port.rules.base import Finding, Outcome
 from acclimate_port.source.tree import Span, called_name, dotted, last_name, walk
+from acclimate_port.source.values import DEVICE_NAME
 from acclimate_port.source_file import SourceFile
 
 GIVE_DEVICE = ("device-string", "device-format", "device-object", "integer-device")
@@ -98,10 +100,7 @@ class _Links:
         returned, refused = code_passed(file, test)
         decision.needs += self._all.counted(returned)
         decision.needs += [o for o in self._all.counted(refused) if asks_for_device(file, self._finding(o))]
-        # A program that gets past its refusal on another device then fails in what is for CUDA alone.
-        kept = (o for o in self._all.counted(refused) if self._finding(o).outcome is Outcome.LEFT)
-        decision.beside += [o for o in kept if o != index]
-        decision.beside += self._all.counted(skipped(file, test), index)
+        decision.beside += self._all.counted([*refused, *skipped(file, test)], index)
         decision.beside += self._runtime_calls([*skipped(file, test), *returned])
         decision.needs += [
             other
@@ -116,18 +115,31 @@ class _Links:
                 self._all[other].needs.append(index)
                 if not self._all.counts(other):
                     decision.leave("it compares entries of a list that stays")
-        replaced = values_before_fallback(file, test)
+        values = replaced_by_host(file, test)
+        replaced = [file.span(value) for value in values]
         if any(map(self._keeps_device, replaced)):
             decision.doubt("its branch replaces a CUDA device that no rule converts")
+        if any(self._is_given(value) for value in values):
+            decision.doubt("it replaces a device that a caller gives, which may be CUDA's, with the CPU")
         controlled = controlled_quietly(file, test)
         decided = self._all.counted((*controlled, *replaced), index)
         decision.beside += [other for other in self._used_within(controlled) if other != index]
         if not decided and (flag := flag_for_others(file, test)):
             decision.doubt(f"nothing in this file shows what `{flag}`, which says CUDA, decides")
         calls = (call for body in inside for call in file.calls_within(body))
-        chosen = [file.span(own.body) for call in calls for own in file.functions_called(call)]
+        called = [own for call in calls for own in file.functions_called(call)]
+        for own in called:
+            if runtime := file.vendor_code.of_runtimes.get(own):
+                uses = f"calls `{own.name.value}(…)`, which uses {runtime}"
+                decision.doubt(f"its branch {uses}, which only NVIDIA GPUs have")
+        chosen = [file.span(own.body) for own in called]
         chosen += [file.span(own.body) for body in inside for own in file.functions_named(body)]
         decision.beside += [*decided, *self._all.counted(chosen, index)]
+
+    def _is_given(self, value: cst.CSTNode) -> bool:
+        """Whether a value is a device that a function gets from its callers, by its name."""
+        is_device = isinstance(value, cst.Name) and DEVICE_NAME.search(value.value) is not None
+        return is_device and any(text.endswith(")") for text in sources(self._file, value))
 
     def _runtime_calls(self, places: list[Span]) -> list[int]:
         """The indices of the calls of torch.cuda in some ranges, and in the functions that these call."""

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterable, Iterator
 import libcst as cst
 
 from acclimate_port.conditions.placements import outermost_function, sharing
+from acclimate_port.dataflow.uses import uses_of
 from acclimate_port.decisions.decision import Decisions, asks_for_device
 from acclimate_port.source.tree import Span, called_name, dotted
 from acclimate_port.source_file import SourceFile, cuda_name
@@ -17,9 +18,6 @@ _GIVE_DEVICE = ("device-string", "device-format", "device-object", "integer-devi
 _USE_DEVICE = ("cuda-method", "current-device", "runtime-call", *_GIVE_DEVICE)
 _CONTEXTS = ("device", "device_of", "stream")
 _WRAPPER = re.compile(r"DataParallel|(^|_)F?S?DD?P$|FullyShardedDataParallel|fully_shard$")
-_KEEP_NUMBER = {"int", "float", "min", "max", "abs", "round", "sum"}
-_MOST = 40
-"""The most places that are looked at for one number."""
 
 
 def groups_of_one_purpose(file: SourceFile, decisions: Decisions) -> Iterator[list[int]]:
@@ -31,11 +29,14 @@ def groups_of_one_purpose(file: SourceFile, decisions: Decisions) -> Iterator[li
     """
     purposes = _Purposes(file, decisions)
     yield from purposes.backends_and_devices()
+    yield from purposes.statements()
     yield from purposes.contexts()
     yield from purposes.handlers()
     yield from purposes.wrapped()
     yield from purposes.branches()
     yield from purposes.figures()
+    yield from purposes.streams()
+    yield from purposes.compared()
     yield from purposes.compared_and_moved()
 
 
@@ -75,7 +76,15 @@ class _Purposes:
             return cuda_name(self._file, finding.node.func) in ("is_available", "set_device", "device_count")
         return finding.rule.name in _GIVE_DEVICE or asks_for_device(self._file, finding)
 
-    # -- blocks ------------------------------------------------------------------------------------------
+    # -- statements and blocks ---------------------------------------------------------------------------
+
+    def statements(self) -> Iterator[list[int]]:
+        """What one statement moves or pins: ``return x.pin_memory(), y.pin_memory()``."""
+        for rule in ("cuda-method", "pin-memory"):
+            members: dict[int, list[int]] = defaultdict(list)
+            for index in self._all.of_rules(rule):
+                members[id(self._file.tree.statement(self._all[index].finding.node))].append(index)
+            yield from members.values()
 
     def contexts(self) -> Iterator[list[int]]:
         """A context of a device or a stream, and what its body moves: ``with torch.cuda.device(i):``."""
@@ -130,12 +139,36 @@ class _Purposes:
                 if tested:
                     yield [*tested, *self._of([statement.body], "cuda-method", *_GIVE_DEVICE)]
 
+    def streams(self) -> Iterator[list[int]]:
+        """A stream, and the contexts and calls that get it: ``with torch.cuda.stream(self.stream):``."""
+        for index in self._all.of_rules("runtime-call"):
+            node = self._all[index].finding.node
+            if isinstance(node, cst.Call) and cuda_name(self._file, node.func) == "Stream":
+                getting = [self._getting(use) for use in uses_of(self._file, node) if use is not node]
+                yield [index, *dict.fromkeys(one for one in getting if one is not None)]
+
+    def compared(self) -> Iterator[list[int]]:
+        """Devices that one test compares with each other: ``"cuda:" + str(k) != self.last_device``."""
+        members: dict[int, list[int]] = defaultdict(list)
+        for index in self._all.of_rules(*_GIVE_DEVICE):
+            for use in uses_of(self._file, self._all[index].finding.node):
+                at = self._file.tree.parent(use)
+                if isinstance(at, (cst.Comparison, cst.ComparisonTarget)):
+                    test = at if isinstance(at, cst.Comparison) else self._file.tree.parent(at)
+                    holder = self._file.tree.statement(at)
+                    body = [holder.body] if isinstance(holder, cst.If) and holder.test is test else []
+                    members[id(test)] += [index, *self._of(body, *_GIVE_DEVICE)]
+        yield from (list(dict.fromkeys(own)) for own in members.values())
+
     # -- numbers -----------------------------------------------------------------------------------------
 
     def figures(self) -> Iterator[list[int]]:
         """The figures of one sum, and a number of devices with the calls that get it: ``rank % count``."""
         numbers = self._all.of_rules("runtime-call", "current-device")
-        reached = {index: self._numbers_from(self._all[index].finding.node) for index in numbers}
+        reached = {
+            index: uses_of(self._file, self._all[index].finding.node, in_functions=False, computed=True)
+            for index in numbers
+        }
         sums: list[set[Hashable]] = [
             {id(one) for one in reached[i] if isinstance(one, cst.BinaryOperation)} for i in numbers
         ]
@@ -145,35 +178,6 @@ class _Purposes:
             if isinstance(node, cst.Call) and called_name(node) == "device_count":
                 getting = [self._getting(one) for one in reached[index]]
                 yield [index, *dict.fromkeys(one for one in getting if one is not None and one != index)]
-
-    def _numbers_from(self, node: cst.CSTNode) -> list[cst.CSTNode]:
-        """The expressions that are computed from a number, through names."""
-        found: list[cst.CSTNode] = []
-        waiting, seen = [node], {id(node)}
-        while waiting and len(seen) < _MOST:
-            at = waiting.pop()
-            found.append(at)
-            for following in self._following(at):
-                if id(following) not in seen:
-                    seen.add(id(following))
-                    waiting.append(following)
-        return found
-
-    def _following(self, node: cst.CSTNode) -> Iterable[cst.CSTNode]:
-        at = self._file.tree.parent(node)
-        if isinstance(at, (cst.BinaryOperation, cst.UnaryOperation)):
-            return [at]
-        if isinstance(at, (cst.Subscript, cst.Attribute)) and at.value is node:
-            return [at]
-        if isinstance(at, cst.Arg):
-            call = self._file.tree.parent(at)
-            return [call] if isinstance(call, cst.Call) and called_name(call) in _KEEP_NUMBER else []
-        if isinstance(at, cst.Assign) and at.value is node:
-            targets = [one.target for one in at.targets]
-            parts = [e.value for one in targets if isinstance(one, cst.Tuple) for e in one.elements]
-            names = [one for one in (*targets, *parts) if isinstance(one, cst.Name)]
-            return [use for name in names for use in self._file.tree.reads(name)]
-        return []
 
     def _getting(self, number: cst.CSTNode) -> int | None:
         """The decision on a call or a name of a device that gets a number."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from acclimate_port.decisions.symbols import Facts, Kind, Symbol
+from acclimate_port.source.outline import Outline
 
 _REASONS = {
     Kind.FLAG: "{place}, which the same flag decides about, stays as it is",
     Kind.DEVICE: "{place}, which compares the name of this device, stays as it is",
-    Kind.TENSOR: "{place}, which asks for the device of this tensor, stays as it is",
+    Kind.TENSOR: "{place}, which moves the same object or asks for its device, stays as it is",
     Kind.OBJECT: "{place}, which chooses the device of the same object, stays as it is",
     Kind.CODE: "it decides about code that needs CUDA at {place}, which stays as it is",
 }
@@ -22,8 +24,12 @@ _END = 20
 _FEW = 2
 """The most files that are kept of those in which a symbol stays: a file asks for one that is not itself."""
 
+_FEW_STEPS = 5
+"""The most modules that give a name on, from the one that defines it."""
+
 _Known = tuple[Kind, str]
 """A symbol whose text means the same in all files."""
+_Place = tuple[Path, int]
 
 
 class Project:
@@ -38,18 +44,19 @@ class Project:
         self._homes: dict[str, list[Path]] = defaultdict(list)
         """The files that define each name."""
         for path, known in facts.items():
-            for name in known.defines:
+            for name in known.outline.defines:
                 self._homes[name].append(path)
         self._modules: dict[str, list[Path]] = defaultdict(list)
         """The files of each module's name."""
         for path in facts:
             self._modules[_module(path).name].append(path)
+        self._direct: dict[Path, list[Path]] = {}
         self._imports: dict[Path, set[Path]] = {}
         self._parents: dict[str, str] = {}
         """One of the classes that each class is related to, up to one for each family."""
         self._resolved: dict[tuple[Path, str], str] = {}
         for path, known in facts.items():
-            for name, base in known.bases:
+            for name, base in known.outline.bases:
                 related = self._name(path, base)
                 if related:
                     self._parents[self._family(f"{path}:{name}")] = self._family(related)
@@ -63,7 +70,7 @@ class Project:
             for symbol in sorted(known.relies, key=lambda one: (one.kind.value, one.text)):
                 meant = self._known(path, symbol)
                 places = stays.get(meant, {}) if meant is not None else {}
-                concerned = (place for place in places.items() if self._concerns(path, place[0], symbol))
+                concerned = (one for by, one in places.items() if self._concerns(path, by, one[0], symbol))
                 place = next(concerned, None)
                 if place is not None:
                     where = f"line {place[1]}" if place[0] == path else f"{place[0]}:{place[1]}"
@@ -72,26 +79,62 @@ class Project:
                 found[path] = own
         return found
 
-    def _concerns(self, path: Path, other: Path, symbol: Symbol) -> bool:
+    def _concerns(self, path: Path, by: Path, other: Path, symbol: Symbol) -> bool:
         """Whether code that stays in a file concerns edits that rely on a symbol.
 
-        The joins inside one file have looked at what it holds. An attribute of an object of unknown class is
-        the same in files that import each other.
+        The joins inside one file have looked at what it holds. An attribute of an object of unknown class, or
+        an option, is the same in files of which one imports the other, directly or through others.
+
+        Args:
+            path: the file of the edits.
+            by: the file that says how the code has to do with the symbol.
+            other: the file of the code.
+            symbol: the symbol.
         """
         if path == other:
             return symbol.kind in (Kind.CODE, Kind.TENSOR)
-        return (
-            not symbol.text.startswith("any:")
-            or other in self._imported(path)
-            or path in self._imported(other)
-        )
+        return not _is_loose(symbol.text) or self._knows(path, by)
+
+    def _knows(self, path: Path, other: Path) -> bool:
+        """Whether one of two files is or imports the other."""
+        return path == other or other in self._imported(path) or path in self._imported(other)
 
     def _imported(self, path: Path) -> set[Path]:
-        """The files of the project that a file imports."""
+        """The files of the project that a file imports, directly or through others."""
         if path not in self._imports:
-            modules = (self._files_of(path, module) for module in self._facts[path].imports)
-            self._imports[path] = {found for files in modules for found in files}
+            found: set[Path] = set()
+            waiting = [path]
+            while waiting:
+                following = set(self._imported_directly(waiting.pop())) - found
+                found |= following
+                waiting += following
+            self._imports[path] = found
         return self._imports[path]
+
+    def _imported_directly(self, path: Path) -> list[Path]:
+        if path not in self._direct:
+            modules = self._facts[path].outline.imports
+            self._direct[path] = [found for module in modules for found in self._files_of(path, module)]
+        return self._direct[path]
+
+    def between(self, names: Callable[[Path], set[str]]) -> list[Path]:
+        """The files of which only the outline is known, that name both what edits rely on and what stays.
+
+        Args:
+            names: gives the words of a file.
+        """
+        relied = (self._known(path, symbol) for path, one in self._facts.items() for symbol in one.relies)
+        stays, relied_on = (
+            {_first_name(meant) for meant in found} - {""} for found in (self._stays(), relied)
+        )
+        found = []
+        for path, known in self._facts.items() if stays and relied_on else ():
+            if known.outline != Outline() and not (known.relies or known.stays or known.implies):
+                words = names(path)
+                one, other = words & relied_on, words & stays
+                if one and other and len(one | other) > 1:
+                    found.append(path)
+        return found
 
     def _files_of(self, path: Path, module: str) -> list[Path]:
         """The files that may be a module that a file imports."""
@@ -99,29 +142,33 @@ class Project:
         name = wanted[-1] if wanted else ""
         return [one for one in self._modules.get(name, ()) if _module(one).parts[-len(wanted) :] == wanted]
 
-    def _stays(self) -> dict[_Known, dict[Path, int]]:
-        """The symbols that stay, also those that others imply, with the places that do."""
-        following: dict[_Known, set[_Known]] = defaultdict(set)
-        found: dict[_Known, dict[Path, int]] = defaultdict(dict)
+    def _stays(self) -> dict[_Known, dict[Path, _Place]]:
+        """The symbols that stay, also those that others imply, with the places that do.
+
+        The places are by the file that they are in, or in which an attribute of any object leads to them.
+        """
+        following: dict[_Known, dict[tuple[_Known, Path], None]] = defaultdict(dict)
+        found: dict[_Known, dict[Path, _Place]] = defaultdict(dict)
+        waiting: deque[tuple[_Known, Path, _Place, int]] = deque()
         for path, known in self._facts.items():
             for first, second in known.implies:
                 one, other = self._known(path, first), self._known(path, second)
                 if one is not None and other is not None:
-                    following[one].add(other)
-        waiting: deque[tuple[_Known, Path, int, int]] = deque()
-        for path, known in self._facts.items():
+                    following[one][other, path] = None
             for symbol, line in known.stays.items():
-                meant = self._known(path, symbol)
-                if meant is not None:
-                    waiting.append((meant, path, line, 0))
+                if (meant := self._known(path, symbol)) is not None:
+                    waiting.append((meant, path, (path, line), 0))
         while waiting:
-            meant, path, line, far = waiting.popleft()
+            meant, path, place, far = waiting.popleft()
             places = found[meant]
-            if path in places or (len(places) == _FEW and not meant[1].startswith("any:")):
+            if path in places or (len(places) == _FEW and not _is_loose(meant[1])):
                 continue
-            places[path] = line
+            places[path] = place
             if far < _FARTHEST.get(meant[0], _END):
-                waiting += ((one, path, line, far + 1) for one in following.get(meant, ()))
+                for one, through in following.get(meant, ()):
+                    if not _is_loose(meant[1]) or self._knows(path, through):
+                        at = through if _is_loose(one[1]) else place[0]
+                        waiting.append((one, at, place, far + 1))
         return found
 
     # -- names -------------------------------------------------------------------------------------------
@@ -145,24 +192,38 @@ class Project:
             return f"{path}:{name}{end}"
         if kind == "any":
             return text
-        owner, _, attribute = name.rpartition(".")
+        if not name:
+            return ""
+        owner, attribute = _parted(name)
         if kind == "self":
             return f"{self._family(f'{path}:{owner}')}.{attribute}{end}"
-        if kind == "of":
-            made = self._name(path, owner)
-            return f"{self._family(made)}.{attribute}{end}" if made else ""
-        home = self._home(path, owner, attribute)
-        return f"{home}:{attribute}{end}" if home is not None else ""
+        if kind == "from" and (home := self._home(path, owner, attribute)) is not None:
+            return f"{home[0]}:{home[1]}{end}"
+        # A method of a class: `Config.device()`, also of one that is imported with its module.
+        made = self._name(path, owner if kind == "of" else f"from:{owner}" if "." in owner.strip(".") else "")
+        return f"{self._family(made)}.{attribute}{end}" if made else ""
 
-    def _home(self, path: Path, module: str, name: str) -> Path | None:
-        """The file that defines a name which another imports from its module or its package."""
-        homes, named = self._homes.get(name, []), self._files_of(path, module)
-        found = [home for home in named if home in homes or not self._facts[home].defines]
+    def _home(self, path: Path, module: str, name: str) -> tuple[Path, str] | None:
+        """The file that defines a name which another imports from its module or its package, and the name."""
+        found = self._givers(path, module, name, _FEW_STEPS)
         if len(found) > 1:
-            found = [home for home in found if home.parent == path.parent]
+            found = {one for one in found if one[0].parent == path.parent}
         elif not found and (package := _parts(path, module)[:1]):  # the package gives it on
-            found = [home for home in homes if package[0] in home.parts]
-        return found[0] if len(found) == 1 else None
+            found = {(home, name) for home in self._homes.get(name, ()) if package[0] in home.parts}
+        return found.pop() if len(found) == 1 else None
+
+    def _givers(self, path: Path, module: str, name: str, steps: int) -> set[tuple[Path, str]]:
+        """The files that define a name of a module, which may import it from another, with its name there."""
+        found: set[tuple[Path, str]] = set()
+        for home in self._files_of(path, module) if steps else ():
+            known = self._facts[home].outline
+            if name in known.defines or known == Outline():
+                found.add((home, name))
+            elif name in known.names:
+                found |= self._givers(home, *_parted(known.names[name]), steps - 1)
+            else:
+                found |= {one for star in known.stars for one in self._givers(home, star, name, steps - 1)}
+        return found
 
     def _family(self, name: str) -> str:
         """The class that stands for a class and those that it is related to."""
@@ -172,6 +233,23 @@ class Project:
         for one in way[:-1]:
             self._parents[one] = way[-1]
         return way[-1]
+
+
+def _is_loose(text: str) -> bool:
+    """Whether a symbol is an attribute of any object, which files share that know each other."""
+    return text.startswith("any:")
+
+
+def _first_name(meant: _Known | None) -> str:
+    """The function, class or name of a module in a symbol; ``""`` for an attribute of any object."""
+    name = meant[1] if meant is not None else "any:"
+    return "" if _is_loose(name) else re.split(r"[.(]", name.rpartition(":")[2])[0]
+
+
+def _parted(full: str) -> tuple[str, str]:
+    """The module and the last name of a full name: ``.`` and ``cuda`` of ``.cuda``."""
+    owner, _, name = full.rpartition(".")
+    return (f"{owner}." if full.startswith(".") and not owner.strip(".") else owner), name
 
 
 def _parts(path: Path, module: str) -> tuple[str, ...]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
@@ -12,13 +11,16 @@ from typing import NamedTuple
 import libcst as cst
 from libcst.metadata import GlobalScope
 
-from acclimate_port.dataflow.uses import KEEP_NAME, class_around
-from acclimate_port.source.tree import called_name, dotted, last_name
-from acclimate_port.source_file import SourceFile, kept
+from acclimate_port.dataflow.uses import KEEP_NAME, SETTINGS, class_around
+from acclimate_port.source.outline import Outline
+from acclimate_port.source.tree import called_name, dotted, last_name, string_value
+from acclimate_port.source_file import SourceFile
 
 CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
 _MOST = 40
 """The most expressions that are looked at for where one value comes from."""
+_DEEPEST = 5
+"""The most entries of entries that are looked at for what holds a setting."""
 _NO_PROJECT = re.compile(r"(torch|numpy|os|sys|math|typing|logging|collections|functools|transformers)(\.|$)")
 """Packages that no project defines, so that the names in them need not be looked up."""
 _GIVE_DEFAULT = ("get", "getattr", "pop")
@@ -44,7 +46,8 @@ class Symbol(NamedTuple):
 
     The text begins with how the name is found: ``here:f`` is the file's own, ``from:pkg.mod.f`` is imported,
     ``self:Class.f`` belongs to an object of a class of the file, ``of:`` to one of an imported class, and
-    ``any:f`` to an object of unknown class. ``(name)`` and ``(#1)`` at its end are parameters.
+    ``any:f`` to an object of unknown class, or to options and settings. ``(name)`` and ``(#1)`` at its end
+    are parameters.
     """
 
     kind: Kind
@@ -55,24 +58,19 @@ class Symbol(NamedTuple):
 class Facts:
     """What the other files of a project must know of one."""
 
-    defines: frozenset[str] = frozenset()
-    """The names that the module binds."""
-    imports: frozenset[str] = frozenset()
-    """The modules that it imports, with their dots if they are relative to its own."""
-    bases: frozenset[tuple[str, str]] = frozenset()
-    """Pairs of a class of the file and the text of a base."""
+    outline: Outline = field(default_factory=Outline)
     relies: frozenset[Symbol] = frozenset()
     """What safe edits are right with only if it is ported everywhere."""
     stays: dict[Symbol, int] = field(default_factory=dict)
     """What is read or decided by code that stays, and the line of that code."""
-    implies: frozenset[tuple[Symbol, Symbol]] = frozenset()
+    implies: tuple[tuple[Symbol, Symbol], ...] = ()
     """Pairs of symbols: if the first stays, so does the second."""
 
     def after(self, first: Facts) -> Facts:
         """The facts of a later run over the same file, which finds no longer what the first one edited."""
         stays = {symbol: first.stays.get(symbol, line) for symbol, line in self.stays.items()}
-        relies, implies = self.relies | first.relies, self.implies | first.implies
-        return replace(self, stays=stays, relies=relies, implies=implies)
+        implies = tuple(dict.fromkeys((*self.implies, *first.implies)))
+        return replace(first, stays=stays, relies=self.relies | first.relies, implies=implies)
 
 
 def reference(file: SourceFile, node: cst.CSTNode) -> str:
@@ -89,6 +87,41 @@ def reference(file: SourceFile, node: cst.CSTNode) -> str:
         return f"self:{owner.name.value}.{node.attr.value}" if owner is not None else ""
     owner_text = _class_of(file, node.value)
     return f"of:{owner_text}.{node.attr.value}" if owner_text else f"any:{node.attr.value}"
+
+
+def options(file: SourceFile, node: cst.CSTNode) -> list[str]:
+    """The texts of the symbols of an option or setting: of what reads it, or of what gives it a value.
+
+    ``args.device``, ``opt["device"]``, ``cfg.get("device")``; ``add_argument("--device", default=…)``,
+    ``settings = {"device": …}`` and ``Namespace(device=…)``.
+    """
+    owner, names, at = None, [], file.tree.parent(node)
+    if isinstance(node, (cst.Attribute, cst.Subscript)):
+        owner, names = node.value, [last_name(node)]
+    elif isinstance(node, cst.Call) and called_name(node) in _GIVE_DEFAULT and node.args:
+        is_plain = isinstance(node.func, cst.Name) and len(node.args) > 1
+        owner = node.args[0].value if is_plain else getattr(node.func, "value", None)
+        names = [string_value(node.args[is_plain].value) or ""]
+    elif isinstance(node, cst.Arg) and isinstance(at, cst.Call):
+        word = node.keyword.value if node.keyword is not None else ""
+        if called_name(at) == "add_argument" and word in ("default", "const"):
+            return [f"any:{name}" for name, calls in file.options.items() if at in calls]
+        owner, names = at.func, [word]
+    elif isinstance(node, cst.DictElement):
+        names = [string_value(node.key) or ""]
+        while isinstance(at, (cst.Dict, cst.DictElement)):
+            at = file.tree.parent(at)
+        owner = at.targets[0].target if isinstance(at, cst.Assign) else getattr(at, "target", None)
+    return [f"any:{name}" for name in names if name and is_settings(owner)]
+
+
+def is_settings(node: cst.CSTNode | None) -> bool:
+    """Whether a value, or the class or function that makes one, holds options by its name: ``vars(args)``."""
+    for _ in range(_DEEPEST):
+        if isinstance(node, cst.Call):
+            node = node.args[0].value if called_name(node) in ("vars", "asdict") and node.args else node.func
+        node = node.value if isinstance(node, cst.Subscript) else node
+    return node is not None and SETTINGS.search(last_name(node)) is not None
 
 
 def _class_of(file: SourceFile, node: cst.CSTNode) -> str:
@@ -155,21 +188,28 @@ def sources(file: SourceFile, value: cst.CSTNode) -> list[str]:
             if id(node) not in seen and len(seen) < _MOST:
                 seen.add(id(node))
                 waiting.append(node)
-    return [text for text in dict.fromkeys(found) if text and not text.startswith("any:")]
+    return [text for text in dict.fromkeys(found) if text]
+
+
+def known(file: SourceFile, node: cst.CSTNode) -> list[str]:
+    """The texts of the symbols of a name, an attribute or an option, but not of any object's attribute."""
+    text = reference(file, node)
+    return [text] if text and not text.startswith("any:") else options(file, node)
 
 
 def _source(file: SourceFile, node: cst.CSTNode) -> tuple[list[str], Iterable[cst.CSTNode]]:
     """The symbols of one expression, and the expressions that it gets its value from."""
     if isinstance(node, cst.Name):
         if file.tree.qualified(node) is not None or _is_of_module(file, node):
-            return [reference(file, node)], []
+            return known(file, node), []
         bound = [one.node for one in file.tree.assignments(node)]
         texts = [text for one in bound if isinstance(one, cst.Param) for text in of_parameter(file, one)]
         return texts, [one for one in file.bound_values(node) if one is not None]
     if isinstance(node, cst.Attribute):
         if node.attr.value == "type":
             return [], [node.value]
-        return [reference(file, node)], _given_to_self(file).get(dotted(node), ())
+        held = file.values.given_to_attributes.get(dotted(node), []) if dotted(node.value) == "self" else []
+        return known(file, node), filter(None, held)
     if isinstance(node, cst.Call):
         name, receiver = called_name(node), node.func
         given = [one.value for one in node.args]
@@ -178,79 +218,28 @@ def _source(file: SourceFile, node: cst.CSTNode) -> tuple[list[str], Iterable[cs
         if isinstance(receiver, cst.Attribute) and name in KEEP_NAME:
             return [], [receiver.value]
         if name in _GIVE_DEFAULT and len(given) > 1:
-            return [], given[-1:]
-        is_name = isinstance(receiver, (cst.Name, cst.Attribute))
-        return [reference(file, receiver)] if is_name else [], [
-            one.value for one in file.returns(node) if one.value is not None
-        ]
+            return options(file, node), given[-1:]
+        returned = (one.value for one in file.returns(node))
+        return options(file, node) or known(file, receiver), filter(None, returned)
     if isinstance(node, cst.IfExp):
         return [], [node.body, node.orelse]
     if isinstance(node, cst.BooleanOperation):
         return [], [node.left, node.right]
-    return [], [node.value] if isinstance(node, (cst.NamedExpr, cst.Subscript)) else []
-
-
-@kept
-def _given_to_self(file: SourceFile) -> dict[str, list[cst.CSTNode]]:
-    """The values that the file assigns to each attribute of ``self``."""
-    found: dict[str, list[cst.CSTNode]] = defaultdict(list)
-    for assign in file.tree.of_type(cst.Assign):
-        for target in assign.targets:
-            if (text := dotted(target.target)).startswith("self."):
-                found[text].append(assign.value)
-    return found
-
-
-def defined(file: SourceFile) -> Iterator[str]:
-    """The names that the module binds, other than by imports."""
-    for statement in file.tree.module.body:
-        yield from _bound_by(statement)
-
-
-def _bound_by(statement: cst.CSTNode) -> Iterator[str]:
-    if isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
-        yield statement.name.value
-    elif isinstance(statement, cst.SimpleStatementLine):
-        for small in statement.body:
-            targets = small.targets if isinstance(small, cst.Assign) else ()
-            yield from (target.target.value for target in targets if isinstance(target.target, cst.Name))
-            if isinstance(small, cst.AnnAssign) and isinstance(small.target, cst.Name):
-                yield small.target.value
-    elif isinstance(statement, (cst.If, cst.Try, cst.Else, cst.IndentedBlock, cst.With, cst.ExceptHandler)):
-        for child in statement.children:
-            yield from _bound_by(child)
-
-
-def imported(file: SourceFile) -> Iterator[str]:
-    """The modules that the file imports, and the names that it imports from them: they may be modules too."""
-    for statement in file.tree.imports:
-        if isinstance(statement, cst.Import):
-            yield from (dotted(alias.name) for alias in statement.names)
-            continue
-        module = "." * len(statement.relative) + dotted(statement.module)
-        yield module
-        names = () if isinstance(statement.names, cst.ImportStar) else statement.names
-        yield from (f"{module}{'' if module.endswith('.') else '.'}{dotted(one.name)}" for one in names)
-
-
-def bases(file: SourceFile) -> Iterator[tuple[str, str]]:
-    """The classes of the file with the texts of their bases."""
-    for owner in file.tree.of_type(cst.ClassDef):
-        for base in owner.bases:
-            if isinstance(base.value, (cst.Name, cst.Attribute)) and (text := reference(file, base.value)):
-                yield owner.name.value, text
+    if isinstance(node, cst.Subscript):
+        return options(file, node), [node.value]
+    return [], [node.value] if isinstance(node, cst.NamedExpr) else []
 
 
 def holder_text(file: SourceFile, holder: cst.CSTNode) -> list[str]:
     """The texts of the symbols of what holds a value: a name, an attribute, a function or an argument."""
     if isinstance(holder, cst.Arg):
-        return [of_argument(file, holder)]
+        return [of_argument(file, holder), *options(file, holder)]
     if isinstance(holder, cst.Name):
         function = file.tree.parent(holder)
         if isinstance(function, cst.FunctionDef) and function.name is holder:
             return [of_function(file, function)]
-        return [reference(file, holder)]
+        return [reference(file, holder), *options(file, holder)]
     if isinstance(holder, cst.Attribute):
         text = reference(file, holder)
         return [text] if text.startswith("from:") else [text, f"any:{last_name(holder)}"]
-    return []
+    return options(file, holder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -18,14 +19,17 @@ from acclimate_port.decisions.symbols import Facts, Symbol
 from acclimate_port.engine import Settings, Site, Status, may_concern, port_text
 from acclimate_port.files.notebook import Notebook
 from acclimate_port.files.text_files import Content, UnreadableError, decode, read, write, yaml_lines
+from acclimate_port.source.outline import outline
 from acclimate_port.source.survey import Survey, survey
 from acclimate_port.source.tree import parse_as_python
 
 _FEW_FILES = 4
-_MOST_ROUNDS = 4
+_PROGRAMS = (".py", ".ipynb")
+_MOST_ROUNDS = 10
 """How often files are ported again because of what stays in others."""
 _DEEPEST = 5_000
 _TOO_DEEP = "its expressions are nested too deeply"
+_WORD = re.compile(rb"[A-Za-z_]\w*")
 _BUILD_SCRIPTS = ("setup.py", "setup_cuda.py")
 _PROJECT_FILES = ("setup.py", "setup.cfg", "pyproject.toml")
 _BUILD_TOOLS = ("setuptools", "torch.utils.cpp_extension", "distutils")
@@ -106,9 +110,21 @@ def _port_again(
 ) -> None:
     """Ports those files again whose edits rely on code of others that stays, until no more are found."""
     doubts: dict[Path, dict[Symbol, str]] = {}
+    if not any(result.facts.relies for result in results.values()):
+        return
+    others = {
+        path: Facts(outline(_bytes(path))) for path in paths if path not in results and path.suffix == ".py"
+    }
+
+    def project() -> Project:
+        known = {path: one.facts for path, one in results.items() if path.suffix in _PROGRAMS}
+        return Project({**known, **others})
+
+    between = project().between(_words)
+    asked = replace(settings, concerns_all=True)
+    others |= {one.path: one.facts for one in _port_each(dict.fromkeys(between, asked), jobs)}
     for _ in range(_MOST_ROUNDS):
-        known = {path: results[path].facts if path in results else Facts() for path in paths}
-        found = Project(known).doubts()
+        found = project().doubts()
         if not found:
             return
         for path, own in found.items():
@@ -116,6 +132,18 @@ def _port_again(
         waiting = {path: replace(settings, elsewhere=doubts[path]) for path in found}
         for result in _port_each(waiting, jobs):
             results[result.path] = result
+
+
+def _bytes(path: Path) -> bytes:
+    """What a file holds; nothing, if it cannot be read any more."""
+    try:
+        return read(path)
+    except (OSError, UnreadableError):
+        return b""
+
+
+def _words(path: Path) -> set[str]:
+    return {word.decode() for word in _WORD.findall(_bytes(path))}
 
 
 def _port_each(settings_of: Mapping[Path, Settings], jobs: int) -> Iterator[FileResult]:
@@ -182,7 +210,7 @@ def port_file(path: Path, settings: Settings) -> FileResult:
     gc.disable()
     try:
         data = read(path)
-        if not may_concern(data):
+        if not (may_concern(data) or settings.concerns_all):
             return FileResult(path)
         content = decode(data)
         return replace(_ported(path, content.text, settings), content=content)
@@ -258,7 +286,7 @@ def _ported(path: Path, text: str, settings: Settings) -> FileResult:
     ported = port_text(notebook.source, settings)
     sites = tuple(_in_cell(notebook, site) for site in ported.sites)
     after = text if ported.text == notebook.source else notebook.with_source(ported.text)
-    return FileResult(path, text, after, sites)
+    return FileResult(path, text, after, sites, facts=ported.facts)
 
 
 def _is_build_script(path: Path, text: str) -> bool:

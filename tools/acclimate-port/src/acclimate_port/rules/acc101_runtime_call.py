@@ -15,7 +15,7 @@ from acclimate_port.conditions.cuda_only import (
     reason_to_keep,
     reports_cuda,
 )
-from acclimate_port.conditions.device_counts import ends_without, must_not_be_zero
+from acclimate_port.conditions.device_counts import must_not_be_zero
 from acclimate_port.conditions.host_answers import asks_for_none, asks_for_several, needs_streams, other_kinds
 from acclimate_port.conditions.host_memory import MAY_BE_HOSTS, may_be_of_host
 from acclimate_port.conditions.proofs import names_cuda
@@ -153,14 +153,13 @@ Most functions of `torch.cuda` exist on every accelerator under the same name. `
 same arguments. torch has some in `torch.accelerator`, a few of them renamed, and others in the device's module.
 `torch.accelerator` raises on a CPU-only machine, so `--to torch` adds a test around a call that has none. Functions
 that MPS lacks in torch, such as memory statistics, are not called there. `torch.accelerator.device_count()` is 0 on a
-CPU-only machine, so a count that sets the number of processes, or is a divisor, becomes at least 1. A test that ends
-the program without a device calls the device's module instead, which the CPU has too.
+CPU-only machine, so a count that sets the number of processes, or is a divisor, becomes at least 1.
 
-`get_accelerator().is_available()` is also true on a CPU-only machine. The rule writes it only if the program would
-otherwise end there, which is unsafe. Any other `torch.cuda.is_available()` becomes
-`get_accelerator().device_name() != "cpu"`, so a program still takes its CPU path, with its own precision, options and
-kernels. The same holds for `device_count()`, which is 0 there. A test that controls the use of a package for NVIDIA GPUs
-is left, also if other files import the package by its result, and so is one of several flags, such as `is_cuda_available` beside `is_npu_available`. `is_bf16_supported()`
+`get_accelerator().is_available()` is also true on a CPU-only machine, so `torch.cuda.is_available()` becomes
+`get_accelerator().device_name() != "cpu"`. A program still takes its CPU path, with its own precision, options and
+kernels, and one that asserts CUDA still ends there. The same holds for `device_count()`, which is 0 there. A test that
+controls the use of a package for NVIDIA GPUs is left, also if other files import the package by its result, and so is one of
+several flags, such as `is_cuda_available` beside `is_npu_available`. `is_bf16_supported()`
 becomes `is_bf16_supported(including_emulation=True)`: by default torch counts GPUs that emulate bfloat16, and acclimate
 does not. It is unsafe unless `is_available()` stands beside it: the result is `True` on a CPU, where `torch.cuda`
 returns `False`. A test whose branch loads a checkpoint without a device is unsafe.
@@ -256,7 +255,7 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
             stays = "the program has another flag for other devices beside it"
         if stays:
             return self.left(file, node, stays, claims)
-        if name == "is_available" and not ends_without(file, node):
+        if name == "is_available":
             kinds = other_kinds(file, node)
             if kinds or isinstance(file.target, AcclimateTarget):
                 return self._not_on_a_host(file, node, kinds)
@@ -285,10 +284,7 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         before = Span(file.span(node).start, function.start)
         kept: tuple[Part, ...] = (before,) if before.start != before.end else ()
         if isinstance(file.target, TorchTarget):
-            if name in ("is_available", "device_count") and ends_without(file, node):
-                # torch.cpu.is_available() is true and its device count 1; torch.accelerator would end the program.
-                spelling = dataclasses.replace(spelling, text=f"{file.target.module}.{name}")
-            elif name == "device_count" and not file.is_guarded(node) and must_not_be_zero(file, node):
+            if name == "device_count" and not file.is_guarded(node) and must_not_be_zero(file, node):
                 return self.becomes(file, node, f"max(1, {spelling.text}())", claims=claims)
             asked = _property_read(file, node, name)
             if asked is not None:
@@ -350,10 +346,10 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
     def _count(self, file: SourceFile, node: cst.Call, target: AcclimateTarget) -> Finding | None:
         """A device count; acclimate counts at least one device on a CPU-only machine, torch.cuda none.
 
-        ``None``: the program starts a process for each device, ends without one, or has tested for one.
+        ``None``: the program starts a process for each device, or has tested for one.
         """
         quote, kind = file.quote(node), target.device_type
-        if ends_without(file, node) or file.is_guarded(node) or must_not_be_zero(file, node):
+        if file.is_guarded(node) or must_not_be_zero(file, node):
             return None
         asked = asks_for_none(file, node)
         if asked is not None:

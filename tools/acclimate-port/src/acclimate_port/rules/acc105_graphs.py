@@ -10,6 +10,8 @@ from acclimate_port.rules.base import Example, Finding, Rule, cuda_name
 from acclimate_port.source.tree import has_unpacking, positional
 from acclimate_port.source_file import SourceFile
 
+_OF_CUDA = {"capture_begin", "capture_end", "raw_cuda_graph", "register_generator_state"}
+
 
 class Graphs(Rule[cst.Call]):
     """CUDA graphs."""
@@ -41,6 +43,8 @@ again. `--to torch` leaves the code: not every torch release from 2.10 on has gr
                 "torch has no graph for every device; acclimate has one (--to acclimate)",
                 (node.func,),
             )
+        if used := sorted(_OF_CUDA & file.attributes.keys()):
+            return self.left(file, node, f"only CUDA's graphs have `{used[0]}`", (node.func,))
         known = {"CUDAGraph": set(), "graph": {"pool", "stream"}}[name]
         said = {argument.keyword.value for argument in node.args if argument.keyword is not None}
         limit = 3 if name == "graph" else 0

@@ -18,7 +18,8 @@ class CudaImport(Rule[cst.ImportFrom | cst.Import]):
     summary = "an import of `torch.cuda` or from it"
     explanation = """\
 The import of a name from `torch.cuda` is removed if all its uses are ported. It stays in an `__init__.py`, in a
-`try` block, and if `__all__` has the name, as other files may rely on it."""
+`try` block, and if `__all__` has the name, as other files may rely on it. A branch for a torch older than 2.10, and the
+handler of such a `try`, do not matter: `if version >= "1.6": from torch.cuda.amp import autocast`."""
     examples = (
         Example(
             "import torch\nfrom torch.cuda import synchronize, is_available as has_gpu\n\nif has_gpu():\n    synchronize()\n",

@@ -9,8 +9,8 @@ import libcst as cst
 
 from acclimate_port.dataflow.literals import LiteralUse, Role, classify_literal
 from acclimate_port.dataflow.map_location import loadable
-from acclimate_port.dataflow.sinks import parameter_of, takes_device
-from acclimate_port.dataflow.uses import uses_of
+from acclimate_port.dataflow.sinks import takes_device
+from acclimate_port.dataflow.uses import parameter_of, uses_of
 from acclimate_port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate_port.new_code.edits import Part
 from acclimate_port.rules.base import DEVICE, IMPORTS, WITH_HELPER, Example, Finding, Rule, index_of

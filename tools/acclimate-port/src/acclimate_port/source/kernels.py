@@ -41,19 +41,8 @@ class Kernels:
     @cached_property
     def _calls(self) -> list[tuple[Span, str]]:
         """The range and the function's name of each call of a CUDA-only function."""
-        calls = [
-            (node, self._tree.span(node), dotted(node.func))
-            for node in self._tree.of_type(cst.Call)
-            if dotted(node.func)
-        ]
-        calls = [call for call in calls if not self._is_torch(call[0].func)]
-        bound = self._bound
-        native = [
-            (span, name)
-            for node, span, name in calls
-            if self._is_native(node.func)
-            or any(name == imported or name.startswith(f"{imported}.") for imported in bound)
-        ]
+        calls = self._calls_by_name
+        native = [(span, name) for _, span, name in self._of_extensions]
         named = [(span, name) for _, span, name in calls if _is_cuda_function(name)]
         native += [(span, name) for _, span, name in calls if _is_cudnn(name)]
         # A function that calls an extension needs CUDA, and so do its callers, however many calls away. A
@@ -63,6 +52,37 @@ class Kernels:
             count = len(native)
             native = self._with_callers(calls, native)
         return [*native, *self._with_callers(calls, named)]
+
+    @cached_property
+    def _calls_by_name(self) -> list[tuple[cst.Call, Span, str]]:
+        """The calls of functions that have a name and are not torch's, with their places and names."""
+        calls = ((node, dotted(node.func)) for node in self._tree.of_type(cst.Call))
+        found = [(node, self._tree.span(node), name) for node, name in calls if name]
+        return [call for call in found if not self._is_torch(call[0].func)]
+
+    @cached_property
+    def _of_extensions(self) -> list[tuple[cst.Call, Span, str]]:
+        """The calls of functions of compiled extensions, and of packages for NVIDIA GPUs."""
+        bound = self._bound
+        return [
+            call
+            for call in self._calls_by_name
+            if self._is_native(call[0].func)
+            or any(call[2] == imported or call[2].startswith(f"{imported}.") for imported in bound)
+        ]
+
+    @cached_property
+    def callers(self) -> dict[int, str]:
+        """The functions that call an extension in any case, by their identity, and what they call."""
+        found: dict[int, str] = {}
+        for call, _, name in self._of_extensions:
+            for around in self._tree.ancestors(call):
+                if isinstance(around, (cst.If, cst.IfExp, cst.Try, cst.BooleanOperation, cst.Lambda)):
+                    break
+                if isinstance(around, cst.FunctionDef):
+                    found.setdefault(id(around), name)
+                    break
+        return found
 
     def _with_callers(
         self, calls: list[tuple[cst.Call, Span, str]], found: list[tuple[Span, str]]

@@ -37,7 +37,10 @@ _SETS_VISIBLE = re.compile(
 )
 _FORKS = re.compile(rb"""\bos\.fork\(|\b(?:get_context|set_start_method)\(\s*["']fork["']""")
 _ASKS = re.compile(rb"\bcuda\.(?:is_available|device_count)\(")
-_HOLDER = re.compile(rb"(\w+)[ \t]*(?::[^=\n]*)?=(?!=)[^=]*$")
+_HOLDER = re.compile(rb"(\w+)(?:[\"']\])?[ \t]*(?::[^=\n]*)?=(?!=)[^=]*$")
+_OPTION = re.compile(
+    rb"""[\s\S]*add_argument\(\s*(?:["']-\w["'],\s*)?["']-*([\w-]+)["'][^()]*default\s*=[^=]*$"""
+)
 _RETURNS = re.compile(rb"\breturn\b[^\n]*$")
 _FUNCTION_NAME = re.compile(rb"def[ \t]+(\w+)")
 _SET_IN_BRANCH = re.compile(rb"[^\n]*:[ \t]*\n[ \t]+[\w.]*\b(\w+)[ \t]*=[ \t]*True\b")
@@ -157,6 +160,8 @@ def _flags(source: bytes) -> Iterator[str]:
         before = source[max(asked.start() - _NEAR, 0) : asked.start()]
         if found := _HOLDER.search(before):
             yield found[1].decode()
+        if option := _OPTION.match(before):
+            yield option[1].decode().replace("-", "_")
         if _RETURNS.search(before):
             function = _FUNCTION_NAME.match(source, max(source.rfind(b"def ", 0, asked.start()), 0))
             yield from [function[1].decode()] if function is not None else []

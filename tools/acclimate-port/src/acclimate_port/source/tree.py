@@ -34,6 +34,16 @@ _IS_NODE: dict[type, bool] = {}
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
+_VERSION = re.compile(r"torch\.__version__|torch_?version|is_torch_(greater|less)|\btorch_\d", re.IGNORECASE)
+_FEATURE = re.compile(
+    r"hasattr\(\s*torch[\w.]*,\s*[\"'](accelerator|autocast|GradScaler|amp|custom_fwd|custom_bwd|get_device_module)[\"']"
+)
+_NUMBER = re.compile(r"\b(?:torch_)?(\d+)[._](\d+)", re.IGNORECASE)
+_OLDEST = (2, 10)
+"""The oldest torch that ported code runs with."""
+_IN_ANY_TORCH = re.compile(r"torch(\.cuda)?(\.amp)?$")
+
+
 class Span(NamedTuple):
     """A range of bytes."""
 
@@ -228,6 +238,8 @@ class Tree:
         self.newline = self.module.default_newline
         self.indent = self.module.default_indent
         self._qualified: dict[int, str | None] = {}
+        self._of_names: dict[tuple[int, str], set[str | None]] = {}
+        """What names mean, by the identity of the scope and the name."""
         self._bindings: dict[int, Binding] = {}
         """By the identity of one of the assignments."""
         self._looked_up: dict[tuple[int, str], Binding] = {}
@@ -344,6 +356,14 @@ class Tree:
                 return around
         return None
 
+    @cached_property
+    def returns(self) -> dict[int, list[cst.Return]]:
+        """The ``return`` statements by the identity of the function that they are in."""
+        found: dict[int, list[cst.Return]] = defaultdict(list)
+        for one in self.of_type(cst.Return):
+            found[id(self.function(one))].append(one)
+        return found
+
     def earlier_statements(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         """The statements before a node in the blocks around it, within its function or class."""
         for below, around in self.upwards(node):
@@ -419,30 +439,67 @@ class Tree:
         }
 
     def _meanings(self, name: cst.Name) -> set[str | None]:
-        if name.value not in self._imported:
-            return set()
-        scope = self.scope(name)
+        scope = self.scope(name) if name.value in self._imported else None
         if scope is None:
             return set()
-        assignments = [
-            found for found in scope[name.value] if isinstance(found, Assignment | ImportAssignment)
-        ]
+        key = (id(scope), name.value)
+        if key not in self._of_names:
+            self._of_names[key] = self._meanings_in(scope, name.value)
+        return self._of_names[key]
+
+    def _meanings_in(self, scope: Scope, name: str) -> set[str | None]:
+        assignments = [found for found in scope[name] if isinstance(found, Assignment | ImportAssignment)]
         if not assignments:
             # A notebook, or `from x import *`: torch is still torch.
-            return {name.value} if name.value in ("torch", "os") else set()
+            return {name} if name in ("torch", "os") else set()
+        if len(assignments) > 1:
+            assignments = [one for one in assignments if not self.is_for_older_torch(one.node)] or assignments
         meanings: set[str | None] = set()
         for assignment in assignments:
-            found = assignment.get_qualified_names_for(name.value)
             meanings |= {
-                meaning.name if meaning.source is QualifiedNameSource.IMPORT else None for meaning in found
+                meaning.name if meaning.source is QualifiedNameSource.IMPORT else None
+                for meaning in assignment.get_qualified_names_for(name)
             }
-        given = any(
-            isinstance(assignment, Assignment) and isinstance(assignment.node, cst.Param)
-            for assignment in assignments
-        )
-        if name.value == "torch" and None in meanings and not given:
-            return {"torch"}  # a lazy loader's object, or `None` after a failed import
+        if name == "torch" and None in meanings:
+            return {"torch"}  # a lazy loader's object, a parameter, or `None` after a failed import
         return meanings
+
+    def is_for_older_torch(self, node: cst.CSTNode) -> bool:
+        """Whether a node is in a branch for a torch without something: the other one of ``version >= "2.4"``.
+
+        It may also be what replaces a name that cannot be imported: ``except ImportError: autocast = None``.
+        """
+        for below, around in self.upwards(node):
+            if isinstance(around, (cst.If, cst.IfExp)) and below is not around.test:
+                is_newer = self._is_newer(around.test)
+                if is_newer is not None:
+                    return (below is around.body) != is_newer
+            if isinstance(around, cst.Try) and isinstance(below, cst.ExceptHandler):
+                lines = [one.body for one in around.body.body if isinstance(one, cst.SimpleStatementLine)]
+                imports = [one for line in lines for one in line if not isinstance(one, cst.Assign)]
+                if len(lines) == len(around.body.body) and imports and all(map(_is_of_any_torch, imports)):
+                    return True
+        return False
+
+    def _is_newer(self, test: cst.BaseExpression) -> bool | None:
+        """Whether a test of torch's version is true for a newer torch; ``None`` if it is no such test."""
+        text = self.source(test)
+        if not _VERSION.search(text) and not _FEATURE.search(text):
+            return None
+        if (number := _NUMBER.search(text)) and (int(number[1]), int(number[2])) > _OLDEST:
+            return None
+        if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+            is_newer = self._is_newer(test.expression)
+            return None if is_newer is None else not is_newer
+        if isinstance(test, cst.Comparison) and len(test.comparisons) == 1:
+            operator = test.comparisons[0].operator
+            is_first = _VERSION.search(self.source(test.left)) is not None
+            if isinstance(operator, (cst.GreaterThan, cst.GreaterThanEqual)):
+                return is_first
+            return not is_first if isinstance(operator, (cst.LessThan, cst.LessThanEqual)) else None
+        if isinstance(test, cst.Call):
+            return not any((string_value(argument.value) or "").startswith("<") for argument in test.args)
+        return True if isinstance(test, cst.Name) else None  # `TORCH_2_4`
 
     def binding(self, name: cst.Name) -> Binding:
         """What binds and reads a name in the scope where it is looked up; the same object for each use."""
@@ -518,8 +575,8 @@ class Tree:
         return {node.value for node in self.of_type(cst.Name)}
 
 
-def parse_as_python(text: str) -> None:
-    """Parses a text with this Python's own parser, without its warnings.
+def parse_as_python(text: str | bytes) -> ast.Module:
+    """The tree of a text by this Python's own parser, without its warnings.
 
     Raises:
         SyntaxError, ValueError: it is not this Python's source.
@@ -527,7 +584,13 @@ def parse_as_python(text: str) -> None:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ast.parse(text)
+        return ast.parse(text)
+
+
+def _is_of_any_torch(statement: cst.CSTNode) -> bool:
+    """Whether a statement imports something of mixed precision, which each torch has."""
+    module = dotted(statement.module) if isinstance(statement, cst.ImportFrom) else ""
+    return not getattr(statement, "relative", ()) and _IN_ANY_TORCH.match(module) is not None
 
 
 def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
@@ -604,6 +667,12 @@ def parts_of_imported_names(statement: cst.Import | cst.ImportFrom) -> list[str]
         held = [] if isinstance(statement.names, cst.ImportStar) else statement.names
         names = [dotted(statement.module), *(dotted(alias.name) for alias in held)]
     return [part for name in names for part in name.split(".")]
+
+
+def base_names(definition: cst.ClassDef) -> list[str]:
+    """The last names of the bases of a class: ``Base`` of ``class A(mod.Base[int])``."""
+    bases = [one.value for one in definition.bases]
+    return [last_name(one.value if isinstance(one, cst.Subscript) else one) for one in bases]
 
 
 def called_name(call: cst.Call) -> str | None:

@@ -76,6 +76,8 @@ _MODULE_METHODS = {
     *("cuda", "to", "train", "eval", "half", "float", "double", "bfloat16", "requires_grad_", "cpu")
 }
 _OF_MODULES_ALONE = ({"parameters"}, {"named_parameters"}, {"load_state_dict", "eval"})
+_OF_TENSORS = {"size", "shape", "dim", "ndim", "view", "new_zeros", "new_ones", "new", "dtype", "unsqueeze"}
+"""What tensors have, and modules have not."""
 _MAKES_MODULE = re.compile(
     r"torchaudio\.transforms\.[A-Z]\w*$|torchvision\.models\.([a-z_0-9]+\.)*(?!get_|list_|\w+_Weights)\w+$"
 )
@@ -212,8 +214,11 @@ class Values:
         finally:
             self._open.discard(name.value)
         found = [value for value in found if value.kind is not Kind.SAME]
-        if any(value.kind is Kind.UNKNOWN for value in found) and self._is_used_as_module(name):
-            return Value(Kind.MODULE)
+        if (
+            any(value.kind is Kind.UNKNOWN for value in found)
+            and (kind := self._kind_by_use(name)) is not None
+        ):
+            return Value(kind)
         known = {value.kind for value in found}
         if len(known) == 1 and Kind.UNKNOWN not in known:
             return Value(known.pop(), all(value.certain for value in found))
@@ -296,11 +301,13 @@ class Values:
         element = held.slice[0].slice
         return isinstance(element, cst.Index) and self._tree.qualified(element.value) == "torch.Tensor"
 
-    def _is_used_as_module(self, name: cst.Name) -> bool:
-        """Whether the file calls methods of what a name holds that only modules have, alone or together."""
+    def _kind_by_use(self, name: cst.Name) -> Kind | None:
+        """The kind that alone has the attributes of what a name holds, if the file reads such."""
         parents = (self._tree.parent(use) for use in self._tree.reads(name))
         used = {parent.attr.value for parent in parents if isinstance(parent, cst.Attribute)}
-        return any(used >= methods for methods in _OF_MODULES_ALONE)
+        if "is_cuda" in used and used & _OF_TENSORS:
+            return Kind.TENSOR
+        return Kind.MODULE if any(used >= methods for methods in _OF_MODULES_ALONE) else None
 
     def _of_annotation(self, annotation: cst.Annotation | None) -> Value:
         if annotation is None:
@@ -326,8 +333,8 @@ class Values:
         text = dotted(node)
         if text in self._open:
             return Value(Kind.SAME)
-        if text.startswith("self.") and text in self._given_to_attributes:
-            return self._of_values(text, self._given_to_attributes[text]) or guess_by_name(node.attr.value)
+        if text.startswith("self.") and text in self.given_to_attributes:
+            return self._of_values(text, self.given_to_attributes[text]) or guess_by_name(node.attr.value)
         return guess_by_name(node.attr.value)
 
     def _of_values(self, text: str, values: list[cst.BaseExpression | None]) -> Value | None:
@@ -346,7 +353,7 @@ class Values:
         return self._of_attributes[text]
 
     @cached_property
-    def _given_to_attributes(self) -> dict[str, list[cst.BaseExpression | None]]:
+    def given_to_attributes(self) -> dict[str, list[cst.BaseExpression | None]]:
         """What the file assigns to each attribute; ``None`` for a part of something."""
         found: dict[str, list[cst.BaseExpression | None]] = defaultdict(list)
         for node in self._tree.of_type(cst.Attribute):
@@ -396,8 +403,12 @@ class Values:
                 return Value(Kind.NUMBER)
             if call.func.value in ("str", "repr"):
                 return Value(Kind.STRING)
-            return self.instance_of(call.func.value)
+            made = self.instance_of(call.func.value)
+            return made if made is not UNKNOWN else self._of_result(call.func, depth)
         if isinstance(call.func, cst.Attribute):
+            made = self._of_result(call.func, depth) if dotted(call.func.value) == "self" else UNKNOWN
+            if made is not UNKNOWN:
+                return made
             if last in ("current_device", "device_count", "get_rank", "get_world_size"):
                 return Value(Kind.NUMBER, certain=last in ("current_device", "device_count"))
             if last in ("device_name", "current_device_name"):
@@ -413,6 +424,30 @@ class Values:
                 if last == "contiguous" and not call.args:
                     return Value(Kind.TENSOR)
         return UNKNOWN
+
+    def _of_result(self, called: cst.Name | cst.Attribute, depth: int) -> Value:
+        """The tensor or module that a function of the file, or a method of the class, gives in any case."""
+        if isinstance(called, cst.Name):
+            functions = [one.node for one in self._tree.assignments(called)]
+        else:
+            owner = self._tree.around(called, cst.ClassDef)
+            functions = (
+                [one for one in owner.body.body if _is_method(one, called.attr.value)] if owner else []
+            )
+        if len(functions) != 1 or not isinstance(functions[0], cst.FunctionDef) or functions[0].asynchronous:
+            return UNKNOWN
+        key = f"{id(functions[0])}()"
+        if key in self._open:
+            return Value(Kind.SAME)
+        self._open.add(key)
+        try:
+            given = [one.value for one in self._tree.returns[id(functions[0])]]
+            found = [UNKNOWN if value is None else self.of(value, depth - 1) for value in given]
+        finally:
+            self._open.discard(key)
+        kinds = {value.kind for value in found if value.kind is not Kind.SAME}
+        is_known = kinds in ({Kind.TENSOR}, {Kind.MODULE}) and all(one.certain for one in found)
+        return Value(kinds.pop()) if is_known and not functions[0].decorators else UNKNOWN
 
     def instance_of(self, name: str) -> Value:
         """The kind of the objects of a class of the file."""
@@ -466,3 +501,7 @@ def methods(node: cst.ClassDef) -> set[str]:
 def _base_names(node: cst.ClassDef) -> set[str]:
     """The bases of a class that are plain names."""
     return {base.value.value for base in node.bases if isinstance(base.value, cst.Name)}
+
+
+def _is_method(statement: cst.CSTNode, name: str) -> bool:
+    return isinstance(statement, cst.FunctionDef) and statement.name.value == name

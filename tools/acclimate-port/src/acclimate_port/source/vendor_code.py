@@ -48,8 +48,8 @@ class VendorCode:
         if self._replacing and any(ancestor in self._replacing for ancestor in around):
             return "the test replaces names of torch.cuda"
         for holder in around:
-            if isinstance(holder, cst.FunctionDef) and holder in self._of_runtimes:
-                return f"the function uses {self._of_runtimes[holder]}, which only NVIDIA GPUs have"
+            if isinstance(holder, cst.FunctionDef) and holder in self.of_runtimes:
+                return f"the function uses {self.of_runtimes[holder]}, which only NVIDIA GPUs have"
         if (_NUMBERED.match(string_value(node) or "") or isinstance(node, cst.Call)) and any(
             ancestor in self._only_comparing for ancestor in around
         ):
@@ -112,7 +112,7 @@ class VendorCode:
         return found
 
     @cached_property
-    def _of_runtimes(self) -> dict[cst.CSTNode, str]:
+    def of_runtimes(self) -> dict[cst.CSTNode, str]:
         """The functions that use a runtime of NVIDIA GPUs, with the runtime's name."""
         used = {first for first in (name.partition(".")[0] for name in self._imports) if first in RUNTIMES}
         found: dict[cst.CSTNode, str] = {}

@@ -1,0 +1,108 @@
+"""What a file defines and imports, and the bases of its classes, by Python's own parser."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from acclimate_port.source.tree import parse_as_python
+
+_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+_OWN_NAMES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The names of a file that others use, and the other files that it uses."""
+
+    defines: frozenset[str] = frozenset()
+    """The names that the module binds, other than by imports."""
+    imports: frozenset[str] = frozenset()
+    """The modules that it imports, with their dots if they are relative, and the names imported from them."""
+    names: dict[str, str] = field(default_factory=dict)
+    """The full name of each name that an import binds."""
+    stars: tuple[str, ...] = ()
+    """The modules of which it imports all names."""
+    bases: frozenset[tuple[str, str]] = frozenset()
+    """Pairs of a class of the file and the text of a base: ``here:Base``, ``from:pkg.mod.Base``."""
+
+
+def outline(source: str | bytes) -> Outline:
+    """The outline of a file; an empty one if this Python cannot parse it."""
+    try:
+        module = parse_as_python(source)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return Outline()
+    names: dict[str, str] = {}
+    modules: set[str] = set()
+    stars: list[str] = []
+    classes: list[ast.ClassDef] = []
+    for statement in _statements(module):
+        if isinstance(statement, ast.ClassDef):
+            classes.append(statement)
+        elif isinstance(statement, ast.Import):
+            modules |= {alias.name for alias in statement.names}
+            for alias in statement.names:
+                first = alias.name.partition(".")[0]
+                names[alias.asname or first] = alias.name if alias.asname is not None else first
+        elif isinstance(statement, ast.ImportFrom):
+            start = "." * statement.level + (statement.module or "")
+            modules.add(start)
+            for alias in statement.names:
+                if alias.name == "*":
+                    stars.append(start)
+                else:
+                    names[alias.asname or alias.name] = (
+                        f"{start}{'' if start.endswith('.') else '.'}{alias.name}"
+                    )
+    bases = ((one.name, _text(base, names)) for one in classes for base in one.bases)
+    defines = (name for statement in _of_module(module) for name in _bound_by(statement))
+    return Outline(
+        frozenset(defines),
+        frozenset((*modules, *names.values())),
+        names,
+        tuple(stars),
+        frozenset(pair for pair in bases if pair[1]),
+    )
+
+
+def _statements(block: ast.AST) -> Iterator[ast.AST]:
+    """All statements in a block, also those in functions and classes."""
+    waiting = [block]
+    while waiting:
+        at = waiting.pop()
+        yield at
+        for name in _BLOCKS:
+            held = getattr(at, name, ())
+            waiting += held if isinstance(held, list) else ()
+
+
+def _of_module(block: ast.AST) -> Iterator[ast.AST]:
+    """The statements that the module itself runs."""
+    waiting = [block]
+    while waiting:
+        at = waiting.pop()
+        yield at
+        for name in _BLOCKS if not isinstance(at, _OWN_NAMES) else ():
+            waiting += getattr(at, name, ())
+
+
+def _bound_by(statement: ast.AST) -> Iterator[str]:
+    if isinstance(statement, _OWN_NAMES):
+        yield statement.name
+    elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+def _text(base: ast.expr, imported: dict[str, str]) -> str:
+    """The text of the symbol of a base, without the types that it is given: ``Base[str]``."""
+    if isinstance(base, ast.Subscript):
+        return _text(base.value, imported)
+    if isinstance(base, ast.Attribute):
+        owner = _text(base.value, imported)
+        return f"{owner}.{base.attr}" if owner.startswith("from:") else ""
+    if not isinstance(base, ast.Name):
+        return ""
+    return f"from:{imported[base.id]}" if base.id in imported else f"here:{base.id}"

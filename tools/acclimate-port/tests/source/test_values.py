@@ -1,0 +1,46 @@
+"""The kinds of the values of a file: what its functions and methods give."""
+
+from __future__ import annotations
+
+import pytest
+
+from acclimate_port.engine import Settings, Status, port_text
+from porting import BOTH
+
+METHODS = {
+    "return torch.nn.NLLLoss()": True,
+    "if self.fp16:\n            return torch.nn.CrossEntropyLoss()\n        return torch.nn.NLLLoss()": True,
+    "return torch.zeros(2).long()": True,
+    "if self.fp16:\n            return None\n        return torch.nn.NLLLoss()": False,
+    "return self.other()": False,
+    "return self.make()": False,
+    "yield torch.zeros(2)": False,
+}
+
+
+@BOTH
+@pytest.mark.parametrize("body", METHODS)
+def test_what_a_method_gives_in_any_case_is_moved(body: str, target: str) -> None:
+    source = (
+        f"import torch\n\n\nclass Agent:\n    def make(self):\n        {body}\n\n"
+        "    def __init__(self):\n        self.loss = self.make()\n        self.loss.cuda()\n"
+    )
+    ported = port_text(source, Settings(target))
+    found = next(site for site in ported.sites if site.text == "self.loss.cuda()")
+    assert (found.status is Status.CONVERTED) == METHODS[body]
+
+
+@BOTH
+def test_what_a_function_gives_in_any_case_is_moved(target: str) -> None:
+    source = "import torch\n\n\ndef make():\n    return torch.nn.Linear(1, 1)\n\n\ndef f():\n    return make().cuda()\n"
+    assert ".cuda()" not in port_text(source, Settings(target)).text
+
+
+@BOTH
+def test_what_has_a_size_and_is_asked_for_cuda_is_a_tensor(target: str) -> None:
+    source = "import torch\n\n\ndef f(x, grid):\n    n = x.size(0)\n    return n, x.cuda() if not x.is_cuda else x\n"
+    ported = port_text(source, Settings(target))
+    assert (
+        next(site for site in ported.sites if site.text == "x.cuda()").reason
+        != "it may be neither a tensor nor a module"
+    )
