@@ -13,6 +13,7 @@ import libcst as cst
 
 from acclimate_port.conditions.branches import where_true
 from acclimate_port.conditions.proofs import inside
+from acclimate_port.conditions.skips import skipped
 from acclimate_port.decisions.across import Across
 from acclimate_port.decisions.by_place import by_place
 from acclimate_port.decisions.decide import decide
@@ -248,7 +249,9 @@ def _alone(file: SourceFile, finding: Finding, settings: Settings) -> Decision:
     if finding.outcome is Outcome.EXEMPT:
         return Decision(finding, Status.EXEMPT, True, reason, hidden)
     hidden = hidden or _is_ignored(file, finding)
-    kernel = file.kernels.called_in(where_true(file, finding.node)) if is_test(file, finding) else ""
+    kernel = ""
+    if is_test(file, finding):
+        kernel = file.kernels.called_in([*where_true(file, finding.node), *skipped(file, finding.node)])
     if kernel:
         reason = (
             f"it decides about `{kernel}(…)`, which needs CUDA by its name or by the functions that it calls"

@@ -6,14 +6,16 @@ import re
 
 import libcst as cst
 
-from acclimate_port.conditions.branches import branches_of_result, controlled_quietly
+from acclimate_port.conditions.branches import branches_of_result, controlled_quietly, holders_of_result
 from acclimate_port.conditions.placements import Placements
+from acclimate_port.conditions.skips import skipped
 from acclimate_port.conditions.statements import whole_condition
 from acclimate_port.dataflow.uses import calls_of
 from acclimate_port.source.cuda_packages import KERNEL_PACKAGES, PACKAGE_IN_TEXT
 from acclimate_port.source.tree import (
     Span,
     called_name,
+    dotted,
     entry_key,
     parts_of_imported_names,
     string_value,
@@ -24,10 +26,15 @@ from acclimate_port.source_file import SourceFile, kept
 
 _PACKAGE = re.compile(r"[-_](gpu|cuda|cpu)\b|CUDA\w*Provider")
 _OF_NVIDIA = re.compile(
-    r"(?:^|[\W_])(trt|tensorrt|torch_tensorrt|nvml|pynvml|nvidia|cupy|cudnn|cudagraphs?|dali|nvjpeg|nvrtc|cuml|cudf)(?:[\W_]|$)",
+    r"(?:^|[\W_])(trt|tensorrt|torch_tensorrt|nvml|pynvml|nvidia|cupy|cudnn|cudagraphs?|dali|nvjpeg|nvrtc|cuml|cudf|cueq\w*?)(?:[\W_]|$)",
     re.IGNORECASE,
 )
 """Libraries of NVIDIA's in a condition: ``HAS_TRT and torch.cuda.is_available()``."""
+_IN_FLAG = re.compile(
+    r"(?:^|_)(flash_?attn|flash_?attention|flashinfer|xformers|apex|transformer_engine|mamba_ssm|cueq)(?:_|$)",
+    re.IGNORECASE,
+)
+"""A package for NVIDIA GPUs in the name of a flag: ``is_flashinfer_available``, ``HAS_APEX``."""
 _OF_TOOLKIT = re.compile(r"version\.cuda|\bCUDA_(HOME|PATH)\b")
 _PROVIDER = re.compile(
     r"(CUDA|Tensorrt)\w*Provider|[\"'](flash_attention|flash_attn|xformers|bitsandbytes|tensorrt|nvfuser)(_?\d)?[\"']"
@@ -44,7 +51,9 @@ def reason_to_keep(file: SourceFile, test: cst.CSTNode) -> str:
         return f"the condition is about {found[1]}, which only NVIDIA GPUs have"
     if asks_capability(file, test):
         return "it tests CUDA's compute capability, which no other accelerator has"
-    places = branches_of_result(file, test)
+    if flag := _package_flag(file, test):
+        return f"other code uses a package for NVIDIA GPUs where `{flag}` is true"
+    places = [*branches_of_result(file, test), *skipped(file, test)]
     if any(_OF_TOOLKIT.search(file.tree.source(place)) for place in places):
         return "its branch reads the version of CUDA, or where it is installed"
     if any(_imports_package_within(file, place) for place in places):
@@ -52,6 +61,14 @@ def reason_to_keep(file: SourceFile, test: cst.CSTNode) -> str:
     if any(_PROVIDER.search(file.tree.source(place)) for place in places):
         return "it controls the use of a package for NVIDIA GPUs"
     return ""
+
+
+def _package_flag(file: SourceFile, test: cst.CSTNode) -> str:
+    """The name of a test's result that stands for a package for NVIDIA GPUs, also in other files."""
+    holders = holders_of_result(file, test) if isinstance(test, cst.Call) else ()
+    names = (dotted(holder).rpartition(".")[2] for holder in holders)
+    is_one = (name for name in names if name in file.survey.package_flags or _IN_FLAG.search(name))
+    return next(is_one, "")
 
 
 def asks_capability(file: SourceFile, test: cst.CSTNode) -> bool:
@@ -183,7 +200,8 @@ def _is_reported(file: SourceFile, question: cst.CSTNode) -> bool:
             texts = [one.value for one in around.args if one is not below]
             texts += [around.func.value] if isinstance(around.func, cst.Attribute) else []
             if any(_says_cuda(string_value(text)) for text in texts):
-                return called_name(around) in _REPORT
+                name = called_name(around) or ""
+                return name in _REPORT or _PRINTS.search(name) is not None
             if called_name(around) not in ("str", "bool", "repr"):
                 return False
         elif not isinstance(around, (cst.Arg, cst.Attribute, cst.Call, cst.Element, *_OF_TEXT)):
@@ -192,7 +210,9 @@ def _is_reported(file: SourceFile, question: cst.CSTNode) -> bool:
 
 
 _OF_TEXT = (cst.FormattedStringExpression, cst.IfExp)
-_REPORT = {"print", "info", "debug", "warning", "error", "log", "write", "echo", "format", "append", "secho"}
+_PRINTS = re.compile(r"print|log|echo|report", re.IGNORECASE)
+"""Names of a program's own functions that print: ``printt("cuda_is_available: %s", …)``."""
+_REPORT = {"print", "info", "debug", "warning", "error", "write", "format", "append"}
 
 
 def _says_cuda(text: str | None) -> bool:

@@ -10,7 +10,7 @@ import libcst as cst
 from acclimate_port.conditions.proofs import asks_for_cuda
 from acclimate_port.conditions.statements import decided_by
 from acclimate_port.dataflow.uses import uses_of
-from acclimate_port.source.tree import called_name, string_value, walk
+from acclimate_port.source.tree import called_name, dotted, string_value, walk
 from acclimate_port.source_file import SourceFile
 
 _NAMES = ("cuda", "cpu")
@@ -60,23 +60,41 @@ def _tests(file: SourceFile, names: tuple[str, ...] = _NAMES) -> Iterator[tuple[
     """The tests of one of some names of devices in a file, each with what it compares."""
     for test in file.tree.of_type(cst.Comparison):
         sides = [test.left, *(target.comparator for target in test.comparisons)]
-        if any(_names_device(side, names) for side in sides):
+        if any(_names_device(file, side, names) for side in sides):
             yield from ((test, side) for side in sides)
     for call in file.tree.of_type(cst.Call):
         is_start = called_name(call) == "startswith" and bool(call.args)
-        if is_start and isinstance(call.func, cst.Attribute) and _names_device(call.args[0].value, names):
+        if (
+            is_start
+            and isinstance(call.func, cst.Attribute)
+            and _names_device(file, call.args[0].value, names)
+        ):
             yield call, call.func.value
     for match in file.tree.of_type(cst.Match):
         for case in match.cases:
-            if isinstance(case.pattern, cst.MatchValue) and _names_device(case.pattern.value, names):
+            if isinstance(case.pattern, cst.MatchValue) and _names_device(file, case.pattern.value, names):
                 yield case, match.subject
 
 
-def _names_device(side: cst.CSTNode, names: tuple[str, ...]) -> bool:
+def _names_device(file: SourceFile, side: cst.CSTNode, names: tuple[str, ...]) -> bool:
     """Whether an expression is one of some names of devices, or a list with such a name."""
     listed = side.elements if isinstance(side, (cst.Tuple, cst.List, cst.Set)) else ()
-    texts = [string_value(side), *(string_value(element.value) for element in listed)]
+    texts = [_text(file, side), *(_text(file, element.value) for element in listed)]
     return any(text is not None and text.partition(":")[0] in names for text in texts)
+
+
+def _text(file: SourceFile, node: cst.CSTNode) -> str | None:
+    """A string, also that of a constant of the program's: ``DeviceType.CUDA``, ``CUDA = "cuda"``."""
+    if isinstance(node, cst.Attribute) and node.attr.value.isupper():
+        owner = file.values.classes.get(dotted(node.value))
+        lines = owner.body.body if owner is not None else ()
+        own = (one for line in lines if isinstance(line, cst.SimpleStatementLine) for one in line.body)
+        given = {dotted(one.targets[0].target): one.value for one in own if isinstance(one, cst.Assign)}
+        return string_value(given.get(node.attr.value)) if owner is not None else node.attr.value.lower()
+    if isinstance(node, cst.Name) and node.value.isupper():
+        bound = file.bound_values(node)
+        return string_value(bound[0]) if len(bound) == 1 else node.value.lower() if not bound else None
+    return string_value(node)
 
 
 # -- lists of devices --------------------------------------------------------------------------------

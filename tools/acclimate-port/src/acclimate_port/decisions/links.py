@@ -6,10 +6,11 @@ left or unsafe.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator
+from functools import cached_property
+from itertools import chain
 
 import libcst as cst
 
@@ -25,13 +26,14 @@ from acclimate_port.conditions.device_tests import listed_devices, tests_reached
 from acclimate_port.conditions.device_words import used_as_word
 from acclimate_port.conditions.placements import Placed, Placements, outermost_function, sharing
 from acclimate_port.conditions.proofs import whole_value
-from acclimate_port.conditions.statements import decided_by, leaves, refuses, whole_condition
-from acclimate_port.dataflow.uses import uses_of
+from acclimate_port.conditions.skips import skipped
+from acclimate_port.conditions.statements import leaves, refuses, whole_condition
+from acclimate_port.dataflow.uses import class_around, uses_of
 from acclimate_port.decisions.decision import Decisions, Status, asks_for_device, is_test
 from acclimate_port.decisions.of_one_purpose import groups_of_one_purpose
 from acclimate_port.decisions.symbols import sources
 from acclimate_port.rules.base import Finding, Outcome
-from acclimate_port.source.tree import Span, called_name, dotted, walk
+from acclimate_port.source.tree import Span, called_name, dotted, last_name, walk
 from acclimate_port.source.values import DEVICE_NAME
 from acclimate_port.source_file import SourceFile
 
@@ -39,9 +41,9 @@ GIVE_DEVICE = ("device-string", "device-format", "device-object", "integer-devic
 """Rules for devices that something else uses."""
 _MOVE = ("cuda-method", *GIVE_DEVICE)
 _GIVE_VALUES = (cst.Assign, cst.Arg, cst.Element, cst.Return, cst.IfExp, cst.DictElement, cst.Dict)
+_NEGATIVE = (cst.NotEqual, cst.NotIn, cst.LessThan, cst.LessThanEqual)
 _ASK_TYPE = ("isinstance", "hasattr", "is_tensor", "type", "issubclass")
 _FEW = 12
-_SKIPS = re.compile(r"skip", re.IGNORECASE)
 
 
 def link(file: SourceFile, decisions: Decisions) -> None:
@@ -54,6 +56,7 @@ class _Links:
         self._file = file
         self._all = decisions
         self._placements = Placements(file)
+        self._called: dict[cst.CSTNode, set[cst.CSTNode | None]] = {}
 
     def make(self) -> None:
         """Makes all links."""
@@ -65,6 +68,7 @@ class _Links:
             if self._all.counts(index):
                 self._of_device(index, node)
                 self._of_branch(index, node)
+                self._of_condition(index, node)
         tests, placed = self._placed_by_tests()
         for members in (*self._by_object(tests, placed), *self._by_condition()):
             for one, other in _pairs(members):
@@ -72,7 +76,8 @@ class _Links:
         self._beside_moves(tests, placed)
         for one, others in (*self._wrapped(), *self._branches_of_types()):
             self._all[one].beside += others
-        for members in groups_of_one_purpose(self._file, self._all):
+        meeting = (self._options(), self._scalers(), self._received_together())
+        for members in (*groups_of_one_purpose(self._file, self._all), *chain(*meeting)):
             for one, other in _pairs(members):
                 self._all[one].beside.append(other)
 
@@ -95,8 +100,8 @@ class _Links:
         returned, refused = code_passed(file, test)
         decision.needs += self._all.counted(returned)
         decision.needs += [o for o in self._all.counted(refused) if asks_for_device(file, self._finding(o))]
-        decision.beside += self._all.counted(refused)
-        decision.beside += self._runtime_calls([*self._skipped(test), *returned])
+        decision.beside += self._all.counted([*refused, *skipped(file, test)], index)
+        decision.beside += self._runtime_calls([*skipped(file, test), *returned])
         decision.needs += [
             other
             for other in self._all.counted(branches_of_result(file, test))
@@ -116,7 +121,9 @@ class _Links:
             decision.doubt("its branch replaces a CUDA device that no rule converts")
         if any(self._is_given(value) for value in values):
             decision.doubt("it replaces a device that a caller gives, which may be CUDA's, with the CPU")
-        decided = self._all.counted((*controlled_quietly(file, test), *replaced), index)
+        controlled = controlled_quietly(file, test)
+        decided = self._all.counted((*controlled, *replaced), index)
+        decision.beside += [other for other in self._used_within(controlled) if other != index]
         if not decided and (flag := flag_for_others(file, test)):
             decision.doubt(f"nothing in this file shows what `{flag}`, which says CUDA, decides")
         calls = (call for body in inside for call in file.calls_within(body))
@@ -141,29 +148,33 @@ class _Links:
         found = self._all.counted([*places, *bodies])
         return [index for index in found if self._finding(index).rule.name == "runtime-call"]
 
-    def _skipped(self, test: cst.CSTNode) -> list[Span]:
-        """The code that a test of a test suite skips: after ``pytest.skip()``, or below ``@skipif(…)``."""
-        decided = decided_by(self._file, test)
-        block = self._file.tree.parent(decided) if decided is not None else None
-        if isinstance(decided, cst.If) and _SKIPS.search(self._file.tree.source(decided.body)):
-            return (
-                [Span(self._file.span(decided).end, self._file.span(block).end)] if block is not None else []
-            )
-        decorator = self._file.tree.around(test, cst.Decorator)
-        decorated = self._file.tree.parent(decorator) if decorator is not None else None
-        is_skip = decorator is not None and _SKIPS.search(self._file.tree.source(decorator)) is not None
-        return [self._file.span(decorated.body)] if is_skip and isinstance(decorated, cst.FunctionDef) else []
-
     def _of_branch(self, index: int, test: cst.CSTNode) -> None:
         """Links the code that runs only if a test is true with the test, ported or left."""
         finding = self._finding(index)
         if not asks_for_device(self._file, finding) and finding.rule.name != "other-use":
             return
-        places = branches_of_result(self._file, test)
+        places = [*branches_of_result(self._file, test), *skipped(self._file, test)]
         if self._file.tree.function(test) is not None:
             places += [place for passed in code_passed(self._file, test) for place in passed]
         for other in self._all.counted(places, index):
             self._all[other].beside.append(index)
+
+    def _of_condition(self, index: int, part: cst.CSTNode) -> None:
+        """Links the code below a condition with each part of it: ``if hasattr(torch.cuda, …):``."""
+        for below, around in self._file.tree.upwards(part):
+            if isinstance(around, (cst.If, cst.IfExp, cst.While)):
+                body = [self._file.span(around.body)] if below is around.test else []
+                for other in self._all.counted(body, index):
+                    self._all[other].beside.append(index)
+                return
+            operators = (
+                [one.operator for one in around.comparisons] if isinstance(around, cst.Comparison) else []
+            )
+            is_negated = isinstance(around, cst.UnaryOperation) or any(
+                isinstance(one, _NEGATIVE) for one in operators
+            )
+            if is_negated or isinstance(around, (cst.BaseSmallStatement, cst.BaseCompoundStatement)):
+                return
 
     def _of_places(self, index: int) -> None:
         """Links a finding with the edits of places that must be edited too: the uses of an imported name."""
@@ -202,24 +213,33 @@ class _Links:
                     decision.doubt(
                         f"line {line} tests the name of the device, and on a host it finds another one"
                     )
-        default = file.tree.parent(node)
-        if rule in GIVE_DEVICE and isinstance(default, cst.Param):
-            for use in file.tree.accesses(default.name):
-                for guard in self._tests_around(use):
-                    self._all[guard].beside.append(index)
+        if rule == "available-choice" and decision.status is Status.CONVERTED:
+            for test in tests_reached(file, node):
+                if outermost_function(file, test) is not outermost_function(file, node):
+                    decision.beside += self._all.counted([file.span(test)])
         if rule == "current-device":  # its number may be given to a call: `get_device_properties(i)`
             held = (use for use in uses_of(file, node) if use is not node)
             around = (self._all.at.get(outer, index) for use in held for outer in file.tree.ancestors(use))
             decision.beside += [other for other in around if other != index and self._all.counts(other)]
 
-    def _tests_around(self, node: cst.CSTNode) -> Iterator[int]:
-        """The indices of the tests of the device in whose branches a node is."""
-        for below, around in self._file.tree.upwards(node):
-            if isinstance(around, (cst.If, cst.IfExp)) and below is around.body:
-                tests = self._all.counted([self._file.span(around.test)])
-                yield from (one for one in tests if is_test(self._file, self._finding(one)))
-            if isinstance(around, (cst.FunctionDef, cst.ClassDef)):
-                return
+    @cached_property
+    def _devices_used(self) -> list[tuple[int, int]]:
+        """Where each device is used through a name, in order, with its index: ``torch.device(target)``."""
+        return sorted(
+            (self._file.span(use).start, index)
+            for index in self._all.of_rules(*GIVE_DEVICE)
+            for use in uses_of(self._file, self._finding(index).node)
+            if use is not self._finding(index).node
+        )
+
+    def _used_within(self, places: list[Span]) -> list[int]:
+        """The indices of the devices that code in some ranges uses through names."""
+        found: dict[int, None] = {}
+        for place in places:
+            first = bisect_left(self._devices_used, (place.start, 0))
+            last = bisect_left(self._devices_used, (place.end, 0))
+            found |= dict.fromkeys(index for _, index in self._devices_used[first:last])
+        return list(found)
 
     def _is_of_result(self, device: cst.CSTNode) -> bool:
         """Whether a function gives a device to other code: ``return "cuda"``."""
@@ -264,6 +284,65 @@ class _Links:
         # A graph of acclimate's cannot be captured by torch.cuda's.
         yield self._all.of_rules("graphs")
 
+    def _options(self) -> Iterator[list[int]]:
+        """The parts of each option: its default, its choices, and the default of a field of its name."""
+        fields: dict[str, list[Span]] = defaultdict(list)
+        for field in self._file.tree.of_type(cst.AnnAssign) if self._file.options else ():
+            fields[last_name(field.target)].append(self._file.span(field))
+        for name, calls in self._file.options.items():
+            places = [*map(self._file.span, calls), *fields.get(name, ())]
+            yield [i for i in self._all.counted(places) if self._finding(i).rule.name in GIVE_DEVICE]
+
+    def _scalers(self) -> Iterator[list[int]]:
+        """Each scaler, with the devices that a test chooses in its function or class for the gradients."""
+        chosen: dict[cst.CSTNode | None, list[int]] = defaultdict(list)
+        for index in self._all.of_rules(*GIVE_DEVICE, "available-choice"):
+            node = self._finding(index).node
+            if isinstance(node, cst.IfExp) or self._is_chosen(node):
+                chosen[self._home(node)].append(index)
+        for index in self._all.of_rules("mixed-precision") if chosen else ():
+            node = self._finding(index).node
+            if isinstance(node, cst.Call) and called_name(node) == "GradScaler":
+                yield from ([index, other] for other in chosen.get(self._home(node), ()))
+
+    def _home(self, node: cst.CSTNode) -> cst.CSTNode | None:
+        return class_around(self._file, node) or outermost_function(self._file, node)
+
+    def _is_chosen(self, node: cst.CSTNode) -> bool:
+        return isinstance(self._file.tree.parent(node), cst.IfExp) or self._file.is_guarded(node)
+
+    def _received_together(self) -> Iterator[list[int]]:
+        """The moves whose results one call gets, also through names: ``cat([a.cuda(), b.to("cuda")])``."""
+        receivers: dict[int, list[int]] = defaultdict(list)
+        of_names: dict[int, dict[int, None]] = {}
+        for index in self._all.of_rules(*_MOVE):
+            node = self._finding(index).node
+            given = self._file.tree.given_to(node)
+            moved = node if isinstance(node, cst.Call) else given.call if given is not None else None
+            if moved is None or called_name(moved) not in ("cuda", "to"):
+                continue
+            getting = self._getting([moved])
+            holder = self._file.tree.holder_of(moved)
+            if isinstance(holder, cst.Name):
+                key = id(self._file.tree.binding(holder))
+                if key not in of_names:
+                    of_names[key] = self._getting(self._file.tree.reads(holder))
+                getting = {**getting, **of_names[key]}
+            for call in getting:
+                receivers[call].append(index)
+        yield from receivers.values()
+
+    def _getting(self, values: Iterable[cst.CSTNode]) -> dict[int, None]:
+        """The identities of the calls that get some values, also in a list, in order."""
+        found: dict[int, None] = {}
+        for value in values:
+            at = self._file.tree.parent(value)
+            while isinstance(at, (cst.Element, cst.List, cst.Tuple)):
+                at = self._file.tree.parent(at)
+            if isinstance(at, cst.Arg):
+                found[id(self._file.tree.parent(at))] = None
+        return found
+
     def _placed_by_tests(self) -> tuple[list[int], list[Placed]]:
         """The tests and choices of a device, and what each of them decides to move or wrap."""
         tests = [
@@ -291,7 +370,8 @@ class _Links:
 
     def _beside_moves(self, tests: list[int], placed: list[Placed]) -> None:
         """Links the tests that decide about moving or wrapping objects of one function."""
-        for joined in sharing([set(functions) for _, functions in placed]):
+        moved = {function for _, functions in placed for function in functions}
+        for joined in sharing([self._meeting(own, moved) for own in placed]):
             for one, other in _pairs([tests[member] for member in joined]):
                 self._all[one].beside.append(other)
         # The other tests of a function are about what these move: `if use_cuda: x = x.half()`.
@@ -302,6 +382,33 @@ class _Links:
             function = outermost_function(self._file, self._finding(index).node)
             if not functions and function in moving:
                 self._all[index].beside.append(moving[function])
+
+    def _meeting(self, placed: Placed, moving: set[cst.CSTNode | None]) -> set[Hashable]:
+        """Where moved objects meet others: a function, its caller, its class, a parameter of their name.
+
+        Args:
+            placed: the moved objects and their functions.
+            moving: all functions that move objects.
+        """
+        objects, functions = placed
+        found: set[Hashable] = {*functions}
+        names = {held[1] if isinstance(held, tuple) else held for held in objects}
+        for function in functions:
+            if isinstance(function, cst.FunctionDef):
+                owner = class_around(self._file, function)
+                listed = (*function.params.params, *function.params.kwonly_params)
+                given = {one.name.value for one in listed} - {"self", "cls"}
+                found |= self._called_by(function) & moving
+                found |= {f"given {name}" for name in given} | ({owner} if owner is not None else set())
+                names -= given
+        return found | {f"given {name}" for name in names}
+
+    def _called_by(self, function: cst.FunctionDef) -> set[cst.CSTNode | None]:
+        """The functions of the file that a function calls."""
+        if function not in self._called:
+            calls = self._file.calls_within(self._file.span(function.body))
+            self._called[function] = {own for call in calls for own in self._file.functions_called(call)}
+        return self._called[function]
 
     def _wrapped(self) -> Iterator[tuple[int, list[int]]]:
         """Each ``DDP(model, device_ids=[rank])`` or ``DataParallel(model)`` with the moves of its object."""

@@ -157,14 +157,16 @@ CPU-only machine, so a count that sets the number of processes, or is a divisor,
 
 `get_accelerator().is_available()` is also true on a CPU-only machine, so `torch.cuda.is_available()` becomes
 `get_accelerator().device_name() != "cpu"`. A program still takes its CPU path, with its own precision, options and
-kernels, and one that asserts CUDA still ends there. The same holds for `device_count()`, which is 0 there. A test that controls the use of a package for NVIDIA GPUs
-is left, and so is one of several flags, such as `is_cuda_available` beside `is_npu_available`. `is_bf16_supported()`
+kernels, and one that asserts CUDA still ends there. The same holds for `device_count()`, which is 0 there. A test that
+controls the use of a package for NVIDIA GPUs is left, also if other files import the package by its result, and so is one of
+several flags, such as `is_cuda_available` beside `is_npu_available`. `is_bf16_supported()`
 becomes `is_bf16_supported(including_emulation=True)`: by default torch counts GPUs that emulate bfloat16, and acclimate
 does not. It is unsafe unless `is_available()` stands beside it: the result is `True` on a CPU, where `torch.cuda`
 returns `False`. A test whose branch loads a checkpoint without a device is unsafe.
 
-A guard and what it guards are one decision, also through a flag that the guard sets, a loop over the devices, or a default
-that it replaces with `"cpu"`. A flag called `cuda` that only other code reads is unsafe. A question that is printed or
+A guard and what it guards are one decision, also through a flag that the guard sets, a loop over the devices, a default
+that it replaces with `"cpu"`, or a name that brings a device to it. A test that skips tests is ported with what it skips,
+and the guards of objects that meet (in a function, its callers or a class) are ported together. A flag called `cuda` that only other code reads is unsafe. A question that is printed or
 kept as "CUDA available" stays, also through a name that puts nothing on a device, and so does a condition about TensorRT
 or another library of NVIDIA's.
 

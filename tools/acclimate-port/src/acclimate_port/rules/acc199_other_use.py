@@ -10,6 +10,12 @@ from acclimate_port.rules.base import Example, Finding, Rule, cuda_name, is_read
 from acclimate_port.source.tree import string_value, walk
 from acclimate_port.source_file import SourceFile
 
+_NAMES = {
+    "CUDAExecutionProvider": "ONNX Runtime has another provider for each vendor",
+    "TensorrtExecutionProvider": "ONNX Runtime has another provider for each vendor",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "only CUDA reads this variable",
+}
+"""Names in strings that mean CUDA to something else than torch, and why they stay."""
 _ERROR = re.compile(r"\bCUDA\b.*(out of memory|error)|cuda(_| )?oom", re.IGNORECASE)
 
 
@@ -21,7 +27,8 @@ class OtherUse(Rule[cst.Attribute | cst.Name | cst.SimpleString]):
     summary = "a use of `torch.cuda` that no other rule handles"
     explanation = """\
 The use is reported and left, so that the report is complete. So are the version of CUDA (`torch.version.cuda`) and a
-condition on the text of CUDA's error (`"CUDA out of memory" in str(e)`), with the code that it decides about."""
+condition on the text of CUDA's error (`"CUDA out of memory" in str(e)`), with the code that it decides about, ONNX
+Runtime's `"CUDAExecutionProvider"`, and the variable `CUDA_DEVICE_MAX_CONNECTIONS`."""
     examples = (Example("import torch\n\nshape = torch.cuda.CUDAGraph\n", None, None),)
     nodes = (cst.Attribute, cst.Name, cst.SimpleString)
 
@@ -30,6 +37,8 @@ condition on the text of CUDA's error (`"CUDA out of memory" in str(e)`), with t
             given = file.tree.given_to(node)
             if given is not None and given.name == "skipif" and "torch.cuda." in (string_value(node) or ""):
                 return self.left(file, node, "the condition is a text, which no rule converts")
+            if (stays := _NAMES.get(string_value(node) or "")) is not None:
+                return self.left(file, node, stays)
             return self._text_of_error(file, node)
         if not is_read(file, node):
             return None

@@ -9,8 +9,8 @@ import libcst as cst
 
 from acclimate_port.dataflow.literals import LiteralUse, Role, classify_literal
 from acclimate_port.dataflow.map_location import loadable
-from acclimate_port.dataflow.sinks import parameter_of, takes_device
-from acclimate_port.dataflow.uses import uses_of
+from acclimate_port.dataflow.sinks import takes_device
+from acclimate_port.dataflow.uses import parameter_of, uses_of
 from acclimate_port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate_port.new_code.edits import Part
 from acclimate_port.rules.base import DEVICE, IMPORTS, WITH_HELPER, Example, Finding, Rule, index_of
@@ -80,10 +80,11 @@ suggests a device, or if the value reaches one of these. Dictionary keys, messag
 are data, and stay. So does the device of another library (Warp, JAX), also where a method imports the library and gets the
 device through names, parameters or a part of the text.
 
-A device is unsafe if a test of its name reads it (`device == "cpu"`, `args.device.startswith("cuda")`), unless the test
-does nothing but fall back to the CPU. It is unsafe too in a file that imports no torch, where the same name is a key of the
+A device is unsafe if a test of its name reads it (`device == "cpu"`, `device == Device.CUDA`,
+`args.device.startswith("cuda")`), unless the test does nothing but fall back to the CPU. It is unsafe too in a file that imports no torch, where the same name is a key of the
 program's data near it, and as part of a command line (`f"run --device {device}"`), which another program or machine
-reads. It is left if the program has its own words for devices: `"ascend"` beside `"cuda"`.
+reads. It is left if the program has its own words for devices: `"ascend"` beside `"cuda"`. The default, the choices and the
+field of one option are ported together, and so are moves whose results one call gets, such as `torch.cat`.
 
 A device is unsafe where the program finds that CUDA was asked for and is missing, and says so or raises: on a host it
 would find that no longer. So is one that only a later use needs, where an import evaluates it, also through a constructor,

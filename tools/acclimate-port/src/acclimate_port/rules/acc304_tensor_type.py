@@ -33,8 +33,9 @@ class TensorType(Rule[cst.Call | cst.Attribute | cst.Name]):
 such classes for every device, so `--to torch` replaces a call with a list by `torch.tensor`, a call with sizes by
 `torch.empty`, and a class that a name holds by a function; it leaves other uses. `x.type(torch.cuda.LongTensor)`
 becomes `x.to(device, torch.int64)` if the file shows that `x` is on the host. A tensor that is on a GPU stays on that GPU,
-so the edit of any other name keeps `x.device` if that is not the CPU, and the edit of another expression is unsafe. `x.type(Tensor)` becomes `x.to(Tensor(0))`, which takes the dtype and device of
-an empty tensor; it is edited together with the assignment of `Tensor`. A `DoubleTensor` fails on hardware without
+so the edit of any other name keeps `x.device` if that is not the CPU, and the edit of another expression is unsafe.
+`x.type(Tensor)` becomes `x.to(Tensor(0))`, which takes the dtype and device of an empty tensor; it is edited together with
+the assignment of `Tensor`, and unsafe if `x` may be on a GPU. A `DoubleTensor` fails on hardware without
 float64, such as Apple's."""
     examples = (
         Example(

@@ -12,7 +12,9 @@ from acclimate_port.source_file import SourceFile
 
 _BUILDS = "torch.utils.cpp_extension."
 _SOURCE = re.compile(r"\.cuh?$")
-_MODULE = re.compile(r"_cuda(_(lib|kernels?|binding|backend|impl|ext))?$")
+_MODULE = re.compile(r"\w+cuda(_(lib|kernels?|binding|backend|impl|ext|ops?))?$")
+_FLAG = re.compile(r"(^|_)(use|uses|is|has|no|with|to|on)_?cuda", re.IGNORECASE)
+_ENGINE = re.compile(r"_cuda_engine$")
 
 
 class NativeExtension(Rule[cst.Call]):
@@ -25,7 +27,8 @@ class NativeExtension(Rule[cst.Call]):
     )
     explanation = """\
 Kernels in CUDA's language need another implementation for other accelerators. The rule reports where they are built and
-where a module that is named after CUDA is called, so that a port which leaves them does not look complete."""
+where a module that is named after CUDA is called, also one that a function of the program gives, and engines of TensorRT,
+so that a port which leaves them does not look complete."""
     examples = (
         Example("import quant_cuda\n\n\ndef f(x, y):\n    return quant_cuda.matmul(x, y)\n", None, None),
         Example(
@@ -40,9 +43,11 @@ where a module that is named after CUDA is called, so that a port which leaves t
     def check(self, file: SourceFile, node: cst.Call) -> Finding | None:
         if _builds_for_cuda(file, node):
             return self.left(file, node, "it builds a native extension for CUDA")
+        if _ENGINE.search(called_name(node) or ""):
+            return self.left(file, node, "only TensorRT has engines for CUDA", (node.func,))
         module = _module(file, node)
         if module is not None:
-            return self.left(file, node, f"`{module}` is a native extension for CUDA", (node.func,))
+            return self.left(file, node, f"`{module}` is a module for CUDA", (node.func,))
         return None
 
 
@@ -60,10 +65,22 @@ def _builds_for_cuda(file: SourceFile, call: cst.Call) -> bool:
 
 
 def _module(file: SourceFile, call: cst.Call) -> str | None:
-    """The imported module named after CUDA whose function a call runs."""
+    """The module named after CUDA whose function a call runs: it is imported, or a call gives it."""
     for full in file.tree.may_be(call.func):
-        parts = full.split(".")
-        found = next((part for part in parts[:-1] if _MODULE.search(part)), None)
-        if found is not None and parts[0] != "torch" and parts[0] not in file.survey.modules:
+        parts = full.split(".")[:-1]
+        if parts[:1] == ["torch"]:
+            continue
+        found = next((one for one in parts if _is_for_cuda(one)), None)
+        if found is not None and found not in file.survey.modules:
             return found
+    held = call.func.value if isinstance(call.func, cst.Attribute) else None
+    if isinstance(held, cst.Name) and _is_for_cuda(held.value):
+        values = file.bound_values(held)
+        is_given = bool(values) and all(isinstance(value, cst.Call) for value in values)
+        return held.value if is_given and file.tree.qualified(held) is None else None
     return None
+
+
+def _is_for_cuda(module: str) -> bool:
+    """Whether a module is one for CUDA by its name, and no flag that says whether to use CUDA."""
+    return _MODULE.search(module) is not None and not _FLAG.search(module)

@@ -10,6 +10,7 @@ import re
 _FOR_CUDA = {
     *("apex", "flash_attn", "flash_attn_interface", "transformer_engine", "xformers", "flashinfer"),
     *("causal_conv1d", "mamba_ssm", "cutlass", "deep_gemm", "deep_ep", "quack"),
+    *("cuequivariance_torch", "cuequivariance_ops_torch"),
 }
 CUDA_PACKAGES = _FOR_CUDA | {
     *("cupy", "fast_hadamard_transform", "fused_dense_lib"),

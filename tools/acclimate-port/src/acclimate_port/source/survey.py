@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 
+from acclimate_port.source.cuda_packages import CUDA_PACKAGES, KERNEL_PACKAGES
+
 _CLASS = re.compile(
     rb"^(?P<margin>[ \t]*)class[ \t]+(?P<name>\w+)[ \t]*(?:\((?P<bases>[^)]*)\))?[ \t]*:", re.M
 )
@@ -48,6 +50,14 @@ _FUNCTION = re.compile(rb"^[ \t]*def[ \t]+(\w+)[ \t]*\(([^)]*)", re.M)
 _BRACKETS = re.compile(rb"\[[^\[\]]*\]")
 _DEVICE_PARAMETER = re.compile(rb"^\s*(?:torch_)?device\b")
 _NAMES_DEVICE = re.compile(rb"\b(\w+)[ \t]*(?::[ \t]*\w+[ \t]*)?=[ \t]*[\"']cuda(?::\d+)?[\"']")
+_FOR_PACKAGE = re.compile(
+    rb"^[ \t]*(?:if|elif)\b([^\n]*):[ \t]*\n"
+    rb"(?:[ \t]+(?:from|import)\b[^\n]*\n)*?[ \t]+(?:from|import)[ \t]+(?:"
+    + "|".join(sorted(KERNEL_PACKAGES | CUDA_PACKAGES)).encode()
+    + rb")\b",
+    re.M,
+)
+_WORD = re.compile(rb"[A-Za-z_]\w{3,}")
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,8 @@ class Survey:
     """Names of variables, attributes, arguments and functions that say whether there is CUDA."""
     device_parameters: frozenset[tuple[str, str, int]] = frozenset()
     """Functions with a parameter ``device``: the module's name, the function's, and its position."""
+    package_flags: frozenset[str] = frozenset()
+    """Names by which blocks import a package for NVIDIA GPUs: ``if has_flash(): import flash_attn``."""
 
     def __or__(self, other: Survey) -> Survey:
         """The union of both."""
@@ -136,6 +148,9 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         bool(_FORKS.search(source)),
         frozenset(_flags(source)),
         frozenset(_device_parameters(source, path)) if path is not None else frozenset(),
+        frozenset(
+            name.decode() for found in _FOR_PACKAGE.finditer(source) for name in _WORD.findall(found[1])
+        ),
     )
 
 

@@ -1,0 +1,59 @@
+"""The code that a test suite skips where a test of the device is false."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from acclimate_port.conditions.branches import uses_of_result
+from acclimate_port.conditions.statements import decided_by
+from acclimate_port.source.tree import Span, dotted
+from acclimate_port.source_file import SourceFile, kept
+
+_SKIPS = re.compile(r"skip", re.IGNORECASE)
+_SETS_UP = re.compile(r"^(async_?)?set_?up(_?(class|method|module|function))?$", re.IGNORECASE)
+_MARKS_ALL = "pytestmark"
+
+
+@kept
+def skipped(file: SourceFile, test: cst.CSTNode) -> list[Span]:
+    """The code that is skipped: after ``pytest.skip()``, below ``@skipif(…)``, in a class whose set-up skips.
+
+    A name or a function may hold the test's result, or the mark.
+    """
+    return [place for use in (test, *uses_of_result(file, test)) for place in _skipped(file, use)]
+
+
+def _skipped(file: SourceFile, test: cst.CSTNode) -> Iterator[Span]:
+    decided = decided_by(file, test)
+    block = file.tree.parent(decided) if decided is not None else None
+    if isinstance(decided, cst.If) and block is not None and _SKIPS.search(file.tree.source(decided.body)):
+        yield Span(file.span(decided).end, file.span(block).end)
+        function = file.tree.around(decided, cst.FunctionDef)
+        if function is not None and _SETS_UP.match(function.name.value):
+            yield _home(file, function)
+    decorator = file.tree.around(test, cst.Decorator)
+    if decorator is not None and _SKIPS.search(file.tree.source(decorator)):
+        yield from _decorated(file, decorator)
+    assign = file.tree.statement(test)
+    if isinstance(assign, cst.Assign) and _SKIPS.search(file.tree.source(assign.value)):
+        for target in (one.target for one in assign.targets):
+            if dotted(target) == _MARKS_ALL:
+                yield _home(file, assign)
+            elif isinstance(target, cst.Name):
+                marks = (file.tree.around(use, cst.Decorator) for use in file.tree.reads(target))
+                yield from (place for mark in marks if mark is not None for place in _decorated(file, mark))
+
+
+def _decorated(file: SourceFile, decorator: cst.Decorator) -> list[Span]:
+    """The body of the function or class below a decorator."""
+    own = file.tree.parent(decorator)
+    return [file.span(own.body)] if isinstance(own, (cst.FunctionDef, cst.ClassDef)) else []
+
+
+def _home(file: SourceFile, node: cst.CSTNode) -> Span:
+    """The class around a node, or the module."""
+    owner = file.tree.around(node, cst.ClassDef)
+    return file.span(owner.body) if owner is not None else Span(0, len(file.tree.bytes))
