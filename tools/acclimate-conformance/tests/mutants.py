@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, MutableMapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -407,11 +407,37 @@ class CompilesWrongly(CPUAccelerator):
         return name
 
 
+class CompilesForCopies(CPUAccelerator):
+    """Its compile backend computes on copies of the inputs, which do not change."""
+
+    def get_compile_backend(self) -> str:
+        from torch._dynamo import list_backends, register_backend
+
+        name = "acclimate_copying"
+        if name not in list_backends(exclude_tags=()):
+
+            def copying(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+                return lambda *given: module(
+                    *(g.clone() if isinstance(g, torch.Tensor) else g for g in given)
+                )
+
+            register_backend(copying, name=name)
+        return name
+
+
 class CompileBackendForgotten(CPUAccelerator):
     """set_compile_backend takes any name and keeps none."""
 
     def set_compile_backend(self, backend: str) -> None:
         pass
+
+
+class LazyErrorsVanish(CPUAccelerator):
+    """lazy_call suppresses errors of what it calls."""
+
+    def lazy_call(self, callback: Any) -> None:
+        with suppress(Exception):
+            callback()
 
 
 class NeverCalls(CPUAccelerator):
@@ -569,6 +595,8 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     CompilesWrongly: "runtime/compiles",
     CompileBackendForgotten: "runtime/compile_backend_chosen",
     NeverCalls: "runtime/lazy_calls",
+    LazyErrorsVanish: "runtime/lazy_calls",
+    CompilesForCopies: "runtime/compiled_functions_have_effects",
     ClaimsTriton: "runtime/triton",
     NobodysBackend: "communication/backend_name",
     ReducesNothing: "communication/collectives",

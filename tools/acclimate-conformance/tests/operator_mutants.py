@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import Accelerator, DeviceLike
+from acclimate.selection import get_accelerator
 from acclimate_sim.accelerator import SimAccelerator
 
 _Kernel = Callable[..., Any]
@@ -266,6 +267,143 @@ class WithoutOpsOfTheHost(SimAccelerator):
     op_builders = {"RMSNormBuilder": "acclimate_sim.ops.rms_norm:RMSNormBuilder"}
 
 
+def _drawn(x: torch.Tensor, start: float, end: float, generator: Any) -> torch.Tensor:
+    """Uniform numbers, drawn on the host with a generator of the device."""
+    given = generator or get_accelerator().default_generator(x.device.index)
+    own = torch.Generator()
+    own.set_state(given.get_state())
+    drawn = torch.empty(x.shape).uniform_(start, end, generator=own)
+    given.set_state(own.get_state())
+    return x.copy_(drawn)
+
+
+class ThreadsDrawForThemselves(_WithKernels):
+    """A thread that is not the main one draws with its own generator."""
+
+    @staticmethod
+    def _uniform(x: torch.Tensor, start: float = 0, end: float = 1, *, generator: Any = None) -> torch.Tensor:
+        if generator is None and threading.current_thread() is not threading.main_thread():
+            generator = torch.Generator("sim").manual_seed(3)
+        return _drawn(x, start, end, generator)
+
+    kernels = {"uniform_": _uniform}
+
+
+class DrawsWithTheCurrentDevice(_WithKernels):
+    """A draw with a generator of a device that is not current uses that device's default generator."""
+
+    @staticmethod
+    def _uniform(x: torch.Tensor, start: float = 0, end: float = 1, *, generator: Any = None) -> torch.Tensor:
+        elsewhere = x.device != torch.empty(0, device="sim").device
+        return _drawn(x, start, end, None if elsewhere else generator)
+
+    kernels = {"uniform_": _uniform}
+
+
+class DrawsOf32Bits(_WithKernels):
+    """randint draws 32 bits, whatever its range."""
+
+    @staticmethod
+    def _random(x: torch.Tensor, low: int, high: int | None, *, generator: Any = None) -> torch.Tensor:
+        high = 1 << 24 if high is None else high
+        return x.copy_(low + torch.empty(x.shape, dtype=torch.int64).random_(0, min(high - low, 1 << 32)))
+
+    kernels = {"random_.from": _random}
+
+
+class DrawsOf16Bits(_WithKernels):
+    """Uniform numbers have 16 bits."""
+
+    @staticmethod
+    def _uniform(x: torch.Tensor, start: float = 0, end: float = 1, *, generator: Any = None) -> torch.Tensor:
+        drawn = (torch.empty(x.shape).uniform_(0, 1) * 65536).floor() / 65536
+        return x.copy_(drawn * (end - start) + start)
+
+    kernels = {"uniform_": _uniform}
+
+
+class DrawsPlacesWithoutWeight(_WithKernels):
+    """multinomial without replacement takes small weights for 0."""
+
+    kernels = {
+        "multinomial": lambda x, count, replacement=False, *, generator=None: _there(
+            torch.multinomial(x.cpu().clamp_min(0.01), count, replacement), x
+        )
+    }
+
+
+class DropoutReadsOn(_WithKernels):
+    """dropout of a tensor with gaps reads it as if it had none."""
+
+    @staticmethod
+    def _dropout(x: torch.Tensor, chance: float, train: bool | None) -> Any:
+        if not x.is_contiguous() and x.untyped_storage().nbytes() >= x.nbytes:
+            x = x.as_strided(x.shape, torch.empty(x.shape, device="meta").stride(), 0)
+        return tuple(_there(t, x) for t in torch.native_dropout(x.cpu(), chance, train))
+
+    kernels = {"native_dropout": _dropout}
+
+
+class AllocatesTwice(_WithKernels):
+    """empty_strided allocates twice as much as its tensor needs."""
+
+    @staticmethod
+    def _empty(size: Any, stride: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> torch.Tensor:
+        needs = 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+        whole = torch.empty(2 * needs, dtype=dtype, device=device)
+        return whole.as_strided(size, stride)
+
+    kernels = {"empty_strided": _empty}
+
+
+class FirstZerosAfterAreNot(_WithKernels):
+    """The first zeros after empty_cache() are none."""
+
+    _is_emptied = False
+
+    def empty_cache(self) -> None:
+        super().empty_cache()
+        FirstZerosAfterAreNot._is_emptied = True
+
+    @staticmethod
+    def _zero(x: torch.Tensor) -> torch.Tensor:
+        value, FirstZerosAfterAreNot._is_emptied = float(FirstZerosAfterAreNot._is_emptied), False
+        return x.copy_(torch.full(x.shape, value))
+
+    kernels = {"zero_": _zero}
+
+
+class LastGradientIsNotSearched(_WithKernels):
+    """A gradient scaler overlooks an infinity in the last tensor."""
+
+    @staticmethod
+    def _unscale(gradients: list[torch.Tensor], found: torch.Tensor, factor: torch.Tensor) -> None:
+        there = [gradient.cpu() for gradient in gradients]
+        told = found.cpu()
+        torch._amp_foreach_non_finite_check_and_unscale_(there[:-1], told, factor.cpu())
+        there[-1] *= factor.cpu()
+        for gradient, result in zip([*gradients, found], [*there, told], strict=True):
+            gradient.copy_(result)
+
+    kernels = {"_amp_foreach_non_finite_check_and_unscale_": _unscale}
+
+
+class ScaleGrowsToInfinity(_WithKernels):
+    """A scale of a gradient scaler grows beyond the largest number."""
+
+    @staticmethod
+    def _update(
+        scale: torch.Tensor, steps: torch.Tensor, found: torch.Tensor, grow: float, back: float, after: int
+    ) -> torch.Tensor:
+        grows = not found.cpu() and int(steps) + 1 == after
+        now, counted = scale.cpu(), steps.cpu()
+        torch._amp_update_scale_(now, counted, found.cpu(), grow, back, after)
+        steps.copy_(counted)
+        return scale.mul_(grow) if grows else scale.copy_(now)
+
+    kernels = {"_amp_update_scale_": _update}
+
+
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     "": {
         ExpSaturates: "dtypes/operators_at_edges",
@@ -288,6 +426,16 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         SumsIn32Bits: "dtypes/integers_at_their_edges",
         WidensThroughHalf: "dtypes/conversions",
         DrawsNotEachTime: "random/draws_are_independent",
+        ThreadsDrawForThemselves: "random/threads_share_the_generator",
+        DrawsWithTheCurrentDevice: "random/generators_of_other_devices",
+        DrawsOf32Bits: "random/draws_are_independent",
+        DrawsOf16Bits: "random/draws_are_independent",
+        DrawsPlacesWithoutWeight: "random/draws_keep_their_range",
+        DropoutReadsOn: "random/dropout",
+        FirstZerosAfterAreNot: "memory/used_memory_is_cleared",
+        AllocatesTwice: "memory/every_way_to_allocate_shows",
+        LastGradientIsNotSearched: "dtypes/operators_of_the_scaler",
+        ScaleGrowsToInfinity: "dtypes/operators_of_the_scaler",
     },
 }
 """By profile of the device: each fault, and the check that has to find it."""

@@ -209,6 +209,120 @@ class NormIsOfSquares(_WithKernels):
     kernels = {"native_batch_norm": _norm}
 
 
+class GradientsOfSumsVanish(_WithKernels):
+    """The gradient of tanh is 0 where that of its result is one number for all elements."""
+
+    @staticmethod
+    def _tanh(gradient: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        shared = gradient.dim() > 0 and gradient.numel() > 1 and not any(gradient.stride())
+        return _there(torch.ops.aten.tanh_backward(gradient.cpu() * (not shared), y.cpu()), y)
+
+    kernels = {"tanh_backward": _tanh}
+
+
+class LoneGradientIsForgotten(_WithKernels):
+    """The gradient of layer_norm for its weight is 0 unless its input has one too."""
+
+    @staticmethod
+    def _norm(
+        g: torch.Tensor, x: torch.Tensor, shape: Any, mean: Any, rstd: Any, w: Any, b: Any, mask: Any
+    ) -> Any:
+        given = [None if t is None else t.cpu() for t in (mean, rstd, w, b)]
+        found = torch.ops.aten.native_layer_norm_backward(g.cpu(), x.cpu(), shape, *given, mask)
+        found = [None if t is None or not kept else t for t, kept in zip(found, mask, strict=True)]
+        if not mask[0] and found[1] is not None:
+            found[1] = torch.zeros_like(found[1])
+        return tuple(None if t is None else _there(t, x) for t in found)
+
+    kernels = {"native_layer_norm_backward": _norm}
+
+
+class SecondFactorLosesNaN(_WithKernels):
+    """addcmul takes NaN in its last tensor for 0."""
+
+    kernels = {
+        "addcmul": lambda x, a, b, *, value=1: _there(
+            torch.addcmul(x.cpu(), a.cpu(), b.cpu().nan_to_num(0, float("inf"), -float("inf")), value=value),
+            x,
+        )
+    }
+
+
+class StridesOfTheFirst(_WithKernels):
+    """maximum reads both tensors with the strides of the first."""
+
+    @staticmethod
+    def _maximum(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        like = a if a.device.type == "sim" else b
+        if a.shape == b.shape and sorted(a.stride()) == sorted(b.stride()):
+            b = b.as_strided(b.shape, a.stride(), b.storage_offset())
+        return _there(torch.maximum(a.cpu(), b.cpu()), like)
+
+    kernels = {"maximum": _maximum}
+
+
+class ReducedNumbersReadOn(_WithKernels):
+    """relu reads a tensor of 16 bits with gaps as if it had none."""
+
+    @staticmethod
+    def _relu(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype is torch.float32 or not x.dim() or x.is_contiguous():
+            return _there(x.cpu().relu(), x)
+        steps = torch.empty(x.shape, device="meta").stride()
+        return _there(x.as_strided(x.shape, steps, x.storage_offset()).cpu().relu(), x)
+
+    kernels = {"relu": _relu}
+
+
+class NumbersOfTheHostAreWhole(_WithKernels):
+    """A product with a number of the host takes its integer part."""
+
+    @staticmethod
+    def _mul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        there = a if a.device.type == "sim" else b
+        first, second = (t.cpu().trunc() if t.device.type == "cpu" else t.cpu() for t in (a, b))
+        return _there(first * second, there)
+
+    kernels = {"mul.Tensor": _mul}
+
+
+class SixDimensionsAtMost(_WithKernels):
+    """exp of a tensor of seven dimensions ignores its strides."""
+
+    @staticmethod
+    def _exp(x: torch.Tensor) -> torch.Tensor:
+        if x.dim() < 7 or x.is_contiguous():
+            return _there(x.cpu().exp(), x)
+        steps = torch.empty(x.shape, device="meta").stride()
+        return _there(x.as_strided(x.shape, steps, x.storage_offset()).cpu().exp(), x)
+
+    kernels = {"exp": _exp}
+
+
+class NormsOverflow(_WithKernels):
+    """The norm of each tensor of a list squares in 16 bits."""
+
+    @staticmethod
+    def _norms(tensors: list[torch.Tensor], ord: Any = 2, dtype: Any = None) -> list[torch.Tensor]:
+        found = torch._foreach_norm([t.cpu() for t in tensors], ord, dtype)
+        for tensor, norm in zip(tensors, found, strict=True):
+            if norm.dtype is torch.float16 and tensor.numel() and float(tensor.cpu().abs().max()) > 256:
+                norm.fill_(float("inf"))
+        return [_there(norm, tensors[0]) for norm in found]
+
+    kernels = {"_foreach_norm.Scalar": _norms}
+
+
+class FirstFactorOfAll(_WithKernels):
+    """A product of several tensors and several numbers takes the first of these for all."""
+
+    @staticmethod
+    def _mul(tensors: list[torch.Tensor], factors: list[float]) -> list[torch.Tensor]:
+        return [_there(t.cpu() * factors[0], t) for t in tensors]
+
+    kernels = {"_foreach_mul.ScalarList": _mul}
+
+
 FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     SumRestarts: (sizes.operators_of_any_length, ("torch.cumsum",)),
     ProductCutsDigits: (numbers.results_are_rounded, ()),
@@ -225,15 +339,25 @@ FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     LastHeadIsForgotten: (sizes.attention_with_every_option, ()),
     StepIsNegative: (models.optimizers_as_on_the_host, ()),
     NormIsOfSquares: (models.modules_as_on_the_host, ()),
+    NormsOverflow: (topics.lists_of_tensors_as_on_the_host, ("_foreach_norm",)),
+    FirstFactorOfAll: (topics.lists_of_tensors_as_on_the_host, ("_foreach_mul",)),
+    GradientsOfSumsVanish: (topics.gradients_as_on_the_host, ("tanh",)),
+    LoneGradientIsForgotten: (topics.gradients_as_on_the_host, ("nn.functional.layer_norm",)),
+    SecondFactorLosesNaN: (topics.operators_on_special_numbers, ("addcmul",)),
+    StridesOfTheFirst: (topics.operators_on_any_layout, ("maximum",)),
+    ReducedNumbersReadOn: (topics.operators_on_any_layout, ("nn.functional.relu",)),
+    NumbersOfTheHostAreWhole: (sizes.operators_of_any_length, ("numbers of the host beside tensors",)),
+    SixDimensionsAtMost: (sizes.operators_of_any_length, ("operators of seven dimensions",)),
 }
 """Each fault, the observation that finds it, and the operators that are tried; torch's all take minutes."""
 
 
 def main() -> None:
     """Writes for each fault what is found on the device with it, and on the sound one."""
-    every, sized = samples.operators(), sizes.SIZED
+    every, lists, sized = samples.operators(), samples.lists_of_tensors(), sizes.SIZED
     told = {}
     for mutant, (topic, names) in FOUND_BY.items():
+        topics.lists_of_tensors = lambda names=names: [op for op in lists if op.name in names]  # type: ignore
         for module in (topics, numbers, refusals, sizes):
             module.operators = lambda names=names: [op for op in every if op.name in names]  # type: ignore
         sizes.SIZED = {name: call for name, call in sized.items() if name in names}

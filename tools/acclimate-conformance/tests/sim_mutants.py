@@ -55,6 +55,15 @@ class SharedRandomState(SimAccelerator):
         return super().get_rng_state(0)
 
 
+class VisibleDevicesSorted(SimAccelerator):
+    """set_visible_devices_envs sorts the devices."""
+
+    def set_visible_devices_envs(
+        self, current_env: MutableMapping[str, str], local_accelerator_ids: Iterable[int | str]
+    ) -> None:
+        super().set_visible_devices_envs(current_env, sorted(local_accelerator_ids, key=int))
+
+
 class SeedsEveryDevice(SimAccelerator):
     """manual_seed seeds all devices."""
 
@@ -149,6 +158,37 @@ class StreamsIgnoreStreams(SimAccelerator):
     """A stream's wait for another stream does nothing."""
 
     Stream = _Impatient
+
+
+class _OnlyHere(torch.Stream):
+    def wait_event(self, event: Any) -> None:
+        if event.device == self.device:
+            super().wait_event(event)
+
+    def wait_stream(self, stream: Any) -> None:
+        if stream.device == self.device:
+            super().wait_stream(stream)
+
+
+class StreamsOfOtherDevicesDoNotWait(SimAccelerator):
+    """A stream waits for its own device only."""
+
+    Stream = _OnlyHere
+
+
+class _FirstTime(torch.Event):
+    _recorded = False
+
+    def record(self, stream: Any = None) -> None:
+        if not self._recorded:
+            super().record(stream)
+        self._recorded = True
+
+
+class EventsAreRecordedOnce(SimAccelerator):
+    """Recording an event again does nothing."""
+
+    Event = _FirstTime
 
 
 class ClaimsFloat64(SimAccelerator):
@@ -640,11 +680,14 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         ClaimsToResolveDependencies: "streams/dependencies_resolved_by_the_device",
         StreamsDoNotWait: "streams/events_order_streams",
         StreamsIgnoreStreams: "streams/streams_wait_for_streams",
+        StreamsOfOtherDevicesDoNotWait: "streams/streams_wait_for_other_devices",
+        EventsAreRecordedOnce: "streams/events_are_recorded_again",
     },
     "mps-like": {ClaimsFloat64: "dtypes/products"},
     "devices=2": {
         LimitForgotten: "launching/visible_devices",
         OtherDevicesVisible: "launching/visible_devices",
+        VisibleDevicesSorted: "launching/visible_devices",
     },
 }
 """By profile of the device: each fault, and the check that has to find it."""

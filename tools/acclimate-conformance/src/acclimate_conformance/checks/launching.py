@@ -62,7 +62,8 @@ def visible_devices(subject: Subject) -> str | None:
             require(
                 variable in os.environ
                 or not all(word.isdecimal() for word in plain)
-                or sorted(plain) == sorted(map(str, ids)),  # Ascend's driver takes them in order only
+                or plain == list(map(str, ids))
+                or (variable in _ASCENDING and sorted(plain) == sorted(map(str, ids))),
                 f"set_visible_devices_envs(…, {ids}) sets {variable} to {value!r}",
             )
     _require_any_iterable(accelerator, variables, last)
@@ -75,6 +76,10 @@ def visible_devices(subject: Subject) -> str | None:
     accelerator.set_visible_devices_envs(environment, [last, 0])
     _require_seen(subject, environment, variables, 2)
     return None
+
+
+_ASCENDING = ("ASCEND_RT_VISIBLE_DEVICES",)
+"""Variables of drivers that take devices in ascending order only."""
 
 
 def _require_seen(

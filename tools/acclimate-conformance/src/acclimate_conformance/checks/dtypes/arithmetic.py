@@ -256,7 +256,8 @@ def autocast(accelerator: Accelerator) -> None:
 @check(
     "amp",
     promise="amp.GradScaler scales a loss, steps with unscaled gradients, and skips a step that overflows.",
-)  # fmt: skip
+    of="operators",
+)
 def gradient_scaling(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()
     scaler = accelerator.amp.GradScaler(init_scale=1024.0)

@@ -390,7 +390,11 @@ def autocast_to_the_dtype_asked_for(accelerator: Accelerator) -> None:
             )
 
 
-@check("amp", promise="GradScaler skips a step with an infinite or NaN gradient, and lowers the scale.")
+@check(
+    "amp",
+    promise="GradScaler skips a step with an infinite or NaN gradient, and lowers the scale.",
+    of="operators",
+)
 def scaler_skips_infinite_gradients(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()
     for bad in (float("inf"), float("-inf"), float("nan")):
@@ -423,7 +427,8 @@ def scaler_skips_infinite_gradients(accelerator: Accelerator) -> None:
     "amp",
     promise="amp.GradScaler subclasses torch's: it can be disabled, grows, unscales, and is saved and "
     "restored.",
-)  # fmt: skip
+    of="operators",
+)
 def scaler_by_its_arguments(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()
     kind = accelerator.amp.GradScaler

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -13,6 +14,7 @@ from acclimate_conformance.checks.dtypes.arithmetic import numbers
 from acclimate_conformance.checks.dtypes.operators import require_alike
 
 _CALLS = 300
+_THREADS, _TURNS = 4, 12
 _INPUTS = 7
 """How many inputs take turns; a prime, so that no period of 2, 4, 8 or 10 calls falls on one of them."""
 
@@ -106,3 +108,34 @@ def _require_each(found: torch.Tensor, wanted: list[torch.Tensor], what: str) ->
         return  # mostly, and much faster
     for turn, actual in enumerate(found):
         require_alike(actual, wanted[turn % _INPUTS], f"call {turn + 1} of {what}", each=False)
+
+
+@check(
+    "supported_dtypes",
+    promise="Operators and their gradients are right in several threads at once.",
+    once=True,
+)  # fmt: skip
+def operators_in_several_threads(accelerator: Accelerator) -> str | None:
+    device, index = accelerator.current_device_name(), accelerator.current_device()
+    here = [numbers(9, 13, seed=seed).float() for seed in range(_THREADS)]
+    lacking: set[str] = set()
+    wanted = {name: [operator(values) for values in here] for name, operator in _OPERATORS.items()}
+
+    def work(number: int) -> dict[str, list[torch.Tensor]]:
+        there, found = here[number].to(device), {}
+        with accelerator.device(index):
+            for name, operator in _OPERATORS.items():
+                try:
+                    found[name] = [operator(there) for _ in range(_TURNS)]
+                except NotImplementedError:
+                    lacking.add(name)
+            accelerator.synchronize()
+        return found
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        for number, found in enumerate(threads.map(work, range(_THREADS))):
+            for name, results in found.items():
+                for result in results:
+                    what = f"{name} in one of {_THREADS} threads"
+                    require_alike(result, wanted[name][number], what, each=False)
+    return f"it has no {', '.join(sorted(lacking))}" if lacking else None

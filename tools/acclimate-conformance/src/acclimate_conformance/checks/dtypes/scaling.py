@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import torch
 
 from acclimate.accelerator import Accelerator
-from acclimate_conformance.checks.assertions import device_names, is_host, require
+from acclimate_conformance.checks.assertions import NotOfferedError, device_names, is_host, require
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.dtypes.arithmetic import reduced_dtypes
 
@@ -77,7 +79,8 @@ def _numbers(tensor: torch.Tensor | None) -> str:
     "amp",
     promise="amp.GradScaler returns and keeps what torch's does, with several groups, optimizers and "
     "devices.",
-)  # fmt: skip
+    of="operators",
+)
 def scaler_does_what_torchs_does(accelerator: Accelerator) -> None:
     names = device_names(accelerator)
     places = [[accelerator.current_device_name()]] + ([names, names[::-1]] if len(names) > 1 else [])
@@ -95,6 +98,56 @@ def scaler_does_what_torchs_does(accelerator: Accelerator) -> None:
                     f"a GradScaler for parameters on {', '.join(devices)} gives {actual} where torch's gives "
                     f"{expected} (result {number} of script {seed})",
                 )
+
+
+@check(
+    "amp",
+    promise="The operators with which torch's GradScaler unscales gradients and moves its scale give the "
+    "host's numbers.",
+    of="operators",
+)
+def operators_of_the_scaler(accelerator: Accelerator) -> None:
+    device = accelerator.current_device_name()
+    try:
+        for bad, noted, scale in product(_BAD, (0.0, 1.0), (1.0, 0.125)):
+            for place in range(_GRADIENTS) if bad is not None else (0,):
+                called = f"torch._amp_foreach_non_finite_check_and_unscale_ of {_GRADIENTS} tensors"
+                what = f"{called}, with {bad} in the one at {place}, and a note of {noted} before"
+                _require_as_on_the_host(what, device, _unscaled, bad, place, noted, scale)
+        for scale, overflows, steps in product((8.0, 1e38, 3e38), (0.0, 1.0, 2.0), (0, 1, 2)):
+            what = f"torch._amp_update_scale_ of {scale} after {steps} good steps, of 3 until it grows, "
+            what += f"with {overflows} of overflow"
+            _require_as_on_the_host(what, device, _updated, scale, overflows, steps)
+    except NotImplementedError as error:
+        raise NotOfferedError(f"torch's GradScaler needs operators that it lacks: {error}") from error
+
+
+_BAD = (None, float("inf"), float("-inf"), float("nan"))
+_GRADIENTS = 4
+
+
+def _unscaled(device: str, bad: float | None, place: int, noted: float, scale: float) -> list[Any]:
+    gradients = [torch.arange(1.0, length + 1).to(device) for length in (1, 3, 17, 1003)]
+    if bad is not None:
+        gradients[place][-1] = bad
+    found = torch.full((1,), noted, device=device)
+    torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, torch.full((1,), scale, device=device))
+    return [float(found), [_numbers(gradient) for gradient in gradients]]
+
+
+def _updated(device: str, scale: float, overflows: float, steps: int) -> list[Any]:
+    now, tracker = (
+        torch.full((), scale, device=device),
+        torch.full((), steps, dtype=torch.int32, device=device),
+    )
+    torch._amp_update_scale_(now, tracker, torch.full((), overflows, device=device), 4.0, 0.25, 3)
+    return [float(now), int(tracker)]
+
+
+def _require_as_on_the_host(what: str, device: str, call: Callable[..., list[Any]], *given: Any) -> None:
+    found, wanted = call(device, *given), call("cpu", *given)
+    # As text: NaN is not equal to itself.
+    require(repr(found) == repr(wanted), f"{what} gives {found!r:.200}, and on the host {wanted!r:.200}")
 
 
 @check(

@@ -15,12 +15,14 @@ from acclimate_conformance.checks.assertions import (
     is_host,
     refused,
     require,
+    require_close,
 )
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.graphs.replays import new_graph, warm_up
 from acclimate_conformance.checks.memory.allocations import release, require_figures
 
 _HELD = 16 * MIB
+_LENGTH = 4096
 
 
 @check(
@@ -124,6 +126,38 @@ def graphs_replay_in_any_thread(accelerator: Accelerator) -> None:
             equal(tripled, torch.full((4,), 3 * value)),
             "a replay in another thread than the capture's is wrong",
         )
+
+
+@check(
+    "capture_to_graph", "replay_graph",
+    promise="A replay changes no tensor that was made after the capture, and needs none that was dropped.",
+)  # fmt: skip
+def replays_keep_to_their_memory(accelerator: Accelerator) -> None:
+    device = accelerator.current_device_name()
+    given = torch.ones(_LENGTH, device=device)
+    graph = new_graph(accelerator)
+
+    def work() -> torch.Tensor:
+        doubled = given * 2
+        more = doubled + 1
+        return more.exp() + doubled * more
+
+    warm_up(accelerator, work)
+    with accelerator.capture_to_graph(graph):
+        result = work()
+    later = [torch.full((_LENGTH,), 7.0, device=device) for _ in range(16)]
+    for value in (0.5, 0.25):
+        given.fill_(value)
+        accelerator.replay_graph(graph)
+        accelerator.synchronize()
+        for tensor in later:
+            require(
+                equal(tensor, torch.full((_LENGTH,), 7.0)),
+                "replay_graph() changes a tensor made after the capture",
+            )
+        doubled = torch.full((_LENGTH,), value) * 2
+        wanted = (doubled + 1).exp() + doubled * (doubled + 1)
+        require_close(result, wanted, torch.float32, "replay_graph(): a result of dropped tensors")
 
 
 @check(

@@ -27,6 +27,7 @@ from acclimate_conformance.checks.memory.allocations import (
 
 _LARGE = (2**32 + 64 * MIB, 2**31 + 64 * MIB)
 _REFUSALS = 64
+_LENGTH = 5003
 
 
 @check(
@@ -79,6 +80,36 @@ def cache_is_not_available(accelerator: Accelerator) -> None:
         available <= total - reserved,
         f"with {mib(reserved)} reserved of {mib(total)}, {mib(available)} are available: too many",
     )
+
+
+@check(
+    "empty_cache", "memory_allocated",
+    promise="New tensors hold the values that they are made with, in memory that others used before.",
+    of="operators",
+)  # fmt: skip
+def used_memory_is_cleared(accelerator: Accelerator) -> None:
+    device = accelerator.current_device_name()
+    makers: dict[str, Callable[[torch.dtype], tuple[torch.Tensor, float]]] = {
+        "torch.zeros": lambda d: (torch.zeros(_LENGTH, dtype=d, device=device), 0),
+        "torch.zeros_like": lambda d: (torch.zeros_like(torch.empty(_LENGTH, dtype=d, device=device)), 0),
+        "new_zeros": lambda d: (torch.empty(1, dtype=d, device=device).new_zeros(_LENGTH), 0),
+        "zero_": lambda d: (torch.empty(_LENGTH, dtype=d, device=device).zero_(), 0),
+        "torch.ones": lambda d: (torch.ones(_LENGTH, dtype=d, device=device), 1),
+        "torch.full": lambda d: (torch.full((_LENGTH,), 1, dtype=d, device=device), 1),
+    }
+    steps: dict[str, Callable[[], None]] = {
+        "a tensor was dropped": accelerator.synchronize,
+        "empty_cache()": accelerator.empty_cache,
+    }
+    for after, step in steps.items():
+        for what, make in makers.items():
+            for dtype in (torch.float32, torch.int32, torch.bool):
+                held = torch.full((4 * _LENGTH,), 113, dtype=torch.uint8, device=device)
+                del held
+                step()
+                made, wanted = make(dtype)
+                wrong = int((made.cpu() != wanted).sum())
+                require(not wrong, f"{wrong} of {_LENGTH} numbers of {what} are wrong after {after}")
 
 
 @check(

@@ -83,6 +83,8 @@ _COUNTED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], list[float]]] 
     "random_(5)": (lambda t: t.random_(5), [0.2] * 5),
     "random_(2, 7)": (lambda t: t.random_(2, 7), [0.0, 0.0, *[0.2] * 5]),
     "random_(3) of integers": (lambda t: t.int().random_(3), [1 / 3] * 3),
+    "random_() of uint8": (lambda t: t.to(torch.uint8).random_(), [1 / 256] * 256),
+    "random_() of truth values": (lambda t: t.bool().random_(), [0.5, 0.5]),
     "torch.randint(3)": (lambda t: torch.randint(3, t.shape, device=t.device), [1 / 3] * 3),
     "torch.randint(1, 5) of uint8": (
         lambda t: torch.randint(1, 5, t.shape, dtype=torch.uint8, device=t.device),
@@ -242,12 +244,31 @@ def draws_are_independent(accelerator: Accelerator) -> None:
                 f"{what} of {length} elements leaves element {int((flat == -9).int().argmax())} as it was",
             )
             numbers = flat.unique().numel()
+            least = length - 1 if what == "torch.randperm" else 0.985 * length - 1
             require(
-                numbers > 0.98 * min(length, 1 << 14) - 1,
+                numbers > least,
                 f"{what} of {length} elements gives {numbers} different numbers",
             )
             tail = flat[-min(length, 4) :]
             require(bool(tail.isfinite().all()), f"{what} of {length} elements ends with {tail.tolist()}")
+    places = torch.randperm(70_001, device=device).cpu()
+    kept = int((places == torch.arange(len(places))).sum())
+    require(kept < 20, f"torch.randperm of {len(places)} leaves {kept} numbers in their places")
+    for low, high in ((0, 1 << 33), (-(1 << 40), 1 << 40), (0, 1 << 62), (1 << 53, (1 << 53) + 8)):
+        if not _offered(lambda n=low, m=high: torch.randint(n, m, (1,), device=device)):  # type: ignore[misc]
+            continue
+        drawn = torch.randint(low, high, (_COUNT,), device=device).cpu() - low
+        name, width = f"torch.randint({low}, {high})", high - low
+        require(
+            int(drawn.min()) >= 0 and int(drawn.max()) < width,
+            f"{name} gives {int(drawn.min()) + low} to {int(drawn.max()) + low}",
+        )
+        for what, share in (
+            ("above the middle", (drawn >= width // 2).double().mean()),
+            ("in the second and fourth quarter", (drawn // (width // 4) % 2).double().mean()),
+            ("odd", (drawn % 2).double().mean()),
+        ):
+            require(abs(float(share) - 0.5) < 0.02, f"{float(share):.1%} of the numbers of {name} are {what}")
     whole = torch.full((8, 50), -9.0, device=device)
     whole[:, ::2].uniform_()
     untouched = whole[:, 1::2].cpu()
@@ -388,6 +409,17 @@ def dropout(accelerator: Accelerator) -> None:
                 f"alpha_dropout({chance}) of normal numbers has the mean {float(kept.mean()):.3f} and the "
                 f"standard deviation {float(kept.std()):.3f}",
             )
+        matrix = (torch.arange(1.0, 1600.0).reshape(41, 39) / 8).to(device)
+        for lies, given in {"transposed": matrix.t(), "every second row": matrix[::2],
+                            "expanded": matrix[:, :1].expand(41, 39)}.items():  # fmt: skip
+            dropped = functional.dropout(given, chance).cpu().double()
+            right = (dropped == 0) | ((dropped - given.cpu() / (1 - chance)).abs() <= 1e-3 * dropped.abs())
+            require(
+                bool(right.all()), f"dropout({chance}) of a matrix, {lies}, gives numbers of other places"
+            )
+        before = accelerator.get_rng_state().clone()
+        functional.dropout(matrix, chance, training=False)
+        require(equal(accelerator.get_rng_state(), before), f"dropout({chance}) draws in evaluation")
         for training in (False, True):
             inplace = torch.ones(999, device=device)
             returned = functional.dropout(inplace, chance, training, inplace=True)
@@ -435,12 +467,13 @@ def recomputed_draws_repeat(accelerator: Accelerator) -> None:
     (found,) = torch.autograd.grad(parts.sum(), given)
     require(equal(found, plain), "checkpoint_sequential gives another gradient")
     if not is_host(accelerator):
-        accelerator.manual_seed(4)
+        accelerator.manual_seed_all(4)
         torch.rand(1, device=device)
-        state = accelerator.get_rng_state().clone()
+        states = [state.clone() for state in accelerator.get_rng_state_all()]
         with torch.random.fork_rng(device_type=accelerator.device_type):
             torch.manual_seed(99)
             torch.rand(5, device=device)
-        require(
-            equal(accelerator.get_rng_state(), state), "torch.random.fork_rng() does not restore the state"
-        )
+        for index, (now, before) in enumerate(zip(accelerator.get_rng_state_all(), states, strict=True)):
+            require(
+                equal(now, before), f"torch.random.fork_rng() does not restore the state of device {index}"
+            )

@@ -232,13 +232,14 @@ def last_seed_is_told(accelerator: Accelerator) -> None:
         return _SEED + 2
 
     ways = {"manual_seed": by_hand, "seed": accelerator.seed, "torch.manual_seed": by_torch,
+            "torch.seed": torch.seed,
             "default_generator().manual_seed": by_generator}  # fmt: skip
     for _ in range(2):  # so that each also follows the last
         for name, seeding in ways.items():
             given = seeding()
             numbers = _draw(device)
             told = accelerator.initial_seed()
-            through = "by manual_seed_all() of the module, " if name == "torch.manual_seed" else ""
+            through = "by manual_seed_all() of the module, " if name.startswith("torch") else ""
             require(told == given, f"after {name} with {given}, {through}initial_seed() is {told}")
             accelerator.manual_seed(told)
             require(

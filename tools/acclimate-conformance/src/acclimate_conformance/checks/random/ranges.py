@@ -60,6 +60,13 @@ def _require_places(device: str) -> None:
     for _ in range(3):
         drawn = torch.multinomial(weights, 32).cpu()
         require(drawn.unique().numel() == 32, "multinomial without replacement draws a place twice")
+    weights = torch.tensor([[0.0, 1.0, 0.0, 3.0, 0.5], [2.0, 0.0, 1e-3, 0.0, 9.0]], device=device)
+    for _ in range(3):
+        drawn = torch.multinomial(weights, 3).sort(-1).values.cpu()
+        require(
+            drawn.tolist() == [[1, 3, 4], [0, 2, 4]],
+            f"multinomial of all places with a weight, without replacement, draws {drawn.tolist()}",
+        )
     weights = torch.tensor([1.0, 0.0, 3.0], device=device)
     drawn = torch.multinomial(weights, _COUNT, replacement=True).cpu()
     shares = torch.bincount(drawn, minlength=3).double() / _COUNT

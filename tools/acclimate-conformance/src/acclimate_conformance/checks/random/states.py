@@ -7,7 +7,14 @@ from collections.abc import Callable
 import torch
 
 from acclimate.accelerator import Accelerator
-from acclimate_conformance.checks.assertions import device_names, equal, is_host, require
+from acclimate_conformance.checks.assertions import (
+    device_names,
+    equal,
+    in_thread,
+    is_host,
+    require,
+    several_devices,
+)
 from acclimate_conformance.checks.check import check
 
 _COUNT = 301
@@ -171,15 +178,80 @@ def seeds_of_every_size(accelerator: Accelerator) -> None:
             seeding(seed)
             told = accelerator.initial_seed()
             require(told == seed, f"after {seeding.__name__}({seed}) initial_seed() is {told}")
-    accelerator.manual_seed(0)
-    zero = torch.rand(_COUNT, device=accelerator.current_device_name()).cpu()
-    accelerator.manual_seed(1)
-    require(
-        not equal(torch.rand(_COUNT, device=accelerator.current_device_name()), zero),
-        "manual_seed() with 0 and with 1 gives the same numbers",
-    )
+    drawn: dict[int, torch.Tensor] = {}
+    for seed in (0, 1, 1 + 2**8, 1 + 2**16, 1 + 2**24, 1 + 2**31):
+        accelerator.manual_seed(seed)
+        numbers = torch.rand(_COUNT, device=accelerator.current_device_name()).cpu()
+        for other, theirs in drawn.items():
+            require(
+                not equal(numbers, theirs),
+                f"manual_seed() with {other} and with {seed} gives the same numbers",
+            )
+        drawn[seed] = numbers
     accelerator.manual_seed_all(5)
     for index, name in enumerate(device_names(accelerator)):
         with accelerator.device(index):
             told = accelerator.initial_seed()
         require(told == 5, f"after manual_seed_all(5) initial_seed() on {name} is {told}")
+
+
+@check(
+    "manual_seed", "get_rng_state", "set_rng_state",
+    promise="All threads draw from a device's one generator, and seed and restore it.",
+)  # fmt: skip
+def threads_share_the_generator(accelerator: Accelerator) -> None:
+    index, name = accelerator.current_device(), accelerator.current_device_name()
+
+    def draw() -> torch.Tensor:
+        return torch.rand(_COUNT, device=name).cpu()
+
+    def seed() -> None:
+        with accelerator.device(index):
+            accelerator.manual_seed(23)
+
+    seed()
+    wanted = [draw() for _ in range(4)]
+    for seeding in (seed, lambda: in_thread(seed)):
+        seeding()
+        found = [run() for run in (draw, lambda: in_thread(draw), lambda: in_thread(draw), draw)]
+        for number, (ours, theirs) in enumerate(zip(found, wanted, strict=True)):
+            require(
+                equal(ours, theirs),
+                f"after manual_seed() draw {number + 1} of 4 in turn by two threads gives other numbers than "
+                "in one thread",
+            )
+    in_thread(seed)
+    state = in_thread(lambda: accelerator.get_rng_state(index).clone())
+    draw()
+    in_thread(lambda: accelerator.set_rng_state(state, index))
+    require(equal(draw(), wanted[0]), "set_rng_state() in another thread does not restore the state here")
+
+
+@check(
+    "default_generator", "device_name",
+    promise="A generator of a device that is not current draws its own numbers and changes no other state.",
+)  # fmt: skip
+def generators_of_other_devices(accelerator: Accelerator) -> None:
+    names = several_devices(accelerator)
+    for here in range(len(names)):
+        for there, name in enumerate(names):
+            accelerator.set_device(here)
+            states = [accelerator.get_rng_state(index).clone() for index in range(len(names))]
+            own = torch.Generator(name).manual_seed(31)
+            where = f"a generator of {name} while device {here} is current"
+            require(str(own.device) == name, f"{where} is on {own.device}")
+            first = torch.rand(_COUNT, device=name, generator=own).cpu()
+            twin = torch.Generator(name).manual_seed(31)
+            filled = torch.empty(_COUNT, device=name).uniform_(generator=twin)
+            require(equal(filled, first), f"{where} does not repeat the numbers of another of the same seed")
+            for index, state in enumerate(states):
+                require(
+                    equal(accelerator.get_rng_state(index), state),
+                    f"{where} changes the state of {names[index]}",
+                )
+            with accelerator.device(there):
+                accelerator.manual_seed(37)
+                wanted = torch.rand(_COUNT, device=name).cpu()
+                accelerator.manual_seed(37)
+            found = torch.rand(_COUNT, device=name)
+            require(equal(found, wanted), f"a draw on {name} while device {here} is current is another")

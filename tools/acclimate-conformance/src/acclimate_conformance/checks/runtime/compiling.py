@@ -15,6 +15,7 @@ from acclimate_conformance.checks.assertions import (
     refused,
     require,
     require_close,
+    shares_memory,
 )
 from acclimate_conformance.checks.check import check
 
@@ -66,6 +67,49 @@ def compiles(accelerator: Accelerator) -> str | None:
                 linear.weight.mul_(-2)
     told = [" ".join(str(w.message).split()) for w in said if accelerator.device_type in str(w.message)]
     return f'"{backend}" says: {told[0][:160]}' if told else None
+
+
+@check(
+    "compile_backend", "get_compile_backend",
+    promise="A compiled function changes its inputs, returns views of them, and draws numbers as eager does.",
+    timeout_s=240, once=True,
+)  # fmt: skip
+def compiled_functions_have_effects(accelerator: Accelerator) -> None:
+    backend = exactly(accelerator.get_compile_backend(), str, "get_compile_backend()")
+    torch._dynamo.reset()
+    device = accelerator.current_device_name()
+
+    def work(x: torch.Tensor, total: torch.Tensor) -> list[torch.Tensor]:
+        x.mul_(2)
+        part = x[1:]
+        part.clamp_(max=9)
+        total[1:].add_(x.sum())
+        return [x + 1, part, (x > 3).to(torch.int32), x.argmax(), x.sum(0, keepdim=True)]
+
+    what = f'a function compiled with "{backend}"'
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = torch.compile(work, backend=backend)
+        # A compiler takes sizes that change for variables.
+        for length, records in ((5, True), (8, False)):
+            given, counted = torch.arange(length * 3.0).reshape(length, 3), torch.zeros(3)
+            ours, count = given.clone().to(device), counted.clone().to(device)
+            with torch.set_grad_enabled(records):
+                found, wanted = compiled(ours, count), work(given, counted)
+            for number, (actual, expected) in enumerate(zip(found, wanted, strict=True)):
+                require(
+                    actual.dtype == expected.dtype and equal(actual, expected),
+                    f"result {number + 1} of {what}, of {length} rows, is wrong",
+                )
+            require(equal(ours, given) and equal(count, counted), f"{what} changes its inputs otherwise")
+            require(shares_memory(found[1], ours), f"{what} returns a copy instead of a view of its input")
+        dropped = torch.compile(lambda x: torch.nn.functional.dropout(x, 0.5) * 3, backend=backend)
+        ones = torch.ones(301, device=device)
+        accelerator.manual_seed(3)
+        first, second = dropped(ones).cpu(), dropped(ones).cpu()
+        accelerator.manual_seed(3)
+        require(not equal(first, second), f"dropout in {what} has the same mask twice")
+        require(equal(dropped(ones), first), f"dropout in {what} does not repeat after manual_seed()")
 
 
 @check(

@@ -284,3 +284,13 @@ def lazy_calls(accelerator: Accelerator) -> None:
     torch.ones(1, device=accelerator.current_device_name())
     accelerator.init()
     require(calls == [0, 1, 2], f"of the lazy calls 0, 1 and 2 these were made: {calls}")
+
+    def fail() -> None:
+        raise DeliberateError
+
+    with let_through("lazy_call()"):
+        accelerator.lazy_call(fail)
+        accelerator.init()
+    accelerator.lazy_call(lambda: accelerator.lazy_call(lambda: calls.append(3)))
+    accelerator.init()
+    require(calls == [0, 1, 2, 3], f"of the lazy calls 0 to 3, the last within another, were made: {calls}")

@@ -17,9 +17,9 @@ from acclimate_conformance.checks.assertions import device_names, equal, is_host
 from acclimate_conformance.checks.check import check
 
 
-def _saved_and_loaded(things: Any, place: Any = None) -> Any:
+def _saved_and_loaded(things: Any, place: Any = None, zipped: bool = True) -> Any:
     file = io.BytesIO()
-    torch.save(things, file)
+    torch.save(things, file, _use_new_zipfile_serialization=zipped)
     file.seek(0)
     return torch.load(file, map_location=place)
 
@@ -38,6 +38,7 @@ def tensors_are_saved(accelerator: Accelerator) -> str | None:
     names = device_names(accelerator)
     ways: dict[str, Callable[[Any], Any]] = {
         "torch.save and torch.load": _saved_and_loaded,
+        "torch.save without zip": lambda things: _saved_and_loaded(things, zipped=False),
         "pickle": lambda things: pickle.loads(pickle.dumps(things)),
         "copy.deepcopy": copy.deepcopy,
     }
@@ -71,6 +72,10 @@ def _kinds(name: str) -> dict[str, torch.Tensor]:
         "a parameter": torch.nn.Parameter(base.clone()),
         "a frozen parameter": torch.nn.Parameter(base.clone(), requires_grad=False),
         "integers": base.int(), "truth values": base > 3, "a single number": base[1, 1],
+        "1,003 numbers": torch.arange(1003.0, device=name),
+        "70,001 numbers": torch.arange(70_001, device=name),
+        "the end of 70,001 numbers": torch.arange(70_001.0, device=name)[-5:],
+        "a part of every second row": torch.arange(70_001.0, device=name)[1:].view(-1, 7)[::2, 3:],
     }  # fmt: skip
 
 

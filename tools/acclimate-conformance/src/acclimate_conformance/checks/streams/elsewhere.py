@@ -9,7 +9,14 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import Accelerator
-from acclimate_conformance.checks.assertions import Work, device_names, equal, require, require_streams
+from acclimate_conformance.checks.assertions import (
+    Work,
+    device_names,
+    equal,
+    require,
+    require_streams,
+    several_devices,
+)
 from acclimate_conformance.checks.check import check
 
 _LENGTH = 1 << 14
@@ -122,6 +129,49 @@ def streams_of_other_devices(accelerator: Accelerator) -> None:
                     accelerator.current_stream() == accelerator.default_stream(),
                     f"stream(s) with a stream of {name}, entered on device {here}, outlasts its block",
                 )
+
+
+@check(
+    "Event", "Stream", "stream", "synchronize",
+    promise="A stream, or the host, waits for events and streams of a device that is not current.",
+    once=True,
+)  # fmt: skip
+def streams_wait_for_other_devices(accelerator: Accelerator) -> None:
+    require_streams(accelerator)
+    names = several_devices(accelerator)
+    ways: dict[str, Callable[[Any, Any, Any], object]] = {
+        "Stream.wait_event()": lambda waiting, event, producer: waiting.wait_event(event),
+        "Stream.wait_stream()": lambda waiting, event, producer: waiting.wait_stream(producer),
+        "Event.wait(stream)": lambda waiting, event, producer: event.wait(waiting),
+        "Event.synchronize()": lambda waiting, event, producer: event.synchronize(),
+        "Stream.synchronize()": lambda waiting, event, producer: producer.synchronize(),
+    }
+    for here in range(len(names)):
+        there = (here + 1) % len(names)
+        with accelerator.device(there):
+            work = Work(accelerator)
+        accelerator.set_device(here)
+        for what, wait in ways.items():
+            producer, consumer = (
+                accelerator.Stream(device=names[there]),
+                accelerator.Stream(device=names[here]),
+            )
+            value = torch.zeros(_LENGTH, device=names[there])
+            for index in (here, there):
+                accelerator.synchronize(index)
+            event = accelerator.Event()
+            with accelerator.stream(producer):
+                value += work.queue()[0, 0] * 3
+                event.record(producer)
+            wait(consumer, event, producer)
+            with accelerator.stream(consumer):
+                seen = value.to(names[here], non_blocking=True) * 2
+            for index in (here, there):
+                accelerator.synchronize(index)
+            require(
+                equal(seen, torch.full((_LENGTH,), 6.0)),
+                f"{what} on {names[here]} does not wait for work of {names[there]}",
+            )
 
 
 @check(

@@ -12,6 +12,7 @@ import torch
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import (
     BrokenPromiseError,
+    NotOfferedError,
     Work,
     equal,
     exactly,
@@ -91,15 +92,22 @@ def host_waits(accelerator: Accelerator) -> None:
             stream = accelerator.current_stream() if on_default else accelerator.Stream()
             landed = accelerator.pin_empty(_LENGTH, dtype=torch.float32).zero_()
             ones = torch.ones(_LENGTH, device=accelerator.current_device_name())
+            value = torch.zeros(_LENGTH, device=accelerator.current_device_name())
             accelerator.synchronize()
             event = accelerator.Event()
             with accelerator.stream(stream):
                 landed.copy_(ones * work.queue()[0, 0] * 3, non_blocking=True)
+                value += work.queue()[0, 0] * 3
                 event.record()  # on the stream that is current
             wait(stream, event)
+            seen = value * 2
             require(
                 equal(landed, torch.full((_LENGTH,), 3.0)),
                 f"after {what} an earlier copy to the host is not complete",
+            )
+            require(
+                equal(seen, torch.full((_LENGTH,), 6.0)),
+                f"after {what} the default stream reads what was before earlier work",
             )
             accelerator.synchronize()
 
@@ -147,6 +155,74 @@ def streams_wait(accelerator: Accelerator) -> None:
             require(
                 equal(seen, torch.full((_LENGTH,), 6.0)), f"after {what} a stream read what was before it"
             )
+
+
+@check(
+    "Event", "Stream", "stream", "current_stream",
+    promise="An event that is recorded again stands for later work; one never recorded is complete.",
+    once=True,
+)  # fmt: skip
+def events_are_recorded_again(accelerator: Accelerator) -> None:
+    require_streams(accelerator)
+    work = Work(accelerator)
+    ways: dict[str, Callable[[Any, Any], object]] = {
+        "Event.synchronize()": lambda waiting, event: event.synchronize(),
+        "Event.query()": lambda waiting, event: _until("Event.query()", event.query),
+        "Stream.wait_event()": lambda waiting, event: waiting.wait_event(event),
+        "Event.wait(stream)": lambda waiting, event: event.wait(waiting),
+    }
+    for what, wait in ways.items():
+        producer, consumer = accelerator.Stream(), accelerator.Stream()
+        value = torch.zeros(_LENGTH, device=accelerator.current_device_name())
+        accelerator.synchronize()
+        event = accelerator.Event()
+        wait(consumer, event)
+        with accelerator.stream(producer):
+            event.record()
+            event.synchronize()
+            value += work.queue()[0, 0] * 3
+            event.record()
+        with accelerator.stream(consumer):
+            wait(consumer, event)
+            seen = value * 2
+        accelerator.synchronize()
+        require(
+            equal(seen, torch.full((_LENGTH,), 6.0)),
+            f"after {what} of an event that was recorded a second time, a stream reads what was before",
+        )
+    fresh = accelerator.Event()
+    fresh.synchronize()
+    require(fresh.query() is True, "Event.query() of an event that was never recorded is not True")
+
+
+@check(
+    "Stream", "stream", "current_stream",
+    promise="Memory of a tensor for which record_stream(s) was called is used again once s is done with "
+    "it.",
+    once=True,
+)  # fmt: skip
+def recorded_streams_keep_memory(accelerator: Accelerator) -> None:
+    require_streams(accelerator)
+    device = accelerator.current_device_name()
+    work = Work(accelerator)
+    for _ in range(_ROUNDS):
+        side = accelerator.Stream()
+        value = torch.full((_LENGTH,), 3.0, device=device)
+        accelerator.synchronize()
+        try:
+            value.record_stream(side)
+        except NotImplementedError as error:
+            raise NotOfferedError(f"record_stream(): {error}") from error
+        with accelerator.stream(side):
+            seen = value * work.queue()[0, 0] * 2
+        del value
+        later = [torch.full((_LENGTH,), -1.0, device=device) for _ in range(4)]
+        accelerator.synchronize()
+        require(
+            equal(seen, torch.full((_LENGTH,), 6.0)),
+            "after record_stream(s) the memory of a freed tensor is used again before s has read it",
+        )
+        del later
 
 
 @check(

@@ -22,6 +22,8 @@ class Place:
 
     def __init__(self, device: str, layout: Layout | None = None) -> None:
         self.device, self._layout = device, layout
+        self.made = 0
+        """How many tensors it has been given."""
 
     def put(self, value: Any) -> Any:
         """A copy of a tensor, or of a structure of tensors; the host's name becomes this place's."""
@@ -37,6 +39,7 @@ class Place:
         return type(value)(self.device) if is_host else value
 
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.made += 1
         with torch.no_grad():
             given = tensor.detach()
             if given.layout != torch.strided:
@@ -82,6 +85,10 @@ def _every_second_row(place: Place, tensor: torch.Tensor) -> torch.Tensor:
     return place.whole(torch.stack([torch.ones_like(tensor), tensor], 1))[:, 1]
 
 
+def _every_second_transposed(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+    return _transposed(place, tensor) if place.made % 2 else place.whole(tensor)
+
+
 def _channels_last(place: Place, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dim() < 3:
         return place.whole(tensor)
@@ -93,6 +100,7 @@ LAYOUTS: dict[str, Layout] = {
     "that are transposed": _transposed,
     "that are every second element": _every_second,
     "that are every second row": _every_second_row,
+    "of which every second is transposed": _every_second_transposed,
 }
 """Each keeps the elements of a tensor that has some."""
 _OF_IMAGES: dict[str, Layout] = {"with channels last": _channels_last}

@@ -135,13 +135,13 @@ def samples_of(
         found = list(itertools.islice(theirs, most * _STEP) if most <= _FEW else theirs)
     except Exception:  # noqa: BLE001 - torch's own lists fail for some dtypes, in any way
         return
-    for sample in spread([sample for sample in found if _elements(sample.input) <= _LARGEST], most):
+    for sample in spread([sample for sample in found if elements(sample.input) <= _LARGEST], most):
         yield Sample(
             sample.input, sample.args, sample.kwargs, sample.output_process_fn_grad, sample.broadcasts_input
         )
 
 
-def _elements(value: Any) -> int:
+def elements(value: Any) -> int:
     """How many elements the first input has; large ones take long, and another check has them."""
     return value.numel() if isinstance(value, torch.Tensor) else 0
 

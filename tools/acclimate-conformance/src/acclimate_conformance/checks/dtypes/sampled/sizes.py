@@ -54,6 +54,10 @@ class Given:
         return self.place.whole(torch.randperm(length, generator=self._generator))
 
 
+def _seven(given: Given, length: int) -> torch.Tensor:
+    return given.floats(2, 1, 3, 2, min(length, 9), 1, 2)
+
+
 Sized = Callable[[Given, int], Any]
 SIZED: dict[str, Sized] = {
     "torch.softmax": lambda g, n: g.floats(3, n).softmax(-1),
@@ -240,6 +244,23 @@ SIZED: dict[str, Sized] = {
         torch.cdist(g.floats(3, n), g.floats(4, n)),
         torch.cdist(g.floats(n, 3), g.floats(4, 3)),
     ],
+    "numbers of the host beside tensors": lambda g, n: [
+        g.floats(n) * torch.tensor(2.5),
+        torch.tensor(3) - g.floats(2, n),
+        g.floats(n).add(torch.tensor(2), alpha=3),
+        g.places(n, below=9) * torch.tensor(0.5),
+        torch.where(g.truths(n), g.floats(n), torch.tensor(0.5)),
+        g.floats(n).masked_fill(g.truths(n), torch.tensor(-1.0)),
+        g.floats(n) > torch.tensor(0.25),
+    ],
+    "operators of seven dimensions": lambda g, n: [
+        _seven(g, n).permute(6, 4, 2, 0, 1, 5, 3) + _seven(g, n).permute(6, 4, 2, 3, 1, 5, 0),
+        _seven(g, n).sum((0, 2, 4)),
+        _seven(g, n).amax((1, 3, 5)),
+        _seven(g, n).permute(6, 4, 2, 0, 1, 5, 3).contiguous(),
+        _seven(g, n).transpose(0, 4).exp(),
+        _seven(g, n).flip(0, 4),
+    ],
     "torch.addcmul": lambda g, n: torch.addcmul(g.floats(n), g.floats(2, n), g.floats(n), value=0.5),
     "torch.outer": lambda g, n: torch.outer(g.floats(n), g.floats(3)),
     "torch.var_mean": lambda g, n: [*torch.var_mean(g.floats(3, n + 1), -1), g.floats(n + 1).std()],
@@ -258,7 +279,14 @@ SIZED: dict[str, Sized] = {
     "torch.any": lambda g, n: [g.truths(n).any(), g.truths(3, n).all(-1), g.truths(n).sum()],
 }
 """By the operator, calls in which one dimension has a given length."""
-_ROWS_ONLY = ("torch.cdist", "torch.einsum", "torch.repeat_interleave", "torch.baddbmm", "torch.outer")
+_ROWS_ONLY = (
+    "torch.cdist",
+    "torch.einsum",
+    "torch.repeat_interleave",
+    "torch.baddbmm",
+    "torch.outer",
+    "operators of seven dimensions",
+)
 """Too slow or too large with very many elements."""
 
 

@@ -22,6 +22,7 @@ from acclimate_conformance.checks.dtypes.sampled.samples import (
     NOT_FLOATING,
     PLACES_ARE_FREE,
     Sample,
+    elements,
     lists_of_tensors,
     name_of,
     operators,
@@ -29,8 +30,9 @@ from acclimate_conformance.checks.dtypes.sampled.samples import (
     samples_of,
 )
 
-_MOST, _LARGER, _OTHER_DTYPES, _LAID_OUT = 24, 6, 3, 4
-"""How many inputs are tried: of torch's list, of its larger one, in other dtypes, in other layouts."""
+_MOST, _LARGER, _OTHER_DTYPES, _LAID_OUT, _ALONE = 24, 6, 3, 4, 3
+"""How many inputs are tried: of torch's list, of its larger one, in other dtypes, in other layouts, and each
+input alone."""
 
 
 def _call(op: Any, sample: Sample) -> Callable[[Place], Any]:
@@ -87,17 +89,32 @@ def operators_in_every_dtype(accelerator: Accelerator, found: Findings) -> None:
 
 
 def operators_on_any_layout(accelerator: Accelerator, found: Findings) -> None:
+    reduced = [d for d in accelerator.supported_dtypes() if d in (torch.bfloat16, torch.float16)][:1]
     for op in operators():
-        dtype = next((d for d in (torch.float32, torch.int64) if d in op.supported_dtypes(HOST)), None)
-        if dtype is None:
-            continue
-        for sample in samples_of(op, dtype, _LAID_OUT):
-            for how, layout in layouts_for((sample.value, sample.args, sample.kwargs)).items():
-                places = Place(HOST, layout), Place(found.device, layout)
-                text = _text(op, sample, f"of tensors {how}")
-                found.compare(name_of(op), text, _values(op, sample), *places)
+        offered = op.supported_dtypes(HOST)
+        first = next((d for d in (torch.float32, torch.int64) if d in offered), None)
+        for dtype in (first, *reduced):
+            if dtype is None or dtype not in offered:
+                continue
+            for sample in _laid_out(op, dtype, thorough=dtype == first):
+                for how, layout in layouts_for((sample.value, sample.args, sample.kwargs)).items():
+                    places = Place(HOST, layout), Place(found.device, layout)
+                    text = _text(op, sample, f"of tensors {how}")
+                    found.compare(name_of(op), text, _values(op, sample), *places)
         if found.enough:
             return
+
+
+def _laid_out(op: Any, dtype: torch.dtype, thorough: bool) -> list[Sample]:
+    """Inputs of several shapes, or the largest; for operators of two numbers also two of one shape."""
+    from torch.testing._internal.opinfo.core import BinaryUfuncInfo
+
+    found = list(samples_of(op, dtype, _LAID_OUT))
+    largest = max(found, key=lambda sample: elements(sample.value), default=None)
+    chosen = found if thorough else [] if largest is None else [largest]
+    if isinstance(op, BinaryUfuncInfo) and largest is not None and largest.args:
+        chosen = [*chosen, replace(largest, args=(largest.value.flip(0), *largest.args[1:]))]
+    return chosen
 
 
 def _values(op: Any, sample: Sample) -> Callable[[Place], Any]:
@@ -129,6 +146,15 @@ def operators_on_special_numbers(accelerator: Accelerator, found: Findings) -> N
             special = replace(sample, value=_with_special_numbers(sample.value))
             text = _text(op, sample, "with NaN and infinity in the first input")
             found.compare(name_of(op), text, _values(op, special))
+        for sample in samples_of(op, torch.float32, 2):
+            special = replace(sample, args=_with_special_numbers(sample.args))
+            text = _text(op, sample, "with NaN and infinity in the other inputs")
+            found.compare(name_of(op), text, _values(op, special))
+        for dtype in accelerator.supported_dtypes()[1:]:
+            for sample in samples_of(op, dtype, 1) if dtype in op.supported_dtypes(HOST) else ():
+                special = replace(sample, value=_with_special_numbers(sample.value))
+                text = _text(op, sample, "with NaN and infinity in the first input")
+                found.compare(name_of(op), text, _values(op, special))
         if found.enough:
             return
 
@@ -209,10 +235,14 @@ def gradients_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
     for op in operators():
         if not op.supports_autograd or torch.float32 not in op.supported_dtypes(HOST):
             continue
-        for sample in samples_of(op, torch.float32, 24, requires_grad=True):
-            found.compare(
-                name_of(op), f"{_text(op, sample)}: its gradients", _gradients(op, sample, second=False)
-            )
+        for number, sample in enumerate(samples_of(op, torch.float32, 24, requires_grad=True)):
+            told = f"{_text(op, sample)}: its gradients"
+            for how, weigh in list(_WEIGHTS.items())[: None if number == 0 else 1]:
+                found.compare(name_of(op), f"{told}{how}", _gradients(op, sample, second=False, weigh=weigh))
+            inputs = _differentiable((sample.value, sample.args, sample.kwargs))
+            for only in range(len(inputs)) if number < _ALONE and len(inputs) > 1 else ():
+                run = _gradients(op, sample, second=False, only=only)
+                found.compare(name_of(op), f"{told} for input {only + 1} alone", run)
         for dtype in accelerator.supported_dtypes()[1:]:
             if dtype not in op.supported_backward_dtypes(HOST):
                 continue
@@ -231,20 +261,38 @@ def _twice_as_far(found: Any, wanted: Any) -> str:
     return difference(found, wanted, {dtype: 2 * allowed for dtype, allowed in OF_PRODUCTS.items()})
 
 
-def _gradients(op: Any, sample: Sample, second: bool) -> Callable[[Place], Any]:
-    """The gradients of an operator for its inputs, by which each element of the results has its weight."""
+def _differentiable(value: Any) -> list[torch.Tensor]:
+    return [t for t in tensors_in(value) if isinstance(t, torch.Tensor) and t.requires_grad]
+
+
+def _gradients(
+    op: Any, sample: Sample, second: bool, weigh: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    only: int | None = None,
+) -> Callable[[Place], Any]:  # fmt: skip
+    """The gradients of an operator for its inputs.
+
+    Args:
+        op: torch's description of it.
+        sample: its inputs.
+        second: whether for second gradients.
+        weigh: makes the gradient of a result; if ``None``, each element has its weight.
+        only: the number of the input that requires a gradient; each of them if ``None``.
+    """
+    weigh = weigh or _weights
 
     def run(place: Place) -> Any:
         given = place.put((sample.value, sample.args, sample.kwargs))
         value, args, kwargs = given
-        results = [
-            t
-            for t in tensors_in(sample.grads_of(op(value, *args, **kwargs)))
-            if isinstance(t, torch.Tensor) and t.requires_grad
-        ]
-        leaves = [t for t in tensors_in(given) if isinstance(t, torch.Tensor) and t.requires_grad]
+        leaves = _differentiable(given)
+        if only is not None:
+            for number, leaf in enumerate(leaves):
+                leaf.requires_grad_(number == only)
+            leaves = leaves[only : only + 1]
+        results = _differentiable(sample.grads_of(op(value, *args, **kwargs)))
+        if only is not None and not results:
+            return []
         first = torch.autograd.grad(
-            results, leaves, [_weights(t) for t in results], create_graph=second, allow_unused=True
+            results, leaves, [weigh(t) for t in results], create_graph=second, allow_unused=True
         )
         if not second:
             return list(first)
@@ -262,11 +310,25 @@ def _weights(result: torch.Tensor) -> torch.Tensor:
     return weights.to(result.dtype).to(result.device)
 
 
+def _with_gaps(result: torch.Tensor) -> torch.Tensor:
+    weights = _weights(result)
+    return torch.stack([weights, torch.zeros_like(weights)], -1)[..., 0]
+
+
+_WEIGHTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "": _weights,
+    ", of a sum": lambda result: torch.full((), 1.5, dtype=result.dtype, device=result.device).expand_as(
+        result
+    ),
+    ", of results with gaps": _with_gaps,
+}
+"""How the gradients of results lie in memory; that of a sum is one number in each place."""
+
+
 def lists_of_tensors_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
-    dtypes = [d for d in accelerator.supported_dtypes() if d in (torch.float32, torch.bfloat16)]
     for op in lists_of_tensors():
-        for dtype in dtypes:
-            for sample in _lists(op, dtype):
+        for dtype in accelerator.supported_dtypes():
+            for sample in _lists(op, dtype) if dtype in _OF_LISTS else ():
                 for form, function in (("", op.method_variant), (" in place", op.inplace_variant)):
                     if function is None:
                         continue
@@ -280,15 +342,37 @@ def lists_of_tensors_as_on_the_host(accelerator: Accelerator, found: Findings) -
             return
 
 
+_OF_LISTS = {torch.float32: 5, torch.bfloat16: 2, torch.float16: 0}
+"""By dtype, how many calls are tried at least."""
+_LARGE = 40
+"""A factor with which squares of torch's inputs overflow float16."""
+
+
 def _lists(op: Any, dtype: torch.dtype) -> list[Sample]:
+    """One call for each combination of options, or more; in float16 of large numbers."""
     try:
-        found = []
+        found: list[Sample] = []
+        options: dict[Any, Sample] = {}
         reset()
-        for sample in op.sample_inputs_func(op, HOST, dtype, False):
-            kwargs = {k: v for k, v in sample.kwargs.items() if k != "values" or op.name != "_foreach_norm"}
-            found.append(Sample(sample.input, sample.args, kwargs, lambda x: x, False))
-            if len(found) == 5:
-                break
+        for given in op.sample_inputs_func(op, HOST, dtype, False):
+            sample = Sample(given.input, given.args, given.kwargs, lambda x: x, False)
+            if (_options(sample) not in options and dtype is not torch.bfloat16) or len(found) < _OF_LISTS[
+                dtype
+            ]:
+                options.setdefault(_options(sample), sample)
+                found.append(sample)
     except Exception:  # noqa: BLE001 - torch's own lists fail for some dtypes
         return []
+    found += [replace(sample, kwargs={}) for sample in found[:1] if sample.kwargs]
+    if dtype is torch.float16:
+        return [replace(sample, value=[t * _LARGE for t in sample.value]) for sample in found]
     return found
+
+
+def _options(sample: Sample) -> tuple[Any, ...]:
+    """The kinds of its arguments."""
+
+    def kind(value: Any) -> str:
+        return str([type(part) for part in value[:1]] if isinstance(value, (list, tuple)) else type(value))
+
+    return (*map(kind, sample.args), *((name, kind(value)) for name, value in sample.kwargs.items()))
