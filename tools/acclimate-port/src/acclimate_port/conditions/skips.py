@@ -31,8 +31,8 @@ def _skipped(file: SourceFile, test: cst.CSTNode) -> Iterator[Span]:
     block = file.tree.parent(decided) if decided is not None else None
     if isinstance(decided, cst.If) and block is not None and _SKIPS.search(file.tree.source(decided.body)):
         yield Span(file.span(decided).end, file.span(block).end)
-        function = file.tree.around(decided, cst.FunctionDef)
-        yield from _run_before(file, function) if function is not None else ()
+        check = file.tree.around(decided, cst.FunctionDef)
+        yield from _run_before(file, check) if check is not None else ()
     decorator = file.tree.around(test, cst.Decorator)
     if decorator is not None and _SKIPS.search(file.tree.source(decorator)):
         yield from _decorated(file, decorator)
