@@ -47,7 +47,8 @@ acclimate port repo/ --report out.html   # also shows what edits that need --uns
   code that needs CUDA. Files without code for a device are read too, if they pass such a value on. Code behind a flag
   that stays is ported: it runs on CUDA alone. Give the whole project, as of a single file only its own code is known.
 - A report about CUDA ("CUDA available?") and a condition about a library of NVIDIA's stay.
-- Tests that decide about moving or wrapping the same object are one decision, with the code after an early return.
+- Tests that decide about moving or wrapping the same object, or objects that meet, are one decision, with the code after an
+  early return. So are a skip in a test suite and what it skips, the parts of an option, and moves that one call gets.
 - What torch turns off without CUDA stays off on a host: autocast, `GradScaler`, and the seeds of CUDA's generators.
 - A function or module that asks for the accelerator often names it once: `acc = get_accelerator()`.
 - Everything else stays byte for byte: comments, formatting, line ends. A second run changes nothing more.

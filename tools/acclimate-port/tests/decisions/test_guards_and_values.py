@@ -92,6 +92,11 @@ SKIPS = [
     "pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason='no')\n\n\ndef test():\n    assert {}\n",
     "needs = pytest.mark.skipif(not torch.cuda.is_available(), reason='no')\n\n\n@needs\ndef test():\n    assert {}\n",
     "HAS = torch.cuda.is_available()\n\n\n@skipUnless(HAS, 'no')\ndef test():\n    assert {}\n",
+    "def needs(test):\n    return skipUnless(torch.cuda.is_available(), 'no')(test)\n\n\n@needs\ndef test():\n    assert {}\n",
+    "@pytest.fixture\ndef gpu():\n    if not torch.cuda.is_available():\n        pytest.skip('no')\n\n\n"
+    "def test(gpu):\n    assert {}\n",
+    "@pytest.fixture(autouse=True)\ndef gpu():\n    if not torch.cuda.is_available():\n        pytest.skip('no')\n\n\n"
+    "def test():\n    assert {}\n",
 ]
 ONLY_ON_CUDA = [MASK, "layer.forward_cuda(torch.ones(1))", "flash_attn.attend(torch.ones(1))"]
 
@@ -118,6 +123,10 @@ PACKAGES = {
     "the flag of a module": (
         "READY = torch.cuda.is_available()\n",
         "import utils\n\n\ndef f():\n    if utils.READY:\n        import flash_attn\n",
+    ),
+    "the import comes later in the block": (
+        "READY = torch.cuda.is_available()\n",
+        "from utils import READY\n\nif READY:\n    print(1)\n\n    import flash_attn\n",
     ),
     "the name says the package": (
         "def is_flashinfer_available():\n    return torch.cuda.is_available()\n",
@@ -163,6 +172,7 @@ def test_a_report_that_the_program_prints_by_a_function_of_its_own_stays(report:
 
 OPTIONS = [
     "def add(p):\n    p.add_argument('--device', default='cuda', choices=['cuda', 'cuda:1'])\n",
+    "@click.option('--device', default='cuda', type=click.Choice(['cuda', 'cuda:1']))\ndef main(device):\n    pass\n",
     "@dataclass\nclass Args:\n    device: str = 'cuda'\n\n    def add(self, p):\n"
     "        p.add_argument('--device', default='cuda')\n",
 ]
@@ -207,6 +217,8 @@ def test_a_condition_that_stays_keeps_the_code_that_it_decides_about(condition: 
 CONSTANTS = [
     "class Device:\n    CPU = 'cpu'\n    CUDA = 'cuda'\n\n\ndef f():\n    device = 'cuda'\n"
     "    if device == Device.CUDA:\n        print(device)\n    return torch.ones(1, device=device)\n",
+    "class Device(Enum):\n    CUDA = 'cuda'\n\n\ndef f():\n    device = 'cuda'\n"
+    "    if device == Device.CUDA.value:\n        print(device)\n    return torch.ones(1, device=device)\n",
     "from .names import Device\n\n\ndef f():\n    device = 'cuda'\n    if device != Device.CPU:\n"
     "        print(device)\n    return torch.ones(1, device=device)\n",
     "CUDA = 'cuda'  # acclimate: ignore\n\n\ndef f():\n    device = 'cuda'\n    if device == CUDA:\n"
@@ -221,7 +233,10 @@ def test_a_device_that_is_compared_with_a_constant_of_the_program_stays(source: 
 
 
 @BOTH
-@pytest.mark.parametrize("made", ["torch.cat([a, b])", "model(a, mask=b)", "torch.stack((a, y.to('cuda')))"])
+@pytest.mark.parametrize(
+    "made",
+    ["torch.cat([a, b])", "model(a, mask=b)", "torch.stack((a, y.to('cuda')))", "a + b", "a.matmul(b)"],
+)
 def test_moves_that_meet_in_one_call_are_ported_together(made: str, target: str) -> None:
     source = "import torch\n\n\ndef f(model, x, y: torch.Tensor):\n    a = x.cuda()\n    b = y.to('cuda')\n"
     assert statuses(f"{source}    return {made}\n", target)["x.cuda()"] is Status.UNSAFE

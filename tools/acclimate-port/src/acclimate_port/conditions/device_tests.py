@@ -85,6 +85,8 @@ def _names_device(file: SourceFile, side: cst.CSTNode, names: tuple[str, ...]) -
 
 def _text(file: SourceFile, node: cst.CSTNode) -> str | None:
     """A string, also that of a constant of the program's: ``DeviceType.CUDA``, ``CUDA = "cuda"``."""
+    if isinstance(node, cst.Attribute) and node.attr.value == "value":  # of an enumeration
+        node = node.value
     if isinstance(node, cst.Attribute) and node.attr.value.isupper():
         owner = file.values.classes.get(dotted(node.value))
         lines = owner.body.body if owner is not None else ()

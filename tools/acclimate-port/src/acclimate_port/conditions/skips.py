@@ -31,20 +31,39 @@ def _skipped(file: SourceFile, test: cst.CSTNode) -> Iterator[Span]:
     block = file.tree.parent(decided) if decided is not None else None
     if isinstance(decided, cst.If) and block is not None and _SKIPS.search(file.tree.source(decided.body)):
         yield Span(file.span(decided).end, file.span(block).end)
-        function = file.tree.around(decided, cst.FunctionDef)
-        if function is not None and _SETS_UP.match(function.name.value):
-            yield _home(file, function)
+        check = file.tree.around(decided, cst.FunctionDef)
+        yield from _run_before(file, check) if check is not None else ()
     decorator = file.tree.around(test, cst.Decorator)
     if decorator is not None and _SKIPS.search(file.tree.source(decorator)):
         yield from _decorated(file, decorator)
     assign = file.tree.statement(test)
+    function = file.tree.function(test)
+    if isinstance(assign, cst.Return) and isinstance(function, cst.FunctionDef):
+        yield from _marked(file, function.name) if _SKIPS.search(file.tree.source(assign)) else ()
     if isinstance(assign, cst.Assign) and _SKIPS.search(file.tree.source(assign.value)):
         for target in (one.target for one in assign.targets):
             if dotted(target) == _MARKS_ALL:
                 yield _home(file, assign)
             elif isinstance(target, cst.Name):
-                marks = (file.tree.around(use, cst.Decorator) for use in file.tree.reads(target))
-                yield from (place for mark in marks if mark is not None for place in _decorated(file, mark))
+                yield from _marked(file, target)
+
+
+def _run_before(file: SourceFile, function: cst.FunctionDef) -> Iterator[Span]:
+    """The tests that a function runs before: as a set-up, as a fixture, or as a decorator."""
+    fixture = next((one for one in function.decorators if "fixture" in file.tree.source(one)), None)
+    if _SETS_UP.match(function.name.value) or (fixture and "autouse" in file.tree.source(fixture)):
+        yield _home(file, function)
+    elif fixture is not None:
+        for other in file.tree.of_type(cst.FunctionDef):
+            if any(one.name.value == function.name.value for one in other.params.params):
+                yield file.span(other.body)
+    yield from _marked(file, function.name)
+
+
+def _marked(file: SourceFile, name: cst.Name) -> Iterator[Span]:
+    """What is below decorators that use a name."""
+    marks = (file.tree.around(use, cst.Decorator) for use in file.tree.accesses(name))
+    yield from (place for mark in marks if mark is not None for place in _decorated(file, mark))
 
 
 def _decorated(file: SourceFile, decorator: cst.Decorator) -> list[Span]:

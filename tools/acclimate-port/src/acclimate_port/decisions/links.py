@@ -33,7 +33,7 @@ from acclimate_port.decisions.decision import Decisions, Status, asks_for_device
 from acclimate_port.decisions.of_one_purpose import groups_of_one_purpose
 from acclimate_port.decisions.symbols import sources
 from acclimate_port.rules.base import Finding, Outcome
-from acclimate_port.source.tree import Span, called_name, dotted, last_name, walk
+from acclimate_port.source.tree import Span, called_name, dotted, keyword, last_name, walk
 from acclimate_port.source.values import DEVICE_NAME
 from acclimate_port.source_file import SourceFile
 
@@ -290,8 +290,13 @@ class _Links:
         for field in self._file.tree.of_type(cst.AnnAssign) if self._file.options else ():
             fields[last_name(field.target)].append(self._file.span(field))
         for name, calls in self._file.options.items():
-            places = [*map(self._file.span, calls), *fields.get(name, ())]
-            yield [i for i in self._all.counted(places) if self._finding(i).rule.name in GIVE_DEVICE]
+            yield self._devices_in([*map(self._file.span, calls), *fields.get(name, ())])
+        for call in self._file.tree.of_type(cst.Call):
+            if keyword(call, "default") is not None:
+                yield self._devices_in([self._file.span(call)])
+
+    def _devices_in(self, places: list[Span]) -> list[int]:
+        return [i for i in self._all.counted(places) if self._finding(i).rule.name in GIVE_DEVICE]
 
     def _scalers(self) -> Iterator[list[int]]:
         """Each scaler, with the devices that a test chooses in its function or class for the gradients."""
@@ -333,14 +338,16 @@ class _Links:
         yield from receivers.values()
 
     def _getting(self, values: Iterable[cst.CSTNode]) -> dict[int, None]:
-        """The identities of the calls that get some values, also in a list, in order."""
+        """The identities of the calls and operations that get some values, also in a list, in order."""
         found: dict[int, None] = {}
         for value in values:
             at = self._file.tree.parent(value)
             while isinstance(at, (cst.Element, cst.List, cst.Tuple)):
                 at = self._file.tree.parent(at)
-            if isinstance(at, cst.Arg):
-                found[id(self._file.tree.parent(at))] = None
+            if isinstance(at, (cst.Arg, cst.Attribute)):  # `a.matmul(b)`
+                at = self._file.tree.parent(at)
+            if isinstance(at, (cst.Call, cst.BinaryOperation)):
+                found[id(at)] = None
         return found
 
     def _placed_by_tests(self) -> tuple[list[int], list[Placed]]:

@@ -44,15 +44,16 @@ _OPTION = re.compile(
 _RETURNS = re.compile(rb"\breturn\b[^\n]*$")
 _FUNCTION_NAME = re.compile(rb"def[ \t]+(\w+)")
 _SET_IN_BRANCH = re.compile(rb"[^\n]*:[ \t]*\n[ \t]+[\w.]*\b(\w+)[ \t]*=[ \t]*True\b")
+_FAR = 1000
+"""The most bytes between a condition and an import that it decides about."""
 _NEAR = 200
 """The most bytes between a question for CUDA and the name that gets the answer."""
 _FUNCTION = re.compile(rb"^[ \t]*def[ \t]+(\w+)[ \t]*\(([^)]*)", re.M)
 _BRACKETS = re.compile(rb"\[[^\[\]]*\]")
 _DEVICE_PARAMETER = re.compile(rb"^\s*(?:torch_)?device\b")
 _NAMES_DEVICE = re.compile(rb"\b(\w+)[ \t]*(?::[ \t]*\w+[ \t]*)?=[ \t]*[\"']cuda(?::\d+)?[\"']")
-_FOR_PACKAGE = re.compile(
-    rb"^[ \t]*(?:if|elif)\b([^\n]*):[ \t]*\n"
-    rb"(?:[ \t]+(?:from|import)\b[^\n]*\n)*?[ \t]+(?:from|import)[ \t]+(?:"
+_IMPORT_OF_PACKAGE = re.compile(
+    rb"^([ \t]+)(?:from|import)[ \t]+(?:"
     + "|".join(sorted(KERNEL_PACKAGES | CUDA_PACKAGES)).encode()
     + rb")\b",
     re.M,
@@ -148,9 +149,7 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         bool(_FORKS.search(source)),
         frozenset(_flags(source)),
         frozenset(_device_parameters(source, path)) if path is not None else frozenset(),
-        frozenset(
-            name.decode() for found in _FOR_PACKAGE.finditer(source) for name in _WORD.findall(found[1])
-        ),
+        frozenset(_package_flags(source)),
     )
 
 
@@ -167,6 +166,20 @@ def _flags(source: bytes) -> Iterator[str]:
             yield from [function[1].decode()] if function is not None else []
         if set_to_true := _SET_IN_BRANCH.match(source, asked.end()):
             yield set_to_true[1].decode()
+
+
+def _package_flags(source: bytes) -> Iterator[str]:
+    """The names in the conditions of the blocks that import a package for NVIDIA GPUs."""
+    for found in _IMPORT_OF_PACKAGE.finditer(source):
+        before = source[max(found.start() - _FAR, 0) : found.start()].splitlines()
+        outer = (line for line in reversed(before) if line.strip() and _margin(line) < len(found[1]))
+        condition = next(outer, b"").lstrip()
+        if condition.startswith((b"if ", b"elif ")):
+            yield from (name.decode() for name in _WORD.findall(condition))
+
+
+def _margin(line: bytes) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _device_parameters(source: bytes, path: Path) -> Iterator[tuple[str, str, int]]:
