@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -12,6 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
+from acclimate_conformance.checks.check import Check
+from acclimate_conformance.checks.target import find
+from acclimate_conformance.runner.examine import examine
 from fresh_process import plain_environment
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
@@ -187,3 +191,13 @@ def test_options_and_plugins_of_the_projects_pytest_change_nothing(tmp_path: Pat
     theirs = {"PYTEST_ADDOPTS": "--no-such-option", "PYTEST_PLUGINS": "no_such_plugin"}
     report = run(tmp_path, "cpu", ["devices/counts"], **theirs)
     assert (report["total"]["passed"], os.environ.get("PYTEST_ADDOPTS")) == (1, None)
+
+
+def test_a_check_looks_for_garbage_only_among_its_own_objects() -> None:
+    """Beside a program's objects, a check that collects garbage many times reached its time limit."""
+    kept = [[number] for number in range(50_000)]
+    seen: list[int] = []
+    check = Check("devices", "counts", "", (), lambda _: seen.append(len(gc.get_objects())), 60, once=True)
+    examine(check, find("cpu"))
+    assert seen[0] < len(kept)
+    assert gc.get_freeze_count() == 0

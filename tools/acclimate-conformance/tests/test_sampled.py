@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 import torch
 
-from acclimate_conformance.checks.dtypes.sampled.comparing import attempt
+from acclimate_conformance.checks.dtypes.sampled.comparing import attempt, difference_of_values
 from acclimate_conformance.checks.dtypes.sampled.places import HOST, Place
 from fresh_process import plain_environment
 from warm_python import WarmPython
@@ -111,3 +111,40 @@ def test_a_call_starts_with_the_same_random_numbers_and_leaves_no_work_for_devic
     first, second = (attempt(lambda place: torch.rand(3, device=place.device), Place(HOST))[0] for _ in "ab")
     assert torch.equal(first, second)
     assert torch.cuda._lazy_seed_tracker.manual_seed_all_cb is noted
+
+
+SEEDED = """
+import torch
+from acclimate.selection import get_accelerator
+from acclimate_conformance.checks.dtypes.sampled.comparing import Findings
+
+def seeded(place):
+    torch.manual_seed(42)
+    return torch.nn.functional.dropout(torch.ones(9, device=place.device))
+
+def inputs_of_the_host(place):
+    return torch.rand(9, generator=torch.Generator().manual_seed(3)).to(place.device) + 1
+
+found = Findings(get_accelerator())
+for run in (seeded, inputs_of_the_host):
+    found.compare(run.__name__, run.__name__, run, near=lambda ours, theirs: "it differs")
+print(found.broken)
+"""
+
+
+@pytest.mark.usefixtures("warm_starts")
+def test_random_numbers_that_a_call_seeds_itself_are_not_compared_with_the_hosts() -> None:
+    """As torch's own tests do in many functions; each device has its own generator."""
+    pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
+    environment = {**plain_environment(), "ACCLIMATE_ACCELERATOR": "sim", "ACCLIMATE_SIM": ""}
+    run = subprocess.run(
+        [sys.executable, "-c", SEEDED], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert run.stdout == "['inputs_of_the_host: it differs']\n", run.stderr
+
+
+def test_rounding_noise_around_zero_is_no_difference_and_a_small_result_that_is_wrong_is_one() -> None:
+    noise = torch.tensor([4.8e-7, -1.9e-7])
+    near = {torch.float32: 1e-4}
+    assert difference_of_values(noise, -noise, near) == ""
+    assert difference_of_values(torch.tensor([1e-5]), torch.tensor([0.0]), near) != ""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import faulthandler
-import gc
 import json
 import os
 import platform
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,8 +19,6 @@ from acclimate_conformance.result import Planned
 
 if TYPE_CHECKING:
     from acclimate_conformance.checks.check import Check
-
-_MANY_MODULES = 20
 
 
 class Worker:
@@ -43,7 +39,6 @@ class Worker:
         os.dup2(self._output.fileno(), 1)
         os.dup2(self._output.fileno(), 2)
         faulthandler.enable(self._output)
-        self._imported = 0
 
     def refuse(self, why: str) -> None:
         """Ends this process, and with it the run, which says why."""
@@ -63,7 +58,6 @@ class Worker:
         ]
         content = {"about": _about(accelerator), "checks": [asdict(check) for check in planned]}
         replace_file(self._folder / "told.json", json.dumps(content).encode())
-        self.spare_imports()
         return {check.id for check in chosen}
 
     def watch(self, seconds: float) -> None:
@@ -88,21 +82,6 @@ class Worker:
     def pytest_collection_finish(self) -> None:
         """It has loaded."""
         faulthandler.cancel_dump_traceback_later()
-
-    def pytest_runtest_teardown(self) -> None:
-        """After each check."""
-        self.spare_imports()
-
-    def spare_imports(self) -> None:
-        """Excludes imported objects from garbage collection, if there are many new ones.
-
-        Each check collects garbage twice, to see what is freed. Compilers leave a million objects to look at.
-        """
-        now = len(sys.modules)
-        if now - self._imported >= _MANY_MODULES:
-            self._imported = now
-            gc.collect()
-            gc.freeze()
 
 
 def select(checks: list[Check], only: Sequence[str]) -> list[Check]:

@@ -205,6 +205,9 @@ def pairs_of_numbers(accelerator: Accelerator, found: Findings) -> None:
                 what = f"{name_of(op)}(x, y{told}) in {short(dtype)}"
                 near = _all_bits if exact and not options else _nearly
                 left, right = first[:, None], second[None, :]
+                if "alpha" in options and dtype.is_floating_point:
+                    # Whether alpha * y overflows depends on whether it is added in the same step.
+                    right = right[:, right[0].abs() != torch.finfo(dtype).max]
                 found.compare(
                     name_of(op), what, _of(op, options, left, right), near=_shown(near, left, right)
                 )

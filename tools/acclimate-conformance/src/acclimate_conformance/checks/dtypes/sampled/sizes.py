@@ -69,12 +69,12 @@ SIZED: dict[str, Sized] = {
     "torch.cummax": lambda g, n: [*g.floats(2, n).cummax(-1)],
     "torch.sort": lambda g, n: [
         *g.floats(2, n).sort(dim=-1, stable=True),
-        *g.floats(n, 2).sort(0, descending=True),
+        *g.floats(n, 2).sort(dim=0, descending=True, stable=True),
     ],
     "torch.argsort": lambda g, n: g.places(n, below=5).argsort(stable=True),
     "torch.topk": lambda g, n: [
         *g.floats(2, n).topk(min(n, 7)),
-        *g.floats(2, n).topk((n + 1) // 2, largest=False),
+        *g.shuffled(n).float().topk((n + 1) // 2, largest=False),  # of equal numbers any may be chosen
     ],
     "torch.kthvalue": lambda g, n: [*g.floats(2, n).kthvalue((n + 1) // 2)],
     "torch.max": lambda g, n: [*g.floats(3, n).max(-1), *g.floats(n, 3).max(0), g.floats(n).max()],
