@@ -513,8 +513,13 @@ class _Streamer:
         pass
 
 
+def _every_third_is_7(ids: Tensor) -> None:
+    if ids.shape[1] % 3 == 0:
+        ids[:, -1] = 7
+
+
 CALLBACKS: dict[str, dict[str, Any]] = {
-    "a_criterion_that_changes_tokens": {"stopping_criteria": [_Callback(lambda ids: ids[:, -1].fill_(7))]},
+    "a_criterion_that_changes_tokens": {"stopping_criteria": [_Callback(_every_third_is_7)]},
     "a_criterion_that_views_tokens": {"stopping_criteria": [_Callback(lambda ids: ids.view(-1))]},
     "a_criterion_with_an_end_of_its_own": {"stopping_criteria": [_WithAnEnd(len)]},
 }

@@ -383,7 +383,7 @@ def test_code_that_reads_numbers_and_functions_steps_in_native_code() -> None:
 class ForOneSequence(Around):
     def forward(self, x: Tensor) -> Any:
         found: Any = self.inner(x)
-        return found * 1.5 if len(x) == 1 else found
+        return -found if len(x) == 1 else found
 
 
 class WithoutTheDimensionOfSequences(Around):
@@ -403,7 +403,7 @@ def test_code_that_treats_one_sequence_differently_is_computed(kind: Any, sequen
 
 @torch.library.custom_op("tests_of_acclimate::silu", mutates_args=())
 def limited_silu(x: Tensor) -> Tensor:
-    return nn.functional.silu(x).clamp(max=2.5)
+    return nn.functional.silu(x).clamp(max=8.0)
 
 
 @limited_silu.register_fake
@@ -419,7 +419,7 @@ class LimitedSiLU(nn.Module):
 def larger(model: Any) -> None:
     with torch.no_grad():
         for module in (model.model.layers[0].mlp.gate_proj, model.model.layers[0].mlp.up_proj):
-            module.weight.mul_(4.0)
+            module.weight.mul_(16.0)
 
 
 class LimitedLinear(Tensor):

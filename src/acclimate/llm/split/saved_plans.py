@@ -161,7 +161,10 @@ class _Digest:
             self._add_object(value)
 
     def add_file(self, name: str) -> None:
-        """Adds a Python module's current functions, and the classes that its names refer to."""
+        """Adds a Python module's current functions and numbers, and the classes that its names refer to.
+
+        Text is left out: transformers.utils.hub has an identifier of the process.
+        """
         module = sys.modules.get(name)
         if module is None or not self._is_new(module):
             return
@@ -173,7 +176,7 @@ class _Digest:
             if isinstance(value, type):
                 self._say(f"{variable} {value.__module__}.{value.__qualname__}")
             elif not variable.startswith("__") and (
-                isinstance(value, (types.FunctionType, bool, int, float, str)) or _is(value, Mapping)
+                isinstance(value, (types.FunctionType, bool, int, float)) or _is(value, Mapping)
             ):
                 self._say(variable)
                 self.add(value)
