@@ -30,7 +30,7 @@ from acclimate_conformance.checks.dtypes.sampled.samples import (
     samples_of,
 )
 
-_MOST, _LARGER, _OTHER_DTYPES, _LAID_OUT, _ALONE = 24, 6, 3, 4, 3
+_MOST, _LARGER, _OTHER_DTYPES, _LAID_OUT, _ALONE = 24, 6, 3, 4, 1
 """How many inputs are tried: of torch's list, of its larger one, in other dtypes, in other layouts, and each
 input alone."""
 
@@ -344,7 +344,7 @@ def lists_of_tensors_as_on_the_host(accelerator: Accelerator, found: Findings) -
 
 _OF_LISTS = {torch.float32: 5, torch.bfloat16: 2, torch.float16: 0}
 """By dtype, how many calls are tried at least."""
-_MANY = 120
+_MANY = 70
 _LARGE = 40
 """A factor with which squares of torch's inputs overflow float16."""
 
