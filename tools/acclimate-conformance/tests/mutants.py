@@ -425,6 +425,30 @@ class CompilesForCopies(CPUAccelerator):
         return name
 
 
+class CompilesTheLastResult(CPUAccelerator):
+    """Its compile backend returns the last result if it gets the same tensors again."""
+
+    def get_compile_backend(self) -> str:
+        from torch._dynamo import list_backends, register_backend
+
+        name = "acclimate_repeating"
+        if name not in list_backends(exclude_tags=()):
+
+            def repeating(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+                kept: dict[tuple[int, ...], Any] = {}
+
+                def call(*given: Any) -> Any:
+                    places = tuple(g.data_ptr() for g in given if isinstance(g, torch.Tensor))
+                    if places not in kept:
+                        kept[places] = module(*given)
+                    return kept[places]
+
+                return call
+
+            register_backend(repeating, name=name)
+        return name
+
+
 class CompileBackendForgotten(CPUAccelerator):
     """set_compile_backend takes any name and keeps none."""
 
@@ -597,6 +621,7 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     NeverCalls: "runtime/lazy_calls",
     LazyErrorsVanish: "runtime/lazy_calls",
     CompilesForCopies: "runtime/compiled_functions_have_effects",
+    CompilesTheLastResult: "runtime/compiled_functions_have_effects",
     ClaimsTriton: "runtime/triton",
     NobodysBackend: "communication/backend_name",
     ReducesNothing: "communication/collectives",

@@ -311,6 +311,18 @@ class DrawsOf32Bits(_WithKernels):
     kernels = {"random_.from": _random}
 
 
+class NormalNumbersInPairs(_WithKernels):
+    """The last of an odd number of normal numbers stays 0."""
+
+    @staticmethod
+    def _normal(x: torch.Tensor, mean: float = 0, std: float = 1, *, generator: Any = None) -> torch.Tensor:
+        drawn = torch.empty(x.shape).normal_(mean, std)
+        drawn.view(-1)[drawn.numel() // 2 * 2 :] = 0
+        return x.copy_(drawn)
+
+    kernels = {"normal_": _normal}
+
+
 class DrawsOf16Bits(_WithKernels):
     """Uniform numbers have 16 bits."""
 
@@ -429,6 +441,7 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         ThreadsDrawForThemselves: "random/threads_share_the_generator",
         DrawsWithTheCurrentDevice: "random/generators_of_other_devices",
         DrawsOf32Bits: "random/draws_are_independent",
+        NormalNumbersInPairs: "random/draws_are_independent",
         DrawsOf16Bits: "random/draws_are_independent",
         DrawsPlacesWithoutWeight: "random/draws_keep_their_range",
         DropoutReadsOn: "random/dropout",

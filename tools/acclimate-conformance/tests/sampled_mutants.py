@@ -313,6 +313,40 @@ class NormsOverflow(_WithKernels):
     kernels = {"_foreach_norm.Scalar": _norms}
 
 
+class ManyTensorsAreTooMany(_WithKernels):
+    """A sum of more than 64 tensors and others leaves the rest as they are."""
+
+    @staticmethod
+    def _add(tensors: list[torch.Tensor], others: list[torch.Tensor], *, alpha: float = 1) -> Any:
+        pairs = enumerate(zip(tensors, others, strict=True))
+        return [_there(t.cpu() + alpha * other.cpu() * (place < 64), t) for place, (t, other) in pairs]
+
+    kernels = {"_foreach_add.List": _add}
+
+
+class IntegersSaturate(_WithKernels):
+    """A product of matrices of int8 ends at the largest number of 16 bits."""
+
+    kernels = {
+        "_int_mm": lambda a, b: _there(torch._int_mm(a.cpu(), b.cpu()).clamp(-(2**15), 2**15 - 1), a),
+    }
+
+
+class StepsAreAdded(_WithKernels):
+    """arange adds its step again and again."""
+
+    @staticmethod
+    def _arange(start: float, end: float, step: float = 1, *, out: torch.Tensor) -> torch.Tensor:
+        exact = torch.arange(start, end, step, dtype=out.dtype)
+        if exact.is_floating_point() and exact.numel():
+            steps = torch.full_like(exact, step)
+            steps[0] = start
+            exact = torch.from_numpy(steps.numpy().cumsum(dtype=steps.numpy().dtype))
+        return out.resize_(exact.shape).copy_(exact)
+
+    kernels = {"arange.start_out": _arange}
+
+
 class FirstFactorOfAll(_WithKernels):
     """A product of several tensors and several numbers takes the first of these for all."""
 
@@ -340,6 +374,9 @@ FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     StepIsNegative: (models.optimizers_as_on_the_host, ()),
     NormIsOfSquares: (models.modules_as_on_the_host, ()),
     NormsOverflow: (topics.lists_of_tensors_as_on_the_host, ("_foreach_norm",)),
+    ManyTensorsAreTooMany: (topics.lists_of_tensors_as_on_the_host, ("_foreach_add",)),
+    IntegersSaturate: (sizes.operators_of_any_length, ("torch._int_mm",)),
+    StepsAreAdded: (sizes.operators_of_any_length, ("torch.arange",)),
     FirstFactorOfAll: (topics.lists_of_tensors_as_on_the_host, ("_foreach_mul",)),
     GradientsOfSumsVanish: (topics.gradients_as_on_the_host, ("tanh",)),
     LoneGradientIsForgotten: (topics.gradients_as_on_the_host, ("nn.functional.layer_norm",)),

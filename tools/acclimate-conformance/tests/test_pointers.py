@@ -75,6 +75,7 @@ def test_a_fault_of_a_collective_is_in_the_backend_that_the_class_names(topic: s
     [
         ("random/draws_keep_their_range", "multinomial draws a place twice", "operators"),
         ("dtypes/gradients_flow", "the gradient of where is wrong on cpu", "operators"),
+        ("random/generators_are_used", "torch.rand with a generator changes the default one", "operators"),
         ("dtypes/gradient_scaling", "a step with infinite gradients is not skipped", "operators"),
         ("runtime/tensors_are_saved", "a tensor on cpu after torch.load is elsewhere", "tensors"),
         ("dtypes/copies_of_every_kind", "copy_() of a row gives others", "tensors"),

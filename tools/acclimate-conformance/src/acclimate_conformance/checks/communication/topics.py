@@ -8,6 +8,7 @@ import operator
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
 import torch
@@ -240,25 +241,21 @@ def tails(here: Observer) -> None:
             here.same(torch.cat(gathered), torch.cat(rows), f"all_gather {of}")
 
     def others() -> None:
-        for length in _TAILS[:-1]:
-            whole = torch.zeros(length * here.count, device=device)
-            given = torch.arange(float(length * here.count), device=device) * (here.number + 1)
+        for length, dtype in product(_TAILS[:-1], (torch.float32, torch.int64)):
+            ramp, of = torch.arange(length * here.count).to(dtype), f"of {length} elements of {short(dtype)}"
+            given = (ramp * (here.number + 1)).to(device)
+            whole = torch.zeros_like(given)
             distributed.all_gather_into_tensor(whole, given[:length].contiguous())
-            wanted = torch.cat([torch.arange(float(length)) * (r + 1) for r in here.ranks])
-            here.same(whole, wanted, f"all_gather_into_tensor of {length} elements")
-            part = torch.zeros(length, device=device)
+            wanted = torch.cat([ramp[:length] * (r + 1) for r in here.ranks])
+            here.same(whole, wanted, f"all_gather_into_tensor {of}")
+            part = torch.zeros(length, dtype=dtype, device=device)
             distributed.reduce_scatter_tensor(part, given)
-            total = sum(r + 1 for r in here.ranks)
-            wanted = torch.arange(float(length * here.count))[here.number * length :][:length] * total
-            here.same(part, wanted, f"reduce_scatter_tensor of {length} elements")
-            received = torch.zeros(length * here.count, device=device)
+            mine = ramp[here.number * length :][:length]
+            here.same(part, mine * sum(r + 1 for r in here.ranks), f"reduce_scatter_tensor {of}")
+            received = torch.zeros_like(given)
             distributed.all_to_all_single(received, given)
-            mine = torch.arange(float(length * here.count))[here.number * length :][:length]
-            here.same(
-                received,
-                torch.cat([mine * (r + 1) for r in here.ranks]),
-                f"all_to_all_single of {length} elements",
-            )
+            wanted = torch.cat([mine * (r + 1) for r in here.ranks])
+            here.same(received, wanted, f"all_to_all_single {of}")
 
     def of_bytes() -> None:
         for length in (1, 3, 7, 33):

@@ -237,8 +237,12 @@ def draws_are_independent(accelerator: Accelerator) -> None:
             different == _DRAWS, f"of {_DRAWS} draws of {name} in a row {_DRAWS - different} repeat others"
         )
     for length in (1, 2, 3, 5, 7, 15, 17, 31, 33, 63, 65, 127, 129, 1003, 70_001):
+        others = _drawn_everywhere(length, device)
         for what, drawn in _drawn_everywhere(length, device).items():
             flat = drawn.cpu().flatten()
+            if what != "torch.randperm":
+                ends = [float(t.flatten()[-1]) for t in (drawn, others[what])]
+                require(ends[0] != ends[1], f"{what} of {length} elements ends with {ends[0]} twice")
             require(
                 bool((flat != -9).all()),
                 f"{what} of {length} elements leaves element {int((flat == -9).int().argmax())} as it was",
@@ -296,6 +300,7 @@ def _drawn_everywhere(length: int, device: str) -> dict[str, torch.Tensor]:
     "manual_seed",
     "default_generator",
     promise="A draw with a generator uses that generator alone, and repeats with its state or seed.",
+    of="operators",
 )
 def generators_are_used(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()

@@ -103,6 +103,12 @@ def compiled_functions_have_effects(accelerator: Accelerator) -> None:
                 )
             require(equal(ours, given) and equal(count, counted), f"{what} changes its inputs otherwise")
             require(shares_memory(found[1], ours), f"{what} returns a copy instead of a view of its input")
+        with torch.no_grad():  # the same tensors again, with other numbers
+            for tensor in (ours, given):
+                tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) % 7)
+            require(
+                equal(compiled(ours, count)[0], work(given, counted)[0]), f"{what} repeats its last result"
+            )
         dropped = torch.compile(lambda x: torch.nn.functional.dropout(x, 0.5) * 3, backend=backend)
         ones = torch.ones(301, device=device)
         accelerator.manual_seed(3)

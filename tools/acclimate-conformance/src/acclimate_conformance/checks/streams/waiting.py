@@ -188,7 +188,7 @@ def events_are_recorded_again(accelerator: Accelerator) -> None:
         accelerator.synchronize()
         require(
             equal(seen, torch.full((_LENGTH,), 6.0)),
-            f"after {what} of an event that was recorded a second time, a stream reads what was before",
+            f"Event.record() a second time: after {what} a stream reads what was before the later work",
         )
     fresh = accelerator.Event()
     fresh.synchronize()

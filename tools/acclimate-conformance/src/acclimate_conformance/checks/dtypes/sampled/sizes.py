@@ -261,6 +261,11 @@ SIZED: dict[str, Sized] = {
         _seven(g, n).transpose(0, 4).exp(),
         _seven(g, n).flip(0, 4),
     ],
+    # Rows and columns as kernels of 8 bits ask for them.
+    "torch._int_mm": lambda g, n: torch._int_mm(
+        (g.places(24, 8 * min(n, 65), below=256) - 128).to(torch.int8),
+        (g.places(8 * min(n, 65), 16, below=256) - 128).to(torch.int8),
+    ),
     "torch.addcmul": lambda g, n: torch.addcmul(g.floats(n), g.floats(2, n), g.floats(n), value=0.5),
     "torch.outer": lambda g, n: torch.outer(g.floats(n), g.floats(3)),
     "torch.var_mean": lambda g, n: [*torch.var_mean(g.floats(3, n + 1), -1), g.floats(n + 1).std()],
@@ -268,6 +273,7 @@ SIZED: dict[str, Sized] = {
     "torch.arange": lambda g, n: [
         torch.arange(n, device=g.place.device),
         torch.arange(1, n * 0.5, 0.5, device=g.place.device),
+        torch.arange(0, 1, 1 / n, device=g.place.device)[:n],
     ],
     "torch.full": lambda g, n: [
         torch.full((n,), 3.5, device=g.place.device),
@@ -280,6 +286,7 @@ SIZED: dict[str, Sized] = {
 }
 """By the operator, calls in which one dimension has a given length."""
 _ROWS_ONLY = (
+    "torch._int_mm",
     "torch.cdist",
     "torch.einsum",
     "torch.repeat_interleave",

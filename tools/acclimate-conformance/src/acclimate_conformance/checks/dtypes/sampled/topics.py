@@ -30,7 +30,7 @@ from acclimate_conformance.checks.dtypes.sampled.samples import (
     samples_of,
 )
 
-_MOST, _LARGER, _OTHER_DTYPES, _LAID_OUT, _ALONE = 24, 6, 3, 4, 3
+_MOST, _LARGER, _OTHER_DTYPES, _LAID_OUT, _ALONE = 24, 6, 3, 4, 1
 """How many inputs are tried: of torch's list, of its larger one, in other dtypes, in other layouts, and each
 input alone."""
 
@@ -344,6 +344,7 @@ def lists_of_tensors_as_on_the_host(accelerator: Accelerator, found: Findings) -
 
 _OF_LISTS = {torch.float32: 5, torch.bfloat16: 2, torch.float16: 0}
 """By dtype, how many calls are tried at least."""
+_MANY = 70
 _LARGE = 40
 """A factor with which squares of torch's inputs overflow float16."""
 
@@ -364,9 +365,23 @@ def _lists(op: Any, dtype: torch.dtype) -> list[Sample]:
     except Exception:  # noqa: BLE001 - torch's own lists fail for some dtypes
         return []
     found += [replace(sample, kwargs={}) for sample in found[:1] if sample.kwargs]
+    if dtype is torch.float32:
+        found += [_of_many(sample) for sample in found[: _OF_LISTS[dtype]]]
     if dtype is torch.float16:
         return [replace(sample, value=[t * _LARGE for t in sample.value]) for sample in found]
     return found
+
+
+def _of_many(sample: Sample) -> Sample:
+    """The same with more tensors than a kernel may take at once, which are small."""
+
+    def many(value: Any) -> Any:
+        if not isinstance(value, (list, tuple)):
+            return value
+        return [t[:1] if isinstance(t, torch.Tensor) and t.dim() else t for t in value[-1:] * _MANY]
+
+    kwargs = {name: many(value) for name, value in sample.kwargs.items()}
+    return replace(sample, value=many(sample.value), args=tuple(map(many, sample.args)), kwargs=kwargs)
 
 
 def _options(sample: Sample) -> tuple[Any, ...]:
