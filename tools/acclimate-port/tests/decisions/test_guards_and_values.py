@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
-from porting import BOTH
+from porting import BOTH, check, program
 from test_projects import ported, site
 
 AVAILABLE = "torch.cuda.is_available()"
@@ -40,6 +40,25 @@ THROUGH_NAMES = [
 @pytest.mark.parametrize("body", THROUGH_NAMES)
 def test_a_guard_is_not_ported_without_the_device_that_a_name_brings_to_it(body: str, target: str) -> None:
     unsafe_or_left(f"import argparse\n\nimport torch\n\n\n{body}", target)
+
+
+VALUES = [
+    "kind = 'cuda'\nif torch.cuda.is_available():\n    x = torch.ones(1, device=f'{kind}:1')",
+    "where = {'d': 'cuda'}\nif torch.cuda.is_available():\n    x = torch.ones(1, device=where['d'])",
+    "names = ['cuda']\nif torch.cuda.is_available():\n    x = torch.ones(1, device=names[0])",
+    "kind, index = 'cuda', 1\nif torch.cuda.is_available():\n    x = torch.ones(1, device=torch.device(kind, index))",
+    "def g(kind='cuda'):  # acclimate: ignore\n    return torch.ones(1, device=kind)\n"
+    "if torch.cuda.is_available():\n    x = g()",
+    "def g():\n    return 'cuda'  # acclimate: ignore\nif torch.cuda.is_available():\n    x = torch.ones(1, device=g())",
+]
+
+
+@BOTH
+@pytest.mark.parametrize("body", VALUES)
+def test_a_guard_stays_where_a_value_that_nothing_shows_to_be_a_device_reaches_what_it_guards(
+    body: str, target: str
+) -> None:
+    check(program(f"{body}\nreturn x"), target, changed=False)
 
 
 @BOTH

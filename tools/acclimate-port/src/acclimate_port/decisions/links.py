@@ -123,7 +123,6 @@ class _Links:
             decision.doubt("it replaces a device that a caller gives, which may be CUDA's, with the CPU")
         controlled = controlled_quietly(file, test)
         decided = self._all.counted((*controlled, *replaced), index)
-        decision.beside += [other for other in self._used_within(controlled) if other != index]
         if not decided and (flag := flag_for_others(file, test)):
             decision.doubt(f"nothing in this file shows what `{flag}`, which says CUDA, decides")
         calls = (call for body in inside for call in file.calls_within(body))
@@ -135,6 +134,20 @@ class _Links:
         chosen = [file.span(own.body) for own in called]
         chosen += [file.span(own.body) for body in inside for own in file.functions_named(body)]
         decision.beside += [*decided, *self._all.counted(chosen, index)]
+        self._of_values(index, controlled, chosen)
+
+    def _of_values(self, index: int, controlled: list[Span], called: list[Span]) -> None:
+        """Links a test with the devices that names bring to the code it controls and to what that calls."""
+        decision = self._all[index]
+        used = [other for other in self._used_within([*controlled, *called]) if other != index]
+        decision.beside += [other for other in used if self._all.counts(other)]
+        kept = [*filter(self._gives_device, used)]
+        kept += [other for body in called for other in self._all.within(body) if self._gives_device(other)]
+        if kept:
+            line = self._file.tree.line(self._finding(kept[0]).place.start)
+            decision.doubt(
+                f"the code that it decides about uses the name of a device in line {line}, which stays"
+            )
 
     def _is_given(self, value: cst.CSTNode) -> bool:
         """Whether a value is a device that a function gets from its callers, by its name."""
@@ -225,12 +238,26 @@ class _Links:
     @cached_property
     def _devices_used(self) -> list[tuple[int, int]]:
         """Where each device is used through a name, in order, with its index: ``torch.device(target)``."""
-        return sorted(
-            (self._file.span(use).start, index)
-            for index in self._all.of_rules(*GIVE_DEVICE)
-            for use in uses_of(self._file, self._finding(index).node)
-            if use is not self._finding(index).node
-        )
+        found = []
+        for index, decision in enumerate(self._all):
+            is_device = decision.finding.rule.name in GIVE_DEVICE and self._all.counts(index)
+            if is_device or self._gives_device(index):
+                node = decision.finding.node
+                uses = [use for use in uses_of(self._file, node) if use is not node]
+                found += [
+                    (self._file.span(use).start, index) for use in (*uses, *self._reads_of_holder(node))
+                ]
+        return sorted(found)
+
+    def _reads_of_holder(self, node: cst.CSTNode) -> list[cst.CSTNode]:
+        """The reads of the names that get a list, a tuple or a dictionary with a value in it."""
+        at = self._file.tree.parent(node)
+        held = self._file.tree.parent(at) if isinstance(at, (cst.Element, cst.DictElement)) else None
+        assign = self._file.tree.parent(held) if held is not None else None
+        targets = [one.target for one in assign.targets] if isinstance(assign, cst.Assign) else []
+        names = [e.value for one in targets if isinstance(one, cst.Tuple) for e in one.elements]
+        held_by = (one for one in (*targets, *names) if isinstance(one, (cst.Name, cst.Attribute)))
+        return [read for name in held_by for read in self._file.tree.reads(name)]
 
     def _used_within(self, places: list[Span]) -> list[int]:
         """The indices of the devices that code in some ranges uses through names."""
