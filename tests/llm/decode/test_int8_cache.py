@@ -311,10 +311,10 @@ def test_a_text_of_transformers_loop_says_that_the_option_does_not_apply(
 def test_parts_of_a_prompt_give_the_bits_of_a_cache_that_drops_nothing(
     together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    _, lean = lean_of("windows", torch.bfloat16)  # whose proof reads the prompt's tokens together
+    assert lean.native is not None
     monkeypatch.setattr(cache, "_LEAST_SPARE", 1)
     monkeypatch.setattr(native, "_READ_TOGETHER", 3 * together)
-    _, lean = lean_of("windows", torch.bfloat16)
-    assert lean.native is not None
     if not lean.native.prefills:
         pytest.skip("this processor has no vectors that the kernels know, or has tiles")
     ids = text(90, 3)
