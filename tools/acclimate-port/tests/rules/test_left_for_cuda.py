@@ -17,6 +17,8 @@ LEFT = {
     "from autocuda import auto_cuda\n\ndevice = auto_cuda()\n": "`autocuda` is a module for CUDA",
     "def f(runtime, data):\n    return runtime.deserialize_cuda_engine(data)\n": "TensorRT",
     'session = make(providers=["CUDAExecutionProvider"])\n': "ONNX Runtime has another provider",
+    'import subprocess\n\nsubprocess.run(["nvidia-smi", "--query-gpu=memory.total"])\n': "NVIDIA's GPUs alone",
+    'import os\n\nos.system("nvidia-smi --list-gpus")\n': "NVIDIA's GPUs alone",
     'import os\n\nos.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"\n': "only CUDA reads this variable",
 }
 
@@ -36,6 +38,7 @@ def test_code_for_cuda_that_is_not_torchs_is_reported_with_a_reason(source: str,
         "from config import settings\n\nsettings.use_cuda.get()\n",
         "import torch\n\nfor use_cuda in (True, False):\n    f(use_cuda)\n",
         "def f(cuda):\n    return cuda.forward()\n",
+        'def f():\n    """nvidia-smi shows the GPUs."""\n    print("nvidia-smi failed")\n',
     ],
 )
 def test_a_flag_is_no_module_for_cuda(source: str) -> None:

@@ -14,9 +14,31 @@ _NAMES = {
     "CUDAExecutionProvider": "ONNX Runtime has another provider for each vendor",
     "TensorrtExecutionProvider": "ONNX Runtime has another provider for each vendor",
     "CUDA_DEVICE_MAX_CONNECTIONS": "only CUDA reads this variable",
+    "nvidia-smi": "the command knows NVIDIA's GPUs alone",
 }
-"""Names in strings that mean CUDA to something else than torch, and why they stay."""
+"""The first words of strings that mean CUDA to something else than torch, and why they stay."""
+_PRINT = {
+    "print",
+    "info",
+    "debug",
+    "warning",
+    "error",
+    "log",
+    "write",
+    "format",
+    "RuntimeError",
+    "ValueError",
+}
 _ERROR = re.compile(r"\bCUDA\b.*(out of memory|error)|cuda(_| )?oom", re.IGNORECASE)
+
+
+def _is_used(file: SourceFile, text: cst.CSTNode) -> bool:
+    """Whether a string is a value, and no docstring or part of a message."""
+    at = file.tree.parent(text)
+    given = file.tree.given_to(text)
+    return not isinstance(at, (cst.Expr, cst.ConcatenatedString)) and (
+        given is None or given.name not in _PRINT
+    )
 
 
 class OtherUse(Rule[cst.Attribute | cst.Name | cst.SimpleString]):
@@ -28,7 +50,7 @@ class OtherUse(Rule[cst.Attribute | cst.Name | cst.SimpleString]):
     explanation = """\
 The use is reported and left, so that the report is complete. So are the version of CUDA (`torch.version.cuda`) and a
 condition on the text of CUDA's error (`"CUDA out of memory" in str(e)`), with the code that it decides about, ONNX
-Runtime's `"CUDAExecutionProvider"`, and the variable `CUDA_DEVICE_MAX_CONNECTIONS`."""
+Runtime's `"CUDAExecutionProvider"`, the variable `CUDA_DEVICE_MAX_CONNECTIONS` and the command `nvidia-smi`."""
     examples = (Example("import torch\n\nshape = torch.cuda.CUDAGraph\n", None, None),)
     nodes = (cst.Attribute, cst.Name, cst.SimpleString)
 
@@ -37,7 +59,8 @@ Runtime's `"CUDAExecutionProvider"`, and the variable `CUDA_DEVICE_MAX_CONNECTIO
             given = file.tree.given_to(node)
             if given is not None and given.name == "skipif" and "torch.cuda." in (string_value(node) or ""):
                 return self.left(file, node, "the condition is a text, which no rule converts")
-            if (stays := _NAMES.get(string_value(node) or "")) is not None:
+            text = string_value(node) or ""
+            if (stays := _NAMES.get(text.partition(" ")[0])) is not None and _is_used(file, node):
                 return self.left(file, node, stays)
             return self._text_of_error(file, node)
         if not is_read(file, node):
