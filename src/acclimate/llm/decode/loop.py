@@ -177,11 +177,11 @@ def _is_users(callbacks: Iterable[Any]) -> bool:
     """Whether some code that runs after each token is neither transformers' own nor this package's.
 
     A function of the user's may be an attribute of an object of transformers' (``prefix_allowed_tokens_fn``).
+    This package's objects hold functions, too, such as a server's question whether to stop, and know them.
     """
+    others = [one for one in callbacks if not (one is None or type(one).__module__.startswith("acclimate."))]
     return any(
-        not _is_own(callback) or any(callable(held) and not _is_own(held) for held in _held(callback))
-        for callback in callbacks
-        if callback is not None
+        not _is_own(one) or any(callable(held) and not _is_own(held) for held in _held(one)) for one in others
     )
 
 
