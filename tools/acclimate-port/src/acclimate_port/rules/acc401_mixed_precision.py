@@ -42,16 +42,18 @@ class MixedPrecision(Rule[cst.Call | cst.Attribute | cst.Name]):
     explanation = """\
 `get_accelerator().amp` has the same classes and decorators with the same arguments. `--to torch` passes the device type
 as the first argument of `torch.amp.autocast` and `torch.amp.GradScaler`, and so does the edit of
-`torch.autocast("cuda")`. Without `dtype` each device uses its default: float16 on CUDA, as before.
+`torch.autocast("cuda")`. Without `dtype` each device uses its default: float16 on CUDA, as before. Inside an autocast
+of another dtype, `torch.cuda.amp.autocast()` still took float16, and its edit takes that dtype: write
+`dtype=torch.float16` where you nest them.
 
 Without CUDA, torch turns CUDA's autocast and scaler off, and warns. Those of a CPU would be on there, so the edit
 adds `enabled=get_accelerator().device_name() != "cpu"`, unless a test of the device is around the call or in its
 `enabled`; `device != "cpu"` is one only if the file shows a string, as a `torch.device` differs from every string.
 A caller may autocast the CPU, as may the rest of a program: in a package, and in a program that does so, a
 `with` keeps that autocast (`or torch.is_autocast_enabled("cpu")`). Four edits are unsafe: an autocast there with a dtype,
-or outside `with`, which would change the CPU's; a dtype that is not known to be float16 or bfloat16, since CUDA alone autocasts to others; a class or function that is
-passed and not called, also through `functools.partial`; and a decorator in a class, which runs at import and makes the
-program choose the accelerator then."""
+or outside `with`, which would change the CPU's; a dtype that is not known to be float16 or bfloat16, since CUDA alone
+autocasts to others; a class or function that is passed and not called, also through `functools.partial`; and a
+decorator in a class, which runs at import and makes the program choose the accelerator then."""
     examples = (
         Example(
             "import torch\n\n\ndef f(x, enabled):\n    with torch.cuda.amp.autocast(enabled, dtype=torch.float16):\n"
