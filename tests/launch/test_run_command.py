@@ -570,15 +570,15 @@ def test_a_command_that_always_binds_does_not_advise_to_leave_binding_out() -> N
 
 
 WAITS_BEFORE_IT_HANDLES = """
-import signal, sys, time
+import os, signal, sys, time
 def main():
-    print("up", flush=True)
+    os.write(1, b"up\\n")  # print would write the end of the line by itself, and two ranks share the pipe
     while signal.SIGINT not in signal.sigpending():
         time.sleep(0.01)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     except KeyboardInterrupt:
-        print("interrupted", flush=True)
+        os.write(1, b"interrupted\\n")
         sys.exit(3)
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from sim_process import run_program
 
 SPAWN = """
@@ -25,6 +26,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_spawned_child_makes_tensors_without_importing_acclimate(tmp_path: Path) -> None:
     script = tmp_path / "spawn.py"
     script.write_text(SPAWN)

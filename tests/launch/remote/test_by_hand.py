@@ -110,7 +110,9 @@ def test_an_interrupted_node_ends_the_others(nodes: Nodes) -> None:
     assert "node 1: SIGTERM was forwarded" in first[2]
 
 
-@pytest.mark.parametrize(("node", "missing"), [(0, "node 1 of 2"), (1, "node 0 at 127.0.0.1")])
+@pytest.mark.parametrize(
+    ("node", "missing"), [(0, "node 1 of 2"), pytest.param(1, "node 0 at 127.0.0.1", marks=pytest.mark.slow)]
+)
 def test_a_node_that_never_starts_is_waited_for_with_a_message_until_the_limit(
     nodes: Nodes, node: int, missing: str
 ) -> None:

@@ -55,6 +55,7 @@ def test_a_rank_that_waits_ends_at_its_time_limit_and_names_the_call(tmp_path: P
     assert run.stdout == "did not end within 0.2 s, and was in threading.Event().wait()"
 
 
+@pytest.mark.slow
 def test_a_rank_may_come_late_to_a_group_with_a_short_time_limit(tmp_path: Path) -> None:
     """On a busy machine, ranks end the topic before at different times."""
     program = tmp_path / "late.py"

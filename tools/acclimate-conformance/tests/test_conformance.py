@@ -70,9 +70,10 @@ def sim() -> None:
     [pytest.param("real", marks=[pytest.mark.slow, pytest.mark.timeout(WHOLE_RUN_S)]), "warm"],
 )
 def test_the_cpu_keeps_every_promise(start: str, tmp_path: Path) -> None:
-    """Where slow tests are left out, only those that the test of the emulated device does not try."""
+    """Where slow tests are left out, only what neither the emulated device nor `test_sampled.py` tries."""
     written = tmp_path / "results.json"
-    others = [check.id for check in checks() if check.id not in LONG and check.category not in ON_A_DEVICE]
+    tried = (*ON_A_DEVICE, "dtypes")
+    others = [check.id for check in checks() if check.id not in LONG and check.category not in tried]
     chosen = only(*others) if start == "warm" else []
     require_no_failure(conformance("--accelerator", "cpu", *chosen, "--json", str(written)))
     report = json.loads(written.read_text())

@@ -203,6 +203,7 @@ class FreePagesInLists(CPUAccelerator):
         return (4 << 30) - max(0, allocated - (600 << 20))
 
 
+@pytest.mark.slow
 def test_free_memory_in_the_lists_of_processors_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_capacity, "_FIGURES_LAG_S", 0.0)
     memory_capacity.capacity.function(Subject(FreePagesInLists(), "cpu"))

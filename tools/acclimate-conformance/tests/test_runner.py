@@ -107,6 +107,7 @@ LIMITS_S = (3, 30)
 """Time limits of checks that hang: the second if a busy machine does not reach the hang within the first."""
 
 
+@pytest.mark.slow
 def test_a_check_that_hangs_fails_even_with_pythons_lock_and_leaves_no_process(tmp_path: Path) -> None:
     mark = tmp_path / "pid"
     child = (

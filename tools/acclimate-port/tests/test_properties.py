@@ -201,11 +201,14 @@ PROGRAMS = {
     ),
 }
 
-GROW_MORE = {"one name bound many times", "a long chain of elif"}
+LONGEST = "a long chain of elif"
+GROW_MORE = {"one name bound many times", LONGEST}
 """Each read of a name is resolved to each binding, and a branch of a chain is as deep as it is late."""
 
 
-@pytest.mark.parametrize("kind", PROGRAMS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind == LONGEST else ()) for kind in PROGRAMS]
+)
 def test_a_program_of_twice_the_size_takes_about_twice_the_work(kind: str) -> None:
     head, part, end = PROGRAMS[kind]
 
