@@ -190,6 +190,8 @@ class SourceFile:
         text = text.replace(hook, f"{hook}_to_device" if hook in self.names else hook)
         if not self._has_plain_import_of_torch:  # an annotation is evaluated when the module is imported
             text = re.sub(r"((?:parallel: |-> )(?!tuple))(torch\.[\w.]+)", r'\1"\2"', text)
+        if self.imports_torch_in_functions:
+            text = text.replace("    device = next(", "    import torch\n\n    device = next(")
         return self._spelled(text).replace("{device_type}", self.target.device_type)
 
     def _spelled(self, text: str) -> str:
@@ -198,8 +200,8 @@ class SourceFile:
     @cached_property
     def _has_plain_import_of_torch(self) -> bool:
         """Whether torch is imported at the head of the file, outside any ``if`` or ``try``."""
-        if self.needs_torch_import:
-            return True  # the port adds a plain import
+        if self.needs_torch_import:  # the port adds a plain import
+            return not self.imports_torch_in_functions
         lines = [
             statement for statement in self.tree.module.body if isinstance(statement, cst.SimpleStatementLine)
         ]

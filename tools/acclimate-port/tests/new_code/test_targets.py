@@ -33,6 +33,34 @@ def test_every_call_that_the_torch_target_writes_is_in_the_installed_torch() -> 
             assert hasattr(torch.accelerator, spelling.text.rpartition(".")[2]), spelling.text
 
 
+def answers(name: str) -> Any:
+    """Returns what a function of ``torch.cuda`` answers without arguments, if it does."""
+    try:
+        return getattr(torch.cuda, name)()
+    except Exception:  # of any type: it needs CUDA or arguments
+        return NotImplemented
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("target", ["acclimate", "torch"])
+def test_what_answers_without_cuda_answers_the_same_after_an_edit(target: str) -> None:
+    functions = [
+        name for name in dir(torch.cuda) if isinstance(getattr(torch.cuda, name), types.FunctionType)
+    ]
+    edited = []
+    for name in functions:
+        before = answers(name)
+        source = f"import torch\n\n\ndef answer():\n    return torch.cuda.{name}()\n"
+        ported = port_text(source, Settings(target)).text
+        if before is not NotImplemented and ported != source:
+            space: dict[str, Any] = {}
+            exec(ported, space)
+            assert space["answer"]() == before, name
+            edited.append(name)
+    assert {"device_count", "memory_allocated", "is_available"} <= set(edited)
+
+
 def test_the_record_begins_with_torch_2_10() -> None:
     assert ("torch.accelerator", "Graph") not in targets.torch_calls()
     assert ("torch.accelerator", "get_device_name") not in targets.torch_calls()

@@ -34,6 +34,17 @@ def test_the_data_parallel_of_torch_geometric_is_reported_as_left(target: str) -
     assert [(site.code, site.status) for site in ported.sites] == [("ACC506", Status.LEFT)]
 
 
+@TARGETS
+def test_a_file_that_imports_torch_in_a_function_can_be_imported_without_it(target: str) -> None:
+    source = "def build(model):\n    import torch\n    return torch.nn.DataParallel(model)\n"
+    space = module_of(source, target)
+    assert "torch" not in space
+    hook, batch = space["_move_inputs"], torch.ones(2)
+    (moved,), options = hook(torch.nn.Linear(1, 1), (batch,), {})
+    assert torch.equal(moved, batch)
+    assert options == {}
+
+
 class Batch(dict):  # type: ignore[type-arg]
     """A batch with names."""
 

@@ -180,6 +180,8 @@ _ON_HOST = {
     "get_rng_state_all": "[]",
     "initial_seed": "{torch}.initial_seed()",
     "is_bf16_supported": "True",
+    "is_tf32_supported": "False",
+    "memory_stats_as_nested_dict": "{}",
     "device": "{torch}.accelerator.device_index(None)",
 }
 _WITHOUT_ALLOCATOR = "(" + ", ".join(f'"{kind}"' for kind in ("cpu", *WITHOUT_STREAMS)) + ")"
@@ -190,8 +192,10 @@ _EMPTY_ON_HOST = {"Event", "Stream"}
 _NOT_ON_APPLE = {
     *("Stream", "stream", "set_stream", "get_device_name", "get_device_properties", "get_rng_state_all"),
     *("init", "initial_seed", "is_bf16_supported", "is_initialized", "manual_seed_all", "memory_stats"),
-    *("seed_all", "set_rng_state_all", "device"),
+    *("seed_all", "set_rng_state_all", "device", "is_tf32_supported", "memory_stats_as_nested_dict"),
 }
+_NVIDIAS = {"get_arch_list", "get_gencode_flags"}
+"""What torch has for other devices, too, and what answers for a compiler of CUDA source."""
 _OF_ONE_DEVICE = {"manual_seed_all": "manual_seed", "seed_all": "seed"}
 """Functions for all devices, and what MPS has in their place, with its one device."""
 
@@ -227,6 +231,8 @@ class TorchTarget(Target):
             return Spelling(f"{self.torch}.OutOfMemoryError")
         if name == "device_of":
             return Missing("torch.cuda.device_of does nothing for tensors of other devices")
+        if name in _NVIDIAS:
+            return Missing(f"torch.cuda.{name} is for a compiler of CUDA source")
         if name not in _OTHER_MEANING and ("torch.accelerator", here) in torch_calls():
             condition = f"{self.helper} not in {_WITHOUT_ALLOCATOR}" if name in _OF_ALLOCATOR else None
             text = f"{self.torch}.accelerator.{here}"
