@@ -167,7 +167,7 @@ def test_what_means_other_hardware_is_false_on_a_host(lines: str) -> None:
         "assert args and torch.cuda.is_available(), 'bitsandbytes needs CUDA'",
         "if not torch.cuda.is_available():\n    raise RuntimeError('flash-attn needs CUDA')",
         "if torch.cuda.is_available():\n    model.parallelize()",
-        "context = tvm.cuda(0) if torch.cuda.is_available() else tvm.cpu()",
+        "context = tvm.gpu(0) if torch.cuda.is_available() else tvm.cpu()",
     ],
 )
 def test_a_question_about_a_package_of_nvidia_stays(lines: str) -> None:
