@@ -43,7 +43,6 @@ from acclimate.llm.decode.staleness import (
     configs_of,
     named_functions,
 )
-from acclimate.llm.decode.users_code import variables_read
 from acclimate.llm.split.tracing.linear_modules import linear_dims
 
 _NAME = "acclimate_capture"
@@ -661,8 +660,9 @@ def capture(model: Any, widths: dict[nn.Module, int], layers: int) -> tuple[Prog
         NotRepresentedError: the program depends on the values of its inputs or on their sizes, or changes
             tensors in place.
     """
-    variables_read(model)  # raises for code that reads what may change
     before = Snapshot(model, ())
+    if before.refusal:
+        raise NotRepresentedError(before.refusal)
     _operators()
     _check_functions(model)
     environment, mode = _fake_tensors()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from acclimate.llm.decode.description import NotRepresentedError
 from acclimate.llm.decode.modules import packed_stacks
-from acclimate.llm.decode.users_code import code_of, variables_read
+from acclimate.llm.decode.users_code import Read, code_of, variables_read
 from acclimate.llm.split.tracing.linear_modules import linear_is_replaced
 
 _OWN = {
@@ -79,10 +79,13 @@ class Snapshot:
         self._places = [(held, name, own, _place(own)) for held, name, own in _tensors(model)]
         self._packed = [(data, _place(data)) for data in _packed_data(model)]
         self._dtype = torch.get_default_dtype()
+        self.refusal = ""
+        """Why the model has no program, if its code reads what may change without notice."""
+        self._reads: list[Read] = []
         try:
             self._reads = variables_read(model)
-        except NotRepresentedError:  # a capture says it, and there is no program
-            self._reads = []
+        except NotRepresentedError as refusal:
+            self.refusal = str(refusal)
 
     def is_current(self, model: nn.Module) -> bool:
         """Whether the program is still what the model computes."""
