@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import textwrap
+from pathlib import Path
 
 import pytest
 
-from acclimate_port.engine import Ported, Settings, Status, port_text
+from acclimate_port.engine import Ported, Settings, Site, Status, port_text
+from acclimate_port.files.workers import FileResult, port_files
 from machines import Machine, Name, Outcome, Tensor, run
 
 BOTH = pytest.mark.parametrize("target", ["acclimate", "torch"])
+AVAILABLE = "torch.cuda.is_available()"
 
 
 def ported_once_for_all(source: str, target: str) -> str:
@@ -67,3 +70,24 @@ def check(source: str, target: str, *, changed: bool | None = None) -> Ported:
 
 def reasons(ported: Ported) -> str:
     return "; ".join(site.reason for site in ported.sites if not site.safe or site.status is Status.LEFT)
+
+
+def ported_project(
+    folder: Path, files: dict[str, str], target: str, *, apply: bool = False
+) -> dict[str, FileResult]:
+    """Writes a project and ports it; the results by the names of its files."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+    paths = sorted(folder.rglob("*.py"))
+    results = port_files(paths, Settings(target), apply, 1, lambda: None)
+    assert not [one.failure for one in results if one.failure]
+    return {one.path.relative_to(folder).as_posix(): one for one in results}
+
+
+def site(result: FileResult, text: str) -> Site:
+    """The only entry on a piece of code."""
+    found = [one for one in result.sites if one.text == text]
+    assert len(found) == 1, result.sites
+    return found[0]

@@ -5,33 +5,13 @@ Each project has two or more files, of which one holds what stays.
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 import pytest
 
-from acclimate_port.engine import Settings, Site, Status
-from acclimate_port.files.workers import FileResult, port_files
-from porting import BOTH
-
-
-def ported(folder: Path, files: dict[str, str], target: str, *, apply: bool = False) -> dict[str, FileResult]:
-    """Writes a project and ports it; the results by the names of its files."""
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(textwrap.dedent(text))
-    paths = sorted(folder.rglob("*.py"))
-    results = port_files(paths, Settings(target), apply, 1, lambda: None)
-    assert not [one.failure for one in results if one.failure]
-    return {one.path.relative_to(folder).as_posix(): one for one in results}
-
-
-def site(result: FileResult, text: str) -> Site:
-    """The only entry on a piece of code."""
-    found = [one for one in result.sites if one.text == text]
-    assert len(found) == 1, result.sites
-    return found[0]
+from acclimate_port.engine import Status
+from acclimate_port.files.workers import FileResult
+from porting import AVAILABLE, BOTH, ported_project, site
 
 
 def check(results: dict[str, FileResult], name: str, code: str, reason: str) -> None:
@@ -41,7 +21,6 @@ def check(results: dict[str, FileResult], name: str, code: str, reason: str) -> 
     assert reason in found.reason
 
 
-AVAILABLE = "torch.cuda.is_available()"
 KEPT_MOVE = "def make(model):\n    if {flag}:\n        model = model.cuda()\n    return model\n"
 
 FLAGS = {
@@ -104,7 +83,7 @@ def test_a_flag_is_not_ported_without_what_it_decides_in_another_file(
     kind: str, target: str, tmp_path: Path
 ) -> None:
     files, (name, place) = FLAGS[kind]
-    check(ported(tmp_path, files, target), name, AVAILABLE, place)
+    check(ported_project(tmp_path, files, target), name, AVAILABLE, place)
 
 
 @BOTH
@@ -118,7 +97,7 @@ def test_two_classes_that_ask_for_the_same_flag_are_ported_together(target: str,
         "    def forward(self, ids):\n        res = torch.FloatTensor(ids)\n        if self.use_cuda:\n"
         "            res = res.cuda()\n        return res\n",
     }
-    results = ported(tmp_path, files, target)
+    results = ported_project(tmp_path, files, target)
     check(results, "modules.py", AVAILABLE, "agent.py:")
     check(results, "modules.py", "res.cuda()", "agent.py:")
 
@@ -141,7 +120,7 @@ def test_a_subclass_is_not_ported_without_the_base_class_in_another_file(
         '        if torch.cuda.is_available():\n            self.device = torch.device("cuda:0")\n'
         '        else:\n            self.device = torch.device("cpu")\n        super().__init__()\n',
     }
-    results = ported(tmp_path, files, target)
+    results = ported_project(tmp_path, files, target)
     check(results, "hred.py", AVAILABLE, "agent.py:")
 
 
@@ -171,7 +150,7 @@ def test_a_guard_stays_with_the_code_of_another_file_that_needs_cuda(
 ) -> None:
     kernels, body = GUARDED[kind]
     use = f"import torch\n\n\ndef f():\n    if torch.cuda.is_available():\n        {body}\n    return None\n"
-    results = ported(tmp_path, {"kernels.py": kernels, "use.py": use}, target)
+    results = ported_project(tmp_path, {"kernels.py": kernels, "use.py": use}, target)
     check(results, "use.py", AVAILABLE, "kernels.py:")
 
 
@@ -200,7 +179,7 @@ def test_a_guard_stays_with_the_method_that_it_chooses_and_that_calls_another(
         f"    def arch(self):\n        return {asked}\n\n"
         "    def slow(self):\n        return 1\n"
     )
-    results = ported(tmp_path, {"op.py": text, "other.py": ""}, target)
+    results = ported_project(tmp_path, {"op.py": text, "other.py": ""}, target)
     check(results, "op.py", AVAILABLE, "needs CUDA at line ")
 
 
@@ -254,7 +233,7 @@ def test_an_option_is_not_ported_without_what_another_file_does_by_it(
     kind: str, target: str, tmp_path: Path
 ) -> None:
     use, other, code = OPTIONS[kind]
-    results = ported(tmp_path, {"other.py": f"import torch\n\n\n{other}", "use.py": use}, target)
+    results = ported_project(tmp_path, {"other.py": f"import torch\n\n\n{other}", "use.py": use}, target)
     check(results, "use.py", code, "other.py:")
 
 
@@ -266,7 +245,7 @@ def test_options_of_programs_that_do_not_know_each_other_are_not_one(target: str
         "two.py": f"import torch\nimport common\n\n\ndef main():\n{parsed}    return args.device == 'cuda' and args.name != 'x'\n",
         "common.py": "import torch\n",
     }
-    results = ported(tmp_path, files, target)
+    results = ported_project(tmp_path, files, target)
     assert all(one.status is Status.CONVERTED for one in results["one.py"].sites)
     assert any(one.status is not Status.CONVERTED for one in results["two.py"].sites)
 
@@ -309,7 +288,7 @@ def test_files_without_code_for_a_device_join_those_that_they_are_between(
     )
     files = {"pkg/__init__.py": "", "pkg/kinds.py": kinds}
     files |= {f"pkg/{name}": text for name, text in BETWEEN[kind].items()}
-    results = ported(tmp_path, files, target)
+    results = ported_project(tmp_path, files, target)
     unsafe = [one for one in results["pkg/kinds.py"].sites if one.status is Status.UNSAFE]
     assert len(unsafe) == len([one for one in unsafe if "types.py:" in one.reason]) > 0
 
@@ -324,7 +303,7 @@ def test_a_flag_of_the_same_name_is_one_in_files_two_imports_away(target: str, t
         "super.py": f"import torch\nfrom middle import Middle\n\n\nclass Manager:\n    def __init__(self):\n{flag}"
         "        self.held = Middle(torch.nn.Linear(1, 1) if self.cuda_ready else None)\n",
     }
-    check(ported(tmp_path, files, target), "super.py", AVAILABLE, "base.py:")
+    check(ported_project(tmp_path, files, target), "super.py", AVAILABLE, "base.py:")
 
 
 @BOTH
@@ -337,7 +316,7 @@ def test_a_profilers_figures_are_those_of_the_activities_that_another_file_recor
         "record.py": "import torch\nfrom torch.profiler import ProfilerActivity, profile\nfrom read import times\n\n\n"
         "def run(f):\n    with profile(activities=[ProfilerActivity.CUDA]) as p:\n        f()\n    return times(p)\n",
     }
-    check(ported(tmp_path, files, target), "read.py", AVAILABLE, "record.py:")
+    check(ported_project(tmp_path, files, target), "read.py", AVAILABLE, "record.py:")
 
 
 @BOTH
@@ -351,7 +330,7 @@ def test_an_object_is_not_moved_without_the_class_of_another_file_that_moves_it_
         "policy.py": "import torch\n\n\nclass Policy:\n    def __init__(self, model):\n"
         "        if torch.cuda.is_available():\n            model.cuda()\n        self.model = model\n",
     }
-    results = ported(tmp_path, files, target)
+    results = ported_project(tmp_path, files, target)
     check(results, "main.py", "'cuda' if torch.cuda.is_available() else 'cpu'", "policy.py:7")
 
 
@@ -404,7 +383,7 @@ def test_a_device_is_not_ported_without_the_comparison_of_another_file(
     kind: str, target: str, tmp_path: Path
 ) -> None:
     other, use, code = COMPARED[kind]
-    results = ported(tmp_path, {"other.py": other, "use.py": use}, target)
+    results = ported_project(tmp_path, {"other.py": other, "use.py": use}, target)
     check(results, "use.py", code, "other.py:")
 
 
@@ -418,7 +397,7 @@ def test_a_function_of_the_project_that_takes_a_device_gets_the_accelerators(
         '    stop = torch.tensor(0).to("cuda" if ngpu > 0 else "cpu")\n'
         '    return to_device(batch, "cuda" if ngpu > 0 else "cpu"), to_device(stop, "cuda")\n',
     }
-    result = ported(tmp_path, files, target)["train.py"]
+    result = ported_project(tmp_path, files, target)["train.py"]
     assert "cuda" not in result.after
     assert all(one.safe for one in result.sites)
 
@@ -434,7 +413,7 @@ def test_what_is_ported_at_both_ends_is_safe(target: str, tmp_path: Path) -> Non
         "base.py": "import torch\n\n\nclass Base:\n    def __init__(self):\n"
         '        self.where = "cuda" if torch.cuda.is_available() else "cpu"\n',
     }
-    results = ported(tmp_path, files, target)
+    results = ported_project(tmp_path, files, target)
     assert all(
         one.status is Status.CONVERTED and one.safe for result in results.values() for one in result.sites
     )
@@ -448,7 +427,7 @@ def test_a_device_may_meet_a_test_that_only_adds_its_number(target: str, tmp_pat
         "    return torch.load(path, map_location=device)\n",
         "use.py": "from load import load\n\n\ndef f(path, n):\n    device = 'cuda' if n else 'cpu'\n    return load(path, device)\n",
     }
-    assert site(ported(tmp_path, files, target)["use.py"], "'cuda'").status is Status.CONVERTED
+    assert site(ported_project(tmp_path, files, target)["use.py"], "'cuda'").status is Status.CONVERTED
 
 
 @BOTH
@@ -459,7 +438,7 @@ def test_code_behind_a_flag_that_stays_is_ported(target: str, tmp_path: Path) ->
         "use.py": "import torch\nfrom flags import Base\n\n\nclass Own(Base):\n    def f(self):\n"
         "        x = torch.ones(2)\n        if self.use_cuda:\n            x = x.cuda()\n        return x\n",
     }
-    assert site(ported(tmp_path, files, target)["use.py"], "x.cuda()").status is Status.CONVERTED
+    assert site(ported_project(tmp_path, files, target)["use.py"], "x.cuda()").status is Status.CONVERTED
 
 
 @BOTH
@@ -474,7 +453,7 @@ def test_the_same_name_in_files_that_do_not_know_each_other_is_not_one_decision(
         + flag
         + "        self.x = torch.ones(2)\n        if self.use_cuda:\n            self.x = self.x.cuda()\n",
     }
-    results = ported(tmp_path, files, target)
+    results = ported_project(tmp_path, files, target)
     assert site(results["one.py"], AVAILABLE).status is Status.UNSAFE
     assert site(results["two.py"], AVAILABLE).status is Status.CONVERTED
 
@@ -489,7 +468,7 @@ def test_a_doubt_goes_on_to_the_files_that_rely_on_what_it_keeps(target: str, tm
         "        self.on_gpu = torch.cuda.is_available()\n",
         "three.py": "from two import Two\n\n\ndef f(model):\n    if Two().on_gpu:\n        model.cuda()\n",
     }
-    results = ported(tmp_path, files, target, apply=True)
+    results = ported_project(tmp_path, files, target, apply=True)
     check(results, "two.py", AVAILABLE, "three.py:6")
     check(results, "one.py", '"cuda" if torch.cuda.is_available() else "cpu"', "two.py:6")
     assert not any(result.written for result in results.values())
@@ -498,5 +477,6 @@ def test_a_doubt_goes_on_to_the_files_that_rely_on_what_it_keeps(target: str, tm
 def test_a_file_alone_is_judged_by_what_it_holds(tmp_path: Path) -> None:
     text = "import torch\nfrom app import cuda\n\n\ndef setup(x: torch.Tensor):\n    if cuda.ON:\n        return x.cuda()\n"
     assert (
-        site(ported(tmp_path, {"use.py": text}, "acclimate")["use.py"], "x.cuda()").status is Status.CONVERTED
+        site(ported_project(tmp_path, {"use.py": text}, "acclimate")["use.py"], "x.cuda()").status
+        is Status.CONVERTED
     )

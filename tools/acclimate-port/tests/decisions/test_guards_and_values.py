@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
-from porting import BOTH, check, program
-from test_projects import ported, site
-
-AVAILABLE = "torch.cuda.is_available()"
+from porting import AVAILABLE, BOTH, check, ported_project, program, site
 
 
 def statuses(source: str, target: str) -> dict[str, Status]:
@@ -162,7 +159,7 @@ PACKAGES = {
 @pytest.mark.parametrize("kind", PACKAGES)
 def test_a_flag_for_a_package_of_nvidia_stays(kind: str, target: str, tmp_path: Path) -> None:
     body, other = PACKAGES[kind]
-    results = ported(tmp_path, {"utils.py": f"import torch\n\n\n{body}", "other.py": other}, target)
+    results = ported_project(tmp_path, {"utils.py": f"import torch\n\n\n{body}", "other.py": other}, target)
     assert site(results["utils.py"], AVAILABLE).status is Status.LEFT
 
 
@@ -172,7 +169,7 @@ def test_a_flag_whose_readers_import_no_such_package_is_ported(target: str, tmp_
         "utils.py": "import torch\n\n\ndef ready():\n    return torch.cuda.is_available()\n",
         "other.py": "from utils import ready\n\nif ready():\n    import numpy\n",
     }
-    assert site(ported(tmp_path, files, target)["utils.py"], AVAILABLE).status is Status.CONVERTED
+    assert site(ported_project(tmp_path, files, target)["utils.py"], AVAILABLE).status is Status.CONVERTED
 
 
 REPORTS = [
