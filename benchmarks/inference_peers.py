@@ -18,11 +18,13 @@ import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROUNDS = 3
-Run = Callable[[int, int, int], None]
-"""Generates, for so many sequences of a length, so many new tokens."""
+Run = Callable[[int, int, int], float | None]
+"""Generates, for so many sequences of a length, so many new tokens. It returns the time of
+:func:`time.perf_counter` at which the first token of each sequence was there, if the system tells."""
 
 
 def transformers_run(folder: str, compiled: bool = False, int8: bool = False, file: str | None = None) -> Run:
@@ -101,16 +103,18 @@ def llama_run(gguf: str, prompt_tokens: int, new_tokens: int, most_sequences: in
         logits = llama_cpp.llama_get_logits_ith(context, index)
         return int(np.ctypeslib.as_array(logits, (words,)).argmax())
 
-    def run(sequences: int, length: int, tokens: int) -> None:
+    def run(sequences: int, length: int, tokens: int) -> float:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
         chosen = []
         for sequence in range(sequences):
             decode([(5 + (place * 7 + sequence) % 995, place, sequence, place + 1 == length)
                     for place in range(length)])  # fmt: skip
             chosen.append(likeliest(length - 1))
+        first = time.perf_counter()
         for place in range(length, length + tokens - 1):
             decode([(token, place, sequence, True) for sequence, token in enumerate(chosen)])
             chosen = [likeliest(sequence) for sequence in range(sequences)]
+        return first
 
     return run
 
@@ -186,24 +190,30 @@ def vllm_run(folder: str) -> Run:
 def measure(run: Run, prompt_tokens: int, new_tokens: int, sequences: int) -> dict[str, float]:
     """Medians of three runs, after one that warms up."""
     figures: dict[str, float] = {}
-    for name, batch in (("decode 1", 1), ("decode", sequences)):
+    for batch in dict.fromkeys((1, sequences)):
         length = max(prompt_tokens // batch, 1)
         run(batch, length, 2)
-        first = sorted(_seconds(run, batch, length, 1) for _ in range(ROUNDS))[ROUNDS // 2]
-        whole = sorted(_seconds(run, batch, length, 1 + new_tokens) for _ in range(ROUNDS))[ROUNDS // 2]
-        if whole <= first:
+        rounds = [_seconds(run, batch, length, new_tokens) for _ in range(ROUNDS)]
+        first, rest = (median(seconds) for seconds in zip(*rounds, strict=True))
+        if rest <= 0:
             raise RuntimeError("other work took so much time that more tokens took less: measure again")
-        figures[name] = batch * new_tokens / (whole - first)
-        if name == "decode 1":
-            figures["prefill"] = prompt_tokens / first
+        figures["decode"] = batch * new_tokens / rest
+        if batch == 1:
+            figures |= {"decode 1": figures["decode"], "prefill": prompt_tokens / first}
     figures["peak_bytes"] = _peak_bytes()
     return figures
 
 
-def _seconds(run: Run, sequences: int, length: int, tokens: int) -> float:
+def _seconds(run: Run, sequences: int, length: int, tokens: int) -> tuple[float, float]:
+    """The seconds until the first token of each sequence, and for so many more."""
     start = time.perf_counter()
-    run(sequences, length, tokens)
-    return time.perf_counter() - start
+    first = run(sequences, length, 1 + tokens)
+    end = time.perf_counter()
+    if first is not None:
+        return first - start, end - first
+    run(sequences, length, 1)
+    seconds = time.perf_counter() - end
+    return seconds, end - start - seconds
 
 
 def _peak_bytes() -> int:

@@ -122,7 +122,7 @@ def _ours(file: Path, cache_dtype: str, prompt_tokens: int, new_tokens: int, seq
 def _peer(python: str, name: str, folder: Path, file: Path, *tokens: int) -> Figures:
     script = Path(__file__).with_name("inference_peers.py")
     command = [python, str(script), name, str(folder), str(file), *map(str, tokens)]
-    ended = subprocess.run(command, check=True, capture_output=True, text=True)
+    ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     figures: Figures = json.loads(ended.stdout.strip().splitlines()[-1])
     return figures
 
