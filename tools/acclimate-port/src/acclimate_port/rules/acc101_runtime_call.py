@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
+from acclimate_port.conditions.branches import where_true
 from acclimate_port.conditions.checkpoints import decides_location
 from acclimate_port.conditions.cuda_only import (
     chooses_for_library,
@@ -247,7 +248,8 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         return ""
 
     def _call(self, file: SourceFile, node: cst.Call, name: str, claims: tuple[cst.CSTNode, ...]) -> Finding:
-        stays = reason_to_keep(file, node) if name == "is_available" else ""
+        is_test = name == "is_available" or (name == "device_count" and bool(where_true(file, node)))
+        stays = reason_to_keep(file, node) if is_test else ""
         stays = stays or chooses_for_library(file, node) or ""
         if name == "get_device_capability" and (tested := _beside_test(file, node)) is not None:
             stays = reason_to_keep(file, tested)
