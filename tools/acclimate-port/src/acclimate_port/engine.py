@@ -12,6 +12,7 @@ from typing import Any
 import libcst as cst
 
 from acclimate_port.conditions.branches import where_true
+from acclimate_port.conditions.local_imports import imports_before, torchs_import_before
 from acclimate_port.conditions.proofs import inside
 from acclimate_port.conditions.skips import skipped
 from acclimate_port.decisions.across import Across
@@ -282,6 +283,8 @@ def _is_ignored(file: SourceFile, finding: Finding) -> bool:
 
 def _named(file: SourceFile, edits: list[Edit]) -> list[Edit]:
     """The edits, with a local name for the accelerator in functions that ask for it often."""
+    if file.imports_in_functions:
+        return edits  # a name before the import would have no value
     if file.target.name == "acclimate":
         return with_local_names(file.tree, edits, f"{file.accelerator}()", ("acc", "accelerator"))
     return with_local_names(file.tree, edits, f"{file.helper}()", ("device_type", "accelerator"))
@@ -298,20 +301,21 @@ def _head(file: SourceFile, applied: list[Decision]) -> list[Edit]:
         if isinstance(part, str)
     ]
     uses_wrapper = any(f"{file.on_any_device}(" in part for _, part in texts)
-    uses_accelerator = uses_wrapper or any(accelerator in part for _, part in texts)
+    asking = [finding for finding, part in texts if accelerator in part]
+    beside = _in_functions(file, asking)
+    uses_accelerator = bool(asking) or (uses_wrapper and not file.imports_in_functions)
     uses_helper = file.target.name == "torch" and (uses_wrapper or any(helper in part for _, part in texts))
     imports: list[str] = []
-    if file.target.name == "acclimate" and file.needs_import and uses_accelerator:
-        alias = "" if file.accelerator == "get_accelerator" else f" as {file.accelerator}"
-        imports.append(f"from acclimate import get_accelerator{alias}")
+    if file.target.name == "acclimate" and file.needs_import and uses_accelerator and beside is None:
+        imports.append(file.import_of_accelerator)
     uses_torch = uses_helper or uses_wrapper or any(torch in part for _, part in texts)
     if file.needs_torch_import and uses_torch and not file.imports_torch_in_functions:
         imports.append("import torch")
     helpers = [file.helper_text] if uses_helper and file.needs_helper else []
     helpers += [file.on_any_device_text] if uses_wrapper and file.needs_on_any_device else []
+    beside = beside or []
     if not imports and not helpers:
-        return []
-    beside: list[Edit] = []
+        return beside
     if file.optional_import is not None:
         beside = [_after(file, file.optional_import, imports)] if imports else []
         imports = []
@@ -319,6 +323,25 @@ def _head(file: SourceFile, applied: list[Decision]) -> list[Edit]:
     relevant = [finding for finding, part in texts if any(name in part for name in names)]
     early = [f.place.start for f in relevant if f.node is not None and file.runs_at_import(f.node)]
     return [*beside, *new_lines(file.tree, min(early, default=len(file.tree.bytes)), imports, helpers)]
+
+
+def _in_functions(file: SourceFile, asking: list[Finding]) -> list[Edit] | None:
+    """The imports of acclimate beside those of torch in functions; ``None``: the module imports it.
+
+    Args:
+        file: the file.
+        asking: the findings whose edits ask for the accelerator.
+    """
+    if not file.imports_in_functions:
+        return None
+    lines: dict[cst.SimpleStatementLine, None] = {}
+    for finding in asking:
+        line = torchs_import_before(file, finding.node)
+        if line is None:
+            return None  # an unsafe edit in another place
+        if not imports_before(file, finding.node, file.accelerator):
+            lines[line] = None
+    return [_after(file, line, [file.import_of_accelerator]) for line in lines]
 
 
 def _after(file: SourceFile, line: cst.SimpleStatementLine, statements: list[str]) -> Edit:

@@ -85,7 +85,7 @@ class SourceFile:
     Args:
         text: its source.
         target: ``acclimate`` or ``torch``.
-        is_build_script: whether its name is that of a build script.
+        is_build_script: whether it is a build script, or one imports it.
         is_package_init: whether it is an ``__init__.py``, whose names others import.
         known: facts from other files about the classes that this one uses.
         compiles_all: whether another file may give any module of this one to TorchScript.
@@ -131,7 +131,9 @@ class SourceFile:
 
     def _imports_in_functions(self, package: str) -> bool:
         """Whether the file imports a package, and only in functions."""
-        own = [one for one in self.tree.imports if package in packages_of(one)]
+        own = [
+            one for one in self.tree.imports if package in packages_of(one) and not self._is_for_types(one)
+        ]
         return bool(own) and all(self.tree.function(one) is not None for one in own)
 
     def _module_name(self, module: str) -> str | None:
@@ -143,16 +145,19 @@ class SourceFile:
                     if alias.asname is None and dotted(alias.name).startswith(f"{module}."):
                         return module
         # A lazy loader may be bound to the name: `torch = LazyLoader("torch")`.
-        return module if any(_binds(statement, module) for statement in self.tree.module.body) else None
+        own = (statement for statement in self.tree.module.body if not _is_for_type_checkers(statement))
+        return module if any(_binds(statement, module) for statement in own) else None
 
     def _accelerator_name(self) -> tuple[str, bool, bool]:
-        for statement in self.module_imports:
+        in_functions = [one for one in self.tree.imports if self.tree.function(one) is not None]
+        for statement in (*self.module_imports, *in_functions):
             if isinstance(statement, cst.ImportFrom) and not isinstance(statement.names, cst.ImportStar):
                 home = dotted(statement.module) if statement.module is not None else ""
+                is_local = self.tree.function(statement) is not None
                 for alias in statement.names:
                     known = _HOME_OF_ACCELERATOR.get(f"{home}.{dotted(alias.name)}")
-                    if known is not None and not statement.relative:
-                        return alias.evaluated_alias or "get_accelerator", known, False
+                    if known is not None and not statement.relative and not (is_local and known):
+                        return alias.evaluated_alias or "get_accelerator", known, is_local
         name = "get_accelerator"
         return ("current_accelerator" if name in self.names else name), False, True
 
@@ -191,8 +196,22 @@ class SourceFile:
         if not self._has_plain_import_of_torch:  # an annotation is evaluated when the module is imported
             text = re.sub(r"((?:parallel: |-> )(?!tuple))(torch\.[\w.]+)", r'\1"\2"', text)
         if self.imports_torch_in_functions:
-            text = text.replace("    device = next(", "    import torch\n\n    device = next(")
+            own = f"    {self.import_of_accelerator}\n" if self.imports_in_functions else ""
+            text = text.replace("    device = next(", f"    import torch\n{own}\n    device = next(")
+            if own:
+                text = text.replace("    if {device_type}", f"{own}\n    if {{device_type}}")
         return self._spelled(text).replace("{device_type}", self.target.device_type)
+
+    @property
+    def import_of_accelerator(self) -> str:
+        """The statement that imports ``get_accelerator``, under the name that this file has for it."""
+        alias = "" if self.accelerator == "get_accelerator" else f" as {self.accelerator}"
+        return f"from acclimate import get_accelerator{alias}"
+
+    @property
+    def imports_in_functions(self) -> bool:
+        """Whether new imports of acclimate go to the functions that import torch."""
+        return self.imports_torch_in_functions and self.needs_import and self.target.name == "acclimate"
 
     def _spelled(self, text: str) -> str:
         return text.replace("torch.", f"{self.torch}.").replace("accelerator_type()", f"{self.helper}()")
@@ -304,8 +323,7 @@ class SourceFile:
 
     def _is_for_types(self, statement: cst.CSTNode) -> bool:
         """Whether an import is for annotations alone: ``if TYPE_CHECKING:``."""
-        around = (one for one in self.tree.ancestors(statement) if isinstance(one, cst.If))
-        return any(dotted(one.test).rpartition(".")[2] == "TYPE_CHECKING" for one in around)
+        return any(map(_is_for_type_checkers, self.tree.ancestors(statement)))
 
     @cached_property
     def is_without_torch(self) -> bool:
@@ -315,15 +333,24 @@ class SourceFile:
 
     @cached_property
     def optional_import(self) -> cst.SimpleStatementLine | None:
-        """The last line that imports torch in a ``try`` of the module, if nothing else imports it there."""
-        of_torch = [one for one in self.module_imports if "torch" in packages_of(one)]
-        around = [self.tree.around(one, cst.Try) for one in of_torch]
-        if not of_torch or around[-1] is None or any(one is not around[-1] for one in around):
+        """The last line of the block in which alone the module imports torch: of a ``try``, or of an ``if``.
+
+        ``torch = pytest.importorskip("torch")`` is such a line too.
+        """
+        lines = [self.tree.parent(one) for one in self.module_imports if "torch" in packages_of(one)]
+        lines = lines or [line for line in self.tree.module.body if _skips_without(line, "torch")]
+        blocks = [self.tree.parent(line) if line is not None else None for line in lines]
+        if not lines or any(map(self._always_runs, lines)):
             return None
-        line = self.tree.parent(of_torch[-1])
-        is_alone = isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1
-        in_body = self.tree.parent(line) is around[-1].body if line is not None else False
-        return line if is_alone and in_body and isinstance(line, cst.SimpleStatementLine) else None
+        own = [line for line, block in zip(lines, blocks, strict=True) if block is blocks[0]]
+        is_block = isinstance(blocks[0], (cst.IndentedBlock, cst.Module))
+        return own[-1] if is_block and isinstance(own[-1], cst.SimpleStatementLine) else None
+
+    def _always_runs(self, line: cst.CSTNode | None) -> bool:
+        """Whether the module runs a line in any case, outside ``if`` and ``try``."""
+        around = self.tree.ancestors(line) if line is not None else ()
+        is_in_block = any(isinstance(one, (cst.If, cst.Try)) for one in around)
+        return line is None or not (is_in_block or _skips_without(line, "torch"))
 
     @cached_property
     def own_words(self) -> str:
@@ -648,6 +675,11 @@ class SourceFile:
         return self.tree.span(node)
 
 
+def _is_for_type_checkers(statement: cst.CSTNode) -> bool:
+    """Whether a statement is ``if TYPE_CHECKING:``."""
+    return isinstance(statement, cst.If) and dotted(statement.test).rpartition(".")[2] == "TYPE_CHECKING"
+
+
 def _binds(statement: cst.CSTNode, name: str) -> bool:
     """Whether a statement of a module binds a name by an assignment or an import."""
     return any(
@@ -656,6 +688,14 @@ def _binds(statement: cst.CSTNode, name: str) -> bool:
         or (isinstance(node, cst.ImportAlias) and node.evaluated_name == name)
         for node in _walk_outside_functions(statement)
     )
+
+
+def _skips_without(line: cst.CSTNode, package: str) -> bool:
+    """Whether a line ends a module of tests if a package is missing: ``torch = importorskip("torch")``."""
+    small = line.body[0] if isinstance(line, cst.SimpleStatementLine) else None
+    call = small.value if isinstance(small, (cst.Assign, cst.Expr)) else None
+    is_one = isinstance(call, cst.Call) and called_name(call) == "importorskip" and call.args
+    return bool(is_one) and isinstance(call, cst.Call) and string_value(call.args[0].value) == package
 
 
 def _inner(owner: cst.CSTNode, name: str) -> list[cst.ClassDef]:

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from acclimate_port.engine import Settings, port_text
-from porting import check, ported_once_for_all, program
+from porting import BOTH, check, ported_once_for_all, program
 
 torch = pytest.importorskip("torch", reason="runs ported code")
 
-ONE = "max(1, torch.accelerator.device_count())"
 IMPORTS = "import os\nimport sys\n\nimport torch\nimport torch.distributed as dist\nimport torch.multiprocessing as mp\n"
 
 
@@ -64,11 +63,23 @@ STARTS_OR_DIVIDES = [
 ]
 
 
+@BOTH
 @pytest.mark.parametrize("lines", STARTS_OR_DIVIDES)
-def test_a_number_of_devices_that_starts_processes_or_divides_is_at_least_one(lines: str) -> None:
-    assert ONE in to_torch(lines)
+def test_a_number_of_devices_that_starts_processes_or_divides_is_the_same_on_a_host(
+    lines: str, target: str
+) -> None:
+    source = f"{IMPORTS}def main(rank, args):\n{textwrap.indent(lines, '    ')}\n"
+    is_counted_on_a_host(source, target)
 
 
+def is_counted_on_a_host(source: str, target: str) -> None:
+    """Checks that a safe port counts no device on a host: all edits are safe, which proofs compare."""
+    found = port_text(source, Settings(target))
+    assert "torch.cuda" not in found.text
+    assert "max(1" not in found.text
+
+
+@BOTH
 @pytest.mark.parametrize(
     "source",
     [
@@ -106,8 +117,10 @@ def test_a_number_of_devices_that_starts_processes_or_divides_is_at_least_one(li
         """,
     ],
 )
-def test_a_number_of_devices_is_followed_through_the_file(source: str) -> None:
-    assert ONE in to_torch_program(source)
+def test_a_number_of_devices_is_the_same_on_a_host_where_another_function_gets_it(
+    source: str, target: str
+) -> None:
+    is_counted_on_a_host(IMPORTS + textwrap.dedent(source), target)
 
 
 @pytest.mark.parametrize(

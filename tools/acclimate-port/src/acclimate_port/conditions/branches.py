@@ -7,8 +7,8 @@ from functools import cached_property
 
 import libcst as cst
 
-from acclimate_port.conditions.statements import decided_by, leaves, refuses
-from acclimate_port.dataflow.uses import attributes_of_self, parameter_of
+from acclimate_port.conditions.statements import decided_by, leaves, refuses, whole_condition
+from acclimate_port.dataflow.uses import attributes_of_self, calls_of, parameter_of, uses_of
 from acclimate_port.source.tree import Span, called_name, dotted, string_value, walk
 from acclimate_port.source_file import SourceFile, kept
 
@@ -72,6 +72,27 @@ def replaced_by_host(file: SourceFile, test: cst.CSTNode) -> list[cst.CSTNode]:
     last = decided.orelse.body if isinstance(decided.orelse, cst.Else) else None
     given = [*assigned_in(decided.body), *(assigned_in(last) if last is not None else ())]
     return [one for target, value in given if _names_host(value) for one in _values_of(file, target)]
+
+
+def decided_by_result(file: SourceFile, test: cst.CSTNode) -> list[Span]:
+    """The code that a number decides about which a function gives by a test: ``get_device()`` or −1."""
+    statement, function = decided_by(file, test), file.tree.function(test)
+    if not isinstance(statement, cst.If) or not leaves(statement.body):
+        return []
+    compared = (
+        whole_condition(file, at)
+        for call in calls_of(file, function)
+        for use in uses_of(file, call)
+        if isinstance(at := file.tree.parent(use), cst.Comparison)
+    )
+    holders = (file.tree.parent(one) for one in compared)
+    return [
+        file.span(part)
+        for holder in holders
+        if isinstance(holder, cst.If)
+        for part in (holder.body, holder.orelse)
+        if part is not None
+    ]
 
 
 def _names_host(value: cst.CSTNode) -> bool:

@@ -38,12 +38,14 @@ _IN_FLAG = re.compile(
 _OF_TOOLKIT = re.compile(r"version\.cuda|\bCUDA_(HOME|PATH)\b")
 _PROVIDER = re.compile(
     r"(CUDA|Tensorrt)\w*Provider|[\"'](flash_attention|flash_attn|xformers|bitsandbytes|tensorrt|nvfuser)(_?\d)?[\"']"
-    r"|[\"']\w+_[48]bit[\"']|[\"'][\w-]+-gpu\b|\bfaiss\.\w*[Gg]pu|\b(cupy|cuml|cudf|pynvml)\.\w|\btvm\.(gpu|cuda)\("
-    r"|\.(de)?parallelize\(\s*\)"
+    r"|[\"']\w+_[48]bit[\"']|[\"'][\w-]+-gpu\b|\bfaiss\.\w*[Gg]pu|\b(cupy|cuml|cudf|pynvml)\.\w|\btvm\.(gpu|cuda)\(|\b(mx|mxnet)\.gpu\(|\bnumba\.cuda\."
+    r"|\.(de)?parallelize\(\s*\)|--gpus[= ]|\bnvidia-docker\b|--runtime[= ]nvidia"
+    r"|[\"']gpu_hist[\"']|[\"']/(device:)?(gpu|GPU):|task_type=[\"']GPU[\"']"
 )
 """What chooses a package for NVIDIA GPUs, or calls it: ``CUDAExecutionProvider``, ``"flash_attention_2"``.
 
 ``parallelize()`` of a model of transformers spreads its layers over the GPUs that ``torch.cuda`` counts.
+``docker run --gpus all`` gives a container the GPUs of NVIDIA.
 """
 
 
@@ -62,9 +64,14 @@ def reason_to_keep(file: SourceFile, test: cst.CSTNode) -> str:
         return "its branch reads the version of CUDA, or where it is installed"
     if any(_imports_package_within(file, place) for place in places):
         return "its branch imports a package for NVIDIA GPUs"
-    if any(_PROVIDER.search(file.tree.source(place)) for place in places):
+    if any(uses_cuda_package(file, place) for place in places):
         return "it controls the use of a package for NVIDIA GPUs"
     return ""
+
+
+def uses_cuda_package(file: SourceFile, code: cst.CSTNode | Span | None) -> bool:
+    """Whether code chooses or calls a package for NVIDIA GPUs."""
+    return code is not None and _PROVIDER.search(file.tree.source(code)) is not None
 
 
 def _package_flag(file: SourceFile, test: cst.CSTNode) -> str:

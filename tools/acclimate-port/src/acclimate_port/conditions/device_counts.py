@@ -1,106 +1,31 @@
-"""Whether a device count sets the number of processes, or is a divisor, as a figure of memory may be.
-
-``torch.accelerator.device_count()`` is 0 on a CPU-only machine. A program that starts one process per device
-would start none there, and ``rank % device_count()`` would raise.
-"""
+"""Tests of whether there is a device, or how many there are, and figures that must not be 0."""
 
 from __future__ import annotations
-
-import re
 
 import libcst as cst
 
 from acclimate_port.conditions.statements import leaves, refuses
-from acclimate_port.dataflow.uses import parameter_of, uses_of
-from acclimate_port.source.tree import called_name, dotted, last_name, positional, string_value, walk
+from acclimate_port.dataflow.uses import uses_of
+from acclimate_port.source.tree import dotted, walk
 from acclimate_port.source_file import SourceFile
 
-_PROCESSES = re.compile(
-    r"(^|_)(local_)?(world_?size|n_?procs?(_per_node)?|num_?proc(s|esses)?|max_workers|processes)$",
-    re.IGNORECASE,
-)
-_OPTION = re.compile(r"--?(nproc[-_]per[-_]node|num[-_]proc(esse)?s|nprocs?|world[-_]size|np?)[= ]?$")
-_STARTS = {"Process", "Popen", "run", "remote", "submit", "spawn"}
-_POOLS = {"Pool", "ProcessPoolExecutor", "ThreadPool"}
+
+def divides(file: SourceFile, number: cst.CSTNode) -> bool:
+    """Whether a number reaches a use as a divisor, which must not be 0; names that hold it are followed."""
+    uses = uses_of(file, number, computed=True, unless=_is_asked_before)
+    return any(_is_divisor(file, use) for use in uses)
 
 
-def must_not_be_zero(file: SourceFile, count: cst.CSTNode) -> bool:
-    """Whether a number reaches a use where it must not be 0; names that hold it are followed.
-
-    The number may be a device count, or a figure of memory, which is 0 for some devices.
-    """
-    return any(
-        _divides_or_starts(file, use) for use in uses_of(file, count, computed=True, unless=_is_asked_before)
-    )
-
-
-def _divides_or_starts(file: SourceFile, use: cst.CSTNode) -> bool:
-    """Whether a number is a divisor, or how many processes there are, by the code around it."""
+def _is_divisor(file: SourceFile, use: cst.CSTNode) -> bool:
     at = file.tree.parent(use)
     if isinstance(at, cst.BinaryOperation):
         is_text = isinstance(at.left, (cst.SimpleString, cst.ConcatenatedString, cst.FormattedString))
-        divides = isinstance(at.operator, (cst.FloorDivide, cst.Divide, cst.Modulo))
-        return at.right is use and divides and not is_text
+        is_division = isinstance(at.operator, (cst.FloorDivide, cst.Divide, cst.Modulo))
+        return at.right is use and is_division and not is_text
     if isinstance(at, cst.AugAssign):
-        divides = isinstance(at.operator, (cst.ModuloAssign, cst.DivideAssign, cst.FloorDivideAssign))
-        return divides or _is_of_processes(at.target)
-    if isinstance(at, cst.Arg):
-        return _starts_processes(file, at)
-    if isinstance(at, cst.DictElement):
-        return at.value is use and _PROCESSES.search(string_value(at.key) or "") is not None
-    if isinstance(at, cst.Param):
-        return _PROCESSES.search(at.name.value) is not None
-    if isinstance(at, (cst.FormattedStringExpression, cst.Element)):
-        return _is_after_option(file, at)
-    targets = (
-        [one.target for one in at.targets] if isinstance(at, cst.Assign) else [getattr(at, "target", None)]
-    )
-    return any(_is_of_processes(one) for one in targets if one is not None)
-
-
-def _is_of_processes(target: cst.CSTNode) -> bool:
-    return _PROCESSES.search(last_name(target)) is not None
-
-
-def _starts_processes(file: SourceFile, argument: cst.Arg) -> bool:
-    """Whether a call gets a number as that of processes or as a divisor, or loops to start so many."""
-    given = file.tree.given_to(argument)
-    if given is None:
-        return False
-    name, index, call = given.name, given.index, given.call
-    if given.word == "default" and name in ("add_argument", "option", "Option"):
-        options = (string_value(text.value) or "" for text in positional(call))
-        return any(_PROCESSES.search(option.lstrip("-").replace("-", "_")) for option in options)
-    if (name in ("spawn", "start_processes") and index == 2) or (name == "divmod" and index == 1):
-        return True
-    parameter = parameter_of(file, given)
-    words = (given.word, parameter.name.value if parameter is not None else "")
-    if any(_PROCESSES.search(word) for word in words) or (name in _POOLS and index == 0):
-        return True
-    loop = file.tree.parent(call)
-    holder = file.tree.parent(loop) if isinstance(loop, cst.CompFor) else loop
-    if (
-        name != "range"
-        or not isinstance(loop, (cst.For, cst.CompFor))
-        or holder is None
-        or loop.iter is not call
-    ):
-        return False
-    return not _STARTS.isdisjoint(called_name(one) or "" for one in walk(holder) if isinstance(one, cst.Call))
-
-
-def _is_after_option(file: SourceFile, at: cst.CSTNode) -> bool:
-    """Whether a value follows a launcher's option: ``["torchrun", "--nproc_per_node", n]``."""
-    holder = file.tree.parent(at)
-    parts: list[cst.CSTNode] = []
-    if isinstance(holder, (cst.List, cst.Tuple)):
-        parts = [*holder.elements]
-    elif isinstance(holder, cst.FormattedString):
-        parts = [*holder.parts]
-    before = parts[parts.index(at) - 1] if at in parts[1:] else None
-    text = before.value if isinstance(before, cst.FormattedStringText) else None
-    text = string_value(before.value) if isinstance(before, cst.Element) else text
-    return text is not None and _OPTION.search(text) is not None
+        return isinstance(at.operator, (cst.ModuloAssign, cst.DivideAssign, cst.FloorDivideAssign))
+    given = file.tree.given_to(at) if isinstance(at, cst.Arg) else None
+    return given is not None and given.name == "divmod" and given.index == 1
 
 
 def _is_asked_before(file: SourceFile, use: cst.CSTNode) -> bool:

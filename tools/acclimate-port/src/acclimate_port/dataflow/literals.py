@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -11,7 +11,7 @@ import libcst as cst
 
 from acclimate_port.dataflow.receivers import foreign_receiver
 from acclimate_port.dataflow.sinks import gets_to_device, takes_device
-from acclimate_port.dataflow.uses import DEVICE_KEYWORDS, KEEP_NAME, parameter_of
+from acclimate_port.dataflow.uses import DEVICE_KEYWORDS, KEEP_NAME, parameter_of, whole_choice
 from acclimate_port.source.tree import Binding, Given, called_name, last_name, positional, string_value
 from acclimate_port.source.values import DEVICE_NAME, Kind
 from acclimate_port.source.vendors import OTHER_KINDS
@@ -53,24 +53,24 @@ _OUTPUT_CALLS = {"print", "info", "debug", "warning", "error", "log", "write", "
 
 def classify_literal(file: SourceFile, node: cst.CSTNode) -> LiteralUse:
     """The use of a literal, judged by the code around it."""
-    below, at = node, file.tree.parent(node)
-    beside_host = False
-    while isinstance(at, (cst.IfExp, cst.BooleanOperation, cst.NamedExpr)):
-        if isinstance(at, cst.IfExp):
-            if below is at.test:
-                break
-            other = at.orelse if below is at.body else at.body
-            beside_host = beside_host or (string_value(other) or "").partition(":")[0] in (
-                "cpu",
-                *OTHER_KINDS,
-            )
-        below, at = at, file.tree.parent(at)
-    found = _place(file, below, at)
-    if found.role in (Role.DEVICE, Role.LIKELY) and (reason := foreign_receiver(file, below)):
+    whole = whole_choice(file, node)
+    found = _place(file, whole, file.tree.parent(whole))
+    if found.role in (Role.DEVICE, Role.LIKELY) and (reason := foreign_receiver(file, whole)):
         return LiteralUse(Role.LIKELY if reason.may_be_torchs else Role.FOREIGN, reason.text)
-    if found.role is Role.DATA and beside_host:
+    named = ((string_value(one) or "").partition(":")[0] for one in _branches(whole))
+    if found.role is Role.DATA and any(kind in ("cpu", *OTHER_KINDS) for kind in named):
         return LiteralUse(Role.LIKELY, 'only the "cpu" beside it suggests a device')
     return found
+
+
+def _branches(choice: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """The values of which a conditional expression gives one."""
+    if isinstance(choice, cst.IfExp):
+        yield from (*_branches(choice.body), *_branches(choice.orelse))
+    elif isinstance(choice, cst.BooleanOperation):
+        yield from (*_branches(choice.left), *_branches(choice.right))
+    else:
+        yield choice
 
 
 def _place(file: SourceFile, node: cst.CSTNode, at: cst.CSTNode | None) -> LiteralUse:

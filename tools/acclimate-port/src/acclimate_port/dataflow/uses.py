@@ -75,6 +75,17 @@ def uses_of(
     return found
 
 
+def whole_choice(file: SourceFile, value: cst.CSTNode) -> cst.CSTNode:
+    """The largest choice that may give a value: ``value if test else other``, ``value or other``."""
+    whole = value
+    for below, around in file.tree.upwards(value):
+        is_test = isinstance(around, cst.IfExp) and below is around.test
+        if is_test or not isinstance(around, (cst.IfExp, cst.BooleanOperation, cst.NamedExpr)):
+            break
+        whole = around
+    return whole
+
+
 class _Held(NamedTuple):
     """An expression that has a value, or a dictionary that has it under a key."""
 
@@ -193,6 +204,8 @@ def _of_argument(file: SourceFile, argument: cst.Arg, in_functions: bool) -> Ite
     parameter = parameter_of(file, given) if in_functions else None
     if parameter is not None:
         return file.tree.accesses(parameter.name)
+    if in_functions and (reads := _reads_of_field(file, given)):
+        return reads
     return [call] if _GIVE_DEVICE.search(given.name) and not given.full.startswith("torch.") else []
 
 
@@ -227,6 +240,24 @@ def _defined(file: SourceFile, call: cst.Call) -> tuple[cst.FunctionDef | None, 
         return None, False
     kinds = {dotted(decorator.decorator) for decorator in found[0].decorators}
     return found[0], "staticmethod" not in kinds
+
+
+def _reads_of_field(file: SourceFile, given: Given) -> list[cst.CSTNode]:
+    """The reads of the field that gets an argument, in a class without a constructor, such as a dataclass."""
+    bound = file.tree.assignments(given.call.func) if isinstance(given.call.func, cst.Name) else ()
+    for owner in (one.node for one in bound if isinstance(one.node, cst.ClassDef)):
+        listed = fields_of(owner)
+        name = given.word or (next(iter(listed[given.index :]), "") if given.index is not None else "")
+        if name in listed:
+            return [*_of_class(file, (f"self.{name}",), owner)]
+    return []
+
+
+def fields_of(owner: cst.ClassDef) -> list[str]:
+    """The fields of a class without a constructor, which its constructor gets: those of a dataclass."""
+    lines = (line for line in owner.body.body if isinstance(line, cst.SimpleStatementLine))
+    targets = [one.target for line in lines for one in line.body if isinstance(one, cst.AnnAssign)]
+    return [last_name(one) for one in targets] if _method(owner, "__init__") is None else []
 
 
 def _method(owner: cst.ClassDef, name: str) -> cst.FunctionDef | None:

@@ -16,13 +16,14 @@ from functools import cached_property
 
 import libcst as cst
 
-from acclimate_port.conditions.branches import controlled_quietly, holders_of_result
+from acclimate_port.conditions.branches import code_passed, controlled_quietly, holders_of_result, where_true
 from acclimate_port.conditions.device_tests import tests_of_devices
 from acclimate_port.conditions.statements import leaves
-from acclimate_port.dataflow.uses import uses_of
+from acclimate_port.dataflow.uses import fields_of, uses_of
 from acclimate_port.decisions.decision import Decision, Decisions, Status, asks_for_device
 from acclimate_port.decisions.links import GIVE_DEVICE
 from acclimate_port.decisions.symbols import (
+    CONSTRUCTORS,
     Facts,
     Kind,
     Symbol,
@@ -51,6 +52,8 @@ _NEED_CUDA = (
     "device-string",
     "device-format",
 )
+_GIVEN = (Kind.DEVICE, Kind.TENSOR, Kind.FLAG)
+"""What calls give to functions."""
 _DEVICE_WORDS = ("device", "device_type")
 _PROFILER = Symbol(Kind.FLAG, "any:ProfilerActivity")
 _PROFILED = ("device_time", "device_time_total", "self_device_time_total", "cuda_time", "cuda_time_total")
@@ -115,7 +118,7 @@ class Across:
                 if self._stays(index):
                     add(symbol, self._all[index].finding.place)
             self._implied |= {(code, symbol): None for code in self._code_within(places)}
-        for symbol, place in (*self._tests_that_stay(), *self._code_that_stays()):
+        for symbol, place in (*self._tests_that_stay(), *self._code_that_stays(), *self._after_checks()):
             add(symbol, place)
         for index in filter(self._stays, self._all.of_rules("cuda-method")):
             node = self._all[index].finding.node
@@ -142,7 +145,10 @@ class Across:
             for holder in holders_of_result(file, node):
                 yield from (Symbol(Kind.FLAG, text) for text in holder_text(file, holder))
             controlled = controlled_quietly(file, node)
-            yield from self._code_within(controlled)
+            yield from self._code_within([*controlled, *where_true(file, node)])
+            function = file.tree.function(node)
+            if isinstance(function, cst.FunctionDef) and code_passed(file, node)[1]:
+                yield _after(of_function(file, function))
             figures = [file.span(one).start for name in _PROFILED for one in file.attributes.get(name, ())]
             if any(place.start <= at < place.end for at in figures for place in controlled):
                 yield _PROFILER
@@ -267,20 +273,25 @@ class Across:
                 text = reference(file, read)
                 if text and not (text.startswith("any:") and is_set):
                     yield Symbol(Kind.FLAG, text), controlled_quietly(file, self._called(read))
-        for bound in file.tree.of_type(cst.Name):
-            if bound.value in flags and (text := self._flag_bound(bound)):
-                for use in file.tree.reads(bound):
-                    yield Symbol(Kind.FLAG, text), controlled_quietly(file, self._called(use))
+        bound = [one for one in file.tree.of_type(cst.Name) if one.value in flags]
+        functions = file.tree.of_type(cst.FunctionDef)
+        takers = (one for one in functions if _called_name(file, one) in flags)
+        bound += [one.name for function in takers for one in function.params.params]
+        for one in dict.fromkeys(bound):
+            texts = self._flag_bound(one)
+            for use in file.tree.reads(one) if any(texts) else ():
+                places = controlled_quietly(file, self._called(use))
+                yield from ((Symbol(Kind.FLAG, text), places) for text in texts)
 
-    def _flag_bound(self, name: cst.Name) -> str:
-        """The symbol of a flag, if a name is where an import, a parameter or the module binds it."""
+    def _flag_bound(self, name: cst.Name) -> list[str]:
+        """The symbols of a flag, if a name is where an import, a parameter or the module binds it."""
         file, at = self._file, self._file.tree.parent(name)
         if isinstance(at, cst.Param) and at.name is name:
-            return next(iter(of_parameter(file, at)), "")
+            return of_parameter(file, at)
         if isinstance(at, (cst.ImportAlias, cst.AsName)):
-            return reference(file, name)
+            return [reference(file, name)]
         is_first = isinstance(at, cst.AssignTarget) and file.tree.assignments(name)[0].node is name
-        return reference(file, name) if is_first and isinstance(at, cst.AssignTarget) else ""
+        return [reference(file, name)] if is_first and isinstance(at, cst.AssignTarget) else []
 
     def _sets(self, name: str) -> bool:
         """Whether the file itself gives a value to an attribute of a name."""
@@ -320,6 +331,30 @@ class Across:
             text = self._runs_always.get(id(decision.finding.node), "")
             if text and self._stays(index) and self._needs_cuda(index):
                 yield Symbol(Kind.CODE, text), decision.finding.place
+            if decision.finding.rule.name in _DEVICES and self._stays(index):
+                reached = (one.text for one in self._reached(decision.finding.node))
+                own = (one for one in reached if "(" not in one and one in self._functions)
+                yield from ((Symbol(Kind.CODE, one), decision.finding.place) for one in own)
+
+    @cached_property
+    def _functions(self) -> set[str]:
+        """The symbols of the functions of the file."""
+        return {of_function(self._file, one) for one in self._file.tree.of_type(cst.FunctionDef)}
+
+    def _after_checks(self) -> Iterator[tuple[Symbol, Span]]:
+        """What stays after calls of other files' functions, which may raise without CUDA: ``check(args)``."""
+        file = self._file
+        for statement in file.tree.of_type(cst.Expr):
+            call, line = statement.value, file.tree.parent(statement)
+            block = file.tree.parent(line) if line is not None else None
+            text = self._code(call.func).text if isinstance(call, cst.Call) else ""
+            if line is None or block is None or not text.startswith("from:"):
+                continue
+            later = self._all.counted([Span(file.span(line).end, file.span(block).end)])
+            left = (self._all[index].finding for index in later if self._stays(index))
+            place = next((one.place for one in left if not asks_for_device(file, one)), None)
+            if place is not None:
+                yield _after(text), place
 
     def _native_code(self, code: cst.ClassDef | cst.FunctionDef, text: str) -> Iterator[tuple[Symbol, Span]]:
         body = self._file.span(code.body)
@@ -370,10 +405,15 @@ class Across:
             if code.text and (caller := self._runs_always.get(id(call))):
                 yield code, Symbol(Kind.CODE, caller)
             for argument in call.args if code.text else ():
-                yield from self._through(argument.value, of_argument(file, argument))
+                yield from self._through(argument.value, of_argument(file, argument), kinds=_GIVEN)
                 if argument.star == "**" and is_settings(argument.value):
                     for word in _DEVICE_WORDS:
                         yield Symbol(Kind.DEVICE, f"{code.text}({word})"), Symbol(Kind.DEVICE, f"any:{word}")
+        for owner in file.tree.of_type(cst.ClassDef):
+            kind = owner.name.value
+            for index, name in enumerate(fields_of(owner)):
+                read = Symbol(Kind.DEVICE, f"self:{kind}.{name}")
+                yield from ((read, Symbol(Kind.DEVICE, f"here:{kind}({one})")) for one in (name, f"#{index}"))
         for one in file.tree.of_type(cst.Return):
             function = file.tree.function(one)
             if one.value is not None and isinstance(function, cst.FunctionDef):
@@ -397,6 +437,18 @@ class Across:
         if reached and isinstance(value, cst.Attribute) and value.attr.value == "device":
             for text in sources(self._file, value.value):
                 yield Symbol(Kind.DEVICE, reached), Symbol(Kind.TENSOR, text)
+
+
+def _after(function: str) -> Symbol:
+    """The symbol of the code after calls of a function."""
+    return Symbol(Kind.CODE, f"{function}(after)" if function else "")
+
+
+def _called_name(file: SourceFile, function: cst.FunctionDef) -> str:
+    """The name by which other files call a function: of a constructor, its class."""
+    owner = file.tree.around(function, cst.ClassDef)
+    is_own = owner is not None and function.name.value in CONSTRUCTORS
+    return owner.name.value if owner is not None and is_own else function.name.value
 
 
 def _is_made(decision: Decision) -> bool:

@@ -9,13 +9,16 @@ import libcst as cst
 from acclimate_port.conditions.first_use import reason_against_counting
 from acclimate_port.conditions.local_imports import (
     GIVEN_TORCH,
+    NOT_IMPORTED,
     WITHOUT_TORCH,
     gets_torch,
     imports_torch_anew,
+    lacks_import,
     reason_without_value,
 )
 from acclimate_port.conditions.missing_cuda import reason_against_host
 from acclimate_port.conditions.statements import refuses
+from acclimate_port.dataflow.uses import class_around
 from acclimate_port.decisions.decision import is_test
 from acclimate_port.decisions.links import GIVE_DEVICE
 from acclimate_port.rules.base import Finding, Outcome, is_assigned
@@ -33,6 +36,7 @@ _LOOK_UP = {
 """Rules whose edits look up the accelerator where the code before does not, or not by itself."""
 
 _CAUGHT = "the program catches the error of a machine without CUDA, and other machines raise none"
+_METHOD_CUDA = "a class gives it in its method `cuda`, whose users may rely on CUDA"
 _BROAD = {"Exception", "BaseException", "RuntimeError", "AssertionError"}
 """Exceptions that torch raises without CUDA, and their bases."""
 _SHORT = 3
@@ -59,7 +63,7 @@ def by_place(file: SourceFile, finding: Finding) -> Finding:
 
 def _meant_for_one_vendor(file: SourceFile, finding: Finding) -> str:
     if file.is_build_script or file.imports_build_tools:
-        return "a build script: it builds for one vendor's hardware"
+        return "a build script, or a file that one imports: it builds for one vendor's hardware"
     if reason := file.vendor_code.reason(finding.node, is_test(file, finding)):
         return reason
     if file.kernels.are_for_cuda_alone and is_test(file, finding):
@@ -84,6 +88,10 @@ def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
     node, is_device, reason = finding.node, finding.rule.name in GIVE_DEVICE, ""
     if gets_torch(file, node):
         return GIVEN_TORCH
+    if is_device and _is_in_method_cuda(file, node):
+        return _METHOD_CUDA
+    if any(f"{file.accelerator}()" in part for part in _new_code(finding)) and lacks_import(file, node):
+        return NOT_IMPORTED
     if _asks(file, finding):
         is_lookup = finding.rule.code in _LOOK_UP
         reason = reason_against_counting(file, node, is_device=is_device, is_lookup=is_lookup)
@@ -91,6 +99,13 @@ def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
     if not reason and is_device:
         reason = reason_against_host(file, node)
     return reason or (_CAUGHT if finding.rule.code in _USE_DEVICE and _is_probe(file, node) else "")
+
+
+def _is_in_method_cuda(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a node is in a method ``cuda`` that a class defines: its users may ask for ``is_cuda``."""
+    function = file.tree.function(node)
+    is_one = isinstance(function, cst.FunctionDef) and function.name.value == "cuda"
+    return is_one and class_around(file, node) is not None
 
 
 def _is_given_to_torch(file: SourceFile, finding: Finding) -> bool:

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 
 import libcst as cst
 
-from acclimate_port.conditions.branches import controlled_quietly
+from acclimate_port.conditions.branches import where_true
 from acclimate_port.rules.base import Finding, Outcome
 from acclimate_port.source.tree import Span, called_name
 from acclimate_port.source_file import SourceFile
@@ -196,7 +196,5 @@ def asks_for_device(file: SourceFile, finding: Finding) -> bool:
     """Whether a finding is a test of the device, ported or left."""
     if finding.rule.name == "runtime-call" and isinstance(finding.node, cst.Call):
         name = called_name(finding.node)
-        return name == "is_available" or (
-            name == "device_count" and bool(controlled_quietly(file, finding.node))
-        )
+        return name == "is_available" or (name == "device_count" and bool(where_true(file, finding.node)))
     return finding.rule.name in ("device-comparison", "is-cuda")

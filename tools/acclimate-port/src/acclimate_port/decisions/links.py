@@ -6,6 +6,7 @@ left or unsafe.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator
@@ -19,16 +20,17 @@ from acclimate_port.conditions.branches import (
     branches_of_result,
     code_passed,
     controlled_quietly,
+    decided_by_result,
     replaced_by_host,
 )
-from acclimate_port.conditions.cuda_only import flag_for_others
+from acclimate_port.conditions.cuda_only import flag_for_others, uses_cuda_package
 from acclimate_port.conditions.device_tests import listed_devices, tests_reached
 from acclimate_port.conditions.device_words import used_as_word
 from acclimate_port.conditions.placements import Placed, Placements, outermost_function, sharing
 from acclimate_port.conditions.proofs import whole_value
 from acclimate_port.conditions.skips import skipped
-from acclimate_port.conditions.statements import leaves, refuses, whole_condition
-from acclimate_port.dataflow.uses import class_around, uses_of
+from acclimate_port.conditions.statements import decided_by, leaves, refuses, whole_condition
+from acclimate_port.dataflow.uses import class_around, uses_of, whole_choice
 from acclimate_port.decisions.decision import Decisions, Status, asks_for_device, is_test
 from acclimate_port.decisions.of_one_purpose import groups_of_one_purpose
 from acclimate_port.decisions.symbols import sources
@@ -44,6 +46,7 @@ _GIVE_VALUES = (cst.Assign, cst.Arg, cst.Element, cst.Return, cst.IfExp, cst.Dic
 _NEGATIVE = (cst.NotEqual, cst.NotIn, cst.LessThan, cst.LessThanEqual)
 _ASK_TYPE = ("isinstance", "hasattr", "is_tensor", "type", "issubclass")
 _FEW = 12
+_FLAG_OF_DEVICE = re.compile(r"cuda|gpu", re.IGNORECASE)
 
 
 def link(file: SourceFile, decisions: Decisions) -> None:
@@ -76,7 +79,7 @@ class _Links:
         self._beside_moves(tests, placed)
         for one, others in (*self._wrapped(), *self._branches_of_types()):
             self._all[one].beside += others
-        meeting = (self._options(), self._scalers(), self._received_together())
+        meeting = (self._options(), self._scalers(), self._received_together(), self._by_flag())
         for members in (*groups_of_one_purpose(self._file, self._all), *chain(*meeting)):
             for one, other in _pairs(members):
                 self._all[one].beside.append(other)
@@ -102,6 +105,7 @@ class _Links:
         decision.needs += [o for o in self._all.counted(refused) if asks_for_device(file, self._finding(o))]
         decision.beside += self._all.counted([*refused, *skipped(file, test)], index)
         decision.beside += self._runtime_calls([*skipped(file, test), *returned])
+        decision.beside += self._reached_from([*inside, *returned, *refused])
         decision.needs += [
             other
             for other in self._all.counted(branches_of_result(file, test))
@@ -135,6 +139,8 @@ class _Links:
         chosen += [file.span(own.body) for body in inside for own in file.functions_named(body)]
         decision.beside += [*decided, *self._all.counted(chosen, index)]
         self._of_values(index, controlled, chosen)
+        for other in self._all.counted(decided_by_result(file, test), index):
+            self._all[other].beside.append(index)
 
     def _of_values(self, index: int, controlled: list[Span], called: list[Span]) -> None:
         """Links a test with the devices that names bring to the code it controls and to what that calls."""
@@ -160,6 +166,19 @@ class _Links:
         bodies = [self._file.span(own.body) for call in calls for own in self._file.functions_called(call)]
         found = self._all.counted([*places, *bodies])
         return [index for index in found if self._finding(index).rule.name == "runtime-call"]
+
+    def _reached_from(self, places: list[Span]) -> list[int]:
+        """What needs a device in the functions that code in some ranges calls, also through each other."""
+        bodies: dict[cst.FunctionDef, Span] = {}
+        waiting = [*places]
+        while waiting:
+            calls = self._file.calls_within(waiting.pop())
+            new = (own for call in calls for own in self._file.functions_called(call) if own not in bodies)
+            for own in new:
+                bodies[own] = self._file.span(own.body)
+                waiting.append(bodies[own])
+        found = self._all.counted(bodies.values())
+        return [index for index in found if not asks_for_device(self._file, self._finding(index))]
 
     def _of_branch(self, index: int, test: cst.CSTNode) -> None:
         """Links the code that runs only if a test is true with the test, ported or left."""
@@ -215,21 +234,23 @@ class _Links:
         decision.beside += self._autocasts_inside(node)
         if rule in (*GIVE_DEVICE, "available-choice") and (reason := used_as_word(file, node)):
             decision.doubt(reason)
-        if rule in GIVE_DEVICE and decision.status is Status.CONVERTED:
-            is_guarded = file.is_guarded(node)
-            for test in tests_reached(file, node):
-                own = self._all.counted([file.span(test)])
-                if not is_guarded or self._is_of_result(node) or self._refuses_others(test):
-                    decision.beside += [other for other in own if other != index]
-                if not own and not is_guarded:
-                    line = file.tree.line(file.span(test).start)
-                    decision.doubt(
-                        f"line {line} tests the name of the device, and on a host it finds another one"
-                    )
-        if rule == "available-choice" and decision.status is Status.CONVERTED:
-            for test in tests_reached(file, node):
+        is_device = rule in (*GIVE_DEVICE, "available-choice") and decision.status is Status.CONVERTED
+        is_guarded = is_device and file.is_guarded(node)
+        for test in tests_reached(file, node) if is_device else ():
+            own = self._all.counted([file.span(test)])
+            line = file.tree.line(file.span(test).start)
+            if uses_cuda_package(file, decided_by(file, test)):
+                decision.doubt(f"line {line} decides by its name about a package for NVIDIA GPUs")
+            if rule == "available-choice":
                 if outermost_function(file, test) is not outermost_function(file, node):
-                    decision.beside += self._all.counted([file.span(test)])
+                    decision.beside += own
+                continue
+            if not is_guarded or self._is_of_result(node) or self._refuses_others(test):
+                decision.beside += [other for other in own if other != index]
+            if not own and not is_guarded:
+                decision.doubt(
+                    f"line {line} tests the name of the device, and on a host it finds another one"
+                )
         if rule == "current-device":  # its number may be given to a call: `get_device_properties(i)`
             held = (use for use in uses_of(file, node) if use is not node)
             around = (self._all.at.get(outer, index) for use in held for outer in file.tree.ancestors(use))
@@ -270,10 +291,7 @@ class _Links:
 
     def _is_of_result(self, device: cst.CSTNode) -> bool:
         """Whether a function gives a device to other code: ``return "cuda"``."""
-        at = self._file.tree.parent(device)
-        while isinstance(at, (cst.IfExp, cst.BooleanOperation)):
-            at = self._file.tree.parent(at)
-        return isinstance(at, cst.Return)
+        return isinstance(self._file.tree.parent(whole_choice(self._file, device)), cst.Return)
 
     def _refuses_others(self, test: cst.CSTNode) -> bool:
         """Whether a program ends for other devices than a test lists: ``assert d in ["cpu", "cuda"]``."""
@@ -310,6 +328,18 @@ class _Links:
                 yield from ([index, inner] for inner in self._all.counted([decision.finding.place], index))
         # A graph of acclimate's cannot be captured by torch.cuda's.
         yield self._all.of_rules("graphs")
+
+    def _by_flag(self) -> Iterator[list[int]]:
+        """The tests for a device that stand beside the same flag: ``cuda and torch.cuda.is_available()``."""
+        members: dict[str, list[int]] = defaultdict(list)
+        for index in self._all.of_rules("runtime-call"):
+            node = self._finding(index).node
+            whole = whole_condition(self._file, node) if isinstance(node, cst.Call) else node
+            if isinstance(whole, cst.BooleanOperation) and asks_for_device(self._file, self._finding(index)):
+                for flag in {last_name(one) for one in _operands(whole)}:
+                    if _FLAG_OF_DEVICE.search(flag):
+                        members[flag].append(index)
+        yield from members.values()
 
     def _options(self) -> Iterator[list[int]]:
         """The parts of each option: its default, its choices, and the default of a field of its name."""
@@ -514,6 +544,16 @@ class _Links:
             )
             for place in texts
         )
+
+
+def _operands(condition: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """The parts of a condition that ``and``, ``or`` and ``not`` join."""
+    if isinstance(condition, cst.BooleanOperation):
+        yield from (*_operands(condition.left), *_operands(condition.right))
+    elif isinstance(condition, cst.UnaryOperation):
+        yield from _operands(condition.expression)
+    else:
+        yield condition
 
 
 def _tells_types(statement: cst.If) -> bool:

@@ -9,9 +9,9 @@ from collections.abc import Hashable, Iterable, Iterator
 import libcst as cst
 
 from acclimate_port.conditions.placements import outermost_function, sharing
-from acclimate_port.dataflow.uses import uses_of
+from acclimate_port.dataflow.uses import class_around, uses_of
 from acclimate_port.decisions.decision import Decisions, asks_for_device
-from acclimate_port.source.tree import Span, called_name, dotted
+from acclimate_port.source.tree import Span, called_name, dotted, string_value, walk
 from acclimate_port.source_file import SourceFile, cuda_name
 
 _GIVE_DEVICE = ("device-string", "device-format", "device-object", "integer-device", "available-choice")
@@ -38,6 +38,8 @@ def groups_of_one_purpose(file: SourceFile, decisions: Decisions) -> Iterator[li
     yield from purposes.streams()
     yield from purposes.compared()
     yield from purposes.compared_and_moved()
+    yield from purposes.moved_and_asked()
+    yield from purposes.strategies()
 
 
 class _Purposes:
@@ -138,6 +140,41 @@ class _Purposes:
                 tested = self._of([test], *_GIVE_DEVICE, "device-comparison")
                 if tested:
                     yield [*tested, *self._of([statement.body], "cuda-method", *_GIVE_DEVICE)]
+
+    def strategies(self) -> Iterator[list[int]]:
+        """A model whose library has its own words for devices, and the devices that the same class names."""
+        for index in self._all.of_rules("device-string"):
+            node = self._all[index].finding.node
+            if isinstance(node, cst.SimpleString) and " " in (string_value(node) or ""):
+                home = class_around(self._file, node) or self._file.tree.module
+                yield [index, *self._of([home], *_GIVE_DEVICE, "cuda-method")]
+
+    def moved_and_asked(self) -> Iterator[list[int]]:
+        """A move, and a later test of the same object's device: ``x = x.cuda()``, ``assert x.is_cuda``."""
+        asked: dict[Hashable, list[int]] = defaultdict(list)
+        for index in self._all.of_rules("device-comparison", "is-cuda"):
+            node = self._all[index].finding.node
+            devices = [one for one in walk(node) if isinstance(one, cst.Attribute)]
+            held = {dotted(one.value) for one in devices if one.attr.value in ("device", "is_cuda")}
+            for text in held - {""}:
+                asked[id(outermost_function(self._file, node)), text].append(index)
+        for index in self._all.of_rules("cuda-method", *_GIVE_DEVICE) if asked else ():
+            node = self._all[index].finding.node
+            function, start = outermost_function(self._file, node), self._file.span(node).start
+            for text in self._moved(node):
+                later = asked.get((id(function), text), ())
+                yield [index, *(o for o in later if self._all[o].finding.place.start > start)]
+
+    def _moved(self, node: cst.CSTNode) -> set[str]:
+        """The texts of the object that a call moves, and of what gets the result, without ``.data``."""
+        given = self._file.tree.given_to(node)
+        call = node if isinstance(node, cst.Call) and called_name(node) == "cuda" else given and given.call
+        if not isinstance(call, cst.Call) or called_name(call) not in ("cuda", "to"):
+            return set()
+        at = self._file.tree.parent(call)
+        targets = [one.target for one in at.targets] if isinstance(at, cst.Assign) else []
+        named = [*targets, *([call.func.value] if isinstance(call.func, cst.Attribute) else [])]
+        return {dotted(one).removesuffix(".data") for one in named} - {""}
 
     def streams(self) -> Iterator[list[int]]:
         """A stream, and the contexts and calls that get it: ``with torch.cuda.stream(self.stream):``."""

@@ -19,6 +19,7 @@ from acclimate_port.decisions.symbols import Facts, Symbol
 from acclimate_port.engine import Settings, Site, Status, may_concern, port_text
 from acclimate_port.files.notebook import Notebook
 from acclimate_port.files.text_files import Content, UnreadableError, decode, read, write, yaml_lines
+from acclimate_port.source.build_scripts import is_build_script
 from acclimate_port.source.outline import outline
 from acclimate_port.source.survey import Survey, survey
 from acclimate_port.source.tree import parse_as_python
@@ -30,9 +31,6 @@ _MOST_ROUNDS = 10
 _DEEPEST = 5_000
 _TOO_DEEP = "its expressions are nested too deeply"
 _WORD = re.compile(rb"[A-Za-z_]\w*")
-_BUILD_SCRIPTS = ("setup.py", "setup_cuda.py")
-_PROJECT_FILES = ("setup.py", "setup.cfg", "pyproject.toml")
-_BUILD_TOOLS = ("setuptools", "torch.utils.cpp_extension", "distutils")
 
 
 @dataclass(frozen=True)
@@ -276,7 +274,8 @@ def _ported(path: Path, text: str, settings: Settings) -> FileResult:
         # What a package exports may be called inside an autocast of the CPU.
         known = replace(settings.survey, autocasts_on_host=True) if _is_in_package(path) else settings.survey
         settings = replace(settings, compiles_all=known.may_compile_all(path), survey=known)
-        ported = port_text(text, settings, _is_build_script(path, text), path.name == "__init__.py")
+        builds = known.is_for_builds(path) or is_build_script(path, text.encode())
+        ported = port_text(text, settings, builds, path.name == "__init__.py")
         return FileResult(path, text, ported.text, ported.sites, facts=ported.facts)
     try:
         notebook = Notebook(text)
@@ -287,15 +286,6 @@ def _ported(path: Path, text: str, settings: Settings) -> FileResult:
     sites = tuple(_in_cell(notebook, site) for site in ported.sites)
     after = text if ported.text == notebook.source else notebook.with_source(ported.text)
     return FileResult(path, text, after, sites, facts=ported.facts)
-
-
-def _is_build_script(path: Path, text: str) -> bool:
-    """Whether a file builds a project: by its name, and for ``build.py`` also by its place or its imports."""
-    if path.name != "build.py":
-        return path.name in _BUILD_SCRIPTS
-    return any(tool in text for tool in _BUILD_TOOLS) or any(
-        (path.parent / name).is_file() for name in _PROJECT_FILES
-    )
 
 
 def _in_cell(notebook: Notebook, site: Site) -> Site:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
+from acclimate_port.conditions.branches import where_true
 from acclimate_port.conditions.checkpoints import decides_location
 from acclimate_port.conditions.cuda_only import (
     chooses_for_library,
@@ -15,7 +16,7 @@ from acclimate_port.conditions.cuda_only import (
     reason_to_keep,
     reports_cuda,
 )
-from acclimate_port.conditions.device_counts import must_not_be_zero
+from acclimate_port.conditions.device_counts import divides
 from acclimate_port.conditions.host_answers import asks_for_none, asks_for_several, needs_streams, other_kinds
 from acclimate_port.conditions.host_memory import MAY_BE_HOSTS, may_be_of_host
 from acclimate_port.conditions.proofs import names_cuda
@@ -152,8 +153,8 @@ class RuntimeCall(Rule[cst.Call]):
 Most functions of `torch.cuda` exist on every accelerator under the same name. `get_accelerator()` has them with the
 same arguments. torch has some in `torch.accelerator`, a few of them renamed, and others in the device's module.
 `torch.accelerator` raises on a CPU-only machine, so `--to torch` adds a test around a call that has none. Functions
-that MPS lacks in torch, such as memory statistics, are not called there. `torch.accelerator.device_count()` is 0 on a
-CPU-only machine, so a count that sets the number of processes, or is a divisor, becomes at least 1.
+that MPS lacks in torch, such as memory statistics, are not called there. A number of devices stays 0 on a CPU-only machine,
+also where it is a divisor or sets the number of processes.
 
 `get_accelerator().is_available()` is also true on a CPU-only machine, so `torch.cuda.is_available()` becomes
 `get_accelerator().device_name() != "cpu"`. A program still takes its CPU path, with its own precision, options and
@@ -236,7 +237,7 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         if may_be_of_host(file, node, name):
             return MAY_BE_HOSTS
         figures = _figures(file, node, name) if isinstance(file.target, TorchTarget) else ()
-        if any(must_not_be_zero(file, figure) for figure in figures):
+        if any(divides(file, figure) for figure in figures):
             return "torch lacks this figure for MPS, and 0 in its place is a divisor"
         if name.startswith("set_rng_state") and _is_loaded(file, node):
             return "a state that was saved on CUDA fits no other device's generator"
@@ -247,7 +248,8 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         return ""
 
     def _call(self, file: SourceFile, node: cst.Call, name: str, claims: tuple[cst.CSTNode, ...]) -> Finding:
-        stays = reason_to_keep(file, node) if name == "is_available" else ""
+        is_test = name == "is_available" or (name == "device_count" and bool(where_true(file, node)))
+        stays = reason_to_keep(file, node) if is_test else ""
         stays = stays or chooses_for_library(file, node) or ""
         if name == "get_device_capability" and (tested := _beside_test(file, node)) is not None:
             stays = reason_to_keep(file, tested)
@@ -284,8 +286,6 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         before = Span(file.span(node).start, function.start)
         kept: tuple[Part, ...] = (before,) if before.start != before.end else ()
         if isinstance(file.target, TorchTarget):
-            if name == "device_count" and not file.is_guarded(node) and must_not_be_zero(file, node):
-                return self.becomes(file, node, f"max(1, {spelling.text}())", claims=claims)
             asked = _property_read(file, node, name)
             if asked is not None:
                 holder, on_host = asked
@@ -346,10 +346,10 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
     def _count(self, file: SourceFile, node: cst.Call, target: AcclimateTarget) -> Finding | None:
         """A device count; acclimate counts at least one device on a CPU-only machine, torch.cuda none.
 
-        ``None``: the program starts a process for each device, or has tested for one.
+        ``None``: the program has tested for one.
         """
         quote, kind = file.quote(node), target.device_type
-        if file.is_guarded(node) or must_not_be_zero(file, node):
+        if file.is_guarded(node):
             return None
         asked = asks_for_none(file, node)
         if asked is not None:

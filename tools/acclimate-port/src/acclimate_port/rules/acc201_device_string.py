@@ -65,6 +65,10 @@ def _switch(file: SourceFile, given: Given) -> str:
     return given.name if given.word == "device_type" and is_unknown else ""
 
 
+_STRATEGY = re.compile(r"cuda(:\d+)? \w")
+"""A device with what is done there: ``RWKV(strategy="cuda fp16")``."""
+
+
 class DeviceString(Rule[cst.SimpleString | cst.FormattedString]):
     """``"cuda"`` and ``"cuda:0"`` as a device."""
 
@@ -123,6 +127,10 @@ This edit is unsafe.
             return None
         if text.startswith("torch.cuda."):
             return self._name_of_cuda(file, node, text)
+        if _STRATEGY.match(text) and (given := file.tree.given_to(node)) and given.word == "strategy":
+            return self.left(
+                file, node, f"`{given.name}` takes a strategy, which has its own words for devices"
+            )
         if not DEVICE.match(text) or isinstance(file.tree.parent(node), (cst.Expr, cst.ConcatenatedString)):
             return None
         place = classify_literal(file, node)

@@ -32,6 +32,8 @@ def is_torch_object(file: SourceFile, node: cst.CSTNode) -> bool:
     given = file.tree.given_to(call) if call is not None else None
     if given is not None and given.full == "torch.autograd.Variable" and given.index == 0:
         return True  # it takes nothing but a tensor
+    if call is not None and file.values.is_wrapped(call):
+        return True
     value = file.values.of(node)
     is_known = value.kind in (Kind.TENSOR, Kind.MODULE) and value.certain
     return is_known or is_tested_to_be_torchs(file, node)

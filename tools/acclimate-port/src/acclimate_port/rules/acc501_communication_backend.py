@@ -8,6 +8,7 @@ import libcst as cst
 
 from acclimate_port.conditions.device_counts import ends_without
 from acclimate_port.conditions.host_answers import ends_program_if_false
+from acclimate_port.dataflow.uses import whole_choice
 from acclimate_port.new_code.edits import insert, replace
 from acclimate_port.rules.base import IMPORTS, WITH_HELPER, Example, Finding, Rule, is_read
 from acclimate_port.rules.comparison_edits import HOST_CHANGES, OTHERS, false_on_host
@@ -18,6 +19,8 @@ from acclimate_port.source_file import SourceFile
 _TAKES_BACKEND_FIRST = {"init_process_group", "init_distributed", "is_backend_available"}
 _TAKES_BACKEND = {*_TAKES_BACKEND_FIRST, "new_group", "new_subgroups", "init_process_group_wrapper"}
 _CONSTANTS = {"torch.distributed.Backend.NCCL", "torch.distributed.distributed_c10d.Backend.NCCL"}
+_ASKS_FOR_NCCL = re.compile(r"torch\.distributed\.(?!is_nccl_available$)(\w+\.)*\w*nccl\w*$")
+_ONLY_NCCL = "it asks for NCCL itself, and no rule converts this question"
 _OPTION = re.compile(r"backend$", re.IGNORECASE)
 _ONE_OF_SEVERAL = "it is one of several backends to choose from"
 
@@ -66,6 +69,8 @@ edit needs."""
         if isinstance(node, (cst.Attribute, cst.Name)):
             return self._constant(file, node)
         if isinstance(node, cst.Call):
+            if _ASKS_FOR_NCCL.match(file.tree.qualified(node.func) or ""):
+                return self.left(file, node, _ONLY_NCCL, (node.func,))
             if file.tree.qualified(node.func) != "torch.distributed.is_nccl_available" or node.args:
                 return None
             asks = f"{file.torch}.distributed.is_backend_available({file.target.backend})"
@@ -110,7 +115,10 @@ edit needs."""
 
     def _constant(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
         """A finding for ``torch.distributed.Backend.NCCL``, which is the string ``"nccl"``."""
-        if file.tree.qualified(node) not in _CONSTANTS or not is_read(file, node):
+        full = file.tree.qualified(node) or ""
+        if full.startswith("torch.") and full.endswith(".ProcessGroupNCCL") and is_read(file, node):
+            return self.left(file, node, _ONLY_NCCL)
+        if full not in _CONSTANTS or not is_read(file, node):
             return None
         unsafe = ""
         if (comparison := _comparison(file, node)) is not None:
@@ -135,11 +143,7 @@ edit needs."""
 
     def _role(self, file: SourceFile, node: cst.CSTNode) -> str | None:
         """Why the edit is unsafe; ``""``: it is safe; ``"data"``: the string is data; ``None``: unknown."""
-        below, at = node, file.tree.parent(node)
-        while isinstance(at, (cst.IfExp, cst.BooleanOperation)) and not (
-            isinstance(at, cst.IfExp) and below is at.test
-        ):
-            below, at = at, file.tree.parent(at)
+        at = file.tree.parent(whole_choice(file, node))
         if isinstance(at, cst.Arg):
             call = file.tree.parent(at)
             return self._argument(call, at) if isinstance(call, cst.Call) else None

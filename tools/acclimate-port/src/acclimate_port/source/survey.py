@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 
+from acclimate_port.source.build_scripts import files_imported, is_build_script
 from acclimate_port.source.cuda_packages import CUDA_PACKAGES, KERNEL_PACKAGES
 
 _CLASS = re.compile(
@@ -43,7 +44,9 @@ _OPTION = re.compile(
 )
 _RETURNS = re.compile(rb"\breturn\b[^\n]*$")
 _FUNCTION_NAME = re.compile(rb"def[ \t]+(\w+)")
-_SET_IN_BRANCH = re.compile(rb"[^\n]*:[ \t]*\n[ \t]+[\w.]*\b(\w+)[ \t]*=[ \t]*True\b")
+_SET_IN_BRANCH = re.compile(rb"[^\n]*:[ \t]*\n[ \t]+[\w.]*\b(\w+)[ \t]*=[ \t]*(?:True|False)\b")
+_STEPS = 2
+"""How often a flag is followed to what gets it in the same file."""
 _FAR = 1000
 """The most bytes between a condition and an import that it decides about."""
 _NEAR = 200
@@ -89,6 +92,8 @@ class Survey:
     """Names of variables, attributes, arguments and functions that say whether there is CUDA."""
     device_parameters: frozenset[tuple[str, str, int]] = frozenset()
     """Functions with a parameter ``device``: the module's name, the function's, and its position."""
+    for_builds: frozenset[Path] = frozenset()
+    """Folders, and files without suffix, that a build script imports."""
     package_flags: frozenset[str] = frozenset()
     """Names by which blocks import a package for NVIDIA GPUs: ``if has_flash(): import flash_attn``."""
 
@@ -124,6 +129,11 @@ class Survey:
             }
         return frozenset(found)
 
+    def is_for_builds(self, path: Path) -> bool:
+        """Whether a build script imports a file."""
+        module = path.parent if path.name == "__init__.py" else path.with_suffix("")
+        return module in self.for_builds
+
     def may_compile_all(self, path: Path) -> bool:
         """Whether another file may compile any module of this file with TorchScript."""
         return bool(self.makers) and not self.makers.isdisjoint([path.with_suffix(""), *path.parents])
@@ -147,8 +157,9 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         bool(_HOST_AUTOCAST.search(source)),
         bool(_SETS_VISIBLE.search(source)),
         bool(_FORKS.search(source)),
-        frozenset(_flags(source)),
+        frozenset(_flags_given(source)),
         frozenset(_device_parameters(source, path)) if path is not None else frozenset(),
+        frozenset(files_imported(path, source)) if path and is_build_script(path, source) else frozenset(),
         frozenset(_package_flags(source)),
     )
 
@@ -166,6 +177,18 @@ def _flags(source: bytes) -> Iterator[str]:
             yield from [function[1].decode()] if function is not None else []
         if set_to_true := _SET_IN_BRANCH.match(source, asked.end()):
             yield set_to_true[1].decode()
+
+
+def _flags_given(source: bytes) -> set[str]:
+    """The flags of a file, and the names and functions to which it gives them: ``Net(use_gpu=gpu)``."""
+    found = set(_flags(source))
+    for _ in range(_STEPS if found else 0):
+        flags = "|".join(map(re.escape, found)).encode()
+        given = rb"(\w+)[ \t]*=[ \t]*(?:\w+\.)*(?:%b)\b[ \t]*(?:[,)#]|$)" % flags
+        called = rb"(\w+)\((?:[^()]*,)?\s*(?:\w+\.)*(?:%b)\s*[,)]" % flags
+        for form in (given, called):
+            found |= {one[1].decode() for one in re.finditer(form, source, re.M)}
+    return found
 
 
 def _package_flags(source: bytes) -> Iterator[str]:

@@ -75,9 +75,17 @@ _TENSOR_FIELDS = {"device", "data", "grad", "T", "mT", "real", "imag"}
 _MODULE_METHODS = {
     *("cuda", "to", "train", "eval", "half", "float", "double", "bfloat16", "requires_grad_", "cpu")
 }
-_OF_MODULES_ALONE = ({"parameters"}, {"named_parameters"}, {"load_state_dict", "eval"})
+_OF_MODULES_ALONE = (
+    *({"parameters"}, {"named_parameters"}, {"load_state_dict", "eval"}, {"load_state_dict", "train"}),
+)
 _OF_TENSORS = {"size", "shape", "dim", "ndim", "view", "new_zeros", "new_ones", "new", "dtype", "unsqueeze"}
 """What tensors have, and modules have not."""
+_MODULE_CLASS = re.compile(r"torch\.nn\.(?!utils\.|Parameter$|\w*Parameter$)(\w+\.)*[A-Z]\w*$")
+_WRAP_MODULES = {
+    *("torch.nn.DataParallel", "torch.nn.parallel.DataParallel", "torch.nn.parallel.DistributedDataParallel"),
+    *("torch.distributed.fsdp.FullyShardedDataParallel", "torch.nn.SyncBatchNorm.convert_sync_batchnorm"),
+}
+"""What takes nothing but a module."""
 _MAKES_MODULE = re.compile(
     r"torchaudio\.transforms\.[A-Z]\w*$|torchvision\.models\.([a-z_0-9]+\.)*(?!get_|list_|\w+_Weights)\w+$"
 )
@@ -89,6 +97,7 @@ _NUMBER_CALLS = {
 }
 _NUMBER_TYPES = {"int"}
 _LISTS = {"List", "list", "Sequence", "Iterable", "Tuple", "tuple", "Collection", "Iterator"}
+_TYPES = ("type", "Type")
 _MOST_BINDINGS = 20
 _DEPTH = 9
 
@@ -240,12 +249,18 @@ class Values:
         if loop is not None and self._gives_batches(loop.iter, depth):
             return Value(Kind.TENSOR)
         if isinstance(parent, (cst.For, cst.CompFor)) and parent.target is node:
-            if self._holds_tensors(parent.iter):
-                return Value(Kind.TENSOR)
             called = parent.iter.func if isinstance(parent.iter, cst.Call) else None
+            of_module = isinstance(called, cst.Attribute) and called.attr.value in ("parameters", "buffers")
+            if self._holds_tensors(parent.iter) or (of_module and self._is_of_module(called, depth)):
+                return Value(Kind.TENSOR)
             if isinstance(called, cst.Name) and called.value == "range":
                 return Value(Kind.NUMBER)
         return UNKNOWN
+
+    def _is_of_module(self, method: cst.CSTNode | None, depth: int) -> bool:
+        """Whether a method is one of a module's."""
+        held = self.of(method.value, depth - 1) if isinstance(method, cst.Attribute) else UNKNOWN
+        return held.kind is Kind.MODULE and held.certain
 
     def _beside(self, element: cst.Element) -> cst.BaseExpression | None:
         """The value of ``y`` in ``x, y = x.cuda(), y.cuda()``."""
@@ -303,11 +318,21 @@ class Values:
 
     def _kind_by_use(self, name: cst.Name) -> Kind | None:
         """The kind that alone has the attributes of what a name holds, if the file reads such."""
-        parents = (self._tree.parent(use) for use in self._tree.reads(name))
+        reads = self._tree.reads(name)
+        if any(self.is_wrapped(use) for use in reads):
+            return Kind.MODULE
+        parents = (self._tree.parent(use) for use in reads)
         used = {parent.attr.value for parent in parents if isinstance(parent, cst.Attribute)}
         if "is_cuda" in used and used & _OF_TENSORS:
             return Kind.TENSOR
         return Kind.MODULE if any(used >= methods for methods in _OF_MODULES_ALONE) else None
+
+    def is_wrapped(self, node: cst.CSTNode) -> bool:
+        """Whether a wrapper of modules gets a value: ``DistributedDataParallel(model)``."""
+        given = self._tree.given_to(node)
+        return (
+            given is not None and given.full in _WRAP_MODULES and (given.index == 0 or given.word == "module")
+        )
 
     def _of_annotation(self, annotation: cst.Annotation | None) -> Value:
         if annotation is None:
@@ -317,7 +342,7 @@ class Values:
             told = string_value(annotation.annotation)
         if told in ("torch.Tensor", "torch.nn.Parameter"):
             return Value(Kind.TENSOR)
-        if told in ("torch.nn.Module", "torch.nn.modules.Module"):
+        if told is not None and _MODULE_CLASS.match(told):
             return Value(Kind.MODULE)
         if told == "torch.device":
             return Value(Kind.DEVICE)
@@ -404,7 +429,8 @@ class Values:
             if call.func.value in ("str", "repr"):
                 return Value(Kind.STRING)
             made = self.instance_of(call.func.value)
-            return made if made is not UNKNOWN else self._of_result(call.func, depth)
+            made = made if made is not UNKNOWN else self._of_result(call.func, depth)
+            return made if made is not UNKNOWN else self._of_class_in(call.func)
         if isinstance(call.func, cst.Attribute):
             made = self._of_result(call.func, depth) if dotted(call.func.value) == "self" else UNKNOWN
             if made is not UNKNOWN:
@@ -448,6 +474,31 @@ class Values:
         kinds = {value.kind for value in found if value.kind is not Kind.SAME}
         is_known = kinds in ({Kind.TENSOR}, {Kind.MODULE}) and all(one.certain for one in found)
         return Value(kinds.pop()) if is_known and not functions[0].decorators else UNKNOWN
+
+    def _of_class_in(self, name: cst.Name) -> Value:
+        """A module, if all classes that a name may hold are such: ``make = Net if x else Linear``."""
+        bound = self._tree.assignments(name)
+        held = [self._tree.value_of(one.node) for one in bound]
+        told = [one.node.annotation for one in bound if isinstance(one.node, cst.Param)]
+        are_classes = [value is not None and self._is_class_of_modules(value) for value in held]
+        are_typed = [annotation is not None and self._is_type_of_modules(annotation) for annotation in told]
+        known = are_typed if len(told) == len(bound) else are_classes
+        return Value(Kind.MODULE) if known and all(known) else UNKNOWN
+
+    def _is_class_of_modules(self, value: cst.CSTNode) -> bool:
+        if isinstance(value, cst.IfExp):
+            return self._is_class_of_modules(value.body) and self._is_class_of_modules(value.orelse)
+        full = self._tree.qualified(value)
+        if full is not None:
+            return _MODULE_CLASS.match(full) is not None or self._is_module(full)
+        return isinstance(value, cst.Name) and self.instance_of(value.value).kind is Kind.MODULE
+
+    def _is_type_of_modules(self, annotation: cst.Annotation) -> bool:
+        """Whether an annotation is ``type[torch.nn.Module]``, or that of a class of modules."""
+        held = annotation.annotation
+        is_type = isinstance(held, cst.Subscript) and dotted(held.value).rpartition(".")[2] in _TYPES
+        element = held.slice[0].slice if isinstance(held, cst.Subscript) and is_type else None
+        return isinstance(element, cst.Index) and self._is_class_of_modules(element.value)
 
     def instance_of(self, name: str) -> Value:
         """The kind of the objects of a class of the file."""
