@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Iterator
 
 import libcst as cst
 
@@ -10,9 +12,10 @@ from acclimate_port.conditions.branches import branches_of_result, controlled_qu
 from acclimate_port.conditions.placements import Placements
 from acclimate_port.conditions.skips import skipped
 from acclimate_port.conditions.statements import whole_condition
-from acclimate_port.dataflow.uses import calls_of
+from acclimate_port.dataflow.uses import calls_of, uses_of, whole_choice
 from acclimate_port.source.cuda_packages import KERNEL_PACKAGES, PACKAGE_IN_TEXT
 from acclimate_port.source.tree import (
+    Given,
     Span,
     called_name,
     dotted,
@@ -116,6 +119,35 @@ def chooses_for_library(file: SourceFile, test: cst.CSTNode) -> str | None:
         if not isinstance(around, (cst.IfExp, cst.BooleanOperation, cst.UnaryOperation, cst.Comparison)):
             return None
     return None
+
+
+_GPU = ("gpu", "GPU")
+_COUNTS = re.compile(r"^(n|num)?_?gpus$")
+
+
+def word_of_library(file: SourceFile, test: cst.CSTNode) -> str:
+    """The word by which a test tells another library to use CUDA: ``accelerator="gpu"``, ``gpus=1``."""
+    whole = whole_choice(file, whole_condition(file, test))
+    choice = file.tree.parent(whole)
+    whole = choice if isinstance(choice, cst.IfExp) and choice.test is whole else whole
+    if any(_COUNTS.match(one.word) for one in _given_to_libraries(file, whole)):
+        return "the number of GPUs"
+    places = branches_of_result(file, test)
+    words = (
+        [one for one in file.tree.of_type(cst.SimpleString) if string_value(one) in _GPU] if places else []
+    )
+    starts = ((word, file.span(word).start) for word in words)
+    chosen = (word for word, at in starts if any(place.start <= at < place.end for place in places))
+    return '`"gpu"`' if any(given for word in chosen for given in _given_to_libraries(file, word)) else ""
+
+
+def _given_to_libraries(file: SourceFile, value: cst.CSTNode) -> Iterator[Given]:
+    """The calls that get a value, of functions that are imported and neither torch's nor the project's."""
+    for use in uses_of(file, value, in_functions=False):
+        given = file.tree.given_to(use)
+        packages = {name.partition(".")[0] for name in file.tree.may_be(given.call.func)} if given else set()
+        if given is not None and packages - {"", "torch", *file.survey.modules, *sys.stdlib_module_names}:
+            yield given
 
 
 def is_flag_beside_others(file: SourceFile, question: cst.CSTNode) -> bool:
