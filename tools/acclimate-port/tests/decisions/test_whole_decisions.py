@@ -290,6 +290,9 @@ def test_a_loop_over_what_a_test_has_collected_is_a_part_of_the_test(target: str
 WORDS = [
     "accelerator = 'gpu' if torch.cuda.is_available() else 'cpu'\n    return pl.Trainer(accelerator=accelerator)",
     "kind = 'cpu'\n    if torch.cuda.is_available():\n        kind = \"gpu\"\n    return pl.Trainer(accelerator=kind)",
+    "options = {}\n    kind = 'gpu' if torch.cuda.is_available() else 'cpu'\n    options['accelerator'] = kind\n"
+    "    return options",
+    "return {'accelerator': 'gpu' if torch.cuda.is_available() else 'cpu'}",
     "return pl.Trainer(gpus=1 if torch.cuda.is_available() else 0)",
     "n = torch.cuda.device_count()\n    return pl.Trainer(gpus=n)",
     "return pl.Trainer(num_gpus=torch.cuda.device_count())",

@@ -133,12 +133,22 @@ def word_of_library(file: SourceFile, test: cst.CSTNode) -> str:
     if any(_COUNTS.match(one.word) for one in _given_to_libraries(file, whole)):
         return "the number of GPUs"
     places = branches_of_result(file, test)
-    words = (
-        [one for one in file.tree.of_type(cst.SimpleString) if string_value(one) in _GPU] if places else []
-    )
+    words = (one for one in file.tree.of_type(cst.SimpleString) if places and string_value(one) in _GPU)
     starts = ((word, file.span(word).start) for word in words)
     chosen = (word for word, at in starts if any(place.start <= at < place.end for place in places))
-    return '`"gpu"`' if any(given for word in chosen for given in _given_to_libraries(file, word)) else ""
+    return '`"gpu"`' if any(_reaches_library(file, word) for word in chosen) else ""
+
+
+def _reaches_library(file: SourceFile, word: cst.CSTNode) -> bool:
+    """Whether a library gets a value, or an entry ``accelerator`` of the arguments for one does."""
+    for use in uses_of(file, word, in_functions=False):
+        at = file.tree.parent(use)
+        keys = [entry_key(one.target) for one in at.targets] if isinstance(at, cst.Assign) else []
+        keys += [string_value(at.key)] if isinstance(at, cst.DictElement) else []
+        keys += [at.keyword.value] if isinstance(at, cst.Arg) and at.keyword is not None else []
+        if "accelerator" in keys:
+            return True
+    return any(_given_to_libraries(file, word))
 
 
 def _given_to_libraries(file: SourceFile, value: cst.CSTNode) -> Iterator[Given]:
