@@ -334,3 +334,29 @@ def test_a_state_of_a_checkpoint_is_unsafe_in_a_loop_too(target: str) -> None:
         "            torch.cuda.set_rng_state(state.cpu(), device=i)\n"
     )
     stays(source, target, AVAILABLE, "torch.cuda.set_rng_state(state.cpu(), device=i)")
+
+
+PLATFORM = (
+    "class {}Accelerator:\n    def is_available(self):\n        return torch.cuda.is_available()\n\n"
+    "    def synchronize(self):\n        torch.cuda.synchronize()\n"
+)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "beside", ["class XPUAccelerator:\n    pass\n", "class RocmAccelerator:\n    pass\n", ""]
+)
+def test_a_class_for_cuda_beside_those_for_other_devices_stays(
+    beside: str, target: str, tmp_path: Path
+) -> None:
+    source = HEAD + PLATFORM.format("CUDA") + "\n\n" + beside
+    files = {"cuda.py": source} if beside else {"cuda.py": source, "npuaccelerator.py": ""}
+    result = ported_project(tmp_path, files, target)["cuda.py"]
+    assert not result.changed
+    assert {one.status for one in result.sites} == {Status.LEFT}
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["CUDA", "Own"])
+def test_a_class_beside_that_for_the_cpu_is_ported(name: str, target: str) -> None:
+    converted(HEAD + PLATFORM.format(name) + "\n\nclass CPUAccelerator:\n    pass\n", target)
