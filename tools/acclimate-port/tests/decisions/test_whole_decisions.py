@@ -143,6 +143,7 @@ LIBRARIES = [
     "        model.deparallelize()\n    else:\n        model.parallelize()",
     "device = 'cuda' if torch.cuda.is_available() else 'cpu'\n    if device != 'cpu':\n        model.parallelize()",
     "if not torch.cuda.is_available():\n        device = ''\n    else:\n        device = f'--gpus \"device={model}\"'",
+    "device = torch.cuda.device_count()\n    if device > 1:\n        os.environ['EGL_DEVICE_ID'] = str(device - 1)",
     "device = ['docker', 'run']\n    if torch.cuda.is_available():\n        device += ['--runtime=nvidia']",
 ]
 
@@ -360,3 +361,17 @@ def test_a_class_for_cuda_beside_those_for_other_devices_stays(
 @pytest.mark.parametrize("name", ["CUDA", "Own"])
 def test_a_class_beside_that_for_the_cpu_is_ported(name: str, target: str) -> None:
     converted(HEAD + PLATFORM.format(name) + "\n\nclass CPUAccelerator:\n    pass\n", target)
+
+
+OWN_NUMBER = (
+    "import torch\nfrom {}\n\n\ndef f(x: torch.Tensor):  # on cuda\n    device = {}().current_device()\n"
+    "    return x.to(device)\n"
+)
+
+
+@BOTH
+def test_what_the_programs_own_accelerator_calls_its_current_device_may_be_no_number(target: str) -> None:
+    own = OWN_NUMBER.format("own import accelerator", "accelerator")
+    assert port_text(own, Settings(target)).text == own
+    deepspeeds = OWN_NUMBER.format("deepspeed.accelerator import get_accelerator", "get_accelerator")
+    assert port_text(deepspeeds, Settings(target)).text != deepspeeds
