@@ -32,7 +32,7 @@ from acclimate_port.source_file import SourceFile
 
 _INDEX = rb"(?:\d|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
 _HINTS = re.compile(
-    rb"cuda|nccl|cudnn|nvidia-smi|cpp_extension|SyncBatchNorm|sync_batchnorm|DataParallel|\bdata_parallel\(|pin_memory|device_ids?\b|op_builder|autocast_(?:gpu|enabled)|\.to\(\s*"
+    rb"cuda|nccl|nvml|gputil|gpustat|nvitop|cudnn|nvidia-smi|cpp_extension|SyncBatchNorm|sync_batchnorm|DataParallel|\bdata_parallel\(|pin_memory|device_ids?\b|op_builder|autocast_(?:gpu|enabled)|\.to\(\s*"
     + _INDEX
     + rb"|device\s*[=(]\s*"
     + _INDEX,
@@ -40,7 +40,7 @@ _HINTS = re.compile(
 )
 """A file without any of these has nothing to port; a quick test that needs no syntax tree."""
 
-_TORCH = re.compile(rb"torch|nccl|cuda|deepspeed|nvidia-smi", re.I)
+_TORCH = re.compile(rb"torch|nccl|cuda|deepspeed|nvidia-smi|nvml|gputil|gpustat|nvitop", re.I)
 _IGNORE = re.compile(r"#\s*acclimate:\s*ignore(?:\[([^\]]*)\])?")
 
 

@@ -33,7 +33,7 @@ from acclimate_port.source.tree import (
 )
 from acclimate_port.source.values import Kind, Values
 from acclimate_port.source.vendor_code import VendorCode
-from acclimate_port.source.vendors import OWN_WORDS, kinds_in
+from acclimate_port.source.vendors import FLAG_WORDS, OWN_WORDS, kinds_in
 
 _WITHOUT_TORCH = {
     "acclimate", "numpy", "yaml", "click", "fire", "tqdm", "requests", "rich", "typer", "psutil", "packaging",
@@ -367,6 +367,21 @@ class SourceFile:
             if "cuda" in texts and (word := next((text for text in texts if text in OWN_WORDS), "")):
                 return word
         return ""
+
+    @cached_property
+    def classes_for_cuda(self) -> dict[cst.CSTNode, str]:
+        """The classes for CUDA beside those for other devices: ``CudaPlatform``, and ``RocmPlatform``.
+
+        The other one may be a module of the project: ``xpu_accelerator``.
+        """
+        known = {name.lower(): name for name in (*self.survey.modules, *self.values.classes)}
+        found: dict[cst.CSTNode, str] = {}
+        for name, definition in self.values.classes.items():
+            before, cuda, after = name.lower().partition("cuda")
+            others = (f"{before}{word}{after}" for word in (*FLAG_WORDS, *sorted(OWN_WORDS)) if cuda)
+            beside = next((known[one] for one in others if one in known), "") if before or after else ""
+            found |= {definition: beside} if beside else {}
+        return found
 
     @cached_property
     def imports_build_tools(self) -> bool:

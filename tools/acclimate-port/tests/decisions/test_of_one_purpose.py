@@ -25,10 +25,10 @@ BACKENDS = [
     "        if self.backend == 'nccl' and self.device == torch.device('cpu'):\n            self.skipTest('no')\n",
 ]
 NUMBERS = [
-    "def f(rank):\n    gpu = rank % torch.cuda.device_count()\n    torch.cuda.set_device(gpu)\n"
+    "def f(rank):\n    gpu = rank % torch.cuda.device_count()  # acclimate: ignore\n    torch.cuda.set_device(gpu)\n"
     "    dist.init_process_group(backend='nccl', rank=rank)\n",
-    "def f(rank):\n    n = torch.cuda.device_count()\n    torch.cuda.set_device(rank % n)\n",
-    "def f(rank):\n    count = torch.cuda.device_count()\n    with torch.cuda.device(int(rank / count)):\n        pass\n",
+    "def f(rank):\n    n = torch.cuda.device_count()  # acclimate: ignore\n    torch.cuda.set_device(rank % n)\n",
+    "def f(rank):\n    count = torch.cuda.device_count()  # acclimate: ignore\n    with torch.cuda.device(int(rank / count)):\n        pass\n",
     # The terms of one sum.
     "def f(q):\n    stats = torch.cuda.memory_stats(q.device)\n    held = stats['reserved_bytes.all.current']\n"
     "    free, _ = torch.cuda.mem_get_info(0)\n    return free + held\n",

@@ -143,6 +143,7 @@ LIBRARIES = [
     "        model.deparallelize()\n    else:\n        model.parallelize()",
     "device = 'cuda' if torch.cuda.is_available() else 'cpu'\n    if device != 'cpu':\n        model.parallelize()",
     "if not torch.cuda.is_available():\n        device = ''\n    else:\n        device = f'--gpus \"device={model}\"'",
+    "device = torch.cuda.device_count()\n    if device > 1:\n        os.environ['EGL_DEVICE_ID'] = str(device - 1)",
     "device = ['docker', 'run']\n    if torch.cuda.is_available():\n        device += ['--runtime=nvidia']",
 ]
 
@@ -250,3 +251,127 @@ def test_a_check_is_not_ported_without_the_code_of_another_file_that_follows_its
     assert result.status is expected, result
     if expected is Status.UNSAFE:
         assert "run.py:8" in result.reason
+
+
+STARTS = {
+    "its class": (
+        "class Run:\n    def __init__(self, model{kind}, rank: int):\n        if rank != -1:\n"
+        "            torch.cuda.set_device(rank)\n        if torch.cuda.is_available():\n"
+        "            self.model = model.cuda()\n\n    @classmethod\n    def make(cls):\n"
+        "        dist.init_process_group('nccl', init_method='env://')\n",
+        ["'nccl'", "torch.cuda.set_device(rank)", AVAILABLE],
+    ),
+    "a function that calls it": (
+        "def setup(rank):\n    dist.init_process_group('nccl', rank=rank)\n\n\n"
+        "def train(rank: int, model{kind}):\n    setup(rank)\n    return model.cuda(rank)\n",
+        ["'nccl'"],
+    ),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("kind", STARTS)
+def test_a_process_group_is_not_ported_without_the_moves_that_come_with_it(kind: str, target: str) -> None:
+    code, texts = STARTS[kind]
+    head = "import torch\nimport torch.distributed as dist\n\n\n"
+    stays(head + code.format(kind=""), target, *texts)
+    converted(head + code.format(kind=": torch.nn.Module"), target)
+
+
+@BOTH
+def test_a_loop_over_what_a_test_has_collected_is_a_part_of_the_test(target: str) -> None:
+    source = (
+        f"{HEAD}def f(data):\n    devices = set()\n    streams = []\n\n    def check(x):\n        if x.is_cuda:\n"
+        "            devices.add(x.device)\n\n    data.apply(check)\n    for device in devices:\n"
+        "        streams.append(torch.cuda.Stream(device, priority=-1))\n    return streams\n"
+    )
+    stays(source, target, "torch.cuda.Stream(device, priority=-1)")
+
+
+WORDS = [
+    "accelerator = 'gpu' if torch.cuda.is_available() else 'cpu'\n    return pl.Trainer(accelerator=accelerator)",
+    "kind = 'cpu'\n    if torch.cuda.is_available():\n        kind = \"gpu\"\n    return pl.Trainer(accelerator=kind)",
+    "options = {}\n    kind = 'gpu' if torch.cuda.is_available() else 'cpu'\n    options['accelerator'] = kind\n"
+    "    return options",
+    "return {'accelerator': 'gpu' if torch.cuda.is_available() else 'cpu'}",
+    "return pl.Trainer(gpus=1 if torch.cuda.is_available() else 0)",
+    "n = torch.cuda.device_count()\n    return pl.Trainer(gpus=n)",
+    "return pl.Trainer(num_gpus=torch.cuda.device_count())",
+]
+
+
+@BOTH
+@pytest.mark.parametrize("code", WORDS)
+def test_another_library_is_not_told_to_use_a_gpu_that_it_may_not_know(code: str, target: str) -> None:
+    source = f"import pytorch_lightning as pl\nimport torch\n\n\ndef f():\n    {code}\n"
+    assert port_text(source, Settings(target)).text == source
+
+
+@BOTH
+def test_the_number_of_gpus_of_the_programs_own_is_ported(target: str) -> None:
+    source = f"{HEAD}def f(n_gpus):\n    return n_gpus\n\n\ndef g():\n    return f(n_gpus=torch.cuda.device_count())\n"
+    converted(source, target)
+
+
+@BOTH
+@pytest.mark.parametrize("package", ["GPUtil", "pynvml"])
+def test_a_guard_of_code_of_another_file_that_asks_nvidias_driver_is_unsafe(
+    package: str, target: str, tmp_path: Path
+) -> None:
+    files = {
+        "usage.py": f"import {package}\n\n\nclass MaxGPU:\n    def __init__(self, i):\n        self.n = {package}.count()\n",
+        "test.py": "import torch\nfrom usage import MaxGPU\n\n\ndef test():\n    if torch.cuda.is_available():\n        MaxGPU(0)\n",
+    }
+    result = site(ported_project(tmp_path, files, target)["test.py"], AVAILABLE)
+    assert result.status is Status.UNSAFE
+    assert "usage.py:" in result.reason
+
+
+@BOTH
+def test_a_state_of_a_checkpoint_is_unsafe_in_a_loop_too(target: str) -> None:
+    source = (
+        f"{HEAD}def f(path):\n    saved = torch.load(path)\n    if 'rng' in saved and torch.cuda.is_available():\n"
+        "        states = saved['rng']\n        states = states[:2]\n        for i, state in enumerate(states):\n"
+        "            torch.cuda.set_rng_state(state.cpu(), device=i)\n"
+    )
+    stays(source, target, AVAILABLE, "torch.cuda.set_rng_state(state.cpu(), device=i)")
+
+
+PLATFORM = (
+    "class {}Accelerator:\n    def is_available(self):\n        return torch.cuda.is_available()\n\n"
+    "    def synchronize(self):\n        torch.cuda.synchronize()\n"
+)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "beside", ["class XPUAccelerator:\n    pass\n", "class RocmAccelerator:\n    pass\n", ""]
+)
+def test_a_class_for_cuda_beside_those_for_other_devices_stays(
+    beside: str, target: str, tmp_path: Path
+) -> None:
+    source = HEAD + PLATFORM.format("CUDA") + "\n\n" + beside
+    files = {"cuda.py": source} if beside else {"cuda.py": source, "npuaccelerator.py": ""}
+    result = ported_project(tmp_path, files, target)["cuda.py"]
+    assert not result.changed
+    assert {one.status for one in result.sites} == {Status.LEFT}
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["CUDA", "Own"])
+def test_a_class_beside_that_for_the_cpu_is_ported(name: str, target: str) -> None:
+    converted(HEAD + PLATFORM.format(name) + "\n\nclass CPUAccelerator:\n    pass\n", target)
+
+
+OWN_NUMBER = (
+    "import torch\nfrom {}\n\n\ndef f(x: torch.Tensor):  # on cuda\n    device = {}().current_device()\n"
+    "    return x.to(device)\n"
+)
+
+
+@BOTH
+def test_what_the_programs_own_accelerator_calls_its_current_device_may_be_no_number(target: str) -> None:
+    own = OWN_NUMBER.format("own import accelerator", "accelerator")
+    assert port_text(own, Settings(target)).text == own
+    deepspeeds = OWN_NUMBER.format("deepspeed.accelerator import get_accelerator", "get_accelerator")
+    assert port_text(deepspeeds, Settings(target)).text != deepspeeds

@@ -264,6 +264,7 @@ class _Controlled:
     def _add_branch(self, statement: cst.If, positive: bool) -> None:
         """Adds a branch of an ``if`` statement, and the code after it if the other branch leaves."""
         self._holders += _flags_set(statement)
+        self._holders += _filled(self._file, statement) if positive else ()
         final = statement.orelse.body if isinstance(statement.orelse, cst.Else) else None
         taken, other = (statement.body, final) if positive else (statement.orelse, statement.body)
         if taken is not None:
@@ -377,6 +378,34 @@ def _flags_set(statement: cst.If) -> Iterator[cst.CSTNode]:
     for target, value in assigned_in(statement.body):
         if dotted(value) in ("True", "False"):
             yield target
+
+
+def _filled(file: SourceFile, statement: cst.If) -> Iterator[cst.CSTNode]:
+    """The lists and sets that a branch alone fills: ``if x.is_cuda: devices.add(x.device)``."""
+    for line in statement.body.body:
+        for small in line.body if isinstance(line, cst.SimpleStatementLine) else ():
+            call = small.value if isinstance(small, cst.Expr) else None
+            filled = call.func if isinstance(call, cst.Call) else None
+            name = filled.value if isinstance(filled, cst.Attribute) else None
+            if isinstance(name, cst.Name) and _is_filled_once(file, name):
+                yield name
+
+
+def _is_filled_once(file: SourceFile, name: cst.Name) -> bool:
+    """Whether a name holds a list or set that is empty, and to which one statement of the file adds."""
+    held = file.bound_values(name)
+    parents = [file.tree.parent(read) for read in file.tree.accesses(name)]
+    fills = [one for one in parents if isinstance(one, cst.Attribute) and one.attr.value in _FILL]
+    return len(held) == 1 and _is_empty(held[0]) and fills == [file.tree.parent(name)]
+
+
+_FILL = ("add", "append", "extend", "update")
+
+
+def _is_empty(value: cst.CSTNode | None) -> bool:
+    """Whether a value is an empty list or set."""
+    is_call = isinstance(value, cst.Call) and dotted(value.func) in ("set", "list") and not value.args
+    return is_call or (isinstance(value, cst.List) and not value.elements)
 
 
 def assigned_in(block: cst.BaseSuite) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Iterator
 
 import libcst as cst
 
@@ -10,9 +12,10 @@ from acclimate_port.conditions.branches import branches_of_result, controlled_qu
 from acclimate_port.conditions.placements import Placements
 from acclimate_port.conditions.skips import skipped
 from acclimate_port.conditions.statements import whole_condition
-from acclimate_port.dataflow.uses import calls_of
+from acclimate_port.dataflow.uses import calls_of, uses_of, whole_choice
 from acclimate_port.source.cuda_packages import KERNEL_PACKAGES, PACKAGE_IN_TEXT
 from acclimate_port.source.tree import (
+    Given,
     Span,
     called_name,
     dotted,
@@ -40,7 +43,7 @@ _PROVIDER = re.compile(
     r"(CUDA|Tensorrt)\w*Provider|[\"'](flash_attention|flash_attn|xformers|bitsandbytes|tensorrt|nvfuser)(_?\d)?[\"']"
     r"|[\"']\w+_[48]bit[\"']|[\"'][\w-]+-gpu\b|\bfaiss\.\w*[Gg]pu|\b(cupy|cuml|cudf|pynvml)\.\w|\btvm\.(gpu|cuda)\(|\b(mx|mxnet)\.gpu\(|\bnumba\.cuda\."
     r"|\.(de)?parallelize\(\s*\)|--gpus[= ]|\bnvidia-docker\b|--runtime[= ]nvidia"
-    r"|[\"']gpu_hist[\"']|[\"']/(device:)?(gpu|GPU):|task_type=[\"']GPU[\"']"
+    r"|\bEGL_DEVICE_ID\b|[\"']gpu_hist[\"']|[\"']/(device:)?(gpu|GPU):|task_type=[\"']GPU[\"']"
 )
 """What chooses a package for NVIDIA GPUs, or calls it: ``CUDAExecutionProvider``, ``"flash_attention_2"``.
 
@@ -116,6 +119,45 @@ def chooses_for_library(file: SourceFile, test: cst.CSTNode) -> str | None:
         if not isinstance(around, (cst.IfExp, cst.BooleanOperation, cst.UnaryOperation, cst.Comparison)):
             return None
     return None
+
+
+_GPU = ("gpu", "GPU")
+_COUNTS = re.compile(r"^(n|num)?_?gpus$")
+
+
+def word_of_library(file: SourceFile, test: cst.CSTNode) -> str:
+    """The word by which a test tells another library to use CUDA: ``accelerator="gpu"``, ``gpus=1``."""
+    whole = whole_choice(file, whole_condition(file, test))
+    choice = file.tree.parent(whole)
+    whole = choice if isinstance(choice, cst.IfExp) and choice.test is whole else whole
+    if any(_COUNTS.match(one.word) for one in _given_to_libraries(file, whole)):
+        return "the number of GPUs"
+    places = branches_of_result(file, test)
+    words = (one for one in file.tree.of_type(cst.SimpleString) if places and string_value(one) in _GPU)
+    starts = ((word, file.span(word).start) for word in words)
+    chosen = (word for word, at in starts if any(place.start <= at < place.end for place in places))
+    return '`"gpu"`' if any(_reaches_library(file, word) for word in chosen) else ""
+
+
+def _reaches_library(file: SourceFile, word: cst.CSTNode) -> bool:
+    """Whether a library gets a value, or an entry ``accelerator`` of the arguments for one does."""
+    for use in uses_of(file, word, in_functions=False):
+        at = file.tree.parent(use)
+        keys = [entry_key(one.target) for one in at.targets] if isinstance(at, cst.Assign) else []
+        keys += [string_value(at.key)] if isinstance(at, cst.DictElement) else []
+        keys += [at.keyword.value] if isinstance(at, cst.Arg) and at.keyword is not None else []
+        if "accelerator" in keys:
+            return True
+    return any(_given_to_libraries(file, word))
+
+
+def _given_to_libraries(file: SourceFile, value: cst.CSTNode) -> Iterator[Given]:
+    """The calls that get a value, of functions that are imported and neither torch's nor the project's."""
+    for use in uses_of(file, value, in_functions=False):
+        given = file.tree.given_to(use)
+        packages = {name.partition(".")[0] for name in file.tree.may_be(given.call.func)} if given else set()
+        if given is not None and packages - {"", "torch", *file.survey.modules, *sys.stdlib_module_names}:
+            yield given
 
 
 def is_flag_beside_others(file: SourceFile, question: cst.CSTNode) -> bool:

@@ -358,6 +358,8 @@ class Across:
 
     def _native_code(self, code: cst.ClassDef | cst.FunctionDef, text: str) -> Iterator[tuple[Symbol, Span]]:
         body = self._file.span(code.body)
+        if code in self._file.vendor_code.of_runtimes:
+            yield Symbol(Kind.CODE, text), body
         if text and self._file.kernels.called_in([body]):
             yield Symbol(Kind.CODE, text), body
         for index in self._all.within(body) if text else ():

@@ -66,6 +66,9 @@ def _meant_for_one_vendor(file: SourceFile, finding: Finding) -> str:
         return "a build script, or a file that one imports: it builds for one vendor's hardware"
     if reason := file.vendor_code.reason(finding.node, is_test(file, finding)):
         return reason
+    around = (one for one in file.tree.ancestors(finding.node) if isinstance(one, cst.ClassDef))
+    if beside := next((file.classes_for_cuda[one] for one in around if one in file.classes_for_cuda), ""):
+        return f"the class is the program's own code for CUDA, beside `{beside}`"
     if file.kernels.are_for_cuda_alone and is_test(file, finding):
         return "it guards CUTLASS kernels, which only NVIDIA GPUs run"
     return ""

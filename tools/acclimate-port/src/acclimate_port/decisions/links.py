@@ -30,14 +30,14 @@ from acclimate_port.conditions.placements import Placed, Placements, outermost_f
 from acclimate_port.conditions.proofs import whole_value
 from acclimate_port.conditions.skips import skipped
 from acclimate_port.conditions.statements import decided_by, leaves, refuses, whole_condition
-from acclimate_port.dataflow.uses import class_around, uses_of, whole_choice
+from acclimate_port.dataflow.uses import calls_of, class_around, uses_of, whole_choice
 from acclimate_port.decisions.decision import Decisions, Status, asks_for_device, is_test
 from acclimate_port.decisions.of_one_purpose import groups_of_one_purpose
 from acclimate_port.decisions.symbols import sources
 from acclimate_port.rules.base import Finding, Outcome
 from acclimate_port.source.tree import Span, called_name, dotted, keyword, last_name, walk
 from acclimate_port.source.values import DEVICE_NAME
-from acclimate_port.source_file import SourceFile
+from acclimate_port.source_file import SourceFile, cuda_name
 
 GIVE_DEVICE = ("device-string", "device-format", "device-object", "integer-device")
 """Rules for devices that something else uses."""
@@ -77,7 +77,7 @@ class _Links:
             for one, other in _pairs(members):
                 self._all[one].needs.append(other)
         self._beside_moves(tests, placed)
-        for one, others in (*self._wrapped(), *self._branches_of_types()):
+        for one, others in (*self._wrapped(), *self._branches_of_types(), *self._started()):
             self._all[one].beside += others
         meeting = (self._options(), self._scalers(), self._received_together(), self._by_flag())
         for members in (*groups_of_one_purpose(self._file, self._all), *chain(*meeting)):
@@ -482,6 +482,29 @@ class _Links:
             call = self._file.tree.statement(self._finding(index).node)
             wrapped = self._placements.within([self._file.span(call)])[0]
             yield index, [mover for mover, own in zip(movers, moved, strict=True) if own & wrapped]
+
+    def _started(self) -> Iterator[tuple[int, list[int]]]:
+        """Each ``init_process_group("nccl")`` and ``set_device(rank)``, with the moves that come with it.
+
+        They are in the same function or class, or in a function that calls this one.
+        """
+        file = self._file
+        moves: dict[cst.CSTNode | None, list[int]] = defaultdict(list)
+        for index in self._all.of_rules("cuda-method"):
+            node = self._finding(index).node
+            for home in (outermost_function(file, node), class_around(file, node)):
+                moves[home].append(index)
+        for index in self._all.of_rules("communication-backend", "runtime-call") if moves else ():
+            node = self._finding(index).node
+            is_call = isinstance(node, cst.Call)
+            name = cuda_name(file, node.func) if isinstance(node, cst.Call) else None
+            function = outermost_function(file, node)
+            if (is_call and name != "set_device") or function is None:
+                continue
+            callers = calls_of(file, function) if name != "set_device" else []
+            homes = {outermost_function(file, call) for call in callers} | {function}
+            homes |= {class_around(file, node)} if name != "set_device" else set()
+            yield index, [move for home in homes - {None} for move in moves.get(home, ())]
 
     def _branches_of_types(self) -> Iterator[tuple[int, list[int]]]:
         """Each move in a branch of a choice by type, with those in the others: ``if is_tensor(x): …``."""

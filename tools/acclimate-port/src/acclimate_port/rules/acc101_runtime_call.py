@@ -15,6 +15,7 @@ from acclimate_port.conditions.cuda_only import (
     is_flag_beside_others,
     reason_to_keep,
     reports_cuda,
+    word_of_library,
 )
 from acclimate_port.conditions.device_counts import divides
 from acclimate_port.conditions.host_answers import asks_for_none, asks_for_several, needs_streams, other_kinds
@@ -34,6 +35,8 @@ from acclimate_port.source_file import SourceFile
 OWN_RULE = ("amp", "nvtx", "CUDAGraph", "graph", "default_generators", "current_device")
 _HANDLES = ("cuda_stream", "cuda_event", "_as_parameter_")
 _STATES = ("get_rng_state", "set_rng_state", "manual_seed")
+_STEPS = 3
+"""How many names are followed to where a state comes from."""
 _TENSOR_SUFFIX = "Tensor"
 _ON_EVERY_DEVICE = ("name", "total_memory")
 _PROPERTIES_OF_HOST = {"name": "'cpu'", "gcnArchName": "''", "multi_processor_count": "1"}
@@ -243,6 +246,8 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
             return "a state that was saved on CUDA fits no other device's generator"
         if name == "get_device_properties" and (own := _own_property(file, node)):
             return f"only CUDA's devices have the property `{own}`"
+        if name in ("is_available", "device_count") and (word := word_of_library(file, node)):
+            return f"another library gets {word}, and may not know other accelerators by it"
         if name == "is_available" and decides_location(file, node):
             return "a checkpoint saved on CUDA is loaded to CUDA unless `map_location` names the device"
         return ""
@@ -422,14 +427,26 @@ def _beside_test(file: SourceFile, call: cst.Call) -> cst.CSTNode | None:
 
 def _is_loaded(file: SourceFile, call: cst.Call) -> bool:
     """Whether the state that a call sets is an entry of something, such as a checkpoint."""
-    given = call.args[0].value if call.args else None
-    values = [given, *(file.bound_values(given) if isinstance(given, cst.Name) else ())]
-    parts = [part for value in values if value is not None for part in walk(value)]
+    parts = [part for given in call.args[:1] for part in walk(given.value)]
+    for _ in range(_STEPS):
+        names = [part for part in parts if isinstance(part, cst.Name)]
+        values = [value for name in names for value in _values_of(file, name)]
+        parts += [part for value in values for part in walk(value)]
     return any(
         (isinstance(part, cst.Index) and string_value(part.value) is not None)
         or (isinstance(part, cst.Call) and called_name(part) in ("get", "pop", "load"))
         for part in parts
     )
+
+
+def _values_of(file: SourceFile, name: cst.Name) -> Iterator[cst.CSTNode]:
+    """What a name holds, or the loop goes over whose variable it is."""
+    yield from (value for value in file.bound_values(name) if value is not None)
+    for assignment in file.tree.assignments(name):
+        at = file.tree.parent(assignment.node)
+        while isinstance(at, (cst.Element, cst.Tuple)):
+            at = file.tree.parent(at)
+        yield from [at.iter] if isinstance(at, (cst.For, cst.CompFor)) else []
 
 
 def _figures(file: SourceFile, call: cst.Call, name: str) -> list[cst.CSTNode]:

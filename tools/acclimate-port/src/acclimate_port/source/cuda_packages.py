@@ -37,6 +37,11 @@ RUNTIMES = {
     "pycuda": "PyCUDA",
     "cupy": "CuPy",
     "pynvml": "NVML",
+    "py3nvml": "NVML",
+    "nvidia_smi": "NVML",
+    "GPUtil": "GPUtil",
+    "gpustat": "gpustat",
+    "nvitop": "nvitop",
     "cuda": "NVIDIA's driver",
 }
 """Packages that run or query NVIDIA GPUs without torch, and what messages call them."""

@@ -436,7 +436,9 @@ class Values:
             if made is not UNKNOWN:
                 return made
             if last in ("current_device", "device_count", "get_rank", "get_world_size"):
-                return Value(Kind.NUMBER, certain=last in ("current_device", "device_count"))
+                # A program's own accelerator may give "cpu".
+                is_known = "get_accelerator(" in self._tree.source(call.func)
+                return Value(Kind.NUMBER, certain=is_known and last in ("current_device", "device_count"))
             if last in ("device_name", "current_device_name"):
                 return Value(Kind.STRING)
             if last in ("get", "getenv") and name in ("os.environ.get", "os.getenv"):
