@@ -309,22 +309,7 @@ class _ExpertsReader:
                 if divided is not None and abs(divided[1] * scaled[1] - 1.0) < 1e-6:
                     return Operation("soft_cap", scaled[1]), divided[0]
             return Operation("scale", scaled[1]), scaled[0]
-        if value.op == "div" and isinstance(value.args[1], Value) and len(value.args) == 2:
-            total, eps, kind = widened(value.args[1]), 0.0, "normalize"
-            if total.op == "clamp" and _limits(total)[1] is None:
-                total, eps, kind = (
-                    widened(total.args[0]),
-                    float(_limits(total)[0] or 0.0),
-                    "normalize_at_least",
-                )
-            elif total.op == "add":
-                small = constant_of(total.args[1])
-                total, eps = widened(total.args[0]), -1.0 if small is None else small
-            if total.op == "sum" and total.args[0] is value.args[0] and eps >= 0.0:
-                dims = total.args[1] if len(total.args) > 1 else ()
-                if dims in ((-1,), (len(value.shape) - 1,)) and total.args[2:] == (True,):
-                    return Operation(kind, eps), value.args[0]
-        return None
+        return _normalization(value)
 
     def _groups(self, value: Value) -> tuple[Groups, Value]:
         """Reads the choice of some groups; returns it, and the scores of all experts."""
@@ -378,6 +363,25 @@ class _ExpertsReader:
         if _rows(given) is not _rows(source):
             raise NotRepresentedError("a router has another input than its experts")
         return found, rounds
+
+
+def _normalization(value: Value) -> tuple[Operation, Value] | None:
+    """Reads weights that are divided by their sum, which is at least a number or has a number added."""
+    if value.op != "div" or len(value.args) != 2 or not isinstance(value.args[1], Value):
+        return None
+    total, eps, kind = widened(value.args[1]), 0.0, "normalize"
+    if total.op == "clamp" and _limits(total)[1] is None:
+        eps, kind = float(_limits(total)[0] or 0.0), "normalize_at_least"
+        total = widened(total.args[0])
+    elif total.op == "add":
+        small = constant_of(total.args[1])
+        total, eps = widened(total.args[0]), -1.0 if small is None else small
+    if total.op != "sum" or total.args[0] is not value.args[0] or eps < 0.0:
+        return None
+    dims = total.args[1] if len(total.args) > 1 else ()
+    if dims not in ((-1,), (len(value.shape) - 1,)) or total.args[2:] != (True,):
+        return None
+    return Operation(kind, eps), value.args[0]
 
 
 def _active(value: Value) -> tuple[str, float, Value, float | None] | None:
