@@ -223,11 +223,6 @@ def test_native_xpu_beside_cuda_devices_can_be_chosen_by_name(
     assert fresh.check(machine.prelude + SELECT, env={"DS_ACCELERATOR": "xpu"}).told["name"] == "xpu"
 
 
-def test_torch_without_xpu_is_a_reason(fresh: FreshProcesses) -> None:
-    found = fresh.check("import torch\ndel torch.xpu\n" + SELECT).told
-    assert any("has no torch.xpu" in reason for reason in reasons(found, "xpu"))
-
-
 # -- the CPU -----------------------------------------------------------------------------------------
 
 

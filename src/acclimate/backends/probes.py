@@ -59,7 +59,7 @@ def xpu_external() -> str | None:
     package = import_package("XPU_Accelerator", "intel_extension_for_deepspeed")
     if isinstance(package, str):
         return package
-    return _torch_xpu_devices()
+    return xpu_native()
 
 
 def xpu_ipex() -> str | None:
@@ -69,19 +69,11 @@ def xpu_ipex() -> str | None:
         return package
     if not package._C._has_xpu():
         return "intel_extension_for_pytorch is installed, but this build of it is for CPUs only."
-    return _torch_xpu_devices()
+    return xpu_native()
 
 
 def xpu_native() -> str | None:
-    """Probes for Intel GPUs through torch itself (2.8 and later)."""
-    import torch
-
-    if not hasattr(torch, "xpu"):
-        return f"torch {torch.__version__} has no torch.xpu; it comes with torch 2.8 built for Intel GPUs."
-    return _torch_xpu_devices()
-
-
-def _torch_xpu_devices() -> str | None:
+    """Probes for Intel GPUs through torch itself."""
     import torch
 
     if torch.xpu.device_count() > 0:

@@ -16,15 +16,8 @@ from acclimate.llm.generation import (
 )
 from acclimate.llm.loading.loaded_model import LoadedModel
 from acclimate.llm.read_tokens import ReadTokens
-from acclimate.llm.text.tokenizers import Message
+from acclimate.llm.text.tokenizers import CONTEXT, LONGEST_CHARACTER, Message
 from acclimate.llm.text_options import TextOptions
-
-_CONTEXT = 6
-"""The tokens before an answer that are decoded with it, because a leading space depends on them."""
-
-
-_LONGEST_CHARACTER = 4
-"""The most tokens of an incomplete character, plus one: UTF-8 has at most 4 bytes."""
 
 
 class Conversation:
@@ -141,10 +134,10 @@ class Conversation:
         if made.finish_reason == "end":
             written.pop()  # the template writes the end
         self._text, self._tokens = "", []
-        decode, before = self._loaded.tokenizer.decode, tokens[-_CONTEXT:]
+        decode, before = self._loaded.tokenizer.decode, tokens[-CONTEXT:]
         shown = decode(before) + made.text
         # An incomplete character at the end is not part of the text.
-        for count in range(len(written), max(len(written) - _LONGEST_CHARACTER, 0), -1):
+        for count in range(len(written), max(len(written) - LONGEST_CHARACTER, 0), -1):
             own = written[:count]
             if decode(before + own) == shown and self._loaded.tokenizer.added.isdisjoint(own):
                 self._text, self._tokens = text + made.text, tokens + own

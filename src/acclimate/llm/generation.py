@@ -291,16 +291,40 @@ def _run(
     """
     import torch
 
-    device = loaded.accelerator.current_device_name()
     end_list = end_tokens(loaded)
-    heat = options.temperature
-    if heat is None:
-        own = loaded.module.generation_config.temperature
-        heat = CHAT_TEMPERATURE if own is None else own
-    named: dict[str, Any] = {"do_sample": heat > 0, "max_new_tokens": limit, "num_beams": 1}
+    named = _sampling(options, loaded.module.generation_config.temperature)
+    named |= {"max_new_tokens": limit, "num_beams": 1}
     # Drafting tokens with the model's first layers does not change the text, and never terminates if the
     # model's settings ask for 0 or 10**9 layers.
     named["assistant_early_exit"] = None
+    if end_list:
+        named["eos_token_id"] = end_list
+        named["pad_token_id"] = end_list[0]
+    if cache is not None:
+        named["past_key_values"] = cache
+    if options.stop or recorder.is_stopped is not None:  # with one, the loop asks all of them with tensors
+        named["stopping_criteria"] = [recorder]
+    if options.seed is not None:
+        torch.manual_seed(options.seed)  # the host's generator, which some models use
+        loaded.accelerator.manual_seed_all(options.seed)
+    ids = torch.tensor([tokens], device=loaded.accelerator.current_device_name())
+    recorder.started = time.perf_counter()
+    try:
+        with torch.inference_mode(), quiet_transformers():
+            loaded.module.generate(ids, attention_mask=torch.ones_like(ids), streamer=recorder, **named)
+    finally:
+        recorder.stream.end()
+        recorder.stops.end()
+    loaded.accelerator.synchronize()
+    return frozenset(end_list)
+
+
+def _sampling(options: TextOptions, own_temperature: float | None) -> dict[str, Any]:
+    """Returns the arguments of ``generate`` that say how a token is chosen."""
+    heat = options.temperature
+    if heat is None:
+        heat = CHAT_TEMPERATURE if own_temperature is None else own_temperature
+    named: dict[str, Any] = {"do_sample": heat > 0}
     if heat > 0:
         named["temperature"] = heat
         given = {name: getattr(options, name) for name in ("top_p", "top_k", "min_p")}
@@ -309,31 +333,7 @@ def _run(
             named["top_p"] = sys.float_info.min
     if options.repetition_penalty is not None:
         named["repetition_penalty"] = options.repetition_penalty
-    if end_list:
-        named["eos_token_id"] = end_list
-        named["pad_token_id"] = end_list[0]
-    if options.seed is not None:
-        torch.manual_seed(options.seed)  # the host's generator, which some models use
-        loaded.accelerator.manual_seed_all(options.seed)
-    if cache is not None:
-        named["past_key_values"] = cache
-    if options.stop or recorder.is_stopped is not None:  # with one, the loop asks all of them with tensors
-        named["stopping_criteria"] = [recorder]
-    ids = torch.tensor([tokens], device=device)
-    recorder.started = time.perf_counter()
-    try:
-        with torch.inference_mode(), quiet_transformers():
-            loaded.module.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                streamer=recorder,
-                **named,
-            )
-    finally:
-        recorder.stream.end()
-        recorder.stops.end()
-    loaded.accelerator.synchronize()
-    return frozenset(end_list)
+    return named
 
 
 def end_tokens(loaded: LoadedModel) -> list[int]:

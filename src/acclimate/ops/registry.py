@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from acclimate.imports import ForkSafeLock
+
 _NAMESPACE = "acclimate"
 
 # torch refuses a second definition of an op, so one thread defines it and the others wait.
-_lock = threading.RLock()
+_lock = ForkSafeLock()
 _schemas: set[str] = set()
 _libraries: list[torch.library.Library] = []
-
-# A fork waits until no thread is defining an op; otherwise the child would inherit a locked lock.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def _library() -> torch.library.Library:

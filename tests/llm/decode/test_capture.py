@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
 from architectures import tiny_model
 
 import acclimate
-from acclimate.llm.decode import capture
+from acclimate.llm.decode import fake_calls
 from acclimate.llm.decode.loop import step_kind
 
 aten = torch.ops.aten
@@ -26,21 +26,21 @@ aten = torch.ops.aten
 @pytest.fixture
 def inputs() -> Iterator[Callable[[], Tensor]]:
     """Makes tensors without content, whose first two sizes are symbols."""
-    _, mode = capture._fake_tensors()
-    sizes: Any = capture._example(mode, torch.empty((3, 7))).shape
+    _, mode = fake_calls.fake_tensors()
+    sizes: Any = fake_calls.example(mode, torch.empty((3, 7))).shape
     with torch.no_grad(), mode:
         yield lambda: torch.zeros((*sizes, 64))
 
 
 @pytest.fixture
-def calls(inputs: Callable[[], Tensor]) -> capture._Calls:
+def calls(inputs: Callable[[], Tensor]) -> fake_calls.FakeCalls:
     mode: Any = inputs().fake_mode  # type: ignore[attr-defined]
-    return capture._Calls(mode)
+    return fake_calls.FakeCalls(mode)
 
 
 def layout(tensor: Tensor) -> tuple[Any, ...]:
     sizes = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
-    return (*map(capture._expression, sizes), tensor.dtype, tensor.device)
+    return (*map(fake_calls.expression, sizes), tensor.dtype, tensor.device)
 
 
 CALLS: dict[str, tuple[Any, Callable[[Tensor], tuple[Any, ...]]]] = {
@@ -57,7 +57,7 @@ CALLS: dict[str, tuple[Any, Callable[[Tensor], tuple[Any, ...]]]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_results_of_like_calls_have_the_sizes_and_strides_that_torch_computes(
-    name: str, inputs: Callable[[], Tensor], calls: capture._Calls
+    name: str, inputs: Callable[[], Tensor], calls: fake_calls.FakeCalls
 ) -> None:
     op, arguments = CALLS[name]
     options = {"dtype": torch.bfloat16} if op is aten._to_copy.default else {}
@@ -69,7 +69,7 @@ def test_results_of_like_calls_have_the_sizes_and_strides_that_torch_computes(
 
 
 def test_several_results_of_a_like_call_are_each_as_torch_computes_them(
-    inputs: Callable[[], Tensor], calls: capture._Calls
+    inputs: Callable[[], Tensor], calls: fake_calls.FakeCalls
 ) -> None:
     first, second = (calls.result(aten.split.Tensor, (inputs(), 16, -1), {}) for _ in range(2))
     expected = aten.split.Tensor(inputs(), 16, -1)
@@ -79,7 +79,7 @@ def test_several_results_of_a_like_call_are_each_as_torch_computes_them(
 
 
 def test_calls_with_other_sizes_strides_numbers_or_types_are_not_alike(
-    inputs: Callable[[], Tensor], calls: capture._Calls
+    inputs: Callable[[], Tensor], calls: fake_calls.FakeCalls
 ) -> None:
     x = inputs()
     for given in (
@@ -92,7 +92,7 @@ def test_calls_with_other_sizes_strides_numbers_or_types_are_not_alike(
 
 
 def test_a_result_shares_memory_with_its_own_operand_only(
-    inputs: Callable[[], Tensor], calls: capture._Calls
+    inputs: Callable[[], Tensor], calls: fake_calls.FakeCalls
 ) -> None:
     operands = [calls.result(aten.neg.default, (inputs(),), {}) for _ in range(3)]
     views = [calls.result(aten.transpose.int, (operand, 0, 1), {}) for operand in operands]
@@ -106,13 +106,13 @@ def test_a_result_shares_memory_with_its_own_operand_only(
 
 def test_more_layers_of_a_kind_make_torch_compute_no_more_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[Tensor] = []
-    original = capture._source
+    original = fake_calls._source
 
     def watched(tensor: Tensor, operands: list[Tensor]) -> int | None:
         computed.append(tensor)
         return original(tensor, operands)
 
-    monkeypatch.setattr(capture, "_source", watched)
+    monkeypatch.setattr(fake_calls, "_source", watched)
     counts = []
     for layers in (2, 5):
         computed.clear()

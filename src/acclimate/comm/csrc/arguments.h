@@ -22,12 +22,14 @@ inline Op op_of(const c10d::ReduceOp& op) {
 
 inline Call call_of(Kind kind, const at::Tensor& tensor, int64_t root = 0,
                     int op = static_cast<int>(Op::kNone)) {
-  return {static_cast<uint8_t>(kind),
-          static_cast<uint8_t>(op),
-          static_cast<uint8_t>(tensor.scalar_type()),
-          0,
-          static_cast<uint32_t>(root),
-          static_cast<uint64_t>(tensor.numel())};
+  Call call;
+  call.kind = static_cast<uint8_t>(kind);
+  call.op = static_cast<uint8_t>(op);
+  call.dtype = static_cast<uint8_t>(tensor.scalar_type());
+  call.root = static_cast<uint32_t>(root);
+  // The ranks of all_to_all may pass different sizes, which are compared pair by pair.
+  call.numel = kind == Kind::kAllToAll ? 0 : static_cast<uint64_t>(tensor.numel());
+  return call;
 }
 
 inline int number_of(const c10d::ReduceOp& op) { return static_cast<c10d::ReduceOp::RedOpType>(op); }
@@ -133,12 +135,6 @@ inline int rank_in(int64_t number, int ranks, const char* what) {
   TORCH_CHECK(number >= 0 && number < ranks, what, " must be a rank from 0 to ", ranks - 1, ", but is ",
               number);
   return static_cast<int>(number);
-}
-
-inline Call exchange_of(const at::Tensor& tensor) {
-  Call call = call_of(Kind::kAllToAll, tensor);
-  call.numel = 0;  // ranks may pass different sizes, which are compared pair by pair
-  return call;
 }
 
 }  // namespace acclimate_comm

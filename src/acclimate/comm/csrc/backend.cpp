@@ -67,9 +67,8 @@ void ShmBackend::all_reduce_one(RunningCall& running, const at::Tensor& tensor, 
 }
 
 WorkPointer ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  const Outline outline{c10d::OpType::ALLREDUCE, "shm:all_reduce",
-                        call_of(Kind::kAllReduce, first(tensors), 0, number_of(options.reduceOp)), options,
-                        tensors};
+  const Outline outline(c10d::OpType::ALLREDUCE, "shm:all_reduce", Kind::kAllReduce, first(tensors), options,
+                        tensors);
   return run(outline, [this, tensors, op = options.reduceOp](RunningCall& running) {
     all_reduce_one(running, only(tensors), op_of(op));
   });
@@ -77,9 +76,8 @@ WorkPointer ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions
 
 WorkPointer ShmBackend::allreduce_coalesced(Tensors& tensors,
                                             const c10d::AllreduceCoalescedOptions& options) {
-  const Outline outline{c10d::OpType::ALLREDUCE_COALESCED, "shm:all_reduce",
-                        call_of(Kind::kAllReduce, first(tensors), 0, number_of(options.reduceOp)), options,
-                        tensors};
+  const Outline outline(c10d::OpType::ALLREDUCE_COALESCED, "shm:all_reduce", Kind::kAllReduce, first(tensors),
+                        options, tensors);
   return run(outline, [this, tensors, op = options.reduceOp](RunningCall& running) {
     size_t left = tensors.size();
     for (const at::Tensor& tensor : tensors) {
@@ -90,14 +88,11 @@ WorkPointer ShmBackend::allreduce_coalesced(Tensors& tensors,
 }
 
 WorkPointer ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  const int64_t given_root = options.rootRank;
-  const Outline outline{c10d::OpType::REDUCE, "shm:reduce",
-                        call_of(Kind::kReduce, first(tensors), given_root, number_of(options.reduceOp)),
-                        options, tensors};
-  return run(outline, [this, tensors, given_root, op = options.reduceOp](RunningCall& running) {
-    const int root = rank_in(given_root, size_, "the root");
+  const Outline outline(c10d::OpType::REDUCE, "shm:reduce", Kind::kReduce, first(tensors), options, tensors);
+  return run(outline, [this, tensors, options](RunningCall& running) {
+    const int root = rank_in(options.rootRank, size_, "the root");
     const at::Tensor& tensor = only(tensors);
-    const Reducer reducer = reducer_of(tensor.scalar_type(), op_of(op));
+    const Reducer reducer = reducer_of(tensor.scalar_type(), op_of(options.reduceOp));
     Target target(tensor, true);
     const at::Tensor wide = widened(target.memory(), reducer.dtype);
     running.start();
@@ -129,9 +124,8 @@ void ShmBackend::scatter_sums(RunningCall& running, const at::Tensor& output, co
 
 WorkPointer ShmBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                        const c10d::ReduceScatterOptions& options) {
-  const Outline outline{c10d::OpType::REDUCE_SCATTER, "shm:reduce_scatter",
-                        call_of(Kind::kReduceScatter, first(outputs), 0, number_of(options.reduceOp)),
-                        options, outputs};
+  const Outline outline(c10d::OpType::REDUCE_SCATTER, "shm:reduce_scatter", Kind::kReduceScatter,
+                        first(outputs), options, outputs);
   return run(outline, [this, outputs, inputs, op = options.reduceOp](RunningCall& running) {
     TORCH_CHECK(inputs.size() == 1, "reduce_scatter takes one list of inputs");
     scatter_sums(running, only(outputs), inputs[0], op_of(op));
@@ -140,11 +134,8 @@ WorkPointer ShmBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& i
 
 WorkPointer ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                              const c10d::ReduceScatterOptions& options) {
-  const Outline outline{c10d::OpType::_REDUCE_SCATTER_BASE,
-                        "shm:_reduce_scatter_base",
-                        call_of(Kind::kReduceScatter, output, 0, number_of(options.reduceOp)),
-                        options,
-                        {output}};
+  const Outline outline(c10d::OpType::_REDUCE_SCATTER_BASE, "shm:_reduce_scatter_base", Kind::kReduceScatter,
+                        output, options, {output});
   return run(outline, [this, output, input, op = options.reduceOp](RunningCall& running) {
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
     check_times(input, output, size_, "input", "output");
@@ -154,9 +145,8 @@ WorkPointer ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& inp
 
 WorkPointer ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                         const c10d::ReduceScatterOptions& options) {
-  const Outline outline{c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "shm:reduce_scatter",
-                        call_of(Kind::kReduceScatter, first(outputs), 0, number_of(options.reduceOp)),
-                        options, outputs};
+  const Outline outline(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "shm:reduce_scatter",
+                        Kind::kReduceScatter, first(outputs), options, outputs);
   return run(outline, [this, outputs, inputs, op = options.reduceOp](RunningCall& running) {
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
     TORCH_CHECK(outputs.size() == inputs.size(), "reduce_scatter needs as many inputs as outputs, ",
@@ -174,11 +164,10 @@ WorkPointer ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensor
 // -- moves -------------------------------------------------------------------------------------------
 
 WorkPointer ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  const int64_t given_root = options.rootRank;
-  const Outline outline{c10d::OpType::BROADCAST, "shm:broadcast",
-                        call_of(Kind::kBroadcast, first(tensors), given_root), options, tensors};
-  return run(outline, [this, tensors, given_root](RunningCall& running) {
-    const int root = rank_in(given_root, size_, "the root");
+  const Outline outline(c10d::OpType::BROADCAST, "shm:broadcast", Kind::kBroadcast, first(tensors), options,
+                        tensors);
+  return run(outline, [this, tensors, options](RunningCall& running) {
+    const int root = rank_in(options.rootRank, size_, "the root");
     const at::Tensor& tensor = only(tensors);
     Target target(tensor, running.group.rank() == root);
     running.start();
@@ -208,8 +197,8 @@ void ShmBackend::gather_into(RunningCall& running, const at::Tensor& output, con
 
 WorkPointer ShmBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                   const c10d::AllgatherOptions& options) {
-  const Outline outline{c10d::OpType::ALLGATHER, "shm:all_gather", call_of(Kind::kAllGather, first(inputs)),
-                        options, outputs.empty() ? Tensors() : outputs[0]};
+  const Outline outline(c10d::OpType::ALLGATHER, "shm:all_gather", Kind::kAllGather, first(inputs), options,
+                        outputs.empty() ? Tensors() : outputs[0]);
   return run(outline, [this, outputs, inputs](RunningCall& running) {
     const at::Tensor& input = only(inputs);
     TORCH_CHECK(outputs.size() == 1, "all_gather takes one list of outputs");
@@ -219,11 +208,8 @@ WorkPointer ShmBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs
 
 WorkPointer ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                         const c10d::AllgatherOptions& options) {
-  const Outline outline{c10d::OpType::_ALLGATHER_BASE,
-                        "shm:_all_gather_base",
-                        call_of(Kind::kAllGather, input),
-                        options,
-                        {output}};
+  const Outline outline(c10d::OpType::_ALLGATHER_BASE, "shm:_all_gather_base", Kind::kAllGather, input,
+                        options, {output});
   return run(outline, [this, output, input](RunningCall& running) { gather_into(running, output, input); });
 }
 
@@ -231,8 +217,8 @@ WorkPointer ShmBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tenso
                                             const c10d::AllgatherOptions& options) {
   Tensors all;
   for (const Tensors& list : outputs) all.insert(all.end(), list.begin(), list.end());
-  const Outline outline{c10d::OpType::ALLGATHER_COALESCED, "shm:all_gather",
-                        call_of(Kind::kAllGather, first(inputs)), options, all};
+  const Outline outline(c10d::OpType::ALLGATHER_COALESCED, "shm:all_gather", Kind::kAllGather, first(inputs),
+                        options, all);
   return run(outline, [this, outputs, inputs](RunningCall& running) {
     check_count(outputs.size(), size_, "lists of outputs");
     for (const Tensors& list : outputs) {
@@ -250,8 +236,8 @@ WorkPointer ShmBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tenso
 
 WorkPointer ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                         const c10d::AllgatherOptions& options) {
-  const Outline outline{c10d::OpType::COALESCED, "shm:all_gather_into_tensor",
-                        call_of(Kind::kAllGather, first(inputs)), options, outputs};
+  const Outline outline(c10d::OpType::COALESCED, "shm:all_gather_into_tensor", Kind::kAllGather,
+                        first(inputs), options, outputs);
   return run(outline, [this, outputs, inputs](RunningCall& running) {
     TORCH_CHECK(outputs.size() == inputs.size(), "all_gather needs as many outputs as inputs, ",
                 inputs.size(), ", but got ", outputs.size());
@@ -267,11 +253,10 @@ WorkPointer ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensor
 
 WorkPointer ShmBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                const c10d::GatherOptions& options) {
-  const int64_t given_root = options.rootRank;
-  const Outline outline{c10d::OpType::GATHER, "shm:gather", call_of(Kind::kGather, first(inputs), given_root),
-                        options, outputs.empty() ? Tensors() : outputs[0]};
-  return run(outline, [this, outputs, inputs, given_root](RunningCall& running) {
-    const int root = rank_in(given_root, size_, "the root");
+  const Outline outline(c10d::OpType::GATHER, "shm:gather", Kind::kGather, first(inputs), options,
+                        outputs.empty() ? Tensors() : outputs[0]);
+  return run(outline, [this, outputs, inputs, options](RunningCall& running) {
+    const int root = rank_in(options.rootRank, size_, "the root");
     const at::Tensor& input = only(inputs);
     TargetList targets;
     if (rank_ == root) {
@@ -288,11 +273,10 @@ WorkPointer ShmBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
 
 WorkPointer ShmBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                 const c10d::ScatterOptions& options) {
-  const int64_t given_root = options.rootRank;
-  const Outline outline{c10d::OpType::SCATTER, "shm:scatter",
-                        call_of(Kind::kScatter, first(outputs), given_root), options, outputs};
-  return run(outline, [this, outputs, inputs, given_root](RunningCall& running) {
-    const int root = rank_in(given_root, size_, "the root");
+  const Outline outline(c10d::OpType::SCATTER, "shm:scatter", Kind::kScatter, first(outputs), options,
+                        outputs);
+  return run(outline, [this, outputs, inputs, options](RunningCall& running) {
+    const int root = rank_in(options.rootRank, size_, "the root");
     const at::Tensor& output = only(outputs);
     Tensors sources;
     Sources memory;
@@ -315,7 +299,8 @@ WorkPointer ShmBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
 WorkPointer ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                       std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
                                       const c10d::AllToAllOptions& options) {
-  const Outline outline{c10d::OpType::ALLTOALL_BASE, "shm:all_to_all", exchange_of(input), options, {output}};
+  const Outline outline(c10d::OpType::ALLTOALL_BASE, "shm:all_to_all", Kind::kAllToAll, input, options,
+                        {output});
   return run(outline, [this, output, input, output_splits, input_splits](RunningCall& running) {
     TORCH_CHECK(output.scalar_type() == input.scalar_type(),
                 "output and input must have one dtype, but the output is ", output.scalar_type(),
@@ -340,8 +325,8 @@ WorkPointer ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
 }
 
 WorkPointer ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
-  const Outline outline{c10d::OpType::ALLTOALL, "shm:all_to_all", exchange_of(first(inputs)), options,
-                        outputs};
+  const Outline outline(c10d::OpType::ALLTOALL, "shm:all_to_all", Kind::kAllToAll, first(inputs), options,
+                        outputs);
   return run(outline, [this, outputs, inputs](RunningCall& running) {
     check_count(inputs.size(), size_, "inputs");
     check_count(outputs.size(), size_, "outputs");
@@ -370,10 +355,8 @@ WorkPointer ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::
 }
 
 WorkPointer ShmBackend::barrier(const c10d::BarrierOptions& options) {
-  Call call;
-  call.kind = static_cast<uint8_t>(Kind::kBarrier);
-  call.op = static_cast<uint8_t>(Op::kNone);
-  const Outline outline{c10d::OpType::BARRIER, "shm:barrier", call, options, {}};
+  static const at::Tensor nothing = at::empty({0}, at::kByte);
+  const Outline outline(c10d::OpType::BARRIER, "shm:barrier", Kind::kBarrier, nothing, options, {});
   return run(outline, [](RunningCall& running) {
     running.start();
     acclimate_comm::barrier(running.group);

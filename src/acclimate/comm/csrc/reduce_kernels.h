@@ -77,6 +77,9 @@ template <class T>
 struct Complex {
   struct Value {
     T real, imaginary;
+    friend Value operator*(Value a, Value b) {
+      return {a.real * b.real - a.imaginary * b.imaginary, a.real * b.imaginary + a.imaginary * b.real};
+    }
   };
   using Stored = Value;
   static Value load(Stored value) { return value; }
@@ -116,21 +119,13 @@ struct Average : Sum {
 struct Product : Sum {
   template <class T>
   static T combine(T a, T b) {
-    using U = UnsignedOf<T>;
-    // Unsigned 16-bit numbers become signed ints, whose product can overflow.
-    return static_cast<T>(static_cast<U>(1u * static_cast<U>(a) * static_cast<U>(b)));
-  }
-  static float combine(float a, float b) { return a * b; }
-  static double combine(double a, double b) { return a * b; }
-  template <class T>
-  static typename Complex<T>::Value multiply(typename Complex<T>::Value a, typename Complex<T>::Value b) {
-    return {a.real * b.real - a.imaginary * b.imaginary, a.real * b.imaginary + a.imaginary * b.real};
-  }
-  static Complex<float>::Value combine(Complex<float>::Value a, Complex<float>::Value b) {
-    return multiply<float>(a, b);
-  }
-  static Complex<double>::Value combine(Complex<double>::Value a, Complex<double>::Value b) {
-    return multiply<double>(a, b);
+    if constexpr (std::is_integral_v<T>) {
+      using U = UnsignedOf<T>;
+      // Unsigned 16-bit numbers become signed ints, whose product can overflow.
+      return static_cast<T>(1u * static_cast<U>(a) * static_cast<U>(b));
+    } else {
+      return a * b;
+    }
   }
 };
 

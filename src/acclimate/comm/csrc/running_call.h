@@ -43,16 +43,22 @@ class ShmBackend::RunningCall {
   bool has_started_ = false;
 };
 
+// What a method of torch.distributed passes to run(), apart from its body.
 struct ShmBackend::Outline {
-  // Options: any of c10d's option structs, which all have `timeout` and `asyncOp`.
+  // Options: any of c10d's option structs, which all have `timeout` and `asyncOp`; some have a reduction or a
+  // root, which the ranks compare. `example` has the dtype and number of elements that they compare.
   template <class Options>
-  Outline(c10d::OpType type, const char* title, const Call& call, const Options& options, Tensors outputs)
+  Outline(c10d::OpType type, const char* title, Kind kind, const at::Tensor& example, const Options& options,
+          Tensors outputs)
       : type(type),
         title(title),
-        call(call),
+        call(call_of(kind, example)),
         timeout(bounded(options.timeout)),
         is_async(options.asyncOp),
-        outputs(std::move(outputs)) {}
+        outputs(std::move(outputs)) {
+    if constexpr (requires { options.reduceOp; }) call.op = static_cast<uint8_t>(number_of(options.reduceOp));
+    if constexpr (requires { options.rootRank; }) call.root = static_cast<uint32_t>(options.rootRank);
+  }
 
   c10d::OpType type;
   const char* title;

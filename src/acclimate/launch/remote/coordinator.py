@@ -328,32 +328,35 @@ class Coordinator:
     # -- the outcome ---------------------------------------------------------------------------------
 
     def _conclude(self) -> Outcome:
-        if self._signalled is not None and not self.started:
-            return Outcome(-self._signalled, None, f"{signal_name(self._signalled)} came before the start.")
         if not self.started:
-            silent = dict.fromkeys(f'"{peer.host}"' for peer in self.peers if not peer.decided)
-            reasons = [*self._refusals, *self._explanations]
-            if not reasons and silent:
-                reasons.append(f"no answer from {', '.join(silent)}: {self._engines_end}.")
-            raise HostUnreachableError("no rank was started:\n" + "\n".join(dict.fromkeys(reasons)))
+            return self._end_before_the_start()
         if self._own_end is not None:
             return self._own_end
-        peer = self._blamed
-        silent_peers = (known_peer for known_peer in self.peers if known_peer.outcome is None)
-        if peer is None:
-            unheard = list(dict.fromkeys(f'"{peer.host}"' for peer in silent_peers))
-            if not unheard:
+        silent = [peer.host for peer in self.peers if peer.outcome is None]
+        if self._blamed is None:
+            if not silent:
                 return Outcome(0)
             code = _LOST if self._signalled is None else -self._signalled
-            return Outcome(code, None, f"{_not_reported(unheard)}: {self._engines_end}.")
-        told = [outcome for outcome in (peer.outcome, peer.failing) if outcome is not None]
-        lost = None if told else peer.host  # the reason names it
-        unheard = list(dict.fromkeys(f'"{peer.host}"' for peer in silent_peers if peer.host != lost))
-        told = told or [Outcome(_LOST, None, self._reason)]
-        outcome = next((outcome for outcome in told if outcome.failed is not None), told[0])
-        if not unheard:
-            return outcome
-        sentence = f"{_not_reported(unheard)}, so they may still run."
+            return Outcome(code, None, f"{_not_reported(silent)}: {self._engines_end}.")
+        told = [one for one in (self._blamed.outcome, self._blamed.failing) if one is not None]
+        if not told:
+            told = [Outcome(_LOST, None, self._reason)]
+            silent = [host for host in silent if host != self._blamed.host]  # the reason names it
+        outcome = next((one for one in told if one.failed is not None), told[0])
+        return self._with_silent_hosts(outcome, silent) if silent else outcome
+
+    def _end_before_the_start(self) -> Outcome:
+        if self._signalled is not None:
+            return Outcome(-self._signalled, None, f"{signal_name(self._signalled)} came before the start.")
+        silent = dict.fromkeys(f'"{peer.host}"' for peer in self.peers if not peer.decided)
+        reasons = [*self._refusals, *self._explanations]
+        if not reasons and silent:
+            reasons.append(f"no answer from {', '.join(silent)}: {self._engines_end}.")
+        raise HostUnreachableError("no rank was started:\n" + "\n".join(dict.fromkeys(reasons)))
+
+    def _with_silent_hosts(self, outcome: Outcome, silent: Sequence[str]) -> Outcome:
+        """Adds to an outcome the hosts that did not report theirs."""
+        sentence = f"{_not_reported(silent)}, so they may still run."
         if outcome.failed is None and self._signalled is not None:
             # Instead of the host's own reason, which says that the ranks have ended.
             sentence = f"{signal_name(self._signalled)} was forwarded, but {sentence}"
@@ -373,5 +376,6 @@ def _source(peer: Peer, stream: int) -> Source:
 
 
 def _not_reported(hosts: Sequence[str]) -> str:
-    its = "its" if len(hosts) == 1 else "their"
-    return f"{', '.join(hosts)} did not report how {its} ranks ended"
+    names = list(dict.fromkeys(f'"{host}"' for host in hosts))
+    its = "its" if len(names) == 1 else "their"
+    return f"{', '.join(names)} did not report how {its} ranks ended"

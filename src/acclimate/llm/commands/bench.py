@@ -154,7 +154,6 @@ def _measure(
 
 def _show(report: Mapping[str, Any]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     console = Console(width=None if sys.stdout.isatty() else 80, highlight=False)
     dtype = report["dtype"]
@@ -165,18 +164,7 @@ def _show(report: Mapping[str, Any]) -> None:
         f"{weights}, {report['accelerator']}{several}, "
         f"{report['threads_per_rank']} thread{'s' if report['threads_per_rank'] > 1 else ''}"
     )
-    table = Table("sequences", "prompt", "first token", "prefill", "decode", box=None, pad_edge=False)
-    for column in table.columns:
-        column.justify = "right"
-    for speed in report["speeds"]:
-        table.add_row(
-            str(speed["batch"]),
-            f"{speed['prompt_tokens']} tokens",
-            f"{speed['first_token_seconds']:.3f} s",
-            f"{speed['prefill_tokens_per_second']:,.0f} tokens/s",
-            f"{speed['decode_tokens_per_second']:,.1f} tokens/s",
-        )
-    console.print(table)
+    console.print(_speeds(report))
     limit = report["read_bytes_per_second"] / report["bytes_per_token"]
     console.print(
         f"A token reads {report['bytes_per_token'] / 1e6:,.0f} MB of weights. The memory bandwidth is "
@@ -194,13 +182,36 @@ def _show(report: Mapping[str, Any]) -> None:
         + f"oaded in {report['load_seconds']:.1f} s; peak memory {report['peak_memory_bytes'] / 1e9:.2f} GB"
         + (" per rank." if report["ranks"] > 1 else ".")
     )
-    kernels = Table("weights", "matrices", "MB", box=None, pad_edge=False)
-    kernels.columns[1].justify = kernels.columns[2].justify = "right"
-    for name, matrices in report["kernels"].items():
-        kernels.add_row(name, str(matrices), f"{report['bytes_by_kernel'][name] / 1e6:,.1f}")
-    console.print(kernels)
+    console.print(_kernels(report))
     stayed = report["stayed_dense"]
     for name, reason in list(stayed.items())[:8]:
         console.print(f"{name} stays dense: {reason}", soft_wrap=False)
     if len(stayed) > 8:
         console.print(f"and {len(stayed) - 8} more stay dense")
+
+
+def _speeds(report: Mapping[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table("sequences", "prompt", "first token", "prefill", "decode", box=None, pad_edge=False)
+    for column in table.columns:
+        column.justify = "right"
+    for speed in report["speeds"]:
+        table.add_row(
+            str(speed["batch"]),
+            f"{speed['prompt_tokens']} tokens",
+            f"{speed['first_token_seconds']:.3f} s",
+            f"{speed['prefill_tokens_per_second']:,.0f} tokens/s",
+            f"{speed['decode_tokens_per_second']:,.1f} tokens/s",
+        )
+    return table
+
+
+def _kernels(report: Mapping[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table("weights", "matrices", "MB", box=None, pad_edge=False)
+    table.columns[1].justify = table.columns[2].justify = "right"
+    for name, matrices in report["kernels"].items():
+        table.add_row(name, str(matrices), f"{report['bytes_by_kernel'][name] / 1e6:,.1f}")
+    return table

@@ -12,10 +12,10 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from acclimate.errors import PromptError
 from acclimate.host.exit_codes import INTERRUPTED
@@ -35,8 +35,9 @@ from acclimate.llm.commands.request import (
 from acclimate.llm.progress import figures_line, terminal_columns
 
 if TYPE_CHECKING:
+    from acclimate.llm.commands.chat_ranks import RanksPartner
+    from acclimate.llm.conversation import Conversation
     from acclimate.llm.generation import Generation
-    from acclimate.llm.text.tokenizers import Message
 
 _MOST_NEW_TOKENS = 1024
 _QUOTES = '"""'
@@ -48,30 +49,6 @@ _HELP = f"""\
 {_QUOTES}           begins and ends a message of several lines
 Ctrl-C        stop the answer
 """
-
-
-class Partner(Protocol):
-    """Who answers: a model in this process, or one on several ranks."""
-
-    @property
-    def name(self) -> str:
-        """The model's name."""
-
-    @property
-    def description(self) -> str:
-        """Where and how it runs."""
-
-    @property
-    def messages(self) -> list[Message]:
-        """The messages so far."""
-
-    def reset(self) -> None:
-        """Forgets them."""
-
-    def answer(
-        self, message: str, on_text: Callable[[str], None], is_stopped: Callable[[], bool]
-    ) -> Generation:
-        """Answers a message; ``is_stopped`` says whether the answer must end."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _partner(args: argparse.Namespace, request: Request, ranks: int) -> Iterator[Partner]:
+def _partner(args: argparse.Namespace, request: Request, ranks: int) -> Iterator[Conversation | RanksPartner]:
+    """Yields who answers: a model in this process, or one on several ranks."""
     if ranks > 1:
         from acclimate.llm.commands.chat_ranks import RanksPartner
 
@@ -124,7 +102,7 @@ def _partner(args: argparse.Namespace, request: Request, ranks: int) -> Iterator
 class _Chat:
     """Reads messages, shows answers, and obeys commands such as ``/reset``."""
 
-    def __init__(self, partner: Partner) -> None:
+    def __init__(self, partner: Conversation | RanksPartner) -> None:
         self._partner = partner
         self._is_on_terminal = sys.stdin.isatty()
         self._stops = 0

@@ -24,6 +24,7 @@ from acclimate.errors import PromptError, RankFailedError
 from acclimate.launch.supervise.processes import own_python
 from acclimate.llm.commands.request import (
     MOST_RANKS,
+    STILL_HERE_S,
     count,
     messages,
     rank_arguments,
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from acclimate.llm.generation import Generation
     from acclimate.llm.text.tokenizers import Message
 
-_STILL_HERE_S = 20.0
-"""How often rank 0 tells the waiting ranks that nothing has happened; far below a group's time-out."""
 _LAUNCHER_ENDS_S = 30.0
 
 
@@ -180,7 +179,7 @@ class _Orders:
     def next(self) -> dict[str, Any]:
         """Returns the next order; an empty one if there is none for some time."""
         try:
-            return self._queue.get(timeout=_STILL_HERE_S)
+            return self._queue.get(timeout=STILL_HERE_S)
         except queue.Empty:
             return {}
 

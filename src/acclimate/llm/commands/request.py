@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _DEFAULT_PROMPT = "The most beautiful thing about mathematics is"
 MOST_RANKS = 1024
 MOST_THREADS = 1024
+STILL_HERE_S = 20.0
+"""How often rank 0 tells the waiting ranks that nothing has happened; far below a group's time-out."""
 
 _Number = TypeVar("_Number", int, float)
 

@@ -16,6 +16,7 @@ from acclimate.errors import GenerationOptionError, MissingExtraError
 from acclimate.host.exit_codes import INTERRUPTED
 from acclimate.host.install_hints import install_extra
 from acclimate.llm.commands.request import (
+    STILL_HERE_S,
     add_loading_options,
     add_model_argument,
     add_process_options,
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 _MOST_PORTS = 65535
 _END_S = 2
 """How long answers may go on after Ctrl-C."""
-_STILL_HERE_S = 20.0
-"""How often rank 0 tells the waiting ranks that nothing has happened; far below a group's time-out."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -175,7 +174,7 @@ class _Leader:
 
     def _stay_in_touch(self) -> None:
         while True:
-            threading.Event().wait(_STILL_HERE_S)
+            threading.Event().wait(STILL_HERE_S)
             if self._one_at_a_time.acquire(blocking=False):
                 try:
                     self._ranks.from_first(None)

@@ -7,7 +7,7 @@ and from the weights to the router's logits.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,65 +25,48 @@ from acclimate.llm.decode.description import (
     Router,
     Stack,
 )
-from acclimate.llm.decode.elements import MOVES, Elements, constant_of
+from acclimate.llm.decode.elements import MOVES, constant_of
 from acclimate.llm.decode.modules import stacks_of
 from acclimate.llm.decode.operators import activation_of, flat, orders, times_constant, widened
-from acclimate.llm.decode.program import Program, Value
+from acclimate.llm.decode.program import Value
+from acclimate.llm.decode.reader import ProgramReader
 
 
-class Matcher(Protocol):
-    """What matches the rest of a program."""
-
-    model: Any
-    program: Program
-    elements: Elements
-    dtype: torch.dtype
-
-    def dense_mlp(self, value: Value) -> tuple[Mlp, Value] | None:
-        """Returns the MLP that a value is the result of, and the input of its first products."""
-
-    def columns(self, value: Value) -> tuple[Product, Value] | None:
-        """Returns the columns of linear modules that a value consists of, and these modules' input."""
-
-    def constant(self, value: Value) -> Tensor:
-        """Returns the model's own tensor that a value is."""
-
-
-def find_experts(matcher: Matcher, value: Value) -> tuple[Experts, Value] | None:
+def find_experts(reader: ProgramReader, value: Value) -> tuple[Experts, Value] | None:
     """Returns the experts that a value is the result of, and their input; ``None``: it is another's result.
 
     Raises:
         NotRepresentedError: it is the result of experts, in a form that a description cannot express.
     """
     value = flat(value)
-    alone = _Reader(matcher).routed(value)
+    alone = _ExpertsReader(reader).routed(value)
     if alone is not None:
         return alone
     if value.op != "add" or not isinstance(value.args[1], Value):
         return None
     for first, second in orders(value):
-        routed = _Reader(matcher).routed(flat(first))
+        routed = _ExpertsReader(reader).routed(flat(first))
         if routed is None:
             continue
         experts, source = routed
-        mlp, gate, given = _shared(matcher, flat(second))
+        mlp, gate, given = _shared(reader, flat(second))
         if _rows(given) is not _rows(source):
             raise NotRepresentedError("shared experts have another input than the others")
         return replace(experts, shared=mlp, shared_gate=gate), source
     return None
 
 
-def _shared(matcher: Matcher, value: Value) -> tuple[Mlp, Product | None, Value]:
+def _shared(reader: ProgramReader, value: Value) -> tuple[Mlp, Product | None, Value]:
     """Returns the MLP of all tokens, the columns that gate its result, and its input."""
-    alone = matcher.dense_mlp(value)
+    alone = reader.dense_mlp(value)
     if alone is not None:
         return alone[0], None, alone[1]
     if value.op == "mul" and isinstance(value.args[1], Value):
         for result, factor in orders(value):
-            mlp = matcher.dense_mlp(flat(result))
+            mlp = reader.dense_mlp(flat(result))
             if mlp is None or factor.op != "sigmoid":
                 continue
-            gate = matcher.columns(factor.args[0])
+            gate = reader.columns(factor.args[0])
             if gate is not None and gate[0].width == 1 and _rows(gate[1]) is _rows(mlp[1]):
                 return mlp[0], gate[0], mlp[1]
     raise NotRepresentedError("what is added to the experts' result is not an MLP's")
@@ -108,10 +91,10 @@ class _Multiplied:
     result: Value
 
 
-class _Reader:
-    def __init__(self, matcher: Matcher) -> None:
-        self._matcher, self._elements = matcher, matcher.elements
-        self._dtype = matcher.dtype
+class _ExpertsReader:
+    def __init__(self, reader: ProgramReader) -> None:
+        self._reader, self._elements = reader, reader.elements
+        self._dtype = reader.dtype
 
     def routed(self, value: Value) -> tuple[Experts, Value] | None:
         """Returns experts without a shared MLP, and their input."""
@@ -160,13 +143,13 @@ class _Reader:
             chosen = weight.args[1][0]
             if bias is not None and (len(bias.args[1]) != 1 or bias.args[1][0] is not chosen):
                 raise NotRepresentedError("an expert's bias is another expert's")
-            module, name = self._stack(self._matcher.constant(weight.args[0]))
-            own = None if bias is None else self._matcher.constant(bias.args[0])
+            module, name = self._stack(self._reader.constant(weight.args[0]))
+            own = None if bias is None else self._reader.constant(bias.args[0])
             return _Multiplied(Stack(module, name, is_turned, own), chosen, given.args[0], result)
         return None
 
     def _stack(self, tensor: Tensor) -> tuple[Any, str]:
-        for module in self._matcher.model.modules():
+        for module in self._reader.model.modules():
             for name, held in stacks_of(module):
                 if held is tensor:
                     return module, name
@@ -251,7 +234,7 @@ class _Reader:
             for operand, other in orders(choice):
                 source_of_bias = self._elements.moved(widened(other))[0]
                 if source_of_bias.op == "constant":
-                    choice, bias = operand, self._matcher.constant(self._unmoved(widened(other)))
+                    choice, bias = operand, self._reader.constant(self._unmoved(widened(other)))
                     break
         if scores is None:
             scores = choice
@@ -326,22 +309,7 @@ class _Reader:
                 if divided is not None and abs(divided[1] * scaled[1] - 1.0) < 1e-6:
                     return Operation("soft_cap", scaled[1]), divided[0]
             return Operation("scale", scaled[1]), scaled[0]
-        if value.op == "div" and isinstance(value.args[1], Value) and len(value.args) == 2:
-            total, eps, kind = widened(value.args[1]), 0.0, "normalize"
-            if total.op == "clamp" and _limits(total)[1] is None:
-                total, eps, kind = (
-                    widened(total.args[0]),
-                    float(_limits(total)[0] or 0.0),
-                    "normalize_at_least",
-                )
-            elif total.op == "add":
-                small = constant_of(total.args[1])
-                total, eps = widened(total.args[0]), -1.0 if small is None else small
-            if total.op == "sum" and total.args[0] is value.args[0] and eps >= 0.0:
-                dims = total.args[1] if len(total.args) > 1 else ()
-                if dims in ((-1,), (len(value.shape) - 1,)) and total.args[2:] == (True,):
-                    return Operation(kind, eps), value.args[0]
-        return None
+        return _normalization(value)
 
     def _groups(self, value: Value) -> tuple[Groups, Value]:
         """Reads the choice of some groups; returns it, and the scores of all experts."""
@@ -383,18 +351,37 @@ class _Reader:
         value = flat(value)
         if value.op == "linear":
             given, width = value.args[0], int(value.shape[-1])
-            found: Matrix | Part = Part(self._matcher.program.modules[value.args[1]], 0, width)
+            found: Matrix | Part = Part(self._reader.program.modules[value.args[1]], 0, width)
         elif value.op in ("mm", "addmm"):
             given, weight = value.args[-2:]
-            bias = None if value.op == "mm" else self._matcher.constant(widened(value.args[0]))
+            bias = None if value.op == "mm" else self._reader.constant(widened(value.args[0]))
             if value.kwargs or weight.op != "t":
                 raise NotRepresentedError("a router's logits are computed in an unknown way")
-            found = Matrix(self._matcher.constant(widened(weight.args[0])), bias)
+            found = Matrix(self._reader.constant(widened(weight.args[0])), bias)
         else:
             raise NotRepresentedError(f"a router's logits come from {value.op}")
         if _rows(given) is not _rows(source):
             raise NotRepresentedError("a router has another input than its experts")
         return found, rounds
+
+
+def _normalization(value: Value) -> tuple[Operation, Value] | None:
+    """Reads weights that are divided by their sum, which is at least a number or has a number added."""
+    if value.op != "div" or len(value.args) != 2 or not isinstance(value.args[1], Value):
+        return None
+    total, eps, kind = widened(value.args[1]), 0.0, "normalize"
+    if total.op == "clamp" and _limits(total)[1] is None:
+        eps, kind = float(_limits(total)[0] or 0.0), "normalize_at_least"
+        total = widened(total.args[0])
+    elif total.op == "add":
+        small = constant_of(total.args[1])
+        total, eps = widened(total.args[0]), -1.0 if small is None else small
+    if total.op != "sum" or total.args[0] is not value.args[0] or eps < 0.0:
+        return None
+    dims = total.args[1] if len(total.args) > 1 else ()
+    if dims not in ((-1,), (len(value.shape) - 1,)) or total.args[2:] != (True,):
+        return None
+    return Operation(kind, eps), value.args[0]
 
 
 def _active(value: Value) -> tuple[str, float, Value, float | None] | None:

@@ -7,54 +7,15 @@ and to the linear module that expands them, and from there to the layer's input.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from acclimate.llm.decode.description import Latent, Norm, NotRepresentedError, Product, Rotary
-from acclimate.llm.decode.elements import Elements, Term
+from acclimate.llm.decode.elements import Term
 from acclimate.llm.decode.program import Value
+from acclimate.llm.decode.reader import ProgramReader
 from acclimate.llm.decode.tables import PositionColumns
-
-
-class Normed(Protocol):
-    """A normalization in a program."""
-
-    @property
-    def norm(self) -> Norm:
-        """What it computes."""
-
-    @property
-    def given(self) -> Value:
-        """Its input."""
-
-
-class Matcher(Protocol):
-    """What matches the rest of a program."""
-
-    elements: Elements
-
-    def norm(self, value: Value) -> Normed | None:
-        """Returns the normalization of the last dimension that a value is, if it is one."""
-
-    def columns(self, value: Value) -> tuple[Product, Value] | None:
-        """Returns the columns of linear modules that a value consists of, and these modules' input."""
-
-    def product(self, found: tuple[Tensor, Tensor] | None) -> tuple[Product, Value] | None:
-        """Returns the product whose columns were found, and its input, if they are linear modules'."""
-
-    def cached(self, value: Value, is_key: bool) -> int:
-        """Returns the layer in whose cache a value is."""
-
-    def unrotated(
-        self, terms: list[Term]
-    ) -> tuple[Tensor, Tensor, Rotary | None, float, PositionColumns | None]:
-        """Returns origin and place of the elements before a rotation, the rotation, a common factor, and what
-        each token's elements are multiplied by after the rotation."""
-
-    def common(self, angle: Tensor) -> PositionColumns:
-        """Returns the function whose number for a token multiplies both summands of all its elements."""
 
 
 @dataclass(frozen=True)
@@ -89,25 +50,25 @@ class _Part:
     factors: PositionColumns | None = None
 
 
-def find_latent(matcher: Matcher, query: Value, key: Value, held: Value) -> LatentHeads | None:
+def find_latent(reader: ProgramReader, query: Value, key: Value, held: Value) -> LatentHeads | None:
     """Returns where the queries, keys and values of latent attention come from; ``None``: keys and values are
     no products of what is in the cache.
 
     Raises:
         NotRepresentedError: they are, in a form that a description cannot express.
     """
-    reader = _Reader(matcher)
-    keys, values = reader.single(key), reader.single(held)
+    latent = _LatentReader(reader)
+    keys, values = latent.single(key), latent.single(held)
     if keys is None or values is None:
         return None
-    if reader.ops_of(keys) != {"linear", "past"} or reader.ops_of(values) != {"linear"}:
+    if latent.ops_of(keys) != {"linear", "past"} or latent.ops_of(values) != {"linear"}:
         return None
-    return reader.read(query, keys, values)
+    return latent.read(query, keys, values)
 
 
-class _Reader:
-    def __init__(self, matcher: Matcher) -> None:
-        self._matcher, self._elements = matcher, matcher.elements
+class _LatentReader:
+    def __init__(self, reader: ProgramReader) -> None:
+        self._reader, self._elements = reader, reader.elements
 
     def ops_of(self, term: Term) -> set[str]:
         """Returns the operators that make the values from which elements come."""
@@ -138,8 +99,8 @@ class _Reader:
             raise NotRepresentedError("keys and values are made of latents by different modules")
         module, rows, latents, _ = keys
         shared = self._shared(key_origin[..., key_size:], key_place[..., key_size:])
-        layer = self._matcher.cached(latents, True)
-        if layer != self._matcher.cached(shared, False):
+        layer = self._reader.cached(latents, True)
+        if layer != self._reader.cached(shared, False):
             raise NotRepresentedError("a layer's latents and keys come from different layers")
         norm, value, source = self._latent(latents.args[0])
         turned = self._rotated(self._elements.terms(shared.args[0], _is_linear))
@@ -196,12 +157,12 @@ class _Reader:
     def _latent(self, new: Value) -> tuple[Norm | None, Product, Value]:
         """Returns the normalization of a token's latent, the latent before it, and its modules' input."""
         given, places = self._elements.moved(new)
-        normed = self._matcher.norm(given)
+        normed = self._reader.norm(given)
         if normed is not None:
             if given.shape[-1] != new.shape[-1] or not _is_in_order(places):
                 raise NotRepresentedError("latents are moved after they are normalized")
             new = normed.given
-        found = self._matcher.columns(new)
+        found = self._reader.columns(new)
         if found is None:
             raise NotRepresentedError("latents come from something else than linear modules")
         return None if normed is None else normed.norm, *found
@@ -209,7 +170,7 @@ class _Reader:
     def _rotated(self, terms: list[Term]) -> _Part:
         """Returns the elements of heads before a rotation, and the rotation."""
         terms = [term for term in terms if bool((term.factor != 0).any())]
-        origin, place, rotary, factor, factors = self._matcher.unrotated(terms)
+        origin, place, rotary, factor, factors = self._reader.unrotated(terms)
         size = place.shape[-1]
         if rotary is None:
             return _Part(origin, place, None, False, factor, factors)
@@ -246,20 +207,20 @@ class _Reader:
         by_position = None
         if bool((cells[3] > 0).any()):
             angle = cells[3:5].long()
-            by_position = self._matcher.common(torch.stack((angle, angle), 1))
+            by_position = self._reader.common(torch.stack((angle, angle), 1))
         return _Part(origin, place, None, False, factor, by_position)
 
     def _product(self, origin: Tensor, place: Tensor) -> tuple[Product, Value] | None:
         """Returns the product that the elements of all heads of a token are, and its input."""
         origin, place = (found.transpose(1, 2).flatten(2) for found in (origin, place))
-        return self._matcher.product(self._elements.columns_at(origin, place, origin.shape[-1]))
+        return self._reader.product(self._elements.columns_at(origin, place, origin.shape[-1]))
 
     def _before(self, given: Value, source: Value) -> tuple[Product | None, Norm | None]:
         """Returns what is between a layer's input and the product of queries."""
         if given is source:
             return None, None
-        normed = self._matcher.norm(given)
-        found = self._matcher.columns(given if normed is None else normed.given)
+        normed = self._reader.norm(given)
+        found = self._reader.columns(given if normed is None else normed.given)
         if found is None or found[1] is not source:
             raise NotRepresentedError("queries, keys and values have different inputs")
         return found[0], None if normed is None else normed.norm

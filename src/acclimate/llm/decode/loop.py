@@ -91,9 +91,8 @@ def lean_sample(
     processors = without_check(logits_processor)  # steps check their logits
     if processors is None or not _is_plain(model, input_ids, generation_config, synced_gpus, inputs):
         return None
-    held = (value for processor in logits_processor for value in getattr(processor, "__dict__", {}).values())
-    if any(isinstance(value, nn.Module) for value in held):
-        return None  # it runs a model between the steps, on torch's threads
+    if _run_modules(logits_processor):
+        return None
     starts = _starts(inputs.get("attention_mask"), input_ids)
     if starts is None or not _are_usual(inputs.get("position_ids"), starts, input_ids.shape[1]):
         return None
@@ -166,6 +165,11 @@ def _write(
             chosen = step.likeliest(chosen)
         else:
             chosen = chooser.choose(tokens, step(chosen).float())
+
+
+def _run_modules(processors: Any) -> bool:
+    """Whether a logits processor runs a model between the steps, on torch's threads."""
+    return any(isinstance(held, nn.Module) for processor in processors for held in _held(processor))
 
 
 def _is_own(thing: Any) -> bool:

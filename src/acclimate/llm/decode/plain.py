@@ -16,6 +16,7 @@ from acclimate.llm.decode.description import (
     Latent,
     Layer,
     Mlp,
+    Norm,
     Product,
     Stack,
 )
@@ -89,37 +90,7 @@ class PlainStep:
         self, index: int, attention: Attention, x: Tensor, angles: list[tuple[Tensor, Tensor]]
     ) -> Tensor:
         batch, cache, place = len(x), self.cache, self.cache.length
-        memory: dict[int, Tensor] = {}
-
-        def heads(product: Product, size: int) -> Tensor:
-            return product(x, memory).view(batch, -1, size)
-
-        def prepared(product: Product, norm_index: int) -> Tensor:
-            norm = (attention.query_norm, attention.key_norm)[norm_index]
-            found = heads(product, attention.head_size)
-            if attention.rotary_first:
-                found = rotated(found)
-            if norm is not None:
-                shape = found.shape
-                found = norm(found if attention.norm_is_per_head else found.flatten(1)).view(shape)
-            return found if attention.rotary_first else rotated(found)
-
-        def rotated(found: Tensor) -> Tensor:
-            rotary = attention.rotary
-            if rotary is None:
-                return found
-            cos, sin = angles[rotary.table]
-            return rotary(found, cos[:, None], sin[:, None])
-
-        by_position: Tensor | None = None
-        if attention.query_factors is not None:
-            by_position = self._decoder.factors[attention.query_factors](place - self._starts)
-        if attention.latent is None:
-            query, key = prepared(attention.query, 0), prepared(attention.key, 1)
-            query = query if by_position is None else query * by_position[:, None].to(query.dtype)
-            value = heads(attention.value, attention.value_size)
-        else:
-            query, key, value = _of_latent(attention, attention.latent, x, rotated, by_position)
+        query, key, value = self._heads(attention, x, angles)
         first = 0 if attention.window is None else max(0, place + 1 - attention.window)
         cache.put(index, place, key, value)
         keys, values = (held.float() for held in cache.held(index, first, place + 1))
@@ -140,6 +111,39 @@ class PlainStep:
             mixed = (by_head @ attention.latent.weights()[1].transpose(1, 2)).flatten(1)
         result: Tensor = attention.output(mixed)
         return result
+
+    def _heads(
+        self, attention: Attention, x: Tensor, angles: list[tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the queries, keys and values of the new token: batch x heads x size each."""
+        memory: dict[int, Tensor] = {}
+
+        def rotated(found: Tensor) -> Tensor:
+            rotary = attention.rotary
+            if rotary is None:
+                return found
+            cos, sin = angles[rotary.table]
+            return rotary(found, cos[:, None], sin[:, None])
+
+        def prepared(product: Product, norm: Norm | None) -> Tensor:
+            found = product(x, memory).view(len(x), -1, attention.head_size)
+            if attention.rotary_first:
+                found = rotated(found)
+            if norm is not None:
+                shape = found.shape
+                found = norm(found if attention.norm_is_per_head else found.flatten(1)).view(shape)
+            return found if attention.rotary_first else rotated(found)
+
+        by_position: Tensor | None = None
+        if attention.query_factors is not None:
+            by_position = self._decoder.factors[attention.query_factors](self.cache.length - self._starts)
+        if attention.latent is not None:
+            return _of_latent(attention, attention.latent, x, rotated, by_position)
+        query = prepared(attention.query, attention.query_norm)
+        key = prepared(attention.key, attention.key_norm)
+        if by_position is not None:
+            query = query * by_position[:, None].to(query.dtype)
+        return query, key, attention.value(x, memory).view(len(x), -1, attention.value_size)
 
 
 def _of_latent(

@@ -13,7 +13,7 @@ import functools
 import logging
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,47 +170,38 @@ class _Walk:
         """
         if again is not None:
             self.reads.append(Read(name, value, again))
-        unknown = NotRepresentedError(f"{where} uses {name}, which may change")
-        if isinstance(value, types.ModuleType):
-            if value.__name__ in _CHANGING:
-                raise unknown
-            if value.__name__.partition(".")[0] not in _KNOWN and self._is_new(value, names):
-                self._named(where, name, value, vars(value), names)
+        parts = self._parts(value)
+        if parts is not None:
+            for part in parts:
+                self.value(where, name, part, names)
         elif isinstance(value, type):
             if not is_known(value):
                 self.class_(value)
-                if names and self._is_new(value, names):
-                    self._named(where, name, value, vars(value), names)
-        elif isinstance(value, (tuple, frozenset)):
-            for item in value:
-                self.value(where, name, item, names)
+                self._named(where, name, value, names)
         elif isinstance(value, types.FunctionType):
             self._function(value)
-        elif isinstance(value, types.MethodType):
-            self.value(where, name, value.__func__, names)
-            if id(value.__self__) not in self._modules:
-                self.value(where, name, value.__self__, names)
-        elif isinstance(value, functools.partial):
-            for part in (value.func, value.args, *value.keywords.values()):
-                self.value(where, name, part, names)
-        elif isinstance(value, enum.Enum):
-            self.value(where, name, value.value, names)
-        elif isinstance(value, types.BuiltinFunctionType):
-            owner = value.__self__
-            if value.__module__ in _CHANGING or not isinstance(
-                owner, (type(None), types.ModuleType, type, *_FIXED)
-            ):
-                raise unknown
-        elif not isinstance(value, _FIXED):
-            # torch's operators and compiled functions, and special forms of typing, for example.
-            is_fixed = callable(value) and is_known(type(value)) and not isinstance(value, nn.Module)
-            if not is_fixed or isinstance(value, functools._lru_cache_wrapper):
-                raise unknown
+        elif isinstance(value, types.ModuleType) and value.__name__ not in _CHANGING:
+            if value.__name__.partition(".")[0] not in _KNOWN:
+                self._named(where, name, value, names)
+        elif not _is_fixed(value):
+            raise NotRepresentedError(f"{where} uses {name}, which may change")
 
-    def _named(
-        self, where: str, name: str, owner: Any, held: Mapping[str, Any], names: frozenset[str]
-    ) -> None:
+    def _parts(self, value: Any) -> Iterable[Any] | None:
+        """Returns the values of which a value consists; ``None``: it is a single one."""
+        if isinstance(value, (tuple, frozenset)):
+            return value
+        if isinstance(value, types.MethodType):
+            is_models = id(value.__self__) in self._modules
+            return (value.__func__,) if is_models else (value.__func__, value.__self__)
+        if isinstance(value, functools.partial):
+            return (value.func, value.args, *value.keywords.values())
+        return (value.value,) if isinstance(value, enum.Enum) else None
+
+    def _named(self, where: str, name: str, owner: Any, names: frozenset[str]) -> None:
         """Follows those attributes of a Python module or a class that code names."""
+        if not names or not self._is_new(owner, names):
+            return
+        held = vars(owner)
         for attribute in sorted(names & held.keys()):
             if isinstance(held[attribute], (staticmethod, classmethod, property)):
                 self.member(where, attribute, held[attribute])
@@ -270,6 +261,17 @@ class _Walk:
 def code_of(function: types.FunctionType) -> tuple[Any, ...]:
     """Returns what a function runs, besides the variables of its file."""
     return function.__code__, function.__defaults__, function.__kwdefaults__
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether a value that is no Python function, class or module can never change."""
+    if isinstance(value, types.BuiltinFunctionType):
+        owners = type(None), types.ModuleType, type, *_FIXED
+        return value.__module__ not in _CHANGING and isinstance(value.__self__, owners)
+    # torch's operators and compiled functions, and special forms of typing, for example.
+    is_known_function = callable(value) and is_known(type(value)) and not isinstance(value, nn.Module)
+    is_cache = isinstance(value, functools._lru_cache_wrapper)
+    return isinstance(value, _FIXED) or (is_known_function and not is_cache)
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

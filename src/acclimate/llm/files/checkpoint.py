@@ -22,9 +22,10 @@ from typing import Any
 import torch
 
 from acclimate.errors import CorruptModelError, UnsupportedModelError, excerpt
-from acclimate.llm.files.deferred_tensors import Region, Source, cut
+from acclimate.llm.files.deferred_tensors import Source, cut
 from acclimate.llm.files.folder import weight_files
 from acclimate.llm.files.open_file import OpenFile
+from acclimate.llm.files.regions import Region
 
 SAFETENSORS_DTYPES = {
     "BOOL": torch.bool,

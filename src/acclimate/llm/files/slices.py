@@ -13,7 +13,8 @@ import torch
 
 from acclimate.errors import CorruptModelError
 from acclimate.host import huge_pages
-from acclimate.llm.files.deferred_tensors import Region, read_into, regions
+from acclimate.llm.files.deferred_tensors import read_into, regions
+from acclimate.llm.files.regions import Region
 from acclimate.llm.kernels.torch_threads import one_thread
 
 if TYPE_CHECKING:

@@ -172,18 +172,8 @@ def _parse(file: OpenFile, content: mmap.mmap) -> GGUFHeader:
     _check_count(path, content, position, tensor_count, _SMALLEST_TENSOR, "tensors")
     tensors = []
     for _ in range(tensor_count):
-        name, position = _string(content, position)
-        (dimensions,) = struct.unpack_from("<I", content, position)
-        if not 1 <= dimensions <= 4:  # GGML_MAX_DIMS
-            raise CorruptModelError(f"{path} is corrupt: tensor {name!r} has {dimensions} dimensions")
-        sizes = struct.unpack_from(f"<{dimensions}Q", content, position + 4)
-        ggml_type, offset = struct.unpack_from("<IQ", content, position + 4 + 8 * dimensions)
-        position += 16 + 8 * dimensions
-        if 0 in sizes or offset % alignment:
-            raise CorruptModelError(
-                f"{path} is corrupt: tensor {name!r} has the shape {sizes[::-1]} and begins at byte {offset}"
-            )
-        tensors.append(TensorEntry(name, sizes[::-1], ggml_type, offset))
+        tensor, position = _tensor(path, content, position, alignment)
+        tensors.append(tensor)
     repeated = [name for name, count in Counter(tensor.name for tensor in tensors).items() if count > 1]
     if repeated:
         raise CorruptModelError(f"{path} is corrupt: it has the tensor {repeated[0]!r} twice")
@@ -191,6 +181,21 @@ def _parse(file: OpenFile, content: mmap.mmap) -> GGUFHeader:
     if tensors and data_start > len(content):
         raise CorruptModelError(f"{path} is truncated: it ends within its header")
     return GGUFHeader(path, version, metadata, tuple(tensors), data_start, file)
+
+
+def _tensor(path: Path, content: mmap.mmap, position: int, alignment: int) -> tuple[TensorEntry, int]:
+    """Reads the description of a tensor; returns the position after it, too."""
+    name, position = _string(content, position)
+    (dimensions,) = struct.unpack_from("<I", content, position)
+    if not 1 <= dimensions <= 4:  # GGML_MAX_DIMS
+        raise CorruptModelError(f"{path} is corrupt: tensor {name!r} has {dimensions} dimensions")
+    sizes = struct.unpack_from(f"<{dimensions}Q", content, position + 4)
+    ggml_type, offset = struct.unpack_from("<IQ", content, position + 4 + 8 * dimensions)
+    if 0 in sizes or offset % alignment:
+        raise CorruptModelError(
+            f"{path} is corrupt: tensor {name!r} has the shape {sizes[::-1]} and begins at byte {offset}"
+        )
+    return TensorEntry(name, sizes[::-1], ggml_type, offset), position + 16 + 8 * dimensions
 
 
 def _check_count(path: Path, content: mmap.mmap, position: int, count: int, smallest: int, what: str) -> None:

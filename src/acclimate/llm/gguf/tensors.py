@@ -30,9 +30,10 @@ from gguf.quants import dequantize
 from acclimate.errors import CorruptModelError
 from acclimate.host import huge_pages
 from acclimate.llm.files.checkpoint import safetensors_header
-from acclimate.llm.files.deferred_tensors import Region, Source, deferred, read, sources
+from acclimate.llm.files.deferred_tensors import Source, deferred, read, sources
 from acclimate.llm.files.matrix_parts import MatrixPart, matrix_parts
 from acclimate.llm.files.open_file import FileState, OpenFile
+from acclimate.llm.files.regions import Region
 from acclimate.llm.gguf.config import ARCHITECTURES, Architecture
 from acclimate.llm.gguf.header import GGUFHeader, TensorEntry
 from acclimate.llm.gguf.weights import (

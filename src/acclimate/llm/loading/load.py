@@ -15,7 +15,6 @@ from acclimate.llm.files.folder import weight_files
 from acclimate.llm.files.open_file import OpenFile, mapped_files
 from acclimate.llm.loading.adapter import find_adapter
 from acclimate.llm.loading.finite_dtype import load_in_finite_dtype
-from acclimate.llm.loading.initialize import SliceLoader, split_loaded
 from acclimate.llm.loading.loaded_model import (
     LoadedModel,
     choose_dtype,
@@ -26,6 +25,7 @@ from acclimate.llm.loading.loaded_model import (
 )
 from acclimate.llm.loading.locate import FoundModel
 from acclimate.llm.loading.packer import check_cache_dtype, check_format, has_kernels
+from acclimate.llm.loading.slice_loader import SliceLoader, split_loaded
 from acclimate.llm.loading.weight_report import read_whole
 from acclimate.llm.published.settings import quantization_settings
 from acclimate.llm.ranks import ModelRanks, join_model_ranks

@@ -20,7 +20,8 @@ from acclimate.errors import (
 from acclimate.host.install_hints import install_extra
 from acclimate.llm.files.converted import MANIFEST, fact, model_name
 from acclimate.llm.freed_memory import return_freed_memory
-from acclimate.llm.loading.inference_model import InferenceModel
+from acclimate.llm.loading.inference_model import Whole
+from acclimate.llm.loading.packer import Packer
 from acclimate.llm.quiet import first_line, is_out_of_memory, quiet_transformers, why_unusable
 from acclimate.llm.ranks import ModelRanks
 from acclimate.llm.text.tokenizers import ConvertedTokenizer, HubTokenizer, Tokenizer
@@ -69,8 +70,8 @@ class LoadedModel:
     @property
     def weights(self) -> str:
         """The format of the weights: ``int8``, ``int4``, llama.cpp's, such as ``Q4_K_M``, or the dtype."""
-        packing = getattr(self.module, "packing", None)
-        if packing is None or not packing.packed:
+        packing: Packer = self.module.packing
+        if not packing.packed:
             return str(self.dtype).removeprefix("torch.")
         return packing.format or fact(self.folder, "weights") or ", ".join(sorted(packing.packed))
 
@@ -85,21 +86,20 @@ class LoadedModel:
     @property
     def parameters(self) -> int:
         """The number of parameters, including those of other ranks; tied ones count once."""
-        if isinstance(self.module, InferenceModel):
-            return self.module.whole.parameters
-        return sum(parameter.numel() for parameter in self.module.parameters())
+        whole: Whole = self.module.whole
+        return whole.parameters
 
     @property
     def tokens(self) -> int:
         """The number of rows of the input embeddings."""
-        if isinstance(self.module, InferenceModel):
-            return self.module.whole.tokens
-        return int(self.module.get_input_embeddings().weight.shape[0])
+        whole: Whole = self.module.whole
+        return whole.tokens
 
     @property
     def ranks(self) -> ModelRanks:
         """The ranks that share the model."""
-        return self.module.model_ranks if isinstance(self.module, InferenceModel) else ModelRanks()
+        ranks: ModelRanks = self.module.model_ranks
+        return ranks
 
     @property
     def context_length(self) -> int | None:

@@ -23,7 +23,8 @@ import torch
 
 from acclimate.errors import SaveError, UnsupportedError
 from acclimate.llm.files.checkpoint import safetensors_header
-from acclimate.llm.files.deferred_tensors import Region, cut, deferred, read, sources
+from acclimate.llm.files.deferred_tensors import cut, deferred, read, sources
+from acclimate.llm.files.regions import Region
 from acclimate.llm.quiet import quiet_transformers
 from acclimate.llm.split import gather
 

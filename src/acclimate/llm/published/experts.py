@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from acclimate.errors import CorruptModelError
-from acclimate.llm.files.deferred_tensors import Region, Source
+from acclimate.llm.files.deferred_tensors import Source
 from acclimate.llm.files.matrix_parts import MatrixPart, matrix_parts
+from acclimate.llm.files.regions import Region
 from acclimate.llm.kernels import PackedStack
 from acclimate.llm.kernels.formats import BLOCK_COLUMNS
 from acclimate.llm.published.numbers import read, require_dtype, require_shape

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from acclimate.errors import CorruptModelError
-from acclimate.llm.files.deferred_tensors import Region, Source
+from acclimate.llm.files.deferred_tensors import Source
+from acclimate.llm.files.regions import Region
 from acclimate.llm.kernels.words import AWQ, BY_ROW, BY_WORD, Words, unpacked
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)

@@ -180,67 +180,75 @@ _PLAIN_FORMATS = (
 
 
 def _compressed_tensors(settings: Mapping[str, Any]) -> Finder:
-    groups = settings.get("config_groups")
-    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
+    groups = _groups(settings)
+
+    def find(name: str, tensors: Mapping[str, Source]) -> tuple[Source, list[str]] | None:
+        module, _, leaf = name.rpartition(".")
+        parts = _Parts(tensors, module, "compressed-tensors")
+        if leaf == "weight_packed":
+            bits = whole_number(_weights_of(module, groups), "num_bits", None, (2, 4, 8))
+            return parts.matrix(_row_words(parts, bits), bits)
+        if leaf != "weight" or f"{module}.weight_scale" not in tensors:
+            return None
+        weight = parts.need("weight")
+        if weight.dtype in FLOAT8:
+            size = _weights_of(module, groups).get("block_structure")
+            block = None if size is None else _block(size, "block_structure")
+            return parts.matrix(Float8(weight, parts.need("weight_scale"), block), 8)
+        if weight.dtype == torch.int8:
+            bits = whole_number(_weights_of(module, groups), "num_bits", 8, (4, 8))
+            zero = parts.find("weight_zero_point")
+            return parts.matrix(WholeNumbers(weight, parts.need("weight_scale"), zero, bits), bits)
+        return None
+
+    return find
+
+
+def _groups(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the groups of settings; refuses those that say what is not read here."""
+    given = settings.get("config_groups")
+    if not isinstance(given, dict) or not all(isinstance(group, dict) for group in given.values()):
         raise CorruptModelError(
             "config_groups in the model's quantization_config must be an object of objects, not "
-            f"{excerpt(str(groups), 40)}"
+            f"{excerpt(str(given), 40)}"
         )
-    for form in [settings.get("format"), *(group.get("format") for group in groups.values())]:
+    groups = list(given.values())
+    for form in [settings.get("format"), *(group.get("format") for group in groups)]:
         if form is not None and form not in _PLAIN_FORMATS:
             raise UnsupportedModelError(
                 f"format in the model's quantization_config is {excerpt(str(form), 40)!r}, and acclimate "
                 f"reads {', '.join(_PLAIN_FORMATS[1:])}; use a copy in one of these"
             )
-
     sparsity = settings.get("sparsity_config") or {}
     if isinstance(sparsity, dict) and sparsity.get("format", "dense") != "dense":
         raise UnsupportedModelError(
             f"the model's weights are sparse (format {excerpt(str(sparsity.get('format')), 40)!r} of "
             "sparsity_config), and acclimate reads dense ones; use a copy without sparsity"
         )
+    return groups
 
-    def weights_of(module: str) -> Mapping[str, Any]:
-        """Returns the settings of a module's weights."""
-        chosen = [group for group in groups.values() if _is_target(module, group.get("targets"))]
-        # A rule for the module's name counts more than one for its class, which no name shows.
-        chosen += [group for group in groups.values() if "Linear" in (group.get("targets") or ())]
-        weights = (chosen or list(groups.values()) or [{}])[0].get("weights")
-        if not isinstance(weights, dict):
-            raise CorruptModelError(
-                f"no group in the model's quantization_config describes the weights of {module}"
-            )
-        return weights
 
-    def find(name: str, tensors: Mapping[str, Source]) -> tuple[Source, list[str]] | None:
-        module, _, leaf = name.rpartition(".")
-        parts = _Parts(tensors, module, "compressed-tensors")
-        if leaf == "weight_packed":
-            bits = whole_number(weights_of(module), "num_bits", None, (2, 4, 8))
-            packed, shape = parts.need("weight_packed"), read(parts.need("weight_shape")).flatten().tolist()
-            if len(shape) != 2 or min(shape) < 0:
-                raise CorruptModelError(
-                    f"the tensor {module}.weight_shape holds {shape}, not rows and columns"
-                )
-            reader: Reader = RowWords(
-                packed, parts.need("weight_scale"), parts.find("weight_zero_point"),
-                parts.find("weight_g_idx"), bits, (int(shape[0]), int(shape[1])),
-            )  # fmt: skip
-            return parts.matrix(reader, bits)
-        if leaf != "weight" or f"{module}.weight_scale" not in tensors:
-            return None
-        weight = parts.need("weight")
-        if weight.dtype in FLOAT8:
-            size = weights_of(module).get("block_structure")
-            block = None if size is None else _block(size, "block_structure")
-            return parts.matrix(Float8(weight, parts.need("weight_scale"), block), 8)
-        if weight.dtype == torch.int8:
-            bits = whole_number(weights_of(module), "num_bits", 8, (4, 8))
-            zero = parts.find("weight_zero_point")
-            return parts.matrix(WholeNumbers(weight, parts.need("weight_scale"), zero, bits), bits)
-        return None
+def _weights_of(module: str, groups: list[dict[str, Any]]) -> Mapping[str, Any]:
+    """Returns the settings of a module's weights."""
+    chosen = [group for group in groups if _is_target(module, group.get("targets"))]
+    # A rule for the module's name counts more than one for its class, which no name shows.
+    chosen += [group for group in groups if "Linear" in (group.get("targets") or ())]
+    weights = (chosen or groups or [{}])[0].get("weights")
+    if not isinstance(weights, dict):
+        raise CorruptModelError(
+            f"no group in the model's quantization_config describes the weights of {module}"
+        )
+    return weights
 
-    return find
+
+def _row_words(parts: _Parts, bits: int) -> Reader:
+    packed, shape = parts.need("weight_packed"), read(parts.need("weight_shape")).flatten().tolist()
+    if len(shape) != 2 or min(shape) < 0:
+        raise CorruptModelError(f"the tensor {parts.module}.weight_shape holds {shape}, not rows and columns")
+    return RowWords(
+        packed, parts.need("weight_scale"), parts.find("weight_zero_point"), parts.find("weight_g_idx"), bits,
+        (int(shape[0]), int(shape[1])),
+    )  # fmt: skip
 
 
 def _is_target(module: str, targets: Any) -> bool:

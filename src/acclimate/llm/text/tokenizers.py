@@ -7,16 +7,16 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from acclimate.llm.freed_memory import return_freed_memory
 from acclimate.llm.text import vocabulary
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # decoders put it in place of an incomplete or invalid character
-_CONTEXT = 6  # prompt tokens decoded with the first piece, whose leading space depends on them
-# A character has at most 4 bytes, and a byte at most one token, so an incomplete one after 4 tokens is
-# invalid.
-_LONGEST_CHARACTER = 4
+CONTEXT = 6
+"""The tokens before a text that are decoded with it, because its leading space depends on them."""
+LONGEST_CHARACTER = 4
+"""A character has at most 4 bytes, and a byte at most one token: after 4 it is complete or invalid."""
 _FEW_TEXTS = 16
 """For more texts than this, reading the whole vocabulary is faster."""
 
@@ -27,30 +27,6 @@ Message = Mapping[str, str]
 
 class NoTemplateError(Exception):
     """The tokenizer has no chat template."""
-
-
-class Tokenizer(Protocol):
-    """The part of a tokenizer that generation uses."""
-
-    end_token: int | None
-    """The end token, if the tokenizer knows it."""
-
-    def encode(self, text: str, *, is_whole: bool = True) -> list[int]:
-        """Returns the tokens of a text; of a whole one, after the model's start token, if it has one."""
-
-    @property
-    def added(self) -> frozenset[int]:
-        """The tokens that are found whole in a text, such as those around a message."""
-
-    def render(self, messages: Sequence[Message], template: str | None = None) -> str:
-        """Returns a conversation as text, in the model's template or another, up to where its answer begins.
-
-        Raises:
-            NoTemplateError: there is no chat template.
-        """
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Returns the text of tokens, without special tokens."""
 
 
 class HubTokenizer:
@@ -65,17 +41,21 @@ class HubTokenizer:
         self.end_token: int | None = self._tokenizer.eos_token_id
 
     def encode(self, text: str, *, is_whole: bool = True) -> list[int]:
-        """Returns the tokens of a text."""
+        """Returns the tokens of a text; of a whole one, after the model's start token, if it has one."""
         tokens: list[int] = self._tokenizer(text, add_special_tokens=is_whole)["input_ids"]
         return tokens
 
     @cached_property
     def added(self) -> frozenset[int]:
-        """The tokens that are found whole in a text."""
+        """The tokens that are found whole in a text, such as those around a message."""
         return frozenset(self._tokenizer.added_tokens_decoder)
 
     def render(self, messages: Sequence[Message], template: str | None = None) -> str:
-        """Returns a conversation as text."""
+        """Returns a conversation as text, in the model's template or another, up to where its answer begins.
+
+        Raises:
+            NoTemplateError: there is no chat template.
+        """
         return _rendered(self._tokenizer, messages, template)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -112,7 +92,7 @@ class ConvertedTokenizer:
         return made
 
     def encode(self, text: str, *, is_whole: bool = True) -> list[int]:
-        """Returns the tokens of a text."""
+        """Returns the tokens of a text; of a whole one, after the model's start token, if it has one."""
         if self._table is not None and self._left > 0:
             self._left -= 1
             with contextlib.suppress(vocabulary.UnsuitableError):
@@ -122,7 +102,7 @@ class ConvertedTokenizer:
 
     @cached_property
     def added(self) -> frozenset[int]:
-        """The tokens that are found whole in a text."""
+        """The tokens that are found whole in a text, such as those around a message."""
         if self._table is not None:
             return self._table.added
         return frozenset(self._whole.get_added_tokens_decoder())
@@ -146,7 +126,7 @@ class ConvertedTokenizer:
         )
 
     def render(self, messages: Sequence[Message], template: str | None = None) -> str:
-        """Returns a conversation as text."""
+        """Returns a conversation as text, as the other class does."""
         return _rendered(self._with_template, messages, template)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -168,6 +148,10 @@ def _rendered(tokenizer: Any, messages: Sequence[Message], template: str | None)
     return text
 
 
+Tokenizer: TypeAlias = HubTokenizer | ConvertedTokenizer
+"""The tokenizer of a model. Its ``end_token`` is the end token, if it knows it."""
+
+
 class TextStream:
     """Turns a growing list of tokens into pieces of text.
 
@@ -179,7 +163,7 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], on_text: Callable[[str], None]) -> None:
         self._tokenizer = tokenizer
         self._on_text = on_text
-        self._tokens = list(prompt[-_CONTEXT:])
+        self._tokens = list(prompt[-CONTEXT:])
         self._known = len(self._tokens)  # tokens whose text has been passed on
         self._window = 0
 
@@ -196,7 +180,7 @@ class TextStream:
         before = self._tokenizer.decode(self._tokens[self._window : self._known])
         now = self._tokenizer.decode(self._tokens[self._window :])
         waiting = len(self._tokens) - self._known
-        if now.endswith(_INCOMPLETE) and (last or waiting <= _LONGEST_CHARACTER):
+        if now.endswith(_INCOMPLETE) and (last or waiting <= LONGEST_CHARACTER):
             if not last:
                 return
             now = now.rstrip(_INCOMPLETE)

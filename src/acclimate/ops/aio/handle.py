@@ -5,12 +5,12 @@ from __future__ import annotations
 import operator
 import os
 import stat
-import threading
 import weakref
 
 import torch
 
 from acclimate.errors import AsyncIOError, AsyncIOSettingError, excerpt
+from acclimate.imports import ForkSafeLock
 from acclimate.ops.aio import failures
 from acclimate.ops.aio.buffers import LockedMemory, host_buffer
 from acclimate.ops.aio.engines import Settings
@@ -26,16 +26,7 @@ _LARGEST_OFFSET = 2**63 - 1  # the kernel's off_t
 
 _locked_memory = LockedMemory()
 
-_fork_lock = threading.Lock()
-
-
-def _renew_fork_lock() -> None:
-    global _fork_lock
-    _fork_lock = threading.Lock()  # one of the parent's threads may have held the old one
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_fork_lock)
+_fork_lock = ForkSafeLock()
 
 
 class AsyncIOHandle:

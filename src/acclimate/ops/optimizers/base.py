@@ -288,15 +288,7 @@ class GroupOptimizer(torch.optim.Optimizer):
         if grads is not None:
             check_like("grads", grads, self._parameters())
         if outputs is not None:
-            check_like("outputs", outputs, self._parameters())
-            if self.master_weights:
-                raise InvalidOptimizerArgumentError(
-                    "With master_weights=True the parameters are the outputs. Do not pass outputs to step()."
-                )
-            places = _places(self._parameters()) + _places(outputs)
-            if places != self._accepted_outputs:
-                check_memory([*self._parameters(), *outputs], "parameters or outputs")
-                self._accepted_outputs = places
+            self._check_outputs(outputs)
         groups: list[tuple[dict[str, Any], GroupTensors]] = []
         first = 0
         for group in self.param_groups:
@@ -322,6 +314,18 @@ class GroupOptimizer(torch.optim.Optimizer):
                     # Native code writes without autograd's knowledge.
                     torch.autograd.graph.increment_version((*tensors.params, *tensors.outputs))
         return loss
+
+    def _check_outputs(self, outputs: Sequence[Tensor]) -> None:
+        """Raises the errors of :meth:`step` about ``outputs``."""
+        check_like("outputs", outputs, self._parameters())
+        if self.master_weights:
+            raise InvalidOptimizerArgumentError(
+                "With master_weights=True the parameters are the outputs. Do not pass outputs to step()."
+            )
+        places = _places(self._parameters()) + _places(outputs)
+        if places != self._accepted_outputs:
+            check_memory([*self._parameters(), *outputs], "parameters or outputs")
+            self._accepted_outputs = places
 
     # torch.compile runs a method of this name uncompiled, and then uses the lists among its arguments.
     def _init_group(

@@ -3,6 +3,7 @@
 // The lists are those of ATen/autocast_mode.h, whose macros define a typed wrapper for each operator and take
 // a minute to compile. One boxed function for each policy does the same.
 #include "devices.h"
+#include "with_tensors.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
@@ -45,14 +46,7 @@ void call_with_casts(const c10::OperatorHandle& op, Stack* stack, at::ScalarType
   };
   const size_t count = op.schema().arguments().size();
   for (size_t i = stack->size() - count; i < stack->size(); i++) {
-    IValue& value = (*stack)[i];
-    if (value.isTensor()) {
-      value = cast(value.toTensor());
-    } else if (value.isTensorList()) {
-      c10::List<at::Tensor> tensors;
-      for (const at::Tensor& tensor : value.toTensorVector()) tensors.push_back(cast(tensor));
-      value = tensors;
-    }
+    (*stack)[i] = with_tensors((*stack)[i], cast);
   }
   op.callBoxed(stack);
 }

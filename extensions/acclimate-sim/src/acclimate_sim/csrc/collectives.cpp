@@ -2,6 +2,7 @@
 #include "devices.h"
 #include "host_alias.h"
 #include "tensor_uses.h"
+#include "with_tensors.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
@@ -15,30 +16,10 @@
 namespace sim {
 namespace {
 
-using c10::IValue;
-
-// Tensors come singly, in lists and in lists of lists.
-template <class Convert>
-IValue map_tensors(const IValue& value, const Convert& convert) {
-  if (value.isTensor()) return convert(value.toTensor());
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> tensors;
-    for (const at::Tensor& tensor : value.toTensorVector()) tensors.push_back(convert(tensor));
-    return tensors;
-  }
-  if (value.isList() && value.toList().elementType()->kind() == c10::TypeKind::ListType) {
-    const auto lists = value.toList();
-    c10::impl::GenericList mapped(lists.elementType());
-    for (size_t i = 0; i < lists.size(); i++) mapped.push_back(map_tensors(lists.get(i), convert));
-    return mapped;
-  }
-  return value;
-}
-
 #ifndef SIM_NO_COLLECTIVES
 // torch.distributed.init_process_group() without a name gives a group no backend but the device's, which
 // serves the host too.
-void give_host_backend(const IValue& value) {
+void give_host_backend(const c10::IValue& value) {
   const auto group = value.toCustomClass<c10d::ProcessGroup>();
   const auto types = group->getDeviceTypes();
   const auto has = [&](c10::DeviceType type) {
@@ -65,7 +46,7 @@ void on_host_backend(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::
     give_host_backend((*stack)[stack->size() - count + *group]);
 #endif
   for (size_t i = stack->size() - count; i < stack->size(); i++) {
-    (*stack)[i] = map_tensors((*stack)[i], [&](const at::Tensor& tensor) {
+    (*stack)[i] = with_tensors((*stack)[i], [&](const at::Tensor& tensor) {
       if (!on_sim(tensor)) return tensor;
       device = tensor.device().index();
       TensorUses(device, op.schema().name()).writes(tensor);
@@ -75,8 +56,8 @@ void on_host_backend(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::
   }
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   for (size_t i = stack->size() - results; i < stack->size(); i++) {
-    (*stack)[i] =
-        map_tensors((*stack)[i], [&](const at::Tensor& tensor) { return aliases.to_device(tensor, device); });
+    (*stack)[i] = with_tensors((*stack)[i],
+                               [&](const at::Tensor& tensor) { return aliases.to_device(tensor, device); });
   }
 }
 

@@ -4,6 +4,7 @@
 #include "generator.h"
 #include "host_alias.h"
 #include "tensor_uses.h"
+#include "with_tensors.h"
 
 #include <algorithm>
 #include <memory>
@@ -174,27 +175,13 @@ void note(const TensorUses& uses, const at::Tensor& tensor, Use use) {
 }
 
 IValue to_host(const IValue& value, Use use, HostAliases& aliases, const TensorUses& uses) {
-  const auto convert = [&](const at::Tensor& tensor) {
+  if (value.isDevice() && value.toDevice().type() == kSim) return c10::Device(c10::DeviceType::CPU);
+  if (value.isGenerator()) return host_generator(value.toGenerator());
+  return with_tensors(value, [&](const at::Tensor& tensor) {
     if (!on_sim(tensor)) return tensor;
     note(uses, tensor, use);
     return aliases.to_host(tensor);
-  };
-  if (value.isTensor()) return convert(value.toTensor());
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> tensors;
-    for (const at::Tensor& tensor : value.toTensorVector()) tensors.push_back(convert(tensor));
-    return tensors;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> tensors;
-    for (std::optional<at::Tensor> tensor : value.toOptionalTensorList()) {
-      tensors.push_back(tensor ? std::optional(convert(*tensor)) : tensor);
-    }
-    return tensors;
-  }
-  if (value.isDevice() && value.toDevice().type() == kSim) return c10::Device(c10::DeviceType::CPU);
-  if (value.isGenerator()) return host_generator(value.toGenerator());
-  return value;
+  });
 }
 
 bool is_nested(const IValue& value) {
@@ -206,18 +193,11 @@ bool is_nested(const IValue& value) {
 }
 
 IValue to_device(IValue value, c10::DeviceIndex device, HostAliases& aliases, const TensorUses& uses) {
-  const auto convert = [&](const at::Tensor& tensor) {
+  return with_tensors(std::move(value), [&](const at::Tensor& tensor) {
     at::Tensor made = aliases.to_device(tensor, device);
     uses.writes(made);
     return made;
-  };
-  if (value.isTensor()) return convert(std::move(value).toTensor());
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> tensors;
-    for (const at::Tensor& tensor : value.toTensorVector()) tensors.push_back(convert(tensor));
-    return tensors;
-  }
-  return value;
+  });
 }
 
 }  // namespace

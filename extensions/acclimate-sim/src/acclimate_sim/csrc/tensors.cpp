@@ -242,8 +242,6 @@ TORCH_LIBRARY_IMPL(aten, NestedTensorPrivateUse1, m) {
   m.impl("empty_like", at::native::empty_like_nested);
   m.impl("copy_", at::native::copy_nested_);
 }
-// Autograd needs no kernels of this device. torch 2.9 did not register that itself.
-TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 #endif
 
 }  // namespace

@@ -84,45 +84,65 @@ def choices_of(
     """Returns the possible changes of each attribute, parameter or argument that equals a region's number."""
     widths = {s: trace.calls[s][0].output.shape[-1] for s in region.sources}
     numbers = _numbers(region.units, shares, repeats, columns, widths)
-    found: list[list[Choice]] = []
+    places = itertools.chain(
+        _attributes(trace, region), _parameters(trace, region), _arguments(trace.blocks[region.block][0])
+    )
+    found = (_fitting(numbers, place) for place in places if place.value > 1)
+    return [choices for choices in found if choices]
 
-    def offer(kind: str, place: tuple[str, str] | str | int, dim: int, name: str, value: int) -> None:
-        fitting = [number for number in numbers if number.whole == value and value > 1]
-        if kind != "attribute":
-            fitting = [choice for choice in fitting if choice.indices]
-        distinct = {
-            (choice.values, () if kind == "attribute" else choice.indices): choice
-            for choice in reversed(fitting)
-        }
-        ordered = sorted(distinct.values(), key=lambda choice: _distance(name, choice.name))
-        if ordered:
-            found.append([Choice(kind, place, dim, choice) for choice in ordered])
 
+@dataclass(frozen=True)
+class _Place:
+    """A number that a block's code uses, and where it is."""
+
+    kind: str
+    place: tuple[str, str] | str | int
+    dim: int
+    name: str
+    value: int
+
+
+def _attributes(trace: Trace, region: Region) -> Iterator[_Place]:
     inside = region.block + "." if region.block else ""
     for name, module in trace.modules.items():
         if (name != region.block and not name.startswith(inside)) or name in trace.linears:
             continue
         for attribute, value in vars(module).items():
             if type(value) is int:
-                offer("attribute", (name, attribute), 0, attribute, value)
+                yield _Place("attribute", (name, attribute), 0, attribute, value)
         config = vars(module).get("config")
         if config is not None and name == region.block:
             for attribute, value in vars(config).items():
                 if type(value) is int and "head" in attribute:
-                    offer("attribute", (name, f"config.{attribute}"), 0, attribute, value)
+                    yield _Place("attribute", (name, f"config.{attribute}"), 0, attribute, value)
+
+
+def _parameters(trace: Trace, region: Region) -> Iterator[_Place]:
     for name in region.parameters:
         # An argument that other layers get too, such as T5's relative positions, stays whole.
-        if sum(name in used for used in trace.flows.uses.values()) > 1:
-            continue
-        for dim, length in enumerate(trace.parameters[name].shape):
-            offer("parameter", name, dim, name.rpartition(".")[2], length)
-    first = trace.blocks[region.block][0]
-    given: list[tuple[str | int, Any]] = [*enumerate(first.args), *first.kwargs.items()]
+        if sum(name in used for used in trace.flows.uses.values()) <= 1:
+            for dim, length in enumerate(trace.parameters[name].shape):
+                yield _Place("parameter", name, dim, name.rpartition(".")[2], length)
+
+
+def _arguments(call: Any) -> Iterator[_Place]:
+    given: list[tuple[str | int, Any]] = [*enumerate(call.args), *call.kwargs.items()]
     for key, value in given:
-        if (isinstance(value, Tensor) and not value.requires_grad) or key == "position_bias":
-            for dim, length in enumerate(value.shape if isinstance(value, Tensor) else ()):
-                offer("argument", key, dim, str(key), length)
-    return found
+        if isinstance(value, Tensor) and (not value.requires_grad or key == "position_bias"):
+            for dim, length in enumerate(value.shape):
+                yield _Place("argument", key, dim, str(key), length)
+
+
+def _fitting(numbers: list[_Number], place: _Place) -> list[Choice]:
+    """Returns the changes of a number that equals some of a region's, the likeliest first."""
+    is_attribute = place.kind == "attribute"
+    distinct = {
+        (number.values, () if is_attribute else number.indices): number
+        for number in reversed(numbers)
+        if number.whole == place.value and (is_attribute or number.indices)
+    }
+    ordered = sorted(distinct.values(), key=lambda number: _distance(place.name, number.name))
+    return [Choice(place.kind, place.place, place.dim, number) for number in ordered]
 
 
 def _distance(name: str, number: str) -> int:
@@ -203,8 +223,24 @@ def column_orders(
     If a rank's heads begin in the middle of a group, its key/value heads serve different numbers of its query
     heads. Attention needs equal numbers, so the rank then holds copies of key/value heads.
     """
-    groups = key_value_groups(region.units)
-    number_of = {id(unit): number for number, unit in enumerate(region.units)}
+    blocks, repeats = _blocks(region.units, shares)
+    orders = (
+        {s: [tuple(_needed(s, share)) for share in shares] for s in region.sources},
+        {s: _by_block(s, blocks) for s in region.sources},
+        {s: _by_section(s, blocks) for s in region.sources},
+    )
+    seen: list[dict[str, list[Indices]]] = []
+    for order in orders:
+        if order not in seen:
+            seen.append(order)
+            yield order, repeats
+
+
+def _blocks(units: list[Unit], shares: list[list[Unit]]) -> tuple[list[list[list[Unit]]], list[int]]:
+    """Divides each rank's units into blocks of equal length that share a key/value head; returns the lengths
+    too."""
+    groups = key_value_groups(units)
+    number_of = {id(unit): number for number, unit in enumerate(units)}
     blocks: list[list[list[Unit]]] = []
     repeats: list[int] = []
     for share in shares:
@@ -213,31 +249,26 @@ def column_orders(
         step = math.gcd(*lengths) if lengths else 1
         blocks.append([run[at : at + step] for run in runs for at in range(0, len(run), step)])
         repeats.append(step)
+    return blocks, repeats
 
-    def needed(source: str, some: list[Unit]) -> list[int]:
-        return sorted({column for unit in some for column in unit.sources.get(source, ())})
 
-    def by_block(source: str) -> list[Indices]:
-        return [tuple(c for block in part for c in needed(source, block)) for part in blocks]
+def _needed(source: str, units: list[Unit]) -> list[int]:
+    return sorted({column for unit in units for column in unit.sources.get(source, ())})
 
-    def by_section(source: str) -> list[Indices]:
-        found = []
-        for order in blocks:
-            runs = [ranges(needed(source, block)) for block in order]
-            if len({len(run) for run in runs}) > 1:
-                return by_block(source)
-            sections = itertools.chain.from_iterable(zip(*runs, strict=True))
-            found.append(tuple(c for start, stop in sections for c in range(start, stop)))
-        return found
 
-    ascending = {s: [tuple(needed(s, share)) for share in shares] for s in region.sources}
-    seen: list[dict[str, list[Indices]]] = []
-    orders = (
-        ascending,
-        {s: by_block(s) for s in region.sources},
-        {s: by_section(s) for s in region.sources},
-    )
-    for order in orders:
-        if order not in seen:
-            seen.append(order)
-            yield order, repeats
+def _by_block(source: str, blocks: list[list[list[Unit]]]) -> list[Indices]:
+    """Returns each rank's columns of a source, block after block."""
+    return [tuple(c for block in part for c in _needed(source, block)) for part in blocks]
+
+
+def _by_section(source: str, blocks: list[list[list[Unit]]]) -> list[Indices]:
+    """Returns each rank's columns of a source that has a section for queries, for keys and for values: the
+    first run of columns of each block, then the second of each, and so on."""
+    found = []
+    for part in blocks:
+        runs = [ranges(_needed(source, block)) for block in part]
+        if len({len(run) for run in runs}) > 1:
+            return _by_block(source, blocks)
+        sections = itertools.chain.from_iterable(zip(*runs, strict=True))
+        found.append(tuple(c for start, stop in sections for c in range(start, stop)))
+    return found

@@ -55,55 +55,66 @@ def lay_out_experts(trace: Trace, name: str, size: int) -> ExpertLayout | None:
     """Returns how to split the experts of a module, or ``None`` if no split reproduced the whole output."""
     module = trace.modules[name]
     own = dict(module.named_parameters(recurse=False))
-    real = copy.copy(module)
-    real.__dict__ = {key: value for key, value in vars(module).items() if key != "forward"}
-    real._parameters = {key: nn.Parameter(_weights(trace, p)) for key, p in own.items()}
-    first = trace.blocks[name][0]
-    # Grouped matrix products exist only for dtypes of 32 bits or fewer.
-    args, kwargs = pytree.tree_map(
-        lambda tensor: (
-            tensor.float() if isinstance(tensor, Tensor) and tensor.is_floating_point() else tensor
-        ),
-        detached((first.args, first.kwargs)),
-    )
     outputs = trace.calls[name][0].input.shape[-1]
+    trial = _Trial(trace, name)
+    for hidden, ways, attributes in itertools.islice(_ways(module, own, outputs), MOST_TRIALS):
+        layout = _layout(own, hidden, ways, attributes, size)
+        if trial.holds(layout, ways, size):
+            return layout
+    return None
 
-    def run(parameters: dict[str, nn.Parameter | None], attributes: dict[str, int]) -> Tensor | None:
-        part = copy.copy(real)
-        part.__dict__ = {**vars(real), **attributes, "_parameters": parameters}
+
+class _Trial:
+    """A comparison of the sum of the ranks' outputs with the whole module's, on random numbers."""
+
+    def __init__(self, trace: Trace, name: str) -> None:
+        module = trace.modules[name]
+        self._module = copy.copy(module)
+        self._module.__dict__ = {key: value for key, value in vars(module).items() if key != "forward"}
+        own = module.named_parameters(recurse=False)
+        self._parameters = {key: nn.Parameter(_weights(trace, parameter)) for key, parameter in own}
+        first = trace.blocks[name][0]
+        # Grouped matrix products exist only for dtypes of 32 bits or fewer.
+        self._args, self._kwargs = pytree.tree_map(
+            lambda given: given.float() if isinstance(given, Tensor) and given.is_floating_point() else given,
+            detached((first.args, first.kwargs)),
+        )
+        self._whole = self._run(self._parameters, {})
+
+    def holds(self, layout: ExpertLayout, ways: dict[str, _Way], size: int) -> bool:
+        """Whether the outputs of all ranks sum to the whole output."""
+        if self._whole is None:
+            return False
+        total = torch.zeros_like(self._whole)
+        for rank in range(size):
+            attributes = {key: values[rank] for key, values in layout.attributes.items()}
+            found = self._run(self._shards(layout, ways, rank), attributes)
+            if found is None or found.shape != total.shape:
+                return False
+            total = total + found
+        limit = TOLERANCE * max(1.0, float(self._whole.abs().max()))
+        return bool(((total - self._whole).abs() <= limit).all())
+
+    def _run(self, weights: dict[str, nn.Parameter], attributes: dict[str, int]) -> Tensor | None:
+        part = copy.copy(self._module)
+        part.__dict__ = {**vars(self._module), **attributes, "_parameters": weights}
         # A wrong split may raise any exception.
         with contextlib.suppress(Exception), torch.no_grad():
-            found = part(*args, **kwargs)
+            found = part(*self._args, **self._kwargs)
             return found if isinstance(found, Tensor) else None
         return None
 
-    whole = run(dict(real._parameters), {})
-    if whole is None:
-        return None
-    for hidden, ways, attributes in itertools.islice(_ways(module, own, outputs), MOST_TRIALS):
-        layout = _layout(own, hidden, ways, attributes, size)
-        total: Tensor | None = torch.zeros_like(whole)
-        for rank in range(size):
-            parameters = {}
-            for key, p in real._parameters.items():
-                if p is None or key not in layout.parameters:
-                    parameters[key] = p
-                    continue
-                dim, indices = layout.parameters[key]
-                part = p.detach().index_select(dim, torch.tensor(indices[rank], dtype=torch.long))
-                if ways[key].form == "once" and rank:
-                    part = torch.zeros_like(p)
-                parameters[key] = nn.Parameter(part)
-            found = run(parameters, {key: values[rank] for key, values in layout.attributes.items()})
-            if found is None or found.shape != whole.shape:
-                total = None
-                break
-            total = total + found if total is not None else None
-        if total is not None and bool(
-            ((total - whole).abs() <= TOLERANCE * max(1.0, float(whole.abs().max()))).all()
-        ):
-            return layout
-    return None
+    def _shards(self, layout: ExpertLayout, ways: dict[str, _Way], rank: int) -> dict[str, nn.Parameter]:
+        """Returns a rank's weights; a bias that only one rank adds is zero on the others."""
+        shards = dict(self._parameters)
+        for key, (dim, indices) in layout.parameters.items():
+            whole = self._parameters[key].detach()
+            if ways[key].form == "once" and rank:
+                shards[key] = nn.Parameter(torch.zeros_like(whole))
+            else:
+                index = torch.tensor(indices[rank], dtype=torch.long)
+                shards[key] = nn.Parameter(whole.index_select(dim, index))
+        return shards
 
 
 def _weights(trace: Trace, p: Tensor) -> Tensor:

@@ -49,17 +49,21 @@ def read_mapping(user: Mapping[str, Any] | None, modules: Iterable[str]) -> dict
         return {}
     names = list(modules)
     config = _partition_config(user)
+    if config is not None:
+        return _read_config(config, names)
     found: dict[str, Style] = {}
-    if config is None:
-        for pattern, value in user.items():
-            style = _style(pattern, value)
-            fitting = fnmatch.filter(names, pattern.removesuffix(".weight"))
-            if not fitting:
-                raise PlanError(
-                    f"No module fits the pattern {pattern!r} of the mapping.{_close(pattern, names)}"
-                )
-            found.update(dict.fromkeys(fitting, style))
-        return found
+    for pattern, value in user.items():
+        style = _style(pattern, value)
+        fitting = fnmatch.filter(names, pattern.removesuffix(".weight"))
+        if not fitting:
+            raise PlanError(f"No module fits the pattern {pattern!r} of the mapping.{_close(pattern, names)}")
+        found.update(dict.fromkeys(fitting, style))
+    return found
+
+
+def _read_config(config: Mapping[str, Any], names: list[str]) -> dict[str, Style]:
+    """Returns how DeepSpeed's ``partition_config`` splits each module."""
+    found: dict[str, Style] = {}
     for spec in config.get("layer_specs", ()):
         for pattern in spec.get("patterns", ()):
             try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
@@ -16,8 +16,6 @@ from acclimate.llm.split.planning.layouts import holds_for, lay_out
 from acclimate.llm.split.planning.regions import Layout, Region, Unit, find_units
 from acclimate.llm.split.tracing.trace import Trace
 
-_Known = tuple[list[Unit], dict[str, str], list[str], Layout | None]
-"""Units, normalizations of sources and before the sink, and layout; names are relative to the block."""
 _UNREACHED = "the traced run does not call it"
 
 
@@ -33,51 +31,7 @@ class Structure:
 def find_structure(trace: Trace, size: int, kept_whole: Container[str] = ()) -> Structure:
     """Returns the splits of a model over ``size`` ranks; modules in ``kept_whole`` stay whole."""
     found = Structure()
-    known: dict[object, _Known] = {}
-    columns: set[str] = set()
-    rows: set[str] = set()
-    flows = trace.flows
-    same_input = _same_inputs(trace)
-    for sink in reversed(trace.order):
-        if sink not in trace.linears or sink == trace.head or sink in flows.from_entry or sink in kept_whole:
-            continue
-        if sink in columns | rows:
-            continue
-        twins = [
-            linear for linear in same_input[sink] if linear not in columns | rows and linear not in kept_whole
-        ]
-        feeding = sorted(s for s in flows.sources[sink] if s in trace.linears)
-        sources = [
-            s
-            for s in feeding
-            if flows.sinks[s] <= {sink, *twins}
-            and s not in columns | rows
-            and s not in kept_whole
-            and s not in (sink, *twins)
-        ]
-        sources = [
-            s for s in sources if not _is_more_as_rows(trace, s, same_input[s], [sink, *twins, *sources])
-        ]
-        if not sources:
-            continue
-        whole = sorted(flows.sources[sink] - set(sources))
-        block = trace.called_by([sink, *twins, *sources])
-        if not block:
-            found.whole[sink] = "no module calls it together with the modules that feed it"
-            continue
-        region = Region(block, sink, sources, whole, twins=twins, parameters=sorted(flows.uses[sink]))
-        try:
-            layout, reason = _lay_out(trace, region, size, known)
-        except Exception as error:  # noqa: BLE001 - any code may stand in a model, and call a module twice
-            name = type(trace.modules[block]).__name__
-            layout, reason = None, f"{name} cannot run again with other inputs: {error}"
-        if layout is None:
-            for name in (sink, *twins, *sources):
-                found.whole.setdefault(name, reason)
-            continue
-        found.regions.append((region, layout))
-        columns.update(sources)
-        rows.update((sink, *twins))
+    split = _split_regions(found, trace, size, kept_whole)
     for name in trace.experts:
         if name in kept_whole or name not in trace.calls:
             continue
@@ -86,15 +40,67 @@ def find_structure(trace: Trace, size: int, kept_whole: Container[str] = ()) -> 
             found.whole[name] = "no split of its experts reproduced their whole output"
         else:
             found.experts[name] = experts
-    split = columns | rows
     for name in trace.linears:
-        if name not in split and name != trace.head:
+        if name in split:
+            found.whole.pop(name, None)
+        elif name != trace.head:
             is_called = name in trace.calls or name in trace.called_linears
             reason = "the modules that it feeds need its whole output" if is_called else _UNREACHED
             found.whole.setdefault(name, reason)
-    for name in split:
-        found.whole.pop(name, None)
     return found
+
+
+def _split_regions(found: Structure, trace: Trace, size: int, kept_whole: Container[str]) -> set[str]:
+    """Adds the regions of a model that can be split; returns their sinks and sources."""
+    known: dict[object, _Known] = {}
+    split: set[str] = set()
+    same_input = _same_inputs(trace)
+
+    def is_free(name: str) -> bool:
+        return name not in split and name not in kept_whole
+
+    for sink in reversed(trace.order):
+        is_inner = sink in trace.linears and sink != trace.head and sink not in trace.flows.from_entry
+        region = _region_of(trace, sink, same_input, is_free) if is_inner and is_free(sink) else None
+        if region is None:
+            continue
+        if not region.block:
+            found.whole[sink] = "no module calls it together with the modules that feed it"
+            continue
+        members = (sink, *region.twins, *region.sources)
+        try:
+            layout, reason = _lay_out(trace, region, size, known)
+        except Exception as error:  # noqa: BLE001 - any code may stand in a model, and call a module twice
+            name = type(trace.modules[region.block]).__name__
+            layout, reason = None, f"{name} cannot run again with other inputs: {error}"
+        if layout is None:
+            for name in members:
+                found.whole.setdefault(name, reason)
+        else:
+            found.regions.append((region, layout))
+            split.update(members)
+    return split
+
+
+def _region_of(
+    trace: Trace, sink: str, same_input: Mapping[str, list[str]], is_free: Callable[[str], bool]
+) -> Region | None:
+    """Returns the region that ends in a sink; ``None`` if no free module feeds only this one.
+
+    Its block is empty if no module calls all of them.
+    """
+    flows = trace.flows
+    twins = [twin for twin in same_input[sink] if is_free(twin)]
+    ends = {sink, *twins}
+    feeding = [s for s in sorted(flows.sources[sink]) if s in trace.linears and flows.sinks[s] <= ends]
+    feeding = [s for s in feeding if is_free(s) and s not in ends]
+    members = [*ends, *feeding]
+    sources = [s for s in feeding if not _is_more_as_rows(trace, s, same_input[s], members)]
+    if not sources:
+        return None
+    whole, parameters = sorted(flows.sources[sink] - set(sources)), sorted(flows.uses[sink])
+    block = trace.called_by([sink, *twins, *sources])
+    return Region(block, sink, sources, whole, twins=twins, parameters=parameters)
 
 
 def _same_inputs(trace: Trace) -> dict[str, list[str]]:
@@ -131,6 +137,34 @@ def _is_more_as_rows(trace: Trace, source: str, twins: list[str], region: list[s
     return bool(twins and feeding) and weights([source, *twins, *feeding]) > weights(region)
 
 
+@dataclass(frozen=True)
+class _Known:
+    """What was found for a region; its names go on from that of the block."""
+
+    units: list[Unit]
+    norms: dict[str, str]
+    through: list[str]
+    layout: Layout | None
+
+    @classmethod
+    def of(cls, region: Region, layout: Layout | None) -> _Known:
+        strip = len(region.block)
+        return cls(
+            [Unit(u.sink, {s[strip:]: c for s, c in u.sources.items()}) for u in region.units],
+            {n[strip:]: s[strip:] for n, s in region.norms.items()},
+            [module[strip:] for module in region.through],
+            None if layout is None else _moved(layout, lambda name: name[strip:]),
+        )
+
+    def put_into(self, region: Region) -> Layout | None:
+        """Notes in a region of an equal block what was found; returns the layout."""
+        block = region.block
+        region.units = [Unit(u.sink, {block + s: c for s, c in u.sources.items()}) for u in self.units]
+        region.norms = {block + n: block + s for n, s in self.norms.items()}
+        region.through = [block + module for module in self.through]
+        return None if self.layout is None else _moved(self.layout, lambda name: block + name)
+
+
 def _lay_out(
     trace: Trace,
     region: Region,
@@ -138,45 +172,35 @@ def _lay_out(
     known: dict[object, _Known],
 ) -> tuple[Layout | None, str]:
     """Finds a region's units and layout; computes them once for all equal blocks."""
-    block = trace.modules[region.block]
     signature = _signature(trace, region, size)
-    inside = len(region.block) + 1
-    again = signature in known
-    if again:
-        units, norms, through, layout = known[signature]
-        region.units = [Unit(u.sink, {region.block + s: c for s, c in u.sources.items()}) for u in units]
-        region.norms = {f"{region.block}.{n}": f"{region.block}.{s}" for n, s in norms.items()}
-        region.through = [region.block + module for module in through]
-        if layout is not None:
-            layout = _moved(layout, lambda name: region.block + name)
-            # Modules may differ in more than their settings, for example in a hook or a function's constant.
-            again = holds_for(trace, region, layout)
-    if not again:
-        region.units = _units(trace, region)
-        if len(region.units) < 2:
-            region.norms = wide_norms(trace, region.block, region.sources)
-            if region.norms:
-                region.units = _units(trace, region)
-        if len(region.units) < 2:
-            region.norms, region.through = {}, norms_between(trace, region)
-            if region.through:
-                region.units = _units(trace, region)
+    is_known = signature in known
+    layout = known[signature].put_into(region) if is_known else None
+    # Modules may differ in more than their settings, for example in a hook or a function's constant.
+    if not is_known or (layout is not None and not holds_for(trace, region, layout)):
+        _find_units(trace, region)
         layout = lay_out(trace, region, size) if len(region.units) > 1 else None
         if layout is not None and region.through and len(set(layout.expands)) > 1:
             layout = None  # no rank would have the weights that another rank's columns need
-        strip = len(region.block)
-        known[signature] = (
-            [Unit(u.sink, {s[strip:]: c for s, c in u.sources.items()}) for u in region.units],
-            {n[inside:]: s[inside:] for n, s in region.norms.items()},
-            [module[strip:] for module in region.through],
-            _moved(layout, lambda name: name[strip:]) if layout is not None else None,
-        )
-    kind = type(block).__name__
+        known[signature] = _Known.of(region, layout)
+    kind = type(trace.modules[region.block]).__name__
     if layout is not None and _reads_numbers(trace, region):
         return None, f"{kind} reads values of its split columns into Python, and may branch on them"
     if len(region.units) < 2:
         return None, f"all columns between {', '.join(region.sources)} and it depend on each other in {kind}"
     return layout, f"{kind} gave another result with only a part of its columns"
+
+
+def _find_units(trace: Trace, region: Region) -> None:
+    """Finds a region's units, if necessary with normalizations over all columns."""
+    region.units = _units(trace, region)
+    if len(region.units) < 2:
+        region.norms = wide_norms(trace, region.block, region.sources)
+        if region.norms:
+            region.units = _units(trace, region)
+    if len(region.units) < 2:
+        region.norms, region.through = {}, norms_between(trace, region)
+        if region.through:
+            region.units = _units(trace, region)
 
 
 def _reads_numbers(trace: Trace, region: Region) -> bool:

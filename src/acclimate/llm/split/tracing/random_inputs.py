@@ -163,26 +163,7 @@ def _other_inputs(model: nn.Module, names: Any, numbers: Numbers) -> Iterator[di
             mask = torch.ones(BATCH, 2 * positions, dtype=torch.bool)
             yield {"input_features": entry(BATCH, mels, 2 * positions), "input_features_mask": mask}
     if "pixel_values" in names:
-        height, width = _image_size(config)
-        channels = _setting(config, "num_channels", 3)
-        if "spatial_shapes" in names:  # patches in a row, as SigLIP 2 takes them
-            width = channels * _setting(config, "patch_size", 16) ** 2
-            mask, shapes = torch.ones(BATCH, 4, dtype=torch.long), torch.tensor([[2, 2]] * BATCH)
-            patches = entry(BATCH, 4, width)
-            yield {"pixel_values": patches, "pixel_attention_mask": mask, "spatial_shapes": shapes}
-        if "aspect_ratio_ids" in names:  # tiles of an image, as Llama 3.2 takes them
-            tiles = _setting(config, "max_num_tiles", 4)
-            given = {"pixel_values": entry(BATCH, 1, tiles, channels, height, width)}
-            given["aspect_ratio_ids"] = torch.ones(BATCH, 1, dtype=torch.long)
-            given["aspect_ratio_mask"] = torch.ones(BATCH, 1, tiles, dtype=torch.long)
-            if "cross_attention_mask" in names:
-                given["cross_attention_mask"] = torch.ones(BATCH, LENGTH, 1, tiles, dtype=torch.long)
-            yield given
-        yield {"pixel_values": entry(BATCH, channels, height, width)}
-        several = {"pixel_values": entry(BATCH, 1, channels, height, width)}
-        if "image_attention_mask" in names:
-            several["image_attention_mask"] = torch.ones(BATCH, LENGTH, 1, dtype=torch.long)
-        yield several
+        yield from _images_alone(config, names, entry)
     if "flattened_patches" in names:
         patch = _setting(config, "patch_size", 16)
         yield {"flattened_patches": entry(BATCH, 6, 2 + 3 * patch * patch)}
@@ -200,6 +181,29 @@ def _other_inputs(model: nn.Module, names: Any, numbers: Numbers) -> Iterator[di
         # A speech encoder with a decoder.
         yield {"inputs": entry(BATCH, 8000)}
         yield {"inputs": entry(BATCH, 32, _setting(config, "num_mel_bins", 80))}
+
+
+def _images_alone(config: Any, names: Container[str], entry: Numbers) -> Iterator[dict[str, Tensor]]:
+    """Yields images as models take them that get them without placeholder tokens."""
+    height, width = _image_size(config)
+    channels = _setting(config, "num_channels", 3)
+    if "spatial_shapes" in names:  # patches in a row, as SigLIP 2 takes them
+        mask, shapes = torch.ones(BATCH, 4, dtype=torch.long), torch.tensor([[2, 2]] * BATCH)
+        patches = entry(BATCH, 4, channels * _setting(config, "patch_size", 16) ** 2)
+        yield {"pixel_values": patches, "pixel_attention_mask": mask, "spatial_shapes": shapes}
+    if "aspect_ratio_ids" in names:  # tiles of an image, as Llama 3.2 takes them
+        tiles = _setting(config, "max_num_tiles", 4)
+        given = {"pixel_values": entry(BATCH, 1, tiles, channels, height, width)}
+        given["aspect_ratio_ids"] = torch.ones(BATCH, 1, dtype=torch.long)
+        given["aspect_ratio_mask"] = torch.ones(BATCH, 1, tiles, dtype=torch.long)
+        if "cross_attention_mask" in names:
+            given["cross_attention_mask"] = torch.ones(BATCH, LENGTH, 1, tiles, dtype=torch.long)
+        yield given
+    yield {"pixel_values": entry(BATCH, channels, height, width)}
+    several = {"pixel_values": entry(BATCH, 1, channels, height, width)}
+    if "image_attention_mask" in names:
+        several["image_attention_mask"] = torch.ones(BATCH, LENGTH, 1, dtype=torch.long)
+    yield several
 
 
 def _configs(config: Any) -> Iterator[Any]:

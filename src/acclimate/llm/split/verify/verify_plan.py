@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from dataclasses import replace
 
 import torch
@@ -74,23 +75,8 @@ def difference(
     if dtype != torch.float32:
         whole = copy.deepcopy(whole).to(dtype)
 
-    def results(block: nn.Module) -> list[Tensor]:
-        found = []
-        with torch.no_grad():
-            for call in steps.again(dtype):
-                given = pytree.tree_leaves((call.args, call.kwargs))
-                shape = next(tensor.shape for tensor in given if isinstance(tensor, Tensor))
-                tensors = [
-                    leaf
-                    for leaf in pytree.tree_leaves(block(*call.args, **call.kwargs))
-                    if isinstance(leaf, Tensor)
-                ]
-                # Not per-head results such as attention weights, because a rank has only its own heads.
-                found += [tensor for tensor in tensors if tensor.shape == shape] or tensors[:1]
-        return found
-
     try:
-        expected = results(copy.deepcopy(whole))
+        expected = _results(copy.deepcopy(whole), steps, dtype)
     except Exception as error:
         raise BlockError(
             name,
@@ -98,24 +84,44 @@ def difference(
             f"run by itself: {type(error).__name__}: {error}. {_advice(name)}",
         ) from error
     try:
-        found = on_threads(plan.size, lambda ranks: results(apply_plan(copy.deepcopy(whole), plan, ranks)))
+        found = on_threads(
+            plan.size,
+            lambda ranks: _results(apply_plan(copy.deepcopy(whole), plan, ranks), steps, dtype),
+        )
     except Exception as error:
         raise BlockError(
             name,
             f"{name} ({type(whole).__name__}) does not run on {plan.size} ranks{when}: "
             f"{type(error).__name__}: {error}. {_advice(name)}",
         ) from error
+    return max(_gap(outputs, expected) for outputs in found)
+
+
+def _results(block: nn.Module, steps: Steps, dtype: torch.dtype) -> list[Tensor]:
+    """Returns what a block computes in a model's calls."""
+    found = []
+    with torch.no_grad():
+        for call in steps.again(dtype):
+            given = pytree.tree_leaves((call.args, call.kwargs))
+            shape = next(tensor.shape for tensor in given if isinstance(tensor, Tensor))
+            leaves = pytree.tree_leaves(block(*call.args, **call.kwargs))
+            tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+            # Not per-head results such as attention weights, because a rank has only its own heads.
+            found += [tensor for tensor in tensors if tensor.shape == shape] or tensors[:1]
+    return found
+
+
+def _gap(outputs: list[Tensor], expected: list[Tensor]) -> float:
+    """Returns the largest difference of results, relative to their largest value."""
+    if [one.shape for one in outputs] != [one.shape for one in expected]:
+        return math.inf
     worst = 0.0
-    for outputs in found:
-        if [one.shape for one in outputs] != [one.shape for one in expected]:
-            return float("inf")
-        for one, other in zip(outputs, expected, strict=True):
-            # Where the whole block returns NaN, as if a mask leaves nothing to attend to, ranks must too.
-            known = ~(one.isnan() & other.isnan())
-            if not known.any():
-                continue
+    for one, other in zip(outputs, expected, strict=True):
+        # Where the whole block returns NaN, as if a mask leaves nothing to attend to, ranks must too.
+        known = ~(one.isnan() & other.isnan())
+        if known.any():
             gap = (one - other)[known].abs().max() / other[known].abs().max().clamp(min=1.0)
-            worst = max(worst, float(gap) if gap == gap else float("inf"))
+            worst = max(worst, math.inf if gap.isnan() else float(gap))
     return worst
 
 

@@ -1,0 +1,180 @@
+"""Notes the operators that a thread runs on fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from acclimate.llm.decode.description import NotRepresentedError
+from acclimate.llm.decode.fake_calls import FakeCalls, shape_of
+from acclimate.llm.decode.program import Role, Value
+from acclimate.llm.decode.shadow_operators import NAME
+
+_OVERWRITTEN = Value("overwritten", None, (), {}, 0, (), torch.float32, 0)
+# Operators that return their argument's elements in order; where shape and dtype stay too, the argument.
+_SAME = {
+    "clone", "alias", "detach", "lift_fresh", "_to_copy", "view", "_unsafe_view", "reshape", "expand",
+    "slice", "squeeze", "unsqueeze",
+}  # fmt: skip
+
+
+class Recorder(TorchDispatchMode):
+    """Notes each operator of this thread."""
+
+    def __init__(self, mode: FakeTensorMode, origins: dict[int, Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.mode, self.origins = mode, origins
+        self.values: dict[int, Value] = {}
+        self._kept: list[Tensor] = []
+        self._computed: dict[Any, Value] = {}
+        self._calls = FakeCalls(mode)
+
+    @property
+    def constants(self) -> tuple[Tensor, ...]:
+        """The constants of one element."""
+        found = (value.tensor for value in self.values.values())
+        return tuple(tensor for tensor in found if tensor is not None and tensor.numel() == 1)
+
+    def name(self, tensor: Tensor, value: Value) -> None:
+        """Notes which value a tensor is."""
+        self.values[id(tensor)] = value
+        self._kept.append(tensor)  # else another tensor could get its id
+
+    def value(self, tensor: Tensor) -> Value:
+        """Returns the value that a tensor is; one that no operator made is a constant."""
+        known = self.values.get(id(tensor))
+        if known is _OVERWRITTEN:
+            raise NotRepresentedError("a tensor is used after it was changed through another one")
+        if known is None:
+            origin = self.origins.get(id(tensor))
+            if origin is None and not isinstance(tensor, FakeTensor):
+                origin = tensor  # a tensor that a module keeps elsewhere than in its attributes
+            if origin is None:
+                raise NotRepresentedError("a tensor of unknown origin is used")
+            known = Value(
+                "constant", None, (), {}, 0, tuple(tensor.shape), tensor.dtype,
+                Role.WEIGHTS if isinstance(origin, nn.Parameter) else 0, origin,
+            )  # fmt: skip
+            self.name(tensor, known)
+        return known
+
+    def _changed(self, op: str, args: tuple[Any, ...], result: Any) -> str:
+        """Forgets what a change in place overwrites; returns the name of the operator without it."""
+        target = args[0] if args else None
+        own = None if target is None else self.values.get(id(target))
+        if (
+            target is None
+            or own is None
+            or result is not target
+            or own.op in ("input", "constant")
+            or not op.endswith("_")
+        ):
+            raise NotRepresentedError(f"{op} changes a tensor in place")
+        # Other tensors in the same memory have other values from now on.
+        for other in self._kept:
+            if self._calls.share_memory(other, target):
+                self.values[id(other)] = _OVERWRITTEN
+        return op.removesuffix("_")
+
+    def _is_written(self, target: Tensor, source: Any) -> bool:
+        """Notes a write to a part of a tensor that was made for it; returns whether it is such a part."""
+        part = self.values.get(id(target))
+        if part is None or part.op != "slice" or part.kwargs:
+            return False
+        if part.args[0].op not in ("new_empty", "slice_scatter"):
+            return False
+        if not isinstance(source, Value) or source.shape != part.shape or source.dtype != part.dtype:
+            return False
+        whole, *where = part.args
+        made = Value(
+            "slice_scatter", torch.ops.aten.slice_scatter.default, (whole, source, *where), {}, 0,
+            whole.shape, whole.dtype, whole.roles | source.roles,
+        )  # fmt: skip
+        for other in self._kept:
+            if self._calls.share_memory(other, target):
+                self.values[id(other)] = made if self.values[id(other)] is whole else _OVERWRITTEN
+        return True
+
+    def _convert(self, given: Any) -> Any:
+        if isinstance(given, Tensor):
+            return self.value(given)
+        if isinstance(given, torch.SymInt):
+            return given.node.expr
+        if isinstance(given, (torch.SymFloat, torch.SymBool)):
+            raise NotRepresentedError("it computes with the number of tokens")
+        if isinstance(given, (list, tuple)):
+            return tuple(self._convert(item) for item in given)
+        return given
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        op = _name_of(func)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise NotRepresentedError(f"{op} is random")
+        converted = tuple(self._convert(argument) for argument in args)
+        named = {key: self._convert(argument) for key, argument in kwargs.items()}
+        result = self._calls.result(func, args, kwargs)
+        results = result if isinstance(result, (list, tuple)) else [result]
+        if func._schema.is_mutable:
+            if op == "copy_" and result is args[0] and self._is_written(args[0], converted[1]):
+                return result
+            op = self._changed(op, args, result)
+        op += _option_of(op, args, kwargs)
+        if op in _SAME:
+            source = converted[0]
+            if source.dtype == results[0].dtype and source.shape == shape_of(results[0]):
+                self.name(results[0], source)
+                return result
+        roles = _joined((*converted, *named.values()))
+        for index, tensor in enumerate(results):
+            if isinstance(tensor, Tensor):
+                # The same operator on the same values is the same value.
+                key = func, _exactly(converted), _exactly(tuple(named.items())), index
+                if key not in self._computed:
+                    made = Value(op, func, converted, named, index, shape_of(tensor), tensor.dtype, roles)
+                    self._computed[key] = made
+                self.name(tensor, self._computed[key])
+        return result
+
+
+def _name_of(func: Any) -> str:
+    """Returns an operator's name without its overload, and without ``aten``; others keep their namespace."""
+    whole: str = func._schema.name
+    space, _, name = whole.partition("::")
+    return name if space in ("aten", NAME) else whole
+
+
+def _option_of(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Returns what a name must say of an option that makes the operator compute something else."""
+    if op in ("add", "sub", "rsub") and (len(args) > 2 or kwargs.get("alpha", 1) != 1):
+        return " with alpha"
+    return " with a rounding mode" if op == "div" and kwargs.get("rounding_mode") is not None else ""
+
+
+def _exactly(given: Any) -> Any:
+    """Returns arguments with the types of numbers, as 1, 1.0 and True are equal."""
+    if isinstance(given, tuple):
+        return tuple(_exactly(item) for item in given)
+    return given if isinstance(given, Value) else (type(given), given)
+
+
+def _joined(given: Iterable[Any]) -> int:
+    roles = 0
+    for item in given:
+        if isinstance(item, Value):
+            roles |= item.roles
+        elif isinstance(item, tuple):
+            roles |= _joined(item)
+    return roles
+
+
+def input_value(tensor: Tensor, role: int) -> Value:
+    """Returns the value of an input."""
+    return Value("input", None, (), {}, 0, shape_of(tensor), tensor.dtype, role)

@@ -1,0 +1,159 @@
+"""What stands in a shadow for attention, the cache, linear modules and packed embeddings: one operator each.
+
+Attention and experts come in through transformers' registries, and the cache is of a class of our own.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from acclimate.llm.decode.description import NotRepresentedError
+from acclimate.llm.decode.staleness import configs_of, named_functions
+
+NAME = "acclimate_capture"
+"""The namespace of the operators, and the name of the shadow's functions in transformers' registries."""
+
+
+@functools.cache
+def define_operators() -> Any:
+    """Defines the operators that stand for attention, the cache, linear modules and packed embeddings."""
+    library = torch.library.Library(NAME, "DEF")
+    library.define(
+        "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float? scale, float? softcap, "
+        "Tensor? sinks) -> Tensor"
+    )
+    library.define("past(Tensor new, SymInt earlier, int layer, bool is_key) -> Tensor")
+    library.define("linear(Tensor input, int module, int width) -> Tensor")
+    library.define("rows(Tensor tokens, int module, int width, ScalarType dtype) -> Tensor")
+
+    def attention(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Tensor:
+        return query.new_empty((query.shape[0], query.shape[2], query.shape[1], value.shape[3]))
+
+    def past(new: Tensor, earlier: int, layer: int, is_key: bool) -> Tensor:
+        return new.new_empty((*new.shape[:2], new.shape[2] + earlier, new.shape[3]))
+
+    def linear(input: Tensor, module: int, width: int) -> Tensor:
+        return input.new_empty((*input.shape[:-1], width))
+
+    def rows(tokens: Tensor, module: int, width: int, dtype: torch.dtype) -> Tensor:
+        return tokens.new_empty((*tokens.shape, width), dtype=dtype)
+
+    for fake in (attention, past, linear, rows):
+        torch.library.register_fake(f"{NAME}::{fake.__name__}", fake, lib=library)
+    _register_interfaces()
+    return library
+
+
+# Other arguments that transformers passes, which do not change the result of causal attention with this mask.
+_HARMLESS = {
+    "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states",
+    "position_embeddings", "past_key_values", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q",
+    "max_length_k", "num_items_in_batch", "return_dict", "logits_to_keep", "layer_idx",
+    "sliding_window",  # the mask has it
+}  # fmt: skip
+
+
+def _register_interfaces() -> None:
+    from transformers import AttentionInterface
+    from transformers.integrations.moe import ExpertsInterface, batched_mm_experts_forward
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    def attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, None]:
+        if dropout:
+            raise NotRepresentedError("attention drops weights at random")
+        own = getattr(module, "is_causal", True)
+        if not (own if others.get("is_causal") is None else others["is_causal"]):
+            # transformers leaves out the mask of a prompt without padding, and asks this instead.
+            raise NotRepresentedError("attention is not causal where it has no mask")
+        for name, given in others.items():
+            if given is not None and given is not False and name not in _HARMLESS:
+                raise NotRepresentedError(f"attention takes {name}")
+        call = torch.ops.acclimate_capture.attention
+        return call(query, key, value, attention_mask, scaling, softcap, s_aux), None
+
+    def mask(*args: Any, **kwargs: Any) -> Tensor | None:
+        kwargs.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False, use_vmap=False)
+        made: Tensor | None = sdpa_mask(*args, **kwargs)
+        return made
+
+    def experts(module: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+        # Of transformers' ways to compute experts, the one whose operators do not depend on values.
+        found: Tensor = batched_mm_experts_forward(module, *args, **kwargs)
+        return found
+
+    AttentionInterface.register(NAME, attention)
+    ExpertsInterface.register(NAME, experts)
+    AttentionMaskInterface.register(NAME, mask)
+
+
+def check_functions(model: nn.Module) -> None:
+    """Raises unless the functions that operators of the shadow stand for are those of transformers."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    configs = configs_of(model.modules())
+    used = named_functions(configs)
+    if {getattr(config, "_attn_implementation", None) for config in configs} & {"eager", None}:
+        files = {base.__module__ for m in model.modules() for base in type(m).__mro__}
+        eager = (getattr(sys.modules.get(file), "eager_attention_forward", None) for file in files)
+        used += [("attention", function) for function in eager if function is not None]
+    for module in model.modules():
+        if hasattr(module, "_apply_gate") and hasattr(module, "is_transposed"):
+            name = getattr(module.config, "_experts_implementation", None)
+            used += [] if name in ALL_EXPERTS_FUNCTIONS else [("experts", type(module).forward)]
+    for what, function in used:
+        if not getattr(function, "__module__", "").startswith(("transformers.", "acclimate.")):
+            raise NotRepresentedError(f"its {what} are computed by a function of another package")
+
+
+def shadow_cache(layers: int, earlier: Any) -> Any:
+    """Returns a cache of ``earlier`` tokens whose keys and values are one operator each."""
+    from transformers.cache_utils import Cache, CacheLayerMixin
+
+    class Layer(CacheLayerMixin):  # type: ignore[misc]
+        is_sliding = False
+        is_compileable = False
+
+        def __init__(self, index: int) -> None:
+            super().__init__()
+            self.index = index
+
+        def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+            pass
+
+        def update(
+            self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
+        ) -> tuple[Tensor, Tensor]:
+            call = torch.ops.acclimate_capture.past
+            return (
+                call(key_states, earlier, self.index, True),
+                call(value_states, earlier, self.index, False),
+            )
+
+        def get_mask_sizes(self, query_length: int) -> tuple[Any, int]:
+            return earlier + query_length, 0
+
+        def get_seq_length(self) -> Any:
+            return earlier
+
+        def get_max_length(self) -> int:
+            return -1
+
+        get_max_cache_shape = get_max_length
+
+    return Cache(layers=[Layer(index) for index in range(layers)])
