@@ -72,8 +72,10 @@ OF_THE_SCRIPT = [
     ["--help"],
     pytest.param(["-h"], marks=pytest.mark.slow),
     ["--num_accelerators", "9", "--nope", "-q"],
-    ["--no"],  # what argparse would take for an abbreviation of one of ours, or of several
-    ["--", "--env", "X=1", "--"],
+    pytest.param(
+        ["--no"], marks=pytest.mark.slow
+    ),  # what argparse would take for an abbreviation of one of ours, or of several
+    pytest.param(["--", "--env", "X=1", "--"], marks=pytest.mark.slow),
     pytest.param(["--version", "run", "info"], marks=pytest.mark.slow),
     ["-1", "", "two words", "--x=*"],
 ]
@@ -142,7 +144,7 @@ def test_ranks_learn_their_place_from_the_environment(script: str) -> None:
 
 def test_the_free_port_is_another_one_each_time_and_nobody_listens_on_it(script: str) -> None:
     ports = {
-        int(told(acclimate_run("--num_accelerators", "1", script))[0][0]["MASTER_PORT"]) for _ in range(3)
+        int(told(acclimate_run("--num_accelerators", "1", script))[0][0]["MASTER_PORT"]) for _ in range(2)
     }
     assert len(ports) > 1
     for port in ports:
@@ -198,9 +200,16 @@ def test_a_rank_has_as_many_threads_as_cores(script: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("quota_us", "ranks", "threads"), [(100_000, 1, 1), (150_000, 1, 1), (50_000, 1, 1), (100_000, 2, 1)]
+    ("quota_us", "ranks", "threads"),
+    [
+        (150_000, 1, 1),
+        *(pytest.param(*values, marks=pytest.mark.slow) for values in ((100_000, 1, 1), (50_000, 1, 1))),
+        (100_000, 2, 1),
+    ],
 )
-@pytest.mark.parametrize("binding", ["--bind_cores_to_rank", "--grace=5"])
+@pytest.mark.parametrize(
+    "binding", ["--bind_cores_to_rank", pytest.param("--grace=5", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("nested", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_rank_has_no_more_threads_than_its_share_of_a_real_quota(
     script: str, quota_us: int, ranks: int, threads: int, binding: str, nested: bool
@@ -270,9 +279,14 @@ def test_the_default_is_a_rank_for_each_device_of_the_chosen_accelerator(script:
     ("options", "visible", "seen"),
     [
         (["--num_gpus", "2"], None, "0,1"),
-        (["--include", "localhost:1,2"], None, "1,2"),
-        (["--exclude", "localhost:0"], None, "1,2"),
-        ([], "2,0", "2,0"),
+        *(
+            pytest.param(*values, marks=pytest.mark.slow)
+            for values in (
+                (["--include", "localhost:1,2"], None, "1,2"),
+                (["--exclude", "localhost:0"], None, "1,2"),
+                ([], "2,0", "2,0"),
+            )
+        ),
         (["--include", "localhost:1"], "2,0", "0"),
     ],
 )
@@ -294,7 +308,9 @@ def test_more_ranks_than_devices_are_refused() -> None:
     assert "--num_accelerators 9 must be between 1 and 3" in ended.stderr
 
 
-@pytest.mark.parametrize("variable", ["DS_ACCELERATOR", "ACCLIMATE_ACCELERATOR"])
+@pytest.mark.parametrize(
+    "variable", [pytest.param("DS_ACCELERATOR", marks=pytest.mark.slow), "ACCLIMATE_ACCELERATOR"]
+)
 def test_a_name_that_cannot_be_counted_is_refused_with_what_is_close(variable: str) -> None:
     ended = acclimate_run(__file__, **{variable: "cdua"})
     assert (ended.returncode, ended.stdout) == (2, "")
@@ -316,7 +332,9 @@ sys.exit(code)
     assert (ended.returncode, ended.stderr) == (0, "[]")
 
 
-@pytest.mark.parametrize("name", ["--num_accelerators", "-c", "-"])
+@pytest.mark.parametrize(
+    "name", ["-c", *(pytest.param(name, marks=pytest.mark.slow) for name in ("--num_accelerators", "-"))]
+)
 def test_a_script_may_be_named_like_an_option(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(TELL)
     [(_, arguments)] = told(acclimate_run("--num_accelerators", "1", "--", name, "2", cwd=tmp_path))
