@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -508,10 +509,8 @@ def test_an_option_with_a_nul_character_is_refused() -> None:
 def test_help_shows_every_option_in_one_spelling() -> None:
     ended = acclimate_run("--help", COLUMNS="200")
     assert (ended.returncode, ended.stderr) == (0, "")
-    parser = CommandParser()
-    add_arguments(parser)
     elsewhere = {name for names in ELSEWHERE.values() for name in names}
-    for option in parser._option_string_actions.keys() - elsewhere:
+    for option in parser()._option_string_actions.keys() - elsewhere:
         hidden = "-" in option.removeprefix("--") and option.startswith("--")
         assert (f"{option} " in ended.stdout or f"{option}," in ended.stdout) != hidden, option
 
@@ -519,10 +518,15 @@ def test_help_shows_every_option_in_one_spelling() -> None:
 # -- reading options ---------------------------------------------------------------------------------
 
 
+@cache
+def parser() -> CommandParser:
+    made = CommandParser()
+    add_arguments(made)
+    return made
+
+
 def read(*arguments: str, **environ: str) -> RunOptions:
-    parser = CommandParser()
-    add_arguments(parser)
-    return read_options(parser.parse_args(arguments), environ)
+    return read_options(parser().parse_args(arguments), environ)
 
 
 def test_the_defaults_are_the_plain_path() -> None:
