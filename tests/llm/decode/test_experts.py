@@ -41,10 +41,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "biases, limits, by column": ("gpt_oss", {"sliding_window": 6}),
 }
 """What is special about each."""
-EACH = quick(
-    tuple(MODELS), "shared, with a gate", "softmax of the chosen", "sigmoid, groups, shared",
-    "biases, limits, by column",
-)  # fmt: skip
+EACH = quick(tuple(MODELS), "sigmoid, groups, shared", "biases, limits, by column")
 
 
 @functools.cache
@@ -106,10 +103,14 @@ def test_a_router_is_read_from_its_operators() -> None:
     assert [(step.kind, step.value) for step in router.weights] == [("normalize", 1e-20), ("scale", 2.5)]
     assert router.groups is not None
     assert (router.groups.count, router.groups.used, router.groups.best) == (4, 2, 2)
-    assert [step.kind for step in experts_of("softmax of the chosen").router.weights] == ["softmax"]
-    assert experts_of("shared, with a gate").shared_gate is not None
     gating = experts_of("biases, limits, by column").gating
     assert (gating.steepness, gating.gate_limit, gating.up_limit, gating.adds) == (1.702, 7.0, 7.0, 1.0)
+
+
+@pytest.mark.slow
+def test_a_router_of_the_chosen_and_a_gate_of_shared_experts_are_read() -> None:
+    assert [step.kind for step in experts_of("softmax of the chosen").router.weights] == ["softmax"]
+    assert experts_of("shared, with a gate").shared_gate is not None
 
 
 def test_experts_of_another_packages_function_are_refused(caplog: pytest.LogCaptureFixture) -> None:
@@ -127,6 +128,7 @@ def test_experts_of_another_packages_function_are_refused(caplog: pytest.LogCapt
     assert "its experts are computed by a function of another package" in caplog.text
 
 
+@pytest.mark.slow
 def test_experts_with_a_forward_of_the_users_are_captured_by_it() -> None:
     own, _ = pair("softmax")
     model = copy.deepcopy(own)

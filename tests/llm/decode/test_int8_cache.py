@@ -42,7 +42,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "heads of 40": ("llama", {"head_dim": 40}),
     "soft caps": ("gemma2", WINDOWS),
 }
-EACH = quick(tuple(MODELS), "windows", "latents", "heads of 40")
+EACH = quick(tuple(MODELS), "windows", "latents")
 START = torch.zeros(1, dtype=torch.long)
 
 
