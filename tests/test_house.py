@@ -325,6 +325,7 @@ print(sorted(imported - {"acclimate", "__future__"} - set(sys.stdlib_module_name
     assert (ended.stdout, ended.stderr) == ("[]\n", "")
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_torch_comes_with_the_first_accelerator_and_prints_nothing() -> None:
     code = """
 import sys
