@@ -164,6 +164,7 @@ def test_a_command_whose_package_is_absent_says_how_to_install_it(
     assert (ROOT / "tools" / package / "pyproject.toml").is_file()
 
 
+@pytest.mark.slow
 def test_acclimate_port_alone_ports_a_file_without_torch_and_acclimate(
     wheels: Wheels, tmp_path: Path
 ) -> None:

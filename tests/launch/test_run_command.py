@@ -164,6 +164,7 @@ def node_0(*options: str) -> Iterator[list[str]]:
         assert first.wait(240) == 0
 
 
+@pytest.mark.slow
 def test_nodes_started_by_hand_share_one_job(script: str) -> None:
     by_hand = ["--num_nodes", "2", "--num_accelerators", "2"]
     with node_0(*by_hand) as place:
@@ -174,6 +175,7 @@ def test_nodes_started_by_hand_share_one_job(script: str) -> None:
     assert (first["NODE_RANK"], first["MASTER_ADDR"], first["MASTER_PORT"]) == ("1", place[1], place[3])
 
 
+@pytest.mark.slow
 def test_a_hostfile_says_how_many_ranks_nodes_have_that_are_started_by_hand(
     script: str, tmp_path: Path
 ) -> None:

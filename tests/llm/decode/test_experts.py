@@ -74,7 +74,8 @@ def test_padded_sequences_that_use_the_same_experts_get_transformers_tokens(name
     assert torch.equal(*texts)
 
 
-@pytest.mark.parametrize("name", quick(tuple(MODELS), "biases, limits, by column"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
 def test_experts_in_bfloat16_give_transformers_logits(name: str) -> None:
     model = copy.deepcopy(pair(name)[0]).bfloat16()
     ours = acclimate.init_inference(model)

@@ -92,6 +92,7 @@ def texts_past_a_window(rank: int) -> tuple[str, list[int], list[int]]:
     return step_kind(model), model.generate(PROMPT, **options)[0].tolist(), modules[0].tolist()
 
 
+@pytest.mark.slow
 def test_ranks_keep_only_the_window_and_write_the_text_of_the_modules(two: RankProcesses) -> None:
     one, other = two.values(texts_past_a_window)
     assert one == other

@@ -357,7 +357,7 @@ ELSEWHERE: list[tuple[Any, Callable[[Any, float], None]]] = [
     quick(
         {case[0].__name__: case for case in ELSEWHERE},
         "InADecoratedFunction", "InAFunctionOfItsFile", "InAProperty", "InAFunctionThatIsAnAttribute",
-        "InAnotherFile", "InAnotherClass", "InAnObject", "InAHiddenModule",
+        "InAnotherFile", "InAnObject", "InAHiddenModule",
     ),
 )  # fmt: skip
 def test_a_value_that_code_reads_elsewhere_counts_when_it_changes(
