@@ -34,7 +34,7 @@ def experts_of(model: Any) -> Any:
     return model.model.layers[0].mlp.experts
 
 
-@pytest.fixture(params=quick(tuple(MODELS), "qwen3_moe", "gpt_oss"))
+@pytest.fixture(params=quick(tuple(MODELS), "qwen3_moe"))
 def models(request: pytest.FixtureRequest) -> tuple[Any, Any]:
     """A tiny model, and the same one with weights in 8 bits."""
     model = tiny_model(request.param)

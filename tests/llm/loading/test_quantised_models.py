@@ -305,6 +305,7 @@ def test_a_shape_that_is_no_whole_number_of_blocks_is_an_error(tmp_path: Path) -
         acclimate.init_inference(path)
 
 
+@pytest.mark.slow
 def test_a_damaged_list_of_tensors_in_the_cache_is_made_again(
     tmp_path: Path, private_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -41,6 +41,7 @@ def test_two_ranks_write_the_tokens_of_the_published_values(
         assert shape == (128, 128)
 
 
+@pytest.mark.slow
 def test_two_ranks_hold_parts_of_each_expert_in_mxfp4(two: RankProcesses, tmp_path: Path) -> None:
     check_parts_of_experts(two, tmp_path, save_gpt_oss(tmp_path))
 
