@@ -432,6 +432,7 @@ def test_all_ranks_name_the_file_that_changes_while_they_read(
         assert f"{folder}/model-0000" in told.error
 
 
+@pytest.mark.slow
 def test_extra_tensors_can_be_ignored(two: RankProcesses, folder: Path, folders: dict[str, Path]) -> None:
     changed(add)(folder)
     for found in two.values(load, str(folder), ignore_extra=["v_head.*"]):

@@ -354,16 +354,10 @@ def test_a_compiled_model_is_one_graph_with_the_same_logits(
 # -- the lean step -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_descriptions")
 @pytest.mark.parametrize(
-    ("gap", "quantised", "dense"),
-    [
-        (0.1, True, False),
-        *(
-            pytest.param(*values, marks=pytest.mark.slow)
-            for values in ((0.02, True, True), (0.3, False, False))
-        ),
-    ],
+    ("gap", "quantised", "dense"), [(0.1, True, False), (0.02, True, True), (0.3, False, False)]
 )
 def test_rounded_inputs_of_quantised_weights_are_no_reason_against_the_lean_step(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, gap: float, quantised: bool, dense: bool

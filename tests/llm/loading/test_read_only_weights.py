@@ -16,7 +16,6 @@ import acclimate
 from acclimate.errors import QuantizationError
 from acclimate.llm.decode.loop import lean_decoder
 from acclimate.llm.loading.packed_modules import FewRowLinear, PackedLinear
-from quick_parameters import quick
 
 FORMS = ["int8", "int4", "gguf"]
 
@@ -208,7 +207,8 @@ def test_a_quantised_weight_can_be_that_of_another_module(model: Any) -> None:
     assert isinstance(one, PackedLinear)
 
 
-@pytest.mark.parametrize("model", quick(tuple(FORMS), "gguf"), indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("model", FORMS, indirect=True)
 def test_a_text_follows_a_quantised_weight_that_becomes_that_of_another_module(model: Any) -> None:
     made = copy.deepcopy(model)
     before = lean_decoder(made)
