@@ -203,6 +203,7 @@ PROGRAMS = {
 
 LONGEST = {
     "a long chain of elif", "classes with attributes of one name", "a method that classes call",
+    "functions with guards and flags",
     "one variable of many loops",
 }  # fmt: skip
 GROW_MORE = {"one name bound many times", "a long chain of elif"}
