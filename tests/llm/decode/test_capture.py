@@ -104,6 +104,7 @@ def test_a_result_shares_memory_with_its_own_operand_only(
     assert not calls.share_memory(*operands[:2])
 
 
+@pytest.mark.slow
 def test_more_layers_of_a_kind_make_torch_compute_no_more_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[Tensor] = []
     original = capture._source

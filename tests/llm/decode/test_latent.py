@@ -168,13 +168,14 @@ def test_a_cache_of_the_callers_holds_transformers_latents_afterwards(name: str)
         torch.testing.assert_close(layers[1].values, layers[0].values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "quantize"),
     [
         ("v3, groups, not normalized", "int8"),
-        pytest.param("v2, groups, all experts", "int4", marks=pytest.mark.slow),
-        pytest.param("v3, groups, not normalized", "int4", marks=pytest.mark.slow),
-        pytest.param("v2, groups, all experts", "int8", marks=pytest.mark.slow),
+        ("v2, groups, all experts", "int4"),
+        ("v3, groups, not normalized", "int4"),
+        ("v2, groups, all experts", "int8"),
     ],
 )
 def test_quantised_weights_take_the_native_step(name: str, quantize: str) -> None:

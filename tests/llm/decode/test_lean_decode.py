@@ -144,6 +144,7 @@ def test_sequences_of_a_batch_end_at_their_end_tokens(taken: list[bool]) -> None
     assert (own[:, -1] == 7).any()
 
 
+@pytest.mark.slow
 def test_a_few_very_large_values_as_trained_models_have_them_hide_nothing() -> None:
     model = tiny_model("gemma3_text", **WINDOW).to(torch.bfloat16)
     with torch.no_grad():
@@ -254,7 +255,8 @@ def test_weights_and_hooks_that_change_later_are_noticed(taken: list[bool]) -> N
     assert taken == [True, False]
 
 
-@pytest.mark.parametrize("name", quick(("llama", "gpt2"), "gpt2"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_norms_and_biases_that_change_in_place_are_noticed(name: str, taken: list[bool]) -> None:
     ours = acclimate.init_inference(tiny_model(name), dtype="bfloat16")
     ours.generate(PROMPT, do_sample=False, max_new_tokens=2)

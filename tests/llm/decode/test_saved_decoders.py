@@ -16,7 +16,6 @@ import acclimate
 from acclimate.llm.decode import proof, saved
 from acclimate.llm.decode.proof import describe
 from acclimate.llm.decode.saved import decoder_key
-from quick_parameters import quick
 
 pytestmark = pytest.mark.usefixtures("own_descriptions")
 PROMPT = torch.arange(3, 12)[None]
@@ -114,7 +113,8 @@ PAIRS: dict[str, tuple[Any, Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", quick(tuple(PAIRS), "a_number_of_numpy"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAIRS)
 def test_a_start_with_another_value_does_not_use_what_the_first_one_saved(
     name: str, tiny_folder: Path
 ) -> None:

@@ -152,7 +152,7 @@ def shown(cache: DynamicCache) -> list[torch.Tensor]:
     return [each for layer in cache.layers for each in (layer.keys, layer.values)]
 
 
-@pytest.mark.parametrize("kind", ["windows", "whole"])
+@pytest.mark.parametrize("kind", quick(("windows", "whole"), "windows"))
 @pytest.mark.parametrize("name", quick(("all layers", "every second layer"), "every second layer"))
 def test_a_cache_of_the_caller_gets_what_transformers_puts_into_it(name: str, kind: str, spare: int) -> None:
     found = []

@@ -272,6 +272,7 @@ def test_three_ranks_generate_what_the_whole_model_does(folders: dict[str, Path]
             assert found["tokens"] == whole_tokens(folders["llama"])
 
 
+@pytest.mark.slow
 def test_the_second_start_with_a_model_uses_the_first_ones_plan(two: RankProcesses, folder: Path) -> None:
     first = two.values(load, str(folder))
     moved = folder.rename(folder.with_name("elsewhere"))

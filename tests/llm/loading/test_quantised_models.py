@@ -318,6 +318,7 @@ def test_a_damaged_list_of_tensors_in_the_cache_is_made_again(
     assert "damaged" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_moved_gguf_file_needs_no_second_conversion(tmp_path: Path, private_cache: Path) -> None:
     path = write_tiny_gguf("gemma3", tmp_path / "model.gguf")
     first = generate("The", model=path, max_new_tokens=3)

@@ -97,9 +97,7 @@ def test_linear_modules_in_code_that_uses_weights_are_split_one_by_one() -> None
     assert plan.splits[f"{mixer}.dt_proj.weight"].kind == "replicated"  # its weight is used
 
 
-@pytest.mark.parametrize(
-    "name", [n if n == "t5" else pytest.param(n, marks=pytest.mark.slow) for n in FURTHER]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) for n in FURTHER])
 def test_another_model_is_split_right_or_refused(name: str) -> None:
     try:
         found = compare(name, 2)

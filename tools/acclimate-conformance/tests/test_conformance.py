@@ -28,7 +28,7 @@ ON_A_DEVICE = ("devices", "random", "streams", "memory", "pinning")
 """What differs most between a device and the host."""
 LONG = (
     "runtime/compiles", "runtime/compiled_functions_have_effects", "memory/other_processes_count",
-    "random/recomputed_draws_repeat", "streams/named_streams_are_meant",
+    "random/recomputed_draws_repeat", "streams/named_streams_are_meant", "launching/launched_rank",
 )  # fmt: skip
 """These take a compiler or further processes; planted faults show that the checks are made."""
 
