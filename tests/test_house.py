@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import gc
 import importlib
 import importlib.util
 import os
@@ -103,11 +104,18 @@ Rule: TypeAlias = Callable[[Source], Iterator[str]]
 @cache
 def sources() -> tuple[Source, ...]:
     roots = {PACKAGE: PACKAGE, **{folder: folder.parent for folder in TOOLS.values()}}
-    return tuple(
-        Source(path.relative_to(root), ast.parse(path.read_text(encoding="utf-8")))
-        for folder, root in roots.items()
-        for path in sorted(folder.rglob("*.py"))
-    )
+    gc.disable()  # it would look through the trees again and again
+    try:
+        found = tuple(
+            Source(path.relative_to(root), ast.parse(path.read_text(encoding="utf-8")))
+            for folder, root in roots.items()
+            for path in sorted(folder.rglob("*.py"))
+        )
+        assert all(source.nodes for source in found)
+        gc.freeze()
+    finally:
+        gc.enable()
+    return found
 
 
 def may_name_hardware(source: Source) -> bool:
@@ -317,6 +325,7 @@ print(sorted(imported - {"acclimate", "__future__"} - set(sys.stdlib_module_name
     assert (ended.stdout, ended.stderr) == ("[]\n", "")
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_torch_comes_with_the_first_accelerator_and_prints_nothing() -> None:
     code = """
 import sys

@@ -27,23 +27,34 @@ PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 CUDA_ONLY = "import torch\n\ntorch.cuda.synchronize()\n"
 
 
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A wheel of each package, built from a copy, as a build writes beside the source."""
-    pytest.importorskip("setuptools")
-    folder = tmp_path_factory.mktemp("wheels")
-    copies = []
-    for name, source in SOURCES.items():
-        copies.append(folder / "sources" / name)
+class Wheels(dict[str, Path]):
+    """The wheel of each package, built when a test asks for it.
+
+    Args:
+        folder: where to build them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __missing__(self, name: str) -> Path:
+        source, copy = SOURCES[name], self._folder / name  # a build writes beside the source
         shutil.copytree(
-            source / "src", copies[-1] / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+            source / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
         )
         for file in ("pyproject.toml", "README.md", "LICENSE"):
             if (source / file).exists():
-                shutil.copy(source / file, copies[-1])
-    options = ["--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(folder)]
-    require(subprocess.run([*PIP, "wheel", *options, *map(str, copies)], capture_output=True, text=True))
-    return {name: next(folder.glob(f"{name.replace('-', '_')}-*.whl")) for name in SOURCES}
+                shutil.copy(source / file, copy)
+        build = [sys.executable, "-c", "from setuptools.build_meta import build_wheel; build_wheel('.')"]
+        require(subprocess.run(build, cwd=copy, capture_output=True, text=True))
+        (self[name],) = copy.glob("*.whl")
+        return self[name]
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Wheels:
+    pytest.importorskip("setuptools")
+    return Wheels(tmp_path_factory.mktemp("wheels"))
 
 
 class Environment:
@@ -121,7 +132,7 @@ def require(ended: subprocess.CompletedProcess[str]) -> subprocess.CompletedProc
 
 
 @pytest.fixture(scope="module")
-def runtime(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Environment:
+def runtime(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return Environment(tmp_path_factory.mktemp("runtime") / "venv", [wheels["acclimate"]])
 
 
@@ -153,8 +164,9 @@ def test_a_command_whose_package_is_absent_says_how_to_install_it(
     assert (ROOT / "tools" / package / "pyproject.toml").is_file()
 
 
+@pytest.mark.slow
 def test_acclimate_port_alone_ports_a_file_without_torch_and_acclimate(
-    wheels: dict[str, Path], tmp_path: Path
+    wheels: Wheels, tmp_path: Path
 ) -> None:
     alone = Environment(tmp_path / "venv", [wheels["acclimate-port"]])
     assert alone.missing("torch", "acclimate", "pytest", "libcst") == ["torch", "acclimate", "pytest"]
@@ -168,8 +180,8 @@ def test_acclimate_port_alone_ports_a_file_without_torch_and_acclimate(
 
 
 @pytest.mark.slow
-def test_the_commands_of_all_packages_together(wheels: dict[str, Path], tmp_path: Path) -> None:
-    together = Environment(tmp_path / "venv", list(wheels.values()))
+def test_the_commands_of_all_packages_together(wheels: Wheels, tmp_path: Path) -> None:
+    together = Environment(tmp_path / "venv", [wheels[name] for name in SOURCES])
     assert "not installed" not in require(together.run("acclimate", "--help")).stdout
     together.write("a.py", CUDA_ONLY)
     assert "+get_accelerator().synchronize()" in require(together.run("acclimate", "port", "a.py")).stdout

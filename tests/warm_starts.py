@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,8 +23,9 @@ MODELS = (
     "transformers", "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto",
     "transformers.models.gemma3.modeling_gemma3", "transformers.models.gpt_oss.modeling_gpt_oss",
     "transformers.models.llama.modeling_llama", "transformers.models.qwen3_moe.modeling_qwen3_moe",
+    *filter(find_spec, ("peft", "fastapi", "uvicorn", "openai", "libcst")),
 )  # fmt: skip
-"""What a second server imports too, for tests of models.
+"""What a second server imports too, for tests of models, and for the collection of all tests.
 
 The first one does not, since transformers asks torch for devices when it is imported, and a stand-in brings
 them later.

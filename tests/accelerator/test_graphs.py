@@ -22,6 +22,7 @@ from acclimate.accelerator import Accelerator, RecordedGraph
 from acclimate.backends.cpu import CPUAccelerator
 from acclimate.errors import GraphCaptureError, UnsupportedError
 from fresh_process import FreshProcesses
+from quick_parameters import quick
 
 ACC = CPUAccelerator()
 
@@ -396,7 +397,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", quick(tuple(OPTIMIZERS), "SGD momentum", "Adam fused"))
 def test_a_training_step_replays_as_the_next_step(name: str) -> None:
     model, optimizer = model_and_optimizer(OPTIMIZERS[name])
     twin, twins_optimizer = model_and_optimizer(OPTIMIZERS[name])

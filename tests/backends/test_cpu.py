@@ -6,7 +6,6 @@ import builtins
 import contextlib
 import mmap
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -269,21 +268,21 @@ def own_memory_cgroup() -> Path | None:
 
 
 @needs_linux
-def test_a_real_cgroups_limit_is_the_total() -> None:
+def test_a_real_cgroups_limit_is_the_total(fresh: FreshProcesses) -> None:
     group = own_memory_cgroup()
     if group is None:
         pytest.skip("this machine lets us make no cgroup")
     limit = "memory.limit_in_bytes" if (group / "memory.limit_in_bytes").exists() else "memory.max"
-    code = "from acclimate.backends.cpu import CPUAccelerator as A; print(A().total_memory())"
+    code = f"""
+import os
+from pathlib import Path
+Path({str(group)!r}, "cgroup.procs").write_text(str(os.getpid()))
+from acclimate.backends.cpu import CPUAccelerator
+tell(total=CPUAccelerator().total_memory())
+"""
     try:
         (group / limit).write_text(str(1536 * MIB))
-        told = subprocess.run(
-            ["sh", "-c", f'echo $$ > "{group}/cgroup.procs" && exec "$0" -c "$1"', sys.executable, code],
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        assert told.stdout.strip() == str(1536 * MIB), told.stderr
+        assert fresh.check(code).told["total"] == 1536 * MIB
     finally:
         group.rmdir()
 

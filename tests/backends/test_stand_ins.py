@@ -61,11 +61,11 @@ NOT_EXECUTED: dict[str, dict[str, str]] = {}
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
-QUICK = {
+FEW = {
     "npu": ("runtime/profiler_marks", "launching/visible_devices"),
     "xpu": ("streams/options_of_streams_and_events",),
 }
-"""By way: what is checked also where slow tests are left out.
+"""By way: what a test of few checks tries.
 
 The stand-in of CUDA has to be there before torch is imported, which the Pythons of these tests have done.
 """
@@ -152,9 +152,9 @@ def test_a_backend_keeps_its_promises_over_its_vendors_surface_and_every_overrid
     assert overrides(called) - run.noted["executed"] == NOT_EXECUTED.get(called, {}).keys()
 
 
-@pytest.mark.parametrize("called", QUICK)
+@pytest.mark.parametrize("called", ["npu", pytest.param("xpu", marks=pytest.mark.slow)])
 def test_what_backends_override_most_works_over_their_vendors_surface(called: str, folder: Path) -> None:
-    run = conformance(called, folder, *QUICK[called])
+    run = conformance(called, folder, *FEW[called])
     assert run.with_outcome("failed") == {}
     assert run.noted["not-emulated"] == set()
     assert run.noted["wrong-arguments"] == set()

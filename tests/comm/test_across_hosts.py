@@ -98,6 +98,7 @@ def reduce(rank: int) -> None:
     dist.all_reduce(torch.ones(100))
 
 
+@pytest.mark.slow
 def test_ranks_of_both_hosts_raise_when_a_rank_has_ended(hosts: network_hosts.NetworkHosts) -> None:
     with_end = Ranks(hosts)
     try:

@@ -46,6 +46,7 @@ def count(checkout: Path, limit_s: int) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_part_that_was_stopped_is_not_called_done_and_the_next_call_runs_the_rest(checkout: Path) -> None:
     first = count(checkout, 1)
     assert first.returncode == 1, first.stderr

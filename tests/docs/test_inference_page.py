@@ -56,7 +56,7 @@ def test_the_first_program_writes_text(model: Path) -> None:
     assert run("write.py", model, "model").startswith("The capital of France is")
 
 
-@pytest.mark.usefixtures("warm_model_starts")
+@pytest.mark.slow
 def test_the_program_with_a_pipeline_writes_text(model: Path) -> None:
     assert run("pipe.py", model, "model").startswith("The capital of France is")
 
@@ -72,7 +72,7 @@ def test_the_program_of_the_evaluation_harness_shows_a_score(model: Path) -> Non
     assert "'acc,none': 0.5" in told.splitlines()[-1]  # both questions have the same likelier answer
 
 
-@pytest.mark.usefixtures("warm_model_starts")
+@pytest.mark.slow
 def test_the_client_of_the_server_shows_an_answer(model: Path) -> None:
     pytest.importorskip("openai", reason="the extra `serve` is not installed")
     pytest.importorskip("fastapi", reason="the extra `serve` is not installed")

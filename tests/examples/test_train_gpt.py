@@ -108,6 +108,7 @@ def test_without_matplotlib_a_run_says_so_and_keeps_its_metrics(tmp_path: Path) 
 # -- stopped and resumed -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_same_curve_to_the_bit(whole_run: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = start(out, f"--steps={STEPS}", "--dropout=0.1")
@@ -122,7 +123,7 @@ def test_a_killed_run_goes_on_with_the_same_curve_to_the_bit(whole_run: Path, tm
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=lambda n: n.name
 )
-def test_a_signal_ends_a_run_with_a_checkpoint_of_the_step_under_way(
+def test_a_signal_ends_a_run_with_a_checkpoint_from_which_it_goes_on_to_the_bit(
     number: signal.Signals, whole_run: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
@@ -135,6 +136,8 @@ def test_a_signal_ends_a_run_with_a_checkpoint_of_the_step_under_way(
     assert done < STEPS
     assert (out / f"checkpoints/step_{done:08d}.pt").exists()
     assert f"{number.name}: checkpoint of step {done} written" in log_of(out).read_text()
+    ended = run_without_matplotlib(out, f"--steps={STEPS}", "--dropout=0.1", "--resume")
+    assert curve(out) == curve(whole_run), ended.stderr
 
 
 def test_a_run_that_is_complete_resumes_to_nothing(whole_run: Path) -> None:
@@ -252,14 +255,15 @@ def one_rank(warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) 
     return curve(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parallel", "ranks"),
     [
         ("tp", 2),
-        pytest.param("ddp", 2, marks=pytest.mark.slow),
-        pytest.param("fsdp2", 2, marks=pytest.mark.slow),
-        pytest.param("tp+ddp", 4, marks=pytest.mark.slow),
-        pytest.param("tp+fsdp2", 4, marks=pytest.mark.slow),
+        ("ddp", 2),
+        ("fsdp2", 2),
+        ("tp+ddp", 4),
+        ("tp+fsdp2", 4),
     ],
 )
 def test_ranks_train_as_one_does_on_the_same_global_batch(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -72,8 +73,10 @@ OF_THE_SCRIPT = [
     ["--help"],
     pytest.param(["-h"], marks=pytest.mark.slow),
     ["--num_accelerators", "9", "--nope", "-q"],
-    ["--no"],  # what argparse would take for an abbreviation of one of ours, or of several
-    ["--", "--env", "X=1", "--"],
+    pytest.param(
+        ["--no"], marks=pytest.mark.slow
+    ),  # what argparse would take for an abbreviation of one of ours, or of several
+    pytest.param(["--", "--env", "X=1", "--"], marks=pytest.mark.slow),
     pytest.param(["--version", "run", "info"], marks=pytest.mark.slow),
     ["-1", "", "two words", "--x=*"],
 ]
@@ -142,7 +145,7 @@ def test_ranks_learn_their_place_from_the_environment(script: str) -> None:
 
 def test_the_free_port_is_another_one_each_time_and_nobody_listens_on_it(script: str) -> None:
     ports = {
-        int(told(acclimate_run("--num_accelerators", "1", script))[0][0]["MASTER_PORT"]) for _ in range(3)
+        int(told(acclimate_run("--num_accelerators", "1", script))[0][0]["MASTER_PORT"]) for _ in range(2)
     }
     assert len(ports) > 1
     for port in ports:
@@ -161,6 +164,7 @@ def node_0(*options: str) -> Iterator[list[str]]:
         assert first.wait(240) == 0
 
 
+@pytest.mark.slow
 def test_nodes_started_by_hand_share_one_job(script: str) -> None:
     by_hand = ["--num_nodes", "2", "--num_accelerators", "2"]
     with node_0(*by_hand) as place:
@@ -171,6 +175,7 @@ def test_nodes_started_by_hand_share_one_job(script: str) -> None:
     assert (first["NODE_RANK"], first["MASTER_ADDR"], first["MASTER_PORT"]) == ("1", place[1], place[3])
 
 
+@pytest.mark.slow
 def test_a_hostfile_says_how_many_ranks_nodes_have_that_are_started_by_hand(
     script: str, tmp_path: Path
 ) -> None:
@@ -198,9 +203,16 @@ def test_a_rank_has_as_many_threads_as_cores(script: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("quota_us", "ranks", "threads"), [(100_000, 1, 1), (150_000, 1, 1), (50_000, 1, 1), (100_000, 2, 1)]
+    ("quota_us", "ranks", "threads"),
+    [
+        (150_000, 1, 1),
+        *(pytest.param(*values, marks=pytest.mark.slow) for values in ((100_000, 1, 1), (50_000, 1, 1))),
+        (100_000, 2, 1),
+    ],
 )
-@pytest.mark.parametrize("binding", ["--bind_cores_to_rank", "--grace=5"])
+@pytest.mark.parametrize(
+    "binding", ["--bind_cores_to_rank", pytest.param("--grace=5", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("nested", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_rank_has_no_more_threads_than_its_share_of_a_real_quota(
     script: str, quota_us: int, ranks: int, threads: int, binding: str, nested: bool
@@ -270,9 +282,14 @@ def test_the_default_is_a_rank_for_each_device_of_the_chosen_accelerator(script:
     ("options", "visible", "seen"),
     [
         (["--num_gpus", "2"], None, "0,1"),
-        (["--include", "localhost:1,2"], None, "1,2"),
-        (["--exclude", "localhost:0"], None, "1,2"),
-        ([], "2,0", "2,0"),
+        *(
+            pytest.param(*values, marks=pytest.mark.slow)
+            for values in (
+                (["--include", "localhost:1,2"], None, "1,2"),
+                (["--exclude", "localhost:0"], None, "1,2"),
+                ([], "2,0", "2,0"),
+            )
+        ),
         (["--include", "localhost:1"], "2,0", "0"),
     ],
 )
@@ -294,7 +311,9 @@ def test_more_ranks_than_devices_are_refused() -> None:
     assert "--num_accelerators 9 must be between 1 and 3" in ended.stderr
 
 
-@pytest.mark.parametrize("variable", ["DS_ACCELERATOR", "ACCLIMATE_ACCELERATOR"])
+@pytest.mark.parametrize(
+    "variable", [pytest.param("DS_ACCELERATOR", marks=pytest.mark.slow), "ACCLIMATE_ACCELERATOR"]
+)
 def test_a_name_that_cannot_be_counted_is_refused_with_what_is_close(variable: str) -> None:
     ended = acclimate_run(__file__, **{variable: "cdua"})
     assert (ended.returncode, ended.stdout) == (2, "")
@@ -316,7 +335,9 @@ sys.exit(code)
     assert (ended.returncode, ended.stderr) == (0, "[]")
 
 
-@pytest.mark.parametrize("name", ["--num_accelerators", "-c", "-"])
+@pytest.mark.parametrize(
+    "name", ["-c", *(pytest.param(name, marks=pytest.mark.slow) for name in ("--num_accelerators", "-"))]
+)
 def test_a_script_may_be_named_like_an_option(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(TELL)
     [(_, arguments)] = told(acclimate_run("--num_accelerators", "1", "--", name, "2", cwd=tmp_path))
@@ -490,10 +511,8 @@ def test_an_option_with_a_nul_character_is_refused() -> None:
 def test_help_shows_every_option_in_one_spelling() -> None:
     ended = acclimate_run("--help", COLUMNS="200")
     assert (ended.returncode, ended.stderr) == (0, "")
-    parser = CommandParser()
-    add_arguments(parser)
     elsewhere = {name for names in ELSEWHERE.values() for name in names}
-    for option in parser._option_string_actions.keys() - elsewhere:
+    for option in parser()._option_string_actions.keys() - elsewhere:
         hidden = "-" in option.removeprefix("--") and option.startswith("--")
         assert (f"{option} " in ended.stdout or f"{option}," in ended.stdout) != hidden, option
 
@@ -501,10 +520,15 @@ def test_help_shows_every_option_in_one_spelling() -> None:
 # -- reading options ---------------------------------------------------------------------------------
 
 
+@cache
+def parser() -> CommandParser:
+    made = CommandParser()
+    add_arguments(made)
+    return made
+
+
 def read(*arguments: str, **environ: str) -> RunOptions:
-    parser = CommandParser()
-    add_arguments(parser)
-    return read_options(parser.parse_args(arguments), environ)
+    return read_options(parser().parse_args(arguments), environ)
 
 
 def test_the_defaults_are_the_plain_path() -> None:

@@ -90,6 +90,7 @@ def interrupted_sum(exchange: Exchange, memory: Any, chance: random.Random, arme
     return False
 
 
+@pytest.mark.slow
 def test_no_rank_writes_to_the_memory_of_a_sum_that_a_signal_has_ended(two: RankProcesses) -> None:
     (ended, late), _ = two.values(count_late_writes)
     assert ended > 20

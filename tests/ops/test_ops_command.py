@@ -7,6 +7,8 @@ import json
 import pytest
 from building import COMPILER, Workshop, command_line
 
+from quick_parameters import quick
+
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler here")
 
 ACME = {"ACCLIMATE_ACCELERATOR": "acme"}
@@ -76,7 +78,7 @@ def test_an_unknown_accelerator_is_an_error_that_names_the_closest(workshop: Wor
     assert 'Value "acne" is not supported; did you mean "acme"?' in outcome.stderr
 
 
-@pytest.mark.parametrize("order", ["before the action", "after it"])
+@pytest.mark.parametrize("order", quick(("before the action", "after it"), "after it"))
 def test_an_op_is_built_for_an_accelerator_that_is_not_present(order: str, workshop: Workshop) -> None:
     """An image is built where no device is; the probe says so, and is not asked."""
     module = workshop.folder / "acme" / "acme" / "__init__.py"
@@ -87,6 +89,7 @@ def test_an_op_is_built_for_an_accelerator_that_is_not_present(order: str, works
     assert [library.name for library in workshop.libraries()] == ["acme_scale.so"]
 
 
+@pytest.mark.slow
 def test_clean_removes_everything_that_was_built(workshop: Workshop) -> None:
     workshop.run(command_line("ops", "build"), env=ACME)
     outcome = workshop.run(command_line("ops", "clean"), env=ACME)

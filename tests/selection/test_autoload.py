@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fresh_process import plain_environment
+from quick_parameters import quick
 from shared_kernels import share_kernels
 
 BROKEN = {
@@ -117,7 +118,7 @@ assert "TORCH_DEVICE_BACKEND_AUTOLOAD" not in os.environ
     [
         (["ops"], 0),
         pytest.param(["conformance", "--only", "streams/current_stream"], 0, marks=pytest.mark.slow),
-        (["generate", "hello", "--model", "no_such_folder/x"], 2),
+        pytest.param(["generate", "hello", "--model", "no_such_folder/x"], 2, marks=pytest.mark.slow),
     ],
     ids=["ops", "conformance", "generate"],
 )
@@ -146,7 +147,9 @@ for name in ("rbln", "tpu"):
     assert "did you mean" not in said
 
 
-@pytest.mark.parametrize("package", ["torchquasar", "torch_quasar", "torch_quasar_backend"])
+@pytest.mark.parametrize(
+    "package", quick(("torchquasar", "torch_quasar", "torch_quasar_backend"), "torch_quasar_backend")
+)
 def test_a_device_chosen_by_name_is_found_in_a_package_that_torch_does_not_load(
     package: str, tmp_path: Path
 ) -> None:
@@ -177,7 +180,10 @@ def test_a_user_who_switched_autoload_off_gets_none(broken: Path) -> None:
     assert "torch_opencl" not in ended.stderr
 
 
-@pytest.mark.parametrize("module", ["acclimate.accelerator", "acclimate.ops.build", "acclimate.selection"])
+@pytest.mark.parametrize(
+    "module",
+    quick(("acclimate.accelerator", "acclimate.ops.build", "acclimate.selection"), "acclimate.accelerator"),
+)
 def test_a_package_that_torch_loads_may_import_the_interface_itself(module: str, tmp_path: Path) -> None:
     source = """
 def autoload():

@@ -21,7 +21,8 @@ from engine_jobs import (
 )
 from hosts import Hosts
 
-MPIS = ("openmpi", "mpich", "impi")
+MPIS = ("openmpi", "mpich", pytest.param("impi", marks=pytest.mark.slow))
+"""Intel MPI is started as MPICH is, but for three settings."""
 SETTINGS = {
     # Open MPI refuses to be run by root unless told so twice.
     "openmpi": {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},

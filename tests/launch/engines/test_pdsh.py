@@ -67,6 +67,7 @@ def test_an_unreachable_host_is_named_with_sshs_own_words_before_any_rank_starts
     assert 'host "gamma" cannot be reached: ssh: Could not resolve hostname gamma' in ended.stderr
 
 
+@pytest.mark.slow
 def test_values_of_variables_do_not_show_in_a_list_of_processes(jobs: Jobs) -> None:
     # psutil passes over a process that ends while the list is read.
     code = """

@@ -26,8 +26,6 @@ from engine_jobs import (
 from hosts import SRC, Hosts
 from slurm_cluster import SlurmCluster
 
-from quick_parameters import quick
-
 SLURM = ("--launcher", "slurm")
 
 
@@ -87,7 +85,8 @@ print(numbers and (*numbers, *master_address(place, os.environ)))
 """
 
 
-@pytest.mark.parametrize("mpi", quick(("none", "pmi2"), "pmi2"))
+@pytest.mark.slow
+@pytest.mark.parametrize("mpi", ["none", "pmi2"])
 def test_tasks_of_srun_know_their_place_whatever_interface_it_offers(slurm_jobs: Jobs, mpi: str) -> None:
     command = ["srun", f"--mpi={mpi}", "--nodes=2", "--ntasks=4", sys.executable, "-c", _PLACE]
     done = slurm_jobs.hosts.head.run(["env", *settings(slurm_jobs), *command])
@@ -116,6 +115,7 @@ def test_nothing_is_left_on_any_host_when_the_launcher_is_killed(slurm_jobs: Job
     check_killed_launcher(slurm_jobs, *SLURM)
 
 
+@pytest.mark.slow
 def test_much_output_comes_through_in_whole_lines(slurm_jobs: Jobs) -> None:
     check_much_output(slurm_jobs, *SLURM)
 

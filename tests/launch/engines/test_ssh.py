@@ -53,12 +53,14 @@ def vms(jobs: Jobs) -> Jobs:
     return jobs
 
 
+@pytest.mark.slow
 def test_plain_gloo_connects_hosts_whose_own_name_is_a_loopback_address(vms: Jobs) -> None:
     ended = vms.run(f"{WITH_TORCH}\nprint('total', total)", *SSH, "--num_accelerators", "1")
     lines = [f"[rank {rank}] total 3.0" for rank in (0, 1)]
     assert (ended.returncode, sorted(ended.stdout.splitlines())) == (0, lines), ended.stderr
 
 
+@pytest.mark.slow
 def test_the_users_interface_for_gloo_is_kept(vms: Jobs) -> None:
     code = "import os; print(os.getenv('GLOO_SOCKET_IFNAME'))"
     ours = vms.run(code, *SSH, "--num_accelerators", "1")
@@ -68,6 +70,7 @@ def test_the_users_interface_for_gloo_is_kept(vms: Jobs) -> None:
     assert said == [["net0", "net0"], ["mine", "mine"], ["None", "None"]], ours.stderr
 
 
+@pytest.mark.slow
 def test_a_report_names_hosts_as_the_hostfile_does(vms: Jobs) -> None:
     code = "import os, sys; sys.exit(7 if os.environ['RANK'] == '3' else 0)"
     ended = vms.run(code, *SSH)
@@ -79,6 +82,7 @@ def test_a_failing_rank_ends_the_other_hosts_ranks_with_its_exit_code(jobs: Jobs
     check_failing_rank(jobs, *SSH)
 
 
+@pytest.mark.slow
 def test_the_rank_that_failed_first_is_blamed_while_its_neighbours_still_end(jobs: Jobs) -> None:
     """Ranks elsewhere fail for want of it, before its own host has ended the others and tells the outcome."""
     code = """
@@ -160,6 +164,7 @@ def test_a_host_that_never_answers_is_named_within_ten_seconds(jobs: Jobs) -> No
     assert took_s < 10 + 10  # the machine may be busy
 
 
+@pytest.mark.slow
 def test_a_key_that_the_host_does_not_take_is_said_in_sshs_words(jobs: Jobs) -> None:
     (jobs.hosts.folder / "user_key.pub").write_text("")
     ended = jobs.run(SLEEP, *SSH)
@@ -237,10 +242,12 @@ def test_much_output_comes_through_in_whole_lines(jobs: Jobs) -> None:
     check_much_output(jobs, *SSH)
 
 
+@pytest.mark.slow
 def test_the_job_ends_when_nobody_reads_its_output_any_more(jobs: Jobs) -> None:
     check_reader_that_exits(jobs, *SSH)
 
 
+@pytest.mark.slow
 def test_hosts_may_have_ports_of_their_own_and_ipv6_addresses(jobs: Jobs) -> None:
     beta = jobs.hosts.hosts[1]
     for machine, address in ((jobs.hosts.head, "fd00:77::1"), (beta, "fd00:77::3")):
@@ -282,6 +289,7 @@ def test_slots_left_out_are_not_used(jobs: Jobs) -> None:
     assert set(ended.stdout.splitlines()) == expected
 
 
+@pytest.mark.slow
 def test_a_plan_longer_than_a_pipe_arrives(jobs: Jobs) -> None:
     jobs.environment |= {"FIRST": "1" * 100_000, "SECOND": "2" * 100_000}
     code = "import os; print(len(os.environ['FIRST']) + len(os.environ['SECOND']))"

@@ -188,6 +188,7 @@ print("still here")
         assert terminal.end() == (0, b"still here\r\n")
 
 
+@pytest.mark.slow
 def test_ctrl_c_reaches_a_single_rank_once_though_the_launcher_hears_of_it_late(tmp_path: Path) -> None:
     code = """
 import signal, sys, time
@@ -212,6 +213,7 @@ print("still here")
         assert terminal.end() == (0, b"still here\r\n")
 
 
+@pytest.mark.slow
 def test_an_interrupt_from_elsewhere_after_ctrl_c_reaches_a_single_rank(tmp_path: Path) -> None:
     code = """
 import signal, sys, time

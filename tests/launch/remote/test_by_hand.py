@@ -86,7 +86,7 @@ def test_nodes_meet_in_any_order_and_leave_the_port_to_the_ranks(nodes: Nodes) -
     assert second[0] == 0
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_node_that_is_killed_ends_the_others_with_a_report(nodes: Nodes, killed: int) -> None:
     jobs = [nodes.start(node, SLEEP) for node in (0, 1)]
     up(jobs)

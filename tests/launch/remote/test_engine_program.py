@@ -95,6 +95,7 @@ def test_strangers_who_say_anything_do_not_disturb_the_job(mpich: MpichJob) -> N
         check_that_all_went_well(job)
 
 
+@pytest.mark.slow
 def test_strangers_who_take_all_descriptors_do_not_disturb_the_job(mpich: MpichJob) -> None:
     limited = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *mpich.command]
     strangers = []

@@ -58,6 +58,7 @@ def test_a_missing_dependency_is_no_internal_error(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow  # a real start, as numpy is imported with torch
 def test_info_needs_no_numpy_even_if_warnings_are_errors() -> None:
     done = run("numpy", "info")
     assert done.returncode == 0, done.stderr

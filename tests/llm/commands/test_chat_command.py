@@ -110,6 +110,7 @@ def test_ctrl_c_stops_only_the_answer(warm: WarmProcesses, folder: Path) -> None
     assert b"known" in stderr
 
 
+@pytest.mark.slow
 def test_a_conversation_over_two_ranks_is_the_same(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,7 +47,7 @@ def give_processors(group: Path, share: float) -> None:
         (group / "cpu.cfs_quota_us").write_text(str(int(period * share)))
 
 
-@pytest.mark.parametrize("command", ["generate", "bench"])
+@pytest.mark.parametrize("command", ["generate", pytest.param("bench", marks=pytest.mark.slow)])
 def test_a_command_limits_torchs_threads(
     command: str, own_group: Path, tiny_folder: Path, warm: WarmProcesses
 ) -> None:

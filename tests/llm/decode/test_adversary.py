@@ -171,9 +171,7 @@ BEFORE: dict[str, Change] = {
     quick(
         BEFORE,
         "a_linear_module_that_adds_for_long_prompts",
-        "an_mlp_that_counts_calls",
         "a_layer_that_adds_at_far_positions",
-        "a_model_that_looks_for_a_token",
         "an_activation_with_a_far_limit",
     ),
 )
@@ -192,6 +190,7 @@ def test_code_that_does_something_more_is_computed(change: Change) -> None:
     assert torch.equal(text(ours, max_new_tokens=10), text(own, max_new_tokens=10))
 
 
+@pytest.mark.slow
 def test_a_linear_module_of_gpt2_with_a_limit_is_computed() -> None:
     model = copy.deepcopy(made("gpt2"))
     forward_of(model.transformer.h[0].mlp.c_fc, lambda m, x, y: y.clamp(max=1.5))
@@ -254,7 +253,6 @@ AFTER: dict[str, Change] = {
     quick(
         AFTER,
         "a_hook",
-        "a_scale_of_attention",
         "a_norm_through_numpy",
         "a_wrapped_linear_module",
     ),
@@ -331,7 +329,7 @@ AROUND: dict[str, Callable[[], Any]] = {
 """Changes outside the model that hold for one text."""
 
 
-@pytest.mark.parametrize("around", quick(AROUND, "linear", "attention", "cache", "global_hook", "autocast"))
+@pytest.mark.parametrize("around", quick(AROUND, "linear", "attention", "global_hook", "autocast"))
 def test_a_change_outside_the_model_counts_while_it_holds(around: Callable[[], Any]) -> None:
     own, ours = pair()
     before = text_of_unchanged_llama()

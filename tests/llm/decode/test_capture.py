@@ -104,6 +104,7 @@ def test_a_result_shares_memory_with_its_own_operand_only(
     assert not calls.share_memory(*operands[:2])
 
 
+@pytest.mark.slow
 def test_more_layers_of_a_kind_make_torch_compute_no_more_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[Tensor] = []
     original = fake_calls._source
@@ -121,6 +122,7 @@ def test_more_layers_of_a_kind_make_torch_compute_no_more_sizes(monkeypatch: pyt
     assert counts[0] == counts[1]
 
 
+@pytest.mark.slow
 def test_changes_in_place_in_several_layers_are_computed() -> None:
     own = tiny_model("llama", num_hidden_layers=3)
     for layer in own.model.layers:

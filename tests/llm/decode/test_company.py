@@ -152,13 +152,10 @@ def larger_model(kind: str) -> Any:
     return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "quantize"),
-    [
-        *(pytest.param(kind, None, marks=pytest.mark.slow) for kind in ("llama", "gemma3", "mixtral")),
-        ("deepseek_v3", None),
-        pytest.param("llama", "int4", marks=pytest.mark.slow),
-    ],
+    [*((kind, None) for kind in ("llama", "gemma3", "mixtral", "deepseek_v3")), ("llama", "int4")],
 )
 def test_logits_of_texts_together_are_those_of_each_alone_to_the_last_bit(
     kind: str, quantize: str | None

@@ -41,10 +41,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "biases, limits, by column": ("gpt_oss", {"sliding_window": 6}),
 }
 """What is special about each."""
-EACH = quick(
-    tuple(MODELS), "shared, with a gate", "softmax of the chosen", "sigmoid, groups, shared",
-    "biases, limits, by column",
-)  # fmt: skip
+EACH = quick(tuple(MODELS), "sigmoid, groups, shared", "biases, limits, by column")
 
 
 @functools.cache
@@ -77,7 +74,8 @@ def test_padded_sequences_that_use_the_same_experts_get_transformers_tokens(name
     assert torch.equal(*texts)
 
 
-@pytest.mark.parametrize("name", quick(tuple(MODELS), "biases, limits, by column"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
 def test_experts_in_bfloat16_give_transformers_logits(name: str) -> None:
     model = copy.deepcopy(pair(name)[0]).bfloat16()
     ours = acclimate.init_inference(model)
@@ -106,10 +104,14 @@ def test_a_router_is_read_from_its_operators() -> None:
     assert [(step.kind, step.value) for step in router.weights] == [("normalize", 1e-20), ("scale", 2.5)]
     assert router.groups is not None
     assert (router.groups.count, router.groups.used, router.groups.best) == (4, 2, 2)
-    assert [step.kind for step in experts_of("softmax of the chosen").router.weights] == ["softmax"]
-    assert experts_of("shared, with a gate").shared_gate is not None
     gating = experts_of("biases, limits, by column").gating
     assert (gating.steepness, gating.gate_limit, gating.up_limit, gating.adds) == (1.702, 7.0, 7.0, 1.0)
+
+
+@pytest.mark.slow
+def test_a_router_of_the_chosen_and_a_gate_of_shared_experts_are_read() -> None:
+    assert [step.kind for step in experts_of("softmax of the chosen").router.weights] == ["softmax"]
+    assert experts_of("shared, with a gate").shared_gate is not None
 
 
 def test_experts_of_another_packages_function_are_refused(caplog: pytest.LogCaptureFixture) -> None:
@@ -127,6 +129,7 @@ def test_experts_of_another_packages_function_are_refused(caplog: pytest.LogCapt
     assert "its experts are computed by a function of another package" in caplog.text
 
 
+@pytest.mark.slow
 def test_experts_with_a_forward_of_the_users_are_captured_by_it() -> None:
     own, _ = pair("softmax")
     model = copy.deepcopy(own)

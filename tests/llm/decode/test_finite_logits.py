@@ -76,7 +76,7 @@ def test_nan_in_the_last_sequence_of_a_batch_is_an_error(batch: int) -> None:
             model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=4, do_sample=False)
 
 
-@pytest.mark.parametrize("name", [NATIVE, OWN])
+@pytest.mark.parametrize("name", [NATIVE, pytest.param(OWN, marks=pytest.mark.slow)])
 def test_a_model_whose_values_overflow_in_a_layer_is_an_error_not_a_text_of_padding(name: str) -> None:
     model = tiny_model(name)
     for parameter in model.get_decoder().parameters():
@@ -97,7 +97,7 @@ def test_processors_may_exclude_tokens(name: str, way: str) -> None:
     assert int(found[0, 9:].min()) >= 150
 
 
-@pytest.mark.parametrize("name", [NATIVE, OWN])
+@pytest.mark.parametrize("name", [NATIVE, pytest.param(OWN, marks=pytest.mark.slow)])
 def test_a_model_may_exclude_tokens_itself(name: str) -> None:
     model = tiny_model(name, tie_word_embeddings=False)
     head = model.get_output_embeddings()

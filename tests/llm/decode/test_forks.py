@@ -7,7 +7,6 @@ import os
 import pytest
 
 from fresh_process import FreshProcesses
-from quick_parameters import quick
 
 _CODE = """
 import os, signal, threading, time
@@ -84,8 +83,9 @@ thread.join()
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.parametrize("parent", quick(tuple(_PARENTS), "forks_while_a_thread_generates"))
+@pytest.mark.parametrize("parent", _PARENTS)
 def test_a_forked_child_generates_after_its_parent(parent: str, fresh: FreshProcesses) -> None:
     # The expected tokens come from a thread, whose threads of torch end with it.
     code = """

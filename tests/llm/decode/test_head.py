@@ -66,7 +66,10 @@ def check(model: Any, sequences: int = 1, steps: int = STEPS) -> None:
         tokens = (tokens * 7 + expected) % 100
 
 
-@pytest.mark.parametrize(("dtype", "sequences"), [("bfloat16", 1), ("bfloat16", 3), ("float32", 2)])
+@pytest.mark.parametrize(
+    ("dtype", "sequences"),
+    [pytest.param("bfloat16", 1, marks=pytest.mark.slow), ("bfloat16", 3), ("float32", 2)],
+)
 def test_the_token_is_the_one_of_the_whole_head(dtype: str, sequences: int) -> None:
     check(model_of(getattr(torch, dtype)), sequences)
 
@@ -94,6 +97,7 @@ def test_infinite_and_nan_logits_are_refused(row: int, value: float) -> None:
             step_of(model).likeliest(torch.tensor([3]))
 
 
+@pytest.mark.slow
 def test_the_last_row_of_an_odd_number_can_win() -> None:
     model = model_of(words=WORDS + 5)
     head = model.lm_head.weight.data
@@ -160,7 +164,8 @@ def test_a_cap_of_the_logits_keeps_the_token_even_where_many_reach_it(factor: in
     check(model, steps=6)
 
 
-@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_cap_is_found_where_the_logits_are_small_beside_it(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model = tiny_model("gemma2", vocab_size=WORDS, hidden_size=32, final_logit_softcapping=30.0)

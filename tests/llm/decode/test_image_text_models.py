@@ -36,11 +36,11 @@ SPECIAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "qwen2_vl": (ROTARY, {}), "qwen2_5_vl": (ROTARY, {}), "qwen3_vl": (ROTARY, {}), "glm4v": (ROTARY, {}),
 }  # fmt: skip
-FEW = ["mllama", "gemma3", "qwen2_vl"]
+FEW = ["gemma3"]
 MANY = [
-    "llava", "paligemma", "llava_next", "llava_onevision", "vipllava", "video_llava", "qwen2_5_vl",
-    "qwen3_vl", "glm4v", "idefics3", "smolvlm", "internvl", "aya_vision", "cohere2_vision", "deepseek_vl",
-    "fuyu", "lighton_ocr", "git", "mistral3",
+    "qwen2_vl", "mllama", "llava", "paligemma", "llava_next", "llava_onevision", "vipllava", "video_llava",
+    "qwen2_5_vl", "qwen3_vl", "glm4v", "idefics3", "smolvlm", "internvl", "aya_vision", "cohere2_vision",
+    "deepseek_vl", "fuyu", "lighton_ocr", "git", "mistral3",
 ]  # fmt: skip
 TOKENS = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")
 

@@ -57,6 +57,7 @@ def check_tokens(model: Any, taken: list[bool]) -> Any:
     return made
 
 
+@pytest.mark.slow
 def test_attention_sinks_are_the_same_in_a_prompt_and_in_a_step(taken: list[bool]) -> None:
     check_tokens(
         tiny_model("granite_swa", sliding_window=8, layer_types=["sliding_attention", "full_attention"]),

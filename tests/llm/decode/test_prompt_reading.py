@@ -21,8 +21,9 @@ from acclimate.llm.decode.loop import lean_decoder
 from acclimate.llm.decode.native import NativeStep
 from quick_parameters import quick
 
-FEW = ["gemma3_text", "gpt2", "deepseek_v3"]
+FEW = ["gemma3_text", "gpt2"]
 MANY = [
+    "deepseek_v3",
     "phi3",
     "cohere",
     "llama",

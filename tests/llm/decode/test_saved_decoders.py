@@ -113,6 +113,7 @@ PAIRS: dict[str, tuple[Any, Any, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_start_with_another_value_does_not_use_what_the_first_one_saved(
     name: str, tiny_folder: Path
@@ -192,13 +193,12 @@ def test_a_damaged_description_is_proved_again_and_replaced(
     damaged = bytearray(whole)
     damaged[choice.randrange(40, len(whole) - 40)] ^= 1 << choice.randrange(8)
     # Others are tried in the test of all texts of the cache.
-    for count, damage in enumerate((whole[: len(whole) // 2], bytes(damaged)), 2):
-        file.write_bytes(damage)
-        with caplog.at_level(logging.WARNING):
-            assert describe(model) is not None
-        assert len(proofs) == count
-        assert "derived and verified again" in caplog.text
-        assert file.read_bytes() == whole
+    file.write_bytes(damaged)
+    with caplog.at_level(logging.WARNING):
+        assert describe(model) is not None
+    assert len(proofs) == 2
+    assert "derived and verified again" in caplog.text
+    assert file.read_bytes() == whole
 
 
 @pytest.mark.slow

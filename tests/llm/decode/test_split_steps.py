@@ -87,11 +87,12 @@ def texts_past_a_window(rank: int) -> tuple[str, list[int], list[int]]:
     types = ["sliding_attention", "full_attention"]
     whole = tiny_model("gemma2", sliding_window=6, layer_types=types, max_position_embeddings=512)
     model = acclimate.init_inference(whole, tp_size=2, dtype=torch.float32)
-    options = {"max_new_tokens": 60, "do_sample": False, "eos_token_id": None}  # ten windows
+    options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}  # four windows
     modules = model.generate(PROMPT, return_dict_in_generate=True, **options).sequences
     return step_kind(model), model.generate(PROMPT, **options)[0].tolist(), modules[0].tolist()
 
 
+@pytest.mark.slow
 def test_ranks_keep_only_the_window_and_write_the_text_of_the_modules(two: RankProcesses) -> None:
     one, other = two.values(texts_past_a_window)
     assert one == other
@@ -119,11 +120,11 @@ def text_with_int8_keys(rank: int, name: str, ranks: int) -> tuple[str, torch.dt
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(NativeStep, "__init__", noted)
-        text = model.generate(PROMPT, max_new_tokens=40, do_sample=False, eos_token_id=None)
+        text = model.generate(PROMPT, max_new_tokens=20, do_sample=False, eos_token_id=None)
     return step_kind(model), held[-1].dtype, text[0].tolist()  # the first ones prove the step
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("qwen3", marks=pytest.mark.slow)])
 def test_ranks_with_int8_keys_write_the_text_of_one_process(two: RankProcesses, name: str) -> None:
     expected = text_with_int8_keys(0, name, 1)
     assert expected[:2] == ("native", torch.int8)

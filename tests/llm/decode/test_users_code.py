@@ -26,6 +26,7 @@ from architectures import tiny_model
 
 import acclimate
 from acclimate.llm.decode.loop import step_kind
+from quick_parameters import quick
 
 PROMPT = torch.arange(3, 12)[None]
 
@@ -181,7 +182,16 @@ COUNTERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", COUNTERS)
+@pytest.mark.parametrize(
+    "kind",
+    quick(
+        {kind.__name__: kind for kind in COUNTERS},
+        "OfItsFile",
+        "Enclosed",
+        "OfAnObject",
+        "OfACalledAttribute",
+    ),
+)
 def test_code_that_keeps_a_number_is_left_to_transformers(kind: Any) -> None:
     ours = acclimate.init_inference(with_mlp(kind))
     assert step_kind(ours) == "transformers"
@@ -342,10 +352,18 @@ ELSEWHERE: list[tuple[Any, Callable[[Any, float], None]]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "change"), ELSEWHERE, ids=[kind.__name__ for kind, _ in ELSEWHERE])
+@pytest.mark.parametrize(
+    "case",
+    quick(
+        {case[0].__name__: case for case in ELSEWHERE},
+        "InADecoratedFunction", "InAFunctionOfItsFile", "InAProperty", "InAFunctionThatIsAnAttribute",
+        "InAnotherFile", "InAnObject", "InAHiddenModule",
+    ),
+)  # fmt: skip
 def test_a_value_that_code_reads_elsewhere_counts_when_it_changes(
-    kind: Any, change: Callable[[Any, float], None]
+    case: tuple[Any, Callable[[Any, float], None]],
 ) -> None:
+    kind, change = case
     own = with_mlp(kind)
     ours = acclimate.init_inference(copy.deepcopy(own))
     mlps = [model.model.layers[0].mlp for model in (own, ours)]
@@ -392,8 +410,15 @@ class WithoutTheDimensionOfSequences(Around):
         return found * found.squeeze(0).dim()
 
 
-@pytest.mark.parametrize("kind", [ForOneSequence, WithoutTheDimensionOfSequences])
-@pytest.mark.parametrize("sequences", [1, 2])
+@pytest.mark.parametrize(
+    ("sequences", "kind"),
+    [
+        (1, ForOneSequence),
+        (2, WithoutTheDimensionOfSequences),
+        pytest.param(2, ForOneSequence, marks=pytest.mark.slow),
+        pytest.param(1, WithoutTheDimensionOfSequences, marks=pytest.mark.slow),
+    ],
+)
 def test_code_that_treats_one_sequence_differently_is_computed(kind: Any, sequences: int) -> None:
     own = with_mlp(kind)
     ours = acclimate.init_inference(copy.deepcopy(own))
@@ -505,7 +530,13 @@ OVERLOOKED: dict[str, tuple[Callable[[Any], None], list[Callable[[Any], None]]]]
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OVERLOOKED)
+@pytest.mark.parametrize(
+    "name",
+    quick(
+        tuple(OVERLOOKED), "an_operator_with_a_name_of_torchs", "a_weight_of_a_class_of_its_own",
+        "a_number_in_a_tensor_that_is_replaced",
+    ),
+)  # fmt: skip
 def test_what_a_program_does_besides_is_computed(name: str) -> None:
     before, changes = OVERLOOKED[name]
     models = []

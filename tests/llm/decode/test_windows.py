@@ -36,7 +36,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "a window of two": ("mistral", {"sliding_window": 2}),
     "experts and sinks": ("gpt_oss", TYPES),
 }
-NEW = 120
+NEW = 60
 
 
 @functools.cache
@@ -47,7 +47,12 @@ def pair(name: str) -> tuple[Any, Any]:
     return model, acclimate.init_inference(copy.deepcopy(model))
 
 
-@pytest.fixture(params=[1, 64], ids=["moves at each token", "moves seldom"])
+@pytest.fixture(
+    params=[
+        pytest.param(1, id="moves at each token"),
+        pytest.param(64, id="moves seldom", marks=pytest.mark.slow),
+    ]
+)
 def spare(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     count: int = request.param
     monkeypatch.setattr(cache, "_LEAST_SPARE", count)
@@ -147,7 +152,7 @@ def shown(cache: DynamicCache) -> list[torch.Tensor]:
     return [each for layer in cache.layers for each in (layer.keys, layer.values)]
 
 
-@pytest.mark.parametrize("kind", ["windows", "whole"])
+@pytest.mark.parametrize("kind", quick(("windows", "whole"), "windows"))
 @pytest.mark.parametrize("name", quick(("all layers", "every second layer"), "every second layer"))
 def test_a_cache_of_the_caller_gets_what_transformers_puts_into_it(name: str, kind: str, spare: int) -> None:
     found = []

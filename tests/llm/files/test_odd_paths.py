@@ -104,9 +104,9 @@ def test_a_gguf_file_of_any_name_is_loaded_and_keeps_the_name_that_the_user_gave
     link.parent.mkdir()
     shutil.copy(tiny_gguf, blob)
     link.symlink_to(Path("..") / "blobs" / blob.name)
-    texts = [generate(PROMPT, model=path, max_new_tokens=4) for path in (link, link.parent, blob)]
+    texts = [generate(PROMPT, model=path, max_new_tokens=4) for path in (link.parent, blob)]
     assert len({text.tokens for text in texts}) == 1
-    assert [text.model for text in texts] == ["model", "model", "0c4f7e"]
+    assert [text.model for text in texts] == ["model", "0c4f7e"]
     assert empty_model(link)[1] == "model.gguf"
 
 

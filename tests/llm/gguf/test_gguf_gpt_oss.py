@@ -51,6 +51,7 @@ def test_experts_keep_their_blocks_in_the_native_step(tmp_path: Path) -> None:
         assert error(model(IDS).logits.float(), expected) < 0.03
 
 
+@pytest.mark.slow
 def test_a_dtype_that_was_asked_for_unpacks_the_experts(tmp_path: Path) -> None:
     path, expected = save(tmp_path)
     model = acclimate.init_inference(path, dtype="float32")

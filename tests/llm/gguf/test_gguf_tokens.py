@@ -6,6 +6,7 @@ What llama.cpp gave is recorded in llama_cpp_tokens.json, by record_llama_cpp.py
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,11 @@ from acclimate.llm.text.tokenizers import ConvertedTokenizer
 from acclimate.llm.text.vocabulary import FILE, write_vocabulary
 
 RECORD = json.loads(Path(__file__).with_name("llama_cpp_tokens.json").read_text())
-CASES = cases(RECORD["pre_tokenizers"])
+
+
+@cache
+def keys_of_all_cases() -> dict[str, dict[str, Any]]:
+    return cases(RECORD["pre_tokenizers"])
 
 
 def convert(keys: dict[str, Any], folder: Path) -> tuple[GGUFVocabulary, ConvertedTokenizer]:
@@ -41,7 +46,7 @@ SAME = {name: next(other for other in SPLITS if SPLITS[other] == split) for name
 @pytest.mark.parametrize("name", [name for name in RECORD["cases"] if SAME.get(name, name) == name])
 def test_tokens_and_ends_equal_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     result, ends = RECORD["cases"][name]
-    vocabulary, whole = convert(CASES[name], tmp_path)
+    vocabulary, whole = convert(keys_of_all_cases()[name], tmp_path)
     assert sorted(vocabulary.ends) == ends
     write_vocabulary(tmp_path)
     assert (tmp_path / FILE).is_file()
@@ -53,7 +58,7 @@ def test_tokens_and_ends_equal_those_of_llama_cpp(name: str, tmp_path: Path) -> 
 
 def test_each_pre_tokenizer_that_is_known_here_was_compared() -> None:
     assert set(RECORD["pre_tokenizers"]) == set(SPLITS)
-    assert set(RECORD["cases"]) == set(CASES)
+    assert set(RECORD["cases"]) == set(keys_of_all_cases())
     for name, same in SAME.items():
         assert RECORD["cases"][name] == RECORD["cases"][same], name
 

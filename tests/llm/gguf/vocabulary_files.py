@@ -38,15 +38,16 @@ def byte_level_keys(pre: str | None, controls: list[str], merges: int = 700) -> 
     letters = byte_letters()
     words = [[letters[byte] for byte in text.encode()] for text in TEXTS]
     found: list[tuple[str, str]] = []
-    tokens = [*letters]
+    tokens, known = [*letters], set(letters)
     while len(found) < merges:
         pairs = Counter(pair for word in words for pair in pairwise(word))
-        usable = [(-count, pair) for pair, count in pairs.items() if "".join(pair) not in tokens]
+        usable = [(-count, pair) for pair, count in pairs.items() if "".join(pair) not in known]
         if not usable:
             break
         pair = min(usable)[1]
         found.append(pair)
         tokens.append("".join(pair))
+        known.add(tokens[-1])
         words = [_merged(word, pair) for word in words]
     # Words that no merges lead to.
     names = [*controls, "<tool>", *tokens, "Ġworld", "Hello", "日本èªŀ", "123"]

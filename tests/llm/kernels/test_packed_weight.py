@@ -74,12 +74,12 @@ def test_every_instruction_set_multiplies_within_the_bound(kind: str, isa: str) 
 
 
 @each_format
-@pytest.mark.parametrize("rows", [17, 300])
 @pytest.mark.parametrize("isa", simd.usable_isas(), indirect=True)
-def test_many_rows_in_bf16_are_within_the_bound(kind: str, rows: int, isa: str) -> None:
+def test_many_rows_in_bf16_are_within_the_bound(kind: str, isa: str) -> None:
     weight, values = make(kind, 77, whole_columns(kind, 523))
     bias = torch.randn(77).bfloat16()
-    check_product(weight, values, torch.randn(rows, weight.shape[1]).bfloat16(), bias=bias)
+    for rows in (17, 300):
+        check_product(weight, values, torch.randn(rows, weight.shape[1]).bfloat16(), bias=bias)
 
 
 @pytest.mark.parametrize("isa", simd.usable_isas(), indirect=True)

@@ -43,10 +43,12 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built(tmp_path_factory.mktemp("team"))
 
 
+@pytest.mark.slow
 def test_a_phase_ends_while_a_thread_is_held_up_in_its_unit(program: Path) -> None:
     assert run(program, "late").stdout == "nothing\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2, 9])
 def test_each_unit_has_one_result_also_with_more_threads_than_processors(program: Path, threads: int) -> None:
     assert run(program, "often", threads, 1500).stdout == "nothing\n"

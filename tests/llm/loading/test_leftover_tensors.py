@@ -53,15 +53,23 @@ def test_a_tensor_without_a_place_is_refused_unless_the_caller_ignores_it(
     WAYS[way](folder, ignore_extra=[name])
 
 
-def test_the_commands_offer_what_their_errors_advise(
-    acclimate: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = str(with_tensors(tmp_path, {"score.weight": torch.ones(2, 32), "v_head.bias": torch.ones(1)}))
-    assert_one_line_error(acclimate(PROMPT, "--model", folder), "score.weight", "--ignore_extra")
-    advised = ("--ignore_extra", "score.*,v_head.bias")
-    done = acclimate(PROMPT, "--model", folder, "--max-new-tokens", "1", *advised)
+ADVISED = ("--ignore_extra", "score.*,v_head.bias")
+
+
+@pytest.fixture
+def with_heads(tmp_path: Path) -> str:
+    return str(with_tensors(tmp_path, {"score.weight": torch.ones(2, 32), "v_head.bias": torch.ones(1)}))
+
+
+def test_generate_offers_what_its_error_advises(acclimate: Run, with_heads: str) -> None:
+    assert_one_line_error(acclimate(PROMPT, "--model", with_heads), "score.weight", "--ignore_extra")
+    done = acclimate(PROMPT, "--model", with_heads, "--max-new-tokens", "1", *ADVISED)
     assert done.returncode == 0, done.stderr
-    bench = ["bench", folder, "--prompt-tokens", "4", "--new-tokens", "2", "--sequences", "1"]
+
+
+@pytest.mark.slow
+def test_bench_offers_what_its_error_advises(with_heads: str, capsys: pytest.CaptureFixture[str]) -> None:
+    bench = ["bench", with_heads, "--prompt-tokens", "4", "--new-tokens", "2", "--sequences", "1"]
     assert main(bench) == 2
     assert "--ignore_extra" in capsys.readouterr().err
-    assert main([*bench, *advised]) == 0
+    assert main([*bench, *ADVISED]) == 0

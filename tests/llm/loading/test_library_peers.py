@@ -11,7 +11,7 @@ import transformers
 import acclimate
 
 
-@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("quantize", [None, pytest.param("int8", marks=pytest.mark.slow)])
 def test_it_works_in_a_pipeline_with_the_text_that_generate_gives(
     quantize: str | None, tiny_folder: Path
 ) -> None:

@@ -56,7 +56,7 @@ def replace(path: Path) -> None:
     copied.replace(path)
 
 
-@pytest.mark.parametrize("change", [truncate, overwrite])
+@pytest.mark.parametrize("change", [pytest.param(truncate, marks=pytest.mark.slow), overwrite])
 def test_the_file_that_changed_after_loading_is_named(weights: Path, change: Change) -> None:
     loaded = load_model(weights.parent, dtype="float32")
     generate(PROMPT, model=loaded, max_new_tokens=2)

@@ -34,7 +34,7 @@ def experts_of(model: Any) -> Any:
     return model.model.layers[0].mlp.experts
 
 
-@pytest.fixture(params=quick(tuple(MODELS), "qwen3_moe", "gpt_oss"))
+@pytest.fixture(params=quick(tuple(MODELS), "qwen3_moe"))
 def models(request: pytest.FixtureRequest) -> tuple[Any, Any]:
     """A tiny model, and the same one with weights in 8 bits."""
     model = tiny_model(request.param)
@@ -106,6 +106,7 @@ def test_experts_in_mxfp4_have_transformers_values_and_take_the_native_step() ->
     assert (found - wanted).abs().max() < 0.05 * wanted.abs().max()
 
 
+@pytest.mark.slow
 def test_experts_of_a_gguf_file_keep_its_blocks(tmp_path: Path) -> None:
     kind = gguf.GGMLQuantizationType.Q8_0
     unpacked: dict[str, Any] = {}

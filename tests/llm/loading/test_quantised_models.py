@@ -305,6 +305,7 @@ def test_a_shape_that_is_no_whole_number_of_blocks_is_an_error(tmp_path: Path) -
         acclimate.init_inference(path)
 
 
+@pytest.mark.slow
 def test_a_damaged_list_of_tensors_in_the_cache_is_made_again(
     tmp_path: Path, private_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -317,6 +318,7 @@ def test_a_damaged_list_of_tensors_in_the_cache_is_made_again(
     assert "damaged" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_moved_gguf_file_needs_no_second_conversion(tmp_path: Path, private_cache: Path) -> None:
     path = write_tiny_gguf("gemma3", tmp_path / "model.gguf")
     first = generate("The", model=path, max_new_tokens=3)
@@ -353,16 +355,10 @@ def test_a_compiled_model_is_one_graph_with_the_same_logits(
 # -- the lean step -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_descriptions")
 @pytest.mark.parametrize(
-    ("gap", "quantised", "dense"),
-    [
-        (0.1, True, False),
-        *(
-            pytest.param(*values, marks=pytest.mark.slow)
-            for values in ((0.02, True, True), (0.3, False, False))
-        ),
-    ],
+    ("gap", "quantised", "dense"), [(0.1, True, False), (0.02, True, True), (0.3, False, False)]
 )
 def test_rounded_inputs_of_quantised_weights_are_no_reason_against_the_lean_step(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, gap: float, quantised: bool, dense: bool

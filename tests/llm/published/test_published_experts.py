@@ -18,6 +18,7 @@ from acclimate.errors import CorruptModelError
 IDS = torch.tensor([[0, 5, 9, 17, 40, 3]])
 
 
+@pytest.mark.slow
 def test_mxfp4_experts_keep_their_values_in_their_own_bits(tmp_path: Path) -> None:
     expected = save_gpt_oss(tmp_path)
     model = acclimate.init_inference(tmp_path)

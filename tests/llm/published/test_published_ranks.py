@@ -15,7 +15,6 @@ from acclimate.llm.files.checkpoint import HostTensor
 from acclimate.llm.files.deferred_tensors import deferred
 from acclimate.llm.published.packing import pack_part, quantised_parts
 from acclimate.llm.published.tensors import published_tensors
-from quick_parameters import quick
 from rank_processes import RankProcesses
 
 
@@ -26,9 +25,8 @@ def generated(rank: int, folder: str) -> tuple[list[int], dict[str, int], tuple[
     return tokens, dict(model.packing.packed), down.packed.shape
 
 
-@pytest.mark.parametrize(
-    "kind", quick(("gptq", "gptq, asymmetric", "awq", "packed", "int8 of rows"), "gptq, asymmetric")
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gptq", "gptq, asymmetric", "awq", "packed", "int8 of rows"])
 def test_two_ranks_write_the_tokens_of_the_published_values(
     kind: str, two: RankProcesses, tmp_path: Path
 ) -> None:
@@ -41,6 +39,7 @@ def test_two_ranks_write_the_tokens_of_the_published_values(
         assert shape == (128, 128)
 
 
+@pytest.mark.slow
 def test_two_ranks_hold_parts_of_each_expert_in_mxfp4(two: RankProcesses, tmp_path: Path) -> None:
     check_parts_of_experts(two, tmp_path, save_gpt_oss(tmp_path))
 

@@ -790,7 +790,7 @@ def adapt_before_and_after(rank: int, kind: str) -> tuple[Any, list[int], list[i
         return None, expected, [], str(error)
 
 
-@pytest.mark.parametrize("kind", ["dora", "lora", "prompt"])
+@pytest.mark.parametrize("kind", quick(("dora", "lora", "prompt"), "lora", "prompt"))
 def test_a_model_with_an_adapter_is_split_right_or_refused_by_name(kind: str, two: RankProcesses) -> None:
     pytest.importorskip("peft", reason="peft is not installed")
     for _, expected, found, refused in two.values(adapt_before_and_after, kind):

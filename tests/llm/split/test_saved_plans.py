@@ -19,6 +19,7 @@ from torch import nn
 
 from acclimate.llm.split import make_plan, saved_plans
 from acclimate.llm.split.saved_plans import load_plan, plan_key, save_plan
+from quick_parameters import quick
 from warm_python import WarmPython
 
 NAMES = ("llama", "gemma3_text", "gpt2", "deepseek_v3", "t5", "whisper")
@@ -121,17 +122,22 @@ def _exchange_classes_that_both_occur(model: Any, monkeypatch: pytest.MonkeyPatc
     "change",
     [
         _patch_global,
-        _patch_class,
         _patch_method_of_a_base,
-        _patch_attention,
-        _patch_instance,
         _set_attribute,
         _set_configuration,
         _add_hook,
-        _reshape,
-        _tie,
         _replace_a_class,
-        _exchange_classes_that_both_occur,
+        *(
+            pytest.param(change, marks=pytest.mark.slow)
+            for change in (
+                _patch_class,
+                _patch_attention,
+                _patch_instance,
+                _reshape,
+                _tie,
+                _exchange_classes_that_both_occur,
+            )
+        ),
     ],
 )
 def test_a_change_of_code_or_model_has_a_key_of_its_own(
@@ -167,7 +173,9 @@ def test_ranks_and_the_users_mapping_have_keys_of_their_own() -> None:
     assert len({plan_key(model, size, mapping) for size in (2, 3) for mapping in mappings}) == 6
 
 
-@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "qwen2_moe", "bloom"])
+@pytest.mark.parametrize(
+    "name", quick(("llama", "deepseek_v3", "qwen2_moe", "bloom"), "llama", "deepseek_v3")
+)
 def test_a_saved_plan_is_the_plan(name: str) -> None:
     plan = make_plan(meta_model(name), 2, verify=False)
     save_plan("key", plan)

@@ -15,6 +15,7 @@ from aio_files import ENGINES, content_of, make_handle, random_bytes, refusal
 
 from acclimate.ops import AsyncIOHandle
 from fresh_process import FreshProcesses, plain_environment
+from quick_parameters import quick
 
 _PREPARED = """
 import os, sys, torch
@@ -144,7 +145,7 @@ def slow_write(handle: AsyncIOHandle, path: Path) -> torch.Tensor:
     return data
 
 
-@pytest.mark.parametrize("engine", ["io_uring", "aio", "threads"])
+@pytest.mark.parametrize("engine", quick(("io_uring", "aio", "threads"), "io_uring", "threads"))
 def test_other_python_threads_run_while_one_waits(engine: str, tmp_path: Path) -> None:
     def turns_per_second() -> float:
         """How often another thread had its turn during a wait."""
@@ -173,7 +174,7 @@ def test_other_python_threads_run_while_one_waits(engine: str, tmp_path: Path) -
     assert any(turns_per_second() > 30 for _ in range(5))
 
 
-@pytest.mark.parametrize("engine", ["io_uring", "aio", "threads"])
+@pytest.mark.parametrize("engine", quick(("io_uring", "aio", "threads"), "io_uring", "threads"))
 def test_ctrl_c_ends_a_wait_and_the_requests_can_be_waited_for_again(engine: str, tmp_path: Path) -> None:
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

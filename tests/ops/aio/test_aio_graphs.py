@@ -20,11 +20,12 @@ from acclimate.errors import (
     ShortFileError,
 )
 from acclimate.ops import AsyncIOHandle
+from quick_parameters import quick
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-@pytest.fixture(params=["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.fixture(params=quick(("eager", "aot_eager", "inductor"), "aot_eager"))
 def compile_whole(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Compile]:
@@ -151,7 +152,7 @@ _steps = st.lists(
 
 @given(steps=_steps)
 @settings(
-    max_examples=12,
+    max_examples=settings.default.max_examples // 6,  # each compiles a graph
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,

@@ -1,6 +1,6 @@
 """Examines planted faults, all in this one process, and writes what the checks say as JSON.
 
-python examine_mutants.py MODULE [PROFILE]
+python examine_mutants.py MODULE NAMES [PROFILE]
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from acclimate_conformance.runner.catalog import checks
 from acclimate_conformance.runner.examine import examine
 
 
-def main(module: str, profile: str | None = None) -> None:
-    """Writes a name, check and outcome for each."""
+def main(module: str, names: str, profile: str | None = None) -> None:
+    """Writes a name, check and outcome for each of the names, or for all but those after a minus sign."""
     # What a check runs, compilers among it, may write to standard output, which is the answer's alone.
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -30,10 +30,16 @@ def main(module: str, profile: str | None = None) -> None:
     catalog = {check.id: check for check in checks()}
     gc.collect()
     gc.freeze()  # as the worker does: each check collects garbage
-    found = [one(mutant, check, catalog[check]) for mutant, check in table.items()]
+    others, named = names.startswith("-"), names.removeprefix("-").split(",")
+
+    def is_chosen(mutant: type) -> bool:
+        return (mutant.__name__ in named) != others
+
+    found = [one(mutant, check, catalog[check]) for mutant, check in table.items() if is_chosen(mutant)]
     sound = getattr(importlib.import_module(module), "SOUND", {}) if not profile else {}
-    for right, names in sound.items():
-        found += [{**one(right, name, catalog[name]), "sound": True} for name in names]
+    for right, ids in sound.items():
+        if is_chosen(right):
+            found += [{**one(right, check, catalog[check]), "sound": True} for check in ids]
     with answer:
         json.dump(found, answer)
 

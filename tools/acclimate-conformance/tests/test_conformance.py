@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -25,8 +26,11 @@ WHOLE_RUN_S = 3600
 """A limit for all checks that only a hang reaches: beside a load of 20 they took 15 minutes."""
 ON_A_DEVICE = ("devices", "random", "streams", "memory", "pinning")
 """What differs most between a device and the host."""
-LONG = ("runtime/compiles", "communication/collectives")
-"""On a CPU these take a C++ compiler and many processes; planted faults show that the checks are made."""
+LONG = (
+    "runtime/compiles", "runtime/compiled_functions_have_effects", "memory/other_processes_count",
+    "random/recomputed_draws_repeat", "streams/named_streams_are_meant", "launching/launched_rank",
+)  # fmt: skip
+"""These take a compiler or further processes; planted faults show that the checks are made."""
 
 
 def python(
@@ -53,6 +57,10 @@ def only(*names: str) -> list[str]:
     return [argument for name in names for argument in ("--only", name)]
 
 
+def quick_checks(categories: Collection[str]) -> list[str]:
+    return [check.id for check in checks() if check.category in categories and check.id not in LONG]
+
+
 def require_no_failure(run: subprocess.CompletedProcess[str]) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     assert "100 %" in run.stdout
@@ -72,14 +80,14 @@ def sim() -> None:
 def test_the_cpu_keeps_every_promise(start: str, tmp_path: Path) -> None:
     """Where slow tests are left out, only what neither the emulated device nor `test_sampled.py` tries."""
     written = tmp_path / "results.json"
-    tried = (*ON_A_DEVICE, "dtypes")
-    others = [check.id for check in checks() if check.id not in LONG and check.category not in tried]
+    tried = (*ON_A_DEVICE, "dtypes", "communication")  # the last by tests/comm
+    others = quick_checks({check.category for check in checks()}.difference(tried))
     chosen = only(*others) if start == "warm" else []
     require_no_failure(conformance("--accelerator", "cpu", *chosen, "--json", str(written)))
     report = json.loads(written.read_text())
     assert report["about"]["accelerator"] == "cpu"
     assert report["total"]["failed"] == 0
-    assert report["total"]["passed"] > 60
+    assert report["total"]["passed"] > 40
     assert {result["outcome"] for result in report["results"]} == {"passed", "not offered"}
     assert all(result["reason"] for result in report["results"] if result["outcome"] == "not offered")
 
@@ -94,7 +102,7 @@ def test_the_accelerator_of_this_machine_keeps_every_promise() -> None:
 
 @pytest.mark.usefixtures("sim", "warm_starts")
 def test_the_emulated_device_keeps_the_promises_of_a_device() -> None:
-    require_no_failure(conformance("--accelerator", "sim", *only(*ON_A_DEVICE)))
+    require_no_failure(conformance("--accelerator", "sim", *only(*quick_checks(ON_A_DEVICE))))
 
 
 @pytest.mark.slow
@@ -105,6 +113,7 @@ def test_every_profile_keeps_every_promise(profile: str) -> None:
     require_no_failure(conformance("--accelerator", "sim", ACCLIMATE_SIM=profile))
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_a_failure_is_told_with_the_reason_and_the_rule_in_every_form(tmp_path: Path) -> None:
     results, suite = tmp_path / "results.json", tmp_path / "results.xml"
     run = conformance(
@@ -144,9 +153,10 @@ def test_a_failure_is_told_with_the_reason_and_the_rule_in_every_form(tmp_path: 
         (["--accelerator", "mutants:NoSuch"], "mutants:NoSuch"),
         (["--accelerator", "mutants:IdleAdamBuilder"], "must be a subclass of acclimate.Accelerator"),
         (["--accelerator", "cpu", "--only", "memmory"], 'no check or category "memmory"'),
-        (
+        pytest.param(
             ["--accelerator", "cpu", *only("devices/counts"), "--json", "/no/such/folder/f"],
             "cannot be written",
+            marks=pytest.mark.slow,  # test_report.py writes others meanwhile
         ),
     ],
 )

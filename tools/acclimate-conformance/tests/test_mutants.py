@@ -27,6 +27,15 @@ import state_mutants  # noqa: E402
 import value_mutants  # noqa: E402
 
 Examined: TypeAlias = Callable[..., dict[tuple[str, str], dict[str, Any]]]
+LONG = {
+    "ReducesNothing", "SpoiledByFork", "EndlessMemory", "LastLaunchedCount", "UnavailableAfterAFork",
+    "CompileBackendOfAThread", "ClaimsDomains", "LimitIgnored", "FreeMemoryOfTheFirst", "LargeBlocks",
+    "LargerBlocks", *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
+}  # fmt: skip
+"""Faults whose checks take about a second of processor time or more."""
+EACH_LENGTH = pytest.mark.parametrize(
+    "are_long", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["quick", "long"]
+)
 ON_SIM = (
     ("sim_mutants", ""), ("sim_mutants", "sync=check"), ("sim_mutants", "mps-like"), ("operator_mutants", ""),
     pytest.param("sim_mutants", "devices=2", marks=pytest.mark.slow),
@@ -36,14 +45,15 @@ ON_SIM = (
 
 @pytest.fixture(scope="module")
 def examined(warm_python: WarmPython) -> Examined:
-    """What the checks say of all faults of a module, which share a process."""
+    """What the checks say of the quick or the long faults of a module, which share a process."""
 
     @cache
-    def examine(module: str, *profile: str) -> dict[str, dict[str, Any]]:
+    def examine(module: str, are_long: bool, *profile: str) -> dict[str, dict[str, Any]]:
         environment = {**plain_environment(), "ACCLIMATE_SIM": "".join(profile)}
         if profile:
             environment["ACCLIMATE_ACCELERATOR"] = "sim"
-        command = [sys.executable, "examine_mutants.py", module, *profile]
+        names = ",".join(sorted(LONG))
+        command = [sys.executable, "examine_mutants.py", module, names if are_long else f"-{names}", *profile]
         with warm_python.in_place():
             run = subprocess.run(
                 command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=600
@@ -62,34 +72,45 @@ def require_found(result: dict[str, Any], fault: str | None) -> None:
 @pytest.mark.parametrize(
     "mutant",
     [
-        *mutants.CAUGHT_BY, *state_mutants.CAUGHT_BY, *value_mutants.CAUGHT_BY, *argument_mutants.CAUGHT_BY,
-        *edge_mutants.CAUGHT_BY,
-        *(pytest.param(mutant, marks=pytest.mark.slow) for mutant in communication_mutants.CAUGHT_BY),
+        pytest.param(mutant, marks=pytest.mark.slow if mutant.__name__ in LONG else ())
+        for module in (
+            mutants, state_mutants, value_mutants, argument_mutants, edge_mutants, communication_mutants,
+        )
+        for mutant in module.CAUGHT_BY
     ],
     ids=lambda mutant: mutant.__name__,
 )  # fmt: skip
 def test_the_check_finds_the_fault_in_the_cpu(mutant: type, examined: Examined) -> None:
     check = sys.modules[mutant.__module__].CAUGHT_BY[mutant]
-    require_found(examined(mutant.__module__)[mutant.__name__, check], mutant.__doc__)
+    found = examined(mutant.__module__, mutant.__name__ in LONG)
+    require_found(found[mutant.__name__, check], mutant.__doc__)
 
 
+@EACH_LENGTH
 @pytest.mark.parametrize(("module", "profile"), ON_SIM)
 def test_the_checks_find_the_faults_in_the_emulated_device(
-    module: str, profile: str, examined: Examined
+    module: str, profile: str, are_long: bool, examined: Examined
 ) -> None:
     pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
-    faults = [result for result in examined(module, profile).values() if not result["sound"]]
-    assert faults
+    faults = [result for result in examined(module, are_long, profile).values() if not result["sound"]]
+    assert faults or are_long
     for result in faults:
         require_found(result, result["name"])
 
 
-@pytest.mark.parametrize("module", [("argument_mutants",), ("sim_mutants", "")], ids=lambda module: module[0])
-def test_what_is_unusual_but_right_fails_no_check(module: tuple[str, ...], examined: Examined) -> None:
-    if module[0] == "sim_mutants":
+@EACH_LENGTH
+@pytest.mark.parametrize(
+    ("module", "profile"),
+    [("argument_mutants", ()), ("sim_mutants", ("",))],
+    ids=["argument_mutants", "sim_mutants"],
+)
+def test_what_is_unusual_but_right_fails_no_check(
+    module: str, profile: tuple[str, ...], are_long: bool, examined: Examined
+) -> None:
+    if profile:
         pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
-    sound = [result for result in examined(*module).values() if result["sound"]]
-    assert any(result["outcome"] == "passed" for result in sound)
+    sound = [result for result in examined(module, are_long, *profile).values() if result["sound"]]
+    assert are_long or any(result["outcome"] == "passed" for result in sound)
     for result in sound:
         assert result["outcome"] != "failed", f"{result['name']}, {result['check']}: {result['reason']}"
 

@@ -274,8 +274,8 @@ FAULTS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-SLOW = ("is_out_of_memory", "mem_get_info", "memory_stats", "range_pop")
-"""Their checks take seconds of processor time, and that of available_memory is of the same kind."""
+SLOW = ("available_memory", "is_out_of_memory", "lazy_call", "mem_get_info", "memory_stats", "range_pop")
+"""Their checks take seconds of processor time."""
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
 from acclimate_port.source.survey import survey
-from porting import BOTH, check, differing, program, reasons
+from porting import EACH_TARGET, check, differing, program, reasons
 
 # -- mixed precision -------------------------------------------------------------------------------------
 
@@ -45,7 +45,7 @@ OFF_WITHOUT_CUDA = [
 ]  # fmt: skip
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("body", OFF_WITHOUT_CUDA)
 def test_mixed_precision_is_off_on_a_host_as_before(body: str, target: str) -> None:
     unsafe = check(program(body), target, changed=True)
@@ -53,7 +53,7 @@ def test_mixed_precision_is_off_on_a_host_as_before(body: str, target: str) -> N
     assert not differing(program(body), unsafe.text)
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "body",
     [
@@ -79,7 +79,7 @@ def test_mixed_precision_that_a_host_would_turn_on_or_off_is_unsafe(body: str, t
 # -- random numbers --------------------------------------------------------------------------------------
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "body",
     [
@@ -106,7 +106,7 @@ def test_random_numbers_of_a_host_stay_as_they_were(body: str, target: str) -> N
     assert not differing(program(body), unsafe.text)
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "head", ["from torch.cuda import manual_seed", "from torch.cuda.random import manual_seed"]
 )
@@ -118,7 +118,7 @@ def test_an_imported_function_of_random_numbers_does_nothing_on_a_host(head: str
 # -- memory ----------------------------------------------------------------------------------------------
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "body",
     [
@@ -138,7 +138,7 @@ def test_memory_figures_of_a_host_are_0_as_before(body: str, target: str) -> Non
     assert not differing(program(body), unsafe.text)
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "body",
     [
@@ -156,7 +156,7 @@ def test_memory_figures_of_a_device_that_may_be_the_cpu_are_unsafe(body: str, ta
 # -- the first use of CUDA -------------------------------------------------------------------------------
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "call", ["manual_seed_all(3)", "manual_seed(3)", "empty_cache()", "memory_allocated()"]
 )
@@ -185,7 +185,7 @@ def test_devices_are_not_counted_before_the_program_chooses_them_or_forks(
     assert f"torch.cuda.{call}" not in port_text(source, Settings(target, unsafe=True)).text
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("other", ["def f():\n    os.environ['CUDA_VISIBLE_DEVICES'] = '1'\n", "os.fork()\n"])
 def test_another_file_may_choose_the_devices_or_fork_later(other: str, target: str) -> None:
     source = "import torch\n\n\ndef seed():\n    torch.cuda.manual_seed(0)\n"
@@ -194,7 +194,7 @@ def test_another_file_may_choose_the_devices_or_fork_later(other: str, target: s
     assert "torch.cuda" not in port_text(source, Settings(target, survey=calm)).text
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "body",
     [
@@ -209,7 +209,7 @@ def test_a_call_whose_error_is_caught_is_a_test_of_cuda(body: str, target: str) 
     assert "catches the error" in reasons(check(program(body), target, changed=False))
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "body",
     [
@@ -223,7 +223,7 @@ def test_a_call_whose_error_ends_the_program_is_ported(body: str, target: str) -
     check(program(body), target, changed=True)
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "body",
     [
@@ -242,7 +242,7 @@ def test_what_an_edit_makes_safe_is_ported_in_the_same_run(body: str, target: st
 # -- one decision ----------------------------------------------------------------------------------------
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -275,7 +275,7 @@ def test_guards_that_move_or_wrap_one_object_are_one_decision(
     assert unsafe.count(asks) == 0, unsafe
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "body",
     [
@@ -319,7 +319,7 @@ def test_a_safe_edit_of_a_test_leaves_nothing_behind_that_relies_on_it(body: str
 # -- classes ---------------------------------------------------------------------------------------------
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "body",
     [
@@ -341,7 +341,7 @@ def test_a_test_of_its_class_shows_that_a_value_is_a_tensor(body: str, target: s
     assert "cuda()" not in port_text(program(body), Settings(target)).text
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "body",
     [
@@ -361,7 +361,7 @@ def test_a_test_of_another_class_or_value_does_not(body: str, target: str) -> No
 # -- reasons ---------------------------------------------------------------------------------------------
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -411,7 +411,7 @@ def test_the_reason_of_an_edit_names_its_cause(body: str, said: str, target: str
     assert "package for NVIDIA" not in found
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "body",
     ["if flag <= torch.cuda.device_count():\n    return 1", "return torch.cuda.device_count() >= flag"],
@@ -430,7 +430,7 @@ WITH_LIBRARIES = "import torch\nimport torchaudio\nimport torchvision\n\n\ndef m
 MOVES_WHERE_THERE_IS_CUDA = "use = True if torch.cuda.is_available() else False\n"
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "body",
     [
@@ -448,7 +448,7 @@ def test_what_is_a_tensor_or_a_module_by_its_library_or_its_methods_moves(body: 
     assert not reasons(found)
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "body",
     [

@@ -99,6 +99,7 @@ def test_an_encoder_of_images_is_split_beside_the_text(size: int) -> None:
     assert share <= 0.60
 
 
+@pytest.mark.slow
 def test_a_decoder_whose_own_table_is_the_heads_is_split() -> None:
     model = bert_with_bert()
     error, share = worst(model, make_plan(model, 2), lambda m: m(input_ids=TOKENS, decoder_input_ids=TOKENS))
@@ -152,6 +153,7 @@ def trocr() -> Any:
     return random_model(config, transformers.TrOCRForCausalLM)
 
 
+@pytest.mark.slow
 def test_cross_attention_that_text_alone_does_not_reach_is_split() -> None:
     model = trocr()
     plan = make_plan(model, 2)

@@ -14,7 +14,7 @@ import pytest
 
 from acclimate_port.conditions.worlds import CUDA, HOST, OTHER, Difference, differences
 from acclimate_port.engine import Ported, Settings, Status, port_text
-from acclimate_port.rules import RULES
+from acclimate_port.rules import RULES, Rule
 from machines import Machine, Outcome, Tensor, run
 
 NAMES = {"torch": "torch", "get_accelerator": "get_accelerator", "accelerator_type": "accelerator_type"}
@@ -119,14 +119,6 @@ def test_what_is_evaluated_is_what_a_run_gives(old: str, new: str, expected: set
     assert executed(texts[0], texts[1]) == expected
 
 
-EXAMPLES = [
-    pytest.param(rule, number, target, id=f"{rule.code}-{number}-{target}")
-    for rule in RULES
-    for number, _ in enumerate(rule.examples)
-    for target in rule.targets
-]
-
-
 def called(source: str, machine: str) -> list[Outcome]:
     """What an example does when it is imported, and when its functions are called with tensors and numbers."""
     tree = ast.parse(source)
@@ -147,18 +139,20 @@ def called(source: str, machine: str) -> list[Outcome]:
     return found
 
 
-@pytest.mark.parametrize(("rule", "number", "target"), EXAMPLES)
-def test_the_examples_of_each_rule_do_the_same_when_they_are_run(rule, number, target) -> None:  # type: ignore[no-untyped-def]
-    source = rule.examples[number].before
-    ported = port_text(source, Settings(target))
-    after = ported.text
-    for first, second in [pair for pair in PAIRS if pair[1] not in untouched(ported)]:
-        for old, new in zip(called(source, first), called(after, second), strict=False):
-            is_usable = first != "HOST" or "cuda" not in old.result
-            if not old.error and is_usable:
-                assert new.error in ("", "AttributeError"), after  # a name that the fake machine lacks
-                if not new.error:
-                    assert new.renamed("OTHER" if second == "OTHER" else "CUDA").result == old.result, after
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_the_examples_of_each_rule_do_the_same_when_they_are_run(rule: Rule) -> None:
+    for example, target in itertools.product(rule.examples, rule.targets):
+        source = example.before
+        ported = port_text(source, Settings(target))
+        after = ported.text
+        for first, second in [pair for pair in PAIRS if pair[1] not in untouched(ported)]:
+            for old, new in zip(called(source, first), called(after, second), strict=False):
+                is_usable = first != "HOST" or "cuda" not in old.result
+                if not old.error and is_usable:
+                    assert new.error in ("", "AttributeError"), after  # a name that the fake machine lacks
+                    if not new.error:
+                        kind = "OTHER" if second == "OTHER" else "CUDA"
+                        assert new.renamed(kind).result == old.result, after
 
 
 def conditions_of(path: Path) -> list[str]:

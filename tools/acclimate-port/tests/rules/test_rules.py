@@ -1,7 +1,9 @@
 """Every rule's examples are what it does, for both targets; its page shows them."""
 
+import itertools
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,31 +11,33 @@ import pytest
 from acclimate_port.engine import Settings, Status, port_text
 from acclimate_port.rules import RULES, Example, Rule
 
-EXAMPLES = [
-    pytest.param(rule, example, target, id=f"{rule.code}-{number}-{target}")
-    for rule in RULES
-    for number, example in enumerate(rule.examples)
-    for target in rule.targets
-]
+each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
 
 
-@pytest.mark.parametrize(("rule", "example", "target"), EXAMPLES)
-def test_an_example_becomes_what_its_page_shows(rule: Rule, example: Example, target: str) -> None:
-    expected = getattr(example, target)
-    ported = port_text(example.before, Settings(target, unsafe=True))
-    if expected is not None:
-        assert ported.text == expected
-        assert any(site.status is Status.CONVERTED for site in ported.sites)
-    elif example.acclimate is None:
-        assert ported.text == example.before
-        assert any(site.code == rule.code and site.reason for site in ported.sites) or rule.code == "ACC107"
+def examples(rule: Rule) -> Iterator[tuple[Example, str]]:
+    """Each with each target."""
+    return itertools.product(rule.examples, rule.targets)
 
 
-@pytest.mark.parametrize(("rule", "example", "target"), EXAMPLES)
-def test_porting_an_example_twice_is_porting_it_once(rule: Rule, example: Example, target: str) -> None:
-    for unsafe in (False, True):
+@each_rule
+def test_the_examples_become_what_the_page_shows(rule: Rule) -> None:
+    for example, target in examples(rule):
+        expected = getattr(example, target)
+        ported = port_text(example.before, Settings(target, unsafe=True))
+        if expected is not None:
+            assert ported.text == expected, target
+            assert any(site.status is Status.CONVERTED for site in ported.sites), (target, expected)
+        elif example.acclimate is None:
+            assert ported.text == example.before
+            told = any(site.code == rule.code and site.reason for site in ported.sites)
+            assert told or rule.code == "ACC107", (target, example.before)
+
+
+@each_rule
+def test_porting_an_example_twice_is_porting_it_once(rule: Rule) -> None:
+    for (example, target), unsafe in itertools.product(examples(rule), (False, True)):
         once = port_text(example.before, Settings(target, unsafe=unsafe)).text
-        assert port_text(once, Settings(target, unsafe=unsafe)).text == once
+        assert port_text(once, Settings(target, unsafe=unsafe)).text == once, target
 
 
 def test_codes_and_names_are_unique_and_each_rule_explains_itself() -> None:

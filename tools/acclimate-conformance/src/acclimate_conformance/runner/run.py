@@ -129,9 +129,10 @@ class _Controller:
             result = Result.from_json(told)
             self._results[result.check] = result
 
-    def pytest_testnodedown(self, node: Any) -> None:
+    def pytest_testnodedown(self, node: Any, error: object | None) -> None:
         """A worker has ended: at the end, because of a check, or because it cannot load the accelerator."""
-        self._ended = self._end(node)
+        # One that has run all of its checks waits until it is told to end.
+        self._ended = self._end(node, within_s=_ENDING_S if error else 0.0)
         if node.gateway.id in self._started:
             return
         unusable = self._folder / "unusable"
@@ -171,12 +172,12 @@ class _Controller:
             for path in self._folder.glob("*.pid"):
                 end_group(int(path.read_text()))
 
-    def _end(self, node: Any) -> str:
+    def _end(self, node: Any, within_s: float) -> str:
         """Ends what a worker left running, and says how it ended itself."""
         path = self._folder / f"{node.gateway.id}.pid"
         process = node.gateway._io.popen  # execnet has no public name for it
         with suppress(subprocess.TimeoutExpired):
-            process.wait(_ENDING_S)
+            process.wait(within_s)
         process.kill()
         if path.exists():
             end_group(int(path.read_text()))
