@@ -108,18 +108,15 @@ def lean_sample(
     room = input_ids.shape[1] + ROOM
     given = inputs["past_key_values"]
     is_callers = getattr(given, "_is_user_defined", False)
+    options: dict[str, Any] = {"gives_back": is_callers, "dtype": cache_dtype(model)}
     with contextlib.ExitStack() as at_the_end:
         with reading(lean.native):
-            dtype = cache_dtype(model)
-            reader = lean.begin(starts, room, given, gives_back=is_callers, dtype=dtype)
+            reader = lean.begin(starts, room, given, **options)
             if reader is not None:
                 step: Step = reader
             else:
                 outputs = model._prefill(input_ids, generation_config, inputs, is_first_iteration=True)
-                step = lean.go_on(
-                    outputs.past_key_values, starts, input_ids.shape[1], room, gives_back=is_callers,
-                    dtype=dtype,
-                )  # fmt: skip
+                step = lean.go_on(outputs.past_key_values, starts, input_ids.shape[1], room, **options)
                 logits: Tensor = outputs.logits[:, -1].to(copy=True, dtype=torch.float32)
                 del outputs, inputs
                 check_logits(logits.amax(-1), model.dtype)
