@@ -14,7 +14,7 @@ from machines import Machine, Name, Outcome, Tensor, run
 
 BOTH = pytest.mark.parametrize("target", ["acclimate", "torch"])
 EACH_TARGET = pytest.mark.parametrize("target", ["acclimate", pytest.param("torch", marks=pytest.mark.slow)])
-"""For long tables, of which `make test` tries one target: what is safe is nearly the same for both."""
+"""For long tables, of which `make test` tries one target: what is decided is nearly the same for both."""
 AVAILABLE = "torch.cuda.is_available()"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from acclimate_port.engine import Ported, Settings, Status, port_text
 from acclimate_port.source.survey import Survey, survey
-from porting import BOTH, check, differing, program, reasons
+from porting import EACH_TARGET, check, differing, program, reasons
 
 
 def ported(source: str, target: str, known: Survey | None = None) -> Ported:
@@ -27,7 +27,7 @@ def left(found: Ported) -> list[str]:
 # -- a guard and what it guards --------------------------------------------------------------------------
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "body",
     [
@@ -44,7 +44,7 @@ def test_a_flag_that_is_cleared_without_a_device_is_ported_with_its_device(body:
     assert not left(ported(program(body), target))
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "body",
     [
@@ -69,7 +69,7 @@ def test_a_guard_stays_with_what_it_guards(body: str, target: str) -> None:
     assert [safe.count(ask) for ask in asks] == [source.count(ask) for ask in asks], safe
 
 
-@BOTH
+@EACH_TARGET
 def test_a_guard_stays_with_the_default_that_it_replaces(target: str) -> None:
     source = (
         'import torch\n\n\ndef f(device="cuda"):\n    if not torch.cuda.is_available():\n        device = "cpu"\n'
@@ -83,7 +83,7 @@ def test_a_guard_stays_with_the_default_that_it_replaces(target: str) -> None:
     assert "not torch.cuda.is_available()" in ported(option, target).text
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "code",
     [
@@ -103,7 +103,7 @@ def test_a_flag_called_cuda_that_other_code_reads_is_unsafe(code: str, target: s
 # -- what is about CUDA itself ---------------------------------------------------------------------------
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "body",
     [
@@ -123,7 +123,7 @@ def test_a_report_about_cuda_keeps_its_question(body: str, target: str) -> None:
     assert "reports whether there is CUDA" in found.sites[0].reason
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "test",
     [
@@ -138,7 +138,7 @@ def test_a_condition_about_a_library_of_nvidias_stays(test: str, target: str) ->
     assert "x.is_cuda" not in test or "x.is_cuda" in ported(source, target).text
 
 
-@BOTH
+@EACH_TARGET
 def test_a_branch_for_an_older_torch_stays(target: str) -> None:
     body = (
         'if version.parse(torch.__version__) >= version.parse("2.4"):\n    return torch.amp.GradScaler("cuda", enabled=flag)\n'
@@ -152,7 +152,7 @@ def test_a_branch_for_an_older_torch_stays(target: str) -> None:
     assert any("older torch" in site.reason for site in ported(program(old), target).sites)
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("imported", ["import warp as wp", "import jax as wp", "import faster_whisper as wp"])
 @pytest.mark.parametrize(
     "use",
@@ -180,7 +180,7 @@ def test_a_device_that_a_method_gives_to_another_library_stays(use: str, importe
 # -- what a program says or refuses without CUDA ---------------------------------------------------------
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "body",
     [
@@ -198,7 +198,7 @@ def test_a_host_still_says_that_cuda_was_asked_for_and_is_missing(body: str, tar
     assert "finds that CUDA was asked for and is missing" in reasons(ported(program(body), target))
 
 
-@BOTH
+@EACH_TARGET
 def test_a_fallback_that_says_nothing_does_not_keep_the_device(target: str) -> None:
     body = (
         'where = "cuda"\nif where == "cuda" and not torch.cuda.is_available():\n    where = "cpu"\n'
@@ -210,7 +210,7 @@ def test_a_fallback_that_says_nothing_does_not_keep_the_device(target: str) -> N
 # -- too early to count devices --------------------------------------------------------------------------
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     ("code", "is_early"),
     [
@@ -246,7 +246,7 @@ def test_torch_stays_imported_only_where_it_is_needed() -> None:
     assert "device=accelerator_type()" in found.text
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     ("code", "is_early"),
     [
@@ -296,7 +296,7 @@ def test_a_function_that_torch_lacks_for_apples_devices_has_another_there(name: 
     assert f'getattr(torch.get_device_module(accelerator_type()), "{name}", ' in text
 
 
-@BOTH
+@EACH_TARGET
 def test_a_state_from_a_checkpoint_is_for_cuda_alone(target: str) -> None:
     loaded = program(
         'state = model["rng"]\nif state is not None and torch.cuda.is_available():\n    torch.cuda.set_rng_state(state)'
@@ -309,7 +309,7 @@ def test_a_state_from_a_checkpoint_is_for_cuda_alone(target: str) -> None:
 # -- a caller's own autocast of the CPU ------------------------------------------------------------------
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "call",
     [
@@ -325,7 +325,7 @@ def test_an_autocast_of_cuda_keeps_that_of_the_cpu_around_it(call: str, target: 
     assert not differing(source, found.text)
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "code", ['with torch.autocast("cuda", dtype=torch.float16):\n    return x', '@torch.autocast("cuda")\ndef g(a):\n    return a\nreturn g(x)']
 )  # fmt: skip
@@ -338,7 +338,7 @@ def test_an_autocast_that_would_change_that_of_a_caller_is_unsafe(code: str, tar
 # -- devices under other names ---------------------------------------------------------------------------
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "body",
     [
@@ -356,7 +356,7 @@ def test_a_device_under_another_name_is_compared_as_one(body: str, target: str) 
     assert "device-comparison" in {site.rule for site in found.sites if site.status is not Status.EXEMPT}
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "body",
     [
@@ -373,7 +373,7 @@ def test_a_text_that_is_no_device_is_compared_as_text(body: str, target: str) ->
 # -- what a file shows of its objects --------------------------------------------------------------------
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     ("body", "is_shown"),
     [
@@ -391,7 +391,7 @@ def test_the_last_assignment_shows_what_a_name_holds(body: str, is_shown: bool, 
     assert ("x.cuda()" not in ported(program(body), target).text.replace("9).cuda", "9)x.cuda")) == is_shown
 
 
-@BOTH
+@EACH_TARGET
 def test_a_module_of_another_file_or_attribute_moves_as_one(target: str) -> None:
     known = survey(b"class Base(nn.Module):\n    pass\n\n\nclass Net(Base):\n    pass\n", Path("nets.py"))
     known |= survey(b"class Own(nn.Module):\n    def cuda(self):\n        return self\n", Path("own.py"))
@@ -414,7 +414,7 @@ def test_a_module_of_another_file_or_attribute_moves_as_one(target: str) -> None
 # -- what is reported ------------------------------------------------------------------------------------
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "code",
     [
@@ -431,7 +431,7 @@ def test_what_needs_cuda_and_has_no_edit_counts_as_left(code: str, target: str) 
     assert [site.status for site in found.sites] == [Status.LEFT]
 
 
-@BOTH
+@EACH_TARGET
 def test_a_reason_does_not_name_its_own_line(target: str) -> None:
     source = program('if device.type == "cuda" and torch.cuda.is_available():\n    return 1')
     line = source[: source.index("is_available")].count("\n") + 1
@@ -440,7 +440,7 @@ def test_a_reason_does_not_name_its_own_line(target: str) -> None:
     assert all(f"line {line}" not in site.reason for site in found.sites)
 
 
-@BOTH
+@EACH_TARGET
 def test_an_autocast_behind_a_test_of_cuda_is_none_of_the_cpu(target: str) -> None:
     text = 'with torch.autocast(device.type) if device.type == "cuda" else torch.no_grad():\n    pass\n'
     assert not survey(text.encode()).autocasts_on_host

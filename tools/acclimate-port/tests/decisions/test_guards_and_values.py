@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
-from porting import AVAILABLE, BOTH, check, ported_project, program, site
+from porting import AVAILABLE, EACH_TARGET, check, ported_project, program, site
 
 
 def statuses(source: str, target: str) -> dict[str, Status]:
@@ -33,7 +33,7 @@ THROUGH_NAMES = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("body", THROUGH_NAMES)
 def test_a_guard_is_not_ported_without_the_device_that_a_name_brings_to_it(body: str, target: str) -> None:
     unsafe_or_left(f"import argparse\n\nimport torch\n\n\n{body}", target)
@@ -50,7 +50,7 @@ VALUES = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("body", VALUES)
 def test_a_guard_stays_where_a_value_that_nothing_shows_to_be_a_device_reaches_what_it_guards(
     body: str, target: str
@@ -58,7 +58,7 @@ def test_a_guard_stays_where_a_value_that_nothing_shows_to_be_a_device_reaches_w
     check(program(f"{body}\nreturn x"), target, changed=False)
 
 
-@BOTH
+@EACH_TARGET
 def test_a_guard_is_ported_with_the_device_that_a_name_brings_to_it(target: str) -> None:
     source = (
         "import torch\n\n\ndef f():\n    target = 'cuda:1'\n    if torch.cuda.is_available():\n"
@@ -83,13 +83,13 @@ MEETING = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", MEETING)
 def test_guards_of_a_model_and_its_input_in_two_functions_are_one_decision(kind: str, target: str) -> None:
     unsafe_or_left(f"import torch\n\n\n{MEETING[kind]}", target)
 
 
-@BOTH
+@EACH_TARGET
 def test_guards_of_objects_that_do_not_meet_are_ported_alone(target: str) -> None:
     source = (
         "import torch\n\n\ndef load(model):\n" + GUARDED.format(UNKNOWN) + "    return model\n\n\n"
@@ -117,14 +117,14 @@ SKIPS = [
 ONLY_ON_CUDA = [MASK, "layer.forward_cuda(torch.ones(1))", "flash_attn.attend(torch.ones(1))"]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("code", ONLY_ON_CUDA)
 @pytest.mark.parametrize("skip", SKIPS)
 def test_a_skip_stays_where_what_it_skips_is_for_cuda_alone(skip: str, code: str, target: str) -> None:
     unsafe_or_left(f"import torch\nimport flash_attn\n\n\n{skip.format(code)}", target)
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("skip", SKIPS)
 def test_a_skip_is_ported_with_what_it_skips(skip: str, target: str) -> None:
     source = f"import torch\n\n\n{skip.format('torch.ones(1).cuda() is not None')}"
@@ -155,7 +155,7 @@ PACKAGES = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", PACKAGES)
 def test_a_flag_for_a_package_of_nvidia_stays(kind: str, target: str, tmp_path: Path) -> None:
     body, other = PACKAGES[kind]
@@ -163,7 +163,7 @@ def test_a_flag_for_a_package_of_nvidia_stays(kind: str, target: str, tmp_path: 
     assert site(results["utils.py"], AVAILABLE).status is Status.LEFT
 
 
-@BOTH
+@EACH_TARGET
 def test_a_flag_whose_readers_import_no_such_package_is_ported(target: str, tmp_path: Path) -> None:
     files = {
         "utils.py": "import torch\n\n\ndef ready():\n    return torch.cuda.is_available()\n",
@@ -179,7 +179,7 @@ REPORTS = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("report", REPORTS)
 def test_a_report_that_the_program_prints_by_a_function_of_its_own_stays(report: str, target: str) -> None:
     source = f"import torch\n\n\ndef f(self):\n    {report}\n"
@@ -194,7 +194,7 @@ OPTIONS = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("option", OPTIONS)
 def test_the_parts_of_an_option_are_ported_together(option: str, target: str) -> None:
     unsafe_or_left(f"import torch\n\n\n{option}", target)
@@ -210,7 +210,7 @@ SCALERS = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("source", SCALERS)
 def test_a_scaler_is_not_ported_without_the_device_of_its_gradients(source: str, target: str) -> None:
     unsafe_or_left(f"import torch\n\n\n{source}", target)
@@ -224,7 +224,7 @@ CONDITIONS = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_a_condition_that_stays_keeps_the_code_that_it_decides_about(condition: str, target: str) -> None:
     unsafe_or_left(f"import torch\n\n\ndef f():\n    {condition}", target)
@@ -242,13 +242,13 @@ CONSTANTS = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("source", CONSTANTS)
 def test_a_device_that_is_compared_with_a_constant_of_the_program_stays(source: str, target: str) -> None:
     unsafe_or_left(f"import torch\n\n\n{source}", target)
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "made",
     ["torch.cat([a, b])", "model(a, mask=b)", "torch.stack((a, y.to('cuda')))", "a + b", "a.matmul(b)"],
@@ -259,7 +259,7 @@ def test_moves_that_meet_in_one_call_are_ported_together(made: str, target: str)
     unsafe_or_left(f"{source}    return {made}, torch.cat([a, b])\n", target)
 
 
-@BOTH
+@EACH_TARGET
 def test_a_choice_is_not_ported_without_the_test_in_the_function_that_gets_it(target: str) -> None:
     source = (
         "import torch\n\n\ndef make(model, device_type):\n    fused = device_type == 'cuda'\n"
@@ -269,7 +269,7 @@ def test_a_choice_is_not_ported_without_the_test_in_the_function_that_gets_it(ta
     unsafe_or_left(source, target)
 
 
-@BOTH
+@EACH_TARGET
 def test_a_refusal_is_not_ported_before_what_stays(target: str) -> None:
     unsafe_or_left(
         "import torch\n\n\ndef f():\n    assert torch.cuda.is_available()\n    return torch.cuda.cudart()\n",
