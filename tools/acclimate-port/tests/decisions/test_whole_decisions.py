@@ -375,3 +375,20 @@ def test_what_the_programs_own_accelerator_calls_its_current_device_may_be_no_nu
     assert port_text(own, Settings(target)).text == own
     deepspeeds = OWN_NUMBER.format("deepspeed.accelerator import get_accelerator", "get_accelerator")
     assert port_text(deepspeeds, Settings(target)).text != deepspeeds
+
+
+SET = [
+    "if torch.cuda.is_available():\n        args.distributed = args.world_size > 1",
+    "if not torch.cuda.is_available():\n        print('host')\n    else:\n"
+    "        if 'WORLD_SIZE' in args:\n            args.distributed = args.world_size > 1",
+]
+
+
+@BOTH
+@pytest.mark.parametrize("code", SET)
+def test_a_flag_that_only_a_device_sets_to_a_comparison_decides_as_its_test(code: str, target: str) -> None:
+    source = (
+        f"{HEAD}def f(args, model):\n    args.distributed = False\n    {code}\n    if args.distributed:\n"
+        "        from apex.parallel import DistributedDataParallel\n\n        model = DistributedDataParallel(model)\n"
+    )
+    assert port_text(source, Settings(target)).text == source

@@ -269,6 +269,7 @@ class _Controlled:
         taken, other = (statement.body, final) if positive else (statement.orelse, statement.body)
         if taken is not None:
             self.inside.append(self._file.span(taken))
+            self._holders += _flags_of_branch(self._file, taken)
         if other is not None and leaves(other):
             rest = self._rest_of_block(statement)
             self.after += rest
@@ -378,6 +379,24 @@ def _flags_set(statement: cst.If) -> Iterator[cst.CSTNode]:
     for target, value in assigned_in(statement.body):
         if dotted(value) in ("True", "False"):
             yield target
+
+
+def _flags_of_branch(file: SourceFile, branch: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """The flags that are ``False`` but for a branch: ``args.distributed = args.world_size > 1``."""
+    for assign in (node for node in walk(branch) if isinstance(node, cst.Assign)):
+        for target in assign.targets if isinstance(assign.value, cst.Comparison) else ():
+            if _is_false_elsewhere(file, target.target):
+                yield target.target
+
+
+def _is_false_elsewhere(file: SourceFile, target: cst.CSTNode) -> bool:
+    """Whether a flag gets one other value, which is ``False``."""
+    held: list[cst.BaseExpression | None] = []
+    if isinstance(target, cst.Name):
+        held = file.bound_values(target)
+    elif isinstance(target, cst.Attribute):
+        held = file.values.given_to_attributes.get(dotted(target), [])
+    return len(held) == 2 and any(dotted(one) == "False" for one in held)
 
 
 def _filled(file: SourceFile, statement: cst.If) -> Iterator[cst.CSTNode]:
