@@ -193,6 +193,8 @@ def test_ctrl_c_in_the_middle_of_a_move_leaves_the_text_as_it_was(
     ids = random_text(150)
     with torch.no_grad():
         expected = model(ids).logits[0]
+    lean = lean_decoder(fast)  # its proof moves a cache, too
+    assert lean is not None
     calls, moved = [0], StepCache._make_room
 
     def interrupted(self: StepCache, index: int, length: int) -> None:
@@ -202,8 +204,6 @@ def test_ctrl_c_in_the_middle_of_a_move_leaves_the_text_as_it_was(
         moved(self, index, length)
 
     monkeypatch.setattr(StepCache, "_make_room", interrupted)
-    lean = lean_decoder(fast)
-    assert lean is not None
     step = lean.go_on(None, torch.zeros(1).long(), 0, 8)
     found: list[torch.Tensor] = []
     with pytest.raises(KeyboardInterrupt):
