@@ -46,6 +46,7 @@ struct Kernels {
   Product dense[3] = {};  // by the weight's dtype, for inputs in float32
   Product dense_bf16 = nullptr;  // for inputs and weights in bf16
   Product blocks = nullptr;  // for quantised weights and inputs in 8 bits
+  bool blocks_suit_many = false;  // `blocks` is faster than repacked weights for any number of inputs
   Quantize quantize = nullptr;
   Values values = nullptr;
   Widen widen = nullptr;

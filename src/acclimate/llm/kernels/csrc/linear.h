@@ -115,6 +115,9 @@ void compute(const Int8Rows& rows, const Input& input, float* y, int64_t y_strid
 
 bool multiplies_many();
 
+// Whether compute() is slower for many inputs than this; otherwise it takes any number of them in 8 bits.
+bool needs_repacking(const Weight& weight);
+
 // A number of columns filled up to whole blocks, with zeros: of each input.
 int64_t whole_blocks(int64_t columns);
 
