@@ -8,7 +8,6 @@
 namespace acclimate::inference {
 
 const Kernels avx512_vnni_kernels = {.blocks = avx512_vnni::multiply_blocks,
-                                     .blocks_suit_many = true,
                                      .quantize = avx512_vnni::quantize,
                                      .values = avx512_vnni::values_of_group,
                                      .widen = avx512_vnni::widen};

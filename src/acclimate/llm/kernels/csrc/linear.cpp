@@ -23,10 +23,7 @@ void add(Kernels& chosen, const Kernels& better) {
     chosen.dense[i] = better.dense[i] != nullptr ? better.dense[i] : chosen.dense[i];
   }
   chosen.dense_bf16 = better.dense_bf16 != nullptr ? better.dense_bf16 : chosen.dense_bf16;
-  if (better.blocks != nullptr) {
-    chosen.blocks = better.blocks;
-    chosen.blocks_suit_many = better.blocks_suit_many;
-  }
+  chosen.blocks = better.blocks != nullptr ? better.blocks : chosen.blocks;
   chosen.quantize = better.quantize != nullptr ? better.quantize : chosen.quantize;
   chosen.values = better.values != nullptr ? better.values : chosen.values;
   chosen.widen = better.widen != nullptr ? better.widen : chosen.widen;
@@ -263,10 +260,6 @@ void compute(const Int8Rows& rows, const Input& input, float* y, int64_t y_strid
 }
 
 bool multiplies_many() { return kernels().multiply_repacked != nullptr; }
-
-bool needs_repacking(const Weight& weight) {
-  return weight.format == WeightFormat::dense || !kernels().blocks_suit_many;
-}
 
 int64_t whole_blocks(int64_t columns) {
   return (columns + block_columns - 1) / block_columns * block_columns;
