@@ -165,13 +165,14 @@ def test_no_rows_no_columns_and_more_rows_than_the_kernel_takes(rows: int) -> No
 
 
 @pytest.mark.parametrize("has_tiles", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_many_rows_give_the_bits_of_few_with_a_kernel_and_torchs_values_beside_tiles(
-    has_tiles: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, has_tiles: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "multiplies_many_rows", lambda device_type: not has_tiles)
     for kind in ("int8", "q4_k", "q6_k"):
         weight, values = make(kind, 300, 256)
-        x = torch.randn(555, 256)  # more than are prepared at a time
+        x = torch.randn(555, 256).to(dtype)  # more than are prepared at a time
         check_product(weight, values, x)
         few = torch.cat([weight.linear(rows) for rows in x.split(16)])
         assert torch.equal(weight.linear(x), few) is not has_tiles

@@ -107,7 +107,7 @@ constexpr int64_t int8_blocks(int64_t k) { return (k + int8_columns - 1) / int8_
 // y[i * y_stride + row] for m inputs of the form f32 and all rows.
 void compute(const Int8Rows& rows, const Input& input, float* y, int64_t y_stride);
 
-// -- Many inputs in bf16, for processors with vectors ----------------------------------------------
+// -- Dense weights times many inputs in bf16, for processors with vectors ---------------------------
 //
 //   std::vector<uint8_t> repacked(repacked_bytes(last - first, k));
 //   repack(weight, first, last, repacked.data());
@@ -121,8 +121,8 @@ int64_t whole_blocks(int64_t columns);
 // The memory that some repacked rows take.
 int64_t repacked_bytes(int64_t rows, int64_t k);
 
-// Puts rows of a weight in the order of the product, rounded to bf16 where vectors of its products are the
-// fastest here, else in float32; the first row of a quantised weight is a multiple of group_rows.
+// Puts rows of a dense weight in the order of the product, rounded to bf16 where vectors of its products are
+// the fastest here, else in float32.
 void repack(const Weight& weight, int64_t first, int64_t last, void* to);
 
 // y[i * y_stride + row] = or += the product of input i with a repacked row. It writes whole groups of rows.
