@@ -141,6 +141,20 @@ def test_infinite_and_nan_inputs_give_what_torch_gives(kind: str) -> None:
 
 
 @each_format
+@pytest.mark.parametrize("rows", [7, 40])
+def test_infinite_and_nan_inputs_change_no_bit_of_other_rows(kind: str, rows: int) -> None:
+    weight, _ = make(kind, 20, 256)
+    x = torch.randn(rows, 256)
+    expected = weight.linear(x)
+    bad = torch.tensor([1, 2, 6])
+    x[bad, torch.tensor([7, 100, 255])] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    y = weight.linear(x)
+    others = torch.ones(rows, dtype=torch.bool).index_fill(0, bad, False)
+    assert torch.equal(y[others], expected[others])
+    assert not y[bad].isfinite().any()
+
+
+@each_format
 def test_extreme_inputs_stay_finite(kind: str) -> None:
     weight, values = make(kind, 20, 256)
     for scale in (0.0, 1e-42, 1e-30, 1e30):
