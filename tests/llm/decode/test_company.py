@@ -15,6 +15,7 @@ import transformers
 from tiny_models import save_tiny_model
 
 import acclimate
+from acclimate.errors import LogitsError
 from acclimate.llm.decode import cache, company, native
 from acclimate.llm.decode.company import Company, in_company
 from acclimate.llm.decode.loop import lean_decoder
@@ -216,6 +217,45 @@ def test_an_error_in_one_text_ends_only_that_text(tiny_folder: Path) -> None:
     assert lean is not None
     assert lean.native is not None
     assert not lean.native.company._seats
+
+
+class Forces(transformers.LogitsProcessor):  # type: ignore[misc]
+    """Makes the token at one place of a text a certain one."""
+
+    def __init__(self, place: int, token: int) -> None:
+        self._place, self._token = place, token
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if input_ids.shape[1] == self._place:
+            scores[:, self._token] = 1e9
+        return scores
+
+
+@pytest.mark.parametrize("expected", ["LogitsError", "IndexError"])
+def test_a_step_that_fails_for_one_text_goes_on_for_the_others(expected: str, tmp_path: Path) -> None:
+    kind = {"LogitsError": "llama", "IndexError": "gpt2"}[expected]
+    model = acclimate.init_inference(str(save_tiny_model(kind, tmp_path)), dtype="float32")
+    bad = model.config.vocab_size - 2
+    if expected == "LogitsError":  # after a token that only one text gets
+        with torch.no_grad():
+            model.get_input_embeddings().weight[bad] = torch.inf
+        prompts, processors = PROMPTS[:3], [[], [Forces(8, bad)], []]
+    else:  # only one text passes the learned positions
+        prompts, processors = [[0, 20], [0, *range(20, 75)], [0, 90]], [[], [], []]
+
+    def generate(number: int, streamer: Any = None) -> Any:
+        ids = torch.tensor([prompts[number]])
+        try:
+            return model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=30, do_sample=False,
+                eos_token_id=None, logits_processor=processors[number], streamer=streamer,
+            ).tolist()  # fmt: skip
+        except (LogitsError, IndexError) as error:
+            return type(error).__name__
+
+    alone = [generate(number) for number in range(3)]
+    assert [one if isinstance(one, str) else "a text" for one in alone] == ["a text", expected, "a text"]
+    assert at_once(model, generate, 3) == alone
 
 
 def test_a_long_prompt_is_read_between_the_steps_of_others(

@@ -210,6 +210,18 @@ def test_a_cache_that_the_caller_gives_is_filled() -> None:
     assert caches[0].get_seq_length() == caches[1].get_seq_length() == 12
 
 
+@pytest.mark.parametrize("loads_in_it", [False, True])
+def test_texts_in_and_out_of_inference_mode_are_the_same(loads_in_it: bool, taken: list[bool]) -> None:
+    with torch.inference_mode(loads_in_it):
+        model = acclimate.init_inference(tiny_model("gpt2"))
+    texts = []
+    for is_in_it in (True, False, True):
+        with torch.inference_mode(is_in_it):
+            texts.append(model.generate(PROMPT, do_sample=False, max_new_tokens=8).tolist())
+    assert taken == [True] * 3
+    assert texts == [both("gpt2", max_new_tokens=8)[0].tolist()] * 3
+
+
 def lying(change: str) -> nn.Module:
     """A model that computes something that its modules and configuration do not say."""
     model = tiny_model("llama")

@@ -112,7 +112,7 @@ def test_every_format_has_a_kernel_in_each_instruction_set(kind: WeightFormat, i
         torch.ops.acclimate.inference_use_isa(simd.BEST)
     assert torch.equal(values, operators._values(weight.data, kind.number, 37, 768, torch.float32))
     assert torch.equal(values, parts.values(kind))
-    # Inputs are rounded to 8 bits, or weights and results to bfloat16.
+    # Inputs are rounded to 8 bits, and results to bfloat16.
     bound = 5e-3 * x.double().norm(dim=-1, keepdim=True) * values.double().norm(dim=1)
     exact = x.double() @ values.double().T
     assert bool(((few.double() - exact[:3]).abs() <= bound[:3]).all())

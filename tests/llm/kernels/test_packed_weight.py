@@ -141,6 +141,20 @@ def test_infinite_and_nan_inputs_give_what_torch_gives(kind: str) -> None:
 
 
 @each_format
+@pytest.mark.parametrize("rows", [7, 40])
+def test_infinite_and_nan_inputs_change_no_bit_of_other_rows(kind: str, rows: int) -> None:
+    weight, _ = make(kind, 20, 256)
+    x = torch.randn(rows, 256)
+    expected = weight.linear(x)
+    bad = torch.tensor([1, 2, 6])
+    x[bad, torch.tensor([7, 100, 255])] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    y = weight.linear(x)
+    others = torch.ones(rows, dtype=torch.bool).index_fill(0, bad, False)
+    assert torch.equal(y[others], expected[others])
+    assert not y[bad].isfinite().any()
+
+
+@each_format
 def test_extreme_inputs_stay_finite(kind: str) -> None:
     weight, values = make(kind, 20, 256)
     for scale in (0.0, 1e-42, 1e-30, 1e30):
@@ -165,13 +179,14 @@ def test_no_rows_no_columns_and_more_rows_than_the_kernel_takes(rows: int) -> No
 
 
 @pytest.mark.parametrize("has_tiles", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_many_rows_give_the_bits_of_few_with_a_kernel_and_torchs_values_beside_tiles(
-    has_tiles: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, has_tiles: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "multiplies_many_rows", lambda device_type: not has_tiles)
     for kind in ("int8", "q4_k", "q6_k"):
         weight, values = make(kind, 300, 256)
-        x = torch.randn(555, 256)  # more than are prepared at a time
+        x = torch.randn(555, 256).to(dtype)  # more than are prepared at a time
         check_product(weight, values, x)
         few = torch.cat([weight.linear(rows) for rows in x.split(16)])
         assert torch.equal(weight.linear(x), few) is not has_tiles

@@ -168,17 +168,12 @@ class Company:
         try:
             if riders != self._together:
                 self._gather(riders)
-            tokens = torch.cat([rider.token for rider in riders if rider.token is not None])
-            if any(rider.wants_logits for rider in riders):
-                logits = self._step(tokens)
-                answers = [
-                    row if rider.wants_logits else row.argmax(-1)
-                    for rider, row in zip(riders, logits.split(1), strict=True)
-                ]
-            else:
-                answers = list(self._step.likeliest(tokens).split(1))
+            answers = list(_answers(self._step, riders))
         except BaseException as error:  # noqa: BLE001 - each of the threads raises it
             answers = [error] * len(riders)
+            if len(riders) > 1 and isinstance(error, Exception):
+                answers = [self._alone(rider) for rider in riders]
+                self._together, self._starts, self._step = [], [], None
         with self._changed:
             for rider, answer in zip(riders, answers, strict=True):
                 rider.token, rider.made = None, answer
@@ -186,6 +181,14 @@ class Company:
             self._ended_at = time.perf_counter()
             self._took = self._ended_at - began
             self._changed.notify_all()
+
+    def _alone(self, rider: Seat) -> Tensor | BaseException:
+        """Computes one text's part of a step that failed for all: most of the texts are sound."""
+        try:
+            rider.step = self._copied([self._part(rider)])
+            return _answers(rider.step, [rider])[0]
+        except BaseException as error:  # noqa: BLE001 - its thread raises it
+            return error
 
     def _gather(self, riders: list[Seat]) -> None:
         """Copies the keys and values of some texts into one cache; of the others, back into their own."""
@@ -217,6 +220,20 @@ class Company:
             made.copy_row(own, cache, row, start)
         starts = [length - (cache.length - start) for cache, _, start in parts]
         return NativeStep(self._native, made, torch.tensor(starts))
+
+
+def _answers(step: NativeStep, riders: list[Seat]) -> list[Tensor]:
+    """Returns the logits of each text, or its token. After an error the step can be computed again."""
+    tokens = torch.cat([rider.token for rider in riders if rider.token is not None])
+    length = step.cache.length
+    try:
+        if not any(rider.wants_logits for rider in riders):
+            return list(step.likeliest(tokens).split(1))
+        logits = step(tokens).split(1)
+    except Exception:
+        step.cache.length = length
+        raise
+    return [row if rider.wants_logits else row.argmax(-1) for rider, row in zip(riders, logits, strict=True)]
 
 
 _lock = threading.Lock()

@@ -54,7 +54,8 @@ def lean_decoder(model: Any) -> LeanDecoder | None:
     """Returns the description of a model, derived at the first call and after changes; ``None`` if it cannot
     be described."""
     ranks = getattr(model, "model_ranks", None) or ModelRanks()
-    with _lock:
+    # Later texts write to tensors that this makes, and may be outside of a caller's inference mode.
+    with _lock, torch.inference_mode(False), torch.no_grad():
         lean, snapshot = _found.get(model, (None, None))
         # All ranks derive a description together.
         if not all(ranks.exchange(snapshot is not None and snapshot.is_current(model))):

@@ -22,8 +22,6 @@ from acclimate.llm.ranks import ModelRanks, is_lost_rank
 
 logger = logging.getLogger("acclimate.llm")
 
-# Two sequences of this many tokens are too many rows for the few-row kernels, which round inputs to 8 bits;
-# the code that reads prompts does not round.
 _TOKENS = 9
 _STEPS = 2
 # The largest accepted difference of logits, relative to the largest logit. Both computations round at the

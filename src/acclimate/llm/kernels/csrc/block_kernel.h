@@ -181,41 +181,50 @@ void multiply_blocks(const Weight& weight, const Input& input, int64_t first, in
 }
 
 // Magnitudes are compared by their bits, as integers, because the compiler vectorises such loops.
+inline int32_t largest_magnitude(const float* x) {
+  int32_t bits[block_columns], largest = 0;
+  __builtin_memcpy(bits, x, sizeof(bits));
+  for (int i = 0; i < block_columns; ++i) {
+    const int32_t magnitude = bits[i] & 0x7fffffff;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest;
+}
+
 bool quantize(const float* x, int64_t padded, int8_t* codes, float* scales, float* scaled_sums,
               int32_t* sums) {
   constexpr int32_t infinite = 0x7f800000;
+  const int64_t blocks = padded / block_columns;
   int32_t largest_of_all = 0;
-  for (int64_t b = 0; b < padded / block_columns; ++b, x += block_columns, codes += block_columns) {
-    int32_t bits[block_columns], largest_bits = 0;
-    __builtin_memcpy(bits, x, sizeof(bits));
-    for (int i = 0; i < block_columns; ++i) {
-      const int32_t magnitude = bits[i] & 0x7fffffff;
-      largest_bits = magnitude > largest_bits ? magnitude : largest_bits;
-    }
-    largest_of_all = largest_bits > largest_of_all ? largest_bits : largest_of_all;
-    float largest;
-    __builtin_memcpy(&largest, &largest_bits, sizeof(largest));
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int32_t largest = largest_magnitude(x + b * block_columns);
+    largest_of_all = largest > largest_of_all ? largest : largest_of_all;
+    __builtin_memcpy(scales + b, &largest, sizeof(largest));
+  }
+  float* factors = scaled_sums;
+  for (int64_t b = 0; b < blocks; ++b) {
     // 127 / a denormal is infinite; so small a block counts as zeros.
-    const float most = largest > 0 ? 127.0f / largest : 0.0f;
-    const float factor = most < 3e38f ? most : 0.0f;
-    scales[b] = most < 3e38f ? largest / 127.0f : 0.0f;
-    int32_t whole[block_columns];
+    const float largest = scales[b], factor = 127.0f / largest;
+    const bool counts = factor < 3e38f;
+    factors[b] = counts ? factor : 0.0f;
+    scales[b] = counts ? largest / 127.0f : 0.0f;
+  }
+  for (int64_t b = 0; b < blocks; ++b, x += block_columns, codes += block_columns) {
+    const float factor = factors[b];
+    alignas(64) float whole[block_columns];
     for (int i = 0; i < block_columns; ++i) {
       // Rounds to nearest, ties to even: adding this number shifts the fraction out.
       constexpr float shift = 12582912.0f;
-      whole[i] = static_cast<int32_t>((x[i] * factor + shift) - shift);
-    }
-    int32_t totals[2] = {};
-    for (int i = 0; i < 16; ++i) {
-      totals[0] += whole[i];
-      totals[1] += whole[16 + i];
+      whole[i] = (x[i] * factor + shift) - shift;
     }
     for (int i = 0; i < block_columns; ++i) {
-      codes[i] = static_cast<int8_t>(whole[i]);
+      codes[i] = static_cast<int8_t>(static_cast<int32_t>(whole[i]));
     }
-    sums[2 * b] = totals[0];
-    sums[2 * b + 1] = totals[1];
-    scaled_sums[b] = scales[b] * static_cast<float>(totals[0] + totals[1]);
+    // Sums of so few whole numbers are exact. The compiler would add integers one by one.
+    const float totals[2] = {sum(load_f32(whole)), sum(load_f32(whole + 16))};
+    sums[2 * b] = static_cast<int32_t>(totals[0]);
+    sums[2 * b + 1] = static_cast<int32_t>(totals[1]);
+    scaled_sums[b] = scales[b] * (totals[0] + totals[1]);
   }
   return largest_of_all < infinite;
 }

@@ -20,13 +20,18 @@ int64_t tiles_of(int64_t count, int64_t together) { return (count + together - 1
 // The number of values from one input of a product to the next.
 int64_t stride_of(int64_t k) { return input_stride(Form::bf16, k); }
 
-bool is_arranged(const Weight& weight) {
-  return weight.format != WeightFormat::dense || weight.dtype == Dtype::bf16;
-}
+bool is_dense(const Weight& weight) { return weight.format == WeightFormat::dense; }
+
+bool is_arranged(const Weight& weight) { return !is_dense(weight) || weight.dtype == Dtype::bf16; }
 
 bool is_arranged(const Product& product) {
   return std::all_of(product.parts.begin(), product.parts.end(),
                      [](const Part& part) { return is_arranged(part.weight); });
+}
+
+bool is_dense(const Product& product) {
+  return std::all_of(product.parts.begin(), product.parts.end(),
+                     [](const Part& part) { return is_dense(part.weight); });
 }
 
 void* repacked_memory(std::vector<Line>& memory, int64_t rows, int64_t k) {
@@ -260,9 +265,13 @@ class Step::Prefill {
 
   // How a product is divided.
   struct Tiles {
-    int64_t width, rows, columns, inputs, column_parts, input_parts;
+    int64_t width, rows, columns, together, inputs, column_parts, input_parts;
 
-    Tiles(int64_t width, int64_t rows, int threads) : width(width), rows(rows), columns(columns_together) {
+    Tiles(const Product& product, int64_t rows, int threads)
+        : width(product.width),
+          rows(rows),
+          columns(columns_together),
+          together(is_dense(product) ? 12 : rows_together) {
       take_inputs(inputs_together);
       while (columns > 2 * group_rows && tiles_of(width, columns) * input_parts < 3 * threads) {
         columns /= 2;
@@ -274,7 +283,7 @@ class Step::Prefill {
     }
     // Divides the inputs into equal parts of at most `most`.
     void take_inputs(int64_t most) {
-      inputs = tiles_of(tiles_of(rows, tiles_of(rows, most)), 12) * 12;
+      inputs = tiles_of(tiles_of(rows, tiles_of(rows, most)), together) * together;
       input_parts = tiles_of(rows, inputs);
     }
     int64_t units() const { return column_parts * input_parts; }
@@ -290,6 +299,40 @@ class Step::Prefill {
     float* memory(std::vector<float>& held) const { return at_least(held, inputs * stride()); }
   };
 
+  // Rounds the inputs of the next product with a quantised weight to 8 bits.
+  void quantize(Place& place, const std::vector<uint16_t>& x, int64_t rows, int64_t k) {
+    const int64_t parts = tiles_of(rows, rows_together), stride = stride_of(k);
+    const int64_t lines =
+        tiles_of(static_cast<int64_t>(input_bytes(Form::int8, rows_together, k)), sizeof(Line));
+    Line* memory = at_least(quantized_memory_, parts * lines);
+    quantized_.resize(parts);
+    share(place, parts, [&](int64_t unit, ThreadState&) {
+      const int64_t first = unit * rows_together;
+      quantized_[unit] = prepare(Form::int8, Dtype::bf16, x.data() + first * stride, stride,
+                                 std::min(rows_together, rows - first), k, memory + unit * lines);
+    });
+  }
+
+  // Writes the products of some inputs with rows first to last of a weight to y[i * stride + row - first],
+  // and perhaps more values, up to whole groups of rows. The inputs of a quantised weight are those of
+  // quantize().
+  void multiply_rows(const Weight& weight, int64_t first, int64_t last, const std::vector<uint16_t>& x,
+                     int64_t begin, int64_t inputs, ThreadState& state, float* y, int64_t stride) const {
+    if (is_dense(weight)) {
+      void* repacked = repacked_memory(state.repacked, last - first, weight.k);
+      repack(weight, first, last, repacked);
+      multiply_many(repacked, last - first, weight.k, x.data() + begin * stride_of(weight.k),
+                    stride_of(weight.k), inputs, false, y, stride);
+      return;
+    }
+    for (int64_t i = begin; i < begin + inputs;) {
+      const int64_t place = i % rows_together, some = std::min(rows_together - place, begin + inputs - i);
+      compute(weight, quantized_[i / rows_together].rows(place, some), first, last, y + (i - begin) * stride,
+              stride);
+      i += some;
+    }
+  }
+
   // Writes the rounded products to y[i * stride + column - first]. `y` may be `found`, which gets the
   // products before they are rounded.
   void multiply_tile(const Product& product, ThreadState& state, const std::vector<uint16_t>& x,
@@ -298,13 +341,10 @@ class Step::Prefill {
     for (const Part& part : product.parts) {
       const int64_t from = std::max(tile.first, begin), until = std::min(tile.last, begin + part.count);
       if (from < until) {
-        const int64_t row = part.first + from - begin, count = until - from, k = part.weight.k;
-        const int64_t x_stride = stride_of(k);
+        const int64_t row = part.first + from - begin, count = until - from;
         const int64_t column = from - tile.first;
-        void* repacked = repacked_memory(state.repacked, count, k);
-        repack(part.weight, row, row + count, repacked);
-        multiply_many(repacked, count, k, x.data() + tile.begin * x_stride, x_stride, tile.inputs, false,
-                      found + column, found_stride);
+        multiply_rows(part.weight, row, row + count, x, tile.begin, tile.inputs, state, found + column,
+                      found_stride);
         const float* bias = part.bias == nullptr ? nullptr : part.bias + row;
         for (int64_t i = 0; i < tile.inputs; ++i) {
           add_bias(decoder_.dtype, bias, found + i * found_stride + column, count, y + i * stride + column);
@@ -316,7 +356,10 @@ class Step::Prefill {
 
   void multiply(Place& place, const Product& product, const std::vector<uint16_t>& x, std::vector<float>& y,
                 int64_t stride) {
-    const Tiles tiles(product.width, place.rows, place.team.threads());
+    const Tiles tiles(product, place.rows, place.team.threads());
+    if (!is_dense(product)) {
+      quantize(place, x, place.rows, product.k);
+    }
     share(place, tiles.units(), [&](int64_t unit, ThreadState& state) {
       const Tile tile = tiles.at(unit);
       multiply_tile(product, state, x, tile, tiles.memory(state.wide), tiles.stride(),
@@ -325,8 +368,11 @@ class Step::Prefill {
   }
 
   void feed_forward(Place& place, const Mlp& mlp) {
-    const Tiles tiles(mlp.up.width, place.rows, place.team.threads());
+    const Tiles tiles(mlp.up, place.rows, place.team.threads());
     const int64_t stride = stride_of(mlp.up.width);
+    if (!is_dense(mlp.up) || !is_dense(mlp.gate)) {
+      quantize(place, normed_, place.rows, mlp.up.k);
+    }
     share(place, tiles.units(), [&](int64_t unit, ThreadState& state) {
       const Tile tile = tiles.at(unit);
       float* up = tiles.memory(state.wide);
@@ -355,7 +401,7 @@ class Step::Prefill {
     for (const Part& part : product.parts) {
       const int64_t k = part.weight.k;
       const uint16_t* x = normed_.data() + row * stride_of(k);
-      const Input input = few_inputs(form_of(part.weight, dtype), x, count, k, state);
+      const Input input = rows_as(form_of(part.weight, dtype), x, count, k, state);
       compute(part.weight, input, part.first, part.first + part.count, y + column, product.width);
       for (int64_t i = 0; i < count; ++i) {
         float* own = y + i * product.width + column;
@@ -365,7 +411,7 @@ class Step::Prefill {
     }
   }
 
-  Input few_inputs(Form form, const uint16_t* x, int64_t count, int64_t k, ThreadState& state) const {
+  Input rows_as(Form form, const uint16_t* x, int64_t count, int64_t k, ThreadState& state) const {
     if (form == Form::bf16) {
       return {form, count, k, stride_of(k), x, nullptr, nullptr, nullptr};
     }
@@ -405,16 +451,16 @@ class Step::Prefill {
   }
 
   // Writes the products of columns first to last of a weight of an expert, rounded, to y[i * stride].
-  void multiply_columns(const Weight& weight, const float* bias, const uint16_t* x, int64_t inputs,
-                        int64_t first, int64_t last, ThreadState& state, float* y, int64_t stride) const {
+  void multiply_columns(const Weight& weight, const float* bias, const std::vector<uint16_t>& x,
+                        int64_t begin, int64_t inputs, int64_t first, int64_t last, ThreadState& state,
+                        float* y, int64_t stride) const {
     const int64_t count = last - first, k = weight.k;
-    if (weight.format == WeightFormat::dense && inputs <= max_rows) {
-      compute(weight, few_inputs(form_of(weight, decoder_.dtype), x, inputs, k, state), first, last, y,
+    if (is_dense(weight) && inputs <= max_rows) {
+      const Form form = form_of(weight, decoder_.dtype);
+      compute(weight, rows_as(form, x.data() + begin * stride_of(k), inputs, k, state), first, last, y,
               stride);
     } else {
-      void* repacked = repacked_memory(state.repacked, count, k);
-      repack(weight, first, last, repacked);
-      multiply_many(repacked, count, k, x, stride_of(k), inputs, false, y, stride);
+      multiply_rows(weight, first, last, x, begin, inputs, state, y, stride);
     }
     for (int64_t i = 0; i < inputs; ++i) {
       add_bias(decoder_.dtype, bias == nullptr ? nullptr : bias + first, y + i * stride, count,
@@ -431,6 +477,9 @@ class Step::Prefill {
         std::copy(from, from + x_stride, gathered_.data() + i * x_stride);
       }
     });
+    if (!is_dense(experts.inner.first)) {
+      quantize(place, gathered_, pairs, hidden_);
+    }
     const int64_t width = experts.width(), stride = stride_of(width),
                   parts = tiles_of(width, columns_together);
     const Gating& gating = experts.gating;
@@ -439,14 +488,14 @@ class Step::Prefill {
       const int64_t begin = chosen_.begins[index], inputs = chosen_.count(index);
       const int64_t first = unit % parts * columns_together;
       const int64_t last = std::min(first + columns_together, width), columns = last - first;
-      const uint16_t* x = gathered_.data() + begin * x_stride;
       const Weight weight = experts.inner.of(expert);
       const float* bias = experts.inner.bias(expert);
       constexpr int64_t found_stride = 2 * columns_together + group_rows;
       float* up = at_least(state.wide, inputs * found_stride);
       float* gate = gating.is_gated ? at_least(state.gate, inputs * found_stride) : nullptr;
       if (gate != nullptr && experts.interleaved) {
-        multiply_columns(weight, bias, x, inputs, 2 * first, 2 * last, state, up, found_stride);
+        multiply_columns(weight, bias, gathered_, begin, inputs, 2 * first, 2 * last, state, up,
+                         found_stride);
         for (int64_t i = 0; i < inputs; ++i) {
           float *own_gate = gate + i * found_stride, *own_up = up + i * found_stride;
           for (int64_t column = 0; column < columns; ++column) {
@@ -456,9 +505,10 @@ class Step::Prefill {
         }
       } else {
         const int64_t ups = gate == nullptr ? 0 : width;
-        multiply_columns(weight, bias, x, inputs, ups + first, ups + last, state, up, found_stride);
+        multiply_columns(weight, bias, gathered_, begin, inputs, ups + first, ups + last, state, up,
+                         found_stride);
         if (gate != nullptr) {
-          multiply_columns(weight, bias, x, inputs, first, last, state, gate, found_stride);
+          multiply_columns(weight, bias, gathered_, begin, inputs, first, last, state, gate, found_stride);
         }
       }
       for (int64_t i = 0; i < inputs; ++i) {
@@ -473,7 +523,9 @@ class Step::Prefill {
 
   // The second products, weighted and summed for each token.
   void sum_experts(Place& place, const Experts& experts) {
-    const int64_t x_stride = stride_of(experts.width());
+    if (!is_dense(experts.down.first)) {
+      quantize(place, expert_inner_, chosen_.pairs(), experts.width());
+    }
     int64_t together = columns_together;
     while (together > group_rows && tiles_of(hidden_, together) < 3 * place.team.threads()) {
       together /= 2;
@@ -488,8 +540,8 @@ class Step::Prefill {
         const int64_t expert = chosen_.experts[index], begin = chosen_.begins[index];
         const int64_t inputs = chosen_.count(index);
         float* found = at_least(state.gate, inputs * stride);
-        multiply_columns(experts.down.of(expert), experts.down.bias(expert),
-                         expert_inner_.data() + begin * x_stride, inputs, first, last, state, found, stride);
+        multiply_columns(experts.down.of(expert), experts.down.bias(expert), expert_inner_, begin, inputs,
+                         first, last, state, found, stride);
         for (int64_t i = 0; i < inputs; ++i) {
           float* own = found + i * stride;
           float* to = sums + chosen_.tokens[begin + i] * columns;
@@ -668,11 +720,16 @@ class Step::Prefill {
                      const To& to) const {
     constexpr int64_t stride = columns_together + group_rows;
     float* found = at_least(state.wide, count * stride);
+    const Input input = is_dense(weight) ? Input{} : rows_as(Form::int8, x, count, weight.k, state);
     for (int64_t column = 0; column < weight.n; column += columns_together) {
       const int64_t some = std::min(columns_together, weight.n - column);
-      void* repacked = repacked_memory(state.repacked, some, weight.k);
-      repack(weight, column, column + some, repacked);
-      multiply_many(repacked, some, weight.k, x, stride_of(weight.k), count, false, found, stride);
+      if (is_dense(weight)) {
+        void* repacked = repacked_memory(state.repacked, some, weight.k);
+        repack(weight, column, column + some, repacked);
+        multiply_many(repacked, some, weight.k, x, stride_of(weight.k), count, false, found, stride);
+      } else {
+        compute(weight, input, column, column + some, found, stride);
+      }
       for (int64_t i = 0; i < count; ++i) {
         fill_bf16(found + i * stride, some, some, to(i) + column);
       }
@@ -810,6 +867,8 @@ class Step::Prefill {
   std::vector<uint16_t> normed_, queries_, mixed_, inner_;
   std::vector<float> latent_queries_;
   std::vector<uint16_t> latent_inner_, expanded_;
+  std::vector<Input> quantized_;  // the inputs of a product in 8 bits: rows_together in each
+  std::vector<Line> quantized_memory_;
   Chosen chosen_;
   std::vector<int64_t> chosen_experts_;  // of each row
   std::vector<float> chosen_weights_, shared_, gates_;

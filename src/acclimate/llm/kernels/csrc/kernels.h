@@ -19,9 +19,8 @@ using ProductOfInt8 = void (*)(const Int8Rows&, const float* powers, const Input
 using Values = void (*)(WeightFormat format, const uint8_t* group, int64_t k, int64_t rows, float* values);
 using Widen = void (*)(Dtype dtype, const uint16_t* from, int64_t count, float* to);
 
-// Puts rows in the order of MultiplyRepacked, groups of 16 rows filled up with zeros to whole groups and a
-// multiple of 32 columns: in bf16, [k / 2][16][2] each, or in float32, [k][16]. The first row of a quantised
-// weight begins a group.
+// Puts rows of a dense weight in the order of MultiplyRepacked, groups of 16 rows filled up with zeros to
+// whole groups and a multiple of 32 columns: in bf16, [k / 2][16][2] each, or in float32, [k][16].
 using RepackRows = void (*)(const Weight&, int64_t first, int64_t last, void* to);
 
 // y[i * y_stride + row] = or += x[i * stride ...] * row, for all rows of the groups. Inputs are in bf16,

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "../../../ops/csrc/isa.h"
@@ -140,7 +142,7 @@ struct Int8Memory {
     scaled_sums = scales + aligned(m * blocks * 4);
     sums = scaled_sums + aligned(m * blocks * 4);
     wide = sums + aligned(m * blocks * 8);
-    end = wide + aligned(stride * 4);
+    end = wide + aligned(m * stride * 4);
   }
 };
 
@@ -153,33 +155,45 @@ Input prepare_int8(Dtype dtype, const void* x, int64_t x_stride, int64_t m, int6
   float* scaled_sums = reinterpret_cast<float*>(base + at.scaled_sums);
   int32_t* sums = reinterpret_cast<int32_t*>(base + at.sums);
   float* wide = reinterpret_cast<float*>(base + at.wide);
-  std::fill(wide + k, wide + at.stride, 0.0f);
+  int32_t exact = 0;  // rows that stay in float32
   for (int64_t i = 0; i < m; ++i) {
-    widen(dtype, row_of(x, dtype, x_stride, i), k, wide);
-    if (!kernels().quantize(wide, at.stride, codes + i * at.stride, scales + i * blocks,
+    float* own = wide + exact * at.stride;
+    widen(dtype, row_of(x, dtype, x_stride, i), k, own);
+    std::fill(own + k, own + at.stride, 0.0f);
+    if (!kernels().quantize(own, at.stride, codes + i * at.stride, scales + i * blocks,
                             scaled_sums + i * blocks, sums + i * 2 * blocks)) {
-      return prepare_f32(dtype, x, x_stride, m, k, memory);
+      scales[i * blocks] = std::numeric_limits<float>::quiet_NaN();
+      sums[i * 2 * blocks] = exact++;
     }
   }
-  return {Form::int8, m, k, at.stride, codes, scales, scaled_sums, sums};
+  return {Form::int8, m, k, at.stride, codes, scales, scaled_sums, sums, wide};
 }
 
-// Products in float32 with the values of a quantised weight: slow, for infinite and NaN inputs.
-void compute_with_values(const Weight& weight, const Input& input, int64_t first, int64_t last, float* y,
-                         int64_t y_stride) {
-  const float* x = static_cast<const float*>(input.values);
+// Products of an input in float32 with the values of a quantised weight: slow, for infinity and NaN.
+void compute_with_values(const Weight& weight, const float* x, int64_t first, int64_t last, float* y) {
   std::vector<float> values(group_rows * weight.k);
   for (int64_t row = first; row < last; row += group_rows) {
     const int64_t rows = std::min(group_rows, last - row);
     dequantize(weight, row, row + rows, values.data());
-    for (int64_t i = 0; i < input.m; ++i) {
-      for (int64_t r = 0; r < rows; ++r) {
-        float total = 0;
-        for (int64_t column = 0; column < weight.k; ++column) {
-          total += values[r * weight.k + column] * x[i * input.stride + column];
-        }
-        y[i * y_stride + row - first + r] = total;
+    for (int64_t r = 0; r < rows; ++r) {
+      float total = 0;
+      for (int64_t column = 0; column < weight.k; ++column) {
+        total += values[r * weight.k + column] * x[column];
       }
+      y[row - first + r] = total;
+    }
+  }
+}
+
+// Quantised weights times inputs in 8 bits, of which a few may have stayed in float32.
+void compute_blocks(const Weight& weight, const Input& input, int64_t first, int64_t last, float* y,
+                    int64_t y_stride) {
+  kernels().blocks(weight, input, first, last, y, y_stride);
+  const int64_t blocks = input.stride / block_columns;
+  for (int64_t i = 0; blocks > 0 && i < input.m; ++i) {
+    if (std::isnan(input.scales[i * blocks])) {
+      const float* exact = input.exact + input.sums[i * 2 * blocks] * input.stride;
+      compute_with_values(weight, exact, first, last, y + i * y_stride);
     }
   }
 }
@@ -209,8 +223,7 @@ int64_t input_stride(Form form, int64_t k) {
 
 size_t input_bytes(Form form, int64_t m, int64_t k) {
   const int64_t own = m * input_stride(form, k) * value_bytes(form);
-  const int64_t in_f32 = m * input_stride(Form::f32, k) * 4;
-  return static_cast<size_t>(form == Form::int8 ? std::max(Int8Memory(m, k).end, in_f32) : own);
+  return static_cast<size_t>(form == Form::int8 ? Int8Memory(m, k).end : own);
 }
 
 Input prepare(Form form, Dtype dtype, const void* x, int64_t x_stride, int64_t m, int64_t k, void* memory) {
@@ -237,10 +250,8 @@ void compute(const Weight& weight, const Input& input, int64_t first, int64_t la
     const Product product =
         input.form == Form::bf16 ? kernels().dense_bf16 : kernels().dense[static_cast<int>(weight.dtype)];
     product(weight, input, first, last, y, y_stride);
-  } else if (input.form == Form::int8) {
-    kernels().blocks(weight, input, first, last, y, y_stride);
   } else {
-    compute_with_values(weight, input, first, last, y, y_stride);
+    compute_blocks(weight, input, first, last, y, y_stride);
   }
 }
 

@@ -51,9 +51,10 @@ struct Input {
   int64_t m, k;
   int64_t stride;  // values from one row to the next, filled up with zeros
   const void* values;
-  const float* scales;  // int8: [m][stride / 32]
+  const float* scales;  // int8: [m][stride / 32]; the first is NaN for a row that stays in float32
   const float* scaled_sums;  // int8: scale * sum of a block
-  const int32_t* sums;  // int8: of each 16 values
+  const int32_t* sums;  // int8: of each 16 values; the first of a row in float32 is its number in `exact`
+  const float* exact = nullptr;  // int8: rows with infinite or NaN values, in float32
 
   // Some of the rows.
   Input rows(int64_t first, int64_t count) const {
@@ -78,8 +79,8 @@ size_t input_bytes(Form form, int64_t m, int64_t k);
 // The values from one row of an input to the next.
 int64_t input_stride(Form form, int64_t k);
 
-// Fills memory (input_bytes, aligned to 64) with m rows that are x_stride values apart. An input with
-// infinite or NaN values gets the form f32 instead of int8, with which compute() is slow.
+// Fills memory (input_bytes, aligned to 64) with m rows that are x_stride values apart. In the form int8,
+// rows with infinite or NaN values stay in float32, with which compute() is slow.
 Input prepare(Form form, Dtype dtype, const void* x, int64_t x_stride, int64_t m, int64_t k, void* memory);
 
 // The rows of a thread: always the same ones, so that they stay in its memory node. Multiples of group_rows.
@@ -107,7 +108,7 @@ constexpr int64_t int8_blocks(int64_t k) { return (k + int8_columns - 1) / int8_
 // y[i * y_stride + row] for m inputs of the form f32 and all rows.
 void compute(const Int8Rows& rows, const Input& input, float* y, int64_t y_stride);
 
-// -- Many inputs in bf16, for processors with vectors ----------------------------------------------
+// -- Dense weights times many inputs in bf16, for processors with vectors ---------------------------
 //
 //   std::vector<uint8_t> repacked(repacked_bytes(last - first, k));
 //   repack(weight, first, last, repacked.data());
@@ -121,8 +122,8 @@ int64_t whole_blocks(int64_t columns);
 // The memory that some repacked rows take.
 int64_t repacked_bytes(int64_t rows, int64_t k);
 
-// Puts rows of a weight in the order of the product, rounded to bf16 where vectors of its products are the
-// fastest here, else in float32; the first row of a quantised weight is a multiple of group_rows.
+// Puts rows of a dense weight in the order of the product, rounded to bf16 where vectors of its products are
+// the fastest here, else in float32.
 void repack(const Weight& weight, int64_t first, int64_t last, void* to);
 
 // y[i * y_stride + row] = or += the product of input i with a repacked row. It writes whole groups of rows.

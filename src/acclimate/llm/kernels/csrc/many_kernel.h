@@ -1,4 +1,4 @@
-// Weights of any format times many inputs in bf16, for AVX-512 with products of bf16; included after
+// Dense weights times many inputs in bf16, for AVX-512 with products of bf16; included after
 // simd_avx512.h.
 //
 // Rows are first put in the order of the product, 16 at a time: [k / 2][16 rows][2 columns]. One vector holds
@@ -7,12 +7,6 @@
 #include "repacked.h"
 
 namespace acclimate::inference::ACCLIMATE_ISA {
-
-inline __m512i bf16_pairs(Floats even, Floats odd) {
-  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
-                                         22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  return _mm512_permutexvar_epi16(order, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even)));
-}
 
 // Turns 16 rows of 16 pairs into 16 pairs of 16 rows.
 inline void turn(__m512i (&rows)[16]) {
@@ -56,7 +50,7 @@ inline __m512i as_bf16(Dtype dtype, const uint8_t* from, int64_t column, __mmask
   return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
 }
 
-inline void repack_dense(const Weight& weight, int64_t first, int64_t rows, uint16_t* to) {
+inline void repack_group(const Weight& weight, int64_t first, int64_t rows, uint16_t* to) {
   for (int64_t column = 0; column < weight.k; column += block_columns) {
     const int64_t left = weight.k - column;
     const __mmask32 columns = left < block_columns ? (1u << left) - 1 : 0xffffffffu;
@@ -73,26 +67,11 @@ inline void repack_dense(const Weight& weight, int64_t first, int64_t rows, uint
   }
 }
 
-template <WeightFormat format, int quad>
-inline void repack_quad(const uint8_t* block, Floats scale, Floats low, uint16_t* to) {
-  constexpr Layout layout = layout_of(format);
-  const Bytes codes = codes_of<layout.bits, quad, layout.codebook>(block);
-  const auto column = [&](Bytes shifted) {
-    const Ints whole = _mm512_sub_epi32(_mm512_and_si512(shifted, set(255)), set(layout.offset));
-    return mul_add(to_floats(whole), scale, low);
-  };
-  _mm512_storeu_si512(to + quad * 64, bf16_pairs(column(codes), column(_mm512_srli_epi32(codes, 8))));
-  _mm512_storeu_si512(to + quad * 64 + 32,
-                      bf16_pairs(column(_mm512_srli_epi32(codes, 16)), column(_mm512_srli_epi32(codes, 24))));
-}
-
 void repack_rows(const Weight& weight, int64_t first, int64_t last, void* repacked) {
-  repack_groups(
-      weight, first, last, static_cast<uint16_t*>(repacked),
-      [&](int64_t row, uint16_t* to) { repack_dense(weight, row, last - row, to); },
-      []<WeightFormat format, int quad>(const uint8_t* block, Floats scale, Floats low, uint16_t* to) {
-        repack_quad<format, quad>(block, scale, low, to);
-      });
+  auto* to = static_cast<uint16_t*>(repacked);
+  for (int64_t row = first; row < last; row += group_rows, to += repacked_columns(weight.k) * group_rows) {
+    repack_group(weight, row, last - row, to);
+  }
 }
 
 void multiply_repacked(const void* from, int64_t groups, int64_t k, const uint16_t* x, int64_t stride,

@@ -34,6 +34,7 @@ using torch::stable::Tensor;
 constexpr int64_t bytes_per_thread = 32 << 10;
 // Results that a thread keeps in float32 before it converts them.
 constexpr int64_t tile_rows = 256;
+constexpr int64_t shared_rows = 64;  // the most of a tile that any thread takes
 // The most rows or columns of a weight: sums and products of sizes up to this do not overflow.
 constexpr int64_t most_size = int64_t{1} << 40;
 
@@ -148,56 +149,10 @@ struct Rows {
   }
 };
 
-// Memory for repacked rows and their results, kept by each thread for its next call.
-struct ManyMemory {
-  std::vector<uint8_t> repacked;
-  std::vector<float> results;
-};
-
-// Like multiply(), for many inputs in bf16: rows are repacked once for up to 264 inputs.
-template <class Finish>
-void multiply_repacked(const Weight& weight, const Rows& rows, const Finish& finish) {
-  constexpr int64_t most_inputs = 264, some_rows = 64;
-  const int64_t k = rows.k, stride = whole_blocks(k), result_stride = some_rows;
-  const uint16_t* x = reinterpret_cast<const uint16_t*>(rows.row(0));
-  std::vector<uint16_t> filled_up;
-  if (stride != k) {
-    filled_up.resize(rows.count * stride);
-    for (int64_t i = 0; i < rows.count; ++i) {
-      std::copy(x + i * k, x + (i + 1) * k, filled_up.begin() + i * stride);
-    }
-    x = filled_up.data();
-  }
-  const int64_t parts = (rows.count + most_inputs - 1) / most_inputs;
-  const int64_t inputs = ((rows.count + parts - 1) / parts + 11) / 12 * 12;
-  const int64_t input_parts = (rows.count + inputs - 1) / inputs;
-  const int64_t units = (weight.n + some_rows - 1) / some_rows * input_parts;
-  std::atomic<int64_t> next{0};
-  auto work = [&](int thread, int) {
-    thread_local ManyMemory memory;
-    memory.repacked.resize(std::max<size_t>(memory.repacked.size(), repacked_bytes(some_rows, k)));
-    memory.results.resize(std::max<size_t>(memory.results.size(), most_inputs * result_stride));
-    for (int64_t unit = next.fetch_add(1); unit < units; unit = next.fetch_add(1)) {
-      const int64_t row = unit / input_parts * some_rows, begin = unit % input_parts * inputs;
-      const int64_t count = std::min(some_rows, weight.n - row), m = std::min(inputs, rows.count - begin);
-      repack(weight, row, row + count, memory.repacked.data());
-      multiply_many(memory.repacked.data(), count, k, x + begin * stride, stride, m, false,
-                    memory.results.data(), result_stride);
-      finish(thread, begin, m, row, count, memory.results.data(), result_stride);
-    }
-  };
-  run_threads(threads_for(bytes_of(weight)), work);
-}
-
 // Calls finish(thread, first input, inputs, first row, rows, results, stride) for tiles of results in
-// float32. Without a kernel for many inputs, 16 inputs at a time are multiplied by a tile of rows that stays
-// in the cache.
+// float32: 16 inputs at a time are multiplied by a tile of rows that stays in the cache.
 template <class Finish>
 void multiply(const Weight& weight, const Rows& rows, const Finish& finish) {
-  if (rows.count > max_rows && rows.dtype == Dtype::bf16 && weight.format != WeightFormat::dense &&
-      multiplies_many()) {
-    return multiply_repacked(weight, rows, finish);
-  }
   constexpr int64_t most_parts = 32, cached_bytes = 256 << 10;
   const Form form = form_of(weight, rows.dtype);
   const size_t part_bytes = aligned(input_bytes(form, max_rows, rows.k));
@@ -217,15 +172,25 @@ void multiply(const Weight& weight, const Rows& rows, const Finish& finish) {
     };
     run_threads(parts == 1 ? 1 : threads_for(count * rows.k * bytes_of(rows.dtype)), prepare_parts);
     const int64_t cached_rows = cached_bytes / row_bytes / group_rows * group_rows;
-    const int64_t tile = parts == 1 ? tile_rows : std::clamp(cached_rows, group_rows, tile_rows);
-    auto work = [&](int thread, int threads) {
-      const auto [first, last] = rows_of(weight, thread, threads);
+    const int64_t tile = parts == 1 ? tile_rows : std::clamp(cached_rows, group_rows, shared_rows);
+    const auto multiply_tile = [&](int thread, int64_t row, int64_t last) {
       alignas(64) float results[max_rows * tile_rows];
-      for (int64_t row = first; row < last; row += tile) {
-        const int64_t end = std::min(row + tile, last);
-        for (int64_t part = 0; part < parts; ++part) {
-          compute(weight, inputs[part], row, end, results, tile_rows);
-          finish(thread, begin + part * max_rows, inputs[part].m, row, end - row, results, tile_rows);
+      const int64_t end = std::min(row + tile, last);
+      for (int64_t part = 0; part < parts; ++part) {
+        compute(weight, inputs[part], row, end, results, tile_rows);
+        finish(thread, begin + part * max_rows, inputs[part].m, row, end - row, results, tile_rows);
+      }
+    };
+    std::atomic<int64_t> next{0};
+    auto work = [&](int thread, int threads) {
+      if (parts == 1) {  // reading the weight takes the time: a thread's rows are always the same
+        const auto [first, last] = rows_of(weight, thread, threads);
+        for (int64_t row = first; row < last; row += tile) {
+          multiply_tile(thread, row, last);
+        }
+      } else {  // a thread that does not run delays one tile
+        for (int64_t row = next.fetch_add(tile); row < weight.n; row = next.fetch_add(tile)) {
+          multiply_tile(thread, row, weight.n);
         }
       }
     };

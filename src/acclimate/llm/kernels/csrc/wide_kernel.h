@@ -1,4 +1,4 @@
-// Weights of any format times many inputs in bf16, in float32, for x86 processors whose vectors have no
+// Dense weights times many inputs in bf16, in float32, for x86 processors whose vectors have no
 // products of bf16, or slow ones; included after simd_avx2.h or simd_avx512.h.
 //
 // Rows are first widened in the order of the product, 16 at a time: [k][16 rows]. A vector holds a column of
@@ -39,7 +39,7 @@ inline __m256 widened_8(Dtype dtype, const uint8_t* from) {
 }
 
 template <Dtype dtype>
-inline void widen_dense(const Weight& weight, int64_t first, int64_t rows, float* to) {
+inline void widen_group(const Weight& weight, int64_t first, int64_t rows, float* to) {
   constexpr int64_t size = dtype == Dtype::f32 ? 4 : 2;
   const int64_t columns = (weight.k + block_columns - 1) / block_columns * block_columns;
   for (int64_t half = 0; half < 16; half += 8) {
@@ -66,36 +66,17 @@ inline void widen_dense(const Weight& weight, int64_t first, int64_t rows, float
   }
 }
 
-template <WeightFormat format, int quad>
-inline void widen_quad(const uint8_t* block, Floats scale, Floats low, float* to) {
-  constexpr Layout layout = layout_of(format);
-  const Bytes codes = codes_of<layout.bits, quad, layout.codebook>(block);
-  const auto widen_column = [&]<int place>() {
-    const Floats column = to_floats(byte_of<place>(codes));
-    const Floats centred = layout.offset == 0 ? column : add(column, set_floats(-layout.offset));
-    store(to + (4 * quad + place) * 16, mul_add(centred, scale, low));
-  };
-  widen_column.template operator()<0>();
-  widen_column.template operator()<1>();
-  widen_column.template operator()<2>();
-  widen_column.template operator()<3>();
-}
-
 void widen_rows(const Weight& weight, int64_t first, int64_t last, void* repacked) {
-  repack_groups(
-      weight, first, last, static_cast<float*>(repacked),
-      [&](int64_t row, float* to) {
-        if (weight.dtype == Dtype::f32) {
-          widen_dense<Dtype::f32>(weight, row, last - row, to);
-        } else if (weight.dtype == Dtype::bf16) {
-          widen_dense<Dtype::bf16>(weight, row, last - row, to);
-        } else {
-          widen_dense<Dtype::f16>(weight, row, last - row, to);
-        }
-      },
-      []<WeightFormat format, int quad>(const uint8_t* block, Floats scale, Floats low, float* to) {
-        widen_quad<format, quad>(block, scale, low, to);
-      });
+  auto* to = static_cast<float*>(repacked);
+  for (int64_t row = first; row < last; row += group_rows, to += repacked_columns(weight.k) * group_rows) {
+    if (weight.dtype == Dtype::f32) {
+      widen_group<Dtype::f32>(weight, row, last - row, to);
+    } else if (weight.dtype == Dtype::bf16) {
+      widen_group<Dtype::bf16>(weight, row, last - row, to);
+    } else {
+      widen_group<Dtype::f16>(weight, row, last - row, to);
+    }
+  }
 }
 
 // Columns whose weights, of one group, stay in the first cache.
