@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf_files import make_model, write_gguf
 
 import acclimate
 from acclimate.llm.decode import proof, saved
+from acclimate.llm.decode.loop import lean_decoder
 from acclimate.llm.decode.proof import describe
 from acclimate.llm.decode.saved import decoder_key
 
@@ -52,6 +54,21 @@ def test_the_second_start_does_not_prove_again_and_writes_the_same_text(
     second = acclimate.init_inference(tiny_folder, **options)
     assert _text(second) == text
     assert proofs == [first]
+
+
+def test_a_second_start_keeps_the_limit_of_a_description(tmp_path: Path, proofs: list[Any]) -> None:
+    path = write_gguf("phi3", make_model("phi3"), tmp_path / "model.gguf")
+    texts, limits = [], []
+    for _ in range(2):
+        model = acclimate.init_inference(path)
+        texts.append(_text(model))
+        lean = lean_decoder(model)
+        assert lean is not None
+        limits.append(lean.decoder.limit)
+    assert len(proofs) == 1
+    assert texts[0] == texts[1]
+    assert limits[0] == limits[1]
+    assert [type(limit) for limit in limits] == [int, int]
 
 
 def test_a_model_with_other_code_or_constants_is_proved(tiny_folder: Path, proofs: list[Any]) -> None:

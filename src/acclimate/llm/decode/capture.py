@@ -170,8 +170,7 @@ def _most(relation: Any, length: Any) -> int | None:
             # slope * length + rest <= 0
             rest = gap.subs(length, 0) + (1 if is_strict else 0)
             if slope > 0:
-                most: int = math.floor(-rest / slope)
-                return most
+                return int(-rest // slope)  # not a number of sympy, which saved.py would take for a size
             if math.ceil(rest / -slope) <= 1:
                 return None
     raise NotRepresentedError(f"its program depends on sizes: {relation}")
