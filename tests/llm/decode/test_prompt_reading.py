@@ -123,8 +123,9 @@ def test_the_number_of_threads_changes_no_bit_of_a_prompt(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("quantize", quick(("int8", "int4"), "int4"))
-def test_quantised_weights_read_a_prompt(quantize: str) -> None:
-    model = model_of("gemma3_text", quantize)
+@pytest.mark.parametrize("name", ["gemma3_text", "gpt2"])
+def test_quantised_weights_read_a_prompt(name: str, quantize: str) -> None:
+    model = model_of(name, quantize)
     ids, starts, mask = padded_prompt()
     read = reader(model, starts).read(ids, likeliest=False)
     own = computed(model, ids, mask)

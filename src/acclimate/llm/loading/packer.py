@@ -110,12 +110,16 @@ class Packer:
     """What no format holds exactly, by its kind in the files."""
     _sensitive: dict[str, str] = field(default_factory=dict)
     """The weights that get another format than ``format``, by name."""
+    _small_tables: set[str] = field(default_factory=set)
+    """The names of embeddings with fewer rows than the vocabulary."""
     _pages: SharedPages = field(default_factory=SharedPages)
     """Where weights are that are too small for huge pages of their own."""
 
     def find_sensitive(self, model: torch.nn.Module) -> None:
         """Chooses more bits for the parameters of a whole model that lose too much accuracy in ``int4``.
 
+        In all formats, embeddings with fewer rows than the vocabulary, such as those of positions, stay dense:
+        they are small, a token reads one row, and the native step adds it as it is.
         Embeddings and output heads get 5 bits, because an error in a row of the output head changes every
         token's probability. Matrices with fewer outputs than inputs (values, attention's and the MLP's
         output) get 8 bits, because their errors reach the residual stream without being averaged. Other
@@ -124,6 +128,15 @@ class Packer:
         """
         import torch
 
+        if self.format is None:
+            return
+        tables = {
+            f"{prefix}.weight": module.num_embeddings
+            for prefix, module in model.named_modules()
+            if isinstance(module, torch.nn.Embedding)
+        }
+        most = max(tables.values(), default=0)
+        self._small_tables.update(name for name, rows in tables.items() if rows < most)
         if self.format != "int4":
             return
         head = getattr(model, "get_output_embeddings", lambda: None)()
@@ -186,6 +199,9 @@ class Packer:
         if not all(can_be_packed(module, leaf) for module, leaf in part.places):
             if self.format is not None:
                 self.dense[part.name] = "its module is neither a linear module nor an embedding"
+            return None
+        if self.format is not None and part.name in self._small_tables:
+            self.dense[part.name] = "it is a small table, of which a token reads one row"
             return None
         if self.format is not None:
             return self._quantised(part, PackedWeight.quantize)
