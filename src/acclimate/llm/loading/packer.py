@@ -118,8 +118,9 @@ class Packer:
     def find_sensitive(self, model: torch.nn.Module) -> None:
         """Chooses more bits for the parameters of a whole model that lose too much accuracy in ``int4``.
 
-        In all formats, embeddings with fewer rows than the vocabulary, such as those of positions, stay dense:
-        they are small, a token reads one row, and the native step adds it as it is.
+        In all formats, embeddings with fewer rows than the vocabulary, such as those of positions, stay
+        dense: they are small, a token reads one row, and the native step adds it as it is.
+
         Embeddings and output heads get 5 bits, because an error in a row of the output head changes every
         token's probability. Matrices with fewer outputs than inputs (values, attention's and the MLP's
         output) get 8 bits, because their errors reach the residual stream without being averaged. Other
