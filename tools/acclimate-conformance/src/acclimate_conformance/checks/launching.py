@@ -203,7 +203,7 @@ def _describe_rank(source: str) -> dict[str, Any]:
 _LAUNCHES: tuple[tuple[dict[str, int], list[int]], ...] = (
     ({"LOCAL_RANK": 3, "LOCAL_WORLD_SIZE": 5, "RANK": 13, "WORLD_SIZE": 17}, [3, 5]),
     ({"LOCAL_RANK": 2, "LOCAL_SIZE": 7, "RANK": 9, "WORLD_SIZE": 21}, [2, 7]),
-    ({"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 4, "LOCAL_SIZE": 4, "RANK": 8, "WORLD_SIZE": 12}, [0, 4]),
+    ({"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 4, "LOCAL_SIZE": 6, "RANK": 8, "WORLD_SIZE": 12}, [0, 4]),
 )
 """The variables of a launched rank, each with another number; the current device and the device count."""
 

@@ -329,6 +329,20 @@ def autocast_trains(accelerator: Accelerator) -> None:
             with torch.no_grad():  # from the same weights, so that differences do not grow
                 for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
                     theirs.copy_(ours.cpu())
+            for how, no_gradients in (
+                ("no_grad()", torch.no_grad),
+                ("inference_mode()", torch.inference_mode),
+            ):
+                with no_gradients(), accelerator.amp.autocast(dtype=dtype):
+                    found = model(given_there)
+                with no_gradients():
+                    wanted = reference(given)
+                apart = float((found.cpu().float() - wanted).abs().max() / wanted.abs().max())
+                require(
+                    apart < 0.12,
+                    f"within autocast in {short(dtype)} and {how}, after step {turn + 1}, results are off "
+                    f"by {apart:.2f}",
+                )
 
 
 @check(
