@@ -526,7 +526,7 @@ def custom_functions(accelerator: Accelerator) -> None:
 
 
 @check(
-    "supported_dtypes", "FloatTensor", "HalfTensor", "LongTensor", "IntTensor",
+    "FloatTensor", "HalfTensor", "LongTensor", "IntTensor",
     promise="FloatTensor and the other classes distinguish dtypes and devices, and use the current device.",
 )  # fmt: skip
 def tensor_classes_are_exact(accelerator: Accelerator) -> None:
@@ -543,7 +543,7 @@ def tensor_classes_are_exact(accelerator: Accelerator) -> None:
         maker = getattr(accelerator, name)
         for other in classes.values():
             told = isinstance(torch.ones(2, dtype=other, device=device), maker)
-            require(told == (other == dtype), f"isinstance of {short(other)} by {name} is {told}")
+            require(told == (other == dtype), f"a tensor of {short(other)} is an instance of {name}: {told}")
         if not is_host(accelerator):
             require(not isinstance(torch.ones(2, dtype=dtype), maker), f"a tensor on the host is a {name}")
         nested = maker([[1, 2], [3, 4]])
