@@ -177,10 +177,10 @@ def launched_rank(subject: Subject) -> None:
             f"device_count() {told['count']}; the launcher says 1 and 2",
         )
         for given, found, wanted in told["later"]:
-            require(
-                found == wanted,
-                f"with {given} current_device() and device_count() are {found}, the launcher says {wanted}",
-            )
+            for name, is_told, said in zip(
+                ("current_device()", "device_count()"), found, wanted, strict=True
+            ):
+                require(is_told == said, f"with {given} {name} is {is_told}, the launcher says {said}")
     require(told["initialized"], "is_initialized() is False in a process that made a tensor on the device")
 
 
