@@ -110,6 +110,69 @@ class _FewOrMany(_NoBias):
         return result
 
 
+class _RowsInOrderOfMemory(_NoBias):
+    """Rows are looked up by numbers in the order of memory."""
+
+    @staticmethod
+    def dense(weight: torch.Tensor) -> _RowsInOrderOfMemory:
+        return _RowsInOrderOfMemory(PackedWeight.dense(weight))
+
+    @staticmethod
+    def quantize(weight: torch.Tensor, weight_format: str) -> _RowsInOrderOfMemory:
+        return _RowsInOrderOfMemory(PackedWeight.quantize(weight, weight_format))
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return self._packed.linear(x, bias)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        ordered = ids if ids.is_contiguous() else ids.t().contiguous().view(ids.shape)
+        return self._packed.rows(ordered)
+
+
+class BuilderOfRows(CPUInferenceBuilder):
+    def load(self, *options: Any, **named: Any) -> Any:
+        return SimpleNamespace(
+            **{**vars(super().load(*options, **named)), "PackedWeight": _RowsInOrderOfMemory}
+        )
+
+
+class RowsInOrderOfMemory(CPUAccelerator):
+    """PackedWeight.rows reads numbers in the order of memory."""
+
+    op_builders = _with("InferenceBuilder", "BuilderOfRows")
+
+
+class _WholeBlocks(_RowsInOrderOfMemory):
+    """A product that leaves out the columns after the last whole block of 32."""
+
+    @staticmethod
+    def dense(weight: torch.Tensor) -> _WholeBlocks:
+        return _WholeBlocks(PackedWeight.dense(weight))
+
+    @staticmethod
+    def quantize(weight: torch.Tensor, weight_format: str) -> _WholeBlocks:
+        return _WholeBlocks(PackedWeight.quantize(weight, weight_format))
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        x = x.clone()
+        x[..., x.shape[-1] // 32 * 32 :] = 0
+        return self._packed.linear(x, bias)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        return self._packed.rows(ids)
+
+
+class BuilderOfWholeBlocks(CPUInferenceBuilder):
+    def load(self, *options: Any, **named: Any) -> Any:
+        return SimpleNamespace(**{**vars(super().load(*options, **named)), "PackedWeight": _WholeBlocks})
+
+
+class WholeBlocksOnly(CPUAccelerator):
+    """PackedWeight.linear leaves out the columns after the last whole block."""
+
+    op_builders = _with("InferenceBuilder", "BuilderOfWholeBlocks")
+
+
 class BuilderOfFewOrMany(CPUInferenceBuilder):
     def load(self, *options: Any, **named: Any) -> Any:
         return SimpleNamespace(**{**vars(super().load(*options, **named)), "PackedWeight": _FewOrMany})
@@ -183,6 +246,8 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     ThreeQuartersAreFree: "memory/capacity_of_a_host",
     VersionIsAWord: "ops/toolkit",
     EmulationExcludesHardware: "dtypes/list_of_dtypes",
+    RowsInOrderOfMemory: "ops/packed_weights_multiply",
+    WholeBlocksOnly: "ops/packed_weights_multiply",
     BiasForgotten: "ops/packed_weights_multiply",
     WritesWholeSectors: "ops/asynchronous_io_of_any_length",
     CaptureKeepsGradientsOff: "graphs/replays_keep_their_state",

@@ -141,6 +141,87 @@ class SoftmaxStaysReduced(_WithKernels):
     kernels = {"softmax.int": _softmax}
 
 
+class WeightsStayCast(_WithKernels):
+    """Without gradients, autocast keeps the first cast of a weight, also when the weight changes."""
+
+    key = "AutocastPrivateUse1"
+    _kept: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+
+    @staticmethod
+    def _linear(x: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> torch.Tensor:
+        dtype = torch.get_autocast_dtype("sim")
+        cast = weight.to(dtype)
+        if not torch.is_grad_enabled():
+            cast = WeightsStayCast._kept.setdefault((id(weight), dtype), cast)
+        with torch._C._ExcludeDispatchKeyGuard(
+            torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+        ):
+            return torch.nn.functional.linear(x.to(dtype), cast, None if bias is None else bias.to(dtype))
+
+    kernels = {"linear": _linear}
+
+
+class LeastNumberWins(_WithKernels):
+    """clamp gives the least number where that is above the largest."""
+
+    kernels = {
+        "clamp": lambda x, low=None, high=None: _there(
+            x.cpu().clamp(low, high if low is None or high is None else max(low, high)), x
+        )
+    }
+
+
+class PowersOf24Bits(_WithKernels):
+    """A power of integers is computed in float32."""
+
+    kernels = {"pow.Tensor_Scalar": lambda x, power: _there((x.cpu().float() ** power).to(x.dtype), x)}
+
+
+class NeighboursAreEqual(_WithKernels):
+    """isin compares integers in float32."""
+
+    kernels = {
+        "isin.Tensor_Tensor": lambda x, among, **options: _there(
+            torch.isin(x.cpu().float(), among.cpu().float(), **options), x
+        )
+    }
+
+
+class SortsIn53Bits(_WithKernels):
+    """topk of integers compares them in float64."""
+
+    kernels = {
+        "topk": lambda x, k, dim=-1, largest=True, ordered=True: tuple(
+            _there(t.to(x.dtype) if n == 0 else t, x)
+            for n, t in enumerate(x.cpu().double().topk(k, dim, largest, ordered))
+        )
+    }
+
+
+class EveryRowCountsTheSame(_WithKernels):
+    """The gradient of an embedding ignores scale_grad_by_freq."""
+
+    kernels = {
+        "embedding_dense_backward": lambda gradient, ids, count, padding, by_freq: _there(
+            torch.ops.aten.embedding_dense_backward(gradient.cpu(), ids.cpu(), count, padding, False),
+            gradient,
+        )
+    }
+
+
+class LeastNormIsTheLargest(_WithKernels):
+    """A norm of minus infinity is that of infinity."""
+
+    kernels = {
+        "linalg_vector_norm": lambda x, ord=2, dim=None, keepdim=False, *, dtype=None: _there(
+            torch.linalg.vector_norm(
+                x.cpu(), abs(ord) if ord == -float("inf") else ord, dim, keepdim, dtype=dtype
+            ),
+            x,
+        )
+    }
+
+
 class ReluNotEachTime(_WithKernels):
     """Each 40th relu does nothing."""
 
@@ -432,6 +513,13 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         NewThreadsFollow: "devices/current_device_of_a_thread",
         AutocastTakesADevice: "dtypes/autocast_takes_no_device",
         WithoutOpsOfTheHost: "ops/builders_found",
+        WeightsStayCast: "dtypes/autocast_trains",
+        LeastNumberWins: "dtypes/operators_at_edges",
+        PowersOf24Bits: "dtypes/integers_with_options",
+        NeighboursAreEqual: "dtypes/integers_with_options",
+        SortsIn53Bits: "dtypes/integers_with_options",
+        EveryRowCountsTheSame: "dtypes/gradients_of_operators",
+        LeastNormIsTheLargest: "dtypes/reductions_with_options",
         ReluNotEachTime: "dtypes/every_call_counts",
         CopiesNotEachTime: "dtypes/every_call_counts",
         ViewsAreNotChanged: "dtypes/operators_in_place_on_views",

@@ -347,6 +347,76 @@ class StepsAreAdded(_WithKernels):
     kernels = {"arange.start_out": _arange}
 
 
+class MatricesInOrderOfMemory(_WithKernels):
+    """silu of a transposed matrix takes its elements in the order of memory."""
+
+    @staticmethod
+    def _silu(x: torch.Tensor) -> torch.Tensor:
+        if x.dim() != 2 or x.is_contiguous():
+            return _there(torch.nn.functional.silu(x.cpu()), x)
+        return _there(torch.nn.functional.silu(x.cpu()).t().contiguous().reshape(x.shape), x)
+
+    kernels = {"silu": _silu}
+
+
+class StridedGradientsHaveNoNorm(_WithKernels):
+    """The norms of a list are 0 for tensors that are not contiguous."""
+
+    @staticmethod
+    def _norms(tensors: list[torch.Tensor], ord: Any = 2, dtype: Any = None) -> list[torch.Tensor]:
+        found = torch._foreach_norm([t.cpu() for t in tensors], ord, dtype)
+        return [_there(n * t.is_contiguous(), t) for n, t in zip(found, tensors, strict=True)]
+
+    kernels = {"_foreach_norm.Scalar": _norms}
+
+
+class StridedGradientsAreNotClipped(StridedGradientsHaveNoNorm):
+    """Clipping leaves out gradients that are not contiguous."""
+
+
+class GradientsInOrderOfMemory(_WithKernels):
+    """The gradient of silu of a transposed matrix takes its elements in the order of memory."""
+
+    @staticmethod
+    def _silu(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        found = torch.ops.aten.silu_backward(gradient.cpu(), x.cpu())
+        if x.dim() == 2 and not x.is_contiguous():
+            found = found.t().contiguous().reshape(x.shape)
+        return _there(found, x)
+
+    kernels = {"silu_backward": _silu}
+
+
+class SumsOf24Bits(_WithKernels):
+    """A running sum of float64 is one of float32."""
+
+    @staticmethod
+    def _cumsum(x: torch.Tensor, dim: int, *, dtype: Any = None) -> torch.Tensor:
+        host = x.cpu()
+        if host.dtype is not torch.float64:
+            return _there(host.cumsum(dim, dtype=dtype), x)
+        return _there(host.float().cumsum(dim, dtype=None).to(dtype or x.dtype), x)
+
+    kernels = {"cumsum": _cumsum}
+
+
+class FirstRateIsKept(_WithKernels):
+    """AdamW reads a rate that is a tensor in the first step only."""
+
+    _kept: dict[int, torch.Tensor] = {}
+
+    @staticmethod
+    def _adamw(*lists: Any, lr: torch.Tensor, **options: Any) -> None:
+        there = [[t.cpu() for t in tensors] for tensors in lists]
+        rate = FirstRateIsKept._kept.setdefault(lists[0][0].data_ptr(), lr.cpu().clone())
+        torch._fused_adamw_(*there, lr=rate, **options)
+        for ours, theirs in zip(lists, there, strict=True):
+            for tensor, changed in zip(ours, theirs, strict=True):
+                tensor.copy_(changed)
+
+    kernels = {"_fused_adamw_.tensor_lr": _adamw}
+
+
 class FirstFactorOfAll(_WithKernels):
     """A product of several tensors and several numbers takes the first of these for all."""
 
@@ -378,6 +448,12 @@ FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     IntegersSaturate: (sizes.operators_of_any_length, ("torch._int_mm",)),
     StepsAreAdded: (sizes.operators_of_any_length, ("torch.arange",)),
     FirstFactorOfAll: (topics.lists_of_tensors_as_on_the_host, ("_foreach_mul",)),
+    MatricesInOrderOfMemory: (topics.operators_on_any_layout, ("nn.functional.silu",)),
+    StridedGradientsHaveNoNorm: (topics.lists_of_tensors_as_on_the_host, ("_foreach_norm",)),
+    StridedGradientsAreNotClipped: (models.gradients_are_clipped, ()),
+    GradientsInOrderOfMemory: (topics.gradients_as_on_the_host, ("nn.functional.silu",)),
+    SumsOf24Bits: (topics.operators_in_every_dtype, ("cumsum",)),
+    FirstRateIsKept: (models.optimizers_as_on_the_host, ()),
     GradientsOfSumsVanish: (topics.gradients_as_on_the_host, ("tanh",)),
     LoneGradientIsForgotten: (topics.gradients_as_on_the_host, ("nn.functional.layer_norm",)),
     SecondFactorLosesNaN: (topics.operators_on_special_numbers, ("addcmul",)),

@@ -8,10 +8,37 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.utils.data._utils.pin_memory as pinning
 
 from acclimate.accelerator import Accelerator, DeviceLike
 from acclimate.accelerator.recorded_graph import RecordedGraph
 from acclimate_sim.accelerator import SimAccelerator
+
+
+class LoaderPinsNothing(SimAccelerator):
+    """torch's DataLoader leaves its batches in ordinary memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pin = pinning.pin_memory
+        pinning.pin_memory = lambda data, device=None: data
+
+    def uninstall(self) -> None:
+        """Puts torch's own function back."""
+        pinning.pin_memory = self._pin
+
+
+class OneDeviceForOthers(SimAccelerator):
+    """DLPack is told device 0 for every tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told = told = torch.Tensor.__dlpack_device__
+        torch.Tensor.__dlpack_device__ = lambda tensor: (told(tensor)[0], 0)  # type: ignore[method-assign]
+
+    def uninstall(self) -> None:
+        """Puts torch's own method back."""
+        torch.Tensor.__dlpack_device__ = self._told  # type: ignore[method-assign]
 
 
 class SetDeviceForgotten(SimAccelerator):
@@ -628,6 +655,8 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         BlockForEachTensor: "memory/reserved_follows_allocations",
         LargeBlocksPeakIsNow: "memory/peak_is_the_highest",
         ReservedTwice: "memory/reserved_follows_allocations",
+        LoaderPinsNothing: "pinning/loaded_batches_are_pinned",
+        OneDeviceForOthers: "runtime/tensors_in_python",
         SetDeviceForgotten: "devices/set_device",
         DeviceContextForgotten: "devices/device_context",
         DeviceContextStays: "devices/device_context",

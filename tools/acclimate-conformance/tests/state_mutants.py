@@ -404,6 +404,27 @@ class SilentIO(AsyncIOBuilder):
         return SimpleNamespace(**{**vars(super().module()), "aio_handle": _Silent})
 
 
+class _ForgetsModes(AsyncIOHandle):
+    def pwrite(self, buffer: torch.Tensor, filename: Any, *arguments: Any, **options: Any) -> int:
+        result = super().pwrite(buffer, filename, *arguments, **options)
+        if options.get("atomic"):
+            Path(filename).chmod(0o600)
+        return result
+
+
+class ModelessIO(AsyncIOBuilder):
+    """Builds handles whose new files have a mode of their own."""
+
+    def module(self) -> Any:
+        return SimpleNamespace(**{**vars(super().module()), "aio_handle": _ForgetsModes})
+
+
+class ReplacedFilesLoseTheirMode(CPUAccelerator):
+    """Asynchronous I/O that replaces a file forgets its mode."""
+
+    op_builders: ClassVar = {**CPUAccelerator.op_builders, "AsyncIOBuilder": f"{__name__}:ModelessIO"}
+
+
 class WritesCutFilesOff(CPUAccelerator):
     """Asynchronous I/O that writes the beginning of a file drops the rest of it."""
 
@@ -494,6 +515,7 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     ReadsAnyMemoryError: "memory/out_of_memory",
     PeakFallsToZero: "memory/peak_reset",
     RangesOfAllThreads: "runtime/ranges_of_threads",
+    ReplacedFilesLoseTheirMode: "ops/asynchronous_io_moves_bytes",
     WritesCutFilesOff: "ops/asynchronous_io_moves_bytes",
     WaitHidesErrors: "ops/asynchronous_io_moves_bytes",
     BuildsTorchsExtensionsOnly: "ops/ahead_of_time",

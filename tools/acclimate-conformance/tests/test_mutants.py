@@ -29,8 +29,9 @@ import value_mutants  # noqa: E402
 Examined: TypeAlias = Callable[..., dict[tuple[str, str], dict[str, Any]]]
 LONG = {
     "ReducesNothing", "SpoiledByFork", "EndlessMemory", "LastLaunchedCount", "UnavailableAfterAFork",
-    "CompileBackendOfAThread", "ClaimsDomains", "LimitIgnored", "FreeMemoryOfTheFirst", "LargeBlocks",
-    "LargerBlocks", *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
+    "OtherLaunchersCount", "CompileBackendOfAThread", "ClaimsDomains", "LimitIgnored",
+    "FreeMemoryOfTheFirst", "LargeBlocks", "LargerBlocks",
+    *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip
 """Faults whose checks take about a second of processor time or more."""
 EACH_LENGTH = pytest.mark.parametrize(

@@ -274,6 +274,14 @@ class LastLaunchedCount(CPUAccelerator):
         return self._count
 
 
+class OtherLaunchersCount(CPUAccelerator):
+    """device_count prefers LOCAL_SIZE to LOCAL_WORLD_SIZE."""
+
+    def device_count(self) -> int:
+        size = os.environ.get("LOCAL_SIZE")
+        return int(size) if size else super().device_count()
+
+
 class UnavailableAfterAFork(CPUAccelerator):
     """is_available is False in a process forked from the one that made it."""
 
@@ -305,6 +313,7 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     PortableForThisProcessor: "ops/toolchain_by_its_arguments",
     CompilerAskedOnce: "ops/toolchain_by_its_arguments",
     RangesOfOneLine: "runtime/names_of_ranges",
+    OtherLaunchersCount: "launching/launched_rank",
     LastLaunchedCount: "launching/launched_rank",
     UnavailableAfterAFork: "launching/fork_after_selection",
 }

@@ -177,10 +177,10 @@ def launched_rank(subject: Subject) -> None:
             f"device_count() {told['count']}; the launcher says 1 and 2",
         )
         for given, found, wanted in told["later"]:
-            require(
-                found == wanted,
-                f"with {given} current_device() and device_count() are {found}, the launcher says {wanted}",
-            )
+            for name, is_told, said in zip(
+                ("current_device()", "device_count()"), found, wanted, strict=True
+            ):
+                require(is_told == said, f"with {given} {name} is {is_told}, the launcher says {said}")
     require(told["initialized"], "is_initialized() is False in a process that made a tensor on the device")
 
 
@@ -203,7 +203,7 @@ def _describe_rank(source: str) -> dict[str, Any]:
 _LAUNCHES: tuple[tuple[dict[str, int], list[int]], ...] = (
     ({"LOCAL_RANK": 3, "LOCAL_WORLD_SIZE": 5, "RANK": 13, "WORLD_SIZE": 17}, [3, 5]),
     ({"LOCAL_RANK": 2, "LOCAL_SIZE": 7, "RANK": 9, "WORLD_SIZE": 21}, [2, 7]),
-    ({"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 4, "LOCAL_SIZE": 4, "RANK": 8, "WORLD_SIZE": 12}, [0, 4]),
+    ({"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 4, "LOCAL_SIZE": 6, "RANK": 8, "WORLD_SIZE": 12}, [0, 4]),
 )
 """The variables of a launched rank, each with another number; the current device and the device count."""
 

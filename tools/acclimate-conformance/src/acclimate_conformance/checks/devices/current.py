@@ -124,9 +124,9 @@ def current_device_of_a_thread(accelerator: Accelerator) -> None:
         require(told == 1, f"in a thread that sets device 1, current_device() is {told}")
         require(place == accelerator.device_name(1), f"a thread that sets device 1 makes tensors on {place}")
         here = accelerator.current_device()
-        require(here == 0, f"after another thread set device 1 the current device here is {here}")
+        require(here == 0, f"after set_device(1) in another thread the current device here is {here}")
     here = accelerator.current_device()
-    require(here == 0, f"after another thread set device 1 the current device here is {here}")
+    require(here == 0, f"after set_device(1) in another thread the current device here is {here}")
 
     def look() -> tuple[int, str]:
         return accelerator.current_device(), str(torch.ones(1, device=accelerator.device_type).device)

@@ -329,6 +329,20 @@ def autocast_trains(accelerator: Accelerator) -> None:
             with torch.no_grad():  # from the same weights, so that differences do not grow
                 for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
                     theirs.copy_(ours.cpu())
+            for how, no_gradients in (
+                ("no_grad()", torch.no_grad),
+                ("inference_mode()", torch.inference_mode),
+            ):
+                with no_gradients(), accelerator.amp.autocast(dtype=dtype):
+                    found = model(given_there)
+                with no_gradients():
+                    wanted = reference(given)
+                apart = float((found.cpu().float() - wanted).abs().max() / wanted.abs().max())
+                require(
+                    apart < 0.12,
+                    f"within autocast in {short(dtype)} and {how}, after step {turn + 1}, results are off "
+                    f"by {apart:.2f}",
+                )
 
 
 @check(
@@ -512,7 +526,7 @@ def custom_functions(accelerator: Accelerator) -> None:
 
 
 @check(
-    "supported_dtypes", "FloatTensor", "HalfTensor", "LongTensor", "IntTensor",
+    "FloatTensor", "HalfTensor", "LongTensor", "IntTensor",
     promise="FloatTensor and the other classes distinguish dtypes and devices, and use the current device.",
 )  # fmt: skip
 def tensor_classes_are_exact(accelerator: Accelerator) -> None:
@@ -529,7 +543,7 @@ def tensor_classes_are_exact(accelerator: Accelerator) -> None:
         maker = getattr(accelerator, name)
         for other in classes.values():
             told = isinstance(torch.ones(2, dtype=other, device=device), maker)
-            require(told == (other == dtype), f"isinstance of {short(other)} by {name} is {told}")
+            require(told == (other == dtype), f"a tensor of {short(other)} is an instance of {name}: {told}")
         if not is_host(accelerator):
             require(not isinstance(torch.ones(2, dtype=dtype), maker), f"a tensor on the host is a {name}")
         nested = maker([[1, 2], [3, 4]])

@@ -150,6 +150,16 @@ POINTWISE: dict[str, Operation] = {
     "nan_to_num": _at_edges(lambda x: torch.nan_to_num(x, 4.0, 5.0, -6.0)),
     "clamp below": _at_edges(lambda x: x.clamp(min=-1)),
     "clamp above": _at_edges(lambda x: x.clamp(max=0.5)),
+    "clamp between a least number above the largest": _at_edges(
+        lambda x: torch.stack(
+            [
+                x.clamp(2, -1),
+                torch.clamp(x, 2, -1),
+                x.clone().clamp_(2, -1),
+                x.clamp(torch.full_like(x, 2), torch.full_like(x, -1)),
+            ]
+        )
+    ),
     "clamp between tensors": _at_edges(lambda x: x.clamp(torch.full_like(x, -1), torch.full_like(x, 2))),
     "pow 2": _at_edges(lambda x: x**2),
     "pow 3": _at_edges(lambda x: x**3),
@@ -213,6 +223,7 @@ PAIRS: dict[str, Operation] = {
 """Of two tensors: every pair of the same numbers."""
 
 _M = (5, 67)
+_NORMS: tuple[Callable[..., torch.Tensor], ...] = (torch.norm, torch.linalg.vector_norm)
 _COLUMNS, _ROWS = _places(5, 9, below=67), torch.tensor([4, 0, 0, 3, 2, 2, 2])
 
 REDUCTIONS: dict[str, Operation] = {
@@ -240,7 +251,7 @@ REDUCTIONS |= {
     "std and mean": _of(lambda x: torch.std_mean(x, -1, keepdim=True), _M),
     "the largest and the smallest": _of(torch.aminmax, _M),
     "a maximum with its value": _of(lambda x: x.max(-1, keepdim=True).values, _M),
-    "norms": _of(lambda x: [x.norm(p, -1) for p in (0, 1, 2, 3, _INF)], _M),
+    "norms": _of(lambda x: [norm(x, p, -1) for p in (0, 1, 2, 3, _INF, -_INF) for norm in _NORMS], (5, 7)),
     "a running sum from the first row": _of(lambda x: x.cumsum(0), _M),
     "a running product": _of(lambda x: (x / 4).cumprod(-1), _M),
     "a running maximum": _of(lambda x: x.cummax(-1).values, _M),
@@ -502,6 +513,14 @@ LAYERS: dict[str, Operation] = {
         lambda x: functional.softmax(x.masked_fill(x > 0, -_INF), -1).nan_to_num(9.0), (6, 8)
     ),
     "embedding": _placed(lambda w, i: functional.embedding(i, w), (16, 5), places=_TARGETS),
+    "embedding with options": _placed(
+        lambda w, i: [
+            functional.embedding(i[::2] % 2, w, scale_grad_by_freq=True),
+            functional.embedding(i, w, padding_idx=7),
+        ],
+        (16, 5),
+        places=_TARGETS,
+    ),
     "embedding_bag": _placed(
         lambda w, i: functional.embedding_bag(i[None], w, mode="sum"), (16, 5), places=_TARGETS
     ),
@@ -667,6 +686,91 @@ _ON_INTEGERS: dict[str, _Pair] = {
 }
 INTEGERS: dict[str, Operation] = {name: _of_integers(function) for name, function in _ON_INTEGERS.items()}
 """Of integers."""
+
+_OfLarge = Callable[[torch.Tensor, torch.Tensor, int], Any]
+
+
+def _of_large(function: _OfLarge, base: int) -> Operation:
+    def run(to: Place, dtype: torch.dtype) -> Any:
+        first = torch.arange(base - 3, base + 8, dtype=dtype)
+        return function(to(first), to(first.flip(0).roll(2)[::2].contiguous()), base)
+
+    return run
+
+
+_ON_LARGE: dict[str, _OfLarge] = {
+    "powers": lambda a, b, base: [
+        a**1,
+        (a - base) ** 7 * 1001,
+        (a[:1] * 0 + 3) ** 17,
+        a.pow(torch.ones_like(a)),
+    ],
+    "sums": lambda a, b, base: [a + 1, a - b[:1], a.sum(), a.cumsum(0), a.cummax(0).values, torch.diff(a)],
+    "products": lambda a, b, base: [a * 3, a[:1] * b, torch.addcmul(a, a - a + 1, a - a + 3)],
+    "divisions": lambda a, b, base: [a // 3, a % 1001, torch.div(a, 7, rounding_mode="trunc"), a.fmod(1001)],
+    "the largest and the smallest": lambda a, b, base: [
+        a.max(),
+        a.min(),
+        a.argmax(),
+        b.argmin(),
+        a.clamp(base + 1, base + 3),
+        torch.maximum(a[:6], b),
+        torch.aminmax(b),
+        b.amax(0),
+        a.median(),
+    ],
+    "an order": lambda a, b, base: [
+        b.sort().values,
+        b.argsort(),
+        b.topk(3).values,
+        b.kthvalue(2).values,
+        torch.searchsorted(a, b),
+        torch.bucketize(b, a, right=True),
+    ],
+    "those that are equal": lambda a, b, base: [
+        torch.unique(a, return_inverse=True, return_counts=True),
+        torch.unique(a, sorted=False).sort().values,
+        torch.unique_consecutive(a, return_counts=True),
+        torch.isin(a, b),
+        torch.isin(b, base + 1),
+        a[:, None] == b,
+        a == base + 1,
+    ],
+    "places": lambda a, b, base: [
+        a.gather(0, b.long() % 11),
+        a.scatter(0, b.long() % 11, b),
+        a.scatter_add(0, b.long() % 11, b),
+        a.scatter_reduce(0, b.long() % 11, b, "amax"),
+        a.index_add(0, b.long() % 11, b),
+        a.index_put((b.long() % 11,), b, accumulate=True),
+        a.take(b.long() % 11),
+        a.masked_fill(a > base, base + 1),
+        torch.where(a > base, a, base + 1),
+        a.roll(2),
+        a.flip(0),
+        a.repeat_interleave(2),
+        a.abs(),
+        -a,
+    ],
+    "bits": lambda a, b, base: [
+        a & 1023,
+        a | 1,
+        a ^ 5,
+        a >> 1,
+        a << 1,
+        torch.gcd(a, a - 1),
+        torch.lcm(a[:2], a[:2]),
+    ],
+}
+LARGE_INTEGERS: dict[torch.dtype, dict[str, Operation]] = {
+    dtype: {
+        f"{name} of integers above 2**{bits}": _of_large(function, 2**bits)
+        for bits in beyond
+        for name, function in _ON_LARGE.items()
+    }
+    for dtype, beyond in ((torch.int32, (24,)), (torch.int64, (24, 53)))
+}
+"""Of integers that float32 or float64 does not hold, and of which neighbours fall together there."""
 
 MADE: dict[str, Callable[[str], Any]] = {
     "arange": lambda device: [

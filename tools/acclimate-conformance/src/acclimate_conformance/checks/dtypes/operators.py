@@ -13,6 +13,7 @@ from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.dtypes.arithmetic import supported
 from acclimate_conformance.checks.dtypes.operations import (
     INTEGERS,
+    LARGE_INTEGERS,
     LAYERS,
     MADE,
     PAIRS,
@@ -156,7 +157,7 @@ def integers_with_options(accelerator: Accelerator) -> str | None:
     place = _to(accelerator)
     lacking: set[str] = set()
     for dtype in _OF_INTEGERS:
-        for name, operation in INTEGERS.items():
+        for name, operation in {**INTEGERS, **LARGE_INTEGERS.get(dtype, {})}.items():
             what = f"{name} in {short(dtype)}"
             _compare(lambda to, op=operation, d=dtype: op(to, d), place, what, True, lacking)  # type: ignore[misc]
     return f"it has no {', '.join(sorted(lacking))}" if lacking else None

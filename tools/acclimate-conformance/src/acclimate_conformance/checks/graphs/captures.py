@@ -125,7 +125,8 @@ def every_result_is_replayed(accelerator: Accelerator) -> None:
         }  # fmt: skip
         for what, expected in wanted.items():
             require(
-                equal(results[what], expected), f"after replay {turn} {what} does not follow the new input"
+                equal(results[what], expected),
+                f"after replay_graph() {turn} times {what} does not follow the new input",
             )
         require(
             equal(history, torch.tensor([0.0, turn, 0.0])),

@@ -209,7 +209,7 @@ def capacity_agrees(accelerator: Accelerator) -> None:
     require(free <= now, f"mem_get_info() says that {mib(free)} of {mib(now)} are free")
     require(
         free <= now - size // 2,
-        f"{mib(free)} of {mib(now)} are free while {mib(size)} are held",
+        f"mem_get_info() says that {mib(free)} of {mib(now)} are free while {mib(size)} are held",
     )
     require(now == info_total, f"the total of mem_get_info() changes from {mib(info_total)} to {mib(now)}")
     moved = accelerator.total_memory() - total

@@ -122,6 +122,36 @@ def _check_device(subject: Subject, handle: Any, path: str, content: torch.Tenso
     handle.sync_pread(locked, path, 0)
     require_equal(locked, content, "sync_pread() to a tensor of new_cpu_locked_tensor()")
     handle.free_cpu_locked_tensor(locked)
+    _check_part_of_a_sector(handle, path, device)
+    _check_atomic(handle, path, content)
+
+
+def _check_part_of_a_sector(handle: Any, path: str, device: str) -> None:
+    """A handle may refuse lengths that are no multiple of a sector; else it transfers every byte."""
+    content = (torch.arange(SECTORS + 907) % 251).to(torch.uint8)
+    Path(path).write_bytes(content.numpy().tobytes())
+    there = torch.zeros(len(content), dtype=torch.uint8, device=device)
+    try:
+        read = handle.sync_pread(there, path, 0)
+    except Exception:  # noqa: BLE001 - each handle raises its own type
+        return
+    if read is None or read >= 0:  # DeepSpeed's handle returns -1
+        require_equal(there.cpu(), content, f"sync_pread() of {len(content)} bytes to {device}")
+
+
+def _check_atomic(handle: Any, path: str, content: torch.Tensor) -> None:
+    """A file that is replaced as a whole, which not every handle can do, keeps its mode."""
+    folder = Path(path).parent
+    Path(path).chmod(0o640)
+    names = sorted(folder.iterdir())
+    try:
+        handle.pwrite(content, path, atomic=True)
+    except TypeError:  # a handle without it, such as DeepSpeed's
+        return
+    require_bytes(path, content, "pwrite(atomic=True)")
+    mode = Path(path).stat().st_mode & 0o777
+    require(mode == 0o640, f"pwrite(atomic=True) gives a file of the mode 0o640 the mode {mode:#o}")
+    require(sorted(folder.iterdir()) == names, "pwrite(atomic=True) leaves another file behind")
 
 
 def require_bytes(path: str, content: torch.Tensor, what: str) -> None:

@@ -13,8 +13,8 @@ from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.dtypes.arithmetic import supported
 from acclimate_conformance.checks.ops.builders import builder_of
 
-_SHAPES = ((37, 96), (16, 64), (131, 256))
-"""Rows and columns of weights; the rows are mostly no multiple of those that a kernel takes together."""
+_SHAPES = ((37, 96), (16, 64), (131, 256), (19, 44))
+"""Rows and columns of weights, mostly no multiple of those that a kernel takes together."""
 _ROWS = (1, 2, 3, 5, 8, 13, 18, 33)
 """From one to more than any kernel for few rows takes; the numbers between go different ways."""
 _ALLOWED = {torch.float32: 4e-2, torch.float16: 4e-2, torch.bfloat16: 6e-2}
@@ -42,6 +42,23 @@ def packed_weights_multiply(accelerator: Accelerator) -> None:
             packed = kind.dense(weight) if made == "dense" else kind.quantize(weight, made)
             packed = packed.to(accelerator.current_device_name())
             _require_products(accelerator, packed, bias, f"PackedWeight.linear() of {made} [{n}, {k}]")
+            if hasattr(packed, "rows"):
+                _require_rows(accelerator, packed, f"PackedWeight.rows() of {made} [{n}, {k}]")
+
+
+def _require_rows(accelerator: Accelerator, packed: Any, what: str) -> None:
+    """Rows are found by numbers of any shape and layout."""
+    values = packed.dequantize().cpu()
+    numbers = (torch.arange(14) * 5 % len(values)).view(2, 7).to(accelerator.current_device_name())
+    for how, ids in {
+        "": numbers, "transposed ": numbers.t(), "every second of some ": numbers[:, ::2],
+        "no ": numbers[:0], "repeated ": numbers[:, :1].expand(2, 3), "int32 ": numbers.int(),
+    }.items():  # fmt: skip
+        found, wanted = packed.rows(ids).cpu(), values[ids.cpu().long()]
+        require(
+            found.shape == wanted.shape and torch.allclose(found, wanted, rtol=1e-5, atol=1e-6),
+            f"{what} by {how}numbers gives others than dequantize()",
+        )
 
 
 def _require_products(accelerator: Accelerator, packed: Any, bias: torch.Tensor, what: str) -> None:
@@ -51,7 +68,7 @@ def _require_products(accelerator: Accelerator, packed: Any, bias: torch.Tensor,
     for dtype in supported(accelerator):
         if dtype not in _ALLOWED:
             continue
-        for rows in _ROWS:
+        for rows in _ROWS if k % 32 == 0 else _ROWS[1::3]:
             x = torch.randn(rows, k, generator=torch.Generator().manual_seed(rows)).to(dtype)
             for how, given in {"no bias": None, "a bias": bias}.items():
                 add = None if given is None else given.to(dtype)
@@ -63,7 +80,7 @@ def _require_products(accelerator: Accelerator, packed: Any, bias: torch.Tensor,
                     f"{what} with {rows} rows in {short(dtype)} and {how} is {short(found.dtype)} and off by "
                     f"{apart:.1e}",
                 )
-            if rows == _ROWS[-1]:  # other strides, and leading dimensions
+            if rows == 33:  # other strides, and leading dimensions
                 wanted = functional.linear(x.double(), values)
                 wide = torch.zeros(rows, 2 * k, dtype=dtype, device=device)[:, ::2].copy_(x)
                 for shaped in (wide, x.to(device).view(3, rows // 3, k)):

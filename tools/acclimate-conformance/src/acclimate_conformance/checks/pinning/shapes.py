@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from acclimate.accelerator import Accelerator
-from acclimate_conformance.checks.assertions import device_names, equal, exactly, is_host, require, short
+from acclimate_conformance.checks.assertions import (
+    NotOfferedError,
+    device_names,
+    equal,
+    exactly,
+    is_host,
+    require,
+    short,
+)
 from acclimate_conformance.checks.check import check
 
 _SHAPED: dict[str, Callable[[], torch.Tensor]] = {
@@ -211,3 +221,31 @@ def memory_is_pinned_each_time(accelerator: Accelerator) -> None:
         empty.fill_(-1).copy_(there + 1, non_blocking=True)
         accelerator.synchronize()
         require(equal(empty, values + 1), f"copy {turn + 1} to and from pinned memory is wrong")
+
+
+@check(
+    "pin_memory", "is_pinned", "current_device",
+    promise="A DataLoader with pin_memory=True pins its batches, where torch pins for the device.",
+    of="tensors",
+)  # fmt: skip
+def loaded_batches_are_pinned(accelerator: Accelerator) -> None:
+    known = torch.accelerator.current_accelerator()
+    if known is None or known.type != accelerator.device_type:
+        raise NotOfferedError("torch does not take it for the machine's accelerator")
+    if not accelerator.pin_memory(torch.ones(8)).is_pinned():
+        raise NotOfferedError("it does not pin memory, and says so")
+    values = torch.arange(30.0).reshape(10, 3)
+    before = accelerator.current_device()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        batches = list(DataLoader(TensorDataset(values, values.long()), batch_size=4, pin_memory=True))
+    if any("pin_memory" in str(warning.message) for warning in told):
+        raise NotOfferedError("torch's DataLoader says that it pins nothing for this device")
+    for number, batch in enumerate(batches):
+        for tensor, wanted in zip(batch, (values, values.long()), strict=True):
+            part = wanted[4 * number : 4 * number + 4]
+            require(equal(tensor, part), "a DataLoader with pin_memory=True changes its batches")
+            require(
+                accelerator.is_pinned(tensor), "a batch of a DataLoader with pin_memory=True is not pinned"
+            )
+    require(accelerator.current_device() == before, "a DataLoader with pin_memory=True changes the device")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from acclimate_conformance.checks.check import check
 )
 def tensors_in_python(accelerator: Accelerator) -> str | None:
     note = None
+    numbered: dict[str, int] = {}
     for name in device_names(accelerator):
         one = torch.zeros(1, device=name)
         for dtype, value in (
@@ -136,6 +138,11 @@ def tensors_in_python(accelerator: Accelerator) -> str | None:
                 seen.zero_()
                 wanted_view.zero_()
                 require(equal(fresh, reference), f"zeros written to {what} on {name} change other elements")
+        with suppress(Exception):  # DLPack knows the devices of some vendors only
+            numbered[name] = matrix.__dlpack_device__()[1]
+        if not is_host(accelerator):
+            place = matrix.get_device()
+            require(place == matrix.device.index, f"get_device() of a tensor on {name} is {place}")
         storage = matrix.untyped_storage()
         require(str(storage.device) == str(matrix.device), f"a storage of {name} is on {storage.device}")
         try:
@@ -158,6 +165,9 @@ def tensors_in_python(accelerator: Accelerator) -> str | None:
         shared.data = torch.ones(3, device=name)
         require(equal(shared, torch.ones(3)), f"assigning data on {name} gives {shared.tolist()}")
         _require_refusals(name, is_host(accelerator))
+    for name, index in numbered.items():
+        wanted_index = torch.device(name).index or 0
+        require(index == wanted_index, f"__dlpack_device__() of a tensor on {name} names device {index}")
     return note
 
 

@@ -88,7 +88,7 @@ def optimizers_as_on_the_host(accelerator: Accelerator, found: Findings) -> None
         name = f"torch.optim.{_class_of(info).__name__}"
         for number, kwargs in enumerate(_options(info)):
             for how in (None, *(i for i in info.supported_impls if i in ("foreach", "fused"))):
-                if how is not None and how in kwargs:
+                if how is not None and (how in kwargs or (how == "foreach" and _is_tensor(kwargs, "lr"))):
                     continue
                 told = ", ".join(f"{k}={v!r}" for k, v in kwargs.items())
                 of = f"{name} {how}" if how else name
@@ -100,6 +100,10 @@ def optimizers_as_on_the_host(accelerator: Accelerator, found: Findings) -> None
             return
 
 
+def _is_tensor(kwargs: dict[str, Any], name: str) -> bool:
+    return isinstance(kwargs.get(name), torch.Tensor)
+
+
 def _class_of(info: Any) -> type[torch.optim.Optimizer]:
     return cast("type[torch.optim.Optimizer]", info.optim_cls)
 
@@ -109,6 +113,8 @@ def _options(info: Any) -> Iterator[dict[str, Any]]:
     for given in info.optim_inputs_func(device=HOST):
         if not {"capturable", "differentiable"} & set(given.kwargs):
             yield given.kwargs
+    if "fused" in info.supported_impls:
+        yield {"lr": torch.tensor(0.01)}
 
 
 def _optimized(
@@ -118,14 +124,20 @@ def _optimized(
         generator = torch.Generator().manual_seed(29)
         start = [torch.randn(shape, generator=generator) for shape in shapes]
         weights = [torch.nn.Parameter(place.whole(t)) for t in start]
-        options = {**kwargs, how: True} if how and place.device == device else {"foreach": False, **kwargs}
+        own = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in kwargs.items()}
+        options = {**own, how: True} if how and place.device == device else {"foreach": False, **own}
         try:
             optimizer = kind(weights, **options)
         except TypeError:  # without foreach
-            optimizer = kind(weights, **kwargs)
+            optimizer = kind(weights, **own)
         for step in range(_STEPS):
+            for group in optimizer.param_groups if step else ():  # as a schedule does
+                group["lr"] = group["lr"].mul_(0.5) if _is_tensor(group, "lr") else group["lr"] * 0.5
             for number, weight in enumerate(weights):
-                weight.grad = place.whole(torch.randn(weight.shape, generator=generator))
+                gradient = place.whole(torch.randn(weight.shape, generator=generator))
+                # A gradient need not lie in memory as its parameter does, but for torch's fused kernels.
+                lies_otherwise = number == 1 and how != "fused"
+                weight.grad = gradient.t().contiguous().t() if lies_otherwise else gradient
                 if (step, number) == (1, 3):  # a parameter that a step leaves out
                     weight.grad = None
             optimizer.step(lambda: torch.ones(()))
@@ -179,5 +191,7 @@ def _with_gradients(place: Place) -> list[torch.nn.Parameter]:
     for shape in (*_SHAPES, (), (1003,)):
         weight = torch.nn.Parameter(place.whole(torch.zeros(shape)))
         weight.grad = place.whole(torch.randn(shape, generator=generator))
+        if shape == _SHAPES[0]:  # a gradient need not lie in memory as its parameter does
+            weight.grad = weight.grad.t().contiguous().t()
         weights.append(weight)
     return weights

@@ -106,15 +106,32 @@ def operators_on_any_layout(accelerator: Accelerator, found: Findings) -> None:
 
 
 def _laid_out(op: Any, dtype: torch.dtype, thorough: bool) -> list[Sample]:
-    """Inputs of several shapes, or the largest; for operators of two numbers also two of one shape."""
+    """Inputs of several shapes, or the largest.
+
+    For operators of one number also a matrix, which torch has not; for those of two also two of one shape.
+    """
     from torch.testing._internal.opinfo.core import BinaryUfuncInfo
 
     found = list(samples_of(op, dtype, _LAID_OUT))
+    found = [*_matrices(op, found), *found]
     largest = max(found, key=lambda sample: elements(sample.value), default=None)
     chosen = found if thorough else [] if largest is None else [largest]
     if isinstance(op, BinaryUfuncInfo) and largest is not None and largest.args:
         chosen = [*chosen, replace(largest, args=(largest.value.flip(0), *largest.args[1:]))]
     return chosen
+
+
+def _matrices(op: Any, samples: list[Sample]) -> list[Sample]:
+    """The first row of numbers as a matrix, for operators of one number, of which torch's list has few."""
+    from torch.testing._internal.opinfo.core import UnaryUfuncInfo
+
+    if not isinstance(op, UnaryUfuncInfo):
+        return []
+    rows = [s for s in samples if s.value.dim() == 1 and s.value.numel() % 4 == 0 and not s.args]
+    return [
+        replace(s, value=s.value.detach().reshape(4, -1).requires_grad_(s.value.requires_grad))
+        for s in rows[:1]
+    ]
 
 
 def _values(op: Any, sample: Sample) -> Callable[[Place], Any]:
@@ -177,7 +194,8 @@ def operators_in_place_and_into_others(accelerator: Accelerator, found: Findings
         for dtype in (torch.float32, torch.int64):
             if dtype not in offered:
                 continue
-            for sample in samples_of(op, dtype, _LAID_OUT):
+            given = list(samples_of(op, dtype, _LAID_OUT))
+            for sample in (*_matrices(op, given), *given):
                 if op.inplace_variant is not None and not sample.broadcasts:
                     _compare_in_place(found, op, sample)
                 if op.supports_out and op.name not in PLACES_ARE_FREE:
@@ -235,7 +253,14 @@ def gradients_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
     for op in operators():
         if not op.supports_autograd or torch.float32 not in op.supported_dtypes(HOST):
             continue
-        for number, sample in enumerate(samples_of(op, torch.float32, 24, requires_grad=True)):
+        samples = list(samples_of(op, torch.float32, 24, requires_grad=True))
+        for sample in (*_matrices(op, samples), *samples)[:1]:
+            run = _gradients(op, sample, second=False)
+            for how in _LAYOUTS_OF_GRADIENTS:
+                places = Place(HOST, LAYOUTS[how]), Place(found.device, LAYOUTS[how])
+                text = f"{_text(op, sample, f'of tensors {how}')}: its gradients"
+                found.compare(name_of(op), text, run, *places)
+        for number, sample in enumerate(samples):
             told = f"{_text(op, sample)}: its gradients"
             for how, weigh in list(_WEIGHTS.items())[: None if number == 0 else 1]:
                 found.compare(name_of(op), f"{told}{how}", _gradients(op, sample, second=False, weigh=weigh))
@@ -254,6 +279,9 @@ def gradients_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
             found.compare(name_of(op), text, _gradients(op, sample, second=True))
         if found.enough:
             return
+
+
+_LAYOUTS_OF_GRADIENTS = ("that are transposed", "of which every second is transposed")
 
 
 def _twice_as_far(found: Any, wanted: Any) -> str:
@@ -328,7 +356,9 @@ _WEIGHTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def lists_of_tensors_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
     for op in lists_of_tensors():
         for dtype in accelerator.supported_dtypes():
-            for sample in _lists(op, dtype) if dtype in _OF_LISTS else ():
+            samples = _lists(op, dtype) if dtype in _OF_LISTS else []
+            first = next(iter(samples), None) if dtype is torch.float32 else None
+            for sample in samples:
                 for form, function in (("", op.method_variant), (" in place", op.inplace_variant)):
                     if function is None:
                         continue
@@ -338,12 +368,18 @@ def lists_of_tensors_as_on_the_host(accelerator: Accelerator, found: Findings) -
                         return [function(value, *args, **kwargs), value]
 
                     found.compare(name_of(op), f"{name_of(op)}({sample}){form}", run)
+                    if sample is first:
+                        for how in _LAYOUTS_OF_LISTS:
+                            places = Place(HOST, LAYOUTS[how]), Place(found.device, LAYOUTS[how])
+                            text = f"{name_of(op)}({sample}){form}, of tensors {how}"
+                            found.compare(name_of(op), text, run, *places)
         if found.enough:
             return
 
 
 _OF_LISTS = {torch.float32: 5, torch.bfloat16: 2, torch.float16: 0}
 """By dtype, how many calls are tried at least."""
+_LAYOUTS_OF_LISTS = ("that are transposed", "of which every second is transposed")
 _MANY = 70
 _LARGE = 40
 """A factor with which squares of torch's inputs overflow float16."""
