@@ -22,6 +22,7 @@ from acclimate_port.conditions.statements import leaves
 from acclimate_port.dataflow.uses import fields_of, uses_of
 from acclimate_port.decisions.decision import Decision, Decisions, Status, asks_for_device
 from acclimate_port.decisions.links import GIVE_DEVICE
+from acclimate_port.decisions.of_one_purpose import amp_flags
 from acclimate_port.decisions.symbols import (
     CONSTRUCTORS,
     Facts,
@@ -39,7 +40,7 @@ from acclimate_port.decisions.symbols import (
 )
 from acclimate_port.source.outline import outline
 from acclimate_port.source.torch_cuda import NEVER_RAISE
-from acclimate_port.source.tree import Span, child_nodes, dotted, last_name
+from acclimate_port.source.tree import Span, called_name, child_nodes, dotted, last_name, string_value
 from acclimate_port.source.values import DEVICE_NAME
 from acclimate_port.source_file import SourceFile, cuda_name
 
@@ -156,6 +157,8 @@ class Across:
             yield from self._reached(node)
         if is_question or rule in _DEVICES:
             yield from self._placed_object(node)
+        if rule == "mixed-precision":
+            yield from (Symbol(Kind.FLAG, f"any:{name}(amp)") for name in amp_flags(file, node))
 
     def _reached(self, device: cst.CSTNode) -> Iterator[Symbol]:
         """What gets a device: parameters and attributes, results of functions, and tensors on the device."""
@@ -411,6 +414,9 @@ class Across:
                 if argument.star == "**" and is_settings(argument.value):
                     for word in _DEVICE_WORDS:
                         yield Symbol(Kind.DEVICE, f"{code.text}({word})"), Symbol(Kind.DEVICE, f"any:{word}")
+                elif argument.star == "**":
+                    for word, value in self._entries(argument.value):
+                        yield from self._through(value, f"{code.text}({word})", kinds=_GIVEN)
         for owner in file.tree.of_type(cst.ClassDef):
             kind = owner.name.value
             for index, name in enumerate(fields_of(owner)):
@@ -425,6 +431,16 @@ class Across:
                 if DEVICE_NAME.search(last_name(target.target)):
                     for text in known(file, target.target):
                         yield from self._through(assign.value, text, kinds=(Kind.DEVICE,))
+
+    def _entries(self, options: cst.BaseExpression) -> Iterator[tuple[str, cst.BaseExpression]]:
+        """The entries of a dictionary of arguments, also through a name: ``given = dict(device=device)``."""
+        bound = self._file.bound_values(options) if isinstance(options, cst.Name) else [options]
+        for value in bound:
+            if isinstance(value, cst.Call) and called_name(value) == "dict":
+                yield from ((one.keyword.value, one.value) for one in value.args if one.keyword is not None)
+            elif isinstance(value, cst.Dict):
+                entries = (one for one in value.elements if isinstance(one, cst.DictElement))
+                yield from ((string_value(one.key) or "", one.value) for one in entries)
 
     def _through(
         self, value: cst.CSTNode, reached: str, kinds: tuple[Kind, ...] = (Kind.DEVICE, Kind.TENSOR)
