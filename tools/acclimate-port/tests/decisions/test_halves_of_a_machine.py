@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
-from porting import BOTH, ported_project, site
+from porting import BOTH, check, ported_project, site
 
 CPU_TWICE = {
     "a tuple": "devices = (torch.device('cpu'), torch.device('cuda'))",
@@ -157,3 +157,27 @@ def test_a_device_stays_with_a_test_in_the_base_class_that_gets_it_through_a_dic
     results = ported_project(tmp_path, files, target)
     assert not site(results["utils.py"], "'cuda'").safe
     assert not site(results["utils.py"], "torch.cuda.is_available()").safe
+
+
+@BOTH
+def test_devices_that_one_function_numbers_are_ported_together(target: str, tmp_path: Path) -> None:
+    files = {
+        "numbers.py": "def gpu_of(rank):\n    return [rank]\n",
+        "policy.py": "import torch\nfrom numbers import gpu_of\n\n\ndef policy_device(rank):\n"
+        "    return torch.device('cuda', index=gpu_of(rank)[0])  # acclimate: ignore\n",
+        "rollout.py": "import torch\nfrom numbers import gpu_of\n\n\ndef rollout_device(rank):\n"
+        "    used = gpu_of(rank)\n    return torch.device('cuda', index=used[0]) if used else torch.device('cpu')\n",
+    }
+    results = ported_project(tmp_path, files, target)
+    assert not site(results["rollout.py"], "torch.device('cuda', index=used[0])").safe
+
+
+@BOTH
+def test_a_device_is_ported_with_the_comparison_that_only_tells_a_loader_to_pin(target: str) -> None:
+    source = (
+        "import torch\nfrom torch.utils.data import DataLoader\n\n\ndef f(args, data):\n"
+        "    device = 'cuda' if args.cuda and torch.cuda.is_available() else 'cpu'\n"
+        "    return DataLoader(data, pin_memory=(device == 'cuda')), torch.ones(1, device=device)\n"
+    )
+    assert check(source, target, changed=True).sites
+    assert "'cuda'" not in port_text(source, Settings(target)).text

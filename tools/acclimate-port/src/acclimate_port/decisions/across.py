@@ -40,7 +40,7 @@ from acclimate_port.decisions.symbols import (
 )
 from acclimate_port.source.outline import outline
 from acclimate_port.source.torch_cuda import NEVER_RAISE
-from acclimate_port.source.tree import Span, called_name, child_nodes, dotted, last_name, string_value
+from acclimate_port.source.tree import Span, called_name, child_nodes, dotted, last_name, string_value, walk
 from acclimate_port.source.values import DEVICE_NAME
 from acclimate_port.source_file import SourceFile, cuda_name
 
@@ -112,7 +112,7 @@ class Across:
             if any(_is_made(self._all[index]) for index in members):
                 relies.append(symbol)
             left = (self._all[index] for index in members if self._stays(index))
-            for decision in left if symbol.kind in (Kind.FLAG, Kind.OBJECT) else ():
+            for decision in left if symbol.kind in (Kind.FLAG, Kind.OBJECT, Kind.NUMBER) else ():
                 add(symbol, decision.finding.place)
         for symbol, places in self._readers:
             for index in self._all.counted(places):
@@ -157,6 +157,8 @@ class Across:
             yield from self._reached(node)
         if is_question or rule in _DEVICES:
             yield from self._placed_object(node)
+        if rule in ("device-object", "device-format") and node is not None:
+            yield from (Symbol(Kind.NUMBER, text) for text in self._numbering(node))
         if rule == "mixed-precision":
             yield from (Symbol(Kind.FLAG, f"any:{name}(amp)") for name in amp_flags(file, node))
 
@@ -179,6 +181,13 @@ class Across:
             elif isinstance(at, (cst.Assign, cst.AnnAssign)):
                 targets = [one.target for one in at.targets] if isinstance(at, cst.Assign) else [at.target]
                 yield from (Symbol(Kind.DEVICE, text) for one in targets for text in known(file, one))
+
+    def _numbering(self, device: cst.CSTNode) -> Iterator[str]:
+        """The project's functions and names that number a device: ``torch.device("cuda", gpu_of(rank))``."""
+        parts = [one for one in walk(device) if isinstance(one, (cst.Name, cst.Call))]
+        for text in dict.fromkeys(text for one in parts for text in sources(self._file, one)):
+            if text.partition(":")[0] in ("here", "from") and "(" not in text:
+                yield text
 
     def _given_tensor(self, argument: cst.Arg) -> Iterator[str]:
         """The parameters that get a tensor which a call makes on a device."""

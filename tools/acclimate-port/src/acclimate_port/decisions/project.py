@@ -15,6 +15,7 @@ _REASONS = {
     Kind.DEVICE: "{place}, which compares the name of this device, stays as it is",
     Kind.TENSOR: "{place}, which moves the same object or asks for its device, stays as it is",
     Kind.OBJECT: "{place}, which chooses the device of the same object, stays as it is",
+    Kind.NUMBER: "{place}, a device that gets its number from the same function, stays as it is",
     Kind.CODE: "it decides about code that needs CUDA at {place}, which stays as it is",
 }
 _FARTHEST = {Kind.CODE: 3}
@@ -92,7 +93,7 @@ class Project:
             symbol: the symbol.
         """
         if path == other:
-            return symbol.kind in (Kind.CODE, Kind.TENSOR)
+            return symbol.kind in (Kind.CODE, Kind.TENSOR, Kind.NUMBER)
         return not _is_loose(symbol.text) or self._knows(path, by)
 
     def _knows(self, path: Path, other: Path) -> bool:
