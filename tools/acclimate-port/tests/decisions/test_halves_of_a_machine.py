@@ -181,3 +181,14 @@ def test_a_device_is_ported_with_the_comparison_that_only_tells_a_loader_to_pin(
     )
     assert check(source, target, changed=True).sites
     assert "'cuda'" not in port_text(source, Settings(target)).text
+
+
+@BOTH
+def test_a_call_right_before_one_that_counts_the_devices_is_ported_with_it(target: str) -> None:
+    source = (
+        "import multiprocessing\n\nimport torch\n\n\ndef f():\n    torch.cuda.empty_cache()\n"
+        "    torch.cuda.synchronize()\n\n\ndef g(work):\n    multiprocessing.Process(target=work).start()\n"
+    )
+    assert "torch.cuda" not in port_text(source, Settings(target)).text
+    apart = source.replace("    torch.cuda.synchronize()\n", "    print(1)\n")
+    assert port_text(apart, Settings(target)).text == apart
