@@ -192,3 +192,17 @@ def test_a_call_right_before_one_that_counts_the_devices_is_ported_with_it(targe
     assert "torch.cuda" not in port_text(source, Settings(target)).text
     apart = source.replace("    torch.cuda.synchronize()\n", "    print(1)\n")
     assert port_text(apart, Settings(target)).text == apart
+
+
+@BOTH
+def test_a_device_is_ported_where_the_base_class_only_pins_memory_by_it(target: str, tmp_path: Path) -> None:
+    files = {
+        "base.py": "class Base:\n    def __init__(self, device='cpu'):\n        self.device = device\n\n"
+        "    def loader(self, options):\n        options['pin_memory'] = self.device.type == 'cuda'\n",
+        "run.py": "import torch\nfrom base import Base\n\n\nclass Own(Base):\n    pass\n\n\ndef main(args):\n"
+        "    device = torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')\n    return Own(device=device)\n",
+    }
+    results = ported_project(tmp_path, files, target)
+    found = results["run.py"].sites
+    assert found
+    assert all(one.status is Status.CONVERTED and one.safe for one in found)
