@@ -69,3 +69,31 @@ def test_new_functions_come_before_a_statement_that_starts_where_they_go() -> No
     text = port_text("import torch\ntorch.nn.DataParallel(x.cuda())\n", Settings("torch", unsafe=True)).text
     compile(text, "ported", "exec")
     assert text.endswith("\non_any_device(torch.nn.DataParallel(x.to(accelerator_type())))\n")
+
+
+USED_FIRST = {
+    "a branch": "if x:\n    x = CONVERT(x)\n",
+    "a statement": "x = CONVERT(x)\n",
+    "a loop": "for i in range(2):\n    x = CONVERT(x)\n",
+    "a try": "try:\n    x = CONVERT(x)\nfinally:\n    pass\n",
+    "a comprehension": "x = [CONVERT(x) for i in range(2)]\n",
+    "a default argument": "def g(y=CONVERT(x)):\n    return y\n",
+    "a decorator": "@CONVERT(x)\ndef g():\n    return 1\n",
+    "a class": "class A:\n    a = CONVERT(x)\n",
+    "a lambda": "g = lambda: CONVERT(x)\n",
+}
+
+
+@pytest.mark.parametrize("target", ["acclimate", "torch"])
+@pytest.mark.parametrize("kind", USED_FIRST)
+def test_an_edit_at_the_end_of_a_statement_uses_the_name_after_its_assignment(kind: str, target: str) -> None:
+    first = USED_FIRST[kind].replace("CONVERT", "torch.nn.SyncBatchNorm.convert_sync_batchnorm")
+    devices = 'a = torch.zeros(1, device="cuda")\n' * 3
+    text = ported_once_for_all(inside("def f(x):", f"x = x + 1\n{first}{devices}{MANY}"), target)
+    name, call = (
+        ("acc", "get_accelerator()") if target == "acclimate" else ("device_type", "accelerator_type()")
+    )
+    assignment = f"    {name} = {call}\n"
+    assert text.count(assignment) == 1
+    body = text.partition("def f(x):")[2]
+    assert name not in body.partition(assignment)[0]

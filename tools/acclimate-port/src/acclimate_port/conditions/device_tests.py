@@ -33,8 +33,17 @@ def tests_reached(file: SourceFile, device: cst.CSTNode) -> list[cst.CSTNode]:
 def tests_of_devices(file: SourceFile) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
     """The tests that ask whether a device is CUDA, or which of a list it is, each with what it compares."""
     for test, operand in _tests(file, ("cuda", "nccl")):
-        if string_value(operand) is None and not _only_falls_back(file, test):
+        is_harmless = _only_falls_back(file, test) or _only_pins(file, test)
+        if string_value(operand) is None and not is_harmless:
             yield test, operand
+
+
+def _only_pins(file: SourceFile, test: cst.CSTNode) -> bool:
+    """Whether a test only gives the value of ``pin_memory``, which changes no result: it may stay."""
+    at = file.tree.parent(test)
+    if isinstance(at, cst.Assign):
+        return all("pin_memory" in file.tree.source(one.target) for one in at.targets)
+    return isinstance(at, cst.Arg) and at.keyword is not None and at.keyword.value == "pin_memory"
 
 
 def _only_falls_back(file: SourceFile, test: cst.CSTNode) -> bool:

@@ -37,7 +37,7 @@ def reason_against_counting(file: SourceFile, node: cst.CSTNode, *, is_device: b
     if is_lookup and _runs_when_imported(file, node):
         return AT_IMPORT
     leaves_unused = name in LEAVE_CUDA_UNUSED or (is_device and not is_used_at_once(file, node))
-    if not leaves_unused or file.is_guarded(node) or _counts_before(file, node):
+    if not leaves_unused or file.is_guarded(node) or _counts_around(file, node):
         return ""
     settings = _settings(file)
     is_first = not is_device or _is_option(file, node)
@@ -108,12 +108,19 @@ def _is_before(file: SourceFile, setting: cst.CSTNode, call: cst.CSTNode) -> boo
     return is_earlier if first is second else first is None
 
 
-def _counts_before(file: SourceFile, node: cst.CSTNode) -> bool:
-    """Whether an earlier statement of the same function counts the devices already."""
+def _counts_around(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether an earlier statement of the same function, or the very next one, counts the devices anyway."""
     for below, around in file.tree.upwards(node):
-        is_block = isinstance(around, (cst.IndentedBlock, cst.Module))
-        if is_block and _first_count(file, around) < file.tree.number_in_block(below):
-            return True
+        if isinstance(around, (cst.IndentedBlock, cst.Module)):
+            number = file.tree.number_in_block(below)
+            following = (
+                around.body[number + 1 : number + 2] if isinstance(below, cst.SimpleStatementLine) else ()
+            )
+            is_next = any(
+                isinstance(one, cst.SimpleStatementLine) and _counts(file, one) for one in following
+            )
+            if is_next or _first_count(file, around) < number:
+                return True
         if isinstance(around, (cst.FunctionDef, cst.ClassDef)):
             return False
     return False

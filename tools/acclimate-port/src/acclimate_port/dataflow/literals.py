@@ -200,7 +200,7 @@ def _element(file: SourceFile, at: cst.Element) -> LiteralUse:
     around = file.tree.parent(holder) if holder is not None else None
     if isinstance(around, cst.ComparisonTarget):
         return LiteralUse(Role.COMPARED)
-    while isinstance(around, (cst.BinaryOperation, cst.IfExp)):
+    while isinstance(around, (cst.BinaryOperation, cst.BooleanOperation, cst.IfExp)):
         around = file.tree.parent(around)
     if isinstance(around, (cst.For, cst.CompFor)) and DEVICE_NAME.search(last_name(around.target)):
         return LiteralUse(Role.LIKELY, "only the loop variable's name suggests a device")

@@ -22,6 +22,7 @@ from acclimate_port.conditions.statements import leaves
 from acclimate_port.dataflow.uses import fields_of, uses_of
 from acclimate_port.decisions.decision import Decision, Decisions, Status, asks_for_device
 from acclimate_port.decisions.links import GIVE_DEVICE
+from acclimate_port.decisions.of_one_purpose import amp_flags
 from acclimate_port.decisions.symbols import (
     CONSTRUCTORS,
     Facts,
@@ -39,7 +40,7 @@ from acclimate_port.decisions.symbols import (
 )
 from acclimate_port.source.outline import outline
 from acclimate_port.source.torch_cuda import NEVER_RAISE
-from acclimate_port.source.tree import Span, child_nodes, dotted, last_name
+from acclimate_port.source.tree import Span, called_name, child_nodes, dotted, last_name, string_value, walk
 from acclimate_port.source.values import DEVICE_NAME
 from acclimate_port.source_file import SourceFile, cuda_name
 
@@ -111,7 +112,7 @@ class Across:
             if any(_is_made(self._all[index]) for index in members):
                 relies.append(symbol)
             left = (self._all[index] for index in members if self._stays(index))
-            for decision in left if symbol.kind in (Kind.FLAG, Kind.OBJECT) else ():
+            for decision in left if symbol.kind in (Kind.FLAG, Kind.OBJECT, Kind.NUMBER) else ():
                 add(symbol, decision.finding.place)
         for symbol, places in self._readers:
             for index in self._all.counted(places):
@@ -156,6 +157,10 @@ class Across:
             yield from self._reached(node)
         if is_question or rule in _DEVICES:
             yield from self._placed_object(node)
+        if rule in ("device-object", "device-format") and node is not None:
+            yield from (Symbol(Kind.NUMBER, text) for text in self._numbering(node))
+        if rule == "mixed-precision":
+            yield from (Symbol(Kind.FLAG, f"any:{name}(amp)") for name in amp_flags(file, node))
 
     def _reached(self, device: cst.CSTNode) -> Iterator[Symbol]:
         """What gets a device: parameters and attributes, results of functions, and tensors on the device."""
@@ -176,6 +181,13 @@ class Across:
             elif isinstance(at, (cst.Assign, cst.AnnAssign)):
                 targets = [one.target for one in at.targets] if isinstance(at, cst.Assign) else [at.target]
                 yield from (Symbol(Kind.DEVICE, text) for one in targets for text in known(file, one))
+
+    def _numbering(self, device: cst.CSTNode) -> Iterator[str]:
+        """The project's functions and names that number a device: ``torch.device("cuda", gpu_of(rank))``."""
+        parts = [one for one in walk(device) if isinstance(one, (cst.Name, cst.Call))]
+        for text in dict.fromkeys(text for one in parts for text in sources(self._file, one)):
+            if text.partition(":")[0] in ("here", "from") and "(" not in text:
+                yield text
 
     def _given_tensor(self, argument: cst.Arg) -> Iterator[str]:
         """The parameters that get a tensor which a call makes on a device."""
@@ -411,6 +423,9 @@ class Across:
                 if argument.star == "**" and is_settings(argument.value):
                     for word in _DEVICE_WORDS:
                         yield Symbol(Kind.DEVICE, f"{code.text}({word})"), Symbol(Kind.DEVICE, f"any:{word}")
+                elif argument.star == "**":
+                    for word, value in self._entries(argument.value):
+                        yield from self._through(value, f"{code.text}({word})", kinds=_GIVEN)
         for owner in file.tree.of_type(cst.ClassDef):
             kind = owner.name.value
             for index, name in enumerate(fields_of(owner)):
@@ -425,6 +440,16 @@ class Across:
                 if DEVICE_NAME.search(last_name(target.target)):
                     for text in known(file, target.target):
                         yield from self._through(assign.value, text, kinds=(Kind.DEVICE,))
+
+    def _entries(self, options: cst.BaseExpression) -> Iterator[tuple[str, cst.BaseExpression]]:
+        """The entries of a dictionary of arguments, also through a name: ``given = dict(device=device)``."""
+        bound = self._file.bound_values(options) if isinstance(options, cst.Name) else [options]
+        for value in bound:
+            if isinstance(value, cst.Call) and called_name(value) == "dict":
+                yield from ((one.keyword.value, one.value) for one in value.args if one.keyword is not None)
+            elif isinstance(value, cst.Dict):
+                entries = (one for one in value.elements if isinstance(one, cst.DictElement))
+                yield from ((string_value(one.key) or "", one.value) for one in entries)
 
     def _through(
         self, value: cst.CSTNode, reached: str, kinds: tuple[Kind, ...] = (Kind.DEVICE, Kind.TENSOR)

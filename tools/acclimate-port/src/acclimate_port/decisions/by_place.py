@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import libcst as cst
 
@@ -23,7 +24,7 @@ from acclimate_port.decisions.decision import is_test
 from acclimate_port.decisions.links import GIVE_DEVICE
 from acclimate_port.rules.base import Finding, Outcome, is_assigned
 from acclimate_port.source.torch_cuda import NEVER_RAISE
-from acclimate_port.source.tree import dotted
+from acclimate_port.source.tree import called_name, dotted, string_value
 from acclimate_port.source_file import SourceFile, cuda_name
 
 _USE_DEVICE = {"ACC101", "ACC102", "ACC201", "ACC205", "ACC206", "ACC301", "ACC304"}
@@ -36,6 +37,7 @@ _LOOK_UP = {
 """Rules whose edits look up the accelerator where the code before does not, or not by itself."""
 
 _CAUGHT = "the program catches the error of a machine without CUDA, and other machines raise none"
+_CPU_TWICE = "on a host the list that holds it would hold the CPU twice"
 _METHOD_CUDA = "a class gives it in its method `cuda`, whose users may rely on CUDA"
 _BROAD = {"Exception", "BaseException", "RuntimeError", "AssertionError"}
 """Exceptions that torch raises without CUDA, and their bases."""
@@ -100,8 +102,45 @@ def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
         reason = reason_against_counting(file, node, is_device=is_device, is_lookup=is_lookup)
         reason = reason or (WITHOUT_TORCH if imports_torch_anew(file, node) else "")
     if not reason and is_device:
-        reason = reason_against_host(file, node)
+        reason = reason_against_host(file, node) or (_CPU_TWICE if _is_beside_cpu(file, node) else "")
     return reason or (_CAUGHT if finding.rule.code in _USE_DEVICE and _is_probe(file, node) else "")
+
+
+def _is_beside_cpu(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a list, a tuple or a set holds a device and the CPU, or is added to one that holds the CPU."""
+    at = file.tree.parent(_whole_device(file, node))
+    if file.is_guarded(node):
+        return False
+    if isinstance(at, cst.Arg):  # `devices.append(torch.device("cuda"))`
+        call = file.tree.parent(at)
+        if not isinstance(call, cst.Call) or called_name(call) not in ("append", "add", "insert"):
+            return False
+        holder = call.func.value if isinstance(call.func, cst.Attribute) else None
+        return isinstance(holder, cst.Name) and any(map(partial(_holds_cpu, file), file.bound_values(holder)))
+    whole = file.tree.parent(at) if isinstance(at, cst.Element) else None
+    around = file.tree.parent(whole) if whole is not None else None
+    while isinstance(around, (cst.BinaryOperation, cst.AugAssign)):
+        if isinstance(around, cst.AugAssign):
+            added_to = file.bound_values(around.target) if isinstance(around.target, cst.Name) else []
+            return any(_holds_cpu(file, one) for one in (whole, *added_to))
+        whole, around = around, file.tree.parent(around)
+    return _holds_cpu(file, whole)
+
+
+def _whole_device(file: SourceFile, node: cst.CSTNode) -> cst.CSTNode:
+    """The call of ``torch.device`` that gets a name of a device, or the name itself."""
+    given = file.tree.given_to(node)
+    return given.call if given is not None and given.full == "torch.device" else node
+
+
+def _holds_cpu(file: SourceFile, node: cst.CSTNode | None) -> bool:
+    """Whether a list, or one of several that are added, has the CPU as an entry."""
+    if isinstance(node, cst.BinaryOperation):
+        return _holds_cpu(file, node.left) or _holds_cpu(file, node.right)
+    held = [one.value for one in node.elements] if isinstance(node, (cst.List, cst.Tuple, cst.Set)) else []
+    made = [one for one in held if isinstance(one, cst.Call) and one.args]
+    held += [one.args[0].value for one in made if file.tree.qualified(one.func) == "torch.device"]
+    return any(string_value(one) == "cpu" for one in held)
 
 
 def _is_in_method_cuda(file: SourceFile, node: cst.CSTNode) -> bool:

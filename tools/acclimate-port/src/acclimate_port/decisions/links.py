@@ -30,9 +30,9 @@ from acclimate_port.conditions.placements import Placed, Placements, outermost_f
 from acclimate_port.conditions.proofs import whole_value
 from acclimate_port.conditions.skips import skipped
 from acclimate_port.conditions.statements import decided_by, leaves, refuses, whole_condition
-from acclimate_port.dataflow.uses import calls_of, class_around, uses_of, whole_choice
+from acclimate_port.dataflow.uses import calls_of, class_around, uses_of
 from acclimate_port.decisions.decision import Decisions, Status, asks_for_device, is_test
-from acclimate_port.decisions.of_one_purpose import groups_of_one_purpose
+from acclimate_port.decisions.of_one_purpose import groups_of_one_purpose, ranks_and_backends
 from acclimate_port.decisions.symbols import sources
 from acclimate_port.rules.base import Finding, Outcome
 from acclimate_port.source.tree import Span, called_name, dotted, keyword, last_name, walk
@@ -77,7 +77,12 @@ class _Links:
             for one, other in _pairs(members):
                 self._all[one].needs.append(other)
         self._beside_moves(tests, placed)
-        for one, others in (*self._wrapped(), *self._branches_of_types(), *self._started()):
+        for one, others in (
+            *self._wrapped(),
+            *self._branches_of_types(),
+            *self._started(),
+            *ranks_and_backends(self._file, self._all),
+        ):
             self._all[one].beside += others
         meeting = (self._options(), self._scalers(), self._received_together(), self._by_flag())
         for members in (*groups_of_one_purpose(self._file, self._all), *chain(*meeting)):
@@ -241,11 +246,11 @@ class _Links:
             line = file.tree.line(file.span(test).start)
             if uses_cuda_package(file, decided_by(file, test)):
                 decision.doubt(f"line {line} decides by its name about a package for NVIDIA GPUs")
+            is_elsewhere = outermost_function(file, test) is not outermost_function(file, node)
             if rule == "available-choice":
-                if outermost_function(file, test) is not outermost_function(file, node):
-                    decision.beside += own
+                decision.beside += own if is_elsewhere else []
                 continue
-            if not is_guarded or self._is_of_result(node) or self._refuses_others(test):
+            if not is_guarded or is_elsewhere or self._refuses_others(test):
                 decision.beside += [other for other in own if other != index]
             if not own and not is_guarded:
                 decision.doubt(
@@ -289,10 +294,6 @@ class _Links:
             found |= dict.fromkeys(index for _, index in self._devices_used[first:last])
         return list(found)
 
-    def _is_of_result(self, device: cst.CSTNode) -> bool:
-        """Whether a function gives a device to other code: ``return "cuda"``."""
-        return isinstance(self._file.tree.parent(whole_choice(self._file, device)), cst.Return)
-
     def _refuses_others(self, test: cst.CSTNode) -> bool:
         """Whether a program ends for other devices than a test lists: ``assert d in ["cpu", "cuda"]``."""
         holder = self._file.tree.parent(whole_condition(self._file, test))
@@ -315,11 +316,17 @@ class _Links:
     def _by_condition(self) -> Iterator[list[int]]:
         """The edits of one condition, of a call and its arguments, and of all graphs, which are one."""
         members: dict[int, list[int]] = defaultdict(list)
+        compared: set[int] = set()
         for index, decision in enumerate(self._all):
             whole = whole_value(self._file, decision.finding.node, of_choice=False)
             is_condition = isinstance(whole, (cst.BooleanOperation, cst.UnaryOperation, cst.Comparison))
             if is_condition and decision.finding.edits:
                 members[id(whole)].append(index)
+            elif isinstance(whole, cst.BooleanOperation) and self._compares_text(index):
+                compared.add(id(whole))
+        for whole_id in compared:  # `"cuda" in value and not torch.cuda.is_available()`
+            for index in members.pop(whole_id, ()):
+                self._all[index].leave("its condition compares a text with the name of CUDA, which stays")
         yield from members.values()
         for index, decision in enumerate(self._all):
             is_format = decision.finding.rule.name == "device-format"
@@ -328,6 +335,12 @@ class _Links:
                 yield from ([index, inner] for inner in self._all.counted([decision.finding.place], index))
         # A graph of acclimate's cannot be captured by torch.cuda's.
         yield self._all.of_rules("graphs")
+
+    def _compares_text(self, index: int) -> bool:
+        """Whether a finding is a comparison with ``"cuda"`` of what may not be a device."""
+        finding = self._finding(index)
+        is_text = finding.rule.name == "device-comparison" and finding.outcome is Outcome.EXEMPT
+        return is_text and "accelerator's own name" not in finding.reason
 
     def _by_flag(self) -> Iterator[list[int]]:
         """The tests for a device that stand beside the same flag: ``cuda and torch.cuda.is_available()``."""

@@ -11,12 +11,13 @@ import libcst as cst
 from acclimate_port.conditions.placements import outermost_function, sharing
 from acclimate_port.dataflow.uses import class_around, uses_of
 from acclimate_port.decisions.decision import Decisions, asks_for_device
-from acclimate_port.source.tree import Span, called_name, dotted, string_value, walk
+from acclimate_port.source.tree import Span, called_name, dotted, keyword, last_name, string_value, walk
 from acclimate_port.source_file import SourceFile, cuda_name
 
 _GIVE_DEVICE = ("device-string", "device-format", "device-object", "integer-device", "available-choice")
 _USE_DEVICE = ("cuda-method", "current-device", "runtime-call", *_GIVE_DEVICE)
 _CONTEXTS = ("device", "device_of", "stream")
+_OF_STREAMS = ("Stream", "Event", "stream", "current_stream", "default_stream", "set_stream")
 _WRAPPER = re.compile(r"DataParallel|(^|_)F?S?DD?P$|FullyShardedDataParallel|fully_shard$")
 
 
@@ -40,6 +41,19 @@ def groups_of_one_purpose(file: SourceFile, decisions: Decisions) -> Iterator[li
     yield from purposes.compared_and_moved()
     yield from purposes.moved_and_asked()
     yield from purposes.strategies()
+    yield from purposes.scalers()
+
+
+def ranks_and_backends(file: SourceFile, decisions: Decisions) -> Iterator[tuple[int, list[int]]]:
+    """What belongs to the ranks of a process group, with the decisions that make it unsafe."""
+    return _Purposes(file, decisions).ranks()
+
+
+def amp_flags(file: SourceFile, node: cst.CSTNode) -> list[str]:
+    """The attribute that turns an autocast or a scaler on: ``GradScaler(enabled=self.mixed_precision)``."""
+    call = node if isinstance(node, cst.Call) else None
+    given = keyword(call, "enabled") if call is not None else None
+    return [last_name(given.value)] if given is not None and isinstance(given.value, cst.Attribute) else []
 
 
 class _Purposes:
@@ -67,6 +81,17 @@ class _Purposes:
                     members[key].append(index)
             yield members[key]
 
+    def ranks(self) -> Iterator[tuple[int, list[int]]]:
+        """A file's backends of process groups, its wrappers, and what gives ranks a device or counts them."""
+        backends, wrappers = self._all.of_rules("communication-backend"), self._all.of_rules("device-ids")
+        yield from ((index, wrappers) for index in backends)
+        yield from ((index, backends) for index in wrappers)
+        for index in self._all.of_rules("runtime-call") if backends else ():
+            node = self._all[index].finding.node
+            name = cuda_name(self._file, node.func) if isinstance(node, cst.Call) else ""
+            if name in ("set_device", "device_count"):
+                yield index, backends
+
     def _function_of(self, index: int) -> cst.CSTNode | None:
         """The function that a decision is in, also as a default of a parameter."""
         node = self._all[index].finding.node
@@ -87,6 +112,10 @@ class _Purposes:
             for index in self._all.of_rules(rule):
                 members[id(self._file.tree.statement(self._all[index].finding.node))].append(index)
             yield from members.values()
+        for text in self._file.tree.of_type(
+            cst.FormattedString
+        ):  # `f"{n if device == 'cuda' else 0} of {count}"`
+            yield self._of([text], "device-comparison", "is-cuda", "runtime-call")
 
     def contexts(self) -> Iterator[list[int]]:
         """A context of a device or a stream, and what its body moves: ``with torch.cuda.device(i):``."""
@@ -108,6 +137,16 @@ class _Purposes:
         for call in self._file.tree.of_type(cst.Call):
             if call.args and _WRAPPER.search(called_name(call) or ""):
                 yield self._of([call], *_USE_DEVICE, "device-ids", "data-parallel")
+        for index in self._all.of_rules("device-ids"):  # the device that goes on with the model of a rank
+            function = self._function_of(index)
+            if function is not None:
+                named = self._of([function], "device-string", "device-format", "runtime-call")
+                yield [index, *(one for one in named if self._names_or_counts(one))]
+
+    def _names_or_counts(self, index: int) -> bool:
+        """Whether a decision is on the name of a device, or on the number of devices."""
+        node = self._all[index].finding.node
+        return not isinstance(node, cst.Call) or called_name(node) in ("device_count", "set_device", "format")
 
     def branches(self) -> Iterator[list[int]]:
         """What the branches of a statement make or move in place of each other: ``GradScaler(…)``."""
@@ -141,6 +180,19 @@ class _Purposes:
                 if tested:
                     yield [*tested, *self._of([statement.body], "cuda-method", *_GIVE_DEVICE)]
 
+    def scalers(self) -> Iterator[list[int]]:
+        """A scaler, and the autocasts of its class or function, or of the flag that turns both on."""
+        by_home: dict[Hashable, list[int]] = defaultdict(list)
+        for index in self._all.of_rules("mixed-precision"):
+            node = self._all[index].finding.node
+            home = class_around(self._file, node) or outermost_function(self._file, node)
+            for key in (id(home), *amp_flags(self._file, node)):
+                by_home[key].append(index)
+        for members in by_home.values():
+            made = [i for i in members if "GradScaler" in self._file.tree.source(self._all[i].finding.place)]
+            if made and len(made) < len(members):
+                yield members
+
     def strategies(self) -> Iterator[list[int]]:
         """A model whose library has its own words for devices, and the devices that the same class names."""
         for index in self._all.of_rules("device-string"):
@@ -150,7 +202,7 @@ class _Purposes:
                 yield [index, *self._of([home], *_GIVE_DEVICE, "cuda-method")]
 
     def moved_and_asked(self) -> Iterator[list[int]]:
-        """A move, and a later test of the same object's device: ``x = x.cuda()``, ``assert x.is_cuda``."""
+        """A move, and a test of the same object's device: ``x = x.cuda()``, ``assert x.is_cuda``."""
         asked: dict[Hashable, list[int]] = defaultdict(list)
         for index in self._all.of_rules("device-comparison", "is-cuda"):
             node = self._all[index].finding.node
@@ -160,10 +212,17 @@ class _Purposes:
                 asked[id(outermost_function(self._file, node)), text].append(index)
         for index in self._all.of_rules("cuda-method", *_GIVE_DEVICE) if asked else ():
             node = self._all[index].finding.node
-            function, start = outermost_function(self._file, node), self._file.span(node).start
+            function = outermost_function(self._file, node)
             for text in self._moved(node):
                 later = asked.get((id(function), text), ())
-                yield [index, *(o for o in later if self._all[o].finding.place.start > start)]
+                yield [index, *(o for o in later if self._is_kept(o) or self._start(o) > self._start(index))]
+
+    def _start(self, index: int) -> int:
+        return self._all[index].finding.place.start
+
+    def _is_kept(self, index: int) -> bool:
+        """Whether a name gets the answer of a test: ``copy_back = not x.is_cuda``."""
+        return isinstance(self._file.tree.statement(self._all[index].finding.node), cst.Assign)
 
     def _moved(self, node: cst.CSTNode) -> set[str]:
         """The texts of the object that a call moves, and of what gets the result, without ``.data``."""
@@ -183,6 +242,13 @@ class _Purposes:
             if isinstance(node, cst.Call) and cuda_name(self._file, node.func) == "Stream":
                 getting = [self._getting(use) for use in uses_of(self._file, node) if use is not node]
                 yield [index, *dict.fromkeys(one for one in getting if one is not None)]
+        of_streams = self._all.of_rules("runtime-call", "runtime-reference")
+        yield [index for index in of_streams if self._is_of_streams(index)]
+
+    def _is_of_streams(self, index: int) -> bool:
+        """Whether a decision is on a stream or an event, or on their class."""
+        node = self._all[index].finding.node
+        return cuda_name(self._file, node.func if isinstance(node, cst.Call) else node) in _OF_STREAMS
 
     def compared(self) -> Iterator[list[int]]:
         """Devices that one test compares with each other: ``"cuda:" + str(k) != self.last_device``."""

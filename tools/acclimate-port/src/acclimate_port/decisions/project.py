@@ -15,6 +15,7 @@ _REASONS = {
     Kind.DEVICE: "{place}, which compares the name of this device, stays as it is",
     Kind.TENSOR: "{place}, which moves the same object or asks for its device, stays as it is",
     Kind.OBJECT: "{place}, which chooses the device of the same object, stays as it is",
+    Kind.NUMBER: "{place}, a device that gets its number from the same function, stays as it is",
     Kind.CODE: "it decides about code that needs CUDA at {place}, which stays as it is",
 }
 _FARTHEST = {Kind.CODE: 3}
@@ -92,7 +93,7 @@ class Project:
             symbol: the symbol.
         """
         if path == other:
-            return symbol.kind in (Kind.CODE, Kind.TENSOR)
+            return symbol.kind in (Kind.CODE, Kind.TENSOR, Kind.NUMBER)
         return not _is_loose(symbol.text) or self._knows(path, by)
 
     def _knows(self, path: Path, other: Path) -> bool:
@@ -189,7 +190,7 @@ class Project:
         name, bracket, parameter = name.partition("(")
         end = bracket + parameter
         if kind == "here":
-            return f"{path}:{name}{end}"
+            return f"{self._made_by(path, name)}{end}"
         if kind == "any":
             return text
         if not name:
@@ -198,10 +199,14 @@ class Project:
         if kind == "self":
             return f"{self._family(f'{path}:{owner}')}.{attribute}{end}"
         if kind == "from" and (home := self._home(path, owner, attribute)) is not None:
-            return f"{home[0]}:{home[1]}{end}"
+            return f"{self._made_by(*home)}{end}"
         # A method of a class: `Config.device()`, also of one that is imported with its module.
         made = self._name(path, owner if kind == "of" else f"from:{owner}" if "." in owner.strip(".") else "")
         return f"{self._family(made)}.{attribute}{end}" if made else ""
+
+    def _made_by(self, path: Path, name: str) -> str:
+        """A function, or for a class its family: related classes give each other's constructors arguments."""
+        return self._family(f"{path}:{name}")
 
     def _home(self, path: Path, module: str, name: str) -> tuple[Path, str] | None:
         """The file that defines a name which another imports from its module or its package, and the name."""

@@ -37,6 +37,8 @@ class Kind(Enum):
     """A tensor whose device is asked for."""
     OBJECT = "object"
     """An object whose class, with its bases, chooses the device."""
+    NUMBER = "number"
+    """A function that gives devices their numbers."""
     CODE = "code"
     """A function that runs."""
 

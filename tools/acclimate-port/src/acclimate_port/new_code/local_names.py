@@ -78,7 +78,7 @@ def _place(tree: Tree, block: cst.CSTNode, edits: list[Edit]) -> int | None:
     first = min(edit.start for edit in edits)
     for statement in block.body:
         place = tree.span(statement)
-        if first >= place.end:
+        if first > place.end:  # an edit at the end of a statement inserts code that belongs to it
             continue
         for inner in _blocks(statement):
             if all(_holds(tree.span(inner), edit) for edit in edits):

@@ -45,8 +45,9 @@ result, a function that returns the result, an `assert`, or an earlier fallback 
 CUTLASS kernels are left, and so is a test whose branch imports such a package. `"cuda" in device and not
 torch.cuda.is_available()` is left too: it detects that the program was told to use CUDA on a machine without CUDA.
 
-The edit is unsafe, because other devices may then run code that only made sense on CUDA. It is better to test the
-property that the branch needs, such as `get_accelerator().is_fp16_supported()`."""
+The edit is unsafe, because other devices may then run code that only made sense on CUDA, unless the test only tells a
+`DataLoader` to pin memory. It is better to test the property that the branch needs, such as
+`get_accelerator().is_fp16_supported()`."""
     examples = (
         Example(
             'import torch\n\n\ndef f(device):\n    return device.type == "cuda"\n',
@@ -132,7 +133,8 @@ property that the branch needs, such as `get_accelerator().is_fp16_supported()`.
         if is_compiled or (is_fallback and index is None and is_tensors_device(other)):
             return self._host_instead(file, node, literal, kinds)
         edits += false_on_host(file, node, file.quote(literal), kinds, negated=negated)
-        return self.convert(file, node, *edits, unsafe=OTHERS, claims=(literal,))
+        unsafe = "" if _only_pins_batches(file, node) else OTHERS
+        return self.convert(file, node, *edits, unsafe=unsafe, claims=(literal,))
 
     def _host_instead(
         self, file: SourceFile, node: cst.Comparison, literal: cst.CSTNode, kinds: tuple[str, ...]
@@ -244,6 +246,12 @@ def _several(node: cst.Comparison) -> cst.CSTNode | None:
         if are_devices and re.search(r"(^|_)dev(ice)?(_?types?)?s?$", name, re.IGNORECASE):
             return holder
     return None
+
+
+def _only_pins_batches(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a test only tells a ``DataLoader`` to pin memory, which works with any accelerator."""
+    given = file.tree.given_to(node)
+    return given is not None and given.word == "pin_memory" and given.name == "DataLoader"
 
 
 def _is_accelerators_name(file: SourceFile, node: cst.BaseExpression) -> bool:

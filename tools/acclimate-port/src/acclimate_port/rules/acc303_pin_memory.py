@@ -72,15 +72,18 @@ finds. A branch on the device is edited only together with the pinning inside it
         receiver = node.func.value
         if isinstance(receiver, cst.Call) and called_name(receiver) in ("super", "get_accelerator"):
             return None
+        is_own = isinstance(receiver, cst.Name) and receiver.value == "self"
         if (
-            isinstance(receiver, cst.Name)
-            and receiver.value == "self"
-            and file.tree.around(node, cst.ClassDef)
-        ):
+            node.args or (is_own and file.tree.around(node, cst.ClassDef))
+        ) and node.func.attr.value in file.methods:
+            return self.left(
+                file, node, "it is a method of the program's own class, which pins as torch does"
+            )
+        if is_own and file.tree.around(node, cst.ClassDef):
             return None
         around = [one for one in file.tree.ancestors(node) if isinstance(one, (cst.FunctionDef, cst.IfExp))]
         if any(isinstance(one, cst.FunctionDef) and one.name.value == "pin_memory" for one in around):
-            return None  # a batch class's own method; its caller decides whether to pin
+            return self.left(file, node, "a class's own method pins it, whose caller decides whether to pin")
         if node.args:
             return None
         is_tensor = file.values.of(receiver).kind is Kind.TENSOR or is_tested_to_be_torchs(file, receiver)
