@@ -166,7 +166,7 @@ Input prepare_int8(Dtype dtype, const void* x, int64_t x_stride, int64_t m, int6
       sums[i * 2 * blocks] = exact++;
     }
   }
-  return {Form::int8, m, k, at.stride, codes, scales, scaled_sums, sums, wide};
+  return {Form::int8, m, k, at.stride, codes, scales, scaled_sums, sums, wide, m};
 }
 
 // Products of an input in float32 with the values of a quantised weight: slow, for infinity and NaN.
@@ -185,15 +185,17 @@ void compute_with_values(const Weight& weight, const float* x, int64_t first, in
   }
 }
 
-// Quantised weights times inputs in 8 bits, of which a few may have stayed in float32.
+// Quantised weights times inputs in 8 bits, of which a few may have stayed in float32. A thread of a team
+// that is late reads what the next input has overwritten: nobody uses its results, but it must not read
+// elsewhere.
 void compute_blocks(const Weight& weight, const Input& input, int64_t first, int64_t last, float* y,
                     int64_t y_stride) {
   kernels().blocks(weight, input, first, last, y, y_stride);
   const int64_t blocks = input.stride / block_columns;
   for (int64_t i = 0; blocks > 0 && i < input.m; ++i) {
-    if (std::isnan(input.scales[i * blocks])) {
-      const float* exact = input.exact + input.sums[i * 2 * blocks] * input.stride;
-      compute_with_values(weight, exact, first, last, y + i * y_stride);
+    const int64_t number = input.sums[i * 2 * blocks];
+    if (std::isnan(input.scales[i * blocks]) && number >= 0 && number < input.exact_rows) {
+      compute_with_values(weight, input.exact + number * input.stride, first, last, y + i * y_stride);
     }
   }
 }

@@ -55,6 +55,7 @@ struct Input {
   const float* scaled_sums;  // int8: scale * sum of a block
   const int32_t* sums;  // int8: of each 16 values; the first of a row in float32 is its number in `exact`
   const float* exact = nullptr;  // int8: rows with infinite or NaN values, in float32
+  int64_t exact_rows = 0;  // that `exact` has memory for
 
   // Some of the rows.
   Input rows(int64_t first, int64_t count) const {
