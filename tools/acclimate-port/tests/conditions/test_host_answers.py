@@ -241,16 +241,19 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["acclimate", "torch"])
-def test_a_program_that_starts_a_process_for_each_device_starts_one_on_a_host(
+def test_a_program_that_starts_a_process_for_each_device_does_on_a_host_what_it_did(
     target: str, tmp_path: Path
 ) -> None:
-    program = tmp_path / "spawns.py"
-    program.write_text(port_text(SPAWNS, Settings(target, unsafe=True)).text, encoding="utf-8")
-    ran = subprocess.run(
-        [sys.executable, str(program), str(tmp_path / "store")],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert "ranks: " in ran.stdout, ran.stderr
+    ran = []
+    for name, text in (("before", SPAWNS), ("after", port_text(SPAWNS, Settings(target, unsafe=True)).text)):
+        program = tmp_path / f"{name}.py"
+        program.write_text(text, encoding="utf-8")
+        ended = subprocess.run(
+            [sys.executable, str(program), str(tmp_path / f"store_{name}")],
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        ran.append((ended.stdout, ended.returncode))
+    assert ran == [("", 0)] * 2
 
 
 LISTS = [

@@ -168,9 +168,10 @@ class _Tests:
             if not offered:
                 member.leave(reason)
                 changed.add(index)
-            elif member.safe and inside(member.finding.edits[0], file.span(whole)):
-                member.doubt(reason)
-                changed.add(index)
+            elif inside(member.finding.edits[0], file.span(whole)):
+                if member.safe:
+                    changed.add(index)
+                member.doubt_also(reason)
         return offered
 
 

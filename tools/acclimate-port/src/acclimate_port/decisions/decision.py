@@ -59,6 +59,13 @@ class Decision:
         if self.safe:
             self.safe, self.reason = False, reason
 
+    def doubt_also(self, reason: str) -> None:
+        """Makes the edit unsafe, and keeps the reason beside one that it has."""
+        if self.safe:
+            self.doubt(reason)
+        elif reason not in self.reason:
+            self.reason = f"{self.reason}; {reason}"
+
 
 class Decisions(list[Decision]):
     """All decisions of a file, in source order.
