@@ -201,12 +201,12 @@ class Packer:
             if self.format is not None:
                 self.dense[part.name] = "its module is neither a linear module nor an embedding"
             return None
-        if self.format is not None and part.name in self._small_tables:
+        if self.format is None:
+            return (self._published(part) or self._as_stored(part)) if self.keeps_quantised else None
+        if part.name in self._small_tables:
             self.dense[part.name] = "it is a small table, of which a token reads one row"
             return None
-        if self.format is not None:
-            return self._quantised(part, PackedWeight.quantize)
-        return (self._published(part) or self._as_stored(part)) if self.keeps_quantised else None
+        return self._quantised(part, PackedWeight.quantize)
 
     def _packed_stack(self, part: Slice) -> PackedStack | None:
         """Packs the weights of experts."""

@@ -19,7 +19,7 @@ import os
 import weakref
 from collections.abc import Callable
 from pathlib import PurePath
-from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
 import torch
 
@@ -48,16 +48,32 @@ _WRITE = (
 )
 
 
+class Transfers(Protocol):
+    """The method of a handle that a running graph calls."""
+
+    def transfer(
+        self,
+        buffer: torch.Tensor,
+        filename: str,
+        offset: int,
+        writes: bool,
+        validates: bool,
+        waits_for: Awaited,
+        **options: bool,
+    ) -> int:
+        """Reads or writes the buffer, and waits as ``waits_for`` says."""
+
+
 _numbers = itertools.count(1)
 # A graph holds the handle's number, so that it does not keep the handle alive and can be stored.
-_handles: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_handles: weakref.WeakValueDictionary[int, Transfers] = weakref.WeakValueDictionary()
 
 with torch.inference_mode(False):
     _order = torch.zeros((), dtype=torch.int64, device="cpu")
 
 
-def register(handle: Any) -> int:
-    """Returns a new number by which graphs refer to an ``AsyncIOHandle``."""
+def register(handle: Transfers) -> int:
+    """Returns a new number by which graphs refer to a handle."""
     define()
     number = next(_numbers)
     _handles[number] = handle
@@ -126,7 +142,7 @@ def _write(
     _find(handle, filename).transfer(buffer, filename, file_offset, True, validate, waits_for, atomic=atomic)
 
 
-def _find(number: int, filename: str) -> Any:
+def _find(number: int, filename: str) -> Transfers:
     handle = _handles.get(number)
     if handle is None:
         raise failures.closed_handle(filename)

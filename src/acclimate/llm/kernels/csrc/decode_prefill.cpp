@@ -34,10 +34,6 @@ bool is_dense(const Product& product) {
                      [](const Part& part) { return is_dense(part.weight); });
 }
 
-void* repacked_memory(std::vector<Line>& memory, int64_t rows, int64_t k) {
-  return at_least(memory, tiles_of(repacked_bytes(rows, k), 64));
-}
-
 }  // namespace
 
 bool Step::can_prefill() const {
@@ -313,16 +309,25 @@ class Step::Prefill {
     });
   }
 
+  // Writes the products of inputs in bf16 with rows first to last of a dense weight, or adds them.
+  static void multiply_dense(const Weight& weight, int64_t first, int64_t last, const uint16_t* x,
+                             int64_t x_stride, int64_t inputs, bool adds, ThreadState& state, float* y,
+                             int64_t stride) {
+    const int64_t rows = last - first;
+    void* repacked = at_least(state.repacked, tiles_of(repacked_bytes(rows, weight.k), 64));
+    repack(weight, first, last, repacked);
+    multiply_many(repacked, rows, weight.k, x, x_stride, inputs, adds, y, stride);
+  }
+
   // Writes the products of some inputs with rows first to last of a weight to y[i * stride + row - first],
   // and perhaps more values, up to whole groups of rows. The inputs of a quantised weight are those of
   // quantize().
   void multiply_rows(const Weight& weight, int64_t first, int64_t last, const std::vector<uint16_t>& x,
                      int64_t begin, int64_t inputs, ThreadState& state, float* y, int64_t stride) const {
     if (is_dense(weight)) {
-      void* repacked = repacked_memory(state.repacked, last - first, weight.k);
-      repack(weight, first, last, repacked);
-      multiply_many(repacked, last - first, weight.k, x.data() + begin * stride_of(weight.k),
-                    stride_of(weight.k), inputs, false, y, stride);
+      const int64_t x_stride = stride_of(weight.k);
+      multiply_dense(weight, first, last, x.data() + begin * x_stride, x_stride, inputs, false, state, y,
+                     stride);
       return;
     }
     for (int64_t i = begin; i < begin + inputs;) {
@@ -724,9 +729,8 @@ class Step::Prefill {
     for (int64_t column = 0; column < weight.n; column += columns_together) {
       const int64_t some = std::min(columns_together, weight.n - column);
       if (is_dense(weight)) {
-        void* repacked = repacked_memory(state.repacked, some, weight.k);
-        repack(weight, column, column + some, repacked);
-        multiply_many(repacked, some, weight.k, x, stride_of(weight.k), count, false, found, stride);
+        multiply_dense(weight, column, column + some, x, stride_of(weight.k), count, false, state, found,
+                       stride);
       } else {
         compute(weight, input, column, column + some, found, stride);
       }
@@ -809,9 +813,8 @@ class Step::Prefill {
     const uint16_t* query = queries_.data() + (key_head * rows_ + row) * group * whole_blocks(size);
     for (int64_t key = 0; key < count; key += columns_together) {
       const int64_t some = std::min(columns_together, count - key);
-      void* repacked = repacked_memory(state.repacked, some, size);
-      repack(keys_of(cache, cached + at + key, some, size, state), 0, some, repacked);
-      multiply_many(repacked, some, size, query, whole_blocks(size), queries, false, scores + key, stride);
+      multiply_dense(keys_of(cache, cached + at + key, some, size, state), 0, some, query, whole_blocks(size),
+                     queries, false, state, scores + key, stride);
     }
     for (int64_t i = 0; i < queries; ++i) {
       float* line = scores + i * stride;
@@ -832,11 +835,8 @@ class Step::Prefill {
       const int64_t some = std::min(columns_together, value_size - column);
       for (int64_t key = 0; key < count; key += keys_together) {
         const int64_t length = std::min(keys_together, count - key);
-        void* repacked = repacked_memory(state.repacked, some, length);
-        repack(values_of(cache, cached, at + key, value_size, column, some, length, state), 0, some,
-               repacked);
-        multiply_many(repacked, some, length, weights + key, stride, queries, key > 0, mixed + column,
-                      mixed_stride);
+        multiply_dense(values_of(cache, cached, at + key, value_size, column, some, length, state), 0, some,
+                       weights + key, stride, queries, key > 0, state, mixed + column, mixed_stride);
       }
     }
     const int64_t to_stride = stride_of(attention.heads * value_size);

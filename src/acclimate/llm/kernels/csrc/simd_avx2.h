@@ -74,13 +74,6 @@ inline Bytes load_bytes(const uint8_t* from) {
   const __m256i* x = reinterpret_cast<const __m256i*>(from);
   return {_mm256_loadu_si256(x), _mm256_loadu_si256(x + 1)};
 }
-// One of each four bytes, as an integer.
-template <int place>
-inline Ints byte_of(Bytes x) {
-  const __m256i mask = _mm256_set1_epi32(255);
-  return {_mm256_and_si256(_mm256_srli_epi32(x.a, 8 * place), mask),
-          _mm256_and_si256(_mm256_srli_epi32(x.b, 8 * place), mask)};
-}
 inline Bytes low_bits(Bytes x) {
   const __m256i mask = _mm256_set1_epi8(15);
   return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};

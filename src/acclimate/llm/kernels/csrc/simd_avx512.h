@@ -64,11 +64,6 @@ inline void sum_8(const Floats* a, float* to) {
 inline Ints set(int32_t a) { return _mm512_set1_epi32(a); }
 
 inline Bytes load_bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
-// One of each four bytes, as an integer.
-template <int place>
-inline Ints byte_of(Bytes a) {
-  return _mm512_and_si512(_mm512_srli_epi32(a, 8 * place), set(255));
-}
 inline Bytes low_bits(Bytes a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 inline Bytes high_bits(Bytes a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
 // The numbers of a table of 16 that codes of 4 bits stand for.

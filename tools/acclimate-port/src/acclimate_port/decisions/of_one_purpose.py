@@ -112,9 +112,8 @@ class _Purposes:
             for index in self._all.of_rules(rule):
                 members[id(self._file.tree.statement(self._all[index].finding.node))].append(index)
             yield from members.values()
-        for text in self._file.tree.of_type(
-            cst.FormattedString
-        ):  # `f"{n if device == 'cuda' else 0} of {count}"`
+        # `f"{n if device == 'cuda' else 0} of {count}"`
+        for text in self._file.tree.of_type(cst.FormattedString):
             yield self._of([text], "device-comparison", "is-cuda", "runtime-call")
 
     def contexts(self) -> Iterator[list[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -112,8 +112,7 @@ def _laid_out(op: Any, dtype: torch.dtype, thorough: bool) -> list[Sample]:
     """
     from torch.testing._internal.opinfo.core import BinaryUfuncInfo
 
-    found = list(samples_of(op, dtype, _LAID_OUT))
-    found = [*_matrices(op, found), *found]
+    found = _with_matrix(op, samples_of(op, dtype, _LAID_OUT))
     largest = max(found, key=lambda sample: elements(sample.value), default=None)
     chosen = found if thorough else [] if largest is None else [largest]
     if isinstance(op, BinaryUfuncInfo) and largest is not None and largest.args:
@@ -121,17 +120,18 @@ def _laid_out(op: Any, dtype: torch.dtype, thorough: bool) -> list[Sample]:
     return chosen
 
 
-def _matrices(op: Any, samples: list[Sample]) -> list[Sample]:
-    """The first row of numbers as a matrix, for operators of one number, of which torch's list has few."""
+def _with_matrix(op: Any, samples: Iterable[Sample]) -> list[Sample]:
+    """Inputs, and before them the first row as a matrix, of which torch has few for operators of one number."""
     from torch.testing._internal.opinfo.core import UnaryUfuncInfo
 
-    if not isinstance(op, UnaryUfuncInfo):
-        return []
-    rows = [s for s in samples if s.value.dim() == 1 and s.value.numel() % 4 == 0 and not s.args]
-    return [
+    given = list(samples)
+    is_of_one = isinstance(op, UnaryUfuncInfo)
+    rows = [s for s in given if is_of_one and s.value.dim() == 1 and s.value.numel() % 4 == 0 and not s.args]
+    matrices = [
         replace(s, value=s.value.detach().reshape(4, -1).requires_grad_(s.value.requires_grad))
         for s in rows[:1]
     ]
+    return [*matrices, *given]
 
 
 def _values(op: Any, sample: Sample) -> Callable[[Place], Any]:
@@ -194,8 +194,7 @@ def operators_in_place_and_into_others(accelerator: Accelerator, found: Findings
         for dtype in (torch.float32, torch.int64):
             if dtype not in offered:
                 continue
-            given = list(samples_of(op, dtype, _LAID_OUT))
-            for sample in (*_matrices(op, given), *given):
+            for sample in _with_matrix(op, samples_of(op, dtype, _LAID_OUT)):
                 if op.inplace_variant is not None and not sample.broadcasts:
                     _compare_in_place(found, op, sample)
                 if op.supports_out and op.name not in PLACES_ARE_FREE:
@@ -254,9 +253,9 @@ def gradients_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
         if not op.supports_autograd or torch.float32 not in op.supported_dtypes(HOST):
             continue
         samples = list(samples_of(op, torch.float32, 24, requires_grad=True))
-        for sample in (*_matrices(op, samples), *samples)[:1]:
+        for sample in _with_matrix(op, samples)[:1]:
             run = _gradients(op, sample, second=False)
-            for how in _LAYOUTS_OF_GRADIENTS:
+            for how in _TRANSPOSED:
                 places = Place(HOST, LAYOUTS[how]), Place(found.device, LAYOUTS[how])
                 text = f"{_text(op, sample, f'of tensors {how}')}: its gradients"
                 found.compare(name_of(op), text, run, *places)
@@ -279,9 +278,6 @@ def gradients_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
             found.compare(name_of(op), text, _gradients(op, sample, second=True))
         if found.enough:
             return
-
-
-_LAYOUTS_OF_GRADIENTS = ("that are transposed", "of which every second is transposed")
 
 
 def _twice_as_far(found: Any, wanted: Any) -> str:
@@ -369,7 +365,7 @@ def lists_of_tensors_as_on_the_host(accelerator: Accelerator, found: Findings) -
 
                     found.compare(name_of(op), f"{name_of(op)}({sample}){form}", run)
                     if sample is first:
-                        for how in _LAYOUTS_OF_LISTS:
+                        for how in _TRANSPOSED:
                             places = Place(HOST, LAYOUTS[how]), Place(found.device, LAYOUTS[how])
                             text = f"{name_of(op)}({sample}){form}, of tensors {how}"
                             found.compare(name_of(op), text, run, *places)
@@ -379,7 +375,7 @@ def lists_of_tensors_as_on_the_host(accelerator: Accelerator, found: Findings) -
 
 _OF_LISTS = {torch.float32: 5, torch.bfloat16: 2, torch.float16: 0}
 """By dtype, how many calls are tried at least."""
-_LAYOUTS_OF_LISTS = ("that are transposed", "of which every second is transposed")
+_TRANSPOSED = ("that are transposed", "of which every second is transposed")
 _MANY = 70
 _LARGE = 40
 """A factor with which squares of torch's inputs overflow float16."""
