@@ -121,7 +121,7 @@ def _laid_out(op: Any, dtype: torch.dtype, thorough: bool) -> list[Sample]:
 
 
 def _with_matrix(op: Any, samples: Iterable[Sample]) -> list[Sample]:
-    """Inputs, and before them the first row as a matrix, of which torch has few for operators of one number."""
+    """Inputs, and before them the first row as a matrix, which torch has for few operators of one number."""
     from torch.testing._internal.opinfo.core import UnaryUfuncInfo
 
     given = list(samples)
