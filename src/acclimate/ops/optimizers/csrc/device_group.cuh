@@ -15,7 +15,7 @@ inline void check(cudaError_t error, const char* what) {
 // host counts the steps, and a replay would not.
 inline cudaStream_t current_stream(int32_t device_index) {
   void* handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_index, &handle));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_index, &handle));
   const cudaStream_t stream = static_cast<cudaStream_t>(handle);
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   check(cudaStreamIsCapturing(stream, &status), "Asking for the state of a stream");

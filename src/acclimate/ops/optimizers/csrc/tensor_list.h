@@ -8,6 +8,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/util/Exception.h>
+#include <torch/headeronly/util/shim_utils.h>
 
 #include <algorithm>
 #include <string>
@@ -24,14 +25,14 @@ class TensorList {
   explicit TensorList(StableIValue argument) {
     const StableListHandle list = torch::stable::detail::to<StableListHandle>(argument);
     size_t size = 0;
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_list_size(list, &size));
+    TORCH_ERROR_CODE_CHECK(torch_list_size(list, &size));
     handles_.reserve(size);
     for (size_t i = 0; i < size; ++i) {
       StableIValue item;
-      STABLE_TORCH_ERROR_CODE_CHECK(torch_list_get_item(list, i, &item));
+      TORCH_ERROR_CODE_CHECK(torch_list_get_item(list, i, &item));
       handles_.push_back(torch::stable::detail::to<AtenTensorHandle>(item));
     }
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_delete_list(list));
+    TORCH_ERROR_CODE_CHECK(torch_delete_list(list));
   }
 
   TensorList(TensorList&&) = default;
@@ -51,19 +52,19 @@ class TensorList {
 
 inline int64_t numel(AtenTensorHandle tensor) {
   int64_t result = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_numel(tensor, &result));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_numel(tensor, &result));
   return result;
 }
 
 inline int64_t storage_bytes(AtenTensorHandle tensor) {
   int64_t result = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor, &result));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor, &result));
   return result;
 }
 
 inline char* data(AtenTensorHandle tensor) {
   void* result = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(tensor, &result));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(tensor, &result));
   return static_cast<char*>(result);
 }
 
@@ -72,7 +73,7 @@ inline Dtype dtype(AtenTensorHandle tensor, const char* role) {
   static const int32_t bf16 = aoti_torch_dtype_bfloat16();
   static const int32_t f16 = aoti_torch_dtype_float16();
   int32_t type = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &type));
   STD_TORCH_CHECK(type == f32 || type == bf16 || type == f16, "A ", role,
                   " has a data type that this op does not take; convert it to float32, bfloat16 or float16.");
   return type == f32 ? Dtype::f32 : type == bf16 ? Dtype::bf16 : Dtype::f16;
@@ -82,22 +83,22 @@ inline Dtype dtype(AtenTensorHandle tensor, const char* role) {
 inline std::pair<int32_t, int32_t> device(AtenTensorHandle tensor) {
   static const int32_t host = aoti_torch_device_type_cpu();
   int32_t type = 0, index = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor, &type));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor, &index));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor, &type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor, &index));
   return {type, type == host ? -1 : index};
 }
 
 inline bool is_contiguous(AtenTensorHandle tensor) {
   bool result = false;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_is_contiguous(tensor, &result));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_is_contiguous(tensor, &result));
   return result;
 }
 
 inline std::vector<std::pair<int64_t, int64_t>> strides_and_sizes(AtenTensorHandle tensor) {
   int64_t dim = 0, *sizes = nullptr, *strides = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &dim));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &sizes));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor, &strides));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &dim));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &sizes));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor, &strides));
   std::vector<std::pair<int64_t, int64_t>> result;
   for (int64_t d = 0; d < dim; ++d) {
     result.emplace_back(strides[d], sizes[d]);
@@ -139,7 +140,7 @@ class RowTensors {
         continue;
       }
       AtenTensorHandle shared = nullptr;
-      STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(entry.tensor, &shared));
+      TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(entry.tensor, &shared));
       torch::stable::Tensor original(shared);
       torch::stable::Tensor copy = torch::stable::contiguous(original);
       entry.stream->data = static_cast<char*>(copy.data_ptr());
