@@ -6,6 +6,10 @@ import gc
 import os
 from collections.abc import Iterator
 
+# Tests run as on a machine without a GPU, which `acclimate conformance` checks. Before any import of torch,
+# and for all processes that tests start.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers

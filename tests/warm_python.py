@@ -378,9 +378,12 @@ class _Imported(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             self._bringing, sys.meta_path[:] = False, kept
 
     def _is_plain(self, name: str) -> bool:
-        """Whether a module was imported from a file as most are; torch's settings are not."""
+        """Whether a module was imported from a file as most are, and under its own name; torch's settings are
+        not."""
         module = self._modules[name]
-        return type(module) is types.ModuleType and module.__spec__ is not None
+        return (
+            type(module) is types.ModuleType and module.__spec__ is not None and module.__spec__.name == name
+        )
 
 
 def _package(module: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
@@ -94,6 +95,16 @@ class Graphs(Streams):
         if pool is not None:
             graph.graph_pool = pool
         return context if stream is None else _within(self.stream(stream), graph)
+
+    def _capture_beside_other_threads(self, graph: Any) -> AbstractContextManager[Any]:
+        """As :meth:`capture_to_graph`; other threads may allocate memory where the device allows it."""
+        native = self._graph_class()
+        if native is not None and isinstance(graph, native):
+            capture = self.torch_module.graph
+            if "capture_error_mode" in inspect.signature(capture).parameters:
+                context: AbstractContextManager[Any] = capture(graph, capture_error_mode="thread_local")
+                return context
+        return self.capture_to_graph(graph)
 
     def replay_graph(self, graph: Any) -> None:
         """Runs the captured work again, on the present values of the captured tensors.

@@ -1,4 +1,4 @@
-"""A described decoder that can compute steps: in native code if available, else in plain torch."""
+"""A described decoder that can compute steps: in native code, as a device's graph, or in plain torch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from torch import Tensor
 
 from acclimate.llm.decode.cache import StepCache
 from acclimate.llm.decode.description import Decoder
+from acclimate.llm.decode.graph_step import GraphStep
 from acclimate.llm.decode.native import NativeDecoder, NativeStep
 from acclimate.llm.decode.plain import PlainStep
+
+_ROOM_OF_GRAPHS = 64
+"""Kernels of attention read masks whose rows begin at multiples of 16 bytes."""
 
 
 class Step(Protocol):
@@ -35,6 +39,8 @@ class LeanDecoder:
 
     decoder: Decoder
     native: NativeDecoder | None
+    is_graph: bool = False
+    """Whether steps are a graph of the accelerator."""
 
     def go_on(
         self,
@@ -58,9 +64,9 @@ class LeanDecoder:
         """
         own = self._cache(starts, room, length, cache if gives_back else None, dtype)
         own.take(cache)
-        if self.native is None:
-            return PlainStep(self.decoder, own, starts)
-        return NativeStep(self.native, own, starts)
+        if self.native is not None:
+            return NativeStep(self.native, own, starts)
+        return (GraphStep if self.is_graph and dtype is None else PlainStep)(self.decoder, own, starts)
 
     def begin(
         self,
@@ -94,6 +100,8 @@ class LeanDecoder:
             # Without layers yet, it makes those that keep all tokens.
             drops = {i for i, layer in enumerate(to.layers) if _drops_tokens(layer)}
             kept = set(range(len(self.decoder.layers))) - drops
+        if self.is_graph:  # whose tensors stay where they are
+            kept, room = range(len(self.decoder.layers)), -(-room // _ROOM_OF_GRAPHS) * _ROOM_OF_GRAPHS
         return StepCache(
             self.decoder, len(starts), starts.device, room, length=length,
             values_by_column=self.native is not None, kept=kept, dtype=dtype,

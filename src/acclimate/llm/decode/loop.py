@@ -70,11 +70,19 @@ def cache_dtype(model: Any) -> torch.dtype | None:
 
 
 def step_kind(model: Any) -> str:
-    """Returns which code computes a model's tokens: ``native``, ``plain`` or ``transformers``."""
-    lean = lean_decoder(model)
+    """Returns which code computes a model's tokens: ``native``, ``graph``, ``plain`` or ``transformers``."""
+    return _kind_of(lean_decoder(model), model.device)
+
+
+def _kind_of(lean: LeanDecoder | None, device: torch.device) -> str:
     if lean is None:
         return "transformers"
-    return "plain" if lean.native is None else "native"
+    if lean.native is not None:
+        return "native"
+    if lean.is_graph:
+        return "graph"
+    # Started one by one, the kernels of a plain step take longer than those of the model's own modules.
+    return "plain" if device.type == "cpu" else "transformers"
 
 
 def lean_sample(
@@ -100,6 +108,9 @@ def lean_sample(
     lean = lean_decoder(model)
     if lean is None or (lean.native is None and model._compiled_call_impl is not None):
         return None
+    dtype = cache_dtype(model)
+    if dtype is None and _kind_of(lean, input_ids.device) == "transformers":
+        return None
     if not _fits(lean.decoder.limit, stopping_criteria):
         return None
     watch = _Watch(model, lean) if _is_users((*processors, *stopping_criteria, streamer)) else None
@@ -109,7 +120,7 @@ def lean_sample(
     room = input_ids.shape[1] + ROOM
     given = inputs["past_key_values"]
     is_callers = getattr(given, "_is_user_defined", False)
-    options: dict[str, Any] = {"gives_back": is_callers, "dtype": cache_dtype(model)}
+    options: dict[str, Any] = {"gives_back": is_callers, "dtype": dtype}
     with contextlib.ExitStack() as at_the_end:
         with reading(lean.native):
             reader = lean.begin(starts, room, given, **options)

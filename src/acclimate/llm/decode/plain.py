@@ -38,34 +38,41 @@ class PlainStep:
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Returns batch x vocabulary logits in the model's dtype."""
-        decoder, cache = self._decoder, self.cache
-        place = cache.length
-        cache.reserve(place + 1)
-        positions = place - self._starts
-        with torch.no_grad():
-            x = embedding_rows(decoder.embedding, tokens, decoder.share)
-            if decoder.embedding_multiplier != 1.0:
-                x = (x.float() * decoder.embedding_multiplier).to(x.dtype)
-            if decoder.positions is not None:
-                x = x + decoder.positions[positions + decoder.position_offset]
-            angles = [table(positions) for table in decoder.tables]
-            for index, layer in enumerate(decoder.layers):
-                x = self._layer(index, layer, x, angles)
-            if decoder.norm is not None:
-                x = decoder.norm(x)
-            x = _times(x, decoder.head_multiplier)
-            logits: Tensor = decoder.head(x)
-            if decoder.logit_multiplier != 1.0:
-                logits = logits * decoder.logit_multiplier
-            if decoder.logit_softcap is not None:
-                logits = torch.tanh(logits / decoder.logit_softcap) * decoder.logit_softcap
-        cache.length = place + 1
-        check_logits(logits.amax(-1), decoder.dtype)
+        self.cache.reserve(self.cache.length + 1)
+        logits = self._logits(tokens)
+        self.cache.length += 1
+        check_logits(logits.amax(-1), self._decoder.dtype)
         return logits
 
     def likeliest(self, tokens: Tensor) -> Tensor:
         """Returns the token with the largest logit, for each sequence."""
         return self(tokens).float().argmax(-1)
+
+    @torch.no_grad()
+    def _logits(self, tokens: Tensor) -> Tensor:
+        """Computes the logits, and stores the new tokens' keys and values."""
+        decoder, positions = self._decoder, self._positions()
+        x = embedding_rows(decoder.embedding, tokens, decoder.share)
+        if decoder.embedding_multiplier != 1.0:
+            x = (x.float() * decoder.embedding_multiplier).to(x.dtype)
+        if decoder.positions is not None:
+            x = x + decoder.positions[positions + decoder.position_offset]
+        angles = [table(positions) for table in decoder.tables]
+        for index, layer in enumerate(decoder.layers):
+            x = self._layer(index, layer, x, angles)
+        if decoder.norm is not None:
+            x = decoder.norm(x)
+        x = _times(x, decoder.head_multiplier)
+        logits: Tensor = decoder.head(x)
+        if decoder.logit_multiplier != 1.0:
+            logits = logits * decoder.logit_multiplier
+        if decoder.logit_softcap is not None:
+            logits = torch.tanh(logits / decoder.logit_softcap) * decoder.logit_softcap
+        return logits
+
+    def _positions(self) -> Tensor:
+        """Returns the position of each sequence's new token."""
+        return self.cache.length - self._starts
 
     def _layer(self, index: int, layer: Layer, x: Tensor, angles: list[tuple[Tensor, Tensor]]) -> Tensor:
         start = x if layer.attention_norm is None else layer.attention_norm(x)
@@ -78,7 +85,8 @@ class PlainStep:
         else:
             given = x = x + attended
         inner = given if layer.mlp_norm is None else layer.mlp_norm(given)
-        result = (_mlp if isinstance(layer.mlp, Mlp) else _experts)(layer.mlp, inner)  # type: ignore[arg-type]
+        mlp = layer.mlp
+        result = _mlp(mlp, inner) if isinstance(mlp, Mlp) else self._experts(mlp, inner)
         if layer.mlp_post_norm is not None:
             result = layer.mlp_post_norm(result)
         result = _times(result, layer.mlp_multiplier)
@@ -89,28 +97,21 @@ class PlainStep:
     def _attention(
         self, index: int, attention: Attention, x: Tensor, angles: list[tuple[Tensor, Tensor]]
     ) -> Tensor:
-        batch, cache, place = len(x), self.cache, self.cache.length
         query, key, value = self._heads(attention, x, angles)
-        first = 0 if attention.window is None else max(0, place + 1 - attention.window)
-        cache.put(index, place, key, value)
-        keys, values = (held.float() for held in cache.held(index, first, place + 1))
-        grouped = query.float().view(batch, attention.key_heads, -1, attention.head_size)
-        scores = grouped @ keys.transpose(2, 3) * attention.scale
-        if attention.softcap is not None:
-            scores = torch.tanh(scores / attention.softcap) * attention.softcap
-        seen = torch.arange(first, place + 1, device=x.device)[None] >= self._starts[:, None]
-        scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
-        if attention.sinks is not None:
-            sinks = attention.sinks.float().view(1, attention.key_heads, -1, 1).expand(*scores.shape[:3], 1)
-            weights = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
-        else:
-            weights = scores.softmax(-1)
-        mixed = (weights @ values).to(x.dtype).view(batch, -1)
+        mixed = self._mixed(index, attention, query, key, value)
         if attention.latent is not None:
-            by_head = mixed.view(batch, attention.heads, 1, -1)
+            by_head = mixed.view(len(x), attention.heads, 1, -1)
             mixed = (by_head @ attention.latent.weights()[1].transpose(1, 2)).flatten(1)
         result: Tensor = attention.output(mixed)
         return result
+
+    def _mixed(self, index: int, attention: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Stores the new keys and values; returns each head's mixture of values, batch x all elements."""
+        cache, place = self.cache, self.cache.length
+        first = 0 if attention.window is None else max(0, place + 1 - attention.window)
+        cache.put(index, place, key, value)
+        seen = torch.arange(first, place + 1, device=query.device)[None] >= self._starts[:, None]
+        return mixed_values(attention, query, *cache.held(index, first, place + 1), seen)
 
     def _heads(
         self, attention: Attention, x: Tensor, angles: list[tuple[Tensor, Tensor]]
@@ -136,7 +137,7 @@ class PlainStep:
 
         by_position: Tensor | None = None
         if attention.query_factors is not None:
-            by_position = self._decoder.factors[attention.query_factors](self.cache.length - self._starts)
+            by_position = self._decoder.factors[attention.query_factors](self._positions())
         if attention.latent is not None:
             return _of_latent(attention, attention.latent, x, rotated, by_position)
         query = prepared(attention.query, attention.query_norm)
@@ -144,6 +145,16 @@ class PlainStep:
         if by_position is not None:
             query = query * by_position[:, None].to(query.dtype)
         return query, key, attention.value(x, memory).view(len(x), -1, attention.value_size)
+
+    def _experts(self, experts: Experts, x: Tensor) -> Tensor:
+        weights, chosen = experts.router(x)
+        total = torch.zeros_like(x, dtype=torch.float32)
+        for expert in chosen.unique().tolist():
+            tokens, places = torch.where(chosen == expert)
+            gated = gated_values(experts, _stacked(experts.inner, expert, x[tokens]))
+            found = _stacked(experts.down, expert, gated).float() * weights[tokens, places, None]
+            total.index_add_(0, tokens, found.to(x.dtype).float() if experts.rounds_weighted else found)
+        return with_shared(experts, x, total)
 
 
 def _of_latent(
@@ -184,23 +195,32 @@ def _mlp(mlp: Mlp, x: Tensor) -> Tensor:
     return result
 
 
-def _experts(experts: Experts, x: Tensor) -> Tensor:
-    weights, chosen = experts.router(x)
-    total = torch.zeros_like(x, dtype=torch.float32)
-    for expert in chosen.unique().tolist():
-        tokens, places = torch.where(chosen == expert)
-        both = _stacked(experts.inner, expert, x[tokens])
-        gate: Tensor | None = None
-        if not experts.gating.is_gated:
-            up = both
-        elif experts.interleaved:
-            gate, up = both[..., ::2], both[..., 1::2]
-        else:
-            gate, up = both.chunk(2, -1)
-        found = (
-            _stacked(experts.down, expert, experts.gating(gate, up)).float() * weights[tokens, places, None]
-        )
-        total.index_add_(0, tokens, found.to(x.dtype).float() if experts.rounds_weighted else found)
+def mixed_values(attention: Attention, query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+    """Returns each head's mixture of values in the query's dtype, batch x all elements; ``seen`` is batch x
+    tokens."""
+    grouped = query.float().view(len(query), attention.key_heads, -1, attention.head_size)
+    scores = grouped @ keys.float().transpose(2, 3) * attention.scale
+    if attention.softcap is not None:
+        scores = torch.tanh(scores / attention.softcap) * attention.softcap
+    scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
+    if attention.sinks is not None:
+        sinks = attention.sinks.float().view(1, attention.key_heads, -1, 1).expand(*scores.shape[:3], 1)
+        weights = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    return (weights @ values.float()).to(query.dtype).view(len(query), -1)
+
+
+def gated_values(experts: Experts, both: Tensor) -> Tensor:
+    """Returns what the second product of experts multiplies, from the first products."""
+    if not experts.gating.is_gated:
+        return experts.gating(None, both)
+    gate, up = (both[..., ::2], both[..., 1::2]) if experts.interleaved else both.chunk(2, -1)
+    return experts.gating(gate, up)
+
+
+def with_shared(experts: Experts, x: Tensor, total: Tensor) -> Tensor:
+    """Rounds the experts' sum, and adds the MLP that all tokens share."""
     result = total.to(x.dtype)
     if experts.shared is not None:
         shared = _mlp(experts.shared, x)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from acclimate.llm.decode.description import NotRepresentedError, Share
+from acclimate.llm.decode.graph_step import can_capture
 from acclimate.llm.decode.lean import LeanDecoder, Step
 from acclimate.llm.decode.native import native_decoder
 from acclimate.llm.decode.saved import decoder_key, load_decoder, save_decoder
@@ -56,7 +57,8 @@ def describe(model: Any, ranks: ModelRanks | None = None) -> LeanDecoder | None:
                 raise NotRepresentedError("a module has a hook, or a forward of its own")
             layers = int(model.config.get_text_config().num_hidden_layers)
             decoder = match(model, capture(model, _widths(model, share), layers), share)
-            lean = LeanDecoder(decoder, native_decoder(decoder, tokens.device))
+            native = native_decoder(decoder, tokens.device)
+            lean = LeanDecoder(decoder, native, native is None and can_capture(decoder, tokens.device))
         # Ranks may be on processors of several kinds.
         reads = all(ranks.exchange(lean.native is not None and lean.native.prefills))
         if lean.native is not None:

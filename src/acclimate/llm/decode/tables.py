@@ -90,6 +90,11 @@ class PositionColumns:
     columns: tuple[int, ...]
 
     @cached_property
+    def _indices(self) -> dict[torch.device, Tensor]:
+        """The columns on each device; one that captures a graph can read none from the host."""
+        return {}
+
+    @cached_property
     def _computes(self) -> Any:
         return self.columns, _fingerprint(self.value, self.batch, self.length, self.past)
 
@@ -117,7 +122,9 @@ class PositionColumns:
             found = _Run({self.batch: 1, self.length: len(positions)}, positions)(self.value)
         axis = self.value.shape.index(self.length)
         by_position: Tensor = found.movedim(axis, 0).reshape(len(positions), -1)
-        return by_position[:, list(self.columns)]
+        if by_position.device not in self._indices:
+            self._indices[by_position.device] = torch.tensor(self.columns, device=by_position.device)
+        return by_position.index_select(1, self._indices[by_position.device])
 
 
 class _Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ class Parts:
         rows, columns = self.codes.shape
         codes = self.codes.float()
         if kind.codebook:
-            codes = torch.tensor(kind.codebook, dtype=torch.float32, device=codes.device)[self.codes.long()]
+            codes = _codebook(kind.codebook, codes.device)[self.codes.long()]
         codes = codes - kind.offset
         scale, low = self._scale(), self.fields.get("low")
         if "block_scale" in self.fields:
@@ -54,6 +55,13 @@ class Parts:
     def rows(self, chosen: slice | Tensor) -> Parts:
         """Returns some of the rows."""
         return Parts(self.codes[chosen], {name: value[chosen] for name, value in self.fields.items()})
+
+
+@functools.cache
+def _codebook(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """Kept, since a device that captures a graph can copy nothing from the host."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 def _spread(values: Tensor, parts: int) -> Tensor:

@@ -17,6 +17,9 @@ from acclimate.ops.registry import define_functional
 from acclimate.ops.simd import chosen_isa
 
 _TILE_BYTES = 4 << 20
+"""The size of intermediate results, in float32, that stay in a cache of the host."""
+_LAUNCH_BYTES = 256 << 20
+"""Their size on a device, on which starting a kernel costs more than memory does."""
 
 # csrc/operators.cpp reads the arguments in this order.
 _LINEAR = "packed_linear(Tensor x, Tensor data, Tensor? bias, int format_number, int n, int k) -> Tensor"
@@ -60,7 +63,7 @@ def _linear(x: Tensor, data: Tensor, bias: Tensor | None, format_number: int, n:
         result = functional.linear(wide, data.float())
     else:
         kind = format_of_number(format_number)
-        tile = max(_TILE_BYTES // (4 * max(k, 1)), 1) // GROUP_ROWS + 1
+        tile = _groups_together(data, k)
         pieces = [
             functional.linear(wide, layout.unpack(part, kind, k).values(kind)[:, :k])
             for part in data.split(tile)
@@ -71,6 +74,12 @@ def _linear(x: Tensor, data: Tensor, bias: Tensor | None, format_number: int, n:
     return result.to(x.dtype).contiguous()
 
 
+def _groups_together(data: Tensor, k: int) -> int:
+    """Returns how many groups of rows are unpacked at a time."""
+    limit = _TILE_BYTES if data.device.type == "cpu" else _LAUNCH_BYTES
+    return limit // (4 * max(k, 1)) // GROUP_ROWS + 1
+
+
 def _fake_linear(x: Tensor, data: Tensor, bias: Tensor | None, format_number: int, n: int, k: int) -> Tensor:
     return x.new_empty(*x.shape[:-1], n)
 
@@ -78,7 +87,7 @@ def _fake_linear(x: Tensor, data: Tensor, bias: Tensor | None, format_number: in
 def _values(data: Tensor, format_number: int, n: int, k: int, dtype: torch.dtype) -> Tensor:
     kind = format_of_number(format_number)
     result = data.new_empty(n, k, dtype=dtype)
-    groups = max(_TILE_BYTES // (4 * max(k, 1)) // GROUP_ROWS, 1)
+    groups = _groups_together(data, k)
     for first, part in enumerate(data.split(groups)):
         rows = result[first * groups * GROUP_ROWS : (first + 1) * groups * GROUP_ROWS]
         rows.copy_(layout.unpack(part, kind, k).values(kind)[: len(rows), :k])

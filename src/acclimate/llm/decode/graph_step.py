@@ -1,0 +1,142 @@
+"""One step of a described decoder as a graph of the accelerator, which starts all its kernels at once.
+
+A step of one token is so little work that a device waits for the host's launches: a layer is some 50 kernels
+of a few microseconds each. A graph has fixed tensors, so the place of the new token is one of them, and
+attention reads all places for which the cache has room, with a mask.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from acclimate.accelerator.recorded_graph import RecordedGraph
+from acclimate.imports import ForkSafeLock
+from acclimate.llm.decode.cache import StepCache
+from acclimate.llm.decode.description import Attention, Decoder, Experts, Stack
+from acclimate.llm.decode.finite_logits import check_logits
+from acclimate.llm.decode.modules import packed_stacks
+from acclimate.llm.decode.plain import PlainStep, gated_values, mixed_values, with_shared
+from acclimate.selection import get_accelerator
+
+_capturing = ForkSafeLock()
+
+
+def can_capture(decoder: Decoder, device: torch.device) -> bool:
+    """Whether the steps of a decoder can be a graph of its device.
+
+    Ranks wait for each other in a step, and quantised experts are looked up on the host: neither can be
+    captured.
+    """
+    accelerator = get_accelerator()
+    if decoder.share is not None or device.type != accelerator.device_type or not accelerator.supports_graphs:
+        return False
+    experts = (layer.mlp for layer in decoder.layers if isinstance(layer.mlp, Experts))
+    if any(packed_stacks(stack.module) for mlp in experts for stack in (mlp.inner, mlp.down)):
+        return False
+    return not isinstance(accelerator.create_graph(), RecordedGraph)
+
+
+class GraphStep(PlainStep):
+    """As :class:`PlainStep`; captured anew when the cache has moved.
+
+    Args:
+        decoder: the description.
+        cache: the earlier tokens' keys and values; its layers keep all tokens, and are not in int8.
+        starts: the position of each sequence's first token; earlier positions are padding.
+    """
+
+    def __init__(self, decoder: Decoder, cache: StepCache, starts: Tensor) -> None:
+        super().__init__(decoder, cache, starts)
+        self._tokens = torch.zeros_like(starts)
+        self._place = torch.zeros_like(starts[0])
+        self._seen: dict[tuple[int | None, int, int], Tensor] = {}
+        self._graph: Any = None
+        self._revision = cache.revision
+        self._found: tuple[Tensor, Tensor, Tensor]
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Returns batch x vocabulary logits in the model's dtype."""
+        return self._run(tokens)[0].clone()
+
+    def likeliest(self, tokens: Tensor) -> Tensor:
+        """Returns the token with the largest logit, for each sequence."""
+        return self._run(tokens)[1].clone()
+
+    def _run(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        cache = self.cache
+        cache.reserve(cache.length + 1)
+        self._tokens.copy_(tokens)
+        self._place.fill_(cache.length)
+        if self._graph is None or self._revision != cache.revision:
+            self.capture()
+        get_accelerator().replay_graph(self._graph)
+        cache.length += 1
+        check_logits(self._found[2], self._decoder.dtype)
+        return self._found
+
+    def capture(self) -> None:
+        """Makes the graph.
+
+        Raises:
+            RuntimeError: the device cannot capture one of the model's operators.
+        """
+        accelerator = get_accelerator()
+        with _capturing:
+            self._graph = None  # its memory can be used again
+            self._compute()  # what only a first run does, such as choosing kernels, cannot be captured
+            accelerator.synchronize()
+            graph = accelerator.create_graph()
+            with accelerator._capture_beside_other_threads(graph):
+                self._found = self._compute()
+        self._graph, self._revision = graph, self.cache.revision
+
+    def _compute(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the logits, the likeliest tokens, and the largest logits."""
+        self._seen.clear()
+        logits = self._logits(self._tokens)
+        # NaN is larger than any number, also in max.
+        largest, likeliest = logits.float().max(-1)
+        return logits, likeliest, largest
+
+    def _positions(self) -> Tensor:
+        return self._place - self._starts
+
+    def _mixed(self, index: int, attention: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        keys, values = self.cache.keys[index], self.cache.values[index]
+        first, window = self.cache.firsts[index], attention.window
+        at = (self._place - first)[None]
+        keys.index_copy_(2, at, key[:, :, None])
+        values.index_copy_(2, at, value[:, :, None])
+        which = window, first, keys.shape[2]
+        if which not in self._seen:
+            places = torch.arange(first, first + keys.shape[2], device=keys.device)
+            seen = (places <= self._place) & (places >= self._starts[:, None])
+            self._seen[which] = seen if window is None else seen & (places > self._place - window)
+        seen = self._seen[which]
+        if attention.softcap is not None or attention.sinks is not None:
+            return mixed_values(attention, query, keys, values, seen)
+        # The heads that share a key are rows of one product.
+        grouped = query.view(len(query), attention.key_heads, -1, attention.head_size)
+        mixed = functional.scaled_dot_product_attention(
+            grouped, keys, values, seen[:, None, None], scale=attention.scale
+        )
+        return mixed.reshape(len(query), -1)
+
+    def _experts(self, experts: Experts, x: Tensor) -> Tensor:
+        weights, chosen = experts.router(x)
+        every, used = chosen.flatten(), chosen.shape[1]
+        gated = gated_values(experts, _gathered(experts.inner, every, x.repeat_interleave(used, 0)))
+        found = _gathered(experts.down, every, gated).float() * weights.reshape(-1, 1)
+        found = found.to(x.dtype).float() if experts.rounds_weighted else found
+        return with_shared(experts, x, found.view(*chosen.shape, -1).sum(1))
+
+
+def _gathered(stack: Stack, chosen: Tensor, x: Tensor) -> Tensor:
+    """Multiplies each row by the weight of its expert."""
+    weight = getattr(stack.module, stack.name).detach()[chosen]
+    found = torch.bmm(x[:, None], weight if stack.is_turned else weight.transpose(1, 2))[:, 0]
+    return found if stack.bias is None else found + stack.bias[chosen]
