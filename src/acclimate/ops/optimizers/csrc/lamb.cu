@@ -58,7 +58,8 @@ __global__ void __launch_bounds__(threads_per_block) move_moments(LambTables tab
     load(row.gradient.data, row.gradient.dtype, i, count, row.is_aligned, g);
     load(row.state[0].data, row.state[0].dtype, i, count, row.is_aligned, m);
     load(row.state[1].data, row.state[1].dtype, i, count, row.is_aligned, v);
-    for (int k = 0; k < count; ++k) {
+#pragma unroll
+    for (int k = 0; k < elements_per_access; ++k) {  // missing elements are zeros
       const float gradient = g[k].x * c.gradient_scale;
       m[k].x = m[k].x * c.beta1 + gradient * c.one_minus_beta1;
       v[k].x = v[k].x * c.beta2 + (gradient * c.one_minus_beta2) * gradient;
@@ -68,10 +69,13 @@ __global__ void __launch_bounds__(threads_per_block) move_moments(LambTables tab
     // Loaded again as the third launch will read them, because 16-bit state has been rounded.
     load(row.state[0].data, row.state[0].dtype, i, count, row.is_aligned, m);
     load(row.state[1].data, row.state[1].dtype, i, count, row.is_aligned, v);
-    for (int k = 0; k < count; ++k) {
+#pragma unroll
+    for (int k = 0; k < elements_per_access; ++k) {
       const float update = update_of(c, p[k].x, m[k].x, v[k].x);
-      squares.x += p[k].x * p[k].x;
-      squares.y += update * update;
+      if (k < count) {  // the update of a zero may be NaN
+        squares.x += p[k].x * p[k].x;
+        squares.y += update * update;
+      }
     }
   }
   squares = block_sum(squares);
@@ -117,7 +121,8 @@ __global__ void __launch_bounds__(threads_per_block) move_weights(LambTables tab
     load(row.parameter.data, row.parameter.dtype, i, count, row.is_aligned, p);
     load(row.state[0].data, row.state[0].dtype, i, count, row.is_aligned, m);
     load(row.state[1].data, row.state[1].dtype, i, count, row.is_aligned, v);
-    for (int k = 0; k < count; ++k) {
+#pragma unroll
+    for (int k = 0; k < elements_per_access; ++k) {
       p[k].x = p[k].x - update_of(c, p[k].x, m[k].x, v[k].x) * rate;
     }
     store(row.parameter.data, row.parameter.dtype, i, count, row.is_aligned, p);

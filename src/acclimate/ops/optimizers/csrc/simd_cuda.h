@@ -73,8 +73,12 @@ ACCLIMATE_INLINE void store(char* data, Dtype dtype, int64_t i, int count, bool 
       *reinterpret_cast<float4*>(to) = make_float4(from[0].x, from[1].x, from[2].x, from[3].x);
       return;
     }
-    for (int k = 0; k < count; ++k) {
-      to[k] = from[k].x;
+    // A loop to `count` would put the vectors into local memory, and each load would wait for the one before.
+#pragma unroll
+    for (int k = 0; k < elements_per_access; ++k) {
+      if (k < count) {
+        to[k] = from[k].x;
+      }
     }
     return;
   }
@@ -84,7 +88,10 @@ ACCLIMATE_INLINE void store(char* data, Dtype dtype, int64_t i, int count, bool 
                                                    bits_of(from[2].x, dtype), bits_of(from[3].x, dtype));
     return;
   }
-  for (int k = 0; k < count; ++k) {
-    to[k] = bits_of(from[k].x, dtype);
+#pragma unroll
+  for (int k = 0; k < elements_per_access; ++k) {
+    if (k < count) {
+      to[k] = bits_of(from[k].x, dtype);
+    }
   }
 }
