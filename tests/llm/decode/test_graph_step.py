@@ -22,6 +22,7 @@ import acclimate
 from acclimate.llm.decode import loop
 from acclimate.llm.decode.graph_step import GraphStep
 from acclimate.llm.decode.lean import LeanDecoder
+from acclimate.llm.decode.plain import PlainStep
 from quick_parameters import quick
 
 WINDOW = {"sliding_window": 6}
@@ -99,6 +100,18 @@ def test_a_weight_that_changes_in_place_counts_in_the_next_text() -> None:
     expected, found = texts(model, fast)
     assert torch.equal(expected, found)
     assert not torch.equal(expected, before)
+
+
+def test_a_cache_in_int8_holds_what_the_plain_steps_does() -> None:
+    _, fast = pair("windows")
+    lean = loop.lean_decoder(fast)
+    assert lean is not None
+    kinds = LeanDecoder(lean.decoder, None), lean
+    steps = [one.go_on(None, torch.zeros(2).long(), 0, 8, dtype=torch.int8) for one in kinds]
+    assert [type(step) for step in steps] == [PlainStep, GraphStep]
+    for token in range(3, 80):
+        logits = [step(torch.tensor([token, token + 9])) for step in steps]
+        torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
 
 
 def test_texts_of_several_threads_do_not_mix() -> None:

@@ -105,17 +105,25 @@ class StepCache:
 
     def _put(self, index: int, keys: Tensor, values: Tensor, end: int) -> None:
         """Stores the last keys and values in a layer, so that the last one comes before ``end``."""
-        held = [keys, values]
-        if self.exponents:
-            (keys, of_keys), (values, of_values) = map(_as_int8, held)
-            held = [keys, values, of_keys, of_values]
-        for tensors, new in zip(self._parts, held, strict=True):
+        for tensors, new in zip(self._parts, self._as_parts(keys, values), strict=True):
             count = min(new.shape[2], end)
             tensors[index][:, :, end - count : end] = new[:, :, new.shape[2] - count :]
+
+    def _as_parts(self, keys: Tensor, values: Tensor) -> list[Tensor]:
+        if not self.exponents:
+            return [keys, values]
+        (keys, of_keys), (values, of_values) = map(_as_int8, (keys, values))
+        return [keys, values, of_keys, of_values]
 
     def put(self, index: int, place: int, key: Tensor, value: Tensor) -> None:
         """Stores the key and value of each sequence's token at a place."""
         self._put(index, key[:, :, None], value[:, :, None], place + 1 - self.firsts[index])
+
+    def put_at(self, index: int, place: Tensor, key: Tensor, value: Tensor) -> None:
+        """As :meth:`put`, at a place that is a number on the device: a graph reads it at each replay."""
+        at = (place - self.firsts[index] if self.firsts[index] else place)[None]
+        for tensors, new in zip(self._parts, self._as_parts(key[:, :, None], value[:, :, None]), strict=True):
+            tensors[index].index_copy_(2, at, new)
 
     def held(self, index: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
         """Returns a layer's keys and values, in the decoder's dtype, from one place to before another."""

@@ -47,12 +47,12 @@ class Norm:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Returns the normalized values, in the dtype of ``x``."""
-        y = x.float()
+        shape = x.shape[-1:]
+        given = x if self.rounds_first or self.weight is None else x.float()
         if self.kind == "layer":
-            y = y - y.mean(-1, keepdim=True)
-        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
-        if self.rounds_first:
-            y = y.to(x.dtype)
+            y = nn.functional.layer_norm(given, shape, eps=self.eps)
+        else:
+            y = nn.functional.rms_norm(given, shape, eps=self.eps)
         if self.weight is not None:
             weight = self.weight if self.rounds_first else self.weight.float()
             y = y * (weight + 1 if self.adds_one else weight)
@@ -118,22 +118,34 @@ class Rotary:
     rounds_products: bool
     """Whether each product is rounded to the model's dtype before they are added."""
 
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotates heads (... x head size); ``cos`` and ``sin`` have a value for each pair."""
-        turned = x[..., : self.width]
+    def factors(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns what an element of a head and the other one of its pair are multiplied by.
+
+        Args:
+            cos, sin: of each pair, positions x width / 2.
+
+        Returns:
+            Positions x 1 x width each.
+        """
         if not self.rounds_products:
-            turned, cos, sin = turned.float(), cos.float(), sin.float()
+            cos, sin = cos.float(), sin.float()
         if self.interleaved:
-            a, b = turned[..., ::2], turned[..., 1::2]
+            found = torch.stack((cos, cos), -1).flatten(-2), torch.stack((-sin, sin), -1).flatten(-2)
         else:
-            a, b = turned.chunk(2, -1)
-        first, second = a * cos + -b * sin, b * cos + a * sin
-        found = (
-            torch.stack((first, second), -1).flatten(-2)
-            if self.interleaved
-            else torch.cat((first, second), -1)
-        )
-        return torch.cat((found.to(x.dtype), x[..., self.width :]), -1)
+            found = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        return found[0][:, None], found[1][:, None]
+
+    def __call__(self, x: Tensor, own: Tensor, other: Tensor) -> Tensor:
+        """Rotates heads, positions x heads x head size, with the numbers of :meth:`factors`."""
+        turned = x[..., : self.width]
+        if self.interleaved:
+            others = turned.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        else:
+            others = turned.roll(self.width // 2, -1)
+        if not self.rounds_products:
+            turned, others = turned.float(), others.float()
+        found = (turned * own + others * other).to(x.dtype)
+        return found if self.width == x.shape[-1] else torch.cat((found, x[..., self.width :]), -1)
 
 
 @dataclass(frozen=True)

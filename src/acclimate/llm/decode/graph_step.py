@@ -45,7 +45,7 @@ class GraphStep(PlainStep):
 
     Args:
         decoder: the description.
-        cache: the earlier tokens' keys and values; its layers keep all tokens, and are not in int8.
+        cache: the earlier tokens' keys and values; its layers keep all tokens.
         starts: the position of each sequence's first token; earlier positions are padding.
     """
 
@@ -53,7 +53,7 @@ class GraphStep(PlainStep):
         super().__init__(decoder, cache, starts)
         self._tokens = torch.zeros_like(starts)
         self._place = torch.zeros_like(starts[0])
-        self._seen: dict[tuple[int | None, int, int], Tensor] = {}
+        self._masks: dict[tuple[int | None, int, int], tuple[Tensor, Tensor]] = {}
         self._graph: Any = None
         self._revision = cache.revision
         self._found: tuple[Tensor, Tensor, Tensor]
@@ -96,7 +96,7 @@ class GraphStep(PlainStep):
 
     def _compute(self) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the logits, the likeliest tokens, and the largest logits."""
-        self._seen.clear()
+        self._masks.clear()
         logits = self._logits(self._tokens)
         # NaN is larger than any number, also in max.
         largest, likeliest = logits.float().max(-1)
@@ -106,25 +106,28 @@ class GraphStep(PlainStep):
         return self._place - self._starts
 
     def _mixed(self, index: int, attention: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        keys, values = self.cache.keys[index], self.cache.values[index]
-        first, window = self.cache.firsts[index], attention.window
-        at = (self._place - first)[None]
-        keys.index_copy_(2, at, key[:, :, None])
-        values.index_copy_(2, at, value[:, :, None])
-        which = window, first, keys.shape[2]
-        if which not in self._seen:
-            places = torch.arange(first, first + keys.shape[2], device=keys.device)
-            seen = (places <= self._place) & (places >= self._starts[:, None])
-            self._seen[which] = seen if window is None else seen & (places > self._place - window)
-        seen = self._seen[which]
+        cache, first = self.cache, self.cache.firsts[index]
+        cache.put_at(index, self._place, key, value)
+        keys, values = cache.held(index, first, first + cache.keys[index].shape[2])
+        seen, mask = self._seen(attention.window, first, keys)
         if attention.softcap is not None or attention.sinks is not None:
             return mixed_values(attention, query, keys, values, seen)
         # The heads that share a key are rows of one product.
         grouped = query.view(len(query), attention.key_heads, -1, attention.head_size)
-        mixed = functional.scaled_dot_product_attention(
-            grouped, keys, values, seen[:, None, None], scale=attention.scale
-        )
+        mixed = functional.scaled_dot_product_attention(grouped, keys, values, mask, scale=attention.scale)
         return mixed.reshape(len(query), -1)
+
+    def _seen(self, window: int | None, first: int, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns which tokens a query sees, batch x tokens, and what that adds to attention's scores."""
+        known = window, first, keys.shape[2]
+        if known not in self._masks:
+            places = torch.arange(first, first + keys.shape[2], device=keys.device)
+            seen = (places <= self._place) & (places >= self._starts[:, None])
+            if window is not None:
+                seen = seen & (places > self._place - window)
+            added = torch.zeros_like(seen, dtype=keys.dtype).masked_fill(~seen, float("-inf"))
+            self._masks[known] = seen, added[:, None, None]
+        return self._masks[known]
 
     def _experts(self, experts: Experts, x: Tensor) -> Tensor:
         weights, chosen = experts.router(x)

@@ -66,7 +66,7 @@ class LeanDecoder:
         own.take(cache)
         if self.native is not None:
             return NativeStep(self.native, own, starts)
-        return (GraphStep if self.is_graph and dtype is None else PlainStep)(self.decoder, own, starts)
+        return (GraphStep if self.is_graph else PlainStep)(self.decoder, own, starts)
 
     def begin(
         self,

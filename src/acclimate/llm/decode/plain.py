@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,26 @@ from acclimate.llm.decode.description import (
     Mlp,
     Norm,
     Product,
+    Rotary,
+    RotaryTable,
     Stack,
 )
 from acclimate.llm.decode.finite_logits import check_logits
 from acclimate.llm.decode.modules import embedding_rows, packed_stacks
+
+
+class _Angles:
+    """The numbers that rotate heads at some positions, computed once for all layers."""
+
+    def __init__(self, tables: Sequence[RotaryTable], positions: Tensor) -> None:
+        self._tables, self._positions = tables, positions
+        self._known: dict[Rotary, tuple[Tensor, Tensor]] = {}
+
+    def of(self, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        """Returns the factors of a rotation."""
+        if rotary not in self._known:
+            self._known[rotary] = rotary.factors(*self._tables[rotary.table](self._positions))
+        return self._known[rotary]
 
 
 class PlainStep:
@@ -57,7 +73,7 @@ class PlainStep:
             x = (x.float() * decoder.embedding_multiplier).to(x.dtype)
         if decoder.positions is not None:
             x = x + decoder.positions[positions + decoder.position_offset]
-        angles = [table(positions) for table in decoder.tables]
+        angles = _Angles(decoder.tables, positions)
         for index, layer in enumerate(decoder.layers):
             x = self._layer(index, layer, x, angles)
         if decoder.norm is not None:
@@ -74,7 +90,7 @@ class PlainStep:
         """Returns the position of each sequence's new token."""
         return self.cache.length - self._starts
 
-    def _layer(self, index: int, layer: Layer, x: Tensor, angles: list[tuple[Tensor, Tensor]]) -> Tensor:
+    def _layer(self, index: int, layer: Layer, x: Tensor, angles: _Angles) -> Tensor:
         start = x if layer.attention_norm is None else layer.attention_norm(x)
         attended = self._attention(index, layer.attention, start, angles)
         if layer.attention_post_norm is not None:
@@ -94,9 +110,7 @@ class PlainStep:
             return x + result
         return x + (attended + result) if layer.adds_branches_first else (x + attended) + result
 
-    def _attention(
-        self, index: int, attention: Attention, x: Tensor, angles: list[tuple[Tensor, Tensor]]
-    ) -> Tensor:
+    def _attention(self, index: int, attention: Attention, x: Tensor, angles: _Angles) -> Tensor:
         query, key, value = self._heads(attention, x, angles)
         mixed = self._mixed(index, attention, query, key, value)
         if attention.latent is not None:
@@ -113,18 +127,13 @@ class PlainStep:
         seen = torch.arange(first, place + 1, device=query.device)[None] >= self._starts[:, None]
         return mixed_values(attention, query, *cache.held(index, first, place + 1), seen)
 
-    def _heads(
-        self, attention: Attention, x: Tensor, angles: list[tuple[Tensor, Tensor]]
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _heads(self, attention: Attention, x: Tensor, angles: _Angles) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the queries, keys and values of the new token: batch x heads x size each."""
         memory: dict[int, Tensor] = {}
 
         def rotated(found: Tensor) -> Tensor:
             rotary = attention.rotary
-            if rotary is None:
-                return found
-            cos, sin = angles[rotary.table]
-            return rotary(found, cos[:, None], sin[:, None])
+            return found if rotary is None else rotary(found, *angles.of(rotary))
 
         def prepared(product: Product, norm: Norm | None) -> Tensor:
             found = product(x, memory).view(len(x), -1, attention.head_size)
