@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from acclimate.accelerator.recorded_graph import RecordedGraph
 from acclimate.imports import ForkSafeLock
@@ -53,7 +52,7 @@ class GraphStep(PlainStep):
         super().__init__(decoder, cache, starts)
         self._tokens = torch.zeros_like(starts)
         self._place = torch.zeros_like(starts[0])
-        self._masks: dict[tuple[int | None, int, int], tuple[Tensor, Tensor]] = {}
+        self._seen: dict[tuple[int | None, int, int], Tensor] = {}
         self._graph: Any = None
         self._revision = cache.revision
         self._found: tuple[Tensor, Tensor, Tensor]
@@ -96,7 +95,7 @@ class GraphStep(PlainStep):
 
     def _compute(self) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the logits, the likeliest tokens, and the largest logits."""
-        self._masks.clear()
+        self._seen.clear()
         logits = self._logits(self._tokens)
         # NaN is larger than any number, also in max.
         largest, likeliest = logits.float().max(-1)
@@ -109,25 +108,18 @@ class GraphStep(PlainStep):
         cache, first = self.cache, self.cache.firsts[index]
         cache.put_at(index, self._place, key, value)
         keys, values = cache.held(index, first, first + cache.keys[index].shape[2])
-        seen, mask = self._seen(attention.window, first, keys)
-        if attention.softcap is not None or attention.sinks is not None:
-            return mixed_values(attention, query, keys, values, seen)
-        # The heads that share a key are rows of one product.
-        grouped = query.view(len(query), attention.key_heads, -1, attention.head_size)
-        mixed = functional.scaled_dot_product_attention(grouped, keys, values, mask, scale=attention.scale)
-        return mixed.reshape(len(query), -1)
+        known = attention.window, first, keys.shape[2]
+        if known not in self._seen:
+            self._seen[known] = self._visible(*known)
+        # Not torch's fused attention: with a mask, that builds a program for each shape of the cache on some
+        # GPUs, which takes up to a second.
+        return mixed_values(attention, query, keys, values, self._seen[known])
 
-    def _seen(self, window: int | None, first: int, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns which tokens a query sees, batch x tokens, and what that adds to attention's scores."""
-        known = window, first, keys.shape[2]
-        if known not in self._masks:
-            places = torch.arange(first, first + keys.shape[2], device=keys.device)
-            seen = (places <= self._place) & (places >= self._starts[:, None])
-            if window is not None:
-                seen = seen & (places > self._place - window)
-            added = torch.zeros_like(seen, dtype=keys.dtype).masked_fill(~seen, float("-inf"))
-            self._masks[known] = seen, added[:, None, None]
-        return self._masks[known]
+    def _visible(self, window: int | None, first: int, count: int) -> Tensor:
+        """Returns which of the tokens from a place on each query sees, batch x count."""
+        places = torch.arange(first, first + count, device=self._place.device)
+        seen = (places <= self._place) & (places >= self._starts[:, None])
+        return seen if window is None else seen & (places > self._place - window)
 
     def _experts(self, experts: Experts, x: Tensor) -> Tensor:
         weights, chosen = experts.router(x)
