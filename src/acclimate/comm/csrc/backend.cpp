@@ -145,8 +145,8 @@ WorkPointer ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& inp
 
 WorkPointer ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                         const c10d::ReduceScatterOptions& options) {
-  const Outline outline(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "shm:reduce_scatter",
-                        Kind::kReduceScatter, first(outputs), options, outputs);
+  const Outline outline(c10d::OpType::COALESCED, "shm:reduce_scatter", Kind::kReduceScatter, first(outputs),
+                        options, outputs);
   return run(outline, [this, outputs, inputs, op = options.reduceOp](RunningCall& running) {
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
     TORCH_CHECK(outputs.size() == inputs.size(), "reduce_scatter needs as many inputs as outputs, ",
