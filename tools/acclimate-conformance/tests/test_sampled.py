@@ -153,6 +153,27 @@ def test_random_numbers_that_a_call_seeds_itself_are_not_compared_with_the_hosts
     assert run.stdout == "['inputs_of_the_host: it differs']\n", run.stderr
 
 
+MARKED = """
+import torch
+from acclimate_conformance.checks.dtypes.sampled.samples import fails_in_torch, operators
+
+norm, product = (next(op for op in operators() if op.name == name) for name in ("native_batch_norm", "bmm"))
+for op in (norm, product):
+    print([fails_in_torch(op, "test_out", device, torch.float32) for device in ("cuda:0", "cpu", "meta")])
+"""
+
+
+@pytest.mark.usefixtures("warm_starts")
+def test_an_operator_is_left_out_only_where_torchs_own_tests_expect_it_to_fail_on_that_type_of_device() -> (
+    None
+):
+    pytest.importorskip("expecttest", reason="torch's own tests need it")
+    run = subprocess.run(
+        [sys.executable, "-c", MARKED], env=plain_environment(), capture_output=True, text=True, timeout=600
+    )
+    assert run.stdout == "[True, False, False]\n[False, False, False]\n", run.stderr
+
+
 SPOILED = """
 import torch
 from acclimate.selection import get_accelerator

@@ -12,10 +12,10 @@ import torch
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import short
 from acclimate_conformance.checks.dtypes.sampled.comparing import (
-    OF_PRODUCTS,
     Findings,
     difference,
     shared,
+    twice_as_far,
 )
 from acclimate_conformance.checks.dtypes.sampled.places import HOST, LAYOUTS, Place, layouts_for, tensors_in
 from acclimate_conformance.checks.dtypes.sampled.samples import (
@@ -309,7 +309,7 @@ def gradients_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
                 if op.name in PLACES_ARE_FREE and _has_equal_numbers(sample.value):
                     continue  # any of them may get the gradient
                 text = f"{_text(op, sample)}: its gradients"
-                found.compare(name_of(op), text, _gradients(op, sample, second=False), near=_twice_as_far)
+                found.compare(name_of(op), text, _gradients(op, sample, second=False), near=twice_as_far)
         for sample in samples_of(op, torch.float32, 4, requires_grad=True) if op.supports_gradgrad else ():
             text = f"{_text(op, sample)}: its second gradients"
             found.compare(name_of(op), text, _gradients(op, sample, second=True))
@@ -319,11 +319,6 @@ def gradients_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
 
 def _has_equal_numbers(values: torch.Tensor) -> bool:
     return len(values.detach().unique()) < values.numel()
-
-
-def _twice_as_far(found: Any, wanted: Any) -> str:
-    """A gradient in a reduced dtype goes through it twice."""
-    return difference(found, wanted, {dtype: 2 * allowed for dtype, allowed in OF_PRODUCTS.items()})
 
 
 def _differentiable(value: Any) -> list[torch.Tensor]:
