@@ -80,6 +80,11 @@ Rules that may surprise:
   `torch.testing._internal`: 550 operators, with options, broadcasting and edges that others thought of) and compare
   a device with the host. On a host there is nothing to compare, so they are *not offered*; a device may lack an
   operator, which a note then says. They run in a process of their own, since these modules change torch.
+- The host rounds and overflows too. A number that differs from the host's is right if it is as near to what the host
+  computes from the same inputs in float64.
+- What torch leaves open is not compared: which of several equal numbers is chosen, the sign of a chosen zero, what a
+  norm keeps for its gradients, integers made of numbers beyond their dtype, and NaN or infinity where infinities are
+  subtracted. Nor is an operator whose test in torch is marked as failing on this type of device.
 - Results of 16 bits may differ in the last digit, but few of them: a device that cuts digits off is at fault.
 - NCCL and its like have no tags of messages, and end the process after a time-out; other backends keep both promises.
 - A host has no allocator to ask, and its figures are those of the whole process. Allocations are therefore

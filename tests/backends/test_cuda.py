@@ -386,3 +386,33 @@ def test_foreign_memory_is_registered_with_the_driver(
     assert cuda.register_host_memory(4096, 8192) is True
     cuda.unregister_host_memory(4096)
     assert calls == [("register", 4096, 8192, 0), ("check", 0), ("unregister", 4096), ("check", 0)]
+
+
+def test_an_error_of_registration_is_not_left_for_the_next_kernel(
+    cuda: CUDAAccelerator, monkeypatch: pytest.MonkeyPatch, gpu: Callable[..., None]
+) -> None:
+    gpu((9, 0))
+    kept_by_the_runtime: list[int] = []
+
+    def refused(*arguments: int) -> int:
+        kept_by_the_runtime.append(713)
+        return 713
+
+    def launched(*size: object, device: str) -> None:
+        assert device.startswith("cuda")
+        if kept_by_the_runtime:
+            raise RuntimeError(f"CUDA error {kept_by_the_runtime.pop()}")
+
+    def check_error(result: int) -> None:
+        if result:
+            raise RuntimeError(f"refused with {result}")
+
+    runtime = types.SimpleNamespace(cudaHostRegister=refused, cudaHostUnregister=refused)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "check_error", check_error)
+    monkeypatch.setattr(torch, "ones", launched)
+    with pytest.raises(RuntimeError, match="refused with 713"):
+        cuda.register_host_memory(4096, 8192)
+    with pytest.raises(RuntimeError, match="refused with 713"):
+        cuda.unregister_host_memory(4096)
+    assert not kept_by_the_runtime

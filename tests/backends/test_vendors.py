@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import types
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +71,64 @@ def test_a_graph_is_captured_by_the_vendors_context_on_the_stream_and_pool_given
 ) -> None:
     acc, stand_in = arrange("npu")
     seen: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(
-        stand_in.npu, "graph", lambda graph, pool=None, stream=None: seen.append((graph, pool, stream))
-    )
+
+    def captured(graph: Any, pool: Any = None, stream: Any = None) -> AbstractContextManager[str]:
+        seen.append((graph, pool, stream))
+        return nullcontext("what the vendor's context gives")
+
+    monkeypatch.setattr(stand_in.npu, "graph", captured)
     graph, stream = acc.create_graph(), acc.Stream()
-    acc.capture_to_graph(graph, pool=(0, 1), stream=stream)
-    acc.capture_to_graph(graph)
+    with acc.capture_to_graph(graph, pool=(0, 1), stream=stream) as given, acc.capture_to_graph(graph):
+        assert given == "what the vendor's context gives"
     assert seen == [(graph, (0, 1), stream), (graph, None, None)]
+
+
+@pytest.mark.parametrize("fails_to", ["begin", "end"])
+@pytest.mark.parametrize("name", ["cuda", "xpu", "npu", "mlu"])
+def test_the_current_stream_is_as_before_if_a_capture_fails(
+    name: str, fails_to: str, arrange: Arrange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acc, stand_in = arrange(name)
+    current = [acc.Stream()]
+
+    class Selected:
+        """Does what torch.cuda.stream does."""
+
+        def __init__(self, stream: Any) -> None:
+            self.stream = stream
+
+        def __enter__(self) -> None:
+            self.before = current[-1]
+            current.append(self.stream)
+
+        def __exit__(self, *error: object) -> None:
+            current.append(self.before)
+
+    class Capture:
+        """Does what torch.cuda.graph does if the driver refuses: its stream stays current."""
+
+        def __init__(self, graph: Any, stream: Any = None) -> None:
+            self.stream = acc.Stream()
+
+        def __enter__(self) -> None:
+            module.stream(self.stream).__enter__()
+            if fails_to == "begin":
+                raise RuntimeError("the capture did not begin")
+
+        def __exit__(self, *error: object) -> None:
+            raise RuntimeError("the capture did not end")
+
+    module = getattr(stand_in, name)
+    monkeypatch.setattr(module, "current_stream", lambda device=None: current[-1])
+    monkeypatch.setattr(module, "stream", Selected)
+    monkeypatch.setattr(module, "graph", Capture)
+    before = acc.current_stream()
+    with (
+        pytest.raises(RuntimeError, match=f"the capture did not {fails_to}"),
+        acc.capture_to_graph(acc.create_graph()),
+    ):
+        assert acc.current_stream() is not before
+    assert acc.current_stream() is before
 
 
 def test_gaudi_ignores_the_pool_that_its_graphs_do_not_have(arrange: Arrange) -> None:

@@ -87,14 +87,20 @@ class Graphs(Streams):
                 "make one with create_graph()."
             )
         native = self._graph_class()
-        context: AbstractContextManager[Any] = graph
         if native is not None and isinstance(graph, native):
             options = {"pool": pool} if pool is not None else {}  # some vendors' graphs have no pool
-            context = self.torch_module.graph(graph, stream=stream, **options)
-            return context
+            # If torch fails to begin or to end a capture, its context manager leaves its stream current.
+            return _within(
+                self._current_stream_kept(), self.torch_module.graph(graph, stream=stream, **options)
+            )
         if pool is not None:
             graph.graph_pool = pool
-        return context if stream is None else _within(self.stream(stream), graph)
+        return _within(self.stream(stream), graph)
+
+    @contextmanager
+    def _current_stream_kept(self) -> Iterator[None]:
+        with self.stream(self.current_stream()):
+            yield
 
     def _capture_beside_other_threads(self, graph: Any) -> AbstractContextManager[Any]:
         """As :meth:`capture_to_graph`; other threads may allocate memory where the device allows it."""
@@ -130,6 +136,6 @@ class Graphs(Streams):
 
 
 @contextmanager
-def _within(stream: AbstractContextManager[Any], graph: Any) -> Iterator[Any]:
-    with stream, graph:
-        yield graph
+def _within(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[Any]:
+    with outer, inner as entered:
+        yield entered

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -52,11 +53,20 @@ class CUDAAccelerator(Accelerator):
     # -- pinned memory ---------------------------------------------------------------------------
 
     def register_host_memory(self, address: int, num_bytes: int) -> bool:
-        torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0)))
+        self._require_success(int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0)))
         return True
 
     def unregister_host_memory(self, address: int) -> None:
-        torch.cuda.check_error(int(torch.cuda.cudart().cudaHostUnregister(address)))
+        self._require_success(int(torch.cuda.cudart().cudaHostUnregister(address)))
+
+    def _require_success(self, result: int) -> None:
+        """Raises the error of a call of CUDA's runtime."""
+        if result:
+            # The runtime also keeps the error for the next launch of a kernel, whose caller it would mislead.
+            # torch clears it there; it has no function that only does that.
+            with suppress(RuntimeError):
+                torch.ones((), device=self.current_device_name())
+        torch.cuda.check_error(result)
 
     # -- native ops ------------------------------------------------------------------------------
 

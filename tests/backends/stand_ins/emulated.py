@@ -222,7 +222,8 @@ def _memory(device_type: str) -> dict[str, Any]:
         "memory_allocated": on_index(of.memory_allocated),
         "memory_cached": on_index(of.memory_reserved),
         "memory_reserved": on_index(of.memory_reserved),
-        "memory_stats": on_index(of.memory_stats),
+        # As torch's caching allocators tell it if blocks of any size are split.
+        "memory_stats": lambda device=None: {**of.memory_stats(index_of(device)), "max_split_size": -1},
         "memory_summary": summary,
         "reset_accumulated_memory_stats": on_index(of.reset_accumulated_memory_stats),
         "reset_max_memory_allocated": on_index(of.reset_peak_memory_stats),

@@ -30,11 +30,19 @@ class XpuProperties:
 
 
 def cuda(functions: Functions) -> Functions:
+    registered: set[int] = set()
+
     def register(address: int, num_bytes: int, flags: int) -> int:
+        if address in registered:
+            return _ALREADY_REGISTERED
+        registered.add(address)
         torch.ops.sim.register_pinned(address, num_bytes)
         return 0
 
     def unregister(address: int) -> int:
+        if address not in registered:
+            return _NOT_REGISTERED
+        registered.discard(address)
         torch.ops.sim.unregister_pinned(address)
         return 0
 
@@ -50,6 +58,9 @@ def cuda(functions: Functions) -> Functions:
         "nvtx": emulated.ranges(),
         **emulated.graphs("CUDAGraph"),
     }
+
+
+_ALREADY_REGISTERED, _NOT_REGISTERED = 712, 713  # as in CUDA's list of errors
 
 
 def _check_cuda_error(result: int) -> None:

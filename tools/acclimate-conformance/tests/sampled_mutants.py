@@ -20,6 +20,7 @@ from acclimate_conformance.checks.dtypes.sampled import models, numbers, refusal
 from acclimate_conformance.checks.dtypes.sampled.comparing import Findings
 from acclimate_sim.accelerator import SimAccelerator
 from operator_mutants import _there, _WithKernels
+from sound_devices import FOUND_NOTHING_BY
 
 _Topic = Callable[[Accelerator, Findings], None]
 
@@ -427,6 +428,66 @@ class FirstFactorOfAll(_WithKernels):
     kernels = {"_foreach_mul.ScalarList": _mul}
 
 
+class HypSineOf24Bits(_WithKernels):
+    """sinh of float64 is that of float32."""
+
+    kernels = {
+        "sinh": lambda x: _there(
+            x.cpu().float().sinh().double() if x.dtype is torch.float64 else x.cpu().sinh(), x
+        )
+    }
+
+
+class MinimumLosesNaN(_WithKernels):
+    """The smaller one of NaN and a number is the number."""
+
+    kernels = {
+        "minimum": lambda a, b: _there(torch.fmin(a.cpu(), b.cpu()), a if a.device.type == "sim" else b)
+    }
+
+
+class PlacesAreOneOff(_WithKernels):
+    """topk names the place after the one where the number is."""
+
+    @staticmethod
+    def _topk(x: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+        values, places = x.cpu().topk(k, dim, largest, sorted)
+        return _there(values, x), _there((places + 1) % (x.shape[dim] if x.dim() else 1), x)
+
+    kernels = {"topk": _topk}
+
+
+class ModeIsTheLeast(_WithKernels):
+    """mode gives the smallest number."""
+
+    kernels = {
+        "mode": lambda x, dim=-1, keepdim=False: tuple(_there(t, x) for t in x.cpu().min(dim, keepdim))
+    }
+
+
+class GradientOfNormIn16Bits(_WithKernels):
+    """The gradients of layer_norm are computed in bfloat16."""
+
+    @staticmethod
+    def _norm(gradient: torch.Tensor, x: torch.Tensor, shape: list[int], *others: Any) -> Any:
+        *given, mask = others
+        there = [None if t is None else t.cpu() for t in given]
+        found = torch.ops.aten.native_layer_norm_backward(gradient.cpu(), x.cpu(), shape, *there, mask)
+        return tuple(None if t is None else _there(t.bfloat16().to(t.dtype), x) for t in found)
+
+    kernels = {"native_layer_norm_backward": _norm}
+
+
+class InfinityIsLargest(_WithKernels):
+    """The gradient of softmax is finite where it must not be."""
+
+    @staticmethod
+    def _softmax(g: torch.Tensor, y: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+        return _there(torch.ops.aten._softmax_backward_data(g.cpu(), y.cpu(), dim, dtype).nan_to_num(), g)
+
+    kernels = {"_softmax_backward_data": _softmax}
+
+
 FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     SumRestarts: (sizes.operators_of_any_length, ("torch.cumsum",)),
     ProductCutsDigits: (numbers.results_are_rounded, ()),
@@ -461,6 +522,12 @@ FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     ReducedNumbersReadOn: (topics.operators_on_any_layout, ("nn.functional.relu",)),
     NumbersOfTheHostAreWhole: (sizes.operators_of_any_length, ("numbers of the host beside tensors",)),
     SixDimensionsAtMost: (sizes.operators_of_any_length, ("operators of seven dimensions",)),
+    HypSineOf24Bits: (numbers.every_small_number, ("sinh",)),
+    MinimumLosesNaN: (numbers.pairs_of_numbers, ("minimum",)),
+    PlacesAreOneOff: (sizes.operators_of_any_length, ("torch.topk",)),
+    ModeIsTheLeast: (sizes.operators_of_any_length, ("torch.mode",)),
+    GradientOfNormIn16Bits: (topics.gradients_as_on_the_host, ("nn.functional.layer_norm",)),
+    InfinityIsLargest: (topics.operators_on_special_numbers, ("_softmax_backward_data",)),
 }
 """Each fault, the observation that finds it, and the operators that are tried; torch's all take minutes."""
 
@@ -469,12 +536,12 @@ def main() -> None:
     """Writes for each fault what is found on the device with it, and on the sound one."""
     every, lists, sized = samples.operators(), samples.lists_of_tensors(), sizes.SIZED
     told = {}
-    for mutant, (topic, names) in FOUND_BY.items():
+    for mutant, (topic, names) in {**FOUND_BY, **FOUND_NOTHING_BY}.items():
         topics.lists_of_tensors = lambda names=names: [op for op in lists if op.name in names]  # type: ignore
         for module in (topics, numbers, refusals, sizes):
             module.operators = lambda names=names: [op for op in every if op.name in names]  # type: ignore
         sizes.SIZED = {name: call for name, call in sized.items() if name in names}
-        for kind in (mutant, SimAccelerator):
+        for kind in (mutant, SimAccelerator) if mutant in FOUND_BY else (mutant,):
             accelerator = kind()
             with use_accelerator(accelerator):
                 found = Findings(accelerator)

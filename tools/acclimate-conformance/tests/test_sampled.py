@@ -18,11 +18,14 @@ from fresh_process import plain_environment
 from warm_python import WarmPython
 
 HERE = Path(__file__).parent
-FAULTS = [
-    node.name
-    for node in ast.parse((HERE / "sampled_mutants.py").read_text(encoding="utf-8")).body
-    if isinstance(node, ast.ClassDef)
-]
+FAULTS, SOUND = (
+    [
+        node.name
+        for node in ast.parse((HERE / f"{module}.py").read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    for module in ("sampled_mutants", "sound_devices")
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +51,13 @@ def test_an_observation_on_torchs_inputs_finds_the_fault(fault: str, told: dict[
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_observation_finds_nothing_on_a_sound_device(fault: str, told: dict[str, list[str]]) -> None:
     assert told[f"{fault} absent"] == []
+
+
+@pytest.mark.parametrize("device", SOUND)
+def test_nothing_is_found_on_a_device_that_computes_otherwise_and_is_right(
+    device: str, told: dict[str, list[str]]
+) -> None:
+    assert told[f"{device} planted"] == []
 
 
 LACKING = """
@@ -141,6 +151,64 @@ def test_random_numbers_that_a_call_seeds_itself_are_not_compared_with_the_hosts
         [sys.executable, "-c", SEEDED], env=environment, capture_output=True, text=True, timeout=600
     )
     assert run.stdout == "['inputs_of_the_host: it differs']\n", run.stderr
+
+
+MARKED = """
+import torch
+from acclimate_conformance.checks.dtypes.sampled.samples import fails_in_torch, operators
+
+norm, product = (next(op for op in operators() if op.name == name) for name in ("native_batch_norm", "bmm"))
+for op in (norm, product):
+    print([fails_in_torch(op, "test_out", device, torch.float32) for device in ("cuda:0", "cpu", "meta")])
+"""
+
+
+@pytest.mark.usefixtures("warm_starts")
+def test_an_operator_is_left_out_only_where_torchs_own_tests_expect_it_to_fail_on_that_type_of_device() -> (
+    None
+):
+    pytest.importorskip("expecttest", reason="torch's own tests need it")
+    run = subprocess.run(
+        [sys.executable, "-c", MARKED], env=plain_environment(), capture_output=True, text=True, timeout=600
+    )
+    assert run.stdout == "[True, False, False]\n[False, False, False]\n", run.stderr
+
+
+SPOILED = """
+import torch
+from acclimate.selection import get_accelerator
+from acclimate_conformance.checks.dtypes.sampled.comparing import Findings
+
+spoiled = False
+
+def exp(x):
+    global spoiled
+    spoiled = True
+    raise RuntimeError("misaligned address")
+
+def fill(x, value):
+    if spoiled:
+        raise RuntimeError("misaligned address")
+    return x.copy_(torch.full(x.shape, value))
+
+library = torch.library.Library("aten", "IMPL")
+library.impl("exp", exp, "PrivateUse1")
+library.impl("fill_.Scalar", fill, "PrivateUse1")
+found = Findings(get_accelerator())
+for name in ("tanh", "exp", "ones_like"):
+    found.compare(name, f"{name}(x)", lambda place: getattr(torch, name)(torch.zeros(2).to(place.device)))
+print(found.broken, found.usable, found.enough, found.compared)
+"""
+
+
+@pytest.mark.usefixtures("warm_starts")
+def test_a_call_after_which_the_device_computes_nothing_is_the_last_one_that_is_noted() -> None:
+    pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
+    environment = {**plain_environment(), "ACCLIMATE_ACCELERATOR": "sim", "ACCLIMATE_SIM": ""}
+    run = subprocess.run(
+        [sys.executable, "-c", SPOILED], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert run.stdout == "['exp(x) raises RuntimeError: misaligned address'] False True 1\n", run.stderr
 
 
 def test_rounding_noise_around_zero_is_no_difference_and_a_small_result_that_is_wrong_is_one() -> None:

@@ -102,6 +102,8 @@ class _Observers:
             child.result()
             raise BrokenPromiseError(f"a child process ended before it had observed {topic}")
         told: dict[str, Any] = json.loads(answer)
+        if not told["usable"]:
+            child.stop()
         return told
 
     def _started(self) -> tuple[Child, TextIO]:
@@ -153,4 +155,4 @@ def _observed(accelerator: Accelerator, topic: Topic) -> dict[str, Any]:
         topic(accelerator, found)
         if not found.compared and not found.broken:
             absent = f"nothing could be compared: {found.note() or 'the device has no dtype of 16 bits'}"
-    return {"absent": absent, "broken": found.broken, "note": found.note()}
+    return {"absent": absent, "broken": found.broken, "note": found.note(), "usable": found.usable}

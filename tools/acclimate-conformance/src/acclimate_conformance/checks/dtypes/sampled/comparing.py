@@ -15,6 +15,7 @@ from acclimate.accelerator import Accelerator
 from acclimate.imports import describe
 from acclimate_conformance.checks.assertions import shares_memory, short
 from acclimate_conformance.checks.claims import lacking
+from acclimate_conformance.checks.dtypes.references import nearest
 from acclimate_conformance.checks.dtypes.sampled.places import HOST, Place, tensors_in
 from acclimate_conformance.checks.dtypes.sampled.samples import seed_host
 
@@ -23,7 +24,8 @@ Run = Callable[[Place], Any]
 
 _REFUSAL = re.compile(
     r"not implemented|not (currently |yet )?support|unsupported|no kernel|not available"
-    r"|requires (compil|MAGMA)|only supports|does not support|doesn't support|can't use",
+    r"|requires (compil|MAGMA)|only supports|does not support|doesn't support|can't use|of supported devices"
+    r"|can only be called in training mode",
     re.IGNORECASE,
 )
 OF_PRODUCTS = {
@@ -60,6 +62,8 @@ class Findings:
     dtypes: set[str] = field(default_factory=set)
     """Which dtypes the device lacks, and does not claim."""
     compared: int = 0
+    usable: bool = True
+    """Whether the device still computes: a fault in a kernel may end that until the process ends."""
 
     def __post_init__(self) -> None:
         self.device = self.accelerator.current_device_name()
@@ -67,7 +71,7 @@ class Findings:
     @property
     def enough(self) -> bool:
         """Whether more differences would tell nothing new."""
-        return len(self.broken) >= _DIFFERENCES
+        return len(self.broken) >= _DIFFERENCES or not self.usable
 
     def compare(
         self, name: str, what: str, run: Run, here: Place | None = None, there: Place | None = None,
@@ -83,13 +87,17 @@ class Findings:
             there: where the device's inputs are.
             near: says how a result differs from the host's; if ``None``, :func:`difference`.
         """
-        if name in self.lacking or any(text.startswith(f"{name}(") for text in self.broken):
+        if (
+            not self.usable
+            or name in self.lacking
+            or any(text.startswith(f"{name}(") for text in self.broken)
+        ):
             return  # one difference of an operator says enough
         here, there = here or Place(HOST), there or Place(self.device)
         wanted, refused_here = attempt(run, here)
         if refused_here is not None:
             return
-        found, refused = attempt(run, there)
+        found, refused = attempt(lambda place: self._completed(run(place)), there)
         if refused is not None:
             if "to be on cpu" in str(refused):  # an argument that may only be on the host
                 return
@@ -101,7 +109,9 @@ class Findings:
                 self.lacking[name] = describe(refused)
                 return
             self.broken.append(f"{what} raises {describe(refused, whole=True)[:300]}")
+            self.usable = attempt(lambda place: torch.ones(2, device=place.device).cpu(), there)[1] is None
             return
+        each = near is not None
         if near is None:
             relative = OF_PRODUCTS if _PRODUCTS.search(name) else _RELATIVE
 
@@ -110,8 +120,19 @@ class Findings:
 
         reason = near(found, wanted)
         if reason and not draws(run, there):
+            # The host rounds too, and computes in its own way: a device may be as near to what is exact.
+            exact, _ = attempt(run, here.exactly())
+            reason = near(found, _nearest(found, wanted, exact, each))
+        else:
+            reason = ""
+        if reason:
             self.broken.append(f"{what}: {reason}")
         self.compared += 1
+
+    def _completed(self, result: Any) -> Any:
+        """The same result, once the device has computed it: a kernel's fault shows at the next wait only."""
+        self.accelerator.synchronize()
+        return result
 
     def note(self) -> str:
         """What the device lacks, as a note."""
@@ -155,6 +176,18 @@ def draws(run: Run, place: Place) -> bool:
     return mode.found
 
 
+def _nearest(found: Any, on_host: Any, exact: Any, each: bool) -> Any:
+    """The host's results, with float64's numbers where the device's are nearer to those."""
+    ours, theirs, others = (list(tensors_in(value)) for value in (found, on_host, exact))
+    if not len(ours) == len(theirs) == len(others):
+        return on_host
+    chosen = [
+        nearest(o, t, x, each) if all(isinstance(value, torch.Tensor) for value in (o, t, x)) else t
+        for o, t, x in zip(ours, theirs, others, strict=True)
+    ]
+    return chosen[0] if isinstance(on_host, torch.Tensor) else chosen
+
+
 def difference(found: Any, wanted: Any, relative: Mapping[torch.dtype, float] | None = None) -> str:
     """How a device's result differs from the host's; empty if it does not."""
     ours, theirs = list(tensors_in(found)), list(tensors_in(wanted))
@@ -165,6 +198,11 @@ def difference(found: Any, wanted: Any, relative: Mapping[torch.dtype, float] | 
         if reason:
             return f"result {number + 1}: {reason}" if len(theirs) > 1 else reason
     return ""
+
+
+def twice_as_far(found: Any, wanted: Any) -> str:
+    """The same with twice the room: a gradient in 16 bits goes through them twice."""
+    return difference(found, wanted, {dtype: 2 * allowed for dtype, allowed in OF_PRODUCTS.items()})
 
 
 def _difference_of_one(actual: Any, expected: Any, relative: Mapping[torch.dtype, float]) -> str:
@@ -219,13 +257,6 @@ def _both_nan(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         return first.isnan() & second.isnan()
     # C leaves open which part of a complex number that is not finite is NaN.
     return ~first.isfinite() & ~second.isfinite()
-
-
-def without_places(result: Any) -> Any:
-    """The numbers of a result whose places may be any of several equal ones."""
-    if isinstance(result, torch.Tensor):
-        return result if result.is_floating_point() else result.shape
-    return result[0]
 
 
 def shared(result: Any, inputs: Iterable[Any]) -> list[int]:

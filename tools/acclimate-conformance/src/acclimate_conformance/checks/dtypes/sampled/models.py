@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import short
 from acclimate_conformance.checks.dtypes.sampled.comparing import (
     Findings,
+    Run,
     difference,
     difference_of_values,
 )
@@ -36,7 +37,12 @@ def modules_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
                     told = ", ".join([*map(repr, made.args), *(f"{k}={v!r}" for k, v in made.kwargs.items())])
                     mode = "in training" if training else "in evaluation"
                     what = f"{name}({told[:120]}), input {number + 1}, {mode}, in {short(dtype)}"
-                    found.compare(name, what, _module(info.module_cls, made, given, training))
+                    run = _module(info.module_cls, made, given, training, dtype)
+                    found.compare(name, what, run(training))
+                    if not training:  # cuDNN has no gradients of recurrent layers in evaluation
+                        found.compare(
+                            f"gradients of {name} in evaluation", f"{what}: its gradients", run(True)
+                        )
         if found.enough:
             return
 
@@ -54,22 +60,26 @@ def _inputs(info: Any, dtype: torch.dtype, training: bool) -> list[tuple[Any, An
     return []
 
 
-def _module(kind: type[torch.nn.Module], made: Any, given: Any, training: bool) -> Any:
-    def run(place: Place) -> Any:
+def _module(
+    kind: type[torch.nn.Module], made: Any, given: Any, training: bool, dtype: torch.dtype
+) -> Callable[[bool], Run]:
+    """A call of a module, with its gradients or without."""
+
+    def called(place: Place, differentiates: bool) -> Any:
         reset()
-        module = kind(*made.args, **made.kwargs).to(place.device).train(training)
+        module = kind(*made.args, **made.kwargs).to(place.device, place.dtype(dtype)).train(training)
         args, kwargs = place.put((given.args, given.kwargs))
         result = module(*args, **kwargs)
         leaves = [t for t in tensors_in((args, kwargs)) if isinstance(t, torch.Tensor) and t.requires_grad]
         leaves += list(module.parameters())
         outputs = [t for t in tensors_in(result) if isinstance(t, torch.Tensor) and t.requires_grad]
         gradients: Any = []
-        if outputs and leaves:
+        if differentiates and outputs and leaves:
             weights = [torch.full_like(t, 0.5) for t in outputs]
             gradients = list(torch.autograd.grad(outputs, leaves, weights, allow_unused=True))
         return [result, gradients, dict(module.state_dict())]
 
-    return run
+    return lambda differentiates: lambda place: called(place, differentiates)
 
 
 # -- optimizers ----------------------------------------------------------------------------------
@@ -95,7 +105,9 @@ def optimizers_as_on_the_host(accelerator: Accelerator, found: Findings) -> None
                 what = f"{name}({told}){f' with {how}=True' if how else ''}: parameters after {_STEPS} steps"
                 shapes = (*_SHAPES, _LONG) if number == 0 else _SHAPES
                 run = _optimized(_class_of(info), kwargs, how, found.device, shapes)
-                found.compare(of, what, run, near=_nearly_the_same)
+                # Muon multiplies its matrices in bfloat16.
+                near = difference if name.endswith("Muon") else _nearly_the_same
+                found.compare(of, what, run, near=near)
         if found.enough:
             return
 

@@ -18,12 +18,21 @@ class Place:
     Args:
         device: its name in torch.
         layout: how tensors lie in memory; as on the host if ``None``.
+        exact: whether floating-point numbers become float64 there, with the same values.
     """
 
-    def __init__(self, device: str, layout: Layout | None = None) -> None:
-        self.device, self._layout = device, layout
+    def __init__(self, device: str, layout: Layout | None = None, exact: bool = False) -> None:
+        self.device, self._layout, self.exact = device, layout, exact
         self.made = 0
         """How many tensors it has been given."""
+
+    def exactly(self) -> Place:
+        """The same place, where floating-point numbers become float64."""
+        return Place(self.device, self._layout, exact=True)
+
+    def dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype that numbers of a dtype have here."""
+        return widened(dtype) if self.exact else dtype
 
     def put(self, value: Any) -> Any:
         """A copy of a tensor, or of a structure of tensors; the host's name becomes this place's."""
@@ -43,7 +52,7 @@ class Place:
         with torch.no_grad():
             given = tensor.detach()
             if given.layout != torch.strided:
-                moved = given.to(self.device, copy=True)
+                moved = given.to(self.device, self.dtype(given.dtype), copy=True)
             elif self._layout is not None and given.dim() and given.numel():
                 moved = self._layout(self, given)
             else:
@@ -58,12 +67,20 @@ class Place:
             return torch._neg_view(self.as_it_lies(torch._neg_view(tensor)))
         length = tensor.untyped_storage().nbytes() // tensor.element_size()
         whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage(), 0, (length,), (1,))
-        there: torch.Tensor = whole.to(self.device, copy=True)
+        there: torch.Tensor = whole.to(self.device, self.dtype(whole.dtype), copy=True)
         return there.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
         """A contiguous copy of a tensor of the host."""
-        return tensor.resolve_conj().resolve_neg().contiguous().to(self.device, copy=True)
+        resolved = tensor.resolve_conj().resolve_neg().contiguous()
+        return resolved.to(self.device, self.dtype(tensor.dtype), copy=True)
+
+
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """float64 or complex128, for a dtype of 16 or 32 bits."""
+    if dtype.itemsize == 1:
+        return dtype
+    return torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else dtype
 
 
 def _from_the_third(place: Place, tensor: torch.Tensor) -> torch.Tensor:

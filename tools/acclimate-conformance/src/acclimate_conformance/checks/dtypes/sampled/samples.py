@@ -36,6 +36,7 @@ _WITHOUT_ONE_RESULT = (
     "linalg.lstsq",
     "hash_tensor",
     "masked.median",
+    "mode",
     "linalg.tensorsolve",
     "_segment_reduce",
     "histogramdd",
@@ -52,11 +53,26 @@ PLACES_ARE_FREE = (
     "kthvalue",
     "median",
     "nanmedian",
-    "mode",
     "cummax",
     "cummin",
 )
 """Operators that may name any place of several equal numbers."""
+_KEEP_FOR_GRADIENTS = (
+    "native_layer_norm",
+    "native_group_norm",
+    "native_batch_norm",
+    "_native_batch_norm_legit",
+    "_batch_norm_with_update",
+)
+"""Operators whose other results each device keeps for its own gradients, in its own dtype and form."""
+_TO_INTEGERS = {
+    "byte": torch.uint8,
+    "char": torch.int8,
+    "short": torch.int16,
+    "int": torch.int32,
+    "long": torch.int64,
+}
+"""Operators of which C leaves the value undefined for numbers beyond a dtype's range."""
 
 
 @dataclass(frozen=True)
@@ -135,10 +151,53 @@ def samples_of(
         found = list(itertools.islice(theirs, most * _STEP) if most <= _FEW else theirs)
     except Exception:  # noqa: BLE001 - torch's own lists fail for some dtypes, in any way
         return
-    for sample in spread([sample for sample in found if elements(sample.input) <= _LARGEST], most):
+    usable = [s for s in found if elements(s.input) <= _LARGEST and _is_defined(op, s.input)]
+    for sample in spread(usable, most):
         yield Sample(
             sample.input, sample.args, sample.kwargs, sample.output_process_fn_grad, sample.broadcasts_input
         )
+
+
+def without_places(result: Any) -> Any:
+    """The numbers of a result whose places may be any of several equal ones."""
+    if isinstance(result, torch.Tensor):
+        return result if result.is_floating_point() else result.shape
+    return result[0]
+
+
+def defined(op: Any, values: torch.Tensor) -> torch.Tensor:
+    """For which numbers the result of an operator of one tensor is defined."""
+    if op.name not in _TO_INTEGERS or not values.is_floating_point():
+        return torch.ones(values.shape, dtype=torch.bool)
+    limits = torch.iinfo(_TO_INTEGERS[op.name])
+    wide = values.detach().double()
+    return (wide >= limits.min) & (wide < float(limits.max))
+
+
+def _is_defined(op: Any, value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) or bool(defined(op, value).all())
+
+
+def promised_part(op: Any, result: Any) -> Any:
+    """What torch promises of a result: no places of equal numbers, and nothing kept for gradients."""
+    if op.name in PLACES_ARE_FREE:
+        return without_places(result)
+    keeps = op.name in _KEEP_FOR_GRADIENTS and not isinstance(result, torch.Tensor)
+    return result[0] if keeps else result
+
+
+def fails_in_torch(op: Any, test: str, device: str, dtype: torch.dtype) -> bool:
+    """Whether torch's own tests expect a test of an operator to fail on this type of device, or skip it."""
+    from torch.testing._internal.common_device_type import precisionOverride, toleranceOverride
+
+    return any(
+        (mark.test_name, mark.device_type) == (test, torch.device(device).type)
+        and mark.active_if
+        and (mark.dtypes is None or dtype in mark.dtypes)
+        and any(not isinstance(d, (precisionOverride, toleranceOverride)) for d in mark.decorators)
+        for mark in op.decorators
+        if hasattr(mark, "test_name")
+    )
 
 
 def elements(value: Any) -> int:

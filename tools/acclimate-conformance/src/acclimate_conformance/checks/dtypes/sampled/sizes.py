@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import short
-from acclimate_conformance.checks.dtypes.sampled.comparing import Findings, without_places
+from acclimate_conformance.checks.dtypes.sampled.comparing import Findings, twice_as_far
 from acclimate_conformance.checks.dtypes.sampled.places import HOST, Place, tensors_in
-from acclimate_conformance.checks.dtypes.sampled.samples import PLACES_ARE_FREE, name_of, operators
+from acclimate_conformance.checks.dtypes.sampled.samples import name_of, operators, promised_part
 
 _LENGTHS = (1, 3, 5, 7, 15, 17, 31, 33, 63, 65, 127, 129, 257, 1003)
 _LARGE = 70_001
@@ -58,6 +58,12 @@ def _seven(given: Given, length: int) -> torch.Tensor:
     return given.floats(2, 1, 3, 2, min(length, 9), 1, 2)
 
 
+def _with_its_places(values: torch.Tensor, choose: Callable[[torch.Tensor], Any]) -> list[torch.Tensor]:
+    """Chosen numbers, and what is at the places that are told: of equal ones any may be chosen."""
+    chosen, places = choose(values)
+    return [chosen, values.gather(-1, places)]
+
+
 Sized = Callable[[Given, int], Any]
 SIZED: dict[str, Sized] = {
     "torch.softmax": lambda g, n: g.floats(3, n).softmax(-1),
@@ -73,10 +79,15 @@ SIZED: dict[str, Sized] = {
     ],
     "torch.argsort": lambda g, n: g.places(n, below=5).argsort(stable=True),
     "torch.topk": lambda g, n: [
-        *g.floats(2, n).topk(min(n, 7)),
-        *g.shuffled(n).float().topk((n + 1) // 2, largest=False),  # of equal numbers any may be chosen
+        _with_its_places(g.floats(2, n), lambda x: x.topk(min(n, 7))),
+        *g.shuffled(n).float().topk((n + 1) // 2, largest=False),
     ],
-    "torch.kthvalue": lambda g, n: [*g.floats(2, n).kthvalue((n + 1) // 2)],
+    "torch.kthvalue": lambda g, n: [
+        _with_its_places(g.floats(2, n), lambda x: x.kthvalue((n + 1) // 2, keepdim=True)),
+        *g.shuffled(n).float().kthvalue((n + 1) // 2),
+    ],
+    # With one number that is the most frequent: of several, any may be told.
+    "torch.mode": lambda g, n: torch.cat([g.places(n, below=9), g.places(n + 1, below=1) + 4]).mode().values,
     "torch.max": lambda g, n: [*g.floats(3, n).max(-1), *g.floats(n, 3).max(0), g.floats(n).max()],
     "torch.min": lambda g, n: [*g.floats(3, n).min(-1), *g.floats(n, 3).min(0), g.floats(n).min()],
     "torch.argmax": lambda g, n: [
@@ -297,6 +308,10 @@ _ROWS_ONLY = (
 """Too slow or too large with very many elements."""
 
 
+_ROUND_EACH_STEP = ("torch.cumprod",)
+"""Operators that may round to 16 bits after each of many steps, as torch's kernel for CUDA does."""
+
+
 def operators_of_any_length(accelerator: Accelerator, found: Findings) -> None:
     for name, function in SIZED.items():
         large = () if name in _ROWS_ONLY or "conv" in name else (_LARGE,)
@@ -317,7 +332,8 @@ def _compare(found: Findings, name: str, what: str, function: Sized, length: int
         result = function(given, length)
         return [result, _gradients(result, given.leaves) if trains else []]
 
-    found.compare(name, f"{what} in {short(dtype)}", run)
+    near = twice_as_far if name in _ROUND_EACH_STEP and dtype.itemsize == 2 else None
+    found.compare(name, f"{what} in {short(dtype)}", run, near=near)
 
 
 def _gradients(result: Any, leaves: list[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -339,22 +355,26 @@ def _elementwise(found: Findings) -> None:
         if torch.float32 not in op.supported_dtypes(HOST) or op.name.startswith(("__r", "masked")):
             continue
         for length in (*_LENGTHS, _LARGE):
-            calls: list[Callable[[Given], Any]] = []
+            # Made on the host: a device that rounds a number in another way gives an operator another one.
+            numbers = torch.randn(3, length, generator=torch.Generator().manual_seed(23))
+            shares = numbers[:2].sigmoid()
+            calls: list[tuple[tuple[torch.Tensor, ...], dict[str, int]]] = []
             if isinstance(op, UnaryUfuncInfo):
-                calls = [lambda g, n=length, op=op: op(g.floats(n).sigmoid() / 2 + 0.25)]  # type: ignore[misc]
+                calls = [((shares[0] / 2 + 0.25,), {})]
             elif isinstance(op, BinaryUfuncInfo):
-                calls = [lambda g, n=length, op=op: op(g.floats(n).sigmoid(), g.floats(n).sigmoid() + 0.5)]  # type: ignore[misc]
+                calls = [((shares[0], shares[1] + 0.5), {})]
             elif isinstance(op, ReductionOpInfo):
+                around_one = numbers / 40 + 1
                 calls = [
-                    lambda g, n=length, op=op: op(g.floats(n) / 40 + 1),  # type: ignore[misc]
-                    lambda g, n=length, op=op: op(g.floats(3, n) / 40 + 1, dim=-1),  # type: ignore[misc]
-                    lambda g, n=length, op=op: op(g.floats(n, 3) / 40 + 1, dim=0),  # type: ignore[misc]
+                    ((around_one[0],), {}),
+                    ((around_one,), {"dim": -1}),
+                    ((around_one.t(),), {"dim": 0}),
                 ]
-            for call in calls:
+            for given, options in calls:
 
-                def run(place: Place, op: Any = op, call: Callable[[Given], Any] = call) -> Any:
-                    result = call(Given(place, trains=False))
-                    return without_places(result) if op.name in PLACES_ARE_FREE else result
+                def run(place: Place, op: Any = op, given: Any = given, options: Any = options) -> Any:
+                    result = op(*map(place.whole, given), **options)
+                    return promised_part(op, result)
 
                 found.compare(name_of(op), f"{name_of(op)}, of length {length}", run)
         if found.enough:
