@@ -89,28 +89,26 @@ class Graphs(Streams):
         native = self._graph_class()
         if native is not None and isinstance(graph, native):
             options = {"pool": pool} if pool is not None else {}  # some vendors' graphs have no pool
-            # If torch fails to begin or to end a capture, its context manager leaves its stream current.
-            return _within(
-                self._current_stream_kept(), self.torch_module.graph(graph, stream=stream, **options)
-            )
+            return self._capture_by_module(graph, stream=stream, **options)
         if pool is not None:
             graph.graph_pool = pool
         return _within(self.stream(stream), graph)
 
-    @contextmanager
-    def _current_stream_kept(self) -> Iterator[None]:
-        with self.stream(self.current_stream()):
-            yield
-
     def _capture_beside_other_threads(self, graph: Any) -> AbstractContextManager[Any]:
         """As :meth:`capture_to_graph`; other threads may allocate memory where the device allows it."""
         native = self._graph_class()
-        if native is not None and isinstance(graph, native):
-            capture = self.torch_module.graph
-            if "capture_error_mode" in inspect.signature(capture).parameters:
-                context: AbstractContextManager[Any] = capture(graph, capture_error_mode="thread_local")
-                return context
-        return self.capture_to_graph(graph)
+        if native is None or not isinstance(graph, native):
+            return self.capture_to_graph(graph)
+        takes_mode = "capture_error_mode" in inspect.signature(self.torch_module.graph).parameters
+        return self._capture_by_module(
+            graph, **({"capture_error_mode": "thread_local"} if takes_mode else {})
+        )
+
+    @contextmanager
+    def _capture_by_module(self, graph: Any, **options: Any) -> Iterator[Any]:
+        # If torch fails to begin or to end a capture, its context manager leaves its own stream current.
+        with self.stream(self.current_stream()), self.torch_module.graph(graph, **options):
+            yield graph
 
     def replay_graph(self, graph: Any) -> None:
         """Runs the captured work again, on the present values of the captured tensors.
