@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
 from architectures import tiny_model
 
 import acclimate
-from acclimate.llm.decode import loop
+from acclimate.backends.cpu import CPUAccelerator
+from acclimate.llm.decode import graph_step, loop
 from acclimate.llm.decode.graph_step import GraphStep
 from acclimate.llm.decode.lean import LeanDecoder
 from acclimate.llm.decode.plain import PlainStep
@@ -131,6 +132,27 @@ def test_texts_of_several_threads_do_not_mix() -> None:
         torch.equal(text, model.generate(prompt, **OPTIONS))
         for text, prompt in zip(found, prompts, strict=True)
     )
+
+
+class WithGraphs(CPUAccelerator):
+    """A device whose graphs are its own."""
+
+    def create_graph(self) -> object:
+        return object()
+
+
+def test_only_a_model_on_one_device_is_captured_and_none_with_quantised_experts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(graph_step, "get_accelerator", WithGraphs)
+    lean = loop.lean_decoder(pair("experts")[1])
+    packed = loop.lean_decoder(acclimate.init_inference(tiny_model("qwen3_moe"), quantize="int8"))
+    assert lean is not None
+    assert packed is not None
+    host = torch.device("cpu")
+    assert graph_step.can_capture(lean.decoder, {host})
+    assert not graph_step.can_capture(lean.decoder, {host, torch.device("meta")})
+    assert not graph_step.can_capture(packed.decoder, {host})
 
 
 ON_SIM = """

@@ -24,14 +24,20 @@ from acclimate.selection import get_accelerator
 _capturing = ForkSafeLock()
 
 
-def can_capture(decoder: Decoder, device: torch.device) -> bool:
-    """Whether the steps of a decoder can be a graph of its device.
+def can_capture(decoder: Decoder, devices: set[torch.device]) -> bool:
+    """Whether the steps of a decoder can be a graph.
 
-    Ranks wait for each other in a step, and quantised experts are looked up on the host: neither can be
-    captured.
+    A graph is of one device. Ranks wait for each other in a step, and quantised experts are looked up on the
+    host: neither can be captured.
+
+    Args:
+        decoder: the description.
+        devices: where the model's tensors are.
     """
     accelerator = get_accelerator()
-    if decoder.share is not None or device.type != accelerator.device_type or not accelerator.supports_graphs:
+    if decoder.share is not None or len(devices) != 1 or not accelerator.supports_graphs:
+        return False
+    if devices.pop().type != accelerator.device_type:
         return False
     experts = (layer.mlp for layer in decoder.layers if isinstance(layer.mlp, Experts))
     if any(packed_stacks(stack.module) for mlp in experts for stack in (mlp.inner, mlp.down)):
@@ -66,19 +72,20 @@ class GraphStep(PlainStep):
         return self._run(tokens)[1].clone()
 
     def _run(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        cache = self.cache
+        cache, accelerator = self.cache, get_accelerator()
         cache.reserve(cache.length + 1)
         self._tokens.copy_(tokens)
         self._place.fill_(cache.length)
-        if self._graph is None or self._revision != cache.revision:
-            self.capture()
-        get_accelerator().replay_graph(self._graph)
+        with accelerator.device(self._place.device):  # of which a thread captures the work
+            if self._graph is None or self._revision != cache.revision:
+                self.capture()
+            accelerator.replay_graph(self._graph)
         cache.length += 1
         check_logits(self._found[2], self._decoder.dtype)
         return self._found
 
     def capture(self) -> None:
-        """Makes the graph.
+        """Makes the graph; the current device is that of the model.
 
         Raises:
             RuntimeError: the device cannot capture one of the model's operators.

@@ -58,7 +58,8 @@ def describe(model: Any, ranks: ModelRanks | None = None) -> LeanDecoder | None:
             layers = int(model.config.get_text_config().num_hidden_layers)
             decoder = match(model, capture(model, _widths(model, share), layers), share)
             native = native_decoder(decoder, tokens.device)
-            lean = LeanDecoder(decoder, native, native is None and can_capture(decoder, tokens.device))
+            devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+            lean = LeanDecoder(decoder, native, native is None and can_capture(decoder, devices))
         # Ranks may be on processors of several kinds.
         reads = all(ranks.exchange(lean.native is not None and lean.native.prefills))
         if lean.native is not None:
