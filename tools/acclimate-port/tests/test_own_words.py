@@ -20,7 +20,7 @@ def test_a_device_beside_another_vendors_word_is_the_programs_own(target: str) -
     )
     assert port_text(source, Settings(target, unsafe=True)).text == source
     given = source + '\n\ndef h():\n    return torch.ones(1, device="cuda")\n'
-    assert 'device="cuda"' not in port_text(given, Settings(target)).text
+    assert 'device="cuda"' not in port_text(given, Settings(target, unsafe=True)).text
 
 
 @BOTH

@@ -460,7 +460,7 @@ def test_the_same_name_in_files_that_do_not_know_each_other_is_not_one_decision(
 
 @BOTH
 def test_a_doubt_goes_on_to_the_files_that_rely_on_what_it_keeps(target: str, tmp_path: Path) -> None:
-    """``one.py`` relies on ``two.py``, whose flag stays because of ``three.py``."""
+    """``one.py`` relies on ``two.py``, whose flag stays because of ``three.py``, the end of the chain."""
     files = {
         "one.py": "import torch\nfrom two import Two\n\n\nclass One(Two):\n    def __init__(self):\n"
         '        self.device = "cuda" if torch.cuda.is_available() else "cpu"\n',
@@ -470,7 +470,7 @@ def test_a_doubt_goes_on_to_the_files_that_rely_on_what_it_keeps(target: str, tm
     }
     results = ported_project(tmp_path, files, target, apply=True)
     check(results, "two.py", AVAILABLE, "three.py:6")
-    check(results, "one.py", '"cuda" if torch.cuda.is_available() else "cpu"', "two.py:6")
+    check(results, "one.py", '"cuda" if torch.cuda.is_available() else "cpu"', "three.py:6")
     assert not any(result.written for result in results.values())
 
 

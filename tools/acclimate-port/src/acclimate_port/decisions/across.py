@@ -23,8 +23,10 @@ from acclimate_port.dataflow.uses import fields_of, uses_of
 from acclimate_port.decisions.decision import Decision, Decisions, Status, asks_for_device
 from acclimate_port.decisions.links import GIVE_DEVICE
 from acclimate_port.decisions.of_one_purpose import amp_flags
+from acclimate_port.decisions.one_device import OneDevice
 from acclimate_port.decisions.symbols import (
     CONSTRUCTORS,
+    MODULE,
     Facts,
     Kind,
     Symbol,
@@ -82,6 +84,14 @@ class Across:
         self._relying: dict[Symbol, list[int]] = defaultdict(list)
         self._readers: list[tuple[Symbol, list[Span]]] = [*self._read_flags()]
         self._implied: dict[tuple[Symbol, Symbol], None] = {}
+        self._device = OneDevice(file, decisions)
+        for index in self._device.choices:
+            for text in self._homes(index):
+                self._relying[Symbol(Kind.PLACE, text)].append(index)
+        for index in self._device.casts:
+            for text in self._homes(index):
+                self._relying[Symbol(Kind.CAST, text)].append(index)
+                self._relying[Symbol(Kind.PLACE, f"{text}(cast)")].append(index)
         for index, decision in enumerate(decisions):
             if decisions.counts(index):
                 for symbol in dict.fromkeys(self._symbols(index, decision)):
@@ -98,6 +108,7 @@ class Across:
             for index in self._relying.get(symbol, ()):
                 if self._all[index].status is Status.CONVERTED:
                     self._all[index].doubt(reason)
+                    self._all[index].finding.stands_alone |= symbol.kind is Kind.CODE
 
     def facts(self) -> Facts:
         """What other files must know, after all decisions are made."""
@@ -128,9 +139,49 @@ class Across:
                     add(Symbol(Kind.TENSOR, text), self._all[index].finding.place)
         for index in filter(self._stays, self._all.of_rules("profiler-activities")):
             add(_PROFILER, self._all[index].finding.place)
+        for kind, members in ((Kind.PLACE, self._device.choices), (Kind.CAST, self._device.casts)):
+            for index in self._device.staying(members):
+                for text in self._homes(index):
+                    add(Symbol(kind, text), self._all[index].root.finding.place)
         self._implied |= dict.fromkeys(self._passed_on())
         implied = tuple(pair for pair in self._implied if pair[0].text and pair[1].text)
         return Facts(outline(self._file.tree.text), frozenset(relies), stays, implied)
+
+    def _homes(self, index: int) -> list[str]:
+        """The names by which other files run or read the code that a decision is on."""
+        node = self._all[index].finding.node
+        home = self._outermost(node)
+        if home:
+            found, waiting = {home}, [home]
+            while waiting:
+                new = self._named_by[waiting.pop()] - found
+                found |= new
+                waiting += new
+            return [f"here:{name}" for name in sorted(found)]
+        statement = self._file.tree.statement(node)
+        targets = [one.target for one in statement.targets] if isinstance(statement, cst.Assign) else []
+        named = [one.value for one in targets if isinstance(one, cst.Name)]
+        return [f"here:{name}" for name in (*named, MODULE)]
+
+    def _outermost(self, node: cst.CSTNode) -> str:
+        """The name of the outermost function or class around a node; ``""`` for code of the module."""
+        kinds = (cst.FunctionDef, cst.ClassDef)
+        around = [one for one in self._file.tree.ancestors(node) if isinstance(one, kinds)]
+        return around[-1].name.value if around else ""
+
+    @cached_property
+    def _named_by(self) -> dict[str, set[str]]:
+        """The functions and classes of the module that name each of them."""
+        own = {self._outermost(body) for body in self._bodies()}
+        found: dict[str, set[str]] = defaultdict(set)
+        for name in self._file.tree.of_type(cst.Name):
+            if name.value in own and (home := self._outermost(name)) not in ("", name.value):
+                found[name.value].add(home)
+        return found
+
+    def _bodies(self) -> Iterator[cst.CSTNode]:
+        for one in (*self._file.tree.of_type(cst.FunctionDef), *self._file.tree.of_type(cst.ClassDef)):
+            yield one.body
 
     def _stays(self, index: int) -> bool:
         """Whether a decision on code for one kind of device makes no edit that is safe."""

@@ -50,7 +50,9 @@ def by_place(file: SourceFile, finding: Finding) -> Finding:
     if finding.outcome is Outcome.EXEMPT:
         return finding
     if reason := _meant_for_one_vendor(file, finding):
-        return dataclasses.replace(finding, outcome=Outcome.LEFT, reason=reason, safe=True, edits=())
+        return dataclasses.replace(
+            finding, outcome=Outcome.LEFT, reason=reason, safe=True, edits=(), stands_alone=True
+        )
     if finding.outcome is Outcome.LEFT:
         return finding
     if file.tree.is_for_older_torch(finding.node):
