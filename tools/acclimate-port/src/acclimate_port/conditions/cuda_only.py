@@ -224,8 +224,7 @@ def reports_cuda(file: SourceFile, question: cst.CSTNode) -> bool:
     reads = file.tree.reads(target) if isinstance(target, cst.Name) else []
     if not any(_is_reported(file, read) for read in reads if not _chooses(file, read)):
         return False
-    objects, functions = Placements(file).within(controlled_quietly(file, question))
-    return not objects and not functions
+    return not Placements(file).are_within(controlled_quietly(file, question))
 
 
 def _chooses(file: SourceFile, read: cst.CSTNode) -> bool:
