@@ -49,8 +49,8 @@ acclimate port repo/ --report out.html   # also shows what edits that need --uns
 - Decisions are followed over the files that are given together. An edit is unsafe, and names the file and line, if its other end
   stays there: what a flag decides about in another file, a base class that chooses the device too, a function that
   compares the device which it gets or returns, an option or an entry of settings that another file compares, a guard of
-  code that needs CUDA. Files without code for a device are read too, if they pass such a value on. Code behind a flag
-  that stays is ported: it runs on CUDA alone. Give the whole project, as of a single file only its own code is known.
+  code that needs CUDA. Files without code for a device are read too, if they pass such a value on. Give the
+  whole project, as of a single file only its own code is known.
 - acclimate is imported where the file imports torch: in the same functions, the same `try` or the same `if`. Files that a
   build script imports stay, as a build may have no other package.
 - A report about CUDA ("CUDA available?") and a condition about a library of NVIDIA's stay.

@@ -104,7 +104,7 @@ def test_two_classes_that_ask_for_the_same_flag_are_ported_together(target: str,
 
 SUBCLASSES = {
     "a flag": "self.use_cuda = torch.cuda.is_available()\n        subprocess.check_output(['nvidia-smi'])",
-    "a device": "self.where = torch.device('cuda')  # acclimate: ignore",
+    "a device": "self.where = Where('cuda')\n        self.where.cuda()",
 }
 
 
@@ -428,17 +428,6 @@ def test_a_device_may_meet_a_test_that_only_adds_its_number(target: str, tmp_pat
         "use.py": "from load import load\n\n\ndef f(path, n):\n    device = 'cuda' if n else 'cpu'\n    return load(path, device)\n",
     }
     assert site(ported_project(tmp_path, files, target)["use.py"], "'cuda'").status is Status.CONVERTED
-
-
-@BOTH
-def test_code_behind_a_flag_that_stays_is_ported(target: str, tmp_path: Path) -> None:
-    files = {
-        "flags.py": "import subprocess\n\nimport torch\n\n\nclass Base:\n    def __init__(self):\n"
-        "        subprocess.check_output(['nvidia-smi'])\n        self.use_cuda = torch.cuda.is_available()\n",
-        "use.py": "import torch\nfrom flags import Base\n\n\nclass Own(Base):\n    def f(self):\n"
-        "        x = torch.ones(2)\n        if self.use_cuda:\n            x = x.cuda()\n        return x\n",
-    }
-    assert site(ported_project(tmp_path, files, target)["use.py"], "x.cuda()").status is Status.CONVERTED
 
 
 @BOTH

@@ -135,7 +135,7 @@ def test_a_scaler_of_a_base_class_stays_with_the_autocast_of_its_flag_in_a_subcl
         "base.py": "import torch\n\n\nclass Base:\n    def __init__(self, on):\n        self.mixed = on\n"
         "        self.scaler = torch.amp.GradScaler('cuda', enabled=self.mixed)\n",
         "agent.py": "import torch\nfrom base import Base\n\n\nclass Agent(Base):\n    def f(self, model, x):\n"
-        "        with torch.amp.autocast('cuda', enabled=self.mixed):  # acclimate: ignore\n            return model(x)\n",
+        "        with torch.amp.autocast('cuda', dtype=self.dtype, enabled=self.mixed):\n            return model(x)\n",
     }
     results = ported_project(tmp_path, files, target)
     assert not site(results["base.py"], "torch.amp.GradScaler('cuda', enabled=self.mixed)").safe

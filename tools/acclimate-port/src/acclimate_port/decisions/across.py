@@ -4,7 +4,7 @@ A flag that one file sets and another reads, a device that a function of another
 call whose body needs CUDA: each is one decision, as inside one file. An edit *relies* on a symbol if it is
 right only where no other code that has to do with this symbol stays as it is.
 
-The code behind a flag relies on nothing: where the flag still means CUDA, it runs on CUDA alone.
+What chooses a device also relies on what else the files that hold or import it do there: see one_device.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from acclimate_port.conditions.statements import leaves
 from acclimate_port.dataflow.uses import fields_of, uses_of
 from acclimate_port.decisions.decision import Decision, Decisions, Status, asks_for_device
 from acclimate_port.decisions.links import GIVE_DEVICE
-from acclimate_port.decisions.of_one_purpose import amp_flags
 from acclimate_port.decisions.one_device import OneDevice
 from acclimate_port.decisions.symbols import (
     CONSTRUCTORS,
@@ -123,7 +122,7 @@ class Across:
             if any(_is_made(self._all[index]) for index in members):
                 relies.append(symbol)
             left = (self._all[index] for index in members if self._stays(index))
-            for decision in left if symbol.kind in (Kind.FLAG, Kind.OBJECT, Kind.NUMBER) else ():
+            for decision in left if symbol.kind in (Kind.FLAG, Kind.NUMBER) else ():
                 add(symbol, decision.finding.place)
         for symbol, places in self._readers:
             for index in self._all.counted(places):
@@ -206,12 +205,8 @@ class Across:
                 yield _PROFILER
         if rule in _DEVICES:
             yield from self._reached(node)
-        if is_question or rule in _DEVICES:
-            yield from self._placed_object(node)
         if rule in ("device-object", "device-format") and node is not None:
             yield from (Symbol(Kind.NUMBER, text) for text in self._numbering(node))
-        if rule == "mixed-precision":
-            yield from (Symbol(Kind.FLAG, f"any:{name}(amp)") for name in amp_flags(file, node))
 
     def _reached(self, device: cst.CSTNode) -> Iterator[Symbol]:
         """What gets a device: parameters and attributes, results of functions, and tensors on the device."""
@@ -251,28 +246,6 @@ class Across:
             given = file.tree.parent(use)
             if isinstance(given, cst.Arg):
                 yield of_argument(file, given)
-
-    def _placed_object(self, node: cst.CSTNode) -> Iterator[Symbol]:
-        """The object whose attribute gets a device, or the answer whether there is one."""
-        file = self._file
-        statement = file.tree.statement(node)
-        if not isinstance(statement, cst.Assign) or file.tree.function(node) is None:
-            return
-        for target in statement.targets:
-            text = reference(file, target.target) if isinstance(target.target, cst.Attribute) else ""
-            if text.startswith("self:") and not self._is_chosen_otherwise(node, statement):
-                yield Symbol(Kind.OBJECT, f"{text.rpartition('.')[0]}.")
-
-    def _is_chosen_otherwise(self, node: cst.CSTNode, statement: cst.CSTNode) -> bool:
-        """Whether a setting, and no question for a device, chooses a value: ``"cuda" if n else "cpu"``."""
-        file = self._file
-        for below, around in file.tree.upwards(node):
-            if around is statement:
-                return False
-            if isinstance(around, cst.IfExp) and below is not around.test:
-                asked = self._all.counted([file.span(around.test)])
-                return not any(asks_for_device(file, self._all[index].finding) for index in asked)
-        return False
 
     def _code_within(self, places: list[Span]) -> Iterator[Symbol]:
         """The functions that code calls, imports, or names as methods of its own object."""

@@ -10,7 +10,7 @@ import libcst as cst
 from acclimate_port.conditions.placements import sharing
 from acclimate_port.dataflow.uses import uses_of
 from acclimate_port.decisions.decision import Decisions
-from acclimate_port.source.tree import Span, called_name, keyword, last_name
+from acclimate_port.source.tree import Span, called_name
 from acclimate_port.source_file import SourceFile, cuda_name
 
 _GIVE_DEVICE = ("device-string", "device-format", "device-object", "integer-device", "available-choice")
@@ -32,13 +32,6 @@ def groups_of_one_purpose(file: SourceFile, decisions: Decisions) -> Iterator[li
     yield from purposes.handlers()
     yield from purposes.figures()
     yield from purposes.streams()
-
-
-def amp_flags(file: SourceFile, node: cst.CSTNode) -> list[str]:
-    """The attribute that turns an autocast or a scaler on: ``GradScaler(enabled=self.mixed_precision)``."""
-    call = node if isinstance(node, cst.Call) else None
-    given = keyword(call, "enabled") if call is not None else None
-    return [last_name(given.value)] if given is not None and isinstance(given.value, cst.Attribute) else []
 
 
 class _Purposes:

@@ -14,7 +14,6 @@ _REASONS = {
     Kind.FLAG: "{place}, which the same flag decides about, stays as it is",
     Kind.DEVICE: "{place}, which compares the name of this device, stays as it is",
     Kind.TENSOR: "{place}, which moves the same object or asks for its device, stays as it is",
-    Kind.OBJECT: "{place}, which chooses the device of the same object, stays as it is",
     Kind.NUMBER: "{place}, a device that gets its number from the same function, stays as it is",
     Kind.CODE: "it decides about code that needs CUDA at {place}, which stays as it is",
     Kind.PLACE: "{place}, which the same program runs on the same device, stays as it is",

@@ -34,8 +34,6 @@ class Kind(Enum):
     """A device, or a communication backend."""
     TENSOR = "tensor"
     """A tensor whose device is asked for."""
-    OBJECT = "object"
-    """An object whose class, with its bases, chooses the device."""
     NUMBER = "number"
     """A function that gives devices their numbers."""
     CODE = "code"
