@@ -113,6 +113,30 @@ def test_a_scaler_is_not_ported_beside_an_imported_autocast_that_stays(target: s
     assert not results["train.py"].changed
 
 
+@BOTH
+def test_a_figure_behind_a_question_for_a_name_that_each_torch_has_is_ported(
+    target: str, tmp_path: Path
+) -> None:
+    files = {
+        "util.py": "import torch\n\n\ndef used():\n    if hasattr(torch.cuda, 'memory_reserved'):\n"
+        "        return torch.cuda.memory_reserved()\n    return 0\n",
+        "train.py": "import torch\nfrom util import used\n\n\ndef step():\n"
+        "    return used() / 1e9 if torch.cuda.is_available() else 0\n",
+    }
+    results = ported_project(tmp_path, files, target)
+    assert "torch.cuda.memory_reserved" not in results["util.py"].after
+    assert "torch.cuda.is_available" not in results["train.py"].after
+
+
+@BOTH
+def test_an_annotation_stays_with_the_scaler_that_stays(target: str) -> None:
+    source = (
+        "try:\n    from torch.cuda.amp import GradScaler\nexcept ImportError:\n    GradScaler = None\n\n\n"
+        "class Trainer:\n    scaler: GradScaler\n\n    def start(self, make=GradScaler):\n        self.scaler = make()\n"
+    )
+    assert port_text(source, Settings(target)).text == source
+
+
 ALONE = {
     "frees memory": "torch.cuda.empty_cache()",
     "waits": "torch.cuda.synchronize()",

@@ -72,6 +72,7 @@ class OneDevice:
             (self.choices, self.choices),
             (self.casts, self.choices),
             (self.casts, self.casts),
+            (self._annotations(), self.casts),
             (counts, visible),
         )
         return {
@@ -81,6 +82,11 @@ class OneDevice:
             for index in members
             if self._all.stay_beside(index, other)
         }
+
+    def _annotations(self) -> list[int]:
+        """The classes of autocasts and scalers in annotations: ``scaler: GradScaler | None``."""
+        references = ((i, self._all[i].finding.node) for i in self._all.of_rules("runtime-reference"))
+        return [i for i, node in references if (cuda_name(self._file, node) or "").startswith("amp.")]
 
     def _chooses(self, index: int) -> bool:
         rule = self._all[index].finding.rule.name
