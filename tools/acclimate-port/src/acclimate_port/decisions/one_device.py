@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import libcst as cst
 
-from acclimate_port.conditions.branches import controlled_quietly
+from acclimate_port.conditions.branches import controlled_quietly, holders_of_result
 from acclimate_port.conditions.device_tests import may_stay
 from acclimate_port.conditions.statements import decided_by
 from acclimate_port.decisions.decision import Decisions, Status, asks_for_device
@@ -108,11 +108,18 @@ class OneDevice:
             return False
         decided = self._all.counted(controlled_quietly(self._file, finding.node), index)
         if decided:
-            return chosen.isdisjoint(decided)
+            is_kept = any(map(self._is_known_elsewhere, holders_of_result(self._file, finding.node)))
+            return not is_kept and chosen.isdisjoint(decided)
         statement = decided_by(self._file, finding.node)
         moves = self._all.counted([self._file.span(statement.body)]) if isinstance(statement, cst.If) else []
         rules = {self._all[move].finding.rule.name for move in moves}
         return finding.rule.name == "is-cuda" and rules == {"cuda-method"}
+
+    def _is_known_elsewhere(self, holder: cst.CSTNode) -> bool:
+        """Whether other files may read what holds an answer: an attribute, an argument, a global."""
+        is_function = isinstance(self._file.tree.parent(holder), cst.FunctionDef)
+        is_local = isinstance(holder, cst.Name) and self._file.tree.function(holder) is not None
+        return is_function or not is_local
 
     def _may_be_on(self, index: int) -> bool:
         """Whether a program may turn an autocast or a scaler on there: ``context = autocast``."""

@@ -190,14 +190,19 @@ class Project:
     def _together(self, path: Path) -> Iterator[tuple[_Known, _Known]]:
         """Pairs of a file's program and each place in it: if one of them stays, so does the other.
 
-        The program is what the file holds and what it imports by name. An ``__init__.py`` gives names on.
+        The program is what the file holds and what it imports by name. An ``__init__.py`` may only give on.
         """
         known = self._facts[path].outline
         held = [(path, name) for name in self._placed.get(path, {})]
-        for full in known.uses if path.name != "__init__.py" else ():
+        gives_on = path.name == "__init__.py" and not held
+        for full in known.uses if not gives_on else ():
             owner, name = _parted(full)
             home = self._home(path, owner, name) if name in self._names_placed else None
             held += [home] if home is not None else []
+        for star in known.stars if not gives_on else ():
+            held += [
+                (file, name) for file in self._files_of(path, star) for name in self._placed.get(file, {})
+            ]
         for file, name in dict.fromkeys(held):
             for kind, is_cause in self._placed.get(file, {}).get(name, {}):
                 program: _Known = (kind, f"{path}:")
