@@ -34,6 +34,23 @@ HALVES = {
 }
 
 
+OTHERS = {
+    "a state that is saved, and one that is restored": (
+        "def save():\n    return {'cuda': torch.cuda.get_rng_state_all()}\n\n\n"
+        "def restore(state):\n    torch.cuda.set_rng_state_all(state['cuda'])\n"
+    ),
+    "a figure, and one that is only told for CUDA": (
+        "def used(device):\n    return torch.cuda.memory_allocated(device) if device.type == 'cuda' else 0\n\n\n"
+        "def check(sizes):\n    return sum(sizes) == torch.cuda.memory_allocated()\n"
+    ),
+    "a question for bfloat16, and an autocast": (
+        "def check(dtype):\n    if torch.cuda.is_available() and not torch.cuda.is_bf16_supported():\n"
+        "        raise ValueError(dtype)\n\n\ndef run(dtype):\n    return torch.autocast('cuda', dtype=dtype)\n"
+    ),
+}
+HALVES |= OTHERS
+
+
 @BOTH
 @pytest.mark.parametrize("kind", HALVES)
 def test_a_half_of_a_file_is_not_ported_alone(kind: str, target: str) -> None:
@@ -71,6 +88,11 @@ PROGRAMS = {
         "pkg/__init__.py": "from .keep import keep\n",
         "pkg/keep.py": STAYS,
         "run.py": f"import torch\nfrom pkg import keep\n\n\n{RUNS}",
+    },
+    "a file that imports all names through another": {
+        "keep.py": STAYS,
+        "all.py": "from keep import *\n",
+        "run.py": f"import torch\nfrom all import *\n\n\n{RUNS}",
     },
     "a file that imports all names": {
         "keep.py": STAYS,

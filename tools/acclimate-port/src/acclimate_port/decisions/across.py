@@ -84,13 +84,12 @@ class Across:
         self._readers: list[tuple[Symbol, list[Span]]] = [*self._read_flags()]
         self._implied: dict[tuple[Symbol, Symbol], None] = {}
         self._device = OneDevice(file, decisions)
-        for index in self._device.choices:
-            for text in self._homes(index):
-                self._relying[Symbol(Kind.PLACE, text)].append(index)
-        for index in self._device.casts:
-            for text in self._homes(index):
-                self._relying[Symbol(Kind.CAST, text)].append(index)
-                self._relying[Symbol(Kind.PLACE, f"{text}(cast)")].append(index)
+        for kind, members in self._device.groups.items():
+            for index in members:
+                for text in self._homes(index):
+                    self._relying[Symbol(kind, text)].append(index)
+                    if kind is Kind.CAST:
+                        self._relying[Symbol(Kind.PLACE, f"{text}(cast)")].append(index)
         for index, decision in enumerate(decisions):
             if decisions.counts(index):
                 for symbol in dict.fromkeys(self._symbols(index, decision)):
@@ -138,7 +137,7 @@ class Across:
                     add(Symbol(Kind.TENSOR, text), self._all[index].finding.place)
         for index in filter(self._stays, self._all.of_rules("profiler-activities")):
             add(_PROFILER, self._all[index].finding.place)
-        for kind, members in ((Kind.PLACE, self._device.choices), (Kind.CAST, self._device.casts)):
+        for kind, members in self._device.groups.items():
             for index in self._device.staying(members):
                 for text in self._homes(index):
                     add(Symbol(kind, text), self._all[index].root.finding.place)

@@ -13,6 +13,8 @@ from acclimate_port.conditions.branches import controlled_quietly, holders_of_re
 from acclimate_port.conditions.device_tests import may_stay
 from acclimate_port.conditions.statements import decided_by
 from acclimate_port.decisions.decision import Decisions, Status, asks_for_device
+from acclimate_port.decisions.symbols import TOGETHER, Kind
+from acclimate_port.source.torch_cuda import FIGURES, RESETS
 from acclimate_port.source.tree import dotted, keyword
 from acclimate_port.source_file import SourceFile, cuda_name, is_assigned
 
@@ -23,7 +25,11 @@ _CHOOSE = {
 }
 """Rules for what chooses a device, asks for it or moves to it."""
 _CHOOSING_CALLS = {"is_available", "device_count", "set_device", "device", "device_of"}
-"""Functions of torch.cuda that do; the others seed, wait, free memory or tell a figure."""
+"""Functions of torch.cuda that do; the others seed, wait or free memory."""
+_FIGURES = FIGURES | RESETS | {"mem_get_info", "memory_stats"}
+_STATES = {"get_rng_state", "get_rng_state_all", "set_rng_state", "set_rng_state_all"}
+_OF_PROGRAM = ((Kind.PLACE, Kind.PLACE), (Kind.CAST, Kind.PLACE), *((kind, kind) for kind in TOGETHER[1:]))
+"""The kinds of decisions that are unsafe beside others of a kind that stay."""
 
 
 class OneDevice:
@@ -37,19 +43,27 @@ class OneDevice:
     def __init__(self, file: SourceFile, decisions: Decisions) -> None:
         self._file = file
         self._all = decisions
-        self.casts = [index for index in decisions.of_rules("mixed-precision") if self._may_be_on(index)]
-        """Autocasts and scalers, which are right only on the device of the rest."""
+        calls = decisions.of_rules("runtime-call")
+        casts = [index for index in decisions.of_rules("mixed-precision") if self._may_be_on(index)]
+        casts += [index for index in calls if self._called(index) == "is_bf16_supported"]
+        figures = {index for index in calls if self._called(index) in _FIGURES}
         chosen = {index for index in range(len(decisions)) if self._chooses(index)}
         # From the last to the first, so that a test within another is known when the outer one is asked.
         for index in sorted(chosen, reverse=True):
-            if self._is_about_others(index, {*chosen, *self.casts}):
+            if self._is_about_others(index, {*chosen, *casts}):
                 chosen.discard(index)
+                figures |= {index} if figures.intersection(self._decided(index)) else set()
         for index in chosen:
             finding = decisions[index].finding
             if finding.rule.name == "device-comparison" and may_stay(file, finding.node):
                 finding.stands_alone = True
-        self.choices = sorted(chosen)
-        """Devices, moves to them, tests for them, backends and numbers of devices."""
+        self.groups = {
+            Kind.PLACE: sorted(chosen),
+            Kind.CAST: sorted(casts),
+            Kind.FIGURE: sorted(figures),
+            Kind.STATE: [index for index in calls if self._called(index) in _STATES],
+        }
+        """What chooses a device; autocasts and scalers; figures of memory; states of random numbers."""
 
     def keep_whole(self) -> None:
         """Makes edits unsafe beside those that stay or are unsafe, until no more are found."""
@@ -67,17 +81,12 @@ class OneDevice:
     def _beside_what_stays(self) -> set[int]:
         """Makes edits unsafe beside those that stay or are unsafe; returns the changed ones."""
         visible = self._all.of_rules("visible-devices")
-        counts = [index for index in self.choices if self._called(index) == "device_count"]
-        groups = (
-            (self.choices, self.choices),
-            (self.casts, self.choices),
-            (self.casts, self.casts),
-            (self._annotations(), self.casts),
-            (counts, visible),
-        )
+        counts = [index for index in self.groups[Kind.PLACE] if self._called(index) == "device_count"]
+        beside = [(self.groups[kind], self.groups[other]) for kind, other in _OF_PROGRAM]
+        beside += [(self._annotations(), self.groups[Kind.CAST]), (counts, visible)]
         return {
             index
-            for members, others in groups
+            for members, others in beside
             for other in self.staying(others)[:1]
             for index in members
             if self._all.stay_beside(index, other)
@@ -106,14 +115,17 @@ class OneDevice:
         finding = self._all[index].finding
         if not asks_for_device(self._file, finding):
             return False
-        decided = self._all.counted(controlled_quietly(self._file, finding.node), index)
-        if decided:
+        if decided := self._decided(index):
             is_kept = any(map(self._is_known_elsewhere, holders_of_result(self._file, finding.node)))
             return not is_kept and chosen.isdisjoint(decided)
         statement = decided_by(self._file, finding.node)
         moves = self._all.counted([self._file.span(statement.body)]) if isinstance(statement, cst.If) else []
         rules = {self._all[move].finding.rule.name for move in moves}
         return finding.rule.name == "is-cuda" and rules == {"cuda-method"}
+
+    def _decided(self, test: int) -> list[int]:
+        """The decisions in the code that a test decides about."""
+        return self._all.counted(controlled_quietly(self._file, self._all[test].finding.node), test)
 
     def _is_known_elsewhere(self, holder: cst.CSTNode) -> bool:
         """Whether other files may read what holds an answer: an attribute, an argument, a global."""

@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from acclimate_port.decisions.symbols import Facts, Kind, Symbol
+from acclimate_port.decisions.symbols import TOGETHER, Facts, Kind, Symbol
 from acclimate_port.source.outline import Outline
 
 _REASONS = {
@@ -18,12 +18,12 @@ _REASONS = {
     Kind.CODE: "it decides about code that needs CUDA at {place}, which stays as it is",
     Kind.PLACE: "{place}, which the same program runs on the same device, stays as it is",
     Kind.CAST: "{place}, which turns on an autocast or a scaler of the same program, stays as it is",
+    Kind.FIGURE: "{place}, a figure of memory of the same program, stays as it is",
+    Kind.STATE: "{place}, a state of random numbers of the same program, stays as it is",
 }
-_FARTHEST = {Kind.CODE: 3, Kind.PLACE: 1000, Kind.CAST: 1000}
+_FARTHEST = {Kind.CODE: 3, **dict.fromkeys(TOGETHER, 1000)}
 """How many calls away code that needs CUDA is looked for; a device is followed to the end."""
 _END = 20
-_TOGETHER = (Kind.PLACE, Kind.CAST)
-"""What stays or is ported together in each file and in what it imports."""
 
 _FEW = 2
 """The most files that are kept of those in which a symbol stays: a file asks for one that is not itself."""
@@ -63,7 +63,7 @@ class Project:
         """The names in each file whose code is about a device: the kinds, and whether others need it."""
         for path, known in facts.items():
             for symbol in (*known.relies, *known.stays):
-                if symbol.kind in _TOGETHER:
+                if symbol.kind in TOGETHER:
                     name, bracket, _ = symbol.text.removeprefix("here:").partition("(")
                     own = self._placed.setdefault(path, {}).setdefault(name, {})
                     own[symbol.kind, not bracket] = None
@@ -138,7 +138,7 @@ class Project:
         """
         relied = (self._known(path, symbol) for path, one in self._facts.items() for symbol in one.relies)
         stays, relied_on = (
-            {_first_name(meant) for meant in found if meant is not None and meant[0] not in _TOGETHER} - {""}
+            {_first_name(meant) for meant in found if meant is not None and meant[0] not in TOGETHER} - {""}
             for found in (self._stays(), relied)
         )
         found = []
@@ -199,10 +199,8 @@ class Project:
             owner, name = _parted(full)
             home = self._home(path, owner, name) if name in self._names_placed else None
             held += [home] if home is not None else []
-        for star in known.stars if not gives_on else ():
-            held += [
-                (file, name) for file in self._files_of(path, star) for name in self._placed.get(file, {})
-            ]
+        for file in self._imported_whole(path) if not gives_on else ():
+            held += [(file, name) for name in self._placed.get(file, {})]
         for file, name in dict.fromkeys(held):
             for kind, is_cause in self._placed.get(file, {}).get(name, {}):
                 program: _Known = (kind, f"{path}:")
@@ -211,10 +209,22 @@ class Project:
                 if is_cause:
                     yield place, program
 
+    def _imported_whole(self, path: Path) -> set[Path]:
+        """The files of which a file imports all names, directly or through others."""
+        found: set[Path] = set()
+        waiting = [path]
+        while waiting:
+            at = waiting.pop()
+            stars = (one for star in self._facts[at].outline.stars for one in self._files_of(at, star))
+            new = set(stars) - found
+            found |= new
+            waiting += new
+        return found
+
     # -- names -------------------------------------------------------------------------------------------
 
     def _known(self, path: Path, symbol: Symbol) -> _Known | None:
-        if symbol.kind in _TOGETHER:
+        if symbol.kind in TOGETHER:
             return symbol.kind, f"{path}:{symbol.text.removeprefix('here:')}"
         name = self._name(path, symbol.text)
         return (symbol.kind, name) if name else None

@@ -42,6 +42,14 @@ class Kind(Enum):
     """A function, class or name of a module whose code chooses a device, asks for one or moves to it."""
     CAST = "cast"
     """One whose code turns an autocast or a scaler on."""
+    FIGURE = "figure"
+    """One whose code reads or resets a figure of memory."""
+    STATE = "state"
+    """One whose code reads or restores the state of random numbers."""
+
+
+TOGETHER = (Kind.PLACE, Kind.CAST, Kind.FIGURE, Kind.STATE)
+"""What stays or is ported together in each file and in what it imports."""
 
 
 class Symbol(NamedTuple):
