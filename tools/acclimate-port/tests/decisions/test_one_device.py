@@ -47,6 +47,18 @@ OTHERS = {
         "def check(dtype):\n    if torch.cuda.is_available() and not torch.cuda.is_bf16_supported():\n"
         "        raise ValueError(dtype)\n\n\ndef run(dtype):\n    return torch.autocast('cuda', dtype=dtype)\n"
     ),
+    "a stream, and the copies in it": (
+        "def load(batches):\n    stream = torch.cuda.Stream()\n    for batch in batches:\n"
+        "        with torch.cuda.stream(stream):\n            yield batch\n\n\n"
+        "def move(batch):\n    return batch.cuda()\n"
+    ),
+    "a model's normalisation over ranks, and its device": (
+        "def wrap(model):\n    return torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)\n\n\n"
+        "def move(model):\n    return model.cuda()\n"
+    ),
+    "the program's own word for a device": (
+        "def device():\n    if torch.cuda.is_available():\n        return 'gpu'\n    return 'cpu'\n"
+    ),
 }
 HALVES |= OTHERS
 

@@ -88,8 +88,9 @@ class Across:
             for index in members:
                 for text in self._homes(index):
                     self._relying[Symbol(kind, text)].append(index)
-                    if kind is Kind.CAST:
-                        self._relying[Symbol(Kind.PLACE, f"{text}(cast)")].append(index)
+        for index in self._device.on_device:
+            for text in self._homes(index):
+                self._relying[Symbol(Kind.PLACE, f"{text}(needs)")].append(index)
         for index, decision in enumerate(decisions):
             if decisions.counts(index):
                 for symbol in dict.fromkeys(self._symbols(index, decision)):

@@ -13,8 +13,8 @@ from acclimate_port.conditions.branches import controlled_quietly, holders_of_re
 from acclimate_port.conditions.device_tests import may_stay
 from acclimate_port.conditions.statements import decided_by
 from acclimate_port.decisions.decision import Decisions, Status, asks_for_device
-from acclimate_port.decisions.symbols import TOGETHER, Kind
-from acclimate_port.source.torch_cuda import FIGURES, RESETS
+from acclimate_port.decisions.symbols import Kind
+from acclimate_port.source.torch_cuda import FIGURES, RESETS, STREAMS
 from acclimate_port.source.tree import dotted, keyword
 from acclimate_port.source_file import SourceFile, cuda_name, is_assigned
 
@@ -28,8 +28,7 @@ _CHOOSING_CALLS = {"is_available", "device_count", "set_device", "device", "devi
 """Functions of torch.cuda that do; the others seed, wait or free memory."""
 _FIGURES = FIGURES | RESETS | {"mem_get_info", "memory_stats"}
 _STATES = {"get_rng_state", "get_rng_state_all", "set_rng_state", "set_rng_state_all"}
-_OF_PROGRAM = ((Kind.PLACE, Kind.PLACE), (Kind.CAST, Kind.PLACE), *((kind, kind) for kind in TOGETHER[1:]))
-"""The kinds of decisions that are unsafe beside others of a kind that stay."""
+_STREAMS = {*STREAMS, "Event"}
 
 
 class OneDevice:
@@ -46,6 +45,7 @@ class OneDevice:
         calls = decisions.of_rules("runtime-call")
         casts = [index for index in decisions.of_rules("mixed-precision") if self._may_be_on(index)]
         casts += [index for index in calls if self._called(index) == "is_bf16_supported"]
+        streams = [index for index in calls if self._called(index) in _STREAMS]
         figures = {index for index in calls if self._called(index) in _FIGURES}
         chosen = {index for index in range(len(decisions)) if self._chooses(index)}
         # From the last to the first, so that a test within another is known when the outer one is asked.
@@ -60,10 +60,13 @@ class OneDevice:
         self.groups = {
             Kind.PLACE: sorted(chosen),
             Kind.CAST: sorted(casts),
+            Kind.STREAM: sorted([*streams, *decisions.of_rules("graphs")]),
             Kind.FIGURE: sorted(figures),
             Kind.STATE: [index for index in calls if self._called(index) in _STATES],
         }
-        """What chooses a device; autocasts and scalers; figures of memory; states of random numbers."""
+        """The decisions of each kind."""
+        self.on_device = [*casts, *self.groups[Kind.STREAM], *decisions.of_rules("sync-batch-norm")]
+        """What is right only on the device that the rest of the program chooses."""
 
     def keep_whole(self) -> None:
         """Makes edits unsafe beside those that stay or are unsafe, until no more are found."""
@@ -82,8 +85,9 @@ class OneDevice:
         """Makes edits unsafe beside those that stay or are unsafe; returns the changed ones."""
         visible = self._all.of_rules("visible-devices")
         counts = [index for index in self.groups[Kind.PLACE] if self._called(index) == "device_count"]
-        beside = [(self.groups[kind], self.groups[other]) for kind, other in _OF_PROGRAM]
-        beside += [(self._annotations(), self.groups[Kind.CAST]), (counts, visible)]
+        beside = [(members, members) for members in self.groups.values()]
+        beside += [(self.on_device, self.groups[Kind.PLACE]), (counts, visible)]
+        beside += [(self._annotations(), self.groups[Kind.CAST])]
         return {
             index
             for members, others in beside

@@ -18,6 +18,7 @@ _REASONS = {
     Kind.CODE: "it decides about code that needs CUDA at {place}, which stays as it is",
     Kind.PLACE: "{place}, which the same program runs on the same device, stays as it is",
     Kind.CAST: "{place}, which turns on an autocast or a scaler of the same program, stays as it is",
+    Kind.STREAM: "{place}, which uses a stream or a graph of the same program, stays as it is",
     Kind.FIGURE: "{place}, a figure of memory of the same program, stays as it is",
     Kind.STATE: "{place}, a state of random numbers of the same program, stays as it is",
 }
@@ -204,7 +205,7 @@ class Project:
         for file, name in dict.fromkeys(held):
             for kind, is_cause in self._placed.get(file, {}).get(name, {}):
                 program: _Known = (kind, f"{path}:")
-                place: _Known = (kind, f"{file}:{name}" if is_cause else f"{file}:{name}(cast)")
+                place: _Known = (kind, f"{file}:{name}" if is_cause else f"{file}:{name}(needs)")
                 yield program, place
                 if is_cause:
                     yield place, program

@@ -42,13 +42,15 @@ class Kind(Enum):
     """A function, class or name of a module whose code chooses a device, asks for one or moves to it."""
     CAST = "cast"
     """One whose code turns an autocast or a scaler on."""
+    STREAM = "stream"
+    """One whose code makes, enters or waits for a stream, or captures a graph."""
     FIGURE = "figure"
     """One whose code reads or resets a figure of memory."""
     STATE = "state"
     """One whose code reads or restores the state of random numbers."""
 
 
-TOGETHER = (Kind.PLACE, Kind.CAST, Kind.FIGURE, Kind.STATE)
+TOGETHER = (Kind.PLACE, Kind.CAST, Kind.STREAM, Kind.FIGURE, Kind.STATE)
 """What stays or is ported together in each file and in what it imports."""
 
 
