@@ -56,6 +56,10 @@ OTHERS = {
         "def wrap(model):\n    return torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)\n\n\n"
         "def move(model):\n    return model.cuda()\n"
     ),
+    "code for a text that stays": (
+        "def f(mode, model):\n    if mode == 'cuda':\n        with torch.cuda.stream(torch.cuda.Stream()):\n"
+        "            model()\n"
+    ),
     "the program's own word for a device": (
         "def device():\n    if torch.cuda.is_available():\n        return 'gpu'\n    return 'cpu'\n"
     ),
@@ -73,6 +77,15 @@ def test_a_half_of_a_file_is_not_ported_alone(kind: str, target: str) -> None:
 
 STAYS = "def keep(model):\n    return model.cuda()\n"
 RUNS = "def run(x):\n    return x.to('cuda' if torch.cuda.is_available() else 'cpu')\n"
+
+
+def test_a_wait_stays_with_the_events_around_it() -> None:
+    source = (
+        "import torch\n\n\ndef f(model):\n    torch.cuda.synchronize()\n"
+        "    start = torch.cuda.Event(interprocess=True)\n    model()\n    return start\n"
+    )
+    assert port_text(source, Settings("torch")).text == source
+
 
 PROGRAMS = {
     "a file that imports a function": {

@@ -64,6 +64,8 @@ class _Links:
             if is_test(self._file, decision.finding):
                 self._of_test(index, node)
             self._of_places(index)
+            if self._compares_text(index):
+                self._of_text(node)
             if self._all.counts(index):
                 self._of_device(index, node)
                 self._of_branch(index, node)
@@ -200,6 +202,13 @@ class _Links:
             )
             if is_negated or isinstance(around, (cst.BaseSmallStatement, cst.BaseCompoundStatement)):
                 return
+
+    def _of_text(self, literal: cst.CSTNode) -> None:
+        """Makes the code unsafe that runs for a text ``"cuda"`` alone, which stays."""
+        test = self._file.tree.around(literal, cst.Comparison)
+        line = self._file.tree.line(self._file.span(literal).start)
+        for index in self._all.counted(branches(self._file, test)):
+            self._all[index].doubt(f"line {line} compares a text with the name of CUDA, and stays")
 
     def _of_places(self, index: int) -> None:
         """Links a finding with the edits of places that must be edited too: the uses of an imported name."""

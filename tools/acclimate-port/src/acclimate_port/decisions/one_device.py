@@ -85,9 +85,10 @@ class OneDevice:
         """Makes edits unsafe beside those that stay or are unsafe; returns the changed ones."""
         visible = self._all.of_rules("visible-devices")
         counts = [index for index in self.groups[Kind.PLACE] if self._called(index) == "device_count"]
+        waits = [i for i in self._all.of_rules("runtime-call") if self._called(i) == "synchronize"]
         beside = [(members, members) for members in self.groups.values()]
         beside += [(self.on_device, self.groups[Kind.PLACE]), (counts, visible)]
-        beside += [(self._annotations(), self.groups[Kind.CAST])]
+        beside += [(self._annotations(), self.groups[Kind.CAST]), (waits, self.groups[Kind.STREAM])]
         return {
             index
             for members, others in beside
