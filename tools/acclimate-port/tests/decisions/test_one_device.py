@@ -203,6 +203,8 @@ ALONE = {
     "frees memory": "torch.cuda.empty_cache()",
     "waits": "torch.cuda.synchronize()",
     "seeds behind a guard": "if torch.cuda.is_available():\n        torch.cuda.manual_seed(1)",
+    "seeds and sets options": "if torch.cuda.is_available():\n        torch.cuda.manual_seed(1)\n"
+    "        torch.backends.cudnn.deterministic = True",
     "turns an autocast off": "with torch.cuda.amp.autocast(enabled=False):\n        print(1)",
 }
 

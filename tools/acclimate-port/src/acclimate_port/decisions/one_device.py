@@ -136,7 +136,8 @@ class OneDevice:
         """Whether other files may read what holds an answer: an attribute, an argument, a global."""
         is_function = isinstance(self._file.tree.parent(holder), cst.FunctionDef)
         is_local = isinstance(holder, cst.Name) and self._file.tree.function(holder) is not None
-        return is_function or not is_local
+        is_torchs = dotted(holder).startswith(f"{self._file.torch}.")  # `torch.backends.cudnn.enabled = True`
+        return is_function or not (is_local or is_torchs)
 
     def _may_be_on(self, index: int) -> bool:
         """Whether a program may turn an autocast or a scaler on there: ``context = autocast``."""
