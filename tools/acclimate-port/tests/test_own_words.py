@@ -29,7 +29,7 @@ def test_an_optional_import_of_torch_is_where_the_new_one_is(name: str, target: 
     call = "is_available()" if "from" in name else "torch.cuda.is_available()"
     source = (
         f"import os\n\ntry:\n    {name}\n    HAS = True\nexcept ImportError:\n    HAS = False\n\n\n"
-        f"def f():\n    return 'gpu' if HAS and {call} else 'none'\n"
+        f"def f():\n    return 'yes' if HAS and {call} else 'none'\n"
     )
     after = port_text(source, Settings(target)).text
     assert after != source
