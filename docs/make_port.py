@@ -41,11 +41,16 @@ acclimate port repo/ --report out.html   # also shows what edits that need --uns
 - A device's name given to a library that is not torch's stays, or is unsafe, also through methods of the file.
 - Edits that must go together are made together or not at all: all parts of a condition, a branch on the device and the
   pinning in it, a test and the code that it decides about through a flag, a parameter or a loop.
-- The same holds over the files that are given together. An edit is unsafe, and names the file and line, if its other end
+- What chooses, counts, asks for or moves to a device is safe only if its whole file, and the code that the file imports
+  by name, is ported: an edit is unsafe, and names the line, if another such place stays or is unsafe there, in a file
+  that imports its code, or in one that a third file imports beside it. The same holds for autocasts and scalers, for
+  figures of memory, and for states of random numbers. Seeds, waiting, freeing memory and pinning are edited all the same.
+  Code for NVIDIA's hardware, devices of other libraries and lines with `# acclimate: ignore` hold no other edit back.
+- Decisions are followed over the files that are given together. An edit is unsafe, and names the file and line, if its other end
   stays there: what a flag decides about in another file, a base class that chooses the device too, a function that
   compares the device which it gets or returns, an option or an entry of settings that another file compares, a guard of
-  code that needs CUDA. Files without code for a device are read too, if they pass such a value on. Code behind a flag
-  that stays is ported: it runs on CUDA alone. Give the whole project, as of a single file only its own code is known.
+  code that needs CUDA. Files without code for a device are read too, if they pass such a value on. Give the
+  whole project, as of a single file only its own code is known.
 - acclimate is imported where the file imports torch: in the same functions, the same `try` or the same `if`. Files that a
   build script imports stay, as a build may have no other package.
 - A report about CUDA ("CUDA available?") and a condition about a library of NVIDIA's stay.

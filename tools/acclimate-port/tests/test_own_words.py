@@ -20,7 +20,7 @@ def test_a_device_beside_another_vendors_word_is_the_programs_own(target: str) -
     )
     assert port_text(source, Settings(target, unsafe=True)).text == source
     given = source + '\n\ndef h():\n    return torch.ones(1, device="cuda")\n'
-    assert 'device="cuda"' not in port_text(given, Settings(target)).text
+    assert 'device="cuda"' not in port_text(given, Settings(target, unsafe=True)).text
 
 
 @BOTH
@@ -29,7 +29,7 @@ def test_an_optional_import_of_torch_is_where_the_new_one_is(name: str, target: 
     call = "is_available()" if "from" in name else "torch.cuda.is_available()"
     source = (
         f"import os\n\ntry:\n    {name}\n    HAS = True\nexcept ImportError:\n    HAS = False\n\n\n"
-        f"def f():\n    return 'gpu' if HAS and {call} else 'none'\n"
+        f"def f():\n    return 'yes' if HAS and {call} else 'none'\n"
     )
     after = port_text(source, Settings(target)).text
     assert after != source

@@ -104,7 +104,7 @@ def test_two_classes_that_ask_for_the_same_flag_are_ported_together(target: str,
 
 SUBCLASSES = {
     "a flag": "self.use_cuda = torch.cuda.is_available()\n        subprocess.check_output(['nvidia-smi'])",
-    "a device": "self.where = torch.device('cuda')  # acclimate: ignore",
+    "a device": "self.where = Where('cuda')\n        self.where.cuda()",
 }
 
 
@@ -431,17 +431,6 @@ def test_a_device_may_meet_a_test_that_only_adds_its_number(target: str, tmp_pat
 
 
 @BOTH
-def test_code_behind_a_flag_that_stays_is_ported(target: str, tmp_path: Path) -> None:
-    files = {
-        "flags.py": "import subprocess\n\nimport torch\n\n\nclass Base:\n    def __init__(self):\n"
-        "        subprocess.check_output(['nvidia-smi'])\n        self.use_cuda = torch.cuda.is_available()\n",
-        "use.py": "import torch\nfrom flags import Base\n\n\nclass Own(Base):\n    def f(self):\n"
-        "        x = torch.ones(2)\n        if self.use_cuda:\n            x = x.cuda()\n        return x\n",
-    }
-    assert site(ported_project(tmp_path, files, target)["use.py"], "x.cuda()").status is Status.CONVERTED
-
-
-@BOTH
 def test_the_same_name_in_files_that_do_not_know_each_other_is_not_one_decision(
     target: str, tmp_path: Path
 ) -> None:
@@ -460,7 +449,7 @@ def test_the_same_name_in_files_that_do_not_know_each_other_is_not_one_decision(
 
 @BOTH
 def test_a_doubt_goes_on_to_the_files_that_rely_on_what_it_keeps(target: str, tmp_path: Path) -> None:
-    """``one.py`` relies on ``two.py``, whose flag stays because of ``three.py``."""
+    """``one.py`` relies on ``two.py``, whose flag stays because of ``three.py``, the end of the chain."""
     files = {
         "one.py": "import torch\nfrom two import Two\n\n\nclass One(Two):\n    def __init__(self):\n"
         '        self.device = "cuda" if torch.cuda.is_available() else "cpu"\n',
@@ -470,7 +459,7 @@ def test_a_doubt_goes_on_to_the_files_that_rely_on_what_it_keeps(target: str, tm
     }
     results = ported_project(tmp_path, files, target, apply=True)
     check(results, "two.py", AVAILABLE, "three.py:6")
-    check(results, "one.py", '"cuda" if torch.cuda.is_available() else "cpu"', "two.py:6")
+    check(results, "one.py", '"cuda" if torch.cuda.is_available() else "cpu"', "three.py:6")
     assert not any(result.written for result in results.values())
 
 

@@ -288,11 +288,12 @@ def test_a_kept_device_without_an_index_is_unsafe_and_one_that_is_used_at_once_i
         def f(n):
             kept = torch.cuda.current_device()
             torch.cuda.set_device(1)
-            return torch.zeros(n, device=kept), torch.zeros(n, device=torch.cuda.current_device())
+            return torch.zeros(n, device=kept)
         """
-    text = port(source, "torch", unsafe=False).text
-    assert "kept = torch.cuda.current_device()" in text
-    assert "device=accelerator_type())" in text
+    assert "kept = torch.cuda.current_device()" in port(source, "torch", unsafe=False).text
+    used = source.replace("kept = torch.cuda.current_device()", "torch.cuda.synchronize()")
+    used = used.replace("device=kept", "device=torch.cuda.current_device()")
+    assert "device=accelerator_type())" in port(used, "torch", unsafe=False).text
     assert "kept = get_accelerator().current_device_name()" in port(source, "acclimate", unsafe=False).text
 
 

@@ -257,6 +257,7 @@ def _alone(file: SourceFile, finding: Finding, settings: Settings) -> Decision:
         reason = (
             f"it decides about `{kernel}(…)`, which needs CUDA by its name or by the functions that it calls"
         )
+        finding.stands_alone = True
     if kernel or finding.outcome is Outcome.LEFT:
         return Decision(finding, Status.LEFT, True, reason, hidden)
     if hidden:
@@ -265,6 +266,7 @@ def _alone(file: SourceFile, finding: Finding, settings: Settings) -> Decision:
     caller = file.tree.function(finding.node) if is_buffer else None
     if finding.safe and (called := file.kernels.callers.get(id(caller), "")):
         reason = f"its function calls `{called}(…)`, which needs CUDA"
+        finding.stands_alone = True
         return Decision(finding, Status.CONVERTED, False, reason)
     return Decision(finding, Status.CONVERTED, finding.safe, reason)
 

@@ -89,16 +89,6 @@ def test_guards_of_a_model_and_its_input_in_two_functions_are_one_decision(kind:
     unsafe_or_left(f"import torch\n\n\n{MEETING[kind]}", target)
 
 
-@EACH_TARGET
-def test_guards_of_objects_that_do_not_meet_are_ported_alone(target: str) -> None:
-    source = (
-        "import torch\n\n\ndef load(model):\n" + GUARDED.format(UNKNOWN) + "    return model\n\n\n"
-        "def noise(n):\n    x = n\n" + GUARDED.format(KNOWN) + "    return x\n"
-    )
-    found = port_text(source, Settings(target)).sites
-    assert [one.status for one in found] == [Status.UNSAFE, Status.UNSAFE, Status.CONVERTED, Status.CONVERTED]
-
-
 MASK = "make(torch.device('cuda')).is_cuda"
 SKIPS = [
     "class T(TestCase):\n    @skipUnless(torch.cuda.is_available(), 'no')\n    def test(self):\n        assert {}\n",

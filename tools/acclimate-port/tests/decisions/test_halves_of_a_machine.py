@@ -68,12 +68,13 @@ HALVES = {
         "def start(rank):\n    torch.distributed.init_process_group(backend='nccl')\n\n\n"
         "def place(model, device):\n    assert device < torch.cuda.device_count()\n"
         "    model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device])\n"
-        "    device = 'cuda:{}'.format(device)  # acclimate: ignore\n    return model, device\n\n\n"
+        "    device = 'cuda:{}'.format(device)\n    return model, device\n\n\n"
+        "def check(name):\n    if name != 'cuda' or not torch.cuda.is_available():\n        raise ValueError(name)\n\n\n"
         "def train(rank):\n    torch.cuda.set_device(rank)\n"
     ),
     "a number of ranks and their backend": (
-        "def count():\n    return torch.cuda.device_count()\n\n\ndef start(rank):\n"
-        "    torch.distributed.init_process_group(backend='nccl')  # acclimate: ignore\n"
+        "def count():\n    return torch.cuda.device_count()\n\n\ndef start(backend='nccl'):\n"
+        "    torch.distributed.init_process_group(backend)\n"
     ),
     "a message about devices": (
         "def f(device, n):\n    return f\"{n if 'cuda' in device else 0} of {torch.cuda.device_count()}\"\n"
@@ -97,7 +98,7 @@ HALVES = {
         "        data.pin_memory(verbose=False)\n    return data\n"
     ),
     "a tensor's place that is kept, and its move": (
-        "def f(x: torch.Tensor, wanted):\n    back = wanted and not x.is_cuda  # acclimate: ignore\n"
+        "def f(x: torch.Tensor, wanted):\n    back = wanted and not x.is_cuda\n"
         "    if wanted:\n        x = x.cuda()\n    return x, back\n"
     ),
 }
@@ -134,7 +135,7 @@ def test_a_scaler_of_a_base_class_stays_with_the_autocast_of_its_flag_in_a_subcl
         "base.py": "import torch\n\n\nclass Base:\n    def __init__(self, on):\n        self.mixed = on\n"
         "        self.scaler = torch.amp.GradScaler('cuda', enabled=self.mixed)\n",
         "agent.py": "import torch\nfrom base import Base\n\n\nclass Agent(Base):\n    def f(self, model, x):\n"
-        "        with torch.amp.autocast('cuda', enabled=self.mixed):  # acclimate: ignore\n            return model(x)\n",
+        "        with torch.amp.autocast('cuda', dtype=self.dtype, enabled=self.mixed):\n            return model(x)\n",
     }
     results = ported_project(tmp_path, files, target)
     assert not site(results["base.py"], "torch.amp.GradScaler('cuda', enabled=self.mixed)").safe

@@ -98,7 +98,7 @@ def test_tests_that_are_skipped_without_torch_are_skipped_without_it_too() -> No
     assert imports_acclimate(ported(source)) == [f"torch = pytest.importorskip('torch')|{IMPORT}"]
 
 
-ELSEWHERE = "def f():\n    import torch\n    return torch.cuda.is_available()\n\n\ndef g():\n    device = 'cuda'\n    return device\n"
+ELSEWHERE = "def f():\n    import torch\n    return torch.cuda.synchronize()\n\n\ndef g():\n    device = 'cuda'\n    return device\n"
 
 
 def test_code_that_no_import_of_torch_precedes_is_unsafe_and_gets_one_of_the_module() -> None:

@@ -132,11 +132,21 @@ def word_of_library(file: SourceFile, test: cst.CSTNode) -> str:
     whole = choice if isinstance(choice, cst.IfExp) and choice.test is whole else whole
     if any(_COUNTS.match(one.word) for one in _given_to_libraries(file, whole)):
         return "the number of GPUs"
+    return '`"gpu"`' if any(_reaches_library(file, word) for word in _words_chosen(file, test)) else ""
+
+
+def returns_word(file: SourceFile, test: cst.CSTNode) -> bool:
+    """Whether a function gives ``"gpu"`` by a test: what its callers make of it may be CUDA alone."""
+    used = (use for word in _words_chosen(file, test) for use in uses_of(file, word, in_functions=False))
+    return any(isinstance(file.tree.parent(use), cst.Return) for use in used)
+
+
+def _words_chosen(file: SourceFile, test: cst.CSTNode) -> list[cst.CSTNode]:
+    """The words ``"gpu"`` in the code that a test, or a use of its result, controls."""
     places = branches_of_result(file, test)
     words = (one for one in file.tree.of_type(cst.SimpleString) if places and string_value(one) in _GPU)
     starts = ((word, file.span(word).start) for word in words)
-    chosen = (word for word, at in starts if any(place.start <= at < place.end for place in places))
-    return '`"gpu"`' if any(_reaches_library(file, word) for word in chosen) else ""
+    return [word for word, at in starts if any(place.start <= at < place.end for place in places)]
 
 
 def _reaches_library(file: SourceFile, word: cst.CSTNode) -> bool:
@@ -224,8 +234,7 @@ def reports_cuda(file: SourceFile, question: cst.CSTNode) -> bool:
     reads = file.tree.reads(target) if isinstance(target, cst.Name) else []
     if not any(_is_reported(file, read) for read in reads if not _chooses(file, read)):
         return False
-    objects, functions = Placements(file).within(controlled_quietly(file, question))
-    return not objects and not functions
+    return not Placements(file).are_within(controlled_quietly(file, question))
 
 
 def _chooses(file: SourceFile, read: cst.CSTNode) -> bool:

@@ -33,9 +33,13 @@ def tests_reached(file: SourceFile, device: cst.CSTNode) -> list[cst.CSTNode]:
 def tests_of_devices(file: SourceFile) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
     """The tests that ask whether a device is CUDA, or which of a list it is, each with what it compares."""
     for test, operand in _tests(file, ("cuda", "nccl")):
-        is_harmless = _only_falls_back(file, test) or _only_pins(file, test)
-        if string_value(operand) is None and not is_harmless:
+        if string_value(operand) is None and not may_stay(file, test):
             yield test, operand
+
+
+def may_stay(file: SourceFile, test: cst.CSTNode) -> bool:
+    """Whether a test may stay beside the accelerator's name: it falls back to the CPU, or only pins."""
+    return _only_falls_back(file, test) or _only_pins(file, test)
 
 
 def _only_pins(file: SourceFile, test: cst.CSTNode) -> bool:

@@ -17,8 +17,6 @@ import libcst as cst
 from acclimate_port.source.tree import Span, called_name, dotted, keyword, walk
 from acclimate_port.source_file import SourceFile
 
-Placed = tuple[set[Hashable], set[cst.CSTNode | None]]
-"""The objects that are moved or wrapped, and the functions in which that happens."""
 _MOVES = {"cuda", "to", "to_empty"}
 _WRAPS = {
     *("DistributedDataParallel", "DDP", "DataParallel", "FullyShardedDataParallel", "FSDP", "fully_shard"),
@@ -33,7 +31,6 @@ class _Placement:
 
     place: Span
     objects: frozenset[Hashable]
-    function: cst.CSTNode | None
     words: frozenset[str]
     """The names in its arguments, which may hold a device."""
 
@@ -48,18 +45,23 @@ class Placements:
     def __init__(self, file: SourceFile) -> None:
         self._file = file
 
-    def within(self, places: list[Span]) -> Placed:
-        """The objects that are moved or wrapped in some ranges, and the functions that do so."""
-        found: list[_Placement] = []
+    def within(self, places: list[Span]) -> set[Hashable]:
+        """The objects that are moved or wrapped in some ranges."""
+        return {held for one in self._within(places) for held in one.objects}
+
+    def are_within(self, places: list[Span]) -> bool:
+        """Whether code in some ranges moves or wraps an object, or makes one on a device."""
+        return any(True for _ in self._within(places))
+
+    def _within(self, places: list[Span]) -> Iterator[_Placement]:
         for place in places:
             first, last = bisect_left(self._starts, place.start), bisect_left(self._starts, place.end)
-            found += [one for one in self._calls[first:last] if one.place.end <= place.end]
-        return _together(found)
+            yield from (one for one in self._calls[first:last] if one.place.end <= place.end)
 
-    def on(self, holders: list[str]) -> Placed:
-        """The objects that are moved to the devices that some names hold, and the functions that do so."""
+    def on(self, holders: list[str]) -> set[Hashable]:
+        """The objects that are moved to the devices that some names hold."""
         names = {holder.rpartition(".")[2] for holder in holders}
-        return _together([one for one in self._calls if one.words & names])
+        return {held for one in self._calls if one.words & names for held in one.objects}
 
     @cached_property
     def _calls(self) -> list[_Placement]:
@@ -84,8 +86,7 @@ class Placements:
         named = (moved, *self._targets(call))
         objects = {self._identity(node) for node in named if node is not None} - {None}
         words = {node.value for given in call.args for node in walk(given) if isinstance(node, cst.Name)}
-        function = outermost_function(self._file, call)
-        yield _Placement(self._file.span(call), frozenset(objects), function, frozenset(words))
+        yield _Placement(self._file.span(call), frozenset(objects), frozenset(words))
 
     @staticmethod
     def _is_cast(call: cst.Call) -> bool:
@@ -122,11 +123,6 @@ def outermost_function(file: SourceFile, node: cst.CSTNode) -> cst.CSTNode | Non
     while found is not None and (outer := file.tree.function(found)) is not None:
         found = outer
     return found
-
-
-def _together(found: list[_Placement]) -> Placed:
-    objects: set[Hashable] = set().union(*(one.objects for one in found))
-    return objects, {one.function for one in found}
 
 
 def sharing(keys: list[set[Hashable]]) -> list[list[int]]:

@@ -4,7 +4,7 @@ A flag that one file sets and another reads, a device that a function of another
 call whose body needs CUDA: each is one decision, as inside one file. An edit *relies* on a symbol if it is
 right only where no other code that has to do with this symbol stays as it is.
 
-The code behind a flag relies on nothing: where the flag still means CUDA, it runs on CUDA alone.
+What chooses a device also relies on what else the files that hold or import it do there: see one_device.py.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from acclimate_port.conditions.statements import leaves
 from acclimate_port.dataflow.uses import fields_of, uses_of
 from acclimate_port.decisions.decision import Decision, Decisions, Status, asks_for_device
 from acclimate_port.decisions.links import GIVE_DEVICE
-from acclimate_port.decisions.of_one_purpose import amp_flags
+from acclimate_port.decisions.one_device import OneDevice
 from acclimate_port.decisions.symbols import (
     CONSTRUCTORS,
+    MODULE,
     Facts,
     Kind,
     Symbol,
@@ -82,6 +83,14 @@ class Across:
         self._relying: dict[Symbol, list[int]] = defaultdict(list)
         self._readers: list[tuple[Symbol, list[Span]]] = [*self._read_flags()]
         self._implied: dict[tuple[Symbol, Symbol], None] = {}
+        self._device = OneDevice(file, decisions)
+        for kind, members in self._device.groups.items():
+            for index in members:
+                for text in self._homes(index):
+                    self._relying[Symbol(kind, text)].append(index)
+        for index in self._device.on_device:
+            for text in self._homes(index):
+                self._relying[Symbol(Kind.PLACE, f"{text}(needs)")].append(index)
         for index, decision in enumerate(decisions):
             if decisions.counts(index):
                 for symbol in dict.fromkeys(self._symbols(index, decision)):
@@ -98,6 +107,7 @@ class Across:
             for index in self._relying.get(symbol, ()):
                 if self._all[index].status is Status.CONVERTED:
                     self._all[index].doubt(reason)
+                    self._all[index].finding.stands_alone |= symbol.kind is Kind.CODE
 
     def facts(self) -> Facts:
         """What other files must know, after all decisions are made."""
@@ -112,7 +122,7 @@ class Across:
             if any(_is_made(self._all[index]) for index in members):
                 relies.append(symbol)
             left = (self._all[index] for index in members if self._stays(index))
-            for decision in left if symbol.kind in (Kind.FLAG, Kind.OBJECT, Kind.NUMBER) else ():
+            for decision in left if symbol.kind in (Kind.FLAG, Kind.NUMBER) else ():
                 add(symbol, decision.finding.place)
         for symbol, places in self._readers:
             for index in self._all.counted(places):
@@ -128,9 +138,49 @@ class Across:
                     add(Symbol(Kind.TENSOR, text), self._all[index].finding.place)
         for index in filter(self._stays, self._all.of_rules("profiler-activities")):
             add(_PROFILER, self._all[index].finding.place)
+        for kind, members in self._device.groups.items():
+            for index in self._device.staying(members):
+                for text in self._homes(index):
+                    add(Symbol(kind, text), self._all[index].root.finding.place)
         self._implied |= dict.fromkeys(self._passed_on())
         implied = tuple(pair for pair in self._implied if pair[0].text and pair[1].text)
         return Facts(outline(self._file.tree.text), frozenset(relies), stays, implied)
+
+    def _homes(self, index: int) -> list[str]:
+        """The names by which other files run or read the code that a decision is on."""
+        node = self._all[index].finding.node
+        home = self._outermost(node)
+        if home:
+            found, waiting = {home}, [home]
+            while waiting:
+                new = self._named_by[waiting.pop()] - found
+                found |= new
+                waiting += new
+            return [f"here:{name}" for name in sorted(found)]
+        statement = self._file.tree.statement(node)
+        targets = [one.target for one in statement.targets] if isinstance(statement, cst.Assign) else []
+        named = [one.value for one in targets if isinstance(one, cst.Name)]
+        return [f"here:{name}" for name in (*named, MODULE)]
+
+    def _outermost(self, node: cst.CSTNode) -> str:
+        """The name of the outermost function or class around a node; ``""`` for code of the module."""
+        kinds = (cst.FunctionDef, cst.ClassDef)
+        around = [one for one in self._file.tree.ancestors(node) if isinstance(one, kinds)]
+        return around[-1].name.value if around else ""
+
+    @cached_property
+    def _named_by(self) -> dict[str, set[str]]:
+        """The functions and classes of the module that name each of them."""
+        own = {self._outermost(body) for body in self._bodies()}
+        found: dict[str, set[str]] = defaultdict(set)
+        for name in self._file.tree.of_type(cst.Name):
+            if name.value in own and (home := self._outermost(name)) not in ("", name.value):
+                found[name.value].add(home)
+        return found
+
+    def _bodies(self) -> Iterator[cst.CSTNode]:
+        for one in (*self._file.tree.of_type(cst.FunctionDef), *self._file.tree.of_type(cst.ClassDef)):
+            yield one.body
 
     def _stays(self, index: int) -> bool:
         """Whether a decision on code for one kind of device makes no edit that is safe."""
@@ -155,12 +205,8 @@ class Across:
                 yield _PROFILER
         if rule in _DEVICES:
             yield from self._reached(node)
-        if is_question or rule in _DEVICES:
-            yield from self._placed_object(node)
         if rule in ("device-object", "device-format") and node is not None:
             yield from (Symbol(Kind.NUMBER, text) for text in self._numbering(node))
-        if rule == "mixed-precision":
-            yield from (Symbol(Kind.FLAG, f"any:{name}(amp)") for name in amp_flags(file, node))
 
     def _reached(self, device: cst.CSTNode) -> Iterator[Symbol]:
         """What gets a device: parameters and attributes, results of functions, and tensors on the device."""
@@ -200,28 +246,6 @@ class Across:
             given = file.tree.parent(use)
             if isinstance(given, cst.Arg):
                 yield of_argument(file, given)
-
-    def _placed_object(self, node: cst.CSTNode) -> Iterator[Symbol]:
-        """The object whose attribute gets a device, or the answer whether there is one."""
-        file = self._file
-        statement = file.tree.statement(node)
-        if not isinstance(statement, cst.Assign) or file.tree.function(node) is None:
-            return
-        for target in statement.targets:
-            text = reference(file, target.target) if isinstance(target.target, cst.Attribute) else ""
-            if text.startswith("self:") and not self._is_chosen_otherwise(node, statement):
-                yield Symbol(Kind.OBJECT, f"{text.rpartition('.')[0]}.")
-
-    def _is_chosen_otherwise(self, node: cst.CSTNode, statement: cst.CSTNode) -> bool:
-        """Whether a setting, and no question for a device, chooses a value: ``"cuda" if n else "cpu"``."""
-        file = self._file
-        for below, around in file.tree.upwards(node):
-            if around is statement:
-                return False
-            if isinstance(around, cst.IfExp) and below is not around.test:
-                asked = self._all.counted([file.span(around.test)])
-                return not any(asks_for_device(file, self._all[index].finding) for index in asked)
-        return False
 
     def _code_within(self, places: list[Span]) -> Iterator[Symbol]:
         """The functions that code calls, imports, or names as methods of its own object."""

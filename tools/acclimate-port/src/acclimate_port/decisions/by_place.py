@@ -7,6 +7,7 @@ from functools import partial
 
 import libcst as cst
 
+from acclimate_port.conditions.branches import holders_of_result
 from acclimate_port.conditions.first_use import reason_against_counting
 from acclimate_port.conditions.local_imports import (
     GIVEN_TORCH,
@@ -50,7 +51,11 @@ def by_place(file: SourceFile, finding: Finding) -> Finding:
     if finding.outcome is Outcome.EXEMPT:
         return finding
     if reason := _meant_for_one_vendor(file, finding):
-        return dataclasses.replace(finding, outcome=Outcome.LEFT, reason=reason, safe=True, edits=())
+        # A flag says to other code, too, that there is no CUDA.
+        is_alone = not (is_test(file, finding) and holders_of_result(file, finding.node))
+        return dataclasses.replace(
+            finding, outcome=Outcome.LEFT, reason=reason, safe=True, edits=(), stands_alone=is_alone
+        )
     if finding.outcome is Outcome.LEFT:
         return finding
     if file.tree.is_for_older_torch(finding.node):

@@ -24,6 +24,7 @@ from acclimate_port.conditions.worlds import TooComplexError
 from acclimate_port.dataflow.map_location import is_map_location
 from acclimate_port.decisions.decision import Decision, Decisions, Status
 from acclimate_port.decisions.links import link
+from acclimate_port.decisions.one_device import OneDevice
 from acclimate_port.new_code.edits import Edit, clash
 from acclimate_port.rules.base import Finding
 from acclimate_port.source.tree import Span
@@ -49,6 +50,7 @@ def decide(file: SourceFile, decisions: Decisions) -> None:
     changed = decisions.settle(range(len(decisions)))
     while changed := tests.prove(changed):
         changed |= decisions.settle(changed)
+    OneDevice(file, decisions).keep_whole()
 
 
 def _leave_overlapping(file: SourceFile, decisions: Decisions) -> None:
@@ -167,6 +169,7 @@ class _Tests:
                 continue
             if not offered:
                 member.leave(reason)
+                member.finding.stands_alone = is_request
                 changed.add(index)
             elif inside(member.finding.edits[0], file.span(whole)):
                 if member.safe:

@@ -167,6 +167,10 @@ class Decisions(list[Decision]):
             return True
         return False
 
+    def stay_beside(self, index: int, other: int) -> bool:
+        """Makes a decision unsafe beside one that is left or unsafe; returns whether it changed."""
+        return self._stay_beside(self[index], self[other])
+
     def _stay_beside(self, decision: Decision, other: Decision) -> bool:
         """Makes a decision unsafe beside one that is left or unsafe; returns whether it changed."""
         if decision.status is not Status.CONVERTED or not decision.safe:

@@ -6,12 +6,10 @@ left or unsafe.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
-from itertools import chain
 
 import libcst as cst
 
@@ -26,18 +24,18 @@ from acclimate_port.conditions.branches import (
 from acclimate_port.conditions.cuda_only import flag_for_others, uses_cuda_package
 from acclimate_port.conditions.device_tests import listed_devices, tests_reached
 from acclimate_port.conditions.device_words import used_as_word
-from acclimate_port.conditions.placements import Placed, Placements, outermost_function, sharing
+from acclimate_port.conditions.placements import Placements, outermost_function, sharing
 from acclimate_port.conditions.proofs import whole_value
 from acclimate_port.conditions.skips import skipped
 from acclimate_port.conditions.statements import decided_by, leaves, refuses, whole_condition
-from acclimate_port.dataflow.uses import calls_of, class_around, uses_of
+from acclimate_port.dataflow.uses import uses_of
 from acclimate_port.decisions.decision import Decisions, Status, asks_for_device, is_test
-from acclimate_port.decisions.of_one_purpose import groups_of_one_purpose, ranks_and_backends
+from acclimate_port.decisions.of_one_purpose import groups_of_one_purpose
 from acclimate_port.decisions.symbols import sources
 from acclimate_port.rules.base import Finding, Outcome
-from acclimate_port.source.tree import Span, called_name, dotted, keyword, last_name, walk
+from acclimate_port.source.tree import Span, called_name, dotted, walk
 from acclimate_port.source.values import DEVICE_NAME
-from acclimate_port.source_file import SourceFile, cuda_name
+from acclimate_port.source_file import SourceFile
 
 GIVE_DEVICE = ("device-string", "device-format", "device-object", "integer-device")
 """Rules for devices that something else uses."""
@@ -46,7 +44,6 @@ _GIVE_VALUES = (cst.Assign, cst.Arg, cst.Element, cst.Return, cst.IfExp, cst.Dic
 _NEGATIVE = (cst.NotEqual, cst.NotIn, cst.LessThan, cst.LessThanEqual)
 _ASK_TYPE = ("isinstance", "hasattr", "is_tensor", "type", "issubclass")
 _FEW = 12
-_FLAG_OF_DEVICE = re.compile(r"cuda|gpu", re.IGNORECASE)
 
 
 def link(file: SourceFile, decisions: Decisions) -> None:
@@ -59,7 +56,6 @@ class _Links:
         self._file = file
         self._all = decisions
         self._placements = Placements(file)
-        self._called: dict[cst.CSTNode, set[cst.CSTNode | None]] = {}
 
     def make(self) -> None:
         """Makes all links."""
@@ -68,24 +64,18 @@ class _Links:
             if is_test(self._file, decision.finding):
                 self._of_test(index, node)
             self._of_places(index)
+            if self._compares_text(index):
+                self._of_text(node)
             if self._all.counts(index):
                 self._of_device(index, node)
                 self._of_branch(index, node)
                 self._of_condition(index, node)
-        tests, placed = self._placed_by_tests()
-        for members in (*self._by_object(tests, placed), *self._by_condition()):
+        for members in (*self._by_object(), *self._by_condition()):
             for one, other in _pairs(members):
                 self._all[one].needs.append(other)
-        self._beside_moves(tests, placed)
-        for one, others in (
-            *self._wrapped(),
-            *self._branches_of_types(),
-            *self._started(),
-            *ranks_and_backends(self._file, self._all),
-        ):
+        for one, others in self._branches_of_types():
             self._all[one].beside += others
-        meeting = (self._options(), self._scalers(), self._received_together(), self._by_flag())
-        for members in (*groups_of_one_purpose(self._file, self._all), *chain(*meeting)):
+        for members in groups_of_one_purpose(self._file, self._all):
             for one, other in _pairs(members):
                 self._all[one].beside.append(other)
 
@@ -212,6 +202,13 @@ class _Links:
             )
             if is_negated or isinstance(around, (cst.BaseSmallStatement, cst.BaseCompoundStatement)):
                 return
+
+    def _of_text(self, literal: cst.CSTNode) -> None:
+        """Makes the code unsafe that runs for a text ``"cuda"`` alone, which stays."""
+        test = self._file.tree.around(literal, cst.Comparison)
+        line = self._file.tree.line(self._file.span(literal).start)
+        for index in self._all.counted(branches(self._file, test)):
+            self._all[index].doubt(f"line {line} compares a text with the name of CUDA, and stays")
 
     def _of_places(self, index: int) -> None:
         """Links a finding with the edits of places that must be edited too: the uses of an imported name."""
@@ -342,182 +339,17 @@ class _Links:
         is_text = finding.rule.name == "device-comparison" and finding.outcome is Outcome.EXEMPT
         return is_text and "accelerator's own name" not in finding.reason
 
-    def _by_flag(self) -> Iterator[list[int]]:
-        """The tests for a device that stand beside the same flag: ``cuda and torch.cuda.is_available()``."""
-        members: dict[str, list[int]] = defaultdict(list)
-        for index in self._all.of_rules("runtime-call"):
-            node = self._finding(index).node
-            whole = whole_condition(self._file, node) if isinstance(node, cst.Call) else node
-            if isinstance(whole, cst.BooleanOperation) and asks_for_device(self._file, self._finding(index)):
-                for flag in {last_name(one) for one in _operands(whole)}:
-                    if _FLAG_OF_DEVICE.search(flag):
-                        members[flag].append(index)
-        yield from members.values()
-
-    def _options(self) -> Iterator[list[int]]:
-        """The parts of each option: its default, its choices, and the default of a field of its name."""
-        fields: dict[str, list[Span]] = defaultdict(list)
-        for field in self._file.tree.of_type(cst.AnnAssign) if self._file.options else ():
-            fields[last_name(field.target)].append(self._file.span(field))
-        for name, calls in self._file.options.items():
-            yield self._devices_in([*map(self._file.span, calls), *fields.get(name, ())])
-        for call in self._file.tree.of_type(cst.Call):
-            if keyword(call, "default") is not None:
-                yield self._devices_in([self._file.span(call)])
-
-    def _devices_in(self, places: list[Span]) -> list[int]:
-        return [i for i in self._all.counted(places) if self._finding(i).rule.name in GIVE_DEVICE]
-
-    def _scalers(self) -> Iterator[list[int]]:
-        """Each scaler, with the devices that a test chooses in its function or class for the gradients."""
-        chosen: dict[cst.CSTNode | None, list[int]] = defaultdict(list)
-        for index in self._all.of_rules(*GIVE_DEVICE, "available-choice"):
-            node = self._finding(index).node
-            if isinstance(node, cst.IfExp) or self._is_chosen(node):
-                chosen[self._home(node)].append(index)
-        for index in self._all.of_rules("mixed-precision") if chosen else ():
-            node = self._finding(index).node
-            if isinstance(node, cst.Call) and called_name(node) == "GradScaler":
-                yield from ([index, other] for other in chosen.get(self._home(node), ()))
-
-    def _home(self, node: cst.CSTNode) -> cst.CSTNode | None:
-        return class_around(self._file, node) or outermost_function(self._file, node)
-
-    def _is_chosen(self, node: cst.CSTNode) -> bool:
-        return isinstance(self._file.tree.parent(node), cst.IfExp) or self._file.is_guarded(node)
-
-    def _received_together(self) -> Iterator[list[int]]:
-        """The moves whose results one call gets, also through names: ``cat([a.cuda(), b.to("cuda")])``."""
-        receivers: dict[int, list[int]] = defaultdict(list)
-        of_names: dict[int, dict[int, None]] = {}
-        for index in self._all.of_rules(*_MOVE):
-            node = self._finding(index).node
-            given = self._file.tree.given_to(node)
-            moved = node if isinstance(node, cst.Call) else given.call if given is not None else None
-            if moved is None or called_name(moved) not in ("cuda", "to"):
-                continue
-            getting = self._getting([moved])
-            holder = self._file.tree.holder_of(moved)
-            if isinstance(holder, cst.Name):
-                key = id(self._file.tree.binding(holder))
-                if key not in of_names:
-                    of_names[key] = self._getting(self._file.tree.reads(holder))
-                getting = {**getting, **of_names[key]}
-            for call in getting:
-                receivers[call].append(index)
-        yield from receivers.values()
-
-    def _getting(self, values: Iterable[cst.CSTNode]) -> dict[int, None]:
-        """The identities of the calls and operations that get some values, also in a list, in order."""
-        found: dict[int, None] = {}
-        for value in values:
-            at = self._file.tree.parent(value)
-            while isinstance(at, (cst.Element, cst.List, cst.Tuple)):
-                at = self._file.tree.parent(at)
-            if isinstance(at, (cst.Arg, cst.Attribute)):  # `a.matmul(b)`
-                at = self._file.tree.parent(at)
-            if isinstance(at, (cst.Call, cst.BinaryOperation)):
-                found[id(at)] = None
-        return found
-
-    def _placed_by_tests(self) -> tuple[list[int], list[Placed]]:
-        """The tests and choices of a device, and what each of them decides to move or wrap."""
-        tests = [
-            index
-            for index in range(len(self._all))
-            if self._all.counts(index)
-            and (
-                asks_for_device(self._file, self._finding(index))
-                or self._finding(index).rule.name == "available-choice"
-            )
-        ]
-        placed = []
-        for index in tests:
-            node = self._finding(index).node
-            inside = self._placements.within(controlled_quietly(self._file, node))
-            chosen = self._placements.on(_chosen_names(self._file, node))
-            placed.append((inside[0] | chosen[0], inside[1] | chosen[1]))
-        return tests, placed
-
-    @staticmethod
-    def _by_object(tests: list[int], placed: list[Placed]) -> Iterator[list[int]]:
-        """The tests that decide about moving or wrapping the same objects."""
-        for joined in sharing([objects for objects, _ in placed]):
+    def _by_object(self) -> Iterator[list[int]]:
+        """The tests and choices of a device that decide about moving or wrapping the same objects."""
+        tests, placed = [], []
+        for index, decision in enumerate(self._all):
+            node, is_choice = decision.finding.node, decision.finding.rule.name == "available-choice"
+            if self._all.counts(index) and (is_choice or asks_for_device(self._file, decision.finding)):
+                tests.append(index)
+                inside = self._placements.within(controlled_quietly(self._file, node))
+                placed.append(inside | self._placements.on(_chosen_names(self._file, node)))
+        for joined in sharing(placed):
             yield [tests[one] for one in joined]
-
-    def _beside_moves(self, tests: list[int], placed: list[Placed]) -> None:
-        """Links the tests that decide about moving or wrapping objects of one function."""
-        moved = {function for _, functions in placed for function in functions}
-        for joined in sharing([self._meeting(own, moved) for own in placed]):
-            for one, other in _pairs([tests[member] for member in joined]):
-                self._all[one].beside.append(other)
-        # The other tests of a function are about what these move: `if use_cuda: x = x.half()`.
-        moving: dict[cst.CSTNode | None, int] = {}
-        for index, (_, functions) in zip(tests, placed, strict=True):
-            moving |= dict.fromkeys(functions, index)
-        for index, (_, functions) in zip(tests, placed, strict=True):
-            function = outermost_function(self._file, self._finding(index).node)
-            if not functions and function in moving:
-                self._all[index].beside.append(moving[function])
-
-    def _meeting(self, placed: Placed, moving: set[cst.CSTNode | None]) -> set[Hashable]:
-        """Where moved objects meet others: a function, its caller, its class, a parameter of their name.
-
-        Args:
-            placed: the moved objects and their functions.
-            moving: all functions that move objects.
-        """
-        objects, functions = placed
-        found: set[Hashable] = {*functions}
-        names = {held[1] if isinstance(held, tuple) else held for held in objects}
-        for function in functions:
-            if isinstance(function, cst.FunctionDef):
-                owner = class_around(self._file, function)
-                listed = (*function.params.params, *function.params.kwonly_params)
-                given = {one.name.value for one in listed} - {"self", "cls"}
-                found |= self._called_by(function) & moving
-                found |= {f"given {name}" for name in given} | ({owner} if owner is not None else set())
-                names -= given
-        return found | {f"given {name}" for name in names}
-
-    def _called_by(self, function: cst.FunctionDef) -> set[cst.CSTNode | None]:
-        """The functions of the file that a function calls."""
-        if function not in self._called:
-            calls = self._file.calls_within(self._file.span(function.body))
-            self._called[function] = {own for call in calls for own in self._file.functions_called(call)}
-        return self._called[function]
-
-    def _wrapped(self) -> Iterator[tuple[int, list[int]]]:
-        """Each ``DDP(model, device_ids=[rank])`` or ``DataParallel(model)`` with the moves of its object."""
-        movers = self._all.of_rules("cuda-method")
-        moved = [self._placements.within([self._finding(index).place])[0] for index in movers]
-        for index in self._all.of_rules("device-ids", "data-parallel") if movers else ():
-            call = self._file.tree.statement(self._finding(index).node)
-            wrapped = self._placements.within([self._file.span(call)])[0]
-            yield index, [mover for mover, own in zip(movers, moved, strict=True) if own & wrapped]
-
-    def _started(self) -> Iterator[tuple[int, list[int]]]:
-        """Each ``init_process_group("nccl")`` and ``set_device(rank)``, with the moves that come with it.
-
-        They are in the same function or class, or in a function that calls this one.
-        """
-        file = self._file
-        moves: dict[cst.CSTNode | None, list[int]] = defaultdict(list)
-        for index in self._all.of_rules("cuda-method"):
-            node = self._finding(index).node
-            for home in (outermost_function(file, node), class_around(file, node)):
-                moves[home].append(index)
-        for index in self._all.of_rules("communication-backend", "runtime-call") if moves else ():
-            node = self._finding(index).node
-            is_call = isinstance(node, cst.Call)
-            name = cuda_name(file, node.func) if isinstance(node, cst.Call) else None
-            function = outermost_function(file, node)
-            if (is_call and name != "set_device") or function is None:
-                continue
-            callers = calls_of(file, function) if name != "set_device" else []
-            homes = {outermost_function(file, call) for call in callers} | {function}
-            homes |= {class_around(file, node)} if name != "set_device" else set()
-            yield index, [move for home in homes - {None} for move in moves.get(home, ())]
 
     def _branches_of_types(self) -> Iterator[tuple[int, list[int]]]:
         """Each move in a branch of a choice by type, with those in the others: ``if is_tensor(x): …``."""
@@ -580,16 +412,6 @@ class _Links:
             )
             for place in texts
         )
-
-
-def _operands(condition: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """The parts of a condition that ``and``, ``or`` and ``not`` join."""
-    if isinstance(condition, cst.BooleanOperation):
-        yield from (*_operands(condition.left), *_operands(condition.right))
-    elif isinstance(condition, cst.UnaryOperation):
-        yield from _operands(condition.expression)
-    else:
-        yield condition
 
 
 def _tells_types(statement: cst.If) -> bool:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from acclimate_port.decisions.symbols import Facts, Kind, Symbol
+from acclimate_port.decisions.symbols import TOGETHER, Facts, Kind, Symbol
 from acclimate_port.source.outline import Outline
 
 _REASONS = {
     Kind.FLAG: "{place}, which the same flag decides about, stays as it is",
     Kind.DEVICE: "{place}, which compares the name of this device, stays as it is",
     Kind.TENSOR: "{place}, which moves the same object or asks for its device, stays as it is",
-    Kind.OBJECT: "{place}, which chooses the device of the same object, stays as it is",
     Kind.NUMBER: "{place}, a device that gets its number from the same function, stays as it is",
     Kind.CODE: "it decides about code that needs CUDA at {place}, which stays as it is",
+    Kind.PLACE: "{place}, which the same program runs on the same device, stays as it is",
+    Kind.CAST: "{place}, which turns on an autocast or a scaler of the same program, stays as it is",
+    Kind.STREAM: "{place}, which uses a stream or a graph of the same program, stays as it is",
+    Kind.FIGURE: "{place}, a figure of memory of the same program, stays as it is",
+    Kind.STATE: "{place}, a state of random numbers of the same program, stays as it is",
 }
-_FARTHEST = {Kind.CODE: 3}
+_FARTHEST = {Kind.CODE: 3, **dict.fromkeys(TOGETHER, 1000)}
 """How many calls away code that needs CUDA is looked for; a device is followed to the end."""
 _END = 20
 
@@ -56,6 +60,15 @@ class Project:
         self._parents: dict[str, str] = {}
         """One of the classes that each class is related to, up to one for each family."""
         self._resolved: dict[tuple[Path, str], str] = {}
+        self._placed: dict[Path, dict[str, dict[tuple[Kind, bool], None]]] = {}
+        """The names in each file whose code is about a device: the kinds, and whether others need it."""
+        for path, known in facts.items():
+            for symbol in (*known.relies, *known.stays):
+                if symbol.kind in TOGETHER:
+                    name, bracket, _ = symbol.text.removeprefix("here:").partition("(")
+                    own = self._placed.setdefault(path, {}).setdefault(name, {})
+                    own[symbol.kind, not bracket] = None
+        self._names_placed = {name for own in self._placed.values() for name in own}
         for path, known in facts.items():
             for name, base in known.outline.bases:
                 related = self._name(path, base)
@@ -126,7 +139,8 @@ class Project:
         """
         relied = (self._known(path, symbol) for path, one in self._facts.items() for symbol in one.relies)
         stays, relied_on = (
-            {_first_name(meant) for meant in found} - {""} for found in (self._stays(), relied)
+            {_first_name(meant) for meant in found if meant is not None and meant[0] not in TOGETHER} - {""}
+            for found in (self._stays(), relied)
         )
         found = []
         for path, known in self._facts.items() if stays and relied_on else ():
@@ -156,6 +170,8 @@ class Project:
                 one, other = self._known(path, first), self._known(path, second)
                 if one is not None and other is not None:
                     following[one][other, path] = None
+            for one, other in self._together(path):
+                following[one][other, path] = None
             for symbol, line in known.stays.items():
                 if (meant := self._known(path, symbol)) is not None:
                     waiting.append((meant, path, (path, line), 0))
@@ -172,9 +188,45 @@ class Project:
                         waiting.append((one, at, place, far + 1))
         return found
 
+    def _together(self, path: Path) -> Iterator[tuple[_Known, _Known]]:
+        """Pairs of a file's program and each place in it: if one of them stays, so does the other.
+
+        The program is what the file holds and what it imports by name. An ``__init__.py`` may only give on.
+        """
+        known = self._facts[path].outline
+        held = [(path, name) for name in self._placed.get(path, {})]
+        gives_on = path.name == "__init__.py" and not held
+        for full in known.uses if not gives_on else ():
+            owner, name = _parted(full)
+            home = self._home(path, owner, name) if name in self._names_placed else None
+            held += [home] if home is not None else []
+        for file in self._imported_whole(path) if not gives_on else ():
+            held += [(file, name) for name in self._placed.get(file, {})]
+        for file, name in dict.fromkeys(held):
+            for kind, is_cause in self._placed.get(file, {}).get(name, {}):
+                program: _Known = (kind, f"{path}:")
+                place: _Known = (kind, f"{file}:{name}" if is_cause else f"{file}:{name}(needs)")
+                yield program, place
+                if is_cause:
+                    yield place, program
+
+    def _imported_whole(self, path: Path) -> set[Path]:
+        """The files of which a file imports all names, directly or through others."""
+        found: set[Path] = set()
+        waiting = [path]
+        while waiting:
+            at = waiting.pop()
+            stars = (one for star in self._facts[at].outline.stars for one in self._files_of(at, star))
+            new = set(stars) - found
+            found |= new
+            waiting += new
+        return found
+
     # -- names -------------------------------------------------------------------------------------------
 
     def _known(self, path: Path, symbol: Symbol) -> _Known | None:
+        if symbol.kind in TOGETHER:
+            return symbol.kind, f"{path}:{symbol.text.removeprefix('here:')}"
         name = self._name(path, symbol.text)
         return (symbol.kind, name) if name else None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -12,17 +11,17 @@ import libcst as cst
 from libcst.metadata import GlobalScope
 
 from acclimate_port.dataflow.uses import KEEP_NAME, SETTINGS, class_around
-from acclimate_port.source.outline import Outline
+from acclimate_port.source.outline import NO_PROJECT, Outline
 from acclimate_port.source.tree import called_name, dotted, last_name, string_value
 from acclimate_port.source_file import SourceFile
 
 CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
+MODULE = "<module>"
+"""The name of the code of a module that is in no function or class."""
 _MOST = 40
 """The most expressions that are looked at for where one value comes from."""
 _DEEPEST = 5
 """The most entries of entries that are looked at for what holds a setting."""
-_NO_PROJECT = re.compile(r"(torch|numpy|os|sys|math|typing|logging|collections|functools|transformers)(\.|$)")
-"""Packages that no project defines, so that the names in them need not be looked up."""
 _GIVE_DEFAULT = ("get", "getattr", "pop")
 
 
@@ -35,12 +34,24 @@ class Kind(Enum):
     """A device, or a communication backend."""
     TENSOR = "tensor"
     """A tensor whose device is asked for."""
-    OBJECT = "object"
-    """An object whose class, with its bases, chooses the device."""
     NUMBER = "number"
     """A function that gives devices their numbers."""
     CODE = "code"
     """A function that runs."""
+    PLACE = "place"
+    """A function, class or name of a module whose code chooses a device, asks for one or moves to it."""
+    CAST = "cast"
+    """One whose code turns an autocast or a scaler on."""
+    STREAM = "stream"
+    """One whose code makes, enters or waits for a stream, or captures a graph."""
+    FIGURE = "figure"
+    """One whose code reads or resets a figure of memory."""
+    STATE = "state"
+    """One whose code reads or restores the state of random numbers."""
+
+
+TOGETHER = (Kind.PLACE, Kind.CAST, Kind.STREAM, Kind.FIGURE, Kind.STATE)
+"""What stays or is ported together in each file and in what it imports."""
 
 
 class Symbol(NamedTuple):
@@ -79,7 +90,7 @@ def reference(file: SourceFile, node: cst.CSTNode) -> str:
     """The text of a symbol for a name or an attribute; ``""`` if it is a local name or another package's."""
     full = file.tree.qualified(node)
     if full is not None:
-        return "" if _NO_PROJECT.match(full) else f"from:{full}"
+        return "" if NO_PROJECT.match(full) else f"from:{full}"
     if isinstance(node, cst.Name):
         return f"here:{node.value}" if _is_of_module(file, node) else ""
     if not isinstance(node, cst.Attribute):

@@ -15,6 +15,7 @@ from acclimate_port.conditions.cuda_only import (
     is_flag_beside_others,
     reason_to_keep,
     reports_cuda,
+    returns_word,
     word_of_library,
 )
 from acclimate_port.conditions.device_counts import divides
@@ -248,6 +249,8 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
             return f"only CUDA's devices have the property `{own}`"
         if name in ("is_available", "device_count") and (word := word_of_library(file, node)):
             return f"another library gets {word}, and may not know other accelerators by it"
+        if name in ("is_available", "device_count") and returns_word(file, node):
+            return "its function gives the program's own word for a device, of which others may make CUDA"
         if name == "is_available" and decides_location(file, node):
             return "a checkpoint saved on CUDA is loaded to CUDA unless `map_location` names the device"
         return ""

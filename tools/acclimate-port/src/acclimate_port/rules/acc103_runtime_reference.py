@@ -8,6 +8,8 @@ from acclimate_port.new_code.targets import AcclimateTarget, Missing
 from acclimate_port.rules.acc101_runtime_call import _TENSOR_SUFFIX, has_specific_rule
 from acclimate_port.rules.base import WITH_HELPER, Example, Finding, Rule, cuda_name, is_assigned, is_read
 from acclimate_port.rules.comparison_edits import host_guard
+from acclimate_port.source.torch_cuda import NEVER_RAISE, RESETS
+from acclimate_port.source.tree import string_value
 from acclimate_port.source_file import SourceFile
 
 _ASK_FOR_NAMES = ("getattr", "hasattr", "setattr", "object", "delattr")
@@ -103,6 +105,9 @@ another accelerator has the name. A name that the program assigns to is left too
     def _module(self, file: SourceFile, node: cst.CSTNode) -> Finding | None:
         parent = file.tree.parent(node)
         if (asked := self._asked_for_names(file, parent)) is not None:
+            given = file.tree.given_to(parent) if isinstance(parent, cst.Arg) else None
+            if given is not None and given.name == "hasattr" and _is_old(given.call):
+                return self.exempt(file, node, "each torch that ported code runs with has this name")
             return self.left(file, node, asked.format("torch.cuda"))
         if isinstance(parent, cst.Attribute):
             return None
@@ -114,3 +119,9 @@ another accelerator has the name. A name that the program assigns to is left too
         return self.becomes(
             file, node, text, unsafe="other devices' modules have fewer names than torch.cuda"
         )
+
+
+def _is_old(call: cst.Call) -> bool:
+    """Whether ``hasattr(torch.cuda, …)`` asks for a name that torch has had for years."""
+    asked = string_value(call.args[1].value) if len(call.args) > 1 else None
+    return asked in NEVER_RAISE | RESETS

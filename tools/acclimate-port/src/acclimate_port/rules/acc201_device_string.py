@@ -26,7 +26,7 @@ def report_device(
     if place.role is Role.DATA:
         return rule.exempt(file, node, place.reason or "nothing shows that it is a device")
     if place.role is Role.FOREIGN:
-        return rule.left(file, node, place.reason)
+        return rule.left(file, node, place.reason, stands_alone=True)
     if place.role is Role.PATTERN:
         return rule.left(file, node, "a pattern of `match` must be a literal; compare with `if`")
     unsafe = place.reason if place.role is Role.LIKELY else ""

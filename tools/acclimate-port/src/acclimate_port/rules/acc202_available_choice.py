@@ -58,7 +58,7 @@ only there."""
         claims = (node.body, node.orelse, node.test, node.test.func)
         receiver = foreign_receiver(file, node)
         if receiver is not None and not receiver.may_be_torchs:
-            return self.left(file, node, receiver.text, claims)
+            return self.left(file, node, receiver.text, claims, stands_alone=True)
         unsafe = receiver.text if receiver is not None else ""
         return self.becomes(file, node, *parts, unsafe=unsafe, claims=claims)
 

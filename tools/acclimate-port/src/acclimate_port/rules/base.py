@@ -61,6 +61,9 @@ class Finding:
     """Nodes that this finding covers, so that no other rule checks them."""
     needs_applied_at: tuple[Span, ...] = ()
     """Each of these ranges must be part of a finding that is applied."""
+    stands_alone: bool = False
+    """Whether the rest of a program can be ported without it: it is for NVIDIA's hardware, for a library with its own
+    names of devices, a search for missing CUDA, or a fallback to the CPU."""
 
 
 class Rule(ABC, Generic[Checked]):
@@ -102,10 +105,17 @@ class Rule(ABC, Generic[Checked]):
         return self.convert(file, node, replace(file.span(node), *parts), unsafe=unsafe, claims=claims)
 
     def left(
-        self, file: SourceFile, node: cst.CSTNode, reason: str, claims: tuple[cst.CSTNode, ...] = ()
+        self,
+        file: SourceFile,
+        node: cst.CSTNode,
+        reason: str,
+        claims: tuple[cst.CSTNode, ...] = (),
+        *,
+        stands_alone: bool = False,
     ) -> Finding:
         """A finding without edits: hardware-specific code that stays as it is."""
-        return Finding(self, node, file.span(node), Outcome.LEFT, reason, claims=(node, *claims))
+        claims, place = (node, *claims), file.span(node)
+        return Finding(self, node, place, Outcome.LEFT, reason, claims=claims, stands_alone=stands_alone)
 
     def exempt(
         self, file: SourceFile, node: cst.CSTNode, reason: str, claims: tuple[cst.CSTNode, ...] = ()

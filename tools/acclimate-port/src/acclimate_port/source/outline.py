@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -10,6 +11,9 @@ from acclimate_port.source.tree import parse_as_python
 
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 _OWN_NAMES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+NO_PROJECT = re.compile(r"(torch|numpy|os|sys|math|typing|logging|collections|functools|transformers)(\.|$)")
+"""Packages that no project defines, so that the names in them need not be looked up."""
+_ATTRIBUTES = re.compile(r"(?<![\w.])(\w+)((?:\.\w+){1,3})")
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,8 @@ class Outline:
     """The full name of each name that an import binds."""
     stars: tuple[str, ...] = ()
     """The modules of which it imports all names."""
+    uses: frozenset[str] = frozenset()
+    """The full names of what it imports, and of the attributes of these: ``pkg.utils.f`` of ``utils.f()``."""
     bases: frozenset[tuple[str, str]] = frozenset()
     """Pairs of a class of the file and the text of a base: ``here:Base``, ``from:pkg.mod.Base``."""
 
@@ -63,8 +69,21 @@ def outline(source: str | bytes) -> Outline:
         frozenset((*modules, *names.values())),
         names,
         tuple(stars),
+        frozenset(_uses(source, names)),
         frozenset(pair for pair in bases if pair[1]),
     )
+
+
+def _uses(source: str | bytes, names: dict[str, str]) -> Iterator[str]:
+    """The full names of imported names, and of their attributes."""
+    own = {local: full for local, full in names.items() if not NO_PROJECT.match(full)}
+    yield from own.values()
+    text = source if isinstance(source, str) else source.decode(errors="replace")
+    for found in _ATTRIBUTES.finditer(text) if own else ():
+        if full := own.get(found[1]):
+            for attribute in found[2].split(".")[1:]:
+                full = f"{full}{'' if full.endswith('.') else '.'}{attribute}"
+                yield full
 
 
 def _statements(block: ast.AST) -> Iterator[ast.AST]:

@@ -1,0 +1,151 @@
+"""The decisions on where a program computes: those of one file are all ported, or none of them is safe.
+
+A device, a move, a test for CUDA, a backend and a number of devices have to agree, whichever way the value of
+one reaches the others: through a parameter, an attribute, an option or a result. One that stays leaves a
+program half on CUDA, so the others are only offered.
+"""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from acclimate_port.conditions.branches import controlled_quietly, holders_of_result
+from acclimate_port.conditions.device_tests import may_stay
+from acclimate_port.conditions.statements import decided_by
+from acclimate_port.decisions.decision import Decisions, Status, asks_for_device
+from acclimate_port.decisions.symbols import Kind
+from acclimate_port.source.torch_cuda import FIGURES, RESETS, STREAMS
+from acclimate_port.source.tree import dotted, keyword
+from acclimate_port.source_file import SourceFile, cuda_name, is_assigned
+
+_CHOOSE = {
+    *("device-string", "device-format", "device-object", "integer-device", "available-choice"),
+    *("device-comparison", "is-cuda", "current-device", "cuda-method", "tensor-type", "default-tensor-type"),
+    *("communication-backend", "device-ids", "data-parallel"),
+}
+"""Rules for what chooses a device, asks for it or moves to it."""
+_CHOOSING_CALLS = {"is_available", "device_count", "set_device", "device", "device_of"}
+"""Functions of torch.cuda that do; the others seed, wait or free memory."""
+_FIGURES = FIGURES | RESETS | {"mem_get_info", "memory_stats"}
+_STATES = {"get_rng_state", "get_rng_state_all", "set_rng_state", "set_rng_state_all"}
+_STREAMS = {*STREAMS, "Event"}
+
+
+class OneDevice:
+    """The decisions of a file on where a program computes.
+
+    Args:
+        file: the file.
+        decisions: all its decisions.
+    """
+
+    def __init__(self, file: SourceFile, decisions: Decisions) -> None:
+        self._file = file
+        self._all = decisions
+        calls = decisions.of_rules("runtime-call")
+        casts = [index for index in decisions.of_rules("mixed-precision") if self._may_be_on(index)]
+        casts += [index for index in calls if self._called(index) == "is_bf16_supported"]
+        streams = [index for index in calls if self._called(index) in _STREAMS]
+        figures = {index for index in calls if self._called(index) in _FIGURES}
+        chosen = {index for index in range(len(decisions)) if self._chooses(index)}
+        # From the last to the first, so that a test within another is known when the outer one is asked.
+        for index in sorted(chosen, reverse=True):
+            if self._is_about_others(index, {*chosen, *casts}):
+                chosen.discard(index)
+                figures |= {index} if figures.intersection(self._decided(index)) else set()
+        for index in chosen:
+            finding = decisions[index].finding
+            if finding.rule.name == "device-comparison" and may_stay(file, finding.node):
+                finding.stands_alone = True
+        self.groups = {
+            Kind.PLACE: sorted(chosen),
+            Kind.CAST: sorted(casts),
+            Kind.STREAM: sorted([*streams, *decisions.of_rules("graphs")]),
+            Kind.FIGURE: sorted(figures),
+            Kind.STATE: [index for index in calls if self._called(index) in _STATES],
+        }
+        """The decisions of each kind."""
+        self.on_device = [*casts, *self.groups[Kind.STREAM], *decisions.of_rules("sync-batch-norm")]
+        """What is right only on the device that the rest of the program chooses."""
+
+    def keep_whole(self) -> None:
+        """Makes edits unsafe beside those that stay or are unsafe, until no more are found."""
+        while changed := self._beside_what_stays():
+            self._all.settle(changed)
+
+    def staying(self, members: list[int]) -> list[int]:
+        """Those of some decisions that make no safe edit, so that an edit of another is half of one."""
+        return [index for index in members if not self.is_made(index) and not self._stands_alone(index)]
+
+    def is_made(self, index: int) -> bool:
+        """Whether a decision makes an edit that is safe."""
+        return self._all[index].status is Status.CONVERTED and self._all[index].safe
+
+    def _beside_what_stays(self) -> set[int]:
+        """Makes edits unsafe beside those that stay or are unsafe; returns the changed ones."""
+        visible = self._all.of_rules("visible-devices")
+        counts = [index for index in self.groups[Kind.PLACE] if self._called(index) == "device_count"]
+        waits = [i for i in self._all.of_rules("runtime-call") if self._called(i) == "synchronize"]
+        beside = [(members, members) for members in self.groups.values()]
+        beside += [(self.on_device, self.groups[Kind.PLACE]), (counts, visible)]
+        beside += [(self._annotations(), self.groups[Kind.CAST]), (waits, self.groups[Kind.STREAM])]
+        return {
+            index
+            for members, others in beside
+            for other in self.staying(others)[:1]
+            for index in members
+            if self._all.stay_beside(index, other)
+        }
+
+    def _annotations(self) -> list[int]:
+        """The classes of autocasts and scalers in annotations: ``scaler: GradScaler | None``."""
+        references = ((i, self._all[i].finding.node) for i in self._all.of_rules("runtime-reference"))
+        return [i for i, node in references if (cuda_name(self._file, node) or "").startswith("amp.")]
+
+    def _chooses(self, index: int) -> bool:
+        rule = self._all[index].finding.rule.name
+        is_one = rule in _CHOOSE or (rule == "runtime-call" and self._called(index) in _CHOOSING_CALLS)
+        return is_one and self._all.counts(index)
+
+    def _called(self, index: int) -> str:
+        """The function of torch.cuda that a decision is on; ``""`` if it is on no call."""
+        node = self._all[index].finding.node
+        return (cuda_name(self._file, node.func) or "") if isinstance(node, cst.Call) else ""
+
+    def _is_about_others(self, index: int, chosen: set[int]) -> bool:
+        """Whether a test decides about code for a device that chooses none: it seeds, or frees memory.
+
+        ``if not x.is_cuda: x = x.cuda()`` decides nothing for a tensor that is on a device already.
+        """
+        finding = self._all[index].finding
+        if not asks_for_device(self._file, finding):
+            return False
+        if decided := self._decided(index):
+            is_kept = any(map(self._is_known_elsewhere, holders_of_result(self._file, finding.node)))
+            return not is_kept and chosen.isdisjoint(decided)
+        statement = decided_by(self._file, finding.node)
+        moves = self._all.counted([self._file.span(statement.body)]) if isinstance(statement, cst.If) else []
+        rules = {self._all[move].finding.rule.name for move in moves}
+        return finding.rule.name == "is-cuda" and rules == {"cuda-method"}
+
+    def _decided(self, test: int) -> list[int]:
+        """The decisions in the code that a test decides about."""
+        return self._all.counted(controlled_quietly(self._file, self._all[test].finding.node), test)
+
+    def _is_known_elsewhere(self, holder: cst.CSTNode) -> bool:
+        """Whether other files may read what holds an answer: an attribute, an argument, a global."""
+        is_function = isinstance(self._file.tree.parent(holder), cst.FunctionDef)
+        is_local = isinstance(holder, cst.Name) and self._file.tree.function(holder) is not None
+        is_torchs = dotted(holder).startswith(f"{self._file.torch}.")  # `torch.backends.cudnn.enabled = True`
+        return is_function or not (is_local or is_torchs)
+
+    def _may_be_on(self, index: int) -> bool:
+        """Whether a program may turn an autocast or a scaler on there: ``context = autocast``."""
+        node = self._all[index].finding.node
+        given = keyword(node, "enabled") if isinstance(node, cst.Call) else None
+        is_off = given is not None and dotted(given.value) == "False"
+        return not (is_off or is_assigned(self._file, node) or self._file.tree.around(node, cst.Annotation))
+
+    def _stands_alone(self, index: int) -> bool:
+        """Whether the others can be ported without a decision, or the user says that it stays."""
+        return self._all[index].hidden or self._all[index].root.finding.stands_alone

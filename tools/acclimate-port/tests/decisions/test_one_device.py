@@ -1,0 +1,248 @@
+"""What a program does on one device is ported whole, whichever way its parts are joined, or is unsafe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from acclimate_port.engine import Settings, Status, port_text
+from porting import AVAILABLE, BOTH, ported_project, site
+
+HALVES = {
+    "a batch of an evaluation, and a model and a batch of the training": (
+        "from torch.utils.data import DataLoader\n\n\ndef train(model, data):\n    for x, y in data:\n        model(x.cuda())\n\n\n"
+        "def evaluate(model, data):\n    for x, y in DataLoader(data):\n        model(x.cuda())\n\n\n"
+        "def main(make, data):\n    model = make().cuda()\n    train(model, data)\n    evaluate(model, data)\n"
+    ),
+    "an option, and the process group of a started rank": (
+        "import argparse\n\nparser = argparse.ArgumentParser()\nparser.add_argument('--device', default='cuda')\n\n\n"
+        "def start(rank):\n    torch.cuda.set_device(rank)\n    torch.distributed.init_process_group('nccl')\n"
+    ),
+    "a scaler, and the device of its model": (
+        "def place(name):\n    if name != 'cuda' or not torch.cuda.is_available():\n        raise ValueError(name)\n    return name\n\n\n"
+        "def train(model, name):\n    model.to(place(name))\n    return torch.cuda.amp.GradScaler()\n"
+    ),
+    "a number of devices, and the numbered ones": (
+        "def number(index):\n    return index % torch.cuda.device_count()\n\n\n"
+        "def move(model, index):\n    return model.cuda(number(index))\n"
+    ),
+    "an argument of a function whose default stays": (
+        "def place(device='cuda'):\n    return torch.device(device) if torch.cuda.is_available() else torch.device('cpu')\n\n\n"
+        "def call(model, x):\n    return model(x.to(place('cuda')))\n"
+    ),
+}
+
+
+OTHERS = {
+    "a state that is saved, and one that is restored": (
+        "def save():\n    return {'cuda': torch.cuda.get_rng_state_all()}\n\n\n"
+        "def restore(state):\n    torch.cuda.set_rng_state_all(state['cuda'])\n"
+    ),
+    "a figure, and one that is only told for CUDA": (
+        "def used(device):\n    return torch.cuda.memory_allocated(device) if device.type == 'cuda' else 0\n\n\n"
+        "def check(sizes):\n    return sum(sizes) == torch.cuda.memory_allocated()\n"
+    ),
+    "a question for bfloat16, and an autocast": (
+        "def check(dtype):\n    if torch.cuda.is_available() and not torch.cuda.is_bf16_supported():\n"
+        "        raise ValueError(dtype)\n\n\ndef run(dtype):\n    return torch.autocast('cuda', dtype=dtype)\n"
+    ),
+    "a stream, and the copies in it": (
+        "def load(batches):\n    stream = torch.cuda.Stream()\n    for batch in batches:\n"
+        "        with torch.cuda.stream(stream):\n            yield batch\n\n\n"
+        "def move(batch):\n    return batch.cuda()\n"
+    ),
+    "a model's normalisation over ranks, and its device": (
+        "def wrap(model):\n    return torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)\n\n\n"
+        "def move(model):\n    return model.cuda()\n"
+    ),
+    "code for a text that stays": (
+        "def f(mode, model):\n    if mode == 'cuda':\n        with torch.cuda.stream(torch.cuda.Stream()):\n"
+        "            model()\n"
+    ),
+    "the program's own word for a device": (
+        "def device():\n    if torch.cuda.is_available():\n        return 'gpu'\n    return 'cpu'\n"
+    ),
+}
+HALVES |= OTHERS
+
+
+@BOTH
+@pytest.mark.parametrize("kind", HALVES)
+def test_a_half_of_a_file_is_not_ported_alone(kind: str, target: str) -> None:
+    source = f"import torch\n\n\n{HALVES[kind]}"
+    assert port_text(source, Settings(target)).text == source
+    assert port_text(source, Settings(target, unsafe=True)).text != source
+
+
+STAYS = "def keep(model):\n    return model.cuda()\n"
+RUNS = "def run(x):\n    return x.to('cuda' if torch.cuda.is_available() else 'cpu')\n"
+
+
+def test_a_wait_stays_with_the_events_around_it() -> None:
+    source = (
+        "import torch\n\n\ndef f(model):\n    torch.cuda.synchronize()\n"
+        "    start = torch.cuda.Event(interprocess=True)\n    model()\n    return start\n"
+    )
+    assert port_text(source, Settings("torch")).text == source
+
+
+PROGRAMS = {
+    "a file that imports a function": {
+        "keep.py": STAYS,
+        "run.py": f"import torch\nfrom keep import keep\n\n\n{RUNS}",
+    },
+    "a file that imports a module": {
+        "pkg/keep.py": STAYS,
+        "pkg/run.py": f"import torch\nfrom pkg import keep\n\n\n{RUNS}\n\ndef go(m):\n    return keep.keep(m)\n",
+    },
+    "a file whose function is imported": {
+        "keep.py": f"from run import run\n\n\n{STAYS}",
+        "run.py": f"import torch\n\n\n{RUNS}",
+    },
+    "a file that is imported beside another": {
+        "keep.py": STAYS,
+        "run.py": f"import torch\n\n\n{RUNS}",
+        "main.py": "from keep import keep\nfrom run import run\n\n\ndef main(x, m):\n    return keep(m)(run(x))\n",
+    },
+    "a file whose function calls another of it": {
+        "keep.py": f"{STAYS}\n\ndef keep_all(models):\n    return [keep(one) for one in models]\n",
+        "run.py": f"import torch\nfrom keep import keep_all\n\n\n{RUNS}",
+    },
+    "a file that gives the name on": {
+        "pkg/__init__.py": "from .keep import keep\n",
+        "pkg/keep.py": STAYS,
+        "run.py": f"import torch\nfrom pkg import keep\n\n\n{RUNS}",
+    },
+    "a file that imports all names through another": {
+        "keep.py": STAYS,
+        "all.py": "from keep import *\n",
+        "run.py": f"import torch\nfrom all import *\n\n\n{RUNS}",
+    },
+    "a file that imports all names": {
+        "keep.py": STAYS,
+        "run.py": f"import torch\nfrom keep import *\n\n\n{RUNS}",
+    },
+    "a package that holds code": {
+        "pkg/__init__.py": f"import torch\nfrom .keep import keep\n\n\n{RUNS}",
+        "pkg/keep.py": STAYS,
+    },
+    "a flag that frees memory in its file": {
+        "flags.py": "import torch\n\n\ndef has_gpu():\n    return torch.cuda.is_available()\n\n\n"
+        "def free():\n    if has_gpu():\n        torch.cuda.empty_cache()\n",
+        "run.py": f"from flags import has_gpu\n\n\n{STAYS}",
+    },
+    "a test that knows the helper of another": {
+        "helper.py": f"import torch\n\n\n{RUNS}",
+        "test_one.py": "from helper import run\n\n\ndef test(x):\n    assert run(x).device.type == 'cuda'\n",
+    },
+}
+
+
+@BOTH
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_a_half_of_a_program_is_not_ported_alone(kind: str, target: str, tmp_path: Path) -> None:
+    results = ported_project(tmp_path, PROGRAMS[kind], target)
+    assert not any("get_accelerator().device_name()" in result.after for result in results.values())
+    assert not any("accelerator_type()" in result.after for result in results.values())
+    assert not any("torch.accelerator.is_available()" in result.after for result in results.values())
+    unsafe = [one for result in results.values() for one in result.sites if "the same program" in one.reason]
+    assert unsafe
+
+
+@BOTH
+def test_programs_that_share_no_code_are_ported_each_for_itself(target: str, tmp_path: Path) -> None:
+    files = {
+        "keep.py": STAYS,
+        "run.py": f"import torch\n\n\n{RUNS}",
+        "other.py": "def other(x):\n    return x\n",
+        "main.py": "from other import other\nfrom run import run\n\n\ndef main(x):\n    return other(run(x))\n",
+        "__init__.py": "from keep import keep\nfrom run import run\n",
+    }
+    results = ported_project(tmp_path, files, target)
+    assert results["run.py"].changed
+
+
+@BOTH
+def test_a_scaler_is_not_ported_beside_an_imported_autocast_that_stays(target: str, tmp_path: Path) -> None:
+    files = {
+        "step.py": "import torch\n\n\ndef step(model, x, context=torch.cuda.amp.autocast):\n    with context():\n"
+        "        return model(x)\n",
+        "train.py": "import torch\nfrom step import step\n\n\ndef train(model, x):\n"
+        "    scaler = torch.cuda.amp.GradScaler()\n    return scaler.scale(step(model, x))\n",
+    }
+    results = ported_project(tmp_path, files, target)
+    assert not results["train.py"].changed
+
+
+@BOTH
+def test_a_figure_behind_a_question_for_a_name_that_each_torch_has_is_ported(
+    target: str, tmp_path: Path
+) -> None:
+    files = {
+        "util.py": "import torch\n\n\ndef used():\n    if hasattr(torch.cuda, 'memory_reserved'):\n"
+        "        return torch.cuda.memory_reserved()\n    return 0\n",
+        "train.py": "import torch\nfrom util import used\n\n\ndef step():\n"
+        "    return used() / 1e9 if torch.cuda.is_available() else 0\n",
+    }
+    results = ported_project(tmp_path, files, target)
+    assert "torch.cuda.memory_reserved" not in results["util.py"].after
+    assert "torch.cuda.is_available" not in results["train.py"].after
+
+
+@BOTH
+def test_an_annotation_stays_with_the_scaler_that_stays(target: str) -> None:
+    source = (
+        "try:\n    from torch.cuda.amp import GradScaler\nexcept ImportError:\n    GradScaler = None\n\n\n"
+        "class Trainer:\n    scaler: GradScaler\n\n    def start(self, make=GradScaler):\n        self.scaler = make()\n"
+    )
+    assert port_text(source, Settings(target)).text == source
+
+
+ALONE = {
+    "frees memory": "torch.cuda.empty_cache()",
+    "waits": "torch.cuda.synchronize()",
+    "seeds behind a guard": "if torch.cuda.is_available():\n        torch.cuda.manual_seed(1)",
+    "seeds and sets options": "if torch.cuda.is_available():\n        torch.cuda.manual_seed(1)\n"
+    "        torch.backends.cudnn.deterministic = True",
+    "turns an autocast off": "with torch.cuda.amp.autocast(enabled=False):\n        print(1)",
+}
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ALONE)
+def test_what_chooses_no_device_is_ported_beside_what_stays(kind: str, target: str) -> None:
+    source = f"import torch\n\n\ndef f():\n    {ALONE[kind]}\n\n\n{STAYS}"
+    after = port_text(source, Settings(target)).text
+    assert "model.cuda()" in after
+    assert after != source
+
+
+OWN = {
+    "a kernel": "import flash_attn\n\n\ndef g(x):\n    if x.is_cuda:\n        return flash_attn.flash_attn_func(x)\n    return x\n",
+    "another library": "import faster_whisper\n\n\ndef g():\n    return faster_whisper.WhisperModel(device='cuda')\n",
+    "a line that the user keeps": "def g(x: torch.Tensor):\n    return x.cuda()  # acclimate: ignore\n",
+    "pinning": "def g(device, options):\n    options['pin_memory'] = device.type == 'cuda'\n",
+}
+
+
+@BOTH
+@pytest.mark.parametrize("kind", OWN)
+def test_what_stands_alone_holds_nothing_back(kind: str, target: str) -> None:
+    source = f"import torch\n{OWN[kind]}\n\n{RUNS}"
+    assert "'cpu')" not in port_text(source, Settings(target)).text
+
+
+@BOTH
+def test_rules_that_are_not_selected_hold_nothing_back(target: str) -> None:
+    source = f"import torch\n\n\n{RUNS}\n\n{STAYS}"
+    rules = frozenset({"ACC202", "ACC101", "ACC201"})
+    assert AVAILABLE not in port_text(source, Settings(target, select=rules)).text
+
+
+@BOTH
+def test_the_reason_names_what_stays_in_the_other_file(target: str, tmp_path: Path) -> None:
+    results = ported_project(tmp_path, PROGRAMS["a file that imports a function"], target)
+    found = site(results["run.py"], "'cuda' if torch.cuda.is_available() else 'cpu'")
+    assert found.status is Status.UNSAFE
+    assert "keep.py:2, which the same program runs on the same device, stays as it is" in found.reason
