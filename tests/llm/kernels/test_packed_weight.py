@@ -38,12 +38,12 @@ def in_blocks(matrix: torch.Tensor) -> torch.Tensor:
 def steps_of_inputs(x: torch.Tensor) -> torch.Tensor:
     """The distance between the numbers to which inputs are rounded, of each 32: 8 bits with one scale.
 
-    If the largest of 32 is more than 3 times that of an average block, the scale is the average one, or that
-    of 15 bits.
+    If the largest of 32 is more than 2.5 times that of an average block, the scale is the average one, or
+    that of 15 bits.
     """
     largest = in_blocks(x).abs().amax(-1)
     average = largest.sum(-1, keepdim=True) / (largest > 0).sum(-1, keepdim=True).clamp(min=1)
-    return torch.where(largest > 3 * average, torch.maximum(average, largest / 128), largest) / 127
+    return torch.where(largest > 2.5 * average, torch.maximum(average, largest / 128), largest) / 127
 
 
 def of_rounded_inputs(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
