@@ -34,8 +34,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_text": ("native", LAYERS),
     "cohere2": ("native", LAYERS),
     "ministral3": ("native", {}),
-    "llama": ("transformers", {**DYNAMIC, "max_position_embeddings": 32}),
-    "phi3": ("transformers", LONG),
+    "llama": ("native", {**DYNAMIC, "max_position_embeddings": 32}),
+    "phi3": ("native", LONG),
     "mixtral": ("native", {}),
 }
 """The step that these take, and what changes their configuration."""

@@ -296,8 +296,8 @@ def _are_usual(positions: Tensor | None, starts: Tensor, length: int) -> bool:
         return False
     if positions.shape[-2] not in (1, len(starts)):
         return False
-    # The positions of padding have no effect.
-    return bool(((positions == places) | (places < 0)).all())
+    # The positions of padding have no effect, unless one is the largest.
+    return bool(((positions == places) | ((places < 0) & (positions < length))).all())
 
 
 def _fits(limit: int | None, criteria: Any) -> bool:

@@ -7,7 +7,7 @@ decides anything: constants, activations, windows and the order of elements are 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -35,21 +35,19 @@ from acclimate.llm.decode.reader import ProgramReader
 from acclimate.llm.decode.tables import PositionColumns
 
 
-def match(model: Any, programs: tuple[Program, Program], share: Share | None) -> Decoder:
-    """Returns the description of a model whose prompt and step are both computed as it says.
+def match(model: Any, programs: Iterable[Program], share: Share | None) -> Decoder:
+    """Returns the description of a model whose prompts and steps are all computed as it says.
 
     Raises:
         NotRepresentedError: an operator is not understood, or a prompt is computed otherwise than a step.
     """
-    prompt, step = (_Matcher(model, program, share).decoder() for program in programs)
-    limit = min((decoder.limit for decoder in (prompt, step) if decoder.limit is not None), default=None)
-    constants = {id(tensor): tensor for decoder in (prompt, step) for tensor in decoder.constants}
-    prompt, step = (
-        replace(decoder, limit=limit, constants=tuple(constants.values())) for decoder in (prompt, step)
-    )
-    if _comparable(prompt) != _comparable(step):
-        raise NotRepresentedError("a prompt is computed otherwise than a step")
-    return prompt
+    found = [_Matcher(model, program, share).decoder() for program in programs]
+    constants = {id(tensor): tensor for decoder in found for tensor in decoder.constants}
+    first, *others = (replace(decoder, constants=tuple(constants.values())) for decoder in found)
+    for other in others:
+        if _comparable(first) != _comparable(other):
+            raise NotRepresentedError("a prompt is computed otherwise than a step")
+    return first
 
 
 def _comparable(value: Any) -> Any:

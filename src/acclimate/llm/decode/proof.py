@@ -108,8 +108,11 @@ def prove(model: Any, lean: LeanDecoder, tokens: Tensor) -> None:
     of one.
 
     Raises:
-        NotRepresentedError: the logits differ.
+        NotRepresentedError: the logits differ, or the description holds for shorter texts only.
     """
+    limit = lean.decoder.limit
+    if limit is not None and limit <= 2 * _TOKENS:
+        raise NotRepresentedError(f"texts of more than {limit} tokens are computed otherwise")
     first, later = tokens[:, :_TOKENS], tokens[:, _TOKENS:]
     with torch.no_grad():
         gaps = [*_of_two(model, lean, first, later)]
@@ -118,10 +121,10 @@ def prove(model: Any, lean: LeanDecoder, tokens: Tensor) -> None:
             gaps += _of_one(model, lean, prompt, later[:, 0])
     gap = max(gaps)
     packing = getattr(model, "packing", None)
-    limit = _LIMITS.get(lean.decoder.dtype, 1e-4)
+    largest = _LIMITS.get(lean.decoder.dtype, 1e-4)
     if packing is not None and packing.packed:
-        limit = max(limit, _QUANTISED_LIMIT)
-    if not gap <= limit:
+        largest = max(largest, _QUANTISED_LIMIT)
+    if not gap <= largest:
         raise NotRepresentedError(f"its logits differ from a step's by {gap:.2g}, relative to the largest")
 
 

@@ -155,6 +155,16 @@ class Shadow:
             return self._made[id(value)]
         return self.config(value) if _is_config(value) else value
 
+    def keep_new_attributes(self) -> bool:
+        """Returns whether the program has added attributes, which the next call finds; these are kept."""
+        added = False
+        for index, (module, before) in enumerate(self._copies):
+            now = attributes_of(module)
+            if now.keys() > before.keys():
+                self._copies[index] = module, {n: before.get(n, value) for n, value in now.items()}
+                added = True
+        return added
+
     def check_unchanged(self) -> None:
         """Raises if the program changed an attribute: another call may compute something else."""
         for module, before in self._copies:
