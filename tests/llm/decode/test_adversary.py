@@ -317,6 +317,20 @@ def test_a_later_change_counts(change: Change) -> None:
     assert not torch.equal(expected, before), "the change changes nothing"
 
 
+def test_a_bias_that_is_a_buffer_counts() -> None:
+    own = copy.deepcopy(made("llama"))
+    del mlp(own).up_proj.bias
+    mlp(own).up_proj.register_buffer("bias", torch.zeros(128))
+    ours = acclimate.init_inference(copy.deepcopy(own))
+    before = text(ours)
+    assert torch.equal(before, text(own))
+    assert step_kind(ours) == "native"
+    for net in (own, ours):
+        mlp(net).up_proj.bias.add_(0.5)
+    assert torch.equal(text(ours), text(own))
+    assert not torch.equal(text(ours), before)
+
+
 class Larger(TorchFunctionMode):
     """Multiplies the results of linear modules."""
 

@@ -37,7 +37,7 @@ from acclimate.llm.decode.description import (
     Stack,
 )
 from acclimate.llm.decode.finite_logits import check_logits
-from acclimate.llm.decode.modules import packed_stacks, packed_weight, rows_of
+from acclimate.llm.decode.modules import bias_of, packed_stacks, packed_weight, rows_of
 from acclimate.llm.decode.share import Exchange, likeliest_token, whole_logits
 from acclimate.llm.deferred_sigint import interrupts_deferred
 from acclimate.llm.kernels.native import prefills
@@ -300,7 +300,7 @@ class _ProgramWriter:
             packed = packed_weight(part.module)
             self._weight(self._by_rows(rows_of(part.module)) if packed is None else packed)
             self._number(part.first, part.count)
-            self._tensor(part.module._parameters.get("bias"))
+            self._tensor(bias_of(part.module))
 
     def _module(self, module: nn.Module, width: int) -> None:
         self._product(Product((Part(module, 0, width),)))

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from acclimate.llm.decode.description import NotRepresentedError
 from acclimate.llm.decode.fake_calls import BATCH, LENGTH, example, fake_tensors
-from acclimate.llm.decode.modules import packed_weight
+from acclimate.llm.decode.modules import bias_of, packed_weight, with_bias_as_parameter
 from acclimate.llm.decode.program import Role, Value
 from acclimate.llm.decode.recorder import Recorder, input_value
 from acclimate.llm.decode.shadow_operators import NAME
@@ -91,11 +91,11 @@ class Shadow:
 
     def _linear(self, original: nn.Module) -> nn.Module:
         packed = packed_weight(original)
-        bias = original._parameters.get("bias")
+        bias = bias_of(original)
         if packed is not None:
             width, weight = packed.shape[0], None
         else:
-            dims = linear_dims(original)
+            dims = linear_dims(with_bias_as_parameter(original))
             if dims is None:
                 raise NotRepresentedError("a linear module's weight is of an unknown layout")
             width, weight = original.weight.shape[dims[0]], self.tensor(original.weight)  # type: ignore
@@ -192,6 +192,7 @@ def _is_linear(module: nn.Module) -> bool:
     if hasattr(module, "packed"):
         # A class that somebody derived may do more.
         return isinstance(module, nn.Linear) and own.__module__.startswith("acclimate.")
+    module = with_bias_as_parameter(module)
     dims = linear_dims(module)
     if dims is None or hasattr(own, "weight") or hasattr(own, "bias"):  # a property, in place of a parameter
         return False
