@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -93,7 +94,8 @@ class Shadow:
         packed = packed_weight(original)
         bias = bias_of(original)
         if packed is not None:
-            width, weight = packed.shape[0], None
+            compute: Any = original.compute
+            width, weight = packed.shape[0], self._empty(packed.shape, compute.dtype, compute.device)
         else:
             dims = linear_dims(with_bias_as_parameter(original))
             if dims is None:
@@ -133,11 +135,15 @@ class Shadow:
     def _shown(self, module: nn.Module, stand_in: Tensor) -> Tensor:
         """Returns the fake of a tensor without content, which stands for packed weights."""
         device: Any = module.compute.device
-        with self.mode:
-            fake = nn.Parameter(torch.empty(stand_in.shape, dtype=stand_in.dtype, device=device), False)
+        fake = self._empty(stand_in.shape, stand_in.dtype, device)
         self._made[id(stand_in)] = fake
         self.origins[id(fake)] = stand_in
         return fake
+
+    def _empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> nn.Parameter:
+        """Returns a fake parameter whose origin is not known, so that no program may use its elements."""
+        with self.mode:
+            return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
 
     def _attribute(self, value: Any) -> Any:
         if isinstance(value, Tensor):
