@@ -39,16 +39,10 @@ Step::Step(Reader& from) : decoder_(from) {
   widest_ = decoder_.hidden;
   const auto see = [&](const Product& product) {
     widest_ = std::max({widest_, product.k, product.width});
-    int64_t done = 0;
     for (const Part& part : product.parts) {
-      if (part.weight.format != WeightFormat::dense &&
-          (part.first % group_rows != 0 || done % group_rows != 0)) {
-        throw std::runtime_error("a part of a quantised weight begins within a group of rows");
-      }
       if (part.first < 0 || part.count < 0 || part.first + part.count > part.weight.n) {
         throw std::runtime_error("a part of a weight is outside of it");
       }
-      done += part.count;
     }
   };
   for (const Layer& layer : decoder_.layers) {
@@ -152,9 +146,6 @@ void Step::check() const {
                                   router.best_of_group > 0 && router.best_of_group <= count / router.groups));
       need(width > 0 && inner == (experts.gating.is_gated ? 2 * width : width));
       need(experts.inner.first.k == decoder_.hidden && experts.down.first.n == decoder_.hidden);
-      // Ups begin within a group of rows if gates do not fill their last one.
-      need(experts.inner.first.format == WeightFormat::dense || !experts.gating.is_gated ||
-           experts.interleaved || width % group_rows == 0);
     }
   }
   is_product(*decoder_.head, decoder_.hidden, decoder_.head->width);
