@@ -183,6 +183,8 @@ class Attention:
     value: Product
     query_norm: Norm | None
     key_norm: Norm | None
+    value_norm: Norm | None
+    """Of each head."""
     norm_is_per_head: bool
     rotary: Rotary | None
     rotary_first: bool
@@ -200,6 +202,8 @@ class Attention:
     sinks: Tensor | None
     output: nn.Module
     latent: Latent | None
+    shares: int | None
+    """The layer whose keys and values it uses, without products of its own for them; ``None``: its own."""
 
 
 @dataclass(frozen=True)
@@ -354,6 +358,36 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class TokenInputs:
+    """Numbers that a token has for each layer, beside its row of the embedding: layers x size.
+
+    They are ``multiplier * (norm(product_multiplier * product(x)) + table_multiplier * row)``, where ``x`` is
+    the first layer's input.
+    """
+
+    table: nn.Module
+    table_multiplier: float
+    product: Product
+    product_multiplier: float
+    norm: Norm | None
+    """Of the numbers of one layer."""
+    size: int
+    multiplier: float
+
+
+@dataclass(frozen=True)
+class TokenInput:
+    """What a layer adds to its result: ``norm(output(activation(gate(x)) * numbers))``."""
+
+    index: int
+    """Which of the token's numbers it uses."""
+    gate: Product
+    activation: str
+    output: nn.Module
+    norm: Norm | None
+
+
+@dataclass(frozen=True)
 class Layer:
     """One decoder layer."""
 
@@ -371,6 +405,9 @@ class Layer:
     """In a parallel layer: whether the branches are added to each other, then to the layer's input."""
     mlp_shares_norm: bool
     """In a parallel layer: whether the MLP has attention's normalized input."""
+    token_input: TokenInput | None
+    multiplier: float
+    """What the layer's result is multiplied by at its end."""
 
 
 @dataclass(frozen=True)
@@ -402,12 +439,14 @@ class Decoder:
 
     embedding: nn.Module
     embedding_multiplier: float
+    embedding_norm: Norm | None
     positions: Tensor | None
     """The weight of a learned position embedding."""
     position_offset: int
     tables: tuple[RotaryTable, ...]
     factors: tuple[PositionFunction, ...]
     """Functions that give one number for each position, which queries are multiplied by."""
+    token_inputs: TokenInputs | None
     layers: tuple[Layer, ...]
     norm: Norm | None
     head_multiplier: float
@@ -424,6 +463,11 @@ class Decoder:
     """The most tokens of a text for which the model computes this; ``None``: any number."""
     constants: tuple[Tensor, ...]
     """The model's tensors of one element, whose values stand in the description as numbers."""
+
+    @property
+    def own_attentions(self) -> list[Attention]:
+        """Attention of the layers with keys and values of their own, which come first."""
+        return [layer.attention for layer in self.layers if layer.attention.shares is None]
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

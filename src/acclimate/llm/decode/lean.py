@@ -93,7 +93,7 @@ class LeanDecoder:
         if to is not None:
             # Without layers yet, it makes those that keep all tokens.
             drops = {i for i, layer in enumerate(to.layers) if _drops_tokens(layer)}
-            kept = set(range(len(self.decoder.layers))) - drops
+            kept = set(range(len(self.decoder.own_attentions))) - drops
         return StepCache(
             self.decoder, len(starts), starts.device, room, length=length,
             values_by_column=self.native is not None, kept=kept, dtype=dtype,
@@ -102,4 +102,4 @@ class LeanDecoder:
 
 def _drops_tokens(layer: Any) -> bool:
     """Whether a layer of transformers' cache drops the tokens that its window has passed."""
-    return bool(layer.is_sliding) and not getattr(layer, "record_past", False)
+    return bool(getattr(layer, "is_sliding", False)) and not getattr(layer, "record_past", False)

@@ -30,8 +30,9 @@ from acclimate.llm.ranks import ModelRanks
 LARGEST_BATCH = 16
 """The largest batch of this loop; for more sequences, torch's matrix products are faster."""
 
-_WHOLE_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer")
-"""The layers of a cache that the step can continue and add to; a window's layer holds the last tokens."""
+_WHOLE_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
+"""The layers of a cache that the step can continue and add to; a window's layer holds the last tokens, and a
+dummy one nothing, since its keys and values are another layer's."""
 
 _KNOWN_INPUTS = {
     "attention_mask", "past_key_values", "use_cache", "position_ids", "logits_to_keep",

@@ -88,10 +88,12 @@ class PositionColumns:
     """The number of earlier tokens."""
     value: Value
     columns: tuple[int, ...]
+    factor: float = 1.0
+    """What all of them are multiplied by: 1 or -1, which rounds nothing."""
 
     @cached_property
     def _computes(self) -> Any:
-        return self.columns, _fingerprint(self.value, self.batch, self.length, self.past)
+        return self.columns, self.factor, _fingerprint(self.value, self.batch, self.length, self.past)
 
     @cached_property
     def tensors(self) -> list[Tensor]:
@@ -117,7 +119,7 @@ class PositionColumns:
             found = _Run({self.batch: 1, self.length: len(positions)}, positions)(self.value)
         axis = self.value.shape.index(self.length)
         by_position: Tensor = found.movedim(axis, 0).reshape(len(positions), -1)
-        return by_position[:, list(self.columns)]
+        return by_position[:, list(self.columns)] * self.factor
 
 
 class _Run:
