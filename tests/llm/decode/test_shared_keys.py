@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
 
-from architectures import tiny_model
+from architectures import BASE, randomise, tiny_model
 
 import acclimate
 from acclimate.llm.decode.lean import LeanDecoder
@@ -151,6 +151,17 @@ def test_a_changed_share_is_computed(change: Any) -> None:
     assert torch.equal(ours.generate(PROMPT, **OPTIONS), own.generate(PROMPT, **OPTIONS))
 
 
+def test_the_benchmark_counts_one_row_of_the_table_of_tokens_numbers() -> None:
+    from acclimate.llm.commands.benchmark import describe_weights
+
+    model = acclimate.init_inference(copy.deepcopy(made("tokens have numbers for layers")))
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())  # not tied
+    tables = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    assert len(tables) == 2
+    read = sum(p.nbytes for p in model.parameters()) - sum(table.weight.nbytes for table in tables)
+    assert describe_weights(model).bytes_per_token == read
+
+
 def test_a_layers_multiplier_that_changes_later_counts() -> None:
     own, ours = changed("dense", lambda model: None)
     before = ours.generate(PROMPT, **OPTIONS)
@@ -158,3 +169,32 @@ def test_a_layers_multiplier_that_changes_later_counts() -> None:
         model.model.layers[1].layer_scalar.fill_(-2.0)
     assert torch.equal(ours.generate(PROMPT, **OPTIONS), own.generate(PROMPT, **OPTIONS))
     assert not torch.equal(ours.generate(PROMPT, **OPTIONS), before)
+
+
+def of_images() -> Any:
+    """A Gemma 4 as it is published, which reads images too, in the place of the tokens 150, 153 and 154."""
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = AutoConfig.for_model(
+        "gemma4", text_config={**BASE, **MODELS["tokens have numbers for layers"]}, audio_config=None,
+        vision_config={**vision, "num_key_value_heads": 2, "head_dim": 16}, image_token_id=150,
+        audio_token_id=153, video_token_id=154, boi_token_id=151, eoi_token_id=152,
+    )  # fmt: skip
+    return randomise(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval())
+
+
+def test_a_model_of_images_writes_texts_also_of_the_tokens_in_whose_place_images_come() -> None:
+    own = of_images()
+    ours = acclimate.init_inference(copy.deepcopy(own))
+    lean = lean_of(ours)
+    assert step_kind(ours) == "native"
+    assert lean.decoder.replaced_tokens == ((150, 153, 154), 0)
+    for token in (5, 150):
+        prompt = PROMPT.index_fill(1, torch.tensor([4]), token)
+        assert torch.equal(ours.generate(prompt, **OPTIONS), own.generate(prompt, **OPTIONS))
+    step, plain = (
+        decoder.go_on(own(PROMPT).past_key_values, torch.zeros(1, dtype=torch.long), 9, 11)
+        for decoder in (lean, LeanDecoder(lean.decoder, None))
+    )
+    for token in (154, 7):
+        assert distance(step(torch.tensor([token])), plain(torch.tensor([token]))) < 1e-4
+    assert lean_of(ours) is lean  # its configurations can be compared: it is not captured for each text

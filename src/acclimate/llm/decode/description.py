@@ -437,6 +437,8 @@ class Share:
 class Decoder:
     """A whole decoder, or one rank's part of it."""
 
+    replaced_tokens: tuple[tuple[int, ...], int] | None
+    """Tokens that count as another one, such as those in whose place an image comes, and that one."""
     embedding: nn.Module
     embedding_multiplier: float
     embedding_norm: Norm | None
@@ -463,6 +465,13 @@ class Decoder:
     """The most tokens of a text for which the model computes this; ``None``: any number."""
     constants: tuple[Tensor, ...]
     """The model's tensors of one element, whose values stand in the description as numbers."""
+
+    def tokens(self, tokens: Tensor) -> Tensor:
+        """Returns the tokens whose rows of the embedding are used."""
+        if self.replaced_tokens is None:
+            return tokens
+        replaced, by = self.replaced_tokens
+        return tokens.masked_fill(torch.isin(tokens, torch.tensor(replaced, device=tokens.device)), by)
 
     @property
     def own_attentions(self) -> list[Attention]:

@@ -97,6 +97,8 @@ class _Matcher(ProgramReader):
         super().__init__(model, program)
         self.share = share
         self.factors: list[PositionColumns] = []
+        self._replaced: set[tuple[tuple[int, ...], int] | None] = set()
+        """What each embedding's tokens are replaced by."""
         self._token_inputs: tuple[TokenInputs, Value, Value] | None = None
         """What tokens have for each layer, the value that this is, and the input of its product."""
 
@@ -117,11 +119,14 @@ class _Matcher(ProgramReader):
         self._check_caches(layers)
         token_inputs = self._token_inputs_of(stream, layers)
         table, multiplier, embedding_norm, positions, offset = found
+        replaced, *others = self._replaced
+        if others:
+            raise NotRepresentedError("embeddings are of different tokens")
         width, vocabulary = int(stream.shape[-1]), int(self.program.logits.shape[-1])
         return Decoder(
-            table, multiplier, embedding_norm, positions, offset, tuple(self.tables), tuple(self.factors),
-            token_inputs, tuple(layers), norm, multiplied, head, factor, cap, self.dtype, width, vocabulary,
-            self.share, self.program.limit, self.program.constants,
+            replaced, table, multiplier, embedding_norm, positions, offset, tuple(self.tables),
+            tuple(self.factors), token_inputs, tuple(layers), norm, multiplied, head, factor, cap, self.dtype,
+            width, vocabulary, self.share, self.program.limit, self.program.constants,
         )  # fmt: skip
 
     _caches: list[tuple[int, Value, Value]]
@@ -265,13 +270,36 @@ class _Matcher(ProgramReader):
         if scaled is not None:
             value, factor = scaled
         if value.op == "rows":
+            self._replaced.add(self._replaced_tokens(value.args[0]))
             return self.program.modules[value.args[1]], factor
-        if value.op == "embedding" and value.args[1].op == "input" and value.args[1].roles == Role.TOKENS:
+        if value.op == "embedding":
             weight = self.constant(value.args[0])
             for module in self.model.modules():
                 if isinstance(module, nn.Embedding) and module._parameters.get("weight") is weight:
+                    self._replaced.add(self._replaced_tokens(value.args[1]))
                     return module, factor
         raise NotRepresentedError(f"the first layer's input is made with {value.op}")
+
+    def _replaced_tokens(self, tokens: Value) -> tuple[tuple[int, ...], int] | None:
+        """Returns which of the model's tokens an embedding replaces, and by which one."""
+        if _are_tokens(tokens):
+            return None
+        if tokens.op != "where" or not _are_tokens(tokens.args[2]):
+            raise NotRepresentedError(f"an embedding's tokens are made with {tokens.op}")
+        by = _whole_number(tokens.args[1])
+        found, left = [], [tokens.args[0]]
+        while left:
+            condition = left.pop()
+            if condition.op in ("bitwise_or", "logical_or"):
+                left += condition.args[:2]
+                continue
+            number = _whole_number(condition.args[1]) if condition.op == "eq" else None
+            if number is None or not _are_tokens(condition.args[0]):
+                raise NotRepresentedError("tokens are replaced in an unknown way")
+            found.append(number)
+        if by is None:
+            raise NotRepresentedError("tokens are replaced in an unknown way")
+        return tuple(sorted(set(found))), by
 
     # -- a layer -----------------------------------------------------------------------------------
 
@@ -571,3 +599,15 @@ class _Matcher(ProgramReader):
         if axes in ([2], []) and shift == program.past:
             return "query", 0
         raise NotRepresentedError("attention's mask is unknown")
+
+
+def _are_tokens(value: Any) -> bool:
+    return isinstance(value, Value) and value.op == "input" and value.roles == Role.TOKENS
+
+
+def _whole_number(given: Any) -> int | None:
+    """Returns the whole number that an argument is, if it is one."""
+    if isinstance(given, Value) and given.op in ("scalar_tensor", "full"):
+        given = given.args[-1]
+    number = constant_of(given)
+    return int(number) if number is not None and number == int(number) else None

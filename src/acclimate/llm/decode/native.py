@@ -159,7 +159,7 @@ class NativeStep:
             return self.likeliest(rest) if likeliest else self(rest)
 
     def _run(self, tokens: Tensor, logits: Tensor, best: Tensor, largest: Tensor) -> None:
-        cache = self.cache
+        cache, tokens = self.cache, self._native.decoder.tokens(tokens)
         length = cache.length + tokens.numel() // len(tokens)
         cache.reserve(length)
         if self._revision != cache.revision:

@@ -41,6 +41,7 @@ class PlainStep:
     def __call__(self, tokens: Tensor) -> Tensor:
         """Returns batch x vocabulary logits in the model's dtype."""
         decoder, cache = self._decoder, self.cache
+        tokens = decoder.tokens(tokens)
         place = cache.length
         cache.reserve(place + 1)
         positions = place - self._starts
