@@ -79,6 +79,7 @@ def test_a_rotation_by_negative_angles_and_a_normalized_embedding_are_read(taken
     (table,) = lean.decoder.tables
     assert bool((table(torch.tensor([1]))[1] < 0).all())  # the sines
     assert lean.decoder.embedding_norm is not None
+    assert loop.step_kind(acclimate.init_inference(tiny_model("nanochat").bfloat16())) == "native"
 
 
 def test_an_operator_that_fails_on_fake_tensors_leaves_no_lines_on_stderr(

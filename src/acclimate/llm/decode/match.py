@@ -371,7 +371,8 @@ class _Matcher(ProgramReader):
         if given is stream:
             return (None,)
         normed = self.norm(given)
-        return (normed.norm,) if normed is not None and flat(normed.given) is stream else None
+        # A stream that begins with a norm is rounded, and widened again for the next norm.
+        return (normed.norm,) if normed is not None and flat(normed.given) is widened(stream) else None
 
     def _branch(self, value: Value) -> _Branch:
         factor, norm, value = 1.0, None, flat(value)
