@@ -91,6 +91,29 @@ def buffered(module: Any, _: Tensor, result: Tensor) -> Tensor:
     return result * (1 + module.total / 20)
 
 
+def written_by_prompts(module: Any, x: Tensor, result: Tensor) -> Tensor:
+    if x.shape[1] > 1:
+        module.total.copy_(x[-1, -1])
+    return result + module.total
+
+
+def written_after_it_is_read(module: Any, x: Tensor, result: Tensor) -> Tensor:
+    found = result + module.total
+    module.total.copy_(x[-1, -1])
+    return found
+
+
+def written_through_a_view(module: Any, x: Tensor, result: Tensor) -> Tensor:
+    module.total[:].copy_(x[-1, -1])
+    return result + module.total
+
+
+def otherwise_at_first(module: Any, _: Tensor, result: Tensor) -> Tensor:
+    is_first = not hasattr(module, "called")
+    module.called = True
+    return result * (1.5 if is_first else 1)
+
+
 def by_chance(_: Any, __: Tensor, result: Tensor) -> Tensor:
     return result if random.random() < 2 else -result
 
@@ -128,6 +151,19 @@ def far_position(model: Any) -> None:
     derive(layer, forward=forward)
 
 
+def frequencies_under_another_name(model: Any) -> None:
+    rotations = model.model.rotary_emb
+    own: Any = type(rotations)
+    rotations.register_buffer("same", rotations.inv_freq.detach())
+    rotations.register_buffer("others", rotations.inv_freq * 3)
+
+    def forward(self: Any, x: Tensor, position_ids: Tensor) -> Any:
+        self.same.copy_(self.others)
+        return own.forward(self, x, position_ids)
+
+    derive(rotations, forward=forward)
+
+
 def one_token(model: Any) -> None:
     own: Any = type(model)
 
@@ -153,12 +189,21 @@ BEFORE: dict[str, Change] = {
     "an_mlp_that_counts_calls": on_mlp(counted),
     "an_mlp_that_keeps_a_list": with_attribute("seen", [], listed),
     "an_mlp_that_replaces_a_buffer": with_attribute("total", torch.zeros(()), buffered),
+    "an_mlp_that_writes_to_a_buffer_in_prompts": with_attribute("total", torch.zeros(64), written_by_prompts),
+    "an_mlp_that_reads_a_buffer_before_it_writes_to_it": with_attribute(
+        "total", torch.zeros(64), written_after_it_is_read
+    ),
+    "an_mlp_that_writes_to_a_buffer_through_a_view": with_attribute(
+        "total", torch.zeros(64), written_through_a_view
+    ),
+    "an_mlp_whose_first_call_differs": on_mlp(otherwise_at_first),
     "an_mlp_that_draws_numbers_of_python": on_mlp(by_chance),
     "an_mlp_that_mixes_sequences": on_mlp(lambda m, x, y: y - y.mean(0, keepdim=True) / 2),
     "an_mlp_that_sums_over_tokens": on_mlp(lambda m, x, y: y + y.cumsum(1) / 10),
     "an_mlp_that_changes_its_result_in_place": on_mlp(lambda m, x, y: y.add_(0.2)),
     "an_mlp_that_limits_its_result": on_mlp(lambda m, x, y: y.clamp(-3, 3)),
     "a_layer_that_adds_at_far_positions": far_position,
+    "rotations_that_write_their_frequencies_through_another_buffer": frequencies_under_another_name,
     "a_model_that_looks_for_a_token": one_token,
     "a_bias_of_the_logits": on_head(lambda m, x, y: y + torch.arange(160) * 0.01),
     "an_activation_with_a_far_limit": lambda model: setattr(mlp(model), "act_fn", nn.ReLU6()),
@@ -172,6 +217,8 @@ BEFORE: dict[str, Change] = {
         BEFORE,
         "a_linear_module_that_adds_for_long_prompts",
         "a_layer_that_adds_at_far_positions",
+        "an_mlp_that_writes_to_a_buffer_in_prompts",
+        "an_mlp_that_reads_a_buffer_before_it_writes_to_it",
         "an_activation_with_a_far_limit",
     ),
 )
@@ -268,6 +315,20 @@ def test_a_later_change_counts(change: Change) -> None:
     expected = text(own)
     assert torch.equal(text(ours), expected)
     assert not torch.equal(expected, before), "the change changes nothing"
+
+
+def test_a_bias_that_is_a_buffer_counts() -> None:
+    own = copy.deepcopy(made("llama"))
+    del mlp(own).up_proj.bias
+    mlp(own).up_proj.register_buffer("bias", torch.zeros(128))
+    ours = acclimate.init_inference(copy.deepcopy(own))
+    before = text(ours)
+    assert torch.equal(before, text(own))
+    assert step_kind(ours) == "native"
+    for net in (own, ours):
+        mlp(net).up_proj.bias.add_(0.5)
+    assert torch.equal(text(ours), text(own))
+    assert not torch.equal(text(ours), before)
 
 
 class Larger(TorchFunctionMode):

@@ -35,10 +35,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("native", LAYERS),
     "ministral3": ("native", {}),
     "llama": ("transformers", {**DYNAMIC, "max_position_embeddings": 32}),
-    "phi3": ("transformers", LONG),
+    "phi3": ("native", LONG),
     "mixtral": ("native", {}),
 }
-"""The step that these take, and what changes their configuration."""
+"""The step that these take after a long text, and what changes their configuration. Dynamic frequencies are
+those of a long text until transformers' loop writes a short one."""
 NEWER = ["flint", "granite_swa", "internlm3", "jais2", "iquestcoder", "hyperclovax"]
 OTHERS = [
     name for name in (*ARCHITECTURES, *FURTHER, *NEWER) if name not in KINDS and name not in ENCODER_DECODERS

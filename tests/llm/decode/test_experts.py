@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from architectures import tiny_model
 
 import acclimate
 from acclimate.llm.decode import proof
-from acclimate.llm.decode.description import Experts
+from acclimate.llm.decode.description import Experts, NotRepresentedError
 from acclimate.llm.decode.lean import LeanDecoder
 from acclimate.llm.decode.loop import lean_decoder, step_kind
+from acclimate.llm.decode.native import NativeDecoder
+from acclimate.llm.ranks import ModelRanks
 
 PROMPT = torch.arange(3, 12)[None]
 ALWAYS = {"do_sample": False, "eos_token_id": None}
@@ -143,3 +146,19 @@ def test_experts_with_a_forward_of_the_users_are_captured_by_it() -> None:
     ours = acclimate.init_inference(copy.deepcopy(model))
     texts = [net.generate(PROMPT, max_new_tokens=20, **ALWAYS) for net in (model, ours)]
     assert torch.equal(*texts)
+
+
+def test_a_near_tie_of_a_router_is_no_reason_to_refuse_and_a_wrong_router_is() -> None:
+    model = acclimate.init_inference(tiny_model("granitemoe_swa").bfloat16())
+    assert step_kind(model) == "native"
+    lean = lean_decoder(model)
+    assert lean is not None
+    layers = [
+        replace(layer, mlp=replace(layer.mlp, router=replace(layer.mlp.router, used=1)))
+        for layer in lean.decoder.layers
+        if isinstance(layer.mlp, Experts)
+    ]
+    assert len(layers) == 2
+    wrong = replace(lean.decoder, layers=tuple(layers))
+    with pytest.raises(NotRepresentedError, match="logits differ"):
+        proof._prove_together(model, LeanDecoder(wrong, NativeDecoder(wrong)), ModelRanks())

@@ -36,6 +36,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "experts and sinks": ("gpt_oss", TYPES),
     "latents": ("deepseek_v3", {}),
     "learned positions": ("gpt2", {}),
+    "shared keys": (
+        "gemma4_text",
+        {
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            **WINDOW,
+            "global_head_dim": 32,
+            "num_kv_shared_layers": 4,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": 160,
+        },
+    ),
 }
 OPTIONS: dict[str, Any] = {"max_new_tokens": 60, "do_sample": False, "eos_token_id": None}
 

@@ -317,9 +317,12 @@ def test_two_threads_generate_with_one_model() -> None:
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def test_angles_that_depend_on_the_length_are_left_to_transformers() -> None:
+def test_angles_that_depend_on_the_length_limit_it() -> None:
     scaling = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
-    assert describe(tiny_model("llama", rope_parameters=scaling)) is None
+    model: Any = tiny_model("llama", rope_parameters=scaling)
+    lean = describe(model)
+    assert lean is not None
+    assert lean.decoder.limit == model.config.max_position_embeddings - 1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])

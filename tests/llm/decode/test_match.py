@@ -73,6 +73,15 @@ def test_queries_are_multiplied_by_a_function_of_the_position(taken: list[bool])
     assert [layer.attention.query_factors for layer in lean.decoder.layers] == [0, 0]
 
 
+def test_a_rotation_by_negative_angles_and_a_normalized_embedding_are_read(taken: list[bool]) -> None:
+    lean = loop.lean_decoder(check_tokens(tiny_model("nanochat"), taken))
+    assert lean is not None
+    (table,) = lean.decoder.tables
+    assert bool((table(torch.tensor([1]))[1] < 0).all())  # the sines
+    assert lean.decoder.embedding_norm is not None
+    assert loop.step_kind(acclimate.init_inference(tiny_model("nanochat").bfloat16())) == "native"
+
+
 def test_an_operator_that_fails_on_fake_tensors_leaves_no_lines_on_stderr(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

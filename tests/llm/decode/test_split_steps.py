@@ -76,6 +76,25 @@ def test_both_ranks_raise_the_error_and_go_on(two: RankProcesses, damage: str, e
     assert len(text) == PROMPT.shape[1] + 3
 
 
+def text_of_gpt2(rank: int) -> tuple[str, list[int], list[int]]:
+    """Returns the kind of step, its text, and the text of the whole model."""
+    import acclimate
+    from acclimate.llm.decode.loop import step_kind
+
+    torch.set_num_threads(1)
+    whole = tiny_model("gpt2")
+    options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
+    expected = whole.generate(PROMPT, **options)
+    model = acclimate.init_inference(whole, tp_size=2)
+    return step_kind(model), model.generate(PROMPT, **options)[0].tolist(), expected[0].tolist()
+
+
+def test_a_forward_that_needs_another_ranks_bias_takes_the_native_step(two: RankProcesses) -> None:
+    for kind, ours, whole in two.values(text_of_gpt2):
+        assert kind == "native"
+        assert ours == whole
+
+
 def texts_past_a_window(rank: int) -> tuple[str, list[int], list[int]]:
     """Returns the kind of step, its text, and the text of the split model's modules."""
     import acclimate

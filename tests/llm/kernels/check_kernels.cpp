@@ -1,11 +1,13 @@
-// Exits with 0 if compute() agrees with dequantize(), in double, for every format and 1 to 16 inputs, and if
-// it reads nothing else when its inputs are overwritten, as those of a late thread are. Prints a digest of
+// Exits with 0 if compute() agrees with dequantize(), in double, for every format and 1 to 16 inputs, if some
+// rows have the bits that they have among all, and if it reads nothing else when its inputs are overwritten,
+// as those of a late thread are. Prints a digest of
 // the values and the largest error relative to its bound.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "gguf_pack.h"
@@ -126,6 +128,20 @@ int main() {
                         static_cast<int>(dtype), static_cast<long>(m), error);
             return 1;
           }
+        }
+      }
+      for (const auto [first, last] : {std::pair{5, 37}, {3, 9}, {16, 21}, {20, 36}, {15, 17}, {30, 32}}) {
+        std::vector<float> some(m * (last - first) + 1, 7.0f);
+        compute(weight, input, first, last, some.data(), last - first);
+        for (int64_t i = 0; i < m; ++i) {
+          if (std::memcmp(&some[i * (last - first)], &y[i * n + first], (last - first) * sizeof(float))) {
+            std::printf("format %d, rows %d to %d: other bits\n", static_cast<int>(format), first, last);
+            return 1;
+          }
+        }
+        if (some.back() != 7.0f) {
+          std::printf("format %d, rows %d to %d: writes too far\n", static_cast<int>(format), first, last);
+          return 1;
         }
       }
       // NaN as a number, and far away as an index.

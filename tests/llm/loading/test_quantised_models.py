@@ -15,7 +15,7 @@ import pytest
 import torch
 from gguf_files import make_model, write_gguf
 from tiny_models import write_tiny_gguf
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import acclimate
 from acclimate.errors import (
@@ -25,6 +25,7 @@ from acclimate.errors import (
 )
 from acclimate.llm import generate, load_model
 from acclimate.llm.decode import proof
+from acclimate.llm.decode.loop import step_kind
 from acclimate.llm.files.deferred_tensors import deferred
 from acclimate.llm.gguf import tensors
 from acclimate.llm.gguf.header import read_gguf_header
@@ -79,6 +80,18 @@ def test_in_4_bits_what_loses_most_keeps_more(
     expected = dict.fromkeys(("q_proj", "o_proj", "gate_proj", "up_proj"), others)
     expected |= dict.fromkeys(("k_proj", "v_proj", "down_proj"), "int8")
     assert found == {**expected, "embed_tokens": "int5", "lm_head": "int5"}
+
+
+def test_a_model_whose_weights_are_all_quantised_takes_the_native_step_and_generates_with_beams() -> None:
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = AutoConfig.for_model("olmo", **shape, vocab_size=64, pad_token_id=None, eos_token_id=None)
+    model = acclimate.init_inference(AutoModelForCausalLM.from_config(config), quantize="int8")
+    assert not list(model.parameters())  # its norms have no weights
+    assert (model.dtype, model.device.type) == (torch.float32, "cpu")
+    assert step_kind(model) == "native"
+    for beams in (1, 2):
+        found = model.generate(IDS, max_new_tokens=4, do_sample=False, num_beams=beams)
+        assert found.shape == (1, IDS.shape[1] + 4)
 
 
 def test_every_linear_module_and_the_embedding_of_a_quantised_model_are_packed(quantised: Any) -> None:

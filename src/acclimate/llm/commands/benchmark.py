@@ -181,8 +181,10 @@ def describe_weights(model: Any) -> Weights:
         for module in model.modules()
         for name, parameter in module._parameters.items()
     }
+    # A step reads one row of each, unless it is tied to the output head.
+    seen |= {id(m._parameters.get("weight")) for m in model.modules() if isinstance(m, nn.Embedding)}
     for parameter in model.parameters():
-        if id(parameter) not in seen and not _is_table(model, parameter):
+        if id(parameter) not in seen:
             kernel = "torch" if parameter.dim() > 1 else "norms and biases"
             if shares[id(parameter)] < 1.0:
                 kernel = f"{str(parameter.dtype).removeprefix('torch.')} by rows"
@@ -211,8 +213,3 @@ def _kernel(module: Any) -> tuple[str, Any]:
     if isinstance(module, FewRowLinear):
         return f"{str(module.weight.dtype).removeprefix('torch.')} by rows", module.weight
     return "", None
-
-
-def _is_table(model: Any, parameter: torch.Tensor) -> bool:
-    """Whether a parameter belongs only to the input embedding, and is not tied to the output head."""
-    return parameter is getattr(model.get_input_embeddings(), "weight", None)

@@ -27,7 +27,9 @@ _BLOCK = 16
 
 
 class StepCache:
-    """The keys and values of all layers; grows. A layer with a window drops tokens that no query sees again.
+    """The keys and values of all layers that have their own; grows.
+
+    A layer with a window drops tokens that no query sees again.
 
     Args:
         decoder: the decoder whose keys and values are stored.
@@ -82,7 +84,7 @@ class StepCache:
         return self.keys, self.values, *self.exponents
 
     def _attentions(self) -> list[Attention]:
-        return [layer.attention for layer in self._decoder.layers]
+        return self._decoder.own_attentions
 
     def _empty(self, attention: Attention, count: int) -> list[Tensor]:
         """Returns a layer's tensors for so many tokens.
@@ -140,7 +142,7 @@ class StepCache:
         """Copies transformers' cache of as many tokens; that of a sliding window holds the last ones."""
         if self.length == 0:  # its layers may have no tensors yet
             return
-        for index, (attention, layer) in enumerate(zip(self._attentions(), cache.layers, strict=True)):
+        for index, (attention, layer) in enumerate(zip(self._attentions(), cache.layers, strict=False)):
             self._put(index, *_as_keys(attention, layer.keys, layer.values), self.length - self.firsts[index])
 
     def copy_row(self, row: int, other: StepCache, of: int, start: int) -> None:

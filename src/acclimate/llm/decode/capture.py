@@ -35,8 +35,10 @@ from acclimate.llm.decode.shadow_operators import check_functions, define_operat
 from acclimate.llm.decode.staleness import Snapshot
 
 
-def capture(model: Any, widths: dict[nn.Module, int], layers: int) -> tuple[Program, Program]:
+def capture(model: Any, widths: dict[nn.Module, int], layers: int) -> list[Program]:
     """Returns the programs of a prompt without earlier tokens, and of one token after some.
+
+    A model whose first call adds attributes, which later calls find, has two programs of a prompt.
 
     Args:
         model: a transformers model, on the CPU or another device.
@@ -56,15 +58,23 @@ def capture(model: Any, widths: dict[nn.Module, int], layers: int) -> tuple[Prog
     shadow = Shadow(mode, widths)
     with torch.inference_mode(False):
         sizes = example(mode, torch.empty((BATCH, LENGTH))).shape
-    prompt, step = (_captured(model, shadow, sizes, layers, is_step) for is_step in (False, True))
+    programs = [_captured(model, shadow, sizes, layers, False)]
+    calls = (False, True) if shadow.keep_new_attributes() else (True,)
+    shadow.check_unchanged()
+    for is_step in calls:
+        programs.append(_captured(model, shadow, sizes, layers, is_step))
+        shadow.check_unchanged()
     if not before.is_current(model):
         raise NotRepresentedError("its code changes variables, classes or attributes")
-    limit = _limit(environment, *map(expression, sizes))
-    return replace(prompt, limit=limit), replace(step, limit=limit)
+    if any(program.replaced != programs[0].replaced for program in programs):
+        raise NotRepresentedError("a step reads a tensor that a prompt has changed in place")
+    limits = [_limit(environment, *map(expression, sizes)), *(program.limit for program in programs)]
+    limit = min((limit for limit in limits if limit is not None), default=None)
+    return [replace(program, limit=limit) for program in programs]
 
 
 def _captured(model: Any, shadow: Shadow, sizes: Any, layers: int, is_step: bool) -> Program:
-    """Returns a program, for which limits are not yet known."""
+    """Returns a program, for which not all limits are known."""
     batch, length = sizes
     made: Any = shadow.module(model)
     device = model.get_input_embeddings().weight.device
@@ -103,14 +113,16 @@ def _captured(model: Any, shadow: Shadow, sizes: Any, layers: int, is_step: bool
             except Exception as error:
                 raise NotRepresentedError(f"its program cannot be captured: {_first_line(error)}") from error
             logits = recorder.value(found)
-    shadow.check_unchanged()
     if random.getstate() != drawn:
         random.setstate(drawn)
         raise NotRepresentedError("its code draws random numbers")
     symbols = expression(batch), expression(length)
     past = symbols[1] - 1 if is_step else 0
     count = 1 if is_step else symbols[1]
-    return Program(logits, symbols[0], count, past, shadow.modules, None, recorder.constants)
+    return Program(
+        logits, symbols[0], count, past, shadow.modules, recorder.limit, recorder.constants,
+        frozenset(map(id, recorder.replaced)),
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

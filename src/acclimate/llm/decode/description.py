@@ -195,6 +195,8 @@ class Attention:
     value: Product
     query_norm: Norm | None
     key_norm: Norm | None
+    value_norm: Norm | None
+    """Of each head."""
     norm_is_per_head: bool
     rotary: Rotary | None
     rotary_first: bool
@@ -212,6 +214,8 @@ class Attention:
     sinks: Tensor | None
     output: nn.Module
     latent: Latent | None
+    shares: int | None
+    """The layer whose keys and values it uses, without products of its own for them; ``None``: its own."""
 
 
 @dataclass(frozen=True)
@@ -366,6 +370,36 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class TokenInputs:
+    """Numbers that a token has for each layer, beside its row of the embedding: layers x size.
+
+    They are ``multiplier * (norm(product_multiplier * product(x)) + table_multiplier * row)``, where ``x`` is
+    the first layer's input.
+    """
+
+    table: nn.Module
+    table_multiplier: float
+    product: Product
+    product_multiplier: float
+    norm: Norm | None
+    """Of the numbers of one layer."""
+    size: int
+    multiplier: float
+
+
+@dataclass(frozen=True)
+class TokenInput:
+    """What a layer adds to its result: ``norm(output(activation(gate(x)) * numbers))``."""
+
+    index: int
+    """Which of the token's numbers it uses."""
+    gate: Product
+    activation: str
+    output: nn.Module
+    norm: Norm | None
+
+
+@dataclass(frozen=True)
 class Layer:
     """One decoder layer."""
 
@@ -383,6 +417,9 @@ class Layer:
     """In a parallel layer: whether the branches are added to each other, then to the layer's input."""
     mlp_shares_norm: bool
     """In a parallel layer: whether the MLP has attention's normalized input."""
+    token_input: TokenInput | None
+    multiplier: float
+    """What the layer's result is multiplied by at its end."""
 
 
 @dataclass(frozen=True)
@@ -412,14 +449,18 @@ class Share:
 class Decoder:
     """A whole decoder, or one rank's part of it."""
 
+    replaced_tokens: tuple[tuple[int, ...], int] | None
+    """Tokens that count as another one, such as those in whose place an image comes, and that one."""
     embedding: nn.Module
     embedding_multiplier: float
+    embedding_norm: Norm | None
     positions: Tensor | None
     """The weight of a learned position embedding."""
     position_offset: int
     tables: tuple[RotaryTable, ...]
     factors: tuple[PositionFunction, ...]
     """Functions that give one number for each position, which queries are multiplied by."""
+    token_inputs: TokenInputs | None
     layers: tuple[Layer, ...]
     norm: Norm | None
     head_multiplier: float
@@ -436,6 +477,20 @@ class Decoder:
     """The most tokens of a text for which the model computes this; ``None``: any number."""
     constants: tuple[Tensor, ...]
     """The model's tensors of one element, whose values stand in the description as numbers."""
+
+    def tokens(self, tokens: Tensor) -> Tensor:
+        """Returns the tokens whose rows of the embedding are used."""
+        if self.replaced_tokens is None:
+            return tokens
+        replaced, by = self.replaced_tokens
+        for token in replaced:
+            tokens = tokens.masked_fill(tokens == token, by)
+        return tokens
+
+    @property
+    def own_attentions(self) -> list[Attention]:
+        """Attention of the layers with keys and values of their own, which come first."""
+        return [layer.attention for layer in self.layers if layer.attention.shares is None]
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -112,8 +112,12 @@ class GraphStep(PlainStep):
         return self._place - self._starts
 
     def _mixed(self, index: int, attention: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        cache, first = self.cache, self.cache.firsts[index]
-        cache.put_at(index, self._place, key, value)
+        cache = self.cache
+        if attention.shares is None:
+            cache.put_at(index, self._place, key, value)
+        else:
+            index = attention.shares
+        first = cache.firsts[index]
         keys, values = cache.held(index, first, first + cache.keys[index].shape[2])
         known = attention.window, first, keys.shape[2]
         if known not in self._seen:

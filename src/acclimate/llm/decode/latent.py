@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from acclimate.llm.decode.description import Latent, Norm, NotRepresentedError, Product, Rotary
 from acclimate.llm.decode.elements import Term
+from acclimate.llm.decode.modules import bias_of
 from acclimate.llm.decode.program import Value
 from acclimate.llm.decode.reader import ProgramReader
 from acclimate.llm.decode.tables import PositionColumns
@@ -130,7 +131,7 @@ class _LatentReader:
         if found is None or len(modules) != 1:
             raise NotRepresentedError("keys and values are made of latents in an unknown way")
         module = modules.pop()
-        if not isinstance(module, nn.Linear) or module._parameters.get("bias") is not None:
+        if not isinstance(module, nn.Linear) or bias_of(module) is not None:
             raise NotRepresentedError("keys and values are not made of latents by a plain linear module")
         columns = torch.cat([torch.arange(part.first, part.first + part.count) for part in found[0].parts])
         width = self._elements.shape(self._elements.origins[int(origin.flatten()[0])])[-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -95,13 +94,13 @@ class LeanDecoder:
 
     def _cache(self, starts: Tensor, room: int, length: int, to: Any, dtype: torch.dtype | None) -> StepCache:
         """Returns a cache that keeps what transformers' cache ``to`` must get at the end."""
-        kept: Container[int] = ()
-        if to is not None:
-            # Without layers yet, it makes those that keep all tokens.
-            drops = {i for i, layer in enumerate(to.layers) if _drops_tokens(layer)}
-            kept = set(range(len(self.decoder.layers))) - drops
+        layers = set(range(len(self.decoder.own_attentions)))
+        kept: set[int] = set()
         if self.is_graph:  # whose tensors stay where they are
-            kept, room = range(len(self.decoder.layers)), -(-room // _ROOM_OF_GRAPHS) * _ROOM_OF_GRAPHS
+            kept, room = layers, -(-room // _ROOM_OF_GRAPHS) * _ROOM_OF_GRAPHS
+        elif to is not None:
+            # Without layers yet, it makes those that keep all tokens.
+            kept = layers - {i for i, layer in enumerate(to.layers) if _drops_tokens(layer)}
         return StepCache(
             self.decoder, len(starts), starts.device, room, length=length,
             values_by_column=self.native is not None, kept=kept, dtype=dtype,
@@ -110,4 +109,4 @@ class LeanDecoder:
 
 def _drops_tokens(layer: Any) -> bool:
     """Whether a layer of transformers' cache drops the tokens that its window has passed."""
-    return bool(layer.is_sliding) and not getattr(layer, "record_past", False)
+    return bool(getattr(layer, "is_sliding", False)) and not getattr(layer, "record_past", False)

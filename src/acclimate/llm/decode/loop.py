@@ -30,8 +30,9 @@ from acclimate.llm.ranks import ModelRanks
 LARGEST_BATCH = 16
 """The largest batch of this loop; for more sequences, torch's matrix products are faster."""
 
-_WHOLE_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer")
-"""The layers of a cache that the step can continue and add to; a window's layer holds the last tokens."""
+_WHOLE_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
+"""The layers of a cache that the step can continue and add to; a window's layer holds the last tokens, and a
+dummy one nothing, since its keys and values are another layer's."""
 
 _KNOWN_INPUTS = {
     "attention_mask", "past_key_values", "use_cache", "position_ids", "logits_to_keep",
@@ -307,8 +308,8 @@ def _are_usual(positions: Tensor | None, starts: Tensor, length: int) -> bool:
         return False
     if positions.shape[-2] not in (1, len(starts)):
         return False
-    # The positions of padding have no effect.
-    return bool(((positions == places) | (places < 0)).all())
+    # The positions of padding have no effect, unless one is the largest.
+    return bool(((positions == places) | ((places < 0) & (positions < length))).all())
 
 
 def _fits(limit: int | None, criteria: Any) -> bool:

@@ -7,7 +7,7 @@ decides anything: constants, activations, windows and the order of elements are 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -25,31 +25,33 @@ from acclimate.llm.decode.description import (
     Product,
     Rotary,
     Share,
+    TokenInput,
+    TokenInputs,
 )
 from acclimate.llm.decode.elements import constant_of
 from acclimate.llm.decode.experts import find_experts
 from acclimate.llm.decode.latent import LatentHeads, find_latent
-from acclimate.llm.decode.operators import flat, orders, times_constant, widened
+from acclimate.llm.decode.operators import activation_of, flat, orders, times_constant, widened
 from acclimate.llm.decode.program import Program, Role, Value
 from acclimate.llm.decode.reader import ProgramReader
 from acclimate.llm.decode.tables import PositionColumns
 
+_NO_PRODUCT = Product(())
 
-def match(model: Any, programs: tuple[Program, Program], share: Share | None) -> Decoder:
-    """Returns the description of a model whose prompt and step are both computed as it says.
+
+def match(model: Any, programs: Iterable[Program], share: Share | None) -> Decoder:
+    """Returns the description of a model whose prompts and steps are all computed as it says.
 
     Raises:
         NotRepresentedError: an operator is not understood, or a prompt is computed otherwise than a step.
     """
-    prompt, step = (_Matcher(model, program, share).decoder() for program in programs)
-    limit = min((decoder.limit for decoder in (prompt, step) if decoder.limit is not None), default=None)
-    constants = {id(tensor): tensor for decoder in (prompt, step) for tensor in decoder.constants}
-    prompt, step = (
-        replace(decoder, limit=limit, constants=tuple(constants.values())) for decoder in (prompt, step)
-    )
-    if _comparable(prompt) != _comparable(step):
-        raise NotRepresentedError("a prompt is computed otherwise than a step")
-    return prompt
+    found = [_Matcher(model, program, share).decoder() for program in programs]
+    constants = {id(tensor): tensor for decoder in found for tensor in decoder.constants}
+    first, *others = (replace(decoder, constants=tuple(constants.values())) for decoder in found)
+    for other in others:
+        if _comparable(first) != _comparable(other):
+            raise NotRepresentedError("a prompt is computed otherwise than a step")
+    return first
 
 
 def _comparable(value: Any) -> Any:
@@ -95,6 +97,10 @@ class _Matcher(ProgramReader):
         super().__init__(model, program)
         self.share = share
         self.factors: list[PositionColumns] = []
+        self._replaced: set[tuple[tuple[int, ...], int] | None] = set()
+        """What each embedding's tokens are replaced by."""
+        self._token_inputs: tuple[TokenInputs, Value, Value] | None = None
+        """What tokens have for each layer, the value that this is, and the input of its product."""
 
     def decoder(self) -> Decoder:
         """Returns the description of the program."""
@@ -108,21 +114,113 @@ class _Matcher(ProgramReader):
             layer, stream = self._layer(stream, -1 - len(layers))
             layers.append(layer)
         layers.reverse()
-        count = len(layers)
-        for index, place in enumerate(self._caches[::-1]):
-            if place != index:
-                raise NotRepresentedError("a layer uses another layer's keys and values")
-        if not count:
+        if not layers:
             raise NotRepresentedError("it has no layers")
-        table, multiplier, positions, offset = found
+        self._check_caches(layers)
+        token_inputs = self._token_inputs_of(stream, layers)
+        table, multiplier, embedding_norm, positions, offset = found
+        replaced, *others = self._replaced
+        if others:
+            raise NotRepresentedError("embeddings are of different tokens")
         width, vocabulary = int(stream.shape[-1]), int(self.program.logits.shape[-1])
         return Decoder(
-            table, multiplier, positions, offset, tuple(self.tables), tuple(self.factors), tuple(layers),
-            norm, multiplied, head, factor, cap, self.dtype, width, vocabulary, self.share,
-            self.program.limit, self.program.constants,
+            replaced, table, multiplier, embedding_norm, positions, offset, tuple(self.tables),
+            tuple(self.factors), token_inputs, tuple(layers), norm, multiplied, head, factor, cap, self.dtype,
+            width, vocabulary, self.share, self.program.limit, self.program.constants,
         )  # fmt: skip
 
-    _caches: list[int]
+    _caches: list[tuple[int, Value, Value]]
+    """Of each layer, from the last one: in which layer's cache its keys and values are, and these."""
+
+    def _check_caches(self, layers: list[Layer]) -> None:
+        """Raises unless the first layers have caches of their own, in order, and others use some of these."""
+        caches = self._caches[::-1]
+        own = [
+            place for layer, (place, *_) in zip(layers, caches, strict=True) if layer.attention.shares is None
+        ]
+        if own != list(range(len(own))) or [place for place, *_ in caches[: len(own)]] != own:
+            raise NotRepresentedError("the caches of layers are in another order")
+        for layer, (place, key, value) in zip(layers, caches, strict=True):
+            if layer.attention.shares is None:
+                continue
+            if place >= len(own) or caches[place][1] is not key or caches[place][2] is not value:
+                raise NotRepresentedError("a layer uses keys and values that no other layer has stored")
+            stored = layers[place].attention
+            if stored.latent is not None or stored.window != layer.attention.window:
+                raise NotRepresentedError("layers with the same keys and values see other tokens")
+
+    # -- what a token has for each layer ---------------------------------------------------------------
+
+    def _token_input(self, value: Value) -> tuple[TokenInput, Value] | None:
+        """Returns what of a token's own numbers for a layer is added to its result, and that result."""
+        for stream, other in self._sums(value):
+            branch = self._branch(other)
+            output = self.output_of(branch.result)
+            if output is None or branch.factor != 1.0 or output[1].op != "mul":
+                continue
+            for first, second in orders(output[1]):
+                active = activation_of(first)
+                gate = None if active is None else self.columns(active[1])
+                if active is None or gate is None or flat(gate[1]) is not flat(stream):
+                    continue
+                index = self._number_of_layer(second)
+                if index is not None:
+                    return TokenInput(index, gate[0], active[0], output[0], branch.norm), stream
+        return None
+
+    def _number_of_layer(self, value: Any) -> int | None:
+        """Returns for which layer a value is what tokens have for each layer."""
+        if not isinstance(value, Value):
+            return None
+        source, places = self.elements.moved(value)
+        if self._token_inputs is None:
+            self._token_inputs = self._find_token_inputs(source)
+        if self._token_inputs is None or self._token_inputs[1] is not source:
+            return None
+        size, width = self._token_inputs[0].size, self._token_inputs[0].product.width
+        places = places.reshape(-1, size)
+        first = torch.arange(len(places))[:, None] * width + torch.arange(size)
+        index = int(places[0, 0]) // size
+        return index if torch.equal(places, first + index * size) else None
+
+    def _find_token_inputs(self, value: Value) -> tuple[TokenInputs, Value, Value] | None:
+        """Reads the sum of a normalized product of the first layer's input and of a row of a table."""
+        scaled = times_constant(value)
+        total, multiplier = (value, 1.0) if scaled is None else scaled
+        if total.op != "add" or len(total.shape) != 4 or not isinstance(total.args[1], Value):
+            return None
+        for projected, row in orders(total):
+            normed = self.norm(projected)
+            if normed is None or normed.given.shape[-1] != value.shape[-1]:
+                continue
+            product, places = self.elements.moved(normed.given)
+            looked_up, row_places = self.elements.moved(row)
+            if not all(torch.equal(p.flatten(), torch.arange(p.numel())) for p in (places, row_places)):
+                continue
+            scaled = times_constant(product)
+            product, factor = (product, 1.0) if scaled is None else scaled
+            found = self.columns(product)
+            if found is None or looked_up.roles & Role.TOKENS == 0:
+                continue
+            table, table_factor = self._rows(looked_up)
+            size = int(value.shape[-1])
+            made = TokenInputs(table, table_factor, found[0], factor, normed.norm, size, multiplier)
+            return made, value, found[1]
+        return None
+
+    def _token_inputs_of(self, stream: Value, layers: list[Layer]) -> TokenInputs | None:
+        """Returns what tokens have for each layer, if each layer uses its own part."""
+        used = [layer.token_input.index for layer in layers if layer.token_input is not None]
+        if not used or self._token_inputs is None:
+            return None
+        found, _, given = self._token_inputs
+        if used != list(range(len(layers))) or found.product.width != len(layers) * found.size:
+            raise NotRepresentedError("layers use other parts of what tokens have for them")
+        if flat(given) is not flat(stream):
+            raise NotRepresentedError("what tokens have for layers is not made of the first layer's input")
+        if self.share is not None:
+            raise NotRepresentedError("a step of several ranks does not support what tokens have for layers")
+        return found
 
     # -- the ends ----------------------------------------------------------------------------------
 
@@ -143,15 +241,18 @@ class _Matcher(ProgramReader):
             raise NotRepresentedError(f"the logits come from {value.op}, not from one linear module")
         return self.program.modules[value.args[1]], factor, cap, value.args[0]
 
-    def _embedding(self, stream: Value) -> tuple[nn.Module, float, Tensor | None, int] | None:
-        """Returns the tokens' embedding, if the stream begins here."""
+    def _embedding(self, stream: Value) -> tuple[nn.Module, float, Norm | None, Tensor | None, int] | None:
+        """Returns the tokens' embedding, its norm and that of positions, if the stream begins here."""
         if stream.roles & (Role.MASK | Role.POSITIONS) == 0:
-            return (*self._rows(stream), None, 0)
+            normed = self.norm(stream)
+            if normed is None:
+                return (*self._rows(stream), None, None, 0)
+            return (*self._rows(flat(normed.given)), normed.norm, None, 0)
         if stream.op == "add":
             for value, other in orders(stream):
                 if isinstance(other, Value) and other.roles & Role.TOKENS == 0 and other.op == "embedding":
                     table, place = other.args[:2]
-                    return (*self._rows(value), self.constant(table), self._offset(place))
+                    return (*self._rows(value), None, self.constant(table), self._offset(place))
         return None
 
     def _offset(self, place: Value) -> int:
@@ -169,18 +270,47 @@ class _Matcher(ProgramReader):
         if scaled is not None:
             value, factor = scaled
         if value.op == "rows":
+            self._replaced.add(self._replaced_tokens(value.args[0]))
             return self.program.modules[value.args[1]], factor
-        if value.op == "embedding" and value.args[1].op == "input" and value.args[1].roles == Role.TOKENS:
+        if value.op == "embedding":
             weight = self.constant(value.args[0])
             for module in self.model.modules():
                 if isinstance(module, nn.Embedding) and module._parameters.get("weight") is weight:
+                    self._replaced.add(self._replaced_tokens(value.args[1]))
                     return module, factor
         raise NotRepresentedError(f"the first layer's input is made with {value.op}")
+
+    def _replaced_tokens(self, tokens: Value) -> tuple[tuple[int, ...], int] | None:
+        """Returns which of the model's tokens an embedding replaces, and by which one."""
+        if _are_tokens(tokens):
+            return None
+        if tokens.op != "where" or not _are_tokens(tokens.args[2]):
+            raise NotRepresentedError(f"an embedding's tokens are made with {tokens.op}")
+        by = _whole_number(tokens.args[1])
+        found, left = [], [tokens.args[0]]
+        while left:
+            condition = left.pop()
+            if condition.op in ("bitwise_or", "logical_or"):
+                left += condition.args[:2]
+                continue
+            number = _whole_number(condition.args[1]) if condition.op == "eq" else None
+            if number is None or not _are_tokens(condition.args[0]):
+                raise NotRepresentedError("tokens are replaced in an unknown way")
+            found.append(number)
+        if by is None:
+            raise NotRepresentedError("tokens are replaced in an unknown way")
+        return tuple(sorted(set(found))), by
 
     # -- a layer -----------------------------------------------------------------------------------
 
     def _layer(self, out: Value, index: int) -> tuple[Layer, Value]:
         """Returns the layer that ends with a stream, and the stream that it begins with."""
+        scaled = times_constant(flat(out))
+        out, multiplier = (out, 1.0) if scaled is None else scaled
+        added = self._token_input(out)
+        if added is not None:
+            out = added[1]
+        end = None if added is None else added[0], multiplier
         for stream, branch in self._sums(out):
             found = self._mlp(branch)
             start = None if found is None else self._starts(found[2], stream)
@@ -189,17 +319,17 @@ class _Matcher(ProgramReader):
             for before, other in self._sums(stream):
                 attention = self._attention(other, before)
                 if attention is not None:
-                    return self._made(attention, found, start[0], None, False), before
+                    return self._made(attention, found, start[0], None, False, end), before
         for before, first, second, adds_branches_first in self._threes(out):
             found = self._mlp(second)
             attention = None if found is None else self._attention(first, before)
             if found is None or attention is None:
                 continue
             if flat(attention[3]) is flat(found[2]):
-                return self._made(attention, found, None, "shared", adds_branches_first), before
+                return self._made(attention, found, None, "shared", adds_branches_first, end), before
             own = self._starts(found[2], before)
             if own is not None:
-                return self._made(attention, found, own[0], "own", adds_branches_first), before
+                return self._made(attention, found, own[0], "own", adds_branches_first, end), before
         raise NotRepresentedError(
             f"layer {index} from the end is not a sum of its input, attention and an MLP"
         )
@@ -211,11 +341,12 @@ class _Matcher(ProgramReader):
         norm: Norm | None,
         parallel: str | None,
         adds_branches_first: bool,
+        end: tuple[TokenInput | None, float],
     ) -> Layer:
         first, second = attention[0], mlp[0]
         return Layer(
             attention[1], attention[2], first.norm, first.factor, norm, mlp[1], second.norm, second.factor,
-            parallel is not None, adds_branches_first, parallel == "shared",
+            parallel is not None, adds_branches_first, parallel == "shared", *end,
         )  # fmt: skip
 
     def _sums(self, value: Value) -> Iterator[tuple[Value, Value]]:
@@ -240,7 +371,8 @@ class _Matcher(ProgramReader):
         if given is stream:
             return (None,)
         normed = self.norm(given)
-        return (normed.norm,) if normed is not None and flat(normed.given) is stream else None
+        # A stream that begins with a norm is rounded, and widened again for the next norm.
+        return (normed.norm,) if normed is not None and flat(normed.given) is widened(stream) else None
 
     def _branch(self, value: Value) -> _Branch:
         factor, norm, value = 1.0, None, flat(value)
@@ -291,38 +423,43 @@ class _Matcher(ProgramReader):
             self._heads(moved, int(moved.shape[1]), int(moved.shape[3]))
             for moved in (query, new_key, new_value)
         )
-        if v.norm is not None or v.rotary is not None or v.factor != 1.0 or v.factors is not None:
-            raise NotRepresentedError("values are normalized, rotated or multiplied")
+        if v.rotary is not None or v.factor != 1.0 or v.factors is not None:
+            raise NotRepresentedError("values are rotated or multiplied")
+        if v.norm is not None and not v.norm_is_per_head:
+            raise NotRepresentedError("the values of all heads are normalized together")
         if k.factor != 1.0 or k.factors is not None:
             raise NotRepresentedError("keys are multiplied by a number")
         ways = [(h.rotary, h.rotary_first, h.norm is None, h.norm_is_per_head) for h in (q, k)]
         if ways[0] != ways[1]:
             raise NotRepresentedError("queries and keys are treated differently")
-        if not q.source is k.source is v.source:
-            raise NotRepresentedError("queries, keys and values have different inputs")
+        if k.source is not v.source:
+            raise NotRepresentedError("keys and values have different inputs")
+        is_own = q.source is k.source
         start = self._starts(q.source, stream)
         if start is None:
             return None
-        self._caches.append(place)
+        self._caches.append((place, key, held))
         scale = size**-0.5 if scale is None else scale
+        products, norms = (k.product, v.product), (k.norm, v.norm)
         return branch, start[0], Attention(
-            q.product, k.product, v.product, q.norm, k.norm, q.norm_is_per_head, q.rotary, q.rotary_first,
+            q.product, *(products if is_own else (_NO_PRODUCT, _NO_PRODUCT)), q.norm,
+            *(norms if is_own else (None, None)), q.norm_is_per_head, q.rotary, q.rotary_first,
             self._factors(q.factors), heads, key_heads, size, value_size, scale * q.factor,
             self._window(mask), softcap, None if sinks is None else self.constant(widened(sinks)),
-            output[0], None,
+            output[0], None, None if is_own else place,
         ), q.source  # fmt: skip
 
     def _latent(self, found: LatentHeads, call: Value, output: nn.Module) -> Attention:
         """Returns attention whose keys and values are made of latents."""
-        query, _, _, mask, scale, softcap, sinks = call.args
-        self._caches.append(found.layer)
+        query, key, held, mask, scale, softcap, sinks = call.args
+        self._caches.append((found.layer, key, held))
         scale = int(query.shape[3]) ** -0.5 if scale is None else scale
         size = found.value.width
         return Attention(
-            found.query, found.key, found.value, None, None, True, found.rotary, False,
+            found.query, found.key, found.value, None, None, None, True, found.rotary, False,
             self._factors(found.factors), int(query.shape[1]), 1, size + found.key.width, size,
             scale * found.factor, self._window(mask), softcap,
-            None if sinks is None else self.constant(widened(sinks)), output, found.latent,
+            None if sinks is None else self.constant(widened(sinks)), output, found.latent, None,
         )  # fmt: skip
 
     def _factors(self, function: PositionColumns | None) -> int | None:
@@ -463,3 +600,15 @@ class _Matcher(ProgramReader):
         if axes in ([2], []) and shift == program.past:
             return "query", 0
         raise NotRepresentedError("attention's mask is unknown")
+
+
+def _are_tokens(value: Any) -> bool:
+    return isinstance(value, Value) and value.op == "input" and value.roles == Role.TOKENS
+
+
+def _whole_number(given: Any) -> int | None:
+    """Returns the whole number that an argument is, if it is one."""
+    if isinstance(given, Value) and given.op in ("scalar_tensor", "full"):
+        given = given.args[-1]
+    number = constant_of(given)
+    return int(number) if number is not None and number == int(number) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,13 +33,34 @@ def packed_stacks(module: nn.Module) -> dict[str, Any]:
     return found
 
 
+def bias_of(module: nn.Module) -> Tensor | None:
+    """Returns a linear module's bias, which need not be a parameter."""
+    bias = getattr(module, "bias", None)
+    return bias if isinstance(bias, Tensor) else None
+
+
+def with_bias_as_parameter(module: nn.Module) -> nn.Module:
+    """Returns a linear module, or a copy whose bias is a parameter; they share memory.
+
+    In a split model, zeros in place of another rank's bias are a buffer if a forward needs them (GPT-2's).
+    """
+    bias = bias_of(module)
+    if bias is None or "bias" in module._parameters:
+        return module
+    made = copy.copy(module)
+    vars(made).pop("bias", None)
+    made._buffers = {name: buffer for name, buffer in module._buffers.items() if name != "bias"}
+    made._parameters = {**module._parameters, "bias": nn.Parameter(bias, requires_grad=False)}
+    return made
+
+
 def rows_of(module: nn.Module) -> Tensor:
     """Returns a linear module's weight as outputs x inputs; shares its memory, also if it is stored turned
     (GPT-2's)."""
     parameter = module.weight
     if not isinstance(parameter, Tensor):
         raise NotRepresentedError("a linear module has no tensor as its weight")
-    is_turned = not isinstance(module, nn.Linear) and linear_dims(module) == (1, 0)
+    is_turned = not isinstance(module, nn.Linear) and linear_dims(with_bias_as_parameter(module)) == (1, 0)
     return parameter.detach().t() if is_turned else parameter.detach()
 
 

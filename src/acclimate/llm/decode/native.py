@@ -35,9 +35,11 @@ from acclimate.llm.decode.description import (
     Product,
     Router,
     Stack,
+    TokenInput,
+    TokenInputs,
 )
 from acclimate.llm.decode.finite_logits import check_logits
-from acclimate.llm.decode.modules import packed_stacks, packed_weight, rows_of
+from acclimate.llm.decode.modules import bias_of, packed_stacks, packed_weight, rows_of
 from acclimate.llm.decode.share import Exchange, likeliest_token, whole_logits
 from acclimate.llm.deferred_sigint import interrupts_deferred
 from acclimate.llm.kernels.native import prefills
@@ -157,7 +159,7 @@ class NativeStep:
             return self.likeliest(rest) if likeliest else self(rest)
 
     def _run(self, tokens: Tensor, logits: Tensor, best: Tensor, largest: Tensor) -> None:
-        cache = self.cache
+        cache, tokens = self.cache, self._native.decoder.tokens(tokens)
         length = cache.length + tokens.numel() // len(tokens)
         cache.reserve(length)
         if self._revision != cache.revision:
@@ -181,12 +183,15 @@ class NativeStep:
         cache = self.cache
         if self._places < cache.capacity:
             self._compute_angles(cache.capacity)
-        numbers = [self._places, len(self._tables), len(self._factors), len(cache.keys)]
+        attentions = [layer.attention for layer in self._native.decoder.layers]
+        numbers = [self._places, len(self._tables), len(self._factors), len(attentions)]
         for cos, sin in self._tables:
             numbers += [cos.data_ptr(), sin.data_ptr()]
         numbers += [factors.data_ptr() for factors in self._factors]
         exponents = cache.exponents or ([None] * len(cache.keys),) * 2
-        for first, *tensors in zip(cache.firsts, cache.keys, cache.values, *exponents, strict=True):
+        held = list(zip(cache.firsts, cache.keys, cache.values, *exponents, strict=True))
+        for index, attention in enumerate(attentions):
+            first, *tensors = held[index if attention.shares is None else attention.shares]
             numbers += [tensors[0].shape[2], first]
             numbers += [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
         self._addresses = torch.tensor(numbers, dtype=torch.int64)
@@ -242,6 +247,7 @@ class _ProgramWriter:
         packed = packed_weight(decoder.embedding)
         self._weight(decoder.embedding.weight if packed is None else packed)
         self._real(decoder.embedding_multiplier)
+        self._norm(decoder.embedding_norm)
         table = None if decoder.share is None else decoder.share.table
         rows = packed.shape[0] if packed is not None else len(decoder.embedding.weight)  # type: ignore[arg-type]
         self._number(self._exchange, table is not None)
@@ -250,7 +256,10 @@ class _ProgramWriter:
             self._number(0, 0, 0, 0, 0, 0)
         else:
             self._weight(decoder.positions)
-        self._number(decoder.position_offset, len(decoder.layers))
+        self._number(decoder.position_offset, decoder.token_inputs is not None)
+        if decoder.token_inputs is not None:
+            self._token_inputs(decoder.token_inputs)
+        self._number(len(decoder.layers))
         for layer in decoder.layers:
             self._layer(layer)
         self._norm(decoder.norm)
@@ -300,7 +309,7 @@ class _ProgramWriter:
             packed = packed_weight(part.module)
             self._weight(self._by_rows(rows_of(part.module)) if packed is None else packed)
             self._number(part.first, part.count)
-            self._tensor(part.module._parameters.get("bias"))
+            self._tensor(bias_of(part.module))
 
     def _module(self, module: nn.Module, width: int) -> None:
         self._product(Product((Part(module, 0, width),)))
@@ -328,6 +337,7 @@ class _ProgramWriter:
             self._product(latent.query or attention.query, attention.value, attention.key)
         self._norm(attention.query_norm)
         self._norm(attention.key_norm)
+        self._norm(attention.value_norm)
         self._number(attention.norm_is_per_head, attention.rotary_first)
         rotary = attention.rotary
         if rotary is None:
@@ -342,7 +352,7 @@ class _ProgramWriter:
         self._tensor(attention.sinks)
         self._module(attention.output, self._hidden)
         self._number(attention.output in self._summed)
-        self._number(latent is not None)
+        self._number(attention.shares is not None, latent is not None)
         if latent is not None:
             self._latent(attention, latent)
 
@@ -449,3 +459,24 @@ class _ProgramWriter:
         self._norm(layer.mlp_post_norm)
         self._real(layer.mlp_multiplier)
         self._number(layer.parallel, layer.adds_branches_first, layer.mlp_shares_norm)
+        self._number(layer.token_input is not None)
+        if layer.token_input is not None:
+            self._token_input(layer.token_input)
+        self._real(layer.multiplier)
+
+    def _token_inputs(self, inputs: TokenInputs) -> None:
+        packed = packed_weight(inputs.table)
+        self._weight(inputs.table.weight if packed is None else packed)
+        self._real(inputs.table_multiplier)
+        self._product(inputs.product)
+        self._real(inputs.product_multiplier)
+        self._norm(inputs.norm)
+        self._number(inputs.size)
+        self._real(inputs.multiplier)
+
+    def _token_input(self, added: TokenInput) -> None:
+        self._number(added.index)
+        self._product(added.gate)
+        self._number(list(ACTIVATIONS).index(added.activation))
+        self._module(added.output, self._hidden)
+        self._norm(added.norm)

@@ -21,6 +21,8 @@ from acclimate.llm.decode.description import (
     Rotary,
     RotaryTable,
     Stack,
+    TokenInput,
+    TokenInputs,
 )
 from acclimate.llm.decode.finite_logits import check_logits
 from acclimate.llm.decode.modules import embedding_rows, packed_stacks
@@ -68,14 +70,21 @@ class PlainStep:
     def _logits(self, tokens: Tensor) -> Tensor:
         """Computes the logits, and stores the new tokens' keys and values."""
         decoder, positions = self._decoder, self._positions()
+        tokens = decoder.tokens(tokens)
         x = embedding_rows(decoder.embedding, tokens, decoder.share)
         if decoder.embedding_multiplier != 1.0:
             x = (x.float() * decoder.embedding_multiplier).to(x.dtype)
+        if decoder.embedding_norm is not None:
+            x = decoder.embedding_norm(x)
         if decoder.positions is not None:
             x = x + decoder.positions[positions + decoder.position_offset]
         angles = _Angles(decoder.tables, positions)
+        own = None if decoder.token_inputs is None else _token_inputs(decoder.token_inputs, x, tokens)
         for index, layer in enumerate(decoder.layers):
             x = self._layer(index, layer, x, angles)
+            if layer.token_input is not None and own is not None:
+                x = x + _token_input(layer.token_input, x, own)
+            x = _times(x, layer.multiplier)
         if decoder.norm is not None:
             x = decoder.norm(x)
         x = _times(x, decoder.head_multiplier)
@@ -123,7 +132,10 @@ class PlainStep:
         """Stores the new keys and values; returns each head's mixture of values, batch x all elements."""
         cache, place = self.cache, self.cache.length
         first = 0 if attention.window is None else max(0, place + 1 - attention.window)
-        cache.put(index, place, key, value)
+        if attention.shares is None:
+            cache.put(index, place, key, value)
+        else:
+            index = attention.shares
         seen = torch.arange(first, place + 1, device=query.device)[None] >= self._starts[:, None]
         return mixed_values(attention, query, *cache.held(index, first, place + 1), seen)
 
@@ -150,10 +162,13 @@ class PlainStep:
         if attention.latent is not None:
             return _of_latent(attention, attention.latent, x, rotated, by_position)
         query = prepared(attention.query, attention.query_norm)
-        key = prepared(attention.key, attention.key_norm)
         if by_position is not None:
             query = query * by_position[:, None].to(query.dtype)
-        return query, key, attention.value(x, memory).view(len(x), -1, attention.value_size)
+        if attention.shares is not None:
+            return query, x, x  # neither is used
+        key = prepared(attention.key, attention.key_norm)
+        value = attention.value(x, memory).view(len(x), -1, attention.value_size)
+        return query, key, value if attention.value_norm is None else attention.value_norm(value)
 
     def _experts(self, experts: Experts, x: Tensor) -> Tensor:
         weights, chosen = experts.router(x)
@@ -193,6 +208,20 @@ def _of_latent(
     query = (latent.weights()[0] @ plain.unsqueeze(-1)).squeeze(-1)
     key = turned(attention.key(x, memory).view(len(x), 1, -1))
     return torch.cat((query, rest), -1), torch.cat((value[:, None], key), -1), value[:, None]
+
+
+def _token_inputs(inputs: TokenInputs, x: Tensor, tokens: Tensor) -> Tensor:
+    """Returns what tokens have for each layer: batch x layers x size."""
+    row = _times(embedding_rows(inputs.table, tokens), inputs.table_multiplier)
+    found = _times(inputs.product(x), inputs.product_multiplier).unflatten(-1, (-1, inputs.size))
+    found = found if inputs.norm is None else inputs.norm(found)
+    return _times(found + row.view_as(found), inputs.multiplier)
+
+
+def _token_input(added: TokenInput, x: Tensor, own: Tensor) -> Tensor:
+    inner = ACTIVATIONS[added.activation](added.gate(x)) * own[:, added.index]
+    result: Tensor = added.output(inner)
+    return result if added.norm is None else added.norm(result)
 
 
 def _mlp(mlp: Mlp, x: Tensor) -> Tensor:

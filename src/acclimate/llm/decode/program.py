@@ -53,3 +53,5 @@ class Program:
     """The most tokens, with earlier ones, for which the model computes this program; ``None``: any number."""
     constants: tuple[Tensor, ...]
     """The model's tensors of one element that it uses."""
+    replaced: frozenset[int]
+    """The identities of the model's buffers that it writes before it reads them."""

@@ -266,11 +266,14 @@ class ProgramReader:
     def _turn(
         self, factor: Tensor, element: Tensor, angle: Tensor, width: int, interleaved: bool
     ) -> tuple[Tensor, Tensor, Rotary] | None:
-        """Reads a rotation of pairs: (a, b) becomes (a cos - b sin, b cos + a sin)."""
+        """Reads a rotation of pairs: (a, b) becomes (a cos - b sin, b cos + a sin), or the same with -sin."""
         if width % 2:
             return None
         places = torch.arange(width)
         first, second = (places[::2], places[1::2]) if interleaved else places.chunk(2)
+        is_reversed = not bool((factor[..., first] < 0).any())
+        if is_reversed:  # to turn (a, b) by a negative angle is to turn (b, a)
+            first, second = second, first
         # Of a pair's first element, the negative summand is the sine's.
         negative = factor[..., first] < 0
         if not bool((negative.sum(0) == 1).all()) or bool((factor[..., second] < 0).any()):
@@ -285,7 +288,8 @@ class ProgramReader:
             return None
         cos = _at(angle[..., first], 1 - sine), _at(angle[..., second], which)
         sin = _at(angle[..., first], sine), _at(angle[..., second], 1 - which)
-        table = RotaryTable(self._columns_of(*cos), self._columns_of(*sin), width)
+        sines = replace(self._columns_of(*sin), factor=-1.0 if is_reversed else 1.0)
+        table = RotaryTable(self._columns_of(*cos), sines, width)
         rounds = any(self.elements.rounds[n] for n in angle[0][..., :width].unique().tolist())
         if table not in self.tables:
             self.tables.append(table)

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from acclimate.llm.decode.description import NotRepresentedError
+from acclimate.llm.decode.elements import MOVES
 from acclimate.llm.decode.fake_calls import FakeCalls, shape_of
 from acclimate.llm.decode.program import Role, Value
 from acclimate.llm.decode.shadow_operators import NAME
@@ -30,6 +31,10 @@ class Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.mode, self.origins = mode, origins
         self.values: dict[int, Value] = {}
+        self.limit: int | None = None
+        """The most tokens, with earlier ones, for which the operators are these; ``None``: any number."""
+        self.replaced: list[Tensor] = []
+        """Fakes of the model's buffers, of which the program has written all elements before it read any."""
         self._kept: list[Tensor] = []
         self._computed: dict[Any, Value] = {}
         self._calls = FakeCalls(mode)
@@ -56,6 +61,8 @@ class Recorder(TorchDispatchMode):
                 origin = tensor  # a tensor that a module keeps elsewhere than in its attributes
             if origin is None:
                 raise NotRepresentedError("a tensor of unknown origin is used")
+            if any(self._calls.share_memory(tensor, other) for other in self.replaced):
+                raise NotRepresentedError("a tensor is used after it was changed through another one")
             known = Value(
                 "constant", None, (), {}, 0, tuple(tensor.shape), tensor.dtype,
                 Role.WEIGHTS if isinstance(origin, nn.Parameter) else 0, origin,
@@ -100,6 +107,37 @@ class Recorder(TorchDispatchMode):
                 self.values[id(other)] = made if self.values[id(other)] is whole else _OVERWRITTEN
         return True
 
+    def _is_replaced(self, target: Tensor, source: Tensor) -> bool:
+        """Notes a write to all of a buffer of the model; returns whether it is one that was not read before.
+
+        What the buffer held has no effect then: a module keeps there what it computes at each call.
+        """
+        origin = self.origins.get(id(target))
+        value = self.value(source)
+        if origin is None or isinstance(origin, nn.Parameter) or not _is_like(value, target):
+            return False
+        if any(self._calls.share_memory(other, target) for other in self._kept):
+            return False
+        self.name(target, value)
+        self.replaced.append(target)
+        return True
+
+    def _is_true(self, value: Value) -> bool | None:
+        """Returns what a condition on the largest position is for all texts up to a limit, which it notes.
+
+        ``None``: it is no such condition. A text's positions are smaller than its number of tokens.
+        """
+        if value.op not in ("gt", "ge", "lt", "le") or type(value.args[1]) is not int:
+            return None
+        shift = _above_largest_position(value.args[0])
+        if shift is None:
+            return None
+        limit = value.args[1] - shift + (value.op in ("gt", "le"))
+        if limit < 2:
+            return None
+        self.limit = limit if self.limit is None else min(limit, self.limit)
+        return value.op in ("lt", "le")
+
     def _convert(self, given: Any) -> Any:
         if isinstance(given, Tensor):
             return self.value(given)
@@ -115,9 +153,23 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default:  # it reads no elements
+            return func(*args)
         op = _name_of(func)
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise NotRepresentedError(f"{op} is random")
+        if op in ("_local_scalar_dense", "where"):
+            decided = self._is_true(self.value(args[0]))
+            if decided is not None and op == "_local_scalar_dense":
+                return decided
+            chosen = None if decided is None else self._convert(args[1 if decided else 2])
+            if isinstance(chosen, Value):
+                result = self._calls.result(func, args, kwargs)
+                if _is_like(chosen, result):
+                    self.name(result, chosen)
+                    return result
+        if op == "copy_" and id(args[0]) not in self.values and self._is_replaced(*args[:2]):
+            return func(*args, **kwargs)
         converted = tuple(self._convert(argument) for argument in args)
         named = {key: self._convert(argument) for key, argument in kwargs.items()}
         result = self._calls.result(func, args, kwargs)
@@ -129,7 +181,7 @@ class Recorder(TorchDispatchMode):
         op += _option_of(op, args, kwargs)
         if op in _SAME:
             source = converted[0]
-            if source.dtype == results[0].dtype and source.shape == shape_of(results[0]):
+            if _is_like(source, results[0]):
                 self.name(results[0], source)
                 return result
         roles = _joined((*converted, *named.values()))
@@ -142,6 +194,23 @@ class Recorder(TorchDispatchMode):
                     self._computed[key] = made
                 self.name(tensor, self._computed[key])
         return result
+
+
+def _is_like(value: Value, tensor: Tensor) -> bool:
+    return value.dtype == tensor.dtype and value.shape == shape_of(tensor)
+
+
+def _above_largest_position(value: Any) -> int | None:
+    """Returns what is added to the largest position of a call; ``None``: the value is no such sum."""
+    shift = 0
+    while isinstance(value, Value) and value.op == "add" and type(value.args[1]) is int:
+        value, shift = value.args[0], shift + value.args[1]
+    if not isinstance(value, Value) or value.op != "max" or len(value.args) != 1:
+        return None
+    source = value.args[0]
+    while source.op in MOVES:
+        source = source.args[0]
+    return shift if source.op == "input" and source.roles == Role.POSITIONS else None
 
 
 def _name_of(func: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from acclimate.llm.decode.description import NotRepresentedError
 from acclimate.llm.decode.fake_calls import BATCH, LENGTH, example, fake_tensors
-from acclimate.llm.decode.modules import packed_weight
+from acclimate.llm.decode.modules import bias_of, packed_weight, with_bias_as_parameter
 from acclimate.llm.decode.program import Role, Value
 from acclimate.llm.decode.recorder import Recorder, input_value
 from acclimate.llm.decode.shadow_operators import NAME
@@ -91,11 +92,12 @@ class Shadow:
 
     def _linear(self, original: nn.Module) -> nn.Module:
         packed = packed_weight(original)
-        bias = original._parameters.get("bias")
+        bias = bias_of(original)
         if packed is not None:
-            width, weight = packed.shape[0], None
+            compute: Any = original.compute
+            width, weight = packed.shape[0], self._empty(packed.shape, compute.dtype, compute.device)
         else:
-            dims = linear_dims(original)
+            dims = linear_dims(with_bias_as_parameter(original))
             if dims is None:
                 raise NotRepresentedError("a linear module's weight is of an unknown layout")
             width, weight = original.weight.shape[dims[0]], self.tensor(original.weight)  # type: ignore
@@ -133,11 +135,15 @@ class Shadow:
     def _shown(self, module: nn.Module, stand_in: Tensor) -> Tensor:
         """Returns the fake of a tensor without content, which stands for packed weights."""
         device: Any = module.compute.device
-        with self.mode:
-            fake = nn.Parameter(torch.empty(stand_in.shape, dtype=stand_in.dtype, device=device), False)
+        fake = self._empty(stand_in.shape, stand_in.dtype, device)
         self._made[id(stand_in)] = fake
         self.origins[id(fake)] = stand_in
         return fake
+
+    def _empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> nn.Parameter:
+        """Returns a fake parameter whose origin is not known, so that no program may use its elements."""
+        with self.mode:
+            return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
 
     def _attribute(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -154,6 +160,16 @@ class Shadow:
                     made[:] = map(self._attribute, value)
             return self._made[id(value)]
         return self.config(value) if _is_config(value) else value
+
+    def keep_new_attributes(self) -> bool:
+        """Returns whether the program has added attributes, which the next call finds; these are kept."""
+        added = False
+        for index, (module, before) in enumerate(self._copies):
+            now = attributes_of(module)
+            if now.keys() > before.keys():
+                self._copies[index] = module, {n: before.get(n, value) for n, value in now.items()}
+                added = True
+        return added
 
     def check_unchanged(self) -> None:
         """Raises if the program changed an attribute: another call may compute something else."""
@@ -182,6 +198,7 @@ def _is_linear(module: nn.Module) -> bool:
     if hasattr(module, "packed"):
         # A class that somebody derived may do more.
         return isinstance(module, nn.Linear) and own.__module__.startswith("acclimate.")
+    module = with_bias_as_parameter(module)
     dims = linear_dims(module)
     if dims is None or hasattr(own, "weight") or hasattr(own, "bias"):  # a property, in place of a parameter
         return False

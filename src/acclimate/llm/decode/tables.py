@@ -88,6 +88,8 @@ class PositionColumns:
     """The number of earlier tokens."""
     value: Value
     columns: tuple[int, ...]
+    factor: float = 1.0
+    """What all of them are multiplied by: 1 or -1, which rounds nothing."""
 
     @cached_property
     def _indices(self) -> dict[torch.device, Tensor]:
@@ -96,7 +98,7 @@ class PositionColumns:
 
     @cached_property
     def _computes(self) -> Any:
-        return self.columns, _fingerprint(self.value, self.batch, self.length, self.past)
+        return self.columns, self.factor, _fingerprint(self.value, self.batch, self.length, self.past)
 
     @cached_property
     def tensors(self) -> list[Tensor]:
@@ -124,7 +126,7 @@ class PositionColumns:
         by_position: Tensor = found.movedim(axis, 0).reshape(len(positions), -1)
         if by_position.device not in self._indices:
             self._indices[by_position.device] = torch.tensor(self.columns, device=by_position.device)
-        return by_position.index_select(1, self._indices[by_position.device])
+        return by_position.index_select(1, self._indices[by_position.device]) * self.factor
 
 
 class _Run:

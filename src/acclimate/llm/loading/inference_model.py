@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -93,6 +94,22 @@ class InferenceModel:
         """The model itself, for code that expects an engine around it."""
         return self
 
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the parameters, or what quantised weights compute in if there are no others."""
+        return self._a_weight().dtype
+
+    @property
+    def device(self) -> Any:
+        """The device of the weights."""
+        return self._a_weight().device
+
+    def _a_weight(self) -> Any:
+        own: Any = self
+        parameters = (weight for weight in own.parameters() if weight.is_floating_point())
+        quantised = (m._buffers["compute"] for m in own.modules() if "compute" in m._buffers)
+        return next(itertools.chain(parameters, quantised))
+
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Generates like transformers' ``generate``; every rank must make the same call.
 
@@ -153,13 +170,13 @@ class InferenceModel:
         made = super()._get_logits_processor(generation_config, input_ids_seq_length, *args, **kwargs)  # type: ignore[misc]
         if input_ids_seq_length is None:  # continuous batching, which may record logits in a CUDA graph
             return made
-        checked = with_finite_logits(made, self.dtype)  # type: ignore[attr-defined]
+        checked = with_finite_logits(made, self.dtype)
         if self._shared_call is None:
             return checked
         others = without_check(checked)
         if others is None:
             return self._shared_call.processors(checked)
-        return with_finite_logits(self._shared_call.processors(others), self.dtype)  # type: ignore[attr-defined]
+        return with_finite_logits(self._shared_call.processors(others), self.dtype)
 
     def _get_stopping_criteria(self, *args: Any, **kwargs: Any) -> Any:
         """The part of transformers' ``generate`` that prepares stopping criteria."""

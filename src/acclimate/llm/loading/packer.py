@@ -211,7 +211,6 @@ class Packer:
     def _packed_stack(self, part: Slice) -> PackedStack | None:
         """Packs the weights of experts."""
         from acclimate.llm.kernels import PackedStack
-        from acclimate.llm.kernels.formats import GROUP_ROWS
         from acclimate.llm.loading.packed_modules import can_be_stacked
         from acclimate.llm.published.experts import pack_experts
 
@@ -223,9 +222,6 @@ class Packer:
         is_turned = bool(module.is_transposed)
         experts, n, k = part.shard.shape
         n, k = (k, n) if is_turned else (n, k)
-        if leaf == "gate_up_proj" and n % (2 * GROUP_ROWS):
-            self.dense[part.name] = f"its experts' rows cannot be divided by {2 * GROUP_ROWS}"
-            return None
         if self.format is not None:
             return self._quantised(part, partial(PackedStack.quantize, is_turned=is_turned))
         if not self.keeps_quantised:

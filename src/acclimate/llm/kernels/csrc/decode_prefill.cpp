@@ -37,9 +37,11 @@ bool is_dense(const Product& product) {
 }  // namespace
 
 bool Step::can_prefill() const {
-  bool can = multiplies_many() && decoder_.dtype == Dtype::bf16;
+  // A prompt's last token alone passes layers without keys of their own. The model's modules do that.
+  bool can = multiplies_many() && decoder_.dtype == Dtype::bf16 && !decoder_.token_inputs.has_value();
   for (const Layer& layer : decoder_.layers) {
     can = can && is_arranged(layer.attention.projections) && is_arranged(layer.attention.output);
+    can = can && !layer.attention.is_shared;
     if (layer.attention.latent.has_value()) {
       const Latent& latent = *layer.attention.latent;
       can = can && is_arranged(latent.queries);
@@ -171,6 +173,7 @@ class Step::Prefill {
         }
         step_.join_mlp(layer, projected_.data() + row * hidden_, attended_.data() + row * hidden_,
                        x_.data() + row * hidden_, state);
+        step_.finish_layer(layer, nullptr, state, x_.data() + row * hidden_);
         begin_layer(index + 1, row, state);
       });
     }
@@ -599,8 +602,18 @@ class Step::Prefill {
                              all + i * width, head, attention.key_heads, state, key);
           step_.store_key(cache, cached, begin + first + i, key, size);
         }
-        store_values(cache, cached, begin + first, all + attention.key_heads * size + head * value_size,
-                     width, value_size, count);
+        const float* values = all + attention.key_heads * size;
+        int64_t stride = width, column = head * value_size;
+        if (attention.value_norm.is_there) {
+          float* normed = at_least(state.wide, count * value_size);
+          for (int64_t i = 0; i < count; ++i) {
+            step_.prepare_value(attention, values + i * width, head, normed + i * value_size);
+          }
+          values = normed;
+          stride = value_size;
+          column = 0;
+        }
+        store_values(cache, cached, begin + first, values + column, stride, value_size, count);
       }
     });
   }

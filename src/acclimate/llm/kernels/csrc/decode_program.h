@@ -150,6 +150,7 @@ struct Attention {
       : projections(from),
         query_norm(read_norm(from)),
         key_norm(read_norm(from)),
+        value_norm(read_norm(from)),
         norm_is_per_head(from.flag()),
         rotary_first(from.flag()),
         table(from.number()),
@@ -167,13 +168,14 @@ struct Attention {
         sinks(from.address<float>()),
         output(from),
         output_is_summed(from.flag()),
+        is_shared(from.flag()),
         latent(read_optional<Latent>(from)) {}
 
   // The numbers of a head's result.
   int64_t result_size() const { return latent.has_value() ? latent->value_size() : value_size; }
 
   Product projections;  // queries, keys, values; with a latent: it comes before the key that heads share
-  Norm query_norm, key_norm;
+  Norm query_norm, key_norm, value_norm;  // that of values is of each head
   bool norm_is_per_head, rotary_first;
   int64_t table;  // -1: no rotation
   int64_t pairs;
@@ -186,6 +188,7 @@ struct Attention {
   const float* sinks;
   Product output;
   bool output_is_summed;  // over the ranks
+  bool is_shared;  // keys and values are those of an earlier layer; the projections are queries only
   // There is one key head then, whose values are latents and whose keys are those and the rotated key.
   std::optional<Latent> latent;
 };
@@ -280,6 +283,44 @@ struct Mlp {
   bool down_is_summed;  // over the ranks
 };
 
+// Numbers that a token has for each layer, beside its row of the embedding.
+struct TokenInputs {
+  explicit TokenInputs(Reader& from)
+      : table(read_weight(from)),
+        table_factor(from.real()),
+        product(from),
+        product_factor(from.real()),
+        norm(read_norm(from)),
+        size(from.number()),
+        factor(from.real()) {}
+
+  int64_t width() const { return product.width; }
+
+  Weight table;  // a row is added to the product
+  float table_factor;
+  Product product;  // of the first layer's input
+  float product_factor;
+  Norm norm;  // of the numbers of one layer
+  int64_t size;  // of one layer
+  float factor;
+};
+
+// What a layer adds to its result: norm(output(activation(gate(x)) * the token's numbers)).
+struct TokenInput {
+  explicit TokenInput(Reader& from)
+      : index(from.number()),
+        gate(from),
+        activation(static_cast<Activation>(from.number())),
+        output(from),
+        norm(read_norm(from)) {}
+
+  int64_t index;  // which of the numbers
+  Product gate;
+  Activation activation;
+  Product output;
+  Norm norm;
+};
+
 struct Layer {
   explicit Layer(Reader& from)
       : attention_norm(read_norm(from)),
@@ -294,7 +335,9 @@ struct Layer {
         mlp_factor(from.real()),
         parallel(from.flag()),
         adds_branches_first(from.flag()),
-        mlp_shares_norm(from.flag()) {}
+        mlp_shares_norm(from.flag()),
+        token_input(read_optional<TokenInput>(from)),
+        factor(from.real()) {}
 
   Norm attention_norm;
   Attention attention;
@@ -307,6 +350,8 @@ struct Layer {
   Norm mlp_post_norm;
   float mlp_factor;
   bool parallel, adds_branches_first, mlp_shares_norm;
+  std::optional<TokenInput> token_input;
+  float factor;  // of the result, at the end
 };
 
 // Replaces values by their sums over the ranks that share a model; waits for them.
@@ -320,12 +365,14 @@ struct Decoder {
         factors(from.number()),
         embedding(read_weight(from)),
         embedding_factor(from.real()),
+        embedding_norm(read_norm(from)),
         exchange(reinterpret_cast<Exchange>(static_cast<uintptr_t>(from.number()))),
         embedding_is_summed(from.flag()),
         first_token(from.number()),
         tokens(from.number()),
         positions(read_weight(from)),
-        position_offset(from.number()) {
+        position_offset(from.number()),
+        token_inputs(read_optional<TokenInputs>(from)) {
     const int64_t count = from.number();
     for (int64_t i = 0; i < count; ++i) {
       layers.emplace_back(from);
@@ -341,12 +388,14 @@ struct Decoder {
   int64_t hidden, tables, factors;
   Weight embedding;
   float embedding_factor;
+  Norm embedding_norm;
   Exchange exchange;  // null for one rank
   bool embedding_is_summed;  // over the ranks; each rank has the rows of some tokens
   int64_t first_token;  // of those
   int64_t tokens;  // the rows of all ranks
   Weight positions;  // of learned position embeddings; without data: none
   int64_t position_offset;
+  std::optional<TokenInputs> token_inputs;
   std::vector<Layer> layers;
   Norm norm;
   float head_input_factor;

@@ -29,6 +29,9 @@ void Step::finish_embedding(int64_t position, ThreadState& state, float* row) co
   if (decoder_.embedding_factor != 1.0f) {
     scale(decoder_.dtype, decoder_.embedding_factor, row, hidden);
   }
+  if (decoder_.embedding_norm.is_there) {
+    normalize(decoder_.embedding_norm, decoder_.dtype, row, hidden, 0, row);
+  }
   if (decoder_.positions.data != nullptr) {
     const int64_t place = position + decoder_.position_offset;
     float* added = at_least(state.branch, hidden);
@@ -75,6 +78,16 @@ void Step::prepare_query(const Attention& attention, const Cache& cache, int64_t
   prepare_head(attention, attention.query_norm, cache, position, all, head, attention.heads, state, to);
   if (attention.query_factors >= 0) {
     scale(decoder_.dtype, cache.factors[attention.query_factors][position], to, attention.head_size);
+  }
+}
+
+// One value head, normalized.
+void Step::prepare_value(const Attention& attention, const float* all, int64_t head, float* to) const {
+  const int64_t size = attention.value_size;
+  if (attention.value_norm.is_there) {
+    normalize(attention.value_norm, decoder_.dtype, all + head * size, size, head, to);
+  } else {
+    std::copy(all + head * size, all + (head + 1) * size, to);
   }
 }
 
@@ -132,6 +145,42 @@ void Step::join_mlp(const Layer& layer, const float* result, float* branch, floa
       add_branch(decoder_.dtype, x, branch, layer.attention_factor, hidden);
     }
     add_branch(decoder_.dtype, x, result, layer.mlp_factor, hidden);
+  }
+}
+
+// Makes what a token has for each layer of the product of the first layer's input.
+void Step::finish_token_inputs(int64_t token, ThreadState& state, float* row) const {
+  const TokenInputs& inputs = *decoder_.token_inputs;
+  const int64_t width = inputs.width();
+  scale(decoder_.dtype, inputs.product_factor, row, width);
+  for (int64_t first = 0; first < width; first += inputs.size) {
+    normalize(inputs.norm, decoder_.dtype, row + first, inputs.size, 0, row + first);
+  }
+  float* added = at_least(state.branch, width);
+  dequantize(inputs.table, token, token + 1, added);
+  round_values(decoder_.dtype, added, width);
+  scale(decoder_.dtype, inputs.table_factor, added, width);
+  add_branch(decoder_.dtype, row, added, 1.0f, width);
+  scale(decoder_.dtype, inputs.factor, row, width);
+}
+
+// Multiplies what a token has for a layer by gates.
+void Step::use_token_input(const TokenInput& used, const float* inputs, const float* gate, float* to) const {
+  const int64_t size = decoder_.token_inputs->size;
+  std::copy(inputs + used.index * size, inputs + (used.index + 1) * size, to);
+  activate(used.activation, decoder_.dtype, gate, to, size);
+}
+
+// Adds what a layer makes of a token's numbers to the residual stream, if it does, and multiplies that.
+void Step::finish_layer(const Layer& layer, const float* product, ThreadState& state, float* x) const {
+  const int64_t hidden = decoder_.hidden;
+  if (layer.token_input.has_value()) {
+    float* normed = at_least(state.normed, hidden);
+    normalize(layer.token_input->norm, decoder_.dtype, product, hidden, 0, normed);
+    add_branch(decoder_.dtype, x, normed, 1.0f, hidden);
+  }
+  if (layer.factor != 1.0f) {
+    scale(decoder_.dtype, layer.factor, x, hidden);
   }
 }
 

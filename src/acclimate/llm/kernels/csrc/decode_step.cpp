@@ -39,22 +39,23 @@ Step::Step(Reader& from) : decoder_(from) {
   widest_ = decoder_.hidden;
   const auto see = [&](const Product& product) {
     widest_ = std::max({widest_, product.k, product.width});
-    int64_t done = 0;
     for (const Part& part : product.parts) {
-      if (part.weight.format != WeightFormat::dense &&
-          (part.first % group_rows != 0 || done % group_rows != 0)) {
-        throw std::runtime_error("a part of a quantised weight begins within a group of rows");
-      }
       if (part.first < 0 || part.count < 0 || part.first + part.count > part.weight.n) {
         throw std::runtime_error("a part of a weight is outside of it");
       }
-      done += part.count;
     }
   };
+  if (decoder_.token_inputs.has_value()) {
+    see(decoder_.token_inputs->product);
+  }
   for (const Layer& layer : decoder_.layers) {
     const Attention& attention = layer.attention;
     see(attention.projections);
     see(attention.output);
+    if (layer.token_input.has_value()) {
+      see(layer.token_input->gate);
+      see(layer.token_input->output);
+    }
     if (layer.mlp.has_value()) {
       for (const Product* product : {&layer.mlp->gate, &layer.mlp->up, &layer.mlp->down, &layer.mlp_gate}) {
         see(*product);
@@ -98,8 +99,22 @@ void Step::check() const {
   need(decoder_.position_offset >= 0 && decoder_.first_token >= 0);
   need(decoder_.embedding_is_summed ? decoder_.first_token <= decoder_.tokens - decoder_.embedding.n
                                     : decoder_.tokens == decoder_.embedding.n);
+  if (decoder_.token_inputs.has_value()) {
+    const TokenInputs& inputs = *decoder_.token_inputs;
+    need(inputs.size > 0 && inputs.width() % inputs.size == 0 && inputs.table.k == inputs.width());
+    need(inputs.table.n == decoder_.tokens && !decoder_.embedding_is_summed);
+    is_product(inputs.product, decoder_.hidden, inputs.width());
+  }
   for (const Layer& layer : decoder_.layers) {
     const Attention& attention = layer.attention;
+    if (layer.token_input.has_value()) {
+      const TokenInput& added = *layer.token_input;
+      need(decoder_.token_inputs.has_value() && added.index >= 0);
+      const TokenInputs& inputs = *decoder_.token_inputs;
+      need((added.index + 1) * inputs.size <= inputs.width());
+      is_product(added.gate, decoder_.hidden, inputs.size);
+      is_product(added.output, inputs.size, decoder_.hidden);
+    }
     const int64_t heads = attention.heads, key_heads = attention.key_heads;
     const int64_t size = attention.head_size, value_size = attention.value_size;
     need(key_heads > 0 && heads > 0 && heads % key_heads == 0 && size > 0 && value_size > 0);
@@ -110,7 +125,7 @@ void Step::check() const {
       const Latent& latent = *attention.latent;
       const int64_t queries = heads * latent.query_size();
       const int64_t rest = latent.size() + latent.rotated, before = attention.projections.width - rest;
-      need(key_heads == 1 && value_size == latent.size() && size == rest);
+      need(key_heads == 1 && value_size == latent.size() && size == rest && !attention.is_shared);
       need(latent.keys.count == heads && latent.values.count == heads);
       need(latent.key_size > 0 && latent.rotated >= 0 && latent.keys.first.k == latent.key_size);
       need(latent.size() > 0 && latent.value_size() > 0 && latent.values.first.k == latent.size());
@@ -124,7 +139,8 @@ void Step::check() const {
         is_product(latent.queries, before, queries);
       }
     } else {
-      is_product(attention.projections, decoder_.hidden, heads * size + key_heads * (size + value_size));
+      const int64_t own = attention.is_shared ? 0 : key_heads * (size + value_size);
+      is_product(attention.projections, decoder_.hidden, heads * size + own);
     }
     is_product(attention.output, heads * attention.result_size(), decoder_.hidden);
     need(layer.mlp.has_value() || layer.experts.has_value());
@@ -152,9 +168,6 @@ void Step::check() const {
                                   router.best_of_group > 0 && router.best_of_group <= count / router.groups));
       need(width > 0 && inner == (experts.gating.is_gated ? 2 * width : width));
       need(experts.inner.first.k == decoder_.hidden && experts.down.first.n == decoder_.hidden);
-      // Ups begin within a group of rows if gates do not fill their last one.
-      need(experts.inner.first.format == WeightFormat::dense || !experts.gating.is_gated ||
-           experts.interleaved || width % group_rows == 0);
     }
   }
   is_product(*decoder_.head, decoder_.hidden, decoder_.head->width);
@@ -201,6 +214,11 @@ void Step::make_memory(const Call& call, int threads) {
     at_least(*values, batch * hidden);
   }
   at_least(wide_, batch * widest_values_);
+  if (decoder_.token_inputs.has_value()) {
+    at_least(token_inputs_, batch * decoder_.token_inputs->width());
+    at_least(token_input_, batch * decoder_.token_inputs->size);
+    at_least(token_gates_, batch * decoder_.token_inputs->size);
+  }
   at_least(latent_inner_, widest_queries_ > 0 ? batch * widest_projections_ : 0);
   at_least(latent_queries_, batch * widest_queries_);
   at_least(absorbed_, batch * widest_absorbed_);
@@ -232,6 +250,7 @@ void Step::make_thread_states(int threads, int64_t batch) {
 void Step::work(const Call& call, Team& team, int parts_for) {
   const int64_t hidden = decoder_.hidden, batch = call.batch;
   embed(call);
+  make_token_inputs(call, team);
   for (size_t index = 0; index < decoder_.layers.size(); ++index) {
     const Layer& layer = decoder_.layers[index];
     const int64_t parts = parts_of(layer.attention, call, parts_for);
@@ -243,7 +262,7 @@ void Step::work(const Call& call, Team& team, int parts_for) {
     const bool is_latent = layer.attention.latent.has_value();
     if (is_latent) {
       project_latents(team, layer, index, call);
-    } else {
+    } else if (!layer.attention.is_shared) {
       store_keys(team, layer, index, call);
     }
     attend(team, layer, index, call, parts);
@@ -266,6 +285,7 @@ void Step::work(const Call& call, Team& team, int parts_for) {
       const int64_t row = i * hidden;
       join_mlp(layer, summed_.data() + row, branch_.data() + row, x_.data() + row, *thread_states_[0]);
     }
+    end_layer(team, layer, batch);
   }
   finish(call, team, x_.data());
 }
@@ -286,6 +306,35 @@ void Step::embed(const Call& call) {
   }
   for (int64_t i = 0; i < call.batch; ++i) {
     finish_embedding(call.place - call.starts[i], *thread_states_[0], x_.data() + i * hidden);
+  }
+}
+
+// What tokens have for each layer.
+void Step::make_token_inputs(const Call& call, Team& team) {
+  if (!decoder_.token_inputs.has_value()) {
+    return;
+  }
+  const TokenInputs& inputs = *decoder_.token_inputs;
+  multiply(team, inputs.product, x_.data(), call.batch, token_inputs_.data());
+  for (int64_t i = 0; i < call.batch; ++i) {
+    finish_token_inputs(call.tokens[i], *thread_states_[0], token_inputs_.data() + i * inputs.width());
+  }
+}
+
+// Adds what tokens have for a layer to its results, and multiplies these.
+void Step::end_layer(Team& team, const Layer& layer, int64_t batch) {
+  const int64_t hidden = decoder_.hidden;
+  if (layer.token_input.has_value()) {
+    const int64_t size = decoder_.token_inputs->size;
+    multiply(team, layer.token_input->gate, x_.data(), batch, token_gates_.data());
+    for (int64_t i = 0; i < batch; ++i) {
+      use_token_input(*layer.token_input, token_inputs_.data() + i * decoder_.token_inputs->width(),
+                      token_gates_.data() + i * size, token_input_.data() + i * size);
+    }
+    multiply(team, layer.token_input->output, token_input_.data(), batch, attended_.data());
+  }
+  for (int64_t i = 0; i < batch; ++i) {
+    finish_layer(layer, attended_.data() + i * hidden, *thread_states_[0], x_.data() + i * hidden);
   }
 }
 
@@ -394,15 +443,18 @@ void Step::store_keys(Team& team, const Layer& layer, size_t index, const Call& 
       [=, this](int64_t unit, int thread) {
         const int64_t sequence = unit / key_heads, head = unit % key_heads;
         ThreadState& state = *thread_states_[thread];
+        float* key = at_least(state.results, size + value_size);
         prepare_head(*attention, attention->key_norm, given->cache, given->place - given->starts[sequence],
-                     keys + sequence * width, head, key_heads, state, at_least(state.results, size));
+                     keys + sequence * width, head, key_heads, state, key);
+        const float* values = keys + sequence * width + key_heads * size;
+        prepare_value(*attention, values, head, key + size);
       },
       [=, this](int64_t unit, int thread) {
         const LayerCache& cache = given->cache.layers[index];
         const int64_t at = given->place - cache.first;
-        const float* values = keys + unit / key_heads * width + key_heads * size;
-        store_key(cache, unit, at, thread_states_[thread]->results.data(), size);
-        store_value(cache, unit, at, values + unit % key_heads * value_size, value_size);
+        const float* key = thread_states_[thread]->results.data();
+        store_key(cache, unit, at, key, size);
+        store_value(cache, unit, at, key + size, value_size);
       });
 }
 

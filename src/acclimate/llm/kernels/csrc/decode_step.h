@@ -181,6 +181,11 @@ class Step {
   void keep_best(const Call& call) const;
   void work(const Call& call, Team& team, int parts_for);
   void embed(const Call& call);
+  void make_token_inputs(const Call& call, Team& team);
+  void finish_token_inputs(int64_t token, ThreadState& state, float* row) const;
+  void use_token_input(const TokenInput& used, const float* inputs, const float* gate, float* to) const;
+  void finish_layer(const Layer& layer, const float* product, ThreadState& state, float* x) const;
+  void end_layer(Team& team, const Layer& layer, int64_t batch);
   void look_up(int64_t token, float* row) const;
   void finish_embedding(int64_t position, ThreadState& state, float* row) const;
   void sum_over_ranks(float* values, int64_t count);
@@ -201,6 +206,7 @@ class Step {
                      int64_t head, ThreadState& state, float* to) const;
   void prepare_head(const Attention& attention, const Norm& norm, const Cache& cache, int64_t position,
                     const float* all, int64_t head, int64_t heads, ThreadState& state, float* to) const;
+  void prepare_value(const Attention& attention, const float* all, int64_t head, float* to) const;
   void store_key(const LayerCache& cache, int64_t row, int64_t at, const float* key, int64_t size) const;
   void store_value(const LayerCache& cache, int64_t row, int64_t at, const float* value, int64_t size) const;
   void multiply_keys(const LayerCache& cache, int64_t row, int64_t at, int64_t size, const float* queries,
@@ -245,7 +251,7 @@ class Step {
   ThreadChoice thread_choice_;
   std::vector<std::unique_ptr<ThreadState>> thread_states_;
   // The leader's.
-  std::vector<float> x_, start_, normed_, branch_, wide_, latent_inner_;
+  std::vector<float> x_, start_, normed_, branch_, wide_, latent_inner_, token_input_;
   std::vector<Line> input_memory_[3];  // by form
   std::vector<int64_t> chosen_experts_;
   std::vector<float> chosen_weights_, gates_, shared_;
@@ -253,7 +259,7 @@ class Step {
   std::vector<Chosen> chosen_;
   // Written in one phase, read in the next.
   std::vector<float> projected_, attended_, summed_, inner_, mixed_, peaks_, sums_, routed_, expert_inner_;
-  std::vector<float> latent_queries_, absorbed_, expanded_;
+  std::vector<float> latent_queries_, absorbed_, expanded_, token_inputs_, token_gates_;
 };
 
 }  // namespace acclimate::inference::decode

@@ -190,10 +190,10 @@ void compute_with_values(const Weight& weight, const float* x, int64_t first, in
   }
 }
 
-// Quantised weights times inputs in 8 bits, of which a few may have stayed in float32. A thread of a team
-// that is late reads what the next input has overwritten: nobody uses its results, but it must not read
-// elsewhere.
-void compute_blocks(const Weight& weight, const Input& input, int64_t first, int64_t last, float* y,
+// Whole groups of a quantised weight times inputs in 8 bits, of which a few may have stayed in float32. A
+// thread of a team that is late reads what the next input has overwritten: nobody uses its results, but it
+// must not read elsewhere.
+void compute_groups(const Weight& weight, const Input& input, int64_t first, int64_t last, float* y,
                     int64_t y_stride) {
   kernels().blocks(weight, input, first, last, y, y_stride);
   const int64_t blocks = input.stride / block_columns;
@@ -202,6 +202,27 @@ void compute_blocks(const Weight& weight, const Input& input, int64_t first, int
     if (std::isnan(input.scales[i * blocks]) && number >= 0 && number < input.exact_rows) {
       compute_with_values(weight, input.exact + number * input.stride, first, last, y + i * y_stride);
     }
+  }
+}
+
+// The same for rows that may begin within a group, which is then computed whole.
+void compute_blocks(const Weight& weight, const Input& input, int64_t first, int64_t last, float* y,
+                    int64_t y_stride) {
+  const int64_t before = first % group_rows, end = std::min(first - before + group_rows, last);
+  if (before == 0) {
+    return compute_groups(weight, input, first, last, y, y_stride);
+  }
+  for (int64_t i = 0; i < input.m; i += max_rows) {
+    const Input some = input.rows(i, std::min(max_rows, input.m - i));
+    float group[max_rows * group_rows];
+    compute_groups(weight, some, first - before, end, group, group_rows);
+    for (int64_t j = 0; j < some.m; ++j) {
+      const float* own = group + j * group_rows;
+      std::copy(own + before, own + end - first + before, y + (i + j) * y_stride);
+    }
+  }
+  if (end < last) {
+    compute_groups(weight, input, end, last, y + end - first, y_stride);
   }
 }
 

@@ -91,8 +91,8 @@ Input prepare(Form form, Dtype dtype, const void* x, int64_t x_stride, int64_t m
 // The rows of a thread: always the same ones, so that they stay in its memory node. Multiples of group_rows.
 std::pair<int64_t, int64_t> rows_of(const Weight& weight, int64_t thread, int64_t threads);
 
-// y[i * y_stride + row - first] for m inputs and rows first to last; first is a multiple of group_rows for a
-// quantised weight.
+// y[i * y_stride + row - first] for m inputs and rows first to last. If these begin within a group of a
+// quantised weight, all of that group is computed.
 void compute(const Weight& weight, const Input& input, int64_t first, int64_t last, float* y,
              int64_t y_stride);
 
