@@ -94,7 +94,12 @@ def run_both(rank: int, case: Case) -> str:
     if rank >= case.ranks:
         return ""
     ours = run(case, rank, _groups["shm", case.ranks])
-    theirs = run(case, rank, _groups["gloo", case.ranks])
+    try:
+        theirs = run(case, rank, _groups["gloo", case.ranks])
+    except RuntimeError as error:
+        if "gloo does not support alltoall" in str(error):  # torch 2.10: of a list; of one tensor it does
+            return ""
+        raise
     if expected(case, rank) is None:
         return ""
     for result, right in zip(ours, theirs, strict=True):

@@ -98,7 +98,16 @@ class Streams(Devices):
             return nullcontext()
         enter = getattr(self.torch_module, "stream", None)
         if enter is None or isinstance(stream, host.HostStream):
-            own: AbstractContextManager[Any] = stream  # torch.Stream and HostStream are context managers
+            # torch.Stream and HostStream are context managers. In torch 2.10 an object of torch.Stream cannot
+            # be entered again within itself, but another object of the same stream can. A compiler can trace
+            # only the first.
+            own: AbstractContextManager[Any] = stream
+            if type(stream) is torch.Stream and not torch.compiler.is_compiling():
+                own = torch.Stream(
+                    stream_id=stream.stream_id,
+                    device_index=stream.device_index,
+                    device_type=stream.device_type,
+                )
             return own
         context: AbstractContextManager[Any] = enter(stream)
         return context

@@ -53,7 +53,10 @@ def _add_to_random(device_type: str, device_module: Any, module: ModuleType) -> 
 
     def choose(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **options: Any) -> Any:
-            on = module.get_device(args[1:], options)  # the first is the operator, or a state on the host
+            # The first tensor may be a state on the host. torch 2.10's own function knows four devices only.
+            given = args[1:] if options.get("device") is None else (torch.device(options["device"]),)
+            kinds = [getattr(value, "device", value) for value in given]
+            on = next((kind.type for kind in kinds if isinstance(kind, torch.device)), None)
             return (ours if on == device_type else theirs)(*args, **options)
 
         return run
@@ -92,6 +95,26 @@ def _add_to_predictions(device_type: str, module: Any) -> None:
     ):
         theirs = module.op_implementations_dict.get(operator)
         module.op_implementations_dict[operator] = _predict_as_on_host(device_type, theirs)
+    backward = aten._scaled_dot_product_fused_attention_overrideable_backward.default
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(backward.name(), "Meta"):  # as in torch 2.10
+        module.op_implementations_dict[backward] = _predict_gradients_of_attention
+
+
+def _predict_gradients_of_attention(
+    fake_mode: Any,
+    operator: Any,
+    grad_out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: torch.Tensor | None,
+    *args: Any,
+    **options: Any,
+) -> tuple[torch.Tensor | None, ...]:
+    """The results of attention's backward: each is like the tensor that it is the gradient of."""
+    with fake_mode:
+        given = (query, key, value, attn_bias)
+        return tuple(None if tensor is None else torch.empty_like(tensor) for tensor in given)
 
 
 def _predict_as_on_host(device_type: str, theirs: Callable[..., Any] | None) -> Callable[..., Any]:

@@ -98,7 +98,14 @@ def stream(stream: torch.Stream | None) -> AbstractContextManager[Any]:
     """A context manager within which work is queued on ``stream``; ``None`` changes nothing."""
     from contextlib import nullcontext
 
-    return nullcontext() if stream is None else stream
+    if stream is None:
+        return nullcontext()
+    if torch.compiler.is_compiling():
+        return stream
+    # Another object of the same stream: in torch 2.10 one cannot be entered again within itself.
+    return torch.Stream(
+        stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
+    )
 
 
 # -- random numbers ----------------------------------------------------------------------------------

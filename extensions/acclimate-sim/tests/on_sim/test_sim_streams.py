@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import time
 
+import pytest
 import torch
 
 from acclimate import get_accelerator
+from acclimate.accelerator import Accelerator
 
 acc = get_accelerator()
 
@@ -16,6 +18,22 @@ def test_a_stream_is_current_within_its_block() -> None:
         assert acc.current_stream() == stream
     assert acc.current_stream() == before == acc.default_stream()
     assert acc.current_stream(1).device_index == 1
+
+
+class WithoutStreamContext(type(acc)):  # type: ignore[misc]
+    """The device as if its module had no function ``stream``."""
+
+    torch_module = None
+
+
+@pytest.mark.parametrize("of", [acc, WithoutStreamContext()], ids=["torch.sim.stream", "torch.Stream"])
+def test_a_stream_can_be_entered_again_within_its_block(of: Accelerator) -> None:
+    stream = acc.Stream()
+    with of.stream(stream):
+        with of.stream(stream):
+            assert acc.current_stream() == stream
+        assert acc.current_stream() == stream
+    assert acc.current_stream() == acc.default_stream()
 
 
 def test_events_measure_milliseconds() -> None:

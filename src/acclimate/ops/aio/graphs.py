@@ -104,8 +104,10 @@ def transfer_in_graph(
 
 def _name(filename: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
     """Returns a file's name by operations that the compiler can trace."""
-    # From Python 3.13 on, str(path) calls C code, which the compiler cannot trace.
-    parts = getattr(filename, "_raw_paths", None) if isinstance(filename, PurePath) else None
+    # The compiler cannot trace str(path): from Python 3.13 on it calls C code, and before Python 3.12 a bound
+    # method of a string, which torch 2.10 does not trace.
+    names = ("_raw_paths", "_parts") if isinstance(filename, PurePath) else ()
+    parts = next((getattr(filename, name) for name in names if hasattr(filename, name)), None)
     return os.path.join(*parts) if parts else os.fsdecode(filename)
 
 

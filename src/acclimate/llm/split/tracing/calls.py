@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -73,6 +74,26 @@ class _Detaching(TorchFunctionMode):
                     new = tensor.detach().clone()
                     memo[id(tensor)] = new.to(self._double) if is_other else new
                 return memo[id(tensor)]
+        return func(*args, **(kwargs or {}))
+
+
+class NoEmptyAttention(TorchFunctionMode):
+    """Raises an error for attention over an empty tensor, as with no heads.
+
+    torch 2.10 divides by zero, which ends the process.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is scaled_dot_product_attention:
+            tensors = (*args, *(kwargs or {}).values())
+            if any(isinstance(tensor, Tensor) and tensor.numel() == 0 for tensor in tensors):
+                raise ValueError("attention over an empty tensor")
         return func(*args, **(kwargs or {}))
 
 

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from acclimate.errors import PlanError, TraceError
 from acclimate.llm.split.layers.changes import set_attribute
-from acclimate.llm.split.tracing.calls import Record, Replay, fresh
+from acclimate.llm.split.tracing.calls import NoEmptyAttention, Record, Replay, fresh
 from acclimate.llm.split.tracing.flows import Flows
 from acclimate.llm.split.tracing.linear_modules import CalledLinears, embeddings, expert_weights, linear_dims
 from acclimate.llm.split.tracing.random_inputs import fill_weights, random_inputs, richer_inputs, tokens_for
@@ -217,7 +217,12 @@ class Trace:
         for name in through:
             self.modules[name].forward = lambda given: given * 1.0
         try:
-            with self.stand_ins.replaying(replay), torch.device("cpu"), torch.random.fork_rng(devices=[]):
+            with (
+                self.stand_ins.replaying(replay),
+                torch.device("cpu"),
+                NoEmptyAttention(),
+                torch.random.fork_rng(devices=[]),
+            ):
                 torch.manual_seed(0)
                 self.modules[block](*args, **kwargs)
             return replay
