@@ -4,7 +4,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 # Not quiet: the first installation takes minutes.
-PIP    := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+CONSTRAINTS ?= constraints.txt
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check -c $(CONSTRAINTS)
+# With another torch: make test VENV=.venv-oldest TORCH=torch==2.10.0 CONSTRAINTS=/dev/null
 # Without a GPU: make demo TORCH="torch --index-url https://download.pytorch.org/whl/cpu", as PyTorch documents.
 TORCH  ?= torch
 
