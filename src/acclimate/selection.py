@@ -81,6 +81,7 @@ def get_accelerator() -> Accelerator:
         InvalidEnvironmentError: the two variables name different accelerators.
         AcceleratorUnavailableError: the named accelerator cannot be used here.
     """
+    _choose_once()
     active = _active  # read once: another thread may leave use_accelerator() meanwhile
     return active if active is not None else _choose()
 
@@ -138,6 +139,17 @@ def is_current_accelerator_supported() -> bool:
 
 
 # -- choosing ----------------------------------------------------------------------------------------
+
+
+def _choose_once() -> bool:
+    if _active is None:
+        _choose()
+    return True
+
+
+# What torch.compiler.assume_constant_result sets, without importing torch: torch.compile calls this function
+# while it traces, so that the first call of a process may be in compiled code. It could not trace the choice.
+_choose_once._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _choose() -> Accelerator:

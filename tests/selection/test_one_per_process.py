@@ -200,3 +200,22 @@ def test_only_the_specifications_nine_count_as_supported(
         path=machine.path,
     ).told
     assert told["supported"] is supported
+
+
+def test_the_first_call_of_a_process_may_be_in_compiled_code(fresh: FreshProcesses) -> None:
+    told = fresh.check(
+        """
+import torch
+from acclimate import get_accelerator
+
+@torch.compile(fullgraph=True, backend="eager")
+def step(x):
+    acc = get_accelerator()
+    with acc.amp.autocast(enabled=False):
+        return x.to(acc.device_name()) + 1
+
+tell(found=[step(torch.ones(n)).tolist() for n in (2, 3)], name=get_accelerator().name)
+""",
+        env={"ACCLIMATE_ACCELERATOR": "cpu"},
+    )
+    assert told == {"found": [[2.0, 2.0], [2.0, 2.0, 2.0]], "name": "cpu"}
