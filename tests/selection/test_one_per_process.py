@@ -203,7 +203,7 @@ def test_only_the_specifications_nine_count_as_supported(
 
 
 def test_the_first_call_of_a_process_may_be_in_compiled_code(fresh: FreshProcesses) -> None:
-    told = fresh.check(
+    ended = fresh.check(
         """
 import torch
 from acclimate import get_accelerator
@@ -218,4 +218,4 @@ tell(found=[step(torch.ones(n)).tolist() for n in (2, 3)], name=get_accelerator(
 """,
         env={"ACCLIMATE_ACCELERATOR": "cpu"},
     )
-    assert told == {"found": [[2.0, 2.0], [2.0, 2.0, 2.0]], "name": "cpu"}
+    assert ended.told == {"found": [[2.0, 2.0], [2.0, 2.0, 2.0]], "name": "cpu"}
