@@ -19,7 +19,6 @@ from acclimate_conformance.checks.communication import options
 from acclimate_conformance.checks.communication.observer import Observer
 from acclimate_conformance.checks.dtypes.exactness import extremes, same_bits
 
-_SLOW_RANK_S = 0.3
 _LARGE = 1_300_001
 _AGAIN_S = 15
 
@@ -124,6 +123,12 @@ def reductions(here: Observer) -> None:
         here.same(reduced, [sum(column) / here.count for column in columns], "all_reduce with AVG")
 
     here.optional("AVG", average)
+
+    def whole() -> None:
+        for dtype in (torch.int64, torch.int32):
+            options.average(here, 7, dtype, f"all_reduce with AVG of {short(dtype)}")
+
+    here.optional("AVG of integers", whole)
     _rounded(here)
     _of_bits(here)
 
@@ -204,7 +209,28 @@ def tensors_of_any_shape(here: Observer) -> None:
             wanted = (torch.arange(6.0).view(2, 3) + 10 * other).t()
             here.same(gathered[other], wanted, f"part {other} of an all_gather of a transposed matrix")
 
+    def to_and_from_one() -> None:
+        device = here.accelerator.current_device_name()
+        matrices = [torch.arange(6.0).view(2, 3) + 10 * r for r in here.ranks]
+        mine = matrices[here.number]
+        for root in here.ranks:
+            is_root = here.number == root
+            reduced = mine.to(device, copy=True).t()
+            distributed.reduce(reduced, root)
+            if is_root:
+                wanted = torch.stack(matrices).sum(0).t()
+                here.same(reduced, wanted, f"reduce of a transposed matrix to rank {root}")
+            parts = [here.full(6, 0).view(2, 3).t() for _ in here.ranks]
+            distributed.gather(mine.to(device).t(), parts if is_root else None, root)
+            for r in here.ranks if is_root else ():
+                here.same(parts[r], matrices[r].t(), f"part {r} of a gather of transposed matrices")
+            received = here.full(6, 0).view(2, 3).t()
+            given = [matrix.to(device).t() for matrix in matrices]
+            distributed.scatter(received, given if is_root else None, root)
+            here.same(received, mine.t(), f"scatter of transposed matrices from rank {root}")
+
     here.optional("collectives of transposed matrices", transposed)
+    here.optional("reduce, gather or scatter of transposed matrices", to_and_from_one)
     here.optional("all_gather of a transposed matrix", gathered_transposed)
 
 
@@ -385,24 +411,14 @@ def _groups_of_some(here: Observer) -> None:
         group = distributed.new_group(members)
         if here.number == left_out:
             continue
-        of = f"in a group of the ranks {members}"
-        for root in members:
-            sent = here.tensor(here.number + 4)
-            distributed.broadcast(sent, root, group=group)
-            here.same(sent, [root + 4.0], f"broadcast from rank {root} {of}")
-        reduced = here.tensor(here.number + 1)
-        distributed.all_reduce(reduced, group=group)
-        here.same(reduced, [float(sum(r + 1 for r in members))], f"all_reduce {of}")
-        gathered = [here.tensor(0) for _ in members]
-        distributed.all_gather(gathered, here.tensor(here.number + 2), group=group)
-        here.same(torch.cat(gathered), [r + 2.0 for r in members], f"all_gather {of}")
+        options.in_a_group(here, group, members, f"in a group of the ranks {members}")
 
 
 def barrier(here: Observer) -> None:
     for slow in here.ranks:
         arrived = here.folder / f"rank {slow} reached the barrier"
         if here.number == slow:
-            time.sleep(_SLOW_RANK_S)
+            time.sleep(options.SLOW_RANK_S)
             arrived.touch()
         distributed.barrier()
         here.accelerator.synchronize()
@@ -579,7 +595,7 @@ def group_made_again(here: Observer) -> None:
 
 
 TOPICS: dict[Callable[[Observer], None], str] = {
-    collectives: "Two processes reduce, broadcast and gather tensors of every dtype on their devices.",
+    collectives: "Several processes reduce, broadcast and gather tensors of every dtype on their devices.",
     exact_numbers: "Collectives keep every digit of large integers and of floating-point numbers.",
     values_moved: "Moved data arrives unchanged, bit by bit: each dtype's largest, smallest and special "
     "values.",
@@ -603,7 +619,7 @@ TOPICS: dict[Callable[[Observer], None], str] = {
     "all_gather_into_tensor, all_to_all_single and batch_isend_irecv are right in each dtype, to and from "
     "each rank.",
     options.collectives_that_wait_later: "Each collective with async_op returns work, and its result is "
-    "complete after wait().",
+    "complete after wait(), in any thread.",
     options.many_collectives: "Each of many collectives in a row gives the right numbers.",
     options.groups_by_their_ranks: "A group orders its ranks, counts them from 0, and takes a root by its "
     "rank in the group.",
@@ -612,6 +628,8 @@ TOPICS: dict[Callable[[Observer], None], str] = {
     "rank 0, and obeys no_sync.",
     options.meshes_and_sharded_tensors: "Sharded tensors of torch.distributed.tensor are put together, "
     "redistributed and multiplied.",
+    options.shared_memory: "On a host, acclimate's shm backend and the op of ShareMemCommBuilder are right "
+    "on tensors of any strides.",
     options.time_limits_of_groups: "A collective that another rank does not join raises after the time-out "
     "of its group.",
     group_made_again: "After destroy_process_group a process makes its process group again, and it "

@@ -16,9 +16,13 @@ from acclimate_conformance.checks.dtypes.arithmetic import supported
 _COUNT = 40_003
 _RARE = 1e-6
 """How many numbers that are too large for a dtype may be expected of a distribution that gives none."""
+_PERIODS = 2**21 + 2**17
+"""More numbers than any grid of threads draws at once; a product of small factors, for the transform."""
 _DRAWS = 300  # in a row, so that a fault of every so many shows
 _APART = 0.022
 """How far the shares of so many numbers may be from a distribution: by chance, once in 10^16 times."""
+_TOGETHER = 0.02
+"""How large the correlation of so many numbers may be at any distance: 30 times its standard deviation."""
 _Share = Callable[[torch.Tensor], torch.Tensor]
 """The share of a distribution's numbers that are at most so large."""
 
@@ -236,6 +240,7 @@ def draws_are_independent(accelerator: Accelerator) -> None:
         require(
             different == _DRAWS, f"of {_DRAWS} draws of {name} in a row {_DRAWS - different} repeat others"
         )
+    _require_no_period(device)
     for length in (1, 2, 3, 5, 7, 15, 17, 31, 33, 63, 65, 127, 129, 1003, 70_001):
         others = _drawn_everywhere(length, device)
         for what, drawn in _drawn_everywhere(length, device).items():
@@ -277,6 +282,36 @@ def draws_are_independent(accelerator: Accelerator) -> None:
     whole[:, ::2].uniform_()
     untouched = whole[:, 1::2].cpu()
     require(bool((untouched == -9).all()), "uniform_() of every second column changes the others")
+
+
+def _require_no_period(device: str) -> None:
+    """No distance between two numbers of a large tensor makes one depend on the other."""
+    ones = torch.ones(_PERIODS, device=device)
+    draws: dict[str, Callable[[], torch.Tensor]] = {
+        "torch.rand": lambda: torch.rand(_PERIODS, device=device),
+        "torch.randn": lambda: torch.randn(_PERIODS, device=device),
+        "torch.randint": lambda: torch.randint(0, 1 << 16, (_PERIODS,), device=device),
+        "torch.randperm": lambda: torch.randperm(_PERIODS, device=device),
+        "torch.bernoulli": lambda: torch.bernoulli(ones / 2),
+        "torch.nn.functional.dropout": lambda: torch.nn.functional.dropout(ones, 0.5),
+        "bernoulli_": lambda: torch.empty_like(ones).bernoulli_(0.5),
+        "exponential_": lambda: torch.empty_like(ones).exponential_(),
+        "random_": lambda: torch.empty_like(ones).random_(),
+    }
+    for name, draw in draws.items():
+        if not _offered(draw):
+            continue
+        drawn = draw().cpu().float()
+        # All distances at once: the correlation of a tensor with itself is the transform of its spectrum.
+        spectrum = torch.fft.rfft(drawn - drawn.mean()).abs().square()
+        together = torch.fft.irfft(spectrum, _PERIODS)
+        together = (together / together[0])[1 : _PERIODS // 2].abs()
+        distance = int(together.argmax()) + 1
+        require(
+            float(together[distance - 1]) < _TOGETHER,
+            f"numbers of {name} of {_PERIODS} elements that are {distance} apart depend on each other: "
+            f"{float(together[distance - 1]):.2f}",
+        )
 
 
 def _drawn_everywhere(length: int, device: str) -> dict[str, torch.Tensor]:
