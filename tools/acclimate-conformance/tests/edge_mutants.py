@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import Accelerator, DeviceLike
+from acclimate.accelerator.recorded_graph import RecordedGraph
 from acclimate.backends.cpu import CPUAccelerator
 from acclimate.llm.kernels import PackedWeight
 from acclimate.llm.kernels.builder import CPUInferenceBuilder
@@ -203,6 +204,77 @@ class WritesWholeSectors(CPUAccelerator):
     op_builders = _with("AsyncIOBuilder", "BuilderOfWholeSectors")
 
 
+class _ReadsWholeBlocks(AsyncIOHandle):
+    def sync_pread(self, buffer: torch.Tensor, filename: Any, file_offset: int = 0) -> int:
+        return super().sync_pread(buffer, filename, file_offset // 512 * 512)
+
+
+class BuilderOfBlockReads(AsyncIOBuilder):
+    def module(self) -> Any:
+        return SimpleNamespace(**{**vars(super().module()), "aio_handle": _ReadsWholeBlocks})
+
+
+class ReadsFromTheBlock(CPUAccelerator):
+    """sync_pread reads from the beginning of the block of 512 bytes that its offset is in."""
+
+    op_builders = _with("AsyncIOBuilder", "BuilderOfBlockReads")
+
+
+class BuilderOfShortRows:
+    """A builder of an op that normalises rows by their first 1024 columns."""
+
+    def is_compatible(self, verbose: bool = True) -> bool:
+        return True
+
+    def load(self, verbose: bool = True) -> Any:
+        return SimpleNamespace(rms_norm=self._rms_norm)
+
+    @staticmethod
+    def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+        wide = x.float()
+        scale = torch.rsqrt(wide[..., :1024].square().mean(-1, keepdim=True) + eps)
+        return (wide * scale * weight.float()).to(x.dtype)
+
+
+class NormalisesByTheFirstColumns(CPUAccelerator):
+    """rms_norm takes the mean over the first 1024 columns."""
+
+    op_builders = _with("RMSNormBuilder", "BuilderOfShortRows")
+
+
+class _WithoutLists(RecordedGraph):
+    def replay(self) -> None:
+        self._calls = [call for call in self._calls if "_foreach" not in call.operator._schema.name]
+        super().replay()
+
+
+class ReplaysNoLists(CPUAccelerator):
+    """A replay leaves out operators on lists of tensors."""
+
+    def create_graph(self) -> Any:
+        return _WithoutLists()
+
+
+class DropoutRepeats(CPUAccelerator):
+    """The mask of dropout repeats after 65,536 elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._dropout = dropout = torch.nn.functional.dropout
+
+        def repeated(x: torch.Tensor, *options: Any, **named: Any) -> torch.Tensor:
+            dropped = dropout(x, *options, **named)
+            if x.dim() == 1 and len(x) > 2**16:
+                dropped = dropped[: 2**16].repeat(len(x) // 2**16 + 1)[: len(x)]
+            return dropped
+
+        torch.nn.functional.dropout = repeated
+
+    def uninstall(self) -> None:
+        """Puts torch's own function back."""
+        torch.nn.functional.dropout = self._dropout
+
+
 class CaptureKeepsGradientsOff(CPUAccelerator):
     """A capture leaves recording of gradients off."""
 
@@ -250,6 +322,10 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     WholeBlocksOnly: "ops/packed_weights_multiply",
     BiasForgotten: "ops/packed_weights_multiply",
     WritesWholeSectors: "ops/asynchronous_io_of_any_length",
+    ReadsFromTheBlock: "ops/asynchronous_io_of_any_length",
+    NormalisesByTheFirstColumns: "ops/normalising_ops_compute",
+    ReplaysNoLists: "graphs/every_kind_of_write_is_repeated",
+    DropoutRepeats: "random/draws_are_independent",
     CaptureKeepsGradientsOff: "graphs/replays_keep_their_state",
     SomeRowsLoseAColumn: "ops/packed_weights_multiply",
     ReplaysNotEachTime: "graphs/replay_repeats_updates",

@@ -94,7 +94,7 @@ _FUNCTIONS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, .
 def _layers() -> dict[str, _Layer]:
     return (
         _LAYERS
-        | {f"{what}": (lambda f=f: _Calls(f), shape) for what, (f, shape) in _FUNCTIONS.items()}
+        | {what: (lambda f=f: _Calls(f), shape) for what, (f, shape) in _FUNCTIONS.items()}
         | {
             "Embedding": (lambda: _Embedded(nn.Embedding(16, 32)), (16, 96)),
             "EmbeddingBag": (lambda: _Embedded(nn.EmbeddingBag(16, 32)), (16, 96)),
