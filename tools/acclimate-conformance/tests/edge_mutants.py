@@ -14,6 +14,7 @@ from acclimate.accelerator.recorded_graph import RecordedGraph
 from acclimate.backends.cpu import CPUAccelerator
 from acclimate.llm.kernels import PackedWeight
 from acclimate.llm.kernels.builder import CPUInferenceBuilder
+from acclimate.ops import CPULion
 from acclimate.ops.aio import AsyncIOHandle
 from acclimate.ops.aio.builder import AsyncIOBuilder
 
@@ -220,6 +221,23 @@ class ReadsFromTheBlock(CPUAccelerator):
     op_builders = _with("AsyncIOBuilder", "BuilderOfBlockReads")
 
 
+class LionMinimizes(CPUAccelerator):
+    """CPULion ignores maximize."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._init = init = CPULion.__init__
+
+        def ignoring(optimizer: CPULion, *given: Any, maximize: bool = False, **named: Any) -> None:
+            init(optimizer, *given, **named)
+
+        CPULion.__init__ = ignoring  # type: ignore[method-assign]
+
+    def uninstall(self) -> None:
+        """Puts the optimizer's own method back."""
+        CPULion.__init__ = self._init  # type: ignore[method-assign]
+
+
 class BuilderOfShortRows:
     """A builder of an op that normalises rows by their first 1024 columns."""
 
@@ -323,6 +341,7 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     BiasForgotten: "ops/packed_weights_multiply",
     WritesWholeSectors: "ops/asynchronous_io_of_any_length",
     ReadsFromTheBlock: "ops/asynchronous_io_of_any_length",
+    LionMinimizes: "ops/optimizers_obey_their_options",
     NormalisesByTheFirstColumns: "ops/normalising_ops_compute",
     ReplaysNoLists: "graphs/every_kind_of_write_is_repeated",
     DropoutRepeats: "random/draws_are_independent",
