@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from acclimate import ops
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import NotOfferedError, distance, equal, require
 from acclimate_conformance.checks.check import check
@@ -204,7 +204,7 @@ def optimizers_obey_their_options(accelerator: Accelerator) -> None:
     if not usable:
         raise NotOfferedError(f"it has none of {', '.join(_CLASSES)}")
     for name in usable:
-        kind = getattr(ops, _CLASSES[name])
+        kind = pkgutil.resolve_name(f"acclimate.ops:{_CLASSES[name]}")  # as the builder: when it is used
         _, rule, on_device, has_modes = _OPTIMIZERS[name]
         place = accelerator.current_device_name() if on_device else "cpu"
         for options in _OPTIONS:
@@ -245,7 +245,7 @@ def _require_option(kind: Any, rule: _Rule, place: str, options: dict[str, Any])
     given |= {"eps": s.eps} if rule is not _lion_rule else {}
     given |= {"betas": (s.beta1, s.beta2)} if rule is not _adagrad_rule else {}
     if rule is _adam_rule:
-        mode = "adam_w_mode" if kind is ops.FusedAdam else "adamw_mode"
+        mode = "adam_w_mode" if kind.__name__ == "FusedAdam" else "adamw_mode"
         given |= {"bias_correction": s.bias_correction, mode: s.decoupled}
     first = options.get("initial_accumulator_value", 0.0)
     decay = options.get("lr_decay", 0.0)

@@ -155,11 +155,44 @@ def distributions(accelerator: Accelerator) -> None:
                 continue  # few numbers of 16 bits are so close together
             drawn = draw(into).cpu()
             require(drawn.dtype == dtype, f"{name} in {short(dtype)} draws {short(drawn.dtype)}")
+            if dtype == torch.float32 and name.startswith("exponential_"):
+                zeros = int((drawn <= 0).sum())
+                require(zeros == 0, f"{zeros} of {_COUNT} numbers of {name} are 0 or less")
             _require_distribution(f"{name} in {short(dtype)}", drawn.double(), share, torch.finfo(dtype))
+    _require_parameters_by_element(device)
     into = torch.zeros(_COUNT, device=device)
     for name, (draw, shares) in _COUNTED.items():
         if _offered(lambda d=draw: d(into.clone())):  # type: ignore[misc]
             _require_shares(name, draw(into.clone()).cpu(), shares)
+
+
+def _require_parameters_by_element(device: str) -> None:
+    """Each element is drawn with its own parameters: those of its neighbours differ."""
+    places = torch.arange(5003)
+    first = (places % 3 == 0).float().to(device)
+    means = (places % 7 * 100.0).to(device)
+    draws: dict[str, tuple[Callable[[], torch.Tensor], torch.Tensor]] = {
+        "torch.bernoulli of chances": (lambda: torch.bernoulli(first), first),
+        "bernoulli_ of chances": (lambda: torch.empty_like(first).bernoulli_(first), first),
+        "torch.poisson of rates": (lambda: torch.poisson(first * 900).clamp(400, 401) - 400, first),
+        "torch.binomial of chances": (lambda: torch.binomial(torch.full_like(first, 9), first), first * 9),
+        "torch.multinomial of rows": (
+            lambda: torch.multinomial(torch.stack([1 - first, first], 1), 1)[:, 0],
+            first,
+        ),
+        "torch.normal of means and deviations": (
+            lambda: (torch.normal(means, first) - means).abs().gt(0).float(),
+            first,
+        ),
+        "torch.normal of deviations": (lambda: torch.normal(0.0, first).abs().gt(0).float(), first),
+        "torch.normal of means": (lambda: (torch.normal(means, 1.0) / 100).round() * 100, means),
+    }
+    for name, (draw, wanted) in draws.items():
+        if not _offered(draw):
+            continue
+        wrong = int((draw().cpu() != wanted.cpu()).sum())
+        # A draw of float32 near its mean may equal it.
+        require(wrong < 100, f"{wrong} of {len(places)} numbers of {name} have another element's parameter")
 
 
 def _require_distribution(name: str, drawn: torch.Tensor, share: _Share, limits: torch.finfo) -> None:
@@ -282,6 +315,8 @@ def draws_are_independent(accelerator: Accelerator) -> None:
     whole[:, ::2].uniform_()
     untouched = whole[:, 1::2].cpu()
     require(bool((untouched == -9).all()), "uniform_() of every second column changes the others")
+    drawn_in = int((whole[:, ::2].cpu() != -9).sum())
+    require(drawn_in == 200, f"uniform_() of every second column draws {drawn_in} of its 200 numbers")
 
 
 def _require_no_period(device: str) -> None:
