@@ -293,6 +293,53 @@ class DropoutRepeats(CPUAccelerator):
         torch.nn.functional.dropout = self._dropout
 
 
+class OneDeviationForAll(CPUAccelerator):
+    """torch.normal draws with the first of several deviations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._normal = normal = torch.normal
+
+        def of_the_first(mean: Any, std: Any, *options: Any, **named: Any) -> torch.Tensor:
+            tensors = isinstance(mean, torch.Tensor) and isinstance(std, torch.Tensor)
+            first = std.flatten()[:1].expand_as(std) if tensors else std
+            return normal(mean, first, *options, **named)
+
+        torch.normal = of_the_first  # type: ignore[assignment]
+
+    def uninstall(self) -> None:
+        """Puts torch's own function back."""
+        torch.normal = self._normal
+
+
+class _LargestLast(_NoBias):
+    @staticmethod
+    def dense(weight: torch.Tensor) -> _LargestLast:
+        return _LargestLast(PackedWeight.dense(weight))
+
+    @staticmethod
+    def quantize(weight: torch.Tensor, weight_format: str) -> _LargestLast:
+        return _LargestLast(PackedWeight.quantize(weight, weight_format))
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return self._packed.linear(x, bias)
+
+    def top(self, x: torch.Tensor, count: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+        values, places = self._packed.top(x, count)
+        return values.flip(-1), places.flip(-1)
+
+
+class BuilderOfLargestLast(CPUInferenceBuilder):
+    def load(self, *options: Any, **named: Any) -> Any:
+        return SimpleNamespace(**{**vars(super().load(*options, **named)), "PackedWeight": _LargestLast})
+
+
+class TopEndsWithTheLargest(CPUAccelerator):
+    """PackedWeight.top gives the largest last."""
+
+    op_builders = _with("InferenceBuilder", "BuilderOfLargestLast")
+
+
 class CaptureKeepsGradientsOff(CPUAccelerator):
     """A capture leaves recording of gradients off."""
 
@@ -341,6 +388,8 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     BiasForgotten: "ops/packed_weights_multiply",
     WritesWholeSectors: "ops/asynchronous_io_of_any_length",
     ReadsFromTheBlock: "ops/asynchronous_io_of_any_length",
+    OneDeviationForAll: "random/distributions",
+    TopEndsWithTheLargest: "ops/packed_weights_multiply",
     LionMinimizes: "ops/optimizers_obey_their_options",
     NormalisesByTheFirstColumns: "ops/normalising_ops_compute",
     ReplaysNoLists: "graphs/every_kind_of_write_is_repeated",
