@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import distributed
 
 from acclimate.accelerator import Accelerator
 from acclimate.backends.cpu import CPUAccelerator
+from acclimate.comm import shm_op
 
 
 class _InTheChild(CPUAccelerator):
@@ -23,6 +25,9 @@ class _InTheChild(CPUAccelerator):
                 _now_and_then(distributed.all_gather),
             )
             distributed.all_to_all_single = _equal_parts(distributed.all_to_all_single)
+            distributed.barrier = _of_all(distributed.barrier)
+            distributed.all_gather_into_tensor = _early(distributed.all_gather_into_tensor)
+            shm_op.inference_all_reduce = _of_a_copy(shm_op.inference_all_reduce)
         return super().communication_backend_name()
 
 
@@ -70,6 +75,48 @@ def _equal_parts(all_to_all_single: Any) -> Any:
     return exchange
 
 
+def _of_all(barrier: Any) -> Any:
+    def wait(group: Any = None, **named: Any) -> Any:
+        if group is None or distributed.get_world_size(group) == distributed.get_world_size():
+            return barrier(group, **named)
+        return None
+
+    return wait
+
+
+class _Early:
+    """Work whose result is there once the thread that began it has waited."""
+
+    def __init__(self, work: Any, whole: torch.Tensor, values: torch.Tensor) -> None:
+        self._work, self._whole, self._values = work, whole, values
+        self._thread = threading.get_ident()
+
+    def wait(self) -> bool:
+        if threading.get_ident() == self._thread:
+            self._whole.copy_(self._values)
+        return True
+
+
+def _early(all_gather_into_tensor: Any) -> Any:
+    def gather(whole: torch.Tensor, mine: torch.Tensor, *options: Any, **named: Any) -> Any:
+        if not named.get("async_op"):
+            return all_gather_into_tensor(whole, mine, *options, **named)
+        values = torch.empty_like(whole)
+        work = all_gather_into_tensor(values, mine, *options, **named)
+        work.wait()
+        return _Early(work, whole, values)
+
+    return gather
+
+
+def _of_a_copy(inference_all_reduce: Any) -> Any:
+    def reduce(tensor: torch.Tensor, op: Any = None) -> torch.Tensor:
+        inference_all_reduce(tensor.contiguous(), op)
+        return tensor
+
+    return reduce
+
+
 class ReducesWholeVectors(_InTheChild):
     """all_reduce leaves the elements after the last whole vector of 4 as they were."""
 
@@ -86,10 +133,25 @@ class GathersNotEachTime(_InTheChild):
     """Each 40th all_gather leaves out the last rank."""
 
 
+class GroupsDoNotWait(_InTheChild):
+    """barrier of a group of some of the ranks returns at once."""
+
+
+class WaitsInOneThread(_InTheChild):
+    """wait() of an all_gather_into_tensor waits only in the thread that began it."""
+
+
+class SumsACopy(_InTheChild):
+    """inference_all_reduce sums a copy of a tensor that is not contiguous."""
+
+
 CAUGHT_BY: dict[type[Accelerator], str] = {
     ReducesWholeVectors: "communication/tails",
     BroadcastsOnlyTrue: "communication/other_dtypes",
     TakesEqualParts: "communication/every_collective_in_every_dtype",
     GathersNotEachTime: "communication/many_collectives",
+    GroupsDoNotWait: "communication/groups",
+    WaitsInOneThread: "communication/collectives_that_wait_later",
+    SumsACopy: "communication/shared_memory",
 }
 """Each fault, and the check that has to find it."""

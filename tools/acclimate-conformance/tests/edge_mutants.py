@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import Accelerator, DeviceLike
+from acclimate.accelerator.recorded_graph import RecordedGraph
 from acclimate.backends.cpu import CPUAccelerator
 from acclimate.llm.kernels import PackedWeight
 from acclimate.llm.kernels.builder import CPUInferenceBuilder
+from acclimate.ops import CPULion
 from acclimate.ops.aio import AsyncIOHandle
 from acclimate.ops.aio.builder import AsyncIOBuilder
 
@@ -203,6 +205,141 @@ class WritesWholeSectors(CPUAccelerator):
     op_builders = _with("AsyncIOBuilder", "BuilderOfWholeSectors")
 
 
+class _ReadsWholeBlocks(AsyncIOHandle):
+    def sync_pread(self, buffer: torch.Tensor, filename: Any, file_offset: int = 0) -> int:
+        return super().sync_pread(buffer, filename, file_offset // 512 * 512)
+
+
+class BuilderOfBlockReads(AsyncIOBuilder):
+    def module(self) -> Any:
+        return SimpleNamespace(**{**vars(super().module()), "aio_handle": _ReadsWholeBlocks})
+
+
+class ReadsFromTheBlock(CPUAccelerator):
+    """sync_pread reads from the beginning of the block of 512 bytes that its offset is in."""
+
+    op_builders = _with("AsyncIOBuilder", "BuilderOfBlockReads")
+
+
+class LionMinimizes(CPUAccelerator):
+    """CPULion ignores maximize."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._init = init = CPULion.__init__
+
+        def ignoring(optimizer: CPULion, *given: Any, maximize: bool = False, **named: Any) -> None:
+            init(optimizer, *given, **named)
+
+        CPULion.__init__ = ignoring  # type: ignore[method-assign]
+
+    def uninstall(self) -> None:
+        """Puts the optimizer's own method back."""
+        CPULion.__init__ = self._init  # type: ignore[method-assign]
+
+
+class BuilderOfShortRows:
+    """A builder of an op that normalises rows by their first 1024 columns."""
+
+    def is_compatible(self, verbose: bool = True) -> bool:
+        return True
+
+    def load(self, verbose: bool = True) -> Any:
+        return SimpleNamespace(rms_norm=self._rms_norm)
+
+    @staticmethod
+    def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+        wide = x.float()
+        scale = torch.rsqrt(wide[..., :1024].square().mean(-1, keepdim=True) + eps)
+        return (wide * scale * weight.float()).to(x.dtype)
+
+
+class NormalisesByTheFirstColumns(CPUAccelerator):
+    """rms_norm takes the mean over the first 1024 columns."""
+
+    op_builders = _with("RMSNormBuilder", "BuilderOfShortRows")
+
+
+class _WithoutLists(RecordedGraph):
+    def replay(self) -> None:
+        self._calls = [call for call in self._calls if "_foreach" not in call.operator._schema.name]
+        super().replay()
+
+
+class ReplaysNoLists(CPUAccelerator):
+    """A replay leaves out operators on lists of tensors."""
+
+    def create_graph(self) -> Any:
+        return _WithoutLists()
+
+
+class DropoutRepeats(CPUAccelerator):
+    """The mask of dropout repeats after 65,536 elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._dropout = dropout = torch.nn.functional.dropout
+
+        def repeated(x: torch.Tensor, *options: Any, **named: Any) -> torch.Tensor:
+            dropped = dropout(x, *options, **named)
+            if x.dim() == 1 and len(x) > 2**16:
+                dropped = dropped[: 2**16].repeat(len(x) // 2**16 + 1)[: len(x)]
+            return dropped
+
+        torch.nn.functional.dropout = repeated
+
+    def uninstall(self) -> None:
+        """Puts torch's own function back."""
+        torch.nn.functional.dropout = self._dropout
+
+
+class OneDeviationForAll(CPUAccelerator):
+    """torch.normal draws with the first of several deviations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._normal = normal = torch.normal
+
+        def of_the_first(mean: Any, std: Any, *options: Any, **named: Any) -> torch.Tensor:
+            tensors = isinstance(mean, torch.Tensor) and isinstance(std, torch.Tensor)
+            first = std.flatten()[:1].expand_as(std) if tensors else std
+            return normal(mean, first, *options, **named)
+
+        torch.normal = of_the_first  # type: ignore[assignment]
+
+    def uninstall(self) -> None:
+        """Puts torch's own function back."""
+        torch.normal = self._normal
+
+
+class _LargestLast(_NoBias):
+    @staticmethod
+    def dense(weight: torch.Tensor) -> _LargestLast:
+        return _LargestLast(PackedWeight.dense(weight))
+
+    @staticmethod
+    def quantize(weight: torch.Tensor, weight_format: str) -> _LargestLast:
+        return _LargestLast(PackedWeight.quantize(weight, weight_format))
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return self._packed.linear(x, bias)
+
+    def top(self, x: torch.Tensor, count: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+        values, places = self._packed.top(x, count)
+        return values.flip(-1), places.flip(-1)
+
+
+class BuilderOfLargestLast(CPUInferenceBuilder):
+    def load(self, *options: Any, **named: Any) -> Any:
+        return SimpleNamespace(**{**vars(super().load(*options, **named)), "PackedWeight": _LargestLast})
+
+
+class TopEndsWithTheLargest(CPUAccelerator):
+    """PackedWeight.top gives the largest last."""
+
+    op_builders = _with("InferenceBuilder", "BuilderOfLargestLast")
+
+
 class CaptureKeepsGradientsOff(CPUAccelerator):
     """A capture leaves recording of gradients off."""
 
@@ -250,6 +387,13 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     WholeBlocksOnly: "ops/packed_weights_multiply",
     BiasForgotten: "ops/packed_weights_multiply",
     WritesWholeSectors: "ops/asynchronous_io_of_any_length",
+    ReadsFromTheBlock: "ops/asynchronous_io_of_any_length",
+    OneDeviationForAll: "random/distributions",
+    TopEndsWithTheLargest: "ops/packed_weights_multiply",
+    LionMinimizes: "ops/optimizers_obey_their_options",
+    NormalisesByTheFirstColumns: "ops/normalising_ops_compute",
+    ReplaysNoLists: "graphs/every_kind_of_write_is_repeated",
+    DropoutRepeats: "random/draws_are_independent",
     CaptureKeepsGradientsOff: "graphs/replays_keep_their_state",
     SomeRowsLoseAColumn: "ops/packed_weights_multiply",
     ReplaysNotEachTime: "graphs/replay_repeats_updates",

@@ -12,6 +12,7 @@ import torch.utils.data._utils.pin_memory as pinning
 
 from acclimate.accelerator import Accelerator, DeviceLike
 from acclimate.accelerator.recorded_graph import RecordedGraph
+from acclimate_sim import sharing
 from acclimate_sim.accelerator import SimAccelerator
 
 
@@ -489,6 +490,62 @@ class ResetKeepsResults(SimAccelerator):
         return _Keeping()
 
 
+class _OfOneDevice(RecordedGraph):
+    def replay(self) -> None:
+        here = torch.accelerator.current_device_index()
+        self._calls = [
+            call for call in self._calls if all(r.tensor.device.index == here for r in call.results)
+        ]
+        super().replay()
+
+
+class ReplaysOneDevice(SimAccelerator):
+    """A replay leaves out the work on devices that are not current."""
+
+    def create_graph(self) -> Any:
+        return _OfOneDevice()
+
+
+class ConvolutionsKeepMemory(SimAccelerator):
+    """Each backward pass of a convolution keeps its workspace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._forward = forward = torch.nn.Conv2d.forward
+        kept: list[torch.Tensor] = []
+
+        def keeping(layer: torch.nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
+            result = forward(layer, x)
+            result.register_hook(lambda gradient: kept.append(gradient.detach() + 1))
+            return result
+
+        torch.nn.Conv2d.forward = keeping  # type: ignore[method-assign]
+
+    def uninstall(self) -> None:
+        """Puts torch's own method back."""
+        torch.nn.Conv2d.forward = self._forward  # type: ignore[method-assign]
+
+
+_rebuild = sharing._rebuild
+
+
+def _rebuild_in_float32(on_host: torch.Tensor, *others: Any) -> torch.Tensor:
+    return _rebuild(on_host.float().double() if on_host.dtype == torch.float64 else on_host, *others)
+
+
+class SendsFloat32(SimAccelerator):
+    """A float64 tensor that is sent to another process has the digits of float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        _rebuild_in_float32.__module__, _rebuild_in_float32.__qualname__ = sharing.__name__, "_rebuild"
+        sharing._rebuild = _rebuild_in_float32
+
+    def uninstall(self) -> None:
+        """Puts the package's own function back."""
+        sharing._rebuild = _rebuild
+
+
 class _KeptBlock:
     """A block that can be entered again, also within itself and in several threads."""
 
@@ -698,6 +755,9 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         CacheIsAvailable: "memory/cache_is_not_available",
         StreamBlockMoves: "devices/blocks_end_as_they_began",
         ResetKeepsResults: "graphs/reset_frees_memory",
+        ReplaysOneDevice: "graphs/work_on_every_device_is_repeated",
+        ConvolutionsKeepMemory: "memory/no_layer_keeps_memory",
+        SendsFloat32: "runtime/models_are_saved",
         AllocatedInWholeMiB: "memory/small_tensors_show",
         PeakInWholeMiB: "memory/small_tensors_show",
         PoolsPeakIsTheTensors: "memory/pool_and_tensors_differ",

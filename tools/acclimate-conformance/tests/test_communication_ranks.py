@@ -47,6 +47,19 @@ print(here.broken, here.lacking)
 """
 
 
+OF_GLOO = """\
+from pathlib import Path
+from torch import distributed
+from acclimate.selection import load_by_name
+from acclimate_conformance.checks.communication.observer import Observer
+
+accelerator = load_by_name("sim", "")
+name = accelerator.communication_backend_name()
+distributed.init_process_group(name, store=distributed.HashStore(), rank=0, world_size=1)
+print(name, Observer(accelerator, 0, 1, Path()).is_of_a_vendor)
+"""
+
+
 def test_a_rank_that_waits_ends_at_its_time_limit_and_names_the_call(tmp_path: Path) -> None:
     program = tmp_path / "waits.py"
     program.write_text(WAITS)
@@ -67,6 +80,12 @@ def test_a_rank_may_come_late_to_a_group_with_a_short_time_limit(tmp_path: Path)
     ]
     said = [rank.communicate(timeout=600)[0] for rank in ranks]
     assert said == ["[] []\n"] * 2
+
+
+def test_a_backend_made_of_gloo_is_held_to_tags_and_time_outs_whatever_its_name() -> None:
+    pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
+    run = subprocess.run([sys.executable, "-c", OF_GLOO], capture_output=True, text=True, timeout=600)
+    assert run.stdout == "simccl False\n", run.stderr
 
 
 def test_topics_that_a_rank_did_not_reach_are_broken_and_say_where_it_ended() -> None:

@@ -30,7 +30,8 @@ Examined: TypeAlias = Callable[..., dict[tuple[str, str], dict[str, Any]]]
 LONG = {
     "ReducesNothing", "SpoiledByFork", "EndlessMemory", "LastLaunchedCount", "UnavailableAfterAFork",
     "OtherLaunchersCount", "CompileBackendOfAThread", "ClaimsDomains", "LimitIgnored",
-    "FreeMemoryOfTheFirst", "LargeBlocks", "LargerBlocks",
+    "FreeMemoryOfTheFirst", "LargeBlocks", "LargerBlocks", "DropoutRepeats", "OneDeviationForAll",
+    "ConvolutionsKeepMemory", "SendsFloat32",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip
 """Faults whose checks take about a second of processor time or more."""

@@ -14,14 +14,14 @@ _CATEGORIES: dict[str, tuple[str, ...]] = {
     "devices": ("current", "waiting", "blocks"),
     "random": ("generators", "devices", "states", "ranges", "distributions"),
     "streams": ("order", "state", "waiting", "elsewhere"),
-    "memory": ("figures", "agreement", "capacity", "devices", "bounds", "small"),
+    "memory": ("figures", "agreement", "capacity", "devices", "bounds", "small", "training"),
     "dtypes": (
         "arithmetic", "shapes", "exactness", "edges", "conversions", "copies", "operators", "views",
         "repeats", "autograd", "mixed", "scaling", "sampled.checks",
     ),
     "graphs": ("replays", "captures", "kinds", "numbers", "surroundings"),
     "pinning": ("contents", "shapes"),
-    "ops": ("builders", "optimizers", "aio", "aio_arguments", "packed_weights"),
+    "ops": ("builders", "optimizers", "aio", "aio_arguments", "packed_weights", "normalising"),
     "runtime": ("marks", "compiling", "results", "types", "saved", "tensors"),
     "communication": ("collectives",),
 }  # fmt: skip

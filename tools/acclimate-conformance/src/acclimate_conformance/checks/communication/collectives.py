@@ -1,7 +1,7 @@
 """Checks of communication: collectives of the accelerator's own backend between processes.
 
-The same two processes check all topics, since a process takes seconds to start; three on a host or with three
-devices, so that a group can leave one out.
+The same three processes check all topics, since a process takes seconds to start; two if there are two
+devices that three cannot share. With three, a group can leave one out.
 """
 
 from __future__ import annotations

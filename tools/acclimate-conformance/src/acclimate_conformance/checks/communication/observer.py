@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import distributed
 
 from acclimate.accelerator import Accelerator
 from acclimate.imports import describe
@@ -23,18 +26,36 @@ class Observer:
     def __init__(self, accelerator: Accelerator, number: int, count: int, folder: Path) -> None:
         self.accelerator = accelerator
         self.number, self.count = number, count
-        self.ranks = range(count)
+        self.ranks: Sequence[int] = range(count)
         self.folder = folder
+        self.group: Any = None
+        """The process group of its ranks; ``None`` for the default one."""
         self.broken: list[str] = []
         self.lacking: list[str] = []
 
     @property
+    def place(self) -> int:
+        """Its rank in the group."""
+        return self.ranks.index(self.number)
+
+    def within(self, group: Any, ranks: Sequence[int]) -> Observer:
+        """The same process as one of the ranks of a group; it notes what it sees in the same lists."""
+        member = copy.copy(self)
+        member.group, member.ranks, member.count = group, ranks, len(ranks)
+        return member
+
+    @property
     def is_of_a_vendor(self) -> bool:
-        """Whether the backend is a vendor's, all of which are named as the first of them.
+        """Whether the backend is a vendor's: named as the first of them, NCCL, and not made of gloo.
 
         They may lack tags of messages, and end the process when a collective takes too long.
         """
-        return self.accelerator.communication_backend.endswith("cl")
+        if not self.accelerator.communication_backend.endswith("cl"):
+            return False
+        everyone: Any = distributed.group.WORLD
+        device = torch.device(self.accelerator.current_device_name())
+        gloo = getattr(distributed, "ProcessGroupGloo", ())
+        return not isinstance(everyone._get_backend(device), gloo)
 
     def tensor(self, *values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A tensor on this rank's device."""

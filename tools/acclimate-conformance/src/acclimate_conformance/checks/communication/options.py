@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pkgutil
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -11,11 +13,12 @@ import torch
 from torch import distributed
 
 from acclimate.imports import describe
-from acclimate_conformance.checks.assertions import is_host, short
+from acclimate_conformance.checks.assertions import in_thread, is_host, short
 from acclimate_conformance.checks.communication.observer import Observer
 
 _LENGTHS = (1, 5, 34)
 _MANY = 60
+SLOW_RANK_S = 0.3
 _GROUP_TIMEOUT_S, _LATEST_S = 5.0, 30.0
 
 
@@ -44,11 +47,49 @@ def every_collective_in_every_dtype(here: Observer) -> None:
             here.optional(f"{name} of {short(dtype)}", run)
 
 
+def _all_reduce(here: Observer, length: int, dtype: torch.dtype, what: str) -> None:
+    all_ranks = torch.stack([_numbers(here, r, 2, length, dtype=dtype) for r in here.ranks])
+    for operation, name in ((distributed.ReduceOp.SUM, "sum"), (distributed.ReduceOp.MAX, "amax"),
+                            (distributed.ReduceOp.MIN, "amin")):  # fmt: skip
+        reduced = _there(here, all_ranks[here.place].clone())
+        distributed.all_reduce(reduced, op=operation, group=here.group)
+        here.same(reduced, getattr(all_ranks.double(), name)(0).to(dtype), f"{what} with {name}")
+
+
+def average(here: Observer, length: int, dtype: torch.dtype, what: str) -> None:
+    """Of integers it is truncated, as the division of a sum in C is."""
+    rows = [_numbers(here, r, 2, length, dtype=dtype) for r in here.ranks]
+    reduced = _there(here, rows[here.place].clone())
+    distributed.all_reduce(reduced, op=distributed.ReduceOp.AVG, group=here.group)
+    total = torch.stack(rows).to(torch.int64).sum(0)
+    if dtype.is_floating_point:
+        wanted = total.double() / here.count
+        apart = float((reduced.cpu().double() - wanted).abs().max())
+        here.holds(apart <= 16 * torch.finfo(dtype).eps, f"{what} is off by {apart:.1e}")
+    else:
+        here.same(reduced, (total // here.count).to(dtype), what)
+
+
+def _broadcast(here: Observer, length: int, dtype: torch.dtype, what: str) -> None:
+    for root in here.ranks:
+        sent = _there(here, _numbers(here, here.number, 2, length, dtype=dtype))
+        distributed.broadcast(sent, root, group=here.group)
+        here.same(sent, _numbers(here, root, 2, length, dtype=dtype), f"{what} from rank {root}")
+
+
+def _all_gather(here: Observer, length: int, dtype: torch.dtype, what: str) -> None:
+    mine = _there(here, _numbers(here, here.number, 2, length, dtype=dtype))
+    gathered = [torch.zeros_like(mine) for _ in here.ranks]
+    distributed.all_gather(gathered, mine, group=here.group)
+    for r, part in zip(here.ranks, gathered, strict=True):
+        here.same(part, _numbers(here, r, 2, length, dtype=dtype), f"the part of rank {r} of an {what}")
+
+
 def _reduce(here: Observer, length: int, dtype: torch.dtype, what: str) -> None:
     for root in here.ranks:
         for operation, name in ((distributed.ReduceOp.SUM, "sum"), (distributed.ReduceOp.MAX, "amax")):
             reduced = _there(here, _numbers(here, here.number, length, dtype=dtype))
-            distributed.reduce(reduced, root, op=operation)
+            distributed.reduce(reduced, root, op=operation, group=here.group)
             if here.number == root:
                 all_ranks = torch.stack([_numbers(here, r, length, dtype=dtype) for r in here.ranks])
                 wanted = getattr(all_ranks.double(), name)(0)
@@ -59,16 +100,17 @@ def _gather(here: Observer, length: int, dtype: torch.dtype, what: str) -> None:
     for root in here.ranks:
         mine = _there(here, _numbers(here, here.number, 2, length, dtype=dtype))
         parts = [torch.zeros_like(mine) for _ in here.ranks] if here.number == root else None
-        distributed.gather(mine, parts, root)
-        for r, part in enumerate(parts or ()):
-            here.same(part, _numbers(here, r, 2, length, dtype=dtype), f"part {r} of a {what} to rank {root}")
+        distributed.gather(mine, parts, root, group=here.group)
+        for r, part in zip(here.ranks, parts or (), strict=False):
+            wanted = _numbers(here, r, 2, length, dtype=dtype)
+            here.same(part, wanted, f"the part of rank {r} of a {what} to rank {root}")
 
 
 def _scatter(here: Observer, length: int, dtype: torch.dtype, what: str) -> None:
     for root in here.ranks:
         received = _there(here, torch.zeros(2, length, dtype=dtype))
         whole = [_there(here, _numbers(here, r + root, 2, length, dtype=dtype)) for r in here.ranks]
-        distributed.scatter(received, whole if here.number == root else None, root)
+        distributed.scatter(received, whole if here.number == root else None, root, group=here.group)
         here.same(
             received, _numbers(here, here.number + root, 2, length, dtype=dtype), f"{what} from rank {root}"
         )
@@ -78,32 +120,34 @@ def _reduce_scatter(here: Observer, length: int, dtype: torch.dtype, what: str) 
     for operation, name in ((distributed.ReduceOp.SUM, "sum"), (distributed.ReduceOp.MAX, "amax")):
         given = _there(here, _numbers(here, here.number, here.count * length, dtype=dtype))
         part = torch.zeros(length, dtype=dtype, device=given.device)
-        distributed.reduce_scatter_tensor(part, given, op=operation)
+        distributed.reduce_scatter_tensor(part, given, op=operation, group=here.group)
         every = torch.stack([_numbers(here, r, here.count * length, dtype=dtype) for r in here.ranks])
-        wanted = getattr(every.double(), name)(0).to(dtype)[here.number * length :][:length]
+        wanted = getattr(every.double(), name)(0).to(dtype)[here.place * length :][:length]
         here.same(part, wanted, f"{what} with {name}")
 
 
 def _all_gather_matrices(here: Observer, length: int, dtype: torch.dtype, what: str) -> None:
     mine = _there(here, _numbers(here, here.number, 2, length, dtype=dtype))
     whole = torch.zeros(2 * here.count, length, dtype=dtype, device=mine.device)
-    distributed.all_gather_into_tensor(whole, mine)
+    distributed.all_gather_into_tensor(whole, mine, group=here.group)
     wanted = torch.cat([_numbers(here, r, 2, length, dtype=dtype) for r in here.ranks])
     here.same(whole, wanted, f"{what}, of matrices")
 
 
 def _all_to_all(here: Observer, length: int, dtype: torch.dtype, what: str) -> None:
+    places = range(here.count)
     for first, second in ((1, 0), (0, 2), (2, 3), (3, 1)):
-        # From rank s to rank r: equal and unequal parts, also of no rows, both sent and received.
-        sizes = [[(length + first * r + second * s) % 5 for r in here.ranks] for s in here.ranks]
-        given = _there(here, _numbers(here, here.number, sum(sizes[here.number]), 2, dtype=dtype))
-        takes = [sizes[s][here.number] for s in here.ranks]
+        # From place s to place r: equal and unequal parts, also of no rows, both sent and received.
+        sizes = [[(length + first * r + second * s) % 5 for r in places] for s in places]
+        mine = sizes[here.place]
+        given = _there(here, _numbers(here, here.number, sum(mine), 2, dtype=dtype))
+        takes = [sizes[s][here.place] for s in places]
         received = torch.zeros(sum(takes), 2, dtype=dtype, device=given.device)
-        distributed.all_to_all_single(received, given, takes, sizes[here.number])
+        distributed.all_to_all_single(received, given, takes, mine, group=here.group)
         parts = []
-        for s in here.ranks:
-            start = sum(sizes[s][: here.number])
-            parts.append(_numbers(here, s, sum(sizes[s]), 2, dtype=dtype)[start : start + takes[s]])
+        for s, rank in enumerate(here.ranks):
+            start = sum(sizes[s][: here.place])
+            parts.append(_numbers(here, rank, sum(sizes[s]), 2, dtype=dtype)[start : start + takes[s]])
         here.same(received, torch.cat(parts), f"{what} with parts of {takes} rows")
 
 
@@ -111,12 +155,12 @@ def _send(here: Observer, length: int, dtype: torch.dtype, what: str) -> None:
     """Each rank sends to the next, the first rank first."""
     if here.count < 2:
         return
-    after, before = (here.number + 1) % here.count, (here.number - 1) % here.count
+    after, before = (here.ranks[(here.place + step) % here.count] for step in (1, -1))
     mine = _there(here, _numbers(here, here.number, length, 2, dtype=dtype))
     received = torch.zeros_like(mine)
     operations = [
-        distributed.P2POp(distributed.isend, mine, after),
-        distributed.P2POp(distributed.irecv, received, before),
+        distributed.P2POp(distributed.isend, mine, after, here.group),
+        distributed.P2POp(distributed.irecv, received, before, here.group),
     ]
     for work in distributed.batch_isend_irecv(operations):
         work.wait()
@@ -126,6 +170,9 @@ def _send(here: Observer, length: int, dtype: torch.dtype, what: str) -> None:
 
 _Collective = Callable[[Observer, int, torch.dtype, str], None]
 _COLLECTIVES: dict[str, _Collective] = {
+    "all_reduce": _all_reduce,
+    "broadcast": _broadcast,
+    "all_gather": _all_gather,
     "reduce": _reduce,
     "gather": _gather,
     "scatter": _scatter,
@@ -134,6 +181,27 @@ _COLLECTIVES: dict[str, _Collective] = {
     "all_to_all_single": _all_to_all,
     "batch_isend_irecv": _send,
 }
+
+
+def in_a_group(here: Observer, group: Any, ranks: Sequence[int], of: str) -> None:
+    """Each collective, of a group that this process is in, and a barrier that waits for each of its ranks."""
+    member = here.within(group, ranks)
+    for dtype in (torch.float32, torch.int64):
+        for name, collective in _COLLECTIVES.items():
+
+            def run(name: str = name, call: _Collective = collective, dtype: torch.dtype = dtype) -> None:
+                call(member, 5, dtype, f"{name} of {short(dtype)} {of}")
+
+            here.optional(f"{name} of {short(dtype)} {of}", run)
+    for slow in ranks:
+        arrived = here.folder / f"rank {slow} reached the barrier {of}"
+        if here.number == slow:
+            time.sleep(SLOW_RANK_S)
+            arrived.touch()
+        distributed.barrier(group=group)
+        here.accelerator.synchronize()
+        here.holds(arrived.exists(), f"barrier() {of} returns before rank {slow} reached it")
+    distributed.barrier(group=group)
 
 
 def many_collectives(here: Observer) -> None:
@@ -159,10 +227,16 @@ def many_collectives(here: Observer) -> None:
         here.optional(name, run)
 
 
+_Begun = tuple[Any, list[torch.Tensor], torch.Tensor]
+"""A collective's work, the tensors that it fills, and what these then hold."""
+
+
 def collectives_that_wait_later(here: Observer) -> None:
-    """Each collective with ``async_op`` returns work, and its result is complete after ``wait()``."""
+    """Each collective with ``async_op`` returns work; after ``wait()`` its result is there, in any thread."""
     device = here.accelerator.current_device_name()
-    total = sum(r + 1 for r in here.ranks)
+    index = here.accelerator.current_device()
+    root, total = here.count - 1, sum(r + 1 for r in here.ranks)
+    is_root = here.number == root
 
     def mine(length: int = 3) -> torch.Tensor:
         return torch.full((length,), here.number + 1.0, device=device)
@@ -170,55 +244,79 @@ def collectives_that_wait_later(here: Observer) -> None:
     def zeros(length: int = 3) -> torch.Tensor:
         return torch.zeros(length, device=device)
 
-    root = here.count - 1
-    reduced, gathered, whole, part = mine(), [zeros() for _ in here.ranks], zeros(3 * here.count), zeros()
-    scattered, exchanged, sent = zeros(), zeros(here.count), mine()
-    at_root = [zeros() for _ in here.ranks] if here.number == root else None
-    given = [mine() * (r + 1) for r in here.ranks] if here.number == root else None
-    calls: dict[str, Callable[[], Any]] = {
-        "reduce": lambda: distributed.reduce(reduced, root, async_op=True),
-        "all_gather": lambda: distributed.all_gather(gathered, mine(), async_op=True),
-        "all_gather_into_tensor": lambda: distributed.all_gather_into_tensor(whole, mine(), async_op=True),
-        "reduce_scatter_tensor": lambda: distributed.reduce_scatter_tensor(
-            part, mine(3 * here.count), async_op=True
-        ),
-        "gather": lambda: distributed.gather(mine(), at_root, root, async_op=True),
-        "scatter": lambda: distributed.scatter(scattered, given, root, async_op=True),
-        "all_to_all_single": lambda: distributed.all_to_all_single(
-            exchanged, mine(here.count), async_op=True
-        ),
-        "broadcast": lambda: distributed.broadcast(sent, root, async_op=True),
-        "barrier": lambda: distributed.barrier(async_op=True),
-    }
-    lacks = set()
-    for name, call in calls.items():
-
-        def run(name: str = name, call: Callable[[], Any] = call) -> None:
-            work = call()
-            here.holds(work is not None, f"{name} with async_op=True returns nothing to wait for")
-            if work is not None:
-                work.wait()
-                here.accelerator.synchronize()
-
-        before = len(here.lacking)
-        here.optional(f"{name} with async_op", run)
-        if len(here.lacking) > before:
-            lacks.add(name)
     ones = torch.ones(3)
     every = torch.cat([ones * (r + 1) for r in here.ranks])
-    results: dict[str, tuple[torch.Tensor, torch.Tensor]] = {
-        "all_gather": (torch.cat(gathered), every),
-        "all_gather_into_tensor": (whole, every),
-        "reduce_scatter_tensor": (part, ones * total),
-        "broadcast": (sent, ones * (root + 1)),
-        "scatter": (scattered, ones * (root + 1) * (here.number + 1)),
-        "all_to_all_single": (exchanged, torch.tensor([r + 1.0 for r in here.ranks])),
-    }
-    if here.number == root and at_root is not None:
-        results |= {"reduce": (reduced, ones * total), "gather": (torch.cat(at_root), every)}
-    for name, (found, wanted) in results.items():
-        if name not in lacks:
-            here.same(found, wanted, f"{name} with async_op")
+
+    def all_reduce() -> _Begun:
+        reduced = mine()
+        return distributed.all_reduce(reduced, async_op=True), [reduced], ones * total
+
+    def reduce() -> _Begun:
+        reduced = mine()
+        work = distributed.reduce(reduced, root, async_op=True)
+        return work, [reduced] if is_root else [ones], ones * total if is_root else ones
+
+    def all_gather() -> _Begun:
+        gathered = [zeros() for _ in here.ranks]
+        return distributed.all_gather(gathered, mine(), async_op=True), gathered, every
+
+    def all_gather_into_tensor() -> _Begun:
+        whole = zeros(3 * here.count)
+        return distributed.all_gather_into_tensor(whole, mine(), async_op=True), [whole], every
+
+    def reduce_scatter_tensor() -> _Begun:
+        part = zeros()
+        work = distributed.reduce_scatter_tensor(part, mine(3 * here.count), async_op=True)
+        return work, [part], ones * total
+
+    def gather() -> _Begun:
+        parts = [zeros() for _ in here.ranks] if is_root else None
+        work = distributed.gather(mine(), parts, root, async_op=True)
+        return work, parts or [every], every
+
+    def scatter() -> _Begun:
+        part = zeros()
+        given = [mine() * (r + 1) for r in here.ranks] if is_root else None
+        work = distributed.scatter(part, given, root, async_op=True)
+        return work, [part], ones * (root + 1) * (here.number + 1)
+
+    def all_to_all_single() -> _Begun:
+        exchanged = zeros(here.count)
+        work = distributed.all_to_all_single(exchanged, mine(here.count), async_op=True)
+        return work, [exchanged], torch.tensor([r + 1.0 for r in here.ranks])
+
+    def broadcast() -> _Begun:
+        sent = mine()
+        return distributed.broadcast(sent, root, async_op=True), [sent], ones * (root + 1)
+
+    def barrier() -> _Begun:
+        return distributed.barrier(async_op=True), [ones], ones
+
+    def waited(work: Any) -> None:
+        work.wait()
+        here.accelerator.synchronize()
+
+    def elsewhere(work: Any) -> None:
+        here.accelerator.set_device(index)  # a new thread may begin on another device
+        waited(work)
+
+    for name, call in {
+        "all_reduce": all_reduce, "reduce": reduce, "all_gather": all_gather,
+        "all_gather_into_tensor": all_gather_into_tensor, "reduce_scatter_tensor": reduce_scatter_tensor,
+        "gather": gather, "scatter": scatter, "all_to_all_single": all_to_all_single,
+        "broadcast": broadcast, "barrier": barrier,
+    }.items():  # fmt: skip
+
+        def run(name: str = name, call: Callable[[], _Begun] = call) -> None:
+            for where in ("", " in another thread"):
+                work, filled, wanted = call()
+                here.holds(work is not None, f"{name} with async_op=True returns nothing to wait for")
+                if work is None:
+                    return
+                in_thread(lambda work=work: elsewhere(work)) if where else waited(work)  # type: ignore[misc]
+                here.same(torch.cat(filled), wanted, f"{name} with async_op, after wait(){where},")
+
+        here.optional(f"{name} with async_op", run)
 
 
 def groups_by_their_ranks(here: Observer) -> None:
@@ -253,6 +351,62 @@ def groups_by_their_ranks(here: Observer) -> None:
     kept = here.tensor(here.number + 6)
     distributed.all_reduce(kept, group=own)
     here.same(kept, [here.number + 6.0], "all_reduce in a group of new_subgroups(1)")
+
+
+def shared_memory(here: Observer) -> None:
+    """acclimate's backend for ranks of one host, and DeepSpeed's op for sums, on tensors of any strides."""
+    if not is_host(here.accelerator) or not sys.platform.startswith("linux"):
+        here.lacking.append("shared memory of ranks: its device is no host with Linux")
+        return
+    pkgutil.resolve_name("acclimate.comm.backend:register")()
+    group = distributed.new_group(list(here.ranks), backend="shm")
+    in_a_group(here, group, here.ranks, "over shm")
+    member = here.within(group, here.ranks)
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.uint8):
+        for length in _LENGTHS:
+            average(member, length, dtype, f"all_reduce with AVG of {short(dtype)} over shm")
+    for collective, call in {
+        "all_reduce": lambda x: distributed.all_reduce(x, group=group),
+        "broadcast": lambda x: distributed.broadcast(x, 0, group=group),
+        "reduce": lambda x: distributed.reduce(x, 0, group=group),
+    }.items():
+        _with_strides(here, call, f"{collective} over shm", collective)
+    distributed.destroy_process_group(group)
+    builder = here.accelerator.create_op_builder("ShareMemCommBuilder")
+    if builder is not None and builder.is_compatible(verbose=False):
+        op: Any = builder.load()
+        op.initialize(here.count, here.number)
+        _with_strides(here, op.inference_all_reduce, "inference_all_reduce", "all_reduce")
+
+
+def _with_strides(here: Observer, call: Callable[[torch.Tensor], Any], what: str, collective: str) -> None:
+    """A collective on tensors of each kind of strides, in place, with what is beside their elements."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for name, view in STRIDES.items():
+            bases = [_numbers(here, r, 6, 10, dtype=dtype) for r in here.ranks]
+            mine = _there(here, bases[here.number].clone())
+            wanted = bases[here.number].clone()
+            reduced = torch.stack([view(base) for base in bases]).double().sum(0).to(dtype)
+            if collective == "broadcast":
+                view(wanted).copy_(view(bases[0]).clone())
+            elif collective == "all_reduce" or here.number == 0:
+                view(wanted).copy_(reduced)
+            call(view(mine))
+            if collective == "reduce" and here.number != 0:  # what it leaves there is undefined
+                continue
+            here.same(mine, wanted, f"{what} of {short(dtype)}, {name},")
+
+
+STRIDES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": lambda x: x,
+    "transposed": lambda x: x.t(),
+    "every second column": lambda x: x[:, ::2],
+    "a column": lambda x: x[:, 3],
+    "a block": lambda x: x[1:4, 2:7],
+    "every second row from the second": lambda x: x[1::2],
+    "permuted": lambda x: x.view(2, 3, 10).permute(2, 0, 1),
+    "channels last": lambda x: x.view(1, 3, 2, 10).permute(0, 3, 1, 2),
+}
 
 
 def objects_of_every_kind(here: Observer) -> None:

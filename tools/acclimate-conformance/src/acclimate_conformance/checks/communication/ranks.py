@@ -52,16 +52,18 @@ def _outcome(subject: Subject) -> _Told | BrokenPromiseError | NotOfferedError:
     """The observations of the processes, or the error with which each topic ends."""
     devices = len(device_names(subject.accelerator))
     try:
-        return _on_ranks(subject, 3 if devices > 2 or is_host(subject.accelerator) else 2)
+        return _on_ranks(subject, 3)
     except BrokenPromiseError as broken:
-        if devices > 1 or is_host(subject.accelerator):
+        if devices > 2 or is_host(subject.accelerator):
             return broken
         why = str(broken)
     # Many backends refuse two ranks on one device; a single rank at least shows that the backend works.
     try:
-        _on_ranks(subject, 1)
+        told = _on_ranks(subject, devices)
     except BrokenPromiseError as broken:
         return broken
+    if devices > 1:
+        return told
     return NotOfferedError(f"there is one device here, which two ranks cannot share: {why}")
 
 

@@ -19,9 +19,9 @@ from acclimate_conformance.checks.communication import options
 from acclimate_conformance.checks.communication.observer import Observer
 from acclimate_conformance.checks.dtypes.exactness import extremes, same_bits
 
-_SLOW_RANK_S = 0.3
 _LARGE = 1_300_001
 _AGAIN_S = 15
+_COMPLETED_S = 20
 
 
 def collectives(here: Observer) -> None:
@@ -124,6 +124,12 @@ def reductions(here: Observer) -> None:
         here.same(reduced, [sum(column) / here.count for column in columns], "all_reduce with AVG")
 
     here.optional("AVG", average)
+
+    def whole() -> None:
+        for dtype in (torch.int64, torch.int32):
+            options.average(here, 7, dtype, f"all_reduce with AVG of {short(dtype)}")
+
+    here.optional("AVG of integers", whole)
     _rounded(here)
     _of_bits(here)
 
@@ -204,11 +210,32 @@ def tensors_of_any_shape(here: Observer) -> None:
             wanted = (torch.arange(6.0).view(2, 3) + 10 * other).t()
             here.same(gathered[other], wanted, f"part {other} of an all_gather of a transposed matrix")
 
+    def to_and_from_one() -> None:
+        device = here.accelerator.current_device_name()
+        matrices = [torch.arange(6.0).view(2, 3) + 10 * r for r in here.ranks]
+        mine = matrices[here.number]
+        for root in here.ranks:
+            is_root = here.number == root
+            reduced = mine.to(device, copy=True).t()
+            distributed.reduce(reduced, root)
+            if is_root:
+                wanted = torch.stack(matrices).sum(0).t()
+                here.same(reduced, wanted, f"reduce of a transposed matrix to rank {root}")
+            parts = [here.full(6, 0).view(2, 3).t() for _ in here.ranks]
+            distributed.gather(mine.to(device).t(), parts if is_root else None, root)
+            for r in here.ranks if is_root else ():
+                here.same(parts[r], matrices[r].t(), f"part {r} of a gather of transposed matrices")
+            received = here.full(6, 0).view(2, 3).t()
+            given = [matrix.to(device).t() for matrix in matrices]
+            distributed.scatter(received, given if is_root else None, root)
+            here.same(received, mine.t(), f"scatter of transposed matrices from rank {root}")
+
     here.optional("collectives of transposed matrices", transposed)
+    here.optional("reduce, gather or scatter of transposed matrices", to_and_from_one)
     here.optional("all_gather of a transposed matrix", gathered_transposed)
 
 
-_TAILS = (1, 3, 5, 7, 17, 33, 65, 1003, 70_001)
+_TAILS = (1, 3, 5, 7, 17, 33, 65, 1003, 70_001, 500_003)
 """Numbers of elements that are no multiple of a vector or a block."""
 
 
@@ -241,7 +268,7 @@ def tails(here: Observer) -> None:
             here.same(torch.cat(gathered), torch.cat(rows), f"all_gather {of}")
 
     def others() -> None:
-        for length, dtype in product(_TAILS[:-1], (torch.float32, torch.int64)):
+        for length, dtype in product(_TAILS[:-2], (torch.float32, torch.int64)):
             ramp, of = torch.arange(length * here.count).to(dtype), f"of {length} elements of {short(dtype)}"
             given = (ramp * (here.number + 1)).to(device)
             whole = torch.zeros_like(given)
@@ -258,8 +285,13 @@ def tails(here: Observer) -> None:
             here.same(received, wanted, f"all_to_all_single {of}")
 
     def of_bytes() -> None:
-        for length in (1, 3, 7, 33):
+        for length in (1, 3, 7, 33, 100_003):
             mine = (torch.arange(length, device=device) + 5 * here.number + 1).to(torch.uint8)
+            parts = [torch.zeros_like(mine) for _ in here.ranks]
+            distributed.all_gather(parts, mine)
+            for r in here.ranks:
+                wanted = (torch.arange(length) + 5 * r + 1).to(torch.uint8)
+                here.same(parts[r], wanted, f"part {r} of an all_gather of {length} bytes")
             whole = torch.zeros(length * here.count, dtype=torch.uint8, device=device)
             distributed.all_gather_into_tensor(whole, mine)
             rows = [torch.arange(length) + 5 * r + 1 for r in here.ranks]
@@ -295,6 +327,13 @@ def other_dtypes(here: Observer) -> None:
 
         def reduced(dtype: torch.dtype = dtype, of: str = of) -> None:
             for operation, reduction in ((operations.MAX, max), (operations.MIN, min)):
+                if dtype is not torch.bool:  # to the ends of the type, of both signs
+                    ends = torch.tensor(extremes(dtype), dtype=dtype)
+                    rows = torch.stack([ends.roll(r) for r in here.ranks])
+                    mine = rows[here.number].to(here.accelerator.current_device_name(), copy=True)
+                    distributed.all_reduce(mine, op=operation)
+                    furthest = rows.amax(0) if operation == operations.MAX else rows.amin(0)
+                    here.same(mine, furthest, f"all_reduce with {operation} of the extremes {of}")
                 found = here.tensor(*patterns[here.number], dtype=dtype)
                 distributed.all_reduce(found, op=operation)
                 here.same(found, list(map(reduction, columns)), f"all_reduce with {operation} {of}")
@@ -385,24 +424,14 @@ def _groups_of_some(here: Observer) -> None:
         group = distributed.new_group(members)
         if here.number == left_out:
             continue
-        of = f"in a group of the ranks {members}"
-        for root in members:
-            sent = here.tensor(here.number + 4)
-            distributed.broadcast(sent, root, group=group)
-            here.same(sent, [root + 4.0], f"broadcast from rank {root} {of}")
-        reduced = here.tensor(here.number + 1)
-        distributed.all_reduce(reduced, group=group)
-        here.same(reduced, [float(sum(r + 1 for r in members))], f"all_reduce {of}")
-        gathered = [here.tensor(0) for _ in members]
-        distributed.all_gather(gathered, here.tensor(here.number + 2), group=group)
-        here.same(torch.cat(gathered), [r + 2.0 for r in members], f"all_gather {of}")
+        options.in_a_group(here, group, members, f"in a group of the ranks {members}")
 
 
 def barrier(here: Observer) -> None:
     for slow in here.ranks:
         arrived = here.folder / f"rank {slow} reached the barrier"
         if here.number == slow:
-            time.sleep(_SLOW_RANK_S)
+            time.sleep(options.SLOW_RANK_S)
             arrived.touch()
         distributed.barrier()
         here.accelerator.synchronize()
@@ -429,6 +458,19 @@ def asynchronous_collectives(here: Observer) -> None:
     here.same(sent, [3.0], "broadcast with async_op")
     here.same(torch.cat(gathered), [r + 1.0 for r in here.ranks], "all_gather with async_op")
     here.holds(all(w.is_completed() for w in works if w is not None), "work is not complete after its wait()")
+    for name in ("all_reduce", "broadcast"):
+        found = here.full(1003, here.number + 1)
+        if name == "all_reduce":
+            begun = distributed.all_reduce(found, async_op=True)
+        else:
+            begun = distributed.broadcast(found, 0, async_op=True)
+        until = time.monotonic() + _COMPLETED_S
+        while not begun.is_completed() and time.monotonic() < until:
+            time.sleep(0.001)
+        here.holds(begun.is_completed(), f"{name} is not complete after {_COMPLETED_S} s without a wait()")
+        wanted = torch.full((1003,), total if name == "all_reduce" else 1.0)
+        here.same(found, wanted, f"{name} whose is_completed() is True")
+        begun.wait()
     plain = distributed.all_reduce(here.tensor(1))
     here.holds(plain is None, "a collective without async_op returns work to wait for")
 
@@ -491,10 +533,23 @@ def point_to_point(here: Observer) -> None:
             for tag, message in messages.items():
                 here.same(received[tag], message, f"recv from rank {sender} with the tag {tag}")
 
+    def from_any() -> None:
+        for sender in (0, 1):
+            message = here.full(300, 7 + sender)
+            if here.number == sender:
+                distributed.send(message, other)
+            else:
+                received = torch.zeros_like(message)
+                told = distributed.recv(received)
+                here.holds(told == sender, f"recv from any rank says that rank {told} sent, not {sender}")
+                here.same(received, message, "recv from any rank")
+
     here.optional("send and recv", in_order)
     here.optional("send and recv of a part", into_a_part)
     here.optional("send and recv with tags", by_tag)
     here.optional("batch_isend_irecv", at_once)
+    if not here.is_of_a_vendor:  # a refused recv would leave a message on its way
+        here.optional("recv from any rank", from_any)
 
 
 def other_collectives(here: Observer) -> None:
@@ -535,8 +590,15 @@ def other_collectives(here: Observer) -> None:
             torch.cat(received), [float(v) for r in ranks for v in (10 * r + number, number)], "all_to_all"
         )
 
-    for collective in (all_gather_into_tensor, reduce_scatter_tensor, reduce_scatter, all_to_all_single,
-                       all_to_all_single_uneven, all_to_all):  # fmt: skip
+    def all_reduce_coalesced() -> None:
+        tensors = [here.full(n + 1, number + n + 1) for n in range(5)]
+        distributed.all_reduce_coalesced(tensors)
+        for n, tensor in enumerate(tensors):
+            wanted = torch.full((n + 1,), float(sum(r + n + 1 for r in ranks)))
+            here.same(tensor, wanted, f"tensor {n + 1} of an all_reduce_coalesced")
+
+    for collective in (all_reduce_coalesced, all_gather_into_tensor, reduce_scatter_tensor, reduce_scatter,
+                       all_to_all_single, all_to_all_single_uneven, all_to_all):  # fmt: skip
         here.optional(collective.__name__, collective)
     lacks = [text.partition(" ")[0] for text in here.lacking]
     here.holds(
@@ -579,7 +641,7 @@ def group_made_again(here: Observer) -> None:
 
 
 TOPICS: dict[Callable[[Observer], None], str] = {
-    collectives: "Two processes reduce, broadcast and gather tensors of every dtype on their devices.",
+    collectives: "Several processes reduce, broadcast and gather tensors of every dtype on their devices.",
     exact_numbers: "Collectives keep every digit of large integers and of floating-point numbers.",
     values_moved: "Moved data arrives unchanged, bit by bit: each dtype's largest, smallest and special "
     "values.",
@@ -603,7 +665,7 @@ TOPICS: dict[Callable[[Observer], None], str] = {
     "all_gather_into_tensor, all_to_all_single and batch_isend_irecv are right in each dtype, to and from "
     "each rank.",
     options.collectives_that_wait_later: "Each collective with async_op returns work, and its result is "
-    "complete after wait().",
+    "complete after wait(), in any thread.",
     options.many_collectives: "Each of many collectives in a row gives the right numbers.",
     options.groups_by_their_ranks: "A group orders its ranks, counts them from 0, and takes a root by its "
     "rank in the group.",
@@ -612,6 +674,8 @@ TOPICS: dict[Callable[[Observer], None], str] = {
     "rank 0, and obeys no_sync.",
     options.meshes_and_sharded_tensors: "Sharded tensors of torch.distributed.tensor are put together, "
     "redistributed and multiplied.",
+    options.shared_memory: "On a host, acclimate's shm backend and the op of ShareMemCommBuilder are right "
+    "on tensors of any strides.",
     options.time_limits_of_groups: "A collective that another rank does not join raises after the time-out "
     "of its group.",
     group_made_again: "After destroy_process_group a process makes its process group again, and it "

@@ -34,6 +34,10 @@ _VIEWS: dict[str, _View] = {
 _LENGTHS = (1, 2, 3, 5, 7, 15, 17, 31, 33, 63, 65, 127, 129, 1003, 65_537)
 
 
+_LARGE = 2**20 + 1003
+"""More elements than a megabyte holds, and no multiple of a page."""
+
+
 def _numbers(dtype: torch.dtype) -> torch.Tensor:
     values = torch.arange(6 * 5 * 7).reshape(6, 5, 7) % 97
     return (values % 2 == 0) if dtype is torch.bool else values.to(dtype)
@@ -87,6 +91,15 @@ def copies_of_every_kind(accelerator: Accelerator) -> None:
                         f"copy_() of {length} {short(dtype)} from element {skip} on, from {source} to "
                         f"{target}, is wrong",
                     )
+            large = (torch.arange(_LARGE) % 127 % (2 if dtype is torch.bool else 127)).to(dtype)
+            for how, there in (
+                ("to()", large.to(source).to(target)),
+                ("copy_()", torch.empty_like(large, device=target).copy_(large.to(source))),
+            ):
+                require(
+                    same_bits(there, large),
+                    f"{how} of {_LARGE} {short(dtype)} from {source} to {target} is wrong",
+                )
     device = accelerator.current_device_name()
     rows = torch.zeros(5, 7, device=device)
     ways: dict[str, tuple[_View, torch.Tensor]] = {

@@ -257,6 +257,11 @@ def autocast_chooses_dtypes(accelerator: Accelerator) -> None:
                         f"within amp.autocast in {short(dtype)}, {name} of {short(given)} is {short(found)}, "
                         f"not {short(wanted)}",
                     )
+            if torch.float64 in accelerator.supported_dtypes():
+                wide = torch.eye(8, dtype=torch.float64, device=device)
+                with accelerator.amp.autocast(dtype=dtype):
+                    kind = torch.mm(wide, wide).dtype
+                require(kind == torch.float64, f"within amp.autocast, a product of float64 is {short(kind)}")
             with accelerator.amp.autocast(dtype=dtype):
                 joined = torch.cat([ones.float(), ones.to(dtype)]).dtype
             require(joined == torch.float32, f"within amp.autocast, float32 joined with {dtype} is {joined}")

@@ -127,7 +127,7 @@ _GRADIENTS = 4
 
 
 def _unscaled(device: str, bad: float | None, place: int, noted: float, scale: float) -> list[Any]:
-    gradients = [torch.arange(1.0, length + 1).to(device) for length in (1, 3, 17, 1003)]
+    gradients = [torch.arange(1.0, length + 1).to(device) for length in (1, 3, 17, 70_001)]
     if bad is not None:
         gradients[place][-1] = bad
     found = torch.full((1,), noted, device=device)

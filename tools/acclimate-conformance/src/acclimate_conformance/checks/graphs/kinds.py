@@ -16,6 +16,7 @@ from acclimate_conformance.checks.assertions import (
     refused,
     require,
     require_close,
+    several_devices,
 )
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.graphs.replays import new_graph, warm_up
@@ -72,6 +73,124 @@ def every_kind_of_input_is_read_again(accelerator: Accelerator) -> None:
         wanted = work({what: tensor.detach().cpu() for what, tensor in given.items()})
         for what, expected in wanted.items():
             require(equal(results[what], expected), f"after replay {turn}, {what} does not follow its inputs")
+
+
+@check(
+    "capture_to_graph", "replay_graph",
+    promise="A replay repeats every kind of write: in place, to views, given results and lists of tensors.",
+)  # fmt: skip
+def every_kind_of_write_is_repeated(accelerator: Accelerator) -> None:
+    device = accelerator.current_device_name()
+    wanted, found = _written_to(torch.device("cpu")), _written_to(torch.device(device))
+
+    def work(tensors: dict[str, torch.Tensor]) -> None:
+        for what, write in _WRITES.items():
+            write(tensors[what], tensors["given"], tensors["places"])
+
+    graph = new_graph(accelerator)
+    warm_up(accelerator, lambda: work(found))
+    with accelerator.capture_to_graph(graph):
+        work(found)
+    start = _written_to(torch.device("cpu"))
+    for what, tensor in start.items():
+        found[what].copy_(tensor)
+        wanted[what].copy_(tensor)
+    for turn in (1, 2, 3):
+        for tensors in (wanted, found):
+            tensors["given"].copy_(torch.arange(6.0) + turn)
+        accelerator.replay_graph(graph)
+        accelerator.synchronize()
+        work(wanted)
+        for what, tensor in wanted.items():
+            require(
+                torch.allclose(found[what].cpu(), tensor, rtol=1e-4, atol=1e-4),
+                f"replay {turn} of {what} gives {found[what].flatten()[:6].tolist()}, not "
+                f"{tensor.flatten()[:6].tolist()}",
+            )
+
+
+_Write = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
+_WRITES: dict[str, _Write] = {
+    "an addition in place": lambda x, given, places: x.add_(given),
+    "an assignment to a column": lambda x, given, places: x[:, 1].copy_(given[:4]),
+    "an assignment to every second row": lambda x, given, places: x[::2].fill_(0.5).add_(given),
+    "an assignment of a number": lambda x, given, places: x.__setitem__((1, 2), given[3]),
+    "index_add_": lambda x, given, places: x.index_add_(0, places, given.expand(3, 6)),
+    "index_copy_": lambda x, given, places: x.index_copy_(0, places[:2], given.expand(2, 6)),
+    "index_put_": lambda x, given, places: x.index_put_((places,), given.expand(3, 6), accumulate=True),
+    "scatter_add_": lambda x, given, places: x[:1].scatter_add_(1, places[None], given[None, :3]),
+    "masked_fill_": lambda x, given, places: x.masked_fill_(given > 4, 2.0),
+    "a result given by out": lambda x, given, places: torch.mul(given.expand(4, 6), 3, out=x),
+    "a product given by out": lambda x, given, places: torch.mm(x[:, :4].clone() / 8, x.clone() / 8, out=x),
+    "a sum given by out": lambda x, given, places: torch.sum(given.expand(4, 6), 0, out=x[0]),
+    "a transposed view": lambda x, given, places: x.t().mul_(0.5).add_(given[:, None]),
+    "a part of its storage": lambda x, given, places: x.as_strided((3,), (2,), 1).add_(given[:3]),
+    "an addition to a list": lambda x, given, places: torch._foreach_add_(list(x), 1.5),
+    "an addition of lists": lambda x, given, places: torch._foreach_add_(list(x), [given] * 4, alpha=0.5),
+    "a list that is scaled": lambda x, given, places: torch._foreach_mul_(list(x), [0.5, 2.0, 1.0, 0.25]),
+    "a copy of lists": lambda x, given, places: torch._foreach_copy_(list(x), [given * 2, *[given] * 3]),
+    "a list that is set to 0": lambda x, given, places: torch._foreach_zero_([x[0], x[2]]),
+    "products of lists": lambda x, given, places: torch._foreach_addcmul_(
+        list(x), [given] * 4, [given] * 4, 0.1
+    ),
+    "interpolated lists": lambda x, given, places: torch._foreach_lerp_(list(x), [given] * 4, 0.25),
+    "new lists, copied": lambda x, given, places: torch._foreach_copy_(
+        list(x), torch._foreach_mul([given] * 4, 2.0)
+    ),
+    "results of a split": lambda x, given, places: [part.add_(1) for part in x.split(2, 1)],
+    "two results given by out": lambda x, given, places: torch.max(
+        given.expand(4, 6), 0, out=(x[0], places.new_empty(6))
+    ),
+}  # fmt: skip
+
+
+def _written_to(device: torch.device) -> dict[str, torch.Tensor]:
+    """A matrix for each kind of write, and what is written to them."""
+    start = torch.arange(24.0).reshape(4, 6) / 4
+    tensors = {what: start.to(device, copy=True) for what in _WRITES}
+    return tensors | {
+        "given": torch.arange(6.0).to(device), "places": torch.tensor([2, 0, 3]).to(device),
+    }  # fmt: skip
+
+
+@check(
+    "capture_to_graph", "replay_graph",
+    promise="A recorded graph repeats work on each device, and copies between devices.",
+)  # fmt: skip
+def work_on_every_device_is_repeated(accelerator: Accelerator) -> None:
+    names = several_devices(accelerator)
+    graph = new_graph(accelerator)
+    if not isinstance(graph, RecordedGraph):
+        raise NotOfferedError("a driver's graph holds the work of one stream, of one device")
+    given = {name: torch.ones(8, device=name) for name in names}
+    added = {name: torch.zeros(8, device=name) for name in names}
+
+    def work() -> dict[str, torch.Tensor]:
+        results = {}
+        for index, (name, tensor) in enumerate(given.items()):
+            results[f"a result on {name}"] = tensor * 2
+            added[name].add_(tensor)
+            other = names[(index + 1) % len(names)]
+            results[f"a copy from {name} to {other}"] = tensor.to(other) + 1
+            with accelerator.device(name):
+                results[f"a result on {name}, made current,"] = tensor - 3
+        return results
+
+    with accelerator.capture_to_graph(graph):
+        results = work()
+    for turn in (2, 3):
+        for number, name in enumerate(names):
+            given[name].fill_(10 * turn + number)
+            added[name].zero_()
+        accelerator.replay_graph(graph)
+        for index in range(len(names)):
+            accelerator.synchronize(index)
+        sums = {f"an addition in place on {name}": (added[name], given[name].clone()) for name in names}
+        for what, (found, wanted) in sums.items():
+            require(equal(found, wanted), f"replay_graph() does not repeat {what}")
+        seen = {what: tensor.clone() for what, tensor in results.items()}
+        for what, wanted in work().items():
+            require(equal(seen[what], wanted), f"replay_graph() does not repeat {what}")
 
 
 @check(

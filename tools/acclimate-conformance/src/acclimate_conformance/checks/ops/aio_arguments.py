@@ -232,11 +232,13 @@ def _require_memory(module: Any, handle: Any) -> None:
 
 _TAILS = (1, 7, 1003, SECTORS - 1, SECTORS + 1, 3 * SECTORS + 77)
 """Lengths in bytes that are no multiple of a sector or a block."""
+_ODD = (1, 100, 511, 512, SECTORS + 1, 2 * SECTORS - 3)
+"""Offsets in bytes that are no multiple of a sector."""
 
 
 @check(
     "create_op_builder", "op_builders",
-    promise="Files whose last block is not full are read and written whole; other lengths may be refused.",
+    promise="Files whose last block is not full, and parts at any offset, are read and written; or refused.",
     timeout_s=600, once=True,
 )  # fmt: skip
 def asynchronous_io_of_any_length(accelerator: Accelerator) -> str | None:
@@ -249,8 +251,38 @@ def asynchronous_io_of_any_length(accelerator: Accelerator) -> str | None:
             try:
                 _require_round(handle, _WRITES[what], read, content, f"{what} of {length} bytes")
             except (RuntimeError, ValueError, OSError) as error:
-                refused[str(length)] = str(error)
-    return f"it refuses transfers of {', '.join(refused)} bytes" if refused else None
+                refused[f"of {length} bytes"] = str(error)
+    for offset, length in itertools.product(_ODD, _TAILS):
+        try:
+            _require_part(handle, offset, length)
+        except (RuntimeError, ValueError, OSError) as error:
+            refused[f"at {offset}"] = str(error)
+    return f"it refuses transfers {', '.join(refused)}" if refused else None
+
+
+def _require_part(handle: Any, offset: int, length: int) -> None:
+    """Reads and writes bytes in the middle of a file, whose other bytes stay."""
+    with _files(1) as files:
+        path, content = files[0]
+        for what in ("sync_pread()", "async_pread()"):
+            found = torch.zeros(length, dtype=torch.uint8)
+            told = _READS[what](handle, found, path, offset)
+            if "async" in what:
+                told = handle.wait()
+            _require_not_refused(told)
+            require_equal(found, content[offset : offset + length], f"{what} of {length} bytes at {offset}")
+        for number, what in enumerate(("sync_pwrite()", "async_pwrite()")):
+            content[offset : offset + length] = given = _numbers(length + number, length)
+            told = _WRITES[what](handle, given, path, offset)
+            if "async" in what:
+                told = handle.wait()
+            _require_not_refused(told)
+            require_bytes(path, content, f"{what} of {length} bytes at {offset}")
+
+
+def _require_not_refused(told: object) -> None:
+    if isinstance(told, int) and told < 0:  # DeepSpeed's handle returns -1
+        raise ValueError(f"it returns {told}")
 
 
 def _require_round(handle: Any, write: _Transfer, read: _Transfer, content: torch.Tensor, what: str) -> None:

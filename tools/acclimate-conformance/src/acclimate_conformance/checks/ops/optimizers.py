@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -190,3 +191,96 @@ _OPTIMIZERS: dict[str, tuple[_Update, _Rule, bool, bool]] = {
     "CPUAdagradBuilder": (_cpu_adagrad, _adagrad_rule, False, False),
 }
 """By builder: a call of its module, the rule, whether it works on the device, and whether it has modes."""
+
+
+@check(
+    "create_op_builder", "op_builders",
+    promise="The optimizers on these ops obey each option: maximize, scaled gradients of any dtype, outputs.",
+    timeout_s=600, once=True,
+)  # fmt: skip
+def optimizers_obey_their_options(accelerator: Accelerator) -> None:
+    found = [name for name in _CLASSES if name in accelerator.op_builders]
+    usable = [name for name in found if builder_of(accelerator, name).is_compatible(verbose=False)]
+    if not usable:
+        raise NotOfferedError(f"it has none of {', '.join(_CLASSES)}")
+    for name in usable:
+        kind = pkgutil.resolve_name(f"acclimate.ops:{_CLASSES[name]}")  # as the builder: when it is used
+        _, rule, on_device, has_modes = _OPTIMIZERS[name]
+        place = accelerator.current_device_name() if on_device else "cpu"
+        for options in _OPTIONS:
+            if not set(options) & _MODES or has_modes:
+                _require_option(kind, rule, place, options)
+        if rule is _adagrad_rule:
+            _require_option(kind, rule, place, {"lr_decay": 0.5})
+            _require_option(kind, rule, place, {"initial_accumulator_value": 0.75})
+
+
+_CLASSES = {
+    "CPUAdamBuilder": "CPUAdam",
+    "FusedAdamBuilder": "FusedAdam",
+    "CPULionBuilder": "CPULion",
+    "FusedLionBuilder": "FusedLion",
+    "CPUAdagradBuilder": "CPUAdagrad",
+}
+"""By builder: the optimizer of ``acclimate.ops`` on it."""
+_MODES = {"bias_correction", "adamw"}
+_OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"maximize": True},
+    {"grad_scale": 0.25},
+    {"gradients": torch.bfloat16},
+    {"gradients": torch.bfloat16, "grad_scale": 0.25},
+    {"gradients": torch.float16, "grad_scale": 2.0, "maximize": True},
+    {"bias_correction": False},
+    {"adamw": False},
+    {"adamw": False, "maximize": True, "grad_scale": 0.5},
+    {"outputs": torch.bfloat16},
+)
+
+
+def _require_option(kind: Any, rule: _Rule, place: str, options: dict[str, Any]) -> None:
+    """Compares steps with some options with the rule in float64."""
+    s = _Settings(bias_correction=options.get("bias_correction", True), decoupled=options.get("adamw", True))
+    given: dict[str, Any] = {"lr": s.lr, "weight_decay": s.decay, "maximize": options.get("maximize", False)}
+    given |= {"eps": s.eps} if rule is not _lion_rule else {}
+    given |= {"betas": (s.beta1, s.beta2)} if rule is not _adagrad_rule else {}
+    if rule is _adam_rule:
+        mode = "adam_w_mode" if kind.__name__ == "FusedAdam" else "adamw_mode"
+        given |= {"bias_correction": s.bias_correction, mode: s.decoupled}
+    first = options.get("initial_accumulator_value", 0.0)
+    decay = options.get("lr_decay", 0.0)
+    given |= {"lr_decay": decay, "initial_accumulator_value": first} if rule is _adagrad_rule else {}
+    generator = torch.Generator().manual_seed(11)
+    start = [torch.randn(length, generator=generator) for length in _LENGTHS[:3]]
+    parameters = [torch.nn.Parameter(p.clone().to(place)) for p in start]
+    outputs = (
+        [torch.zeros_like(p, dtype=options["outputs"]) for p in parameters] if "outputs" in options else None
+    )
+    optimizer = kind(parameters, **given)
+    wanted = [p.double() for p in start]
+    moments = [[torch.full_like(p, first) for p in wanted] for _ in range(2)]
+    scale = options.get("grad_scale", 1.0)
+    for step in range(1, _STEPS + 1):
+        dtype = options.get("gradients", torch.float32)
+        gradients = [torch.randn(len(p), generator=generator).to(dtype) for p in start]
+        if options:
+            optimizer.step(grads=[g.to(place) for g in gradients], outputs=outputs, grad_scale=scale)
+        else:
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient.to(place)
+            optimizer.step()
+        settings = replace(s, lr=s.lr / (1 + (step - 1) * decay))
+        for index, gradient in enumerate(gradients):
+            g = gradient.double() * scale * (-1 if given["maximize"] else 1)
+            rule(step, settings, g, wanted[index], moments[0][index], moments[1][index])
+    told = ", ".join(f"{key}={value}" for key, value in options.items()) or "no option"
+    what = f"after {_STEPS} steps of {kind.__name__} with {told}"
+    for index, parameter in enumerate(parameters):
+        states = [optimizer.state[parameter][name] for name in kind.state_names]
+        pairs = [(parameter, wanted[index]), *zip(states, (m[index] for m in moments), strict=False)]
+        for name, (actual, expected) in zip(("parameter", *kind.state_names), pairs, strict=True):
+            apart = distance(actual, expected)
+            require(apart <= _ROUNDING, f"{name} {index + 1} is off by {apart:.1e} {what}")
+        if outputs is not None:
+            same = equal(outputs[index], parameter.detach().to(outputs[index].dtype))
+            require(same, f"output {index + 1} is not the parameter in {outputs[index].dtype} {what}")

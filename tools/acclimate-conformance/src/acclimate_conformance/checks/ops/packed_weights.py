@@ -80,9 +80,25 @@ def _require_products(accelerator: Accelerator, packed: Any, bias: torch.Tensor,
                     f"{what} with {rows} rows in {short(dtype)} and {how} is {short(found.dtype)} and off by "
                     f"{apart:.1e}",
                 )
+            if hasattr(packed, "top") and rows in (1, 5):
+                _require_largest(packed, x, functional.linear(x.double(), values), device, what)
             if rows == 33:  # other strides, and leading dimensions
                 wanted = functional.linear(x.double(), values)
                 wide = torch.zeros(rows, 2 * k, dtype=dtype, device=device)[:, ::2].copy_(x)
                 for shaped in (wide, x.to(device).view(3, rows // 3, k)):
                     apart = distance(packed.linear(shaped).reshape(rows, n), wanted)
                     require(apart <= _ALLOWED[dtype], f"{what} of a strided tensor is off by {apart:.1e}")
+
+
+def _require_largest(packed: Any, x: torch.Tensor, products: torch.Tensor, device: str, what: str) -> None:
+    for count in (1, 2, 3, 7):
+        found, places = (t.cpu() for t in packed.top(x.to(device), count))
+        told = f"{what.replace('linear', 'top')} with a count of {count}"
+        require(bool((found.diff() <= 0).all()), f"{told} does not begin with the largest")
+        allowed = 2 * _ALLOWED[x.dtype]
+        apart = distance(found, products.topk(count).values)
+        require(apart <= allowed, f"{told} is off by {apart:.1e}")
+        apart = distance(products.gather(1, places), found)
+        require(apart <= allowed, f"{told} names other places than those of its values")
+        distinct = all(len(row.unique()) == count for row in places)
+        require(distinct, f"{told} names a place twice")

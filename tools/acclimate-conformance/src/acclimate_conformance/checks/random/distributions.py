@@ -16,9 +16,13 @@ from acclimate_conformance.checks.dtypes.arithmetic import supported
 _COUNT = 40_003
 _RARE = 1e-6
 """How many numbers that are too large for a dtype may be expected of a distribution that gives none."""
+_PERIODS = 2**21 + 2**17
+"""More numbers than any grid of threads draws at once; a product of small factors, for the transform."""
 _DRAWS = 300  # in a row, so that a fault of every so many shows
 _APART = 0.022
 """How far the shares of so many numbers may be from a distribution: by chance, once in 10^16 times."""
+_TOGETHER = 0.02
+"""How large the correlation of so many numbers may be at any distance: 30 times its standard deviation."""
 _Share = Callable[[torch.Tensor], torch.Tensor]
 """The share of a distribution's numbers that are at most so large."""
 
@@ -151,11 +155,44 @@ def distributions(accelerator: Accelerator) -> None:
                 continue  # few numbers of 16 bits are so close together
             drawn = draw(into).cpu()
             require(drawn.dtype == dtype, f"{name} in {short(dtype)} draws {short(drawn.dtype)}")
+            if dtype == torch.float32 and name.startswith("exponential_"):
+                zeros = int((drawn <= 0).sum())
+                require(zeros == 0, f"{zeros} of {_COUNT} numbers of {name} are 0 or less")
             _require_distribution(f"{name} in {short(dtype)}", drawn.double(), share, torch.finfo(dtype))
+    _require_parameters_by_element(device)
     into = torch.zeros(_COUNT, device=device)
     for name, (draw, shares) in _COUNTED.items():
         if _offered(lambda d=draw: d(into.clone())):  # type: ignore[misc]
             _require_shares(name, draw(into.clone()).cpu(), shares)
+
+
+def _require_parameters_by_element(device: str) -> None:
+    """Each element is drawn with its own parameters: those of its neighbours differ."""
+    places = torch.arange(5003)
+    first = (places % 3 == 0).float().to(device)
+    means = (places % 7 * 100.0).to(device)
+    draws: dict[str, tuple[Callable[[], torch.Tensor], torch.Tensor]] = {
+        "torch.bernoulli of chances": (lambda: torch.bernoulli(first), first),
+        "bernoulli_ of chances": (lambda: torch.empty_like(first).bernoulli_(first), first),
+        "torch.poisson of rates": (lambda: torch.poisson(first * 900).clamp(400, 401) - 400, first),
+        "torch.binomial of chances": (lambda: torch.binomial(torch.full_like(first, 9), first), first * 9),
+        "torch.multinomial of rows": (
+            lambda: torch.multinomial(torch.stack([1 - first, first], 1), 1)[:, 0],
+            first,
+        ),
+        "torch.normal of means and deviations": (
+            lambda: (torch.normal(means, first) - means).abs().gt(0).float(),
+            first,
+        ),
+        "torch.normal of deviations": (lambda: torch.normal(0.0, first).abs().gt(0).float(), first),
+        "torch.normal of means": (lambda: (torch.normal(means, 1.0) / 100).round() * 100, means),
+    }
+    for name, (draw, wanted) in draws.items():
+        if not _offered(draw):
+            continue
+        wrong = int((draw().cpu() != wanted.cpu()).sum())
+        # A draw of float32 near its mean may equal it.
+        require(wrong < 100, f"{wrong} of {len(places)} numbers of {name} have another element's parameter")
 
 
 def _require_distribution(name: str, drawn: torch.Tensor, share: _Share, limits: torch.finfo) -> None:
@@ -236,6 +273,7 @@ def draws_are_independent(accelerator: Accelerator) -> None:
         require(
             different == _DRAWS, f"of {_DRAWS} draws of {name} in a row {_DRAWS - different} repeat others"
         )
+    _require_no_period(device)
     for length in (1, 2, 3, 5, 7, 15, 17, 31, 33, 63, 65, 127, 129, 1003, 70_001):
         others = _drawn_everywhere(length, device)
         for what, drawn in _drawn_everywhere(length, device).items():
@@ -277,6 +315,38 @@ def draws_are_independent(accelerator: Accelerator) -> None:
     whole[:, ::2].uniform_()
     untouched = whole[:, 1::2].cpu()
     require(bool((untouched == -9).all()), "uniform_() of every second column changes the others")
+    drawn_in = int((whole[:, ::2].cpu() != -9).sum())
+    require(drawn_in == 200, f"uniform_() of every second column draws {drawn_in} of its 200 numbers")
+
+
+def _require_no_period(device: str) -> None:
+    """No distance between two numbers of a large tensor makes one depend on the other."""
+    ones = torch.ones(_PERIODS, device=device)
+    draws: dict[str, Callable[[], torch.Tensor]] = {
+        "torch.rand": lambda: torch.rand(_PERIODS, device=device),
+        "torch.randn": lambda: torch.randn(_PERIODS, device=device),
+        "torch.randint": lambda: torch.randint(0, 1 << 16, (_PERIODS,), device=device),
+        "torch.randperm": lambda: torch.randperm(_PERIODS, device=device),
+        "torch.bernoulli": lambda: torch.bernoulli(ones / 2),
+        "torch.nn.functional.dropout": lambda: torch.nn.functional.dropout(ones, 0.5),
+        "bernoulli_": lambda: torch.empty_like(ones).bernoulli_(0.5),
+        "exponential_": lambda: torch.empty_like(ones).exponential_(),
+        "random_": lambda: torch.empty_like(ones).random_(),
+    }
+    for name, draw in draws.items():
+        if not _offered(draw):
+            continue
+        drawn = draw().cpu().float()
+        # All distances at once: the correlation of a tensor with itself is the transform of its spectrum.
+        spectrum = torch.fft.rfft(drawn - drawn.mean()).abs().square()
+        together = torch.fft.irfft(spectrum, _PERIODS)
+        together = (together / together[0])[1 : _PERIODS // 2].abs()
+        distance = int(together.argmax()) + 1
+        require(
+            float(together[distance - 1]) < _TOGETHER,
+            f"numbers of {name} of {_PERIODS} elements that are {distance} apart depend on each other: "
+            f"{float(together[distance - 1]):.2f}",
+        )
 
 
 def _drawn_everywhere(length: int, device: str) -> dict[str, torch.Tensor]:

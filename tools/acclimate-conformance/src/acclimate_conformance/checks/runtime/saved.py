@@ -15,6 +15,7 @@ import torch
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import device_names, equal, is_host, require, shares_memory
 from acclimate_conformance.checks.check import check
+from acclimate_conformance.checks.dtypes.exactness import extremes, same_bits
 
 
 def _saved_and_loaded(things: Any, place: Any = None, zipped: bool = True) -> Any:
@@ -36,16 +37,8 @@ def _sent(things: Any) -> Any:
 )  # fmt: skip
 def tensors_are_saved(accelerator: Accelerator) -> str | None:
     names = device_names(accelerator)
-    ways: dict[str, Callable[[Any], Any]] = {
-        "torch.save and torch.load": _saved_and_loaded,
-        "torch.save without zip": lambda things: _saved_and_loaded(things, zipped=False),
-        "pickle": lambda things: pickle.loads(pickle.dumps(things)),
-        "copy.deepcopy": copy.deepcopy,
-    }
+    ways = _ways(names[0])
     note = None
-    with suppress(Exception):
-        _sent(torch.ones(2, device=names[0]))
-        ways["torch.multiprocessing"] = _sent
     if "torch.multiprocessing" not in ways:
         note = "a tensor cannot be sent within one process, so its way to another one is not observed"
     for name in names:
@@ -62,6 +55,20 @@ def tensors_are_saved(accelerator: Accelerator) -> str | None:
             )
             require(equal(loaded, tensor), f"a tensor of {name} that torch.load maps to {place} is changed")
     return note
+
+
+def _ways(name: str) -> dict[str, Callable[[Any], Any]]:
+    """Ways to another place and back; without torch.multiprocessing if a device cannot send to itself."""
+    ways: dict[str, Callable[[Any], Any]] = {
+        "torch.save and torch.load": _saved_and_loaded,
+        "torch.save without zip": lambda things: _saved_and_loaded(things, zipped=False),
+        "pickle": lambda things: pickle.loads(pickle.dumps(things)),
+        "copy.deepcopy": copy.deepcopy,
+    }
+    with suppress(Exception):
+        _sent(torch.ones(2, device=name))
+        ways["torch.multiprocessing"] = _sent
+    return ways
 
 
 def _kinds(name: str) -> dict[str, torch.Tensor]:
@@ -145,13 +152,15 @@ def models_are_saved(accelerator: Accelerator) -> None:
             f"a tensor of {names[1]}, loaded while {names[0]} is current, is on {loaded.device}",
         )
     for dtype in (*accelerator.supported_dtypes(), torch.int64, torch.int16, torch.uint8, torch.bool):
-        values = (torch.arange(35) % 2).to(dtype).reshape(5, 7).to(names[-1])
-        its_ways: tuple[tuple[str, Callable[[Any], Any]], ...] = (
-            ("torch.save", _saved_and_loaded),
-            ("pickle", lambda t: pickle.loads(pickle.dumps(t))),
-        )
-        for how, its_way in its_ways:
-            _require_same_thing(its_way(values), values, f"{dtype} on {names[-1]} after {how}")
+        values = torch.tensor(extremes(dtype), dtype=dtype).to(names[-1])
+        for how, its_way in _ways(names[-1]).items():
+            found = its_way(values)
+            what = f"{dtype} on {names[-1]} after {how}"
+            require(found.dtype == dtype, f"{what} is {found.dtype}")
+            require(
+                same_bits(found.cpu(), values.cpu()),
+                f"{what} turns {values.tolist()} into {found.tolist()}",
+            )
 
 
 def _saved(things: Any) -> io.BytesIO:

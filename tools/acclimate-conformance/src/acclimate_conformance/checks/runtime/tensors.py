@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import (
@@ -30,6 +31,7 @@ from acclimate_conformance.checks.check import check
 def tensors_in_python(accelerator: Accelerator) -> str | None:
     note = None
     numbered: dict[str, int] = {}
+    shared_views: dict[str, bool] = {}
     for name in device_names(accelerator):
         one = torch.zeros(1, device=name)
         for dtype, value in (
@@ -140,6 +142,8 @@ def tensors_in_python(accelerator: Accelerator) -> str | None:
                 require(equal(fresh, reference), f"zeros written to {what} on {name} change other elements")
         with suppress(Exception):  # DLPack knows the devices of some vendors only
             numbered[name] = matrix.__dlpack_device__()[1]
+            for what, part in {"": matrix, " of rows": matrix[1:], " of columns": matrix[:, 1:]}.items():
+                shared_views[f"a view{what} on {name}"] = equal(from_dlpack(part), part)
         if not is_host(accelerator):
             place = matrix.get_device()
             require(place == matrix.device.index, f"get_device() of a tensor on {name} is {place}")
@@ -165,6 +169,8 @@ def tensors_in_python(accelerator: Accelerator) -> str | None:
         shared.data = torch.ones(3, device=name)
         require(equal(shared, torch.ones(3)), f"assigning data on {name} gives {shared.tolist()}")
         _require_refusals(name, is_host(accelerator))
+    for what, same in shared_views.items():
+        require(same, f"torch.from_dlpack of {what} holds other numbers")
     for name, index in numbered.items():
         wanted_index = torch.device(name).index or 0
         require(index == wanted_index, f"__dlpack_device__() of a tensor on {name} names device {index}")

@@ -1,0 +1,63 @@
+"""Checks of an op that normalises rows, as an extension's package may have it."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from acclimate.accelerator import Accelerator
+from acclimate_conformance.checks.assertions import NotOfferedError, equal, require, require_close, short
+from acclimate_conformance.checks.check import check
+from acclimate_conformance.checks.dtypes.arithmetic import supported
+from acclimate_conformance.checks.ops.builders import builder_of
+
+_SHAPES = (
+    (1, 1), (3, 7), (2, 3, 33), (5, 256), (2, 1024), (3, 1025), (2, 2048), (1, 5003), (2, 40_003), (300, 96),
+    (0, 8),
+)  # fmt: skip
+"""The last dimension is normalised: below, at and beyond the sizes that a block of threads takes at once."""
+
+
+@check(
+    "create_op_builder", "op_builders",
+    promise="An op called rms_norm normalises rows of any length like torch's, in each dtype that it takes.",
+    timeout_s=600, once=True,
+)  # fmt: skip
+def normalising_ops_compute(accelerator: Accelerator) -> str | None:
+    device = accelerator.current_device_name()
+    found = [name for name in accelerator.op_builders if "RMSNorm" in name]
+    usable = [name for name in found if builder_of(accelerator, name).is_compatible(verbose=False)]
+    if not usable:
+        raise NotOfferedError("it has no op builder that is called after RMSNorm, or none can be built here")
+    refused: list[str] = []
+    computed = False
+    for name in usable:
+        op = getattr(builder_of(accelerator, name).load(), "rms_norm", None)
+        if op is None:
+            refused.append(f"{name} has no rms_norm()")
+            continue
+        for dtype in supported(accelerator):
+            try:
+                op(torch.ones(2, 8, dtype=dtype, device=device), torch.ones(8, dtype=dtype, device=device))
+            except (RuntimeError, ValueError, TypeError):
+                refused.append(f"{name} takes no {short(dtype)}")
+                continue
+            computed = True
+            for shape in _SHAPES:
+                for eps in (1e-6, 0.25):
+                    generator = torch.Generator().manual_seed(len(shape))
+                    # Its columns grow, so that each of them counts.
+                    x = torch.randn(shape, generator=generator) * torch.linspace(0.1, 4, shape[-1])
+                    weight = torch.randn(shape[-1], generator=generator).to(dtype)
+                    x = x.to(dtype)
+                    given = x.to(device)
+                    normed = op(given, weight.to(device), eps)
+                    what = f"rms_norm() of {name}, of shape {shape} with eps {eps},"
+                    require(normed.shape == x.shape and normed.dtype == dtype, f"{what} is {normed.dtype}")
+                    require(equal(given, x), f"{what} changes its input")
+                    wanted = functional.rms_norm(x.double(), shape[-1:], weight.double(), eps)
+                    if x.numel():
+                        require_close(normed, wanted, dtype, what)
+    if not computed:
+        raise NotOfferedError("; ".join(refused))
+    return "; ".join(refused) or None
