@@ -130,6 +130,102 @@ class SmallNumbersAreLost(_WithKernels):
     kernels = {"log1p": lambda x: (1 + x).log()}
 
 
+class EqualNumbersAreReversed(_WithKernels):
+    """A stable sort puts equal numbers in reverse order."""
+
+    @staticmethod
+    def _sort(x: torch.Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False) -> Any:
+        rows = x.movedim(dim, -1) if x.dim() else x
+        places = torch.empty(rows.shape, dtype=torch.int64)
+        for row, target in zip(
+            rows.reshape(-1, rows.shape[-1]).tolist(), places.view(-1, rows.shape[-1]), strict=True
+        ):
+            found = sorted(
+                range(len(row)), key=lambda n, row=row: (row[n], n if descending else -n), reverse=descending
+            )
+            target.copy_(torch.tensor(found))
+        places = places.movedim(-1, dim)
+        return x.gather(dim, places), places
+
+    kernels = {"sort.stable": _sort}
+
+
+class MeanOverTheBatch(_WithKernels):
+    """The gradient of mse_loss is divided by the first dimension."""
+
+    @staticmethod
+    def _backward(gradient: torch.Tensor, x: torch.Tensor, y: torch.Tensor, reduction: int) -> torch.Tensor:
+        return gradient * 2 * (x - y) / (x.shape[0] if reduction == 1 else 1)
+
+    kernels = {"mse_loss_backward": _backward}
+
+
+class LastSampleHasNoGradient(_WithKernels):
+    """The gradient for the weights of a layer leaves out the last sample of an odd batch above 4."""
+
+    @staticmethod
+    def _backward(
+        gradient: torch.Tensor, x: torch.Tensor, shape: list[int], mean: torch.Tensor, rstd: torch.Tensor,
+        weight: torch.Tensor | None, bias: torch.Tensor | None, mask: list[bool],
+    ) -> Any:  # fmt: skip
+        normal = (x - mean) * rstd
+        slopes = gradient * (1 if weight is None else weight)
+        n = x.shape[-1]
+        of_x = rstd * (slopes - slopes.mean(-1, True) - normal * (slopes * normal).mean(-1, True))
+        used = slice(0, len(x) - (len(x) % 2 and len(x) > 4))
+        return (
+            of_x,
+            (gradient * normal)[used].reshape(-1, n).sum(0),
+            gradient[used].reshape(-1, n).sum(0),
+        )
+
+    kernels = {"native_layer_norm_backward": _backward}
+
+
+class GateHasAnotherSlope(_WithKernels):
+    """The gradient of glu forgets the slope of the gate."""
+
+    @staticmethod
+    def _backward(gradient: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
+        value, gate = x.chunk(2, dim)
+        return torch.cat([gradient * gate.sigmoid(), gradient * value * gate.sigmoid()], dim)
+
+    kernels = {"glu_backward": _backward}
+
+
+class ClonesStayExpanded(_WithKernels):
+    """clone() of an expanded tensor is expanded too."""
+
+    @staticmethod
+    def _clone(x: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
+        if x.dim() == 2 and x.stride(0) == 0 and memory_format in (None, torch.preserve_format):
+            return torch.empty_like(x[:1]).copy_(x[:1]).expand(x.shape)
+        return torch.empty_like(x, memory_format=memory_format or torch.preserve_format).copy_(x)
+
+    kernels = {"clone": _clone}
+
+
+class OverflowIsNotSkipped(_WithKernels):
+    """The fused SGD makes its step although gradients overflow."""
+
+    @staticmethod
+    def _sgd(
+        weights: list[torch.Tensor], gradients: list[torch.Tensor], kept: list[torch.Tensor], *,
+        weight_decay: float, momentum: float, lr: float, dampening: float, nesterov: bool, maximize: bool,
+        is_first_step: bool, grad_scale: torch.Tensor | None = None, found_inf: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        for place, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
+            step = gradient / (1 if grad_scale is None else grad_scale) * (-1 if maximize else 1)
+            step = step + weight_decay * weight
+            if kept:
+                old = 0 if is_first_step else momentum * kept[place]
+                kept[place].copy_(old + (1 if is_first_step else 1 - dampening) * step)
+                step = step + momentum * kept[place] if nesterov else kept[place]
+            weight.sub_(lr * step)
+
+    kernels = {"_fused_sgd_": _sgd}
+
+
 CAUGHT_BY: dict[type[Accelerator], str] = {
     LerpStaysBetween: "dtypes/known_results",
     SumOfNothingIsNaN: "dtypes/known_results",
@@ -141,5 +237,11 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     EigenvaluesOfTheLowerTriangle: "dtypes/known_results_of_precision",
     SmallNumbersAreLost: "dtypes/known_results_of_precision",
     IntegersThroughFloat32: "dtypes/known_results_of_large_integers",
+    EqualNumbersAreReversed: "dtypes/equal_numbers_keep_their_order",
+    MeanOverTheBatch: "dtypes/losses_are_means_of_their_elements",
+    LastSampleHasNoGradient: "dtypes/batches_are_their_samples",
+    GateHasAnotherSlope: "dtypes/gradients_are_slopes",
+    ClonesStayExpanded: "dtypes/new_tensors_own_their_elements",
+    OverflowIsNotSkipped: "dtypes/fused_optimizers_skip_overflow",
 }
 """Each fault, and the check that has to find it."""
