@@ -504,13 +504,17 @@ PRODUCTS: dict[str, Known] = {
 }
 """With factors: products that are added to something, and attention."""
 
-_EMPTY_BAGS = ([0, 2, 1], [0, 0, 2, 3], [[], [0, 2], [1], []])
-"""Places, the start of each bag, and the places in it: the first and the last are empty."""
+_BAGS = {
+    "the first is empty": ([0, 0, 2, 3], [[], [0, 2], [1], []]),
+    "the second is empty": ([0, 2, 2, 2], [[0, 2], [], [], [1]]),
+}
+"""The start of each bag, and the places in it."""
 _TABLE = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
 
 
-def _bags(mode: str, last: bool, weighted: bool) -> Known:
-    places, starts, members = _EMPTY_BAGS
+def _bags(mode: str, last: bool, weighted: bool, kind: str) -> Known:
+    starts, members = _BAGS[kind]
+    places = [place for bag in members for place in bag]
     weights = [2.0, -1.0, 4.0] if weighted else [1.0, 1.0, 1.0]
     wanted, done = [], 0
     for bag in members:
@@ -574,10 +578,9 @@ def _sampled(on: On, *places: float, **options: Any) -> torch.Tensor:
 
 LAYERS: dict[str, Known] = {
     **{
-        f"embedding_bag(mode={mode!r}, include_last_offset={last}{', per_sample_weights' * weighted})": _bags(
-            mode, last, weighted
-        )
-        for mode, last, weighted in product(("sum", "mean", "max"), (False, True), (False, True))
+        f"embedding_bag(mode={mode!r}, include_last_offset={last}{', per_sample_weights' * weighted}), where "
+        f"{kind}": _bags(mode, last, weighted, kind)
+        for mode, last, weighted, kind in product(("sum", "mean", "max"), (False, True), (False, True), _BAGS)
         if mode == "sum" or not weighted
     },
     "embedding_bag(padding_idx=…)": (
