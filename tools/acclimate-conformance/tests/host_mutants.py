@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -226,6 +227,31 @@ class OverflowIsNotSkipped(_WithKernels):
     kernels = {"_fused_sgd_": _sgd}
 
 
+class LastOfManyIsZero(_WithKernels):
+    """exp of an odd number of elements above 1000 leaves the last one 0."""
+
+    @staticmethod
+    def _exp(x: torch.Tensor) -> torch.Tensor:
+        found = torch.exp2(x * math.log2(math.e))
+        if x.dim() == 1 and len(x) > 1000 and len(x) % 2:
+            found[-1] = 0
+        return found
+
+    kernels = {"exp": _exp}
+
+
+class LargestOfTheFirst(_WithKernels):
+    """amax looks at 4096 elements of a row."""
+
+    @staticmethod
+    def _amax(x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> torch.Tensor:
+        for place in sorted((d % max(x.dim(), 1) for d in dim or range(x.dim())), reverse=True):
+            x = x.narrow(place, 0, min(x.shape[place], 4096)).max(place, keepdim).values if x.dim() else x
+        return x.clone()
+
+    kernels = {"amax": _amax}
+
+
 CAUGHT_BY: dict[type[Accelerator], str] = {
     LerpStaysBetween: "dtypes/known_results",
     SumOfNothingIsNaN: "dtypes/known_results",
@@ -242,6 +268,8 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     LastSampleHasNoGradient: "dtypes/batches_are_their_samples",
     GateHasAnotherSlope: "dtypes/gradients_are_slopes",
     ClonesStayExpanded: "dtypes/new_tensors_own_their_elements",
+    LastOfManyIsZero: "dtypes/long_tensors_are_their_parts",
+    LargestOfTheFirst: "dtypes/long_reductions",
     OverflowIsNotSkipped: "dtypes/fused_optimizers_skip_overflow",
 }
 """Each fault, and the check that has to find it."""

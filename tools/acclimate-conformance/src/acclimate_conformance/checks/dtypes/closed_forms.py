@@ -307,10 +307,10 @@ NUMBERS: dict[str, Known] = {
             torch.pow(on([-2, -2, 0, 0, _NAN, 1, 4]), on([3, -1, 0, -1, 0, _NAN, 0.5])),
             torch.pow(on([-2, 3]), 3),
             torch.pow(-2, on([3, 2])),
-            torch.float_power(on([-2, 3]), 2).to(on.dtype),
         ],
-        [[-8, -0.5, 1, _INF, 1, 1, 2], [-8, 27], [-8, 4], [4, 9]],
+        [[-8, -0.5, 1, _INF, 1, 1, 2], [-8, 27], [-8, 4]],
     ),
+    "float_power": (lambda on: torch.float_power(on([-2, 3]), 2).to(on.dtype), [4, 9]),
     "remainders": (
         lambda on: [
             torch.remainder(on([7, -7, 7, -7]), on([3, 3, -3, -3])),
@@ -407,13 +407,15 @@ NUMBERS: dict[str, Known] = {
             torch.renorm(on([[3, 4], [1, 0]]), 2, 0, 2.5),
             functional.normalize(on([[3, -4]]), _INF, 1),
             torch.dist(on([1, 2]), on([4, -2]), 1),
-            torch.cdist(on([[0, 0]]), on([[3, -4]]), 1),
-            torch.cdist(on([[0, 0]]), on([[3, -4]]), _INF),
         ],
         [
             2, 7, 5, 4, 0, [[7]], [[5]], [[4]], [[7.5 / (5 + 1e-7), 10 / (5 + 1e-7)], [1, 0]],
-            [[0.75, -1]], 7, [[7]], [[4]],
+            [[0.75, -1]], 7,
         ],
+    ),
+    "cdist": (
+        lambda on: [torch.cdist(on([[0, 0]]), on([[3, -4]]), p) for p in (1.0, 2.0, _INF)],
+        [[[7]], [[5]], [[4]]],
     ),
     "reductions of nothing and of NaN": (
         lambda on: [
@@ -634,14 +636,19 @@ LAYERS: dict[str, Known] = {
             functional.avg_pool1d(on([[[2, 4, 6]]]), 2, ceil_mode=True),
             functional.avg_pool2d(on.image([2, 4], [6, 8]), 2, divisor_override=5),
             functional.avg_pool2d(on.image([2, 4, 6]), (1, 2), ceil_mode=True),
-            functional.avg_pool3d(on([[[[[2, 4, 6]]]]]), (1, 1, 2), ceil_mode=True, divisor_override=1),
             functional.adaptive_avg_pool1d(on([[[1, 2, 3, 4, 5]]]), 3),
             functional.lp_pool1d(on([[[3, 4, 0, 5]]]), 2, 2),
         ],
         [
-            [[[1, 5]]], [[[2, 5]]], [[[3, 6]]], [[[[4]]]], [[[[3, 6]]]], [[[[[6, 6]]]]], [[[1.5, 3, 4.5]]],
+            [[[1, 5]]], [[[2, 5]]], [[[3, 6]]], [[[[4]]]], [[[[3, 6]]]], [[[1.5, 3, 4.5]]],
             [[[5, 5]]],
         ],
+    ),
+    "avg_pool3d": (
+        lambda on: functional.avg_pool3d(
+            on([[[[[2, 4, 6]]]]]), (1, 1, 2), ceil_mode=True, divisor_override=1
+        ),
+        [[[[[6, 6]]]]],
     ),
     "maximum pooling": (
         lambda on: [
@@ -694,13 +701,13 @@ LAYERS: dict[str, Known] = {
             functional.gaussian_nll_loss(on([0, 2]), on([2, 2]), on([1, 1]), reduction="none"),
             functional.kl_div(on([0, 0]), on([0, 1]), reduction="sum"),
             functional.kl_div(on([0, 0]), on([0, 1]), reduction="sum", log_target=True),
-            functional.multi_margin_loss(on([[1, 2]]), on.whole([0]), 2),
         ],
         [
             [0.25, 3], [0.5, 6], math.log(2), (3 * math.log(2) + math.log(4)) / 4, -9, -2,
-            [100, 100, math.log(2)], [2, 3], [5, 3], 0.75, 4, 6 - 3 * math.log(2), [2, 0], 0, math.e, 2,
+            [100, 100, math.log(2)], [2, 3], [5, 3], 0.75, 4, 6 - 3 * math.log(2), [2, 0], 0, math.e,
         ],
     ),
+    "multi_margin_loss": (lambda on: functional.multi_margin_loss(on([[1, 2]]), on.whole([0]), 2), 2),
     "normalisation": (
         lambda on: [
             functional.layer_norm(on([[1, 3]]), (2,), on([2, 3]), on([1, 1]), 3),
@@ -759,15 +766,20 @@ MATRICES: dict[str, Known] = {
         lambda on: [
             *(torch.linalg.matrix_power(on([[0, 2], [1, 0]]), n) for n in (-1, 0, 3)),
             torch.linalg.inv(on([[0, 2], [1, 0]])),
-            torch.linalg.pinv(on([[2, 0]])),
             torch.linalg.det(on([[0, 2], [1, 0]])),
             *torch.linalg.slogdet(on([[0, 2], [1, 0]])),
-            torch.linalg.matrix_rank(on([[1, 1], [1, 1]]), hermitian=True),
         ],
         [
-            [[0, 1], [0.5, 0]], [[1, 0], [0, 1]], [[0, 4], [2, 0]], [[0, 1], [0.5, 0]], [[0.5], [0]], -2, -1,
-            math.log(2), 1,
+            [[0, 1], [0.5, 0]], [[1, 0], [0, 1]], [[0, 4], [2, 0]], [[0, 1], [0.5, 0]], -2, -1,
+            math.log(2),
         ],
+    ),
+    "pseudo-inverses": (
+        lambda on: [
+            torch.linalg.pinv(on([[2, 0]])),
+            torch.linalg.matrix_rank(on([[1, 1], [1, 1]]), hermitian=True),
+        ],
+        [[[0.5], [0]], 1],
     ),
     "norms of matrices": (
         lambda on: [
@@ -824,14 +836,14 @@ SMALL_AND_LARGE: dict[str, Known] = {
             functional.softplus(on([-20, -50])),
             functional.logsigmoid(on([20, 50])),
             torch.exp(on([-80, 80])),
-            torch.special.log_ndtr(on([-20])),
         ],
         [
             [math.erfc(5), math.erfc(9)], [1 / (1 + math.exp(30)), 1 / (1 + math.exp(80))],
             [math.log1p(math.exp(-20)), math.exp(-50)], [-math.log1p(math.exp(-20)), -math.exp(-50)],
-            [math.exp(-80), math.exp(80)], [-203.91715537109727],
+            [math.exp(-80), math.exp(80)],
         ],
     ),
+    "log_ndtr": (lambda on: torch.special.log_ndtr(on([-20])), [-203.91715537109727]),
     "hypot and functions of large numbers": (
         lambda on: [
             torch.hypot(on([3e30, 3e-30]), on([4e30, 4e-30])),
@@ -840,11 +852,10 @@ SMALL_AND_LARGE: dict[str, Known] = {
             torch.log1p(on([1e30])),
             torch.softmax(on([1e30, 1e30, -1e30]), 0),
             torch.logsumexp(on([1e4, 1e4]), 0),
-            torch.sin(on([1e5, -1e5])),
         ],
         [
             [5e30, 5e-30], [math.asinh(1e30), -math.asinh(1e30)], [math.acosh(1e30)], [math.log1p(1e30)],
-            [0.5, 0.5, 0], 1e4 + math.log(2), [math.sin(1e5), -math.sin(1e5)],
+            [0.5, 0.5, 0], 1e4 + math.log(2),
         ],
     ),
 }  # fmt: skip

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -12,7 +15,14 @@ from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import distance, require, short
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.dtypes.arithmetic import numbers, supported
-from acclimate_conformance.checks.dtypes.operations import LAYERS, PLACES, REDUCTIONS, Operation
+from acclimate_conformance.checks.dtypes.operations import (
+    ACTIVATIONS,
+    LAYERS,
+    PLACES,
+    REDUCTIONS,
+    SIMPLE,
+    Operation,
+)
 from acclimate_conformance.checks.dtypes.operators import _flat
 
 _LENGTHS = (5, 16, 17, 33, 129, 1003, 4097)
@@ -42,6 +52,165 @@ def equal_numbers_keep_their_order(accelerator: Accelerator) -> None:
                     ):
                         told = f"a stable {what} of {length} {short(dtype)} numbers, descending={descending},"
                         require(found.tolist() == wanted, f"{told} changes the order of equal ones")
+
+
+_SIZES = (7, 33, 129, 1003, 4099, 70_001)
+_ELEMENTWISE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    **{f"torch.{name}": getattr(torch, name) for name in SIMPLE},
+    **{name: getattr(functional, name) for name in ACTIVATIONS},
+    "gelu by tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "x + y": lambda x: x + x.flip(0).flip(0) * 3,
+    "x - y, with alpha": lambda x: torch.sub(x, x.square(), alpha=2),
+    "x / y": lambda x: (x + 1) / (x * x + 0.5),
+    "x ** y": lambda x: (x + 2) ** (x / 2),
+    "atan2": lambda x: torch.atan2(x, x + 0.5),
+    "maximum": lambda x: torch.maximum(x, -x),
+    "minimum": lambda x: torch.minimum(x, -x),
+    "fmod": lambda x: torch.fmod(x, x.square() + 0.5),
+    "hypot": lambda x: torch.hypot(x, x + 1),
+    "where": lambda x: torch.where(x > 0.25, x, -x),
+    "clamp": lambda x: x.clamp(-0.5, 0.5),
+    "masked_fill": lambda x: x.masked_fill(x > 0.25, 3),
+    "lerp": lambda x: torch.lerp(x, x + 1, 0.25),
+    "addcmul": lambda x: torch.addcmul(x, x, x, value=3),
+    "addcdiv": lambda x: torch.addcdiv(x, x, x + 2, value=3),
+    "comparisons": lambda x: (x > 0.25).float() + (x <= 0.5) * 2 + (x == x) * 4,
+    "casts": lambda x: (x * 9).int().float() + x.bool().float(),
+    "integers": lambda x: ((x * 99).long() % 7 * 3 // 2 + ((x * 99).int() >> 1)).float(),
+    "fill": lambda x: torch.full_like(x, 2.5) + torch.ones_like(x) + x.clone().zero_() + x.clone().fill_(4),
+    "in place": lambda x: x.clone().add_(1).mul_(2).sub_(x).div_(3).neg_().abs_().exp_(),
+}
+_LAID_OUT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "": lambda x: x,
+    ", with gaps": lambda x: torch.stack([x, x + 9], -1)[..., 0],
+    ", from the second element on": lambda x: torch.cat([x[:1], x])[1:],
+    ", transposed": lambda x: torch.stack([x, x], 1).t().contiguous().t(),
+}
+
+
+@check(
+    "supported_dtypes",
+    promise="Operators give of a tensor of any length, in any layout, what they give of each part of it.",
+    timeout_s=240, once=True,
+)  # fmt: skip
+def long_tensors_are_their_parts(accelerator: Accelerator) -> str | None:
+    device = accelerator.current_device_name()
+    absent: set[str] = set()
+    for length in _SIZES:
+        generator = torch.Generator().manual_seed(length)
+        values = torch.randperm(length, generator=generator).float().div(length).mul(2).sub(0.9).to(device)
+        bounds = sorted({0, 1, 4, length // 3, length // 2 + 1, length - 1, length})
+        for name, function in _ELEMENTWISE.items():
+            if name in absent:
+                continue
+            try:
+                wanted = torch.cat([function(values[a:b].clone()) for a, b in pairwise(bounds)]).cpu().float()
+            except NotImplementedError:
+                absent.add(name)
+                continue
+            for what, layout in _LAID_OUT.items():
+                found = function(layout(values)).cpu().float()
+                for column in found.unbind(1) if found.dim() > 1 else (found,):
+                    near = torch.isclose(column, wanted, rtol=1e-4, atol=1e-6, equal_nan=True)
+                    wrong = (~near).nonzero().flatten().tolist()
+                    told = f"{name} of {length} numbers{what} differs from that of its parts"
+                    require(not wrong, f"{told} at {len(wrong)} places, first at {wrong[:1]}")
+    return f"it has no {', '.join(sorted(absent))}" if absent else None
+
+
+@check(
+    "supported_dtypes",
+    promise="Sums, products, extremes, running sums and orders of any length are those that Python finds.",
+    once=True,
+)  # fmt: skip
+def long_reductions(accelerator: Accelerator) -> None:
+    device = accelerator.current_device_name()
+    for length in _SIZES:
+        generator = torch.Generator().manual_seed(length)
+        # All different, of which the last two are the least and the largest: a tail that is left out shows.
+        places = torch.cat(
+            [torch.randperm(length - 2, generator=generator) + 1, torch.tensor([0, length - 1])]
+        )
+        values = (places - length // 3).float() / 8
+        held = values.tolist()
+        order = sorted(range(length), key=held.__getitem__)
+        running = list(accumulate(value * 8 % 7 for value in held))
+        least, most = held[order[0]], held[order[-1]]
+        wanted: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Any]] = {
+            "sum": (lambda x: x.sum(-1), math.fsum(held)),
+            "mean": (lambda x: x.mean(-1), math.fsum(held) / length),
+            "amax": (lambda x: x.amax(-1), most),
+            "amin": (lambda x: x.amin(-1), least),
+            "argmax": (lambda x: x.argmax(-1), order[-1]),
+            "argmin": (lambda x: x.argmin(-1), order[0]),
+            "max": (lambda x: x.max(-1).indices, order[-1]),
+            "min": (lambda x: x.min(-1).values, least),
+            "a sum of integers": (lambda x: (x * 8).long().sum(-1), round(math.fsum(held) * 8)),
+            "norm": (lambda x: x.norm(dim=-1), math.sqrt(math.fsum(x * x for x in held))),
+            "norm of 1": (lambda x: x.norm(1, -1), math.fsum(map(abs, held))),
+            "any": (lambda x: (x == x[..., -1:]).any(-1), True),
+            "all": (lambda x: (x != x[..., -1:]).all(-1), False),
+            "count_nonzero": (lambda x: x.count_nonzero(-1), sum(x != 0 for x in held)),
+            "var": (lambda x: x.var(-1), statistics.variance(held)),
+            "median": (lambda x: x.median(-1).values, held[order[(length - 1) // 2]]),
+            "cumsum": (lambda x: (x * 8).remainder(7).cumsum(-1), running),
+            "cummax": (lambda x: x.cummax(-1).values, list(accumulate(held, max))),
+            "sort": (lambda x: x.sort(-1).values, [held[n] for n in order]),
+            "argsort, descending": (lambda x: x.argsort(-1, descending=True), order[::-1]),
+            "topk": (lambda x: x.topk(3, -1).indices, order[::-1][:3]),
+            "the smallest of topk": (
+                lambda x: x.topk(5, -1, largest=False).values,
+                [held[n] for n in order[:5]],
+            ),
+            "kthvalue": (lambda x: x.kthvalue(3, -1).values, held[order[2]]),
+            "logsumexp": (lambda x: (x * 0).logsumexp(-1), math.log(length)),
+            "softmax": (lambda x: (x * 0).softmax(-1)[..., -1], 1 / length),
+            "gather": (lambda x: x.gather(-1, x.argsort(-1)), [held[n] for n in order]),
+            "flip": (lambda x: x.flip(-1), held[::-1]),
+            "diff": (lambda x: x.diff(dim=-1), [b - a for a, b in pairwise(held)]),
+            "roll": (lambda x: x.roll(3, -1), [*held[-3:], *held[:-3]]),
+            "cat": (lambda x: torch.cat([x, x[..., :2]], -1), [*held, *held[:2]]),
+            "a product with ones": (lambda x: x @ torch.ones_like(x[0]), math.fsum(held)),
+        }
+        alone: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Any]] = {
+            "nonzero": (
+                lambda x: (x > x.amin()).nonzero().flatten(),
+                [n for n in range(length) if n != order[0]],
+            ),
+            "masked_select": (lambda x: x[x > 0], [x for x in held if x > 0]),
+            "unique": (lambda x: x.int().unique(), sorted({int(x) for x in held})),
+            "searchsorted": (lambda x: torch.searchsorted(x.sort().values, x), _ranks(order)),
+            "dot": (lambda x: torch.dot(x, torch.ones_like(x)), math.fsum(held)),
+        }
+        there = values.to(device)
+        several = {"rows": torch.stack([there, there]), "columns": torch.stack([there, there], 1).t()}
+        for name, (reduce, exact) in wanted.items():
+            for what, given in several.items():
+                _require_listed(reduce(given)[1], exact, f"{name} of {what} of {length} numbers", name)
+        for name, (reduce, exact) in alone.items():
+            _require_listed(reduce(there), exact, f"{name} of {length} numbers", name)
+
+
+def _ranks(order: list[int]) -> list[int]:
+    ranks = [0] * len(order)
+    for rank, place in enumerate(order):
+        ranks[place] = rank
+    return ranks
+
+
+_ROUNDED = ("sum", "mean", "norm", "norm of 1", "var", "logsumexp", "softmax", "a product with ones", "dot")
+_SHARE = 1e-3
+"""How far these may be off: devices may round the numbers of products to 10 bits."""
+
+
+def _require_listed(found: torch.Tensor, wanted: Any, what: str, name: str) -> None:
+    exact = torch.tensor(wanted, dtype=torch.float64)
+    ours = found.detach().cpu().double()
+    near = ours.shape == exact.shape and torch.allclose(
+        ours, exact, rtol=_SHARE if name in _ROUNDED else 0, atol=0
+    )
+    told = f"{ours.flatten()[:5].tolist()}… of shape {tuple(ours.shape)}"
+    require(near, f"{what} gives {told}, not {exact.flatten()[:5].tolist()}…")
 
 
 _Loss = Callable[..., torch.Tensor]
