@@ -363,8 +363,9 @@ NUMBERS: dict[str, Known] = {
             functional.hardtanh(on([-3, 0, 3, _NAN]), -2, 1),
             functional.leaky_relu(on([-4, 4]), 0.25),
             functional.relu6(on([-1, 5, 7])),
-            functional.hardsigmoid(on([-3, 0, 3])),
-            functional.hardswish(on([-3, 0, 3])),
+            # torch's CUDA has a constant of float32 in those of float64.
+            functional.hardsigmoid(on([-3, 0, 3], torch.float32)),
+            functional.hardswish(on([-3, 0, 3], torch.float32)),
             functional.logsigmoid(on([-100, 0])),
             functional.elu(on([-100, 2]), 3),
             functional.celu(on([-100, 2]), 3),
