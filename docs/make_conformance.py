@@ -78,8 +78,10 @@ Rules that may surprise:
   keep them.
 - Some checks run operators on the inputs of torch's own tests (`op_db`, `module_db` and `optim_db` of
   `torch.testing._internal`: 550 operators, with options, broadcasting and edges that others thought of) and compare
-  a device with the host. On a host there is nothing to compare, so they are *not offered*; a device may lack an
+  a device with the host. On a host these have nothing to compare, so they are *not offered*; a device may lack an
   operator, which a note then says. They run in a process of their own, since these modules change torch.
+- A host is compared with results that are known without torch, and with other ways to the same numbers: samples one by
+  one, parts of a long tensor, slopes, and Python's sums and orders. So are devices, in a few seconds.
 - The host rounds and overflows too. A number that differs from the host's is right if it is as near to what the host
   computes from the same inputs in float64.
 - What torch leaves open is not compared: which of several equal numbers is chosen, the sign of a chosen zero, what a

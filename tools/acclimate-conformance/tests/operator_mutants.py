@@ -497,6 +497,46 @@ class ScaleGrowsToInfinity(_WithKernels):
     kernels = {"_amp_update_scale_": _update}
 
 
+class SideIsIgnored(_WithKernels):
+    """searchsorted(side="right") finds the left place."""
+
+    kernels = {
+        "searchsorted.Tensor": lambda x, v, *, out_int32=False, right=False, side=None, sorter=None: _there(
+            torch.searchsorted(
+                x.cpu(), v.cpu(), out_int32=out_int32, right=right,
+                sorter=sorter if sorter is None else sorter.cpu(),
+            ),
+            x,
+        )
+    }  # fmt: skip
+
+
+class EmptyBagsRepeatTheFirst(_WithKernels):
+    """An empty bag of embedding_bag is the first one."""
+
+    @staticmethod
+    def _bags(weight: torch.Tensor, places: torch.Tensor, offsets: torch.Tensor, *options: Any) -> Any:
+        given = [x.cpu() if isinstance(x, torch.Tensor) else x for x in options]
+        found = torch.ops.aten._embedding_bag_forward_only(weight.cpu(), places.cpu(), offsets.cpu(), *given)
+        starts = offsets.cpu()
+        ends = torch.cat([starts[1:], torch.tensor([len(places)])])
+        found[0][(ends == starts)[: len(found[0])]] = found[0][-2].clone()
+        return tuple(_there(x, weight) for x in found)
+
+    kernels = {"_embedding_bag": _bags, "_embedding_bag_forward_only": _bags}
+
+
+class ArangeOf24Bits(_WithKernels):
+    """arange of integers goes through float32."""
+
+    @staticmethod
+    def _arange(start: float, end: float, step: float = 1, *, out: torch.Tensor) -> torch.Tensor:
+        numbers = torch.arange(start, end, step, dtype=out.dtype).float().to(out.dtype)
+        return out.resize_(numbers.shape).copy_(numbers)
+
+    kernels = {"arange.start_out": _arange}
+
+
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     "": {
         ExpSaturates: "dtypes/operators_at_edges",
@@ -537,6 +577,9 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         AllocatesTwice: "memory/every_way_to_allocate_shows",
         LastGradientIsNotSearched: "dtypes/operators_of_the_scaler",
         ScaleGrowsToInfinity: "dtypes/operators_of_the_scaler",
+        SideIsIgnored: "dtypes/known_results",
+        EmptyBagsRepeatTheFirst: "dtypes/known_results",
+        ArangeOf24Bits: "dtypes/known_results_of_large_integers",
     },
 }
 """By profile of the device: each fault, and the check that has to find it."""

@@ -22,6 +22,7 @@ sys.path.insert(0, str(HERE))
 import argument_mutants  # noqa: E402
 import communication_mutants  # noqa: E402
 import edge_mutants  # noqa: E402
+import host_mutants  # noqa: E402
 import mutants  # noqa: E402
 import state_mutants  # noqa: E402
 import value_mutants  # noqa: E402
@@ -76,7 +77,8 @@ def require_found(result: dict[str, Any], fault: str | None) -> None:
     [
         pytest.param(mutant, marks=pytest.mark.slow if mutant.__name__ in LONG else ())
         for module in (
-            mutants, state_mutants, value_mutants, argument_mutants, edge_mutants, communication_mutants,
+            mutants, state_mutants, value_mutants, argument_mutants, edge_mutants, host_mutants,
+            communication_mutants,
         )
         for mutant in module.CAUGHT_BY
     ],

@@ -17,7 +17,7 @@ _CATEGORIES: dict[str, tuple[str, ...]] = {
     "memory": ("figures", "agreement", "capacity", "devices", "bounds", "small", "training"),
     "dtypes": (
         "arithmetic", "shapes", "exactness", "edges", "conversions", "copies", "operators", "views",
-        "repeats", "autograd", "mixed", "scaling", "sampled.checks",
+        "known", "formulas", "repeats", "autograd", "mixed", "scaling", "sampled.checks",
     ),
     "graphs": ("replays", "captures", "kinds", "numbers", "surroundings"),
     "pinning": ("contents", "shapes"),

@@ -47,7 +47,7 @@ def _places(*shape: int, below: int, seed: int = 5) -> torch.Tensor:
     return torch.randint(0, below, shape, generator=torch.Generator().manual_seed(seed))
 
 
-_POINTWISE = (
+SIMPLE = (
     "abs",
     "acos",
     "acosh",
@@ -95,7 +95,7 @@ _POINTWISE = (
     "tanh",
     "trunc",
 )
-_ACTIVATIONS = (
+ACTIVATIONS = (
     "elu",
     "gelu",
     "hardsigmoid",
@@ -137,8 +137,8 @@ def _placed(function: Callable[..., Any], *shapes: tuple[int, ...], places: torc
 
 
 POINTWISE: dict[str, Operation] = {
-    **{f"torch.{name}": _at_edges(getattr(torch, name)) for name in _POINTWISE},
-    **{name: _at_edges(getattr(functional, name)) for name in _ACTIVATIONS},
+    **{f"torch.{name}": _at_edges(getattr(torch, name)) for name in SIMPLE},
+    **{name: _at_edges(getattr(functional, name)) for name in ACTIVATIONS},
     "gelu approximated by tanh": _at_edges(lambda x: functional.gelu(x, approximate="tanh")),
     "elu with alpha 2": _at_edges(lambda x: functional.elu(x, 2.0)),
     "leaky_relu with slope 0.5": _at_edges(lambda x: functional.leaky_relu(x, 0.5)),

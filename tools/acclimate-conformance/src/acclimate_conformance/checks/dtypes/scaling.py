@@ -10,7 +10,13 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import Accelerator
-from acclimate_conformance.checks.assertions import NotOfferedError, device_names, is_host, require
+from acclimate_conformance.checks.assertions import (
+    NotOfferedError,
+    device_names,
+    distance,
+    is_host,
+    require,
+)
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.dtypes.arithmetic import reduced_dtypes
 
@@ -213,4 +219,63 @@ def _casts(custom_fwd: Any, device: str, dtype: torch.dtype, options: Any, block
     ]
     with block:
         Several.apply(*given)  # type: ignore[no-untyped-call]
+    return seen
+
+
+_FUSED: tuple[tuple[type[torch.optim.Optimizer], dict[str, Any]], ...] = (
+    (torch.optim.SGD, {"momentum": 0.5, "dampening": 0.25, "weight_decay": 0.125}),
+    (torch.optim.SGD, {"momentum": 0.5, "nesterov": True, "maximize": True}),
+    (torch.optim.Adam, {"betas": (0.5, 0.75), "weight_decay": 0.125}),
+    (torch.optim.Adam, {"amsgrad": True, "maximize": True}),
+    (torch.optim.AdamW, {"betas": (0.5, 0.75), "weight_decay": 0.25}),
+    (torch.optim.AdamW, {"amsgrad": True, "eps": 0.5}),
+    (torch.optim.Adagrad, {"lr_decay": 0.5, "weight_decay": 0.125}),
+)
+
+
+@check(
+    "amp",
+    promise="With GradScaler, fused optimizers skip steps whose gradients overflow, and unscale the others.",
+    of="operators",
+)
+def fused_optimizers_skip_overflow(accelerator: Accelerator) -> str | None:
+    device = accelerator.current_device_name()
+    lacks: list[str] = []
+    for kind, options in _FUSED:
+        name = f"{kind.__name__}({', '.join(f'{key}={value}' for key, value in options.items())})"
+        try:
+            found = _with_overflow(accelerator.amp.GradScaler, kind, options, device, {"fused": True})
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            lacks.append(f"{name} that is fused: {error}")
+            continue
+        wanted = _with_overflow(accelerator.amp.GradScaler, kind, options, device, {"foreach": False})
+        for step, (ours, theirs) in enumerate(zip(found, wanted, strict=True)):
+            apart = max(distance(a, b) for a, b in zip(ours, theirs, strict=True))
+            how = "that overflows" if step in _OVERFLOWS else "of finite gradients"
+            require(
+                apart <= 1e-4,
+                f"after step {step}, {how}, parameters of a fused {name} are off by {apart:.1e}",
+            )
+    return f"it has no {lacks[0]}" if lacks else None
+
+
+_OVERFLOWS = (1, 3)
+
+
+def _with_overflow(
+    scaler_class: Any, kind: Any, options: dict[str, Any], device: str, how: dict[str, bool]
+) -> list[list[torch.Tensor]]:
+    """The parameters after each step."""
+    weights = [torch.nn.Parameter(torch.linspace(1, 2, length).to(device)) for length in (5, 1, 33)]
+    optimizer = kind(weights, lr=0.125, **options, **how)
+    scaler = scaler_class(init_scale=64.0, backoff_factor=0.25)
+    seen = []
+    for step in range(5):
+        optimizer.zero_grad()
+        scaler.scale(sum((weight * weight * (step + 1)).sum() for weight in weights)).backward()
+        if step in _OVERFLOWS and weights[step - 1].grad is not None:
+            weights[step - 1].grad[-1] = (float("inf"), float("nan"))[step // 2]  # type: ignore[index]
+        scaler.step(optimizer)
+        scaler.update()
+        seen.append([weight.detach().cpu().clone() for weight in weights])
     return seen

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import Accelerator
-from acclimate_conformance.checks.assertions import require
+from acclimate_conformance.checks.assertions import equal, require
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.dtypes.arithmetic import numbers
 from acclimate_conformance.checks.dtypes.operators import require_alike
@@ -115,3 +115,66 @@ def operators_in_place_on_views(accelerator: Accelerator) -> str | None:
                     returned.data_ptr() == view(there).data_ptr(), f"{what} of {kind} returns another tensor"
                 )
     return f"it has no {', '.join(sorted(lacking))}" if lacking else None
+
+
+_OVERLAPPING: dict[str, _View] = {
+    "a row for all": lambda x: x[:1].expand(4, -1),
+    "a column for all": lambda x: x[:, :1].expand(-1, 5),
+    "one number for all": lambda x: x[0, 0].expand(3, 4),
+    "windows": lambda x: x.view(-1).unfold(0, 3, 1),
+    "a row in several batches": lambda x: x[:2].expand(3, -1, -1),
+}
+_WITH_NUMBERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "clone()": torch.clone,
+    "clone(preserve_format)": lambda x: x.clone(memory_format=torch.preserve_format),
+    "clone(contiguous_format)": lambda x: x.clone(memory_format=torch.contiguous_format),
+    "to(copy=True)": lambda x: x.to(x.device, copy=True),
+    "a cast to integers and back": lambda x: (x * 4).int().to(x.dtype) / 4,
+    "x * 1": lambda x: x * 1,
+    "a sum with zeros": lambda x: x + torch.zeros_like(x),
+    "positive and neg": lambda x: x.neg().neg(),
+    "cat of one": lambda x: torch.cat([x]),
+    "stack of one": lambda x: torch.stack([x])[0],
+    "index_select": lambda x: x.index_select(0, torch.arange(len(x), device=x.device)),
+    "where": lambda x: torch.where(x == x, x, 0),
+    "repeat": lambda x: x.repeat(*[1] * x.dim()),
+    "masked_fill": lambda x: x.masked_fill(x != x, 0),
+    "relu of positive numbers": torch.relu,
+}
+_OF_OVERLAPPING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous()": lambda x: x.contiguous()
+}
+"""That give a tensor itself if it is in order."""
+_WITHOUT_NUMBERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "empty_like": torch.empty_like,
+    "zeros_like": torch.zeros_like,
+    "full_like": lambda x: torch.full_like(x, 3),
+    "rand_like": torch.rand_like,
+    "new_empty": lambda x: x.new_empty(x.shape),
+}
+
+
+@check(
+    "supported_dtypes", "FloatTensor",
+    promise="What an operator makes of a tensor, also of an expanded one, has a place for each element.",
+)  # fmt: skip
+def new_tensors_own_their_elements(accelerator: Accelerator) -> None:
+    device = accelerator.current_device_name()
+    # torch's own classes, as torch.cuda.FloatTensor, share memory with a tensor of theirs.
+    own = {} if isinstance(accelerator.FloatTensor, type) else {"FloatTensor": accelerator.FloatTensor}
+    for kind, view in {"all": lambda x: x.clone(), **_VIEWS, **_OVERLAPPING}.items():
+        overlapping = _OF_OVERLAPPING if kind in _OVERLAPPING else {}
+        for what, make in {**_WITH_NUMBERS, **_WITHOUT_NUMBERS, **overlapping, **own}.items():
+            whole = numbers(6, 7, seed=4).float().abs().add(1).to(device)
+            given = view(whole)
+            before, made = given.cpu().clone(), make(given)
+            told = f"{what} of {kind}"
+            require(made.shape == given.shape, f"{told} has the shape {tuple(made.shape)}")
+            if what not in _WITHOUT_NUMBERS:
+                require(equal(made, before), f"{told} gives other numbers")
+            made.zero_()
+            last = (-1,) * made.dim()
+            made[last] = 9
+            changed = made.cpu().count_nonzero()
+            require(int(changed) == 1, f"writing one element of {told} changes {changed}")
+            require(equal(given, before), f"writing to {told} changes the tensor that it was made of")

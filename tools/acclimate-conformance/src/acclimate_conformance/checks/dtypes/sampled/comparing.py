@@ -22,7 +22,7 @@ from acclimate_conformance.checks.dtypes.sampled.samples import seed_host
 Run = Callable[[Place], Any]
 """A call, which puts its inputs at a place; returns tensors and other values, in any structure."""
 
-_REFUSAL = re.compile(
+REFUSAL = re.compile(
     r"not implemented|not (currently |yet )?support|unsupported|no kernel|not available"
     r"|requires (compil|MAGMA)|only supports|does not support|doesn't support|can't use|of supported devices"
     r"|can only be called in training mode",
@@ -105,7 +105,7 @@ class Findings:
             if absent:
                 self.dtypes.add(absent.partition(":")[0].removeprefix("the device has no "))
                 return
-            if isinstance(refused, NotImplementedError) or _REFUSAL.search(str(refused)):
+            if isinstance(refused, NotImplementedError) or REFUSAL.search(str(refused)):
                 self.lacking[name] = describe(refused)
                 return
             self.broken.append(f"{what} raises {describe(refused, whole=True)[:300]}")

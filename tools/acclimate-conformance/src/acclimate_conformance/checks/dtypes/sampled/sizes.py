@@ -412,7 +412,8 @@ def _attentions(thorough: bool) -> Iterator[tuple[str, Callable[[Given], Any]]]:
     masks = ("none", "causal", "truths", "numbers", "of one row", "of each batch", "of a head")
     for (queries, keys, width), mask in product(sizes if thorough else sizes[1:5:2], masks):
         for heads, groups in ((2, 2), (4, 2)) if thorough else ((4, 2),):
-            for scale in (None, 0.3) if mask in ("none", "causal") else (None,):
+            alone = (None,) if heads == groups else (0.3,)
+            for scale in (None, 0.3) if mask in ("none", "causal") else alone:
                 for lies in ("in order", "transposed") if queries == keys else ("in order",):
                     what = (
                         f"of {queries} queries, {keys} keys, {heads}/{groups} heads of {width}, mask {mask}"

@@ -1,0 +1,988 @@
+"""Calls of operators whose results are known without torch: by hand, or from Python's own numbers.
+
+A host has nothing to be compared with but these. Each option is used away from its default, with parts that
+are empty, edges that count or not, weights outside of 0 to 1, and integers that float32 does not hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+
+class On:
+    """Makes tensors on a device.
+
+    Args:
+        device: the device.
+        dtype: of floating-point numbers.
+    """
+
+    def __init__(self, device: str, dtype: torch.dtype) -> None:
+        self.device, self.dtype = device, dtype
+
+    def __call__(self, data: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """These numbers, in the floating-point dtype if no other is asked for."""
+        return torch.tensor(data, dtype=dtype or self.dtype).to(self.device)
+
+    def whole(self, data: Any) -> torch.Tensor:
+        """These integers."""
+        return self(data, torch.int64)
+
+    def truths(self, data: Any) -> torch.Tensor:
+        """These truth values."""
+        return self(data, torch.bool)
+
+    def image(self, *rows: Sequence[float]) -> torch.Tensor:
+        """One image of one channel."""
+        return self([[rows]])
+
+
+Known = tuple[Callable[[On], Any], Any]
+"""A call, and the numbers that it gives: for each of its tensors if it gives a list."""
+_INF, _NAN = math.inf, math.nan
+_SORTED, _SOUGHT = [1.0, 2.0, 2.0, 3.0], [0.0, 2.0, 3.0, 4.0]
+_LEFT, _RIGHT = [0, 1, 3, 4], [0, 3, 4, 4]
+_LN3 = math.log(3)
+
+ORDER: dict[str, Known] = {
+    "searchsorted(right=…)": (
+        lambda on: [torch.searchsorted(on(_SORTED), on(_SOUGHT), right=right) for right in (False, True)],
+        [_LEFT, _RIGHT],
+    ),
+    "searchsorted(side=…)": (
+        lambda on: [torch.searchsorted(on(_SORTED), on(_SOUGHT), side=side) for side in ("left", "right")],
+        [_LEFT, _RIGHT],
+    ),
+    "searchsorted of a number": (
+        lambda on: [
+            torch.searchsorted(on(_SORTED), 2.0),
+            torch.searchsorted(on(_SORTED), 2.0, right=True),
+            torch.searchsorted(on(_SORTED), 2.0, side="right", out_int32=True),
+        ],
+        [1, 3, 3],
+    ),
+    "searchsorted(sorter=…)": (
+        lambda on: torch.searchsorted(
+            on([2.0, 1.0, 3.0, 2.0]), on(_SOUGHT), side="right", sorter=on.whole([1, 0, 3, 2])
+        ),
+        _RIGHT,
+    ),
+    "searchsorted in each row": (
+        lambda on: torch.searchsorted(on([_SORTED, [3, 3, 5, 9]]), on([[2], [3]]), side="right"),
+        [[3], [2]],
+    ),
+    "bucketize": (
+        lambda on: [
+            torch.bucketize(on(_SOUGHT), on(_SORTED), right=right, out_int32=small)
+            for right, small in product((False, True), (False, True))
+        ],
+        [_LEFT, _LEFT, _RIGHT, _RIGHT],
+    ),
+    "histc": (
+        lambda on: [
+            torch.histc(on([0, 0.25, 0.5, 1, 1, 2, -1]), 2, 0, 1),
+            torch.histc(on([-1.0, 0, 1, 3]), 4, -1, 3),
+            torch.histc(on([1.0, 2, 3]), 2),
+        ],
+        [[2, 3], [1, 1, 1, 1], [1, 2]],
+    ),
+    "histogram": (
+        lambda on: [
+            torch.histogram(on([0, 0.25, 0.5, 1, 1, 2]), 2, range=(0, 1)).hist,
+            torch.histogram(on([0.0, 1, 2, 4]), on([0, 1, 4]), weight=on([1, 2, 4, 8])).hist,
+            torch.histogram(on([0.0, 1, 2, 4]), on([0, 1, 4]), density=True).hist,
+        ],
+        [[2, 3], [1, 14], [0.25, 0.25]],
+    ),
+    "bincount": (
+        lambda on: [
+            torch.bincount(on.whole([1, 3, 1]), minlength=6),
+            torch.bincount(on.whole([1, 3, 1]), on([0.5, 2, 4], torch.float32)),
+            torch.bincount(on.whole([]), minlength=2),
+        ],
+        [[0, 2, 0, 1, 0, 0], [0, 4.5, 0, 2], [0, 0]],
+    ),
+    "the first of equal numbers": (
+        lambda on: [on([1, 3, 3, 0, 0]).argmax(), on([[1, 3, 3, 0, 0]]).argmin(1, keepdim=True)],
+        [1, [[3]]],
+    ),
+    "medians and quantiles": (
+        lambda on: [
+            on([4, 1, 3, 2]).median(),
+            on([4, _NAN, 3, 2, 1]).median(),
+            on([4, _NAN, 3, 2, 1]).nanmedian(),
+            on([5, 1, 3]).kthvalue(3).values,
+        ],
+        [2, _NAN, 2, 5],
+    ),
+    "topk": (
+        lambda on: [
+            *on([[5, 1, 3, 2]]).topk(3, largest=False),
+            *on([[5], [1], [3]]).topk(2, 0),
+        ],
+        [[[1, 2, 3]], [[1, 3, 2]], [[5], [3]], [[0], [2]]],
+    ),
+    "unique": (
+        lambda on: [
+            *on([3, 1, 3, 2]).unique(return_inverse=True, return_counts=True),
+            *on([3, 3, 1, 3]).unique_consecutive(return_inverse=True, return_counts=True),
+            *on([[2, 1], [0, 1], [2, 1]]).unique(dim=0, return_counts=True),
+        ],
+        [[1, 2, 3], [2, 0, 2, 1], [1, 1, 2], [3, 1, 3], [0, 0, 1, 2], [2, 1, 1], [[0, 1], [2, 1]], [1, 2]],
+    ),
+    "isin": (
+        lambda on: [
+            torch.isin(on([1, 2, 3]), on([2, 5])),
+            torch.isin(on([1, 2, 3]), on([2, 5]), invert=True, assume_unique=True),
+            torch.isin(on([1, 2, 3]), 2),
+        ],
+        [[False, True, False], [True, False, True], [False, True, False]],
+    ),
+}
+"""Of the order of numbers: sides, edges that count, and ties."""
+
+PLACED: dict[str, Known] = {
+    "put": (
+        lambda on: [
+            on([1, 1, 1, 1]).put(on.whole([0, 2, 0, -1]), on([1, 2, 3, 4]), accumulate=True),
+            on([1, 1, 1, 1]).put(on.whole([2, -1]), on([5, 6])),
+            on([[1, 1], [1, 1]]).put_(on.whole([[2], [2]]), on([[5], [6]]), accumulate=True),
+        ],
+        [[5, 1, 3, 5], [1, 1, 5, 6], [[1, 1], [12, 1]]],
+    ),
+    "take": (
+        lambda on: [
+            on([[5, 6], [7, 8]]).take(on.whole([3, 0, -2])),
+            on([[5, 6], [7, 8]]).take_along_dim(on.whole([[1, 0]]), 0),
+        ],
+        [[8, 5, 7], [[7, 6]]],
+    ),
+    "index_copy": (
+        lambda on: [
+            on([0, 0, 0]).index_copy(0, on.whole([2, 0, 1]), on([5, 6, 7])),
+            on([[0, 0, 0]]).index_copy(1, on.whole([2, 0]), on([[5, 6]])),
+            on([[0], [0], [4]]).index_copy_(0, on.whole([1, 0]), on([[5], [6]])),
+        ],
+        [[6, 7, 5], [[6, 0, 5]], [[6], [5], [4]]],
+    ),
+    "index_add": (
+        lambda on: [
+            on([0, 0, 0]).index_add(0, on.whole([2, 0, 2]), on([1, 2, 4]), alpha=3),
+            on([[1, 1, 1]]).index_add_(-1, on.whole([2, 1]), on([[5, 6]]), alpha=-1),
+        ],
+        [[6, 0, 15], [[1, -5, -4]]],
+    ),
+    "index_fill": (
+        lambda on: [
+            on([1, 1, 1]).index_fill(0, on.whole([2, -3]), 9),
+            on([[1, 1, 1]]).index_fill(-1, on.whole([1]), on(5)),
+        ],
+        [[9, 1, 9], [[1, 5, 1]]],
+    ),
+    "index_select": (lambda on: on([[1, 2, 3]]).index_select(-1, on.whole([2, 0, 2])), [[3, 1, 3]]),
+    "index_put": (
+        lambda on: [
+            on([1, 1, 1]).index_put((on.whole([-1, 0, -1]),), on([2, 3, 4]), accumulate=True),
+            on([[1, 1], [1, 1]]).index_put((on.truths([False, True]), on.whole([1])), on([5])),
+        ],
+        [[4, 1, 7], [[1, 1], [1, 5]]],
+    ),
+    "scatter": (
+        lambda on: [
+            on([1, 1, 1]).scatter(0, on.whole([2, 0]), on([5, 6])),
+            on([2, 2, 2]).scatter(0, on.whole([2, 2]), on([5, 6]), reduce="add"),
+            on([2, 2, 2]).scatter(0, on.whole([2, 2]), on([5, 6]), reduce="multiply"),
+            on([[1, 1, 1]]).scatter_add(1, on.whole([[2, 2, 0]]), on([[5, 6, 7]])),
+        ],
+        [[6, 1, 5], [2, 2, 13], [2, 2, 60], [[8, 1, 12]]],
+    ),
+    **{
+        f"{name}({how!r}, include_self={own})": (
+            lambda on, name=name, how=how, own=own: getattr(on([2, 8, 7]), name)(  # type: ignore[misc]
+                0, on.whole([0, 1, 0, 1]), on([6, 4, 4, 2]), how, include_self=own
+            ),
+            [*wanted, 7],
+        )
+        for name in ("scatter_reduce", "index_reduce")
+        for how, own, wanted in (
+            ("prod", True, [48, 64]), ("prod", False, [24, 8]), ("mean", True, [4, 14 / 3]),
+            ("mean", False, [5, 3]), ("amax", True, [6, 8]), ("amax", False, [6, 4]),
+            ("amin", True, [2, 2]), ("amin", False, [4, 2]), ("sum", True, [12, 14]), ("sum", False, [10, 6]),
+        )
+        if (name, how) != ("index_reduce", "sum")
+    },
+    "masked_scatter": (
+        lambda on: on([[0, 0], [0, 0]]).masked_scatter(on.truths([True, False]), on([1, 2, 3])),
+        [[1, 0], [2, 0]],
+    ),
+    "parts replaced": (
+        lambda on: [
+            torch.slice_scatter(on([0, 0, 0, 0, 0]), on([5, 6]), 0, 1, 4, 2),
+            torch.select_scatter(on([[0, 0], [0, 0]]), on([5, 6]), 1, -1),
+            torch.diagonal_scatter(on([[0, 0], [0, 0]]), on([5]), 1),
+            on([[0, 0], [0, 0], [0, 0], [0, 0]]).fill_diagonal_(3, wrap=True),
+        ],
+        [[0, 5, 0, 6, 0], [[0, 5], [0, 6]], [[0, 5], [0, 0]], [[3, 0], [0, 3], [0, 0], [3, 0]]],
+    ),
+    "differences": (
+        lambda on: [
+            torch.diff(on([1, 4, 9, 16]), 2),
+            torch.diff(on([4, 9]), prepend=on([1]), append=on([10])),
+            torch.trapezoid(on([1, 3, 5]), dx=2),
+            torch.trapezoid(on([1, 3, 5]), on([0, 1, 3])),
+            torch.cumulative_trapezoid(on([1, 3, 5]), dx=2),
+        ],
+        [[2, 2], [3, 5, 1], 12, 10, [4, 12]],
+    ),
+    "moved elements": (
+        lambda on: [
+            on([1, 2, 3, 4]).roll(-1),
+            on([[1, 2], [3, 4]]).roll((1, 1), (0, 1)),
+            on([[1, 2], [3, 4]]).rot90(-1),
+            on([1, 2]).repeat_interleave(on.whole([0, 3])),
+            torch.diag_embed(on([1, 2]), 1, 1, 0),
+            torch.vander(on([2, 3]), 3, increasing=True),
+            *on([1, 2, 3]).tensor_split((0, 2)),
+        ],
+        [
+            [2, 3, 4, 1], [[4, 3], [2, 1]], [[3, 1], [4, 2]], [2, 2, 2],
+            [[0, 0, 0], [1, 0, 0], [0, 2, 0]], [[1, 2, 4], [1, 3, 9]], [], [1, 2], [3],
+        ],
+    ),
+}  # fmt: skip
+"""That write and read at places: in their order, added up where they repeat, and counted from the end."""
+
+NUMBERS: dict[str, Known] = {
+    "lerp": (
+        lambda on: [
+            *(torch.lerp(on([0, 1]), on([4, 3]), w) for w in (2.0, -1.0, 0.25, 1.0, 0.0)),
+            torch.lerp(on([0, 0, 0]), on([4, 4, 4]), on([2, -1, 0.25])),
+            on([0, 1]).lerp_(on([4, 3]), 1.5),
+        ],
+        [[8, 5], [-4, -1], [1, 1.5], [4, 3], [0, 1], [8, -4, 1], [6, 4]],
+    ),
+    "logaddexp": (
+        lambda on: torch.logaddexp(
+            on([-_INF, _INF, _INF, -_INF, 0, _NAN]), on([-_INF, _INF, -_INF, 2, 0, -_INF])
+        ),
+        [-_INF, _INF, _INF, 2, math.log(2), _NAN],
+    ),
+    "logaddexp2": (
+        lambda on: torch.logaddexp2(on([-_INF, _INF, -_INF, 3]), on([-_INF, -_INF, 2, 3])),
+        [-_INF, _INF, 2, 4],
+    ),
+    "logsumexp": (
+        lambda on: [
+            on([[-_INF, -_INF], [0, -_INF], [_INF, -_INF]]).logsumexp(1),
+            on([[0, 0], [0, 0]]).logsumexp((0, 1), keepdim=True),
+        ],
+        [[-_INF, 0, _INF], [[math.log(4)]]],
+    ),
+    "logcumsumexp": (
+        lambda on: on([-_INF, -_INF, 0, -_INF, 0]).logcumsumexp(0), [-_INF, -_INF, 0, 0, math.log(2)]
+    ),
+    "xlogy": (
+        lambda on: [
+            torch.xlogy(on([0, 0, 0, 1, 2]), on([0, _INF, _NAN, 0, 1])),
+            torch.special.xlog1py(on([0, 0, 1, 2]), on([-1, _NAN, -1, 0])),
+            torch.special.entr(on([0, 1, -1])),
+        ],
+        [[0, 0, _NAN, -_INF, 0], [0, _NAN, -_INF, 0], [0, 0, -_INF]],
+    ),
+    "hypot and atan2": (
+        lambda on: [
+            torch.hypot(on([3, _INF, 0]), on([4, _NAN, 0])),
+            torch.atan2(on([0, -0.0, 1, 1]), on([-1, -1, 0, -1])),
+        ],
+        [[5, _INF, 0], [math.pi, -math.pi, math.pi / 2, 3 * math.pi / 4]],
+    ),
+    "pow": (
+        lambda on: [
+            torch.pow(on([-2, -2, 0, 0, _NAN, 1, 4]), on([3, -1, 0, -1, 0, _NAN, 0.5])),
+            torch.pow(on([-2, 3]), 3),
+            torch.pow(-2, on([3, 2])),
+        ],
+        [[-8, -0.5, 1, _INF, 1, 1, 2], [-8, 27], [-8, 4]],
+    ),
+    "float_power": (lambda on: torch.float_power(on([-2, 3]), 2).to(on.dtype), [4, 9]),
+    "remainders": (
+        lambda on: [
+            torch.remainder(on([7, -7, 7, -7]), on([3, 3, -3, -3])),
+            torch.fmod(on([7, -7, 7, -7]), on([3, 3, -3, -3])),
+            *(torch.div(on([7, -7]), 2, rounding_mode=how) for how in (None, "trunc", "floor")),
+            torch.remainder(7, on([-3])),
+        ],
+        [[1, 2, -2, -1], [1, -1, 1, -1], [3.5, -3.5], [3, -3], [3, -4], [-2]],
+    ),
+    "signs": (
+        lambda on: [
+            torch.copysign(on([1, 1, -1]), on([-0.0, 0.0, 2])),
+            torch.copysign(on([1, -2]), -0.0),
+            torch.heaviside(on([-1, 0, 1]), on([5, 5, 5])),
+            torch.signbit(on([-0.0, 0.0, -1])),
+            torch.maximum(on([_NAN, 1, -_INF]), on([1, _NAN, _INF])),
+            torch.minimum(on([_NAN, 1, -_INF]), on([1, _NAN, _INF])),
+            torch.fmax(on([_NAN, 1, _NAN]), on([1, _NAN, _NAN])),
+            torch.fmin(on([_NAN, 1, 2]), on([1, _NAN, 1])),
+        ],
+        [
+            [-1, 1, 1], [-1, -2], [0, 5, 1], [True, False, True],
+            [_NAN, _NAN, _INF], [_NAN, _NAN, -_INF], [1, 1, _NAN], [1, 1, 1],
+        ],
+    ),
+    "round": (
+        lambda on: [
+            torch.round(on([0.5, 1.5, 2.5, -0.5, -1.5])),
+            torch.round(on([124, 156]), decimals=-1),
+            torch.round(on([0.75, 0.21875]), decimals=1),
+        ],
+        [[0, 2, 2, 0, -2], [120, 160], [0.8, 0.2]],
+    ),
+    "clamp": (
+        lambda on: [
+            on([-2, 0, 2, _NAN]).clamp(-1, 1),
+            on([-2, 0, 2]).clamp(2, -1),
+            on([-2, 0, 2]).clamp(min=on([0, 1, 3])),
+            on([-2, 0, 2]).clamp(max=on([0, -1, 3])),
+            on([_NAN, _INF, -_INF]).nan_to_num(4, 5, 6),
+        ],
+        [[-1, 0, 1, _NAN], [-1, -1, -1], [0, 1, 3], [-2, -1, 2], [4, 5, 6]],
+    ),
+    "activations beyond their thresholds": (
+        lambda on: [
+            functional.softplus(on([100, -0.0]), beta=2, threshold=10),
+            functional.threshold(on([0.5, 1, 2]), 1, 9),
+            functional.hardshrink(on([-2, -1, 0.5, 2]), 1),
+            functional.softshrink(on([-2, -1, 0.5, 3]), 1),
+            functional.hardtanh(on([-3, 0, 3, _NAN]), -2, 1),
+            functional.leaky_relu(on([-4, 4]), 0.25),
+            functional.relu6(on([-1, 5, 7])),
+            # torch's CUDA has a constant of float32 in those of float64.
+            functional.hardsigmoid(on([-3, 0, 3], torch.float32)),
+            functional.hardswish(on([-3, 0, 3], torch.float32)),
+            functional.logsigmoid(on([-100, 0])),
+            functional.elu(on([-100, 2]), 3),
+            functional.celu(on([-100, 2]), 3),
+            functional.rrelu(on([-4, 4]), 0.25, 0.75),
+            functional.glu(on([[2, 4, 0, 100]])),
+            functional.softsign(on([3, -1])),
+            functional.tanhshrink(on([0, 100])),
+        ],
+        [
+            [100, math.log(2) / 2], [9, 9, 2], [-2, 0, 0, 2], [-1, 0, 0, 2], [-2, 0, 1, _NAN], [-1, 4],
+            [0, 5, 6], [0, 0.5, 1], [0, 0, 3], [-100, -math.log(2)], [-3, 2], [-3, 2], [-2, 4], [[1, 4]],
+            [0.75, -0.5], [0, 99],
+        ],
+    ),
+    "addcmul and addcdiv": (
+        lambda on: [
+            torch.addcmul(on([1, 2]), on([3, 4]), on([5, 6]), value=0.5),
+            torch.addcdiv(on([1, 2]), on([6, 8]), on([3, 4]), value=-2),
+            on([1, 2]).addcmul_(on([3, 4]), on([5, 6]), value=-1),
+            torch.add(on([1, 2]), on([3, 4]), alpha=-2),
+            torch.sub(on([1, 2]), on([3, 4]), alpha=2),
+            torch.rsub(on([1, 2]), on([3, 4]), alpha=2),
+        ],
+        [[8.5, 14], [-3, -2], [-14, -22], [-5, -6], [-5, -6], [1, 0]],
+    ),
+    "variances": (
+        lambda on: [
+            *(on([1, 3, 5, 7]).var(0, correction=c) for c in (0, 1, 2)),
+            on([1, 3, 5, 7]).var(unbiased=False),
+            on([[1, 3], [5, 7]]).std((0, 1), correction=0, keepdim=True),
+            *torch.var_mean(on([1, 3, 5, 7]), 0, correction=2),
+            *torch.std_mean(on([1, 3]), 0, correction=0),
+        ],
+        [5, 20 / 3, 10, 5, [[math.sqrt(5)]], 10, 4, 1, 2],
+    ),
+    "norms": (
+        lambda on: [
+            *(torch.linalg.vector_norm(on([3, -4, 0]), p) for p in (0, 1, 2, _INF, -_INF)),
+            *(torch.norm(on([[3, -4]]), p, 1, True) for p in (1, 2, _INF)),
+            torch.renorm(on([[3, 4], [1, 0]]), 2, 0, 2.5),
+            functional.normalize(on([[3, -4]]), _INF, 1),
+            torch.dist(on([1, 2]), on([4, -2]), 1),
+        ],
+        [
+            2, 7, 5, 4, 0, [[7]], [[5]], [[4]], [[7.5 / (5 + 1e-7), 10 / (5 + 1e-7)], [1, 0]],
+            [[0.75, -1]], 7,
+        ],
+    ),
+    "cdist": (
+        lambda on: [torch.cdist(on([[0, 0]]), on([[3, -4]]), p) for p in (1.0, 2.0, _INF)],
+        [[[7]], [[5]], [[4]]],
+    ),
+    "reductions of nothing and of NaN": (
+        lambda on: [
+            on([]).sum(),
+            on([]).prod(),
+            on([[]]).sum(1),
+            on([[]]).logsumexp(1),
+            on([]).all(),
+            on([]).any(),
+            on([1, _NAN, 3]).nansum(),
+            on([1, _NAN, 3]).nanmean(),
+            on([1, _NAN, 3]).amax(),
+            on([_NAN, 3]).cummax(0).values,
+        ],
+        [0, 1, [0], [-_INF], True, False, 4, 2, _NAN, [_NAN, _NAN]],
+    ),
+    "covariances": (
+        lambda on: [
+            torch.cov(on([1, 3, 5, 7]), correction=0),
+            torch.cov(on([1, 3]), fweights=on.whole([1, 3])),
+            torch.corrcoef(on([[1, 2, 3], [3, 2, 1]])),
+        ],
+        [5, 1, [[1, -1], [-1, 1]]],
+    ),
+}  # fmt: skip
+"""Of numbers: infinite, not defined, beyond thresholds and outside of ranges, with each option."""
+
+
+def _with_factors(
+    name: str, first: tuple[int, ...], left: tuple[int, ...], right: tuple[int, ...]
+) -> dict[str, Known]:
+    """A product of ones that is added to twos, by each factor and in place."""
+    shape = {"addmm": (2, 3), "addmv": (2,), "addr": (2, 3), "baddbmm": (2, 2, 3), "addbmm": (2, 3)}[name]
+    # Of ones, each sum has as many terms as the dimensions that it goes over.
+    terms = {"addmm": 4, "addmv": 4, "addr": 1, "baddbmm": 4, "addbmm": 8}[name]
+
+    def call(on: On, beta: float, alpha: float, in_place: bool) -> torch.Tensor:
+        def of(shape: tuple[int, ...], value: float) -> torch.Tensor:
+            return torch.full(shape, value, dtype=on.dtype, device=on.device)
+
+        given = of(shape if in_place else first, _NAN if beta == 0 else 2.0)
+        function = getattr(given, f"{name}_" if in_place else name)
+        result: torch.Tensor = function(of(left, 1.0), of(right, 1.0), beta=beta, alpha=alpha)
+        return result
+
+    return {
+        f"{name}{'_' if in_place else ''}(beta={beta}, alpha={alpha})": (
+            lambda on, given=(beta, alpha, in_place): call(on, *given),  # type: ignore[misc]
+            torch.full(shape, 2.0 * beta + alpha * terms).tolist(),
+        )
+        for beta, alpha in product((1, 0.5, 0, -2), (1, 0.5, -3))
+        for in_place in (False, True)
+    }
+
+
+def _attention(scale: float | None, mask: str, causal: bool = False) -> Known:
+    """Of one query of 2 and keys of 0 and 1: the second value is 8, so the result is 8 times its weight."""
+    factor = (1 / math.sqrt(8)) if scale is None else scale
+    odds = math.exp(2 * factor) / (3 if mask == "numbers" else 1)
+    weight = 0.0 if mask == "truths" or causal else odds / (1 + odds)
+
+    def call(on: On) -> torch.Tensor:
+        row = [0.0] * 8
+
+        def of(*numbers: float) -> torch.Tensor:
+            return on([[[[number, *row[1:]] for number in numbers]]]).expand(2, 3, -1, -1)
+
+        given = {"truths": on.truths([[True, False]]), "numbers": on([[_LN3, 0.0]]), "none": None}[mask]
+        result = functional.scaled_dot_product_attention(
+            of(2.0), of(0.0, 1.0), of(0.0, 8.0), given, is_causal=causal, scale=scale
+        )
+        return result[..., 0]
+
+    return call, torch.full((2, 3, 1), 8 * weight, dtype=torch.float64).tolist()
+
+
+PRODUCTS: dict[str, Known] = {
+    **_with_factors("addmm", (3,), (2, 4), (4, 3)),
+    **_with_factors("addmv", (2,), (2, 4), (4,)),
+    **_with_factors("addr", (2, 3), (2,), (3,)),
+    **_with_factors("baddbmm", (1, 3), (2, 2, 4), (2, 4, 3)),
+    **_with_factors("addbmm", (2, 3), (2, 2, 4), (2, 4, 3)),
+    **{
+        f"attention(mask={mask}, scale={scale}, is_causal={causal})": _attention(scale, mask, causal)
+        for mask, causal in (("none", False), ("none", True), ("truths", False), ("numbers", False))
+        for scale in (None, 1.0, 0.25, _LN3 / 2)
+    },
+}
+"""With factors: products that are added to something, and attention."""
+
+_BAGS = {
+    "the first is empty": ([0, 0, 2, 3], [[], [0, 2], [1], []]),
+    "the second is empty": ([0, 2, 2, 2], [[0, 2], [], [], [1]]),
+}
+"""The start of each bag, and the places in it."""
+_TABLE = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
+
+
+def _bags(mode: str, last: bool, weighted: bool, kind: str) -> Known:
+    starts, members = _BAGS[kind]
+    places = [place for bag in members for place in bag]
+    weights = [2.0, -1.0, 4.0] if weighted else [1.0, 1.0, 1.0]
+    wanted, done = [], 0
+    for bag in members:
+        rows = [
+            [number * weights[done + turn] for number in _TABLE[place]] for turn, place in enumerate(bag)
+        ] or [[0.0, 0.0]]
+        done += len(bag)
+        columns = list(zip(*rows, strict=True))
+        combine: dict[str, Callable[[Any], float]] = {
+            "sum": sum, "max": max, "mean": lambda column: sum(column) / len(column)
+        }  # fmt: skip
+        wanted.append([combine[mode](column) for column in columns])
+
+    def call(on: On) -> torch.Tensor:
+        return functional.embedding_bag(
+            on.whole(places), on(_TABLE), on.whole([*starts, *([3] if last else [])]), mode=mode,
+            per_sample_weights=on(weights) if weighted else None, include_last_offset=last,
+        )  # fmt: skip
+
+    return call, wanted
+
+
+_SCALED: dict[tuple[str, int, int, bool | None], list[float]] = {
+    ("linear", 5, 3, True): [0, 2, 4],
+    ("linear", 5, 9, True): [0, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4],
+    ("linear", 3, 1, True): [0],
+    ("linear", 4, 2, False): [0.5, 2.5],
+    ("linear", 2, 4, False): [0, 0.25, 0.75, 1],
+    ("nearest", 5, 3, None): [0, 1, 3],
+    ("nearest", 3, 6, None): [0, 0, 1, 1, 2, 2],
+    ("nearest-exact", 5, 3, None): [0, 2, 4],
+    ("area", 4, 2, None): [0.5, 2.5],
+}
+"""By mode, length, new length and align_corners: what becomes of the numbers from 0 on."""
+_MODES = {"linear": ("linear", "bilinear", "trilinear")}
+
+
+def _scaled(key: tuple[str, int, int, bool | None], dimensions: int, along: int) -> Known:
+    mode, length, new, corners = key
+    shape = [1, 1, *(length if axis == along else 2 for axis in range(dimensions))]
+    sizes = [new if axis == along else 2 for axis in range(dimensions)]
+
+    def ramp(numbers: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        return numbers.reshape([-1 if axis == along else 1 for axis in range(dimensions)]).expand(*sizes)
+
+    def call(on: On) -> torch.Tensor:
+        image = ramp(torch.arange(length, dtype=on.dtype), shape[2:]).expand(shape).contiguous()
+        name = _MODES.get(mode, (mode,) * 3)[dimensions - 1]
+        return functional.interpolate(image.to(on.device), sizes, mode=name, align_corners=corners)
+
+    return call, [[ramp(torch.tensor(_SCALED[key]), sizes).tolist()]]
+
+
+_ROW = [[[[0.0, 1.0, 2.0, 3.0]]]]
+
+
+def _sampled(on: On, *places: float, **options: Any) -> torch.Tensor:
+    """A row of the numbers from 0 to 3, at these places of which -1 and 1 are its ends."""
+    return functional.grid_sample(on(_ROW), on([[[[place, 0.0] for place in places]]]), **options)
+
+
+LAYERS: dict[str, Known] = {
+    **{
+        f"embedding_bag(mode={mode!r}, include_last_offset={last}{', per_sample_weights' * weighted}), where "
+        f"{kind}": _bags(mode, last, weighted, kind)
+        for mode, last, weighted, kind in product(("sum", "mean", "max"), (False, True), (False, True), _BAGS)
+        if mode == "sum" or not weighted
+    },
+    "embedding_bag(padding_idx=…)": (
+        lambda on: functional.embedding_bag(
+            on.whole([[0, 1], [1, 1]]), on(_TABLE), mode="sum", padding_idx=1
+        ),
+        [[1, 2], [0, 0]],
+    ),
+    "embedding(max_norm=…)": (
+        lambda on: functional.embedding(on.whole([1, 0]), on([[6, 8], [3, 0]]), max_norm=5, norm_type=1),
+        [[3, 0], [30 / (14 + 1e-7), 40 / (14 + 1e-7)]],
+    ),
+    **{
+        f"interpolate({key[1]} to {key[2]}, mode={key[0]!r}, align_corners={key[3]}), of {n} dimensions, "
+        f"along {along}": _scaled(key, n, along)
+        for key in _SCALED
+        for n in (1, 2, 3)
+        for along in range(n)
+    },
+    "interpolate(mode='bicubic')": (
+        lambda on: functional.interpolate(
+            on.image(*[[0.0, 1, 2, 3, 4]] * 2), (2, 3), mode="bicubic", align_corners=True
+        ),
+        [[[[0, 2, 4], [0, 2, 4]]]],
+    ),
+    "grid_sample": (
+        lambda on: [
+            _sampled(on, -1, 0, 1, align_corners=True),
+            _sampled(on, -1, 0, 1, align_corners=False),
+            _sampled(on, -1, 0, 1, align_corners=False, padding_mode="border"),
+            _sampled(on, -1.5, 1.5, align_corners=False, padding_mode="reflection"),
+            _sampled(on, -0.5, 0.5, mode="nearest", align_corners=False),
+            _sampled(on, 2, align_corners=True),
+        ],
+        [
+            [[[[0, 1.5, 3]]]], [[[[0, 1.5, 1.5]]]], [[[[0, 1.5, 3]]]], [[[[0.5, 2.5]]]], [[[[0, 2]]]],
+            [[[[0]]]],
+        ],
+    ),
+    "affine_grid": (
+        lambda on: [
+            functional.affine_grid(on([[[1, 0, 0], [0, 1, 0]]]), [1, 1, 1, 2], align_corners=corners)
+            for corners in (True, False)
+        ],
+        [[[[[-1, 0], [1, 0]]]], [[[[-0.5, 0], [0.5, 0]]]]],
+    ),
+    "average pooling": (
+        lambda on: [
+            functional.avg_pool1d(on([[[2, 4, 6]]]), 2, 2, 1),
+            functional.avg_pool1d(on([[[2, 4, 6]]]), 2, 2, 1, count_include_pad=False),
+            functional.avg_pool1d(on([[[2, 4, 6]]]), 2, ceil_mode=True),
+            functional.avg_pool2d(on.image([2, 4], [6, 8]), 2, divisor_override=5),
+            functional.avg_pool2d(on.image([2, 4, 6]), (1, 2), ceil_mode=True),
+            functional.adaptive_avg_pool1d(on([[[1, 2, 3, 4, 5]]]), 3),
+            functional.lp_pool1d(on([[[3, 4, 0, 5]]]), 2, 2),
+        ],
+        [
+            [[[1, 5]]], [[[2, 5]]], [[[3, 6]]], [[[[4]]]], [[[[3, 6]]]], [[[1.5, 3, 4.5]]],
+            [[[5, 5]]],
+        ],
+    ),
+    "avg_pool3d": (
+        lambda on: functional.avg_pool3d(
+            on([[[[[2, 4, 6]]]]]), (1, 1, 2), ceil_mode=True, divisor_override=1
+        ),
+        [[[[[6, 6]]]]],
+    ),
+    "maximum pooling": (
+        lambda on: [
+            *functional.max_pool1d(on([[[-1, -2, -3, -4]]]), 2, 2, 1, return_indices=True),
+            functional.max_pool1d(on([[[1, 2, 3, 4]]]), 2, 1, dilation=2),
+            functional.max_pool1d(on([[[1, 2, 3]]]), 2, ceil_mode=True),
+            *functional.max_pool2d(on.image([1, 5], [7, 3]), 2, return_indices=True),
+            functional.max_unpool1d(on([[[5, 6]]]), on.whole([[[1, 2]]]), [2]),
+            *functional.adaptive_max_pool1d(on([[[1, 5, 3]]]), 2, return_indices=True),
+        ],
+        [
+            [[[-1, -2, -4]]], [[[0, 1, 3]]], [[[3, 4]]], [[[2, 3]]], [[[[7]]]], [[[[2]]]], [[[0, 5, 6, 0]]],
+            [[[5, 5]]], [[[1, 1]]],
+        ],
+    ),
+    "padding": (
+        lambda on: [
+            functional.pad(on([[[1, 2, 3]]]), (2, 1), how) for how in ("reflect", "replicate", "circular")
+        ]
+        + [functional.pad(on([1, 2, 3]), (-1, 2), value=7)],
+        [[[[3, 2, 1, 2, 3, 2]]], [[[1, 1, 1, 2, 3, 3]]], [[[2, 3, 1, 2, 3, 1]]], [2, 3, 7, 7]],
+    ),
+    "convolutions": (
+        lambda on: [
+            functional.conv1d(on([[[1, 2, 3, 4]]]), on([[[1, 2]]]), on([1]), 2, 1, 2),
+            functional.conv1d(on([[[1, 2], [3, 4]]]), on([[[1]], [[2]], [[3]], [[4]]]), groups=2),
+            functional.conv1d(on([[[1, 2, 3]]]), on([[[1, 1]]]), padding="same"),
+            functional.conv_transpose1d(on([[[1, 2]]]), on([[[1, 2, 4]]]), on([1]), 2, 1, 1),
+            functional.conv2d(on.image([1, 2], [3, 4]), on.image([1], [2]), padding=(1, 0)),
+        ],
+        [
+            [[[5, 11]]], [[[1, 2], [2, 4], [9, 12], [12, 16]]], [[[3, 5, 3]]], [[[3, 7, 5, 9]]],
+            [[[[2, 4], [7, 10], [3, 4]]]],
+        ],
+    ),
+    "losses with options": (
+        lambda on: [
+            functional.smooth_l1_loss(on([0, 0]), on([1, 4]), reduction="none", beta=2),
+            functional.huber_loss(on([0, 0]), on([1, 4]), reduction="none", delta=2),
+            functional.cross_entropy(on([[0, 0], [0, 0]]), on.whole([1, -100])),
+            functional.cross_entropy(on([[0, 0], [0, _LN3]]), on.whole([1, 0]), on([1, 3])),
+            functional.nll_loss(on([[1, 2], [3, 4]]), on.whole([1, 0]), on([1, 3]), reduction="sum"),
+            functional.nll_loss(on([[1, 2], [3, 4]]), on.whole([1, 0]), ignore_index=0),
+            functional.binary_cross_entropy(on([0, 1, 0.5]), on([1, 0, 1]), reduction="none"),
+            functional.hinge_embedding_loss(on([1, 3]), on([-1, 1]), 3, reduction="none"),
+            functional.margin_ranking_loss(on([1, 2]), on([2, 1]), on([1, 1]), 4, reduction="none"),
+            functional.cosine_embedding_loss(on([[1, 0]]), on([[1, 0]]), on([-1]), 0.25),
+            functional.triplet_margin_loss(on([[0]]), on([[3]]), on([[1]]), 2, 1, eps=0),
+            functional.poisson_nll_loss(on([2, 4]), on([3, 0]), log_input=False, reduction="sum", eps=0),
+            functional.gaussian_nll_loss(on([0, 2]), on([2, 2]), on([1, 1]), reduction="none"),
+            functional.kl_div(on([0, 0]), on([0, 1]), reduction="sum"),
+            functional.kl_div(on([0, 0]), on([0, 1]), reduction="sum", log_target=True),
+        ],
+        [
+            [0.25, 3], [0.5, 6], math.log(2), (3 * math.log(2) + math.log(4)) / 4, -9, -2,
+            [100, 100, math.log(2)], [2, 3], [5, 3], 0.75, 4, 6 - 3 * math.log(2), [2, 0], 0, math.e,
+        ],
+    ),
+    "multi_margin_loss": (lambda on: functional.multi_margin_loss(on([[1, 2]]), on.whole([0]), 2), 2),
+    "normalisation": (
+        lambda on: [
+            functional.layer_norm(on([[1, 3]]), (2,), on([2, 3]), on([1, 1]), 3),
+            functional.rms_norm(on([[1, 3]]), (2,), on([2, 3]), 4),
+            functional.group_norm(on([[[1, 3], [1, 3], [0, 8], [0, 8]]]), 2, eps=9),
+            functional.instance_norm(on([[[1, 3], [0, 8]]]), eps=9),
+            functional.batch_norm(on([[1], [3]]), on([1]), on([3]), on([2]), on([1]), eps=1),
+            functional.batch_norm(on([[1], [3]]), None, None, training=True, eps=3),
+            functional.local_response_norm(on([[[1, 2]]]), 1, alpha=3, beta=1, k=1),
+        ],
+        [
+            [[0, 2.5]], [[2 / 3, 3]],
+            [[[-1 / math.sqrt(10), 1 / math.sqrt(10)]] * 2 + [[-0.8, 0.8]] * 2],
+            [[[-1 / math.sqrt(10), 1 / math.sqrt(10)], [-0.8, 0.8]]],
+            [[1], [3]], [[-0.5], [0.5]], [[[0.25, 2 / 13]]],
+        ],
+    ),
+}  # fmt: skip
+"""Of models' layers: bags that are empty, images that shrink, and windows that go beyond the end."""
+
+_TRIANGLES = [[2.0, 1.0], [0.0, 2.0]]
+_UPPER, _LOWER = [[2.0, 4.0], [0.0, 1.0]], [[2.0, 0.0], [4.0, 1.0]]
+
+MATRICES: dict[str, Known] = {
+    "eigenvalues of a triangle": (
+        lambda on: [torch.linalg.eigvalsh(on(_TRIANGLES), UPLO=part) for part in ("U", "L", "u")]
+        + [torch.linalg.eigh(on(_TRIANGLES), part).eigenvalues for part in ("U", "L")],
+        [[1, 3], [2, 2], [1, 3], [1, 3], [2, 2]],
+    ),
+    "cholesky": (
+        lambda on: [
+            torch.linalg.cholesky(on([[4, 8], [8, 17]])),
+            torch.linalg.cholesky(on([[4, 8], [8, 17]]), upper=True),
+            torch.cholesky_solve(on([[4], [9]]), on(_LOWER)),
+            torch.cholesky_solve(on([[4], [9]]), on(_UPPER), upper=True),
+            torch.cholesky_inverse(on(_UPPER), upper=True),
+        ],
+        [_LOWER, _UPPER, [[-1], [1]], [[-1], [1]], [[4.25, -2], [-2, 1]]],
+    ),
+    "solutions": (
+        lambda on: [
+            torch.linalg.solve_triangular(on(_UPPER), on([[10], [2]]), upper=True),
+            torch.linalg.solve_triangular(on(_LOWER), on([[2], [5]]), upper=False),
+            torch.linalg.solve_triangular(on(_UPPER), on([[9], [2]]), upper=True, unitriangular=True),
+            torch.linalg.solve_triangular(on(_UPPER), on([[2, 6]]), upper=True, left=False),
+            torch.linalg.solve(on([[0, 2], [1, 0]]), on([[4], [3]])),
+            torch.linalg.solve(on([[0, 2], [1, 0]]), on([[4, 6]]), left=False),
+            torch.linalg.solve(on([[0, 2], [1, 0]]), on([4, 3])),
+            torch.linalg.lu_solve(
+                *torch.linalg.lu_factor(on([[0, 2], [1, 0]])), on([[4], [3]]), adjoint=True
+            ),
+        ],
+        [[[1], [2]], [[1], [1]], [[1], [2]], [[1, 2]], [[3], [2]], [[3, 4]], [3, 2], [[1.5], [4]]],
+    ),
+    "powers and inverses": (
+        lambda on: [
+            *(torch.linalg.matrix_power(on([[0, 2], [1, 0]]), n) for n in (-1, 0, 3)),
+            torch.linalg.inv(on([[0, 2], [1, 0]])),
+            torch.linalg.det(on([[0, 2], [1, 0]])),
+            *torch.linalg.slogdet(on([[0, 2], [1, 0]])),
+        ],
+        [
+            [[0, 1], [0.5, 0]], [[1, 0], [0, 1]], [[0, 4], [2, 0]], [[0, 1], [0.5, 0]], -2, -1,
+            math.log(2),
+        ],
+    ),
+    "pseudo-inverses": (
+        lambda on: [
+            torch.linalg.pinv(on([[2, 0]])),
+            torch.linalg.matrix_rank(on([[1, 1], [1, 1]]), hermitian=True),
+        ],
+        [[[0.5], [0]], 1],
+    ),
+    "norms of matrices": (
+        lambda on: [
+            torch.linalg.matrix_norm(on([[3, 0], [-4, 0]]), how)
+            for how in ("fro", "nuc", 1, -1, 2, _INF, -_INF)
+        ],
+        [5, 5, 7, 0, 5, 4, 3],
+    ),
+    "triangles and diagonals": (
+        lambda on: [
+            torch.tril(on([[1, 2], [3, 4]]), -1),
+            torch.triu(on([[1, 2], [3, 4]]), 1),
+            torch.diag(on([1, 2]), -1),
+            on([[1, 2], [3, 4]]).diagonal(1),
+            on([[1, 2], [3, 4]]).trace(),
+            torch.cross(on([[1, 0, 0]]), on([[0, 1, 0]]), dim=1),
+        ],
+        [[[0, 0], [3, 0]], [[0, 2], [0, 0]], [[0, 0, 0], [1, 0, 0], [0, 2, 0]], [2], 5, [[0, 0, 1]]],
+    ),
+}  # fmt: skip
+"""Of matrices: each triangle, side and norm."""
+
+_SMALL = [1e-4, -1e-6, 1e-9, -1e-12, 1e-20, 1e-30]
+_NEARLY_ITSELF: dict[str, Callable[[float], float]] = {
+    "log1p": math.log1p, "expm1": math.expm1, "sin": math.sin, "tan": math.tan, "asin": math.asin,
+    "atan": math.atan, "sinh": math.sinh, "tanh": math.tanh, "asinh": math.asinh, "atanh": math.atanh,
+    "erf": math.erf, "sqrt": lambda x: math.sqrt(x) if x >= 0 else _NAN,
+}  # fmt: skip
+
+SMALL_AND_LARGE: dict[str, Known] = {
+    **{
+        f"{name} of small numbers": (
+            lambda on, name=name: getattr(torch, name)(on(_SMALL)),  # type: ignore[misc]
+            [function(x) for x in _SMALL],
+        )
+        for name, function in _NEARLY_ITSELF.items()
+    },
+    "quantile": (
+        lambda on: [
+            torch.quantile(on([3, 0, 1, 9]), 0.5, interpolation=how)
+            for how in ("linear", "lower", "higher", "midpoint")
+        ]
+        + [torch.nanquantile(on([3, _NAN, 1, 9]), 0.5), torch.quantile(on([[3, 1]]), 1.0, 1, True)],
+        [2, 1, 3, 2, 3, [[3]]],
+    ),
+    "logaddexp of distant numbers": (
+        lambda on: torch.logaddexp(on([0, -20, 1e4]), on([-20, 0, 1e4])),
+        [math.log1p(math.exp(-20)), math.log1p(math.exp(-20)), 1e4 + math.log(2)],
+    ),
+    "erfc, sigmoid and softplus of distant numbers": (
+        lambda on: [
+            torch.erfc(on([5, 9])),
+            torch.sigmoid(on([-30, -80])),
+            functional.softplus(on([-20, -50])),
+            functional.logsigmoid(on([20, 50])),
+            torch.exp(on([-80, 80])),
+        ],
+        [
+            [math.erfc(5), math.erfc(9)], [1 / (1 + math.exp(30)), 1 / (1 + math.exp(80))],
+            [math.log1p(math.exp(-20)), math.exp(-50)], [-math.log1p(math.exp(-20)), -math.exp(-50)],
+            [math.exp(-80), math.exp(80)],
+        ],
+    ),
+    "log_ndtr": (lambda on: torch.special.log_ndtr(on([-20])), [-203.91715537109727]),
+    "hypot and functions of large numbers": (
+        lambda on: [
+            torch.hypot(on([3e30, 3e-30]), on([4e30, 4e-30])),
+            torch.asinh(on([1e30, -1e30])),
+            torch.acosh(on([1e30])),
+            torch.log1p(on([1e30])),
+            torch.softmax(on([1e30, 1e30, -1e30]), 0),
+            torch.logsumexp(on([1e4, 1e4]), 0),
+        ],
+        [
+            [5e30, 5e-30], [math.asinh(1e30), -math.asinh(1e30)], [math.acosh(1e30)], [math.log1p(1e30)],
+            [0.5, 0.5, 0], 1e4 + math.log(2),
+        ],
+    ),
+}  # fmt: skip
+"""Of numbers of which no digit may be lost, or whose squares or powers are beyond what float32 holds."""
+
+
+def _of_large(base: int) -> dict[str, Known]:
+    """Of integers that fall together with their neighbours in a floating-point dtype."""
+    a, b, c = base + 1, base + 3, base + 5
+    return {
+        "products of matrices": (
+            lambda on: [
+                torch.mm(on.whole([[a, b]]), on.whole([[1], [2]])),
+                on.whole([[a, b]]) @ on.whole([1, 2]),
+                torch.mv(on.whole([[a, b]]), on.whole([1, 2])),
+                torch.dot(on.whole([a, b]), on.whole([1, 2])),
+                torch.vdot(on.whole([a, b]), on.whole([1, 2])),
+                torch.inner(on.whole([a, b]), on.whole([1, 2])),
+                torch.bmm(on.whole([[[a, b]]]), on.whole([[[1], [2]]])),
+                on.whole([[[a, b]], [[b, c]]]) @ on.whole([[1], [2]]),
+                torch.addmm(on.whole([[a]]), on.whole([[a, b]]), on.whole([[1], [2]]), beta=3, alpha=2),
+                torch.baddbmm(on.whole([[[a]]]), on.whole([[[a, b]]]), on.whole([[[1], [2]]])),
+                torch.addmv(on.whole([a]), on.whole([[a, b]]), on.whole([1, 2])),
+                torch.einsum("ij,j->i", on.whole([[a, b]]), on.whole([1, 2])),
+                torch.tensordot(on.whole([[a, b]]), on.whole([[1], [2]]), 1),
+                torch.linalg.multi_dot([on.whole([[a, b]]), on.whole([[1], [2]]), on.whole([[1]])]),
+            ],
+            [
+                [[a + 2 * b]], [a + 2 * b], [a + 2 * b], a + 2 * b, a + 2 * b, a + 2 * b, [[[a + 2 * b]]],
+                [[[a + 2 * b]], [[b + 2 * c]]], [[5 * a + 4 * b]], [[[2 * a + 2 * b]]], [2 * a + 2 * b],
+                [a + 2 * b], [[a + 2 * b]], [[a + 2 * b]],
+            ],
+        ),
+        "outer products": (
+            lambda on: [
+                torch.addr(on.whole([[a, b]]), on.whole([1]), on.whole([a, b])),
+                torch.outer(on.whole([a, b]), on.whole([1, 3])),
+                torch.kron(on.whole([a, b]), on.whole([1, 3])),
+            ],
+            [[[2 * a, 2 * b]], [[a, 3 * a], [b, 3 * b]], [a, 3 * a, b, 3 * b]],
+        ),
+        "numbers in order": (
+            lambda on: [
+                torch.arange(a, a + 5, device=on.device),
+                torch.arange(c, a, -2, device=on.device),
+                torch.arange(a, a + 9, 4, dtype=torch.int64, device=on.device),
+                torch.full((2,), a, device=on.device),
+                torch.full_like(on.whole([1]), a),
+                on.whole([1]).new_full((1,), a),
+                on.whole([1]).fill_(a),
+                torch.empty(1, dtype=torch.int64, device=on.device).fill_(on.whole(a)),
+                torch.scalar_tensor(a, dtype=torch.int64, device=on.device),
+            ],
+            [
+                list(range(a, a + 5)), [c, b], [a, a + 4, a + 8], [a, a], [a], [a], [a], [a], a,
+            ],
+        ),
+        "sums and products": (
+            lambda on: [
+                on.whole([a, 2]).sum(),
+                on.whole([[a, 2], [b, 3]]).sum(0),
+                on.whole([a, 2]).cumsum(0),
+                on.whole([a, 3]).prod(),
+                on.whole([[a, 3]]).prod(1),
+                on.whole([a, 3]).cumprod(0),
+                on.whole([a]).add(on.whole([2]), alpha=3),
+                on.whole([c]) - a,
+                on.whole([a]) * 3,
+                torch.addcmul(on.whole([a]), on.whole([b]), on.whole([2]), value=3),
+                on.whole([a]).index_add(0, on.whole([0, 0]), on.whole([a, b]), alpha=2),
+                on.whole([[a, 2], [b, 3]]).trace(),
+                on.whole([a, b]).count_nonzero(),
+            ],
+            [
+                a + 2, [a + b, 5], [a, a + 2], 3 * a, [3 * a], [a, 3 * a], [a + 6], [4], [3 * a],
+                [a + 6 * b], [3 * a + 2 * b], a + 3, 2,
+            ],
+        ),
+        "divisions and bits": (
+            lambda on: [
+                on.whole([a]) // 2,
+                on.whole([-a]) // 2,
+                on.whole([a]) % 1001,
+                on.whole([-a]).fmod(1001),
+                torch.div(on.whole([-a]), 2, rounding_mode="trunc"),
+                torch.gcd(on.whole([3 * a]), on.whole([2 * a])),
+                torch.bitwise_xor(on.whole([a]), 5),
+                on.whole([a]) >> 1,
+                on.whole([a]) ** 1,
+                on.whole([-a]).abs(),
+                on.whole([a]).neg(),
+            ],
+            [
+                [a // 2], [-a // 2], [a % 1001], [-(a % 1001)], [-(a // 2)], [a], [a ^ 5], [a >> 1], [a], [a],
+                [-a],
+            ],
+        ),
+        "an order": (
+            lambda on: [
+                *on.whole([b, a, c]).sort(),
+                *on.whole([b, a, c]).topk(2),
+                *on.whole([b, a, c]).max(0),
+                *on.whole([b, a, c]).kthvalue(2),
+                on.whole([b, a, c]).median(),
+                torch.maximum(on.whole([a]), on.whole([a + 1])),
+                on.whole([a, c]).clamp(a + 1, b),
+                torch.searchsorted(on.whole([a, b, c]), on.whole([a + 1, b]), side="right"),
+                on.whole([a, a + 1, a]).unique(),
+                torch.isin(on.whole([a, b]), on.whole([a + 1, b])),
+                on.whole([a]) == a + 1,
+                on.whole([a]) < on.whole([a + 1]),
+                on.whole([[b, a, c]]).argmin(1),
+                torch.where(on.truths([True, False]), on.whole([a, a]), b),
+                on.whole([0, 1]).masked_fill(on.truths([True, False]), a),
+            ],
+            [
+                [a, b, c], [1, 0, 2], [c, b], [2, 0], c, 2, b, 0, b, [a + 1], [a + 1, b], [1, 2], [a, a + 1],
+                [False, True], [False], [True], [1], [a, b], [a, 1],
+            ],
+        ),
+    }  # fmt: skip
+
+
+LARGE: dict[str, Known] = {
+    f"{name} of integers above 2**{bits}": known
+    for bits in (24, 53)
+    for name, known in _of_large(2**bits).items()
+}
+"""Of integers that float32, or float64, does not hold."""
