@@ -119,6 +119,11 @@ PROGRAMS = {
         "all.py": "from keep import *\n",
         "run.py": f"import torch\nfrom all import *\n\n\n{RUNS}",
     },
+    "a function that reads a device of its module": {
+        "run.py": "import torch\n\nplace = torch.device('cuda' if torch.cuda.is_available() else 'cpu')\n\n\n"
+        "def run(x):\n    return x.to(place)\n",
+        "keep.py": f"from run import run\n\n\n{STAYS}",
+    },
     "a file that imports all names": {
         "keep.py": STAYS,
         "run.py": f"import torch\nfrom keep import *\n\n\n{RUNS}",

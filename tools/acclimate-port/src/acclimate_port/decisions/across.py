@@ -150,17 +150,19 @@ class Across:
         """The names by which other files run or read the code that a decision is on."""
         node = self._all[index].finding.node
         home = self._outermost(node)
-        if home:
-            found, waiting = {home}, [home]
-            while waiting:
-                new = self._named_by[waiting.pop()] - found
-                found |= new
-                waiting += new
-            return [f"here:{name}" for name in sorted(found)]
-        statement = self._file.tree.statement(node)
+        found = {home} if home else set(self._bound_by(self._file.tree.statement(node)))
+        waiting = [*found]
+        while waiting:
+            new = self._named_by[waiting.pop()] - found
+            found |= new
+            waiting += new
+        return [f"here:{name}" for name in (*sorted(found), *([] if home else [MODULE]))]
+
+    @staticmethod
+    def _bound_by(statement: cst.CSTNode | None) -> Iterator[str]:
+        """The names that an assignment binds."""
         targets = [one.target for one in statement.targets] if isinstance(statement, cst.Assign) else []
-        named = [one.value for one in targets if isinstance(one, cst.Name)]
-        return [f"here:{name}" for name in (*named, MODULE)]
+        yield from (one.value for one in targets if isinstance(one, cst.Name))
 
     def _outermost(self, node: cst.CSTNode) -> str:
         """The name of the outermost function or class around a node; ``""`` for code of the module."""
@@ -170,8 +172,10 @@ class Across:
 
     @cached_property
     def _named_by(self) -> dict[str, set[str]]:
-        """The functions and classes of the module that name each of them."""
+        """The functions and classes of the module that name each of them, and each name of the module."""
         own = {self._outermost(body) for body in self._bodies()}
+        statements = (one for one in self._file.tree.of_type(cst.Assign) if not self._outermost(one))
+        own |= {name for one in statements for name in self._bound_by(one)}
         found: dict[str, set[str]] = defaultdict(set)
         for name in self._file.tree.of_type(cst.Name):
             if name.value in own and (home := self._outermost(name)) not in ("", name.value):
