@@ -45,3 +45,5 @@ RUNTIMES = {
     "cuda": "NVIDIA's driver",
 }
 """Packages that run or query NVIDIA GPUs without torch, and what messages call them."""
+OWN_OBJECTS = ("dgl", "warp", "nvalchemiops", "bitsandbytes", "transformer_engine", "apex")
+"""Packages with objects that a program moves like torch's, and that do not run on every accelerator."""
