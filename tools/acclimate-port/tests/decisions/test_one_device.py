@@ -138,6 +138,13 @@ PROGRAMS = {
         "steps.py": "import keep\n\n\ndef step(model):\n    return keep.keep(model)\n",
         "run.py": f"import torch\nfrom steps import step\n\n\n{RUNS}",
     },
+    "the name of a device that another file chooses": {
+        "keep.py": f"class Manager:\n    {STAYS.replace('(model)', '(self, model)')}".replace(
+            "    return", "        return"
+        ),
+        "run.py": "import torch\nfrom keep import Manager\n\n\ndef tag():\n    if torch.cuda.is_available():\n"
+        "        return torch.cuda.get_device_name(Manager().device)\n    return ''\n",
+    },
     "a function that reads a device of its module": {
         "run.py": "import torch\n\nplace = torch.device('cuda' if torch.cuda.is_available() else 'cpu')\n\n\n"
         "def run(x):\n    return x.to(place)\n",

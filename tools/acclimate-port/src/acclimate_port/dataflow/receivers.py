@@ -9,7 +9,7 @@ import libcst as cst
 
 from acclimate_port.dataflow.sinks import takes_device
 from acclimate_port.dataflow.uses import uses_of
-from acclimate_port.source.cuda_packages import OWN_OBJECTS
+from acclimate_port.source.cuda_packages import OWN_LAYERS, OWN_OBJECTS
 from acclimate_port.source.tree import called_name, dotted, modules_of, packages_of
 from acclimate_port.source.values import Kind
 from acclimate_port.source_file import SourceFile, kept
@@ -84,12 +84,12 @@ def moves_for_others(file: SourceFile, device: cst.CSTNode) -> str:
 
 @kept
 def _objects_of(file: SourceFile) -> str:
-    """The library whose objects a file may have, if it needs that library in any case."""
+    """The library whose objects a file may have."""
     for statement in file.tree.imports:
-        if any(isinstance(one, (cst.Try, cst.If)) for one in file.tree.ancestors(statement)):
-            continue
+        is_optional = any(isinstance(one, (cst.Try, cst.If)) for one in file.tree.ancestors(statement))
+        counting = OWN_OBJECTS if is_optional else (*OWN_OBJECTS, *OWN_LAYERS)
         modules = modules_of(statement)
-        if found := next((one for one in packages_of(statement) if one in OWN_OBJECTS), ""):
+        if found := next((one for one in packages_of(statement) if one in counting), ""):
             return found
         if isinstance(statement, cst.ImportFrom):
             module = dotted(statement.module) if statement.module is not None else ""

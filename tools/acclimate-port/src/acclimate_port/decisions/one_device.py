@@ -26,6 +26,8 @@ _CHOOSE = {
 """Rules for what chooses a device, asks for it or moves to it."""
 _CHOOSING_CALLS = {"is_available", "device_count", "set_device", "device", "device_of"}
 """Functions of torch.cuda that do; the others seed, wait or free memory."""
+_OF_A_DEVICE = {"get_device_name", "get_device_properties", "get_device_capability"}
+"""Functions that raise an error if the device they get is on the CPU, or is CUDA's."""
 _FIGURES = FIGURES | RESETS | {"mem_get_info", "memory_stats"}
 _STATES = {"get_rng_state", "get_rng_state_all", "set_rng_state", "set_rng_state_all"}
 _STREAMS = {*STREAMS, "Event"}
@@ -104,8 +106,17 @@ class OneDevice:
 
     def _chooses(self, index: int) -> bool:
         rule = self._all[index].finding.rule.name
-        is_one = rule in _CHOOSE or (rule == "runtime-call" and self._called(index) in _CHOOSING_CALLS)
+        called = self._called(index) if rule == "runtime-call" else ""
+        is_one = rule in _CHOOSE or called in _CHOOSING_CALLS or self._names_device(index, called)
         return is_one and self._all.counts(index)
+
+    def _names_device(self, index: int, called: str) -> bool:
+        """Whether a call asks for the name or features of a device that it gets: ``get_device_name(d)``."""
+        node = self._all[index].finding.node
+        is_given = isinstance(node, cst.Call) and any(
+            not isinstance(one.value, cst.Integer) for one in node.args
+        )
+        return called in _OF_A_DEVICE and is_given
 
     def _called(self, index: int) -> str:
         """The function of torch.cuda that a decision is on; ``""`` if it is on no call."""

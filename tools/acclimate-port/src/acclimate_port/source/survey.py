@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from acclimate_port.source.build_scripts import files_imported, is_build_script
-from acclimate_port.source.cuda_packages import CUDA_PACKAGES, KERNEL_PACKAGES, OWN_OBJECTS
+from acclimate_port.source.cuda_packages import CUDA_PACKAGES, KERNEL_PACKAGES, OWN_LAYERS, OWN_OBJECTS
 
 _CLASS = re.compile(
     rb"^(?P<margin>[ \t]*)class[ \t]+(?P<name>\w+)[ \t]*(?:\((?P<bases>[^)]*)\))?[ \t]*:", re.M
@@ -61,7 +61,11 @@ _IMPORT_OF_PACKAGE = re.compile(
     + rb")\b",
     re.M,
 )
-_IMPORT_OF_OBJECTS = re.compile(rb"^(?:from|import)[ \t]+(%b)\b" % "|".join(OWN_OBJECTS).encode(), re.M)
+_IMPORT_OF_OBJECTS = re.compile(
+    rb"^(?:[ \t]*(?:from|import)[ \t]+(%b)|(?:from|import)[ \t]+(%b))\b"
+    % ("|".join(OWN_OBJECTS).encode(), "|".join(OWN_LAYERS).encode()),
+    re.M,
+)
 _WORD = re.compile(rb"[A-Za-z_]\w{3,}")
 
 
@@ -173,7 +177,7 @@ def _own_objects(source: bytes, path: Path) -> Iterator[tuple[str, str, str]]:
     """The packages with objects of their own that a module imports."""
     module = path.parent if path.name == "__init__.py" else path.with_suffix("")
     for found in _IMPORT_OF_OBJECTS.finditer(source):
-        yield module.parent.name, module.name, found[1].decode()
+        yield module.parent.name, module.name, (found[1] or found[2]).decode()
 
 
 def _flags(source: bytes) -> Iterator[str]:
