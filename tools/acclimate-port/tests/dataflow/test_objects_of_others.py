@@ -51,6 +51,9 @@ TENSORS = {
     "a tensor beside such a library": (
         f"import dgl\nimport torch\n\n\ndef f(n):\n    device = {CHOICE}\n    return torch.ones(n).to(device)\n"
     ),
+    "a model beside a library of graphs": (
+        f"import dgl\nimport torch\n\n\ndef f(make):\n    device = {CHOICE}\n    model = make()\n    return model.to(device)\n"
+    ),
     "a library that is optional": (
         "import torch\n\ntry:\n    import apex\nexcept ImportError:\n    apex = None\n\n\n"
         f"def f(batch):\n    return batch.to({CHOICE})\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import libcst as cst
 from acclimate_port.dataflow.sinks import takes_device
 from acclimate_port.dataflow.uses import uses_of
 from acclimate_port.source.cuda_packages import OWN_LAYERS, OWN_OBJECTS
-from acclimate_port.source.tree import called_name, dotted, modules_of, packages_of
+from acclimate_port.source.tree import called_name, dotted, last_name, modules_of, packages_of
 from acclimate_port.source.values import Kind
 from acclimate_port.source_file import SourceFile, kept
 
@@ -33,6 +34,9 @@ _OF_OTHERS = {
 """Packages with devices of their own, which do not know torch's names for other accelerators."""
 _KNOWN = {*_OF_TORCH, *sys.stdlib_module_names, "click", "typer", "pytest", "pydantic", "attr"}
 """Packages that keep a device's name as it is, or give it to torch."""
+
+_MODEL = re.compile(r"(^|_)(model|net|network|module)$")
+"""Names of models, which are torch's also beside graphs of another library."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,9 @@ def moves_for_others(file: SourceFile, device: cst.CSTNode) -> str:
         is_move = given is not None and called_name(given.call) == "to" and takes_device(given)
         if given is None or not is_move or not isinstance(given.call.func, cst.Attribute):
             continue
-        if file.values.of(given.call.func.value).kind not in (Kind.TENSOR, Kind.MODULE):
+        moved = given.call.func.value
+        is_model = library in OWN_OBJECTS and _MODEL.search(last_name(moved)) is not None
+        if not is_model and file.values.of(moved).kind not in (Kind.TENSOR, Kind.MODULE):
             line = file.tree.line(file.span(given.call).start)
             return f"line {line} may move an object of `{library}`, which does not run on every accelerator"
     return ""
