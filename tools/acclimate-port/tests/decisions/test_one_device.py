@@ -133,11 +133,6 @@ PROGRAMS = {
         "base.py": "from keep import First\n\n\nclass Second(First):\n    pass\n",
         "run.py": f"import torch\nfrom base import Second\n\n\n{RUNS}\n\nclass Third(Second):\n    pass\n",
     },
-    "a file that imports a function which calls one of a third file": {
-        "keep.py": STAYS,
-        "steps.py": "import keep\n\n\ndef step(model):\n    return keep.keep(model)\n",
-        "run.py": f"import torch\nfrom steps import step\n\n\n{RUNS}",
-    },
     "the name of a device that another file chooses": {
         "keep.py": f"class Manager:\n    {STAYS.replace('(model)', '(self, model)')}".replace(
             "    return", "        return"

@@ -31,7 +31,7 @@ class Outline:
     uses: frozenset[str] = frozenset()
     """The full names of what it imports, and of the attributes of these: ``pkg.utils.f`` of ``utils.f()``."""
     mentions: dict[str, frozenset[str]] = field(default_factory=dict)
-    """The names of the module, and the full names of imports, that each function or class mentions."""
+    """The names of the module that each function or class mentions, and for classes those of imports."""
     bases: frozenset[tuple[str, str]] = frozenset()
     """Pairs of a class of the file and the text of a base: ``here:Base``, ``from:pkg.mod.Base``."""
 
@@ -72,7 +72,12 @@ def outline(source: str | bytes) -> Outline:
         names,
         tuple(stars),
         frozenset(_uses(source, names)),
-        {name: frozenset(_mentioned(one, {*defined} - {name}, names)) for name, one in defined.items()},
+        {
+            name: frozenset(
+                _mentioned(one, {*defined} - {name}, names if isinstance(one, ast.ClassDef) else {})
+            )
+            for name, one in defined.items()
+        },
         frozenset(pair for pair in bases if pair[1]),
     )
 
