@@ -68,6 +68,7 @@ class OneDevice:
         }
         """The decisions of each kind."""
         self.on_device = [*casts, *self.groups[Kind.STREAM], *decisions.of_rules("sync-batch-norm")]
+        self.on_device += [index for index in calls if self._asks_of_device(index)]
         """What is right only on the device that the rest of the program chooses."""
 
     def keep_whole(self) -> None:
@@ -106,17 +107,16 @@ class OneDevice:
 
     def _chooses(self, index: int) -> bool:
         rule = self._all[index].finding.rule.name
-        called = self._called(index) if rule == "runtime-call" else ""
-        is_one = rule in _CHOOSE or called in _CHOOSING_CALLS or self._names_device(index, called)
+        is_one = rule in _CHOOSE or (rule == "runtime-call" and self._called(index) in _CHOOSING_CALLS)
         return is_one and self._all.counts(index)
 
-    def _names_device(self, index: int, called: str) -> bool:
+    def _asks_of_device(self, index: int) -> bool:
         """Whether a call asks for the name or features of a device that it gets: ``get_device_name(d)``."""
         node = self._all[index].finding.node
         is_given = isinstance(node, cst.Call) and any(
             not isinstance(one.value, cst.Integer) for one in node.args
         )
-        return called in _OF_A_DEVICE and is_given
+        return self._called(index) in _OF_A_DEVICE and is_given
 
     def _called(self, index: int) -> str:
         """The function of torch.cuda that a decision is on; ``""`` if it is on no call."""
