@@ -55,6 +55,7 @@ _USE_DEVICES = {"cuda", "to", "device_count"}
 _GIVE_TEXT = {"lower", "strip", "casefold", "split", "partition"}
 _STARTS_PROGRAM = re.compile(r"(^|_)(main|run|train|test|cli|app|launch|fire)($|_)", re.IGNORECASE)
 _CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
+_MODEL_NAME = re.compile(r"(^|_)model(_?(name|id|path|type))?$")
 _LONGEST_NAME = 40
 """A longer string is prose or a program."""
 
@@ -235,10 +236,17 @@ class SourceFile:
     @cached_property
     def other_kinds(self) -> tuple[str, ...]:
         """The other device types in the file's names and strings: ``"mps"``, ``is_npu_available``."""
-        strings = (one for one in self.tree.of_type(cst.SimpleString) if not self._is_of_port(one))
+        texts = self.tree.of_type(cst.SimpleString)
+        strings = (one for one in texts if not (self._is_of_port(one) or self._names_model(one)))
         words = {*self.names, *(string_value(node) or "" for node in strings)}
         found = {kind for word in words if len(word) < _LONGEST_NAME for kind in kinds_in(word)}
         return tuple(sorted(found))
+
+    def _names_model(self, text: cst.CSTNode) -> bool:
+        """Whether a parameter or an argument for a model's name has a text: ``model_name="mps"``."""
+        at = self.tree.parent(text)
+        word = at.name if isinstance(at, cst.Param) else at.keyword if isinstance(at, cst.Arg) else None
+        return word is not None and _MODEL_NAME.search(word.value) is not None
 
     def _is_of_port(self, text: cst.CSTNode) -> bool:
         """Whether a string is compared with the accelerator's name: ``accelerator_type() in ("cpu",)``."""

@@ -141,7 +141,6 @@ def test_where_a_checkpoint_was_saved_stays_and_where_it_goes_is_ported(before: 
         "if 'cpu' in device.type:\n    args.a()\nif 'cuda' in device.type:\n    args.b()",
         "args.half = torch.cuda.is_available() and args.half",
         "train(fp16=torch.cuda.is_available())",
-        "if torch.cuda.is_available():\n    warnings.warn('CUDA is available and not used')",
         "if not args and torch.cuda.is_available():\n    print('a GPU is available')",
         "if torch.cuda.is_available():\n    args.a()\nelse:\n    args.c()",
     ],
@@ -204,3 +203,28 @@ def test_an_assertion_in_what_torchscript_compiles_stays_with_what_it_guards() -
     )
     for target in TARGETS:
         assert "assert device == 'cuda'" in ported(source, target)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "if torch.cuda.is_available() and not args.gpu:\n    print('CUDA is available but --gpu is not given')",
+        "if torch.cuda.is_available():\n    warnings.warn('3 CUDA devices are available')\n    print('CUDA is present')",
+    ],
+)
+def test_a_message_that_cuda_is_there_is_told_of_cuda_alone(lines: str) -> None:
+    stays(lines)
+
+
+def test_what_does_more_than_tell_of_cuda_is_ported() -> None:
+    text = body("if torch.cuda.is_available():\n    print('CUDA is available')\n    args.device = 'cuda'")
+    assert "is_available" not in text
+
+
+def test_a_model_of_the_name_of_a_device_is_no_code_for_this_device() -> None:
+    choice = "place = 'cpu'\nif torch.cuda.is_available():\n    place = torch.device('cuda')\n"
+    source = (
+        choice + "\n\ndef load(model_name='mps'):\n    return torch.load(model_name, map_location=place)\n"
+    )
+    assert '("cpu", "mps")' not in ported(source)
+    assert '"mps"' in ported(source.replace("model_name", "kind"))

@@ -119,6 +119,32 @@ PROGRAMS = {
         "all.py": "from keep import *\n",
         "run.py": f"import torch\nfrom all import *\n\n\n{RUNS}",
     },
+    "a class whose base asks another file for the device": {
+        "keep.py": STAYS,
+        "base.py": "from keep import keep\n\n\nclass Base:\n    def start(self, model):\n        self.model = keep(model)\n",
+        "run.py": f"import torch\nfrom base import Base\n\n\nclass Own(Base):\n    {RUNS.replace('(x)', '(self, x)', 1)}".replace(
+            "    return", "        return"
+        ),
+    },
+    "a class and the base of its base": {
+        "keep.py": f"class First:\n    {STAYS.replace('(model)', '(self, model)')}".replace(
+            "    return", "        return"
+        ),
+        "base.py": "from keep import First\n\n\nclass Second(First):\n    pass\n",
+        "run.py": f"import torch\nfrom base import Second\n\n\n{RUNS}\n\nclass Third(Second):\n    pass\n",
+    },
+    "the name of a device that another file chooses": {
+        "keep.py": f"class Manager:\n    {STAYS.replace('(model)', '(self, model)')}".replace(
+            "    return", "        return"
+        ),
+        "run.py": "import torch\nfrom keep import Manager\n\n\ndef tag():\n    if torch.cuda.is_available():\n"
+        "        return torch.cuda.get_device_name(Manager().device)\n    return ''\n",
+    },
+    "a function that reads a device of its module": {
+        "run.py": "import torch\n\nplace = torch.device('cuda' if torch.cuda.is_available() else 'cpu')\n\n\n"
+        "def run(x):\n    return x.to(place)\n",
+        "keep.py": f"from run import run\n\n\n{STAYS}",
+    },
     "a file that imports all names": {
         "keep.py": STAYS,
         "run.py": f"import torch\nfrom keep import *\n\n\n{RUNS}",
@@ -157,6 +183,8 @@ def test_programs_that_share_no_code_are_ported_each_for_itself(target: str, tmp
         "run.py": f"import torch\n\n\n{RUNS}",
         "other.py": "def other(x):\n    return x\n",
         "main.py": "from other import other\nfrom run import run\n\n\ndef main(x):\n    return other(run(x))\n",
+        "mixed.py": "from keep import keep\n\n\ndef all_of(m):\n    return keep(m)\n\n\ndef name():\n    return 'mixed'\n",
+        "named.py": "from mixed import name\nfrom run import run\n\n\ndef go(x):\n    return name(), run(x)\n",
         "__init__.py": "from keep import keep\nfrom run import run\n",
     }
     results = ported_project(tmp_path, files, target)

@@ -228,13 +228,38 @@ def reports_cuda(file: SourceFile, question: cst.CSTNode) -> bool:
 
     A name may hold the answer, if the program does not put anything on a device by it.
     """
-    if _is_reported(file, question):
+    if _is_reported(file, question) or _only_says_so(file, question):
         return True
     target = file.tree.holder_of(question)
     reads = file.tree.reads(target) if isinstance(target, cst.Name) else []
     if not any(_is_reported(file, read) for read in reads if not _chooses(file, read)):
         return False
     return not Placements(file).are_within(controlled_quietly(file, question))
+
+
+def _only_says_so(file: SourceFile, question: cst.CSTNode) -> bool:
+    """Whether all that runs for a true answer prints that there is CUDA."""
+    for below, around in file.tree.upwards(question):
+        if isinstance(around, cst.If):
+            lines = around.body.body if below is around.test and around.orelse is None else ()
+            said = [
+                _printed(one)
+                for line in lines
+                if isinstance(line, cst.SimpleStatementLine)
+                for one in line.body
+            ]
+            return len(said) == len(lines) > 0 and all(map(_CUDA_IS_THERE.search, said))
+        if not (isinstance(around, cst.BooleanOperation) and isinstance(around.operator, cst.And)):
+            return False
+    return False
+
+
+def _printed(statement: cst.CSTNode) -> str:
+    """The text that a statement prints; ``""`` if it does anything else."""
+    call = statement.value if isinstance(statement, cst.Expr) else None
+    if not isinstance(call, cst.Call) or not _tells(called_name(call) or "") or not call.args:
+        return ""
+    return string_value(call.args[0].value) or ""
 
 
 def _chooses(file: SourceFile, read: cst.CSTNode) -> bool:
@@ -263,7 +288,7 @@ def _is_reported(file: SourceFile, question: cst.CSTNode) -> bool:
             texts += [around.func.value] if isinstance(around.func, cst.Attribute) else []
             if any(_says_cuda(string_value(text)) for text in texts):
                 name = called_name(around) or ""
-                return name in _REPORT or _PRINTS.search(name) is not None
+                return _tells(name)
             if called_name(around) not in ("str", "bool", "repr"):
                 return False
         elif not isinstance(around, (cst.Arg, cst.Attribute, cst.Call, cst.Element, *_OF_TEXT)):
@@ -274,7 +299,15 @@ def _is_reported(file: SourceFile, question: cst.CSTNode) -> bool:
 _OF_TEXT = (cst.FormattedStringExpression, cst.IfExp)
 _PRINTS = re.compile(r"print|log|echo|report", re.IGNORECASE)
 """Names of a program's own functions that print: ``printt("cuda_is_available: %s", …)``."""
-_REPORT = {"print", "info", "debug", "warning", "error", "write", "format", "append"}
+_CUDA_IS_THERE = re.compile(
+    r"\bCUDA( device| GPU)?s? (is|are) (available|present|there)|\bfound CUDA", re.IGNORECASE
+)
+_REPORT = {"print", "info", "debug", "warn", "warning", "error", "write", "format", "append"}
+
+
+def _tells(name: str) -> bool:
+    """Whether a function of a name prints or keeps a text."""
+    return name in _REPORT or _PRINTS.search(name) is not None
 
 
 def _says_cuda(text: str | None) -> bool:

@@ -9,9 +9,9 @@ from enum import Enum
 
 import libcst as cst
 
-from acclimate_port.dataflow.receivers import foreign_receiver
+from acclimate_port.dataflow.receivers import foreign_receiver, uses_torch
 from acclimate_port.dataflow.sinks import gets_to_device, takes_device
-from acclimate_port.dataflow.uses import DEVICE_KEYWORDS, KEEP_NAME, parameter_of, whole_choice
+from acclimate_port.dataflow.uses import DEVICE_KEYWORDS, KEEP_NAME, parameter_of, uses_of, whole_choice
 from acclimate_port.source.tree import Binding, Given, called_name, last_name, positional, string_value
 from acclimate_port.source.values import DEVICE_NAME, Kind
 from acclimate_port.source.vendors import OTHER_KINDS
@@ -39,6 +39,7 @@ class LiteralUse:
 
 DEVICE = LiteralUse(Role.DEVICE)
 TEXT_STAYS = "a string in this function names the device, and stays as it is"
+WITHOUT_TORCH = "the file names no torch, and nothing in it takes this text as a device"
 _TORCH_TAKES_DEVICE_FIRST = re.compile(
     r"torch\.(device|autocast|amp\.(autocast|GradScaler|autocast_mode\.autocast|grad_scaler\.GradScaler)|Generator"
     r"|set_default_device|get_device_module|get_autocast_dtype|set_autocast_dtype|set_autocast_enabled"
@@ -57,10 +58,18 @@ def classify_literal(file: SourceFile, node: cst.CSTNode) -> LiteralUse:
     found = _place(file, whole, file.tree.parent(whole))
     if found.role in (Role.DEVICE, Role.LIKELY) and (reason := foreign_receiver(file, whole)):
         return LiteralUse(Role.LIKELY if reason.may_be_torchs else Role.FOREIGN, reason.text)
+    if found.role is Role.DEVICE and not uses_torch(file) and not _is_received(file, whole):
+        return LiteralUse(Role.LIKELY, WITHOUT_TORCH)
     named = ((string_value(one) or "").partition(":")[0] for one in _branches(whole))
     if found.role is Role.DATA and any(kind in ("cpu", *OTHER_KINDS) for kind in named):
         return LiteralUse(Role.LIKELY, 'only the "cpu" beside it suggests a device')
     return found
+
+
+def _is_received(file: SourceFile, value: cst.CSTNode) -> bool:
+    """Whether a call in the file takes a value as its device: ``Net().to(place)``."""
+    given = [one for one in (file.tree.given_to(use) for use in uses_of(file, value)) if one is not None]
+    return any(_gets_device(one) or file.survey.takes_device(one.full, one.index) for one in given)
 
 
 def _branches(choice: cst.CSTNode) -> Iterator[cst.CSTNode]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 
 import libcst as cst
 
+from acclimate_port.dataflow.sinks import takes_device
 from acclimate_port.dataflow.uses import uses_of
+from acclimate_port.source.cuda_packages import OWN_LAYERS, OWN_OBJECTS
+from acclimate_port.source.tree import called_name, dotted, last_name, modules_of, packages_of
+from acclimate_port.source.values import Kind
 from acclimate_port.source_file import SourceFile, kept
 
 _OF_TORCH = {
@@ -29,6 +34,9 @@ _OF_OTHERS = {
 """Packages with devices of their own, which do not know torch's names for other accelerators."""
 _KNOWN = {*_OF_TORCH, *sys.stdlib_module_names, "click", "typer", "pytest", "pydantic", "attr"}
 """Packages that keep a device's name as it is, or give it to torch."""
+
+_MODEL = re.compile(r"(^|_)(model|net|network|module)$")
+"""Names of models, which are torch's also beside graphs of another library."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,52 @@ def foreign_receiver(file: SourceFile, value: cst.CSTNode) -> Receiver | None:
         if (found := _receiver(file, use)) and not found.may_be_torchs:
             return found
     return None
+
+
+@kept
+def uses_torch(file: SourceFile) -> bool:
+    """Whether a file names torch, or imports a package that is built on it."""
+    packages = {package for statement in file.tree.imports for package in packages_of(statement)}
+    return "torch" in file.names or not _OF_TORCH.isdisjoint(packages)
+
+
+def moves_for_others(file: SourceFile, device: cst.CSTNode) -> str:
+    """Why a device may reach an object of another library: a move of what is not shown to be torch's.
+
+    Such a file, or a module of the project that it imports, imports a library with objects of its own.
+    """
+    library = _objects_of(file)
+    for use in uses_of(file, device) if library else ():
+        given = file.tree.given_to(use)
+        is_move = given is not None and called_name(given.call) == "to" and takes_device(given)
+        if given is None or not is_move or not isinstance(given.call.func, cst.Attribute):
+            continue
+        moved = given.call.func.value
+        is_model = library in OWN_OBJECTS and _MODEL.search(last_name(moved)) is not None
+        if not is_model and file.values.of(moved).kind not in (Kind.TENSOR, Kind.MODULE):
+            line = file.tree.line(file.span(given.call).start)
+            return f"line {line} may move an object of `{library}`, which does not run on every accelerator"
+    return ""
+
+
+@kept
+def _objects_of(file: SourceFile) -> str:
+    """The library whose objects a file may have."""
+    for statement in file.tree.imports:
+        is_optional = any(isinstance(one, (cst.Try, cst.If)) for one in file.tree.ancestors(statement))
+        counting = OWN_OBJECTS if is_optional else (*OWN_OBJECTS, *OWN_LAYERS)
+        modules = modules_of(statement)
+        if found := next((one for one in packages_of(statement) if one in counting), ""):
+            return found
+        if isinstance(statement, cst.ImportFrom):
+            module = dotted(statement.module) if statement.module is not None else ""
+            held = [] if isinstance(statement.names, cst.ImportStar) else statement.names
+            modules = [module, *(f"{module}.{dotted(one.name)}" for one in held)]
+        for folder, name, library in file.survey.own_objects:
+            for parts in (one.split(".") for one in modules):
+                if parts[-1] == name and (len(parts) == 1 or not parts[-2] or parts[-2] == folder):
+                    return library
+    return ""
 
 
 def _receiver(file: SourceFile, use: cst.CSTNode) -> Receiver | None:

@@ -147,40 +147,23 @@ class Across:
         return Facts(outline(self._file.tree.text), frozenset(relies), stays, implied)
 
     def _homes(self, index: int) -> list[str]:
-        """The names by which other files run or read the code that a decision is on."""
+        """The names by which other code runs or reads the code that a decision is on."""
         node = self._all[index].finding.node
         home = self._outermost(node)
-        if home:
-            found, waiting = {home}, [home]
-            while waiting:
-                new = self._named_by[waiting.pop()] - found
-                found |= new
-                waiting += new
-            return [f"here:{name}" for name in sorted(found)]
+        return [f"here:{name}" for name in ([home] if home else [*self._bound_by(node), MODULE])]
+
+    def _bound_by(self, node: cst.CSTNode) -> Iterator[str]:
+        """The names that an assignment around a node binds."""
         statement = self._file.tree.statement(node)
         targets = [one.target for one in statement.targets] if isinstance(statement, cst.Assign) else []
-        named = [one.value for one in targets if isinstance(one, cst.Name)]
-        return [f"here:{name}" for name in (*named, MODULE)]
+        targets += [statement.target] if isinstance(statement, cst.AnnAssign) else []
+        yield from (one.value for one in targets if isinstance(one, cst.Name))
 
     def _outermost(self, node: cst.CSTNode) -> str:
         """The name of the outermost function or class around a node; ``""`` for code of the module."""
         kinds = (cst.FunctionDef, cst.ClassDef)
         around = [one for one in self._file.tree.ancestors(node) if isinstance(one, kinds)]
         return around[-1].name.value if around else ""
-
-    @cached_property
-    def _named_by(self) -> dict[str, set[str]]:
-        """The functions and classes of the module that name each of them."""
-        own = {self._outermost(body) for body in self._bodies()}
-        found: dict[str, set[str]] = defaultdict(set)
-        for name in self._file.tree.of_type(cst.Name):
-            if name.value in own and (home := self._outermost(name)) not in ("", name.value):
-                found[name.value].add(home)
-        return found
-
-    def _bodies(self) -> Iterator[cst.CSTNode]:
-        for one in (*self._file.tree.of_type(cst.FunctionDef), *self._file.tree.of_type(cst.ClassDef)):
-            yield one.body
 
     def _stays(self, index: int) -> bool:
         """Whether a decision on code for one kind of device makes no edit that is safe."""

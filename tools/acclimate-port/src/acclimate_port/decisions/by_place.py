@@ -20,6 +20,7 @@ from acclimate_port.conditions.local_imports import (
 )
 from acclimate_port.conditions.missing_cuda import reason_against_host
 from acclimate_port.conditions.statements import refuses
+from acclimate_port.dataflow.receivers import moves_for_others
 from acclimate_port.dataflow.uses import class_around
 from acclimate_port.decisions.decision import is_test
 from acclimate_port.decisions.links import GIVE_DEVICE
@@ -108,6 +109,8 @@ def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
         reason = reason or (WITHOUT_TORCH if imports_torch_anew(file, node) else "")
     if not reason and is_device:
         reason = reason_against_host(file, node) or (_CPU_TWICE if _is_beside_cpu(file, node) else "")
+    if not reason and (is_device or finding.rule.name == "available-choice"):
+        reason = moves_for_others(file, node)
     return reason or (_CAUGHT if finding.rule.code in _USE_DEVICE and _is_probe(file, node) else "")
 
 

@@ -26,6 +26,8 @@ _CHOOSE = {
 """Rules for what chooses a device, asks for it or moves to it."""
 _CHOOSING_CALLS = {"is_available", "device_count", "set_device", "device", "device_of"}
 """Functions of torch.cuda that do; the others seed, wait or free memory."""
+_OF_A_DEVICE = {"get_device_name", "get_device_properties", "get_device_capability"}
+"""Functions that raise an error if the device they get is on the CPU, or is CUDA's."""
 _FIGURES = FIGURES | RESETS | {"mem_get_info", "memory_stats"}
 _STATES = {"get_rng_state", "get_rng_state_all", "set_rng_state", "set_rng_state_all"}
 _STREAMS = {*STREAMS, "Event"}
@@ -66,6 +68,7 @@ class OneDevice:
         }
         """The decisions of each kind."""
         self.on_device = [*casts, *self.groups[Kind.STREAM], *decisions.of_rules("sync-batch-norm")]
+        self.on_device += [index for index in calls if self._asks_of_device(index)]
         """What is right only on the device that the rest of the program chooses."""
 
     def keep_whole(self) -> None:
@@ -106,6 +109,14 @@ class OneDevice:
         rule = self._all[index].finding.rule.name
         is_one = rule in _CHOOSE or (rule == "runtime-call" and self._called(index) in _CHOOSING_CALLS)
         return is_one and self._all.counts(index)
+
+    def _asks_of_device(self, index: int) -> bool:
+        """Whether a call asks for the name or features of a device that it gets: ``get_device_name(d)``."""
+        node = self._all[index].finding.node
+        is_given = isinstance(node, cst.Call) and any(
+            not isinstance(one.value, cst.Integer) for one in node.args
+        )
+        return self._called(index) in _OF_A_DEVICE and is_given
 
     def _called(self, index: int) -> str:
         """The function of torch.cuda that a decision is on; ``""`` if it is on no call."""

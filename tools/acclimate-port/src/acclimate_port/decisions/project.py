@@ -68,12 +68,37 @@ class Project:
                     name, bracket, _ = symbol.text.removeprefix("here:").partition("(")
                     own = self._placed.setdefault(path, {}).setdefault(name, {})
                     own[symbol.kind, not bracket] = None
+        self._naming: dict[Path, dict[tuple[str, Path, str], None]] = defaultdict(dict)
+        """The functions and classes of each file that mention one whose code is about a device."""
+        self._place_what_mentions()
         self._names_placed = {name for own in self._placed.values() for name in own}
         for path, known in facts.items():
             for name, base in known.outline.bases:
                 related = self._name(path, base)
                 if related:
                     self._parents[self._family(f"{path}:{name}")] = self._family(related)
+
+    def _place_what_mentions(self) -> None:
+        """Places the functions and classes that mention what is placed, also through others."""
+        mentioning: dict[str, list[tuple[Path, str, str]]] = defaultdict(list)
+        for path, known in self._facts.items():
+            for name, texts in known.outline.mentions.items():
+                for text in texts:
+                    mentioning[_parted(text)[1]].append((path, name, text))
+        waiting = [(path, name) for path, own in self._placed.items() for name in own]
+        while waiting:
+            home, placed = waiting.pop()
+            kinds = self._placed[home][placed]
+            for path, name, text in mentioning.get(placed, ()):
+                owner, last = _parted(text)
+                is_it = self._home(path, owner, last) == (home, placed) if owner else path == home
+                if not is_it:
+                    continue
+                self._naming[path][name, home, placed] = None
+                own = self._placed.setdefault(path, {}).setdefault(name, {})
+                if kinds.keys() - own.keys():
+                    own |= kinds
+                    waiting.append((path, name))
 
     def doubts(self) -> dict[Path, dict[Symbol, str]]:
         """For each file, the symbols that its edits rely on and that stay in another, with the reasons."""
@@ -192,6 +217,7 @@ class Project:
         """Pairs of a file's program and each place in it: if one of them stays, so does the other.
 
         The program is what the file holds and what it imports by name. An ``__init__.py`` may only give on.
+        A function or class that mentions a place, such as one that inherits from it, is a place too.
         """
         known = self._facts[path].outline
         held = [(path, name) for name in self._placed.get(path, {})]
@@ -209,6 +235,13 @@ class Project:
                 yield program, place
                 if is_cause:
                     yield place, program
+        for name, file, placed in self._naming[path]:
+            for kind, is_cause in self._placed[file][placed]:
+                one: _Known = (kind, f"{path}:{name}" if is_cause else f"{path}:{name}(needs)")
+                other: _Known = (kind, f"{file}:{placed}" if is_cause else f"{file}:{placed}(needs)")
+                yield one, other
+                if is_cause:
+                    yield other, one
 
     def _imported_whole(self, path: Path) -> set[Path]:
         """The files of which a file imports all names, directly or through others."""

@@ -90,6 +90,10 @@ program's data near it, and as part of a command line (`f"run --device {device}"
 reads. It is left if the program has its own words for devices: `"ascend"` beside `"cuda"`. The default, the choices and the
 field of one option are ported together, and so are moves whose results one call gets, such as `torch.cat`.
 
+A device is unsafe if it may reach an object of a library that does not run on every accelerator: a file that imports
+DGL, Warp, bitsandbytes, Transformer Engine or apex, or a module of the project that does, moves with it what is not shown
+to be torch's. It is unsafe too in a file that names no torch and nothing built on it, if no call there takes the text as a device.
+
 A device is unsafe where the program finds that CUDA was asked for and is missing, and says so or raises: on a host it
 would find that no longer. So is one that only a later use needs, where an import evaluates it, also through a constructor,
 or where the program sets `CUDA_VISIBLE_DEVICES` or forks after it: the edit counts the devices.

@@ -45,3 +45,7 @@ RUNTIMES = {
     "cuda": "NVIDIA's driver",
 }
 """Packages that run or query NVIDIA GPUs without torch, and what messages call them."""
+OWN_OBJECTS = ("dgl", "warp", "nvalchemiops")
+"""Packages with objects that a program moves like torch's, and that do not run on every accelerator."""
+OWN_LAYERS = ("bitsandbytes", "transformer_engine", "apex")
+"""Packages with such layers, which a program with an optional import of them has beside torch's."""

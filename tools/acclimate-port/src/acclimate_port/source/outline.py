@@ -30,6 +30,8 @@ class Outline:
     """The modules of which it imports all names."""
     uses: frozenset[str] = frozenset()
     """The full names of what it imports, and of the attributes of these: ``pkg.utils.f`` of ``utils.f()``."""
+    mentions: dict[str, frozenset[str]] = field(default_factory=dict)
+    """The names of the module that each function or class mentions, and for classes those of imports."""
     bases: frozenset[tuple[str, str]] = frozenset()
     """Pairs of a class of the file and the text of a base: ``here:Base``, ``from:pkg.mod.Base``."""
 
@@ -63,13 +65,19 @@ def outline(source: str | bytes) -> Outline:
                         f"{start}{'' if start.endswith('.') else '.'}{alias.name}"
                     )
     bases = ((one.name, _text(base, names)) for one in classes for base in one.bases)
-    defines = (name for statement in _of_module(module) for name in _bound_by(statement))
+    defined = {name: one for one in _of_module(module) for name in _bound_by(one)}
     return Outline(
-        frozenset(defines),
+        frozenset(defined),
         frozenset((*modules, *names.values())),
         names,
         tuple(stars),
         frozenset(_uses(source, names)),
+        {
+            name: frozenset(
+                _mentioned(one, {*defined} - {name}, names if isinstance(one, ast.ClassDef) else {})
+            )
+            for name, one in defined.items()
+        },
         frozenset(pair for pair in bases if pair[1]),
     )
 
@@ -84,6 +92,23 @@ def _uses(source: str | bytes, names: dict[str, str]) -> Iterator[str]:
             for attribute in found[2].split(".")[1:]:
                 full = f"{full}{'' if full.endswith('.') else '.'}{attribute}"
                 yield full
+
+
+def _mentioned(statement: ast.AST, own: set[str], names: dict[str, str]) -> Iterator[str]:
+    """The names of the module, and the full names of what it imports, that a statement of it mentions."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name):
+            yield from [node.id] if node.id in own else []
+            if node.id in names and not NO_PROJECT.match(names[node.id]):
+                yield names[node.id]
+        elif isinstance(node, ast.Attribute):
+            parts, at = [node.attr], node.value
+            while isinstance(at, ast.Attribute):
+                parts.append(at.attr)
+                at = at.value
+            if isinstance(at, ast.Name) and at.id in names and not NO_PROJECT.match(names[at.id]):
+                full = names[at.id]
+                yield f"{full}{'' if full.endswith('.') else '.'}{'.'.join(reversed(parts))}"
 
 
 def _statements(block: ast.AST) -> Iterator[ast.AST]:

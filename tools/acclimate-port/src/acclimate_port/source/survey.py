@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from acclimate_port.source.build_scripts import files_imported, is_build_script
-from acclimate_port.source.cuda_packages import CUDA_PACKAGES, KERNEL_PACKAGES
+from acclimate_port.source.cuda_packages import CUDA_PACKAGES, KERNEL_PACKAGES, OWN_LAYERS, OWN_OBJECTS
 
 _CLASS = re.compile(
     rb"^(?P<margin>[ \t]*)class[ \t]+(?P<name>\w+)[ \t]*(?:\((?P<bases>[^)]*)\))?[ \t]*:", re.M
@@ -61,6 +61,11 @@ _IMPORT_OF_PACKAGE = re.compile(
     + rb")\b",
     re.M,
 )
+_IMPORT_OF_OBJECTS = re.compile(
+    rb"^(?:[ \t]*(?:from|import)[ \t]+(%b)|(?:from|import)[ \t]+(%b))\b"
+    % ("|".join(OWN_OBJECTS).encode(), "|".join(OWN_LAYERS).encode()),
+    re.M,
+)
 _WORD = re.compile(rb"[A-Za-z_]\w{3,}")
 
 
@@ -96,6 +101,9 @@ class Survey:
     """Folders, and files without suffix, that a build script imports."""
     package_flags: frozenset[str] = frozenset()
     """Names by which blocks import a package for NVIDIA GPUs: ``if has_flash(): import flash_attn``."""
+
+    own_objects: frozenset[tuple[str, str, str]] = frozenset()
+    """Modules that import a package with objects of its own: the folder, the module, and the package."""
 
     def __or__(self, other: Survey) -> Survey:
         """The union of both."""
@@ -161,7 +169,15 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         frozenset(_device_parameters(source, path)) if path is not None else frozenset(),
         frozenset(files_imported(path, source)) if path and is_build_script(path, source) else frozenset(),
         frozenset(_package_flags(source)),
+        frozenset(_own_objects(source, path)) if path is not None else frozenset(),
     )
+
+
+def _own_objects(source: bytes, path: Path) -> Iterator[tuple[str, str, str]]:
+    """The packages with objects of their own that a module imports."""
+    module = path.parent if path.name == "__init__.py" else path.with_suffix("")
+    for found in _IMPORT_OF_OBJECTS.finditer(source):
+        yield module.parent.name, module.name, (found[1] or found[2]).decode()
 
 
 def _flags(source: bytes) -> Iterator[str]:

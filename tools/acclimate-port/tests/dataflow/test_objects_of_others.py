@@ -1,0 +1,87 @@
+"""A device that may reach an object of another library, or that nothing shows to be one, is not ported safely."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from acclimate_port.engine import Settings, Status, port_text
+from porting import BOTH, ported_project, site
+
+CHOICE = "'cuda' if torch.cuda.is_available() else 'cpu'"
+OBJECTS = {
+    "a graph of DGL": (
+        "import dgl\nimport torch\n\ndevice = 'cpu'\nif torch.cuda.is_available():\n    device = torch.device('cuda')\n\n\n"
+        "def f(edges):\n    g = dgl.graph(edges)\n    return g.to(device)\n"
+    ),
+    "an object of a kernel library that another function imports": (
+        "import torch\n\n\ndef kernels():\n    from nvalchemiops.torch import D3Parameters\n\n    return D3Parameters\n\n\n"
+        "class Calculator:\n    def __init__(self, parameters):\n"
+        "        self.device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')\n"
+        "        self.parameters = kernels()(**parameters).to(device=self.device)\n"
+    ),
+    "a layer of Transformer Engine": (
+        "import torch\nimport transformer_engine.pytorch as te\n\n\ndef f(x):\n    return te.Linear(2, 2).to('cuda')\n"
+    ),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_a_device_for_an_object_of_another_library_is_unsafe(kind: str, target: str) -> None:
+    ported = port_text(OBJECTS[kind], Settings(target))
+    assert ported.text == OBJECTS[kind]
+    assert any("does not run on every accelerator" in one.reason for one in ported.sites)
+
+
+@BOTH
+def test_a_device_for_an_object_that_another_module_makes_is_unsafe(target: str, tmp_path: Path) -> None:
+    files = {
+        "pkg/graphs.py": "try:\n    import dgl\nexcept ImportError:\n    dgl = None\n\n\ndef graph(atoms):\n    return dgl.graph(atoms)\n",
+        "pkg/predict.py": "import torch\nfrom pkg.graphs import graph\n\n\ndef predict(atoms):\n"
+        f"    device = {CHOICE}\n    return graph(atoms).to(device)\n",
+    }
+    found = site(ported_project(tmp_path, files, target)["pkg/predict.py"], CHOICE)
+    assert found.status is Status.UNSAFE
+    assert "an object of `dgl`" in found.reason
+
+
+TENSORS = {
+    "a tensor beside such a library": (
+        f"import dgl\nimport torch\n\n\ndef f(n):\n    device = {CHOICE}\n    return torch.ones(n).to(device)\n"
+    ),
+    "a model beside a library of graphs": (
+        f"import dgl\nimport torch\n\n\ndef f(make):\n    device = {CHOICE}\n    model = make()\n    return model.to(device)\n"
+    ),
+    "a library that is optional": (
+        "import torch\n\ntry:\n    import apex\nexcept ImportError:\n    apex = None\n\n\n"
+        f"def f(batch):\n    return batch.to({CHOICE})\n"
+    ),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("kind", TENSORS)
+def test_a_device_for_a_tensor_is_safe_beside_such_a_library(kind: str, target: str) -> None:
+    assert CHOICE not in port_text(TENSORS[kind], Settings(target)).text
+
+
+CONFIG = "import torch\n\n\ndef get():\n    return {'threads': torch.get_num_threads()}\n"
+
+
+@BOTH
+def test_a_text_of_data_in_a_file_without_torch_stays(target: str, tmp_path: Path) -> None:
+    source = (
+        "import json\n\nfrom config import get\n\n\nclass Metadata:\n    rand_device = None\n\n\n"
+        "def parse():\n    made = Metadata()\n    made.rand_device = 'cuda'\n    return json.dumps([get(), vars(made)])\n"
+    )
+    results = ported_project(tmp_path, {"config.py": CONFIG, "parse.py": source}, target)
+    assert not results["parse.py"].changed
+
+
+@BOTH
+def test_a_device_that_a_call_takes_is_ported_in_a_file_without_torch(target: str, tmp_path: Path) -> None:
+    source = "from nets import Net\n\n\ndef run():\n    place = 'cuda'\n    return Net().to(place)\n"
+    nets = "import torch\n\n\nclass Net(torch.nn.Module):\n    pass\n"
+    assert ported_project(tmp_path, {"nets.py": nets, "run.py": source}, target)["run.py"].changed
