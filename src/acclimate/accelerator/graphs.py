@@ -107,8 +107,8 @@ class Graphs(Streams):
     @contextmanager
     def _capture_by_module(self, graph: Any, **options: Any) -> Iterator[Any]:
         # If torch fails to begin or to end a capture, its context manager leaves its own stream current.
-        with self.stream(self.current_stream()), self.torch_module.graph(graph, **options):
-            yield graph
+        with self.stream(self.current_stream()), self.torch_module.graph(graph, **options) as given:
+            yield given
 
     def replay_graph(self, graph: Any) -> None:
         """Runs the captured work again, on the present values of the captured tensors.
