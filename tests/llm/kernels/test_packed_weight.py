@@ -28,27 +28,15 @@ BYTE = torch.zeros(1, dtype=torch.uint8)
 ROUNDING = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
 
 
-def in_blocks(matrix: torch.Tensor) -> torch.Tensor:
-    """The columns in blocks of 32."""
-    blocks = -(-matrix.shape[-1] // 32)
-    padded = torch.nn.functional.pad(matrix, (0, blocks * 32 - matrix.shape[-1]))
-    return padded.view(*matrix.shape[:-1], blocks, 32)
-
-
-def steps_of_inputs(x: torch.Tensor) -> torch.Tensor:
-    """The distance between the numbers to which inputs are rounded, of each 32: 8 bits with one scale.
-
-    If the largest of 32 is more than 2.5 times that of an average block, the scale is the average one, or
-    that of 15 bits.
-    """
-    largest = in_blocks(x).abs().amax(-1)
-    average = largest.sum(-1, keepdim=True) / (largest > 0).sum(-1, keepdim=True).clamp(min=1)
-    return torch.where(largest > 2.5 * average, torch.maximum(average, largest / 128), largest) / 127
-
-
 def of_rounded_inputs(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """The most that products change when inputs are rounded: half a step each."""
-    return steps_of_inputs(x) / 2 @ in_blocks(values).abs().sum(-1).T
+    """The most that products change when each 32 inputs become 8 bits with one scale: half a step each."""
+    blocks = -(-x.shape[-1] // 32)
+    padding = (0, blocks * 32 - x.shape[-1])
+    x, values = (
+        torch.nn.functional.pad(matrix.abs(), padding).view(*matrix.shape[:-1], blocks, 32)
+        for matrix in (x, values)
+    )
+    return x.amax(-1) / 254 @ values.sum(-1).T
 
 
 def check_product(
@@ -92,39 +80,6 @@ def test_many_rows_in_bf16_are_within_the_bound(kind: str, isa: str) -> None:
     bias = torch.randn(77).bfloat16()
     for rows in (17, 300):
         check_product(weight, values, torch.randn(rows, weight.shape[1]).bfloat16(), bias=bias)
-
-
-def with_large_values(rows: int, k: int) -> torch.Tensor:
-    """Inputs of which few are much larger than those beside them: none, one or several of each row."""
-    x = torch.randn(rows, k)
-    x[:, 32:] *= 0.01
-    x[1::3, 5] = 40
-    x[2::3, [0, 9, 40, k - 1]] = torch.tensor([-30, 60, 10, -0.3])
-    return x
-
-
-@each_format
-@pytest.mark.parametrize("isa", simd.usable_isas(), indirect=True)
-def test_large_values_cost_the_inputs_beside_them_no_precision(kind: str, isa: str) -> None:
-    weight, values = make(kind, 37, whole_columns(kind, 1000))
-    for rows in (1, 2, 3, 16, 40):
-        x = with_large_values(rows + 2, weight.shape[1])[2:]
-        check_product(weight, values, x)
-        check_product(weight, values, x.bfloat16())
-        if kind not in DENSE:
-            error = weight.linear(x) - x.double() @ values.double().T
-            of_steps = steps_of_inputs(x.double()) ** 2 / 12 @ in_blocks(values.double() ** 2).sum(-1).T
-            assert error.norm() < 3 * of_steps.sum().sqrt()
-
-
-@each_format
-@pytest.mark.parametrize("isa", simd.usable_isas(), indirect=True)
-def test_a_row_in_8_bits_has_the_same_bits_beside_however_many_others(kind: str, isa: str) -> None:
-    weight, _ = make(kind, 37, whole_columns(kind, 1000))
-    x = with_large_values(16, weight.shape[1])
-    whole = weight.linear(x)
-    for rows in (1, 2, 3, 5, 8):
-        assert torch.equal(torch.cat([weight.linear(part) for part in x.split(rows)]), whole)
 
 
 @pytest.mark.parametrize("isa", simd.usable_isas(), indirect=True)
@@ -189,7 +144,7 @@ def test_infinite_and_nan_inputs_give_what_torch_gives(kind: str) -> None:
 @pytest.mark.parametrize("rows", [7, 40])
 def test_infinite_and_nan_inputs_change_no_bit_of_other_rows(kind: str, rows: int) -> None:
     weight, _ = make(kind, 20, 256)
-    x = with_large_values(rows, 256)
+    x = torch.randn(rows, 256)
     expected = weight.linear(x)
     bad = torch.tensor([1, 2, 6])
     x[bad, torch.tensor([7, 100, 255])] = torch.tensor([torch.nan, torch.inf, -torch.inf])

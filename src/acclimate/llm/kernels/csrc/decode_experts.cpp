@@ -83,17 +83,14 @@ Input gathered(const Input& input, const int64_t* rows, int64_t count, std::vect
   const int64_t blocks = input.stride / 32;
   const int64_t row_bytes = input.stride * (input.form == Form::f32 ? 4 : input.form == Form::bf16 ? 2 : 1);
   const int64_t scales = input.form == Form::int8 ? blocks : 0;
-  // Two scales, two sums, 32 high parts and a byte of bits of each block.
-  uint8_t* to =
-      reinterpret_cast<uint8_t*>(at_least(memory, (count * (row_bytes + scales * (16 + 33)) + 63) / 64));
+  // Two scales and two sums of each block.
+  uint8_t* to = reinterpret_cast<uint8_t*>(at_least(memory, (count * (row_bytes + scales * 16) + 63) / 64));
   Input some = input;
   some.m = count;
   some.values = to;
   float* own_scales = reinterpret_cast<float*>(to + count * row_bytes);
   float* own_scaled_sums = own_scales + count * scales;
   int32_t* own_sums = reinterpret_cast<int32_t*>(own_scaled_sums + count * scales);
-  int8_t* own_high = reinterpret_cast<int8_t*>(own_sums + count * 2 * scales);
-  uint8_t* own_high_quads = reinterpret_cast<uint8_t*>(own_high + count * 32 * scales);
   for (int64_t i = 0; i < count; ++i) {
     const Input row = input.rows(rows[i], 1);
     std::memcpy(to + i * row_bytes, row.values, row_bytes);
@@ -101,16 +98,12 @@ Input gathered(const Input& input, const int64_t* rows, int64_t count, std::vect
       std::copy(row.scales, row.scales + blocks, own_scales + i * blocks);
       std::copy(row.scaled_sums, row.scaled_sums + blocks, own_scaled_sums + i * blocks);
       std::copy(row.sums, row.sums + 2 * blocks, own_sums + i * 2 * blocks);
-      std::copy(row.high, row.high + input.stride, own_high + i * input.stride);
-      std::copy(row.high_quads, row.high_quads + blocks, own_high_quads + i * blocks);
     }
   }
   if (input.form == Form::int8) {
     some.scales = own_scales;
     some.scaled_sums = own_scaled_sums;
     some.sums = own_sums;
-    some.high = own_high;
-    some.high_quads = own_high_quads;
   }
   return some;
 }

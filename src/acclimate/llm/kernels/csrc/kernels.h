@@ -8,18 +8,9 @@ namespace acclimate::inference {
 using Product = void (*)(const Weight&, const Input&, int64_t first, int64_t last, float* y,
                          int64_t y_stride);
 
-// Where a row of an Input in the form int8 is written.
-struct Int8Row {
-  int8_t* codes;
-  int8_t* high;
-  uint8_t* high_quads;
-  float* scales;
-  float* scaled_sums;
-  int32_t* sums;
-};
-
 // Quantises one row; values from k on are zeros. Returns false if a value is infinite or NaN.
-using Quantize = bool (*)(const float* x, int64_t padded, Int8Row row);
+using Quantize = bool (*)(const float* x, int64_t padded, int8_t* codes, float* scales, float* scaled_sums,
+                          int32_t* sums);
 
 // With the powers of two of the rows' blocks, [n][blocks], or null.
 using ProductOfInt8 = void (*)(const Int8Rows&, const float* powers, const Input&, float* y,

@@ -133,14 +133,12 @@ Input prepare_bf16(const void* x, int64_t x_stride, int64_t m, int64_t k, void* 
 
 // Where the parts of an input in 8 bits begin.
 struct Int8Memory {
-  int64_t stride, codes, high, high_quads, scales, scaled_sums, sums, wide, end;
+  int64_t stride, codes, scales, scaled_sums, sums, wide, end;
 
   Int8Memory(int64_t m, int64_t k) : stride(input_stride(Form::int8, k)) {
     const int64_t blocks = stride / block_columns;
     codes = 0;
-    high = aligned(m * stride);
-    high_quads = high + aligned(m * stride);
-    scales = high_quads + aligned(m * blocks);
+    scales = aligned(m * stride);
     scaled_sums = scales + aligned(m * blocks * 4);
     sums = scaled_sums + aligned(m * blocks * 4);
     wide = sums + aligned(m * blocks * 8);
@@ -153,8 +151,6 @@ Input prepare_int8(Dtype dtype, const void* x, int64_t x_stride, int64_t m, int6
   const int64_t blocks = at.stride / block_columns;
   uint8_t* base = static_cast<uint8_t*>(memory);
   int8_t* codes = reinterpret_cast<int8_t*>(base + at.codes);
-  int8_t* high = reinterpret_cast<int8_t*>(base + at.high);
-  uint8_t* high_quads = base + at.high_quads;
   float* scales = reinterpret_cast<float*>(base + at.scales);
   float* scaled_sums = reinterpret_cast<float*>(base + at.scaled_sums);
   int32_t* sums = reinterpret_cast<int32_t*>(base + at.sums);
@@ -164,14 +160,13 @@ Input prepare_int8(Dtype dtype, const void* x, int64_t x_stride, int64_t m, int6
     float* own = wide + exact * at.stride;
     widen(dtype, row_of(x, dtype, x_stride, i), k, own);
     std::fill(own + k, own + at.stride, 0.0f);
-    const Int8Row row{codes + i * at.stride, high + i * at.stride,     high_quads + i * blocks,
-                      scales + i * blocks,   scaled_sums + i * blocks, sums + i * 2 * blocks};
-    if (!kernels().quantize(own, at.stride, row)) {
+    if (!kernels().quantize(own, at.stride, codes + i * at.stride, scales + i * blocks,
+                            scaled_sums + i * blocks, sums + i * 2 * blocks)) {
       scales[i * blocks] = std::numeric_limits<float>::quiet_NaN();
       sums[i * 2 * blocks] = exact++;
     }
   }
-  return {Form::int8, m, k, at.stride, codes, scales, scaled_sums, sums, high, high_quads, wide, m};
+  return {Form::int8, m, k, at.stride, codes, scales, scaled_sums, sums, wide, m};
 }
 
 // Products of an input in float32 with the values of a quantised weight: slow, for infinity and NaN.

@@ -43,7 +43,7 @@ struct Weight {
 enum class Form : int32_t {
   f32,
   bf16,  // for vectors of bf16 products
-  int8,  // 8 bits with a scale for each 32 values, 15 for few larger ones; for quantised weights
+  int8,  // 8 bits with a scale for each 32 values, for quantised weights
 };
 
 struct Input {
@@ -54,8 +54,6 @@ struct Input {
   const float* scales;  // int8: [m][stride / 32]; the first is NaN for a row that stays in float32
   const float* scaled_sums;  // int8: scale * sum of a block
   const int32_t* sums;  // int8: of each 16 values; the first of a row in float32 is its number in `exact`
-  const int8_t* high = nullptr;  // int8: the high parts of values, 128 times which are added
-  const uint8_t* high_quads = nullptr;  // int8: [m][stride / 32], bit i: values 4 i to 4 i + 3 have any
   const float* exact = nullptr;  // int8: rows with infinite or NaN values, in float32
   int64_t exact_rows = 0;  // that `exact` has memory for
 
@@ -69,8 +67,6 @@ struct Input {
       some.scales += first * (stride / 32);
       some.scaled_sums += first * (stride / 32);
       some.sums += first * (stride / 16);
-      some.high += first * stride;
-      some.high_quads += first * (stride / 32);
     }
     return some;
   }

@@ -69,9 +69,6 @@ inline float sum(__m256 both) {
 }
 inline float sum(Floats x) { return sum(_mm256_add_ps(x.a, x.b)); }
 inline Ints set(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
-inline Ints add_128_times(Ints x, Ints y) {
-  return {_mm256_add_epi32(x.a, _mm256_slli_epi32(y.a, 7)), _mm256_add_epi32(x.b, _mm256_slli_epi32(y.b, 7))};
-}
 
 inline Bytes load_bytes(const uint8_t* from) {
   const __m256i* x = reinterpret_cast<const __m256i*>(from);

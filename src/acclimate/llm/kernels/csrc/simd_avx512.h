@@ -62,7 +62,6 @@ inline void sum_8(const Floats* a, float* to) {
   _mm256_storeu_ps(to, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, sums)));
 }
 inline Ints set(int32_t a) { return _mm512_set1_epi32(a); }
-inline Ints add_128_times(Ints a, Ints b) { return _mm512_add_epi32(a, _mm512_slli_epi32(b, 7)); }
 
 inline Bytes load_bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
 inline Bytes low_bits(Bytes a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }

@@ -95,10 +95,6 @@ inline Ints set(int32_t a) {
   Ints r;
   EACH(vdupq_n_s32(a));
 }
-inline Ints add_128_times(Ints a, Ints b) {
-  Ints r;
-  EACH(vaddq_s32(a.x[i], vshlq_n_s32(b.x[i], 7)));
-}
 
 inline Bytes load_bytes(const uint8_t* from) {
   Bytes r;

@@ -113,10 +113,6 @@ inline Ints set(int32_t a) {
   Ints r;
   LANES(a);
 }
-inline Ints add_128_times(Ints a, Ints b) {
-  Ints r;
-  LANES(a.x[i] + 128 * b.x[i]);
-}
 
 inline Bytes load_bytes(const uint8_t* from) {
   Bytes r;
