@@ -52,21 +52,6 @@ def made(name: str) -> Any:
     return tiny_model(kind, **values)
 
 
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each call of ``generate`` took our loop."""
-    calls: list[bool] = []
-    original = loop.lean_sample
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        tokens = original(*args, **kwargs)
-        calls.append(tokens is not None)
-        return tokens
-
-    monkeypatch.setattr(loop, "lean_sample", watched)
-    return calls
-
-
 def text(model: Any, length: int, **options: Any) -> Any:
     return model.generate(PROMPT, do_sample=False, eos_token_id=None, max_length=length, **options)
 

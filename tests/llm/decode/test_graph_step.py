@@ -17,6 +17,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
 
 from architectures import tiny_model
+from padded_prompts import padded_batch
 
 import acclimate
 from acclimate.backends.cpu import CPUAccelerator
@@ -70,14 +71,6 @@ def texts(model: Any, fast: Any, **changes: Any) -> tuple[torch.Tensor, torch.Te
     """Both models' texts for the padded batch."""
     options = OPTIONS | changes
     return model.generate(**padded_batch(), **options), fast.generate(**padded_batch(), **options)
-
-
-def padded_batch() -> dict[str, torch.Tensor]:
-    ids = torch.arange(3, 12).repeat(3, 1) + torch.tensor([[0], [40], [80]])
-    mask = torch.ones_like(ids)
-    mask[1, :3] = 0
-    mask[2, :7] = 0
-    return {"input_ids": ids, "attention_mask": mask}
 
 
 @pytest.mark.parametrize("name", quick(tuple(MODELS), "windows", "experts and sinks"))
@@ -172,6 +165,7 @@ ON_SIM = """
 import copy
 import torch
 from architectures import tiny_model
+from padded_prompts import padded_batch
 import acclimate
 from acclimate.llm.decode.loop import step_kind
 

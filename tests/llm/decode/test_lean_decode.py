@@ -50,21 +50,6 @@ def pair(name: str) -> tuple[Any, Any]:
     return copy.deepcopy(model), acclimate.init_inference(model)
 
 
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each call of ``generate`` took our loop."""
-    calls: list[bool] = []
-    original = loop.lean_sample
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        tokens = original(*args, **kwargs)
-        calls.append(tokens is not None)
-        return tokens
-
-    monkeypatch.setattr(loop, "lean_sample", watched)
-    return calls
-
-
 def both(name: str, prompt: torch.Tensor = PROMPT, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     options = {"do_sample": False, "max_new_tokens": 12, **options}
     texts = []

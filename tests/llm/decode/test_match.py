@@ -21,21 +21,6 @@ from acclimate.llm.decode.proof import distance
 PROMPT = torch.arange(3, 12)[None]
 
 
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each call of ``generate`` took our loop."""
-    calls: list[bool] = []
-    original = loop.lean_sample
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        tokens = original(*args, **kwargs)
-        calls.append(tokens is not None)
-        return tokens
-
-    monkeypatch.setattr(loop, "lean_sample", watched)
-    return calls
-
-
 def check_tokens(model: Any, taken: list[bool]) -> Any:
     """Compares the tokens of the native step with transformers', for one sequence and for a padded batch.
 

@@ -18,6 +18,7 @@ from quick_parameters import quick
 sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
 
 from architectures import tiny_model
+from padded_prompts import padded_batch
 
 import acclimate
 from acclimate.llm.decode import cache, loop, native
@@ -57,14 +58,6 @@ def spare(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     count: int = request.param
     monkeypatch.setattr(cache, "_LEAST_SPARE", count)
     return count
-
-
-def padded_batch() -> dict[str, torch.Tensor]:
-    ids = torch.arange(3, 12).repeat(3, 1) + torch.tensor([[0], [40], [80]])
-    mask = torch.ones_like(ids)
-    mask[1, :3] = 0
-    mask[2, :7] = 0
-    return {"input_ids": ids, "attention_mask": mask}
 
 
 @pytest.mark.parametrize("name", quick(tuple(MODELS), "every second layer"))

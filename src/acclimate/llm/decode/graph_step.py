@@ -1,13 +1,13 @@
 """One step of a described decoder as a graph of the accelerator, which starts all its kernels at once.
 
-A step of one token is so little work that a device waits for the host's launches: a layer is some 50 kernels
-of a few microseconds each. A graph has fixed tensors, so the place of the new token is one of them, and
-attention reads all places for which the cache has room, with a mask.
+A step of one token is so little work that a device waits for the host's launches: a layer is dozens of
+kernels of a few microseconds each. A graph has fixed tensors, so the place of the new token is one of them,
+and attention reads all places for which the cache has room, with a mask.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,6 +45,16 @@ def can_capture(decoder: Decoder, devices: set[torch.device]) -> bool:
     return not isinstance(accelerator.create_graph(), RecordedGraph)
 
 
+class _Found(NamedTuple):
+    """What a step computes, in tensors that the next replay overwrites."""
+
+    logits: Tensor
+    likeliest: Tensor
+    """The token with the largest logit, for each sequence."""
+    largest: Tensor
+    """That logit; NaN if any is NaN."""
+
+
 class GraphStep(PlainStep):
     """As :class:`PlainStep`; captured anew when the cache has moved.
 
@@ -60,31 +70,32 @@ class GraphStep(PlainStep):
         self._place = torch.zeros_like(starts[0])
         self._seen: dict[tuple[int | None, int, int], Tensor] = {}
         self._graph: Any = None
-        self._revision = cache.revision
-        self._found: tuple[Tensor, Tensor, Tensor]
+        self._revision: int | None = None
+        """That of the cache when the graph was made."""
+        self._found: _Found
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Returns batch x vocabulary logits in the model's dtype."""
-        return self._run(tokens)[0].clone()
+        return self._run(tokens).logits.clone()
 
     def likeliest(self, tokens: Tensor) -> Tensor:
         """Returns the token with the largest logit, for each sequence."""
-        return self._run(tokens)[1].clone()
+        return self._run(tokens).likeliest.clone()
 
-    def _run(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _run(self, tokens: Tensor) -> _Found:
         cache, accelerator = self.cache, get_accelerator()
         cache.reserve(cache.length + 1)
         self._tokens.copy_(tokens)
         self._place.fill_(cache.length)
         with accelerator.device(self._place.device):  # of which a thread captures the work
-            if self._graph is None or self._revision != cache.revision:
-                self.capture()
+            if self._revision != cache.revision:
+                self._capture()
             accelerator.replay_graph(self._graph)
         cache.length += 1
-        check_logits(self._found[2], self._decoder.dtype)
+        check_logits(self._found.largest, self._decoder.dtype)
         return self._found
 
-    def capture(self) -> None:
+    def _capture(self) -> None:
         """Makes the graph; the current device is that of the model.
 
         Raises:
@@ -92,7 +103,7 @@ class GraphStep(PlainStep):
         """
         accelerator = get_accelerator()
         with _capturing:
-            self._graph = None  # its memory can be used again
+            self._graph = self._revision = None  # its memory can be used again
             self._compute()  # what only a first run does, such as choosing kernels, cannot be captured
             accelerator.synchronize()
             graph = accelerator.create_graph()
@@ -100,25 +111,22 @@ class GraphStep(PlainStep):
                 self._found = self._compute()
         self._graph, self._revision = graph, self.cache.revision
 
-    def _compute(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the logits, the likeliest tokens, and the largest logits."""
+    def _compute(self) -> _Found:
         self._seen.clear()
         logits = self._logits(self._tokens)
         # NaN is larger than any number, also in max.
         largest, likeliest = logits.float().max(-1)
-        return logits, likeliest, largest
+        return _Found(logits, likeliest, largest)
 
     def _positions(self) -> Tensor:
         return self._place - self._starts
 
-    def _mixed(self, index: int, attention: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        cache = self.cache
-        if attention.shares is None:
-            cache.put_at(index, self._place, key, value)
-        else:
-            index = attention.shares
-        first = cache.firsts[index]
-        keys, values = cache.held(index, first, first + cache.keys[index].shape[2])
+    def _store(self, index: int, key: Tensor, value: Tensor) -> None:
+        self.cache.put_at(index, self._place, key, value)
+
+    def _mixed(self, index: int, attention: Attention, query: Tensor) -> Tensor:
+        first = self.cache.firsts[index]
+        keys, values = self.cache.held(index, first, first + self.cache.keys[index].shape[2])
         known = attention.window, first, keys.shape[2]
         if known not in self._seen:
             self._seen[known] = self._visible(*known)

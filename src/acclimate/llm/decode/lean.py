@@ -14,9 +14,6 @@ from acclimate.llm.decode.graph_step import GraphStep
 from acclimate.llm.decode.native import NativeDecoder, NativeStep
 from acclimate.llm.decode.plain import PlainStep
 
-_ROOM_OF_GRAPHS = 64
-"""Kernels of attention read masks whose rows begin at multiples of 16 bytes."""
-
 
 class Step(Protocol):
     """Computes the logits that follow one more token of each sequence."""
@@ -97,7 +94,7 @@ class LeanDecoder:
         layers = set(range(len(self.decoder.own_attentions)))
         kept: set[int] = set()
         if self.is_graph:  # whose tensors stay where they are
-            kept, room = layers, -(-room // _ROOM_OF_GRAPHS) * _ROOM_OF_GRAPHS
+            kept = layers
         elif to is not None:
             # Without layers yet, it makes those that keep all tokens.
             kept = layers - {i for i, layer in enumerate(to.layers) if _drops_tokens(layer)}

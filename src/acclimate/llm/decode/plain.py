@@ -121,23 +121,25 @@ class PlainStep:
 
     def _attention(self, index: int, attention: Attention, x: Tensor, angles: _Angles) -> Tensor:
         query, key, value = self._heads(attention, x, angles)
-        mixed = self._mixed(index, attention, query, key, value)
+        if attention.shares is None:
+            self._store(index, key, value)
+        mixed = self._mixed(index if attention.shares is None else attention.shares, attention, query)
         if attention.latent is not None:
             by_head = mixed.view(len(x), attention.heads, 1, -1)
             mixed = (by_head @ attention.latent.weights()[1].transpose(1, 2)).flatten(1)
         result: Tensor = attention.output(mixed)
         return result
 
-    def _mixed(self, index: int, attention: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Stores the new keys and values; returns each head's mixture of values, batch x all elements."""
-        cache, place = self.cache, self.cache.length
-        first = 0 if attention.window is None else max(0, place + 1 - attention.window)
-        if attention.shares is None:
-            cache.put(index, place, key, value)
-        else:
-            index = attention.shares
-        seen = torch.arange(first, place + 1, device=query.device)[None] >= self._starts[:, None]
-        return mixed_values(attention, query, *cache.held(index, first, place + 1), seen)
+    def _store(self, index: int, key: Tensor, value: Tensor) -> None:
+        """Stores the new token's keys and values of a layer."""
+        self.cache.put(index, self.cache.length, key, value)
+
+    def _mixed(self, index: int, attention: Attention, query: Tensor) -> Tensor:
+        """Returns each head's mixture of the values that a layer of the cache holds, batch x all elements."""
+        end = self.cache.length + 1
+        first = 0 if attention.window is None else max(0, end - attention.window)
+        seen = torch.arange(first, end, device=query.device)[None] >= self._starts[:, None]
+        return mixed_values(attention, query, *self.cache.held(index, first, end), seen)
 
     def _heads(self, attention: Attention, x: Tensor, angles: _Angles) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the queries, keys and values of the new token: batch x heads x size each."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -41,6 +41,11 @@ def require(condition: bool, seen: str) -> None:
         raise BrokenPromiseError(seen)
     for listener in kept_listeners:
         listener()
+
+
+def note_of_lacks(names: Collection[str]) -> str | None:
+    """The note of a check that passed although a device lacks some operators; ``None`` if it lacks none."""
+    return f"it has no {', '.join(sorted(names))}" if names else None
 
 
 def exactly(value: object, kind: type[_T], what: str) -> _T:

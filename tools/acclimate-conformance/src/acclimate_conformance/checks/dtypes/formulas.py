@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from acclimate.accelerator import Accelerator
-from acclimate_conformance.checks.assertions import distance, require, short
+from acclimate_conformance.checks.assertions import distance, note_of_lacks, require, short
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.dtypes.arithmetic import numbers, supported
 from acclimate_conformance.checks.dtypes.operations import (
@@ -115,7 +115,7 @@ def long_tensors_are_their_parts(accelerator: Accelerator) -> str | None:
                     wrong = (~near).nonzero().flatten().tolist()
                     told = f"{name} of {length} numbers{what} differs from that of its parts"
                     require(not wrong, f"{told} at {len(wrong)} places, first at {wrong[:1]}")
-    return f"it has no {', '.join(sorted(absent))}" if absent else None
+    return note_of_lacks(absent)
 
 
 @check(
@@ -362,7 +362,7 @@ def batches_are_their_samples(accelerator: Accelerator) -> str | None:
                 what = ("result", "gradient", "gradient for the weights")[min(place, 2)]
                 told = f"{name} of a batch of {size}: the {what}"
                 require(apart <= 1e-2, f"{told} is off by {apart:.1e} from that of the samples one by one")
-    return f"it has no {', '.join(sorted(absent))}" if absent else None
+    return note_of_lacks(absent)
 
 
 def _passed(layer: _Layer, batch: torch.Tensor, weights: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -412,7 +412,7 @@ def gradients_are_slopes(accelerator: Accelerator) -> str | None:
         told = sum(float((g * _direction(g, n)).sum()) for n, g in enumerate(gradients) if g is not None)
         apart = abs(told - slope) / max(1.0, abs(slope))
         require(apart <= 1e-4, f"the gradient of {name} says that it changes by {told}; it does by {slope}")
-    return f"it has no {', '.join(sorted(absent))}" if absent else None
+    return note_of_lacks(absent)
 
 
 def _total(

@@ -10,7 +10,7 @@ import torch
 
 from acclimate.accelerator import Accelerator
 from acclimate.imports import describe
-from acclimate_conformance.checks.assertions import BrokenPromiseError, require, short
+from acclimate_conformance.checks.assertions import BrokenPromiseError, note_of_lacks, require, short
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.claims import lacking
 from acclimate_conformance.checks.dtypes.arithmetic import supported
@@ -72,7 +72,7 @@ def _require_known(
                     _require_numbers(result, numbers, what)
                 else:
                     require_alike(result, torch.tensor(numbers, dtype=result.dtype), what, each=False)
-    return f"it has no {', '.join(sorted(absent))}" if absent else None
+    return note_of_lacks(absent)
 
 
 def _require_numbers(result: torch.Tensor, wanted: Any, what: str) -> None:

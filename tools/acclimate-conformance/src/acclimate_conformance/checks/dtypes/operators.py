@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import Accelerator
-from acclimate_conformance.checks.assertions import TOLERANCE, require, short
+from acclimate_conformance.checks.assertions import TOLERANCE, note_of_lacks, require, short
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.dtypes.arithmetic import supported
 from acclimate_conformance.checks.dtypes.operations import (
@@ -132,7 +132,7 @@ def _compare_all(
             for name, operation in table.items():
                 what = f"{name} in {short(dtype)}"
                 _compare(lambda to, op=operation, d=dtype: op(to, d), place, what, each, lacking)  # type: ignore[misc]
-    return f"it has no {', '.join(sorted(lacking))}" if lacking else None
+    return note_of_lacks(lacking)
 
 
 @check(
@@ -183,7 +183,7 @@ def integers_with_options(accelerator: Accelerator) -> str | None:
         for name, operation in {**INTEGERS, **LARGE_INTEGERS.get(dtype, {})}.items():
             what = f"{name} in {short(dtype)}"
             _compare(lambda to, op=operation, d=dtype: op(to, d), place, what, True, lacking)  # type: ignore[misc]
-    return f"it has no {', '.join(sorted(lacking))}" if lacking else None
+    return note_of_lacks(lacking)
 
 
 @check(
@@ -204,7 +204,7 @@ def tensors_are_made(accelerator: Accelerator) -> str | None:
         for actual, expected in zip(found, _flat(make("cpu")), strict=True):
             require(actual.device == here, f"{name} made on {device!r} is on {actual.device}")
             require_alike(actual, expected, f"{name} made on {device!r}", True)
-    return f"it has no {', '.join(sorted(lacking))}" if lacking else None
+    return note_of_lacks(lacking)
 
 
 _CHOOSE = ("topk", "topk of the first dimension", "sort", "kthvalue")

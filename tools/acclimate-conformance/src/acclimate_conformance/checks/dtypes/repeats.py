@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from acclimate.accelerator import Accelerator
-from acclimate_conformance.checks.assertions import device_names, require
+from acclimate_conformance.checks.assertions import device_names, note_of_lacks, require
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.dtypes.arithmetic import numbers
 from acclimate_conformance.checks.dtypes.operators import require_alike
@@ -138,4 +138,4 @@ def operators_in_several_threads(accelerator: Accelerator) -> str | None:
                 for result in results:
                     what = f"{name} in one of {_THREADS} threads"
                     require_alike(result, wanted[name][number], what, each=False)
-    return f"it has no {', '.join(sorted(lacking))}" if lacking else None
+    return note_of_lacks(lacking)

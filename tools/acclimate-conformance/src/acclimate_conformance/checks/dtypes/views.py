@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import Accelerator
-from acclimate_conformance.checks.assertions import equal, require
+from acclimate_conformance.checks.assertions import equal, note_of_lacks, require
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.dtypes.arithmetic import numbers
 from acclimate_conformance.checks.dtypes.operators import require_alike
@@ -114,7 +114,7 @@ def operators_in_place_on_views(accelerator: Accelerator) -> str | None:
                 require(
                     returned.data_ptr() == view(there).data_ptr(), f"{what} of {kind} returns another tensor"
                 )
-    return f"it has no {', '.join(sorted(lacking))}" if lacking else None
+    return note_of_lacks(lacking)
 
 
 _OVERLAPPING: dict[str, _View] = {

@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,19 @@ def ahead_of_time(accelerator: Accelerator) -> None:
                     f"build_extension() cannot build builder() of {name}: {describe(error)}"
                 ) from error
         require(len(asked) == 1, f"build_extension() does not call build_to() of {name}'s builder()")
+
+
+def usable_builders(accelerator: Accelerator, names: Iterable[str], otherwise: str) -> list[str]:
+    """Those of some op builders that the accelerator has and this machine can build.
+
+    Raises:
+        NotOfferedError: there are none; ``otherwise`` is the reason.
+    """
+    found = [name for name in names if name in accelerator.op_builders]
+    usable = [name for name in found if builder_of(accelerator, name).is_compatible(verbose=False)]
+    if not usable:
+        raise NotOfferedError(otherwise)
+    return usable
 
 
 def builder_of(accelerator: Accelerator, name: str) -> Any:

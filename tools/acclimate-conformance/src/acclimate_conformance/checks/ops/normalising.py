@@ -9,7 +9,7 @@ from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import NotOfferedError, equal, require, require_close, short
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.dtypes.arithmetic import supported
-from acclimate_conformance.checks.ops.builders import builder_of
+from acclimate_conformance.checks.ops.builders import builder_of, usable_builders
 
 _SHAPES = (
     (1, 1), (3, 7), (2, 3, 33), (5, 256), (2, 1024), (3, 1025), (2, 2048), (1, 5003), (2, 40_003), (300, 96),
@@ -25,10 +25,9 @@ _SHAPES = (
 )  # fmt: skip
 def normalising_ops_compute(accelerator: Accelerator) -> str | None:
     device = accelerator.current_device_name()
-    found = [name for name in accelerator.op_builders if "RMSNorm" in name]
-    usable = [name for name in found if builder_of(accelerator, name).is_compatible(verbose=False)]
-    if not usable:
-        raise NotOfferedError("it has no op builder that is called after RMSNorm, or none can be built here")
+    called = [name for name in accelerator.op_builders if "RMSNorm" in name]
+    absent = "it has no op builder that is called after RMSNorm, or none can be built here"
+    usable = usable_builders(accelerator, called, absent)
     refused: list[str] = []
     computed = False
     for name in usable:

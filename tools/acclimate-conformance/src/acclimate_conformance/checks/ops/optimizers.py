@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import Accelerator
-from acclimate_conformance.checks.assertions import NotOfferedError, distance, equal, require
+from acclimate_conformance.checks.assertions import distance, equal, require
 from acclimate_conformance.checks.check import check
-from acclimate_conformance.checks.ops.builders import builder_of
+from acclimate_conformance.checks.ops.builders import builder_of, usable_builders
 
 _STEPS = 3
 _ROUNDING = 1e-5  # of float32 over so many steps, relative to the largest element
@@ -59,11 +59,7 @@ _Rule = Callable[[int, _Settings, torch.Tensor, torch.Tensor, torch.Tensor, torc
     timeout_s=600, once=True,
 )  # fmt: skip
 def optimizer_ops_compute(accelerator: Accelerator) -> None:
-    found = [name for name in _OPTIMIZERS if name in accelerator.op_builders]
-    usable = [name for name in found if builder_of(accelerator, name).is_compatible(verbose=False)]
-    if not usable:
-        raise NotOfferedError(f"it has none of {', '.join(_OPTIMIZERS)}")
-    for name in usable:
+    for name in usable_builders(accelerator, _OPTIMIZERS, f"it has none of {', '.join(_OPTIMIZERS)}"):
         update, rule, on_device, has_modes = _OPTIMIZERS[name]
         module = builder_of(accelerator, name).load()
         place = accelerator.current_device_name() if on_device else "cpu"
@@ -199,11 +195,7 @@ _OPTIMIZERS: dict[str, tuple[_Update, _Rule, bool, bool]] = {
     timeout_s=600, once=True,
 )  # fmt: skip
 def optimizers_obey_their_options(accelerator: Accelerator) -> None:
-    found = [name for name in _CLASSES if name in accelerator.op_builders]
-    usable = [name for name in found if builder_of(accelerator, name).is_compatible(verbose=False)]
-    if not usable:
-        raise NotOfferedError(f"it has none of {', '.join(_CLASSES)}")
-    for name in usable:
+    for name in usable_builders(accelerator, _CLASSES, f"it has none of {', '.join(_CLASSES)}"):
         kind = pkgutil.resolve_name(f"acclimate.ops:{_CLASSES[name]}")  # as the builder: when it is used
         _, rule, on_device, has_modes = _OPTIMIZERS[name]
         place = accelerator.current_device_name() if on_device else "cpu"
