@@ -72,5 +72,11 @@ def _define(
             _schemas.add(schema)
 
 
+def implement(name: str, device_type: str, function: Callable[..., Any]) -> None:
+    """Computes a defined op with another function for tensors of a device. To be called once."""
+    with _lock:
+        torch.library.impl(f"{_NAMESPACE}::{name}", device_type, function, lib=_library())
+
+
 def _returns_nothing(*arguments: Any, **options: Any) -> None:
     """The fake kernel of an in-place op."""

@@ -7,6 +7,9 @@ and attention reads all places for which the cache has room, with a mask.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -24,11 +27,21 @@ from acclimate.selection import get_accelerator
 _capturing = ForkSafeLock()
 
 
+@functools.cache
+def _fused_attention(device_type: str) -> ModuleType | None:
+    """Returns the module of attention in Triton, if Triton works for a device."""
+    accelerator = get_accelerator()
+    if accelerator.device_type != device_type or not accelerator.is_triton_supported():
+        return None
+    from acclimate.llm.kernels import triton_attention
+
+    return triton_attention if triton_attention.is_right(device_type) else None
+
+
 def can_capture(decoder: Decoder, devices: set[torch.device]) -> bool:
     """Whether the steps of a decoder can be a graph.
 
-    A graph is of one device. Ranks wait for each other in a step, and quantised experts are looked up on the
-    host: neither can be captured.
+    A graph is of one device, and ranks wait for each other in a step, which cannot be captured.
 
     Args:
         decoder: the description.
@@ -38,9 +51,6 @@ def can_capture(decoder: Decoder, devices: set[torch.device]) -> bool:
     if decoder.share is not None or len(devices) != 1 or not accelerator.supports_graphs:
         return False
     if devices.pop().type != accelerator.device_type:
-        return False
-    experts = (layer.mlp for layer in decoder.layers if isinstance(layer.mlp, Experts))
-    if any(packed_stacks(stack.module) for mlp in experts for stack in (mlp.inner, mlp.down)):
         return False
     return not isinstance(accelerator.create_graph(), RecordedGraph)
 
@@ -68,7 +78,7 @@ class GraphStep(PlainStep):
         super().__init__(decoder, cache, starts)
         self._tokens = torch.zeros_like(starts)
         self._place = torch.zeros_like(starts[0])
-        self._seen: dict[tuple[int | None, int, int], Tensor] = {}
+        self._shared: dict[Any, Any] = {}
         self._graph: Any = None
         self._revision: int | None = None
         """That of the cache when the graph was made."""
@@ -112,7 +122,7 @@ class GraphStep(PlainStep):
         self._graph, self._revision = graph, self.cache.revision
 
     def _compute(self) -> _Found:
-        self._seen.clear()
+        self._shared.clear()
         logits = self._logits(self._tokens)
         # NaN is larger than any number, also in max.
         largest, likeliest = logits.float().max(-1)
@@ -125,14 +135,28 @@ class GraphStep(PlainStep):
         self.cache.put_at(index, self._place, key, value)
 
     def _mixed(self, index: int, attention: Attention, query: Tensor) -> Tensor:
-        first = self.cache.firsts[index]
-        keys, values = self.cache.held(index, first, first + self.cache.keys[index].shape[2])
-        known = attention.window, first, keys.shape[2]
-        if known not in self._seen:
-            self._seen[known] = self._visible(*known)
+        cache, first = self.cache, self.cache.firsts[index]
+        fused = _fused_attention(query.device.type)
+        if fused is not None and cache.dtype == query.dtype and attention.head_size <= fused.LARGEST_HEAD:
+            place, starts = self._known(first, lambda: (self._place - first, self._starts - first))
+            return fused.mixed_values(  # type: ignore[no-any-return]
+                query, cache.keys[index], cache.values[index], place, starts, scale=attention.scale,
+                softcap=attention.softcap, window=attention.window, sinks=attention.sinks,
+            )  # fmt: skip
+        keys, values = cache.held(index, first, first + cache.keys[index].shape[2])
+        seen = self._known(
+            (attention.window, first, keys.shape[2]),
+            lambda: self._visible(attention.window, first, keys.shape[2]),
+        )
         # Not torch's fused attention: with a mask, that builds a program for each shape of the cache on some
         # GPUs, which takes up to a second.
-        return mixed_values(attention, query, keys, values, self._seen[known])
+        return mixed_values(attention, query, keys, values, seen)
+
+    def _known(self, key: Any, compute: Callable[[], Any]) -> Any:
+        """Returns what several layers use, computed once for a step."""
+        if key not in self._shared:
+            self._shared[key] = compute()
+        return self._shared[key]
 
     def _visible(self, window: int | None, first: int, count: int) -> Tensor:
         """Returns which of the tokens from a place on each query sees, batch x count."""
@@ -151,6 +175,10 @@ class GraphStep(PlainStep):
 
 def _gathered(stack: Stack, chosen: Tensor, x: Tensor) -> Tensor:
     """Multiplies each row by the weight of its expert."""
+    packed = packed_stacks(stack.module).get(stack.name)
+    if packed is not None:
+        found: Tensor = packed.linear(x, chosen)
+        return found if stack.bias is None else found + stack.bias[chosen]
     weight = getattr(stack.module, stack.name).detach()[chosen]
     found = torch.bmm(x[:, None], weight if stack.is_turned else weight.transpose(1, 2))[:, 0]
     return found if stack.bias is None else found + stack.bias[chosen]

@@ -28,7 +28,7 @@ class Parts:
         rows, columns = self.codes.shape
         codes = self.codes.float()
         if kind.codebook:
-            codes = _codebook(kind.codebook, codes.device)[self.codes.long()]
+            codes = codebook(kind.codebook, codes.device)[self.codes.long()]
         codes = codes - kind.offset
         scale, low = self._scale(), self.fields.get("low")
         if "block_scale" in self.fields:
@@ -58,7 +58,7 @@ class Parts:
 
 
 @functools.cache
-def _codebook(values: tuple[int, ...], device: torch.device) -> Tensor:
+def codebook(values: tuple[int, ...], device: torch.device) -> Tensor:
     """Kept, since a device that captures a graph can copy nothing from the host."""
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=torch.float32, device=device)

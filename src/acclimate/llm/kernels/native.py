@@ -8,7 +8,9 @@ import torch
 
 from acclimate.llm.kernels.builder import CPUInferenceBuilder, InferenceBuilder
 from acclimate.llm.kernels.torch_threads import end_team_before_forks
+from acclimate.ops import registry
 from acclimate.ops.simd import chosen_isa, has_tile_products, has_vector_kernels, processor
+from acclimate.selection import get_accelerator
 
 WITH_KERNELS = ("cpu",)
 """The device types that native kernels run on."""
@@ -23,7 +25,16 @@ def load(device_type: str) -> None:
         OpBuildError: the native source does not compile.
     """
     end_team_before_forks()
-    (CPUInferenceBuilder if device_type in WITH_KERNELS else InferenceBuilder)().load()
+    if device_type in WITH_KERNELS:
+        CPUInferenceBuilder().load()
+        return
+    InferenceBuilder().load()
+    accelerator = get_accelerator()
+    if accelerator.device_type == device_type and accelerator.is_triton_supported():
+        from acclimate.llm.kernels import triton_linear  # few machines have Triton
+
+        registry.implement("packed_linear", device_type, triton_linear.linear)
+        registry.implement("packed_experts", device_type, triton_linear.experts)
 
 
 @functools.cache

@@ -26,6 +26,7 @@ _LINEAR = "packed_linear(Tensor x, Tensor data, Tensor? bias, int format_number,
 _VALUES = "packed_values(Tensor data, int format_number, int n, int k, ScalarType dtype) -> Tensor"
 _ROWS = "packed_rows(Tensor data, Tensor ids, int format_number, int n, int k, ScalarType dtype) -> Tensor"
 _FROM_GGUF = "packed_from_gguf(Tensor blocks, int format_number, int n, int k) -> Tensor"
+_EXPERTS = "packed_experts(Tensor x, Tensor data, Tensor chosen, int format_number, int n, int k) -> Tensor"
 _TOP = "packed_top(Tensor x, Tensor data, int format_number, int n, int k, int count) -> (Tensor, Tensor)"
 
 _ONLY_NATIVE = (
@@ -48,16 +49,17 @@ def define() -> None:
     """
     chosen_isa()
     registry.define(_ONLY_NATIVE)
-    define_functional(_LINEAR, _linear, _fake_linear)
+    define_functional(_LINEAR, linear, _fake_linear)
     define_functional(_VALUES, _values, _fake_values)
     define_functional(_ROWS, _rows, _fake_rows)
     define_functional(_FROM_GGUF, _from_gguf, _fake_from_gguf)
     define_functional(words.SCHEMA, words.from_words, words.fake_from_words)
     define_functional(_TOP, _top, _fake_top)
+    define_functional(_EXPERTS, experts, _fake_experts)
 
 
-def _linear(x: Tensor, data: Tensor, bias: Tensor | None, format_number: int, n: int, k: int) -> Tensor:
-    """Multiplies inputs by the weight, a tile of its rows at a time, in float32."""
+def linear(x: Tensor, data: Tensor, bias: Tensor | None, format_number: int, n: int, k: int) -> Tensor:
+    """The operator ``packed_linear`` in plain torch: a tile of the weight's rows at a time, in float32."""
     wide = x.float()
     if format_number == 0:
         result = functional.linear(wide, data.float())
@@ -124,6 +126,35 @@ def _from_gguf(blocks: Tensor, format_number: int, n: int, k: int) -> Tensor:
 
 def _fake_from_gguf(blocks: Tensor, format_number: int, n: int, k: int) -> Tensor:
     return blocks.new_empty(-(-n // GROUP_ROWS), format_of_number(format_number).group_bytes(k))
+
+
+def experts(x: Tensor, data: Tensor, chosen: Tensor, format_number: int, n: int, k: int) -> Tensor:
+    """Multiplies rows, each by the weight of its expert, without asking the device which experts these are.
+
+    Args:
+        x: [rows, k].
+        data: experts x groups x bytes of a group.
+        chosen: the number of each row's expert.
+        format_number, n, k: as for the other operators, of one expert.
+
+    Returns:
+        [rows, n], in the dtype of ``x``.
+    """
+    kind, groups = format_of_number(format_number), -(-n // GROUP_ROWS)
+    together = max(1, _groups_together(data, k) // max(groups, 1))
+    pieces = [
+        (
+            layout.unpack(data[numbers].flatten(0, 1), kind, k).values(kind)[:, :k].view(len(numbers), -1, k)
+            @ row
+        )
+        for numbers, row in zip(chosen.split(together), x.float().unsqueeze(-1).split(together), strict=True)
+    ]
+    found = torch.cat(pieces).squeeze(-1)[:, :n] if pieces else x.new_empty(0, n)
+    return found.to(x.dtype).contiguous()
+
+
+def _fake_experts(x: Tensor, data: Tensor, chosen: Tensor, format_number: int, n: int, k: int) -> Tensor:
+    return x.new_empty(x.shape[0], n)
 
 
 def _top(x: Tensor, data: Tensor, format_number: int, n: int, k: int, count: int) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from acclimate.errors import WeightError
+from acclimate.llm.kernels import native
 from acclimate.llm.kernels.formats import GROUP_ROWS, WEIGHT_FORMATS
 from acclimate.llm.kernels.packed_weight import PackedWeight
 
@@ -27,6 +28,9 @@ class PackedStack:
     """The outputs and inputs of an expert."""
     is_turned: bool = False
     """Whether the tensor that it stands for is experts x inputs x outputs."""
+
+    def __post_init__(self) -> None:
+        native.load(self.data.device.type)
 
     @staticmethod
     def quantize(weight: Tensor, weight_format: str, *, is_turned: bool = False) -> PackedStack:
@@ -105,6 +109,13 @@ class PackedStack:
         if not 0 <= number < len(self.data):
             raise WeightError(f"There are {len(self.data)} experts, so none has the number {number}.")
         return PackedWeight(self.format, self.data[number], self.rows)
+
+    def linear(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """Multiplies rows of ``x``, [rows, inputs], each by the weight of the expert that ``chosen`` numbers.
+
+        The host does not learn which experts these are, so that a graph can have it. Returns [rows, outputs].
+        """
+        return torch.ops.acclimate.packed_experts(x, self.data, chosen, self.number, *self.rows)  # type: ignore[no-any-return]
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Returns the values of the tensor that it stands for."""
