@@ -19,7 +19,7 @@ from acclimate.llm.kernels.triton_check import gives
 
 LARGEST_HEAD = 256
 """The most elements of a head that a program holds."""
-_TILE = 32
+_TILE = 16
 """The tokens that a program reads at a time."""
 _PROGRAMS = 256
 """About how many programs keep a device busy."""

@@ -64,7 +64,9 @@ def _outcome(subject: Subject) -> _Told | BrokenPromiseError | NotOfferedError:
         return broken
     if devices > 1:
         return told
-    return NotOfferedError(f"there is one device here, which two ranks cannot share: {why}")
+    # A library for collectives tells the reason last, after where in its sources it was found.
+    reason = str(why).strip().splitlines()[-1]
+    return NotOfferedError(f"there is one device here, which two ranks cannot share: {reason}")
 
 
 def _on_ranks(subject: Subject, count: int) -> _Told:
