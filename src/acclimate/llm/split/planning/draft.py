@@ -8,7 +8,8 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from acclimate.errors import TiedSplitsError
-from acclimate.llm.split.plan import Change, Kind, Plan, Ranges, Source, Split, even_shares
+from acclimate.llm.split.plan import Change, Kind, Plan, Ranges, Source, Split
+from acclimate.llm.split.planning.shares import even_shares
 
 
 class Draft:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from acclimate.llm.split.plan import even_shares, kernel_multiple
 from acclimate.llm.split.planning.choices import Choice, choices_of, column_orders, combinations, with_choices
 from acclimate.llm.split.planning.regions import Layout, Region
+from acclimate.llm.split.planning.shares import even_shares, kernel_multiple
 from acclimate.llm.split.tracing.trace import Trace
 
 MOST_TRIALS = 256
