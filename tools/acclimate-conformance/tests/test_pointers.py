@@ -165,11 +165,12 @@ def test_a_value_is_of_the_stated_type_or_not(value: object, kind: Any, fits: bo
 
 def test_the_free_memory_of_the_host_is_what_its_container_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     from acclimate.host import topology
-    from acclimate_conformance.checks.memory import bounds
+    from acclimate_conformance.checks.memory import hard_cases
 
     asked: list[int] = []
     monkeypatch.setattr(topology, "available_memory", lambda: asked.append(1) or 2**20)
-    monkeypatch.setattr(bounds, "is_host", lambda accelerator: False)  # as a device that shares the memory
+    # As on a device that shares the memory.
+    monkeypatch.setattr(hard_cases, "is_host", lambda accelerator: False)
     result = examine(CATALOG["memory/figures_beyond_32_bits"], Subject(CPUAccelerator(), "cpu"))
     assert asked
     assert result.outcome == "not offered"

@@ -14,7 +14,7 @@ _CATEGORIES: dict[str, tuple[str, ...]] = {
     "devices": ("current", "waiting", "blocks"),
     "random": ("generators", "devices", "states", "ranges", "distributions"),
     "streams": ("order", "state", "waiting", "elsewhere"),
-    "memory": ("figures", "agreement", "capacity", "devices", "bounds", "small", "training"),
+    "memory": ("figures", "agreement", "capacity", "devices", "hard_cases", "small", "training"),
     "dtypes": (
         "arithmetic", "shapes", "exactness", "edges", "conversions", "copies", "operators", "views",
         "known", "formulas", "repeats", "autograd", "mixed", "scaling", "sampled.checks",

@@ -1,4 +1,4 @@
-"""Checks of memory figures in difficult cases: beyond 32 bits, with a full cache, after refusals."""
+"""Checks of memory figures in hard cases: beyond 32 bits, with a full cache, after refusals."""
 
 from __future__ import annotations
 
