@@ -37,12 +37,12 @@ always shown, and written to all files that can be written.
 each failure, what was observed, the calls of the interface that led to it, whose code has to change, and what
 the interface says. It also shows which checks an interrupted run did not reach.
 
-*To change* names the method at fault. In this order, that is the method that raised the error; the method that
-the observation names; the one on which failing observations depend and others do not. If that is a default of
-acclimate's, it is the vendor's own method that was called in it. If the state of torch has changed after a check,
-such as recording of gradients, it is the method whose block ended last. For a collective it is
-the communication backend, for an op its builder, for a wrong number the device's operator. Failures with the
-same error or the same method are listed together, such as "27 checks: this device has no complex64".
+*To change* names the method at fault: the one that raised the error, else the one that the observation names, else
+the one that all failing observations use and the others do not. In place of a default of acclimate, it names the
+vendor's method that the default called. If a check leaves torch in another state, such as without gradients, it
+names the method whose `with` block ended last. For a collective it names the communication backend, for an op its
+builder, for a wrong number the device's operator. Failures with the same error or the same method are listed
+together, such as "27 checks: this device has no complex64".
 
 Each check is a test of pytest, which the command runs in a worker of pytest-xdist. The JUnit XML is its own.
 For a vendor's own continuous integration, the package installs a plugin for pytest:
@@ -74,25 +74,24 @@ Rules that may surprise:
   compute right.
 - No method of the interface says whether a device has int64, complex or other dtypes that `supported_dtypes()`
   cannot list. A check that needs one is *not offered* if the device refuses even a sum in that dtype.
-- Some devices compute with subnormal numbers, some take them for zero: both are right. Copies and casts must
-  keep them.
+- A device may compute with subnormal numbers or take them for zero. Copies and casts must keep them.
 - Some checks run operators on the inputs of torch's own tests (`op_db`, `module_db` and `optim_db` of
-  `torch.testing._internal`: 550 operators, with options, broadcasting and edges that others thought of) and compare
-  a device with the host. On a host these have nothing to compare, so they are *not offered*; a device may lack an
-  operator, which a note then says. They run in a process of their own, since these modules change torch.
-- A host is compared with results that are known without torch, and with other ways to the same numbers: samples one by
-  one, parts of a long tensor, slopes, and Python's sums and orders. So are devices, in a few seconds.
-- The host rounds and overflows too. A number that differs from the host's is right if it is as near to what the host
-  computes from the same inputs in float64.
+  `torch.testing._internal`) and compare a device with the host. On a host these have nothing to compare, so they are
+  *not offered*. If a device lacks an operator, a note says so. These checks run in a process of their own, since
+  torch's modules of tests change torch.
+- A host is compared with results that are known without torch, and with other ways to compute the same numbers: samples
+  one by one, parts of a long tensor, slopes, and Python's sums and orders. So are devices, in a few seconds.
+- The host rounds and overflows too. A number that differs from the host's is right if it is at least as near to what the
+  host computes from the same inputs in float64.
 - What torch leaves open is not compared: which of several equal numbers is chosen, the sign of a chosen zero, what a
-  norm keeps for its gradients, integers made of numbers beyond their dtype, and NaN or infinity where infinities are
-  subtracted. Nor is an operator whose test in torch is marked as failing on this type of device.
-- Results of 16 bits may differ in the last digit, but few of them: a device that cuts digits off is at fault.
-- NCCL and its like have no tags of messages, and end the process after a time-out; other backends keep both promises.
+  normalization saves for its backward pass, integers made of numbers beyond their dtype, and NaN or infinity where
+  infinities are subtracted. Nor is an operator whose test in torch is marked as failing on this type of device.
+- A few results of 16 bits may differ in the last digit. If many do, the device truncates, and fails.
+- NCCL and similar backends have no tags of messages, and end the process after a time-out. Others keep both promises.
 - A host has no allocator to ask, and its figures are those of the whole process. Allocations are therefore
-  large (96 MiB), with a tolerance of an eighth for whatever else the process does.
-- An allocator may reserve blocks of any size, take tensors from them, and keep one block that is empty. Reserved memory
-  must then grow only if no block has room.
+  large (96 MiB), with a tolerance of an eighth for everything else that the process does.
+- An allocator may reserve blocks of any size, take tensors from them, and keep one empty block. Reserved memory must
+  then grow only if no block has room.
 - If torch's allocator raises a plain `RuntimeError` when memory runs out, as on a host, `is_out_of_memory()`
   must distinguish it from every other error.
 - A device's class says which features it lacks: `supports_streams`, `supports_graphs`,
@@ -106,8 +105,8 @@ Rules that may surprise:
 
 ## Profiles of the emulated device
 
-`ACCLIMATE_SIM` ([extension.md](extension.md)) gives the emulated device other limits. The profiles in this table
-can pass; a slow test runs one of each row. Their checks fail for no limit, but more of them are *not offered*:
+`ACCLIMATE_SIM` ([extension.md](extension.md)) gives the emulated device other limits. With the profiles in this table
+no check fails, but more are *not offered*. A slow test runs one profile of each row.
 
 | profile | not offered |
 |---|---|
@@ -128,10 +127,10 @@ Each accelerator in `tools/acclimate-conformance/tests/` has one fault, and a te
 here finds it.
 The CPU and the emulated accelerator without faults pass all checks.
 
-Such faults prove little, since their author knew the checks. So faults are also planted by people who do not. Of the
-latest 138, from operators to collectives, files and optimizers, 137 broke a promise; the suite found 119 (87 %), and
-named the method of 26 of 30. Checks of what it missed were added after that. What is known to be missed: with two
-devices, a group that leaves a rank out.
+Such faults prove little, since their author knew the checks. So people who do not know the checks plant faults too. Of
+their latest 138, from operators to collectives, files and optimizers, 137 broke a promise. The suite found 119 of these
+(87 %), and named the right method in 26 of 30 cases. Checks of what it missed were added after that. It is known to
+miss, with two devices, a group that leaves a rank out.
 
 | accelerator | fault | found by |
 |---|---|---|
