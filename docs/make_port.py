@@ -30,41 +30,49 @@ acclimate port repo/ --check         # exits with 1 if hardware-specific code is
 acclimate port repo/ --report out.html   # also shows what edits that need --unsafe would give; --statistics counts by rule
 ```
 
-- Before the tool offers an edit of a test or a choice, it evaluates the old and the new text, without running code, on
-  three machines: one with CUDA, a host without accelerator, and one with another accelerator. A **safe** edit gives the
-  same on the first two, and on the third what CUDA gave. An **unsafe** edit relies on a name, lets other devices take a
-  branch written for CUDA, or differs on a host; the tool prints which and how. No edit changes a result on CUDA.
-- A test keeps its result on a host: what asserts `torch.cuda.is_available()` ends there as before, and runs on other
-  accelerators. If the file has its own code for a device, that device keeps it.
-- A search for missing CUDA, `device == "cuda" and not torch.cuda.is_available()`, stays whole, with the list that it
-  guards, and a device that it would not find on a host any more is unsafe.
-- A device's name given to a library that is not torch's stays, or is unsafe, also through methods of the file.
-- Edits that must go together are made together or not at all: all parts of a condition, a branch on the device and the
-  pinning in it, a test and the code that it decides about through a flag, a parameter or a loop.
-- What chooses, counts, asks for or moves to a device is safe only if its whole file, and the code that the file imports
-  by name, is ported: an edit is unsafe, and names the line, if another such place stays or is unsafe there, in a file
-  that imports its code, or in one that a third file imports beside it. What a class uses, or inherits from,
-  counts as its own code. The same holds for autocasts and scalers, for
-  figures of memory, and for states of random numbers. Seeds, waiting, freeing memory and pinning are edited all the same.
-  Code for NVIDIA's hardware, devices of other libraries and lines with `# acclimate: ignore` hold no other edit back.
-- Decisions are followed over the files that are given together. An edit is unsafe, and names the file and line, if its other end
-  stays there: what a flag decides about in another file, a base class that chooses the device too, a function that
-  compares the device which it gets or returns, an option or an entry of settings that another file compares, a guard of
-  code that needs CUDA. Files without code for a device are read too, if they pass such a value on. Give the
-  whole project, as of a single file only its own code is known.
-- acclimate is imported where the file imports torch: in the same functions, the same `try` or the same `if`. Files that a
-  build script imports stay, as a build may have no other package.
-- A report about CUDA ("CUDA available?") and a condition about a library of NVIDIA's stay.
-- Tests that decide about moving or wrapping the same object, or objects that meet, are one decision, with the code after an
-  early return. So are a skip in a test suite and what it skips, the parts of an option, and moves that one call gets.
+Safe and unsafe edits:
+
+- Before the tool edits a condition on the device, it evaluates the old and the new text, without running code, for three
+  machines: one with CUDA, a host without accelerator, and one with another accelerator. A **safe** edit gives the same
+  results on the first two, and on the third what CUDA gave. An **unsafe** edit relies on a name, lets other devices take
+  a branch written for CUDA, or changes a result on a host; the tool prints which and how. No edit changes a result on
+  CUDA.
+- On a host, `assert torch.cuda.is_available()` still fails after the edit; with another accelerator it passes. If the
+  file has a branch for a device, that device still takes it.
+- A branch on missing CUDA, `device == "cuda" and not torch.cuda.is_available()`, is not edited, nor is a list that it
+  guards. An edit that would keep it from finding the device is unsafe.
+- A device's name that goes to a library other than torch is not edited, or the edit is unsafe.
+
+Edits that belong together:
+
+- Some edits are made together or not at all: all parts of a condition; a branch on the device and the pinning in it; a
+  condition and the code that it controls through a flag, a parameter or a loop; conditions on moving or wrapping the
+  same object; a skip in a test suite and what it skips; all moves among the arguments of one call.
+- The code that chooses, counts or asks for a device, or moves something to it, must agree in the whole program. If one
+  such place is not edited, or is unsafe, then so are those in the same file, in the files that import it or that it
+  imports by name, and in files that a third file imports beside it. The tool names the line. A class counts with its base
+  classes. The same holds for autocast and scalers, for memory figures, and for states of random numbers. It does not
+  hold for seeds, synchronisation, freeing memory and pinning, nor because of code for NVIDIA's hardware, devices of
+  other libraries, or lines with `# acclimate: ignore`.
+- The tool follows a value through all files that it is given, so give it the whole project. An edit is unsafe, with the
+  file and line, if another file depends on the old value and is not edited: through a flag, a base class that chooses
+  the device too, a function that compares the device that it gets or returns, a compared option or setting, or a
+  condition on code that needs CUDA.
+
+What else it does, and does not:
+
+- It imports acclimate where the file imports torch: in the same functions, `try` or `if`. Files that a build script
+  imports are not edited, since a build may have no other package.
+- Reports about CUDA ("CUDA available?") and conditions on NVIDIA's libraries are not edited.
 - What torch turns off without CUDA stays off on a host: autocast, `GradScaler`, and the seeds of CUDA's generators.
 - A function or module that asks for the accelerator often names it once: `acc = get_accelerator()`.
 - Everything else stays byte for byte: comments, formatting, line ends. A second run changes nothing more.
 - `# acclimate: ignore` keeps a line as it is; `# acclimate: ignore[device-string]` turns off one rule for it.
 - The tool lists these without editing them: data that only looks like a device, kernels and builds for one vendor,
-  branches that lead to such kernels, calls in code that TorchScript compiles, and YAML. All but the data count as left.
-- It reads and writes regular files inside the tree only. A file that changed since it was read is not written, and
-  `--write` lists the edits of each file as soon as it is written.
+  branches that lead to such kernels, calls in code that TorchScript compiles, and YAML. `--check` counts all but the
+  data as hardware-specific code.
+- It reads and writes only regular files inside the tree. It does not write a file that changed since it was read, and
+  `--write` lists the edits of each file as soon as it has written it.
 - Notebooks are ported cell by cell. If a file cannot be read or parsed, the tool names it and continues with the others.
 
 `--to torch` uses only functions that torch has had since 2.10. `torch.accelerator` raises an error on a machine without
@@ -93,10 +101,10 @@ unsafe = false
       types_or: [python, pyi, jupyter]
 ```
 
-pre-commit installs the root of a repository that is named as `repo:`, which here is the runtime, with torch. The hook
-that this repository itself declares therefore uses the `acclimate-port` of your environment.
+pre-commit would install the root of this repository, which is the runtime with torch. So the hook that this repository
+declares uses the `acclimate-port` of your environment.
 
-The exit code is 0; 1 if `--check` finds something; 2 if a file could not be ported or an argument is wrong.
+The exit code is 1 if `--check` finds something, 2 if a file could not be ported or an argument is wrong, else 0.
 [guide.md](../guide.md) explains each conversion; [people.md](people.md) compares the tool with pull requests, and lists
 the faults that readers found.
 
