@@ -45,8 +45,8 @@ def init_inference(
         tp_size: the number of ranks that share the model; ``None``: all ranks of the job.
         dtype: ``bfloat16``, ``float16``, ``float32``, or ``auto``: the first of these that the accelerator
             supports, or the model's own dtype if it is already loaded.
-        verify: whether to run blocks whole and split, and compare the results; ``auto`` does so if the plan
-            was derived only from the structure of the modules.
+        verify: whether to run blocks whole and split, and compare the results; ``auto`` does so unless all
+            splits come from the model's published plan.
         plan: maps patterns of module names to splits; other modules are split by the model's own plan or by
             its structure.
         quantize: ``int8`` or ``int4``: the format in which the weights of linear modules and embeddings are

@@ -35,7 +35,7 @@ def make_plan(
         user: a mapping from patterns of module names to splits; see ``docs/autotp.md``.
         example: a function that calls the model once; needed if ``input_ids`` are not enough.
         verify: whether to run each kind of layer whole and split, and compare the results. ``"auto"`` does so
-            if a split was derived only from the structure.
+            unless all splits come from the model's published plan.
 
     Raises:
         PlanError: a module cannot be split as asked, or its split gives other results than the whole module.
