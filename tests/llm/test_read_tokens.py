@@ -12,7 +12,7 @@ import transformers
 
 import acclimate
 from acclimate.llm import read_tokens
-from acclimate.llm.decode.company import in_company
+from acclimate.llm.decode.batching import batched_with_others
 from acclimate.llm.read_tokens import RemembersTexts
 
 
@@ -111,7 +111,7 @@ def test_texts_at_once_continue_the_same_beginning(model: Any) -> None:
     found: dict[int, list[int]] = {}
 
     def run(number: int) -> None:
-        with in_company():
+        with batched_with_others():
             found[number] = ask(remembers, asked[number], 10 + 5 * (number % 3))
             # Its end is right too, though it was computed with others'.
             found[number] = ask(remembers, [*found[number], 9], 6)

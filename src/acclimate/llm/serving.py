@@ -35,7 +35,7 @@ from transformers.cli.serving.utils import (
 )
 
 from acclimate.errors import AcclimateError
-from acclimate.llm.decode.company import in_company
+from acclimate.llm.decode.batching import batched_with_others
 from acclimate.llm.decode.loop import LARGEST_BATCH, step_kind
 from acclimate.llm.generation import end_tokens
 from acclimate.llm.quiet import first_line, quiet_transformers
@@ -142,7 +142,7 @@ class _GenerateManager(GenerateManager):  # type: ignore[misc]
 
 
 def _called(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with in_company():
+    with batched_with_others():
         return fn(*args, **kwargs)
 
 

@@ -33,7 +33,7 @@ import openai
 from acclimate.cli import main
 from acclimate.llm import load_model
 from acclimate.llm.decode import loop
-from acclimate.llm.decode.company import Company
+from acclimate.llm.decode.batching import Batcher
 from acclimate.llm.serving import build_app, requests_at_once, server_tokenizer
 
 QUESTIONS = ("The capital of France", "Of Italy?", "A few more words", "and emoji")
@@ -162,13 +162,13 @@ def test_requests_take_native_steps_together_and_read_only_what_is_new(
     loaded = load_model(folder, dtype="float32")
     tokenizer = server_tokenizer(loaded, None, trust_remote_code=False)
     app = build_app(loaded.module, tokenizer, "tiny-chat", None, requests_at_once(loaded.module))
-    riders: list[int] = []
+    batch: list[int] = []
     known: list[int] = []
-    run, sample = Company._run, loop.lean_sample
+    run, sample = Batcher._run, loop.lean_sample
 
-    def counted(company: Company, seats: Any) -> None:
-        riders.append(len(seats))
-        run(company, seats)
+    def counted(batcher: Batcher, slots: Any) -> None:
+        batch.append(len(slots))
+        run(batcher, slots)
 
     def watched(*args: Any, **inputs: Any) -> Any:
         known.append(inputs["past_key_values"].get_seq_length())
@@ -176,7 +176,7 @@ def test_requests_take_native_steps_together_and_read_only_what_is_new(
         assert made is not None
         return made
 
-    monkeypatch.setattr(Company, "_run", counted)
+    monkeypatch.setattr(Batcher, "_run", counted)
     monkeypatch.setattr(loop, "lean_sample", watched)
     messages = [{"role": "user", "content": "The capital of France and a few more words to merge. " * 2}]
     body = {"messages": messages, "max_tokens": 400, "temperature": 0, "stop": ["never written"]}
@@ -185,7 +185,7 @@ def test_requests_take_native_steps_together_and_read_only_what_is_new(
         await asyncio.gather(*(_send(app, body) for _ in range(4)))
 
     asyncio.run(four())
-    assert max(riders) > 1
+    assert max(batch) > 1
     assert known == [0] * 4
     asyncio.run(_send(app, {**body, "messages": [*messages, {"role": "assistant", "content": "Words"}]}))
     assert known[-1] >= 32

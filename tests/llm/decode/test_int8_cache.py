@@ -24,8 +24,8 @@ from architectures import tiny_model
 import acclimate
 from acclimate.errors import LogitsError, QuantizationError
 from acclimate.llm.decode import cache, native
+from acclimate.llm.decode.batching import Batcher
 from acclimate.llm.decode.cache import StepCache
-from acclimate.llm.decode.company import Company
 from acclimate.llm.decode.lean import LeanDecoder
 from acclimate.llm.decode.loop import lean_decoder
 from acclimate.llm.decode.native import NativeStep
@@ -217,7 +217,7 @@ def test_a_text_continued_from_a_kept_cache_gets_the_bits_of_one_that_went_on(na
         assert torch.equal(step(token), went_on(token))
 
 
-def test_texts_in_company_move_with_their_powers_of_two() -> None:
+def test_batched_texts_move_with_their_powers_of_two() -> None:
     _, lean = lean_of("windows")
     assert lean.native is not None
     ids = text(50, 2)
@@ -226,8 +226,8 @@ def test_texts_in_company_move_with_their_powers_of_two() -> None:
         for token in ids[row, : 20 + row].split(1):
             alone[row].likeliest(token)
             steps[row].likeliest(token)
-    company = Company(lean.native)
-    both = company._copied([(step.cache, 0, 0) for step in steps])
+    batcher = Batcher(lean.native)
+    both = batcher._copied([(step.cache, 0, 0) for step in steps])
     for place in range(20, 45):
         tokens = torch.stack((ids[0, place], ids[1, place + 1]))
         expected = torch.cat([step(token) for step, token in zip(alone, tokens.split(1), strict=True)])

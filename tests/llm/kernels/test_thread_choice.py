@@ -24,10 +24,10 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def taken(
-    program: Path, processors: int, *company: str, shared: float = 0.8, slept: float = 0
+    program: Path, processors: int, *neighbours: str, shared: float = 0.8, slept: float = 0
 ) -> list[dict[int, int]]:
     """How many of the last 200 steps each number of threads took, for each number of other threads."""
-    command = [str(program), str(processors), str(shared), str(slept), *company]
+    command = [str(program), str(processors), str(shared), str(slept), *neighbours]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     return [
         {int(threads): int(steps) for threads, steps in (pair.split(":") for pair in line.split(",")[:-1])}

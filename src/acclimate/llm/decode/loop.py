@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from acclimate.errors import ModelChangedError
 from acclimate.imports import ForkSafeLock
+from acclimate.llm.decode.batching import in_slot, reading
 from acclimate.llm.decode.cache import ROOM
-from acclimate.llm.decode.company import reading, seated
 from acclimate.llm.decode.finite_logits import check_logits, without_check
 from acclimate.llm.decode.lean import LeanDecoder, Step
 from acclimate.llm.decode.native import NativeStep
@@ -144,7 +144,7 @@ def lean_sample(
             )
             chosen = found if chooser.takes_likeliest else chooser.choose(tokens, found)
         if isinstance(step, NativeStep) and lean.native is not None:
-            step = at_the_end.enter_context(seated(step, lean.native, keeps_cache=is_callers))
+            step = at_the_end.enter_context(in_slot(step, lean.native, keeps_cache=is_callers))
         _write(step, chosen, tokens, chooser, ends, streamer, watch)
     if streamer is not None:
         streamer.end()

@@ -69,7 +69,7 @@ class NativeDecoder:
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
-        self.company: Any = None  # the texts that take steps together (company.py)
+        self.batcher: Any = None  # the texts that take steps together (batching.py)
         share = decoder.share
         self.exchange = None if share is None else Exchange(share)
         writer = _ProgramWriter(decoder, 0 if self.exchange is None else self.exchange.address)

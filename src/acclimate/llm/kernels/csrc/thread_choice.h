@@ -54,7 +54,7 @@ class ThreadChoice {
   static constexpr int pause = 20;  // windows between two trials
   // How much the latest window counts for the number of other threads.
   static constexpr double freshness = 0.25;
-  // Threads that get less of a processor's time than this have company.
+  // Threads that get less of a processor's time than this have neighbours.
   static constexpr double whole = 0.93;
   static constexpr double least_gain = 1.03;
 

@@ -1,8 +1,8 @@
 """Decoding and all_reduce beside busy programs and under quotas of processor time, against peers in turns.
 
-    python benchmarks/company.py                       # all; quotas need root and a cpu controller
-    python benchmarks/company.py busy quotas           # some of: busy, quotas, ranks, collectives
-    python benchmarks/company.py --llama PYTHON MODEL.gguf
+    python benchmarks/busy_neighbours.py                       # all; quotas need root and a cpu controller
+    python benchmarks/busy_neighbours.py busy quotas           # some of: busy, quotas, ranks, collectives
+    python benchmarks/busy_neighbours.py --llama PYTHON MODEL.gguf
 
 Models have random weights. A figure is the speed beside others divided by the speed alone, each the median of
 the turns. Its goal is 0.8 times the share of the processors that is left, and 0.6 times for several ranks:
@@ -29,7 +29,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-WORKER = Path(__file__).with_name("company_worker.py")
+WORKER = Path(__file__).with_name("busy_neighbours_worker.py")
 BUSY = "while True: pass"
 # Takes a processor at a real-time priority above that of what is measured, and gives it back.
 TURNS = """
@@ -57,7 +57,7 @@ class ControlGroup:
 
     def __init__(self, *, wanted: bool) -> None:
         self._is_v2 = (CONTROL_GROUPS / "cgroup.controllers").exists()
-        name = f"acclimate-company-{os.getpid()}"
+        name = f"acclimate-neighbours-{os.getpid()}"
         roots = (
             [CONTROL_GROUPS]
             if self._is_v2
@@ -155,7 +155,7 @@ class Worker:
 
 
 @contextlib.contextmanager
-def company(group: ControlGroup, programs: int) -> Iterator[None]:
+def neighbours(group: ControlGroup, programs: int) -> Iterator[None]:
     """So many busy programs, while the block runs, or what takes as much time of each processor in turns."""
     python = [sys.executable, "-S", "-c"]
     if os.sched_getscheduler(0) == os.SCHED_RR:
@@ -219,7 +219,7 @@ def compare(
     reaches = True
     for name, programs, quota in (("alone", 0, None), *conditions):
         found: dict[str, list[tuple[float, float]]] = {worker.name: [] for worker in workers}
-        with company(group, programs):
+        with neighbours(group, programs):
             if quota is not None:
                 group.limit(quota)
             for _ in range(turns):

@@ -16,8 +16,8 @@ from tiny_models import save_tiny_model
 
 import acclimate
 from acclimate.errors import LogitsError
-from acclimate.llm.decode import cache, company, native
-from acclimate.llm.decode.company import Company, in_company
+from acclimate.llm.decode import batching, cache, native
+from acclimate.llm.decode.batching import Batcher, batched_with_others
 from acclimate.llm.decode.loop import lean_decoder
 from quick_parameters import quick
 
@@ -57,14 +57,14 @@ def test_texts_that_come_and_go_are_those_of_each_alone(
         windowed = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
         (folder / "config.json").write_text(json.dumps(config | windowed))
     model = acclimate.init_inference(str(folder), dtype="float32")
-    riders: list[int] = []
-    run = Company._run
+    batch: list[int] = []
+    run = Batcher._run
 
-    def counted(self: Company, seats: Any) -> None:
-        riders.append(len(seats))
-        run(self, seats)
+    def counted(self: Batcher, slots: Any) -> None:
+        batch.append(len(slots))
+        run(self, slots)
 
-    monkeypatch.setattr(company.Company, "_run", counted)
+    monkeypatch.setattr(batching.Batcher, "_run", counted)
 
     def generate(number: int, streamer: Any = None) -> list[int]:
         ids = torch.tensor([PROMPTS[number]])
@@ -83,10 +83,10 @@ def test_texts_that_come_and_go_are_those_of_each_alone(
         return found
 
     alone = [generate(number) for number in range(len(PROMPTS))]
-    assert not riders
+    assert not batch
     assert at_once(model, generate, len(PROMPTS)) == alone
-    assert sum(riders) == sum(LENGTHS) - len(LENGTHS)
-    assert riders[0] == len(PROMPTS)
+    assert sum(batch) == sum(LENGTHS) - len(LENGTHS)
+    assert batch[0] == len(PROMPTS)
 
 
 def at_once(model: Any, generate: Callable[[int, Any], Any], count: int) -> list[Any]:
@@ -96,7 +96,7 @@ def at_once(model: Any, generate: Callable[[int, Any], Any], count: int) -> list
     found: dict[int, Any] = {}
 
     def work(number: int) -> None:
-        with in_company():
+        with batched_with_others():
             found[number] = generate(number, Meeting(barrier))
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
@@ -106,10 +106,10 @@ def at_once(model: Any, generate: Callable[[int, Any], Any], count: int) -> list
     lean = lean_decoder(model)
     assert lean is not None
     assert lean.native is not None
-    others = lean.native.company
+    others = lean.native.batcher
     with others.reading():  # no step begins until all wait for one
         barrier.wait(600)
-        wait_until(lambda: all(seat.token is not None for seat in others._seats))
+        wait_until(lambda: all(slot.token is not None for slot in others._slots))
     for thread in threads:
         thread.join()
     return [found[number] for number in range(count)]
@@ -199,7 +199,7 @@ def test_an_error_in_one_text_ends_only_that_text(tiny_folder: Path) -> None:
 
     def work(name: str, streamer: Any) -> None:
         try:
-            with in_company():
+            with batched_with_others():
                 found[name] = model.generate(ids, **options, eos_token_id=None, streamer=streamer).tolist()
         except RuntimeError as error:
             found[name] = str(error)
@@ -216,7 +216,7 @@ def test_an_error_in_one_text_ends_only_that_text(tiny_folder: Path) -> None:
     lean = lean_decoder(model)
     assert lean is not None
     assert lean.native is not None
-    assert not lean.native.company._seats
+    assert not lean.native.batcher._slots
 
 
 class Forces(transformers.LogitsProcessor):  # type: ignore[misc]
@@ -297,11 +297,11 @@ def test_a_long_prompt_is_read_between_the_steps_of_others(
             return torch.full((len(input_ids),), done.is_set())
 
     def keep_writing() -> None:
-        with in_company():
+        with batched_with_others():
             write("short", torch.tensor([PROMPTS[0]]), 20_000, stopping_criteria=[IsDone()])
 
     def read_long() -> None:
-        with in_company():
+        with batched_with_others():
             found["long"] = write("long", long, 5)
 
     others = threading.Thread(target=keep_writing)
@@ -314,7 +314,7 @@ def test_a_long_prompt_is_read_between_the_steps_of_others(
         run(self, tokens, *rest)
         if tokens.numel() == 16:
             events.append("part")
-            wait_until(lambda: any(seat.token is not None for seat in lean.native.company._seats))
+            wait_until(lambda: any(slot.token is not None for slot in lean.native.batcher._slots))
 
     monkeypatch.setattr(native.NativeStep, "_run", run_longer)
     reader = threading.Thread(target=read_long)

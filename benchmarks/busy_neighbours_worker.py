@@ -1,4 +1,4 @@
-"""One process of benchmarks/company.py: reads seconds from its input, works so long, and prints the speed."""
+"""One process of busy_neighbours.py: reads seconds from its input, works so long, and prints the speed."""
 
 from __future__ import annotations
 
