@@ -165,7 +165,6 @@ ON_SIM = """
 import copy
 import torch
 from architectures import tiny_model
-from padded_prompts import padded_batch
 import acclimate
 from acclimate.llm.decode.loop import step_kind
 

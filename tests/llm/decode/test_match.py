@@ -55,7 +55,7 @@ def test_queries_are_multiplied_by_a_function_of_the_position(taken: list[bool])
     assert lean is not None
     numbers = lean.decoder.factors[0](torch.tensor([0, 7, 8, 40]))
     assert torch.allclose(numbers[:, 0], 1 + 0.4 * torch.log(torch.tensor([1.0, 1.0, 2.0, 6.0])))
-    assert [layer.attention.query_factors for layer in lean.decoder.layers] == [0, 0]
+    assert [layer.mixer.query_factors for layer in lean.decoder.layers] == [0, 0]
 
 
 def test_a_rotation_by_negative_angles_and_a_normalized_embedding_are_read(taken: list[bool]) -> None:
