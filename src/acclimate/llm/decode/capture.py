@@ -17,9 +17,11 @@ import logging
 import math
 import random
 import threading
+import traceback
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -120,7 +122,9 @@ def _captured(
             except NotRepresentedError:
                 raise
             except Exception as error:
-                raise NotRepresentedError(f"its program cannot be captured: {_first_line(error)}") from error
+                raise NotRepresentedError(
+                    f"its program cannot be captured: {_first_line(error)}{_place(error)}"
+                ) from error
             logits = recorder.value(found)
             states = {layer: recorder.value(state) for layer, state in cache.states.items()}
     if random.getstate() != drawn:
@@ -149,6 +153,16 @@ def _unlogged() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(is_anothers)
+
+
+def _place(error: Exception) -> str:
+    """Returns where the model's own code was when an error was raised; empty: nowhere."""
+    own = Path(torch.__file__).parent, Path(__file__).parent
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.is_file() and not any(path.is_relative_to(folder) for folder in own):
+            return f" ({path.name}, line {frame.lineno}, in {frame.name})"
+    return ""
 
 
 def _first_line(error: Exception) -> str:

@@ -31,13 +31,13 @@ from acclimate.llm.decode.description import (
     TokenInputs,
     shared_layer,
 )
-from acclimate.llm.decode.elements import constant_of
+from acclimate.llm.decode.elements import MOVES, constant_of
 from acclimate.llm.decode.experts import find_experts
 from acclimate.llm.decode.latent import LatentHeads, find_latent
 from acclimate.llm.decode.operators import activation_of, flat, orders, times_constant, widened
 from acclimate.llm.decode.program import Program, Role, Value
 from acclimate.llm.decode.reader import ProgramReader
-from acclimate.llm.decode.tables import PositionColumns
+from acclimate.llm.decode.tables import PositionColumns, flattened
 
 _NO_PRODUCT = Product(())
 
@@ -109,12 +109,13 @@ class _Matcher(ProgramReader):
         """Returns the description of the program."""
         head, factor, cap, hidden = self._head(self.program.logits)
         layers: list[Layer] = []
+        count = int(self.model.config.get_text_config().num_hidden_layers)
         scaled = times_constant(flat(hidden))
         hidden, multiplied = (hidden, 1.0) if scaled is None else scaled
         normed = self.norm(flat(hidden))
         norm, stream = (None, hidden) if normed is None else (normed.norm, normed.given)
         while (found := self._embedding(flat(stream))) is None:
-            layer, stream = self._layer(stream, -1 - len(layers))
+            layer, stream = self._layer(stream, count - 1 - len(layers))
             layers.append(layer)
         layers.reverse()
         if not layers:
@@ -310,7 +311,10 @@ class _Matcher(ProgramReader):
     # -- a layer -----------------------------------------------------------------------------------
 
     def _layer(self, out: Value, index: int) -> tuple[Layer, Value]:
-        """Returns the layer that ends with a stream, and the stream that it begins with."""
+        """Returns the layer that ends with a stream, and the stream that it begins with.
+
+        Layers are counted from 0.
+        """
         scaled = times_constant(flat(out))
         out, multiplier = (out, 1.0) if scaled is None else scaled
         added = self._token_input(out)
@@ -336,9 +340,47 @@ class _Matcher(ProgramReader):
             own = self._starts(found[2], before)
             if own is not None:
                 return self._made(mixer, found, own[0], "own", adds_branches_first, end), before
-        raise NotRepresentedError(
-            f"layer {index} from the end is not a sum of its input, attention and an MLP"
-        )
+        if index < 0:
+            raise NotRepresentedError(f"the first layer's input is made with {flat(out).op}")
+        raise NotRepresentedError(f"layer {index}: {self._reason(out)}")
+
+    def _reason(self, out: Value) -> str:
+        """Says what a layer adds to its input that is no mixer and no MLP of a description."""
+        addends, left = [], [flat(out)]
+        for _ in range(3):  # a layer of sequential or parallel branches, and its input
+            pairs = [operand for value in left for pair in self._sums(value) for operand in pair[1:]]
+            left = [flat(operand) for operand in pairs]
+            addends += left
+        stops = {id(value) for value in addends}
+        for value in addends:
+            result = self._branch(value).result
+            output = self.output_of(result)
+            if output is None or self.attention_of(output[1]) is not None or self._mlp(value) is not None:
+                continue
+            if find_convolution(self, *output) is not None:
+                continue
+            operators = self._operators(output[1], stops)
+            named = ", ".join([op.lstrip("_") for op in operators if op not in _UNNAMED][:3])
+            if "past" in operators:
+                return f"its attention is computed with {named}, not by an attention function of transformers"
+            kind = "convolution" if "convolution" in operators else "MLP"
+            return f"its {kind} is computed with {named}, in a way that the step does not have"
+        return "it is not a sum of its input, attention or a convolution, and an MLP"
+
+    def _operators(self, value: Value, stops: set[int]) -> list[str]:
+        """Returns the operators that compute a value, the last ones first; without those before some values,
+        and those of normalizations."""
+        found: list[str] = []
+        left, seen = [value], set(stops)
+        while left:
+            value = left.pop(0)
+            if id(value) in seen or self.norm(value) is not None:
+                continue
+            seen.add(id(value))
+            if value.op not in found:
+                found.append(value.op)
+            left += [item for item in flattened(value.args) if isinstance(item, Value)]
+        return found
 
     def _made(
         self,
@@ -618,6 +660,10 @@ class _Matcher(ProgramReader):
         if axes in ([2], []) and shift == program.past:
             return "query", 0
         raise NotRepresentedError("attention's mask is unknown")
+
+
+_UNNAMED = {*MOVES, "_to_copy", "clone", "linear", "input", "constant", "past"}
+"""Operators that say nothing of how a part of a layer is computed."""
 
 
 def _are_tokens(value: Any) -> bool:

@@ -177,7 +177,7 @@ def shadow_cache(layers: int, earlier: Any, batch: Any, convolutions: dict[int, 
 
         get_max_cache_shape = get_max_length
 
-    class OfLayers(Cache):  # type: ignore[misc]
+    class ShadowCache(Cache):  # type: ignore[misc]
         """Has what :class:`Layer` has, and the inputs of convolutions."""
 
         def __init__(self) -> None:
@@ -216,4 +216,4 @@ def shadow_cache(layers: int, earlier: Any, batch: Any, convolutions: dict[int, 
                 f"layer {layer_idx} keeps a recurrent state, which the step does not have"
             )
 
-    return OfLayers()
+    return ShadowCache()
