@@ -254,6 +254,18 @@ def test_quantised_weights_take_the_native_step(quantize: str) -> None:
     assert errors[0] < 1.2 * errors[1] < 0.3 * float(expected.norm())
 
 
+def test_weights_that_change_between_texts_count(taken: list[bool]) -> None:
+    models = copy.deepcopy(pair("biases")[0]), acclimate.init_inference(copy.deepcopy(pair("biases")[0]))
+    before = texts(models, inputs=PROMPT, max_new_tokens=20)
+    for model in models:
+        model.model.layers[0].conv.conv.weight.data.mul_(-1.5)
+        model.model.layers[2].conv.conv.bias.data.add_(0.5)
+    after = texts(models, inputs=PROMPT, max_new_tokens=20)
+    assert torch.equal(*after)
+    assert not torch.equal(before[0], after[0])
+    assert taken == [True, True]
+
+
 @pytest.mark.usefixtures("own_descriptions")
 def test_the_blocks_of_a_gguf_file_take_the_native_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
