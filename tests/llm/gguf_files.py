@@ -64,6 +64,12 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             },
         },
     ),
+    "lfm2": (
+        "lfm2",
+        "lfm2",
+        COMMON
+        | {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False, "norm_eps": 1e-3},
+    ),
     "llama": ("llama", "llama", COMMON | {"attention_bias": True, "head_dim": 16, "rms_norm_eps": 1e-3}),
     "llama-linear": (
         "llama",
@@ -262,7 +268,7 @@ def keys_of(config: Any, architecture: str) -> dict[str, Any]:
         "feed_forward_length": inner,
         "attention.head_count": heads,
     }
-    epsilon = getattr(config, "rms_norm_eps", None)
+    epsilon = getattr(config, "norm_eps" if architecture == "lfm2" else "rms_norm_eps", None)
     if epsilon is not None:
         keys["attention.layer_norm_rms_epsilon"] = epsilon
     else:
@@ -286,6 +292,10 @@ def keys_of(config: Any, architecture: str) -> dict[str, Any]:
     if rope.get("rope_type") == "longrope" and architecture == "phi3":
         factor = config.max_position_embeddings / original
         keys["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(factor) / math.log(original))
+    if architecture == "lfm2":
+        heads_of = {"conv": 0, "full_attention": config.num_key_value_heads}
+        keys["attention.head_count_kv"] = [heads_of[kind] for kind in config.layer_types]
+        keys["shortconv.l_cache"] = config.conv_L_cache
     if architecture == "stablelm":
         keys["use_parallel_residual"] = config.use_parallel_residual
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)

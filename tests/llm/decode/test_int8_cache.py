@@ -287,7 +287,7 @@ def test_int8_takes_a_little_more_than_half_the_memory() -> None:
         sum(held.nbytes for part in begun(lean, dtype=dtype).cache._parts for held in part)
         for dtype in (None, torch.int8)
     ]
-    size = lean.decoder.layers[0].attention.head_size
+    size = lean.decoder.layers[0].mixer.head_size
     assert sizes[1] == sizes[0] * (size + -(-size // 16)) // (2 * size)
 
 

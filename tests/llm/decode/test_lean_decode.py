@@ -218,7 +218,7 @@ def lying(change: str) -> nn.Module:
             given = hidden_states.roll(1, -1) if change == "input" else hidden_states
             found = super().forward(given, *args, **kwargs)
             if change == "output":
-                return found * 1.001
+                return found.clamp(max=1.0)
             if change == "with a cache" and hidden_states.shape[1] == 1:
                 return found + 0.01
             return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from architectures import tiny_model
 import acclimate
 from acclimate.llm.decode import loop
 from acclimate.llm.decode.proof import distance
+from quick_parameters import quick
 
 PROMPT = torch.arange(3, 12)[None]
 
@@ -55,7 +57,7 @@ def test_queries_are_multiplied_by_a_function_of_the_position(taken: list[bool])
     assert lean is not None
     numbers = lean.decoder.factors[0](torch.tensor([0, 7, 8, 40]))
     assert torch.allclose(numbers[:, 0], 1 + 0.4 * torch.log(torch.tensor([1.0, 1.0, 2.0, 6.0])))
-    assert [layer.attention.query_factors for layer in lean.decoder.layers] == [0, 0]
+    assert [layer.mixer.query_factors for layer in lean.decoder.layers] == [0, 0]
 
 
 def test_a_rotation_by_negative_angles_and_a_normalized_embedding_are_read(taken: list[bool]) -> None:
@@ -90,3 +92,40 @@ def test_a_step_whose_logits_are_nan_or_of_another_shape_is_infinitely_far() -> 
     assert distance(torch.full((2, 4), float("nan")), expected) == float("inf")
     assert distance(torch.ones(2, 3), expected) == float("inf")
     assert distance(expected.clone(), expected) == 0.0
+
+
+def with_a_sharper_mlp(name: str, number: int) -> Any:
+    """Returns a tiny model whose layer of a number has an MLP with a further operator."""
+    model = tiny_model(name)
+    mlp = model.model.layers[number].mlp
+
+    class Sharper(type(mlp)):  # type: ignore[misc]
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inner = torch.sigmoid(self.gate_proj(x)) * self.up_proj(x)
+            found: torch.Tensor = self.down_proj(inner)
+            return found
+
+    mlp.__class__ = Sharper
+    return model
+
+
+REASONS: dict[str, Callable[[], tuple[Any, str]]] = {
+    "attention of its own": lambda: (
+        tiny_model("gpt_neo"),
+        "layer 1: its attention is computed with bmm, softmax, add, not by an attention function",
+    ),
+    "a recurrent state": lambda: (tiny_model("jamba"), "layer 0 keeps a recurrent state"),
+    "another mlp": lambda: (
+        with_a_sharper_mlp("llama", 0),
+        "layer 0: its MLP is computed with mul, sigmoid, in a way",
+    ),
+    "an operator without symbolic sizes": lambda: (tiny_model("bloom"), "(modeling_bloom.py, line "),
+}
+
+
+@pytest.mark.parametrize("name", quick(tuple(REASONS), "another mlp"))
+def test_the_reason_names_the_layer_and_what_it_computes(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    model, reason = REASONS[name]()
+    with caplog.at_level("INFO", "acclimate.llm"):
+        assert loop.step_kind(acclimate.init_inference(model)) == "transformers"
+    assert reason in caplog.text

@@ -98,9 +98,9 @@ def test_quantised_weights_give_the_logits_of_the_modules(weight_format: str) ->
 
 def test_the_description_names_what_layers_share() -> None:
     decoder = lean_of(acclimate.init_inference(copy.deepcopy(made("tokens have numbers for layers")))).decoder
-    assert [layer.attention.shares for layer in decoder.layers] == [None, None, 0, 1, 0, 1]
+    assert [layer.mixer.shares for layer in decoder.layers] == [None, None, 0, 1, 0, 1]
     assert [layer.token_input.index for layer in decoder.layers if layer.token_input] == list(range(6))
-    assert len(decoder.own_attentions) == 2
+    assert len(decoder.own_mixers) == 2
     inputs = decoder.token_inputs
     assert inputs is not None
     assert (inputs.size, inputs.table_multiplier, inputs.product_multiplier) == (16, 4.0, 0.125)

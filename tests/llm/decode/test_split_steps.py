@@ -76,13 +76,13 @@ def test_both_ranks_raise_the_error_and_go_on(two: RankProcesses, damage: str, e
     assert len(text) == PROMPT.shape[1] + 3
 
 
-def text_of_gpt2(rank: int) -> tuple[str, list[int], list[int]]:
+def text_of(rank: int, kind: str) -> tuple[str, list[int], list[int]]:
     """Returns the kind of step, its text, and the text of the whole model."""
     import acclimate
     from acclimate.llm.decode.loop import step_kind
 
     torch.set_num_threads(1)
-    whole = tiny_model("gpt2")
+    whole = tiny_model(kind)
     options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
     expected = whole.generate(PROMPT, **options)
     model = acclimate.init_inference(whole, tp_size=2)
@@ -90,7 +90,15 @@ def text_of_gpt2(rank: int) -> tuple[str, list[int], list[int]]:
 
 
 def test_a_forward_that_needs_another_ranks_bias_takes_the_native_step(two: RankProcesses) -> None:
-    for kind, ours, whole in two.values(text_of_gpt2):
+    for kind, ours, whole in two.values(text_of, "gpt2"):
+        assert kind == "native"
+        assert ours == whole
+
+
+def test_ranks_that_share_the_channels_of_convolutions_write_the_models_text(
+    two: RankProcesses,
+) -> None:
+    for kind, ours, whole in two.values(text_of, "lfm2"):
         assert kind == "native"
         assert ours == whole
 

@@ -1,4 +1,4 @@
-"""Keys and values of earlier tokens, laid out for one query at a time.
+"""Keys and values of earlier tokens, laid out for one query at a time, and the inputs of convolutions.
 
 In int8, each 16 elements of a key or value are whole numbers from -127 to 127 times a power of two, the
 smallest that suffices: 8.5 bits for an element. Such numbers are exact in every dtype of a model, so that a
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.llm.decode.description import Attention, Decoder
+from acclimate.llm.decode.description import Attention, Convolution, Decoder, Mixer
 from acclimate.llm.deferred_sigint import interrupts_deferred
 from acclimate.llm.kernels.torch_threads import one_thread
 
@@ -29,7 +29,8 @@ _BLOCK = 16
 class StepCache:
     """The keys and values of all layers that have their own; grows.
 
-    A layer with a window drops tokens that no query sees again.
+    A layer with a window drops tokens that no query sees again. The inputs of a convolution are kept as keys
+    with a window, in the decoder's dtype.
 
     Args:
         decoder: the decoder whose keys and values are stored.
@@ -68,14 +69,14 @@ class StepCache:
         self.values: list[Tensor] = []
         self.exponents: tuple[list[Tensor], ...] = ([], []) if self.dtype == torch.int8 else ()
         """Of keys and of values in int8: the powers of two of each token's blocks."""
-        for index, attention in enumerate(self._attentions()):
-            window = attention.window
+        for index, mixer in enumerate(self._mixers()):
+            window = mixer.window
             first = 0 if window is None else max(length - (window - 1), 0)
             count = self.capacity - first
             if window is not None and index not in kept:
                 count = min(count, window + _spare(window))
             self.firsts.append(first)
-            for tensors, made in zip(self._parts, self._empty(attention, count), strict=True):
+            for tensors, made in zip(self._parts, self._empty(mixer, count), strict=True):
                 tensors.append(made)
 
     @property
@@ -83,37 +84,43 @@ class StepCache:
         """The tensors of all layers, whose third dimension is that of tokens."""
         return self.keys, self.values, *self.exponents
 
-    def _attentions(self) -> list[Attention]:
-        return self._decoder.own_attentions
+    def _mixers(self) -> list[Mixer]:
+        return self._decoder.own_mixers
 
-    def _empty(self, attention: Attention, count: int) -> list[Tensor]:
+    def _is_int8(self, mixer: Mixer) -> bool:
+        return self.dtype == torch.int8 and isinstance(mixer, Attention)
+
+    def _empty(self, mixer: Mixer, count: int) -> list[Tensor]:
         """Returns a layer's tensors for so many tokens.
 
         They are zeros, because a masked value is multiplied by zero, and uninitialised memory may hold NaN.
         """
 
         def pair(dtype: torch.dtype, size: int, value_size: int) -> list[Tensor]:
-            rows = self._batch, attention.key_heads
+            rows = self._batch, mixer.key_heads
             keys = _zeros((*rows, count, size), dtype, self._device)
             if not self._by_column:
                 return [keys, _zeros((*rows, count, value_size), dtype, self._device)]
             return [keys, _zeros((*rows, value_size, count), dtype, self._device).transpose(2, 3)]
 
-        sizes = attention.head_size, attention.value_size
-        made = pair(self.dtype, *sizes)
+        sizes = mixer.head_size, mixer.value_size
+        is_int8 = self._is_int8(mixer)
+        made = pair(torch.int8 if is_int8 else self._decoder.dtype, *sizes)
         if self.exponents:
-            made += pair(torch.uint8, *(-(-size // _BLOCK) for size in sizes))
+            made += pair(torch.uint8, *(-(-size // _BLOCK) if is_int8 else 0 for size in sizes))
         return made
 
     def _put(self, index: int, keys: Tensor, values: Tensor, end: int) -> None:
         """Stores the last keys and values in a layer, so that the last one comes before ``end``."""
-        for tensors, new in zip(self._parts, self._as_parts(keys, values), strict=True):
+        for tensors, new in zip(self._parts, self._as_parts(index, keys, values), strict=True):
             count = min(new.shape[2], end)
             tensors[index][:, :, end - count : end] = new[:, :, new.shape[2] - count :]
 
-    def _as_parts(self, keys: Tensor, values: Tensor) -> list[Tensor]:
+    def _as_parts(self, index: int, keys: Tensor, values: Tensor) -> list[Tensor]:
         if not self.exponents:
             return [keys, values]
+        if not self._is_int8(self._mixers()[index]):
+            return [keys, values, keys[..., :0], values[..., :0]]
         (keys, of_keys), (values, of_values) = map(_as_int8, (keys, values))
         return [keys, values, of_keys, of_values]
 
@@ -124,14 +131,15 @@ class StepCache:
     def put_at(self, index: int, place: Tensor, key: Tensor, value: Tensor) -> None:
         """As :meth:`put`, at a place that is a number on the device: a graph reads it at each replay."""
         at = (place - self.firsts[index] if self.firsts[index] else place)[None]
-        for tensors, new in zip(self._parts, self._as_parts(key[:, :, None], value[:, :, None]), strict=True):
+        parts = self._as_parts(index, key[:, :, None], value[:, :, None])
+        for tensors, new in zip(self._parts, parts, strict=True):
             tensors[index].index_copy_(2, at, new)
 
     def held(self, index: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
         """Returns a layer's keys and values, in the decoder's dtype, from one place to before another."""
         first = self.firsts[index]
         keys, values, *exponents = (held[index][:, :, begin - first : end - first] for held in self._parts)
-        if exponents:
+        if exponents and self._is_int8(self._mixers()[index]):
             keys, values = (
                 _from_int8(codes, powers, self._decoder.dtype)
                 for codes, powers in zip((keys, values), exponents, strict=True)
@@ -142,15 +150,18 @@ class StepCache:
         """Copies transformers' cache of as many tokens; that of a sliding window holds the last ones."""
         if self.length == 0:  # its layers may have no tensors yet
             return
-        for index, (attention, layer) in enumerate(zip(self._attentions(), cache.layers, strict=False)):
-            self._put(index, *_as_keys(attention, layer.keys, layer.values), self.length - self.firsts[index])
+        for index, (mixer, layer) in enumerate(zip(self._mixers(), cache.layers, strict=False)):
+            self._put(index, *_as_keys(mixer, layer), self.length - self.firsts[index])
 
     def copy_row(self, row: int, other: StepCache, of: int, start: int) -> None:
         """Copies the last tokens of a sequence, which starts at a place of another cache."""
-        for to, source in zip(self._parts, other._parts, strict=True):
-            for index, (mine, theirs) in enumerate(zip(to, source, strict=True)):
-                end, their_end = self.length - self.firsts[index], other.length - other.firsts[index]
-                count = min(end, their_end, other.length - start)
+        for index, mixer in enumerate(self._mixers()):
+            # Convolutions see padding.
+            most = other.length - (0 if isinstance(mixer, Convolution) else start)
+            end, their_end = self.length - self.firsts[index], other.length - other.firsts[index]
+            count = min(end, their_end, most)
+            for to, source in zip(self._parts, other._parts, strict=True):
+                mine, theirs = to[index], source[index]
                 mine[row, :, end - count : end] = theirs[of, :, their_end - count : their_end]
 
     def give(self, cache: Any) -> None:
@@ -158,14 +169,22 @@ class StepCache:
         known = cache.get_seq_length()
         if self.length == known:
             return
-        for index, first in enumerate(self.firsts):
+        for index, (mixer, first) in enumerate(zip(self._mixers(), self.firsts, strict=True)):
+            if isinstance(mixer, Convolution):
+                self._give_inputs(index, mixer.width, cache)
+                continue
             new = list(self.held(index, max(known, first), self.length))
             if first > known:  # zeros for what a window has passed: its layer only counts those tokens
                 new = [torch.cat((e.new_zeros((*e.shape[:2], first - known, e.shape[3])), e), 2) for e in new]
-            attention = self._attentions()[index]
-            if attention.latent is not None:
-                new = [new[1], new[0][..., attention.value_size :]]
+            if mixer.latent is not None:
+                new = [new[1], new[0][..., mixer.value_size :]]
             cache.update(new[0].contiguous(), new[1].contiguous(), index)
+
+    def _give_inputs(self, index: int, width: int, cache: Any) -> None:
+        """Gives a layer of transformers' cache as many of the last inputs of a convolution as it keeps."""
+        inputs = self.held(index, max(self.length - width, self.firsts[index]), self.length)[0][:, 0]
+        inputs = torch.nn.functional.pad(inputs, (0, 0, width - inputs.shape[1], 0))
+        cache.update_conv_state(inputs.transpose(1, 2).contiguous(), index, conv_kernel_size=width)
 
     def reserve(self, length: int) -> None:
         """Makes room for ``length`` tokens."""
@@ -187,8 +206,8 @@ class StepCache:
 
     def _make_room(self, index: int, length: int) -> None:
         """Makes room in a layer: drops what its window has passed, and allocates if that is not enough."""
-        attention, first, count = self._attentions()[index], self.firsts[index], self.keys[index].shape[2]
-        window, end = attention.window, self.length - first
+        mixer, first, count = self._mixers()[index], self.firsts[index], self.keys[index].shape[2]
+        window, end = mixer.window, self.length - first
         if window is None or index in self._kept:
             dropped, wanted = 0, self.capacity - first
         else:
@@ -200,7 +219,7 @@ class StepCache:
             made = [tensors[index] for tensors in self._parts]
             kept = [part.clone() for part in kept]
         else:
-            made = self._empty(attention, wanted)
+            made = self._empty(mixer, wanted)
         for tensors, new, part in zip(self._parts, made, kept, strict=True):
             new[:, :, : end - dropped] = part
             tensors[index] = new
@@ -212,9 +231,13 @@ def _spare(window: int) -> int:
     return max(window // 8, _LEAST_SPARE)
 
 
-def _as_keys(attention: Attention, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+def _as_keys(mixer: Mixer, layer: Any) -> tuple[Tensor, Tensor]:
     """Returns the keys and values of a layer of transformers' cache, which keeps latents as keys."""
-    return (keys, values) if attention.latent is None else (torch.cat((keys, values), -1), keys)
+    if isinstance(mixer, Convolution):
+        inputs = layer.conv_states[0].transpose(1, 2)[:, None]
+        return inputs, inputs[..., :0]
+    keys, values = layer.keys, layer.values
+    return (keys, values) if mixer.latent is None else (torch.cat((keys, values), -1), keys)
 
 
 def _as_int8(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -247,7 +270,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     ``torch.zeros`` writes all of it, and wakes torch's threads for that, which then fight with the kernels'
     own threads: it took 14 ms for each layer's keys.
     """
-    if device.type != "cpu":
+    if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     memory = np.zeros(prod(shape) * dtype.itemsize, np.uint8)
     return torch.from_numpy(memory).view(dtype).view(shape)

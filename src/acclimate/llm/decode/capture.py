@@ -6,8 +6,8 @@ mode of this thread notes each operator. Nothing in the model is called or chang
 notices.
 
 Three things of the shadow stand for what the native step has of its own: attention is one operator
-(transformers' attention registry), the cache's keys and values are one each (a cache of our own class), and
-so is each linear module, whatever form its weight has.
+(transformers' attention registry), the cache's keys and values are one each (a cache of our own class), as
+are the inputs of convolutions, and so is each linear module, whatever form its weight has.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import logging
 import math
 import random
 import threading
+import traceback
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,11 +60,12 @@ def capture(model: Any, widths: dict[nn.Module, int], layers: int) -> list[Progr
     shadow = Shadow(mode, widths)
     with torch.inference_mode(False):
         sizes = example(mode, torch.empty((BATCH, LENGTH))).shape
-    programs = [_captured(model, shadow, sizes, layers, False)]
+    convolutions: dict[int, tuple[Any, ...]] = {}
+    programs = [_captured(model, shadow, sizes, layers, convolutions, False)]
     calls = (False, True) if shadow.keep_new_attributes() else (True,)
     shadow.check_unchanged()
     for is_step in calls:
-        programs.append(_captured(model, shadow, sizes, layers, is_step))
+        programs.append(_captured(model, shadow, sizes, layers, convolutions, is_step))
         shadow.check_unchanged()
     if not before.is_current(model):
         raise NotRepresentedError("its code changes variables, classes or attributes")
@@ -73,7 +76,14 @@ def capture(model: Any, widths: dict[nn.Module, int], layers: int) -> list[Progr
     return [replace(program, limit=limit) for program in programs]
 
 
-def _captured(model: Any, shadow: Shadow, sizes: Any, layers: int, is_step: bool) -> Program:
+def _captured(
+    model: Any,
+    shadow: Shadow,
+    sizes: Any,
+    layers: int,
+    convolutions: dict[int, tuple[Any, ...]],
+    is_step: bool,
+) -> Program:
     """Returns a program, for which not all limits are known."""
     batch, length = sizes
     made: Any = shadow.module(model)
@@ -97,13 +107,14 @@ def _captured(model: Any, shadow: Shadow, sizes: Any, layers: int, is_step: bool
         for tensor, role in ((tokens, Role.TOKENS), (positions, Role.POSITIONS), (mask, Role.MASK)):
             recorder.name(tensor, input_value(tensor, role))
         earlier = length - 1 if is_step else 0
+        cache = shadow_cache(layers, earlier, batch, convolutions)
         with recorder:
             try:
                 inputs = made.prepare_inputs_for_generation(
                     tokens,
                     attention_mask=mask,
                     position_ids=positions,
-                    past_key_values=shadow_cache(layers, earlier),
+                    past_key_values=cache,
                     use_cache=True,
                     is_first_iteration=not is_step,
                 )
@@ -111,8 +122,11 @@ def _captured(model: Any, shadow: Shadow, sizes: Any, layers: int, is_step: bool
             except NotRepresentedError:
                 raise
             except Exception as error:
-                raise NotRepresentedError(f"its program cannot be captured: {_first_line(error)}") from error
+                raise NotRepresentedError(
+                    f"its program cannot be captured: {_first_line(error)}{_place(error)}"
+                ) from error
             logits = recorder.value(found)
+            states = {layer: recorder.value(state) for layer, state in cache.states.items()}
     if random.getstate() != drawn:
         random.setstate(drawn)
         raise NotRepresentedError("its code draws random numbers")
@@ -121,7 +135,7 @@ def _captured(model: Any, shadow: Shadow, sizes: Any, layers: int, is_step: bool
     count = 1 if is_step else symbols[1]
     return Program(
         logits, symbols[0], count, past, shadow.modules, recorder.limit, recorder.constants,
-        frozenset(map(id, recorder.replaced)),
+        frozenset(map(id, recorder.replaced)), states,
     )  # fmt: skip
 
 
@@ -139,6 +153,16 @@ def _unlogged() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(is_anothers)
+
+
+def _place(error: Exception) -> str:
+    """Returns where the model's own code was when an error was raised; empty: nowhere."""
+    own = Path(torch.__file__).parent, Path(__file__).parent
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.is_file() and not any(path.is_relative_to(folder) for folder in own):
+            return f" ({path.name}, line {frame.lineno}, in {frame.name})"
+    return ""
 
 
 def _first_line(error: Exception) -> str:

@@ -219,6 +219,48 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class Convolution:
+    """A gated causal convolution of each channel over tokens, of one layer.
+
+    A token's inputs are ``first(x) * second(x)``, for each channel. The layer's result is
+    ``output(gate(x) * y)``, where ``y`` is the sum of the inputs of the last tokens, each times its weight.
+    Padding has zeros in the place of ``x``.
+
+    The cache keeps inputs as the keys of one head with a window, without values.
+    """
+
+    first: Product
+    second: Product
+    gate: Product
+    weight: Tensor
+    """Channels x 1 x tokens; the last weight is that of the token itself."""
+    bias: Tensor | None
+    output: nn.Module
+
+    @property
+    def width(self) -> int:
+        """The number of tokens that a result is made of."""
+        return int(self.weight.shape[-1])
+
+    @property
+    def window(self) -> int:
+        """The number of tokens whose inputs are kept: transformers' cache has one more than are needed."""
+        return self.width + 1
+
+    key_heads = 1
+    value_size = 0
+
+    @property
+    def head_size(self) -> int:
+        """The number of channels."""
+        return self.first.width
+
+
+Mixer = Attention | Convolution
+"""What mixes the tokens of a text in a layer."""
+
+
+@dataclass(frozen=True)
 class Mlp:
     """An MLP: ``down(activation(gate) * up)``, or ``down(activation(up))``."""
 
@@ -403,20 +445,20 @@ class TokenInput:
 class Layer:
     """One decoder layer."""
 
-    attention_norm: Norm | None
-    attention: Attention
-    attention_post_norm: Norm | None
-    attention_multiplier: float
+    mixer_norm: Norm | None
+    mixer: Mixer
+    mixer_post_norm: Norm | None
+    mixer_multiplier: float
     mlp_norm: Norm | None
     mlp: Mlp | Experts
     mlp_post_norm: Norm | None
     mlp_multiplier: float
     parallel: bool
-    """Whether the MLP starts from the layer's input, as attention does; else from attention's result."""
+    """Whether the MLP starts from the layer's input, as the mixer does; else from the mixer's result."""
     adds_branches_first: bool
     """In a parallel layer: whether the branches are added to each other, then to the layer's input."""
     mlp_shares_norm: bool
-    """In a parallel layer: whether the MLP has attention's normalized input."""
+    """In a parallel layer: whether the MLP has the mixer's normalized input."""
     token_input: TokenInput | None
     multiplier: float
     """What the layer's result is multiplied by at its end."""
@@ -488,9 +530,14 @@ class Decoder:
         return tokens
 
     @property
-    def own_attentions(self) -> list[Attention]:
-        """Attention of the layers with keys and values of their own, which come first."""
-        return [layer.attention for layer in self.layers if layer.attention.shares is None]
+    def own_mixers(self) -> list[Mixer]:
+        """The mixers of the layers with a cache of their own, which come first."""
+        return [layer.mixer for layer in self.layers if shared_layer(layer.mixer) is None]
+
+
+def shared_layer(mixer: Mixer) -> int | None:
+    """Returns the layer whose keys and values a layer uses; ``None``: its own."""
+    return mixer.shares if isinstance(mixer, Attention) else None
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -16,7 +16,7 @@ from acclimate.llm.decode.shadow_operators import NAME
 
 BATCH, LENGTH = 3, 7
 """Example sizes; no guard may depend on them."""
-_NUMBERS = {"linear": (1,), "rows": (1,), "past": (2, 3)}
+_NUMBERS = {"linear": (1,), "rows": (1,), "past": (2, 3), "inputs": (2,), "kept_inputs": (3,)}
 """Arguments of the shadow's operators that only name a module or a layer, by their places."""
 
 
@@ -50,7 +50,7 @@ class FakeCalls:
             known, sources = self._results[call]
             result = self._copied(known)
         else:
-            result = _polar(*args) if func is torch.ops.aten.polar.default else func(*args, **kwargs)
+            result = _OWN_RESULTS.get(func, func)(*args, **kwargs)
             sources = [_source(tensor, operands) for tensor in _tensors(result)]
             if all(isinstance(one, FakeTensor) and one.constant is None for one in _tensors(result)):
                 # A copy, as a later operator may change the result's own sizes.
@@ -100,6 +100,23 @@ def _polar(size: Tensor, angle: Tensor) -> Tensor:
     if size.shape != angle.shape:
         raise NotRepresentedError("polar computes with tensors of several shapes")
     return angle.new_empty(angle.shape, dtype=torch.promote_types(angle.dtype, torch.complex64))
+
+
+def _convolution(
+    input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, *others: Any
+) -> Tensor:
+    """Returns the fake result of a convolution, whose sizes the matcher checks.
+
+    torch's own one asks whether there are fewer than 16 sequences.
+    """
+    if (list(stride), list(dilation), list(others[:2])) != ([1], [1], [False, [0]]):
+        raise NotRepresentedError("it has a convolution over something else than each token")
+    return input.new_empty(
+        (input.shape[0], weight.shape[0], input.shape[2] + 2 * padding[0] - weight.shape[2] + 1)
+    )
+
+
+_OWN_RESULTS = {torch.ops.aten.polar.default: _polar, torch.ops.aten.convolution.default: _convolution}
 
 
 def fake_tensors() -> tuple[ShapeEnv, FakeTensorMode]:

@@ -134,6 +134,13 @@ class GraphStep(PlainStep):
     def _store(self, index: int, key: Tensor, value: Tensor) -> None:
         self.cache.put_at(index, self._place, key, value)
 
+    def _last_inputs(self, index: int, count: int) -> Tensor:
+        first = self.cache.firsts[index]
+        inputs = self.cache.held(index, first, first + self.cache.keys[index].shape[2])[0][:, 0]
+        places = self._place - torch.arange(count - 1, -1, -1, device=self._place.device)
+        found = inputs.index_select(1, (places - first).clamp(min=0))
+        return found.masked_fill((places < 0)[:, None], 0.0)
+
     def _mixed(self, index: int, attention: Attention, query: Tensor) -> Tensor:
         cache, first = self.cache, self.cache.firsts[index]
         fused = _fused_attention(query.device.type)

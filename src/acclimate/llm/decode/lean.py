@@ -91,7 +91,7 @@ class LeanDecoder:
 
     def _cache(self, starts: Tensor, room: int, length: int, to: Any, dtype: torch.dtype | None) -> StepCache:
         """Returns a cache that keeps what transformers' cache ``to`` must get at the end."""
-        layers = set(range(len(self.decoder.own_attentions)))
+        layers = set(range(len(self.decoder.own_mixers)))
         kept: set[int] = set()
         if self.is_graph:  # whose tensors stay where they are
             kept = layers
@@ -105,5 +105,7 @@ class LeanDecoder:
 
 
 def _drops_tokens(layer: Any) -> bool:
-    """Whether a layer of transformers' cache drops the tokens that its window has passed."""
-    return bool(getattr(layer, "is_sliding", False)) and not getattr(layer, "record_past", False)
+    """Whether a layer of transformers' cache drops tokens that its window has passed, or inputs of a
+    convolution."""
+    drops = getattr(layer, "is_sliding", False) or hasattr(layer, "conv_states")
+    return bool(drops) and not getattr(layer, "record_past", False)

@@ -19,6 +19,7 @@ from acclimate.errors import ModelChangedError
 from acclimate.imports import ForkSafeLock
 from acclimate.llm.decode.batching import in_slot, reading
 from acclimate.llm.decode.cache import ROOM
+from acclimate.llm.decode.description import Convolution, Decoder
 from acclimate.llm.decode.finite_logits import check_logits, without_check
 from acclimate.llm.decode.lean import LeanDecoder, Step
 from acclimate.llm.decode.native import NativeStep
@@ -30,7 +31,9 @@ from acclimate.llm.ranks import ModelRanks
 LARGEST_BATCH = 16
 """The largest batch of this loop; for more sequences, torch's matrix products are faster."""
 
-_WHOLE_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
+_INPUTS = "LinearAttentionLayer"
+"""The layer of a cache that holds the last inputs of a convolution, or a recurrent state."""
+_WHOLE_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer", _INPUTS)
 """The layers of a cache that the step can continue and add to; a window's layer holds the last tokens, and a
 dummy one nothing, since its keys and values are another layer's."""
 
@@ -113,6 +116,8 @@ def lean_sample(
     if dtype is None and _kind_of(lean, input_ids.device) == "transformers":
         return None
     if not _fits(lean.decoder.limit, stopping_criteria):
+        return None
+    if not _has_inputs(inputs["past_key_values"], inputs.get("attention_mask"), lean.decoder):
         return None
     watch = _Watch(model, lean) if _is_users((*processors, *stopping_criteria, streamer)) else None
     chooser = _Chooser(processors, generation_config.do_sample, lean.native is not None)
@@ -281,6 +286,25 @@ def _is_usual_cache(cache: Any, length: int) -> bool:
         and all(type(layer).__name__ in _WHOLE_LAYERS for layer in cache.layers)
         and 0 <= cache.get_seq_length() < length
     )
+
+
+def _has_inputs(cache: Any, mask: Tensor | None, decoder: Decoder) -> bool:
+    """Whether a cache holds what the convolutions of a decoder have read; padding must be zeros in the mask,
+    and other tokens ones."""
+    mixers, layers = decoder.own_mixers, cache.layers
+    widths = {i: mixer.width for i, mixer in enumerate(mixers) if isinstance(mixer, Convolution)}
+    if {i for i, layer in enumerate(layers) if type(layer).__name__ == _INPUTS} != set(widths):
+        return False
+    if widths and mask is not None and bool(((mask != 0) & (mask != 1)).any()):  # they are multiplied by it
+        return False
+    is_begun = bool(cache.get_seq_length())
+    for index, width in widths.items():
+        layer = layers[index]
+        if layer.record_past or layer.number_of_states != 1 or layer.has_previous_state[0] is not is_begun:
+            return False
+        if is_begun and layer.conv_states[0].shape[-1] != width:
+            return False
+    return True
 
 
 def _starts(mask: Tensor | None, input_ids: Tensor) -> Tensor | None:

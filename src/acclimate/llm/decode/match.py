@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from acclimate.llm.decode.convolution import find_convolution
 from acclimate.llm.decode.description import (
     Attention,
     Decoder,
     Experts,
     Layer,
+    Mixer,
     Mlp,
     Norm,
     NotRepresentedError,
@@ -27,14 +29,15 @@ from acclimate.llm.decode.description import (
     Share,
     TokenInput,
     TokenInputs,
+    shared_layer,
 )
-from acclimate.llm.decode.elements import constant_of
+from acclimate.llm.decode.elements import MOVES, constant_of
 from acclimate.llm.decode.experts import find_experts
 from acclimate.llm.decode.latent import LatentHeads, find_latent
 from acclimate.llm.decode.operators import activation_of, flat, orders, times_constant, widened
 from acclimate.llm.decode.program import Program, Role, Value
 from acclimate.llm.decode.reader import ProgramReader
-from acclimate.llm.decode.tables import PositionColumns
+from acclimate.llm.decode.tables import PositionColumns, flattened
 
 _NO_PRODUCT = Product(())
 
@@ -106,12 +109,13 @@ class _Matcher(ProgramReader):
         """Returns the description of the program."""
         head, factor, cap, hidden = self._head(self.program.logits)
         layers: list[Layer] = []
+        count = int(self.model.config.get_text_config().num_hidden_layers)
         scaled = times_constant(flat(hidden))
         hidden, multiplied = (hidden, 1.0) if scaled is None else scaled
         normed = self.norm(flat(hidden))
         norm, stream = (None, hidden) if normed is None else (normed.norm, normed.given)
         while (found := self._embedding(flat(stream))) is None:
-            layer, stream = self._layer(stream, -1 - len(layers))
+            layer, stream = self._layer(stream, count - 1 - len(layers))
             layers.append(layer)
         layers.reverse()
         if not layers:
@@ -129,24 +133,27 @@ class _Matcher(ProgramReader):
             width, vocabulary, self.share, self.program.limit, self.program.constants,
         )  # fmt: skip
 
-    _caches: list[tuple[int, Value, Value]]
+    _caches: list[tuple[int, Value | None, Value | None]]
     """Of each layer, from the last one: in which layer's cache its keys and values are, and these."""
 
     def _check_caches(self, layers: list[Layer]) -> None:
         """Raises unless the first layers have caches of their own, in order, and others use some of these."""
         caches = self._caches[::-1]
         own = [
-            place for layer, (place, *_) in zip(layers, caches, strict=True) if layer.attention.shares is None
+            place
+            for layer, (place, *_) in zip(layers, caches, strict=True)
+            if shared_layer(layer.mixer) is None
         ]
         if own != list(range(len(own))) or [place for place, *_ in caches[: len(own)]] != own:
             raise NotRepresentedError("the caches of layers are in another order")
         for layer, (place, key, value) in zip(layers, caches, strict=True):
-            if layer.attention.shares is None:
+            if shared_layer(layer.mixer) is None:
                 continue
             if place >= len(own) or caches[place][1] is not key or caches[place][2] is not value:
                 raise NotRepresentedError("a layer uses keys and values that no other layer has stored")
-            stored = layers[place].attention
-            if stored.latent is not None or stored.window != layer.attention.window:
+            stored = layers[place].mixer
+            is_plain = isinstance(stored, Attention) and stored.latent is None
+            if not is_plain or stored.window != layer.mixer.window:
                 raise NotRepresentedError("layers with the same keys and values see other tokens")
 
     # -- what a token has for each layer ---------------------------------------------------------------
@@ -243,7 +250,7 @@ class _Matcher(ProgramReader):
 
     def _embedding(self, stream: Value) -> tuple[nn.Module, float, Norm | None, Tensor | None, int] | None:
         """Returns the tokens' embedding, its norm and that of positions, if the stream begins here."""
-        if stream.roles & (Role.MASK | Role.POSITIONS) == 0:
+        if stream.roles & (Role.MASK | Role.POSITIONS | Role.CACHE) == 0:
             normed = self.norm(stream)
             if normed is None:
                 return (*self._rows(stream), None, None, 0)
@@ -304,7 +311,10 @@ class _Matcher(ProgramReader):
     # -- a layer -----------------------------------------------------------------------------------
 
     def _layer(self, out: Value, index: int) -> tuple[Layer, Value]:
-        """Returns the layer that ends with a stream, and the stream that it begins with."""
+        """Returns the layer that ends with a stream, and the stream that it begins with.
+
+        Layers are counted from 0.
+        """
         scaled = times_constant(flat(out))
         out, multiplier = (out, 1.0) if scaled is None else scaled
         added = self._token_input(out)
@@ -317,35 +327,73 @@ class _Matcher(ProgramReader):
             if found is None or start is None:
                 continue
             for before, other in self._sums(stream):
-                attention = self._attention(other, before)
-                if attention is not None:
-                    return self._made(attention, found, start[0], None, False, end), before
+                mixer = self._mixer(other, before)
+                if mixer is not None:
+                    return self._made(mixer, found, start[0], None, False, end), before
         for before, first, second, adds_branches_first in self._threes(out):
             found = self._mlp(second)
-            attention = None if found is None else self._attention(first, before)
-            if found is None or attention is None:
+            mixer = None if found is None else self._mixer(first, before)
+            if found is None or mixer is None:
                 continue
-            if flat(attention[3]) is flat(found[2]):
-                return self._made(attention, found, None, "shared", adds_branches_first, end), before
+            if flat(mixer[3]) is flat(found[2]):
+                return self._made(mixer, found, None, "shared", adds_branches_first, end), before
             own = self._starts(found[2], before)
             if own is not None:
-                return self._made(attention, found, own[0], "own", adds_branches_first, end), before
-        raise NotRepresentedError(
-            f"layer {index} from the end is not a sum of its input, attention and an MLP"
-        )
+                return self._made(mixer, found, own[0], "own", adds_branches_first, end), before
+        if index < 0:
+            raise NotRepresentedError(f"the first layer's input is made with {flat(out).op}")
+        raise NotRepresentedError(f"layer {index}: {self._reason(out)}")
+
+    def _reason(self, out: Value) -> str:
+        """Says what a layer adds to its input that is no mixer and no MLP of a description."""
+        addends, left = [], [flat(out)]
+        for _ in range(3):  # a layer of sequential or parallel branches, and its input
+            pairs = [operand for value in left for pair in self._sums(value) for operand in pair[1:]]
+            left = [flat(operand) for operand in pairs]
+            addends += left
+        stops = {id(value) for value in addends}
+        for value in addends:
+            result = self._branch(value).result
+            output = self.output_of(result)
+            if output is None or self.attention_of(output[1]) is not None or self._mlp(value) is not None:
+                continue
+            if find_convolution(self, *output) is not None:
+                continue
+            operators = self._operators(output[1], stops)
+            named = ", ".join([op.lstrip("_") for op in operators if op not in _UNNAMED][:3])
+            if "past" in operators:
+                return f"its attention is computed with {named}, not by an attention function of transformers"
+            kind = "convolution" if "convolution" in operators else "MLP"
+            return f"its {kind} is computed with {named}, in a way that the step does not have"
+        return "it is not a sum of its input, attention or a convolution, and an MLP"
+
+    def _operators(self, value: Value, stops: set[int]) -> list[str]:
+        """Returns the operators that compute a value, the last ones first; without those before some values,
+        and those of normalizations."""
+        found: list[str] = []
+        left, seen = [value], set(stops)
+        while left:
+            value = left.pop(0)
+            if id(value) in seen or self.norm(value) is not None:
+                continue
+            seen.add(id(value))
+            if value.op not in found:
+                found.append(value.op)
+            left += [item for item in flattened(value.args) if isinstance(item, Value)]
+        return found
 
     def _made(
         self,
-        attention: tuple[_Branch, Norm | None, Attention, Value],
+        mixer: tuple[_Branch, Norm | None, Mixer, Value],
         mlp: tuple[_Branch, Mlp | Experts, Value],
         norm: Norm | None,
         parallel: str | None,
         adds_branches_first: bool,
         end: tuple[TokenInput | None, float],
     ) -> Layer:
-        first, second = attention[0], mlp[0]
+        first, second = mixer[0], mlp[0]
         return Layer(
-            attention[1], attention[2], first.norm, first.factor, norm, mlp[1], second.norm, second.factor,
+            mixer[1], mixer[2], first.norm, first.factor, norm, mlp[1], second.norm, second.factor,
             parallel is not None, adds_branches_first, parallel == "shared", *end,
         )  # fmt: skip
 
@@ -395,22 +443,34 @@ class _Matcher(ProgramReader):
         experts = find_experts(self, branch.result)
         return None if experts is None else (branch, experts[0], experts[1])
 
-    # -- attention ---------------------------------------------------------------------------------
+    # -- attention and convolutions ----------------------------------------------------------------
 
-    def _attention(self, value: Value, stream: Value) -> tuple[_Branch, Norm | None, Attention, Value] | None:
-        """Returns the branch of attention, the normalization of its input, attention, and its input."""
+    def _mixer(self, value: Value, stream: Value) -> tuple[_Branch, Norm | None, Mixer, Value] | None:
+        """Returns the branch of what mixes tokens, the normalization of its input, itself, and its input."""
         branch = self._branch(value)
         output = self.output_of(branch.result)
-        call = None if output is None else self.attention_of(output[1])
-        if output is None or call is None:
+        if output is None:
             return None
+        call = self.attention_of(output[1])
+        if call is not None:
+            return self._attention(branch, call, output[0], stream)
+        found = find_convolution(self, *output)
+        start = None if found is None else self._starts(found.source, stream)
+        if found is None or start is None:
+            return None
+        self._caches.append((found.layer, None, None))
+        return branch, start[0], found.convolution, found.source
+
+    def _attention(
+        self, branch: _Branch, call: Value, output: nn.Module, stream: Value
+    ) -> tuple[_Branch, Norm | None, Mixer, Value] | None:
         query, key, held, mask, scale, softcap, sinks = call.args
         latent = find_latent(self, query, key, held)
         if latent is not None:
             start = self._starts(latent.source, stream)
             if start is None:
                 return None
-            return branch, start[0], self._latent(latent, call, output[0]), latent.source
+            return branch, start[0], self._latent(latent, call, output), latent.source
         place = self.cached(key, True)
         if place != self.cached(held, False):
             raise NotRepresentedError("keys and values come from different layers")
@@ -446,7 +506,7 @@ class _Matcher(ProgramReader):
             *(norms if is_own else (None, None)), q.norm_is_per_head, q.rotary, q.rotary_first,
             self._factors(q.factors), heads, key_heads, size, value_size, scale * q.factor,
             self._window(mask), softcap, None if sinks is None else self.constant(widened(sinks)),
-            output[0], None, None if is_own else place,
+            output, None, None if is_own else place,
         ), q.source  # fmt: skip
 
     def _latent(self, found: LatentHeads, call: Value, output: nn.Module) -> Attention:
@@ -600,6 +660,10 @@ class _Matcher(ProgramReader):
         if axes in ([2], []) and shift == program.past:
             return "query", 0
         raise NotRepresentedError("attention's mask is unknown")
+
+
+_UNNAMED = {*MOVES, "_to_copy", "clone", "linear", "input", "constant", "past"}
+"""Operators that say nothing of how a part of a layer is computed."""
 
 
 def _are_tokens(value: Any) -> bool:

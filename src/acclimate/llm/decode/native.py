@@ -21,6 +21,7 @@ from acclimate.llm.decode.description import (
     ACTIVATIONS,
     OPERATIONS,
     Attention,
+    Convolution,
     Decoder,
     Experts,
     Gating,
@@ -37,6 +38,7 @@ from acclimate.llm.decode.description import (
     Stack,
     TokenInput,
     TokenInputs,
+    shared_layer,
 )
 from acclimate.llm.decode.finite_logits import check_logits
 from acclimate.llm.decode.modules import bias_of, packed_stacks, packed_weight, rows_of
@@ -183,15 +185,16 @@ class NativeStep:
         cache = self.cache
         if self._places < cache.capacity:
             self._compute_angles(cache.capacity)
-        attentions = [layer.attention for layer in self._native.decoder.layers]
-        numbers = [self._places, len(self._tables), len(self._factors), len(attentions)]
+        layers = self._native.decoder.layers
+        numbers = [self._places, len(self._tables), len(self._factors), len(layers)]
         for cos, sin in self._tables:
             numbers += [cos.data_ptr(), sin.data_ptr()]
         numbers += [factors.data_ptr() for factors in self._factors]
         exponents = cache.exponents or ([None] * len(cache.keys),) * 2
         held = list(zip(cache.firsts, cache.keys, cache.values, *exponents, strict=True))
-        for index, attention in enumerate(attentions):
-            first, *tensors = held[index if attention.shares is None else attention.shares]
+        for index, layer in enumerate(layers):
+            shared = shared_layer(layer.mixer)
+            first, *tensors = held[index if shared is None else shared]
             numbers += [tensors[0].shape[2], first]
             numbers += [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
         self._addresses = torch.tensor(numbers, dtype=torch.int64)
@@ -356,6 +359,14 @@ class _ProgramWriter:
         if latent is not None:
             self._latent(attention, latent)
 
+    def _convolution(self, convolution: Convolution) -> None:
+        self._product(convolution.first, convolution.second, convolution.gate)
+        self._number(convolution.head_size, convolution.width)
+        self._tensor(convolution.weight, lambda own: own[:, 0].t())
+        self._tensor(convolution.bias)
+        self._module(convolution.output, self._hidden)
+        self._number(convolution.output in self._summed)
+
     def _latent(self, attention: Attention, latent: Latent) -> None:
         self._product(_NO_PRODUCT if latent.query is None else attention.query)
         self._norm(latent.query_norm)
@@ -450,10 +461,16 @@ class _ProgramWriter:
         self._product(gate or _NO_PRODUCT)
 
     def _layer(self, layer: Layer) -> None:
-        self._norm(layer.attention_norm)
-        self._attention(layer.attention)
-        self._norm(layer.attention_post_norm)
-        self._real(layer.attention_multiplier)
+        self._norm(layer.mixer_norm)
+        self._number(isinstance(layer.mixer, Attention))
+        if isinstance(layer.mixer, Attention):
+            self._attention(layer.mixer)
+            self._number(0)
+        else:
+            self._number(1)
+            self._convolution(layer.mixer)
+        self._norm(layer.mixer_post_norm)
+        self._real(layer.mixer_multiplier)
         self._norm(layer.mlp_norm)
         self._feed_forward(layer.mlp)
         self._norm(layer.mlp_post_norm)

@@ -11,6 +11,7 @@ from acclimate.llm.decode.cache import StepCache
 from acclimate.llm.decode.description import (
     ACTIVATIONS,
     Attention,
+    Convolution,
     Decoder,
     Experts,
     Latent,
@@ -100,15 +101,18 @@ class PlainStep:
         return self.cache.length - self._starts
 
     def _layer(self, index: int, layer: Layer, x: Tensor, angles: _Angles) -> Tensor:
-        start = x if layer.attention_norm is None else layer.attention_norm(x)
-        attended = self._attention(index, layer.attention, start, angles)
-        if layer.attention_post_norm is not None:
-            attended = layer.attention_post_norm(attended)
-        attended = _times(attended, layer.attention_multiplier)
+        start = x if layer.mixer_norm is None else layer.mixer_norm(x)
+        if isinstance(layer.mixer, Attention):
+            mixed = self._attention(index, layer.mixer, start, angles)
+        else:
+            mixed = self._convolution(index, layer.mixer, start)
+        if layer.mixer_post_norm is not None:
+            mixed = layer.mixer_post_norm(mixed)
+        mixed = _times(mixed, layer.mixer_multiplier)
         if layer.parallel:
             given = start if layer.mlp_shares_norm else x
         else:
-            given = x = x + attended
+            given = x = x + mixed
         inner = given if layer.mlp_norm is None else layer.mlp_norm(given)
         mlp = layer.mlp
         result = _mlp(mlp, inner) if isinstance(mlp, Mlp) else self._experts(mlp, inner)
@@ -117,7 +121,7 @@ class PlainStep:
         result = _times(result, layer.mlp_multiplier)
         if not layer.parallel:
             return x + result
-        return x + (attended + result) if layer.adds_branches_first else (x + attended) + result
+        return x + (mixed + result) if layer.adds_branches_first else (x + mixed) + result
 
     def _attention(self, index: int, attention: Attention, x: Tensor, angles: _Angles) -> Tensor:
         query, key, value = self._heads(attention, x, angles)
@@ -129,6 +133,23 @@ class PlainStep:
             mixed = (by_head @ attention.latent.weights()[1].transpose(1, 2)).flatten(1)
         result: Tensor = attention.output(mixed)
         return result
+
+    def _convolution(self, index: int, convolution: Convolution, x: Tensor) -> Tensor:
+        memory: dict[int, Tensor] = {}
+        inputs = (convolution.first(x, memory) * convolution.second(x, memory))[:, None]
+        self._store(index, inputs, inputs[..., :0])
+        weights = convolution.weight[:, 0].t().float()
+        found = (self._last_inputs(index, convolution.width).float() * weights).sum(1)
+        if convolution.bias is not None:
+            found = found + convolution.bias.float()
+        result: Tensor = convolution.output(convolution.gate(x, memory) * found.to(x.dtype))
+        return result
+
+    def _last_inputs(self, index: int, count: int) -> Tensor:
+        """Returns the inputs of a convolution's last tokens, batch x count x channels; zeros before all."""
+        end = self.cache.length + 1
+        inputs = self.cache.held(index, max(end - count, 0), end)[0][:, 0]
+        return nn.functional.pad(inputs, (0, 0, count - inputs.shape[1], 0))
 
     def _store(self, index: int, key: Tensor, value: Tensor) -> None:
         """Stores the new token's keys and values of a layer."""

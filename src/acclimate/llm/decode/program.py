@@ -12,7 +12,7 @@ from torch import Tensor, nn
 class Role:
     """Where a value comes from: bits that its operands' bits are joined into."""
 
-    TOKENS, POSITIONS, MASK, WEIGHTS = 1, 2, 4, 8
+    TOKENS, POSITIONS, MASK, WEIGHTS, CACHE = 1, 2, 4, 8, 16
 
 
 @dataclass(eq=False)
@@ -55,3 +55,5 @@ class Program:
     """The model's tensors of one element that it uses."""
     replaced: frozenset[int]
     """The identities of the model's buffers that it writes before it reads them."""
+    states: dict[int, Value]
+    """What becomes of the inputs of a convolution that it reads from a layer's cache."""

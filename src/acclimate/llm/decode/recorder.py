@@ -185,6 +185,8 @@ class Recorder(TorchDispatchMode):
                 self.name(results[0], source)
                 return result
         roles = _joined((*converted, *named.values()))
+        if op in ("past", "inputs", "kept_inputs"):
+            roles |= Role.CACHE
         for index, tensor in enumerate(results):
             if isinstance(tensor, Tensor):
                 # The same operator on the same values is the same value.

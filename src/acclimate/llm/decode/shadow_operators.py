@@ -28,6 +28,11 @@ def define_operators() -> Any:
         "Tensor? sinks) -> Tensor"
     )
     library.define("past(Tensor new, SymInt earlier, int layer, bool is_key) -> Tensor")
+    library.define("inputs(Tensor new, SymInt earlier, int layer, int kept) -> Tensor")
+    library.define(
+        "kept_inputs(SymInt batch, int channels, int kept, int layer, ScalarType dtype, Device device) "
+        "-> Tensor"
+    )
     library.define("linear(Tensor input, int module, int width) -> Tensor")
     library.define("rows(Tensor tokens, int module, int width, ScalarType dtype) -> Tensor")
 
@@ -37,13 +42,21 @@ def define_operators() -> Any:
     def past(new: Tensor, earlier: int, layer: int, is_key: bool) -> Tensor:
         return new.new_empty((*new.shape[:2], new.shape[2] + earlier, new.shape[3]))
 
+    def inputs(new: Tensor, earlier: int, layer: int, kept: int) -> Tensor:
+        return new.new_empty((*new.shape[:2], new.shape[2] + earlier))
+
+    def kept_inputs(
+        batch: int, channels: int, kept: int, layer: int, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        return torch.empty((batch, channels, kept), dtype=dtype, device=device)
+
     def linear(input: Tensor, module: int, width: int) -> Tensor:
         return input.new_empty((*input.shape[:-1], width))
 
     def rows(tokens: Tensor, module: int, width: int, dtype: torch.dtype) -> Tensor:
         return tokens.new_empty((*tokens.shape, width), dtype=dtype)
 
-    for fake in (attention, past, linear, rows):
+    for fake in (attention, past, inputs, kept_inputs, linear, rows):
         torch.library.register_fake(f"{NAME}::{fake.__name__}", fake, lib=library)
     _register_interfaces()
     return library
@@ -121,8 +134,16 @@ def check_functions(model: nn.Module) -> None:
             raise NotRepresentedError(f"its {what} are computed by a function of another package")
 
 
-def shadow_cache(layers: int, earlier: Any) -> Any:
-    """Returns a cache of ``earlier`` tokens whose keys and values are one operator each."""
+def shadow_cache(layers: int, earlier: Any, batch: Any, convolutions: dict[int, tuple[Any, ...]]) -> Any:
+    """Returns a cache of ``earlier`` tokens whose keys and values are one operator each.
+
+    Args:
+        layers: the number of layers.
+        earlier: the number of tokens; 0 or a symbol.
+        batch: the symbol of the number of sequences.
+        convolutions: for each layer that keeps the inputs of a convolution: the number of channels and of
+            inputs, dtype and device. A prompt's call adds them.
+    """
     from transformers.cache_utils import Cache, CacheLayerMixin
 
     class Layer(CacheLayerMixin):  # type: ignore[misc]
@@ -156,4 +177,43 @@ def shadow_cache(layers: int, earlier: Any) -> Any:
 
         get_max_cache_shape = get_max_length
 
-    return Cache(layers=[Layer(index) for index in range(layers)])
+    class ShadowCache(Cache):  # type: ignore[misc]
+        """Has what :class:`Layer` has, and the inputs of convolutions."""
+
+        def __init__(self) -> None:
+            super().__init__(layers=[Layer(index) for index in range(layers)])
+            self.states: dict[int, Tensor] = {}
+            """The inputs that the call has read, which it may change."""
+
+        def update_conv_state(
+            self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **options: Any
+        ) -> Tensor:
+            kept = options.get("conv_kernel_size")
+            if state_idx != 0 or type(kept) is not int or options.keys() > {"conv_kernel_size"}:
+                raise NotRepresentedError(
+                    f"layer {layer_idx} keeps the inputs of a convolution in an unknown way"
+                )
+            kind = conv_states.shape[1], kept, conv_states.dtype, conv_states.device
+            if convolutions.setdefault(layer_idx, kind) != kind:
+                raise NotRepresentedError(f"layer {layer_idx} has several convolutions")
+            found: Tensor = torch.ops.acclimate_capture.inputs(conv_states, earlier, layer_idx, kept)
+            return found
+
+        def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+            if isinstance(earlier, int) or state_idx != 0 or layer_idx not in convolutions:
+                return None
+            if layer_idx not in self.states:
+                channels, kept, dtype, device = convolutions[layer_idx]
+                call = torch.ops.acclimate_capture.kept_inputs
+                self.states[layer_idx] = call(batch, channels, kept, layer_idx, dtype, device)
+            return self.states[layer_idx]
+
+        def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+            return self.get_recurrent_state(layer_idx)
+
+        def get_recurrent_state(self, layer_idx: int, *_: Any, **__: Any) -> Any:
+            raise NotRepresentedError(
+                f"layer {layer_idx} keeps a recurrent state, which the step does not have"
+            )
+
+    return ShadowCache()

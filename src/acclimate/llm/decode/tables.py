@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -36,7 +37,7 @@ def check_by_position(value: Value, program: Program, seen: set[int] | None = No
     # inv_freq (... x 1) @ positions (1 x length): the sum has one element, so positions do not mix.
     if value.op == "bmm" and program.length != 1 and value.args[0].shape[-1] != 1:
         raise NotRepresentedError("an angle is summed over positions")
-    for item in _flat((*value.args, *value.kwargs.values())):
+    for item in flattened((*value.args, *value.kwargs.values())):
         if isinstance(item, Value):
             check_by_position(item, program, seen)
 
@@ -109,7 +110,7 @@ class PositionColumns:
             item = left.pop()
             if isinstance(item, Value) and id(item) not in found:
                 found[id(item)] = item
-                left += _flat((*item.args, *item.kwargs.values()))
+                left += flattened((*item.args, *item.kwargs.values()))
         return [value.tensor for value in found.values() if value.tensor is not None]
 
     def __eq__(self, other: object) -> bool:
@@ -159,9 +160,10 @@ class _Run:
         return made[item.output] if isinstance(made, (list, tuple)) else made
 
 
-def _flat(items: Any) -> Any:
+def flattened(items: Any) -> Iterator[Any]:
+    """Yields the items of nested tuples."""
     for item in items:
         if isinstance(item, tuple):
-            yield from _flat(item)
+            yield from flattened(item)
         else:
             yield item

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from acclimate.errors import CorruptModelError, UnsupportedModelError
+from acclimate.errors import CorruptModelError, UnsupportedModelError, some_of
 from acclimate.llm.gguf.header import GGUFHeader
 from acclimate.llm.gguf.metadata import Metadata
 
@@ -31,6 +31,8 @@ class Architecture:
     rotary: bool = True
     partial_rotary: bool = False
     """Whether the model can rotate only a part of each head."""
+    has_convolutions: bool = False
+    """Whether the number of key heads is of each layer; a layer without any has a convolution."""
     tensor_flags: Mapping[str, str] = field(default_factory=dict)
     """Fields that are true if the file has tensors with this ending."""
     more: Callable[[Metadata, dict[str, Any]], dict[str, Any]] | None = None
@@ -124,6 +126,7 @@ def _is_in_a_block(name: str) -> bool:
 def _architecture_fields(metadata: Metadata, architecture: Architecture) -> dict[str, Any]:
     heads, norm = metadata.size("attention.head_count"), architecture.layer_norm
     head_size = _head_size(metadata, free=architecture.has_head_dim)
+    by_layer = metadata.counts_by_layer("attention.head_count_kv") if architecture.has_convolutions else ()
     fields: dict[str, Any] = {
         "model_type": architecture.model_type,
         "max_position_embeddings": metadata.size("context_length"),
@@ -131,7 +134,7 @@ def _architecture_fields(metadata: Metadata, architecture: Architecture) -> dict
         "num_hidden_layers": metadata.size("block_count"),
         "intermediate_size": metadata.size("feed_forward_length"),
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.size("attention.head_count_kv", heads),
+        "num_key_value_heads": max(by_layer) if by_layer else metadata.size("attention.head_count_kv", heads),
         norm or "rms_norm_eps": metadata.number(f"attention.layer_norm{'' if norm else '_rms'}_epsilon"),
         **{name: _has(metadata, ending) for name, ending in architecture.tensor_flags.items()},
     }
@@ -405,6 +408,22 @@ def _phi3(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _lfm2(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
+    heads = metadata.counts_by_layer("attention.head_count_kv")
+    if set(heads) - {0} != {fields["num_key_value_heads"]}:
+        raise UnsupportedModelError(
+            f"{metadata.header.path} has layers with {some_of(map(str, set(heads)))} key heads, but a lfm2 "
+            "model in transformers has no setting for that"
+        )
+    return {
+        "norm_eps": fields["rms_norm_eps"],
+        "layer_types": ["full_attention" if count else "conv" for count in heads],
+        "conv_L_cache": metadata.size("shortconv.l_cache"),
+        "conv_bias": False,  # as llama.cpp computes it
+        "block_auto_adjust_ff_dim": False,  # the file has the width itself
+    }
+
+
 def _stablelm(metadata: Metadata, _fields: dict[str, Any]) -> dict[str, Any]:
     parallel = metadata.flag("use_parallel_residual", not _has(metadata, ".ffn_norm.weight"))
     return {"use_parallel_residual": parallel}
@@ -441,6 +460,7 @@ ARCHITECTURES = {
         transposed=frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"}),
     ),
     "gpt-oss": Architecture("gpt_oss", tensor_flags=_ATTENTION_BIAS, more=_gpt_oss, turned_experts=True),
+    "lfm2": Architecture("lfm2", has_head_dim=False, has_convolutions=True, more=_lfm2),
     "llama": Architecture("llama", more=_llama, rotary_rows_interleaved=True),
     "nemotron": Architecture(
         "nemotron",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from acclimate.errors import CorruptModelError, UnsupportedModelError
+from acclimate.errors import CorruptModelError, UnsupportedModelError, some_of
 from acclimate.llm.gguf.header import GGUFHeader, Scalar, TensorEntry
 
 _LARGEST_SIZE = 1 << 31
@@ -81,6 +81,20 @@ class Metadata:
             return self.size(key, default) if self._scalar(key) != 0 else 0
         self._asked.add(key)
         return tuple(bool(number) for number in numbers)
+
+    def counts_by_layer(self, key: str) -> tuple[int, ...]:
+        """Returns whole numbers from 0 to 2^31, one for each block; the file may have one for all."""
+        numbers, blocks = self.header.numbers(self._prefix + key), self.size("block_count")
+        if numbers is None:
+            return (self.size(key),) * blocks
+        self._asked.add(key)
+        are_counts = all(0 <= number <= _LARGEST_SIZE and number == int(number) for number in numbers)
+        if len(numbers) != blocks or not are_counts:
+            raise CorruptModelError(
+                f"{self.header.path} is corrupt: {self._prefix}{key} must be a whole number for each of "
+                f"{blocks:,} blocks; it has {len(numbers):,} entries: {some_of(map(str, set(numbers)))}"
+            )
+        return tuple(int(number) for number in numbers)
 
     def token(self, name: str) -> int | None:
         """Returns the number of a special token, such as ``eos``; ``None`` if missing or out of range."""

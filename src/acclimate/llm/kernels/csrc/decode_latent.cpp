@@ -45,8 +45,8 @@ void Step::prepare_latent_query(const Attention& attention, const Cache& cache, 
 }
 
 // Puts latents into the cache, and queries of latents into `absorbed_`.
-void Step::project_latents(Team& team, const Layer& layer, size_t index, const Call& call) {
-  const Attention* const attention = &layer.attention;
+void Step::project_latents(Team& team, const Attention& own, size_t index, const Call& call) {
+  const Attention* const attention = &own;
   const Latent& latent = *attention->latent;
   const Call* const given = &call;
   const int64_t batch = call.batch, heads = attention->heads, size = attention->head_size;

@@ -344,6 +344,20 @@ ACCLIMATE_CLONES void soft_cap_rounded(Dtype dtype, float cap, float* x, int64_t
   });
 }
 
+ACCLIMATE_CLONES void multiply_values(Dtype dtype, const float* by, float* x, int64_t n) {
+  with_dtype(dtype, [=]<Dtype own>() __attribute__((always_inline)) {
+    for (int64_t i = 0; i < n; ++i) {
+      x[i] = rounded<own>(x[i] * by[i]);
+    }
+  });
+}
+
+ACCLIMATE_CLONES void add_products(const float* by, const float* from, float* to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    to[i] += by[i] * from[i];
+  }
+}
+
 ACCLIMATE_CLONES void scale(Dtype dtype, float factor, float* x, int64_t n) {
   with_dtype(dtype, [=]<Dtype own>() __attribute__((always_inline)) {
     for (int64_t i = 0; i < n; ++i) {

@@ -68,6 +68,12 @@ void soft_cap(float cap, float* x, int64_t n);
 // x = tanh(x / cap) * cap, rounded after each operation
 void soft_cap_rounded(Dtype dtype, float cap, float* x, int64_t n);
 
+// x = round(x * by), value by value
+void multiply_values(Dtype dtype, const float* by, float* x, int64_t n);
+
+// to += by * from, value by value
+void add_products(const float* by, const float* from, float* to, int64_t n);
+
 // x = round(x * factor)
 void scale(Dtype dtype, float factor, float* x, int64_t n);
 

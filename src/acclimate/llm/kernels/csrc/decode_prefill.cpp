@@ -40,10 +40,10 @@ bool Step::can_prefill() const {
   // A prompt's last token alone passes layers without keys of their own. The model's modules do that.
   bool can = multiplies_many() && decoder_.dtype == Dtype::bf16 && !decoder_.token_inputs.has_value();
   for (const Layer& layer : decoder_.layers) {
-    can = can && is_arranged(layer.attention.projections) && is_arranged(layer.attention.output);
-    can = can && !layer.attention.is_shared;
-    if (layer.attention.latent.has_value()) {
-      const Latent& latent = *layer.attention.latent;
+    can = can && is_arranged(layer.projections()) && is_arranged(layer.mixer_output());
+    can = can && !(layer.attention.has_value() && layer.attention->is_shared);
+    if (layer.attention.has_value() && layer.attention->latent.has_value()) {
+      const Latent& latent = *layer.attention->latent;
       can = can && is_arranged(latent.queries);
       can = can && is_arranged(latent.keys.first) && is_arranged(latent.values.first);
     }
@@ -75,16 +75,18 @@ class Step::Prefill {
     int64_t before = 0, made = 0, results = 0;
     bool keeps_start = false, has_shared = false;
     for (const Layer& layer : decoder_.layers) {
-      const Attention& attention = layer.attention;
-      queries = std::max(queries, attention.heads * whole_blocks(attention.head_size));
-      values = std::max(values, stride_of(attention.heads * attention.value_size));
-      if (attention.latent.has_value()) {
-        const Latent& latent = *attention.latent;
-        before = std::max(before, latent.queries.parts.empty() ? 0 : stride_of(latent.queries.k));
-        made = std::max(made, latent.queries.width);
-        results = std::max(results, stride_of(attention.heads * latent.value_size()));
+      if (layer.attention.has_value()) {
+        const Attention& attention = *layer.attention;
+        queries = std::max(queries, attention.heads * whole_blocks(attention.head_size));
+        if (attention.latent.has_value()) {
+          const Latent& latent = *attention.latent;
+          before = std::max(before, latent.queries.parts.empty() ? 0 : stride_of(latent.queries.k));
+          made = std::max(made, latent.queries.width);
+          results = std::max(results, stride_of(attention.heads * latent.value_size()));
+        }
       }
-      projections = std::max(projections, attention.projections.width);
+      values = std::max(values, stride_of(layer.mixed()));
+      projections = std::max(projections, layer.projections().width);
       inner = std::max(inner, layer.mlp.has_value() ? stride_of(layer.mlp->up.width) : 0);
       if (layer.experts.has_value()) {
         used = std::max(used, layer.experts->router.used);
@@ -122,35 +124,28 @@ class Step::Prefill {
     });
     for (size_t index = 0; index < decoder_.layers.size(); ++index) {
       const Layer& layer = decoder_.layers[index];
-      const Attention& attention = layer.attention;
-      multiply(place, attention.projections, normed_, projected_, attention.projections.width);
+      multiply(place, layer.projections(), normed_, projected_, layer.projections().width);
       const bool is_last = index + 1 == decoder_.layers.size();
       // The last layer needs only the results of each sequence's last token, or none.
       const int64_t asked = !is_last ? call_.length : gives_logits() ? 1 : 0;
-      const bool is_latent = attention.latent.has_value();
-      if (is_latent) {
-        prepare_latents(place, attention, index);
-        prepare_latent_queries(place, attention, asked);
-      } else {
-        for_rows(place, [&](int64_t row, ThreadState& state) {
-          if (row % call_.length >= call_.length - asked) {
-            prepare_queries(attention, row, state);
-          }
-        });
-        prepare_keys(place, attention, index);
-      }
+      const bool is_latent = layer.attention.has_value() && layer.attention->latent.has_value();
+      prepare_mixing(place, layer, index, asked);
       if (asked == 0) {
         return;
       }
-      attend(place, attention, index, call_.length - asked);
+      if (layer.attention.has_value()) {
+        attend(place, *layer.attention, index, call_.length - asked);
+      } else {
+        convolve(place, *layer.convolution, index, call_.length - asked);
+      }
       if (is_last) {
-        keep_last_rows(place, attention);
+        keep_last_rows(place, layer);
       }
       if (is_latent) {
-        expand_latents(place, attention);
+        expand_latents(place, *layer.attention);
       }
-      multiply(place, attention.output, is_latent ? expanded_ : mixed_, attended_, hidden_);
-      if (attention.output_is_summed) {
+      multiply(place, layer.mixer_output(), is_latent ? expanded_ : mixed_, attended_, hidden_);
+      if (layer.mixer_is_summed()) {
         sum_over_ranks(place, attended_);
       }
       for_rows(place, [&](int64_t row, ThreadState& state) { join_attention(layer, row, state); });
@@ -209,13 +204,14 @@ class Step::Prefill {
 
   int64_t sequence_of(int64_t row) const { return row / call_.length; }
   int64_t place_of(int64_t row) const { return call_.place + row % call_.length; }
+  bool is_padding(int64_t row) const { return place_of(row) < call_.starts[sequence_of(row)]; }
   // Padding has no position of its own.
   int64_t position_of(int64_t row) const {
     return std::max<int64_t>(place_of(row) - call_.starts[sequence_of(row)], 0);
   }
 
   // Moves the last row of each sequence to the front; later steps read only those rows.
-  void keep_last_rows(Place& place, const Attention& attention) {
+  void keep_last_rows(Place& place, const Layer& layer) {
     const auto keep = [&](auto& values, int64_t stride) {
       for (int64_t i = 0; i < call_.batch && !values.empty(); ++i) {
         const auto from = values.begin() + ((i + 1) * call_.length - 1) * stride;
@@ -224,7 +220,7 @@ class Step::Prefill {
     };
     keep(x_, hidden_);
     keep(start_, hidden_);
-    keep(mixed_, stride_of(attention.heads * attention.value_size));
+    keep(mixed_, stride_of(layer.mixed()));
     place.rows = call_.batch;
   }
 
@@ -236,9 +232,12 @@ class Step::Prefill {
     }
     const Layer& layer = decoder_.layers[index];
     float* start = layer.mlp_shares_norm ? start_.data() + row * hidden_ : at_least(state.start, hidden_);
-    normalize(layer.attention_norm, decoder_.dtype, x_.data() + row * hidden_, hidden_, 0, start);
+    normalize(layer.mixer_norm, decoder_.dtype, x_.data() + row * hidden_, hidden_, 0, start);
     const int64_t stride = stride_of(hidden_);
     fill_bf16(start, hidden_, stride, normed_.data() + row * stride);
+    if (layer.convolution.has_value() && is_padding(row)) {
+      std::fill(normed_.data() + row * stride, normed_.data() + (row + 1) * stride, uint16_t{0});
+    }
   }
 
   void join_attention(const Layer& layer, int64_t row, ThreadState& state) {
@@ -568,7 +567,56 @@ class Step::Prefill {
     });
   }
 
+  // -- convolutions ---------------------------------------------------------------------------------
+
+  // Puts the inputs of a convolution into the cache, and in the place of their first factors.
+  void prepare_inputs(Place& place, const Convolution& convolution, size_t index) {
+    const int64_t channels = convolution.channels;
+    const LayerCache& cache = call_.cache.layers[index];
+    for_rows(place, [&](int64_t row, ThreadState&) {
+      float* inputs = projected_.data() + row * convolution.projections.width;
+      multiply_values(decoder_.dtype, inputs + channels, inputs, channels);
+      step_.store_key(cache, sequence_of(row), place_of(row) - cache.first, inputs, channels);
+    });
+  }
+
+  // The results for the places of each sequence from `begin` on, in `mixed_`.
+  void convolve(Place& place, const Convolution& convolution, size_t index, int64_t begin) {
+    const int64_t channels = convolution.channels, stride = stride_of(channels);
+    for_rows(place, [&](int64_t row, ThreadState& state) {
+      if (row % call_.length < begin) {
+        return;
+      }
+      const float* inputs = projected_.data() + row * convolution.projections.width;
+      float* results = at_least(state.heads, channels);
+      step_.convolve_token(convolution, call_.cache.layers[index], sequence_of(row), place_of(row), inputs,
+                           inputs + 2 * channels, state, results);
+      fill_bf16(results, channels, stride, mixed_.data() + row * stride);
+    });
+  }
+
   // -- attention ------------------------------------------------------------------------------------
+
+  // Puts into the cache what a layer keeps of the tokens; makes the queries of the last tokens of each
+  // sequence.
+  void prepare_mixing(Place& place, const Layer& layer, size_t index, int64_t asked) {
+    if (layer.convolution.has_value()) {
+      prepare_inputs(place, *layer.convolution, index);
+      return;
+    }
+    const Attention& attention = *layer.attention;
+    if (attention.latent.has_value()) {
+      prepare_latents(place, attention, index);
+      prepare_latent_queries(place, attention, asked);
+      return;
+    }
+    for_rows(place, [&](int64_t row, ThreadState& state) {
+      if (row % call_.length >= call_.length - asked) {
+        prepare_queries(attention, row, state);
+      }
+    });
+    prepare_keys(place, attention, index);
+  }
 
   // Queries are [key head][row][head of its group][size].
   void prepare_queries(const Attention& attention, int64_t row, ThreadState& state) {

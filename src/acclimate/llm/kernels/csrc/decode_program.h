@@ -193,6 +193,26 @@ struct Attention {
   std::optional<Latent> latent;
 };
 
+// A gated causal convolution of each channel over tokens. The cache keeps its inputs as the keys of one head.
+struct Convolution {
+  explicit Convolution(Reader& from)
+      : projections(from),
+        channels(from.number()),
+        width(from.number()),
+        weights(from.address<float>()),
+        bias(from.address<float>()),
+        output(from),
+        output_is_summed(from.flag()) {}
+
+  Product projections;  // two factors of the inputs, and what the results are multiplied by
+  int64_t channels;
+  int64_t width;  // the tokens that a result is made of
+  const float* weights;  // [width][channels]; the last ones are those of the token itself
+  const float* bias;  // null: none
+  Product output;
+  bool output_is_summed;  // over the ranks
+};
+
 // An operation on the numbers of a token's experts; numbered as in acclimate.llm.decode.native.
 struct Operation {
   enum class Kind : int64_t { softmax, sigmoid, normalize, scale, soft_cap, round, normalize_at_least };
@@ -323,10 +343,11 @@ struct TokenInput {
 
 struct Layer {
   explicit Layer(Reader& from)
-      : attention_norm(read_norm(from)),
-        attention(from),
-        attention_post_norm(read_norm(from)),
-        attention_factor(from.real()),
+      : mixer_norm(read_norm(from)),
+        attention(read_optional<Attention>(from)),
+        convolution(read_optional<Convolution>(from)),
+        mixer_post_norm(read_norm(from)),
+        mixer_factor(from.real()),
         mlp_norm(read_norm(from)),
         experts(read_optional<Experts>(from)),
         mlp(read_optional<Mlp>(from)),
@@ -339,10 +360,24 @@ struct Layer {
         token_input(read_optional<TokenInput>(from)),
         factor(from.real()) {}
 
-  Norm attention_norm;
-  Attention attention;
-  Norm attention_post_norm;
-  float attention_factor;
+  // What mixes the tokens of a text.
+  const Product& projections() const { return attention ? attention->projections : convolution->projections; }
+  const Product& mixer_output() const { return attention ? attention->output : convolution->output; }
+  bool mixer_is_summed() const {
+    return attention ? attention->output_is_summed : convolution->output_is_summed;
+  }
+  // The most tokens that a token sees, itself included; 0: all.
+  int64_t window() const { return attention ? attention->window : convolution->width; }
+  // The numbers of a token that attention or a convolution leaves to the output projection, or of latents.
+  int64_t mixed() const {
+    return attention ? attention->heads * attention->value_size : convolution->channels;
+  }
+
+  Norm mixer_norm;
+  std::optional<Attention> attention;  // there is either
+  std::optional<Convolution> convolution;
+  Norm mixer_post_norm;
+  float mixer_factor;
   Norm mlp_norm;
   std::optional<Experts> experts;
   std::optional<Mlp> mlp;  // beside experts: of all tokens, and its result is added to theirs

@@ -115,15 +115,15 @@ void Step::store_value(const LayerCache& cache, int64_t row, int64_t at, const f
   }
 }
 
-// Adds attention's output to the residual stream, or to `branch` in a parallel layer, and normalizes the
-// input of the MLP.
+// Adds the output of attention or of a convolution to the residual stream, or to `branch` in a parallel
+// layer, and normalizes the input of the MLP.
 void Step::join_attention(const Layer& layer, const float* attended, const float* start, float* x,
                           float* branch, float* normed) const {
   const int64_t hidden = decoder_.hidden;
-  normalize(layer.attention_post_norm, decoder_.dtype, attended, hidden, 0, branch);
+  normalize(layer.mixer_post_norm, decoder_.dtype, attended, hidden, 0, branch);
   const float* given = layer.parallel && layer.mlp_shares_norm ? start : x;
   if (!layer.parallel) {
-    add_branch(decoder_.dtype, x, branch, layer.attention_factor, hidden);
+    add_branch(decoder_.dtype, x, branch, layer.mixer_factor, hidden);
   }
   normalize(layer.mlp_norm, decoder_.dtype, given, hidden, 0, normed);
 }
@@ -142,7 +142,7 @@ void Step::join_mlp(const Layer& layer, const float* result, float* branch, floa
     add_branch(decoder_.dtype, x, branch, 1.0f, hidden);
   } else {
     if (layer.parallel) {
-      add_branch(decoder_.dtype, x, branch, layer.attention_factor, hidden);
+      add_branch(decoder_.dtype, x, branch, layer.mixer_factor, hidden);
     }
     add_branch(decoder_.dtype, x, result, layer.mlp_factor, hidden);
   }

@@ -49,9 +49,10 @@ Step::Step(Reader& from) : decoder_(from) {
     see(decoder_.token_inputs->product);
   }
   for (const Layer& layer : decoder_.layers) {
-    const Attention& attention = layer.attention;
-    see(attention.projections);
-    see(attention.output);
+    see(layer.projections());
+    see(layer.mixer_output());
+    widest_projections_ = std::max(widest_projections_, layer.projections().width);
+    widest_values_ = std::max(widest_values_, layer.mixed());
     if (layer.token_input.has_value()) {
       see(layer.token_input->gate);
       see(layer.token_input->output);
@@ -69,15 +70,14 @@ Step::Step(Reader& from) : decoder_(from) {
       most_used_ = std::max(most_used_, router.used);
       widest_expert_ = std::max(widest_expert_, layer.experts->width());
     }
-    if (attention.latent.has_value()) {
+    if (layer.attention.has_value() && layer.attention->latent.has_value()) {
+      const Attention& attention = *layer.attention;
       const Latent& latent = *attention.latent;
       see(latent.queries);
       widest_queries_ = std::max(widest_queries_, attention.heads * latent.query_size());
       widest_absorbed_ = std::max(widest_absorbed_, attention.heads * attention.head_size);
       widest_expanded_ = std::max(widest_expanded_, attention.heads * latent.value_size());
     }
-    widest_projections_ = std::max(widest_projections_, attention.projections.width);
-    widest_values_ = std::max(widest_values_, attention.heads * attention.value_size);
   }
 }
 
@@ -105,16 +105,7 @@ void Step::check() const {
     need(inputs.table.n == decoder_.tokens && !decoder_.embedding_is_summed);
     is_product(inputs.product, decoder_.hidden, inputs.width());
   }
-  for (const Layer& layer : decoder_.layers) {
-    const Attention& attention = layer.attention;
-    if (layer.token_input.has_value()) {
-      const TokenInput& added = *layer.token_input;
-      need(decoder_.token_inputs.has_value() && added.index >= 0);
-      const TokenInputs& inputs = *decoder_.token_inputs;
-      need((added.index + 1) * inputs.size <= inputs.width());
-      is_product(added.gate, decoder_.hidden, inputs.size);
-      is_product(added.output, inputs.size, decoder_.hidden);
-    }
+  const auto check_attention = [&](const Attention& attention) {
     const int64_t heads = attention.heads, key_heads = attention.key_heads;
     const int64_t size = attention.head_size, value_size = attention.value_size;
     need(key_heads > 0 && heads > 0 && heads % key_heads == 0 && size > 0 && value_size > 0);
@@ -143,6 +134,25 @@ void Step::check() const {
       is_product(attention.projections, decoder_.hidden, heads * size + own);
     }
     is_product(attention.output, heads * attention.result_size(), decoder_.hidden);
+  };
+  for (const Layer& layer : decoder_.layers) {
+    if (layer.token_input.has_value()) {
+      const TokenInput& added = *layer.token_input;
+      need(decoder_.token_inputs.has_value() && added.index >= 0);
+      const TokenInputs& inputs = *decoder_.token_inputs;
+      need((added.index + 1) * inputs.size <= inputs.width());
+      is_product(added.gate, decoder_.hidden, inputs.size);
+      is_product(added.output, inputs.size, decoder_.hidden);
+    }
+    need(layer.attention.has_value() != layer.convolution.has_value());
+    if (layer.attention.has_value()) {
+      check_attention(*layer.attention);
+    } else {
+      const Convolution& convolution = *layer.convolution;
+      need(convolution.channels > 0 && convolution.width > 0 && convolution.weights != nullptr);
+      is_product(convolution.projections, decoder_.hidden, 3 * convolution.channels);
+      is_product(convolution.output, convolution.channels, decoder_.hidden);
+    }
     need(layer.mlp.has_value() || layer.experts.has_value());
     if (layer.mlp.has_value()) {
       const Mlp& mlp = *layer.mlp;
@@ -198,7 +208,10 @@ void Step::make_memory(const Call& call, int threads) {
   const int64_t batch = call.batch, hidden = decoder_.hidden;
   int64_t most_heads = 1, mixed = 1;
   for (const Layer& layer : decoder_.layers) {
-    const Attention& attention = layer.attention;
+    if (!layer.attention.has_value()) {
+      continue;
+    }
+    const Attention& attention = *layer.attention;
     const int64_t parts = parts_of(attention, call, threads);
     most_heads = std::max(most_heads, attention.heads * parts);
     mixed = std::max(mixed, attention.heads * parts * attention.value_size);
@@ -253,26 +266,16 @@ void Step::work(const Call& call, Team& team, int parts_for) {
   make_token_inputs(call, team);
   for (size_t index = 0; index < decoder_.layers.size(); ++index) {
     const Layer& layer = decoder_.layers[index];
-    const int64_t parts = parts_of(layer.attention, call, parts_for);
     for (int64_t i = 0; i < batch; ++i) {
-      normalize(layer.attention_norm, decoder_.dtype, x_.data() + i * hidden, hidden, 0,
+      normalize(layer.mixer_norm, decoder_.dtype, x_.data() + i * hidden, hidden, 0,
                 start_.data() + i * hidden);
     }
-    multiply(team, layer.attention.projections, start_.data(), batch, projected_.data());
-    const bool is_latent = layer.attention.latent.has_value();
-    if (is_latent) {
-      project_latents(team, layer, index, call);
-    } else if (!layer.attention.is_shared) {
-      store_keys(team, layer, index, call);
-    }
-    attend(team, layer, index, call, parts);
-    merge(layer.attention, call, parts);
-    if (is_latent) {
-      expand_latents(team, layer.attention, batch);
-    }
+    multiply(team, layer.projections(), start_.data(), batch, projected_.data());
+    mix(team, layer, index, call, parts_for);
+    const bool is_latent = layer.attention.has_value() && layer.attention->latent.has_value();
     const std::vector<float>& results = is_latent ? expanded_ : wide_;
-    multiply(team, layer.attention.output, results.data(), batch, attended_.data());
-    if (layer.attention.output_is_summed) {
+    multiply(team, layer.mixer_output(), results.data(), batch, attended_.data());
+    if (layer.mixer_is_summed()) {
       sum_over_ranks(attended_.data(), batch * hidden);
     }
     for (int64_t i = 0; i < batch; ++i) {
@@ -288,6 +291,27 @@ void Step::work(const Call& call, Team& team, int parts_for) {
     end_layer(team, layer, batch);
   }
   finish(call, team, x_.data());
+}
+
+// Attention or a convolution between a layer's first products and its output projection.
+void Step::mix(Team& team, const Layer& layer, size_t index, const Call& call, int threads) {
+  if (layer.convolution.has_value()) {
+    convolve(team, *layer.convolution, index, call);
+    return;
+  }
+  const Attention& attention = *layer.attention;
+  const bool is_latent = attention.latent.has_value();
+  if (is_latent) {
+    project_latents(team, attention, index, call);
+  } else if (!attention.is_shared) {
+    store_keys(team, attention, index, call);
+  }
+  const int64_t parts = parts_of(attention, call, threads);
+  attend(team, attention, index, call, parts);
+  merge(attention, call, parts);
+  if (is_latent) {
+    expand_latents(team, attention, call.batch);
+  }
 }
 
 // Sums a vector for each row.
@@ -432,8 +456,8 @@ int64_t Step::parts_of(const Attention& attention, const Call& call, int threads
 }
 
 // Puts the keys and values of the tokens into the cache.
-void Step::store_keys(Team& team, const Layer& layer, size_t index, const Call& call) {
-  const Attention* const attention = &layer.attention;
+void Step::store_keys(Team& team, const Attention& own, size_t index, const Call& call) {
+  const Attention* const attention = &own;
   const Call* const given = &call;
   const int64_t size = attention->head_size, value_size = attention->value_size;
   const int64_t key_heads = attention->key_heads, width = attention->projections.width;
@@ -458,8 +482,8 @@ void Step::store_keys(Team& team, const Layer& layer, size_t index, const Call& 
       });
 }
 
-void Step::attend(Team& team, const Layer& layer, size_t index, const Call& call, int64_t parts) {
-  const Attention* const attention = &layer.attention;
+void Step::attend(Team& team, const Attention& own, size_t index, const Call& call, int64_t parts) {
+  const Attention* const attention = &own;
   const Call* const given = &call;
   const int64_t key_heads = attention->key_heads, value_size = attention->value_size;
   const int64_t group = attention->heads / key_heads;

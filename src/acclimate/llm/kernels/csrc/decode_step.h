@@ -97,7 +97,7 @@ class Step {
   int64_t tables() const { return decoder_.tables; }
   int64_t factors() const { return decoder_.factors; }
   int64_t layers() const { return static_cast<int64_t>(decoder_.layers.size()); }
-  int64_t window(int64_t layer) const { return decoder_.layers[layer].attention.window; }
+  int64_t window(int64_t layer) const { return decoder_.layers[layer].window(); }
   int64_t head_width() const { return decoder_.head->width; }
 
   // Whether each token is in the vocabulary, and each position in the table of learned positions.
@@ -198,8 +198,13 @@ class Step {
     multiply_as(decoder_.dtype, team, product, x, batch, to);
   }
   void multiply_as(Dtype dtype, Team& team, const Product& product, const float* x, int64_t batch, float* to);
-  void store_keys(Team& team, const Layer& layer, size_t index, const Call& call);
-  void attend(Team& team, const Layer& layer, size_t index, const Call& call, int64_t parts);
+  void store_keys(Team& team, const Attention& attention, size_t index, const Call& call);
+  void mix(Team& team, const Layer& layer, size_t index, const Call& call, int threads);
+  void convolve(Team& team, const Convolution& convolution, size_t index, const Call& call);
+  void convolve_token(const Convolution& convolution, const LayerCache& cache, int64_t sequence,
+                      int64_t place, const float* inputs, const float* gate, ThreadState& state,
+                      float* to) const;
+  void attend(Team& team, const Attention& attention, size_t index, const Call& call, int64_t parts);
   void attend_part(const Attention& attention, size_t index, const Call& call, ThreadState& state,
                    int64_t sequence, int64_t key_head, int64_t part, int64_t parts) const;
   void prepare_query(const Attention& attention, const Cache& cache, int64_t position, const float* all,
@@ -220,7 +225,7 @@ class Step {
                       const float* projected, ThreadState& state, float* to) const;
   void prepare_latent_query(const Attention& attention, const Cache& cache, int64_t position,
                             const float* from, ThreadState& state, float* to) const;
-  void project_latents(Team& team, const Layer& layer, size_t index, const Call& call);
+  void project_latents(Team& team, const Attention& attention, size_t index, const Call& call);
   void expand_latents(Team& team, const Attention& attention, int64_t batch);
   void join_attention(const Layer& layer, const float* attended, const float* start, float* x, float* branch,
                       float* normed) const;
