@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
 from architectures import tiny_model
 from gguf_files import make_model, write_gguf
 from padded_prompts import padded_batch
-from test_company import at_once
+from test_batching import at_once
 from transformers import DynamicCache
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 
