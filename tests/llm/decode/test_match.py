@@ -114,6 +114,11 @@ REASONS: dict[str, Callable[[], tuple[Any, str]]] = {
         tiny_model("gpt_neo"),
         "layer 1: its attention is computed with bmm, softmax, add, not by an attention function",
     ),
+    "attention and more": lambda: (
+        tiny_model("diffllama"),
+        "layer 1: its attention is followed by mul, a normalization, sub",
+    ),
+    "experts": lambda: (tiny_model("phimoe"), "layer 1: experts are chosen with cat"),
     "a recurrent state": lambda: (tiny_model("jamba"), "layer 0 keeps a recurrent state"),
     "another mlp": lambda: (
         with_a_sharper_mlp("llama", 0),

@@ -115,7 +115,15 @@ class _Matcher(ProgramReader):
         normed = self.norm(flat(hidden))
         norm, stream = (None, hidden) if normed is None else (normed.norm, normed.given)
         while (found := self._embedding(flat(stream))) is None:
-            layer, stream = self._layer(stream, count - 1 - len(layers))
+            number = count - 1 - len(layers)
+            try:
+                layer, stream = self._layer(stream)
+            except NotRepresentedError as reason:
+                if number < 0:
+                    raise NotRepresentedError(
+                        f"the first layer's input is made with {flat(stream).op}"
+                    ) from reason
+                raise NotRepresentedError(f"layer {number}: {reason}") from reason
             layers.append(layer)
         layers.reverse()
         if not layers:
@@ -310,11 +318,8 @@ class _Matcher(ProgramReader):
 
     # -- a layer -----------------------------------------------------------------------------------
 
-    def _layer(self, out: Value, index: int) -> tuple[Layer, Value]:
-        """Returns the layer that ends with a stream, and the stream that it begins with.
-
-        Layers are counted from 0.
-        """
+    def _layer(self, out: Value) -> tuple[Layer, Value]:
+        """Returns the layer that ends with a stream, and the stream that it begins with."""
         scaled = times_constant(flat(out))
         out, multiplier = (out, 1.0) if scaled is None else scaled
         added = self._token_input(out)
@@ -340,9 +345,7 @@ class _Matcher(ProgramReader):
             own = self._starts(found[2], before)
             if own is not None:
                 return self._made(mixer, found, own[0], "own", adds_branches_first, end), before
-        if index < 0:
-            raise NotRepresentedError(f"the first layer's input is made with {flat(out).op}")
-        raise NotRepresentedError(f"layer {index}: {self._reason(out)}")
+        raise NotRepresentedError(self._reason(out))
 
     def _reason(self, out: Value) -> str:
         """Says what a layer adds to its input that is no mixer and no MLP of a description."""
@@ -361,6 +364,8 @@ class _Matcher(ProgramReader):
                 continue
             operators = self._operators(output[1], stops)
             named = ", ".join([op.lstrip("_") for op in operators if op not in _UNNAMED][:3])
+            if "attention" in operators:
+                return f"its attention is followed by {named}, which the step does not have there"
             if "past" in operators:
                 return f"its attention is computed with {named}, not by an attention function of transformers"
             kind = "convolution" if "convolution" in operators else "MLP"
@@ -368,18 +373,24 @@ class _Matcher(ProgramReader):
         return "it is not a sum of its input, attention or a convolution, and an MLP"
 
     def _operators(self, value: Value, stops: set[int]) -> list[str]:
-        """Returns the operators that compute a value, the last ones first; without those before some values,
-        and those of normalizations."""
+        """Returns the operators that compute a value, the last ones first; not those before ``stops``."""
         found: list[str] = []
         left, seen = [value], set(stops)
         while left:
             value = left.pop(0)
-            if id(value) in seen or self.norm(value) is not None:
+            if id(value) in seen:
                 continue
             seen.add(id(value))
-            if value.op not in found:
-                found.append(value.op)
-            left += [item for item in flattened(value.args) if isinstance(item, Value)]
+            normed = self.norm(value)
+            if normed is not None:
+                left.append(normed.given)
+            else:
+                left += [item for item in flattened(value.args) if isinstance(item, Value)]
+            # A layer's input is normalized in all models.
+            is_first = normed is not None and id(flat(normed.given)) in stops
+            op = "a normalization" if normed is not None else value.op
+            if op not in found and not is_first:
+                found.append(op)
         return found
 
     def _made(
@@ -662,7 +673,7 @@ class _Matcher(ProgramReader):
         raise NotRepresentedError("attention's mask is unknown")
 
 
-_UNNAMED = {*MOVES, "_to_copy", "clone", "linear", "input", "constant", "past"}
+_UNNAMED = {*MOVES, "_to_copy", "clone", "linear", "input", "constant", "past", "attention"}
 """Operators that say nothing of how a part of a layer is computed."""
 
 
