@@ -87,6 +87,7 @@ def python(called: str, folder: Path, *arguments: str) -> subprocess.CompletedPr
     way = WAYS[called]
     skip_where_it_cannot_be(way.device_type)
     environment = {**plain_environment(), **make_environment(called, way, folder)}
+    environment.pop(way.visible_devices, None)  # with which tests hide this machine's own GPUs
     return subprocess.run(
         [sys.executable, *arguments],
         env=environment,
