@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -72,7 +73,11 @@ _PLACES = {name: place for place, name in enumerate(LONGEST_FIRST)}
 
 def part_of(nodeid: str) -> str:
     """The file or folder whose tests run in the process that runs this one."""
-    file = nodeid.partition("::")[0]
+    return _part_with(nodeid.partition("::")[0])
+
+
+@functools.cache  # asked for every test, by every process of a run
+def _part_with(file: str) -> str:
     folders = [str(folder) for folder in PurePosixPath(file).parents]
     names = (file, folders[0], *(f"{folder}/" for folder in folders))
     return next((name for name in names if name in _PLACES), file)

@@ -30,6 +30,7 @@ THEIRS = {
     "dtypes/autocast_chooses_dtypes",
     "dtypes/copies_of_lazy_views",
     "dtypes/every_small_number",
+    "dtypes/gradients_are_slopes",
     "dtypes/gradients_as_on_the_host",
     "dtypes/gradients_of_operators",
     "dtypes/known_results",

@@ -35,7 +35,7 @@ def inputs() -> Iterator[Callable[[], Tensor]]:
 @pytest.fixture
 def calls(inputs: Callable[[], Tensor]) -> fake_calls.FakeCalls:
     mode: Any = inputs().fake_mode  # type: ignore[attr-defined]
-    return fake_calls.FakeCalls(mode)
+    return fake_calls.FakeCalls(mode, {})
 
 
 def layout(tensor: Tensor) -> tuple[Any, ...]:

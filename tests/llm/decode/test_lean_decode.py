@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
 from architectures import tiny_model
 from changed_weights import changed
 from tiny_models import byte_level_tokenizer
-from transformers import TextStreamer
+from transformers import DynamicCache, TextStreamer
+from transformers.cache_utils import DynamicLayer
 
 import acclimate
 from acclimate.llm.decode import loop, native, proof
@@ -283,6 +284,18 @@ def test_a_model_that_generated_can_be_copied_and_is_freed(taken: list[bool]) ->
     assert seen() is None
     assert torch.equal(twin.generate(PROMPT, do_sample=False, max_new_tokens=4), text)
     assert taken == [True, True]
+
+
+def test_the_first_copies_of_a_model_and_of_a_cache_derive_no_new_description() -> None:
+    ours = acclimate.init_inference(tiny_model("llama"))
+    own: list[type] = [type(module) for module in ours.modules() if not isinstance(module, nn.ModuleList)]
+    for kind in (*own, DynamicCache, DynamicLayer):  # other tests have copied objects of them
+        if "__slotnames__" in vars(kind):
+            del kind.__slotnames__
+    lean = lean_decoder(ours)
+    copy.deepcopy(ours), copy.deepcopy(DynamicCache(config=ours.config))
+    assert "__slotnames__" in vars(DynamicLayer)
+    assert lean_decoder(ours) is lean is not None
 
 
 def test_two_threads_generate_with_one_model() -> None:

@@ -54,6 +54,12 @@ def made(name: str) -> Any:
     return model
 
 
+@functools.cache
+def loaded(name: str) -> Any:
+    """The model after ``init_inference``, which tests do not change: to capture it takes a second."""
+    return acclimate.init_inference(copy.deepcopy(made(name)))
+
+
 def lean_of(model: Any) -> LeanDecoder:
     found = lean_decoder(model)
     assert found is not None
@@ -62,8 +68,7 @@ def lean_of(model: Any) -> LeanDecoder:
 
 @pytest.mark.parametrize("name", quick(tuple(MODELS), "values are keys", "tokens have numbers for layers"))
 def test_texts_are_transformers_past_windows_also_with_padding(name: str) -> None:
-    own = made(name)
-    ours = acclimate.init_inference(copy.deepcopy(own))
+    own, ours = made(name), loaded(name)
     assert step_kind(ours) == "native"
     assert torch.equal(ours.generate(PROMPT, **OPTIONS), own.generate(PROMPT, **OPTIONS))
     both = torch.cat((PROMPT, PROMPT.roll(2, -1)))
@@ -75,8 +80,7 @@ def test_texts_are_transformers_past_windows_also_with_padding(name: str) -> Non
 
 @pytest.mark.parametrize("name", quick(tuple(MODELS), "tokens have numbers for layers"))
 def test_a_callers_cache_goes_on_with_transformers(name: str) -> None:
-    own = made(name)
-    ours = acclimate.init_inference(copy.deepcopy(own))
+    own, ours = made(name), loaded(name)
     for cache in (DynamicCache(), DynamicCache(config=own.config)):
         first = ours.generate(PROMPT, past_key_values=cache, **OPTIONS)
         more = torch.cat((first, PROMPT), 1)
@@ -97,7 +101,7 @@ def test_quantised_weights_give_the_logits_of_the_modules(weight_format: str) ->
 
 
 def test_the_description_names_what_layers_share() -> None:
-    decoder = lean_of(acclimate.init_inference(copy.deepcopy(made("tokens have numbers for layers")))).decoder
+    decoder = lean_of(loaded("tokens have numbers for layers")).decoder
     assert [layer.mixer.shares for layer in decoder.layers] == [None, None, 0, 1, 0, 1]
     assert [layer.token_input.index for layer in decoder.layers if layer.token_input] == list(range(6))
     assert len(decoder.own_mixers) == 2
@@ -107,9 +111,8 @@ def test_the_description_names_what_layers_share() -> None:
 
 
 def test_a_token_without_numbers_for_layers_is_an_index_error() -> None:
-    ours = acclimate.init_inference(copy.deepcopy(made("tokens have numbers for layers")))
     with pytest.raises(IndexError):
-        ours.generate(torch.tensor([[3, 160, 4]]), **OPTIONS)
+        loaded("tokens have numbers for layers").generate(torch.tensor([[3, 160, 4]]), **OPTIONS)
 
 
 def changed(name: str, change: Any) -> Any:

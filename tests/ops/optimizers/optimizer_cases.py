@@ -110,6 +110,8 @@ CASES = (
     Case("FusedLion", FusedLion, ReferenceLion, has_eps=False),
     Case("FusedLamb", FusedLamb, ReferenceLamb),
 )
+RULES = ("CPUAdam", "CPUAdam-L2", "CPUAdagrad", "FusedLion", "FusedLamb")
+"""A case for each update rule: on the host, FusedAdam computes as CPUAdam, and CPULion as FusedLion."""
 
 
 def parameters(

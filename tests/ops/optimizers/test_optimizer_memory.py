@@ -13,16 +13,17 @@ from typing import Any
 
 import pytest
 import torch
-from optimizer_cases import CASES, Case, give_gradients, parameters
+from optimizer_cases import CASES, RULES, Case, give_gradients, parameters
 from torch import Tensor
 
 from acclimate import get_accelerator
 from acclimate.errors import UnsupportedParameterError
 from acclimate.ops import FusedLamb
+from quick_parameters import quick
 
 DEVICE = get_accelerator().current_device_name()
-USED = [case for case in CASES if DEVICE == "cpu" or not case.name.startswith("CPU")]
-for_all_optimizers = pytest.mark.parametrize("case", USED, ids=lambda case: case.name)
+USED = {case.name: case for case in CASES if DEVICE == "cpu" or not case.name.startswith("CPU")}
+for_all_optimizers = pytest.mark.parametrize("case", quick(USED, *(RULES if DEVICE == "cpu" else USED)))
 
 SHAPE = (4, 6, 5, 3)
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from optimizer_cases import CASES, FLOATS, ODD_SHAPES, Case, give_gradients, parameters
+from optimizer_cases import CASES, FLOATS, ODD_SHAPES, RULES, Case, give_gradients, parameters
 
 from acclimate.backends.cpu import CPUAccelerator
 from acclimate.backends.cuda import CUDAAccelerator
@@ -16,6 +16,7 @@ from acclimate.errors import InvalidOptimizerArgumentError, UnsupportedParameter
 from acclimate.ops import CPUAdagrad, CPUAdam, CPULion, FusedAdam, FusedLamb, FusedLion
 from acclimate.ops.optimizers.base import GroupOptimizer
 from acclimate.ops.optimizers.builders import CPUAdamBuilder
+from quick_parameters import quick
 
 # Ten steps at this rate; each differs from exact arithmetic by at most 2 units in the last place of the
 # parameter (its own rounding, and at most eight roundings of an update a hundred times smaller).
@@ -23,7 +24,7 @@ SETTINGS: dict[str, Any] = {"lr": 1e-2}
 STEPS = 10
 TOLERANCE = {"rtol": 3e-6, "atol": 3e-6}
 
-both = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+both = pytest.mark.parametrize("case", quick({case.name: case for case in CASES}, *RULES))
 
 
 def run(case: Case, ours: Any, theirs: Any, steps: int = STEPS, **settings: Any) -> tuple[Any, Any]:

@@ -29,8 +29,9 @@ ON_A_DEVICE = ("devices", "random", "streams", "memory", "pinning")
 LONG = (
     "runtime/compiles", "runtime/compiled_functions_have_effects", "memory/other_processes_count",
     "random/recomputed_draws_repeat", "streams/named_streams_are_meant", "launching/launched_rank",
+    "random/draws_are_independent",
 )  # fmt: skip
-"""These take a compiler or further processes; planted faults show that the checks are made."""
+"""These take a compiler, further processes or millions of draws; planted faults show that they are made."""
 
 
 def python(

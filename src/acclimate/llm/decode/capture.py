@@ -88,7 +88,7 @@ def _captured(
     batch, length = sizes
     made: Any = shadow.module(model)
     device = model.get_input_embeddings().weight.device
-    recorder = Recorder(shadow.mode, shadow.origins)
+    recorder = Recorder(shadow.mode, shadow.origins, shadow.results)
     drawn = random.getstate()
     with (
         torch.inference_mode(False),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,17 +20,24 @@ _NUMBERS = {"linear": (1,), "rows": (1,), "past": (2, 3), "inputs": (2,), "kept_
 """Arguments of the shadow's operators that only name a module or a layer, by their places."""
 
 
+Results: TypeAlias = dict[Any, tuple[Any, list[int | None]]]
+"""By call: the results, and for each the operand whose memory it has."""
+
+
 class FakeCalls:
     """Results of operators on fake tensors; those of a call like an earlier one are copies of its results.
 
     A model's layers make the same calls. To copy a fake tensor takes 0.02 ms, and to compute its symbolic
     sizes 0.4 to 7 ms. All tensors of a call must be kept, since they are known by their ids.
+
+    Args:
+        mode: of the fake tensors.
+        results: those of earlier programs in this mode, to which these are added.
     """
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: FakeTensorMode, results: Results) -> None:
         self._mode = mode
-        self._results: dict[Any, tuple[Any, list[int | None]]] = {}
-        """By call: the results, and for each the operand whose memory it has."""
+        self._results = results
         self._memory: dict[int, Any] = {}
         """By tensor: what tensors in the same memory have in common."""
 

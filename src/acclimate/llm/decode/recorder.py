@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from acclimate.llm.decode.description import NotRepresentedError
 from acclimate.llm.decode.elements import MOVES
-from acclimate.llm.decode.fake_calls import FakeCalls, shape_of
+from acclimate.llm.decode.fake_calls import FakeCalls, Results, shape_of
 from acclimate.llm.decode.program import Role, Value
 from acclimate.llm.decode.shadow_operators import NAME
 
@@ -25,9 +25,15 @@ _SAME = {
 
 
 class Recorder(TorchDispatchMode):
-    """Notes each operator of this thread."""
+    """Notes each operator of this thread.
 
-    def __init__(self, mode: FakeTensorMode, origins: dict[int, Tensor]) -> None:
+    Args:
+        mode: of the fake tensors.
+        origins: the model's tensors, by the identities of their fakes.
+        results: those of operators in earlier programs of the mode.
+    """
+
+    def __init__(self, mode: FakeTensorMode, origins: dict[int, Tensor], results: Results) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.mode, self.origins = mode, origins
         self.values: dict[int, Value] = {}
@@ -37,7 +43,7 @@ class Recorder(TorchDispatchMode):
         """Fakes of the model's buffers, of which the program has written all elements before it read any."""
         self._kept: list[Tensor] = []
         self._computed: dict[Any, Value] = {}
-        self._calls = FakeCalls(mode)
+        self._calls = FakeCalls(mode, results)
 
     @property
     def constants(self) -> tuple[Tensor, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from acclimate.llm.decode.description import NotRepresentedError
-from acclimate.llm.decode.fake_calls import BATCH, LENGTH, example, fake_tensors
+from acclimate.llm.decode.fake_calls import BATCH, LENGTH, Results, example, fake_tensors
 from acclimate.llm.decode.modules import bias_of, packed_weight, with_bias_as_parameter
 from acclimate.llm.decode.program import Role, Value
 from acclimate.llm.decode.recorder import Recorder, input_value
@@ -52,6 +52,8 @@ class Shadow:
         self.mode, self.widths = mode, widths
         self.modules: list[nn.Module] = []
         self.origins: dict[int, Tensor] = {}
+        self.results: Results = {}
+        """What operators of its programs have returned."""
         self._made: dict[int, Any] = {}
         self._copies: list[tuple[nn.Module, dict[str, Any]]] = []
 
@@ -215,7 +217,7 @@ def _only_multiplies(module: nn.Module, dims: tuple[int, int]) -> bool:
     weight: Any = module.weight
     shape = (BATCH, LENGTH, weight.shape[dims[1]])
     given = example(mode, torch.empty(shape, dtype=weight.dtype, device=weight.device))
-    made, recorder = copy.copy(module), Recorder(mode, shadow.origins)
+    made, recorder = copy.copy(module), Recorder(mode, shadow.origins, shadow.results)
     parameters: Any = {n: None if p is None else shadow.tensor(p) for n, p in module._parameters.items()}
     made._parameters = parameters
     recorder.name(given, input_value(given, Role.TOKENS))

@@ -60,7 +60,7 @@ class Snapshot:
         self._configs = [(config, copy.deepcopy(vars(config))) for config in configs]
         used = {type(module) for module in (model, *self._modules)} | {Tensor, *_caches()}
         classes = {base for kind in used for base in kind.__mro__ if base is not object}
-        self._classes = [(kind, dict(vars(kind))) for kind in classes]
+        self._classes = [(kind, _content_of(kind)) for kind in classes]
         files = {kind.__module__ for kind in classes} | set(_FILES)
         self._files = [
             (vars(file), {n: v for n, v in vars(file).items() if callable(v) or isinstance(v, _PLAIN)})
@@ -99,7 +99,7 @@ class Snapshot:
                 and all(held.get(n) is own and _place(own) == place for held, n, own, place in self._places)
                 and all(_place(data) == place for data, place in self._packed)
                 and all(_are_equal(vars(config), content) for config, content in self._configs)
-                and all(dict(vars(kind)) == content for kind, content in self._classes)
+                and all(_content_of(kind) == content for kind, content in self._classes)
                 and all(content.items() <= now.items() for now, content in self._files)
                 and all(code_of(function) == code for function, code in self._codes)
                 and all(torch.equal(tensor, value) for tensor, value in self._constants)
@@ -109,6 +109,12 @@ class Snapshot:
             )
         except (RuntimeError, ValueError, TypeError):  # two different tensors or arrays were compared
             return False
+
+
+def _content_of(kind: type) -> dict[str, Any]:
+    """Returns what a class defines, without the names of slots, which Python notes there when an object of it
+    is copied or pickled for the first time."""
+    return {name: value for name, value in vars(kind).items() if name != "__slotnames__"}
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
