@@ -54,7 +54,8 @@ acclimate port repo/ --report out.html   # also shows what edits that need --uns
   whole project, as of a single file only its own code is known.
 - acclimate is imported where the file imports torch: in the same functions, the same `try` or the same `if`. Files that a
   build script imports stay, as a build may have no other package.
-- A report about CUDA ("CUDA available?") and a condition about a library of NVIDIA's stay.
+- A report about CUDA ("CUDA available?"), a condition about a library of NVIDIA's and a choice of a package's build
+  ("+cpu") stay. What else is told of a device is ported with what chooses the device.
 - Tests that decide about moving or wrapping the same object, or objects that meet, are one decision, with the code after an
   early return. So are a skip in a test suite and what it skips, the parts of an option, and moves that one call gets.
 - What torch turns off without CUDA stays off on a host: autocast, `GradScaler`, and the seeds of CUDA's generators.
