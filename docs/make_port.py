@@ -63,7 +63,8 @@ What else it does, and does not:
 
 - It imports acclimate where the file imports torch: in the same functions, `try` or `if`. Files that a build script
   imports are not edited, since a build may have no other package.
-- Reports about CUDA ("CUDA available?") and conditions on NVIDIA's libraries are not edited.
+- Reports about CUDA ("CUDA available?"), conditions on NVIDIA's libraries and choices of a package's build ("+cpu") are
+  not edited. What else is told of a device is edited with what chooses the device.
 - What torch turns off without CUDA stays off on a host: autocast, `GradScaler`, and the seeds of CUDA's generators.
 - A function or module that asks for the accelerator often names it once: `acc = get_accelerator()`.
 - Everything else stays byte for byte: comments, formatting, line ends. A second run changes nothing more.

@@ -2,6 +2,7 @@
 
 import ast
 import random
+import re
 import sys
 import sysconfig
 from pathlib import Path
@@ -55,6 +56,43 @@ def test_what_is_ported_still_parses_and_twice_is_once(source: str, target: str,
     ast.parse(once)
     assert port_text(once, chosen).text == once
     assert (once.count("\r\n") == once.count("\n")) == (source.count("\r\n") == source.count("\n"))
+
+
+TOUCHING = [
+    "assert {0}", "assert {0}, {0}", "return {0}", "yield {0}", "yield from {0}", "raise {0} from {0}", "del {0}.a",
+    "if {0} :\n        pass", "while {0} :\n        pass", "for i in {0} :\n        pass", "with {0} as i:\n        pass",
+    "z = not {0}", "z = {0} if {0} else {0}", "z = lambda: {0}", "z = {0} in {0}", "z = {0} not in {0}", "z = {0} is not {0}",
+    "z = {0} and {0} or {0}", "z = [ {0} for i in {0} if {0} ]", "print {0}", "z = 'é', {0} if {0} else {0}", "x = {0}",
+    "try:\n        pass\n    except {0} as e:\n        pass", "if a:\n        pass\n    elif {0} :\n        pass",
+]  # fmt: skip
+IN_BRACKETS = [
+    "({})",
+    "(a if {} else b)",
+    "(a if {} else b)[0]",
+    "(lambda: {})",
+    "(a, {})",
+    "({} or a)",
+    "[{}]",
+    "(not {})",
+]
+
+
+@settings(max_examples=settings.default.max_examples // 2, deadline=None)
+@given(
+    st.sampled_from(TOUCHING),
+    st.sampled_from(IN_BRACKETS),
+    st.sampled_from(EXPRESSIONS),
+    st.sampled_from(["acclimate", "torch"]),
+)
+def test_a_keyword_may_touch_a_bracket(shape: str, brackets: str, expression: str, target: str) -> None:
+    spaced = f"import torch\n\n\ndef f(x, a, b):\n    {shape.format(brackets.format(expression))}\n"
+    touching = re.sub(r" (?=[(\[])|(?<=[)\]]) ", "", spaced)
+    try:
+        ast.parse(touching)
+    except SyntaxError:
+        return
+    trees = [ast.parse(port_text(one, Settings(target, unsafe=True)).text) for one in (spaced, touching)]
+    assert ast.dump(trees[0]) == ast.dump(trees[1])
 
 
 @settings(max_examples=20, deadline=None)

@@ -26,6 +26,7 @@ from acclimate_port.new_code.local_names import with_local_names
 from acclimate_port.new_code.placement import new_lines
 from acclimate_port.rules import BY_NAME, RULES
 from acclimate_port.rules.base import Finding, Outcome, Rule
+from acclimate_port.source.cuda_packages import CUDA_PACKAGES
 from acclimate_port.source.survey import Survey
 from acclimate_port.source.tree import Span, parse_as_python
 from acclimate_port.source_file import SourceFile
@@ -35,7 +36,10 @@ _HINTS = re.compile(
     rb"cuda|nccl|nvml|gputil|gpustat|nvitop|cudnn|nvidia-smi|cpp_extension|SyncBatchNorm|sync_batchnorm|DataParallel|\bdata_parallel\(|pin_memory|device_ids?\b|op_builder|autocast_(?:gpu|enabled)|\.to\(\s*"
     + _INDEX
     + rb"|device\s*[=(]\s*"
-    + _INDEX,
+    + _INDEX
+    + rb"|\b(?:"
+    + "|".join(sorted(CUDA_PACKAGES)).encode()
+    + rb")\b",
     re.I,
 )
 """A file without any of these has nothing to port; a quick test that needs no syntax tree."""

@@ -216,6 +216,20 @@ def test_a_message_that_cuda_is_there_is_told_of_cuda_alone(lines: str) -> None:
     stays(lines)
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "if not (torch.cuda.is_available() and torch.cuda.device_count() > 0):\n    args.version = args.version + '+cpu'",
+        'url = f\'https://data.pyg.org/whl/torch-{args.version}+{"cu121" if torch.cuda.is_available() else "cpu"}.html\'',
+        "args.build = 'torch==2.3+cu121' if torch.cuda.is_available() else 'torch==2.3'",
+        "has_gpu = torch.cuda.is_available()\nif has_gpu:\n    args.run(['pip', 'install', 'faiss'])",
+        "if torch.cuda.is_available():\n    args.run('python -m pip install --index-url ' + args.url)",
+    ],
+)
+def test_a_choice_of_a_packages_build_is_about_cuda(lines: str) -> None:
+    stays(lines)
+
+
 def test_what_does_more_than_tell_of_cuda_is_ported() -> None:
     text = body("if torch.cuda.is_available():\n    print('CUDA is available')\n    args.device = 'cuda'")
     assert "is_available" not in text

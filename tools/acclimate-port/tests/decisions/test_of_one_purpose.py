@@ -73,3 +73,21 @@ WHOLE = [
 def test_the_parts_of_one_purpose_are_ported_together(body: str, target: str) -> None:
     found = port_text(f"import torch\nimport torch.distributed as dist\n\n\n{body}", Settings(target))
     assert [site.text for site in found.sites if not site.safe or site.status.value != "converted"] == []
+
+
+UNKNOWN = "\n\ndef move(weight):\n    return weight.cuda()\n"
+RANDOM = [
+    "def f(seed):\n    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []\n"
+    f"    with torch.random.fork_rng(devices=devices):\n        if devices:\n            torch.cuda.manual_seed_all(seed)\n{UNKNOWN}",
+    "def f(seed):\n    devices = list(range(torch.cuda.device_count()))\n"
+    f"    with torch.random.fork_rng(devices):\n        torch.cuda.manual_seed_all(seed)\n{UNKNOWN}",
+    "def f(state, index):\n    def set_state():\n        torch.cuda.default_generators[index].set_state(state)\n\n"
+    "    torch.cuda._lazy_call(set_state)\n",
+]
+
+
+@BOTH
+@pytest.mark.parametrize("body", RANDOM)
+def test_a_seed_stays_with_the_devices_whose_states_are_kept(body: str, target: str) -> None:
+    source = f"import torch\n\n\n{body}"
+    assert port_text(source, Settings(target)).text == source

@@ -8,7 +8,7 @@ import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
 from acclimate_port.files.workers import port_files
-from porting import BOTH
+from porting import BOTH, ported_project
 
 LEFT = {
     "from cpp import pointnet2_cuda\n\npointnet2_cuda.query(x)\n": "`pointnet2_cuda` is a module for CUDA",
@@ -20,7 +20,49 @@ LEFT = {
     'import subprocess\n\nsubprocess.run(["nvidia-smi", "--query-gpu=memory.total"])\n': "NVIDIA's GPUs alone",
     'import os\n\nos.system("nvidia-smi --list-gpus")\n': "NVIDIA's GPUs alone",
     'import os\n\nos.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"\n': "only CUDA reads this variable",
+    'import subprocess\n\nsubprocess.run(f"nvidia-smi --query-gpu={field}", shell=True)\n': "NVIDIA's GPUs alone",
+    'import os\n\nos.system("/usr/bin/nvidia-smi " f"-i {index}")\n': "NVIDIA's GPUs alone",
+    "from lightning.fabric.accelerators.cuda import num_cuda_devices\n\nn = num_cuda_devices()\n": "`lightning` asks",
+    "from transformers.utils import is_torch_cuda_available as ok\n\nok()\n": "`transformers` asks",
+    "import torch\nimport transformer_engine\n\nwith transformer_engine.pytorch.fp8_autocast(enabled=True):\n    run()\n": (
+        "only NVIDIA GPUs run the package `transformer_engine`"
+    ),
+    "from flash_attn import flash_attn_func\nimport torch\n\ny = flash_attn_func(q, k, v)\n": "only NVIDIA GPUs run",
+    "from torch import _C\n\n_C._cuda_setRNGState(state)\n": "a private function of torch for CUDA",
+    'import subprocess\n\nsubprocess.run(["python", "-c", "import torch; print(torch.cuda.is_available())"])\n': "in a text",
 }
+EXEMPT = {
+    'import os\n\nos.environ["NCCL_SHARP_DISABLE"] = "1"\n': "only NCCL reads this variable",
+    'import torch\n\nprint(profiler.key_averages().table(sort_by="self_cuda_time_total"))\n': "for each kind of device",
+}
+
+
+@BOTH
+@pytest.mark.parametrize("source", EXEMPT)
+def test_what_needs_no_edit_on_other_devices_is_reported_and_counts_as_no_code_for_cuda(
+    source: str, target: str
+) -> None:
+    ported = port_text(source, Settings(target))
+    assert [one.status for one in ported.sites] == [Status.EXEMPT]
+    assert EXEMPT[source] in ported.sites[0].reason
+
+
+def test_a_package_for_nvidia_alone_holds_no_other_edit_back() -> None:
+    source = "import torch\nfrom flash_attn import flash_attn_func\n\n\ndef f(q, k, v):\n    return flash_attn_func(q, k, v)\n\n\ndef make(n):\n    return torch.ones(n, device='cuda')\n"
+    found = {site.text: site.status for site in port_text(source, Settings()).sites}
+    assert found == {"flash_attn_func(q, k, v)": Status.LEFT, "'cuda'": Status.CONVERTED}
+
+
+def test_a_function_of_the_project_that_asks_for_cuda_is_not_another_packages(tmp_path: Path) -> None:
+    found = ported_project(
+        tmp_path,
+        {
+            "pkg/ask.py": "import torch\n\n\ndef is_cuda_available():\n    return torch.cuda.is_available()\n",
+            "pkg/use.py": "from pkg.ask import is_cuda_available\n\nprint(is_cuda_available())\n",
+        },
+        "acclimate",
+    )
+    assert found["pkg/use.py"].sites == ()
 
 
 @BOTH

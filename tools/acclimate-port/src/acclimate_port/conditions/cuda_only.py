@@ -8,10 +8,15 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from acclimate_port.conditions.branches import branches_of_result, controlled_quietly, holders_of_result
+from acclimate_port.conditions.branches import (
+    branches_of_result,
+    controlled_quietly,
+    holders_of_result,
+    uses_of_result,
+)
 from acclimate_port.conditions.placements import Placements
 from acclimate_port.conditions.skips import skipped
-from acclimate_port.conditions.statements import whole_condition
+from acclimate_port.conditions.statements import decided_by, whole_condition
 from acclimate_port.dataflow.uses import calls_of, uses_of, whole_choice
 from acclimate_port.source.cuda_packages import KERNEL_PACKAGES, PACKAGE_IN_TEXT
 from acclimate_port.source.tree import (
@@ -50,6 +55,10 @@ _PROVIDER = re.compile(
 ``parallelize()`` of a model of transformers spreads its layers over the GPUs that ``torch.cuda`` counts.
 ``docker run --gpus all`` gives a container the GPUs of NVIDIA.
 """
+_BUILD = re.compile(
+    r"[\"'][^\"'\n]*\+(cpu|gpu|cu\d+)([\"']|\.html)|[\"']cu\d{2,3}[\"']|\bpip3?[\"'\s,]+install\b|--(extra-)?index-url\b|/whl/"
+)
+"""A build of a package by its name, ``"+cpu"`` or ``"cu121"``, or a command that installs one."""
 
 
 def reason_to_keep(file: SourceFile, test: cst.CSTNode) -> str:
@@ -69,12 +78,20 @@ def reason_to_keep(file: SourceFile, test: cst.CSTNode) -> str:
         return "its branch imports a package for NVIDIA GPUs"
     if any(uses_cuda_package(file, place) for place in places):
         return "it controls the use of a package for NVIDIA GPUs"
+    if _chooses_build(file, test):
+        return "it chooses the build of a package, of which CUDA has its own"
     return ""
 
 
 def uses_cuda_package(file: SourceFile, code: cst.CSTNode | Span | None) -> bool:
     """Whether code chooses or calls a package for NVIDIA GPUs."""
     return code is not None and _PROVIDER.search(file.tree.source(code)) is not None
+
+
+def _chooses_build(file: SourceFile, test: cst.CSTNode) -> bool:
+    """Whether a branch of a test, or of a use of its result, installs a package or names a build of one."""
+    decided = (decided_by(file, one) for one in (test, *uses_of_result(file, test)))
+    return any(one is not None and _BUILD.search(file.tree.source(one)) for one in decided)
 
 
 def _package_flag(file: SourceFile, test: cst.CSTNode) -> str:
@@ -221,6 +238,8 @@ def flag_for_others(file: SourceFile, test: cst.CSTNode | None) -> str:
 
 
 # -- a test that reports -----------------------------------------------------------------------------
+
+REPORTS = "it reports whether there is CUDA, and says so"
 
 
 def reports_cuda(file: SourceFile, question: cst.CSTNode) -> bool:

@@ -21,7 +21,8 @@ from acclimate_port.conditions.branches import (
     decided_by_result,
     replaced_by_host,
 )
-from acclimate_port.conditions.cuda_only import flag_for_others, uses_cuda_package
+from acclimate_port.conditions.cuda_only import REPORTS, flag_for_others, uses_cuda_package
+from acclimate_port.conditions.device_indices import index_may_be_none
 from acclimate_port.conditions.device_tests import listed_devices, tests_reached
 from acclimate_port.conditions.device_words import used_as_word
 from acclimate_port.conditions.placements import Placements, outermost_function, sharing
@@ -33,13 +34,18 @@ from acclimate_port.decisions.decision import Decisions, Status, asks_for_device
 from acclimate_port.decisions.of_one_purpose import groups_of_one_purpose
 from acclimate_port.decisions.symbols import sources
 from acclimate_port.rules.base import Finding, Outcome
+from acclimate_port.source.torch_cuda import TELL_OF_DEVICE
 from acclimate_port.source.tree import Span, called_name, dotted, walk
 from acclimate_port.source.values import DEVICE_NAME
-from acclimate_port.source_file import SourceFile
+from acclimate_port.source_file import SourceFile, cuda_name
 
 GIVE_DEVICE = ("device-string", "device-format", "device-object", "integer-device")
 """Rules for devices that something else uses."""
 _MOVE = ("cuda-method", *GIVE_DEVICE)
+_ARE_HELD = (
+    *("runtime-call", "current-device", "available-choice", "device-comparison", "is-cuda", *GIVE_DEVICE),
+)
+"""Rules for tests, numbers and names of devices, which names hold for a later test."""
 _GIVE_VALUES = (cst.Assign, cst.Arg, cst.Element, cst.Return, cst.IfExp, cst.DictElement, cst.Dict)
 _NEGATIVE = (cst.NotEqual, cst.NotIn, cst.LessThan, cst.LessThanEqual)
 _ASK_TYPE = ("isinstance", "hasattr", "is_tensor", "type", "issubclass")
@@ -56,6 +62,7 @@ class _Links:
         self._file = file
         self._all = decisions
         self._placements = Placements(file)
+        self._names_held: dict[cst.CSTNode, list[int]] = {}
 
     def make(self) -> None:
         """Makes all links."""
@@ -66,10 +73,13 @@ class _Links:
             self._of_places(index)
             if self._compares_text(index):
                 self._of_text(node)
+            if decision.finding.reason == REPORTS:
+                self._of_report(node)
             if self._all.counts(index):
                 self._of_device(index, node)
                 self._of_branch(index, node)
                 self._of_condition(index, node)
+                decision.beside += self._in_names_around(index, node)
         for members in (*self._by_object(), *self._by_condition()):
             for one, other in _pairs(members):
                 self._all[one].needs.append(other)
@@ -203,6 +213,53 @@ class _Links:
             if is_negated or isinstance(around, (cst.BaseSmallStatement, cst.BaseCompoundStatement)):
                 return
 
+    def _of_report(self, question: cst.CSTNode) -> None:
+        """Leaves the rest of a report that says whether there is CUDA: the device's name, behind a test."""
+        file = self._file
+        line = file.tree.line(file.span(question).start)
+        of_answer = self._all.counted(branches_of_result(file, question))
+        for index in self._all.of_rules("runtime-call"):
+            node = self._finding(index).node
+            is_beside = index in of_answer or (
+                file.is_guarded(node) and file.tree.function(node) is file.tree.function(question)
+            )
+            if is_beside and isinstance(node, cst.Call) and self._only_tells(node):
+                self._all[index].leave(f"line {line}, which reports whether there is CUDA, stays as it is")
+
+    def _only_tells(self, call: cst.Call) -> bool:
+        """Whether a call tells about a device, in a branch that chooses none."""
+        branch = self._file.tree.around(call, cst.If)
+        beside = self._all.counted([self._file.span(branch.body)]) if branch is not None else []
+        is_choice = any(self._finding(other).rule.name in _MOVE for other in beside)
+        return cuda_name(self._file, call.func) in TELL_OF_DEVICE and not is_choice
+
+    def _in_names_around(self, index: int, node: cst.CSTNode) -> Iterator[int]:
+        """The decisions on what the names hold that code runs by: ``if devices:``, ``fork_rng(devices)``."""
+        for below, around in self._file.tree.upwards(node):
+            if isinstance(around, (cst.FunctionDef, cst.ClassDef, cst.Lambda)):
+                return
+            if isinstance(around, (cst.If, cst.IfExp, cst.While)) and below is around.body:
+                yield from (other for other in self._held_in(around.test) if other != index)
+            if isinstance(around, cst.With) and below is around.body:
+                for item in around.items:
+                    if isinstance(item.item, cst.Call) and called_name(item.item) == "fork_rng":
+                        held = [*self._held_in(item), *self._all.counted([self._file.span(item)])]
+                        yield from (other for other in held if other != index)
+
+    def _held_in(self, code: cst.CSTNode) -> list[int]:
+        """The decisions on the values of the names in a condition or an item, also through other names."""
+        if code not in self._names_held:
+            values: dict[cst.CSTNode, None] = {}
+            waiting = [code]
+            while waiting and len(values) < _FEW:
+                names = [one for one in walk(waiting.pop()) if isinstance(one, cst.Name)]
+                held = [one for name in names for one in self._file.bound_values(name) if one is not None]
+                waiting += [one for one in held if one not in values]
+                values |= dict.fromkeys(held)
+            found = self._all.counted(map(self._file.span, values))
+            self._names_held[code] = [one for one in found if self._finding(one).rule.name in _ARE_HELD]
+        return self._names_held[code]
+
     def _of_text(self, literal: cst.CSTNode) -> None:
         """Makes the code unsafe that runs for a text ``"cuda"`` alone, which stays."""
         test = self._file.tree.around(literal, cst.Comparison)
@@ -235,6 +292,8 @@ class _Links:
         file, decision, rule = self._file, self._all[index], self._finding(index).rule.name
         decision.beside += self._autocasts_inside(node)
         if rule in (*GIVE_DEVICE, "available-choice") and (reason := used_as_word(file, node)):
+            decision.doubt(reason)
+        if rule in (*GIVE_DEVICE, "available-choice") and (reason := index_may_be_none(file, node)):
             decision.doubt(reason)
         is_device = rule in (*GIVE_DEVICE, "available-choice") and decision.status is Status.CONVERTED
         is_guarded = is_device and file.is_guarded(node)

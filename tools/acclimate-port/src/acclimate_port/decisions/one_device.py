@@ -7,6 +7,8 @@ program half on CUDA, so the others are only offered.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import libcst as cst
 
 from acclimate_port.conditions.branches import controlled_quietly, holders_of_result
@@ -14,7 +16,7 @@ from acclimate_port.conditions.device_tests import may_stay
 from acclimate_port.conditions.statements import decided_by
 from acclimate_port.decisions.decision import Decisions, Status, asks_for_device
 from acclimate_port.decisions.symbols import Kind
-from acclimate_port.source.torch_cuda import FIGURES, RESETS, STREAMS
+from acclimate_port.source.torch_cuda import FIGURES, RESETS, STREAMS, TELL_OF_DEVICE
 from acclimate_port.source.tree import dotted, keyword
 from acclimate_port.source_file import SourceFile, cuda_name, is_assigned
 
@@ -26,8 +28,6 @@ _CHOOSE = {
 """Rules for what chooses a device, asks for it or moves to it."""
 _CHOOSING_CALLS = {"is_available", "device_count", "set_device", "device", "device_of"}
 """Functions of torch.cuda that do; the others seed, wait or free memory."""
-_OF_A_DEVICE = {"get_device_name", "get_device_properties", "get_device_capability"}
-"""Functions that raise an error if the device they get is on the CPU, or is CUDA's."""
 _FIGURES = FIGURES | RESETS | {"mem_get_info", "memory_stats"}
 _STATES = {"get_rng_state", "get_rng_state_all", "set_rng_state", "set_rng_state_all"}
 _STREAMS = {*STREAMS, "Event"}
@@ -55,6 +55,8 @@ class OneDevice:
             if self._is_about_others(index, {*chosen, *casts}):
                 chosen.discard(index)
                 figures |= {index} if figures.intersection(self._decided(index)) else set()
+        self._texts = [*self._tests_of_texts(figures, chosen)]
+        """Tests around figures, each with one of its function that decides what else is told."""
         for index in chosen:
             finding = decisions[index].finding
             if finding.rule.name == "device-comparison" and may_stay(file, finding.node):
@@ -68,7 +70,7 @@ class OneDevice:
         }
         """The decisions of each kind."""
         self.on_device = [*casts, *self.groups[Kind.STREAM], *decisions.of_rules("sync-batch-norm")]
-        self.on_device += [index for index in calls if self._asks_of_device(index)]
+        self.on_device += [index for index in calls if self._called(index) in TELL_OF_DEVICE]
         """What is right only on the device that the rest of the program chooses."""
 
     def keep_whole(self) -> None:
@@ -90,6 +92,7 @@ class OneDevice:
         counts = [index for index in self.groups[Kind.PLACE] if self._called(index) == "device_count"]
         waits = [i for i in self._all.of_rules("runtime-call") if self._called(i) == "synchronize"]
         beside = [(members, members) for members in self.groups.values()]
+        beside += [([test], [other]) for test, other in self._texts]
         beside += [(self.on_device, self.groups[Kind.PLACE]), (counts, visible)]
         beside += [(self._annotations(), self.groups[Kind.CAST]), (waits, self.groups[Kind.STREAM])]
         return {
@@ -109,14 +112,6 @@ class OneDevice:
         rule = self._all[index].finding.rule.name
         is_one = rule in _CHOOSE or (rule == "runtime-call" and self._called(index) in _CHOOSING_CALLS)
         return is_one and self._all.counts(index)
-
-    def _asks_of_device(self, index: int) -> bool:
-        """Whether a call asks for the name or features of a device that it gets: ``get_device_name(d)``."""
-        node = self._all[index].finding.node
-        is_given = isinstance(node, cst.Call) and any(
-            not isinstance(one.value, cst.Integer) for one in node.args
-        )
-        return self._called(index) in _OF_A_DEVICE and is_given
 
     def _called(self, index: int) -> str:
         """The function of torch.cuda that a decision is on; ``""`` if it is on no call."""
@@ -138,6 +133,19 @@ class OneDevice:
         moves = self._all.counted([self._file.span(statement.body)]) if isinstance(statement, cst.If) else []
         rules = {self._all[move].finding.rule.name for move in moves}
         return finding.rule.name == "is-cuda" and rules == {"cuda-method"}
+
+    def _tests_of_texts(self, figures: set[int], chosen: set[int]) -> Iterator[tuple[int, int]]:
+        """The tests around figures, with those of the same function that decide about no code for a device.
+
+        ``if torch.cuda.is_available(): text.append("memory: {memory}")`` makes the text for a figure below.
+        """
+        asking = [i for i in (*figures, *chosen) if asks_for_device(self._file, self._all[i].finding)]
+        for test in figures.intersection(asking):
+            function = self._file.tree.function(self._all[test].finding.node)
+            for other in chosen.intersection(asking):
+                node = self._all[other].finding.node
+                if self._file.tree.function(node) is function and not self._decided(other):
+                    yield test, other
 
     def _decided(self, test: int) -> list[int]:
         """The decisions in the code that a test decides about."""

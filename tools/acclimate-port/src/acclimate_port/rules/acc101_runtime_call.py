@@ -10,6 +10,7 @@ import libcst as cst
 from acclimate_port.conditions.branches import where_true
 from acclimate_port.conditions.checkpoints import decides_location
 from acclimate_port.conditions.cuda_only import (
+    REPORTS,
     chooses_for_library,
     chooses_package,
     is_flag_beside_others,
@@ -59,7 +60,7 @@ def guarded(file: SourceFile, call: cst.Call, spelling: Spelling, *parts: Part) 
         return parts
     statement = file.tree.parent(call)
     if isinstance(statement, cst.Expr):
-        margin = margin_of(file, statement)
+        margin = margin_of(file, statement) if not call.lpar else None
         if margin is not None:
             return (f"if {condition}:{file.tree.newline}{margin}{file.tree.indent}", *parts)
         return (*parts, f" if {condition} else None")
@@ -172,8 +173,9 @@ returns `False`. A test whose branch loads a checkpoint without a device is unsa
 A guard and what it guards are one decision, also through a flag that the guard sets, a loop over the devices, a default
 that it replaces with `"cpu"`, or a name that brings a device to it. A test that skips tests is ported with what it skips,
 and the guards of objects that meet (in a function, its callers or a class) are ported together. A flag called `cuda` that only other code reads is unsafe. A question that is printed or
-kept as "CUDA available" stays, also through a name that puts nothing on a device, and so does a condition about TensorRT
-or another library of NVIDIA's.
+kept as "CUDA available" stays, also through a name that puts nothing on a device, with the name of the device that is told
+behind such a test. So do a condition about TensorRT or another library of NVIDIA's, and one that chooses the build of a
+package (`"+cpu"`, `pip install`). What else is told of a device is ported with what chooses it.
 
 What serves one purpose in a function is one decision too: the backend of a process group and the devices that the function
 chooses, a context or a handler and its body, the terms of a sum, and a number of devices and the calls that get it.
@@ -224,7 +226,7 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
             return None
         claims = (node.func,)
         if name in ("is_available", "device_count") and reports_cuda(file, node):
-            return self.exempt(file, node, "it reports whether there is CUDA, and says so", claims)
+            return self.exempt(file, node, REPORTS, claims)
         if name == "is_available" and chooses_package(file, node):
             return self.left(file, node, "it controls the use of a package for NVIDIA GPUs", claims)
         if name == "device" and not node.args:

@@ -24,7 +24,8 @@ class DefaultGenerators(Rule[cst.Subscript | cst.Attribute | cst.Call]):
     summary = "`torch.cuda.default_generators[i]`"
     explanation = """\
 `get_accelerator().default_generator(i)` returns the default generator of a device. `torch.random.fork_rng` assumes
-CUDA devices unless it gets a `device_type`; on a CPU-only machine its list of devices must be empty."""
+CUDA devices unless it gets a `device_type`; on a CPU-only machine its list of devices must be empty. Seeds inside it are
+ported with its devices. A generator beside torch.cuda's `_lazy_call` stays."""
     examples = (
         Example(
             "import torch\n\ng = torch.cuda.default_generators[i]\n",
@@ -60,6 +61,9 @@ CUDA devices unless it gets a `device_type`; on a CPU-only machine its list of d
             )
         if not isinstance(node, cst.Subscript) or cuda_name(file, node.value) != "default_generators":
             return None
+        if "_lazy_call" in file.names:
+            reason = "it must match torch.cuda's `_lazy_call`, which no rule converts"
+            return self.left(file, node, reason, (node.value,))
         element = node.slice[0].slice
         if not isinstance(element, cst.Index) or len(node.slice) != 1:
             return None

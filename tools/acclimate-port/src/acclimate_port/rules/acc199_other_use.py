@@ -10,13 +10,17 @@ from acclimate_port.rules.base import Example, Finding, Rule, cuda_name, is_read
 from acclimate_port.source.tree import string_value, walk
 from acclimate_port.source_file import SourceFile
 
-_NAMES = {
-    "CUDAExecutionProvider": "ONNX Runtime has another provider for each vendor",
-    "TensorrtExecutionProvider": "ONNX Runtime has another provider for each vendor",
-    "CUDA_DEVICE_MAX_CONNECTIONS": "only CUDA reads this variable",
-    "nvidia-smi": "the command knows NVIDIA's GPUs alone",
-}
-"""The first words of strings that mean CUDA to something else than torch, and why they stay."""
+_WORDS = (
+    (re.compile(r"(CUDA|Tensorrt)ExecutionProvider$"), "ONNX Runtime has another provider for each vendor"),
+    (re.compile(r"CUDA_DEVICE_MAX_CONNECTIONS$"), "only CUDA reads this variable"),
+    (re.compile(r"([\w./]*/)?nvidia-smi\b"), "the command knows NVIDIA's GPUs alone"),
+    (re.compile(r"import torch\b[\s\S]*\btorch\.cuda\."), "it is code in a text, which no rule converts"),
+)
+"""The beginnings of strings that mean CUDA to something else than torch, and why they stay."""
+_OF_NCCL = re.compile(r"(TORCH_)?NCCL_[A-Z0-9_]+$")
+_OF_PROFILER = re.compile(r"(self_)?cuda_(time(_total)?|memory_usage)$")
+_OF_OTHERS = re.compile(r"(^|_)cuda_(devices?|gpus?|available|count)(_\w+)?$")
+"""Names of functions that ask for CUDA's devices: Lightning's ``num_cuda_devices``."""
 _PRINT = {
     "print",
     "info",
@@ -32,6 +36,23 @@ _PRINT = {
 _ERROR = re.compile(r"\bCUDA\b.*(out of memory|error)|cuda(_| )?oom", re.IGNORECASE)
 
 
+_TEXTS = (cst.SimpleString, cst.FormattedString, cst.ConcatenatedString)
+_Text = cst.SimpleString | cst.FormattedString | cst.ConcatenatedString
+_Checked = cst.Attribute | cst.Name | cst.Call | _Text
+
+
+def _beginning(text: cst.CSTNode) -> str:
+    """A text up to its first field: ``"nvidia-smi --query-gpu="`` of ``f"nvidia-smi --query-gpu={x}"``."""
+    if isinstance(text, cst.ConcatenatedString):
+        left = _beginning(text.left)
+        is_whole = string_value(text.left) is not None
+        return left + _beginning(text.right) if is_whole else left
+    if (whole := string_value(text)) is not None:
+        return whole
+    first = text.parts[0] if isinstance(text, cst.FormattedString) and text.parts else None
+    return first.value if isinstance(first, cst.FormattedStringText) else ""
+
+
 def _is_used(file: SourceFile, text: cst.CSTNode) -> bool:
     """Whether a string is a value, and no docstring or part of a message."""
     at = file.tree.parent(text)
@@ -41,7 +62,7 @@ def _is_used(file: SourceFile, text: cst.CSTNode) -> bool:
     )
 
 
-class OtherUse(Rule[cst.Attribute | cst.Name | cst.SimpleString]):
+class OtherUse(Rule[_Checked]):
     """Any other use of ``torch.cuda``."""
 
     code = "ACC199"
@@ -50,23 +71,30 @@ class OtherUse(Rule[cst.Attribute | cst.Name | cst.SimpleString]):
     explanation = """\
 The use is reported and left, so that the report is complete. So are the version of CUDA (`torch.version.cuda`) and a
 condition on the text of CUDA's error (`"CUDA out of memory" in str(e)`), with the code that it decides about, ONNX
-Runtime's `"CUDAExecutionProvider"`, the variable `CUDA_DEVICE_MAX_CONNECTIONS` and the command `nvidia-smi`."""
+Runtime's `"CUDAExecutionProvider"`, the variable `CUDA_DEVICE_MAX_CONNECTIONS`, the command `nvidia-smi`, a program in a
+text, private functions (`torch._C._cuda_…`) and functions of other packages that ask for CUDA's devices, such as Lightning's
+`num_cuda_devices()`. Variables of NCCL and a profiler's key such as `"self_cuda_time_total"`, which torch reads for each
+device, need no edit."""
     examples = (Example("import torch\n\nshape = torch.cuda.CUDAGraph\n", None, None),)
-    nodes = (cst.Attribute, cst.Name, cst.SimpleString)
+    nodes = (cst.Attribute, cst.Name, cst.Call, *_TEXTS)
 
-    def check(self, file: SourceFile, node: cst.Attribute | cst.Name | cst.SimpleString) -> Finding | None:
-        if isinstance(node, cst.SimpleString):
-            given = file.tree.given_to(node)
-            if given is not None and given.name == "skipif" and "torch.cuda." in (string_value(node) or ""):
-                return self.left(file, node, "the condition is a text, which no rule converts")
-            text = string_value(node) or ""
-            if (stays := _NAMES.get(text.partition(" ")[0])) is not None and _is_used(file, node):
-                return self.left(file, node, stays)
-            return self._text_of_error(file, node)
+    def check(self, file: SourceFile, node: _Checked) -> Finding | None:
+        if isinstance(node, _TEXTS):
+            return self._text(file, node)
+        if isinstance(node, cst.Call):
+            module, _, called = (file.tree.qualified(node.func) or "").rpartition(".")
+            parts = module.split(".")
+            package = parts[0]
+            is_own = package in ("", "torch") or file.survey.modules.issuperset(parts)
+            reason = f"`{package}` asks for CUDA's devices alone"
+            return self.left(file, node, reason) if _OF_OTHERS.search(called) and not is_own else None
         if not is_read(file, node):
             return None
-        if file.tree.qualified(node) == "torch.version.cuda":
+        full = file.tree.qualified(node) or ""
+        if full == "torch.version.cuda":
             return self.left(file, node, "it is the version of CUDA, which other devices do not have")
+        if full.startswith("torch._C._cuda"):
+            return self.left(file, node, "it is a private function of torch for CUDA alone")
         name = cuda_name(file, node)
         if name is None:
             if isinstance(node, cst.Name) and file.tree.may_be_cuda(node):
@@ -82,6 +110,23 @@ Runtime's `"CUDAExecutionProvider"`, the variable `CUDA_DEVICE_MAX_CONNECTIONS` 
         return self.left(
             file, node, f"no rule converts this use of torch.cuda.{name}".replace("cuda. ", "cuda ")
         )
+
+    def _text(self, file: SourceFile, node: _Text) -> Finding | None:
+        """A text that names CUDA to something else than torch."""
+        text = _beginning(node)
+        given = file.tree.given_to(node)
+        if given is not None and given.name == "skipif" and "torch.cuda." in text:
+            return self.left(file, node, "the condition is a text, which no rule converts")
+        if _is_used(file, node):
+            if stays := next((reason for words, reason in _WORDS if words.match(text)), ""):
+                return self.left(file, node, stays)
+            if _OF_NCCL.match(text):
+                return self.exempt(
+                    file, node, "only NCCL reads this variable, which changes nothing elsewhere"
+                )
+            if given is not None and _OF_PROFILER.match(text):
+                return self.exempt(file, node, "torch's profiler reads the key for each kind of device")
+        return self._text_of_error(file, node) if isinstance(node, cst.SimpleString) else None
 
     def _text_of_error(self, file: SourceFile, node: cst.SimpleString) -> Finding | None:
         """A condition on the text of an error: ``"CUDA out of memory" in str(e)``."""

@@ -7,6 +7,7 @@ import re
 import libcst as cst
 
 from acclimate_port.rules.base import Example, Finding, Rule
+from acclimate_port.source.cuda_packages import CUDA_PACKAGES
 from acclimate_port.source.tree import called_name, string_value, walk
 from acclimate_port.source_file import SourceFile
 
@@ -27,8 +28,9 @@ class NativeExtension(Rule[cst.Call]):
     )
     explanation = """\
 Kernels in CUDA's language need another implementation for other accelerators. The rule reports where they are built and
-where a module that is named after CUDA is called, also one that a function of the program gives, and engines of TensorRT,
-so that a port which leaves them does not look complete."""
+where a module that is named after CUDA is called, also one that a function of the program gives, packages that only NVIDIA
+GPUs run (`transformer_engine.pytorch.fp8_autocast()`), and engines of TensorRT, so that a port which leaves them does not
+look complete."""
     examples = (
         Example("import quant_cuda\n\n\ndef f(x, y):\n    return quant_cuda.matmul(x, y)\n", None, None),
         Example(
@@ -45,6 +47,10 @@ so that a port which leaves them does not look complete."""
             return self.left(file, node, "it builds a native extension for CUDA")
         if _ENGINE.search(called_name(node) or ""):
             return self.left(file, node, "only TensorRT has engines for CUDA", (node.func,))
+        package = (file.tree.qualified(node.func) or "").partition(".")[0]
+        if package in CUDA_PACKAGES:
+            reason = f"only NVIDIA GPUs run the package `{package}`"
+            return self.left(file, node, reason, (node.func,), stands_alone=True)
         module = _module(file, node)
         if module is not None:
             return self.left(file, node, f"`{module}` is a module for CUDA", (node.func,))

@@ -7,6 +7,8 @@ FIGURES = {
     *("memory_cached", "max_memory_cached"),
 }
 """Figures of memory in bytes, which are 0 while CUDA is unused."""
+TELL_OF_DEVICE = {"get_device_name", "get_device_properties", "get_device_capability"}
+"""Functions that tell about a device: the one that the rest of the program chooses."""
 RESETS = {"reset_peak_memory_stats", "reset_accumulated_memory_stats"}
 SEEDS = {"manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"}
 """Functions that change the random numbers, and without CUDA do nothing."""

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import ast
 import bisect
+import io
+import keyword as keywords
 import re
+import tokenize
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, NamedTuple, TypeVar, cast
 
 import libcst as cst
@@ -219,8 +222,13 @@ class Tree:
     def __init__(self, text: str) -> None:
         self.text = text
         self.bytes = text.encode()
-        self.module = cst.parse_module(text)
+        self.module, added = _parsed(text)
         self._spans = _Spans(self.module).found
+        if added:
+            self._spans = {
+                node: Span(*(at - bisect.bisect_left(added, at) for at in place))
+                for node, place in self._spans.items()
+            }
         self._parents: dict[int, cst.CSTNode] = {}
         self.nodes: list[cst.CSTNode] = []
         self._of_type: dict[type, list[cst.CSTNode]] = defaultdict(list)
@@ -573,6 +581,45 @@ class Tree:
     def all_names(self) -> set[str]:
         """Every identifier in the file."""
         return {node.value for node in self.of_type(cst.Name)}
+
+
+def _parsed(text: str) -> tuple[cst.Module, list[int]]:
+    """The syntax tree of a text, and the bytes of the tree's source that are spaces which the text lacks.
+
+    libcst takes some of Python for an error where a keyword and a bracket have no space between them, such as
+    ``assert(a if b else c)`` and ``else(lambda: x)``.
+
+    Raises:
+        libcst.ParserSyntaxError: it is not Python 3.
+    """
+    try:
+        return cst.parse_module(text), []
+    except (cst.CSTValidationError, TypeError):
+        at = _between_keywords_and_brackets(text)
+        if not at:
+            raise
+        parts = [text[start:end] for start, end in zip([0, *at], [*at, len(text)], strict=True)]
+        before = accumulate(len(part.encode()) for part in parts[:-1])
+        return cst.parse_module(" ".join(parts)), [place + index for index, place in enumerate(before)]
+
+
+_OPEN, _CLOSED = "([{", ")]}"
+
+
+def _between_keywords_and_brackets(text: str) -> list[int]:
+    """The places in a text where a keyword touches a bracket, in order."""
+    lines = list(io.StringIO(text))
+    starts = [0, *accumulate(map(len, lines))]
+    found = []
+    before = None
+    for token in tokenize.generate_tokens(iter(lines).__next__):
+        if before is not None and before.end == token.start:
+            opens = keywords.iskeyword(before.string) and token.string in _OPEN
+            closes = before.string in _CLOSED and keywords.iskeyword(token.string)
+            if token.string and before.string and (opens or closes):
+                found.append(starts[token.start[0] - 1] + token.start[1])
+        before = token
+    return found
 
 
 def parse_as_python(text: str | bytes) -> ast.Module:

@@ -1,0 +1,46 @@
+"""Where a keyword touches a bracket, a file is read like any other, and each node has its own bytes."""
+
+from __future__ import annotations
+
+import libcst as cst
+import pytest
+
+from acclimate_port.engine import Settings, Status, port_text
+from acclimate_port.source.tree import Tree
+from porting import BOTH
+
+TOUCHING = [
+    "assert(a if b else c)",
+    "x = 'é' if(a if b else c)else(lambda: a)",
+    "x = [i for i in(a if b else c)if(a if b else c)]",
+    "return(lambda: a), (a if b else c)or(b)",
+]
+
+
+@pytest.mark.parametrize("line", TOUCHING)
+def test_each_node_has_its_own_bytes(line: str) -> None:
+    text = f"def f(a, b, c):\n    é = 1; {line}\n"
+    tree = Tree(text)
+    assert tree.source(tree.module) == text
+    for name in tree.of_type(cst.Name):
+        assert tree.source(name) == name.value
+    for choice in tree.of_type(cst.IfExp):
+        source = tree.source(choice)
+        assert source in ("a if b else c", "'é' if(a if b else c)else(lambda: a)")
+
+
+@BOTH
+@pytest.mark.parametrize("line", TOUCHING)
+def test_only_the_code_of_the_edit_is_changed(line: str, target: str) -> None:
+    source = f"import torch\n\n\ndef f(a, b, c):\n    torch.cuda.empty_cache()\n    {line}\n    torch.cuda.empty_cache()\n"
+    ported = port_text(source, Settings(target))
+    assert [site.status for site in ported.sites] == [Status.CONVERTED] * 2
+    assert f"    {line}\n" in ported.text
+
+
+@BOTH
+def test_a_statement_in_parentheses_is_ported_within_them(target: str) -> None:
+    source = "import torch\n\n\ndef f():\n    (torch.cuda.manual_seed(1))\n"
+    ported = port_text(source, Settings(target))
+    assert [site.status for site in ported.sites] == [Status.CONVERTED]
+    assert ".manual_seed(1) if " in ported.text
