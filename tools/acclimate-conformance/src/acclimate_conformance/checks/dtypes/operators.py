@@ -17,6 +17,7 @@ from acclimate_conformance.checks.dtypes.operations import (
     LARGE_INTEGERS,
     LAYERS,
     MADE,
+    NUMBERS_OF_THE_HOST,
     PAIRS,
     PLACES,
     POINTWISE,
@@ -141,7 +142,7 @@ def _compare_all(
     timeout_s=240,
 )  # fmt: skip
 def operators_at_edges(accelerator: Accelerator) -> str | None:
-    return _compare_all(accelerator, (POINTWISE, PAIRS), each=True)
+    return _compare_all(accelerator, (POINTWISE, PAIRS, NUMBERS_OF_THE_HOST), each=True)
 
 
 @check(
@@ -179,8 +180,9 @@ def layers_with_options(accelerator: Accelerator) -> str | None:
 def integers_with_options(accelerator: Accelerator) -> str | None:
     place = _to(accelerator)
     lacking: set[str] = set()
-    for dtype in _OF_INTEGERS:
-        for name, operation in {**INTEGERS, **LARGE_INTEGERS.get(dtype, {})}.items():
+    tables = {dtype: {**INTEGERS, **LARGE_INTEGERS.get(dtype, {})} for dtype in _OF_INTEGERS}
+    for dtype in (*_OF_INTEGERS, torch.bool):
+        for name, operation in {**tables.get(dtype, {}), **NUMBERS_OF_THE_HOST}.items():
             what = f"{name} in {short(dtype)}"
             _compare(lambda to, op=operation, d=dtype: op(to, d), place, what, True, lacking)  # type: ignore[misc]
     return note_of_lacks(lacking)

@@ -182,6 +182,11 @@ def any_length_is_pinned(accelerator: Accelerator) -> None:
         made = {
             "pin_memory(t)": accelerator.pin_memory(values),
             "pin_memory(t, True, match_shape=False)": accelerator.pin_memory(values, True, match_shape=False),
+            # A number is an alignment, as older releases of DeepSpeed pass it.
+            "pin_memory(t, 0)": accelerator.pin_memory(values, 0),
+            "pin_memory(t, 1)": accelerator.pin_memory(values, 1),
+            "pin_memory(t, 4096)": accelerator.pin_memory(values, 4096),
+            "pin_memory(t, align_bytes=0)": accelerator.pin_memory(values, align_bytes=0),
             "pin_empty(n)": accelerator.pin_empty(length, dtype=torch.int32).copy_(values),
             "pin_empty_like(t, dtype=…)": accelerator.pin_empty_like(values.float(), dtype=torch.int32).copy_(
                 values
