@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
 
 from acclimate.accelerator import Accelerator
 from acclimate.errors import AutocastArgumentError
+from acclimate.imports import describe
 from acclimate_conformance.checks.assertions import (
     BrokenPromiseError,
     DeliberateError,
@@ -184,7 +185,7 @@ _IN_FLOAT32: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "erfinv": lambda x: (x / 2).erfinv(),
     "logsumexp": lambda x: x.logsumexp(-1),
     "renorm": lambda x: x.renorm(2, 0, 1.0),
-    "pdist": lambda x: _F.pdist(x),
+    "pdist": _F.pdist,
     "huber_loss": lambda x: _F.huber_loss(x, x * 2),
     "poisson_nll_loss": lambda x: _F.poisson_nll_loss(x, x),
     "hinge_embedding_loss": lambda x: _F.hinge_embedding_loss(x, x),
@@ -264,10 +265,24 @@ _WIDEST: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 """Operators of several tensors that it computes in float32 if any of these is float32."""
 
 
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """A block whose errors are told with the operator that raises them."""
+    try:
+        yield
+    except NotImplementedError:  # another check is about operators that a device lacks
+        raise
+    except RuntimeError as error:
+        raise BrokenPromiseError(
+            f"within amp.autocast, {what} raises {describe(error, whole=True)}"
+        ) from error
+
+
 @check(
     "amp",
     promise="Within autocast products are in the reduced dtype, softmax and losses in float32, as on CUDA.",
-)  # fmt: skip
+    of="operators",
+)
 def autocast_chooses_dtypes(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()
     for dtype in reduced_dtypes(accelerator):
@@ -278,7 +293,7 @@ def autocast_chooses_dtypes(accelerator: Accelerator) -> None:
                 tables = [({name: _REDUCED[name] for name in _REDUCED_ON_HOSTS}, dtype)]
             for table, wanted in tables:
                 for name, compute in table.items():
-                    with accelerator.amp.autocast(dtype=dtype):
+                    with _told(f"{name} of {short(given)}"), accelerator.amp.autocast(dtype=dtype):
                         found = compute(ones).dtype
                     require(
                         found == wanted,
@@ -298,13 +313,10 @@ def autocast_chooses_dtypes(accelerator: Accelerator) -> None:
         left, right = torch.eye(8, device=device), torch.eye(8, dtype=dtype, device=device)
         for name, combine in _WIDEST.items():
             for first, second in ((left, right), (right, left)):
-                with accelerator.amp.autocast(dtype=dtype):
+                what = f"{name} of {short(first.dtype)} and {short(second.dtype)}"
+                with _told(what), accelerator.amp.autocast(dtype=dtype):
                     found = combine(first, second).dtype
-                require(
-                    found == torch.float32,
-                    f"within amp.autocast, {name} of {short(first.dtype)} and {short(second.dtype)} is "
-                    f"{short(found)}",
-                )
+                require(found == torch.float32, f"within amp.autocast, {what} is {short(found)}")
         with (
             accelerator.amp.autocast(dtype=dtype),
             refused("binary_cross_entropy within amp.autocast", RuntimeError),

@@ -906,7 +906,8 @@ NUMBERS_OF_THE_HOST: dict[str, Operation] = {
         torch.bool,
     )
 }
-"""Of a tensor and a host's tensor without dimensions: it widens the result only if it is of a higher kind."""
+"""Of a tensor and a host's tensor without dimensions: it widens the result only if it is of a higher
+kind."""
 
 MADE: dict[str, Callable[[str], Any]] = {
     "arange": lambda device: [

@@ -81,7 +81,7 @@ def _files(count: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
 
 @check(
     "create_op_builder", "op_builders",
-    promise="Each way to read and to write transfers the bytes at its offset, several files at a time, and each "
+    promise="Each way to read and to write transfers the bytes at its offset, several files at a time; each "
     "read reports a file that is too short.",
     timeout_s=600, once=True,
 )  # fmt: skip

@@ -64,7 +64,7 @@ def any_tensor_is_pinned(accelerator: Accelerator) -> None:
         if pinned.numel():
             require(
                 told == locks,
-                f"is_pinned() is {told} for {what} after pin_memory(), {locks} otherwise",
+                f"after pin_memory() of {what} is_pinned() is {told}, {locks} for other memory",
             )
             again = accelerator.pin_memory(pinned)
             require(equal(again, kept), f"pinning {what} twice changes its values")
@@ -196,7 +196,7 @@ def any_length_is_pinned(accelerator: Accelerator) -> None:
             require(equal(tensor, values), f"{how} of {length} elements has other values")
             for part in (tensor[-1:], tensor[length // 2 :]):
                 told = accelerator.is_pinned(part)
-                require(told == locks, f"is_pinned() is {told} at the end of {how} of {length} elements")
+                require(told == locks, f"{how} of {length} elements: is_pinned() is {told} at the end")
             there = tensor.to(device, non_blocking=True)
             back = accelerator.pin_empty(length + 2, dtype=torch.int32).fill_(-1)
             back[1:-1].copy_(there, non_blocking=True)

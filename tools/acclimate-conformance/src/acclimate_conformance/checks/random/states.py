@@ -171,8 +171,8 @@ def states_are_copies(accelerator: Accelerator) -> None:
 
 @check(
     "manual_seed", "manual_seed_all", "initial_seed",
-    promise="A seed from -(2**63) to 2**64 - 1 is used unchanged; initial_seed returns it, a negative one plus "
-    "2**64.",
+    promise="A seed from -(2**63) to 2**64 - 1 is used unchanged; initial_seed returns it, a negative one "
+    "plus 2**64.",
 )  # fmt: skip
 def seeds_of_every_size(accelerator: Accelerator) -> None:
     for seed in (0, 1, 2**31, 2**40 + 3, 2**63 - 1, 2**64 - 1, -1, -5, -(2**31), -(2**63)):

@@ -140,6 +140,7 @@ def _rows_of(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
     return [torch.arange(float(torch.Size(shape).numel())).reshape(shape) for shape in shapes]
 
 
+_INTO_ROWS = [*_rows_of((3,)), _PLACES, *_rows_of((3,))]
 _OF_SEVERAL: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "torch.add": (torch.add, _rows_of((3,), (3,))),
     "torch.mul": (torch.mul, _rows_of((3,), (3,))),
@@ -159,14 +160,14 @@ _OF_SEVERAL: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "torch.index_select": (lambda x, i: x.index_select(0, i), [*_rows_of((3, 2)), _PLACES]),
     "torch.gather": (lambda x, i: x.gather(0, i), [*_rows_of((3,)), _PLACES]),
     "torch.take": (lambda x, i: x.take(i), [*_rows_of((3,)), _PLACES]),
-    "torch.scatter": (lambda x, i, y: x.scatter(0, i, y), [*_rows_of((3,)), _PLACES, *_rows_of((3,))]),
+    "torch.scatter": (lambda x, i, y: x.scatter(0, i, y), _INTO_ROWS),
     "torch.scatter_add": (
         lambda x, i, y: x.scatter_add(0, i, y),
-        [*_rows_of((3,)), _PLACES, *_rows_of((3,))],
+        _INTO_ROWS,
     ),
-    "torch.index_add": (lambda x, i, y: x.index_add(0, i, y), [*_rows_of((3,)), _PLACES, *_rows_of((3,))]),
-    "torch.index_copy": (lambda x, i, y: x.index_copy(0, i, y), [*_rows_of((3,)), _PLACES, *_rows_of((3,))]),
-    "torch.index_put": (lambda x, i, y: x.index_put((i,), y), [*_rows_of((3,)), _PLACES, *_rows_of((3,))]),
+    "torch.index_add": (lambda x, i, y: x.index_add(0, i, y), _INTO_ROWS),
+    "torch.index_copy": (lambda x, i, y: x.index_copy(0, i, y), _INTO_ROWS),
+    "torch.index_put": (lambda x, i, y: x.index_put((i,), y), _INTO_ROWS),
     "torch.masked_fill": (lambda x, m: x.masked_fill(m, 1.0), [*_rows_of((3,)), _PLACES > 1]),
     "torch.masked_select": (lambda x, m: x.masked_select(m), [*_rows_of((3,)), _PLACES > 1]),
     "torch.nn.functional.embedding": (
@@ -195,8 +196,8 @@ _PLACES_OF_THE_HOST = ("indexing", "torch.index_put")
 
 
 def wrong_arguments_are_refused(accelerator: Accelerator, found: Findings) -> None:
-    for what, call in _WRONG_KINDS.items():
-        _require_refused(found, what, what, lambda place, call=call: call(place.whole))  # type: ignore[misc]
+    for what, wrong in _WRONG_KINDS.items():
+        _require_refused(found, what, what, lambda place, wrong=wrong: wrong(place.whole))  # type: ignore[misc]
     for what, write in _INTO.items():
 
         def into(place: Place, write: Any = write) -> Any:
@@ -207,12 +208,12 @@ def wrong_arguments_are_refused(accelerator: Accelerator, found: Findings) -> No
         _require_refused(found, what, f"{what} of an expanded tensor", into)
     for what, overlap in _BESIDE.items():
 
-        def beside(place: Place, overlap: Any = overlap) -> Any:
+        def overlapped(place: Place, overlap: Any = overlap) -> Any:
             written = overlap(place.whole(torch.arange(9.0).view(3, 3)))
             accelerator.synchronize()
             return written
 
-        _require_refused(found, what, f"{what} of parts that overlap", beside)
+        _require_refused(found, what, f"{what} of parts that overlap", overlapped)
     _require_one_device(accelerator, found)
     for op in operators():
         for sample in _wrong(op):
