@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -152,6 +153,14 @@ def _first_end(results: list[_Told]) -> str:
     return next((text for text in ends if WAITED not in text), next(iter(ends), "a rank crashed"))
 
 
+def _line_of(error: BaseException) -> str:
+    """The innermost line of a topic that an error came from."""
+    here = Path(__file__)
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f.line for f in frames if Path(f.filename).parent == here.parent and f.filename != str(here)]
+    return (lines[-1] if lines else None) or "another file"
+
+
 def _mark(folder: Path, number: int) -> Path:
     return folder / f"rank {number} has ended"
 
@@ -203,7 +212,7 @@ def rank(source: str, number: int, count: int, folder: str) -> _Told:
                         here.lacking.append(f"{dtype} (which the device has not either)")
                         told[name] = {"broken": here.broken, "lacking": here.lacking}
                         continue
-                    give_up(f"raised {describe(error, whole=True)}")
+                    give_up(f"raised {describe(error, whole=True)}, in {_line_of(error)}")
                     leaving_s = _LEAVING_S
                     raise
             told[name] = {"broken": here.broken, "lacking": here.lacking}
