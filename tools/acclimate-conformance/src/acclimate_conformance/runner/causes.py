@@ -31,7 +31,11 @@ def ranked(results: list[Result]) -> list[Result]:
             change: weight + _suspicion(failing[_name(change)], kept[_name(change)])
             for change, weight in zip(result.changes, result.weights, strict=True)
         }
-        own = [change for change, weight in weights.items() if weight >= 1.0 and _name(change) in proven]
+        own = [
+            change
+            for change, weight in zip(result.changes, result.weights, strict=True)
+            if weight >= 1.0 and _name(change) in proven
+        ]
         for change in () if own else weights:
             weights[change] += _EXPLAINS if _name(change) in proven else 0.0
         changes = tuple(sorted(weights, key=lambda change: -weights[change]))
