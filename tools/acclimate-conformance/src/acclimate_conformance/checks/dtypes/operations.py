@@ -893,21 +893,15 @@ def _beside(function: Callable[[torch.Tensor, torch.Tensor], Any], number: torch
     return run
 
 
-NUMBERS_OF_THE_HOST: dict[str, Operation] = {
-    f"{name} with a {str(number).removeprefix('torch.')} number of the host": _beside(function, number)
-    for name, function in _BESIDE_NUMBERS.items()
-    for number in (
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.int64,
-        torch.int16,
-        torch.uint8,
-        torch.bool,
-    )
+NUMBERS_OF_THE_HOST: dict[torch.dtype, dict[str, Operation]] = {
+    number: {
+        f"{name} with a {str(number).removeprefix('torch.')} number of the host": _beside(function, number)
+        for name, function in _BESIDE_NUMBERS.items()
+    }
+    for number in (torch.float64, torch.float32, torch.float16, *_INTEGERS, torch.bool)
 }
-"""Of a tensor and a host's tensor without dimensions: it widens the result only if it is of a higher
-kind."""
+"""By its dtype, of a tensor and a host's tensor without dimensions, which widens the result only if it is of
+a higher kind."""
 
 MADE: dict[str, Callable[[str], Any]] = {
     "arange": lambda device: [
