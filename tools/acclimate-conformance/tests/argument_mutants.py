@@ -269,9 +269,16 @@ class PinsByCloning(CPUAccelerator):
     """pin_memory returns a new tensor, as the interface allows."""
 
     def pin_memory(
-        self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True
+        self,
+        tensor: torch.Tensor,
+        make_copy: bool | int = True,
+        match_shape: bool = True,
+        *,
+        align_bytes: int | None = None,
     ) -> torch.Tensor:
-        return tensor.clone() if make_copy else super().pin_memory(tensor, make_copy, match_shape)
+        if make_copy is not False:
+            return tensor.clone()
+        return super().pin_memory(tensor, make_copy, match_shape, align_bytes=align_bytes)
 
 
 CAUGHT_BY: dict[type[Accelerator], str] = {

@@ -248,8 +248,13 @@ def _require_one_device(accelerator: Accelerator, found: Findings) -> None:
             for number in range(len(given)):
                 if other == HOST and name in _PLACES_OF_THE_HOST and not given[number].is_floating_point():
                     continue
-                moved = [t.to(other if k == number else found.device) for k, t in enumerate(given)]
-                result, refused = attempt(lambda place, call=call, moved=moved: call(*moved), Place(other))  # type: ignore[misc]
+
+                def run(place: Place, call: Any = call, given: Any = given, number: int = number) -> Any:
+                    return call(
+                        *(t.to(place.device if k == number else found.device) for k, t in enumerate(given))
+                    )
+
+                result, refused = attempt(run, Place(other))
                 found.compared += 1
                 if refused is None and not any(text.startswith(name) for text in found.broken):
                     found.broken.append(
