@@ -38,11 +38,13 @@ each failure, what was observed, the calls of the interface that led to it, whos
 the interface says. It also shows which checks an interrupted run did not reach.
 
 *To change* names the method at fault: the one that raised the error, else the one that the observation names, else
-the one that all failing observations use and the others do not. In place of a default of acclimate, it names the
+the one that all failing observations use and the others do not. A method that one check proves to be at fault is
+named by the failing checks that use it too. In place of a default of acclimate, it names the
 vendor's method that the default called. If a check leaves torch in another state, such as without gradients, it
 names the method whose `with` block ended last. For a collective it names the communication backend, for an op its
 builder, for a wrong number the device's operator. Failures with the same error or the same method are listed
-together, such as "27 checks: this device has no complex64".
+together, such as "27 checks: this device has no complex64". If one rank of a collective ends, the others wait 5 s
+for it, and the checks that they do not reach have one cause: which rank ended, where, and why.
 
 Each check is a test of pytest, which the command runs in a worker of pytest-xdist. The JUnit XML is its own.
 For a vendor's own continuous integration, the package installs a plugin for pytest:
@@ -128,9 +130,11 @@ here finds it.
 The CPU and the emulated accelerator without faults pass all checks.
 
 Such faults prove little, since their author knew the checks. So people who do not know the checks plant faults too. Of
-their latest 138, from operators to collectives, files and optimizers, 137 broke a promise. The suite found 119 of these
-(87 %), and named the right method in 26 of 30 cases. Checks of what it missed were added after that. It is known to
-miss, with two devices, a group that leaves a rank out.
+their latest 147, each with a program that shows that it breaks a promise, the suite found 131 (89 %). For 118 of these
+it named the method at fault 102 times in the first line, and it was right in 18 of 20 reports that were read in full.
+It raised no false alarm. A whole run took about 350 s, two runs at once beside other work on 2 cores; one category
+takes 10 to 40 s. Checks of the 16 that it missed were added after that. It is known to miss, with two devices, a group
+that leaves a rank out.
 
 | accelerator | fault | found by |
 |---|---|---|

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,6 +56,12 @@ class _AlwaysOneWorker(AsyncIOHandle):
         super().__init__(*settings[:4])
 
 
+class _ReadsWhatThereIs(AsyncIOHandle):
+    def read(self, buffer: torch.Tensor, filename: Any, validate: bool = False, file_offset: int = 0) -> int:
+        rest = max(0, Path(filename).stat().st_size - file_offset)
+        return super().read(buffer.view(torch.uint8)[:rest], filename, validate, file_offset)
+
+
 def _builder(handle: type[AsyncIOHandle]) -> type[AsyncIOBuilder]:
     class Builder(AsyncIOBuilder):
         def load(self, *options: Any, **named: Any) -> Any:
@@ -65,6 +72,7 @@ def _builder(handle: type[AsyncIOHandle]) -> type[AsyncIOBuilder]:
 
 ReadsFromTheStart, WritesAtTheStart = _builder(_ReadsFromTheStart), _builder(_WritesAtTheStart)
 ReadsOneFile, AlwaysOneWorker = _builder(_ReadsOneFile), _builder(_AlwaysOneWorker)
+ReadsWhatThereIs = _builder(_ReadsWhatThereIs)
 
 
 def _with(builder: str) -> dict[str, str]:
@@ -93,6 +101,25 @@ class HandleForgetsItsWorkers(CPUAccelerator):
     """A handle has one worker, whatever it is asked for."""
 
     op_builders = _with("AlwaysOneWorker")
+
+
+class ShortFilesAreRead(CPUAccelerator):
+    """read() of a file that is shorter than the buffer raises nothing."""
+
+    op_builders = _with("ReadsWhatThereIs")
+
+
+class LazyCallsOnce(CPUAccelerator):
+    """lazy_call does not call a function again that it was given before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._called: list[object] = []
+
+    def lazy_call(self, callback: Callable[[], Any]) -> None:
+        if callback not in self._called:
+            self._called.append(callback)
+            callback()
 
 
 class PrefixesAreLetters(CPUAccelerator):
@@ -242,9 +269,16 @@ class PinsByCloning(CPUAccelerator):
     """pin_memory returns a new tensor, as the interface allows."""
 
     def pin_memory(
-        self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True
+        self,
+        tensor: torch.Tensor,
+        make_copy: bool | int = True,
+        match_shape: bool = True,
+        *,
+        align_bytes: int | None = None,
     ) -> torch.Tensor:
-        return tensor.clone() if make_copy else super().pin_memory(tensor, make_copy, match_shape)
+        if make_copy is not False:
+            return tensor.clone()
+        return super().pin_memory(tensor, make_copy, match_shape, align_bytes=align_bytes)
 
 
 CAUGHT_BY: dict[type[Accelerator], str] = {
@@ -252,6 +286,8 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     ValidatedWriteIgnoresItsOffset: "ops/asynchronous_io_at_every_offset",
     ReadsInFlightShareAFile: "ops/asynchronous_io_at_every_offset",
     HandleForgetsItsWorkers: "ops/asynchronous_io_with_every_setting",
+    ShortFilesAreRead: "ops/asynchronous_io_at_every_offset",
+    LazyCallsOnce: "runtime/lazy_calls",
     PrefixesAreLetters: "runtime/types_of_attributes",
     ExportsThePath: "runtime/names_of_variables",
     SeveralNamesInOne: "runtime/names_of_variables",

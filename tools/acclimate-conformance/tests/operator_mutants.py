@@ -537,6 +537,74 @@ class ArangeOf24Bits(_WithKernels):
     kernels = {"arange.start_out": _arange}
 
 
+def _on_host(value: Any) -> Any:
+    """A tensor on the host; torch gives a Python kernel plain numbers for tensors that stand for these."""
+    return value.cpu() if isinstance(value, torch.Tensor) else value
+
+
+class ExponentialOf24Bits(_WithKernels):
+    """exponential_ draws in float32, whatever the dtype."""
+
+    kernels = {
+        "exponential_": lambda x, rate=1, *, generator=None: x.copy_(torch.empty(x.shape).exponential_(rate))
+    }
+
+
+class AddInPlaceForgetsAlpha(_WithKernels):
+    """add_ to integers ignores alpha."""
+
+    @staticmethod
+    def _add(x: torch.Tensor, other: Any, *, alpha: float = 1) -> torch.Tensor:
+        factor = alpha if x.is_floating_point() else 1
+        return x.copy_(x.cpu().add_(_on_host(other), alpha=factor))
+
+    kernels = {"add_.Tensor": _add}
+
+
+class MaskOfOneRowFillsOne(_WithKernels):
+    """masked_fill_ with a mask of one row fills the first row only."""
+
+    @staticmethod
+    def _fill(x: torch.Tensor, mask: torch.Tensor, value: float) -> torch.Tensor:
+        there, given = x.cpu(), mask.cpu()
+        (there[:1] if mask.dim() == x.dim() and mask.shape[0] == 1 else there).masked_fill_(given, value)
+        return x.copy_(there)
+
+    kernels = {"masked_fill_.Scalar": _fill}
+
+
+class LongRowsOverflow(_WithKernels):
+    """softmax of more than 512 elements does not subtract the largest."""
+
+    @staticmethod
+    def _softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
+        there = x.cpu()
+        if not there.dim() or there.size(dim) <= 512:
+            return _there(there.softmax(dim), x)
+        return _there(there.exp() / there.exp().sum(dim, keepdim=True), x)
+
+    kernels = {"_softmax": _softmax}
+
+
+class NumbersOfTheHostWiden(_WithKernels):
+    """float32 times a float64 number of the host is float64."""
+
+    @staticmethod
+    def _mul(x: Any, other: Any) -> torch.Tensor:
+        result = torch.mul(_on_host(x), _on_host(other))
+        widens = isinstance(other, torch.Tensor) and not other.dim() and other.dtype is torch.float64
+        return result.double().to("sim") if widens and result.dtype is torch.float32 else result.to("sim")
+
+    kernels = {"mul.Tensor": _mul}
+
+
+class ScatterIsNotWidened(_WithKernels):
+    """autocast leaves scatter_add of two dtypes as it is, which is an error."""
+
+    key = "AutocastPrivateUse1"
+    kernels = {"scatter_add": torch.library.fallthrough_kernel}
+
+
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     "": {
         ExpSaturates: "dtypes/operators_at_edges",
@@ -580,6 +648,12 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         SideIsIgnored: "dtypes/known_results",
         EmptyBagsRepeatTheFirst: "dtypes/known_results",
         ArangeOf24Bits: "dtypes/known_results_of_large_integers",
+        ExponentialOf24Bits: "random/distributions",
+        AddInPlaceForgetsAlpha: "dtypes/integers_with_options",
+        MaskOfOneRowFillsOne: "dtypes/places_and_order",
+        LongRowsOverflow: "dtypes/reductions_with_options",
+        NumbersOfTheHostWiden: "dtypes/operators_at_edges",
+        ScatterIsNotWidened: "dtypes/autocast_chooses_dtypes",
     },
 }
 """By profile of the device: each fault, and the check that has to find it."""

@@ -488,10 +488,50 @@ class InfinityIsLargest(_WithKernels):
     kernels = {"_softmax_backward_data": _softmax}
 
 
+class WhereTakesTwoDevices(_WithKernels):
+    """where takes tensors of several devices."""
+
+    @staticmethod
+    def _where(chosen: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.where(chosen.cpu(), x.cpu(), y.cpu()).to("sim")
+
+    kernels = {"where.self": _where}
+
+
+class WritesToSharedElements(_WithKernels):
+    """mul_ writes to an expanded tensor."""
+
+    @staticmethod
+    def _mul(x: torch.Tensor, other: Any) -> torch.Tensor:
+        result = x.cpu().mul(other.cpu() if isinstance(other, torch.Tensor) else other)
+        if x.dim() and not x.stride(0):
+            x[:1].copy_(result[:1])
+            return x
+        return x.copy_(result)
+
+    kernels = {"mul_.Tensor": _mul}
+
+
+class SubtractsTruths(_WithKernels):
+    """The difference of two truth values is whether they differ."""
+
+    @staticmethod
+    def _sub(x: Any, other: Any, *, alpha: float = 1) -> torch.Tensor:
+        ours, theirs = (value.cpu() if isinstance(value, torch.Tensor) else value for value in (x, other))
+        if getattr(ours, "dtype", None) is torch.bool and getattr(theirs, "dtype", None) is torch.bool:
+            return (ours ^ theirs).to("sim")
+        return torch.sub(ours, theirs, alpha=alpha).to("sim")
+
+    kernels = {"sub.Tensor": _sub}
+
+
 FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     SumRestarts: (sizes.operators_of_any_length, ("torch.cumsum",)),
     ProductCutsDigits: (numbers.results_are_rounded, ()),
     PlacesAreClamped: (refusals.wrong_arguments_are_refused, ()),
+    WhereTakesTwoDevices: (refusals.wrong_arguments_are_refused, ()),
+    WritesToSharedElements: (refusals.wrong_arguments_are_refused, ()),
+    SubtractsTruths: (refusals.wrong_arguments_are_refused, ()),
     ReluReadsOn: (topics.operators_on_any_layout, ("nn.functional.relu",)),
     ResultIgnoresStrides: (topics.operators_in_place_and_into_others, ("exp",)),
     GradientOfRows: (topics.gradients_as_on_the_host, ("softmax",)),

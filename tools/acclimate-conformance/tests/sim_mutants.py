@@ -706,6 +706,63 @@ class ReservedTwice(SimAccelerator):
         return 2 * super().memory_reserved(device_index)
 
 
+class NamedDeviceLosesItsStream(SimAccelerator):
+    """set_device of a name makes the default stream of that device current."""
+
+    def set_device(self, device_index: DeviceLike) -> None:
+        super().set_device(device_index)
+        if isinstance(device_index, str):
+            self.set_stream(self.default_stream(device_index))
+
+
+class RestoresTheCurrentDevice(SimAccelerator):
+    """set_rng_state with a torch.device restores the current device."""
+
+    def set_rng_state(self, new_state: torch.Tensor, device_index: DeviceLike = None) -> None:
+        super().set_rng_state(new_state, None if isinstance(device_index, torch.device) else device_index)
+
+
+class NegativeSeedsLoseTheirSign(SimAccelerator):
+    """manual_seed_all takes the absolute value of a seed."""
+
+    def manual_seed_all(self, seed: int) -> None:
+        super().manual_seed_all(abs(seed))
+
+
+class CountsTheFirstDeviceToo(SimAccelerator):
+    """memory_allocated of a device that holds something counts what is on the first one too."""
+
+    def memory_allocated(self, device_index: DeviceLike = None) -> int:
+        index = self._index(device_index)
+        own = super().memory_allocated(index)
+        return own + super().memory_allocated(0) if index and own else own
+
+
+class NumberOfBytesIsNoCopy(SimAccelerator):
+    """pin_memory with an alignment of 0 copies nothing, since 0 equals False."""
+
+    def pin_memory(
+        self,
+        tensor: torch.Tensor,
+        make_copy: bool | int = True,
+        match_shape: bool = True,
+        *,
+        align_bytes: int | None = None,
+    ) -> torch.Tensor:
+        if not make_copy:
+            return super().pin_memory(torch.zeros_like(tensor), True, match_shape)
+        return super().pin_memory(tensor, make_copy, match_shape, align_bytes=align_bytes)
+
+
+class EmptyCacheResetsPeaks(SimAccelerator):
+    """empty_cache resets the peaks of all devices."""
+
+    def empty_cache(self) -> None:
+        super().empty_cache()
+        for index in range(self.device_count()):
+            self.reset_peak_memory_stats(index)
+
+
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     "": {
         LargeBlocksKept: "memory/reserved_follows_allocations",
@@ -762,6 +819,12 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         PeakInWholeMiB: "memory/small_tensors_show",
         PoolsPeakIsTheTensors: "memory/pool_and_tensors_differ",
         OtherDevicesStreamsForgotten: "streams/streams_of_other_devices",
+        NamedDeviceLosesItsStream: "devices/absent_devices",
+        RestoresTheCurrentDevice: "random/device_arguments",
+        NegativeSeedsLoseTheirSign: "random/seeds_of_every_size",
+        CountsTheFirstDeviceToo: "memory/devices_are_counted_apart",
+        NumberOfBytesIsNoCopy: "pinning/any_length_is_pinned",
+        EmptyCacheResetsPeaks: "memory/reserved_follows_allocations",
     },
     "sync=check": {
         SynchronizeForgotten: "devices/synchronize",

@@ -29,6 +29,23 @@ with limited(0.2, __file__, lambda why: sys.stdout.write(why) and sys.stdout.flu
     collective()
 """
 
+WAITS_FOR_ANOTHER = """\
+import sys, threading, time
+from acclimate_conformance.checks.communication import time_limit
+
+time_limit._ALONE_S = 0.3
+start = time.monotonic()
+
+def collective():
+    threading.Event().wait()
+
+def ended():
+    return "rank 1" if time.monotonic() > start + 0.3 else ""
+
+with time_limit.limited(500, __file__, lambda why: sys.stdout.write(why) and sys.stdout.flush(), ended):
+    collective()
+"""
+
 LATE = """\
 import sys, time
 from pathlib import Path
@@ -68,6 +85,14 @@ def test_a_rank_that_waits_ends_at_its_time_limit_and_names_the_call(tmp_path: P
     assert run.stdout == "did not end within 0.2 s, and was in threading.Event().wait()"
 
 
+def test_a_rank_does_not_wait_long_for_one_that_has_ended(tmp_path: Path) -> None:
+    program = tmp_path / "waits.py"
+    program.write_text(WAITS_FOR_ANOTHER)
+    run = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=400)
+    assert run.returncode == 1, run.stderr
+    assert run.stdout == "waited for rank 1, which had ended, and was in threading.Event().wait()"
+
+
 @pytest.mark.slow
 def test_a_rank_may_come_late_to_a_group_with_a_short_time_limit(tmp_path: Path) -> None:
     """On a busy machine, ranks end the topic before at different times."""
@@ -92,13 +117,24 @@ def test_topics_that_a_rank_did_not_reach_are_broken_and_say_where_it_ended() ->
     names = [topic.__name__ for topic in TOPICS]
     whole = {name: {"broken": [], "lacking": []} for name in names}
     ended = {name: whole[name] for name in names[:4]}
-    ended[names[4]] = {"broken": [f"it ended at {names[4]}: it waited"], "lacking": []}
+    ended[names[4]] = {"broken": [f"it ended at {names[4]}: it raised"], "lacking": []}
+    waited = {name: whole[name] for name in names[:4]}
+    waited[names[4]] = {
+        "broken": [f"it ended at {names[4]}: it waited for rank 1, which had ended"],
+        "lacking": [],
+    }
     joined = _joined([whole, ended])
     assert [name for name in names if joined[name]["broken"]] == names[4:]
     for name in names[5:]:
         assert joined[name]["broken"] == [
-            f"the ranks did not reach it: rank 1: it ended at {names[4]}: it waited"
+            f"the ranks did not reach it: rank 1: it ended at {names[4]}: it raised"
         ]
+    joined = _joined([waited, ended])
+    causes = {tuple(joined[name]["cause"]) for name in names[4:]}
+    assert causes == {
+        (f"a rank ended, and left the others alone: rank 1: it ended at {names[4]}: it raised",)
+    }
+    assert not any(joined[name]["cause"] for name in names[:4])
 
 
 @pytest.mark.parametrize(

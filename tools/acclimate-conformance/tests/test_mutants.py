@@ -32,7 +32,7 @@ LONG = {
     "ReducesNothing", "SpoiledByFork", "EndlessMemory", "LastLaunchedCount", "UnavailableAfterAFork",
     "OtherLaunchersCount", "CompileBackendOfAThread", "ClaimsDomains", "LimitIgnored",
     "FreeMemoryOfTheFirst", "LargeBlocks", "LargerBlocks", "DropoutRepeats", "OneDeviationForAll",
-    "ConvolutionsKeepMemory", "SendsFloat32", "LastSampleHasNoGradient", "GateHasAnotherSlope",
+    "ConvolutionsKeepMemory", "SendsFloat32", "ExponentialOf24Bits", "LastSampleHasNoGradient", "GateHasAnotherSlope",
     "ScaleGrowsToInfinity", "DrawsOf32Bits", "NormalNumbersInPairs", "WeightsStayCast", "DrawsPlacesTwice",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from acclimate.accelerator import Accelerator, DeviceLike
+from acclimate.accelerator import Accelerator, DeviceLike, MixedPrecision
 from acclimate.backends.cpu import CPUAccelerator
 from acclimate_conformance.checks import claims
-from acclimate_conformance.checks.assertions import BrokenPromiseError, require_close
+from acclimate_conformance.checks.assertions import BrokenPromiseError, all_told, require_close
 from acclimate_conformance.checks.calls import Calls, where_to_mend
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.device_arguments import _comparable
@@ -329,6 +329,60 @@ def test_failures_with_one_cause_are_listed_together() -> None:
     assert causes == [
         (error.format(64), ["a", "b"]), ("total_memory: here", ["c", "d"]), ("mem_get_info: here", ["e"]),
     ]  # fmt: skip
+
+
+def test_a_method_that_one_check_proves_to_be_at_fault_explains_failures_of_checks_that_use_it() -> None:
+    def failed(name: str, **changes: float) -> Result:
+        return Result(f"memory/{name}", "memory", "It works.", "failed", "seen", (), 0.1,
+                      changes=tuple(changes), weights=tuple(changes.values()))  # fmt: skip
+
+    results = ranked(
+        [
+            failed("names_it", empty_cache=3.6, max_memory_allocated=0.2),
+            failed("uses_it", max_memory_allocated=1.6, empty_cache=0.0),
+            failed("has_another", total_memory=3.0, empty_cache=0.0),
+        ]
+    )
+    assert [result.changes[0] for result in results] == ["empty_cache", "empty_cache", "total_memory"]
+
+
+def test_a_name_of_the_interface_in_a_reason_is_at_fault_even_if_it_is_not_called() -> None:
+    @check("FloatTensor", "IntTensor", promise="They differ.", once=True)
+    def differ(accelerator: Accelerator) -> None:
+        raise BrokenPromiseError("a tensor of int64 is an instance of IntTensor: True")
+
+    assert examine(differ, Subject(CPUAccelerator(), "cpu")).changes[0].startswith("IntTensor: ")
+
+
+def test_a_property_of_the_vendors_own_is_at_fault_before_the_devices_operators() -> None:
+    class OwnAmp(CPUAccelerator):
+        @property
+        def amp(self) -> MixedPrecision:
+            return MixedPrecision(self.device_type)
+
+    @check("amp", promise="It scales.", of="operators", once=True)
+    def scales(accelerator: Accelerator) -> None:
+        raise BrokenPromiseError("a scale of 8 is 16")
+
+    own, default = (examine(scales, Subject(kind(), "cpu")).changes[0] for kind in (OwnAmp, CPUAccelerator))
+    assert own.startswith("amp: implemented by")
+    assert default == "operators on cpu: a scale of 8 is 16"
+
+
+def test_a_block_tells_all_broken_promises_and_the_error_that_ends_it() -> None:
+    def seen(*broken: str, error: Exception | None = None) -> None:
+        with all_told(most=2) as noted:
+            for text in broken:
+                noted(text == "right", text)
+            if error is not None:
+                raise error
+
+    with pytest.raises(BrokenPromiseError, match=r"^one; two; and 1 others$"):
+        seen("one", "right", "two", "three")
+    with pytest.raises(BrokenPromiseError, match=r"^one; ValueError: the end$"):
+        seen("one", error=ValueError("the end"))
+    with pytest.raises(ValueError, match="alone"):
+        seen(error=ValueError("alone"))
 
 
 class NoLongs(CPUAccelerator):

@@ -25,7 +25,16 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 4e-3, torch.float16: 1e-2, tor
 
 
 class BrokenPromiseError(Exception):
-    """A promise was not kept; the message says what was observed."""
+    """A promise was not kept; the message says what was observed.
+
+    Args:
+        seen: what was observed.
+        cause: what the failures of other checks have in common with this one, as text, if that is known.
+    """
+
+    def __init__(self, seen: str, cause: str = "") -> None:
+        super().__init__(seen)
+        self.cause = cause
 
 
 class NotOfferedError(Exception):
@@ -41,6 +50,35 @@ def require(condition: bool, seen: str) -> None:
         raise BrokenPromiseError(seen)
     for listener in kept_listeners:
         listener()
+
+
+@contextmanager
+def all_told(most: int = 12) -> Iterator[Callable[[bool, str], None]]:
+    """A block that goes on after a broken promise, and fails the check at its end with all of them.
+
+    Args:
+        most: how many the message has at most.
+
+    Yields:
+        A function that is called as :func:`require`.
+    """
+    broken: list[str] = []
+
+    def noted(condition: bool, seen: str) -> None:
+        if condition:
+            require(True, "")
+        else:
+            broken.append(seen)
+
+    try:
+        yield noted
+    except Exception as error:
+        if not broken:
+            raise
+        broken.append(str(error) if isinstance(error, BrokenPromiseError) else describe(error, whole=True))
+    if broken:
+        more = f"; and {len(broken) - most} others" if len(broken) > most else ""
+        raise BrokenPromiseError("; ".join(broken[:most]) + more)
 
 
 def note_of_lacks(names: Collection[str]) -> str | None:

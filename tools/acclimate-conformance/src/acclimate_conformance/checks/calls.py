@@ -161,6 +161,16 @@ def _short(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
+def raised_by(error: BaseException, accelerator: Accelerator) -> str:
+    """The innermost method of an accelerator out of which an error came, where no calls are recorded."""
+    methods = [
+        frame.f_code.co_name
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+        if frame.f_code.co_name in _METHODS and frame.f_locals.get("self") is accelerator
+    ]
+    return methods[-1] if methods else ""
+
+
 def place_of(error: BaseException) -> str:
     """The innermost line of a check in an error's traceback: file, number and text."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -188,6 +198,8 @@ def where_to_mend(
     own = [name for name in about if _distance(accelerator, name) == 0]
     theirs = [name for name in used if _distance(accelerator, name) < _DEFAULT]
     named = [name for name in re.findall(r"\b(\w+)\(", reason) if _implementer(accelerator, name)]
+    # Without a call: names that are no words of English, such as IntTensor.
+    named = named or [name for name in re.findall(r"\w+", reason) if name in observes and _is_no_word(name)]
     weights: dict[str, float] = {}
     for names, weight in (
         (at_fault, 3.0), (named[:1], 1.0), (named[1:], 0.6), (own if len(own) == 1 else (), 2.0),
@@ -203,7 +215,9 @@ def where_to_mend(
             for delegate in dict.fromkeys((*_delegates((name,)), *called)):
                 if delegate in theirs:
                     weights[delegate] += weights[name]
-    if check.of and not named and not at_fault:
+    # A property that a vendor overrides gives an object with the vendor's code, such as amp with GradScaler.
+    has_own_part = any(_is_own_property(accelerator, name) for name in observes)
+    if check.of and not named and not at_fault and not has_own_part:
         wrong = reason.partition(" is off by")[0]
         return {f"{check.of} on {accelerator.device_type}: {wrong}": 3.0} | {
             _owner(accelerator, name, reason): weight for name, weight in weights.items()
@@ -272,6 +286,15 @@ def _first(pattern: re.Pattern[str], text: str, otherwise: str) -> str:
 def _implementer(accelerator: Accelerator, name: str) -> type | None:
     """The class that defines a name of the interface."""
     return next((kind for kind in type(accelerator).__mro__ if name in vars(kind)), None)
+
+
+def _is_no_word(name: str) -> bool:
+    return "_" in name or not name.islower()
+
+
+def _is_own_property(accelerator: Accelerator, name: str) -> bool:
+    kind = _implementer(accelerator, name)
+    return kind is not None and kind not in CATEGORIES and isinstance(vars(kind)[name], property)
 
 
 _DEFAULT = 2

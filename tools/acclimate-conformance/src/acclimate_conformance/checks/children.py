@@ -91,6 +91,10 @@ class Child:
         """Whether the process has ended."""
         return self._process.poll() is not None
 
+    def ended_well(self) -> bool:
+        """Whether the process has ended with exit code 0."""
+        return self._process.poll() == 0
+
     def stop(self) -> None:
         """Ends the process."""
         self._process.kill()

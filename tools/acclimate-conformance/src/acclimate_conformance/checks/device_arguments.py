@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
-from acclimate.accelerator import Accelerator, DeviceLike
+from acclimate.accelerator import Accelerator, DeviceLike, HostStream
 from acclimate.errors import InvalidDeviceError
 from acclimate.imports import describe
 from acclimate_conformance.checks.assertions import BrokenPromiseError, device_names, refused, require
@@ -39,11 +39,36 @@ def ways_to_name(accelerator: Accelerator, index: int) -> Iterator[DeviceLike]:
 def require_device_arguments(accelerator: Accelerator, methods: Methods) -> str | None:
     """Fails the check if a method depends on how a device is named, or accepts one that does not exist.
 
+    A method that returns nothing shows its device by an effect: ``methods`` then has a function that calls it
+    and returns the effect. Each device has a stream that is not the default one, which no method may change.
+
     Returns:
         A note if torch does not distinguish the devices, so that any index means the same device.
     """
-    _require_accepted(accelerator, methods)
-    return _require_refused(accelerator, methods)
+    with _streams_of_their_own(accelerator):
+        _require_accepted(accelerator, methods)
+        return _require_refused(accelerator, methods)
+
+
+@contextmanager
+def _streams_of_their_own(accelerator: Accelerator) -> Iterator[None]:
+    """A block in which the current stream of each device is a new one, as :mod:`ambient` then notices."""
+    if not has_indices(accelerator) or issubclass(accelerator.Stream, HostStream):
+        yield
+        return
+    here = accelerator.current_device()
+    names = device_names(accelerator)
+    before = [accelerator.current_stream(index) for index in range(len(names))]
+    for name in names:
+        accelerator.set_stream(accelerator.Stream(device=name))
+    accelerator.set_device(here)  # some devices make the stream's device the current one
+    try:
+        yield
+    finally:
+        here = accelerator.current_device()
+        for stream in before:
+            accelerator.set_stream(stream)
+        accelerator.set_device(here)
 
 
 def _require_accepted(accelerator: Accelerator, methods: Methods) -> None:
@@ -77,7 +102,7 @@ def _require_same(
         stable = has_indices(accelerator) and _agree(before, after)
         if not stable or _agree(before, found):
             return
-        differing = f"{name}({device!r}), with device {index} meant, is {found!r:.80}, not {before!r:.80}"
+        differing = f"{name}({device!r}), with device {index} meant, gives {found!r:.80}, not {before!r:.80}"
     raise BrokenPromiseError(differing)
 
 

@@ -21,6 +21,7 @@ from acclimate_conformance.checks.assertions import (
     is_host,
     require,
 )
+from acclimate_conformance.checks.calls import raised_by
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.children import Child
 from acclimate_conformance.checks.target import Subject, load
@@ -280,6 +281,7 @@ def _compute_and_leave(source: str, inherited: Accelerator, told: tuple[Any, ...
     """The forked process; does not return."""
     signal.alarm(_FORK_TIMEOUT_S)
     code, said = 0, ""
+    accelerator = inherited
     try:
         for accelerator in (inherited, load(source).accelerator):
             now = (accelerator.is_available(), accelerator.device_count(), accelerator.device_type)
@@ -291,6 +293,7 @@ def _compute_and_leave(source: str, inherited: Accelerator, told: tuple[Any, ...
             if total != 64.0**3:
                 code, said = 1, f"the sum of a product is {total}"
     except Exception as error:  # noqa: BLE001 - told to the process that forked
-        code, said = 1, f"{type(error).__name__}: {error}"
+        method = raised_by(error, accelerator)
+        code, said = 1, f"{method and f'{method}() raises '}{describe(error, whole=True)}"
     os.write(writing, said.encode())
     os._exit(code)

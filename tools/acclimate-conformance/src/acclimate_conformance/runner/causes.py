@@ -13,10 +13,17 @@ def ranked(results: list[Result]) -> list[Result]:
     """The results, each failure with its likeliest cause first.
 
     Besides what speaks for a method in its own check, the likeliest is the one on which failing observations
-    depend and others do not.
+    depend and others do not. A method that one check proves to be at fault explains failures of others that
+    use it, unless one of their own is proven too.
     """
     failing = Counter(name for result in results for name in map(_name, result.changes))
     kept = Counter(name for result in results for name in result.cleared)
+    proven = {
+        _name(change)
+        for result in results
+        for change, weight in zip(result.changes, result.weights, strict=True)
+        if weight >= _PROOF
+    }
     errors = Counter(_shape(result.cause) for result in results if result.cause)
 
     def placed(result: Result) -> Result:
@@ -24,6 +31,13 @@ def ranked(results: list[Result]) -> list[Result]:
             change: weight + _suspicion(failing[_name(change)], kept[_name(change)])
             for change, weight in zip(result.changes, result.weights, strict=True)
         }
+        own = [
+            change
+            for change, weight in zip(result.changes, result.weights, strict=True)
+            if weight >= 1.0 and _name(change) in proven
+        ]
+        for change in () if own else weights:
+            weights[change] += _EXPLAINS if _name(change) in proven else 0.0
         changes = tuple(sorted(weights, key=lambda change: -weights[change]))
         shared = errors[_shape(result.cause)] > 1
         cause = result.cause if shared else (changes or (result.check,))[0]
@@ -33,6 +47,12 @@ def ranked(results: list[Result]) -> list[Result]:
     # One wording for errors that differ in numbers only.
     first: dict[str, str] = {}
     return [replace(r, cause=first.setdefault(_shape(r.cause), r.cause), cleared=()) for r in found]
+
+
+_PROOF = 3.0
+"""How much speaks for a method that raises an error, or is named and the only one of the vendor's."""
+_EXPLAINS = 2.0
+"""How much it speaks for a method in other checks that another one proves it to be at fault."""
 
 
 def _suspicion(failing: int, kept: int) -> float:

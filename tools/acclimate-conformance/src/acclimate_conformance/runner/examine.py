@@ -53,7 +53,7 @@ def examine(check: Check, subject: Subject) -> Result:
     except NotOfferedError as absent:
         outcome, reason = "not offered", str(absent)
     except BrokenPromiseError as broken:
-        outcome, reason, place = "failed", str(broken), place_of(broken)
+        outcome, reason, place, cause = "failed", str(broken), place_of(broken), broken.cause
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a vendor's code may raise anything
         outcome, reason, detail = "failed", describe(error, whole=True), traceback.format_exc()
         place, cause = place_of(error), reason

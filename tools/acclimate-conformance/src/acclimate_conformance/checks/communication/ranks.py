@@ -7,6 +7,9 @@ import json
 import os
 import sys
 import tempfile
+import threading
+import traceback
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,7 +26,7 @@ from acclimate_conformance.checks.assertions import (
 from acclimate_conformance.checks.children import Child
 from acclimate_conformance.checks.claims import lacking
 from acclimate_conformance.checks.communication.observer import Observer
-from acclimate_conformance.checks.communication.time_limit import limited
+from acclimate_conformance.checks.communication.time_limit import LOOK_S, WAITED, limited
 from acclimate_conformance.checks.communication.topics import TOPICS
 from acclimate_conformance.checks.target import Subject, load
 
@@ -33,6 +36,7 @@ _FIRST_LIMIT_S = 60  # the first collective sets up what connects the ranks
 _Told = dict[str, dict[str, list[str]]]
 _NOTHING: dict[str, list[str]] = {"broken": [], "lacking": []}
 _ENDED = "it ended at"
+_LEAVING_S = 5.0  # for a rank that has failed: the others may not leave the group with it
 
 
 def require_topic(subject: Subject, topic: str) -> str | None:
@@ -43,6 +47,8 @@ def require_topic(subject: Subject, topic: str) -> str | None:
     if isinstance(told, Exception):
         raise told
     broken, lacking = told[topic]["broken"], told[topic]["lacking"]
+    if broken and told[topic]["cause"]:
+        raise BrokenPromiseError("; ".join(broken[:3]), cause=told[topic]["cause"][0])
     require(not broken, "; ".join(broken[:3]))
     return f"its backend lacks {', '.join(lacking)}" if lacking else None
 
@@ -80,13 +86,26 @@ def _on_ranks(subject: Subject, count: int) -> _Told:
             arguments = {"number": number, "count": count, "folder": folder}
             ranks.append(Child(f"{__name__}:rank", subject.source, arguments, environment))
         results: list[_Told] = []
+        all_done = threading.Event()
+        watcher = threading.Thread(target=_tell_of_crashes, args=(ranks, Path(folder), all_done), daemon=True)
+        watcher.start()
         try:
             for number, process in enumerate(ranks):
                 results.append(_result(process, Path(folder), number))
         finally:
+            all_done.set()
+            watcher.join()
             for process in ranks:
                 process.stop()
     return _joined(results)
+
+
+def _tell_of_crashes(ranks: Sequence[Child], folder: Path, all_done: threading.Event) -> None:
+    """Leaves a file for each rank that crashed, so that the others do not wait long."""
+    while not all_done.wait(LOOK_S):
+        for number, process in enumerate(ranks):
+            if process.ended() and not process.ended_well():
+                _mark(folder, number).touch()
 
 
 def _result(process: Child, folder: Path, number: int) -> _Told:
@@ -104,18 +123,46 @@ def _result(process: Child, folder: Path, number: int) -> _Told:
 def _joined(results: list[_Told]) -> _Told:
     """The joint report of the ranks on each topic; a topic that one rank did not reach is broken."""
     joined: _Told = {}
-    before = ""
+    before = _first_end(results)
     for topic in (function.__name__ for function in TOPICS):
         broken = [
             f"rank {number}: {text}"
             for number, result in enumerate(results)
             for text in result.get(topic, _NOTHING)["broken"]
         ]
-        before = next((text for text in broken if _ENDED in text), before)
-        if not broken and not all(topic in result for result in results):
+        ended = not all(topic in result for result in results) or any(_ENDED in text for text in broken)
+        if not broken and ended:
             broken = [f"the ranks did not reach it: {before}"]
-        joined[topic] = {"broken": broken, "lacking": results[0].get(topic, _NOTHING)["lacking"]}
+        joined[topic] = {
+            "broken": broken,
+            "lacking": results[0].get(topic, _NOTHING)["lacking"],
+            "cause": [f"a rank ended, and left the others alone: {before}"] if ended else [],
+        }
     return joined
+
+
+def _first_end(results: list[_Told]) -> str:
+    """Which rank ended early, and where: one that did not just wait for another, if there is one."""
+    ends = [
+        f"rank {number}: {text}"
+        for topic in (function.__name__ for function in TOPICS)
+        for number, result in enumerate(results)
+        for text in result.get(topic, _NOTHING)["broken"]
+        if _ENDED in text
+    ]
+    return next((text for text in ends if WAITED not in text), next(iter(ends), "a rank crashed"))
+
+
+def _line_of(error: BaseException) -> str:
+    """The innermost line of a topic that an error came from."""
+    here = Path(__file__)
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f.line for f in frames if Path(f.filename).parent == here.parent and f.filename != str(here)]
+    return (lines[-1] if lines else None) or "another file"
+
+
+def _mark(folder: Path, number: int) -> Path:
+    return folder / f"rank {number} has ended"
 
 
 def _saved(folder: Path, number: int) -> Path:
@@ -134,19 +181,28 @@ def rank(source: str, number: int, count: int, folder: str) -> _Told:
         timeout=timedelta(seconds=_TIMEOUT_S - 20),
     )
     told: _Told = {}
+    leaving_s: float = _TOPIC_LIMIT_S
+
+    def ended() -> str:
+        return next(
+            (f"rank {k}" for k in range(count) if k != number and _mark(Path(folder), k).exists()), ""
+        )
+
     try:
         for topic in TOPICS:
             name = topic.__name__
             here = Observer(accelerator, number, count, Path(folder))
 
             def give_up(why: str, name: str = name, here: Observer = here) -> None:
+                _mark(Path(folder), number).touch()
                 here.broken.append(f"{_ENDED} {name}: it {why}")
                 sys.stderr.write(f"rank {number}: {here.broken[-1]}\n")
                 if told:  # else the ranks may not fit on the devices that are here
                     told[name] = {"broken": here.broken, "lacking": here.lacking}
                     _saved(Path(folder), number).write_text(json.dumps(told), encoding="utf-8")
 
-            with limited(_TOPIC_LIMIT_S if told else _FIRST_LIMIT_S, topic.__code__.co_filename, give_up):
+            limit_s = _TOPIC_LIMIT_S if told else _FIRST_LIMIT_S
+            with limited(limit_s, topic.__code__.co_filename, give_up, ended):
                 try:
                     topic(here)
                 except Exception as error:
@@ -156,10 +212,11 @@ def rank(source: str, number: int, count: int, folder: str) -> _Told:
                         here.lacking.append(f"{dtype} (which the device has not either)")
                         told[name] = {"broken": here.broken, "lacking": here.lacking}
                         continue
-                    give_up(f"raised {describe(error, whole=True)}")
+                    give_up(f"raised {describe(error, whole=True)}, in {_line_of(error)}")
+                    leaving_s = _LEAVING_S
                     raise
             told[name] = {"broken": here.broken, "lacking": here.lacking}
     finally:
-        with limited(_TOPIC_LIMIT_S, __file__, lambda why: None):
+        with limited(leaving_s, __file__, lambda why: None):
             distributed.destroy_process_group()
     return told

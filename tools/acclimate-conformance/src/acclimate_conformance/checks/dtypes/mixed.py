@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
 
 from acclimate.accelerator import Accelerator
 from acclimate.errors import AutocastArgumentError
+from acclimate.imports import describe
 from acclimate_conformance.checks.assertions import (
     BrokenPromiseError,
     DeliberateError,
@@ -181,6 +182,20 @@ _IN_FLOAT32: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "binary_cross_entropy_with_logits": lambda x: _F.binary_cross_entropy_with_logits(x, x),
     "softmin": lambda x: _F.softmin(x, -1),
     "normalize": lambda x: _F.normalize(x + 1),
+    "erfinv": lambda x: (x / 2).erfinv(),
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "renorm": lambda x: x.renorm(2, 0, 1.0),
+    "pdist": _F.pdist,
+    "huber_loss": lambda x: _F.huber_loss(x, x * 2),
+    "poisson_nll_loss": lambda x: _F.poisson_nll_loss(x, x),
+    "hinge_embedding_loss": lambda x: _F.hinge_embedding_loss(x, x),
+    "cosine_embedding_loss": lambda x: _F.cosine_embedding_loss(x, x, x[0] + 1),
+    "margin_ranking_loss": lambda x: _F.margin_ranking_loss(x, x, x),
+    "soft_margin_loss": lambda x: _F.soft_margin_loss(x, x),
+    "triplet_margin_loss": lambda x: _F.triplet_margin_loss(x, x * 2, x * 3),
+    "multi_margin_loss": lambda x: _F.multi_margin_loss(x, x.argmax(-1)),
+    "multilabel_margin_loss": lambda x: _F.multilabel_margin_loss(x, x.long()),
+    "nll_loss of images": lambda x: _F.nll_loss(x[None, :, :, None], x.argmax(-1)[None, :, None]),
 }
 """Operators that torch's autocast for accelerators computes in float32."""
 _REDUCED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -193,6 +208,15 @@ _REDUCED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "conv2d": lambda x: _F.conv2d(x[None, None], x[None, None, :3, :3]),
     "conv_transpose1d": lambda x: _F.conv_transpose1d(x[None], x[:, :, None]),
     "einsum": lambda x: torch.einsum("ij,kj->ik", x, x),
+    "conv3d": lambda x: _F.conv3d(x[None, None, None], x[None, None, None, :3, :3]),
+    "conv_transpose2d": lambda x: _F.conv_transpose2d(x[None, None], x[None, None, :3, :3]),
+    "conv_transpose3d": lambda x: _F.conv_transpose3d(x[None, None, None], x[None, None, None, :3, :3]),
+    "chain_matmul": lambda x: torch.linalg.multi_dot([x, x, x]),
+    "vecdot": lambda x: torch.linalg.vecdot(x, x),
+    "rnn_tanh_cell": lambda x: torch.rnn_tanh_cell(x, x, x, x),
+    "rnn_relu_cell": lambda x: torch.rnn_relu_cell(x, x, x, x),
+    "gru_cell": lambda x: torch.gru_cell(x, x, x.repeat(3, 1), x.repeat(3, 1)),
+    "lstm_cell": lambda x: torch.lstm_cell(x, [x, x], x.repeat(4, 1), x.repeat(4, 1))[0],
     "addmv": lambda x: torch.addmv(x[0], x, x[0]),
     "baddbmm": lambda x: torch.baddbmm(x[None], x[None], x[None]),
     "addbmm": lambda x: torch.addbmm(x, x[None], x[None]),
@@ -231,15 +255,34 @@ _WIDEST: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "dot": lambda x, y: torch.dot(x[0], y[0]),
     "tensordot": lambda x, y: torch.tensordot(x, y, 1),
     "scatter_add": lambda x, y: x.scatter_add(0, torch.zeros_like(x, dtype=torch.int64), y),
+    "index_put": lambda x, y: x.index_put((y.argmax(-1),), y),
+    "index_put with accumulate": lambda x, y: x.index_put((y.argmax(-1),), y, accumulate=True),
+    "cross": lambda x, y: torch.cross(x[:, :3], y[:, :3], dim=-1),
+    "vdot": lambda x, y: torch.vdot(x[0], y[0]),
+    "grid_sample": lambda x, y: _F.grid_sample(x[None, None], y[None, :, None, :2], align_corners=False),
     "bilinear": lambda x, y: _F.bilinear(x, y, x[None, :, :]),
 }
 """Operators of several tensors that it computes in float32 if any of these is float32."""
 
 
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """A block whose errors are told with the operator that raises them."""
+    try:
+        yield
+    except NotImplementedError:  # another check is about operators that a device lacks
+        raise
+    except RuntimeError as error:
+        raise BrokenPromiseError(
+            f"within amp.autocast, {what} raises {describe(error, whole=True)}"
+        ) from error
+
+
 @check(
     "amp",
     promise="Within autocast products are in the reduced dtype, softmax and losses in float32, as on CUDA.",
-)  # fmt: skip
+    of="operators",
+)
 def autocast_chooses_dtypes(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()
     for dtype in reduced_dtypes(accelerator):
@@ -250,7 +293,7 @@ def autocast_chooses_dtypes(accelerator: Accelerator) -> None:
                 tables = [({name: _REDUCED[name] for name in _REDUCED_ON_HOSTS}, dtype)]
             for table, wanted in tables:
                 for name, compute in table.items():
-                    with accelerator.amp.autocast(dtype=dtype):
+                    with _told(f"{name} of {short(given)}"), accelerator.amp.autocast(dtype=dtype):
                         found = compute(ones).dtype
                     require(
                         found == wanted,
@@ -269,12 +312,11 @@ def autocast_chooses_dtypes(accelerator: Accelerator) -> None:
             continue
         left, right = torch.eye(8, device=device), torch.eye(8, dtype=dtype, device=device)
         for name, combine in _WIDEST.items():
-            with accelerator.amp.autocast(dtype=dtype):
-                found = combine(left, right.to(left.dtype) if name == "scatter_add" else right).dtype
-            require(
-                found == torch.float32,
-                f"within amp.autocast, {name} of float32 and {short(dtype)} is {short(found)}",
-            )
+            for first, second in ((left, right), (right, left)):
+                what = f"{name} of {short(first.dtype)} and {short(second.dtype)}"
+                with _told(what), accelerator.amp.autocast(dtype=dtype):
+                    found = combine(first, second).dtype
+                require(found == torch.float32, f"within amp.autocast, {what} is {short(found)}")
         with (
             accelerator.amp.autocast(dtype=dtype),
             refused("binary_cross_entropy within amp.autocast", RuntimeError),

@@ -226,6 +226,26 @@ _M = (5, 67)
 _NORMS: tuple[Callable[..., torch.Tensor], ...] = (torch.norm, torch.linalg.vector_norm)
 _COLUMNS, _ROWS = _places(5, 9, below=67), torch.tensor([4, 0, 0, 3, 2, 2, 2])
 
+_Three = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+_WITH_FACTORS: tuple[_Three, ...] = (
+    lambda c, a, b: c.add_(a, alpha=3),
+    lambda c, a, b: c.add_(a[0], alpha=2),
+    lambda c, a, b: c.add_(2, alpha=3),
+    lambda c, a, b: c.sub_(a, alpha=2),
+    lambda c, a, b: c.sub_(2, alpha=3),
+    lambda c, a, b: c.addcmul_(a, b, value=2),
+    lambda c, a, b: c.index_add_(0, torch.tensor([2, 0], device=c.device), a[:2], alpha=3),
+)
+"""Operators that write into their first operand, each with a factor that is not 1."""
+_PRODUCTS_IN_PLACE: tuple[Callable[..., torch.Tensor], ...] = (
+    lambda c, a, b, beta, alpha: c.addmm_(a, b, beta=beta, alpha=alpha),
+    lambda c, a, b, beta, alpha: c[0].addmv_(a, b[0], beta=beta, alpha=alpha),
+    lambda c, a, b, beta, alpha: c.addr_(a[0], b[0], beta=beta, alpha=alpha),
+    lambda c, a, b, beta, alpha: c.addbmm_(a[None], b[None], beta=beta, alpha=alpha),
+    lambda c, a, b, beta, alpha: c[None].baddbmm_(a[None], b[None], beta=beta, alpha=alpha),
+)
+"""Products of matrices and vectors that are added to what their first operand holds."""
+
 REDUCTIONS: dict[str, Operation] = {
     f"{name} over {what}{', keeping it' if keep else ''}": _of(
         lambda x, name=name, dim=dim, keep=keep: getattr(torch, name)(x, dim, keep), _M
@@ -296,6 +316,18 @@ REDUCTIONS |= {
         ],
         _M,
     ),
+    "long rows of large numbers": _of(
+        lambda x: [
+            f(y, dim)
+            for y, dim in ((x * 300, -1), (x.t() * 300, 0))
+            for f in (torch.softmax, torch.log_softmax, torch.logsumexp, torch.amax, torch.var)
+        ],
+        (3, 1003),
+    ),
+    "numbers far from zero, whose sums of squares lose digits": _of(
+        lambda x: [x.sub(200).std(-1), x.add(200).var(0), functional.layer_norm(x.add(90), x.shape[1:])],
+        (3, 1003),
+    ),
     "sums of integers and truth values": lambda to, dtype: [
         [x.sum(), x.sum(0), x.cumsum(0), x.prod(), x.sum(dtype=torch.float32)]
         for x in (
@@ -324,11 +356,45 @@ REDUCTIONS |= {
     ),
     "lerp": _of(lambda a, b: [torch.lerp(a, b, 0.25), torch.lerp(a, b, a.abs() / 8)], (4, 5), (4, 5)),
     "cdist": _of(torch.cdist, (4, 5), (3, 5)),
+    "products in place, with alpha and beta": _of(
+        lambda c, a, b: [
+            call(c.clone(), a, b, beta, alpha)
+            for call in _PRODUCTS_IN_PLACE
+            for beta, alpha in ((2, 3), (0, 2))
+        ],
+        (4, 4),
+        (4, 4),
+        (4, 4),
+    ),
+    "in place, with alpha, value and weight": _of(
+        lambda c, a, b: [
+            *(call(c.clone(), a, b) for call in _WITH_FACTORS),
+            c.clone().addcdiv_(a, b.abs() + 1, value=0.5),
+            c.clone().lerp_(a, 0.25),
+            c.clone().lerp_(a, b),
+        ],
+        (4, 4),
+        (4, 4),
+        (4, 4),
+    ),
     "outer products and cross": _of(
         lambda a, b: [torch.cross(a, b, dim=-1), torch.kron(a, b)], (2, 3), (2, 3)
     ),
 }
 """Over dimensions, with and without keeping them, in other dtypes, and products with factors."""
+
+_WITH_MASKS: tuple[Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor], ...] = (
+    lambda x, mask, y: x.masked_fill(mask, -2.0),
+    lambda x, mask, y: x.masked_fill(mask, y[..., 0].sum()),
+    lambda x, mask, y: x.clone().masked_fill_(mask, -2.0),
+    lambda x, mask, y: x.clone().masked_fill_(mask, y[..., 0].sum()),
+    lambda x, mask, y: x.masked_scatter(mask, y),
+    lambda x, mask, y: x.clone().masked_scatter_(mask, y),
+    lambda x, mask, y: x.masked_select(mask),
+    lambda x, mask, y: torch.where(mask, x, y),
+    lambda x, mask, y: torch.where(mask, x, -2.0),
+)
+"""Calls that take a mask, which may have fewer dimensions, or a length of 1 in some of them."""
 
 PLACES: dict[str, Operation] = {
     "gather": _placed(lambda x, i: x.gather(1, i), _M, places=_COLUMNS),
@@ -358,6 +424,24 @@ PLACES: dict[str, Operation] = {
         lambda x: [x.masked_select(x > 0), x.masked_fill(x > 0, -2), x[x < 0], x[(x > 0).any(1)]], _M
     ),
     "masked_scatter": _of(lambda x, y: x.masked_scatter(x > 0, y), _M, _M),
+    "masks that are broadcast": _of(
+        lambda x, y: [
+            call(x, mask, y)
+            for mask in (x[:1] > 0, x[:, :1] > 0, x[0] > 0, x[0, 0] > 9, x[:1, :1] > -9, x[0, :1] > -9)
+            for call in _WITH_MASKS
+        ],
+        _M,
+        _M,
+    ),
+    "masks that are broadcast over the first, the middle and the last dimension": _of(
+        lambda x, y: [
+            call(x, mask, y)
+            for mask in (x[:1] > 0, x[:, :1] > 0, x[..., :1] > 0, x[0] > 0, x[0, 0] > 0, x[:1, :, :1] > 0)
+            for call in _WITH_MASKS
+        ],
+        (2, 3, 5),
+        (2, 3, 5),
+    ),
     "nonzero": _of(lambda x: [x.nonzero(), torch.nonzero(x > 1, as_tuple=True)], _M),
     "topk": _of(lambda x: [x.topk(9, 1, big).values for big in (True, False)], _M),
     "topk of the first dimension": _of(lambda x: x.topk(3, 0).values, _M),
@@ -628,6 +712,15 @@ LAYERS: dict[str, Operation] = {
         (2, 3, 9, 16),
         (2, 3, 9, 16),
     ),
+    "attention of many keys with large scores, and a loss of many classes": _of(
+        lambda q, k, i: [
+            functional.scaled_dot_product_attention(q * 30, k, k),
+            functional.cross_entropy(i * 200, i.detach().argmax(-1)),
+        ],
+        (1, 2, 3, 16),
+        (1, 2, 1003, 16),
+        (4, 1003),
+    ),
     "attention with a mask": _of(
         lambda q, k, v, m: [
             functional.scaled_dot_product_attention(q, k, v, attn_mask=m),
@@ -670,6 +763,9 @@ _ON_INTEGERS: dict[str, _Pair] = {
     "a division rounded down": lambda a, b: a // b,
     "remainder": lambda a, b: a % b,
     "pow": lambda a, b: b**2,
+    "in place, with alpha and value": lambda a, b: [
+        call(a.repeat(4, 1), b.repeat(4, 1), a.repeat(4, 1)) for call in _WITH_FACTORS
+    ],
     "gcd and lcm": lambda a, b: [torch.gcd(a, b), torch.lcm(a % 16, b)],
     "bitwise operators": lambda a, b: [a & b, a | b, a ^ b, ~a, b << 1, a >> 2],
     "logical operators": lambda a, b: [a.logical_and(b), a.logical_or(b), a.logical_not()],
@@ -771,6 +867,41 @@ LARGE_INTEGERS: dict[torch.dtype, dict[str, Operation]] = {
     for dtype, beyond in ((torch.int32, (24,)), (torch.int64, (24, 53)))
 }
 """Of integers that float32 or float64 does not hold, and of which neighbours fall together there."""
+
+_BESIDE_NUMBERS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "add": torch.add,
+    "sub": lambda x, y: [x - y, y - x],
+    "mul": lambda x, y: [x * y, y * x],
+    "div": torch.div,
+    "pow": torch.pow,
+    "remainder": torch.remainder,
+    "maximum": torch.maximum,
+    "atan2": torch.atan2,
+    "comparisons": lambda x, y: [x == y, x < y, y < x],
+    "where": lambda x, y: torch.where(x > 0, x, y),
+    "masked_fill": lambda x, y: x.masked_fill(x > 0, y),
+    "bitwise_and": torch.bitwise_and,
+    "add_": lambda x, y: x.clone().add_(y),
+    "mul_": lambda x, y: x.clone().mul_(y),
+}
+
+
+def _beside(function: Callable[[torch.Tensor, torch.Tensor], Any], number: torch.dtype) -> Operation:
+    def run(to: Place, dtype: torch.dtype) -> Any:
+        return function(to(torch.tensor([0, 1, 3]).to(dtype)), torch.tensor(2, dtype=number))
+
+    return run
+
+
+NUMBERS_OF_THE_HOST: dict[torch.dtype, dict[str, Operation]] = {
+    number: {
+        f"{name} with a {str(number).removeprefix('torch.')} number of the host": _beside(function, number)
+        for name, function in _BESIDE_NUMBERS.items()
+    }
+    for number in (torch.float64, torch.float32, torch.float16, *_INTEGERS, torch.bool)
+}
+"""By its dtype, of a tensor and a host's tensor without dimensions, which widens the result only if it is of
+a higher kind."""
 
 MADE: dict[str, Callable[[str], Any]] = {
     "arange": lambda device: [

@@ -17,6 +17,7 @@ from acclimate_conformance.checks.dtypes.operations import (
     LARGE_INTEGERS,
     LAYERS,
     MADE,
+    NUMBERS_OF_THE_HOST,
     PAIRS,
     PLACES,
     POINTWISE,
@@ -135,13 +136,20 @@ def _compare_all(
     return note_of_lacks(lacking)
 
 
+def _beside_numbers(accelerator: Accelerator) -> dict[str, Operation]:
+    """Operators on a tensor and a number of the host, of the dtypes that the device has."""
+    there = supported(accelerator)
+    tables = [t for dtype, t in NUMBERS_OF_THE_HOST.items() if not dtype.is_floating_point or dtype in there]
+    return {name: operation for table in tables for name, operation in table.items()}
+
+
 @check(
     "supported_dtypes",
     promise="Operators give torch's results at zero, infinity, NaN and undefined points, with any option.",
     timeout_s=240,
 )  # fmt: skip
 def operators_at_edges(accelerator: Accelerator) -> str | None:
-    return _compare_all(accelerator, (POINTWISE, PAIRS), each=True)
+    return _compare_all(accelerator, (POINTWISE, PAIRS, _beside_numbers(accelerator)), each=True)
 
 
 @check(
@@ -179,8 +187,9 @@ def layers_with_options(accelerator: Accelerator) -> str | None:
 def integers_with_options(accelerator: Accelerator) -> str | None:
     place = _to(accelerator)
     lacking: set[str] = set()
-    for dtype in _OF_INTEGERS:
-        for name, operation in {**INTEGERS, **LARGE_INTEGERS.get(dtype, {})}.items():
+    tables = {dtype: {**INTEGERS, **LARGE_INTEGERS.get(dtype, {})} for dtype in _OF_INTEGERS}
+    for dtype in (*_OF_INTEGERS, torch.bool):
+        for name, operation in {**tables.get(dtype, {}), **_beside_numbers(accelerator)}.items():
             what = f"{name} in {short(dtype)}"
             _compare(lambda to, op=operation, d=dtype: op(to, d), place, what, True, lacking)  # type: ignore[misc]
     return note_of_lacks(lacking)

@@ -45,7 +45,8 @@ from acclimate_conformance.checks.target import Subject, load
 
 @check(
     "memory_reserved", "memory_cached", "max_memory_reserved", "empty_cache",
-    promise="Reserved memory grows as tensors need it, in blocks of any size, and empty_cache returns it.",
+    promise="Reserved memory grows as tensors need it, in blocks of any size; empty_cache returns it, and "
+    "lowers no peak.",
 )  # fmt: skip
 def reserved_follows_allocations(accelerator: Accelerator) -> str | None:
     require_figures(accelerator)
@@ -87,7 +88,22 @@ def reserved_follows_allocations(accelerator: Accelerator) -> str | None:
             f"after empty_cache() {what}() is {mib(left)} above what it was before",
         )
     require(equal(kept, torch.full((MIB,), 7, dtype=torch.uint8)), "empty_cache() changes a tensor")
+    _require_peaks_stay(accelerator, size)
     return None if steps else f"{mib(spare)} were reserved before, more than the check allocates"
+
+
+def _require_peaks_stay(accelerator: Accelerator, size: int) -> None:
+    """Only a reset lowers a peak."""
+    held = fill(accelerator, size)
+    before = {what: peak() for what, peak in peak_figures(accelerator).items()}
+    del held
+    settle(accelerator)
+    for what, peak in peak_figures(accelerator).items():
+        before[what] = max(before[what], peak())
+    accelerator.empty_cache()
+    for what, peak in peak_figures(accelerator).items():
+        fallen = before[what] - peak()
+        require(fallen <= SLACK, f"empty_cache() lowers the peak of {what} by {mib(fallen)}")
 
 
 @check(

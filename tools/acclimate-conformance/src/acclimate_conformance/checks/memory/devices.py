@@ -77,6 +77,7 @@ def devices_are_counted_apart(accelerator: Accelerator) -> None:
     block = block_size(accelerator)
     release(accelerator)
     figures = _all_figures(accelerator)
+    on_each = [fill(accelerator, MIB, name) for name in names]  # figures of empty devices hide a sum of them
     for index, name in enumerate(names):
         size = allocation_size(accelerator)
         spare = room(accelerator, index)
@@ -114,6 +115,7 @@ def devices_are_counted_apart(accelerator: Accelerator) -> None:
             )
         del held
         release(accelerator)
+    del on_each
 
 
 @check(

@@ -81,7 +81,8 @@ def _files(count: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
 
 @check(
     "create_op_builder", "op_builders",
-    promise="Each way to read and to write transfers the bytes at its offset, several files at a time.",
+    promise="Each way to read and to write transfers the bytes at its offset, several files at a time; each "
+    "read reports a file that is too short.",
     timeout_s=600, once=True,
 )  # fmt: skip
 def asynchronous_io_at_every_offset(accelerator: Accelerator) -> None:
@@ -93,6 +94,7 @@ def asynchronous_io_at_every_offset(accelerator: Accelerator) -> None:
         for number, (what, write) in enumerate(_WRITES.items()):
             _require_writes(handle, what, write, before, number)
         _require_rest_is_read(handle, before)
+        _require_ends_are_told(handle, next(iter(before.items())))
         _require_descriptor_is_written(handle, before)
 
 
@@ -138,6 +140,28 @@ def _require_rest_is_read(handle: Any, files: dict[str, torch.Tensor]) -> None:
             buffer = torch.zeros(_LENGTH - offset, dtype=torch.uint8)
             handle.read(buffer, path, validate, offset)
             require_equal(buffer, content[offset:], f"read(validate={validate}) at {offset}")
+
+
+def _require_ends_are_told(handle: Any, file: tuple[str, torch.Tensor]) -> None:
+    """Each way to read reports that a file ends before the buffer is full, and works again after that."""
+    path, content = file
+    reads = {**_READS, "read()": _call("read", False), "read(validate=True)": _call("read", True)}
+    for what, read in reads.items():
+        for offset, length in ((0, _LENGTH + SECTORS), (7 * SECTORS, 2 * SECTORS), (_LENGTH, SECTORS)):
+            buffer = torch.zeros(length, dtype=torch.uint8)
+            try:
+                told = (read(handle, buffer, path, offset) or 0, handle.wait() if "async" in what else 0)
+                is_told = any(
+                    isinstance(number, int) and number < 0 for number in told
+                )  # as DeepSpeed's does
+            except Exception:  # noqa: BLE001 - each handle raises its own type
+                is_told = True
+            require(is_told, f"{what} of {length} bytes at {offset} of a file of {_LENGTH} reports no error")
+        whole = torch.zeros_like(content)
+        read(handle, whole, path, 0)
+        if "async" in what:
+            handle.wait()
+        require_equal(whole, content, f"{what} after one beyond the end of the file")
 
 
 def _require_descriptor_is_written(handle: Any, files: dict[str, torch.Tensor]) -> None:

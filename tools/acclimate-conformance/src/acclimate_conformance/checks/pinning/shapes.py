@@ -45,6 +45,16 @@ def _locks(accelerator: Accelerator) -> bool:
     return bool(accelerator.pin_empty(64, dtype=torch.float32).is_pinned())
 
 
+def _require_pinned(accelerator: Accelerator, tensor: torch.Tensor, locks: bool, how: str) -> None:
+    """A result is pinned if other memory is; if torch says that too, it is not is_pinned() that is wrong."""
+    told, true = accelerator.is_pinned(tensor), bool(tensor.is_pinned())
+    require(told == true, f"is_pinned() is {told} for {how}; torch says {true}")
+    require(
+        true == locks,
+        f"{how} is{'' if true else ' not'} pinned, and other memory is{'' if locks else ' not'}",
+    )
+
+
 @check(
     "pin_memory", "is_pinned", "unpin_memory",
     promise="pin_memory pins strided, empty, large and scalar tensors alike, and keeps values and shape.",
@@ -60,15 +70,12 @@ def any_tensor_is_pinned(accelerator: Accelerator) -> None:
         require(pinned.dtype == kept.dtype, f"pinning {what} gives {short(pinned.dtype)}")
         require(equal(pinned, kept), f"pinning {what} changes its values")
         require(equal(original, kept), f"pinning {what} changes the values of the original")
-        told = exactly(accelerator.is_pinned(pinned), bool, "is_pinned()")
+        exactly(accelerator.is_pinned(pinned), bool, "is_pinned()")
         if pinned.numel():
-            require(
-                told == locks,
-                f"is_pinned() is {told} for {what} after pin_memory(), {locks} otherwise",
-            )
+            _require_pinned(accelerator, pinned, locks, f"pin_memory() of {what}")
             again = accelerator.pin_memory(pinned)
             require(equal(again, kept), f"pinning {what} twice changes its values")
-            require(accelerator.is_pinned(again) == locks, f"{what} that was pinned twice is not pinned")
+            _require_pinned(accelerator, again, locks, f"the second pin_memory() of {what}")
         accelerator.unpin_memory(pinned)
         require(equal(pinned, kept), f"unpin_memory() changes the values of {what}")
 
@@ -110,8 +117,7 @@ def templates(accelerator: Accelerator) -> None:
             require(tensor.dtype == template.dtype, f"{how} of {what} is {short(tensor.dtype)}")
             require(tensor.device.type == "cpu", f"{how} of {what} is on {tensor.device}")
             if tensor.numel():
-                told = accelerator.is_pinned(tensor)
-                require(told == locks, f"is_pinned() is {told} for {how} of {what}, {locks} for other memory")
+                _require_pinned(accelerator, tensor, locks, f"{how} of {what}")
             tensor.fill_(3)
             require(equal(tensor, torch.full_like(tensor, 3)), f"{how} of {what} cannot be written")
             require(equal(template, kept), f"writing to the result of {how} of {what} changes the template")
@@ -182,6 +188,11 @@ def any_length_is_pinned(accelerator: Accelerator) -> None:
         made = {
             "pin_memory(t)": accelerator.pin_memory(values),
             "pin_memory(t, True, match_shape=False)": accelerator.pin_memory(values, True, match_shape=False),
+            # A number is an alignment, as older releases of DeepSpeed pass it.
+            "pin_memory(t, 0)": accelerator.pin_memory(values, 0),
+            "pin_memory(t, 1)": accelerator.pin_memory(values, 1),
+            "pin_memory(t, 4096)": accelerator.pin_memory(values, 4096),
+            "pin_memory(t, align_bytes=0)": accelerator.pin_memory(values, align_bytes=0),
             "pin_empty(n)": accelerator.pin_empty(length, dtype=torch.int32).copy_(values),
             "pin_empty_like(t, dtype=…)": accelerator.pin_empty_like(values.float(), dtype=torch.int32).copy_(
                 values
@@ -190,8 +201,7 @@ def any_length_is_pinned(accelerator: Accelerator) -> None:
         for how, tensor in made.items():
             require(equal(tensor, values), f"{how} of {length} elements has other values")
             for part in (tensor[-1:], tensor[length // 2 :]):
-                told = accelerator.is_pinned(part)
-                require(told == locks, f"is_pinned() is {told} at the end of {how} of {length} elements")
+                _require_pinned(accelerator, part, locks, f"the end of {how} of {length} elements")
             there = tensor.to(device, non_blocking=True)
             back = accelerator.pin_empty(length + 2, dtype=torch.int32).fill_(-1)
             back[1:-1].copy_(there, non_blocking=True)

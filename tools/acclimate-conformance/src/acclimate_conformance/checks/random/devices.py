@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from acclimate.accelerator import Accelerator
+from acclimate.accelerator import Accelerator, DeviceLike
 from acclimate.errors import InvalidDeviceError
 from acclimate_conformance.checks.assertions import (
     NotOfferedError,
@@ -38,9 +38,20 @@ def device_arguments(accelerator: Accelerator) -> str | None:
         with accelerator.device(index):
             accelerator.manual_seed(_SEED + index)
     state = accelerator.get_rng_state()
+    states = [kept.clone() for kept in accelerator.get_rng_state_all()]
+    accelerator.manual_seed(_SEED - 1)
+    another = accelerator.get_rng_state().clone()
+
+    def restored_on(device: DeviceLike) -> list[int]:
+        """The indices of the devices whose state changes."""
+        accelerator.set_rng_state_all(states)
+        accelerator.set_rng_state(another, device)
+        now = accelerator.get_rng_state_all()
+        return [index for index, kept in enumerate(states) if not equal(now[index], kept)]
+
     methods: dict[str, Callable[..., object]] = {
         "get_rng_state": accelerator.get_rng_state,
-        "set_rng_state": lambda device: accelerator.set_rng_state(accelerator.get_rng_state(device), device),
+        "set_rng_state": restored_on,
     }
     if _shows_generators(accelerator):
         methods["default_generator"] = accelerator.default_generator

@@ -159,6 +159,8 @@ def distributions(accelerator: Accelerator) -> None:
                 zeros = int((drawn <= 0).sum())
                 require(zeros == 0, f"{zeros} of {_COUNT} numbers of {name} are 0 or less")
             _require_distribution(f"{name} in {short(dtype)}", drawn.double(), share, torch.finfo(dtype))
+            if dtype == torch.float64:
+                _require_53_bits(f"{name} in {short(dtype)}", drawn)
     _require_parameters_by_element(device)
     into = torch.zeros(_COUNT, device=device)
     for name, (draw, shares) in _COUNTED.items():
@@ -219,6 +221,14 @@ def _require_distribution(name: str, drawn: torch.Tensor, share: _Share, limits:
             f"the {end} of {len(ordered)} numbers of {name} is "
             f"{float(ordered[0 if end == 'least' else -1]):.6g}, beyond which {chance:.0f} are expected",
         )
+
+
+def _require_53_bits(name: str, drawn: torch.Tensor) -> None:
+    """Numbers of float64 are not made of fewer bits: of 24 bits, some 40 of so many would be equal."""
+    reduced = int((drawn.float().double() == drawn).sum())
+    require(reduced < len(drawn) // 100, f"{reduced} of {len(drawn)} numbers of {name} are those of float32")
+    repeated = len(drawn) - drawn.unique().numel()
+    require(repeated < 10, f"{repeated} of {len(drawn)} numbers of {name} repeat others")
 
 
 def _require_shares(name: str, drawn: torch.Tensor, shares: list[float]) -> None:

@@ -16,6 +16,7 @@ from acclimate_conformance.checks.assertions import (
     several_devices,
 )
 from acclimate_conformance.checks.check import check
+from acclimate_conformance.checks.device_arguments import methods_of
 
 _COUNT = 301
 
@@ -170,14 +171,16 @@ def states_are_copies(accelerator: Accelerator) -> None:
 
 @check(
     "manual_seed", "manual_seed_all", "initial_seed",
-    promise="A seed from 0 to 2**63 - 1 is used unchanged, and initial_seed returns it.",
+    promise="A seed from -(2**63) to 2**64 - 1 is used unchanged; initial_seed returns it, a negative one "
+    "plus 2**64.",
 )  # fmt: skip
 def seeds_of_every_size(accelerator: Accelerator) -> None:
-    for seed in (0, 1, 2**31, 2**40 + 3, 2**63 - 1):
-        for seeding in (accelerator.manual_seed, accelerator.manual_seed_all):
+    for seed in (0, 1, 2**31, 2**40 + 3, 2**63 - 1, 2**64 - 1, -1, -5, -(2**31), -(2**63)):
+        wanted = torch.Generator().manual_seed(seed).initial_seed()
+        for name, seeding in methods_of(accelerator, "manual_seed", "manual_seed_all").items():
             seeding(seed)
             told = accelerator.initial_seed()
-            require(told == seed, f"after {seeding.__name__}({seed}) initial_seed() is {told}")
+            require(told == wanted, f"after {name}({seed}) initial_seed() is {told}, not {wanted}")
     drawn: dict[int, torch.Tensor] = {}
     for seed in (0, 1, 1 + 2**8, 1 + 2**16, 1 + 2**24, 1 + 2**31):
         accelerator.manual_seed(seed)

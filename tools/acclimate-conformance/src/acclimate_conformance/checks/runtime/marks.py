@@ -275,7 +275,7 @@ def names_of_ranges(accelerator: Accelerator) -> str | None:
 
 @check(
     "lazy_call", "init",
-    promise="Lazy calls are made exactly once, in order, at the latest when the device is initialised.",
+    promise="Each lazy call is made exactly once, in order, at the latest when the device is initialised.",
 )  # fmt: skip
 def lazy_calls(accelerator: Accelerator) -> None:
     calls: list[int] = []
@@ -295,3 +295,9 @@ def lazy_calls(accelerator: Accelerator) -> None:
     accelerator.lazy_call(lambda: accelerator.lazy_call(lambda: calls.append(3)))
     accelerator.init()
     require(calls == [0, 1, 2, 3], f"of the lazy calls 0 to 3, the last within another, were made: {calls}")
+    again = lambda: calls.append(4)  # noqa: E731 - one function, given several times
+    for _ in range(3):
+        accelerator.lazy_call(again)
+        accelerator.init()
+    times = calls.count(4)
+    require(times == 3, f"a function that is given to lazy_call() three times is called {times} times")

@@ -57,8 +57,8 @@ TOPICS: dict[Topic, str] = {
     sizes.operators_of_any_length: "Operators treat each element of dimensions of 1 to 70,001 elements, "
     "and so do their gradients.",
     sizes.attention_with_every_option: "Attention is right with any mask, scale, number of heads and length.",
-    refusals.wrong_arguments_are_refused: "Operators refuse shapes and dtypes that do not fit, and places "
-    "beyond the end.",
+    refusals.wrong_arguments_are_refused: "Operators refuse shapes, dtypes and devices that do not fit, "
+    "places beyond the end, and writes to elements that share memory.",
 }
 """In the order in which the process makes them, each with the promise that it checks.
 

@@ -1,4 +1,4 @@
-"""Calls that torch refuses: shapes and dtypes that do not fit, and places beyond the end."""
+"""Calls that torch refuses: shapes, dtypes and devices that do not fit, and places beyond the end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import Accelerator
+from acclimate_conformance.checks.assertions import device_names
 from acclimate_conformance.checks.dtypes.sampled.comparing import Findings, attempt
 from acclimate_conformance.checks.dtypes.sampled.places import HOST, Place
 from acclimate_conformance.checks.dtypes.sampled.samples import Sample, name_of, operators, reset
@@ -31,8 +32,189 @@ _BEYOND: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 }
 """Operators that read or write at places, here of a matrix of 3 rows and 2 columns."""
 
+_Put = Callable[[torch.Tensor], torch.Tensor]
+"""Puts a tensor at a place."""
+_TRUTHS, _WHOLE, _NUMBERS = torch.tensor([True, False]), torch.tensor([1, 2]), torch.tensor([1.5, 2.5])
+_WRONG_KINDS: dict[str, Callable[[_Put], Any]] = {
+    "torch.sub of truth values": lambda to: to(_TRUTHS) - to(_TRUTHS),
+    "torch.sub of a truth value and True": lambda to: to(_TRUTHS) - True,
+    "torch.Tensor.sub_ of truth values": lambda to: to(_TRUTHS).sub_(to(_TRUTHS)),
+    "torch.rsub of truth values": lambda to: torch.rsub(to(_TRUTHS), to(_TRUTHS)),
+    "torch.neg of truth values": lambda to: -to(_TRUTHS),
+    "torch.add of truth values with alpha 1.5": lambda to: torch.add(to(_TRUTHS), to(_TRUTHS), alpha=1.5),
+    "torch.add of integers with alpha 1.5": lambda to: torch.add(to(_WHOLE), to(_WHOLE), alpha=1.5),
+    "torch.bitwise_and of float32": lambda to: to(_NUMBERS) & to(_NUMBERS),
+    "torch.bitwise_not of float32": lambda to: ~to(_NUMBERS),
+    "torch.mean of integers": lambda to: to(_WHOLE).mean(),
+    "torch.var of integers": lambda to: to(_WHOLE).var(),
+    "torch.softmax of integers": lambda to: to(_WHOLE).softmax(0),
+    "torch.pow of integers and -1": lambda to: to(_WHOLE) ** -1,
+    "torch.argmax of truth values": lambda to: to(_TRUTHS).argmax(),
+    "torch.max of complex numbers": lambda to: to(torch.complex(_NUMBERS, _NUMBERS)).max(),
+    "torch.lt of complex numbers": lambda to: to(torch.complex(_NUMBERS, _NUMBERS)) < 1,
+    "torch.Tensor.add_ of float32 to integers": lambda to: to(_WHOLE).add_(to(_NUMBERS)),
+    "torch.Tensor.add_ of 0.5 to integers": lambda to: to(_WHOLE).add_(0.5),
+    "torch.Tensor.mul_ of integers to truth values": lambda to: to(_TRUTHS).mul_(to(_WHOLE)),
+    "torch.Tensor.div_ of integers": lambda to: to(_WHOLE).div_(to(_WHOLE)),
+    "torch.Tensor.exp_ of integers": lambda to: to(_WHOLE).exp_(),
+    "torch.add of float32 into integers": lambda to: torch.add(to(_NUMBERS), 1, out=to(_WHOLE)),
+    "torch.matmul of float32 and integers": lambda to: to(_NUMBERS) @ to(_WHOLE),
+    "torch.mm of float32 and float64": lambda to: to(torch.eye(2)) @ to(torch.eye(2).double()),
+    "torch.nn.functional.linear of float32 and float16": lambda to: torch.nn.functional.linear(
+        to(torch.eye(2)), to(torch.eye(2).half())
+    ),
+    "indexing with float32": lambda to: to(_WHOLE)[to(torch.tensor([0.0, 1.0]))],
+    "torch.index_select of float32 places": lambda to: to(_WHOLE).index_select(0, to(torch.zeros(1))),
+    "torch.gather of int32 places": lambda to: to(_WHOLE).gather(0, to(torch.zeros(1, dtype=torch.int16))),
+    "torch.scatter of another dtype": lambda to: to(_WHOLE).scatter(0, to(torch.tensor([0])), to(_NUMBERS)),
+    "torch.index_add of another dtype": lambda to: to(_WHOLE).index_add(
+        0, to(torch.tensor([0, 1])), to(_NUMBERS)
+    ),
+    "torch.masked_fill with a mask of integers": lambda to: to(_NUMBERS).masked_fill(to(_WHOLE), 1.0),
+    "torch.masked_select with a mask of integers": lambda to: to(_NUMBERS).masked_select(to(_WHOLE)),
+    "torch.masked_fill of integers with infinity": lambda to: to(_WHOLE).masked_fill(
+        to(_TRUTHS), float("inf")
+    ),
+    "torch.where with a condition of float32": lambda to: torch.where(
+        to(_NUMBERS), to(_NUMBERS), to(_NUMBERS)
+    ),
+    "torch.nn.functional.embedding of float32 places": lambda to: torch.nn.functional.embedding(
+        to(torch.zeros(1)), to(torch.eye(2))
+    ),
+    "torch.nn.functional.cross_entropy of int32 targets": lambda to: torch.nn.functional.cross_entropy(
+        to(torch.eye(2)), to(torch.tensor([0, 1], dtype=torch.int16))
+    ),
+    "torch.lerp of two dtypes": lambda to: torch.lerp(to(_NUMBERS), to(_NUMBERS.double()), 0.5),
+    "torch.bincount of float32": lambda to: to(_NUMBERS).bincount(),
+    "torch.Tensor.view in a dtype that does not fit": lambda to: to(torch.zeros(3)).view(torch.float64),
+}
+"""Calls of which torch refuses at least some by the dtype; the host says which."""
+_PLACES = torch.tensor([0, 1, 2])
+_INTO: dict[str, Callable[[torch.Tensor, _Put], Any]] = {
+    "add_": lambda x, to: x.add_(to(torch.ones(3))),
+    "add_ of a number": lambda x, to: x.add_(1.0),
+    "sub_": lambda x, to: x.sub_(to(torch.ones(3))),
+    "mul_": lambda x, to: x.mul_(to(torch.ones(3))),
+    "mul_ of one number": lambda x, to: x.mul_(to(torch.tensor(2.0))),
+    "mul_ of a number": lambda x, to: x.mul_(2.0),
+    "div_": lambda x, to: x.div_(to(torch.ones(3))),
+    "pow_": lambda x, to: x.pow_(2),
+    "exp_": lambda x, to: x.exp_(),
+    "neg_": lambda x, to: x.neg_(),
+    "relu_": lambda x, to: x.relu_(),
+    "sigmoid_": lambda x, to: x.sigmoid_(),
+    "clamp_": lambda x, to: x.clamp_(0, 1),
+    "copy_": lambda x, to: x.copy_(to(torch.arange(3.0))),
+    "masked_fill_": lambda x, to: x.masked_fill_(to(_PLACES > 0), 1.0),
+    "masked_scatter_": lambda x, to: x.masked_scatter_(to(_PLACES > 0), to(torch.ones(3))),
+    "index_add_": lambda x, to: x.index_add_(0, to(_PLACES), to(torch.ones(3))),
+    "index_copy_": lambda x, to: x.index_copy_(0, to(_PLACES), to(torch.ones(3))),
+    "index_fill_": lambda x, to: x.index_fill_(0, to(_PLACES), 1.0),
+    "index_put_": lambda x, to: x.index_put_((to(_PLACES),), to(torch.ones(3))),
+    "scatter_": lambda x, to: x.scatter_(0, to(_PLACES), to(torch.ones(3))),
+    "scatter_add_": lambda x, to: x.scatter_add_(0, to(_PLACES), to(torch.ones(3))),
+    "addcmul_": lambda x, to: x.addcmul_(to(torch.ones(3)), to(torch.ones(3))),
+    "lerp_": lambda x, to: x.lerp_(to(torch.ones(3)), 0.5),
+    "add into out": lambda x, to: torch.add(to(torch.ones(3)), 1, out=x),
+    "mul into out": lambda x, to: torch.mul(to(torch.ones(3)), to(torch.ones(3)), out=x),
+    "exp into out": lambda x, to: torch.exp(to(torch.ones(3)), out=x),
+    "cumsum into out": lambda x, to: torch.cumsum(to(torch.ones(3)), 0, out=x),
+    "sort into out": lambda x, to: torch.sort(to(torch.ones(3)), out=(x, to(_PLACES))),
+    "normal_": lambda x, to: x.normal_(),
+    "bernoulli_": lambda x, to: x.bernoulli_(0.5),
+}
+"""Calls that write to a tensor of 3 elements, here an expanded one, whose elements share memory."""
+_BESIDE: dict[str, Callable[[torch.Tensor], Any]] = {
+    "torch.Tensor.add_": lambda x: x[1:].add_(x[:-1]),
+    "torch.Tensor.mul_": lambda x: x[1:].mul_(x[:-1]),
+    "torch.add": lambda x: torch.add(x[:-1], 1, out=x[1:]),
+    "torch.exp": lambda x: torch.exp(x[:-1], out=x[1:]),
+    "torch.where": lambda x: torch.where(x[:-1] > 1, x[:-1], x[1:], out=x[1:]),
+    "torch.Tensor.masked_fill_": lambda x: x.t().masked_fill_(x > 1, 0.0),
+    "torch.Tensor.masked_scatter_": lambda x: x[1:].masked_scatter_(x[1:] > 1, x[:-1]),
+}
+"""Calls that write to a part of a matrix while they read another part, which overlaps it."""
+
+
+def _rows_of(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    return [torch.arange(float(torch.Size(shape).numel())).reshape(shape) for shape in shapes]
+
+
+_INTO_ROWS = [*_rows_of((3,)), _PLACES, *_rows_of((3,))]
+_OF_SEVERAL: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
+    "torch.add": (torch.add, _rows_of((3,), (3,))),
+    "torch.mul": (torch.mul, _rows_of((3,), (3,))),
+    "torch.Tensor.add_": (lambda x, y: x.add_(y), _rows_of((3,), (3,))),
+    "torch.maximum": (torch.maximum, _rows_of((3,), (3,))),
+    "torch.eq": (torch.eq, _rows_of((3,), (3,))),
+    "torch.where": (torch.where, [_PLACES > 1, *_rows_of((3,), (3,))]),
+    "torch.addcmul": (torch.addcmul, _rows_of((3,), (3,), (3,))),
+    "torch.lerp": (lambda x, y: torch.lerp(x, y, 0.5), _rows_of((3,), (3,))),
+    "torch.dot": (torch.dot, _rows_of((3,), (3,))),
+    "torch.matmul": (torch.matmul, _rows_of((3, 3), (3, 3))),
+    "torch.bmm": (torch.bmm, _rows_of((1, 3, 3), (1, 3, 3))),
+    "torch.addmm": (torch.addmm, _rows_of((3, 3), (3, 3), (3, 3))),
+    "torch.cat": (lambda x, y: torch.cat([x, y]), _rows_of((3,), (3,))),
+    "torch.stack": (lambda x, y: torch.stack([x, y]), _rows_of((3,), (3,))),
+    "indexing": (lambda x, i: x[i], [*_rows_of((3, 2)), _PLACES]),
+    "torch.index_select": (lambda x, i: x.index_select(0, i), [*_rows_of((3, 2)), _PLACES]),
+    "torch.gather": (lambda x, i: x.gather(0, i), [*_rows_of((3,)), _PLACES]),
+    "torch.take": (lambda x, i: x.take(i), [*_rows_of((3,)), _PLACES]),
+    "torch.scatter": (lambda x, i, y: x.scatter(0, i, y), _INTO_ROWS),
+    "torch.scatter_add": (
+        lambda x, i, y: x.scatter_add(0, i, y),
+        _INTO_ROWS,
+    ),
+    "torch.index_add": (lambda x, i, y: x.index_add(0, i, y), _INTO_ROWS),
+    "torch.index_copy": (lambda x, i, y: x.index_copy(0, i, y), _INTO_ROWS),
+    "torch.index_put": (lambda x, i, y: x.index_put((i,), y), _INTO_ROWS),
+    "torch.masked_fill": (lambda x, m: x.masked_fill(m, 1.0), [*_rows_of((3,)), _PLACES > 1]),
+    "torch.masked_select": (lambda x, m: x.masked_select(m), [*_rows_of((3,)), _PLACES > 1]),
+    "torch.nn.functional.embedding": (
+        lambda w, i: torch.nn.functional.embedding(i, w),
+        [*_rows_of((3, 2)), _PLACES],
+    ),
+    "torch.nn.functional.linear": (torch.nn.functional.linear, _rows_of((2, 3), (4, 3), (4,))),
+    "torch.nn.functional.conv1d": (torch.nn.functional.conv1d, _rows_of((1, 2, 5), (2, 2, 3))),
+    "torch.nn.functional.layer_norm": (
+        lambda x, w: torch.nn.functional.layer_norm(x, (3,), w),
+        _rows_of((2, 3), (3,)),
+    ),
+    "torch.nn.functional.mse_loss": (torch.nn.functional.mse_loss, _rows_of((3,), (3,))),
+    "torch.nn.functional.cross_entropy": (
+        torch.nn.functional.cross_entropy,
+        [*_rows_of((3, 3)), _PLACES],
+    ),
+    "torch.nn.functional.scaled_dot_product_attention": (
+        torch.nn.functional.scaled_dot_product_attention,
+        _rows_of((1, 1, 3, 8), (1, 1, 3, 8), (1, 1, 3, 8)),
+    ),
+}
+"""Operators on several tensors, which must be on one device."""
+_PLACES_OF_THE_HOST = ("indexing", "torch.index_put")
+"""Operators whose places may be on the host."""
+
 
 def wrong_arguments_are_refused(accelerator: Accelerator, found: Findings) -> None:
+    for what, wrong in _WRONG_KINDS.items():
+        _require_refused(found, what, what, lambda place, wrong=wrong: wrong(place.whole))  # type: ignore[misc]
+    for what, write in _INTO.items():
+
+        def into(place: Place, write: Any = write) -> Any:
+            written = write(place.whole(torch.ones(1)).expand(3), place.whole)
+            accelerator.synchronize()
+            return written
+
+        _require_refused(found, what, f"{what} of an expanded tensor", into)
+    for what, overlap in _BESIDE.items():
+
+        def overlapped(place: Place, overlap: Any = overlap) -> Any:
+            written = overlap(place.whole(torch.arange(9.0).view(3, 3)))
+            accelerator.synchronize()
+            return written
+
+        _require_refused(found, what, f"{what} of parts that overlap", overlapped)
+    _require_one_device(accelerator, found)
     for op in operators():
         for sample in _wrong(op):
             text = f"{name_of(op)}({sample})"
@@ -56,6 +238,30 @@ def wrong_arguments_are_refused(accelerator: Accelerator, found: Findings) -> No
                 return result.cpu()
 
             _require_refused(found, name, f"{name} of the places {places} in a dimension of 3", beyond)
+
+
+def _require_one_device(accelerator: Accelerator, found: Findings) -> None:
+    """No operator takes tensors of two devices, be the other one the host or a device of the same kind."""
+    others = [HOST, *(name for name in device_names(accelerator) if name != found.device)]
+    for name, (call, given) in _OF_SEVERAL.items():
+        for other in others[:2]:
+            for number in range(len(given)):
+                if other == HOST and name in _PLACES_OF_THE_HOST and not given[number].is_floating_point():
+                    continue
+
+                def run(place: Place, call: Any = call, given: Any = given, number: int = number) -> Any:
+                    return call(
+                        *(t.to(place.device if k == number else found.device) for k, t in enumerate(given))
+                    )
+
+                result, refused = attempt(run, Place(other))
+                found.compared += 1
+                if refused is None and not any(text.startswith(name) for text in found.broken):
+                    found.broken.append(
+                        f"{name} takes a tensor of {other} as its input {number + 1} beside others of "
+                        f"{found.device}, and gives {_told(result)}; torch refuses it"
+                    )
+    accelerator.synchronize()
 
 
 def _require_refused(found: Findings, name: str, what: str, run: Callable[[Place], Any]) -> None:
