@@ -32,8 +32,9 @@ LONG = {
     "ReducesNothing", "SpoiledByFork", "EndlessMemory", "LastLaunchedCount", "UnavailableAfterAFork",
     "OtherLaunchersCount", "CompileBackendOfAThread", "ClaimsDomains", "LimitIgnored",
     "FreeMemoryOfTheFirst", "LargeBlocks", "LargerBlocks", "DropoutRepeats", "OneDeviationForAll",
-    "ConvolutionsKeepMemory", "SendsFloat32", "ExponentialOf24Bits", "LastSampleHasNoGradient", "GateHasAnotherSlope",
-    "ScaleGrowsToInfinity", "DrawsOf32Bits", "NormalNumbersInPairs", "WeightsStayCast", "DrawsPlacesTwice",
+    "ConvolutionsKeepMemory", "SendsFloat32", "ExponentialOf24Bits", "LastSampleHasNoGradient",
+    "GateHasAnotherSlope", "ScaleGrowsToInfinity", "DrawsOf32Bits", "NormalNumbersInPairs", "WeightsStayCast",
+    "DrawsPlacesTwice",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip
 """Faults whose checks take about a second of processor time or more."""
