@@ -156,24 +156,30 @@ class Project:
             self._direct[path] = [found for module in modules for found in self._files_of(path, module)]
         return self._direct[path]
 
-    def between(self, names: Callable[[Path], set[str]]) -> list[Path]:
-        """The files of which only the outline is known, that name both what edits rely on and what stays.
+    def between(self, words: Callable[[Path], set[str]]) -> list[Path]:
+        """The files of which only the outline is known, that import both what edits rely on and what stays.
 
         Args:
-            names: gives the words of a file.
+            words: gives the words of a file; those that import all names of a module may use any of these.
         """
         relied = (self._known(path, symbol) for path, one in self._facts.items() for symbol in one.relies)
         stays, relied_on = (
-            {_first_name(meant) for meant in found if meant is not None and meant[0] not in TOGETHER} - {""}
+            {_owner(meant) for meant in found if meant is not None and meant[0] not in TOGETHER} - {""}
             for found in (self._stays(), relied)
         )
+        last_names = {owner.rpartition(":")[2] for owner in stays | relied_on}
         found = []
         for path, known in self._facts.items() if stays and relied_on else ():
-            if known.outline != Outline() and not (known.relies or known.stays or known.implies):
-                words = names(path)
-                one, other = words & relied_on, words & stays
-                if one and other and len(one | other) > 1:
-                    found.append(path)
+            if known.outline == Outline() or known.relies or known.stays or known.implies:
+                continue
+            uses = (full for full in known.outline.uses if full.rpartition(".")[2] in last_names)
+            named = {_owner((Kind.CODE, self._name(path, f"from:{full}"))) for full in uses}
+            if known.outline.stars:
+                own = words(path)
+                named |= {owner for owner in stays | relied_on if owner.rpartition(":")[2] in own}
+            one, other = named & relied_on, named & stays
+            if one and other and len(one | other) > 1:
+                found.append(path)
         return found
 
     def _files_of(self, path: Path, module: str) -> list[Path]:
@@ -330,10 +336,10 @@ def _is_loose(text: str) -> bool:
     return text.startswith("any:")
 
 
-def _first_name(meant: _Known | None) -> str:
-    """The function, class or name of a module in a symbol; ``""`` for an attribute of any object."""
-    name = meant[1] if meant is not None else "any:"
-    return "" if _is_loose(name) else re.split(r"[.(]", name.rpartition(":")[2])[0]
+def _owner(meant: _Known) -> str:
+    """The function, class or name of a module in a symbol, with its file; ``""`` for a loose one."""
+    home, _, name = meant[1].rpartition(":")
+    return "" if _is_loose(meant[1]) or not home else f"{home}:{re.split('[.(]', name)[0]}"
 
 
 def _parted(full: str) -> tuple[str, str]:

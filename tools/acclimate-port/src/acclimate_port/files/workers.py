@@ -21,7 +21,7 @@ from acclimate_port.files.notebook import Notebook
 from acclimate_port.files.text_files import Content, UnreadableError, decode, read, write, yaml_lines
 from acclimate_port.source.build_scripts import is_build_script
 from acclimate_port.source.outline import outline
-from acclimate_port.source.survey import Survey, survey
+from acclimate_port.source.survey import Survey, joined, survey
 from acclimate_port.source.tree import parse_as_python
 
 _FEW_FILES = 4
@@ -76,12 +76,12 @@ def port_files(
     """
     hopeful: list[Path] = []
     results: dict[Path, FileResult] = {}
-    known = Survey()
+    surveys: list[Survey] = []
     for path in paths:
         try:
             data = read(path)
             concerned = may_concern(data)
-            known |= survey(data, path)
+            surveys.append(survey(data, path))
         except (OSError, UnreadableError) as error:
             results[path] = FileResult(path, failure=getattr(error, "strerror", None) or str(error))
             done()
@@ -90,7 +90,7 @@ def port_files(
             hopeful.append(path)
         else:
             done()
-    settings = replace(settings, survey=known.resolved())
+    settings = replace(settings, survey=joined(surveys).resolved())
     for result in _port_each(dict.fromkeys(hopeful, settings), jobs):
         results[result.path] = result
         done()
