@@ -21,6 +21,7 @@ _REASONS = {
     Kind.STREAM: "{place}, which uses a stream or a graph of the same program, stays as it is",
     Kind.FIGURE: "{place}, a figure of memory of the same program, stays as it is",
     Kind.STATE: "{place}, a state of random numbers of the same program, stays as it is",
+    Kind.BACKEND: "{place}, which the same program exchanges tensors by, stays as it is",
 }
 _FARTHEST = {Kind.CODE: 3, **dict.fromkeys(TOGETHER, 1000)}
 """How many calls away code that needs CUDA is looked for; a device is followed to the end."""
@@ -57,6 +58,8 @@ class Project:
             self._modules[_module(path).name].append(path)
         self._direct: dict[Path, list[Path]] = {}
         self._imports: dict[Path, set[Path]] = {}
+        self._importing: dict[Path, list[Path]] = defaultdict(list)
+        self._imported_by: dict[Path, set[Path]] = {}
         self._parents: dict[str, str] = {}
         """One of the classes that each class is related to, up to one for each family."""
         self._resolved: dict[tuple[Path, str], str] = {}
@@ -112,7 +115,7 @@ class Project:
                 concerned = (one for by, one in places.items() if self._concerns(path, by, one[0], symbol))
                 place = next(concerned, None)
                 if place is not None:
-                    where = f"line {place[1]}" if place[0] == path else f"{place[0]}:{place[1]}"
+                    where = f"line {place[1]}" if place[0] == path else _shown(place)
                     own[symbol] = _REASONS[symbol.kind].format(place=where)
             if own:
                 found[path] = own
@@ -132,6 +135,8 @@ class Project:
         """
         if path == other:
             return symbol.kind in (Kind.CODE, Kind.TENSOR, Kind.NUMBER)
+        if symbol.kind is Kind.BACKEND:
+            return not self._importers(path).isdisjoint(self._importers(by))
         return not _is_loose(symbol.text) or self._knows(path, by)
 
     def _knows(self, path: Path, other: Path) -> bool:
@@ -149,6 +154,21 @@ class Project:
                 waiting += following
             self._imports[path] = found
         return self._imports[path]
+
+    def _importers(self, path: Path) -> set[Path]:
+        """A file and those that import it, directly or through others."""
+        if not self._importing:
+            for one in self._facts:
+                for other in self._imported_directly(one):
+                    self._importing[other].append(one)
+        if path not in self._imported_by:
+            found, waiting = {path}, [path]
+            while waiting:
+                following = set(self._importing.get(waiting.pop(), ())) - found
+                found |= following
+                waiting += following
+            self._imported_by[path] = found
+        return self._imported_by[path]
 
     def _imported_directly(self, path: Path) -> list[Path]:
         if path not in self._direct:
@@ -183,10 +203,14 @@ class Project:
         return found
 
     def _files_of(self, path: Path, module: str) -> list[Path]:
-        """The files that may be a module that a file imports."""
+        """The files that may be a module that a file imports; of several, those whose root is nearest."""
         wanted = _parts(path, module)
         name = wanted[-1] if wanted else ""
-        return [one for one in self._modules.get(name, ()) if _module(one).parts[-len(wanted) :] == wanted]
+        found = [one for one in self._modules.get(name, ()) if _module(one).parts[-len(wanted) :] == wanted]
+        if len(found) < 2:
+            return found
+        near = [_nearness(path.parent.parts, _module(one).parts[: -len(wanted)]) for one in found]
+        return [one for one, own in zip(found, near, strict=True) if own == max(near)]
 
     def _stays(self) -> dict[_Known, dict[Path, _Place]]:
         """The symbols that stay, also those that others imply, with the places that do.
@@ -356,6 +380,18 @@ def _parts(path: Path, module: str) -> tuple[str, ...]:
         return parts
     folder = path.parents[level - 1] if level <= len(path.parents) else path.parent
     return (*folder.parts, *parts)
+
+
+def _shown(place: _Place) -> str:
+    """A place in another file; without the line in a notebook, whose lines are counted by cell."""
+    return str(place[0]) if place[0].suffix == ".ipynb" else f"{place[0]}:{place[1]}"
+
+
+def _nearness(folder: tuple[str, ...], root: tuple[str, ...]) -> tuple[int, bool]:
+    """How many folders two have in common, and whether the second one holds the first."""
+    common = next((n for n, (one, other) in enumerate(zip(folder, root, strict=False)) if one != other), None)
+    shared = min(len(folder), len(root)) if common is None else common
+    return shared, shared == len(root)
 
 
 def _module(path: Path) -> Path:

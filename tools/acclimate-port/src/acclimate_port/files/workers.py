@@ -30,6 +30,7 @@ _MOST_ROUNDS = 10
 """How often files are ported again because of what stays in others."""
 _DEEPEST = 5_000
 _TOO_DEEP = "its expressions are nested too deeply"
+_LINE = re.compile(r"\bline (\d+)")
 _WORD = re.compile(rb"[A-Za-z_]\w*")
 
 
@@ -289,9 +290,15 @@ def _ported(path: Path, text: str, settings: Settings) -> FileResult:
 
 
 def _in_cell(notebook: Notebook, site: Site) -> Site:
+    """A site with its cell, and with the lines that its reason names counted in their cells."""
     cell, line = notebook.cell_of(site.line)
-    reason = f"cell {cell}" if not site.reason else f"cell {cell}: {site.reason}"
-    return replace(site, line=line, reason=reason)
+
+    def in_its_cell(found: re.Match[str]) -> str:
+        other, inside = notebook.cell_of(int(found[1]))
+        return f"line {inside}" if other == cell else f"line {inside} of cell {other}"
+
+    reason = _LINE.sub(in_its_cell, site.reason)
+    return replace(site, line=line, reason=f"cell {cell}: {reason}" if reason else f"cell {cell}")
 
 
 def usual_jobs() -> int:
