@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -207,10 +208,15 @@ class Project:
         wanted = _parts(path, module)
         name = wanted[-1] if wanted else ""
         found = [one for one in self._modules.get(name, ()) if _module(one).parts[-len(wanted) :] == wanted]
-        if len(found) < 2:
+        if not found or module.startswith("."):
             return found
-        near = [_nearness(path.parent.parts, _module(one).parts[: -len(wanted)]) for one in found]
-        return [one for one, own in zip(found, near, strict=True) if own == max(near)]
+        if wanted[0] in sys.stdlib_module_names:
+            return []
+        near = {one: _nearness(path.parent.parts, _module(one).parts[: -len(wanted)]) for one in found}
+        # A module inside a package is found without the package's name only beside it, or below.
+        roots = {one: Path(*_module(one).parts[: -len(wanted)]) for one in found}
+        found = [one for one in found if near[one][1] or roots[one] / "__init__.py" not in self._facts]
+        return [one for one in found if near[one] == max(near[other] for other in found)]
 
     def _stays(self) -> dict[_Known, dict[Path, _Place]]:
         """The symbols that stay, also those that others imply, with the places that do.
