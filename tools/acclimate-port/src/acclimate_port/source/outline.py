@@ -68,14 +68,21 @@ def outline(source: str | bytes) -> Outline:
                         f"{start}{'' if start.endswith('.') else '.'}{alias.name}"
                     )
     bases = ((one.name, _text(base, names)) for one in classes for base in one.bases)
-    defined = {name: one for one in _of_module(module) for name in _bound_by(one)}
+    statements = list(_of_module(module))
+    defined = {name: [one] for one in statements for name in _bound_by(one)}
+    for one in statements:
+        for name in _filled_by(one) & defined.keys():
+            defined[name].append(one)
     return Outline(
         frozenset(defined),
         frozenset((*modules, *names.values())),
         names,
         tuple(stars),
         frozenset(_uses(source, names)),
-        {name: frozenset(_mentioned(one, {*defined} - {name}, names)) for name, one in defined.items()},
+        {
+            name: frozenset(text for one in held for text in _mentioned(one, {*defined} - {name}, names))
+            for name, held in defined.items()
+        },
         frozenset(pair for pair in bases if pair[1]),
     )
 
@@ -139,6 +146,13 @@ def _of_module(block: ast.AST) -> Iterator[ast.AST]:
         yield at
         for name in _BLOCKS if not isinstance(at, _OWN_NAMES) else ():
             waiting += getattr(at, name, ())
+
+
+def _filled_by(statement: ast.AST) -> set[str]:
+    """The tables to which a statement adds an entry: ``TABLE["mean"] = Mean``."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    entries = (one.value for one in targets if isinstance(one, ast.Subscript))
+    return {one.id for one in entries if isinstance(one, ast.Name)}
 
 
 def _bound_by(statement: ast.AST) -> Iterator[str]:
