@@ -44,7 +44,8 @@ acclimate port repo/ --report out.html   # also shows what edits that need --uns
 - What chooses, counts, asks for or moves to a device is safe only if its whole file, and the code that the file imports
   by name, is ported: an edit is unsafe, and names the line, if another such place stays or is unsafe there, in a file
   that imports its code, or in one that a third file imports beside it. What a class uses, or inherits from,
-  counts as its own code. The same holds for autocasts and scalers, for
+  counts as its own code; so does what a table holds for the code that looks its entries up. Tensors that ranks exchange
+  are ported with the backend of their program. The same holds for autocasts and scalers, for
   figures of memory, and for states of random numbers. Seeds, waiting, freeing memory and pinning are edited all the same.
   Code for NVIDIA's hardware, devices of other libraries and lines with `# acclimate: ignore` hold no other edit back.
 - Decisions are followed over the files that are given together. An edit is unsafe, and names the file and line, if its other end
