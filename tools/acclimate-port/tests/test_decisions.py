@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from acclimate_port.engine import Ported, Settings, Status, port_text
-from acclimate_port.source.survey import Survey, survey
+from acclimate_port.source.survey import Survey, joined, survey
 from porting import EACH_TARGET, check, differing, program, reasons
 
 
@@ -396,15 +396,15 @@ def test_the_last_assignment_shows_what_a_name_holds(body: str, is_shown: bool, 
     [("Net()", True), ("Own()", False), ("Other()", False), ("self.net", True), ("self.given", False)],
 )
 def test_a_module_of_another_file_or_attribute_moves_as_one(moved: str, is_module: bool, target: str) -> None:
-    known = survey(b"class Base(nn.Module):\n    pass\n\n\nclass Net(Base):\n    pass\n", Path("nets.py"))
-    known |= survey(b"class Own(nn.Module):\n    def cuda(self):\n        return self\n", Path("own.py"))
+    nets = survey(b"class Base(nn.Module):\n    pass\n\n\nclass Net(Base):\n    pass\n", Path("nets.py"))
+    own = survey(b"class Own(nn.Module):\n    def cuda(self):\n        return self\n", Path("own.py"))
     source = (
         "import torch\nfrom nets import Net\nfrom own import Own\nfrom elsewhere import Net as Other\n\n\n"
         "class A:\n    def __init__(self):\n        self.net = torch.nn.Linear(1, 1)\n        self.given = None\n\n"
         "    def go(self, given):\n        self.given = given\n"
         f"        yield {moved}.cuda()\n"
     )
-    assert (f" {moved}.cuda()" not in ported(source, target, known).text) == is_module
+    assert (f" {moved}.cuda()" not in ported(source, target, joined([nets, own])).text) == is_module
 
 
 # -- what is reported ------------------------------------------------------------------------------------

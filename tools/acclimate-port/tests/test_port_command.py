@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from acclimate_port.__main__ import main
+from acclimate_port.engine import Settings
+from acclimate_port.files.workers import port_files
 
 SOURCE = "import torch\n\ntorch.cuda.synchronize()\n"
 PORTED = "import torch\nfrom acclimate import get_accelerator\n\nget_accelerator().synchronize()\n"
@@ -189,6 +191,24 @@ def test_a_notebook_is_ported_cell_by_cell_and_the_rest_stays(repo: Path) -> Non
     ]
     cells[2]["source"] = ["!nvidia-smi\n", "get_accelerator().synchronize()"]
     assert (repo / "n.ipynb").read_text() == json.dumps(book, indent=1, ensure_ascii=False) + "\n"
+
+
+def test_the_reasons_in_a_notebook_name_lines_of_its_cells(repo: Path) -> None:
+    sources = [
+        ["import torch\n", "import os\n"],
+        ["n = 1\n", "torch.cuda.device_count()\n"],
+        ["\n", "\n", "os.environ['CUDA_VISIBLE_DEVICES'] = '0'\n"],
+    ]
+    cells = [
+        {"cell_type": "code", "execution_count": 1, "metadata": {}, "outputs": [], "source": one}
+        for one in sources
+    ]
+    book = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (repo / "n.ipynb").write_text(json.dumps(book, indent=1) + "\n")
+    (result,) = port_files([repo / "n.ipynb"], Settings("acclimate"), False, 1, lambda: None)
+    found = next(site for site in result.sites if "device_count" in site.text)
+    assert found.line == 2
+    assert found.reason.startswith("cell 2: line 3 of cell 3, ")
 
 
 def test_yaml_is_reported_and_not_edited(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -469,3 +469,106 @@ def test_a_file_alone_is_judged_by_what_it_holds(tmp_path: Path) -> None:
         site(ported_project(tmp_path, {"use.py": text}, "acclimate")["use.py"], "x.cuda()").status
         is Status.CONVERTED
     )
+
+
+KEPT = "def move(x):\n    return x.cuda()\n"
+MOVING_CLASS = (
+    "import torch\n\n\nclass Mean(torch.nn.Module):\n    def __init__(self, size):\n        super().__init__()\n"
+    "        self.size = torch.tensor(size).cuda()\n"
+)
+TABLES = {
+    "a table beside the class": {
+        "parts.py": MOVING_CLASS + "\n\nTABLE = {'mean': Mean}\n",
+        "main.py": "import parts\n\n\ndef build(name, size):\n    return parts.TABLE[name](size)\n\n\n"
+        + KEPT,
+    },
+    "a table in a file between": {
+        "parts.py": MOVING_CLASS,
+        "table.py": "from parts import Mean\n\nTABLE = {'mean': Mean}\n",
+        "build.py": "from table import TABLE\n\n\ndef build(name, size):\n    return TABLE[name](size)\n",
+        "main.py": "from build import build\n\n\n" + KEPT,
+    },
+    "a table that is imported with all names": {
+        "parts.py": "import torch\n\n\ndef make(n):\n    return torch.zeros(n).cuda()\n",
+        "table.py": "from parts import make\n\nTABLE = {'zeros': make}\n",
+        "main.py": "from table import *\n\n\ndef run(name):\n    return TABLE[name](2)\n\n\n" + KEPT,
+    },
+    "a table with entries that are set later": {
+        "parts.py": MOVING_CLASS + "\n\nTABLE = {}\nTABLE['mean'] = Mean\n",
+        "main.py": "from parts import TABLE\n\n\ndef build(name):\n    return TABLE[name](2)\n\n\n" + KEPT,
+    },
+}
+
+
+@BOTH
+@pytest.mark.parametrize("kind", TABLES)
+def test_what_a_table_holds_is_not_ported_without_the_program_that_looks_it_up(
+    kind: str, target: str, tmp_path: Path
+) -> None:
+    results = ported_project(tmp_path, TABLES[kind], target)
+    moved = "torch.zeros(n).cuda()" if "zeros(n)" in TABLES[kind]["parts.py"] else "torch.tensor(size).cuda()"
+    check(results, "parts.py", moved, "main.py:")
+
+
+@BOTH
+def test_a_table_that_no_other_file_looks_up_holds_nothing_back(target: str, tmp_path: Path) -> None:
+    files = {"parts.py": MOVING_CLASS + "\n\nTABLE = {'mean': Mean}\n", "main.py": KEPT}
+    results = ported_project(tmp_path, files, target)
+    assert site(results["parts.py"], "torch.tensor(size).cuda()").status is Status.CONVERTED
+
+
+START = (
+    "import torch.distributed as dist\n\n\ndef start(kind):\n    backend = 'nccl'\n"
+    "    print('on NVIDIA' if backend == 'nccl' else kind)\n    dist.init_process_group(backend)\n"
+)
+SHARE = (
+    "import torch\nimport torch.distributed as dist\n\n\ndef share(n):\n    size = torch.tensor([n]).cuda()\n"
+    "    {}\n    return size\n"
+)
+RUN = "from share import share\n\n\ndef run():\n    return share(2)\n"
+BOTH_FILES = "from run import run\nfrom start import start\n\nstart(1)\nprint(run())\n"
+
+
+@BOTH
+def test_tensors_that_ranks_exchange_are_not_ported_without_the_backend_of_the_program(
+    target: str, tmp_path: Path
+) -> None:
+    share = SHARE.format("dist.all_reduce(size)")
+    files = {"start.py": START, "share.py": share, "run.py": RUN, "main.py": BOTH_FILES}
+    results = ported_project(tmp_path, files, target)
+    check(results, "share.py", "torch.tensor([n]).cuda()", "start.py:")
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["another program", "no exchange"])
+def test_other_tensors_are_ported_without_a_backend_that_stays(
+    kind: str, target: str, tmp_path: Path
+) -> None:
+    share = SHARE.format("dist.all_reduce(size)" if kind == "another program" else "print(dist.get_rank())")
+    main = "from run import run\n\nprint(run())\n" if kind == "another program" else BOTH_FILES
+    files = {"start.py": START, "share.py": share, "run.py": RUN, "main.py": main}
+    results = ported_project(tmp_path, files, target)
+    assert site(results["share.py"], "torch.tensor([n]).cuda()").status is Status.CONVERTED
+
+
+@BOTH
+def test_a_module_of_the_same_name_in_another_program_is_not_meant(target: str, tmp_path: Path) -> None:
+    moving = "import torch\n\n\ndef zeros(n):\n    return torch.zeros(n).cuda()\n"
+    files = {
+        "one/utils.py": "import torch\n\n\ndef zeros(x):\n    return x.cuda()\n",
+        "one/main.py": "from utils import *\n\n\ndef run(x):\n    return zeros(x)\n",
+        "two/utils.py": moving,
+        "two/main.py": "import torch\nfrom utils import *\n\n\ndef run():\n    return zeros(2)\n",
+    }
+    results = ported_project(tmp_path, files, target)
+    assert site(results["two/utils.py"], "torch.zeros(n).cuda()").status is Status.CONVERTED
+
+
+def test_a_module_of_a_package_has_not_the_name_of_one_of_pythons(tmp_path: Path) -> None:
+    files = {
+        "pkg/__init__.py": "",
+        "pkg/random.py": "import torch\n\n\ndef seed(x):\n    return x.cuda()\n",
+        "main.py": "import random\n\nimport torch\n\n\ndef run():\n    random.seed(1)\n    return torch.zeros(1).cuda()\n",
+    }
+    results = ported_project(tmp_path, files, "acclimate")
+    assert site(results["main.py"], "torch.zeros(1).cuda()").status is Status.CONVERTED

@@ -9,6 +9,7 @@ import pytest
 
 from acclimate_port.engine import Settings
 from acclimate_port.files.workers import port_files
+from acclimate_port.source.vendors import VENDORS
 from porting import ported_once_for_all
 
 BOTH = ("acclimate", "torch")
@@ -192,6 +193,16 @@ def test_what_a_project_gives_a_devices_name_is_no_number(tmp_path: Path) -> Non
     )
     port_files([model, worker], Settings("acclimate", unsafe=True), True, 1, lambda: None)
     assert "x.to(master_rank), x.to(get_accelerator().device_name(local_rank))" in model.read_text()
+
+
+@pytest.mark.parametrize("target", BOTH)
+@pytest.mark.parametrize("test", ["torch.cuda.is_available()", "device.type == 'cuda'"])
+def test_a_question_in_a_file_with_code_for_each_other_device_stays(test: str, target: str) -> None:
+    kinds = {vendor.device_type for vendor in VENDORS}
+    source = "import torch\n\nOWN = {}\n\n\ndef f(device, x: torch.Tensor):\n    if {}:\n        x = x.half()\n    return x\n"
+    for own, is_ported in ((kinds, False), (kinds - {"npu"}, True)):
+        text = source.format(repr(tuple(sorted(own))), test)
+        assert (ported(text, target) != text) == is_ported
 
 
 @pytest.mark.parametrize(

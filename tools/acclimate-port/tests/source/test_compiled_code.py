@@ -4,9 +4,12 @@ import textwrap
 import types
 import warnings
 
+import libcst as cst
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
+from acclimate_port.source.torchscript import TorchScript
+from acclimate_port.source.tree import Tree
 
 TYPE = "get_accelerator().device_name()"
 
@@ -197,3 +200,19 @@ def test_a_key_for_the_accelerator_does_not_replace_that_of_the_host(target: str
 def test_a_stream_whose_handle_is_asked_for_stays_cudas(source: str) -> None:
     source = f"import torch\n\n\ndef f():\n{textwrap.indent(source, '    ')}"
     assert ported(source) == source
+
+
+def test_compilers_are_looked_for_once_in_each_expression(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    may_be = Tree.may_be
+
+    def counted(tree: Tree, node: cst.CSTNode) -> set[str]:
+        nonlocal looks
+        looks += 1
+        return may_be(tree, node)
+
+    monkeypatch.setattr(Tree, "may_be", counted)
+    chain = "".join(f"x = layer{i}(x, y)\ny = norm{i}(y, x)\n" for i in range(30))
+    tree = Tree(f"import torch\n\nscript = torch.jit.script\n{chain}x(y)\n")
+    assert not TorchScript(tree).holds(tree.of_type(cst.Call)[-1])
+    assert looks < 10 * len(tree.nodes)

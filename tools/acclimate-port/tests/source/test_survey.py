@@ -6,7 +6,7 @@ import pytest
 
 from acclimate_port.engine import Settings
 from acclimate_port.files.workers import port_files
-from acclimate_port.source.survey import survey
+from acclimate_port.source.survey import joined, survey
 
 torch = pytest.importorskip("torch", reason="runs ported code")
 
@@ -124,3 +124,30 @@ def test_torchs_old_constructor_does_not_obey_a_default_device() -> None:
     with torch.device("meta"):
         assert torch.Tensor(2, 3).device.type == "cpu"
         assert torch.empty(2, 3).device.type == "meta"
+
+
+BASES = {
+    "nn.Linear": True,
+    "torch.nn.Module": True,
+    "pl.LightningModule": True,
+    "ModelMixin, ConfigMixin": True,
+    "transformers.LlamaForCausalLM": True,
+    "nn.Parameter": False,
+    "ConfigMixin": False,
+    "unittest.TestCase": False,
+}
+
+
+@pytest.mark.parametrize("bases", BASES)
+def test_a_class_of_the_project_is_a_module_by_the_bases_that_it_names(bases: str) -> None:
+    known = survey(
+        f"class Net({bases}):\n    pass\n\n\nclass Own(Net):\n    pass\n".encode(), Path("nets.py")
+    )
+    assert known.is_module("nets.Net") == known.is_module("nets.Own") == BASES[bases]
+
+
+def test_a_class_that_the_project_defines_as_something_else_is_no_module() -> None:
+    found = [survey(b"class ModelMixin:\n    pass\n", Path("own.py"))]
+    found.append(survey(b"class Net(nn.Module):\n    pass\n", Path("nets.py")))
+    assert not joined(found).is_module("own.ModelMixin")
+    assert joined(found).is_module("nets.Net")

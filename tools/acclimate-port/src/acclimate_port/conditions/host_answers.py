@@ -14,7 +14,7 @@ from acclimate_port.conditions.device_counts import ends_without, expects_device
 from acclimate_port.conditions.statements import decided_by, later_tests, refuses
 from acclimate_port.new_code.targets import TorchTarget
 from acclimate_port.source.torch_cuda import STREAMS
-from acclimate_port.source.vendors import WITHOUT_STREAMS, kinds_in
+from acclimate_port.source.vendors import VENDORS, WITHOUT_STREAMS, kinds_in
 from acclimate_port.source_file import SourceFile
 
 _FROM_ONE = (cst.LessThan, cst.GreaterThanEqual)
@@ -39,6 +39,11 @@ def ends_program_if_false(file: SourceFile, question: cst.CSTNode) -> bool:
 def other_kinds(file: SourceFile, question: cst.CSTNode) -> tuple[str, ...]:
     """The other device types that later branches, or other code in the file, handle."""
     return tuple(dict.fromkeys([*_kinds_in_later_branches(file, question), *file.other_kinds]))
+
+
+def is_for_cuda_alone(file: SourceFile, question: cst.CSTNode) -> bool:
+    """Whether the file has its own code for each other device, so that a ported test means CUDA still."""
+    return {vendor.device_type for vendor in VENDORS} <= {*other_kinds(file, question)}
 
 
 def _kinds_in_later_branches(file: SourceFile, question: cst.CSTNode) -> list[str]:

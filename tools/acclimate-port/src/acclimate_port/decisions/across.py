@@ -58,6 +58,7 @@ _GIVEN = (Kind.DEVICE, Kind.TENSOR, Kind.FLAG)
 """What calls give to functions."""
 _DEVICE_WORDS = ("device", "device_type")
 _PROFILER = Symbol(Kind.FLAG, "any:ProfilerActivity")
+_BACKEND = Symbol(Kind.BACKEND, "any:backend")
 _PROFILED = ("device_time", "device_time_total", "self_device_time_total", "cuda_time", "cuda_time_total")
 """What a profiler knows only if it records the activities of the device."""
 _EMPTY_WITHOUT_CUDA = {"memory_stats"}
@@ -91,6 +92,7 @@ class Across:
         for index in self._device.on_device:
             for text in self._homes(index):
                 self._relying[Symbol(Kind.PLACE, f"{text}(needs)")].append(index)
+        self._relying[_BACKEND] += self._device.exchanging
         for index, decision in enumerate(decisions):
             if decisions.counts(index):
                 for symbol in dict.fromkeys(self._symbols(index, decision)):
@@ -142,6 +144,8 @@ class Across:
             for index in self._device.staying(members):
                 for text in self._homes(index):
                     add(Symbol(kind, text), self._all[index].root.finding.place)
+        for index in self._device.staying(self._device.exchanging)[:1]:
+            add(_BACKEND, self._all[index].root.finding.place)
         self._implied |= dict.fromkeys(self._passed_on())
         implied = tuple(pair for pair in self._implied if pair[0].text and pair[1].text)
         return Facts(outline(self._file.tree.text), frozenset(relies), stays, implied)

@@ -8,6 +8,7 @@ program half on CUDA, so the others are only offered.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import libcst as cst
 
@@ -17,7 +18,7 @@ from acclimate_port.conditions.statements import decided_by
 from acclimate_port.decisions.decision import Decisions, Status, asks_for_device
 from acclimate_port.decisions.symbols import Kind
 from acclimate_port.source.torch_cuda import FIGURES, RESETS, STREAMS, TELL_OF_DEVICE
-from acclimate_port.source.tree import dotted, keyword
+from acclimate_port.source.tree import called_name, dotted, keyword
 from acclimate_port.source_file import SourceFile, cuda_name, is_assigned
 
 _CHOOSE = {
@@ -31,6 +32,12 @@ _CHOOSING_CALLS = {"is_available", "device_count", "set_device", "device", "devi
 _FIGURES = FIGURES | RESETS | {"mem_get_info", "memory_stats"}
 _STATES = {"get_rng_state", "get_rng_state_all", "set_rng_state", "set_rng_state_all"}
 _STREAMS = {*STREAMS, "Event"}
+_COLLECTIVES = {
+    *("all_gather", "all_gather_into_tensor", "all_reduce", "all_to_all", "all_to_all_single", "broadcast"),
+    *("gather", "irecv", "isend", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter"),
+    *("send", "batch_isend_irecv", "P2POp"),
+}
+"""Functions of torch.distributed that exchange tensors, which are on the device of the backend."""
 
 
 class OneDevice:
@@ -72,6 +79,15 @@ class OneDevice:
         self.on_device = [*casts, *self.groups[Kind.STREAM], *decisions.of_rules("sync-batch-norm")]
         self.on_device += [index for index in calls if self._called(index) in TELL_OF_DEVICE]
         """What is right only on the device that the rest of the program chooses."""
+
+    @cached_property
+    def exchanging(self) -> list[int]:
+        """The communication backends, and where tensors are exchanged all that chooses a device."""
+        calls = (call for call in self._file.tree.of_type(cst.Call) if called_name(call) in _COLLECTIVES)
+        names = (self._file.tree.qualified(call.func) or "" for call in calls)
+        if any(name.startswith(("torch.distributed.", "deepspeed.comm.")) for name in names):
+            return self.groups[Kind.PLACE]
+        return self._all.of_rules("communication-backend")
 
     def keep_whole(self) -> None:
         """Makes edits unsafe beside those that stay or are unsafe, until no more are found."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ _REASONS = {
     Kind.STREAM: "{place}, which uses a stream or a graph of the same program, stays as it is",
     Kind.FIGURE: "{place}, a figure of memory of the same program, stays as it is",
     Kind.STATE: "{place}, a state of random numbers of the same program, stays as it is",
+    Kind.BACKEND: "{place}, which the same program exchanges tensors by, stays as it is",
 }
 _FARTHEST = {Kind.CODE: 3, **dict.fromkeys(TOGETHER, 1000)}
 """How many calls away code that needs CUDA is looked for; a device is followed to the end."""
@@ -57,6 +59,8 @@ class Project:
             self._modules[_module(path).name].append(path)
         self._direct: dict[Path, list[Path]] = {}
         self._imports: dict[Path, set[Path]] = {}
+        self._importing: dict[Path, list[Path]] = defaultdict(list)
+        self._imported_by: dict[Path, set[Path]] = {}
         self._parents: dict[str, str] = {}
         """One of the classes that each class is related to, up to one for each family."""
         self._resolved: dict[tuple[Path, str], str] = {}
@@ -112,7 +116,7 @@ class Project:
                 concerned = (one for by, one in places.items() if self._concerns(path, by, one[0], symbol))
                 place = next(concerned, None)
                 if place is not None:
-                    where = f"line {place[1]}" if place[0] == path else f"{place[0]}:{place[1]}"
+                    where = f"line {place[1]}" if place[0] == path else _shown(place)
                     own[symbol] = _REASONS[symbol.kind].format(place=where)
             if own:
                 found[path] = own
@@ -132,6 +136,8 @@ class Project:
         """
         if path == other:
             return symbol.kind in (Kind.CODE, Kind.TENSOR, Kind.NUMBER)
+        if symbol.kind is Kind.BACKEND:
+            return not self._importers(path).isdisjoint(self._importers(by))
         return not _is_loose(symbol.text) or self._knows(path, by)
 
     def _knows(self, path: Path, other: Path) -> bool:
@@ -150,37 +156,67 @@ class Project:
             self._imports[path] = found
         return self._imports[path]
 
+    def _importers(self, path: Path) -> set[Path]:
+        """A file and those that import it, directly or through others."""
+        if not self._importing:
+            for one in self._facts:
+                for other in self._imported_directly(one):
+                    self._importing[other].append(one)
+        if path not in self._imported_by:
+            found, waiting = {path}, [path]
+            while waiting:
+                following = set(self._importing.get(waiting.pop(), ())) - found
+                found |= following
+                waiting += following
+            self._imported_by[path] = found
+        return self._imported_by[path]
+
     def _imported_directly(self, path: Path) -> list[Path]:
         if path not in self._direct:
             modules = self._facts[path].outline.imports
             self._direct[path] = [found for module in modules for found in self._files_of(path, module)]
         return self._direct[path]
 
-    def between(self, names: Callable[[Path], set[str]]) -> list[Path]:
-        """The files of which only the outline is known, that name both what edits rely on and what stays.
+    def between(self, words: Callable[[Path], set[str]]) -> list[Path]:
+        """The files of which only the outline is known, that import both what edits rely on and what stays.
 
         Args:
-            names: gives the words of a file.
+            words: gives the words of a file; those that import all names of a module may use any of these.
         """
         relied = (self._known(path, symbol) for path, one in self._facts.items() for symbol in one.relies)
         stays, relied_on = (
-            {_first_name(meant) for meant in found if meant is not None and meant[0] not in TOGETHER} - {""}
+            {_owner(meant) for meant in found if meant is not None and meant[0] not in TOGETHER} - {""}
             for found in (self._stays(), relied)
         )
+        last_names = {owner.rpartition(":")[2] for owner in stays | relied_on}
         found = []
         for path, known in self._facts.items() if stays and relied_on else ():
-            if known.outline != Outline() and not (known.relies or known.stays or known.implies):
-                words = names(path)
-                one, other = words & relied_on, words & stays
-                if one and other and len(one | other) > 1:
-                    found.append(path)
+            if known.outline == Outline() or known.relies or known.stays or known.implies:
+                continue
+            uses = (full for full in known.outline.uses if full.rpartition(".")[2] in last_names)
+            named = {_owner((Kind.CODE, self._name(path, f"from:{full}"))) for full in uses}
+            if known.outline.stars:
+                own = words(path)
+                named |= {owner for owner in stays | relied_on if owner.rpartition(":")[2] in own}
+            one, other = named & relied_on, named & stays
+            if one and other and len(one | other) > 1:
+                found.append(path)
         return found
 
     def _files_of(self, path: Path, module: str) -> list[Path]:
-        """The files that may be a module that a file imports."""
+        """The files that may be a module that a file imports; of several, those whose root is nearest."""
         wanted = _parts(path, module)
         name = wanted[-1] if wanted else ""
-        return [one for one in self._modules.get(name, ()) if _module(one).parts[-len(wanted) :] == wanted]
+        found = [one for one in self._modules.get(name, ()) if _module(one).parts[-len(wanted) :] == wanted]
+        if not found or module.startswith("."):
+            return found
+        if wanted[0] in sys.stdlib_module_names:
+            return []
+        near = {one: _nearness(path.parent.parts, _module(one).parts[: -len(wanted)]) for one in found}
+        # A module inside a package is found without the package's name only beside it, or below.
+        roots = {one: Path(*_module(one).parts[: -len(wanted)]) for one in found}
+        found = [one for one in found if near[one][1] or roots[one] / "__init__.py" not in self._facts]
+        return [one for one in found if near[one] == max(near[other] for other in found)]
 
     def _stays(self) -> dict[_Known, dict[Path, _Place]]:
         """The symbols that stay, also those that others imply, with the places that do.
@@ -330,10 +366,10 @@ def _is_loose(text: str) -> bool:
     return text.startswith("any:")
 
 
-def _first_name(meant: _Known | None) -> str:
-    """The function, class or name of a module in a symbol; ``""`` for an attribute of any object."""
-    name = meant[1] if meant is not None else "any:"
-    return "" if _is_loose(name) else re.split(r"[.(]", name.rpartition(":")[2])[0]
+def _owner(meant: _Known) -> str:
+    """The function, class or name of a module in a symbol, with its file; ``""`` for a loose one."""
+    home, _, name = meant[1].rpartition(":")
+    return "" if _is_loose(meant[1]) or not home else f"{home}:{re.split('[.(]', name)[0]}"
 
 
 def _parted(full: str) -> tuple[str, str]:
@@ -350,6 +386,18 @@ def _parts(path: Path, module: str) -> tuple[str, ...]:
         return parts
     folder = path.parents[level - 1] if level <= len(path.parents) else path.parent
     return (*folder.parts, *parts)
+
+
+def _shown(place: _Place) -> str:
+    """A place in another file; without the line in a notebook, whose lines are counted by cell."""
+    return str(place[0]) if place[0].suffix == ".ipynb" else f"{place[0]}:{place[1]}"
+
+
+def _nearness(folder: tuple[str, ...], root: tuple[str, ...]) -> tuple[int, bool]:
+    """How many folders two have in common, and whether the second one holds the first."""
+    common = next((n for n, (one, other) in enumerate(zip(folder, root, strict=False)) if one != other), None)
+    shared = min(len(folder), len(root)) if common is None else common
+    return shared, shared == len(root)
 
 
 def _module(path: Path) -> Path:

@@ -48,6 +48,8 @@ class Kind(Enum):
     """One whose code reads or resets a figure of memory."""
     STATE = "state"
     """One whose code reads or restores the state of random numbers."""
+    BACKEND = "backend"
+    """The communication backend of a program, and the devices of the tensors that its ranks exchange."""
 
 
 TOGETHER = (Kind.PLACE, Kind.CAST, Kind.STREAM, Kind.FIGURE, Kind.STATE)

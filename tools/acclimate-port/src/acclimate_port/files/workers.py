@@ -21,7 +21,7 @@ from acclimate_port.files.notebook import Notebook
 from acclimate_port.files.text_files import Content, UnreadableError, decode, read, write, yaml_lines
 from acclimate_port.source.build_scripts import is_build_script
 from acclimate_port.source.outline import outline
-from acclimate_port.source.survey import Survey, survey
+from acclimate_port.source.survey import Survey, joined, survey
 from acclimate_port.source.tree import parse_as_python
 
 _FEW_FILES = 4
@@ -30,6 +30,7 @@ _MOST_ROUNDS = 10
 """How often files are ported again because of what stays in others."""
 _DEEPEST = 5_000
 _TOO_DEEP = "its expressions are nested too deeply"
+_LINE = re.compile(r"\bline (\d+)")
 _WORD = re.compile(rb"[A-Za-z_]\w*")
 
 
@@ -76,12 +77,12 @@ def port_files(
     """
     hopeful: list[Path] = []
     results: dict[Path, FileResult] = {}
-    known = Survey()
+    surveys: list[Survey] = []
     for path in paths:
         try:
             data = read(path)
             concerned = may_concern(data)
-            known |= survey(data, path)
+            surveys.append(survey(data, path))
         except (OSError, UnreadableError) as error:
             results[path] = FileResult(path, failure=getattr(error, "strerror", None) or str(error))
             done()
@@ -90,7 +91,7 @@ def port_files(
             hopeful.append(path)
         else:
             done()
-    settings = replace(settings, survey=known.resolved())
+    settings = replace(settings, survey=joined(surveys).resolved())
     for result in _port_each(dict.fromkeys(hopeful, settings), jobs):
         results[result.path] = result
         done()
@@ -289,9 +290,15 @@ def _ported(path: Path, text: str, settings: Settings) -> FileResult:
 
 
 def _in_cell(notebook: Notebook, site: Site) -> Site:
+    """A site with its cell, and with the lines that its reason names counted in their cells."""
     cell, line = notebook.cell_of(site.line)
-    reason = f"cell {cell}" if not site.reason else f"cell {cell}: {site.reason}"
-    return replace(site, line=line, reason=reason)
+
+    def in_its_cell(found: re.Match[str]) -> str:
+        other, inside = notebook.cell_of(int(found[1]))
+        return f"line {inside}" if other == cell else f"line {inside} of cell {other}"
+
+    reason = _LINE.sub(in_its_cell, site.reason)
+    return replace(site, line=line, reason=f"cell {cell}: {reason}" if reason else f"cell {cell}")
 
 
 def usual_jobs() -> int:

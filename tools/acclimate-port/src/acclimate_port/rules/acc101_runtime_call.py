@@ -20,7 +20,13 @@ from acclimate_port.conditions.cuda_only import (
     word_of_library,
 )
 from acclimate_port.conditions.device_counts import divides
-from acclimate_port.conditions.host_answers import asks_for_none, asks_for_several, needs_streams, other_kinds
+from acclimate_port.conditions.host_answers import (
+    asks_for_none,
+    asks_for_several,
+    is_for_cuda_alone,
+    needs_streams,
+    other_kinds,
+)
 from acclimate_port.conditions.host_memory import MAY_BE_HOSTS, may_be_of_host
 from acclimate_port.conditions.proofs import names_cuda
 from acclimate_port.conditions.statements import whole_condition
@@ -28,7 +34,7 @@ from acclimate_port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate_port.new_code.edits import Edit, Part, insert, replace
 from acclimate_port.new_code.targets import AcclimateTarget, Missing, Spelling, TorchTarget
 from acclimate_port.rules.base import Example, Finding, Rule, cuda_name, is_assigned, margin_of
-from acclimate_port.rules.comparison_edits import host_guard, host_test
+from acclimate_port.rules.comparison_edits import FOR_EACH, host_guard, host_test
 from acclimate_port.source.torch_cuda import CURRENT_STREAMS, FIGURES
 from acclimate_port.source.tree import Span, called_name, has_unpacking, string_value, walk
 from acclimate_port.source.vendors import WITHOUT_STREAMS
@@ -267,6 +273,8 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
             stays = "the program has another flag for other devices beside it"
         if stays:
             return self.left(file, node, stays, claims)
+        if is_test and is_for_cuda_alone(file, node):
+            return self.left(file, node, FOR_EACH, claims, stands_alone=True)
         if name == "is_available":
             kinds = other_kinds(file, node)
             if kinds or isinstance(file.target, AcclimateTarget):

@@ -9,11 +9,17 @@ import libcst as cst
 from acclimate_port.conditions.branches import branches
 from acclimate_port.conditions.cuda_only import chooses_for_library, reason_to_keep
 from acclimate_port.conditions.device_counts import ends_without
-from acclimate_port.conditions.host_answers import ends_program_if_false, kinds_apart, other_kinds
+from acclimate_port.conditions.host_answers import (
+    ends_program_if_false,
+    is_for_cuda_alone,
+    kinds_apart,
+    other_kinds,
+)
 from acclimate_port.dataflow.literals import TEXT_STAYS, is_compared_device
 from acclimate_port.new_code.edits import insert, replace
 from acclimate_port.rules.base import IMPORTS, WITH_HELPER, Example, Finding, Rule, index_of, is_device
 from acclimate_port.rules.comparison_edits import (
+    FOR_EACH,
     HOST_CHANGES,
     OTHERS,
     false_on_host,
@@ -119,6 +125,8 @@ The edit is unsafe, because other devices may then run code that only made sense
             return self.left(file, node, stays, (literal,))
         if (library := chooses_for_library(file, node)) is not None:
             return self.left(file, node, library, (literal,))
+        if is_for_cuda_alone(file, node):
+            return self.left(file, node, FOR_EACH, (literal,), stands_alone=True)
         negated = isinstance(operator, (cst.NotEqual, cst.NotIn))
         is_compiled = index is None and file.torchscript.holds(node)
         if is_compiled and any(isinstance(ancestor, cst.Assert) for ancestor in file.tree.ancestors(node)):

@@ -19,7 +19,13 @@ from acclimate_port.source.tree import (
     keyword,
     positional,
 )
-from acclimate_port.source.values import DEVICE_NAME, Kind, methods
+from acclimate_port.source.values import (
+    DEVICE_NAME,
+    METHODS_OF_TENSORS,
+    METHODS_OF_TORCH,
+    Kind,
+    methods,
+)
 from acclimate_port.source_file import SourceFile
 
 _OTHER_LIBRARIES = {"paddle", "jittor", "mindspore", "cupy", "mxnet", "oneflow"}
@@ -36,7 +42,32 @@ def is_torch_object(file: SourceFile, node: cst.CSTNode) -> bool:
         return True
     value = file.values.of(node)
     is_known = value.kind in (Kind.TENSOR, Kind.MODULE) and value.certain
-    return is_known or is_tested_to_be_torchs(file, node)
+    return is_known or _has_methods_of_torch(file, node) or is_tested_to_be_torchs(file, node)
+
+
+def _has_methods_of_torch(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether what is moved comes from a method of tensors or modules, or the file calls one of it.
+
+    Arrays of other libraries have such methods too, but none that has also a method ``cuda``.
+    """
+    if file.survey.with_own_cuda or file.values.classes_with_own_cuda:
+        return False
+    while isinstance(node, cst.Subscript):
+        node = node.value
+    if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        name, given = node.func.attr.value, [file.tree.qualified(one.value) for one in node.args]
+        if name == "type":
+            return len(given) == 1 and (given[0] or "").startswith("torch.")
+        return name in METHODS_OF_TORCH
+    reads = file.tree.reads(node) if isinstance(node, (cst.Name, cst.Attribute)) else ()
+    methods_read = (file.tree.parent(read) for read in reads)
+    return any(
+        isinstance(method, cst.Attribute)
+        and method.attr.value in METHODS_OF_TENSORS
+        and isinstance(call := file.tree.parent(method), cst.Call)
+        and call.func is method
+        for method in methods_read
+    )
 
 
 def _is_storage(file: SourceFile, node: cst.CSTNode) -> bool:

@@ -14,6 +14,7 @@ from acclimate_port.source.tree import string_value, walk
 from acclimate_port.source_file import SourceFile
 
 HOST_CHANGES = "on a CPU the result may change, and with it the branch taken"
+FOR_EACH = "the file has code of its own for each other accelerator"
 OTHERS = "other accelerators then take the branch written for CUDA"
 
 

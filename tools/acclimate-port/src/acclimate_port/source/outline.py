@@ -31,7 +31,10 @@ class Outline:
     uses: frozenset[str] = frozenset()
     """The full names of what it imports, and of the attributes of these: ``pkg.utils.f`` of ``utils.f()``."""
     mentions: dict[str, frozenset[str]] = field(default_factory=dict)
-    """The names of the module that each function or class mentions, and for classes those of imports."""
+    """The names of the module that each function, class or assignment of it mentions, and those of imports.
+
+    Of the imports that a function mentions, those alone that it looks an entry up in: ``MODELS[name]``.
+    """
     bases: frozenset[tuple[str, str]] = frozenset()
     """Pairs of a class of the file and the text of a base: ``here:Base``, ``from:pkg.mod.Base``."""
 
@@ -65,7 +68,11 @@ def outline(source: str | bytes) -> Outline:
                         f"{start}{'' if start.endswith('.') else '.'}{alias.name}"
                     )
     bases = ((one.name, _text(base, names)) for one in classes for base in one.bases)
-    defined = {name: one for one in _of_module(module) for name in _bound_by(one)}
+    statements = list(_of_module(module))
+    defined = {name: [one] for one in statements for name in _bound_by(one)}
+    for one in statements:
+        for name in _filled_by(one) & defined.keys():
+            defined[name].append(one)
     return Outline(
         frozenset(defined),
         frozenset((*modules, *names.values())),
@@ -73,10 +80,8 @@ def outline(source: str | bytes) -> Outline:
         tuple(stars),
         frozenset(_uses(source, names)),
         {
-            name: frozenset(
-                _mentioned(one, {*defined} - {name}, names if isinstance(one, ast.ClassDef) else {})
-            )
-            for name, one in defined.items()
+            name: frozenset(text for one in held for text in _mentioned(one, {*defined} - {name}, names))
+            for name, held in defined.items()
         },
         frozenset(pair for pair in bases if pair[1]),
     )
@@ -96,19 +101,30 @@ def _uses(source: str | bytes, names: dict[str, str]) -> Iterator[str]:
 
 def _mentioned(statement: ast.AST, own: set[str], names: dict[str, str]) -> Iterator[str]:
     """The names of the module, and the full names of what it imports, that a statement of it mentions."""
+    is_function = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef))
+    looked_up: set[int] = set()
     for node in ast.walk(statement):
-        if isinstance(node, ast.Name):
-            yield from [node.id] if node.id in own else []
-            if node.id in names and not NO_PROJECT.match(names[node.id]):
-                yield names[node.id]
-        elif isinstance(node, ast.Attribute):
-            parts, at = [node.attr], node.value
-            while isinstance(at, ast.Attribute):
-                parts.append(at.attr)
-                at = at.value
-            if isinstance(at, ast.Name) and at.id in names and not NO_PROJECT.match(names[at.id]):
-                full = names[at.id]
-                yield f"{full}{'' if full.endswith('.') else '.'}{'.'.join(reversed(parts))}"
+        if isinstance(node, ast.Subscript) and is_function:
+            looked_up.add(id(node.value))
+        elif isinstance(node, ast.Name) and node.id in own:
+            yield node.id
+        if isinstance(node, (ast.Name, ast.Attribute)) and (not is_function or id(node) in looked_up):
+            full = _full_name(node, names)
+            yield from [full] if full else []
+
+
+def _full_name(node: ast.Name | ast.Attribute, names: dict[str, str]) -> str:
+    """The full name of a name of an import, or of an attribute of it; ``""`` for others."""
+    parts: list[str] = []
+    at: ast.expr = node
+    while isinstance(at, ast.Attribute):
+        parts.append(at.attr)
+        at = at.value
+    full = names.get(at.id, "") if isinstance(at, ast.Name) else ""
+    if not full or NO_PROJECT.match(full):
+        return ""
+    below = ".".join(reversed(parts))
+    return f"{full}{'.' if below and not full.endswith('.') else ''}{below}"
 
 
 def _statements(block: ast.AST) -> Iterator[ast.AST]:
@@ -130,6 +146,13 @@ def _of_module(block: ast.AST) -> Iterator[ast.AST]:
         yield at
         for name in _BLOCKS if not isinstance(at, _OWN_NAMES) else ():
             waiting += getattr(at, name, ())
+
+
+def _filled_by(statement: ast.AST) -> set[str]:
+    """The tables to which a statement adds an entry: ``TABLE["mean"] = Mean``."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    entries = (one.value for one in targets if isinstance(one, ast.Subscript))
+    return {one.id for one in entries if isinstance(one, ast.Name)}
 
 
 def _bound_by(statement: ast.AST) -> Iterator[str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from acclimate_port.source.build_scripts import files_imported, is_build_script
 from acclimate_port.source.cuda_packages import CUDA_PACKAGES, KERNEL_PACKAGES, OWN_LAYERS, OWN_OBJECTS
+from acclimate_port.source.module_classes import is_module_base
 
 _CLASS = re.compile(
     rb"^(?P<margin>[ \t]*)class[ \t]+(?P<name>\w+)[ \t]*(?:\((?P<bases>[^)]*)\))?[ \t]*:", re.M
@@ -105,10 +107,6 @@ class Survey:
     own_objects: frozenset[tuple[str, str, str]] = frozenset()
     """Modules that import a package with objects of its own: the folder, the module, and the package."""
 
-    def __or__(self, other: Survey) -> Survey:
-        """The union of both."""
-        return Survey(*(getattr(self, one.name) | getattr(other, one.name) for one in fields(Survey)))
-
     def takes_device(self, full_name: str, index: int | None) -> bool:
         """Whether an argument by position of a function of the project is a device."""
         module, _, name = full_name.rpartition(".")
@@ -171,6 +169,15 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         frozenset(_package_flags(source)),
         frozenset(_own_objects(source, path)) if path is not None else frozenset(),
     )
+
+
+def joined(surveys: Sequence[Survey]) -> Survey:
+    """The facts from all files."""
+    found: dict[str, Any] = {}
+    for one in fields(Survey):
+        parts = [getattr(own, one.name) for own in surveys]
+        found[one.name] = any(parts) if isinstance(one.default, bool) else frozenset().union(*parts)
+    return Survey(**found)
 
 
 def _own_objects(source: bytes, path: Path) -> Iterator[tuple[str, str, str]]:
@@ -242,9 +249,9 @@ def _classes(source: bytes) -> Iterator[tuple[str, str, set[bytes]]]:
 
 
 def _is_of_module(bases: str, known: set[str]) -> bool:
-    """Whether one of the bases of a class is torch's module, or a class that is known to be one."""
-    last = {base.strip().rpartition(".")[2] for base in bases.split(",")}
-    return bases in ("nn.Module", "torch.nn.Module") or "Module" in last or not last.isdisjoint(known)
+    """Whether one of the bases of a class is a library's module, or a class that is known to be one."""
+    listed = [base.strip() for base in bases.split(",")]
+    return any(map(is_module_base, listed)) or any(one.rpartition(".")[2] in known for one in listed)
 
 
 def _compiled(source: bytes) -> Iterator[str]:

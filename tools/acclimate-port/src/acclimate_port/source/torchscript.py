@@ -38,6 +38,10 @@ class TorchScript:
         self._tree = tree
         self._elsewhere = elsewhere
         self._all_modules = all_modules
+        self._compilers: dict[tuple[int, int], bool] = {}
+        """Which expressions are compilers, by their identity and how far their names are followed."""
+        self._compiling: dict[str, bool] = {}
+        """Which functions of the file pass a parameter to the compiler."""
 
     def holds(self, node: cst.CSTNode) -> bool:
         """Whether a node is part of a compiled function, in a branch that the compiler reads."""
@@ -77,6 +81,12 @@ class TorchScript:
 
     def _is_compiler(self, node: cst.CSTNode, depth: int = _DEEPEST) -> bool:
         """Whether an expression is a TorchScript compiler, as shown by the file or by its name."""
+        key = (id(node), depth)
+        if key not in self._compilers:
+            self._compilers[key] = self._looks_like_compiler(node, depth)
+        return self._compilers[key]
+
+    def _looks_like_compiler(self, node: cst.CSTNode, depth: int) -> bool:
         if isinstance(node, cst.Call):
             held = [node.func, *(argument.value for argument in node.args)]
             return any(self._is_compiler(decorator, depth) for decorator in held)
@@ -93,7 +103,9 @@ class TorchScript:
         if depth and name in self._aliases:
             return any(self._is_compiler(alias, depth - 1) for alias in self._aliases[name])
         if name in self._functions:
-            return self._compiles_argument(self._functions[name])
+            if name not in self._compiling:
+                self._compiling[name] = self._compiles_argument(self._functions[name])
+            return self._compiling[name]
         return bool(_NAME_OF_COMPILER.search(name.rpartition(".")[2])) and self._is_decorator(node)
 
     def _compiles_argument(self, function: cst.FunctionDef) -> bool:

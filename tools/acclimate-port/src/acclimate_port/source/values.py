@@ -15,7 +15,16 @@ from functools import cached_property
 
 import libcst as cst
 
-from acclimate_port.source.tree import Tree, called_name, dotted, entry_key, string_value
+from acclimate_port.source.module_classes import is_module_class, makes_module
+from acclimate_port.source.tree import (
+    Tree,
+    called_name,
+    dotted,
+    entry_key,
+    has_unpacking,
+    keyword,
+    string_value,
+)
 
 
 class Kind(Enum):
@@ -60,8 +69,14 @@ _FACTORIES = {
     *("concatenate", "triu", "asarray", "heaviside", "tanh", "sigmoid", "stft", "istft", "reshape"),
     *("transpose", "permute", "flatten", "squeeze", "unsqueeze", "softmax", "gather", "Tensor"),
     *("BFloat16Tensor", "ShortTensor", "CharTensor", "tril", "where", "matmul", "mm", "bmm", "exp"),
-    *("log", "sqrt", "abs", "sum", "mean", "sin", "cos"),
+    *("log", "sqrt", "abs", "sum", "mean", "sin", "cos", "frombuffer", "tril_indices", "triu_indices"),
+    *("gt", "lt", "ge", "le", "eq", "ne", "add", "sub", "mul", "div", "pow", "prod", "norm", "round"),
+    *("floor", "ceil", "sign", "relu", "log_softmax", "roll", "repeat_interleave", "cumsum", "cumprod"),
+    *("maximum", "minimum", "argmax", "argmin", "argsort", "logical_and", "logical_or", "logical_not"),
+    *("isnan", "isinf", "isfinite", "masked_select", "index_select", "scatter", "take", "movedim"),
+    *("cross", "dot", "mv", "addmm", "baddbmm", "cdist", "nonzero", "log10", "log2", "rsqrt"),
 }
+"""Functions of torch and of ``torch.nn.functional`` that give a tensor, whatever they get."""
 _TENSOR_METHODS = {
     *("float", "half", "double", "long", "int", "bool", "bfloat16", "contiguous", "clone", "detach"),
     *("t", "view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "repeat"),
@@ -69,35 +84,61 @@ _TENSOR_METHODS = {
     *("pin_memory", "cpu", "sum", "mean", "abs", "exp", "log", "sqrt", "clamp", "pow", "argmax"),
     *("argmin", "softmax", "matmul", "norm", "std", "var", "gather", "scatter", "index_select"),
     *("masked_fill", "new_zeros", "new_tensor", "new_empty", "cumsum", "log_softmax", "sigmoid"),
-    *("tanh", "relu", "roll", "flip"),
+    *("tanh", "relu", "roll", "flip", "gt", "lt", "ge", "le", "eq", "ne", "add", "sub", "mul", "div"),
+    *("prod", "round", "floor", "ceil", "sign", "neg", "cos", "sin", "log2", "log10", "rsqrt", "tril"),
+    *("triu", "diag", "nonzero", "masked_select", "cumprod", "argsort", "select", "narrow", "mm", "bmm"),
+    *("matmul", "outer", "dot", "byte", "short", "char", "new_ones", "new_full", "view_as", "expand_as"),
+    *("type_as", "unsqueeze_", "squeeze_", "masked_fill_", "scatter_", "copy_", "clamp_", "mul_", "add_"),
+    *("repeat_interleave", "movedim", "swapaxes", "any", "all", "logical_not", "to_dense"),
 }
+_OF_TENSORS_ALONE = {
+    *("unsqueeze", "unsqueeze_", "index_select", "masked_fill", "masked_fill_", "masked_select", "long"),
+    *("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "view_as", "expand_as", "type_as"),
+    *("log_softmax", "contiguous", "permute", "scatter_", "copy_"),
+}
+"""Methods that arrays of numpy and of others have not, and modules neither."""
 _TENSOR_FIELDS = {"device", "data", "grad", "T", "mT", "real", "imag"}
+_BATCH_FIELDS = {"input_ids", "attention_mask", "token_type_ids", "pixel_values", "input_features", "labels"}
+"""What a tokenizer or processor of transformers gives, by the names of its results."""
 _MODULE_METHODS = {
     *("cuda", "to", "train", "eval", "half", "float", "double", "bfloat16", "requires_grad_", "cpu")
 }
+METHODS_OF_TORCH = (_TENSOR_METHODS | _MODULE_METHODS) - {"cuda", "to", "cpu", "pin_memory", "type", "train"}
+"""Methods of tensors and modules that what has a method ``cuda`` besides these has not."""
+METHODS_OF_TENSORS = {*_OF_TENSORS_ALONE, "view", "detach", "dim", "size", "backward", "unbind", "new"}
+"""Those of tensors that nothing else with a method ``cuda`` has."""
 _OF_MODULES_ALONE = (
     *({"parameters"}, {"named_parameters"}, {"load_state_dict", "eval"}, {"load_state_dict", "train"}),
 )
 _OF_TENSORS = {"size", "shape", "dim", "ndim", "view", "new_zeros", "new_ones", "new", "dtype", "unsqueeze"}
 """What tensors have, and modules have not."""
-_MODULE_CLASS = re.compile(r"torch\.nn\.(?!utils\.|Parameter$|\w*Parameter$)(\w+\.)*[A-Z]\w*$")
 _WRAP_MODULES = {
     *("torch.nn.DataParallel", "torch.nn.parallel.DataParallel", "torch.nn.parallel.DistributedDataParallel"),
     *("torch.distributed.fsdp.FullyShardedDataParallel", "torch.nn.SyncBatchNorm.convert_sync_batchnorm"),
 }
 """What takes nothing but a module."""
-_MAKES_MODULE = re.compile(
-    r"torchaudio\.transforms\.[A-Z]\w*$|torchvision\.models\.([a-z_0-9]+\.)*(?!get_|list_|\w+_Weights)\w+$"
-)
-"""Classes and functions of libraries whose results are torch's modules."""
 _NUMBER_CALLS = {
     *("int", "len", "torch.distributed.get_rank", "torch.distributed.get_world_size"),
     *("torch.cuda.current_device", "torch.cuda.device_count", "torch.accelerator.device_count"),
     *("torch.accelerator.current_device_index", "torch.distributed.get_node_local_rank"),
 }
 _NUMBER_TYPES = {"int"}
+_OF_MODULES: dict[str | None, tuple[Kind, list[int]]] = {
+    "parameters": (Kind.TENSOR, []),
+    "buffers": (Kind.TENSOR, []),
+    "named_parameters": (Kind.TENSOR, [1]),
+    "named_buffers": (Kind.TENSOR, [1]),
+    "modules": (Kind.MODULE, []),
+    "children": (Kind.MODULE, []),
+    "named_modules": (Kind.MODULE, [1]),
+    "named_children": (Kind.MODULE, [1]),
+}
+"""Methods of modules: what a loop over their results gives, and which part of it."""
+_PASS_ELEMENTS = {"tqdm", "iter", "list", "tuple", "set", "reversed", "sorted", "cycle", "track"}
+"""Functions that give the elements of their first argument."""
 _LISTS = {"List", "list", "Sequence", "Iterable", "Tuple", "tuple", "Collection", "Iterator"}
 _TYPES = ("type", "Type")
+_COPY = ("copy.copy", "copy.deepcopy")
 _MOST_BINDINGS = 20
 _DEPTH = 9
 
@@ -108,7 +149,7 @@ class Values:
     def __init__(self, tree: Tree, modules: Callable[[str], bool] = lambda _: False) -> None:
         self._tree = tree
         self._is_module = modules
-        """Whether another file of the project defines a class, given by its full name, as a module."""
+        """Whether the project defines a class, given by its full name, as a module."""
         self._open: set[str] = set()
         """The names whose bindings are being looked at."""
         self._of_names: dict[int, Value] = {}
@@ -155,7 +196,7 @@ class Values:
             return self._both(self.of(node.body, depth - 1), self.of(node.orelse, depth - 1))
         if isinstance(node, cst.Subscript):
             held = self.of(node.value, depth - 1)
-            return held if held.kind is Kind.TENSOR else self._of_subscript(node)
+            return held if held.kind is Kind.TENSOR else self._of_subscript(node, depth)
         if isinstance(node, cst.UnaryOperation) and not isinstance(node.operator, cst.Not):
             return self.of(node.expression, depth - 1)
         return UNKNOWN
@@ -222,6 +263,8 @@ class Values:
             found = [self._of_bound(assignment.node, depth) for assignment in self._tree.assignments(name)]
         finally:
             self._open.discard(name.value)
+        if found and all(value.kind is Kind.SAME for value in found):
+            return Value(Kind.SAME)
         found = [value for value in found if value.kind is not Kind.SAME]
         if (
             any(value.kind is Kind.UNKNOWN for value in found)
@@ -237,25 +280,126 @@ class Values:
         """The kind of what a target, a parameter or a loop's variable gets."""
         parent = self._tree.parent(node)
         if isinstance(node, cst.Param):
-            return self._of_annotation(node.annotation)
+            return self._of_self(node) if node.name.value == "self" else self._of_annotation(node.annotation)
         if isinstance(parent, cst.AnnAssign) and parent.value is None:
             return self._of_annotation(parent.annotation)
         value = self._beside(parent) if isinstance(parent, cst.Element) else self._tree.value_of(node)
         if value is not None:
             return self.of(value, depth - 1)
-        if isinstance(parent, cst.Element) and self._is_sound(parent):
+        if isinstance(parent, cst.Element):
+            return self._of_part(parent, depth)
+        loop, path = self._loop(node)
+        return UNKNOWN if loop is None else self._of_element(loop.iter, path, depth)
+
+    def _of_self(self, parameter: cst.Param) -> Value:
+        """A module, in the methods of its class."""
+        method = self._tree.around(parameter, cst.FunctionDef)
+        owner = self._tree.around(method, cst.ClassDef) if method is not None else None
+        is_own = owner is not None and method in owner.body.body
+        return self.instance_of(owner.name.value) if owner is not None and is_own else UNKNOWN
+
+    def _of_part(self, element: cst.Element, depth: int) -> Value:
+        """The kind of what one name gets of several: ``x`` in ``x, y = f()`` or ``for x, y in pairs``."""
+        if self._is_sound(element):
             return Value(Kind.TENSOR)
-        loop = self._loop(node)
-        if loop is not None and self._gives_batches(loop.iter, depth):
+        loop, path = self._loop(element)
+        if loop is not None:
+            return self._of_element(loop.iter, path, depth)
+        names = self._tree.parent(element)
+        made = self._tree.value_of(names)
+        if not isinstance(names, cst.Tuple) or not isinstance(made, cst.Call):
+            return UNKNOWN
+        return self._of_result(made.func, depth, path[-1]) if path else UNKNOWN
+
+    def _of_element(self, iterated: cst.BaseExpression, path: list[int], depth: int) -> Value:
+        """The kind of what a loop over a value gives, or of a part of it.
+
+        Args:
+            iterated: what the loop goes over.
+            path: where the part is: ``[1, 0]`` for ``x`` in ``for i, (x, y) in …``.
+            depth: how far names are followed.
+        """
+        if depth <= 0:
+            return UNKNOWN
+        if isinstance(iterated, cst.Call):
+            return self._of_element_of_call(iterated, path, depth)
+        if isinstance(iterated, (cst.List, cst.Tuple, cst.Set)):
+            return self._all_alike([_part_of(one.value, path) for one in iterated.elements], depth)
+        if isinstance(iterated, (cst.ListComp, cst.GeneratorExp, cst.SetComp)):
+            return self._all_alike([_part_of(iterated.elt, path)], depth)
+        held = self.of(iterated, depth - 1).kind
+        if held in (Kind.TENSOR, Kind.LOADER):  # the batches of a loader are tensors, or lists of tensors
             return Value(Kind.TENSOR)
-        if isinstance(parent, (cst.For, cst.CompFor)) and parent.target is node:
-            called = parent.iter.func if isinstance(parent.iter, cst.Call) else None
-            of_module = isinstance(called, cst.Attribute) and called.attr.value in ("parameters", "buffers")
-            if self._holds_tensors(parent.iter) or (of_module and self._is_of_module(called, depth)):
-                return Value(Kind.TENSOR)
-            if isinstance(called, cst.Name) and called.value == "range":
-                return Value(Kind.NUMBER)
-        return UNKNOWN
+        if path or not isinstance(iterated, (cst.Name, cst.Attribute)):
+            return UNKNOWN
+        if (
+            held is Kind.MODULE
+        ):  # `torch.nn.ModuleList` and `Sequential`; the keys of others are moved nowhere
+            return Value(Kind.MODULE)
+        if isinstance(iterated, cst.Name) and self._holds_tensors(iterated):
+            return Value(Kind.TENSOR)
+        return self._of_elements_held(iterated, depth)
+
+    def _of_element_of_call(self, call: cst.Call, path: list[int], depth: int) -> Value:
+        name, given = called_name(call), [one.value for one in call.args]
+        is_plain = isinstance(call.func, cst.Name) and given and not has_unpacking(call)
+        if is_plain and name == "range":
+            return UNKNOWN if path else Value(Kind.NUMBER)
+        if is_plain and name == "enumerate" and path:
+            return self._of_element(given[0], path[1:], depth - 1) if path[0] else Value(Kind.NUMBER)
+        if is_plain and name == "zip" and path and path[0] < len(given):
+            return self._of_element(given[path[0]], path[1:], depth - 1)
+        if given and name in _PASS_ELEMENTS:
+            return self._of_element(given[0], path, depth - 1)
+        if name in _OF_MODULES and self._is_of_module(call.func, depth):
+            kind, place = _OF_MODULES[name]
+            return Value(kind) if path == place else UNKNOWN
+        return Value(Kind.TENSOR) if self.of(call, depth - 1).kind in (Kind.TENSOR, Kind.LOADER) else UNKNOWN
+
+    def _of_elements_held(self, holder: cst.Name | cst.Attribute, depth: int) -> Value:
+        """The kind of all elements of a list that a name or an attribute holds, with those appended to it."""
+        key = f"{dotted(holder)}[]"
+        if key in self._open:
+            return UNKNOWN
+        if isinstance(holder, cst.Name):
+            values = [self._tree.value_of(one.node) for one in self._tree.assignments(holder)]
+        else:
+            values = self.given_to_attributes.get(dotted(holder), [])
+        if not values or len(values) > _MOST_BINDINGS:
+            return UNKNOWN
+        self._open.add(key)
+        try:
+            lists = [one for one in values if not (isinstance(one, cst.List) and not one.elements)]
+            found = [UNKNOWN if one is None else self._of_element(one, [], depth - 1) for one in lists]
+            found += [self.of(one, depth - 1) for one in self._appended(holder)[:_MOST_BINDINGS]]
+        finally:
+            self._open.discard(key)
+        return self._common(found)
+
+    def _appended(self, holder: cst.Name | cst.Attribute) -> list[cst.BaseExpression]:
+        """What the file appends to a list."""
+        found = []
+        for read in self._tree.alike(holder):
+            at = self._tree.parent(read)
+            call = (
+                self._tree.parent(at) if isinstance(at, cst.Attribute) and at.attr.value == "append" else None
+            )
+            if isinstance(call, cst.Call) and call.func is at and len(call.args) == 1:
+                found.append(call.args[0].value)
+        return found
+
+    def _all_alike(self, values: list[cst.BaseExpression | None], depth: int) -> Value:
+        """The kind that some values have in common; unknown if there are none."""
+        if len(values) > _MOST_BINDINGS:
+            return UNKNOWN
+        return self._common([UNKNOWN if one is None else self.of(one, depth - 1) for one in values])
+
+    @staticmethod
+    def _common(found: list[Value]) -> Value:
+        kinds = {one.kind for one in found if one.kind is not Kind.SAME}
+        if len(kinds) != 1:
+            return UNKNOWN
+        return Value(kinds.pop(), all(one.certain for one in found))
 
     def _is_of_module(self, method: cst.CSTNode | None, depth: int) -> bool:
         """Whether a method is one of a module's."""
@@ -281,23 +425,15 @@ class Values:
             return False
         return isinstance(made, cst.Call) and self._tree.qualified(made.func) == "torchaudio.load"
 
-    def _loop(self, node: cst.CSTNode) -> cst.For | cst.CompFor | None:
-        """The loop whose target a name is part of."""
-        at = self._tree.parent(node)
+    def _loop(self, node: cst.CSTNode) -> tuple[cst.For | cst.CompFor | None, list[int]]:
+        """The loop whose target a name is part of, if it is, and which part of the target it is."""
+        path: list[int] = []
+        below, at = node, self._tree.parent(node)
         while isinstance(at, (cst.Element, cst.Tuple, cst.List)):
-            at = self._tree.parent(at)
-        return at if isinstance(at, (cst.For, cst.CompFor)) else None
-
-    def _gives_batches(self, iterated: cst.BaseExpression, depth: int) -> bool:
-        """Whether a loop goes over a torch ``DataLoader``, whose default batches are tensors."""
-        if isinstance(iterated, cst.Call) and called_name(iterated) in (
-            "enumerate",
-            "tqdm",
-            "iter",
-            "trange",
-        ):
-            return bool(iterated.args) and self._gives_batches(iterated.args[0].value, depth)
-        return self.of(iterated, depth - 1).kind is Kind.LOADER
+            if isinstance(at, (cst.Tuple, cst.List)):
+                path.insert(0, next(n for n, one in enumerate(at.elements) if one is below))
+            below, at = at, self._tree.parent(at)
+        return (at if isinstance(at, (cst.For, cst.CompFor)) and at.target is below else None), path
 
     def _holds_tensors(self, iterated: cst.BaseExpression) -> bool:
         """Whether a name is annotated as a list of tensors: ``x: List[torch.Tensor]``."""
@@ -316,9 +452,9 @@ class Values:
         element = held.slice[0].slice
         return isinstance(element, cst.Index) and self._tree.qualified(element.value) == "torch.Tensor"
 
-    def _kind_by_use(self, name: cst.Name) -> Kind | None:
+    def _kind_by_use(self, holder: cst.Name | cst.Attribute) -> Kind | None:
         """The kind that alone has the attributes of what a name holds, if the file reads such."""
-        reads = self._tree.reads(name)
+        reads = self._tree.reads(holder)
         if any(self.is_wrapped(use) for use in reads):
             return Kind.MODULE
         parents = (self._tree.parent(use) for use in reads)
@@ -342,7 +478,7 @@ class Values:
             told = string_value(annotation.annotation)
         if told in ("torch.Tensor", "torch.nn.Parameter"):
             return Value(Kind.TENSOR)
-        if told is not None and _MODULE_CLASS.match(told):
+        if told is not None and (is_module_class(told) or self._is_module(told)):
             return Value(Kind.MODULE)
         if told == "torch.device":
             return Value(Kind.DEVICE)
@@ -352,17 +488,21 @@ class Values:
         return Value(Kind.STRING) if isinstance(named, cst.Name) and named.value == "str" else UNKNOWN
 
     def _of_attribute(self, node: cst.Attribute) -> Value:
-        held = self.of(node.value, 2).kind if node.attr.value in _TENSOR_FIELDS else Kind.UNKNOWN
+        is_field = node.attr.value in _TENSOR_FIELDS | _BATCH_FIELDS
+        held = self.of(node.value, 2).kind if is_field else Kind.UNKNOWN
         if held is Kind.TENSOR:
             return Value(Kind.DEVICE if node.attr.value == "device" else Kind.TENSOR)
         text = dotted(node)
         if text in self._open:
             return Value(Kind.SAME)
         if text.startswith("self.") and text in self.given_to_attributes:
-            return self._of_values(text, self.given_to_attributes[text]) or guess_by_name(node.attr.value)
+            held_by = self._of_values(node, text, self.given_to_attributes[text])
+            return held_by or guess_by_name(node.attr.value)
         return guess_by_name(node.attr.value)
 
-    def _of_values(self, text: str, values: list[cst.BaseExpression | None]) -> Value | None:
+    def _of_values(
+        self, node: cst.Attribute, text: str, values: list[cst.BaseExpression | None]
+    ) -> Value | None:
         """The tensor or module that an attribute is, if all that the file gives it are such."""
         if text not in self._of_attributes:
             self._open.add(text)
@@ -374,7 +514,8 @@ class Values:
             is_one = (
                 len(known) == 1 and known <= {Kind.TENSOR, Kind.MODULE} and all(one.certain for one in found)
             )
-            self._of_attributes[text] = Value(known.pop()) if is_one else None
+            kind = known.pop() if is_one else self._kind_by_use(node)
+            self._of_attributes[text] = Value(kind) if kind is not None else None
         return self._of_attributes[text]
 
     @cached_property
@@ -421,7 +562,14 @@ class Values:
             if name.startswith("torch.nn.") and last[:1].isupper():
                 return Value(Kind.TENSOR if last == "Parameter" else Kind.MODULE)
             return UNKNOWN
-        if name is not None and (self._is_module(name) or _MAKES_MODULE.match(name)):
+        if name is not None and (self._is_module(name) or makes_module(name)):
+            return Value(Kind.MODULE)
+        if name in _COPY and call.args:
+            return self.of(call.args[0].value, depth - 1)
+        if (told := keyword(call, "return_tensors")) is not None and string_value(told.value) == "pt":
+            return Value(Kind.TENSOR)  # or a dictionary of tensors, which has a method `to` too
+        owner = call.func.value if isinstance(call.func, cst.Attribute) else None
+        if owner is not None and last.startswith("from_") and self._is_class_of_modules(owner):
             return Value(Kind.MODULE)
         if isinstance(call.func, cst.Name):
             if call.func.value in ("int", "len"):
@@ -432,7 +580,7 @@ class Values:
             made = made if made is not UNKNOWN else self._of_result(call.func, depth)
             return made if made is not UNKNOWN else self._of_class_in(call.func)
         if isinstance(call.func, cst.Attribute):
-            made = self._of_result(call.func, depth) if dotted(call.func.value) == "self" else UNKNOWN
+            made = self._of_result(call.func, depth)
             if made is not UNKNOWN:
                 return made
             if last in ("current_device", "device_count", "get_rank", "get_world_size"):
@@ -449,14 +597,23 @@ class Values:
                     return held
                 if held.kind is Kind.MODULE and last in _MODULE_METHODS:
                     return held
-                if last == "contiguous" and not call.args:
+                if last in _OF_TENSORS_ALONE:
                     return Value(Kind.TENSOR)
         return UNKNOWN
 
-    def _of_result(self, called: cst.Name | cst.Attribute, depth: int) -> Value:
-        """The tensor or module that a function of the file, or a method of the class, gives in any case."""
+    def _of_result(self, called: cst.CSTNode, depth: int, part: int | None = None) -> Value:
+        """The tensor or module that a function of the file, or a method of the class, gives in any case.
+
+        Args:
+            called: the function.
+            depth: how far names are followed.
+            part: which of the values of a tuple is meant; ``None``: the function gives one value.
+        """
+        functions: list[cst.CSTNode]
         if isinstance(called, cst.Name):
             functions = [one.node for one in self._tree.assignments(called)]
+        elif not isinstance(called, cst.Attribute) or dotted(called.value) != "self":
+            return UNKNOWN
         else:
             owner = self._tree.around(called, cst.ClassDef)
             functions = (
@@ -464,12 +621,14 @@ class Values:
             )
         if len(functions) != 1 or not isinstance(functions[0], cst.FunctionDef) or functions[0].asynchronous:
             return UNKNOWN
-        key = f"{id(functions[0])}()"
+        key = f"{id(functions[0])}({part})"
         if key in self._open:
             return Value(Kind.SAME)
         self._open.add(key)
         try:
-            given = [one.value for one in self._tree.returns[id(functions[0])]]
+            path = [] if part is None else [part]
+            returned = (one.value for one in self._tree.returns[id(functions[0])])
+            given = [None if value is None else _part_of(value, path) for value in returned]
             found = [UNKNOWN if value is None else self.of(value, depth - 1) for value in given]
         finally:
             self._open.discard(key)
@@ -492,7 +651,7 @@ class Values:
             return self._is_class_of_modules(value.body) and self._is_class_of_modules(value.orelse)
         full = self._tree.qualified(value)
         if full is not None:
-            return _MODULE_CLASS.match(full) is not None or self._is_module(full)
+            return is_module_class(full) or self._is_module(full)
         return isinstance(value, cst.Name) and self.instance_of(value.value).kind is Kind.MODULE
 
     def _is_type_of_modules(self, annotation: cst.Annotation) -> bool:
@@ -509,7 +668,7 @@ class Values:
             return UNKNOWN
         for base in definition.bases:
             told = self._tree.qualified(base.value)
-            if told is not None and (told.startswith("torch.nn.") and told.rpartition(".")[2][:1].isupper()):
+            if told is not None and (is_module_class(told) or self._is_module(told)):
                 return Value(Kind.MODULE)
             if isinstance(base.value, cst.Name) and base.value.value != name:
                 inherited = self.instance_of(base.value.value)
@@ -533,10 +692,25 @@ class Values:
             return self._both(left, right)
         return UNKNOWN
 
-    def _of_subscript(self, node: cst.Subscript) -> Value:
+    def _of_subscript(self, node: cst.Subscript, depth: int) -> Value:
         if self._tree.qualified(node.value) == "os.environ":
             return Value(Kind.STRING)
-        return guess_by_name(entry_key(node) or "")
+        key = entry_key(node)
+        is_entry = key is None and len(node.slice) == 1 and isinstance(node.slice[0].slice, cst.Index)
+        element = self._of_element(node.value, [], depth - 1) if is_entry else UNKNOWN
+        is_object = element.kind in (Kind.TENSOR, Kind.MODULE) and element.certain
+        return element if is_object else guess_by_name(key or "")
+
+
+def _part_of(value: cst.BaseExpression, path: list[int]) -> cst.BaseExpression | None:
+    """A part of a literal: ``y`` of ``(x, y)`` for ``[1]``; ``None`` if it is not written out."""
+    for index in path:
+        if not isinstance(value, (cst.Tuple, cst.List)) or index >= len(value.elements):
+            return None
+        if any(isinstance(one, cst.StarredElement) for one in value.elements):
+            return None
+        value = value.elements[index].value
+    return value
 
 
 def guess_by_name(name: str) -> Value:
