@@ -147,7 +147,7 @@ SKIPPED = [
     "class A(nn.Module):\n    def __init__(self):\n        self.op = self.on_cuda if torch.cuda.is_available() else self.on_host\n\n"
     "    def on_cuda(self, q):\n        return torch.cuda.memory_stats(q.device)\n\n    def on_host(self, q):\n        return 1\n",
     "def on_cuda():\n    return torch.cuda.cudart()\n\n\ndef f(op):\n    if torch.cuda.is_available():\n        op = on_cuda\n    return op\n",
-    "class A:\n    def f(self, make):\n        self.model = make()\n        self.model.cuda()\n        self.model = torch.nn.DataParallel(self.model)\n",
+    "class A:\n    def f(self, make):\n        self.model = make()\n        self.other = make()\n        self.other.cuda()\n        self.model = torch.nn.DataParallel(self.model)\n",
     # A device that is the default of a parameter, and is looked up at import.
     "class M(nn.Module):\n    def __init__(self, n, device='cuda'):\n        self.l = nn.Linear(n, n)\n"
     "        if torch.cuda.is_available():\n            self.l = self.l.to(device)\n",

@@ -210,8 +210,9 @@ class Project:
         found = [one for one in self._modules.get(name, ()) if _module(one).parts[-len(wanted) :] == wanted]
         if not found or module.startswith("."):
             return found
-        if wanted[0] in sys.stdlib_module_names:
-            return []
+        if wanted[0] in sys.stdlib_module_names:  # a script's folder comes first
+            is_script = path.parent / "__init__.py" not in self._facts
+            return [one for one in found if is_script and one.parent == path.parent]
         near = {one: _nearness(path.parent.parts, _module(one).parts[: -len(wanted)]) for one in found}
         # A module inside a package is found without the package's name only beside it, or below.
         roots = {one: Path(*_module(one).parts[: -len(wanted)]) for one in found}
