@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import libcst as cst
 
@@ -26,7 +27,7 @@ from acclimate_port.source.values import (
     Kind,
     methods,
 )
-from acclimate_port.source_file import SourceFile
+from acclimate_port.source_file import SourceFile, kept
 
 _OTHER_LIBRARIES = {"paddle", "jittor", "mindspore", "cupy", "mxnet", "oneflow"}
 """Libraries whose arrays have a method ``cuda``, or a method like it."""
@@ -59,7 +60,14 @@ def _has_methods_of_torch(file: SourceFile, node: cst.CSTNode) -> bool:
         if name == "type":
             return len(given) == 1 and (given[0] or "").startswith("torch.")
         return name in METHODS_OF_TORCH
-    reads = file.tree.reads(node) if isinstance(node, (cst.Name, cst.Attribute)) else ()
+    if not isinstance(node, (cst.Name, cst.Attribute)):
+        return False
+    return _calls_method_of_tensors(file, file.tree.alike(node))
+
+
+@kept
+def _calls_method_of_tensors(file: SourceFile, reads: Sequence[cst.CSTNode]) -> bool:
+    """Whether the file calls a method of tensors where it reads a name."""
     methods_read = (file.tree.parent(read) for read in reads)
     return any(
         isinstance(method, cst.Attribute)
