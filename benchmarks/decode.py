@@ -10,9 +10,11 @@ limit is the time that the same threads need to read as many bytes. A ratio of o
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -49,13 +51,21 @@ class Clock(StoppingCriteria):
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
+@contextlib.contextmanager
+def transformers_loop() -> Iterator[None]:
+    """Lets models generate with transformers' own loop in the ``with`` block."""
+    original = loop.lean_sample
+    loop.lean_sample = lambda *args, **options: None
+    try:
+        yield
+    finally:
+        loop.lean_sample = original
+
+
 def decode(model: Any, prompt: torch.Tensor, tokens: int, *, lean: bool) -> tuple[torch.Tensor, list[float]]:
     """Returns the text, and the milliseconds of each token after the second."""
     clock = Clock()
-    original = loop.lean_sample
-    if not lean:
-        loop.lean_sample = lambda *args, **kwargs: None
-    try:
+    with contextlib.nullcontext() if lean else transformers_loop():
         text = model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
@@ -65,8 +75,6 @@ def decode(model: Any, prompt: torch.Tensor, tokens: int, *, lean: bool) -> tupl
             pad_token_id=0,
             stopping_criteria=StoppingCriteriaList([clock]),
         )
-    finally:
-        loop.lean_sample = original
     return text, [1e3 * (later - earlier) for earlier, later in itertools.pairwise(clock.times[2:])]
 
 

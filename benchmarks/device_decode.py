@@ -15,11 +15,12 @@ import time
 from typing import Any
 
 import torch
+from decode import transformers_loop
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import acclimate
 from acclimate import get_accelerator
-from acclimate.llm.decode import loop
+from acclimate.llm.decode.loop import step_kind
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3-0.6B": (
@@ -99,18 +100,16 @@ def main() -> int:
     accelerator = get_accelerator()
     device = accelerator.current_device_name()
     sys.stdout.write(f"{accelerator.get_device_name()}, torch {torch.__version__}\n")
-    lean_sample = loop.lean_sample
     for name in args.models:
         model = acclimate.init_inference(build(name, device), quantize=args.quantize)
         for batch, length in ROWS:
             prompt = torch.randint(0, model.config.vocab_size, (batch, length), device=device)
             ours = rate(model, prompt, args.tokens)
-            loop.lean_sample = lambda *args, **options: None
-            theirs = rate(model, prompt, args.tokens)
-            loop.lean_sample = lean_sample
+            with transformers_loop():
+                theirs = rate(model, prompt, args.tokens)
             sys.stdout.write(
                 f"{name}, {args.quantize or 'bfloat16'}, {batch} after {length}: "
-                f"{loop.step_kind(model)} step {ours:.1f}, transformers' loop {theirs:.1f} tokens/s\n"
+                f"{step_kind(model)} step {ours:.1f}, transformers' loop {theirs:.1f} tokens/s\n"
             )
             sys.stdout.flush()
     return 0

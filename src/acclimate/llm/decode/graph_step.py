@@ -135,8 +135,7 @@ class GraphStep(PlainStep):
         self.cache.put_at(index, self._place, key, value)
 
     def _last_inputs(self, index: int, count: int) -> Tensor:
-        first = self.cache.firsts[index]
-        inputs = self.cache.held(index, first, first + self.cache.keys[index].shape[2])[0][:, 0]
+        first, inputs = self.cache.firsts[index], self._all_held(index)[0][:, 0]
         places = self._place - torch.arange(count - 1, -1, -1, device=self._place.device)
         found = inputs.index_select(1, (places - first).clamp(min=0))
         return found.masked_fill((places < 0)[:, None], 0.0)
@@ -150,7 +149,7 @@ class GraphStep(PlainStep):
                 query, cache.keys[index], cache.values[index], place, starts, scale=attention.scale,
                 softcap=attention.softcap, window=attention.window, sinks=attention.sinks,
             )  # fmt: skip
-        keys, values = cache.held(index, first, first + cache.keys[index].shape[2])
+        keys, values = self._all_held(index)
         seen = self._known(
             (attention.window, first, keys.shape[2]),
             lambda: self._visible(attention.window, first, keys.shape[2]),
@@ -158,6 +157,11 @@ class GraphStep(PlainStep):
         # Not torch's fused attention: with a mask, that builds a program for each shape of the cache on some
         # GPUs, which takes up to a second.
         return mixed_values(attention, query, keys, values, seen)
+
+    def _all_held(self, index: int) -> tuple[Tensor, Tensor]:
+        """Returns what a layer of the cache has at all places, also at those that no token has yet."""
+        first = self.cache.firsts[index]
+        return self.cache.held(index, first, first + self.cache.keys[index].shape[2])
 
     def _known(self, key: Any, compute: Callable[[], Any]) -> Any:
         """Returns what several layers use, computed once for a step."""

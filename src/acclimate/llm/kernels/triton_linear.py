@@ -17,7 +17,6 @@ from torch import Tensor
 
 from acclimate.llm.kernels import layout, operators
 from acclimate.llm.kernels.formats import BLOCK_COLUMNS, GROUP_ROWS, format_of_number
-from acclimate.llm.kernels.layout import codebook
 from acclimate.llm.kernels.triton_check import gives
 
 _MOST_ROWS = 16
@@ -171,7 +170,7 @@ def _product(
     kind, groups = format_of_number(format_number), -(-n // GROUP_ROWS)
     x = x.contiguous()
     result = x.new_empty(*x.shape[:-1], n)
-    table = codebook(kind.codebook, x.device) if kind.codebook else x
+    table = layout.codebook(kind.codebook, x.device) if kind.codebook else x
     blocks = kind.padded(k) // BLOCK_COLUMNS
     # The fastest of 16 shapes on an H200.
     shape = {"TOGETHER": 32, "num_warps": 8} if blocks > 64 else {"TOGETHER": 16, "num_warps": 4}

@@ -43,7 +43,7 @@ def _text_around(file: SourceFile, use: cst.CSTNode) -> cst.CSTNode:
 def _number_of_gpu(call: cst.Call) -> str:
     """The key by which a call looks up the number of a GPU, without a default; ``""`` if it does not."""
     given = positional(call)
-    key = (
-        string_value(given[0].value) if called_name(call) == "get" and len(call.args) == 1 and given else None
-    )
-    return key if key is not None and _OF_GPU.search(key) else ""
+    if called_name(call) != "get" or len(call.args) != 1 or not given:
+        return ""
+    key = string_value(given[0].value) or ""
+    return key if _OF_GPU.search(key) else ""

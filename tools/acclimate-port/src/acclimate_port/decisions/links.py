@@ -42,9 +42,10 @@ from acclimate_port.source_file import SourceFile, cuda_name
 GIVE_DEVICE = ("device-string", "device-format", "device-object", "integer-device")
 """Rules for devices that something else uses."""
 _MOVE = ("cuda-method", *GIVE_DEVICE)
-_ARE_HELD = (
-    *("runtime-call", "current-device", "available-choice", "device-comparison", "is-cuda", *GIVE_DEVICE),
-)
+_ARE_HELD = {
+    *("runtime-call", "current-device", "available-choice", "device-comparison", "is-cuda"),
+    *GIVE_DEVICE,
+}
 """Rules for tests, numbers and names of devices, which names hold for a later test."""
 _GIVE_VALUES = (cst.Assign, cst.Arg, cst.Element, cst.Return, cst.IfExp, cst.DictElement, cst.Dict)
 _NEGATIVE = (cst.NotEqual, cst.NotIn, cst.LessThan, cst.LessThanEqual)

@@ -332,9 +332,8 @@ class Values:
             return Value(Kind.TENSOR)
         if path or not isinstance(iterated, (cst.Name, cst.Attribute)):
             return UNKNOWN
-        if (
-            held is Kind.MODULE
-        ):  # `torch.nn.ModuleList` and `Sequential`; the keys of others are moved nowhere
+        # `torch.nn.ModuleList` and `Sequential`; the keys of others are moved nowhere.
+        if held is Kind.MODULE:
             return Value(Kind.MODULE)
         if isinstance(iterated, cst.Name) and self._holds_tensors(iterated):
             return Value(Kind.TENSOR)
