@@ -8,6 +8,7 @@ and attention reads all places for which the cache has room, with a mask.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -18,24 +19,23 @@ from torch import Tensor
 from acclimate.accelerator.recorded_graph import RecordedGraph
 from acclimate.imports import ForkSafeLock
 from acclimate.llm.decode.cache import StepCache
-from acclimate.llm.decode.description import Attention, Decoder, Experts, Stack
+from acclimate.llm.decode.description import Attention, Decoder, Experts, Norm, Stack
 from acclimate.llm.decode.finite_logits import check_logits
 from acclimate.llm.decode.modules import packed_stacks
-from acclimate.llm.decode.plain import PlainStep, gated_values, mixed_values, with_shared
+from acclimate.llm.decode.plain import Angles, PlainStep, gated_values, mixed_values
 from acclimate.selection import get_accelerator
 
 _capturing = ForkSafeLock()
 
 
 @functools.cache
-def _fused_attention(device_type: str) -> ModuleType | None:
-    """Returns the module of attention in Triton, if Triton works for a device."""
+def _kernels(of: str, device_type: str) -> ModuleType | None:
+    """Returns a module of kernels in Triton, if Triton works for a device and gives torch's numbers."""
     accelerator = get_accelerator()
     if accelerator.device_type != device_type or not accelerator.is_triton_supported():
         return None
-    from acclimate.llm.kernels import triton_attention
-
-    return triton_attention if triton_attention.is_right(device_type) else None
+    module = importlib.import_module(f"acclimate.llm.kernels.triton_{of}")
+    return module if module.is_right(device_type) else None
 
 
 def can_capture(decoder: Decoder, devices: set[torch.device]) -> bool:
@@ -131,6 +131,49 @@ class GraphStep(PlainStep):
     def _positions(self) -> Tensor:
         return self._place - self._starts
 
+    def _pointwise(self, x: Tensor) -> ModuleType | None:
+        return _kernels("pointwise", x.device.type) if x.dim() == 2 else None
+
+    def _normed(self, norm: Norm | None, x: Tensor) -> Tensor:
+        fused = None if norm is None else self._pointwise(x)
+        if fused is None or not fused.can_normalize(norm, x):
+            return super()._normed(norm, x)
+        found: Tensor = fused.normalized(norm, x)[1]
+        return found
+
+    def _added(self, x: Tensor, added: Tensor, norm: Norm | None) -> tuple[Tensor, Tensor]:
+        fused = None if norm is None else self._pointwise(x)
+        if fused is None or x.dtype != added.dtype or not fused.can_normalize(norm, x):
+            return super()._added(x, added, norm)
+        found: tuple[Tensor, Tensor] = fused.normalized(norm, x, added)
+        return found
+
+    def _gated(self, activation: str, gate: Tensor, up: Tensor | None) -> Tensor:
+        fused = self._pointwise(gate)
+        if fused is None:
+            return super()._gated(activation, gate, up)
+        found: Tensor = fused.gated(activation, gate, up)
+        return found
+
+    def _stored_heads(self, index: int, attention: Attention, x: Tensor, angles: Angles) -> Tensor:
+        cache, fused = self.cache, self._pointwise(x)
+        rotation = None if attention.rotary is None else angles.of(attention.rotary)
+        if fused is None or cache.dtype != x.dtype or not fused.can_prepare(attention, x, rotation):
+            return super()._stored_heads(index, attention, x, angles)
+        memory: dict[int, Tensor] = {}
+        query, stored, held, place = attention.query(x, memory), None, None, self._place
+        if attention.shares is None:
+            stored = attention.key(x, memory), attention.value(x, memory)
+            held = cache.keys[index], cache.values[index]
+            first = cache.firsts[index]
+            place = self._known(("place", first), lambda: self._place - first if first else self._place)
+        factors = None
+        if attention.query_factors is not None:
+            function = self._decoder.factors[attention.query_factors]
+            factors = self._known(("factors", attention.query_factors), lambda: function(self._positions()))
+        found: Tensor = fused.prepared_heads(attention, query, stored, rotation, factors, held, place)
+        return found
+
     def _store(self, index: int, key: Tensor, value: Tensor) -> None:
         self.cache.put_at(index, self._place, key, value)
 
@@ -142,7 +185,7 @@ class GraphStep(PlainStep):
 
     def _mixed(self, index: int, attention: Attention, query: Tensor) -> Tensor:
         cache, first = self.cache, self.cache.firsts[index]
-        fused = _fused_attention(query.device.type)
+        fused = _kernels("attention", query.device.type)
         if fused is not None and cache.dtype == query.dtype and attention.head_size <= fused.LARGEST_HEAD:
             place, starts = self._known(first, lambda: (self._place - first, self._starts - first))
             return fused.mixed_values(  # type: ignore[no-any-return]
@@ -181,7 +224,7 @@ class GraphStep(PlainStep):
         gated = gated_values(experts, _gathered(experts.inner, every, x.repeat_interleave(used, 0)))
         found = _gathered(experts.down, every, gated).float() * weights.reshape(-1, 1)
         found = found.to(x.dtype).float() if experts.rounds_weighted else found
-        return with_shared(experts, x, found.view(*chosen.shape, -1).sum(1))
+        return self._with_shared(experts, x, found.view(*chosen.shape, -1).sum(1))
 
 
 def _gathered(stack: Stack, chosen: Tensor, x: Tensor) -> Tensor:

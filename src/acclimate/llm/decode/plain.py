@@ -29,7 +29,7 @@ from acclimate.llm.decode.finite_logits import check_logits
 from acclimate.llm.decode.modules import embedding_rows, packed_stacks
 
 
-class _Angles:
+class Angles:
     """The numbers that rotate heads at some positions, computed once for all layers."""
 
     def __init__(self, tables: Sequence[RotaryTable], positions: Tensor) -> None:
@@ -75,20 +75,17 @@ class PlainStep:
         x = embedding_rows(decoder.embedding, tokens, decoder.share)
         if decoder.embedding_multiplier != 1.0:
             x = (x.float() * decoder.embedding_multiplier).to(x.dtype)
-        if decoder.embedding_norm is not None:
-            x = decoder.embedding_norm(x)
+        x = self._normed(decoder.embedding_norm, x)
         if decoder.positions is not None:
             x = x + decoder.positions[positions + decoder.position_offset]
-        angles = _Angles(decoder.tables, positions)
+        angles = Angles(decoder.tables, positions)
         own = None if decoder.token_inputs is None else _token_inputs(decoder.token_inputs, x, tokens)
         for index, layer in enumerate(decoder.layers):
             x = self._layer(index, layer, x, angles)
             if layer.token_input is not None and own is not None:
                 x = x + _token_input(layer.token_input, x, own)
             x = _times(x, layer.multiplier)
-        if decoder.norm is not None:
-            x = decoder.norm(x)
-        x = _times(x, decoder.head_multiplier)
+        x = _times(self._normed(decoder.norm, x), decoder.head_multiplier)
         logits: Tensor = decoder.head(x)
         if decoder.logit_multiplier != 1.0:
             logits = logits * decoder.logit_multiplier
@@ -100,33 +97,49 @@ class PlainStep:
         """Returns the position of each sequence's new token."""
         return self.cache.length - self._starts
 
-    def _layer(self, index: int, layer: Layer, x: Tensor, angles: _Angles) -> Tensor:
-        start = x if layer.mixer_norm is None else layer.mixer_norm(x)
+    def _layer(self, index: int, layer: Layer, x: Tensor, angles: Angles) -> Tensor:
+        start = self._normed(layer.mixer_norm, x)
         if isinstance(layer.mixer, Attention):
             mixed = self._attention(index, layer.mixer, start, angles)
         else:
             mixed = self._convolution(index, layer.mixer, start)
-        if layer.mixer_post_norm is not None:
-            mixed = layer.mixer_post_norm(mixed)
-        mixed = _times(mixed, layer.mixer_multiplier)
+        mixed = _times(self._normed(layer.mixer_post_norm, mixed), layer.mixer_multiplier)
         if layer.parallel:
-            given = start if layer.mlp_shares_norm else x
+            inner = self._normed(layer.mlp_norm, start if layer.mlp_shares_norm else x)
         else:
-            given = x = x + mixed
-        inner = given if layer.mlp_norm is None else layer.mlp_norm(given)
+            x, inner = self._added(x, mixed, layer.mlp_norm)
         mlp = layer.mlp
-        result = _mlp(mlp, inner) if isinstance(mlp, Mlp) else self._experts(mlp, inner)
-        if layer.mlp_post_norm is not None:
-            result = layer.mlp_post_norm(result)
-        result = _times(result, layer.mlp_multiplier)
+        result = self._mlp(mlp, inner) if isinstance(mlp, Mlp) else self._experts(mlp, inner)
+        result = _times(self._normed(layer.mlp_post_norm, result), layer.mlp_multiplier)
         if not layer.parallel:
             return x + result
         return x + (mixed + result) if layer.adds_branches_first else (x + mixed) + result
 
-    def _attention(self, index: int, attention: Attention, x: Tensor, angles: _Angles) -> Tensor:
-        query, key, value = self._heads(attention, x, angles)
-        if attention.shares is None:
-            self._store(index, key, value)
+    def _normed(self, norm: Norm | None, x: Tensor) -> Tensor:
+        return x if norm is None else norm(x)
+
+    def _added(self, x: Tensor, added: Tensor, norm: Norm | None) -> tuple[Tensor, Tensor]:
+        """Returns the sum, and its norm."""
+        total = x + added
+        return total, self._normed(norm, total)
+
+    def _gated(self, activation: str, gate: Tensor, up: Tensor | None) -> Tensor:
+        """Returns the activation of one tensor times another, which may be absent."""
+        found = ACTIVATIONS[activation](gate)
+        return found if up is None else found * up
+
+    def _mlp(self, mlp: Mlp, x: Tensor) -> Tensor:
+        memory: dict[int, Tensor] = {}
+        up = mlp.up(x, memory)
+        gate = None if mlp.gate is None else mlp.gate(x, memory)
+        inner = (
+            self._gated(mlp.activation, up, None) if gate is None else self._gated(mlp.activation, gate, up)
+        )
+        result: Tensor = mlp.down(inner)
+        return result
+
+    def _attention(self, index: int, attention: Attention, x: Tensor, angles: Angles) -> Tensor:
+        query = self._stored_heads(index, attention, x, angles)
         mixed = self._mixed(index if attention.shares is None else attention.shares, attention, query)
         if attention.latent is not None:
             by_head = mixed.view(len(x), attention.heads, 1, -1)
@@ -162,7 +175,14 @@ class PlainStep:
         seen = torch.arange(first, end, device=query.device)[None] >= self._starts[:, None]
         return mixed_values(attention, query, *self.cache.held(index, first, end), seen)
 
-    def _heads(self, attention: Attention, x: Tensor, angles: _Angles) -> tuple[Tensor, Tensor, Tensor]:
+    def _stored_heads(self, index: int, attention: Attention, x: Tensor, angles: Angles) -> Tensor:
+        """Stores the new token's key and value, and returns its queries, batch x heads x size."""
+        query, key, value = self._heads(attention, x, angles)
+        if attention.shares is None:
+            self._store(index, key, value)
+        return query
+
+    def _heads(self, attention: Attention, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the queries, keys and values of the new token: batch x heads x size each."""
         memory: dict[int, Tensor] = {}
 
@@ -201,7 +221,17 @@ class PlainStep:
             gated = gated_values(experts, _stacked(experts.inner, expert, x[tokens]))
             found = _stacked(experts.down, expert, gated).float() * weights[tokens, places, None]
             total.index_add_(0, tokens, found.to(x.dtype).float() if experts.rounds_weighted else found)
-        return with_shared(experts, x, total)
+        return self._with_shared(experts, x, total)
+
+    def _with_shared(self, experts: Experts, x: Tensor, total: Tensor) -> Tensor:
+        """Rounds the experts' sum, and adds the MLP that all tokens share."""
+        result = total.to(x.dtype)
+        if experts.shared is not None:
+            shared = self._mlp(experts.shared, x)
+            if experts.shared_gate is not None:
+                shared = torch.sigmoid(experts.shared_gate(x)) * shared
+            result = result + shared
+        return result
 
 
 def _of_latent(
@@ -247,15 +277,6 @@ def _token_input(added: TokenInput, x: Tensor, own: Tensor) -> Tensor:
     return result if added.norm is None else added.norm(result)
 
 
-def _mlp(mlp: Mlp, x: Tensor) -> Tensor:
-    memory: dict[int, Tensor] = {}
-    activation = ACTIVATIONS[mlp.activation]
-    inner = mlp.up(x, memory)
-    inner = activation(inner) if mlp.gate is None else activation(mlp.gate(x, memory)) * inner
-    result: Tensor = mlp.down(inner)
-    return result
-
-
 def mixed_values(attention: Attention, query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
     """Returns each head's mixture of values in the query's dtype, batch x all elements; ``seen`` is batch x
     tokens."""
@@ -278,17 +299,6 @@ def gated_values(experts: Experts, both: Tensor) -> Tensor:
         return experts.gating(None, both)
     gate, up = (both[..., ::2], both[..., 1::2]) if experts.interleaved else both.chunk(2, -1)
     return experts.gating(gate, up)
-
-
-def with_shared(experts: Experts, x: Tensor, total: Tensor) -> Tensor:
-    """Rounds the experts' sum, and adds the MLP that all tokens share."""
-    result = total.to(x.dtype)
-    if experts.shared is not None:
-        shared = _mlp(experts.shared, x)
-        if experts.shared_gate is not None:
-            shared = torch.sigmoid(experts.shared_gate(x)) * shared
-        result = result + shared
-    return result
 
 
 def _stacked(stack: Stack, expert: int, x: Tensor) -> Tensor:

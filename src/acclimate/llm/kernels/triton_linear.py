@@ -21,13 +21,16 @@ from acclimate.llm.kernels.triton_check import gives
 
 _MOST_ROWS = 16
 """The most input rows; for more, unpacking a weight once is cheaper than reading it for each of them."""
+_SHAPE_OF_ROW = {"TOGETHER": 16, "STAGES": 2, "num_warps": 8}
+_SHAPE_OF_ROWS = {"TOGETHER": 8, "STAGES": 2, "num_warps": 4}
 _TYPES = {torch.float32: "f32", torch.float16: "f16", torch.uint8: "u8", torch.int8: "i8"}
 
 
-# Half of a block is 16 columns, whose codes of 16 rows are 256 bytes: 4 quads x 16 rows x 4 columns.
+# Half of a block is 16 columns, whose codes of 16 rows are 256 bytes: 4 quads x 16 rows x 4 columns. Tensors
+# have these three dimensions behind that of the blocks.
 @triton.jit  # type: ignore[untyped-decorator]
 def _field(begin, halves, inside, TYPE: tl.constexpr, SHARED: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
-    """Returns a field's number for each half and row; ``SHARED`` halves have one in common, 0: all."""
+    """Returns a field's number for the rows of each half; ``SHARED`` halves have one in common, 0: all."""
     if TYPE == "f32":
         numbers = begin.to(tl.pointer_type(tl.float32))
     elif TYPE == "f16":
@@ -37,24 +40,69 @@ def _field(begin, halves, inside, TYPE: tl.constexpr, SHARED: tl.constexpr):  # 
     else:
         numbers = begin
     place = halves * 0 if SHARED == 0 else halves // SHARED
-    found = tl.load(numbers + place[:, None] * 16 + tl.arange(0, 16)[None, :], mask=inside[:, None], other=0)
-    return found.to(tl.float32)
+    row = tl.arange(0, 16)[None, None, :, None]
+    return tl.load(numbers + place * 16 + row, mask=inside, other=0).to(tl.float32)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _sums(values, HALVES: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
-    """Returns the sum over the columns of each half, for each row."""
-    return tl.sum(tl.sum(tl.reshape(values, (HALVES, 4, 16, 4)), 3), 1)
+def _bytes(group, block, inside, codes_begin, upper: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    """Returns the first, or the upper, 256 bytes of blocks of codes."""
+    quad, row = tl.arange(0, 4)[None, :, None, None], tl.arange(0, 16)[None, None, :, None]
+    byte = quad * 64 + row * 4 + tl.arange(0, 4)[None, None, None, :]
+    at = group + codes_begin + block * (64 * BITS) + byte + 256 * upper
+    return tl.load(at, mask=inside, other=0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _kernel(  # type: ignore[no-untyped-def]
+def _values(  # type: ignore[no-untyped-def]
+    group, block, inside, codes, half: tl.constexpr, table,
+    codes_begin, scale_begin, low_scale_begin, block_begin, low_begin,
+    BITS: tl.constexpr, OFFSET: tl.constexpr, HAS_TABLE: tl.constexpr,  # noqa: N803
+    SCALE: tl.constexpr, SCALE_SHARED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SHARED: tl.constexpr,  # noqa: N803
+    LOW: tl.constexpr,  # noqa: N803
+):  # fmt: skip
+    """Returns the values of a half of blocks, in float32."""
+    quad, row = tl.arange(0, 4)[None, :, None, None], tl.arange(0, 16)[None, None, :, None]
+    bits = group + codes_begin + block * (64 * BITS) + 256 + row * 4 + tl.arange(0, 4)[None, None, None, :]
+    code = codes.to(tl.int32)
+    if BITS != 8:
+        code = (code >> 4 * half) & 15
+    if BITS == 5:
+        fifth = tl.load(bits, mask=inside, other=0).to(tl.int32)
+        code += ((fifth >> quad + 4 * half) & 1) << 4
+    if BITS == 6:
+        high = tl.load(bits + 64 * half, mask=inside, other=0).to(tl.int32)
+        code += ((high >> quad * 2) & 3) << 4
+    value = tl.load(table + code) - OFFSET if HAS_TABLE else (code - OFFSET).to(tl.float32)
+    halves = block * 2 + half
+    if SCALE == "exponent":
+        exponent = _field(group + scale_begin, halves, inside, "u8", SCALE_SHARED).to(tl.int32)
+        power = ((exponent - 1) << 23).to(tl.float32, bitcast=True)
+        scale = tl.where(exponent > 1, power, 0.0)  # the others would be denormal
+    else:
+        scale = _field(group + scale_begin, halves, inside, SCALE, SCALE_SHARED)
+    factor = scale
+    if BLOCK != "":
+        factor = scale * _field(group + block_begin, halves, inside, BLOCK, BLOCK_SHARED)
+    value *= factor
+    if LOW == "low":
+        value += _field(group + low_begin, halves, inside, "f16", 2)
+    if LOW == "zero":
+        value -= scale * _field(group + low_begin, halves, inside, "i8", 2)
+    if LOW == "block_low":
+        low_scale = _field(group + low_scale_begin, halves, inside, SCALE, SCALE_SHARED)
+        value -= low_scale * _field(group + low_begin, halves, inside, "u8", 2)
+    return value
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _row_kernel(  # type: ignore[no-untyped-def]
     x, data, table, bias, chosen, result, n, k, groups, blocks, group_bytes,
     codes_begin, scale_begin, low_scale_begin, block_begin, low_begin,
     BITS: tl.constexpr, OFFSET: tl.constexpr, HAS_TABLE: tl.constexpr,  # noqa: N803
     HAS_BIAS: tl.constexpr, HAS_EXPERTS: tl.constexpr,  # noqa: N803
     SCALE: tl.constexpr, SCALE_SHARED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SHARED: tl.constexpr,  # noqa: N803
-    LOW: tl.constexpr, TOGETHER: tl.constexpr,  # noqa: N803
+    LOW: tl.constexpr, TOGETHER: tl.constexpr, STAGES: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
     """Multiplies one input row by 16 rows of a weight, or of the weight of its expert."""
     number, input_row = tl.program_id(0), tl.program_id(1)
@@ -62,56 +110,63 @@ def _kernel(  # type: ignore[no-untyped-def]
     if HAS_EXPERTS:
         group += tl.load(chosen + input_row).to(tl.int64) * groups * group_bytes
     x += input_row * k
-    byte = tl.arange(0, 256)
-    column = byte // 64 * 4 + byte % 4
-    total = tl.zeros((TOGETHER, 16), tl.float32)
-    for first in range(0, blocks, TOGETHER):
-        block = first + tl.arange(0, TOGETHER)
+    column = tl.arange(0, 4)[None, :, None, None] * 4 + tl.arange(0, 4)[None, None, None, :]
+    total = tl.zeros((TOGETHER, 4, 16, 4), tl.float32)
+    for first in tl.range(0, blocks, TOGETHER, num_stages=STAGES):
+        block = first + tl.arange(0, TOGETHER)[:, None, None, None]
         inside = block < blocks
-        begin = group + codes_begin + block[:, None] * (64 * BITS)
-        lower = tl.load(begin + byte[None, :], mask=inside[:, None], other=0)
+        codes = _bytes(group, block, inside, codes_begin, 0, BITS)
         if BITS == 8:
-            upper = tl.load(begin + 256 + byte[None, :], mask=inside[:, None], other=0)
-        if BITS == 5:
-            fifth = tl.load(begin + 256 + byte[None, :] % 64, mask=inside[:, None], other=0).to(tl.int32)
+            upper = _bytes(group, block, inside, codes_begin, 1, BITS)
         for half in tl.static_range(2):
-            if BITS == 8:
-                code = (lower if half == 0 else upper).to(tl.int32)
-            else:
-                code = (lower.to(tl.int32) >> 4 * half) & 15
-            if BITS == 5:
-                code += ((fifth >> byte[None, :] // 64 + 4 * half) & 1) << 4
-            if BITS == 6:
-                high = tl.load(begin + 256 + 64 * half + byte[None, :] % 64, mask=inside[:, None], other=0)
-                code += ((high.to(tl.int32) >> byte[None, :] // 64 * 2) & 3) << 4
-            value = tl.load(table + code) - OFFSET if HAS_TABLE else (code - OFFSET).to(tl.float32)
-            place = block[:, None] * 32 + half * 16 + column[None, :]
-            given = tl.load(x + place, mask=place < k, other=0).to(tl.float32)
-            halves = block * 2 + half
-            if SCALE == "exponent":
-                exponent = _field(group + scale_begin, halves, inside, "u8", SCALE_SHARED).to(tl.int32)
-                power = ((exponent - 1) << 23).to(tl.float32, bitcast=True)
-                scale = tl.where(exponent > 1, power, 0.0)  # the others would be denormal
-            else:
-                scale = _field(group + scale_begin, halves, inside, SCALE, SCALE_SHARED)
-            factor = scale
-            if BLOCK != "":
-                factor = scale * _field(group + block_begin, halves, inside, BLOCK, BLOCK_SHARED)
-            total += factor * _sums(value * given, TOGETHER)
-            if LOW == "low":
-                total += _field(group + low_begin, halves, inside, "f16", 2) * _sums(given, TOGETHER)
-            if LOW == "zero":
-                zero = _field(group + low_begin, halves, inside, "i8", 2)
-                total -= scale * zero * _sums(given, TOGETHER)
-            if LOW == "block_low":
-                low_scale = _field(group + low_scale_begin, halves, inside, SCALE, SCALE_SHARED)
-                block_low = _field(group + low_begin, halves, inside, "u8", 2)
-                total -= low_scale * block_low * _sums(given, TOGETHER)
+            value = _values(
+                group, block, inside, upper if BITS == 8 and half == 1 else codes, half, table,
+                codes_begin, scale_begin, low_scale_begin, block_begin, low_begin,
+                BITS, OFFSET, HAS_TABLE, SCALE, SCALE_SHARED, BLOCK, BLOCK_SHARED, LOW,
+            )  # fmt: skip
+            place = block * 32 + half * 16 + column
+            total += value * tl.load(x + place, mask=place < k, other=0).to(tl.float32)
     row = number * 16 + tl.arange(0, 16)
-    found = tl.sum(total, 0)
+    found = tl.sum(tl.sum(tl.sum(total, 3), 1), 0)
     if HAS_BIAS:
         found += tl.load(bias + row, mask=row < n, other=0).to(tl.float32)
     tl.store(result + input_row * n + row, found.to(result.dtype.element_ty), mask=row < n)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _rows_kernel(  # type: ignore[no-untyped-def]
+    x, data, table, bias, result, rows, n, k, blocks, group_bytes,
+    codes_begin, scale_begin, low_scale_begin, block_begin, low_begin,
+    BITS: tl.constexpr, OFFSET: tl.constexpr, HAS_TABLE: tl.constexpr, HAS_BIAS: tl.constexpr,  # noqa: N803
+    SCALE: tl.constexpr, SCALE_SHARED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SHARED: tl.constexpr,  # noqa: N803
+    LOW: tl.constexpr, TOGETHER: tl.constexpr, STAGES: tl.constexpr,  # noqa: N803
+):  # fmt: skip
+    """Multiplies up to 16 input rows by 16 rows of a weight, whose values are rounded to their dtype."""
+    number = tl.program_id(0)
+    group = data + number.to(tl.int64) * group_bytes
+    input_row, column = tl.arange(0, 16)[:, None], tl.arange(0, TOGETHER * 16)[None, :]
+    total = tl.zeros((16, 16), tl.float32)
+    for first in tl.range(0, blocks, TOGETHER, num_stages=STAGES):
+        block = first + tl.arange(0, TOGETHER)[:, None, None, None]
+        inside = block < blocks
+        codes = _bytes(group, block, inside, codes_begin, 0, BITS)
+        if BITS == 8:
+            upper = _bytes(group, block, inside, codes_begin, 1, BITS)
+        for half in tl.static_range(2):
+            value = _values(
+                group, block, inside, upper if BITS == 8 and half == 1 else codes, half, table,
+                codes_begin, scale_begin, low_scale_begin, block_begin, low_begin,
+                BITS, OFFSET, HAS_TABLE, SCALE, SCALE_SHARED, BLOCK, BLOCK_SHARED, LOW,
+            )  # fmt: skip
+            by_column = tl.reshape(tl.permute(value, (0, 1, 3, 2)), (TOGETHER * 16, 16))
+            place = (first + column // 16) * 32 + half * 16 + column % 16
+            given = tl.load(x + input_row * k + place, mask=(input_row < rows) & (place < k), other=0)
+            total = tl.dot(given, by_column.to(given.dtype), total, input_precision="ieee")
+    row = number * 16 + tl.arange(0, 16)[None, :]
+    if HAS_BIAS:
+        total += tl.load(bias + row, mask=row < n, other=0).to(tl.float32)
+    at = result + input_row * n + row
+    tl.store(at, total.to(result.dtype.element_ty), mask=(input_row < rows) & (row < n))
 
 
 @functools.cache
@@ -168,16 +223,22 @@ def _product(
     x: Tensor, data: Tensor, bias: Tensor | None, chosen: Tensor | None, format_number: int, n: int, k: int
 ) -> Tensor:
     kind, groups = format_of_number(format_number), -(-n // GROUP_ROWS)
-    x = x.contiguous()
+    x, rows = x.contiguous(), x.numel() // k
     result = x.new_empty(*x.shape[:-1], n)
     table = layout.codebook(kind.codebook, x.device) if kind.codebook else x
     blocks = kind.padded(k) // BLOCK_COLUMNS
-    # The fastest of 16 shapes on an H200.
-    shape = {"TOGETHER": 32, "num_warps": 8} if blocks > 64 else {"TOGETHER": 16, "num_warps": 4}
-    _kernel[(groups, x.numel() // k)](
-        x, data, table, x if bias is None else bias.contiguous(), x if chosen is None else chosen, result,
-        n, k, groups, blocks, data.shape[-1], *_begins(format_number, k),
-        HAS_BIAS=bias is not None, HAS_EXPERTS=chosen is not None, **shape, **_constants(format_number),
+    begins, constants = _begins(format_number, k), _constants(format_number)
+    bias_given = x if bias is None else bias.contiguous()
+    if rows > 1 and chosen is None:
+        _rows_kernel[(groups,)](
+            x, data, table, bias_given, result, rows, n, k, blocks, data.shape[-1], *begins,
+            HAS_BIAS=bias is not None, **_SHAPE_OF_ROWS, **constants,
+        )  # fmt: skip
+        return result
+    _row_kernel[(groups, rows)](
+        x, data, table, bias_given, x if chosen is None else chosen, result,
+        n, k, groups, blocks, data.shape[-1], *begins,
+        HAS_BIAS=bias is not None, HAS_EXPERTS=chosen is not None, **_SHAPE_OF_ROW, **constants,
     )  # fmt: skip
     return result
 
