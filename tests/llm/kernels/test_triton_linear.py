@@ -52,6 +52,15 @@ def test_products_with_every_format_and_size_are_those_of_plain_torch(
         assert_near(found, operators.linear(x, data, given, kind.number, n, k))
 
 
+@pytest.mark.parametrize("rows", [1, 4, 9, 16])
+@pytest.mark.parametrize(("name", "n", "k"), [("int8", 20, 96), ("q5_k", 8208, 32), ("uint4", 16, 8320)])
+def test_any_number_of_rows_is_multiplied(name: str, n: int, k: int, rows: int) -> None:
+    kind = WEIGHT_FORMATS[name]
+    data, x = random_weight(kind, n, k), torch.randn(rows, k, generator=torch.Generator().manual_seed(rows))
+    found = triton_linear.linear(x, data, None, kind.number, n, k)
+    assert_near(found, operators.linear(x, data, None, kind.number, n, k))
+
+
 @pytest.mark.parametrize("name", ["int8", "mxfp4"])
 def test_rows_are_multiplied_by_the_weights_of_their_experts(name: str) -> None:
     kind, n, k = WEIGHT_FORMATS[name], 40, 96

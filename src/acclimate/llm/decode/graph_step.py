@@ -29,12 +29,12 @@ _capturing = ForkSafeLock()
 
 
 @functools.cache
-def _kernels(of: str, device_type: str) -> ModuleType | None:
+def _kernels(name: str, device_type: str) -> ModuleType | None:
     """Returns a module of kernels in Triton, if Triton works for a device and gives torch's numbers."""
     accelerator = get_accelerator()
     if accelerator.device_type != device_type or not accelerator.is_triton_supported():
         return None
-    module = importlib.import_module(f"acclimate.llm.kernels.triton_{of}")
+    module = importlib.import_module(f"acclimate.llm.{name}")
     return module if module.is_right(device_type) else None
 
 
@@ -132,7 +132,7 @@ class GraphStep(PlainStep):
         return self._place - self._starts
 
     def _pointwise(self, x: Tensor) -> ModuleType | None:
-        return _kernels("pointwise", x.device.type) if x.dim() == 2 else None
+        return _kernels("decode.triton_pointwise", x.device.type) if x.dim() == 2 else None
 
     def _normed(self, norm: Norm | None, x: Tensor) -> Tensor:
         fused = None if norm is None else self._pointwise(x)
@@ -185,7 +185,7 @@ class GraphStep(PlainStep):
 
     def _mixed(self, index: int, attention: Attention, query: Tensor) -> Tensor:
         cache, first = self.cache, self.cache.firsts[index]
-        fused = _kernels("attention", query.device.type)
+        fused = _kernels("kernels.triton_attention", query.device.type)
         if fused is not None and cache.dtype == query.dtype and attention.head_size <= fused.LARGEST_HEAD:
             place, starts = self._known(first, lambda: (self._place - first, self._starts - first))
             return fused.mixed_values(  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="Triton is not installed; torch brings it o
 
 from acclimate.llm.decode.description import ACTIVATIONS, Norm, Rotary
 
-pointwise: Any = pytest.importorskip("acclimate.llm.kernels.triton_pointwise")
+pointwise: Any = pytest.importorskip("acclimate.llm.decode.triton_pointwise")
 
 RANDOM = torch.Generator().manual_seed(0)
 WEIGHT, BIAS = torch.randn(2, 300, generator=RANDOM)

@@ -66,7 +66,8 @@ def _norm_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Adds two rows, and normalizes the sum."""
     row, column = tl.program_id(0), tl.arange(0, COLUMNS)
-    inside, dtype = column < size, result.dtype.element_ty
+    inside = column < size
+    dtype: tl.constexpr = result.dtype.element_ty
     values = tl.load(x + row * x_row + column, mask=inside, other=0).to(tl.float32)
     if HAS_ADDED:
         values += tl.load(added + row * added_row + column, mask=inside, other=0).to(tl.float32)
@@ -187,7 +188,8 @@ def _heads_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Prepares one head of one sequence: first come those of queries, then of keys, then of values."""
     batch, head = tl.program_id(0), tl.program_id(1)
-    dtype, column = result.dtype.element_ty, tl.arange(0, SIZE)
+    dtype: tl.constexpr = result.dtype.element_ty
+    column = tl.arange(0, SIZE)
     own += batch * width
     other += batch * width
     if head < heads:
@@ -210,15 +212,15 @@ def _heads_kernel(  # type: ignore[no-untyped-def]
         tl.store(at + column, found.to(dtype), mask=column < size)
     else:
         head -= heads + key_heads
-        column = tl.arange(0, VALUE_SIZE)
-        found = _head(
+        value_column = tl.arange(0, VALUE_SIZE)
+        passed = _head(
             value + batch * value_row + head * value_size, value, value, value_eps, own, other,
             value_size, width, dtype, VALUE_SIZE, NORMALIZES_VALUES, False, False, False, False, False,
             False, False, False, False,
         )  # fmt: skip
         at = values + batch.to(tl.int64) * value_batch + head.to(tl.int64) * value_head
         at += tl.load(place) * value_token
-        tl.store(at + column, found.to(dtype), mask=column < value_size)
+        tl.store(at + value_column, passed.to(dtype), mask=value_column < value_size)
 
 
 def _kind(norm: Norm | None) -> Any:
@@ -310,7 +312,8 @@ def _gate_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Computes an activation, and multiplies it by another number of the same place."""
     row, column = tl.program_id(0), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside, dtype = column < size, result.dtype.element_ty
+    inside = column < size
+    dtype: tl.constexpr = result.dtype.element_ty
     x = tl.load(gate + row * gate_row + column, mask=inside, other=0).to(tl.float32)
     if ACTIVATION == "silu":
         found = x / (1 + tl.exp(-x))
@@ -366,17 +369,16 @@ def is_right(device_type: str) -> bool:
     expected = torch.cat((expected, (ACTIVATIONS["silu"](x) * added)[None]))
 
     def compute() -> Tensor:
-        def moved(norm: Norm) -> Norm:
-            assert norm.weight is not None
-            return replace(norm, weight=norm.weight.to(device_type))
-
-        a, b = x.to(device_type), added.to(device_type)
-        vars(attention).update(query_norm=moved(by_head), key_norm=moved(by_head))
+        a, b, on_device = x.to(device_type), added.to(device_type), weight.to(device_type)
+        vars(attention).update(
+            dict.fromkeys(("query_norm", "key_norm"), replace(by_head, weight=on_device[:32]))
+        )
         cache = a.new_zeros(2, 3, 3, 2, 32)
         rotation = rotary.factors(*angles.to(device_type))
         place = torch.tensor(1).to(device_type)
         queries = prepared_heads(attention, a, (a, b), rotation, None, (cache[0], cache[1]), place)
-        found = [normalized(moved(norm), a, b)[1], queries.flatten(1), *cache[:, :, :, 1].flatten(2)]
-        return torch.stack((*found, gated("silu", a, b)))
+        total = normalized(replace(norm, weight=on_device), a, b)[1]
+        parts = [total, queries.flatten(1), *cache[:, :, :, 1].flatten(2), gated("silu", a, b)]
+        return torch.stack(parts)
 
     return gives(expected, compute, f"norms and rotations on {device_type}")
