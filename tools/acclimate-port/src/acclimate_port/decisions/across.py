@@ -39,7 +39,6 @@ from acclimate_port.decisions.symbols import (
     reference,
     sources,
 )
-from acclimate_port.source.outline import outline
 from acclimate_port.source.torch_cuda import NEVER_RAISE
 from acclimate_port.source.tree import Span, called_name, child_nodes, dotted, last_name, string_value, walk
 from acclimate_port.source.values import DEVICE_NAME
@@ -112,7 +111,7 @@ class Across:
                     self._all[index].finding.stands_alone |= symbol.kind is Kind.CODE
 
     def facts(self) -> Facts:
-        """What other files must know, after all decisions are made."""
+        """What other files must know, after all decisions are made; without the file's outline."""
         stays: dict[Symbol, int] = {}
 
         def add(symbol: Symbol, place: Span) -> None:
@@ -148,7 +147,7 @@ class Across:
             add(_BACKEND, self._all[index].root.finding.place)
         self._implied |= dict.fromkeys(self._passed_on())
         implied = tuple(pair for pair in self._implied if pair[0].text and pair[1].text)
-        return Facts(outline(self._file.tree.text), frozenset(relies), stays, implied)
+        return Facts(relies=frozenset(relies), stays=stays, implies=implied)
 
     def _homes(self, index: int) -> list[str]:
         """The names by which other code runs or reads the code that a decision is on."""
