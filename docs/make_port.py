@@ -51,7 +51,7 @@ Edits that belong together:
 - The code that chooses, counts or asks for a device, or moves something to it, must agree in the whole program. If one
   such place is not edited, or is unsafe, then so are those in the same file, in the files that import it or that it
   imports by name, and in files that a third file imports beside it. The tool names the line. A class counts with its base
-  classes, and code that looks up entries of a table with the table. Tensors that ranks exchange are edited with the
+  classes, and code that looks up entries of a table with the table, also one that decorators fill. Tensors that ranks exchange are edited with the
   backend of their program. The same holds for autocast and scalers, for memory figures, and for states of random numbers. It does not
   hold for seeds, synchronisation, freeing memory and pinning, nor because of code for NVIDIA's hardware, devices of
   other libraries, or lines with `# acclimate: ignore`.

@@ -16,7 +16,7 @@ from acclimate_port.new_code.added_functions import ACCELERATOR_TYPE, ON_ANY_DEV
 from acclimate_port.new_code.edits import Part
 from acclimate_port.new_code.targets import AcclimateTarget, Target, TorchTarget
 from acclimate_port.source.kernels import Kernels
-from acclimate_port.source.survey import Survey, survey
+from acclimate_port.source.survey import Survey, may_autocast_on_host
 from acclimate_port.source.torchscript import TorchScript
 from acclimate_port.source.tree import (
     Binding,
@@ -471,7 +471,10 @@ class SourceFile:
     def _references(self) -> tuple[list[int], list[cst.FunctionDef]]:
         """The functions of the file that code names without a call, in source order, and where."""
         found: list[tuple[int, cst.FunctionDef]] = []
+        defined = {one.name.value for one in self.tree.of_type(cst.FunctionDef)}
         for name in self.tree.of_type(cst.Name):
+            if name.value not in defined:
+                continue
             at = self.tree.parent(name)
             if isinstance(at, cst.Attribute) and at.attr is name and dotted(at.value) in ("self", "cls"):
                 around = self.tree.around(name, cst.ClassDef)
@@ -656,13 +659,13 @@ class SourceFile:
     @cached_property
     def autocasts_on_host(self) -> bool:
         """Whether this file, or another of the project, may turn on the autocast of the CPU."""
-        return self.survey.autocasts_on_host or survey(self.tree.bytes).autocasts_on_host
+        return self.survey.autocasts_on_host or may_autocast_on_host(self.tree.bytes)
 
     def quote(self, node: cst.CSTNode) -> str:
         """The quote for a new string: the same as the literal's, or one that no enclosing string uses."""
-        for around in (node, *self.tree.ancestors(node)):
-            if isinstance(around, cst.FormattedString):
-                return "'" if '"' in around.start else '"'
+        text = node if isinstance(node, cst.FormattedString) else self.tree.around(node, cst.FormattedString)
+        if text is not None:
+            return "'" if '"' in text.start else '"'
         return node.quote[0] if isinstance(node, cst.SimpleString) else '"'
 
     def text_names_device(self, node: cst.CSTNode) -> bool:
@@ -751,7 +754,8 @@ _SUBMODULES = ("random", "memory", "streams", "graphs")
 
 def cuda_name(file: SourceFile, node: cst.CSTNode) -> str | None:
     """The name below ``torch.cuda`` of a name or a chain of attributes; ``""`` for the module itself."""
-    if not isinstance(node, (cst.Name, cst.Attribute)):
+    kind = type(node)
+    if kind is not cst.Name and kind is not cst.Attribute:
         return None
     full = file.tree.qualified(node)
     if full == _MODULE_PREFIX:

@@ -10,7 +10,7 @@ import libcst as cst
 
 from acclimate_port.conditions.placements import outermost_function
 from acclimate_port.dataflow.literals import is_compared_device
-from acclimate_port.dataflow.uses import uses_of
+from acclimate_port.dataflow.uses import LOOK_UP, uses_of
 from acclimate_port.source.tree import called_name, string_value
 from acclimate_port.source_file import SourceFile, kept
 
@@ -32,7 +32,7 @@ def used_as_word(file: SourceFile, device: cst.CSTNode) -> str:
 
 def _line_of_word(file: SourceFile, device: cst.CSTNode) -> int | None:
     """The line of a word with the name of a device: the value itself as a key, or the same text near it."""
-    words = [use for use in uses_of(file, device) if isinstance(file.tree.parent(use), cst.Index)]
+    words = [use for use in uses_of(file, device) if _is_looked_up(file, use)]
     if not words and isinstance(device, cst.SimpleString):
         around = file.tree.around(device, cst.ClassDef) or outermost_function(file, device)
         function = outermost_function(file, device)
@@ -42,6 +42,14 @@ def _line_of_word(file: SourceFile, device: cst.CSTNode) -> int | None:
         ]
     words = [word for word in words if word is not device]
     return file.tree.line(file.span(words[0]).start) if words else None
+
+
+def _is_looked_up(file: SourceFile, use: cst.CSTNode) -> bool:
+    """Whether a value is a key: of ``TABLE[device]`` or of ``TABLE.get(device)``."""
+    given = file.tree.given_to(use)
+    if given is None or given.index != 0 or given.full.startswith("torch."):
+        return isinstance(file.tree.parent(use), cst.Index)
+    return isinstance(given.call.func, cst.Attribute) and given.name in LOOK_UP
 
 
 @kept

@@ -11,7 +11,16 @@ import libcst as cst
 
 from acclimate_port.dataflow.receivers import foreign_receiver, uses_torch
 from acclimate_port.dataflow.sinks import gets_to_device, takes_device
-from acclimate_port.dataflow.uses import DEVICE_KEYWORDS, KEEP_NAME, parameter_of, uses_of, whole_choice
+from acclimate_port.dataflow.uses import (
+    DEVICE_KEYWORDS,
+    KEEP_NAME,
+    is_device_of,
+    keys_of,
+    parameter_of,
+    uses_of,
+    whole_choice,
+)
+from acclimate_port.source.outline import REGISTERS, outline
 from acclimate_port.source.tree import Binding, Given, called_name, last_name, positional, string_value
 from acclimate_port.source.values import DEVICE_NAME, Kind
 from acclimate_port.source.vendors import OTHER_KINDS
@@ -27,6 +36,7 @@ class Role(Enum):
     COMPARED = "compared"
     PATTERN = "pattern"
     FOREIGN = "for another library"
+    KEY = "a key of a table that a device is looked up in"
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,8 @@ _OUTPUT_CALLS = {"print", "info", "debug", "warning", "error", "log", "write", "
 def classify_literal(file: SourceFile, node: cst.CSTNode) -> LiteralUse:
     """The use of a literal, judged by the code around it."""
     whole = whole_choice(file, node)
+    if key := _key(file, whole):
+        return LiteralUse(Role.KEY, key)
     found = _place(file, whole, file.tree.parent(whole))
     if found.role in (Role.DEVICE, Role.LIKELY) and (reason := foreign_receiver(file, whole)):
         return LiteralUse(Role.LIKELY if reason.may_be_torchs else Role.FOREIGN, reason.text)
@@ -64,6 +76,37 @@ def classify_literal(file: SourceFile, node: cst.CSTNode) -> LiteralUse:
     if found.role is Role.DATA and any(kind in ("cpu", *OTHER_KINDS) for kind in named):
         return LiteralUse(Role.LIKELY, 'only the "cpu" beside it suggests a device')
     return found
+
+
+def _key(file: SourceFile, node: cst.CSTNode) -> str:
+    """Why a device's name is a key that stays: on a host, the accelerator's name would be that of the CPU."""
+    at = file.tree.parent(node)
+    given = file.tree.given_to(node)
+    if given is not None and isinstance(file.tree.parent(given.call), cst.Decorator):
+        is_own = not given.full.startswith("torch.")
+        return f"`{given.name}` registers code for this device" if is_own and registers(file, given) else ""
+    target: cst.CSTNode | None = None
+    if isinstance(at, cst.DictElement) and at.key is node:
+        target = file.tree.holder_of(file.tree.parent(at) or at)
+    elif isinstance(at, cst.Index):
+        entry = file.tree.parent(file.tree.parent(at) or at)
+        is_set = isinstance(entry, cst.Subscript) and isinstance(file.tree.parent(entry), cst.AssignTarget)
+        target = entry.value if isinstance(entry, cst.Subscript) and is_set else None
+    looked_up = isinstance(target, (cst.Name, cst.Attribute)) and any(
+        is_device_of(file, key) for key in keys_of(file, target)
+    )
+    return "it is a key of a table that looks up the device of a tensor" if looked_up else ""
+
+
+def registers(file: SourceFile, given: Given) -> bool:
+    """Whether a decorator enters what it decorates in a table, by its name or because it fills one."""
+    name = given.name
+    return REGISTERS.search(name) is not None or name in _that_fill_tables(file)
+
+
+@kept
+def _that_fill_tables(file: SourceFile) -> set[str]:
+    return {name for name, _ in outline(file.tree.text).fills}
 
 
 def _is_received(file: SourceFile, value: cst.CSTNode) -> bool:

@@ -17,6 +17,7 @@ from acclimate_port.source.tree import (
     dotted,
     entry_key,
     last_name,
+    positional,
     string_value,
 )
 from acclimate_port.source_file import SourceFile, kept
@@ -27,6 +28,8 @@ _MOST = 100
 KEEP_NAME = {"lower", "strip", "casefold", "partition", "rpartition", "split", "rsplit", "removesuffix"}
 """Methods of a string whose result begins with the name of the device in it."""
 
+LOOK_UP = {"get", "pop", "setdefault"}
+"""Methods of a dictionary whose first argument is a key."""
 _GIVE_DEFAULT = {"get", "getattr", "pop", "setdefault", "getenv"}
 """Calls that give their last argument in place of a missing value."""
 SETTINGS = re.compile(
@@ -265,6 +268,42 @@ def _method(owner: cst.ClassDef, name: str) -> cst.FunctionDef | None:
         if isinstance(statement, cst.FunctionDef) and statement.name.value == name:
             return statement
     return None
+
+
+def keys_of(file: SourceFile, table: cst.Name | cst.Attribute) -> list[cst.BaseExpression]:
+    """What a file looks up in a table: ``kind`` of ``TABLE[kind]`` and of ``TABLE.get(kind)``."""
+    return [key for read in file.tree.alike(table) if (key := key_looked_up(file, read)) is not None]
+
+
+def key_looked_up(file: SourceFile, table: cst.CSTNode) -> cst.BaseExpression | None:
+    """What an expression that reads a table looks up in it; ``None`` if it looks nothing up."""
+    at = file.tree.parent(table)
+    around = file.tree.parent(at) if at is not None else None
+    if isinstance(at, cst.Subscript) and at.value is table and len(at.slice) == 1:
+        element = at.slice[0].slice
+        is_read = not isinstance(around, (cst.AssignTarget, cst.Del))
+        return element.value if is_read and isinstance(element, cst.Index) else None
+    if not isinstance(at, cst.Attribute) or not isinstance(around, cst.Call) or around.func is not at:
+        return None
+    given = positional(around)
+    return given[0].value if at.attr.value in LOOK_UP and given else None
+
+
+def is_device_of(file: SourceFile, key: cst.CSTNode) -> bool:
+    """Whether a key is the device of a tensor: ``x.device.type``, ``str(x.device)``, also through a name."""
+    return any(
+        _is_device_of(value)
+        for value in (key, *(file.bound_values(key) if isinstance(key, cst.Name) else ()))
+        if value is not None
+    )
+
+
+def _is_device_of(value: cst.CSTNode) -> bool:
+    if isinstance(value, cst.Call) and dotted(value.func) == "str" and value.args:
+        return _is_device_of(value.args[0].value)
+    if not isinstance(value, cst.Attribute):
+        return False
+    return value.attr.value == "device" or (value.attr.value == "type" and _is_device_of(value.value))
 
 
 def reads_of_option(file: SourceFile, call: cst.Call) -> list[cst.CSTNode]:

@@ -19,7 +19,7 @@ import libcst as cst
 from acclimate_port.conditions.branches import code_passed, controlled_quietly, holders_of_result, where_true
 from acclimate_port.conditions.device_tests import tests_of_devices
 from acclimate_port.conditions.statements import leaves
-from acclimate_port.dataflow.uses import fields_of, uses_of
+from acclimate_port.dataflow.uses import LOOK_UP, fields_of, key_looked_up, uses_of
 from acclimate_port.decisions.decision import Decision, Decisions, Status, asks_for_device
 from acclimate_port.decisions.links import GIVE_DEVICE
 from acclimate_port.decisions.one_device import OneDevice
@@ -39,7 +39,6 @@ from acclimate_port.decisions.symbols import (
     reference,
     sources,
 )
-from acclimate_port.source.outline import outline
 from acclimate_port.source.torch_cuda import NEVER_RAISE
 from acclimate_port.source.tree import Span, called_name, child_nodes, dotted, last_name, string_value, walk
 from acclimate_port.source.values import DEVICE_NAME
@@ -112,7 +111,7 @@ class Across:
                     self._all[index].finding.stands_alone |= symbol.kind is Kind.CODE
 
     def facts(self) -> Facts:
-        """What other files must know, after all decisions are made."""
+        """What other files must know, after all decisions are made; without the file's outline."""
         stays: dict[Symbol, int] = {}
 
         def add(symbol: Symbol, place: Span) -> None:
@@ -131,7 +130,8 @@ class Across:
                 if self._stays(index):
                     add(symbol, self._all[index].finding.place)
             self._implied |= {(code, symbol): None for code in self._code_within(places)}
-        for symbol, place in (*self._tests_that_stay(), *self._code_that_stays(), *self._after_checks()):
+        staying = (self._tests_that_stay(), self._keys(), self._code_that_stays(), self._after_checks())
+        for symbol, place in (pair for pairs in staying for pair in pairs):
             add(symbol, place)
         for index in filter(self._stays, self._all.of_rules("cuda-method")):
             node = self._all[index].finding.node
@@ -148,7 +148,7 @@ class Across:
             add(_BACKEND, self._all[index].root.finding.place)
         self._implied |= dict.fromkeys(self._passed_on())
         implied = tuple(pair for pair in self._implied if pair[0].text and pair[1].text)
-        return Facts(outline(self._file.tree.text), frozenset(relies), stays, implied)
+        return Facts(relies=frozenset(relies), stays=stays, implies=implied)
 
     def _homes(self, index: int) -> list[str]:
         """The names by which other code runs or reads the code that a decision is on."""
@@ -343,6 +343,18 @@ class Across:
             if isinstance(device, cst.Attribute) and device.attr.value == "device":
                 yield from ((Symbol(Kind.TENSOR, text), place) for text in sources(file, device.value))
 
+    def _keys(self) -> Iterator[tuple[Symbol, Span]]:
+        """What is looked up in tables of modules and objects, whose keys stay, and where."""
+        file = self._file
+        tables: list[cst.CSTNode] = [one.value for one in file.tree.of_type(cst.Subscript)]
+        tables += [one.value for name in LOOK_UP for one in file.attributes.get(name, ())]
+        for table in tables:
+            key = key_looked_up(file, table)
+            if not isinstance(key, (cst.Name, cst.Attribute)) or not _is_known(reference(file, table)):
+                continue
+            for text in sources(file, key):
+                yield Symbol(Kind.DEVICE, text), file.span(key)
+
     def _code_that_stays(self) -> Iterator[tuple[Symbol, Span]]:
         """The functions that need CUDA in any case, and classes with native code for it, with the place."""
         file = self._file
@@ -480,6 +492,11 @@ class Across:
 def _after(function: str) -> Symbol:
     """The symbol of the code after calls of a function."""
     return Symbol(Kind.CODE, f"{function}(after)" if function else "")
+
+
+def _is_known(text: str) -> bool:
+    """Whether a symbol is a name of a module, or an attribute of an object of the file's."""
+    return text.startswith(("here:", "from:", "self:"))
 
 
 def _called_name(file: SourceFile, function: cst.FunctionDef) -> str:

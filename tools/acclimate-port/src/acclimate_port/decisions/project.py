@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from acclimate_port.decisions.symbols import TOGETHER, Facts, Kind, Symbol
-from acclimate_port.source.outline import Outline
+from acclimate_port.source.outline import REGISTERS, Outline
 
 _REASONS = {
     Kind.FLAG: "{place}, which the same flag decides about, stays as it is",
-    Kind.DEVICE: "{place}, which compares the name of this device, stays as it is",
+    Kind.DEVICE: "{place}, which compares the name of this device or looks it up, stays as it is",
     Kind.TENSOR: "{place}, which moves the same object or asks for its device, stays as it is",
     Kind.NUMBER: "{place}, a device that gets its number from the same function, stays as it is",
     Kind.CODE: "it decides about code that needs CUDA at {place}, which stays as it is",
@@ -93,16 +93,43 @@ class Project:
         while waiting:
             home, placed = waiting.pop()
             kinds = self._placed[home][placed]
-            for path, name, text in mentioning.get(placed, ()):
-                owner, last = _parted(text)
-                is_it = self._home(path, owner, last) == (home, placed) if owner else path == home
-                if not is_it:
-                    continue
+            using = [*self._registries(home, placed)]
+            using += [
+                (path, name)
+                for path, name, text in mentioning.get(placed, ())
+                if self._named(path, text) == (home, placed)
+            ]
+            for path, name in using:
                 self._naming[path][name, home, placed] = None
                 own = self._placed.setdefault(path, {}).setdefault(name, {})
                 if kinds.keys() - own.keys():
                     own |= kinds
                     waiting.append((path, name))
+
+    def _registries(self, path: Path, name: str) -> Iterator[tuple[Path, str]]:
+        """What a function or class is registered in: a function that fills a table, the table, or an object.
+
+        Of the project's own functions, those register that fill a table of a module; of an object's methods,
+        those that are called so.
+        """
+        outline = self._facts[path].outline
+        for one, table in outline.fills:
+            held = self._named(path, table) if one == name else None
+            yield from [held] if held is not None else []
+        for one, function in outline.registered:
+            if one != name:
+                continue
+            held = self._named(path, function)
+            if held is not None and any(held[1] == by for by, _ in self._facts[held[0]].outline.fills):
+                yield held
+            elif "." in function and REGISTERS.search(function.rpartition(".")[2]):
+                held = self._named(path, _parted(function)[0])
+                yield from [held] if held is not None else []
+
+    def _named(self, path: Path, text: str) -> tuple[Path, str] | None:
+        """The file that defines what another names by a name of its own or by a full name, and the name."""
+        owner, name = _parted(text)
+        return self._home(path, owner, name) if owner else (path, name)
 
     def doubts(self) -> dict[Path, dict[Symbol, str]]:
         """For each file, the symbols that its edits rely on and that stay in another, with the reasons."""

@@ -20,7 +20,7 @@ from acclimate_port.engine import Settings, Site, Status, may_concern, port_text
 from acclimate_port.files.notebook import Notebook
 from acclimate_port.files.text_files import Content, UnreadableError, decode, read, write, yaml_lines
 from acclimate_port.source.build_scripts import is_build_script
-from acclimate_port.source.outline import outline
+from acclimate_port.source.outline import Outline, outline
 from acclimate_port.source.survey import Survey, joined, survey
 from acclimate_port.source.tree import parse_as_python
 
@@ -130,7 +130,8 @@ def _port_again(
             doubts[path] = {**own, **doubts.get(path, {})}
         waiting = {path: replace(settings, elsewhere=doubts[path]) for path in found}
         for result in _port_each(waiting, jobs):
-            results[result.path] = result
+            facts = replace(result.facts, outline=results[result.path].facts.outline)
+            results[result.path] = replace(result, facts=facts)
 
 
 def _bytes(path: Path) -> bytes:
@@ -276,17 +277,25 @@ def _ported(path: Path, text: str, settings: Settings) -> FileResult:
         known = replace(settings.survey, autocasts_on_host=True) if _is_in_package(path) else settings.survey
         settings = replace(settings, compiles_all=known.may_compile_all(path), survey=known)
         builds = known.is_for_builds(path) or is_build_script(path, text.encode())
+        own = _outline(text, settings)
         ported = port_text(text, settings, builds, path.name == "__init__.py")
-        return FileResult(path, text, ported.text, ported.sites, facts=ported.facts)
+        facts = replace(ported.facts, outline=own)
+        return FileResult(path, text, ported.text, ported.sites, facts=facts)
     try:
         notebook = Notebook(text)
     except (ValueError, RecursionError) as error:
         raise UnreadableError(f"it is not a notebook that can be written back: {error}") from error
     _refuse_deep(notebook.source)
+    own = _outline(notebook.source, settings)
     ported = port_text(notebook.source, settings)
     sites = tuple(_in_cell(notebook, site) for site in ported.sites)
     after = text if ported.text == notebook.source else notebook.with_source(ported.text)
-    return FileResult(path, text, after, sites, facts=ported.facts)
+    return FileResult(path, text, after, sites, facts=replace(ported.facts, outline=own))
+
+
+def _outline(source: str, settings: Settings) -> Outline:
+    """A file's outline; an empty one where it is ported again, as the outline is known by then."""
+    return Outline() if settings.elsewhere else outline(source)
 
 
 def _in_cell(notebook: Notebook, site: Site) -> Site:

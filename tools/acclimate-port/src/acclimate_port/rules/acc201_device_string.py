@@ -27,6 +27,8 @@ def report_device(
         return rule.exempt(file, node, place.reason or "nothing shows that it is a device")
     if place.role is Role.FOREIGN:
         return rule.left(file, node, place.reason, stands_alone=True)
+    if place.role is Role.KEY:
+        return rule.left(file, node, place.reason)
     if place.role is Role.PATTERN:
         return rule.left(file, node, "a pattern of `match` must be a literal; compare with `if`")
     unsafe = place.reason if place.role is Role.LIKELY else ""
@@ -87,8 +89,9 @@ device through names, parameters or a part of the text.
 A device is unsafe if a test of its name reads it (`device == "cpu"`, `device == Device.CUDA`,
 `args.device.startswith("cuda")`), unless the test does nothing but fall back to the CPU. It is unsafe too in a file that imports no torch, where the same name is a key of the
 program's data near it, and as part of a command line (`f"run --device {device}"`), which another program or machine
-reads. It is left if the program has its own words for devices: `"ascend"` beside `"cuda"`. The default, the choices and the
-field of one option are ported together, and so are moves whose results one call gets, such as `torch.cat`.
+reads. It is left if the program has its own words for devices: `"ascend"` beside `"cuda"`. It is left as the argument of a decorator that registers code for the device
+(`@register("cuda")`), and as a key of a table in which `x.device.type` is looked up: on a host, the accelerator's name
+would be that of the CPU's entry. The default, the choices and the field of one option are ported together, and so are moves whose results one call gets, such as `torch.cat`.
 
 A device is unsafe if it may reach an object of a library that does not run on every accelerator: a file that imports
 DGL, Warp, bitsandbytes, Transformer Engine or apex, or a module of the project that does, moves with it what is not shown

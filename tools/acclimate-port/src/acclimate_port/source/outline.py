@@ -11,6 +11,13 @@ from acclimate_port.source.tree import parse_as_python
 
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 _OWN_NAMES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_ADD = {"append", "add", "setdefault", "insert"}
+"""Methods that add their last argument to a list, a set or a dictionary."""
+_LOOK_UP = {"get", "build"}
+"""Methods that look an entry of a table or of a registry up."""
+REGISTERS = re.compile(r"(^|_)regist(er|ry|ers)(_|$)")
+"""Names of functions and methods that enter something in a table: ``@MODELS.register_module()``."""
 NO_PROJECT = re.compile(r"(torch|numpy|os|sys|math|typing|logging|collections|functools|transformers)(\.|$)")
 """Packages that no project defines, so that the names in them need not be looked up."""
 _ATTRIBUTES = re.compile(r"(?<![\w.])(\w+)((?:\.\w+){1,3})")
@@ -35,6 +42,14 @@ class Outline:
 
     Of the imports that a function mentions, those alone that it looks an entry up in: ``MODELS[name]``.
     """
+    registered: frozenset[tuple[str, str]] = frozenset()
+    """Pairs of a function or class of the file, and the function or method that may register it.
+
+    The second is of the module, or the full name of an import: ``register`` of ``@register("mean")``, and
+    ``pkg.parts.MODELS.register`` of ``@MODELS.register("mean")``.
+    """
+    fills: frozenset[tuple[str, str]] = frozenset()
+    """Pairs of a function that registers, and the table of a module that gets what the function is given."""
     bases: frozenset[tuple[str, str]] = frozenset()
     """Pairs of a class of the file and the text of a base: ``here:Base``, ``from:pkg.mod.Base``."""
 
@@ -73,6 +88,13 @@ def outline(source: str | bytes) -> Outline:
     for one in statements:
         for name in _filled_by(one) & defined.keys():
             defined[name].append(one)
+    fills = {
+        (name, names.get(table, table))
+        for name, held in defined.items()
+        for table in _filled_by_function(held[0])
+        if table in defined or table in names
+    }
+    registers = {name for name, _ in fills}
     return Outline(
         frozenset(defined),
         frozenset((*modules, *names.values())),
@@ -80,9 +102,13 @@ def outline(source: str | bytes) -> Outline:
         tuple(stars),
         frozenset(_uses(source, names)),
         {
-            name: frozenset(text for one in held for text in _mentioned(one, {*defined} - {name}, names))
+            name: frozenset(
+                text for one in held for text in _mentioned(one, {*defined} - {name}, names, registers)
+            )
             for name, held in defined.items()
         },
+        frozenset(pair for one in statements for pair in _registered_by(one, {*defined}, names)),
+        frozenset(fills),
         frozenset(pair for pair in bases if pair[1]),
     )
 
@@ -99,13 +125,24 @@ def _uses(source: str | bytes, names: dict[str, str]) -> Iterator[str]:
                 yield full
 
 
-def _mentioned(statement: ast.AST, own: set[str], names: dict[str, str]) -> Iterator[str]:
-    """The names of the module, and the full names of what it imports, that a statement of it mentions."""
+def _mentioned(
+    statement: ast.AST, own: set[str], names: dict[str, str], registers: set[str]
+) -> Iterator[str]:
+    """The names of the module, and the full names of what it imports, that a statement of it mentions.
+
+    What registers a function or class uses it, and not the other way round.
+    """
     is_function = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef))
     looked_up: set[int] = set()
+    registering = [one for one in _decorators(statement) if _may_register(one, registers, names)]
+    skipped = {id(node) for one in registering for node in ast.walk(one)}
     for node in ast.walk(statement):
+        if id(node) in skipped:
+            continue
         if isinstance(node, ast.Subscript) and is_function:
             looked_up.add(id(node.value))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and is_function:
+            looked_up |= {id(node.func.value)} if node.func.attr in _LOOK_UP else set()
         elif isinstance(node, ast.Name) and node.id in own:
             yield node.id
         if isinstance(node, (ast.Name, ast.Attribute)) and (not is_function or id(node) in looked_up):
@@ -153,6 +190,67 @@ def _filled_by(statement: ast.AST) -> set[str]:
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     entries = (one.value for one in targets if isinstance(one, ast.Subscript))
     return {one.id for one in entries if isinstance(one, ast.Name)}
+
+
+def _filled_by_function(statement: ast.AST) -> Iterator[str]:
+    """The tables to which a function adds what it is given: ``TABLE[name] = f``, ``TABLE.append(f)``."""
+    if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return
+    functions = [node for node in ast.walk(statement) if isinstance(node, _FUNCTIONS)]
+    given = {one.arg for own in functions for one in (*own.args.posonlyargs, *own.args.args)}
+    given |= {one.arg for own in functions for one in own.args.kwonlyargs}
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id in given:
+            yield from _filled_by(node) - given
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+            table, last = node.func.value, node.args[-1]
+            is_entered = isinstance(last, ast.Name) and last.id in given and node.func.attr in _ADD
+            if is_entered and isinstance(table, ast.Name) and table.id not in given:
+                yield table.id
+
+
+def _registered_by(statement: ast.AST, own: set[str], names: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """The functions and classes that a statement defines or names, each with what may register it.
+
+    ``@register("mean")``, ``@MODELS.register_module()``, ``MODELS.register_module("mean", Mean)``.
+    """
+    if isinstance(statement, _OWN_NAMES):
+        pairs = [(statement.name, _called(one)) for one in statement.decorator_list]
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        call = statement.value
+        given = [*call.args, *(one.value for one in call.keywords)]
+        pairs = [(one.id, _called(call)) for one in given if isinstance(one, ast.Name) and one.id in own]
+    else:
+        return
+    for name, function in pairs:
+        text = _text_of(function, names)
+        root = ast.unparse(function).partition(".")[0]
+        if text and (root in own or root in names) and not NO_PROJECT.match(text):
+            yield name, text
+
+
+def _decorators(statement: ast.AST) -> list[ast.expr]:
+    return statement.decorator_list if isinstance(statement, _OWN_NAMES) else []
+
+
+def _may_register(decorator: ast.expr, registers: set[str], names: dict[str, str]) -> bool:
+    """Whether a decorator is one of some functions that register, or has the name of one."""
+    text = _text_of(_called(decorator), names)
+    return text in registers or REGISTERS.search(text.rpartition(".")[2]) is not None
+
+
+def _text_of(function: ast.expr, names: dict[str, str]) -> str:
+    """The full name of a function that an import binds, or its own text; ``""`` if it is no name."""
+    if not isinstance(function, (ast.Name, ast.Attribute)):
+        return ""
+    return _full_name(function, names) or ast.unparse(function)
+
+
+def _called(node: ast.expr) -> ast.expr:
+    """The function that a decorator calls, or is: ``register`` of ``@register("mean")``."""
+    while isinstance(node, ast.Call):
+        node = node.func
+    return node
 
 
 def _bound_by(statement: ast.AST) -> Iterator[str]:

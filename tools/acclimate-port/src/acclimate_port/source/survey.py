@@ -160,7 +160,7 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         named,
         modules,
         bool(_OLD_CONSTRUCTOR.search(source)),
-        bool(_HOST_AUTOCAST.search(source)),
+        may_autocast_on_host(source),
         bool(_SETS_VISIBLE.search(source)),
         bool(_FORKS.search(source)),
         frozenset(_flags_given(source)),
@@ -169,6 +169,11 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         frozenset(_package_flags(source)),
         frozenset(_own_objects(source, path)) if path is not None else frozenset(),
     )
+
+
+def may_autocast_on_host(source: bytes) -> bool:
+    """Whether a file may turn on the autocast of the CPU."""
+    return _HOST_AUTOCAST.search(source) is not None
 
 
 def joined(surveys: Sequence[Survey]) -> Survey:
@@ -207,8 +212,8 @@ def _flags_given(source: bytes) -> set[str]:
     found = set(_flags(source))
     for _ in range(_STEPS if found else 0):
         flags = "|".join(map(re.escape, found)).encode()
-        given = rb"(\w+)[ \t]*=[ \t]*(?:\w+\.)*(?:%b)\b[ \t]*(?:[,)#]|$)" % flags
-        called = rb"(\w+)\((?:[^()]*,)?\s*(?:\w+\.)*(?:%b)\s*[,)]" % flags
+        given = rb"\b(\w+)[ \t]*=[ \t]*(?:\w+\.)*(?:%b)\b[ \t]*(?:[,)#]|$)" % flags
+        called = rb"\b(\w+)\((?:[^()]*,)?\s*(?:\w+\.)*(?:%b)\s*[,)]" % flags
         for form in (given, called):
             found |= {one[1].decode() for one in re.finditer(form, source, re.M)}
     return found

@@ -15,7 +15,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache, partial
 from itertools import accumulate, islice
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -34,6 +34,7 @@ from libcst.metadata.span_provider import SpanProvidingCodegenState
 Node = TypeVar("Node", bound=cst.CSTNode)
 Function = cst.FunctionDef | cst.Lambda
 _IS_NODE: dict[type, bool] = {}
+_STATEMENTS = (cst.BaseSmallStatement, cst.BaseCompoundStatement)
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
@@ -52,6 +53,10 @@ class Span(NamedTuple):
 
     start: int
     end: int
+
+
+_span = partial(tuple.__new__, Span)
+"""Makes a span of a pair, in half the time of ``Span(start, end)``."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +84,10 @@ class _Scopes(ScopeVisitor):
     It visits the tree without libcst's own traversal, which makes a copy of each node and then drops it.
     """
 
-    def __init__(self, module: cst.Module, bound: set[int]) -> None:
+    def __init__(self, module: cst.Module, bound: set[int], children: dict[int, list[cst.CSTNode]]) -> None:
         bindings = _Bindings(bound)
         super().__init__(bindings)
+        self._children = children
         self.found = bindings.found
         self._visits: dict[type, Callable[[Any], Any] | None] = {}
         self._leaves: dict[type, Callable[[Any], Any] | None] = {}
@@ -96,7 +102,8 @@ class _Scopes(ScopeVisitor):
             self._leaves[kind] = getattr(self, f"leave_{kind.__name__}", None)
         visit = self._visits[kind]
         if visit is None or visit(node) is not False:
-            for below in child_nodes(node):
+            held = self._children.get(id(node))
+            for below in child_nodes(node) if held is None else held:  # None: an annotation in a string
                 self.on_visit(below)
                 self.on_leave(below)
         return False
@@ -170,9 +177,9 @@ class _Spans(SpanProvidingCodegenState):
 
     def after_codegen(self, node: cst.CSTNode) -> None:
         """Keeps the bytes of a node that does not say where its own syntax starts."""
-        start = self._starts.pop()
-        if id(node) not in self.found:
-            self.found[id(node)] = Span(start, self.position)
+        start, key = self._starts.pop(), id(node)
+        if key not in self.found:
+            self.found[key] = _span((start, self.position))
 
     def record_syntactic_position(  # type: ignore[override]
         self, node: cst.CSTNode, *, start_node: cst.CSTNode | None = None, end_node: cst.CSTNode | None = None
@@ -199,7 +206,7 @@ class _Position:
         found = self._spans.found
         start = self._start if self._first is None else found[id(self._first)].start
         end = self._spans.position if self._last is None else found[id(self._last)].end
-        found[id(self._node)] = Span(start, end)
+        found[id(self._node)] = _span((start, end))
 
 
 class Binding(NamedTuple):
@@ -233,15 +240,16 @@ class Tree:
         self.nodes: list[cst.CSTNode] = []
         self._of_type: dict[type, list[cst.CSTNode]] = defaultdict(list)
         waiting: list[cst.CSTNode] = [self.module]
+        children: dict[int, list[cst.CSTNode]] = {}
         while waiting:
             node = waiting.pop()
             self.nodes.append(node)
             self._of_type[type(node)].append(node)
-            children = child_nodes(node)
-            waiting += children
-            for below in children:
+            held = children[id(node)] = child_nodes(node)
+            waiting += held
+            for below in held:
                 self._parents[id(below)] = node
-        self._scopes = _Scopes(self.module, self._bound()).found
+        self._scopes = _Scopes(self.module, self._bound(), children).found
         self.line_starts = [0, *(found.end() for found in _LINE_END.finditer(self.bytes))]
         self.newline = self.module.default_newline
         self.indent = self.module.default_indent
@@ -323,7 +331,12 @@ class Tree:
 
     def around(self, node: cst.CSTNode, kind: type[Node]) -> Node | None:
         """The nearest node of a class around a node."""
-        return next((one for one in self.ancestors(node) if isinstance(one, kind)), None)
+        at = self._parents.get(id(node))
+        while at is not None:
+            if _is_kind(type(at), kind):
+                return cast(Node, at)
+            at = self._parents.get(id(at))
+        return None
 
     def given_to(self, node: cst.CSTNode) -> Given | None:
         """The call that gets a node as an argument, and which one; the node may be the argument itself."""
@@ -350,18 +363,23 @@ class Tree:
 
     def statement(self, node: cst.CSTNode) -> cst.CSTNode:
         """The small statement or block header that a node is part of."""
-        for around in (node, *self.ancestors(node)):
-            if isinstance(around, (cst.BaseSmallStatement, cst.BaseCompoundStatement)):
-                return around
+        at: cst.CSTNode | None = node
+        while at is not None:
+            if _is_kind(type(at), _STATEMENTS):
+                return at
+            at = self._parents.get(id(at))
         return node
 
     def function(self, node: cst.CSTNode) -> Function | None:
         """The function in whose body a node is; decorators, defaults and annotations are outside."""
-        for below, around in self.upwards(node):
-            if isinstance(around, cst.FunctionDef) and below is around.body:
-                return around
-            if isinstance(around, cst.Lambda) and below is around.body:
-                return around
+        below, around = node, self._parents.get(id(node))
+        while around is not None:
+            kind = type(around)
+            if kind is cst.FunctionDef or kind is cst.Lambda:
+                function = cast(Function, around)
+                if function.body is below:
+                    return function
+            below, around = around, self._parents.get(id(around))
         return None
 
     @cached_property
@@ -397,10 +415,12 @@ class Tree:
 
     def scope(self, node: cst.CSTNode) -> Scope | None:
         """The scope that a node's names are looked up in."""
-        for around in (node, *self.ancestors(node)):
-            scope = self._scopes.get(id(around))
+        at: cst.CSTNode | None = node
+        while at is not None:
+            scope = self._scopes.get(id(at))
             if scope is not None:
                 return scope
+            at = self._parents.get(id(at))
         return None
 
     def qualified(self, node: cst.CSTNode) -> str | None:
@@ -437,10 +457,10 @@ class Tree:
         """The full names of a node, with ``None`` for a binding that is not an import."""
         attributes: list[str] = []
         at = node
-        while isinstance(at, cst.Attribute):
+        while type(at) is cst.Attribute:
             attributes.append(at.attr.value)
             at = at.value
-        if not isinstance(at, cst.Name):
+        if type(at) is not cst.Name:
             return set()
         return {
             None if root is None else ".".join((root, *reversed(attributes))) for root in self._meanings(at)
@@ -622,8 +642,9 @@ def _between_keywords_and_brackets(text: str) -> list[int]:
     return found
 
 
+@lru_cache(maxsize=1)
 def parse_as_python(text: str | bytes) -> ast.Module:
-    """The tree of a text by this Python's own parser, without its warnings.
+    """The tree of a text by this Python's own parser, without its warnings; of one text it is made once.
 
     Raises:
         SyntaxError, ValueError: it is not this Python's source.
@@ -660,13 +681,19 @@ def child_nodes(node: cst.CSTNode) -> list[cst.CSTNode]:
         kind = type(value)
         if kind is tuple or kind is list:
             found += [child for child in value if _is_node(type(child))]
-        elif value is not None and _is_node(kind):
+        elif kind is not str and value is not None and _is_node(kind):
             found.append(value)
     return found
 
 
+@cache
+def _is_kind(kind: type, wanted: type | tuple[type, ...]) -> bool:
+    """Whether a class is one of others. Cached, as ``isinstance`` is slow for libcst's classes."""
+    return issubclass(kind, wanted)
+
+
 def _is_node(kind: type) -> bool:
-    """Whether a class is a libcst node class. Cached, as ``isinstance`` is slow for these classes."""
+    """Whether a class is a libcst node class."""
     known = _IS_NODE.get(kind)
     if known is None:
         known = _IS_NODE[kind] = issubclass(kind, cst.CSTNode)
@@ -689,9 +716,9 @@ _WHITE_SPACE = frozenset(
 
 def dotted(node: cst.CSTNode | None) -> str:
     """The text of a name with dots."""
-    if isinstance(node, cst.Attribute):
+    if type(node) is cst.Attribute:
         return f"{dotted(node.value)}.{node.attr.value}"
-    return node.value if isinstance(node, cst.Name) else ""
+    return node.value if type(node) is cst.Name else ""
 
 
 def modules_of(statement: cst.Import | cst.ImportFrom) -> list[str]:
@@ -724,9 +751,10 @@ def base_names(definition: cst.ClassDef) -> list[str]:
 
 def called_name(call: cst.Call) -> str | None:
     """The last name of the called function: ``to`` for ``a.b.to(…)``."""
-    if isinstance(call.func, cst.Attribute):
-        return call.func.attr.value
-    return call.func.value if isinstance(call.func, cst.Name) else None
+    function = call.func
+    if type(function) is cst.Attribute:
+        return function.attr.value
+    return function.value if type(function) is cst.Name else None
 
 
 def entry_key(node: cst.CSTNode) -> str | None:
