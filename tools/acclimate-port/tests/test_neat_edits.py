@@ -91,6 +91,48 @@ def test_a_module_of_build_tools_makes_no_build_script_unless_it_builds(line: st
     assert ".cuda()" not in port_text(source, Settings(target)).text
 
 
+CHOOSES_SOURCES = """
+import torch
+
+sources = ["src/nms.c"]
+if torch.cuda.is_available():
+    sources += ["src/nms_cuda.c"]
+"""
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("line", "builder"),
+    [
+        ("from torch.utils.ffi import create_extension", "create_extension('_ext.nms', sources)"),
+        ("import torch.utils.ffi as ffi", "ffi.create_extension('_ext.nms', sources)"),
+        ("from torch.utils.cpp_extension import CppExtension", "CppExtension('nms', sources)"),
+        ("from torch.utils import cpp_extension", "cpp_extension.CUDAExtension('nms', sources)"),
+        ("from tools import cuda_extension", "cuda_extension('nms', sources=sources, define_macros=[])"),
+        ("from tools import build", "build('nms', sources=sources, with_cuda=torch.cuda.is_available())"),
+    ],
+)
+def test_a_file_that_builds_an_extension_asks_for_cuda_itself(line: str, builder: str, target: str) -> None:
+    source = f"{line}\n{CHOOSES_SOURCES}\n\nextension = {builder}\n"
+    ported = port_text(source, Settings(target, unsafe=True))
+    assert ported.text == source
+    assert "a build script" in reasons(ported)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from torch.utils.ffi import _wrap_function",
+        "from torch.utils.cpp_extension import load\n\nop = load('op', ['op.cpp'])",
+        "from tools import plot\n\nplot(sources=['a', 'b'], title='c')",
+    ],
+)
+def test_a_file_that_builds_nothing_is_ported_beside_such_imports(line: str, target: str) -> None:
+    source = f"{line}\n\nimport torch\n\n\ndef f(x: torch.Tensor):\n    return x.cuda()\n"
+    assert ".cuda()" not in port_text(source, Settings(target)).text
+
+
 @BOTH
 def test_a_condition_in_a_text_is_reported(target: str) -> None:
     source = (

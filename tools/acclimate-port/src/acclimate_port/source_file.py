@@ -42,6 +42,9 @@ _WITHOUT_TORCH = {
 """Packages that import no torch."""
 _BUILD_MODULES = ("setuptools", "distutils.core", "distutils")
 _BUILD_CALLS = ("setup", "Extension", "CUDAExtension", "CppExtension", "BuildExtension", "build_ext")
+_BUILDERS = re.compile(r"torch\.utils\.(ffi\.create_extension|cpp_extension\.\w*Extension)$")
+_FOR_COMPILERS = {"define_macros", "extra_compile_args", "extra_objects", "include_dirs", "with_cuda"}
+"""Keywords that, beside ``sources``, only a call has which builds an extension, whoever defines it."""
 _DEVICE_IN_TEXT = re.compile(r"device[\"'\\]*\s*[=:]\s*[\"'\\]*cuda")
 _DEVICE_TEXT = re.compile(r"""\(?[rf]*['"]+cuda(:|['"])""", re.IGNORECASE)
 _HOME_OF_ACCELERATOR = {
@@ -397,7 +400,15 @@ class SourceFile:
         imported = (module for statement in self.module_imports for module in modules_of(statement))
         names = [node for node in self.tree.of_type(cst.Name) if node.value in _BUILD_CALLS]
         called = any(isinstance(self.tree.parent(node), (cst.Call, cst.Attribute)) for node in names)
-        return called and any(module in _BUILD_MODULES for module in imported)
+        if called and any(module in _BUILD_MODULES for module in imported):
+            return True
+        return any(self._builds_extension(call) for call in self.tree.of_type(cst.Call))
+
+    def _builds_extension(self, call: cst.Call) -> bool:
+        keywords = {argument.keyword.value for argument in call.args if argument.keyword is not None}
+        if "sources" in keywords and keywords & _FOR_COMPILERS:
+            return True
+        return _BUILDERS.match(self.tree.qualified(call.func) or "") is not None
 
     # -- positions -----------------------------------------------------------------------------------
 

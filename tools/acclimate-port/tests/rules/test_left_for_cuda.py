@@ -98,6 +98,7 @@ MOVES = "import torch\n\n\ndef f():\n    return torch.ones(1).cuda()\n"
         ({"build.py": MOVES, "pyproject.toml": ""}, True),
         ({"pkg/build.py": f"import setuptools\n{MOVES}"}, True),
         ({"pkg/build.py": f"from torch.utils.cpp_extension import load\n{MOVES}"}, True),
+        ({"pkg/build.py": f"from torch.utils.ffi import create_extension\n{MOVES}"}, True),
         ({"setup.py": MOVES}, True),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 _NAMES = ("setup.py", "setup_cuda.py")
 _PROJECT_FILES = ("setup.py", "setup.cfg", "pyproject.toml")
-_TOOLS = (b"setuptools", b"torch.utils.cpp_extension", b"distutils")
+_TOOLS = (b"setuptools", b"torch.utils.cpp_extension", b"torch.utils.ffi", b"distutils")
 _FROM = re.compile(rb"^[ \t]*from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)", re.M)
 _IMPORT = re.compile(rb"^[ \t]*import[ \t]+([\w., \t]+)", re.M)
 _WORD = re.compile(r"\w+")
