@@ -135,7 +135,7 @@ class Step::Prefill {
       }
       if (layer.attention.has_value()) {
         attend(place, *layer.attention, index, call_.length - asked);
-      } else {
+      } else if (layer.convolution.has_value()) {
         convolve(place, *layer.convolution, index, call_.length - asked);
       }
       if (is_last) {
@@ -235,7 +235,7 @@ class Step::Prefill {
     normalize(layer.mixer_norm, decoder_.dtype, x_.data() + row * hidden_, hidden_, 0, start);
     const int64_t stride = stride_of(hidden_);
     fill_bf16(start, hidden_, stride, normed_.data() + row * stride);
-    if (layer.convolution.has_value() && is_padding(row)) {
+    if (!layer.attention.has_value() && is_padding(row)) {
       std::fill(normed_.data() + row * stride, normed_.data() + (row + 1) * stride, uint16_t{0});
     }
   }
@@ -571,7 +571,7 @@ class Step::Prefill {
 
   // Puts the inputs of a convolution into the cache, and in the place of their first factors.
   void prepare_inputs(Place& place, const Convolution& convolution, size_t index) {
-    const int64_t channels = convolution.channels;
+    const int64_t channels = convolution.taps.channels;
     const LayerCache& cache = call_.cache.layers[index];
     for_rows(place, [&](int64_t row, ThreadState&) {
       float* inputs = projected_.data() + row * convolution.projections.width;
@@ -582,16 +582,62 @@ class Step::Prefill {
 
   // The results for the places of each sequence from `begin` on, in `mixed_`.
   void convolve(Place& place, const Convolution& convolution, size_t index, int64_t begin) {
-    const int64_t channels = convolution.channels, stride = stride_of(channels);
+    const int64_t channels = convolution.taps.channels, stride = stride_of(channels);
     for_rows(place, [&](int64_t row, ThreadState& state) {
       if (row % call_.length < begin) {
         return;
       }
       const float* inputs = projected_.data() + row * convolution.projections.width;
       float* results = at_least(state.heads, channels);
-      step_.convolve_token(convolution, call_.cache.layers[index], sequence_of(row), place_of(row), inputs,
-                           inputs + 2 * channels, state, results);
+      step_.convolve_channels(convolution.taps, call_.cache.layers[index], sequence_of(row), place_of(row),
+                              inputs, 0, channels, state, results);
+      multiply_values(decoder_.dtype, inputs + 2 * channels, results, channels);
       fill_bf16(results, channels, stride, mixed_.data() + row * stride);
+    });
+  }
+
+  // -- delta rules ----------------------------------------------------------------------------------
+
+  // Puts the inputs of the convolution into the cache, changes the states by the tokens, and leaves the
+  // results for the last `asked` tokens of each sequence in `mixed_`.
+  void update_states(Place& place, const DeltaRule& rule, size_t index, int64_t asked) {
+    const LayerCache& cache = call_.cache.layers[index];
+    const int64_t channels = rule.taps.channels, width = rule.projections.width;
+    for_rows(place, [&](int64_t row, ThreadState&) {
+      step_.store_key(cache, sequence_of(row), place_of(row) - cache.first, projected_.data() + row * width,
+                      channels);
+    });
+    for_rows(place, [&](int64_t row, ThreadState& state) {
+      float* inputs = projected_.data() + row * width;
+      float* results = at_least(state.heads, channels);
+      step_.convolve_channels(rule.taps, cache, sequence_of(row), place_of(row), inputs, 0, channels, state,
+                              results);
+      activate(rule.activation, decoder_.dtype, nullptr, results, channels);
+      std::copy(results, results + channels, inputs);
+    });
+    const int64_t heads = rule.heads, keys = rule.key_size, values = rule.value_size;
+    const int64_t size = rule.state_size(), all_keys = rule.key_heads * keys;
+    const int64_t stride = stride_of(rule.result_size());
+    share(place, call_.batch * heads, [&](int64_t unit, ThreadState& state) {
+      const int64_t sequence = unit / heads, head = unit % heads;
+      const int64_t first = head / (heads / rule.key_heads) * keys;
+      float* held = at_least(state.results, 2 * size + values);
+      float* made = held + size;
+      float* result = held + 2 * size;
+      std::copy(cache.state + unit * size, cache.state + (unit + 1) * size, held);
+      for (int64_t i = 0; i < call_.length; ++i) {
+        const int64_t row = sequence * call_.length + i;
+        const float* from = projected_.data() + row * width;
+        step_.update_head(rule, from, from + first, from + all_keys + first,
+                          from + 2 * all_keys + head * values, head, held, state, made, result);
+        std::swap(held, made);
+        const int64_t column = head * values;
+        const int64_t end = head + 1 == heads ? stride : column + values;
+        if (i >= call_.length - asked) {
+          fill_bf16(result, values, end - column, mixed_.data() + row * stride + column);
+        }
+      }
+      std::copy(held, held + size, cache.new_state + unit * size);
     });
   }
 
@@ -602,6 +648,10 @@ class Step::Prefill {
   void prepare_mixing(Place& place, const Layer& layer, size_t index, int64_t asked) {
     if (layer.convolution.has_value()) {
       prepare_inputs(place, *layer.convolution, index);
+      return;
+    }
+    if (layer.delta_rule.has_value()) {
+      update_states(place, *layer.delta_rule, index, asked);
       return;
     }
     const Attention& attention = *layer.attention;
@@ -915,6 +965,15 @@ class Step::Prefill {
         line[c] *= factor;
       }
       const int64_t column = head * value_size;
+      if (attention.is_gated) {
+        const int64_t from = row + i / group;
+        const float* gates = projected_.data() + from * attention.projections.width + attention.first_gate();
+        float* gate = at_least(state.gate, value_size);
+        std::copy(gates + column, gates + column + value_size, gate);
+        sigmoid(decoder_.dtype, gate, value_size);
+        round_values(decoder_.dtype, line, value_size);
+        multiply_values(decoder_.dtype, gate, line, value_size);
+      }
       const int64_t end = head + 1 == attention.heads ? to_stride : column + value_size;
       fill_bf16(line, value_size, end - column, mixed_.data() + (row + i / group) * to_stride + column);
     }
