@@ -6,6 +6,7 @@ the state, from the state to what changes it, and from that to the convolution a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,9 +158,10 @@ class _DeltaRuleReader(_Follower):
         if gate_activation is None or gate.dtype != torch.float32:
             raise NotRepresentedError(f"the gate of a delta rule is made with {gate.op}")
         rate, bias, decays = self._decay(decay)
+        sigmoid, strength_factor = self._strength(strength)
         given, source = self._columns(convolved.new, "channels")
         products = [
-            self._columns(self._before_sigmoid(strength), "strengths"),
+            self._columns(sigmoid.args[0], "strengths"),
             self._columns(decays, "decays"),
             self._columns(gate_activation[1], "gates"),
         ]
@@ -172,8 +174,8 @@ class _DeltaRuleReader(_Follower):
             raise NotRepresentedError("a delta rule's state and its convolution are in different layers")
         rule = DeltaRule(
             given, convolved.weight, convolved.bias, activation[0], heads, key_heads, key_size, value_size,
-            unit_key[1], scale, products[0][0], products[1][0], bias, rate, norm, products[2][0],
-            gate_activation[0], output,
+            unit_key[1], scale, products[0][0], strength_factor, products[1][0], bias, rate, norm,
+            products[2][0], gate_activation[0], output,
         )  # fmt: skip
         return FoundDeltaRule(rule, source, self._layer)
 
@@ -223,8 +225,8 @@ class _DeltaRuleReader(_Follower):
     def _unit(self, value: Value, what: str) -> tuple[tuple[Value, float], float]:
         """Returns what is divided by its length, what is added to the squared length, and the number that
         the quotient is multiplied by."""
-        quotient, factor = self.in_order(value, what)
-        for given, inverse in _factors(quotient):
+        found = self.origin(value)
+        for given, inverse in () if found is None else _factors(found[0]):
             if inverse.op != "rsqrt" or inverse.dtype != torch.float32 or given.dtype != torch.float32:
                 continue
             total = inverse.args[0]
@@ -233,7 +235,7 @@ class _DeltaRuleReader(_Follower):
                 if eps is None or not _is_sum(square, -1, keeps=True):
                     continue
                 if any(first is given and second is given for first, second in _factors(square.args[0])):
-                    return (given, eps), factor
+                    return (given, eps), self.in_order(value, what)[1]
         raise NotRepresentedError(f"the {what} of a delta rule are not divided by their length")
 
     def _active(self, query: Value, key: Value, value: Value) -> tuple[Value, int]:
@@ -266,12 +268,13 @@ class _DeltaRuleReader(_Follower):
             raise NotRepresentedError(f"queries, keys and values are made with {convolved.op}")
         return ConvolutionReader(self._reader, convolved).read(taken)
 
-    def _before_sigmoid(self, strength: Value) -> Value:
-        sigmoid, factor = self.in_order(strength, "strengths")
-        if sigmoid.op != "sigmoid" or factor != 1.0 or sigmoid.dtype != self._reader.dtype:
+    def _strength(self, value: Value) -> tuple[Value, float]:
+        """Returns the sigmoid that strengths are, and the power of two that multiplies it."""
+        sigmoid, factor = self.in_order(value, "strengths")
+        is_exact = factor > 0 and math.frexp(factor)[0] == 0.5
+        if sigmoid.op != "sigmoid" or not is_exact or sigmoid.dtype != self._reader.dtype:
             raise NotRepresentedError(f"the strengths of a delta rule are made with {sigmoid.op}")
-        value: Value = sigmoid.args[0]
-        return value
+        return sigmoid, factor
 
     def _columns(self, value: Value, what: str) -> tuple[Product, Value]:
         """Returns the columns of linear modules that all elements of a token are, in order."""

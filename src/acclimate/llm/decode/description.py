@@ -262,7 +262,7 @@ class DeltaRule:
     ``given(x)`` are the queries and keys of all key heads, then the values of all heads. Each of these
     channels passes a causal convolution over tokens and an activation. Queries and keys are then divided by
     their length; several heads may share a key head. With ``k``, ``v`` and ``q`` of a head,
-    ``b = sigmoid(strength(x))`` and ``a = -exp(rate) * softplus(decay(x) + decay_bias)``::
+    ``b = strength_factor * sigmoid(strength(x))`` and ``a = -exp(rate) * softplus(decay(x) + decay_bias)``::
 
         state = exp(a) * state
         state = state + k (b * (v - k state))
@@ -286,6 +286,8 @@ class DeltaRule:
     """What is added to the squared length of queries and keys."""
     scale: float
     strength: Product
+    strength_factor: float
+    """A power of two, so that nothing is rounded."""
     decay: Product
     decay_bias: Tensor
     rate: Tensor

@@ -380,7 +380,7 @@ class _ProgramWriter:
         self._taps(rule)
         self._number(list(ACTIVATIONS).index(rule.activation))
         self._number(rule.heads, rule.key_heads, rule.key_size, rule.value_size)
-        self._real(rule.eps, rule.scale)
+        self._real(rule.eps, rule.scale, rule.strength_factor)
         self._tensor(rule.decay_bias)
         self._tensor(rule.rate)
         self._norm(rule.norm)

@@ -172,7 +172,7 @@ class PlainStep:
         key, query = unit(key), unit(query) * rule.scale
         decay = nn.functional.softplus(rule.decay(x, memory).float() + rule.decay_bias.float())
         decay = torch.exp(-rule.rate.float().exp() * decay)[..., None, None]
-        strength = torch.sigmoid(rule.strength(x, memory)).float()[..., None]
+        strength = torch.sigmoid(rule.strength(x, memory)).float()[..., None] * rule.strength_factor
         state = self._state(index) * decay
         change = (value.view(len(x), rule.heads, -1) - (state * key).sum(-2)) * strength
         state = state + key * change[..., None, :]

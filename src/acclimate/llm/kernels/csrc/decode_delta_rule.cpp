@@ -11,8 +11,7 @@ float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
 }  // namespace
 
-// Computes one head's state after a token, of its convolved query, key and value, which it changes, and the
-// head's result.
+// Computes one head's state after a token, of its convolved query, key and value, and the head's result.
 void Step::update_head(const DeltaRule& rule, const float* projected, const float* query, const float* key,
                        const float* value, int64_t head, const float* before, ThreadState& state,
                        float* after, float* result) const {
@@ -23,6 +22,7 @@ void Step::update_head(const DeltaRule& rule, const float* projected, const floa
   divide_by_length(key, rule.eps, 1.0f, keys, unit_key);
   float strength = projected[rule.first_strength() + head];
   sigmoid(decoder_.dtype, &strength, 1);
+  strength *= rule.strength_factor;
   const float rate = std::exp(rule.rates[head]);
   const float decay =
       std::exp(-rate * softplus(projected[rule.first_decay() + head] + rule.decay_bias[head]));

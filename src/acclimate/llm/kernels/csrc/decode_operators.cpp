@@ -140,7 +140,9 @@ bool step(int64_t number, const Tensor& cache, const Tensor& tokens, const Tenso
     STD_TORCH_CHECK((parts[2] == nullptr) == (parts[3] == nullptr),
                     "Keys are in 8 bits, and values are not, or the reverse.");
     STD_TORCH_CHECK(call.cache.layers.back().has_room(place, call.length, step->window(i)),
-                    "The cache has no room for a step, or lacks tokens that it sees.");
+                    "The cache has no room for a step, or lacks tokens that it sees: layer ", i,
+                    " has room for ", capacity, " tokens from ", first, " on, and a window of ",
+                    step->window(i), "; the step is at ", place, ".");
   }
   call.logits = results<float>(logits, ScalarType::Float, call.batch * step->head_width(), "logits");
   call.best = results<int64_t>(best, ScalarType::Long, call.batch, "best tokens");

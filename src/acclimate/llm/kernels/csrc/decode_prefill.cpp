@@ -40,6 +40,7 @@ bool Step::can_prefill() const {
   // A prompt's last token alone passes layers without keys of their own. The model's modules do that.
   bool can = multiplies_many() && decoder_.dtype == Dtype::bf16 && !decoder_.token_inputs.has_value();
   for (const Layer& layer : decoder_.layers) {
+    can = can && !layer.delta_rule.has_value();  // the model reads a prompt in chunks
     can = can && is_arranged(layer.projections()) && is_arranged(layer.mixer_output());
     can = can && !(layer.attention.has_value() && layer.attention->is_shared);
     if (layer.attention.has_value() && layer.attention->latent.has_value()) {
@@ -135,7 +136,7 @@ class Step::Prefill {
       }
       if (layer.attention.has_value()) {
         attend(place, *layer.attention, index, call_.length - asked);
-      } else if (layer.convolution.has_value()) {
+      } else {
         convolve(place, *layer.convolution, index, call_.length - asked);
       }
       if (is_last) {
@@ -235,7 +236,7 @@ class Step::Prefill {
     normalize(layer.mixer_norm, decoder_.dtype, x_.data() + row * hidden_, hidden_, 0, start);
     const int64_t stride = stride_of(hidden_);
     fill_bf16(start, hidden_, stride, normed_.data() + row * stride);
-    if (!layer.attention.has_value() && is_padding(row)) {
+    if (layer.convolution.has_value() && is_padding(row)) {
       std::fill(normed_.data() + row * stride, normed_.data() + (row + 1) * stride, uint16_t{0});
     }
   }
@@ -596,51 +597,6 @@ class Step::Prefill {
     });
   }
 
-  // -- delta rules ----------------------------------------------------------------------------------
-
-  // Puts the inputs of the convolution into the cache, changes the states by the tokens, and leaves the
-  // results for the last `asked` tokens of each sequence in `mixed_`.
-  void update_states(Place& place, const DeltaRule& rule, size_t index, int64_t asked) {
-    const LayerCache& cache = call_.cache.layers[index];
-    const int64_t channels = rule.taps.channels, width = rule.projections.width;
-    for_rows(place, [&](int64_t row, ThreadState&) {
-      step_.store_key(cache, sequence_of(row), place_of(row) - cache.first, projected_.data() + row * width,
-                      channels);
-    });
-    for_rows(place, [&](int64_t row, ThreadState& state) {
-      float* inputs = projected_.data() + row * width;
-      float* results = at_least(state.heads, channels);
-      step_.convolve_channels(rule.taps, cache, sequence_of(row), place_of(row), inputs, 0, channels, state,
-                              results);
-      activate(rule.activation, decoder_.dtype, nullptr, results, channels);
-      std::copy(results, results + channels, inputs);
-    });
-    const int64_t heads = rule.heads, keys = rule.key_size, values = rule.value_size;
-    const int64_t size = rule.state_size(), all_keys = rule.key_heads * keys;
-    const int64_t stride = stride_of(rule.result_size());
-    share(place, call_.batch * heads, [&](int64_t unit, ThreadState& state) {
-      const int64_t sequence = unit / heads, head = unit % heads;
-      const int64_t first = head / (heads / rule.key_heads) * keys;
-      float* held = at_least(state.results, 2 * size + values);
-      float* made = held + size;
-      float* result = held + 2 * size;
-      std::copy(cache.state + unit * size, cache.state + (unit + 1) * size, held);
-      for (int64_t i = 0; i < call_.length; ++i) {
-        const int64_t row = sequence * call_.length + i;
-        const float* from = projected_.data() + row * width;
-        step_.update_head(rule, from, from + first, from + all_keys + first,
-                          from + 2 * all_keys + head * values, head, held, state, made, result);
-        std::swap(held, made);
-        const int64_t column = head * values;
-        const int64_t end = head + 1 == heads ? stride : column + values;
-        if (i >= call_.length - asked) {
-          fill_bf16(result, values, end - column, mixed_.data() + row * stride + column);
-        }
-      }
-      std::copy(held, held + size, cache.new_state + unit * size);
-    });
-  }
-
   // -- attention ------------------------------------------------------------------------------------
 
   // Puts into the cache what a layer keeps of the tokens; makes the queries of the last tokens of each
@@ -648,10 +604,6 @@ class Step::Prefill {
   void prepare_mixing(Place& place, const Layer& layer, size_t index, int64_t asked) {
     if (layer.convolution.has_value()) {
       prepare_inputs(place, *layer.convolution, index);
-      return;
-    }
-    if (layer.delta_rule.has_value()) {
-      update_states(place, *layer.delta_rule, index, asked);
       return;
     }
     const Attention& attention = *layer.attention;

@@ -235,6 +235,7 @@ struct DeltaRule {
         value_size(from.number()),
         eps(from.real()),
         scale(from.real()),
+        strength_factor(from.real()),
         decay_bias(from.address<float>()),
         rates(from.address<float>()),
         norm(read_norm(from)),
@@ -257,6 +258,7 @@ struct DeltaRule {
   int64_t heads, key_heads, key_size, value_size;
   float eps;  // added to the squared length of queries and keys
   float scale;  // of queries
+  float strength_factor;
   const float* decay_bias;  // [heads]
   const float* rates;  // [heads]; logarithms
   Norm norm;  // of a head's result
