@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -326,6 +327,23 @@ def test_weights_of_a_delta_rule_that_change_between_texts_count(taken: list[boo
     assert torch.equal(*after)
     assert not torch.equal(before[0], after[0])
     assert taken == [True, True]
+
+
+@pytest.mark.usefixtures("own_descriptions")
+def test_the_description_of_a_delta_rule_is_saved_for_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proofs: list[Any] = []
+    prove = proof.prove
+    monkeypatch.setattr(proof, "prove", lambda *given: (proofs.append(given), prove(*given)))
+    own = pair("qwen3.5")[0]
+    own.save_pretrained(tmp_path)
+    expected = own.generate(PROMPT, max_new_tokens=20, **ALWAYS)
+    for _ in range(2):
+        model = acclimate.init_inference(tmp_path, dtype="float32")
+        assert step_kind(model) == "native"
+        assert torch.equal(model.generate(PROMPT, max_new_tokens=20, **ALWAYS), expected)
+    assert len(proofs) == 1
 
 
 # -- delta rules that are written otherwise ------------------------------------------------------------------

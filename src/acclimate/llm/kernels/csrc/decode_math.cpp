@@ -410,10 +410,7 @@ float weigh(float scale, float cap, float* x, int64_t n, float& peak) {
 }
 
 ACCLIMATE_CLONES void divide_by_length(const float* x, float eps, float factor, int64_t n, float* to) {
-  for (int64_t i = 0; i < n; ++i) {
-    to[i] = x[i] * x[i];
-  }
-  const float inverse = 1.0f / std::sqrt(sum_of(to, n) + eps);
+  const float inverse = 1.0f / std::sqrt(sum_of_squares(x, 0.0f, n) + eps);
   for (int64_t i = 0; i < n; ++i) {
     to[i] = x[i] * inverse * factor;
   }
