@@ -63,7 +63,7 @@ def _start(arguments: list[str]) -> subprocess.Popen[bytes]:
 
 def ranks_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     children = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in children if "--as-rank" in " ".join(child.cmdline())]
+    return [child for child in children if "--as_rank" in " ".join(child.cmdline())]
 
 
 def ctrl_c(process: subprocess.Popen[bytes], ranks: list[psutil.Process]) -> None:
