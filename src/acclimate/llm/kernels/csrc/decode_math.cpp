@@ -101,8 +101,8 @@ ACCLIMATE_INLINE void activate_in(Activation activation, const float* gate, floa
 
 ACCLIMATE_INLINE float total(const float (&sums)[lanes]) {
   float result = 0;
-  for (float each : sums) {
-    result += each;
+  for (float sum : sums) {
+    result += sum;
   }
   return result;
 }
