@@ -449,6 +449,24 @@ class AllocatesTwice(_WithKernels):
     kernels = {"empty_strided": _empty}
 
 
+class CacheIsNeverGivenUp(_WithKernels):
+    """An allocation is refused if it has room only once the cache is emptied."""
+
+    @staticmethod
+    def _empty(
+        size: Any, *, dtype: Any = None, device: Any = None, memory_format: Any = None, **_: Any
+    ) -> torch.Tensor:
+        form = torch.contiguous_format if memory_format is None else memory_format
+        like = torch.empty(size, dtype=dtype, device="meta", memory_format=form)
+        accelerator = get_accelerator()
+        reserved, allocated = accelerator.memory_reserved(), accelerator.memory_allocated()
+        if like.nbytes > max(reserved - allocated, accelerator.total_memory() - reserved):
+            raise torch.OutOfMemoryError(f"sim: allocation of {like.nbytes} bytes failed: out of memory")
+        return torch.empty_strided(like.shape, like.stride(), dtype=dtype, device=device)
+
+    kernels = {"empty.memory_format": _empty}
+
+
 class FirstZerosAfterAreNot(_WithKernels):
     """The first zeros after empty_cache() are none."""
 
@@ -642,6 +660,7 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         DrawsPlacesWithoutWeight: "random/draws_keep_their_range",
         DropoutReadsOn: "random/dropout",
         FirstZerosAfterAreNot: "memory/used_memory_is_cleared",
+        CacheIsNeverGivenUp: "memory/cache_is_not_available",
         AllocatesTwice: "memory/every_way_to_allocate_shows",
         LastGradientIsNotSearched: "dtypes/operators_of_the_scaler",
         ScaleGrowsToInfinity: "dtypes/operators_of_the_scaler",
