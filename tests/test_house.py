@@ -341,7 +341,7 @@ assert "torch" in sys.modules and "rich" not in sys.modules
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
-# -- 5: no print, no bare except, no assert ----------------------------------------------------------
+# -- 5: no print, no bare except, no assert, no name that says nothing -------------------------------
 
 
 def careless_statements(source: Source) -> Iterator[str]:
@@ -352,9 +352,11 @@ def careless_statements(source: Source) -> Iterator[str]:
             yield f"{source.at(node)} catches everything, KeyboardInterrupt too"
         if isinstance(node, ast.Assert):
             yield f"{source.at(node)} asserts; python -O takes that away"
+        if "each" in (getattr(node, "arg", ""), getattr(node, "id", "")):
+            yield f"{source.at(node)} has the name each; say what it is"
 
 
-def test_library_code_has_no_print_no_bare_except_and_no_assert() -> None:
+def test_library_code_has_no_print_no_bare_except_no_assert_and_no_name_each() -> None:
     assert collect(careless_statements) == []
 
 
@@ -645,6 +647,8 @@ BREACHES = [
     (careless_statements, "cli.py", "print('hello')"),
     (careless_statements, "cli.py", "try:\n    f()\nexcept:\n    pass"),
     (careless_statements, "cli.py", "assert isinstance(x, int), 'x'"),
+    (careless_statements, "cli.py", "x = [f(each) for each in y]"),
+    (careless_statements, "cli.py", "def f(each):\n    pass"),
     (stray_errors, "ops/build/builder.py", "class OpError(RuntimeError): pass"),
     (stray_errors, "ops/build/builder.py", "class OpError(errors.OpBuildError): pass"),
     (stray_errors, "ops/build/builder.py", "raise AcclimateError('no')"),

@@ -43,7 +43,6 @@ MPS = {
 }
 KNOWN_FAILURES = {
     "cuda": {
-        "memory/every_way_to_allocate_shows": NO_STORAGE,
         "runtime/compiled_functions_have_effects": INDUCTOR_FOR_CUDA,
         "runtime/compiles": INDUCTOR_FOR_CUDA,
         "runtime/models_are_saved": NO_STORAGE,

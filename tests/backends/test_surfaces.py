@@ -393,9 +393,9 @@ def test_asking_whether_a_name_is_there_is_no_mistake(monkeypatch: pytest.Monkey
     assert walk(dataclasses.replace(CASE, backend=WrongNameCaught), monkeypatch) == []
 
 
-@pytest.mark.parametrize("each", [5, pytest.param(1, marks=pytest.mark.slow)])
-def test_defaults_cover_whatever_else_a_module_lacks(each: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for lacking in sorted(CASE.surface.names.keys() - INDISPENSABLE.keys())[::each]:
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_defaults_cover_whatever_else_a_module_lacks(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for lacking in sorted(CASE.surface.names.keys() - INDISPENSABLE.keys())[::step]:
         names = {name: data for name, data in CASE.surface.names.items() if name != lacking}
         poorer = dataclasses.replace(CASE.surface, names=names)
         assert walk(dataclasses.replace(CASE, surface=poorer), monkeypatch) == [], f"without {lacking}"

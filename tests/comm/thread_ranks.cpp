@@ -18,6 +18,7 @@ namespace {
 
 constexpr size_t kSlot = 16 * 1024;
 constexpr size_t kRing = 4096;
+constexpr std::chrono::milliseconds kGroupTimeout{0};  // that of the group
 std::atomic<int> g_wrong{0};
 
 void expect(bool is_right, const char* what, int rank) {
@@ -45,22 +46,22 @@ void run_collectives(Group& group, int rounds) {
     Sources sources;
     std::vector<size_t> bytes(size, count * 4);
     for (int other = 0; other < size; other++) parts.push_back(all.data() + other * count);
-    group.begin(call(Kind::kAllGather, count), none);
+    group.begin(call(Kind::kAllGather, count), kGroupTimeout);
     all_gather(group, own.data(), parts, count * 4);
     for (int other = 0; other < size; other++) {
       expect(all[other * count + count - 1] == static_cast<float>(other + round), "all_gather", rank);
       sources.push_back(all.data() + other * count);
     }
     std::vector<float> scattered(count);
-    group.begin(call(Kind::kReduceScatter, count, 0, Op::kSum), none);
+    group.begin(call(Kind::kReduceScatter, count, 0, Op::kSum), kGroupTimeout);
     reduce_scatter(group, sources, scattered.data(), {count, 4}, sum);
     expect(scattered[0] == static_cast<float>(size * (rank + round)), "reduce_scatter", rank);
-    group.begin(call(Kind::kAllReduce, count, 0, Op::kSum), none);
+    group.begin(call(Kind::kAllReduce, count, 0, Op::kSum), kGroupTimeout);
     all_reduce(group, own.data(), own.data(), {count, 4}, sum);
     expect(own[count / 2] == static_cast<float>(size * round + size * (size - 1) / 2), "all_reduce", rank);
     const int root = round % size;
     std::vector<float> sent(count, static_cast<float>(rank));
-    group.begin(call(Kind::kBroadcast, count, root), none);
+    group.begin(call(Kind::kBroadcast, count, root), kGroupTimeout);
     broadcast(group, sent.data(), count * 4, root);
     expect(sent[count - 1] == static_cast<float>(root), "broadcast", rank);
     std::vector<float> exchanged(count * size), mine(count * size, static_cast<float>(rank));
@@ -70,16 +71,16 @@ void run_collectives(Group& group, int rounds) {
       to.push_back(exchanged.data() + other * count);
       from.push_back(mine.data() + other * count);
     }
-    group.begin(call(Kind::kAllToAll, 0), none);
+    group.begin(call(Kind::kAllToAll, 0), kGroupTimeout);
     all_to_all(group, from, bytes, to, bytes, 4);
     expect(exchanged[count * size - 1] == static_cast<float>(size - 1), "all_to_all", rank);
-    group.begin(call(Kind::kBarrier, 0), none);
+    group.begin(call(Kind::kBarrier, 0), kGroupTimeout);
     barrier(group);
     // Ranks that differ all raise, and go on.
     if (round % 10 == 0) {
       bool has_raised = false;
       try {
-        group.begin(call(Kind::kBroadcast, rank == 0 ? 1 : 2), none);
+        group.begin(call(Kind::kBroadcast, rank == 0 ? 1 : 2), kGroupTimeout);
         broadcast(group, sent.data(), 4, 0);
       } catch (const CommError& error) {
         has_raised = error.reason == Reason::kMismatch;

@@ -121,8 +121,8 @@ def test_texts_at_once_continue_the_same_beginning(model: Any) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    for number, each in enumerate(asked):
-        assert found[number] == ask(model, [*ask(model, each, 10 + 5 * (number % 3)), 9], 6)
+    for number, text in enumerate(asked):
+        assert found[number] == ask(model, [*ask(model, text, 10 + 5 * (number % 3)), 9], 6)
 
 
 def test_after_a_client_has_gone_its_prompt_is_known_and_the_next_text_is_right(model: Any) -> None:

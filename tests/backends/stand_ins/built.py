@@ -75,7 +75,9 @@ def _operators_of_cuda() -> None:
 
 def _on_host(operator: Any, *args: Any) -> Any:
     """Computes on the host with tensors of a device, and gives the results to their device."""
-    device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
+    device, *others = {arg.device for arg in args if isinstance(arg, torch.Tensor)}
+    if others:
+        raise RuntimeError(f"Expected all tensors to be on the same device, not {device} and {others[0]}")
     on_host = tree_map_only(torch.Tensor, torch.Tensor.cpu, args)
     return tree_map_only(torch.Tensor, lambda result: result.to(device), operator(*on_host))
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def start_bench(folder: Path, tmp_path: Path) -> subprocess.Popen[bytes]:
 
 
 def _start(arguments: list[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+    process = subprocess.Popen(
         arguments,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -59,11 +59,25 @@ def _start(arguments: list[str]) -> subprocess.Popen[bytes]:
         env={**os.environ, "ACCLIMATE_COMM": "gloo"},  # shm would be compiled for each test
         start_new_session=True,
     )
+    _started.append(process)
+    return process
+
+
+_started: list[subprocess.Popen[bytes]] = []
+
+
+@pytest.fixture(autouse=True)
+def no_program_runs_on() -> Iterator[None]:
+    """Ends what a test has started, which would run for hours after a failed one."""
+    yield
+    while _started:
+        with _started.pop() as process:
+            process.terminate()
 
 
 def ranks_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     children = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in children if "--as-rank" in " ".join(child.cmdline())]
+    return [child for child in children if "--as_rank" in " ".join(child.cmdline())]
 
 
 def ctrl_c(process: subprocess.Popen[bytes], ranks: list[psutil.Process]) -> None:

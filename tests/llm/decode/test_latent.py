@@ -140,7 +140,7 @@ def test_bfloat16_errs_no_more_than_the_model_does(name: str) -> None:
     assert step_kind(ours) == "native"  # only after its logits, of a prompt too, were compared
     tokens = torch.arange(60) * 7 % 150 + 3
     expected = logits_of_texts(exact, tokens)
-    own, found = (each.float() - expected for each in logits_after_a_prompt(ours, tokens))
+    own, found = (logits.float() - expected for logits in logits_after_a_prompt(ours, tokens))
     assert float(found.square().mean()) < 2 * float(own.square().mean())
 
 
@@ -186,7 +186,7 @@ def test_quantised_weights_take_the_native_step(name: str, quantize: str) -> Non
     exact = copy.deepcopy(pair(name)[0])
     exact.load_state_dict(ours.state_dict())
     expected = logits_of_texts(exact, tokens)
-    errors = [float((each - expected).norm() / expected.norm()) for each in (found, own)]
+    errors = [float((logits - expected).norm() / expected.norm()) for logits in (found, own)]
     assert errors[0] < 1.2 * errors[1] < 0.3
 
 
@@ -305,5 +305,5 @@ def test_a_bias_of_the_expanding_module_is_computed() -> None:
     for layer in model.model.layers:
         layer.self_attn.kv_b_proj.bias = nn.Parameter(torch.linspace(-1, 1, 4 * 40))
     own, ours = copy.deepcopy(model), acclimate.init_inference(model)
-    texts = [each.generate(PROMPT, max_new_tokens=30, **ALWAYS) for each in (own, ours)]
+    texts = [loaded.generate(PROMPT, max_new_tokens=30, **ALWAYS) for loaded in (own, ours)]
     assert torch.equal(*texts)

@@ -103,6 +103,12 @@ def test_ranks_that_share_the_channels_of_convolutions_write_the_models_text(
         assert ours == whole
 
 
+def test_ranks_that_share_a_delta_rule_write_the_models_text(two: RankProcesses) -> None:
+    for kind, ours, whole in two.values(text_of, "qwen3_5_text"):
+        assert kind == "transformers"
+        assert ours == whole
+
+
 def texts_past_a_window(rank: int) -> tuple[str, list[int], list[int]]:
     """Returns the kind of step, its text, and the text of the split model's modules."""
     import acclimate

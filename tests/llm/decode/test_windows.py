@@ -142,7 +142,7 @@ def given(model: Any, kind: str) -> DynamicCache:
 
 
 def shown(cache: DynamicCache) -> list[torch.Tensor]:
-    return [each for layer in cache.layers for each in (layer.keys, layer.values)]
+    return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
 
 
 @pytest.mark.parametrize("kind", quick(("windows", "whole"), "windows"))

@@ -363,6 +363,7 @@ def test_a_compiled_model_is_one_graph_with_the_same_logits(
     prompt = torch.arange(3, 9)[None]
     texts = [model.generate(prompt, do_sample=False, max_new_tokens=6) for model in (plain, compiled)]
     assert torch.equal(*texts)
+    assert step_kind(compiled) == step_kind(plain) == "native"
 
 
 # -- the lean step -----------------------------------------------------------------------------------

@@ -155,6 +155,8 @@ SPECIAL |= {
     "granitemoehybrid": {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 64,
                          "layer_types": ["attention"] * 2},
     "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+                     "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 16},
     "jamba": {"num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8,
               "use_mamba_kernels": False},
     "gemma3n_text": {"intermediate_size": [128, 128], "vocab_size_per_layer_input": 160,

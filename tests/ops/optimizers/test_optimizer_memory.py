@@ -352,6 +352,8 @@ def test_a_parameter_on_another_device_than_its_state_is_refused_and_loading_the
     if DEVICE == "cpu":
         pytest.skip("the host's tensors have no other device here")
     ours, optimizer = stepped(case)
+    if not torch._has_compatible_shallow_copy_type(ours[0], ours[0].cpu()):
+        pytest.skip("a move replaces parameters of this device, so none can be moved beside its state")
     for parameter in ours:
         parameter.grad = None
         parameter.data = parameter.data.cpu()

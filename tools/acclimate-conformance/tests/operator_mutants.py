@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import Accelerator, DeviceLike
+from acclimate.ops.optimizers import lion
 from acclimate.selection import get_accelerator
 from acclimate_sim.accelerator import SimAccelerator
 
@@ -449,6 +450,42 @@ class AllocatesTwice(_WithKernels):
     kernels = {"empty_strided": _empty}
 
 
+class CacheIsNeverGivenUp(_WithKernels):
+    """An allocation is refused if it has room only once the cache is emptied."""
+
+    @staticmethod
+    def _empty(
+        size: Any, *, dtype: Any = None, device: Any = None, memory_format: Any = None, **_: Any
+    ) -> torch.Tensor:
+        form = torch.contiguous_format if memory_format is None else memory_format
+        like = torch.empty(size, dtype=dtype, device="meta", memory_format=form)
+        accelerator = get_accelerator()
+        reserved, allocated = accelerator.memory_reserved(), accelerator.memory_allocated()
+        if like.nbytes > max(reserved - allocated, accelerator.total_memory() - reserved):
+            raise torch.OutOfMemoryError(f"sim: allocation of {like.nbytes} bytes failed: out of memory")
+        return torch.empty_strided(like.shape, like.stride(), dtype=dtype, device=device)
+
+    kernels = {"empty.memory_format": _empty}
+
+
+class LionSwapsItsDecays(SimAccelerator):
+    """The device's own kernel of acclimate's Lion takes each decay of the moments for the other one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        lion.define()
+
+        def swapped(*lists: list[torch.Tensor], beta1: float, beta2: float, **settings: Any) -> None:
+            lion.lion_(*lists, beta1=beta2, beta2=beta1, **settings)
+
+        self._library = torch.library.Library("acclimate", "IMPL")
+        self._library.impl("lion_", swapped, "PrivateUse1")
+
+    def uninstall(self) -> None:
+        """Puts acclimate's own kernel back."""
+        self._library._destroy()
+
+
 class FirstZerosAfterAreNot(_WithKernels):
     """The first zeros after empty_cache() are none."""
 
@@ -642,6 +679,8 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         DrawsPlacesWithoutWeight: "random/draws_keep_their_range",
         DropoutReadsOn: "random/dropout",
         FirstZerosAfterAreNot: "memory/used_memory_is_cleared",
+        CacheIsNeverGivenUp: "memory/cache_is_not_available",
+        LionSwapsItsDecays: "ops/optimizers_obey_their_options",
         AllocatesTwice: "memory/every_way_to_allocate_shows",
         LastGradientIsNotSearched: "dtypes/operators_of_the_scaler",
         ScaleGrowsToInfinity: "dtypes/operators_of_the_scaler",

@@ -348,6 +348,19 @@ class StepsAreAdded(_WithKernels):
     kernels = {"arange.start_out": _arange}
 
 
+class EndIsMissed(_WithKernels):
+    """A linspace of more than 100 numbers ends a little before its end, as after many additions."""
+
+    @staticmethod
+    def _linspace(start: float, end: float, steps: int, *, out: torch.Tensor) -> torch.Tensor:
+        exact = torch.linspace(start, end, steps, dtype=out.dtype)
+        if steps > 100:
+            exact[-1] *= 1 - 3e-5
+        return out.resize_(exact.shape).copy_(exact)
+
+    kernels = {"linspace.out": _linspace}
+
+
 class MatricesInOrderOfMemory(_WithKernels):
     """silu of a transposed matrix takes its elements in the order of memory."""
 
@@ -548,6 +561,7 @@ FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     ManyTensorsAreTooMany: (topics.lists_of_tensors_as_on_the_host, ("_foreach_add",)),
     IntegersSaturate: (sizes.operators_of_any_length, ("torch._int_mm",)),
     StepsAreAdded: (sizes.operators_of_any_length, ("torch.arange",)),
+    EndIsMissed: (sizes.operators_of_any_length, ("torch.linspace",)),
     FirstFactorOfAll: (topics.lists_of_tensors_as_on_the_host, ("_foreach_mul",)),
     MatricesInOrderOfMemory: (topics.operators_on_any_layout, ("nn.functional.silu",)),
     StridedGradientsHaveNoNorm: (topics.lists_of_tensors_as_on_the_host, ("_foreach_norm",)),

@@ -122,6 +122,58 @@ class PinsNothing(SimAccelerator):
         return tensor.clone()
 
 
+class PinnedForEver(SimAccelerator):
+    """is_pinned is True for memory of a size that was pinned once, as if it lay in the same place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sizes: set[int] = set()
+
+    def pin_memory(
+        self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True
+    ) -> torch.Tensor:
+        self._sizes.add(tensor.nbytes)
+        return super().pin_memory(tensor, make_copy, match_shape)
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        return super().is_pinned(tensor) or tensor.nbytes in self._sizes
+
+
+class StorageLosesItsBytes(SimAccelerator):
+    """A storage that is resized loses what it held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        def resize(storage: torch.UntypedStorage, size: int) -> None:
+            super(torch.UntypedStorage, storage).resize_(size)
+            if storage.device.type == "sim":
+                storage.fill_(0)
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign,assignment]
+
+    def uninstall(self) -> None:
+        """Puts torch's own method back."""
+        del torch.UntypedStorage.resize_
+
+
+class EmptiesTheCurrentDevice(SimAccelerator):
+    """empty_cache() keeps the unused memory of devices that are not current."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: dict[int, int] = {}
+
+    def empty_cache(self) -> None:
+        held = {index: self.memory_reserved(index) for index in range(self.device_count())}
+        super().empty_cache()
+        self._kept = {index: size for index, size in held.items() if index != self.current_device()}
+
+    def memory_reserved(self, device_index: DeviceLike = None) -> int:
+        kept = self._kept.get(self._index(device_index), 0)
+        return max(kept, super().memory_reserved(device_index))
+
+
 class ReplaysNothing(SimAccelerator):
     """replay_graph does nothing."""
 
@@ -781,6 +833,9 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         CountsDevicesTogether: "memory/devices_are_counted_apart",
         OtherOutOfMemory: "memory/out_of_memory",
         PinsNothing: "pinning/told_truly",
+        PinnedForEver: "pinning/memory_is_pinned_each_time",
+        StorageLosesItsBytes: "runtime/tensors_in_python",
+        EmptiesTheCurrentDevice: "memory/devices_are_counted_apart",
         ReplaysNothing: "graphs/replay_trains",
         LimitIgnored: "launching/visible_devices",
         OneDeviceTooFew: "devices/counts",

@@ -123,6 +123,97 @@ class InfinityMinusInfinity(_WithKernels):
     kernels = {"_softmax_backward_data": _softmax}
 
 
+def _beside(found: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    """Of integers, the numbers beside results: a vendor's function rounds in its own way."""
+    if given.is_floating_point():
+        return found
+    return torch.where(found.isinf(), found, found.nextafter(torch.zeros_like(found)))
+
+
+class AnglesOfItsOwn(_WithKernels):
+    """The angle of two integers is one unit in the last place of float32 from the host's."""
+
+    @staticmethod
+    def _atan2(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return _there(_beside(torch.atan2(a.cpu(), b.cpu()), a), a)
+
+    kernels = {"atan2": _atan2}
+
+
+class PowersOfItsOwn(_WithKernels):
+    """A power of float64 is one unit in the last place from the host's."""
+
+    @staticmethod
+    def _pow(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        found = torch.pow(a.cpu(), b.cpu())
+        return _there(_beside(found, b.long()) if found.dtype is torch.float64 else found, a)
+
+    kernels = {"pow.Tensor_Tensor": _pow}
+
+
+class LogarithmsOfItsOwn(_WithKernels):
+    """x * log(y) of integers is one unit in the last place of float32 from the host's."""
+
+    @staticmethod
+    def _xlogy(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return _there(_beside(torch.xlogy(a.cpu(), b.cpu()), a), a)
+
+    kernels = {"xlogy.Tensor": _xlogy}
+
+
+class ZeroIsTheLarger(_WithKernels):
+    """relu of -0.0 is 0.0, since the two are equal."""
+
+    @staticmethod
+    def _relu(x: torch.Tensor) -> torch.Tensor:
+        host = x.cpu()
+        return _there(torch.where(host == 0, torch.zeros_like(host), host.relu()), x)
+
+    kernels = {"relu": _relu}
+
+
+class PaddingTimesInfinity(_WithKernels):
+    """A convolution multiplies infinity with the zeros of padding, which gives NaN."""
+
+    @staticmethod
+    def _convolution(x: torch.Tensor, weight: torch.Tensor, bias: Any, *options: Any) -> torch.Tensor:
+        found = torch.convolution(x.cpu(), weight.cpu(), None if bias is None else bias.cpu(), *options)
+        return _there(torch.where(found.isfinite(), found, torch.nan), x)
+
+    kernels = {"convolution_overrideable": _convolution}
+
+
+class InfiniteMean(_WithKernels):
+    """A row with an infinite number is NaN throughout once it is normalised."""
+
+    @staticmethod
+    def _rms_norm(x: torch.Tensor, shape: list[int], weight: Any = None, eps: Any = None) -> torch.Tensor:
+        found = torch.rms_norm(x.cpu(), shape, None if weight is None else weight.cpu(), eps)
+        rows = x.cpu().isinf().flatten(-len(shape)).any(-1)
+        rows = rows.reshape(*rows.shape, *[1] * len(shape))
+        return _there(torch.where(rows, torch.nan, found), x)
+
+    kernels = {"rms_norm": _rms_norm}
+
+
+class StatisticsByRows(_WithKernels):
+    """A private operator takes tensors only as the public function that calls it lays them out."""
+
+    @staticmethod
+    def _norm(x: torch.Tensor, *others: Any) -> Any:
+        if not x.is_contiguous():
+            raise RuntimeError("expected a contiguous tensor")
+        *given, momentum, eps = others
+        there = [None if t is None else t.cpu() for t in given]
+        found = torch.ops.aten._batch_norm_with_update(x.cpu(), *there, momentum, eps)
+        for mine, theirs in zip(given, there, strict=True):
+            if mine is not None:
+                mine.copy_(theirs)
+        return tuple(_there(t, x) for t in found)
+
+    kernels = {"_batch_norm_with_update": _norm}
+
+
 FOUND_NOTHING_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     FirstOfTwoZeros: (numbers.pairs_of_numbers, ("minimum",)),
     StatisticsOf32Bits: (topics.operators_in_every_dtype, ("native_layer_norm",)),
@@ -131,6 +222,16 @@ FOUND_NOTHING_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     AddsAfterwards: (numbers.results_are_rounded, ()),
     NoFusedStep: (models.optimizers_as_on_the_host, ("Adagrad",)),
     NoGradientsInEvaluation: (models.modules_as_on_the_host, ("BatchNorm1d", "BatchNorm2d")),
+    AnglesOfItsOwn: (numbers.pairs_of_numbers, ("atan2",)),
+    PowersOfItsOwn: (numbers.pairs_of_numbers, ("float_power",)),
+    LogarithmsOfItsOwn: (numbers.pairs_of_numbers, ("xlogy",)),
+    ZeroIsTheLarger: (numbers.every_small_number, ("nn.functional.relu",)),
+    PaddingTimesInfinity: (
+        topics.operators_on_special_numbers,
+        ("nn.functional.conv_transpose3d", "nn.functional.conv2d"),
+    ),
+    InfiniteMean: (topics.operators_on_special_numbers, ("nn.functional.rms_norm",)),
+    StatisticsByRows: (topics.gradients_as_on_the_host, ("_batch_norm_with_update",)),
     InfinityMinusInfinity: (topics.operators_on_special_numbers, ("_softmax_backward_data",)),
 }
 """Each device, the observation that must find nothing, and what of torch is tried."""

@@ -480,6 +480,42 @@ class RemembersOnlyGivenSeeds(CPUAccelerator):
         return super().initial_seed() if self._given is None else self._given
 
 
+class _GeneratorWithoutCopies(torch.Generator):
+    """Its copies are itself."""
+
+    def manual_seed(self, seed: int) -> torch.Generator:
+        torch.default_generator.manual_seed(seed)
+        return super().manual_seed(seed)
+
+    def clone_state(self) -> torch.Generator:
+        return self
+
+
+class CopiesShareTheirState(CPUAccelerator):
+    """A copy of the default generator changes the state of the original."""
+
+    def default_generator(self, device_index: DeviceLike = None) -> torch.Generator:
+        self._index(device_index)
+        return _GeneratorWithoutCopies()
+
+
+class _First256(RecordedGraph):
+    @property
+    def _calls(self) -> Any:
+        return self._kept
+
+    @_calls.setter
+    def _calls(self, calls: Any) -> None:
+        self._kept = calls and calls[:256]
+
+
+class GraphsHold256Calls(CPUAccelerator):
+    """A graph holds its first 256 calls."""
+
+    def create_graph(self) -> Any:
+        return _First256()
+
+
 CAUGHT_BY: dict[type[Accelerator], str] = {
     NameOfNoRecord: "devices/names",
     DeviceHoldsErrorsBack: "devices/device_context",
@@ -522,5 +558,7 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     StreamSetForAllThreads: "streams/current_stream_of_a_thread",
     LaunchedRankForgotten: "launching/launched_rank",
     RemembersOnlyGivenSeeds: "random/last_seed_is_told",
+    CopiesShareTheirState: "random/generators",
+    GraphsHold256Calls: "graphs/replay_repeats_updates",
 }
 """Each fault, and the check that has to find it."""

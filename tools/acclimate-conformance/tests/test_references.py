@@ -44,9 +44,11 @@ def test_a_device_may_multiply_in_more_bits_than_the_host() -> None:
 INF, NAN = float("inf"), float("nan")
 
 
-def chosen(found: list[float], on_host: list[float], exact: list[float], each: bool = True) -> list[float]:
+def chosen(
+    found: list[float], on_host: list[float], exact: list[float], by_element: bool = True
+) -> list[float]:
     given = (torch.tensor(found), torch.tensor(on_host), torch.tensor(exact, dtype=torch.float64))
-    return nearest(*given, each).tolist()
+    return nearest(*given, by_element).tolist()
 
 
 def test_a_number_that_float64_gives_is_right_where_the_host_overflows() -> None:
@@ -63,8 +65,8 @@ def test_each_number_is_compared_with_the_nearer_reference() -> None:
 
 
 def test_a_device_may_be_off_as_far_as_the_host_where_large_terms_cancel() -> None:
-    assert chosen([2e-5], [-1e-5], [0.0], each=False) == [pytest.approx(2e-5)]
-    assert chosen([2e-4], [-1e-5], [0.0], each=False) == [0.0]
+    assert chosen([2e-5], [-1e-5], [0.0], by_element=False) == [pytest.approx(2e-5)]
+    assert chosen([2e-4], [-1e-5], [0.0], by_element=False) == [0.0]
     assert chosen([2e-5], [-1e-5], [0.0]) == [0.0]
 
 

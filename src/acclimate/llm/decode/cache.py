@@ -1,4 +1,4 @@
-"""Keys and values of earlier tokens, laid out for one query at a time, and the inputs of convolutions.
+"""Keys and values of earlier tokens, laid out for one query at a time, inputs of convolutions, and states.
 
 In int8, each 16 elements of a key or value are whole numbers from -127 to 127 times a power of two, the
 smallest that suffices: 8.5 bits for an element. Such numbers are exact in every dtype of a model, so that a
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.llm.decode.description import Attention, Convolution, Decoder, Mixer
+from acclimate.llm.decode.description import Attention, Decoder, DeltaRule, Mixer
 from acclimate.llm.deferred_sigint import interrupts_deferred
 from acclimate.llm.kernels.torch_threads import one_thread
 
@@ -31,6 +31,9 @@ class StepCache:
 
     A layer with a window drops tokens that no query sees again. The inputs of a convolution are kept as keys
     with a window, in the decoder's dtype.
+
+    A recurrent state has two copies: a step reads one, which stays as it is, and writes the other. So a step
+    that failed can be taken again, and ``length`` may be set back by the last step, but by no more.
 
     Args:
         decoder: the decoder whose keys and values are stored.
@@ -69,6 +72,16 @@ class StepCache:
         self.values: list[Tensor] = []
         self.exponents: tuple[list[Tensor], ...] = ([], []) if self.dtype == torch.int8 else ()
         """Of keys and of values in int8: the powers of two of each token's blocks."""
+        self.states: dict[int, Tensor] = {
+            index: torch.zeros(
+                (2, batch, mixer.heads, mixer.key_size, mixer.value_size), dtype=torch.float32, device=device
+            )
+            for index, mixer in enumerate(self._mixers())
+            if isinstance(mixer, DeltaRule)
+        }
+        """By layer: both copies of its recurrent state."""
+        self._state_lengths: list[int | None] = [length, None]
+        """The number of tokens that each copy is of."""
         for index, mixer in enumerate(self._mixers()):
             window = mixer.window
             first = 0 if window is None else max(length - (window - 1), 0)
@@ -96,14 +109,19 @@ class StepCache:
         They are zeros, because a masked value is multiplied by zero, and uninitialised memory may hold NaN.
         """
 
+        heads, *sizes = (
+            (mixer.key_heads, mixer.head_size, mixer.value_size)
+            if isinstance(mixer, Attention)
+            else (1, mixer.channels, 0)
+        )
+
         def pair(dtype: torch.dtype, size: int, value_size: int) -> list[Tensor]:
-            rows = self._batch, mixer.key_heads
+            rows = self._batch, heads
             keys = _zeros((*rows, count, size), dtype, self._device)
             if not self._by_column:
                 return [keys, _zeros((*rows, count, value_size), dtype, self._device)]
             return [keys, _zeros((*rows, value_size, count), dtype, self._device).transpose(2, 3)]
 
-        sizes = mixer.head_size, mixer.value_size
         is_int8 = self._is_int8(mixer)
         made = pair(torch.int8 if is_int8 else self._decoder.dtype, *sizes)
         if self.exponents:
@@ -146,18 +164,46 @@ class StepCache:
             )
         return keys, values
 
+    def state(self, index: int) -> Tensor:
+        """Returns a layer's recurrent state after the cache's tokens: batch x heads x keys x values."""
+        return self.states[index][self._copy]
+
+    @property
+    def _copy(self) -> int:
+        if self.length not in self._state_lengths:
+            raise RuntimeError(f"the cache has no recurrent state after {self.length} tokens")
+        return self._state_lengths.index(self.length)
+
+    def begin_step(self) -> int:
+        """Returns which copy of each recurrent state a step reads; it writes the other one."""
+        if not self.states:
+            return 0
+        read = self._copy
+        self._state_lengths[1 - read] = None
+        return read
+
+    def end_step(self, tokens: int) -> None:
+        """Counts the tokens of each sequence that a step has added, and whose states it has written."""
+        if self.states:
+            self._state_lengths[1 - self._copy] = self.length + tokens
+        self.length += tokens
+
     def take(self, cache: Any) -> None:
         """Copies transformers' cache of as many tokens; that of a sliding window holds the last ones."""
         if self.length == 0:  # its layers may have no tensors yet
             return
         for index, (mixer, layer) in enumerate(zip(self._mixers(), cache.layers, strict=False)):
             self._put(index, *_as_keys(mixer, layer), self.length - self.firsts[index])
+            if index in self.states:
+                self.state(index).copy_(layer.recurrent_states[0])
 
     def copy_row(self, row: int, other: StepCache, of: int, start: int) -> None:
         """Copies the last tokens of a sequence, which starts at a place of another cache."""
         for index, mixer in enumerate(self._mixers()):
+            if index in self.states:
+                self.state(index)[row] = other.state(index)[of]
             # Convolutions see padding.
-            most = other.length - (0 if isinstance(mixer, Convolution) else start)
+            most = other.length - (start if isinstance(mixer, Attention) else 0)
             end, their_end = self.length - self.firsts[index], other.length - other.firsts[index]
             count = min(end, their_end, most)
             for to, source in zip(self._parts, other._parts, strict=True):
@@ -170,8 +216,10 @@ class StepCache:
         if self.length == known:
             return
         for index, (mixer, first) in enumerate(zip(self._mixers(), self.firsts, strict=True)):
-            if isinstance(mixer, Convolution):
+            if not isinstance(mixer, Attention):
                 self._give_inputs(index, mixer.width, cache)
+                if index in self.states:
+                    cache.update_recurrent_state(self.state(index), index)
                 continue
             new = list(self.held(index, max(known, first), self.length))
             if first > known:  # zeros for what a window has passed: its layer only counts those tokens
@@ -233,7 +281,7 @@ def _spare(window: int) -> int:
 
 def _as_keys(mixer: Mixer, layer: Any) -> tuple[Tensor, Tensor]:
     """Returns the keys and values of a layer of transformers' cache, which keeps latents as keys."""
-    if isinstance(mixer, Convolution):
+    if not isinstance(mixer, Attention):
         inputs = layer.conv_states[0].transpose(1, 2)[:, None]
         return inputs, inputs[..., :0]
     keys, values = layer.keys, layer.values

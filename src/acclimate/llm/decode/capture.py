@@ -7,7 +7,8 @@ notices.
 
 Three things of the shadow stand for what the native step has of its own: attention is one operator
 (transformers' attention registry), the cache's keys and values are one each (a cache of our own class), as
-are the inputs of convolutions, and so is each linear module, whatever form its weight has.
+are the inputs of convolutions and recurrent states, and so is each linear module, whatever form its weight
+has.
 """
 
 from __future__ import annotations
@@ -33,14 +34,21 @@ from acclimate.llm.decode.fake_calls import BATCH, LENGTH, example, expression, 
 from acclimate.llm.decode.program import Program, Role
 from acclimate.llm.decode.recorder import Recorder, input_value
 from acclimate.llm.decode.shadow import Shadow
-from acclimate.llm.decode.shadow_operators import check_functions, define_operators, shadow_cache
+from acclimate.llm.decode.shadow_operators import (
+    KeptStates,
+    RecurrentStateError,
+    check_functions,
+    define_operators,
+    shadow_cache,
+)
 from acclimate.llm.decode.staleness import Snapshot
 
 
 def capture(model: Any, widths: dict[nn.Module, int], layers: int) -> list[Program]:
     """Returns the programs of a prompt without earlier tokens, and of one token after some.
 
-    A model whose first call adds attributes, which later calls find, has two programs of a prompt.
+    A model whose first call adds attributes, which later calls find, has two programs of a prompt. One with a
+    recurrent state has none: it reads a prompt in chunks, so its operators depend on the prompt's length.
 
     Args:
         model: a transformers model, on the CPU or another device.
@@ -56,16 +64,18 @@ def capture(model: Any, widths: dict[nn.Module, int], layers: int) -> list[Progr
         raise NotRepresentedError(before.refusal)
     define_operators()
     check_functions(model)
-    environment, mode = fake_tensors()
-    shadow = Shadow(mode, widths)
-    with torch.inference_mode(False):
-        sizes = example(mode, torch.empty((BATCH, LENGTH))).shape
-    convolutions: dict[int, tuple[Any, ...]] = {}
-    programs = [_captured(model, shadow, sizes, layers, convolutions, False)]
-    calls = (False, True) if shadow.keep_new_attributes() else (True,)
-    shadow.check_unchanged()
+    kept = KeptStates()
+    environment, shadow, sizes = _shadow(widths)
+    try:
+        programs = [_captured(model, shadow, sizes, layers, kept, False)]
+        calls = (False, True) if shadow.keep_new_attributes() else (True,)
+        shadow.check_unchanged()
+    except RecurrentStateError:
+        _note_states(model, widths, layers, kept)
+        environment, shadow, sizes = _shadow(widths)
+        programs, calls = [], (True,)
     for is_step in calls:
-        programs.append(_captured(model, shadow, sizes, layers, convolutions, is_step))
+        programs.append(_captured(model, shadow, sizes, layers, kept, is_step))
         shadow.check_unchanged()
     if not before.is_current(model):
         raise NotRepresentedError("its code changes variables, classes or attributes")
@@ -76,12 +86,29 @@ def capture(model: Any, widths: dict[nn.Module, int], layers: int) -> list[Progr
     return [replace(program, limit=limit) for program in programs]
 
 
+def _shadow(widths: dict[nn.Module, int]) -> tuple[ShapeEnv, Shadow, Any]:
+    """Returns the environment of symbolic sizes, a shadow in it, and the symbols of batch and length."""
+    environment, mode = fake_tensors()
+    with torch.inference_mode(False):
+        sizes = example(mode, torch.empty((BATCH, LENGTH))).shape
+    return environment, Shadow(mode, widths), sizes
+
+
+def _note_states(model: Any, widths: dict[nn.Module, int], layers: int, kept: KeptStates) -> None:
+    """Notes what layers keep, in a call for a prompt of one size, whose program says nothing of others."""
+    _, shadow, _ = _shadow(widths)
+    program = _captured(model, shadow, (BATCH, LENGTH), layers, kept, False)
+    if shadow.keep_new_attributes() or program.replaced:
+        raise NotRepresentedError("a step uses what a prompt has left in the model, beside a recurrent state")
+    shadow.check_unchanged()
+
+
 def _captured(
     model: Any,
     shadow: Shadow,
     sizes: Any,
     layers: int,
-    convolutions: dict[int, tuple[Any, ...]],
+    kept: KeptStates,
     is_step: bool,
 ) -> Program:
     """Returns a program, for which not all limits are known."""
@@ -107,7 +134,7 @@ def _captured(
         for tensor, role in ((tokens, Role.TOKENS), (positions, Role.POSITIONS), (mask, Role.MASK)):
             recorder.name(tensor, input_value(tensor, role))
         earlier = length - 1 if is_step else 0
-        cache = shadow_cache(layers, earlier, batch, convolutions)
+        cache = shadow_cache(layers, earlier, batch, kept)
         with recorder:
             try:
                 inputs = made.prepare_inputs_for_generation(
@@ -126,7 +153,10 @@ def _captured(
                     f"its program cannot be captured: {_first_line(error)}{_place(error)}"
                 ) from error
             logits = recorder.value(found)
-            states = {layer: recorder.value(state) for layer, state in cache.states.items()}
+            states, recurrent = (
+                {layer: recorder.value(state) for layer, state in found.items()}
+                for found in (cache.states, cache.recurrent)
+            )
     if random.getstate() != drawn:
         random.setstate(drawn)
         raise NotRepresentedError("its code draws random numbers")
@@ -135,7 +165,7 @@ def _captured(
     count = 1 if is_step else symbols[1]
     return Program(
         logits, symbols[0], count, past, shadow.modules, recorder.limit, recorder.constants,
-        frozenset(map(id, recorder.replaced)), states,
+        frozenset(map(id, recorder.replaced)), states, recurrent,
     )  # fmt: skip
 
 

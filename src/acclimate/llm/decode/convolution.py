@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from acclimate.llm.decode.description import Convolution, NotRepresentedError, Product
 from acclimate.llm.decode.elements import Term
-from acclimate.llm.decode.operators import orders
+from acclimate.llm.decode.operators import orders, widened
 from acclimate.llm.decode.program import Role, Value
 from acclimate.llm.decode.reader import ProgramReader
 
@@ -44,30 +44,55 @@ def find_convolution(reader: ProgramReader, output: nn.Module, value: Value) -> 
         if convolved.op == "convolution":
             if not torch.equal(places, _in_order(product, reader).transpose(1, 2)):
                 raise NotRepresentedError("the results of a convolution are moved")
-            return _ConvolutionReader(reader, convolved).read(output, gate, taken)
+            return _gated(ConvolutionReader(reader, convolved), output, gate, taken)
     return None
 
 
-class _ConvolutionReader:
+def _gated(reader: ConvolutionReader, output: nn.Module, gate: Value, taken: Tensor) -> FoundConvolution:
+    """Returns the convolution, given its gate, and the places of its results that are used."""
+    found = reader.read(taken)
+    new = found.new
+    if new.op != "mul" or not all(isinstance(operand, Value) for operand in new.args[:2]):
+        raise NotRepresentedError(f"the inputs of a convolution are made with {new.op}")
+    (first, source), (second, other), (gates, third) = map(reader.columns, (*new.args[:2], gate))
+    if other is not source or third is not source:
+        raise NotRepresentedError("a convolution and its gates have different inputs")
+    convolution = Convolution(first, second, gates, found.weight, found.bias, output)
+    return FoundConvolution(convolution, reader.before_padding(source), found.layer)
+
+
+@dataclass(frozen=True)
+class Convolved:
+    """What a causal convolution is made of."""
+
+    weight: Tensor
+    """Channels x 1 x tokens."""
+    bias: Tensor | None
+    new: Value
+    """The new tokens' inputs, sequences x channels x tokens."""
+    layer: int
+    """The layer in whose cache earlier inputs are."""
+
+
+class ConvolutionReader:
+    """Reads one convolution of a program.
+
+    Raises:
+        NotRepresentedError: it is not causal, or its inputs are not those that a layer's cache keeps.
+    """
+
     def __init__(self, reader: ProgramReader, convolved: Value) -> None:
         self._reader, self._elements, self._value = reader, reader.elements, convolved
         self._tokens = self._elements.size(reader.program.length)
 
-    def read(self, output: nn.Module, gate: Value, taken: Tensor) -> FoundConvolution:
-        """Returns the convolution, given its gate, and the places of its results that are used."""
+    def read(self, taken: Tensor) -> Convolved:
+        """Returns the convolution, given the places of its results that are used."""
         weight, bias = self._weights()
-        given = self._value.args[0]
-        layer, kept, new, earlier = self._inputs(given)
+        layer, kept, new, earlier = self._inputs(self._value.args[0])
         self._check_places(taken, weight.shape[2], earlier)
         if kept != weight.shape[2]:
             raise NotRepresentedError("a convolution has another width than what its cache keeps")
-        if new.op != "mul" or not all(isinstance(operand, Value) for operand in new.args[:2]):
-            raise NotRepresentedError(f"the inputs of a convolution are made with {new.op}")
-        (first, source), (second, other), (gates, third) = map(self._columns, (*new.args[:2], gate))
-        if other is not source or third is not source:
-            raise NotRepresentedError("a convolution and its gates have different inputs")
-        convolution = Convolution(first, second, gates, weight, bias, output)
-        return FoundConvolution(convolution, self._before_padding(source), layer)
+        return Convolved(weight, bias, new, layer)
 
     def _weights(self) -> tuple[Tensor, Tensor | None]:
         """Returns the weights, channels x 1 x tokens, and the bias."""
@@ -95,24 +120,26 @@ class _ConvolutionReader:
             if earlier != program.past or (changed is not None and changed.op != "kept_inputs"):
                 raise NotRepresentedError("a layer's cache keeps other inputs than those of its convolution")
             return layer, kept, new, self._elements.size(earlier)
-        whole = self._plain(given)
+        joined = widened(given)
+        new = joined.args[0][-1] if joined.op == "cat" else joined
+        whole = self._plain(joined, new)
         origin = whole.cells[1].long()
-        before, new_number = int(origin.flatten()[0]), int(origin.flatten()[-1])
-        held, new = self._elements.origins[before], self._elements.origins[new_number]
-        if held.op != "kept_inputs" or new is held:
+        before, new_number = int(origin.flatten()[0]), self._elements.number(new)
+        held = self._elements.origins[before]
+        if held.op != "kept_inputs" or joined.op != "cat":
             raise NotRepresentedError("the inputs of a convolution do not come from its cache")
         _, _, kept, layer = held.args[:4]
         expected = torch.cat((self._cells(held, before), self._cells(new, new_number)), -1)
         changed = program.states[layer]
         is_kept = changed.op == "copy" and changed.args[0] is held
-        if not is_kept or not _are_equal(self._plain(changed.args[1]), expected[..., -kept:]):
+        if not is_kept or not _are_equal(self._plain(changed.args[1], new), expected[..., -kept:]):
             raise NotRepresentedError("a layer's cache keeps other inputs than those of its convolution")
         if not _are_equal(whole, expected):
             raise NotRepresentedError("the inputs of a convolution are in another order")
         return layer, kept, new, kept
 
-    def _plain(self, value: Value) -> Term:
-        terms = self._elements.terms(value, lambda v: v.op == "kept_inputs")
+    def _plain(self, value: Value, new: Value) -> Term:
+        terms = self._elements.terms(value, lambda v: v.op == "kept_inputs" or v is new)
         if len(terms) != 1 or not terms[0].is_plain:
             raise NotRepresentedError("the inputs of a convolution are sums of several elements")
         return terms[0]
@@ -133,7 +160,7 @@ class _ConvolutionReader:
         if not torch.equal(taken.reshape(expected.shape), expected):
             raise NotRepresentedError("a convolution is not causal")
 
-    def _columns(self, value: Value) -> tuple[Product, Value]:
+    def columns(self, value: Value) -> tuple[Product, Value]:
         """Returns the product that a value of all channels and tokens is, and its input."""
         terms = self._elements.terms(value, lambda v: v.op == "linear")
         found = None
@@ -144,7 +171,7 @@ class _ConvolutionReader:
             raise NotRepresentedError("a convolution comes from something else than linear modules")
         return found
 
-    def _before_padding(self, source: Value) -> Value:
+    def before_padding(self, source: Value) -> Value:
         """Returns what was multiplied by the mask, which makes zeros of a prompt's padding."""
         program = self._reader.program
         if source.op == "mul" and isinstance(source.args[1], Value):

@@ -216,6 +216,8 @@ class Attention:
     latent: Latent | None
     shares: int | None
     """The layer whose keys and values it uses, without products of its own for them; ``None``: its own."""
+    gate: Product | None
+    """What the sigmoid of is multiplied by the mixed values, before the output projection."""
 
 
 @dataclass(frozen=True)
@@ -247,16 +249,70 @@ class Convolution:
         """The number of tokens whose inputs are kept: transformers' cache has one more than are needed."""
         return self.width + 1
 
-    key_heads = 1
-    value_size = 0
-
     @property
-    def head_size(self) -> int:
-        """The number of channels."""
+    def channels(self) -> int:
+        """The numbers of a token that are kept."""
         return self.first.width
 
 
-Mixer = Attention | Convolution
+@dataclass(frozen=True)
+class DeltaRule:
+    """The gated delta rule of one layer: each head has a state, keys x values, that every token changes.
+
+    ``given(x)`` are the queries and keys of all key heads, then the values of all heads. Each of these
+    channels passes a causal convolution over tokens and an activation. Queries and keys are then divided by
+    their length; several heads may share a key head. With ``k``, ``v`` and ``q`` of a head,
+    ``b = strength_factor * sigmoid(strength(x))`` and ``a = -exp(rate) * softplus(decay(x) + decay_bias)``::
+
+        state = exp(a) * state
+        state = state + k (b * (v - k state))
+        result = scale * q state
+
+    The layer's result is ``output(norm(result) * activation(gate(x)))``, with a norm of each head.
+
+    The cache keeps the inputs of the convolution as :class:`Convolution` says, and the states in float32.
+    """
+
+    given: Product
+    weight: Tensor
+    """Channels x 1 x tokens; the last weight is that of the token itself."""
+    bias: Tensor | None
+    activation: str
+    heads: int
+    key_heads: int
+    key_size: int
+    value_size: int
+    eps: float
+    """What is added to the squared length of queries and keys."""
+    scale: float
+    strength: Product
+    strength_factor: float
+    """A power of two, so that nothing is rounded."""
+    decay: Product
+    decay_bias: Tensor
+    rate: Tensor
+    norm: Norm
+    gate: Product
+    gate_activation: str
+    output: nn.Module
+
+    @property
+    def width(self) -> int:
+        """The number of tokens that a result of the convolution is made of."""
+        return int(self.weight.shape[-1])
+
+    @property
+    def window(self) -> int:
+        """The number of tokens whose inputs are kept: transformers' cache has one more than are needed."""
+        return self.width + 1
+
+    @property
+    def channels(self) -> int:
+        """The numbers of a token that the convolution takes."""
+        return self.given.width
+
+
+Mixer = Attention | Convolution | DeltaRule
 """What mixes the tokens of a text in a layer."""
 
 
@@ -519,6 +575,8 @@ class Decoder:
     """The most tokens of a text for which the model computes this; ``None``: any number."""
     constants: tuple[Tensor, ...]
     """The model's tensors of one element, whose values stand in the description as numbers."""
+    describes_prompts: bool
+    """Whether the model computes prompts in this way too; else the model itself reads them."""
 
     def tokens(self, tokens: Tensor) -> Tensor:
         """Returns the tokens whose rows of the embedding are used."""

@@ -28,6 +28,8 @@ ELEMENTWISE = {
     "sqrt", "rsqrt", "reciprocal", "clamp", "minimum", "maximum", "where", "rsub",
 }  # fmt: skip
 """Operators whose results' elements are each computed of the operands' elements in the same place."""
+_SCATTERED = {"slice_scatter", "select_scatter"}
+"""Operators that put elements in the place of a part of a tensor's."""
 BATCH, LENGTH = 2, 3
 """The sizes with which programs are followed."""
 
@@ -137,7 +139,7 @@ class Elements:
             return self.terms(value.args[0], is_origin)
         if value.op in ("cat", "stack"):
             return self._joined(value, is_origin)
-        if value.op == "slice_scatter":
+        if value.op in _SCATTERED:
             return self._scattered(value, is_origin)
         if value.op == "view_as_real" and (turned := self._turned_as_complex(value, is_origin)) is not None:
             return turned
@@ -169,14 +171,18 @@ class Elements:
     def _scattered(self, value: Value, is_origin: Callable[[Value], bool]) -> list[Term]:
         """Follows a tensor of which some elements are another's."""
         whole, some = _as_many([self.terms(operand, is_origin) for operand in value.args[:2]])
-        given: list[Any] = [*value.args[2:], *(0, None, None, 1)[len(value.args) - 2 :]]
-        dim, start, stop, step = given
-        where = [slice(None)] * (len(value.shape) + 1)  # the cells' dimension comes first
-        where[dim % len(value.shape) + 1] = slice(self.size(start), self.size(stop), step)
+        where = slice(None), *self._place_of(value)  # the cells' dimension comes first
         found = [term.cells.clone() for term in whole]
         for cells, term in zip(found, some, strict=True):
-            cells[tuple(where)] = term.cells
+            cells[where] = term.cells
         return [Term(cells) for cells in found]
+
+    def _place_of(self, value: Value) -> tuple[Any, ...]:
+        """Returns which elements of a tensor are another's."""
+        given = [self.size(argument) for argument in value.args[2:]]
+        dim, *where = given or [0]
+        place = where[0] if value.op == "select_scatter" else slice(*where) if where else slice(None)
+        return (*[slice(None)] * (dim % len(value.shape)), place)
 
     def _turned_as_complex(self, value: Value, is_origin: Callable[[Value], bool]) -> list[Term] | None:
         """Follows pairs of elements that are multiplied by a complex table, as complex numbers."""
@@ -277,6 +283,9 @@ class Elements:
             dim = value.args[1] if len(value.args) > 1 else value.kwargs.get("dim", 0)
             join = torch.cat if value.op == "cat" else torch.stack
             found = join([self.identities(argument) for argument in value.args[0]], dim)
+        elif value.op in _SCATTERED:
+            found = self.identities(value.args[0]).clone()
+            found[self._place_of(value)] = self.identities(value.args[1])
         elif value.op in ELEMENTWISE:
             shape = self.shape(value)
             operands = [

@@ -16,7 +16,7 @@ from acclimate.llm.decode.shadow_operators import NAME
 
 BATCH, LENGTH = 3, 7
 """Example sizes; no guard may depend on them."""
-_NUMBERS = {"linear": (1,), "rows": (1,), "past": (2, 3), "inputs": (2,), "kept_inputs": (3,)}
+_NUMBERS = {"linear": (1,), "rows": (1,), "past": (2, 3), "inputs": (2,), "kept_inputs": (3,), "state": (2,)}
 """Arguments of the shadow's operators that only name a module or a layer, by their places."""
 
 

@@ -78,6 +78,8 @@ class GraphStep(PlainStep):
         super().__init__(decoder, cache, starts)
         self._tokens = torch.zeros_like(starts)
         self._place = torch.zeros_like(starts[0])
+        self._copies = torch.tensor([0, 1], device=starts.device)
+        """Which copy of recurrent states is read, and which is written."""
         self._shared: dict[Any, Any] = {}
         self._graph: Any = None
         self._revision: int | None = None
@@ -97,11 +99,14 @@ class GraphStep(PlainStep):
         cache.reserve(cache.length + 1)
         self._tokens.copy_(tokens)
         self._place.fill_(cache.length)
+        read = cache.begin_step()
+        if cache.states:
+            self._copies[0], self._copies[1] = read, 1 - read
         with accelerator.device(self._place.device):  # of which a thread captures the work
             if self._revision != cache.revision:
                 self._capture()
             accelerator.replay_graph(self._graph)
-        cache.length += 1
+        cache.end_step(1)
         check_logits(self._found.largest, self._decoder.dtype)
         return self._found
 
@@ -176,6 +181,12 @@ class GraphStep(PlainStep):
 
     def _store(self, index: int, key: Tensor, value: Tensor) -> None:
         self.cache.put_at(index, self._place, key, value)
+
+    def _state(self, index: int) -> Tensor:
+        return self.cache.states[index].index_select(0, self._copies[:1])[0]
+
+    def _store_state(self, index: int, state: Tensor) -> None:
+        self.cache.states[index].index_copy_(0, self._copies[1:], state[None])
 
     def _last_inputs(self, index: int, count: int) -> Tensor:
         first, inputs = self.cache.firsts[index], self._all_held(index)[0][:, 0]

@@ -19,7 +19,7 @@ from acclimate.errors import ModelChangedError
 from acclimate.imports import ForkSafeLock
 from acclimate.llm.decode.batching import in_slot, reading
 from acclimate.llm.decode.cache import ROOM
-from acclimate.llm.decode.description import Convolution, Decoder
+from acclimate.llm.decode.description import Attention, Decoder, DeltaRule
 from acclimate.llm.decode.finite_logits import check_logits, without_check
 from acclimate.llm.decode.lean import LeanDecoder, Step
 from acclimate.llm.decode.native import NativeStep
@@ -289,20 +289,22 @@ def _is_usual_cache(cache: Any, length: int) -> bool:
 
 
 def _has_inputs(cache: Any, mask: Tensor | None, decoder: Decoder) -> bool:
-    """Whether a cache holds what the convolutions of a decoder have read; padding must be zeros in the mask,
-    and other tokens ones."""
-    mixers, layers = decoder.own_mixers, cache.layers
-    widths = {i: mixer.width for i, mixer in enumerate(mixers) if isinstance(mixer, Convolution)}
-    if {i for i, layer in enumerate(layers) if type(layer).__name__ == _INPUTS} != set(widths):
+    """Whether a cache holds what the convolutions of a decoder have read, and recurrent states; padding must
+    be zeros in the mask, and other tokens ones."""
+    layers = cache.layers
+    keeping = {i: mixer for i, mixer in enumerate(decoder.own_mixers) if not isinstance(mixer, Attention)}
+    if {i for i, layer in enumerate(layers) if type(layer).__name__ == _INPUTS} != set(keeping):
         return False
-    if widths and mask is not None and bool(((mask != 0) & (mask != 1)).any()):  # they are multiplied by it
+    if keeping and mask is not None and bool(((mask != 0) & (mask != 1)).any()):  # they are multiplied by it
         return False
     is_begun = bool(cache.get_seq_length())
-    for index, width in widths.items():
+    for index, mixer in keeping.items():
         layer = layers[index]
         if layer.record_past or layer.number_of_states != 1 or layer.has_previous_state[0] is not is_begun:
             return False
-        if is_begun and layer.conv_states[0].shape[-1] != width:
+        if is_begun and layer.conv_states[0].shape[-1] != mixer.width:
+            return False
+        if is_begun and layer.is_recurrent_states_initialized[0] is not isinstance(mixer, DeltaRule):
             return False
     return True
 

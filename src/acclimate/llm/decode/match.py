@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from acclimate.llm.decode.convolution import find_convolution
+from acclimate.llm.decode.delta_rule import FoundDeltaRule, find_delta_rule
 from acclimate.llm.decode.description import (
     Attention,
     Decoder,
@@ -43,14 +44,18 @@ _NO_PRODUCT = Product(())
 
 
 def match(model: Any, programs: Iterable[Program], share: Share | None) -> Decoder:
-    """Returns the description of a model whose prompts and steps are all computed as it says.
+    """Returns the description of a model whose steps, and prompts if one is among the programs, are computed
+    as it says.
 
     Raises:
         NotRepresentedError: an operator is not understood, or a prompt is computed otherwise than a step.
     """
     found = [_Matcher(model, program, share).decoder() for program in programs]
     constants = {id(tensor): tensor for decoder in found for tensor in decoder.constants}
-    first, *others = (replace(decoder, constants=tuple(constants.values())) for decoder in found)
+    first, *others = (
+        replace(decoder, constants=tuple(constants.values()), describes_prompts=found[0].describes_prompts)
+        for decoder in found
+    )
     for other in others:
         if _comparable(first) != _comparable(other):
             raise NotRepresentedError("a prompt is computed otherwise than a step")
@@ -139,6 +144,7 @@ class _Matcher(ProgramReader):
             replaced, table, multiplier, embedding_norm, positions, offset, tuple(self.tables),
             tuple(self.factors), token_inputs, tuple(layers), norm, multiplied, head, factor, cap, self.dtype,
             width, vocabulary, self.share, self.program.limit, self.program.constants,
+            self.program.length != 1,
         )  # fmt: skip
 
     _caches: list[tuple[int, Value | None, Value | None]]
@@ -358,9 +364,9 @@ class _Matcher(ProgramReader):
         for value in addends:
             result = self._branch(value).result
             output = self.output_of(result)
-            if output is None or self.attention_of(output[1]) is not None or self._mlp(value) is not None:
+            if output is None or self._attended(output[1]) is not None or self._mlp(value) is not None:
                 continue
-            if find_convolution(self, *output) is not None:
+            if find_convolution(self, *output) is not None or find_delta_rule(self, *output) is not None:
                 continue
             operators = self._operators(output[1], stops)
             named = ", ".join([op.lstrip("_") for op in operators if op not in _UNNAMED][:3])
@@ -368,9 +374,10 @@ class _Matcher(ProgramReader):
                 return f"its attention is followed by {named}, which the step does not have there"
             if "past" in operators:
                 return f"its attention is computed with {named}, not by an attention function of transformers"
-            kind = "convolution" if "convolution" in operators else "MLP"
+            kind = "recurrent state" if "state" in operators else "MLP"
+            kind = "convolution" if "convolution" in operators and kind == "MLP" else kind
             return f"its {kind} is computed with {named}, in a way that the step does not have"
-        return "it is not a sum of its input, attention or a convolution, and an MLP"
+        return "it is not a sum of its input, attention, a convolution or a delta rule, and an MLP"
 
     def _operators(self, value: Value, stops: set[int]) -> list[str]:
         """Returns the operators that compute a value, the last ones first; not those before ``stops``."""
@@ -454,7 +461,7 @@ class _Matcher(ProgramReader):
         experts = find_experts(self, branch.result)
         return None if experts is None else (branch, experts[0], experts[1])
 
-    # -- attention and convolutions ----------------------------------------------------------------
+    # -- attention, convolutions and delta rules ---------------------------------------------------
 
     def _mixer(self, value: Value, stream: Value) -> tuple[_Branch, Norm | None, Mixer, Value] | None:
         """Returns the branch of what mixes tokens, the normalization of its input, itself, and its input."""
@@ -462,21 +469,47 @@ class _Matcher(ProgramReader):
         output = self.output_of(branch.result)
         if output is None:
             return None
-        call = self.attention_of(output[1])
-        if call is not None:
-            return self._attention(branch, call, output[0], stream)
-        found = find_convolution(self, *output)
+        attended = self._attended(output[1])
+        if attended is not None:
+            return self._attention(branch, *attended, output[0], stream)
+        convolution = find_convolution(self, *output)
+        rule = find_delta_rule(self, *output) if convolution is None else None
+        found = convolution or rule
         start = None if found is None else self._starts(found.source, stream)
         if found is None or start is None:
             return None
         self._caches.append((found.layer, None, None))
-        return branch, start[0], found.convolution, found.source
+        mixer: Mixer = found.rule if isinstance(found, FoundDeltaRule) else found.convolution
+        return branch, start[0], mixer, found.source
+
+    def _attended(self, value: Value) -> tuple[Value, tuple[Product, Value] | None] | None:
+        """Returns the attention that an output projection takes, and what its result is multiplied by the
+        sigmoid of: a product, and the input of that."""
+        call = self.attention_of(value)
+        if call is not None:
+            return call, None
+        if value.op != "mul" or value.dtype != self.dtype:
+            return None
+        for result, factor in orders(value):
+            if not isinstance(factor, Value) or factor.op != "sigmoid" or factor.dtype != self.dtype:
+                continue
+            call, gate = self.attention_of(result), self.columns(factor.args[0])
+            if call is not None and gate is not None and result.shape == factor.shape:
+                return call, gate
+        return None
 
     def _attention(
-        self, branch: _Branch, call: Value, output: nn.Module, stream: Value
+        self,
+        branch: _Branch,
+        call: Value,
+        gate: tuple[Product, Value] | None,
+        output: nn.Module,
+        stream: Value,
     ) -> tuple[_Branch, Norm | None, Mixer, Value] | None:
         query, key, held, mask, scale, softcap, sinks = call.args
         latent = find_latent(self, query, key, held)
+        if latent is not None and gate is not None:
+            raise NotRepresentedError("attention with latents has a gate")
         if latent is not None:
             start = self._starts(latent.source, stream)
             if start is None:
@@ -505,6 +538,8 @@ class _Matcher(ProgramReader):
             raise NotRepresentedError("queries and keys are treated differently")
         if k.source is not v.source:
             raise NotRepresentedError("keys and values have different inputs")
+        if gate is not None and gate[1] is not q.source:
+            raise NotRepresentedError("attention and its gate have different inputs")
         is_own = q.source is k.source
         start = self._starts(q.source, stream)
         if start is None:
@@ -517,7 +552,7 @@ class _Matcher(ProgramReader):
             *(norms if is_own else (None, None)), q.norm_is_per_head, q.rotary, q.rotary_first,
             self._factors(q.factors), heads, key_heads, size, value_size, scale * q.factor,
             self._window(mask), softcap, None if sinks is None else self.constant(widened(sinks)),
-            output, None, None if is_own else place,
+            output, None, None if is_own else place, None if gate is None else gate[0],
         ), q.source  # fmt: skip
 
     def _latent(self, found: LatentHeads, call: Value, output: nn.Module) -> Attention:
@@ -530,7 +565,7 @@ class _Matcher(ProgramReader):
             found.query, found.key, found.value, None, None, None, True, found.rotary, False,
             self._factors(found.factors), int(query.shape[1]), 1, size + found.key.width, size,
             scale * found.factor, self._window(mask), softcap,
-            None if sinks is None else self.constant(widened(sinks)), output, found.latent, None,
+            None if sinks is None else self.constant(widened(sinks)), output, found.latent, None, None,
         )  # fmt: skip
 
     def _factors(self, function: PositionColumns | None) -> int | None:

@@ -23,6 +23,7 @@ from acclimate.llm.decode.description import (
     Attention,
     Convolution,
     Decoder,
+    DeltaRule,
     Experts,
     Gating,
     Latent,
@@ -79,7 +80,7 @@ class NativeDecoder:
         self._kept, self._copies = writer.kept, writer.copies
         program = torch.tensor(writer.numbers, dtype=torch.int64)
         self.number = int(torch.ops.acclimate.decode_start(program))
-        self.prefills = prefills(self.number)
+        self.prefills = decoder.describes_prompts and prefills(self.number)
         weakref.finalize(self, torch.ops.acclimate.decode_end, self.number)
 
     def copy_small_weights(self) -> None:
@@ -166,6 +167,7 @@ class NativeStep:
         cache.reserve(length)
         if self._revision != cache.revision:
             self._read_cache()
+        self._addresses[0] = cache.begin_step()
         exchange = self._native.exchange
         # Python could handle SIGINT when native code calls Exchange, before the first line of its function,
         # and drop the exception there: the step would continue without this rank's sum. So it is deferred.
@@ -178,7 +180,7 @@ class NativeStep:
                 exchange.check()
         if not has_rows:
             raise IndexError("index out of range in self")  # torch's message for an embedding
-        cache.length = length
+        cache.end_step(length - cache.length)
 
     def _read_cache(self) -> None:
         """Reads the addresses of the cache, and computes the angles of its positions."""
@@ -186,7 +188,7 @@ class NativeStep:
         if self._places < cache.capacity:
             self._compute_angles(cache.capacity)
         layers = self._native.decoder.layers
-        numbers = [self._places, len(self._tables), len(self._factors), len(layers)]
+        numbers = [0, self._places, len(self._tables), len(self._factors), len(layers)]
         for cos, sin in self._tables:
             numbers += [cos.data_ptr(), sin.data_ptr()]
         numbers += [factors.data_ptr() for factors in self._factors]
@@ -197,6 +199,8 @@ class NativeStep:
             first, *tensors = held[index if shared is None else shared]
             numbers += [tensors[0].shape[2], first]
             numbers += [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+            copies = cache.states.get(index)
+            numbers += [0, 0] if copies is None else [copy.data_ptr() for copy in copies]
         self._addresses = torch.tensor(numbers, dtype=torch.int64)
         self._revision = cache.revision
 
@@ -335,7 +339,8 @@ class _ProgramWriter:
     def _attention(self, attention: Attention) -> None:
         latent = attention.latent
         if latent is None:
-            self._product(attention.query, attention.key, attention.value)
+            gate = _NO_PRODUCT if attention.gate is None else attention.gate
+            self._product(attention.query, attention.key, attention.value, gate)
         else:
             self._product(latent.query or attention.query, attention.value, attention.key)
         self._norm(attention.query_norm)
@@ -355,17 +360,33 @@ class _ProgramWriter:
         self._tensor(attention.sinks)
         self._module(attention.output, self._hidden)
         self._number(attention.output in self._summed)
-        self._number(attention.shares is not None, latent is not None)
+        self._number(attention.shares is not None, attention.gate is not None, latent is not None)
         if latent is not None:
             self._latent(attention, latent)
 
     def _convolution(self, convolution: Convolution) -> None:
         self._product(convolution.first, convolution.second, convolution.gate)
-        self._number(convolution.head_size, convolution.width)
-        self._tensor(convolution.weight, lambda own: own[:, 0].t())
-        self._tensor(convolution.bias)
+        self._taps(convolution)
         self._module(convolution.output, self._hidden)
         self._number(convolution.output in self._summed)
+
+    def _taps(self, mixer: Convolution | DeltaRule) -> None:
+        self._number(mixer.channels, mixer.width)
+        self._tensor(mixer.weight, lambda own: own[:, 0].t())
+        self._tensor(mixer.bias)
+
+    def _delta_rule(self, rule: DeltaRule) -> None:
+        self._product(rule.given, rule.gate, rule.strength, rule.decay)
+        self._taps(rule)
+        self._number(list(ACTIVATIONS).index(rule.activation))
+        self._number(rule.heads, rule.key_heads, rule.key_size, rule.value_size)
+        self._real(rule.eps, rule.scale, rule.strength_factor)
+        self._tensor(rule.decay_bias)
+        self._tensor(rule.rate)
+        self._norm(rule.norm)
+        self._number(list(ACTIVATIONS).index(rule.gate_activation))
+        self._module(rule.output, self._hidden)
+        self._number(rule.output in self._summed)
 
     def _latent(self, attention: Attention, latent: Latent) -> None:
         self._product(_NO_PRODUCT if latent.query is None else attention.query)
@@ -462,13 +483,13 @@ class _ProgramWriter:
 
     def _layer(self, layer: Layer) -> None:
         self._norm(layer.mixer_norm)
-        self._number(isinstance(layer.mixer, Attention))
-        if isinstance(layer.mixer, Attention):
-            self._attention(layer.mixer)
-            self._number(0)
-        else:
-            self._number(1)
-            self._convolution(layer.mixer)
+        writers: list[tuple[type, Any]] = [
+            (Attention, self._attention), (Convolution, self._convolution), (DeltaRule, self._delta_rule),
+        ]  # fmt: skip
+        for kind, write in writers:
+            self._number(isinstance(layer.mixer, kind))
+            if isinstance(layer.mixer, kind):
+                write(layer.mixer)
         self._norm(layer.mixer_post_norm)
         self._real(layer.mixer_multiplier)
         self._norm(layer.mlp_norm)

@@ -13,6 +13,7 @@ from acclimate.llm.decode.description import (
     Attention,
     Convolution,
     Decoder,
+    DeltaRule,
     Experts,
     Latent,
     Layer,
@@ -54,12 +55,15 @@ class PlainStep:
 
     def __init__(self, decoder: Decoder, cache: StepCache, starts: Tensor) -> None:
         self._decoder, self.cache, self._starts = decoder, cache, starts
+        self._copy: int
+        """Which copy of recurrent states a step reads."""
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Returns batch x vocabulary logits in the model's dtype."""
         self.cache.reserve(self.cache.length + 1)
+        self._copy = self.cache.begin_step()
         logits = self._logits(tokens)
-        self.cache.length += 1
+        self.cache.end_step(1)
         check_logits(logits.amax(-1), self._decoder.dtype)
         return logits
 
@@ -101,8 +105,10 @@ class PlainStep:
         start = self._normed(layer.mixer_norm, x)
         if isinstance(layer.mixer, Attention):
             mixed = self._attention(index, layer.mixer, start, angles)
-        else:
+        elif isinstance(layer.mixer, Convolution):
             mixed = self._convolution(index, layer.mixer, start)
+        else:
+            mixed = self._delta_rule(index, layer.mixer, start)
         mixed = _times(self._normed(layer.mixer_post_norm, mixed), layer.mixer_multiplier)
         if layer.parallel:
             inner = self._normed(layer.mlp_norm, start if layer.mlp_shares_norm else x)
@@ -144,19 +150,58 @@ class PlainStep:
         if attention.latent is not None:
             by_head = mixed.view(len(x), attention.heads, 1, -1)
             mixed = (by_head @ attention.latent.weights()[1].transpose(1, 2)).flatten(1)
+        if attention.gate is not None:
+            mixed = mixed * torch.sigmoid(attention.gate(x))
         result: Tensor = attention.output(mixed)
         return result
 
     def _convolution(self, index: int, convolution: Convolution, x: Tensor) -> Tensor:
         memory: dict[int, Tensor] = {}
-        inputs = (convolution.first(x, memory) * convolution.second(x, memory))[:, None]
-        self._store(index, inputs, inputs[..., :0])
+        inputs = convolution.first(x, memory) * convolution.second(x, memory)
+        found = self._convolved(index, convolution, inputs)
+        result: Tensor = convolution.output(convolution.gate(x, memory) * found)
+        return result
+
+    def _convolved(self, index: int, convolution: Convolution | DeltaRule, inputs: Tensor) -> Tensor:
+        """Returns the sums over the last tokens of each channel; stores the new token's inputs."""
+        self._store(index, inputs[:, None], inputs[:, None, :0])
         weights = convolution.weight[:, 0].t().float()
         found = (self._last_inputs(index, convolution.width).float() * weights).sum(1)
         if convolution.bias is not None:
             found = found + convolution.bias.float()
-        result: Tensor = convolution.output(convolution.gate(x, memory) * found.to(x.dtype))
+        return found.to(inputs.dtype)
+
+    def _delta_rule(self, index: int, rule: DeltaRule, x: Tensor) -> Tensor:
+        memory: dict[int, Tensor] = {}
+        active = ACTIVATIONS[rule.activation](self._convolved(index, rule, rule.given(x, memory))).float()
+        keys = rule.key_heads * rule.key_size
+        query, key, value = active.split((keys, keys, rule.heads * rule.value_size), -1)
+
+        def unit(given: Tensor) -> Tensor:
+            heads = given.view(len(x), rule.key_heads, rule.key_size)
+            heads = heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + rule.eps)
+            return heads.repeat_interleave(rule.heads // rule.key_heads, 1)[..., None]
+
+        key, query = unit(key), unit(query) * rule.scale
+        decay = nn.functional.softplus(rule.decay(x, memory).float() + rule.decay_bias.float())
+        decay = torch.exp(-rule.rate.float().exp() * decay)[..., None, None]
+        strength = torch.sigmoid(rule.strength(x, memory)).float()[..., None] * rule.strength_factor
+        state = self._state(index) * decay
+        change = (value.view(len(x), rule.heads, -1) - (state * key).sum(-2)) * strength
+        state = state + key * change[..., None, :]
+        self._store_state(index, state)
+        normed = rule.norm((state * query).sum(-2).to(x.dtype)).float()
+        gate = ACTIVATIONS[rule.gate_activation](rule.gate(x, memory).float())
+        result: Tensor = rule.output((normed.flatten(1) * gate).to(x.dtype))
         return result
+
+    def _state(self, index: int) -> Tensor:
+        """Returns a layer's recurrent state before the new token."""
+        return self.cache.states[index][self._copy]
+
+    def _store_state(self, index: int, state: Tensor) -> None:
+        """Stores a layer's recurrent state after the new token."""
+        self.cache.states[index][1 - self._copy] = state
 
     def _last_inputs(self, index: int, count: int) -> Tensor:
         """Returns the inputs of a convolution's last tokens, batch x count x channels; zeros before all."""

@@ -57,3 +57,5 @@ class Program:
     """The identities of the model's buffers that it writes before it reads them."""
     states: dict[int, Value]
     """What becomes of the inputs of a convolution that it reads from a layer's cache."""
+    recurrent: dict[int, Value]
+    """What becomes of a layer's recurrent state."""

@@ -114,12 +114,20 @@ def _prove_together(model: Any, lean: LeanDecoder, ranks: ModelRanks) -> None:
     last = _DRAWS_WITH_EXPERTS - 1 if has_experts else 0
     for draw in range(last + 1):
         try:
-            with _together(ranks):
+            with _together(ranks), _uncompiled(model):
                 prove(model, lean, example_tokens(model, draw))
             return
         except NotRepresentedError:
             if draw == last:
                 raise
+
+
+def _uncompiled(model: Any) -> contextlib.AbstractContextManager[Any]:
+    """Keeps ``torch.compile`` from compiling the model for each length of the proof."""
+    if all(module._compiled_call_impl is None for module in model.modules()):
+        return contextlib.nullcontext()  # without torch's compiler, whose import takes a second
+    eager: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return eager
 
 
 def prove(model: Any, lean: LeanDecoder, tokens: Tensor) -> None:

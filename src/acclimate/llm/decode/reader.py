@@ -314,6 +314,8 @@ class ProgramReader:
         if not torch.equal(rest, rest[:1, :1, :1].expand_as(rest)):
             raise NotRepresentedError("heads are rotated by different angles")
         check_by_position(value, self.program)
+        if self.program.length == 1 and self.program.batch not in value.shape:
+            raise NotRepresentedError("an angle is not computed for each sequence")
         program, columns = self.program, tuple(rest[0, 0, 0].tolist())
         return PositionColumns(program.batch, program.length, program.past, value, columns)
 

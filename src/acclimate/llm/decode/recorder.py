@@ -95,22 +95,25 @@ class Recorder(TorchDispatchMode):
         return op.removesuffix("_")
 
     def _is_written(self, target: Tensor, source: Any) -> bool:
-        """Notes a write to a part of a tensor that was made for it; returns whether it is such a part."""
+        """Notes a write to a part of a tensor that the program has computed; returns whether it is such a
+        part."""
         part = self.values.get(id(target))
-        if part is None or part.op != "slice" or part.kwargs:
-            return False
-        if part.args[0].op not in ("new_empty", "slice_scatter"):
+        if part is None or part.op not in ("slice", "select"):
             return False
         if not isinstance(source, Value) or source.shape != part.shape or source.dtype != part.dtype:
             return False
-        whole, *where = part.args
-        made = Value(
-            "slice_scatter", torch.ops.aten.slice_scatter.default, (whole, source, *where), {}, 0,
-            whole.shape, whole.dtype, whole.roles | source.roles,
-        )  # fmt: skip
+        made: dict[int, Value] = {id(part): source}  # what the part, and the wholes that it is in, become
+        while part.op in ("slice", "select"):
+            if part.kwargs:
+                return False
+            whole = part.args[0]
+            made[id(whole)] = _with_part(part, made[id(part)])
+            part = whole
+        if part.op in ("input", "constant"):
+            return False
         for other in self._kept:
             if self._calls.share_memory(other, target):
-                self.values[id(other)] = made if self.values[id(other)] is whole else _OVERWRITTEN
+                self.values[id(other)] = made.get(id(self.values[id(other)]), _OVERWRITTEN)
         return True
 
     def _is_replaced(self, target: Tensor, source: Tensor) -> bool:
@@ -191,7 +194,7 @@ class Recorder(TorchDispatchMode):
                 self.name(results[0], source)
                 return result
         roles = _joined((*converted, *named.values()))
-        if op in ("past", "inputs", "kept_inputs"):
+        if op in ("past", "inputs", "kept_inputs", "state"):
             roles |= Role.CACHE
         for index, tensor in enumerate(results):
             if isinstance(tensor, Tensor):
@@ -202,6 +205,18 @@ class Recorder(TorchDispatchMode):
                     self._computed[key] = made
                 self.name(tensor, self._computed[key])
         return result
+
+
+def _with_part(part: Value, source: Value) -> Value:
+    """Returns the tensor of which ``part`` is a part, with another value in its place."""
+    whole, *where = part.args
+    if part.op == "select" and whole.shape[where[0]] == 1:
+        overload, args = torch.ops.aten.unsqueeze.default, (source, where[0])
+        return Value("unsqueeze", overload, args, {}, 0, whole.shape, whole.dtype, source.roles)
+    op = f"{part.op}_scatter"
+    overload = getattr(torch.ops.aten, op).default
+    roles = whole.roles | source.roles
+    return Value(op, overload, (whole, source, *where), {}, 0, whole.shape, whole.dtype, roles)
 
 
 def _is_like(value: Value, tensor: Tensor) -> bool:

@@ -208,14 +208,16 @@ class _Reader:
 
 
 class _Size:
-    """A symbolic size that was read from text: a product of symbols and numbers, such as ``2*s3``.
+    """A symbolic size that was read from text: a sum of products of symbols and numbers (``2*s3 - 1``).
 
     It has what this module uses of sympy's expressions, whose import takes longer than reading a description.
     """
 
     def __init__(self, text: str) -> None:
-        parts = text.split("*")
-        if not all(part.isidentifier() or part.isdecimal() for part in parts):
+        terms = text.replace(" - ", " + -1*").split(" + ")
+        self._terms = [term.split("*") for term in terms]
+        parts = [part for term in self._terms for part in term]
+        if not all(part.isidentifier() or part.removeprefix("-").isdecimal() for part in parts):
             raise ValueError(f"{text} is not a size")
         self.text = text
         self.free_symbols = {part for part in parts if part.isidentifier()}
@@ -232,7 +234,10 @@ class _Size:
     def subs(self, sizes: dict[Any, int]) -> int:
         """Returns the number for given sizes."""
         known = {size.text: number for size, number in sizes.items()}
-        return reduce(mul, (known[part] if part in known else int(part) for part in self.text.split("*")))
+        return sum(
+            reduce(mul, (known[part] if part in known else int(part) for part in term))
+            for term in self._terms
+        )
 
 
 def _named_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -116,7 +116,8 @@ class Shadow:
         made: nn.Module = object.__new__(type(original).__bases__[1] if stand_ins else type(original))
         self._made[id(original)] = made
         own = vars(made)
-        later = ("_parameters", "_buffers", "_modules")
+        # What compile() has made would call the original.
+        later = ("_parameters", "_buffers", "_modules", "_compiled_call_impl")
         own.update((name, self._attribute(v)) for name, v in vars(original).items() if name not in later)
         for kind in ("_parameters", "_buffers"):
             held = vars(original)[kind].items()

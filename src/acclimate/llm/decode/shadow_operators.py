@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ def define_operators() -> Any:
         "kept_inputs(SymInt batch, int channels, int kept, int layer, ScalarType dtype, Device device) "
         "-> Tensor"
     )
+    library.define("state(SymInt batch, int[] sizes, int layer, ScalarType dtype, Device device) -> Tensor")
     library.define("linear(Tensor input, int module, int width) -> Tensor")
     library.define("rows(Tensor tokens, int module, int width, ScalarType dtype) -> Tensor")
 
@@ -50,13 +52,16 @@ def define_operators() -> Any:
     ) -> Tensor:
         return torch.empty((batch, channels, kept), dtype=dtype, device=device)
 
+    def state(batch: int, sizes: list[int], layer: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty((batch, *sizes), dtype=dtype, device=device)
+
     def linear(input: Tensor, module: int, width: int) -> Tensor:
         return input.new_empty((*input.shape[:-1], width))
 
     def rows(tokens: Tensor, module: int, width: int, dtype: torch.dtype) -> Tensor:
         return tokens.new_empty((*tokens.shape, width), dtype=dtype)
 
-    for fake in (attention, past, inputs, kept_inputs, linear, rows):
+    for fake in (attention, past, inputs, kept_inputs, state, linear, rows):
         torch.library.register_fake(f"{NAME}::{fake.__name__}", fake, lib=library)
     _register_interfaces()
     return library
@@ -134,15 +139,32 @@ def check_functions(model: nn.Module) -> None:
             raise NotRepresentedError(f"its {what} are computed by a function of another package")
 
 
-def shadow_cache(layers: int, earlier: Any, batch: Any, convolutions: dict[int, tuple[Any, ...]]) -> Any:
+class RecurrentStateError(NotRepresentedError):
+    """A prompt of any length makes a recurrent state, with operators that depend on the length."""
+
+
+@dataclass
+class KeptStates:
+    """What layers keep in place of keys and values. A prompt's call notes it."""
+
+    convolutions: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    """For each layer that keeps the inputs of a convolution: the number of channels and of inputs, dtype and
+    device."""
+    recurrent: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    """For each layer with a recurrent state: its sizes after the number of sequences, dtype and device."""
+
+
+def shadow_cache(layers: int, earlier: Any, batch: Any, kept: KeptStates) -> Any:
     """Returns a cache of ``earlier`` tokens whose keys and values are one operator each.
 
     Args:
         layers: the number of layers.
         earlier: the number of tokens; 0 or a symbol.
-        batch: the symbol of the number of sequences.
-        convolutions: for each layer that keeps the inputs of a convolution: the number of channels and of
-            inputs, dtype and device. A prompt's call adds them.
+        batch: the number of sequences, or its symbol.
+        kept: what else layers keep.
+
+    Raises:
+        RecurrentStateError: when a prompt of any length asks for a recurrent state.
     """
     from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -177,43 +199,70 @@ def shadow_cache(layers: int, earlier: Any, batch: Any, convolutions: dict[int, 
 
         get_max_cache_shape = get_max_length
 
+    def check_size(layer: int) -> None:
+        if isinstance(earlier, int) and not isinstance(batch, int):
+            raise RecurrentStateError(f"layer {layer} keeps a recurrent state")
+
     class ShadowCache(Cache):  # type: ignore[misc]
-        """Has what :class:`Layer` has, and the inputs of convolutions."""
+        """Has what :class:`Layer` has, the inputs of convolutions, and recurrent states."""
 
         def __init__(self) -> None:
             super().__init__(layers=[Layer(index) for index in range(layers)])
             self.states: dict[int, Tensor] = {}
             """The inputs that the call has read, which it may change."""
+            self.read: dict[int, Tensor] = {}
+            """The recurrent states that the call has read."""
+            self.recurrent: dict[int, Tensor] = {}
+            """What the call has made of them."""
 
         def update_conv_state(
             self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **options: Any
         ) -> Tensor:
-            kept = options.get("conv_kernel_size")
-            if state_idx != 0 or type(kept) is not int or options.keys() > {"conv_kernel_size"}:
+            width = options.get("conv_kernel_size")
+            if state_idx != 0 or type(width) is not int or options.keys() > {"conv_kernel_size"}:
                 raise NotRepresentedError(
                     f"layer {layer_idx} keeps the inputs of a convolution in an unknown way"
                 )
-            kind = conv_states.shape[1], kept, conv_states.dtype, conv_states.device
-            if convolutions.setdefault(layer_idx, kind) != kind:
+            kind = conv_states.shape[1], width, conv_states.dtype, conv_states.device
+            if kept.convolutions.setdefault(layer_idx, kind) != kind:
                 raise NotRepresentedError(f"layer {layer_idx} has several convolutions")
-            found: Tensor = torch.ops.acclimate_capture.inputs(conv_states, earlier, layer_idx, kept)
+            found: Tensor = torch.ops.acclimate_capture.inputs(conv_states, earlier, layer_idx, width)
             return found
 
         def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-            if isinstance(earlier, int) or state_idx != 0 or layer_idx not in convolutions:
+            if isinstance(earlier, int) or state_idx != 0 or layer_idx not in kept.convolutions:
                 return None
             if layer_idx not in self.states:
-                channels, kept, dtype, device = convolutions[layer_idx]
+                channels, width, dtype, device = kept.convolutions[layer_idx]
                 call = torch.ops.acclimate_capture.kept_inputs
-                self.states[layer_idx] = call(batch, channels, kept, layer_idx, dtype, device)
+                self.states[layer_idx] = call(batch, channels, width, layer_idx, dtype, device)
             return self.states[layer_idx]
 
-        def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
-            return self.get_recurrent_state(layer_idx)
+        def update_recurrent_state(
+            self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **options: Any
+        ) -> Tensor:
+            check_size(layer_idx)
+            if state_idx != 0 or options or layer_idx in self.recurrent:
+                raise NotRepresentedError(f"layer {layer_idx} keeps a recurrent state in an unknown way")
+            sizes = tuple(recurrent_states.shape[1:])
+            if not all(type(size) is int for size in sizes):
+                raise NotRepresentedError(f"layer {layer_idx} has a recurrent state that grows")
+            kind = sizes, recurrent_states.dtype, recurrent_states.device
+            if kept.recurrent.setdefault(layer_idx, kind) != kind:
+                raise NotRepresentedError(f"layer {layer_idx} has several recurrent states")
+            self.recurrent[layer_idx] = recurrent_states
+            return recurrent_states
 
-        def get_recurrent_state(self, layer_idx: int, *_: Any, **__: Any) -> Any:
-            raise NotRepresentedError(
-                f"layer {layer_idx} keeps a recurrent state, which the step does not have"
-            )
+        def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+            check_size(layer_idx)
+            if isinstance(earlier, int) or state_idx != 0 or layer_idx not in kept.recurrent:
+                return None
+            if layer_idx in self.recurrent:
+                raise NotRepresentedError(f"layer {layer_idx} reads its recurrent state after it has changed")
+            if layer_idx not in self.read:
+                sizes, dtype, device = kept.recurrent[layer_idx]
+                call = torch.ops.acclimate_capture.state
+                self.read[layer_idx] = call(batch, sizes, layer_idx, dtype, device)
+            return self.read[layer_idx]
 
     return ShadowCache()

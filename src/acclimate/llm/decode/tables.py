@@ -18,7 +18,8 @@ from acclimate.llm.decode.program import Program, Value
 # elements, except for the order of tokens, and products that sum over another dimension.
 _BY_POSITION = ELEMENTWISE | MOVES - {"flip"} | {
     "gt", "ge", "lt", "le", "bitwise_and", "bitwise_or", "bitwise_not", "logical_and", "logical_or",
-    "ones_like", "full_like", "cat", "stack", "bmm", "polar", "view_as_real",
+    "ones_like", "full_like", "cat", "stack", "bmm", "polar", "view_as_real", "slice_scatter",
+    "select_scatter",
 }  # fmt: skip
 OPERATORS = _BY_POSITION | {"arange", "full", "ones", "zeros", "scalar_tensor"}
 """The operators that compute angles; the last ones compute without positions."""
@@ -84,7 +85,7 @@ class PositionColumns:
     batch: Any
     """The symbol of the number of sequences."""
     length: Any
-    """The symbol of the number of tokens."""
+    """The symbol of the number of tokens; 1: positions are those of several sequences."""
     past: Any
     """The number of earlier tokens."""
     value: Value
@@ -121,9 +122,13 @@ class PositionColumns:
 
     def __call__(self, positions: Tensor) -> Tensor:
         """Returns positions x columns."""
+        along, sizes = self.batch, {self.batch: len(positions)}
+        if self.length != 1:
+            along, sizes = self.length, {self.batch: 1, self.length: len(positions)}
+        given = positions[:, None] if self.length == 1 else positions[None]
         with torch.no_grad():
-            found = _Run({self.batch: 1, self.length: len(positions)}, positions)(self.value)
-        axis = self.value.shape.index(self.length)
+            found = _Run(sizes, given)(self.value)
+        axis = self.value.shape.index(along)
         by_position: Tensor = found.movedim(axis, 0).reshape(len(positions), -1)
         if by_position.device not in self._indices:
             self._indices[by_position.device] = torch.tensor(self.columns, device=by_position.device)
@@ -131,7 +136,7 @@ class PositionColumns:
 
 
 class _Run:
-    """Computes values with positions in the place of one sequence's tokens."""
+    """Computes values with positions in the place of tokens: sequences x tokens."""
 
     def __init__(self, sizes: dict[Any, int], positions: Tensor) -> None:
         self._sizes, self._positions = sizes, positions
@@ -146,7 +151,7 @@ class _Run:
 
     def _value(self, item: Value) -> Any:
         if item.op == "input":
-            return self._positions[None]
+            return self._positions
         if item.tensor is not None:
             return item.tensor.detach()
         if id(item.args) not in self._known:

@@ -42,7 +42,7 @@ class CPUInferenceBuilder(InferenceBuilder):
             *(f"csrc/{name}.cpp" for name in ("operators", "linear", "pool", "gguf_pack")),
             "csrc/bus_errors.cpp",
             *(f"csrc/decode_{name}.cpp" for name in ("operators", "step", "rows", "experts", "prefill")),
-            *(f"csrc/decode_{name}.cpp" for name in ("head", "latent", "convolution", "math")),
+            *(f"csrc/decode_{name}.cpp" for name in ("head", "latent", "convolution", "delta_rule", "math")),
             *(Source(f"csrc/kernels_{name}.cpp", flags) for name, flags in kernels.items()),
         ]
 

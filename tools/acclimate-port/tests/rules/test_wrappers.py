@@ -56,7 +56,7 @@ def test_data_parallel_moves_what_torch_would_and_keeps_its_types(target: str) -
     for module in (torch.nn.Linear(2, 2, device="meta"), torch.nn.MSELoss()):
         parallel = torch.nn.DataParallel(module)
         (batch,), options = space["_move_inputs"](parallel, (Batch(x=torch.ones(1)),), {"n": [torch.ones(1)]})
-        expected = next((each.device for each in module.parameters()), torch.device("cpu"))
+        expected = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
         assert type(batch) is Batch
         assert (batch["x"].device, options["n"][0].device) == (expected, expected)
 

@@ -39,22 +39,22 @@ bool find_file(uintptr_t address) {
   ssize_t count = 0;
   while (!is_found && (count = read(maps, buffer, sizeof buffer)) > 0) {
     for (ssize_t i = 0; i < count && !is_found; ++i) {
-      const char each = buffer[i];
-      if (each == '\n') {
+      const char c = buffer[i];
+      if (c == '\n') {
         path[length] = '\0';
         is_found = is_inside && is_in_path;
         value = 0, length = 0, is_in_addresses = true, is_in_path = false;
-      } else if (is_in_addresses && each == '-') {
+      } else if (is_in_addresses && c == '-') {
         start = value, value = 0;
-      } else if (is_in_addresses && each == ' ') {
+      } else if (is_in_addresses && c == ' ') {
         is_inside = start <= address && address < value;
         is_in_addresses = false;
       } else if (is_in_addresses) {
-        value = value * 16 + static_cast<uintptr_t>(each <= '9' ? each - '0' : each - 'a' + 10);
-      } else if (is_in_path || each == '/') {
+        value = value * 16 + static_cast<uintptr_t>(c <= '9' ? c - '0' : c - 'a' + 10);
+      } else if (is_in_path || c == '/') {
         is_in_path = true;
         if (length + 1 < sizeof path) {
-          path[length++] = each;
+          path[length++] = c;
         }
       }
     }

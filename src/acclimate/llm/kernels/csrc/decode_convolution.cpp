@@ -1,38 +1,45 @@
-// Gated convolutions. The cache keeps each token's inputs of all channels as one key.
+// Causal convolutions. The cache keeps each token's inputs of all channels as one key.
 #include "decode_step.h"
 
 namespace acclimate::inference::decode {
 
-// The results of a token, multiplied by its gates: of its inputs, and of those of the tokens before it.
-void Step::convolve_token(const Convolution& convolution, const LayerCache& cache, int64_t sequence,
-                          int64_t place, const float* inputs, const float* gate, ThreadState& state,
-                          float* to) const {
-  const int64_t channels = convolution.channels, bytes = channels * size_of(decoder_.dtype);
+// The results of some channels for a token: of its inputs, and of those of the tokens before it.
+void Step::convolve_channels(const Taps& taps, const LayerCache& cache, int64_t sequence, int64_t place,
+                             const float* inputs, int64_t first, int64_t count, ThreadState& state,
+                             float* to) const {
+  const int64_t bytes = size_of(decoder_.dtype), stride = taps.channels * bytes;
   // Before the first place there are zeros.
-  const int64_t earlier = std::min(convolution.width - 1, place);
-  float* before = at_least(state.wide, earlier * channels);
+  const int64_t earlier = std::min(taps.width - 1, place);
+  float* before = at_least(state.wide, earlier * count);
   const int64_t row = sequence * cache.capacity + place - earlier - cache.first;
-  dequantize({WeightFormat::dense, decoder_.dtype, earlier, channels, cache.keys + row * bytes, bytes}, 0,
-             earlier, before);
-  if (convolution.bias == nullptr) {
-    std::fill(to, to + channels, 0.0f);
+  dequantize({WeightFormat::dense, decoder_.dtype, earlier, count, cache.keys + row * stride + first * bytes,
+              stride},
+             0, earlier, before);
+  if (taps.bias == nullptr) {
+    std::fill(to, to + count, 0.0f);
   } else {
-    std::copy(convolution.bias, convolution.bias + channels, to);
+    std::copy(taps.bias + first, taps.bias + first + count, to);
   }
-  const float* weights = convolution.weights + (convolution.width - 1 - earlier) * channels;
+  const float* weights = taps.weights + (taps.width - 1 - earlier) * taps.channels + first;
   for (int64_t i = 0; i < earlier; ++i) {
-    add_products(weights + i * channels, before + i * channels, to, channels);
+    add_products(weights + i * taps.channels, before + i * count, to, count);
   }
-  add_products(weights + earlier * channels, inputs, to, channels);
-  round_values(decoder_.dtype, to, channels);
-  multiply_values(decoder_.dtype, gate, to, channels);
+  add_products(weights + earlier * taps.channels, inputs + first, to, count);
+  round_values(decoder_.dtype, to, count);
 }
 
-// Puts the inputs of the tokens into the cache, and their results into `wide_`.
+// Puts a token's inputs of some channels into the cache.
+void Step::store_channels(const Taps& taps, const LayerCache& cache, int64_t sequence, int64_t place,
+                          const float* inputs, int64_t first, int64_t count) const {
+  const int64_t row = sequence * cache.capacity + place - cache.first;
+  store(decoder_.dtype, inputs + first, count, cache.keys, row * taps.channels + first, 1);
+}
+
+// Puts the inputs of the tokens into the cache, and their results, multiplied by their gates, into `wide_`.
 void Step::convolve(Team& team, const Convolution& own, size_t index, const Call& call) {
   const Convolution* const convolution = &own;
   const Call* const given = &call;
-  const int64_t channels = own.channels;
+  const int64_t channels = own.taps.channels;
   team.share(
       call.batch,
       [=, this](int64_t sequence, int thread) {
@@ -41,8 +48,9 @@ void Step::convolve(Team& team, const Convolution& own, size_t index, const Call
         float* inputs = at_least(state.results, 2 * channels);
         std::copy(from, from + channels, inputs);
         multiply_values(decoder_.dtype, from + channels, inputs, channels);
-        convolve_token(*convolution, given->cache.layers[index], sequence, given->place, inputs,
-                       from + 2 * channels, state, inputs + channels);
+        convolve_channels(convolution->taps, given->cache.layers[index], sequence, given->place, inputs, 0,
+                          channels, state, inputs + channels);
+        multiply_values(decoder_.dtype, from + 2 * channels, inputs + channels, channels);
       },
       [=, this](int64_t sequence, int thread) {
         const LayerCache& cache = given->cache.layers[index];

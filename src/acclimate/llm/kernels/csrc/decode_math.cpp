@@ -101,8 +101,8 @@ ACCLIMATE_INLINE void activate_in(Activation activation, const float* gate, floa
 
 ACCLIMATE_INLINE float total(const float (&sums)[lanes]) {
   float result = 0;
-  for (float each : sums) {
-    result += each;
+  for (float sum : sums) {
+    result += sum;
   }
   return result;
 }
@@ -407,6 +407,44 @@ float weigh(float scale, float cap, float* x, int64_t n, float& peak) {
   }
   peak = largest(x, n) * scale;
   return exponentials(scale, peak, x, n);
+}
+
+ACCLIMATE_CLONES void divide_by_length(const float* x, float eps, float factor, int64_t n, float* to) {
+  const float inverse = 1.0f / std::sqrt(sum_of_squares(x, 0.0f, n) + eps);
+  for (int64_t i = 0; i < n; ++i) {
+    to[i] = x[i] * inverse * factor;
+  }
+}
+
+ACCLIMATE_CLONES void update_state(const float* before, const float* query, const float* key,
+                                   const float* value, float decay, float strength, int64_t keys,
+                                   int64_t values, float* __restrict__ change, float* __restrict__ after,
+                                   float* __restrict__ result) {
+  std::fill(change, change + values, 0.0f);
+  std::fill(result, result + values, 0.0f);
+  float overlap = 0;
+  for (int64_t i = 0; i < keys; ++i) {
+    const float* row = before + i * values;
+    const float k = key[i], q = query[i];
+    overlap += k * q;
+    for (int64_t j = 0; j < values; ++j) {
+      const float held = row[j] * decay;
+      change[j] += held * k;
+      result[j] += held * q;
+    }
+  }
+  for (int64_t j = 0; j < values; ++j) {
+    change[j] = (value[j] - change[j]) * strength;
+    result[j] += overlap * change[j];
+  }
+  for (int64_t i = 0; i < keys; ++i) {
+    const float* row = before + i * values;
+    const float k = key[i];
+    float* to = after + i * values;
+    for (int64_t j = 0; j < values; ++j) {
+      to[j] = row[j] * decay + k * change[j];
+    }
+  }
 }
 
 ACCLIMATE_CLONES void accumulate(float factor, const float* from, float* to, int64_t n) {

@@ -88,6 +88,16 @@ float exponentials(float factor, float shift, float* x, int64_t n);
 // cap, and the peak is the largest y. Returns the sum.
 float weigh(float scale, float cap, float* x, int64_t n, float& peak);
 
+// to = factor * x / sqrt(sum(x * x) + eps)
+void divide_by_length(const float* x, float eps, float factor, int64_t n, float* to);
+
+// One token of a delta rule. A state is [keys][values]:
+//   state = decay * before; after = state + key * change, where change = strength * (value - key state);
+//   result = query after
+// `change` gets the change. No two results may be in the same memory.
+void update_state(const float* before, const float* query, const float* key, const float* value, float decay,
+                  float strength, int64_t keys, int64_t values, float* change, float* after, float* result);
+
 // to += factor * from
 void accumulate(float factor, const float* from, float* to, int64_t n);
 

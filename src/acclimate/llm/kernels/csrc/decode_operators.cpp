@@ -101,6 +101,8 @@ bool step(int64_t number, const Tensor& cache, const Tensor& tokens, const Tenso
       "A step takes the tokens of 1 to ", max_rows, " sequences, not ", tokens.numel(), " of ", call.batch,
       ".");
   call.length = tokens.numel() / call.batch;
+  const int64_t copy = reader.number();
+  STD_TORCH_CHECK(copy == 0 || copy == 1, "States have two copies.");
   call.cache.places = reader.number();
   STD_TORCH_CHECK(place >= 0 && place <= call.cache.places && call.length <= call.cache.places - place,
                   "There are no angles for the places of a step.");
@@ -127,11 +129,20 @@ bool step(int64_t number, const Tensor& cache, const Tensor& tokens, const Tenso
     for (uint8_t*& part : parts) {
       part = const_cast<uint8_t*>(reader.address<uint8_t>());
     }
-    call.cache.layers.push_back({capacity, first, parts[0], parts[1], parts[2], parts[3]});
+    float* states[2];
+    for (float*& state : states) {
+      state = const_cast<float*>(reader.address<float>());
+    }
+    STD_TORCH_CHECK((states[0] != nullptr && states[1] != nullptr) || !step->has_state(i),
+                    "The cache lacks a recurrent state.");
+    call.cache.layers.push_back(
+        {capacity, first, parts[0], parts[1], parts[2], parts[3], states[copy], states[1 - copy]});
     STD_TORCH_CHECK((parts[2] == nullptr) == (parts[3] == nullptr),
                     "Keys are in 8 bits, and values are not, or the reverse.");
     STD_TORCH_CHECK(call.cache.layers.back().has_room(place, call.length, step->window(i)),
-                    "The cache has no room for a step, or lacks tokens that it sees.");
+                    "The cache has no room for a step, or lacks tokens that it sees: layer ", i,
+                    " has room for ", capacity, " tokens from ", first, " on, and a window of ",
+                    step->window(i), "; the step is at ", place, ".");
   }
   call.logits = results<float>(logits, ScalarType::Float, call.batch * step->head_width(), "logits");
   call.best = results<int64_t>(best, ScalarType::Long, call.batch, "best tokens");

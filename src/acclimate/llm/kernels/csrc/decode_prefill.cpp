@@ -40,6 +40,7 @@ bool Step::can_prefill() const {
   // A prompt's last token alone passes layers without keys of their own. The model's modules do that.
   bool can = multiplies_many() && decoder_.dtype == Dtype::bf16 && !decoder_.token_inputs.has_value();
   for (const Layer& layer : decoder_.layers) {
+    can = can && !layer.delta_rule.has_value();  // the model reads a prompt in chunks
     can = can && is_arranged(layer.projections()) && is_arranged(layer.mixer_output());
     can = can && !(layer.attention.has_value() && layer.attention->is_shared);
     if (layer.attention.has_value() && layer.attention->latent.has_value()) {
@@ -571,7 +572,7 @@ class Step::Prefill {
 
   // Puts the inputs of a convolution into the cache, and in the place of their first factors.
   void prepare_inputs(Place& place, const Convolution& convolution, size_t index) {
-    const int64_t channels = convolution.channels;
+    const int64_t channels = convolution.taps.channels;
     const LayerCache& cache = call_.cache.layers[index];
     for_rows(place, [&](int64_t row, ThreadState&) {
       float* inputs = projected_.data() + row * convolution.projections.width;
@@ -582,15 +583,16 @@ class Step::Prefill {
 
   // The results for the places of each sequence from `begin` on, in `mixed_`.
   void convolve(Place& place, const Convolution& convolution, size_t index, int64_t begin) {
-    const int64_t channels = convolution.channels, stride = stride_of(channels);
+    const int64_t channels = convolution.taps.channels, stride = stride_of(channels);
     for_rows(place, [&](int64_t row, ThreadState& state) {
       if (row % call_.length < begin) {
         return;
       }
       const float* inputs = projected_.data() + row * convolution.projections.width;
       float* results = at_least(state.heads, channels);
-      step_.convolve_token(convolution, call_.cache.layers[index], sequence_of(row), place_of(row), inputs,
-                           inputs + 2 * channels, state, results);
+      step_.convolve_channels(convolution.taps, call_.cache.layers[index], sequence_of(row), place_of(row),
+                              inputs, 0, channels, state, results);
+      multiply_values(decoder_.dtype, inputs + 2 * channels, results, channels);
       fill_bf16(results, channels, stride, mixed_.data() + row * stride);
     });
   }
@@ -915,6 +917,15 @@ class Step::Prefill {
         line[c] *= factor;
       }
       const int64_t column = head * value_size;
+      if (attention.is_gated) {
+        const int64_t from = row + i / group;
+        const float* gates = projected_.data() + from * attention.projections.width + attention.first_gate();
+        float* gate = at_least(state.gate, value_size);
+        std::copy(gates + column, gates + column + value_size, gate);
+        sigmoid(decoder_.dtype, gate, value_size);
+        round_values(decoder_.dtype, line, value_size);
+        multiply_values(decoder_.dtype, gate, line, value_size);
+      }
       const int64_t end = head + 1 == attention.heads ? to_stride : column + value_size;
       fill_bf16(line, value_size, end - column, mixed_.data() + (row + i / group) * to_stride + column);
     }

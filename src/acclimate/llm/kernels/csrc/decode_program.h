@@ -169,12 +169,16 @@ struct Attention {
         output(from),
         output_is_summed(from.flag()),
         is_shared(from.flag()),
+        is_gated(from.flag()),
         latent(read_optional<Latent>(from)) {}
 
+  // The first of the numbers that results are multiplied by.
+  int64_t first_gate() const { return projections.width - heads * value_size; }
   // The numbers of a head's result.
   int64_t result_size() const { return latent.has_value() ? latent->value_size() : value_size; }
 
-  Product projections;  // queries, keys, values; with a latent: it comes before the key that heads share
+  // Queries, keys, values and gates; with a latent: it comes before the key that heads share.
+  Product projections;
   Norm query_norm, key_norm, value_norm;  // that of values is of each head
   bool norm_is_per_head, rotary_first;
   int64_t table;  // -1: no rotation
@@ -188,27 +192,77 @@ struct Attention {
   const float* sinks;
   Product output;
   bool output_is_summed;  // over the ranks
-  bool is_shared;  // keys and values are those of an earlier layer; the projections are queries only
+  bool is_shared;  // keys and values are those of an earlier layer; the projections have none
+  bool is_gated;  // the results are multiplied by the sigmoid of the last projections
   // There is one key head then, whose values are latents and whose keys are those and the rotated key.
   std::optional<Latent> latent;
 };
 
-// A gated causal convolution of each channel over tokens. The cache keeps its inputs as the keys of one head.
-struct Convolution {
-  explicit Convolution(Reader& from)
-      : projections(from),
-        channels(from.number()),
+// A causal convolution of each channel over tokens. The cache keeps its inputs as the keys of one head.
+struct Taps {
+  explicit Taps(Reader& from)
+      : channels(from.number()),
         width(from.number()),
         weights(from.address<float>()),
-        bias(from.address<float>()),
-        output(from),
-        output_is_summed(from.flag()) {}
+        bias(from.address<float>()) {}
 
-  Product projections;  // two factors of the inputs, and what the results are multiplied by
   int64_t channels;
   int64_t width;  // the tokens that a result is made of
   const float* weights;  // [width][channels]; the last ones are those of the token itself
   const float* bias;  // null: none
+};
+
+// A gated convolution.
+struct Convolution {
+  explicit Convolution(Reader& from)
+      : projections(from), taps(from), output(from), output_is_summed(from.flag()) {}
+
+  Product projections;  // two factors of the inputs, and what the results are multiplied by
+  Taps taps;
+  Product output;
+  bool output_is_summed;  // over the ranks
+};
+
+// A gated delta rule: each head has a state, keys x values, that every token changes.
+struct DeltaRule {
+  explicit DeltaRule(Reader& from)
+      : projections(from),
+        taps(from),
+        activation(static_cast<Activation>(from.number())),
+        heads(from.number()),
+        key_heads(from.number()),
+        key_size(from.number()),
+        value_size(from.number()),
+        eps(from.real()),
+        scale(from.real()),
+        strength_factor(from.real()),
+        decay_bias(from.address<float>()),
+        rates(from.address<float>()),
+        norm(read_norm(from)),
+        gate_activation(static_cast<Activation>(from.number())),
+        output(from),
+        output_is_summed(from.flag()) {}
+
+  // The numbers of all heads' results, and of a head's state.
+  int64_t result_size() const { return heads * value_size; }
+  int64_t state_size() const { return key_size * value_size; }
+  int64_t first_gate() const { return taps.channels; }
+  int64_t first_strength() const { return taps.channels + result_size(); }
+  int64_t first_decay() const { return first_strength() + heads; }
+
+  // The inputs of the convolution, which are queries and keys of all key heads and values of all heads;
+  // gates, strengths and decays of all heads.
+  Product projections;
+  Taps taps;
+  Activation activation;  // of the convolution's results
+  int64_t heads, key_heads, key_size, value_size;
+  float eps;  // added to the squared length of queries and keys
+  float scale;  // of queries
+  float strength_factor;
+  const float* decay_bias;  // [heads]
+  const float* rates;  // [heads]; logarithms
+  Norm norm;  // of a head's result
+  Activation gate_activation;
   Product output;
   bool output_is_summed;  // over the ranks
 };
@@ -346,6 +400,7 @@ struct Layer {
       : mixer_norm(read_norm(from)),
         attention(read_optional<Attention>(from)),
         convolution(read_optional<Convolution>(from)),
+        delta_rule(read_optional<DeltaRule>(from)),
         mixer_post_norm(read_norm(from)),
         mixer_factor(from.real()),
         mlp_norm(read_norm(from)),
@@ -361,21 +416,34 @@ struct Layer {
         factor(from.real()) {}
 
   // What mixes the tokens of a text.
-  const Product& projections() const { return attention ? attention->projections : convolution->projections; }
-  const Product& mixer_output() const { return attention ? attention->output : convolution->output; }
+  const Product& projections() const {
+    return attention     ? attention->projections
+           : convolution ? convolution->projections
+                         : delta_rule->projections;
+  }
+  const Product& mixer_output() const {
+    return attention ? attention->output : convolution ? convolution->output : delta_rule->output;
+  }
   bool mixer_is_summed() const {
-    return attention ? attention->output_is_summed : convolution->output_is_summed;
+    return attention     ? attention->output_is_summed
+           : convolution ? convolution->output_is_summed
+                         : delta_rule->output_is_summed;
   }
   // The most tokens that a token sees, itself included; 0: all.
-  int64_t window() const { return attention ? attention->window : convolution->width; }
-  // The numbers of a token that attention or a convolution leaves to the output projection, or of latents.
+  int64_t window() const {
+    return attention ? attention->window : convolution ? convolution->taps.width : delta_rule->taps.width;
+  }
+  // The numbers of a token that the mixer leaves to the output projection, or of latents.
   int64_t mixed() const {
-    return attention ? attention->heads * attention->value_size : convolution->channels;
+    return attention     ? attention->heads * attention->value_size
+           : convolution ? convolution->taps.channels
+                         : delta_rule->result_size();
   }
 
   Norm mixer_norm;
-  std::optional<Attention> attention;  // there is either
+  std::optional<Attention> attention;  // there is one of the three
   std::optional<Convolution> convolution;
+  std::optional<DeltaRule> delta_rule;
   Norm mixer_post_norm;
   float mixer_factor;
   Norm mlp_norm;

@@ -105,6 +105,9 @@ void Step::check() const {
     need(inputs.table.n == decoder_.tokens && !decoder_.embedding_is_summed);
     is_product(inputs.product, decoder_.hidden, inputs.width());
   }
+  const auto check_taps = [&](const Taps& taps) {
+    need(taps.channels > 0 && taps.width > 0 && taps.weights != nullptr);
+  };
   const auto check_attention = [&](const Attention& attention) {
     const int64_t heads = attention.heads, key_heads = attention.key_heads;
     const int64_t size = attention.head_size, value_size = attention.value_size;
@@ -117,6 +120,7 @@ void Step::check() const {
       const int64_t queries = heads * latent.query_size();
       const int64_t rest = latent.size() + latent.rotated, before = attention.projections.width - rest;
       need(key_heads == 1 && value_size == latent.size() && size == rest && !attention.is_shared);
+      need(!attention.is_gated);
       need(latent.keys.count == heads && latent.values.count == heads);
       need(latent.key_size > 0 && latent.rotated >= 0 && latent.keys.first.k == latent.key_size);
       need(latent.size() > 0 && latent.value_size() > 0 && latent.values.first.k == latent.size());
@@ -131,7 +135,8 @@ void Step::check() const {
       }
     } else {
       const int64_t own = attention.is_shared ? 0 : key_heads * (size + value_size);
-      is_product(attention.projections, decoder_.hidden, heads * size + own);
+      const int64_t gates = attention.is_gated ? heads * value_size : 0;
+      is_product(attention.projections, decoder_.hidden, heads * size + own + gates);
     }
     is_product(attention.output, heads * attention.result_size(), decoder_.hidden);
   };
@@ -144,14 +149,23 @@ void Step::check() const {
       is_product(added.gate, decoder_.hidden, inputs.size);
       is_product(added.output, inputs.size, decoder_.hidden);
     }
-    need(layer.attention.has_value() != layer.convolution.has_value());
+    need(layer.attention.has_value() + layer.convolution.has_value() + layer.delta_rule.has_value() == 1);
     if (layer.attention.has_value()) {
       check_attention(*layer.attention);
-    } else {
+    } else if (layer.convolution.has_value()) {
       const Convolution& convolution = *layer.convolution;
-      need(convolution.channels > 0 && convolution.width > 0 && convolution.weights != nullptr);
-      is_product(convolution.projections, decoder_.hidden, 3 * convolution.channels);
-      is_product(convolution.output, convolution.channels, decoder_.hidden);
+      check_taps(convolution.taps);
+      is_product(convolution.projections, decoder_.hidden, 3 * convolution.taps.channels);
+      is_product(convolution.output, convolution.taps.channels, decoder_.hidden);
+    } else {
+      const DeltaRule& rule = *layer.delta_rule;
+      const int64_t heads = rule.heads, key_heads = rule.key_heads;
+      check_taps(rule.taps);
+      need(key_heads > 0 && heads > 0 && heads % key_heads == 0 && rule.key_size > 0 && rule.value_size > 0);
+      need(rule.taps.channels == 2 * key_heads * rule.key_size + rule.result_size());
+      need(rule.decay_bias != nullptr && rule.rates != nullptr);
+      is_product(rule.projections, decoder_.hidden, rule.first_decay() + heads);
+      is_product(rule.output, rule.result_size(), decoder_.hidden);
     }
     need(layer.mlp.has_value() || layer.experts.has_value());
     if (layer.mlp.has_value()) {
@@ -293,10 +307,14 @@ void Step::work(const Call& call, Team& team, int parts_for) {
   finish(call, team, x_.data());
 }
 
-// Attention or a convolution between a layer's first products and its output projection.
+// What is between a layer's first products and its output projection.
 void Step::mix(Team& team, const Layer& layer, size_t index, const Call& call, int threads) {
   if (layer.convolution.has_value()) {
     convolve(team, *layer.convolution, index, call);
+    return;
+  }
+  if (layer.delta_rule.has_value()) {
+    update_states(team, *layer.delta_rule, index, call);
     return;
   }
   const Attention& attention = *layer.attention;
@@ -619,6 +637,15 @@ void Step::merge(const Attention& attention, const Call& call, int64_t parts) {
       accumulate(factor, mixed_.data() + (i * parts + part) * size, to, size);
     }
     round_values(decoder_.dtype, to, size);
+  }
+  if (!attention.is_gated) {
+    return;
+  }
+  const int64_t width = attention.heads * size;
+  for (int64_t i = 0; i < call.batch; ++i) {
+    float* gates = projected_.data() + i * attention.projections.width + attention.first_gate();
+    sigmoid(decoder_.dtype, gates, width);
+    multiply_values(decoder_.dtype, gates, wide_.data() + i * width, width);
   }
 }
 

@@ -25,6 +25,9 @@ struct LayerCache {
   // Of keys and values in 8 bits, as in Int8Rows; null: they are in the decoder's dtype.
   uint8_t* key_exponents;  // [batch][key_heads][capacity][blocks]
   uint8_t* value_exponents;  // [batch][key_heads][blocks][capacity]
+  // Of a delta rule, before and after the tokens: [batch][heads][key_size][value_size].
+  const float* state;
+  float* new_state;
 
   bool is_int8() const { return key_exponents != nullptr; }
 
@@ -98,6 +101,7 @@ class Step {
   int64_t factors() const { return decoder_.factors; }
   int64_t layers() const { return static_cast<int64_t>(decoder_.layers.size()); }
   int64_t window(int64_t layer) const { return decoder_.layers[layer].window(); }
+  bool has_state(int64_t layer) const { return decoder_.layers[layer].delta_rule.has_value(); }
   int64_t head_width() const { return decoder_.head->width; }
 
   // Whether each token is in the vocabulary, and each position in the table of learned positions.
@@ -201,9 +205,15 @@ class Step {
   void store_keys(Team& team, const Attention& attention, size_t index, const Call& call);
   void mix(Team& team, const Layer& layer, size_t index, const Call& call, int threads);
   void convolve(Team& team, const Convolution& convolution, size_t index, const Call& call);
-  void convolve_token(const Convolution& convolution, const LayerCache& cache, int64_t sequence,
-                      int64_t place, const float* inputs, const float* gate, ThreadState& state,
-                      float* to) const;
+  void convolve_channels(const Taps& taps, const LayerCache& cache, int64_t sequence, int64_t place,
+                         const float* inputs, int64_t first, int64_t count, ThreadState& state,
+                         float* to) const;
+  void store_channels(const Taps& taps, const LayerCache& cache, int64_t sequence, int64_t place,
+                      const float* inputs, int64_t first, int64_t count) const;
+  void update_states(Team& team, const DeltaRule& rule, size_t index, const Call& call);
+  void update_head(const DeltaRule& rule, const float* projected, const float* query, const float* key,
+                   const float* value, int64_t head, const float* before, ThreadState& state, float* after,
+                   float* result) const;
   void attend(Team& team, const Attention& attention, size_t index, const Call& call, int64_t parts);
   void attend_part(const Attention& attention, size_t index, const Call& call, ThreadState& state,
                    int64_t sequence, int64_t key_head, int64_t part, int64_t parts) const;

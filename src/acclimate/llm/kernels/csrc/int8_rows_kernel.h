@@ -14,8 +14,8 @@ inline void multiply_int8_tile(const Int8Rows& rows, const float* powers, int64_
   const int64_t k = rows.k, blocks = int8_blocks(k);
   const int8_t* codes = rows.codes + row * rows.stride;
   Floats sums[count * inputs];
-  for (Floats& each : sums) {
-    each = zero();
+  for (Floats& sum : sums) {
+    sum = zero();
   }
   const auto add_products = [&](const int8_t* from, int64_t stride, int64_t block) {
     Floats values[count];

@@ -181,13 +181,13 @@ class Pool {
     }
     const auto all = static_cast<int32_t>(units);
     const auto now = Clock::now();
-    const nanoseconds each = own > 0 ? (now - start) / own : now - start;
+    const nanoseconds for_one = own > 0 ? (now - start) / own : now - start;
     nanoseconds waited{0};
     if (done_.fetch_add(own, std::memory_order_acq_rel) + own != all) {
-      await(phase, all, std::max<nanoseconds>(2 * each, least_patience), threads);
+      await(phase, all, std::max<nanoseconds>(2 * for_one, least_patience), threads);
       waited = Clock::now() - now;
     }
-    judge(now + waited, now + waited - start, (all - own) * each, waited);
+    judge(now + waited, now + waited - start, (all - own) * for_one, waited);
   }
 
   // Decides whether the leader goes on with its helpers.

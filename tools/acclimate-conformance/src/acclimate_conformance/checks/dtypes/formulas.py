@@ -257,13 +257,13 @@ def losses_are_means_of_their_elements(accelerator: Accelerator) -> None:
         for name, (loss, options) in _LOSSES.items():
             x = numbers(*shape, seed=1).float().to(device).requires_grad_()
             y = numbers(*shape, seed=2).float().to(device)
-            each = loss(x, y, reduction="none", **options)
-            (slope,) = torch.autograd.grad(each, x, torch.ones_like(each))
-            for reduction, share in (("mean", 1 / each.numel()), ("sum", 1.0)):
+            losses = loss(x, y, reduction="none", **options)
+            (slope,) = torch.autograd.grad(losses, x, torch.ones_like(losses))
+            for reduction, share in (("mean", 1 / losses.numel()), ("sum", 1.0)):
                 whole = loss(x, y, reduction=reduction, **options)
                 (gradient,) = torch.autograd.grad(whole, x)
                 for what, found, wanted in (
-                    ("", whole, each.sum() * share),
+                    ("", whole, losses.sum() * share),
                     (" has a gradient that", gradient, slope * share),
                 ):
                     apart = distance(found, wanted)

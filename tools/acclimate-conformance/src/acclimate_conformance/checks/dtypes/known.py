@@ -71,7 +71,7 @@ def _require_known(
                 if table is exactly or not result.dtype.is_floating_point:
                     _require_numbers(result, numbers, what)
                 else:
-                    require_alike(result, torch.tensor(numbers, dtype=result.dtype), what, each=False)
+                    require_alike(result, torch.tensor(numbers, dtype=result.dtype), what, by_element=False)
     return note_of_lacks(absent)
 
 

@@ -52,7 +52,9 @@ def _flat(result: Any) -> Iterator[torch.Tensor]:
             yield from _flat(part)
 
 
-def _compare(run: Callable[[Place], Any], place: Place, what: str, each: bool, lacking: set[str]) -> None:
+def _compare(
+    run: Callable[[Place], Any], place: Place, what: str, by_element: bool, lacking: set[str]
+) -> None:
     """Fails the check unless an operator gives the same on the device and on the host."""
     try:
         wanted = list(_flat(run(_on_host)))
@@ -64,33 +66,35 @@ def _compare(run: Callable[[Place], Any], place: Place, what: str, each: bool, l
         lacking.add(what.partition(" in ")[0])
         return
     require(len(found) == len(wanted), f"{what} gives {len(found)} tensors, not {len(wanted)}")
-    wanted = _reference(run, found, wanted, each)
+    wanted = _reference(run, found, wanted, by_element)
     for actual, expected in zip(found, wanted, strict=True):
-        require_alike(actual, expected, what, each)
+        require_alike(actual, expected, what, by_element)
 
 
 def _reference(
-    run: Callable[[Place], Any], found: list[torch.Tensor], on_host: list[torch.Tensor], each: bool
+    run: Callable[[Place], Any], found: list[torch.Tensor], on_host: list[torch.Tensor], by_element: bool
 ) -> list[torch.Tensor]:
     """What the results of a device are compared with: the host's, or where these differ, also float64's."""
     pairs = list(zip(found, on_host, strict=True))
-    if all(a.shape == e.shape and bool(_near(a.detach().cpu(), e.detach(), each).all()) for a, e in pairs):
+    if all(
+        a.shape == e.shape and bool(_near(a.detach().cpu(), e.detach(), by_element).all()) for a, e in pairs
+    ):
         return on_host
     with suppress(RuntimeError):  # the host may lack it in float64
         exact = list(_flat(run(_exactly)))
         if len(exact) == len(on_host):
-            return [nearest(a, e, x, each) for (a, e), x in zip(pairs, exact, strict=True)]
+            return [nearest(a, e, x, by_element) for (a, e), x in zip(pairs, exact, strict=True)]
     return on_host
 
 
-def require_alike(actual: torch.Tensor, expected: torch.Tensor, what: str, each: bool) -> None:
+def require_alike(actual: torch.Tensor, expected: torch.Tensor, what: str, by_element: bool) -> None:
     """Fails the check unless two tensors have the same shape, dtype and, within its precision, numbers.
 
     Args:
         actual: of the device.
         expected: of the host.
         what: what was computed.
-        each: whether the precision is relative to each number, or to the largest.
+        by_element: whether the precision is relative to each number, or to the largest.
     """
     require(
         actual.shape == expected.shape and actual.dtype == expected.dtype,
@@ -98,7 +102,7 @@ def require_alike(actual: torch.Tensor, expected: torch.Tensor, what: str, each:
         f"shape {tuple(expected.shape)}",
     )
     found, wanted = actual.detach().cpu(), expected.detach()
-    wrong = ~_near(found, wanted, each)
+    wrong = ~_near(found, wanted, by_element)
     if bool(wrong.any()):
         place = int(wrong.flatten().nonzero()[0])
         many = f"element {place} of " if wanted.numel() > 1 else ""
@@ -110,21 +114,21 @@ def require_alike(actual: torch.Tensor, expected: torch.Tensor, what: str, each:
     require(True, "")
 
 
-def _near(found: torch.Tensor, wanted: torch.Tensor, each: bool) -> torch.Tensor:
+def _near(found: torch.Tensor, wanted: torch.Tensor, by_element: bool) -> torch.Tensor:
     """Where two tensors of one shape and dtype hold the same numbers, within the dtype's precision."""
     if not wanted.dtype.is_floating_point or not wanted.numel():
         return found == wanted
     allowed = TOLERANCE[wanted.dtype]
     exact, close = wanted.double(), found.double()
     finite = exact.isfinite()
-    largest = float(exact[finite].abs().max()) if not each and bool(finite.any()) else 1.0
+    largest = float(exact[finite].abs().max()) if not by_element and bool(finite.any()) else 1.0
     slack = allowed * (exact.abs() + max(largest, 1.0))
     near = torch.where(finite, (close - exact).abs() <= slack, close == exact)
     return near | (close.isnan() & exact.isnan())
 
 
 def _compare_all(
-    accelerator: Accelerator, tables: tuple[Mapping[str, Operation], ...], each: bool
+    accelerator: Accelerator, tables: tuple[Mapping[str, Operation], ...], by_element: bool
 ) -> str | None:
     place = _to(accelerator)
     lacking: set[str] = set()
@@ -132,7 +136,7 @@ def _compare_all(
         for table in tables:
             for name, operation in table.items():
                 what = f"{name} in {short(dtype)}"
-                _compare(lambda to, op=operation, d=dtype: op(to, d), place, what, each, lacking)  # type: ignore[misc]
+                _compare(lambda to, op=operation, d=dtype: op(to, d), place, what, by_element, lacking)  # type: ignore[misc]
     return note_of_lacks(lacking)
 
 
@@ -149,7 +153,7 @@ def _beside_numbers(accelerator: Accelerator) -> dict[str, Operation]:
     timeout_s=240,
 )  # fmt: skip
 def operators_at_edges(accelerator: Accelerator) -> str | None:
-    return _compare_all(accelerator, (POINTWISE, PAIRS, _beside_numbers(accelerator)), each=True)
+    return _compare_all(accelerator, (POINTWISE, PAIRS, _beside_numbers(accelerator)), by_element=True)
 
 
 @check(
@@ -158,7 +162,7 @@ def operators_at_edges(accelerator: Accelerator) -> str | None:
     timeout_s=240,
 )  # fmt: skip
 def reductions_with_options(accelerator: Accelerator) -> str | None:
-    return _compare_all(accelerator, (REDUCTIONS,), each=False)
+    return _compare_all(accelerator, (REDUCTIONS,), by_element=False)
 
 
 @check(
@@ -167,7 +171,7 @@ def reductions_with_options(accelerator: Accelerator) -> str | None:
     timeout_s=240,
 )  # fmt: skip
 def places_and_order(accelerator: Accelerator) -> str | None:
-    return _compare_all(accelerator, (PLACES,), each=False)
+    return _compare_all(accelerator, (PLACES,), by_element=False)
 
 
 @check(
@@ -176,7 +180,7 @@ def places_and_order(accelerator: Accelerator) -> str | None:
     timeout_s=240, once=True,
 )  # fmt: skip
 def layers_with_options(accelerator: Accelerator) -> str | None:
-    return _compare_all(accelerator, (LAYERS,), each=False)
+    return _compare_all(accelerator, (LAYERS,), by_element=False)
 
 
 @check(
@@ -242,7 +246,7 @@ def gradients_of_operators(accelerator: Accelerator) -> str | None:
             except NotImplementedError:
                 lacking.add(name)
                 continue
-            wanted = _reference(lambda to, op=operation: _gradients(op, to), found, wanted, each=False)  # type: ignore[misc]
+            wanted = _reference(lambda to, op=operation: _gradients(op, to), found, wanted, by_element=False)  # type: ignore[misc]
             for actual, expected in zip(found, wanted, strict=True):
                 defined = expected.isfinite()
                 given = torch.where(defined, actual.cpu(), 0.0)

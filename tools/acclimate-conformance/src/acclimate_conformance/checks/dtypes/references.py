@@ -13,7 +13,7 @@ _AS_INEXACT = 4
 
 
 def nearest(
-    found: torch.Tensor, on_host: torch.Tensor, exact: torch.Tensor, each: bool = True
+    found: torch.Tensor, on_host: torch.Tensor, exact: torch.Tensor, by_element: bool = True
 ) -> torch.Tensor:
     """For each number of the device, the host's or float64's, whichever it is nearer to.
 
@@ -21,8 +21,8 @@ def nearest(
         found: the numbers of the device.
         on_host: the host's, in the same dtype.
         exact: the host's, from the same inputs in float64.
-        each: whether each number is compared by itself. If not, a number that is off by not much more than
-            the host's largest error is as good as exact: the error shows how far large terms cancel.
+        by_element: whether each number is compared by itself. If not, a number that is off by not much more
+            than the host's largest error is as good as exact: the error shows how far large terms cancel.
     """
     inexact = on_host.is_floating_point() or on_host.is_complex()
     if not inexact or found.shape != on_host.shape or exact.shape != on_host.shape:
@@ -33,7 +33,7 @@ def nearest(
         ours, theirs, parts = (
             torch.view_as_real(t.detach().resolve_conj().cpu()) for t in (found, on_host, exact)
         )
-        return torch.view_as_complex(nearest(ours, theirs, parts, each).contiguous())
+        return torch.view_as_complex(nearest(ours, theirs, parts, by_element).contiguous())
     ours, theirs = (t.detach().resolve_neg().cpu().double() for t in (found, on_host))
     rounded = exact.detach().resolve_neg().to(on_host.dtype)
     other = rounded.double()
@@ -42,7 +42,7 @@ def nearest(
     chosen = torch.where(nearer, rounded, on_host.detach().resolve_neg())
     errors = (theirs - exact).abs()
     known = errors[errors.isfinite()]
-    if each or not known.numel():
+    if by_element or not known.numel():
         return chosen
     noise = (ours - exact).abs() <= _AS_INEXACT * known.max()
     return torch.where(noise, ours.to(on_host.dtype), chosen)

@@ -107,7 +107,7 @@ def _require_each(found: torch.Tensor, wanted: list[torch.Tensor], what: str) ->
     if torch.equal(found, torch.stack([wanted[turn % _INPUTS] for turn in range(_CALLS)])):
         return  # mostly, and much faster
     for turn, actual in enumerate(found):
-        require_alike(actual, wanted[turn % _INPUTS], f"call {turn + 1} of {what}", each=False)
+        require_alike(actual, wanted[turn % _INPUTS], f"call {turn + 1} of {what}", by_element=False)
 
 
 @check(
@@ -137,5 +137,5 @@ def operators_in_several_threads(accelerator: Accelerator) -> str | None:
             for name, results in found.items():
                 for result in results:
                     what = f"{name} in one of {_THREADS} threads"
-                    require_alike(result, wanted[name][number], what, each=False)
+                    require_alike(result, wanted[name][number], what, by_element=False)
     return note_of_lacks(lacking)

@@ -109,7 +109,7 @@ def operators_in_place_on_views(accelerator: Accelerator) -> str | None:
             except NotImplementedError:
                 lacking.add(what.partition("(")[0])
                 break
-            require_alike(there, whole, f"a tensor after {what} of {kind}", each=False)
+            require_alike(there, whole, f"a tensor after {what} of {kind}", by_element=False)
             if isinstance(returned, torch.Tensor):
                 require(
                     returned.data_ptr() == view(there).data_ptr(), f"{what} of {kind} returns another tensor"

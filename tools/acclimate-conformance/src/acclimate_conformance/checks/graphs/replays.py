@@ -20,6 +20,7 @@ from acclimate_conformance.checks.check import check
 _T = TypeVar("_T")
 
 _MANY_REPLAYS = 1000
+_MANY_CALLS = 3000
 """So many that a fault which only some replays have shows; their sums stay exact in float32."""
 
 
@@ -81,7 +82,8 @@ def replay_follows_inputs(accelerator: Accelerator) -> None:
 
 @check(
     "capture_to_graph", "replay_graph",
-    promise="Each replay, however many there are, repeats a captured in-place update on the present inputs.",
+    promise="Each replay, however many there are and however long the graph is, repeats captured in-place "
+    "updates on the present inputs.",
 )  # fmt: skip
 def replay_repeats_updates(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()
@@ -106,6 +108,21 @@ def replay_repeats_updates(accelerator: Accelerator) -> None:
         require(
             added == [wanted],
             f"replay_graph() of twice each number below {replays} adds {added}, not {wanted}",
+        )
+
+    def work_long() -> None:
+        for _ in range(_MANY_CALLS):
+            counter.add_(given)
+
+    graph, _ = captured(accelerator, work_long)
+    for turn in (1, 2):
+        counter.zero_()
+        given.fill_(turn)
+        replay(accelerator, graph)
+        added, wanted = counter.unique().tolist(), float(turn * _MANY_CALLS)
+        require(
+            added == [wanted],
+            f"replay_graph() of {_MANY_CALLS} additions of {turn} adds {added}, not {wanted}",
         )
 
 

@@ -67,8 +67,9 @@ def device_arguments(accelerator: Accelerator) -> str | None:
 
 @check(
     "memory_allocated", "max_memory_allocated", "memory_reserved", "memory_cached", "max_memory_reserved",
-    "max_memory_cached", "memory_stats", "memory_summary", "reset_peak_memory_stats",
-    promise="An allocation changes every figure of its device, however the device is named, and of no other.",
+    "max_memory_cached", "memory_stats", "memory_summary", "reset_peak_memory_stats", "empty_cache",
+    promise="An allocation changes every figure of its device, however the device is named, and of no other; "
+    "empty_cache() returns the unused memory of every device.",
     once=True,
 )  # fmt: skip
 def devices_are_counted_apart(accelerator: Accelerator) -> None:
@@ -115,6 +116,12 @@ def devices_are_counted_apart(accelerator: Accelerator) -> None:
             )
         del held
         release(accelerator)
+        kept = accelerator.memory_reserved(index) - before["memory_reserved"][index]
+        require(
+            kept <= block + SLACK,
+            f"empty_cache() keeps {mib(kept)} reserved on {name}, while {accelerator.current_device_name()} "
+            "is the current device",
+        )
     del on_each
 
 

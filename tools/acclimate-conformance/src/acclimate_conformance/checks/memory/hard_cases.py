@@ -14,6 +14,7 @@ from acclimate.host import topology
 from acclimate_conformance.checks.assertions import MIB, NotOfferedError, is_host, require
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.memory.allocations import (
+    SLACK,
     block_size,
     current_figures,
     fill,
@@ -48,6 +49,9 @@ def figures_beyond_32_bits(accelerator: Accelerator) -> None:
     figures = current_figures(accelerator) | peak_figures(accelerator)
     block = block_size(accelerator)
     accelerator.reset_peak_memory_stats()
+    for present, highest in zip(current_figures(accelerator), peak_figures(accelerator), strict=True):
+        above = figures[highest]() - figures[present]()
+        require(above <= block + SLACK, f"reset_peak_memory_stats() leaves {highest}() {mib(above)} too high")
     before = {what: figure() for what, figure in figures.items()}
     spare = room(accelerator)
     held = torch.empty(size, dtype=torch.uint8, device=accelerator.current_device_name())
@@ -64,7 +68,8 @@ def figures_beyond_32_bits(accelerator: Accelerator) -> None:
 
 @check(
     "available_memory", "mem_get_info", "memory_reserved", "total_memory", "empty_cache",
-    promise="Memory that the allocator keeps after tensors are freed is reserved, and not available.",
+    promise="Memory that the allocator keeps after tensors are freed is reserved, not available, and given "
+    "up before an allocation fails.",
 )  # fmt: skip
 def cache_is_not_available(accelerator: Accelerator) -> None:
     require_figures(accelerator)
@@ -79,6 +84,39 @@ def cache_is_not_available(accelerator: Accelerator) -> None:
     require(
         available <= total - reserved,
         f"with {mib(reserved)} reserved of {mib(total)}, {mib(available)} are available: too many",
+    )
+    _require_cache_given_up(accelerator)
+
+
+def _require_cache_given_up(accelerator: Accelerator) -> None:
+    """Fails if an allocation is refused that there is room for once the allocator's cache is emptied."""
+    release(accelerator)
+    available = accelerator.available_memory()
+    device = accelerator.current_device_name()
+
+    def allocate(share: float) -> bool:
+        try:
+            # Not written to: where a device's memory is the host's, that would take it from others.
+            held = torch.empty(int(available * share), dtype=torch.uint8, device=device)
+        except Exception as error:
+            if not accelerator.is_out_of_memory(error):
+                raise
+            return False
+        del held
+        settle(accelerator)
+        return True
+
+    first = 5 / 8
+    if not allocate(first):
+        raise NotOfferedError("less memory can be allocated in one piece than is available")
+    larger = 3 / 4
+    if allocate(larger):
+        return
+    release(accelerator)
+    require(
+        not allocate(larger),
+        f"with {mib(int(available * first))} in its cache the allocator refuses "
+        f"{mib(int(available * larger))}, for which there is room after empty_cache()",
     )
 
 

@@ -195,7 +195,10 @@ _OPTIMIZERS: dict[str, tuple[_Update, _Rule, bool, bool]] = {
     timeout_s=600, once=True,
 )  # fmt: skip
 def optimizers_obey_their_options(accelerator: Accelerator) -> None:
-    for name in usable_builders(accelerator, _CLASSES, f"it has none of {', '.join(_CLASSES)}"):
+    usable = usable_builders(accelerator, _CLASSES, f"it has none of {', '.join(_CLASSES)}")
+    # Fused optimizers compute on devices without their builder too, which may have an own kernel for the op.
+    anywhere = [name for name in _ON_ANY_DEVICE if name not in accelerator.op_builders]
+    for name in (*usable, *anywhere):
         kind = pkgutil.resolve_name(f"acclimate.ops:{_CLASSES[name]}")  # as the builder: when it is used
         _, rule, on_device, has_modes = _OPTIMIZERS[name]
         place = accelerator.current_device_name() if on_device else "cpu"
@@ -215,6 +218,7 @@ _CLASSES = {
     "CPUAdagradBuilder": "CPUAdagrad",
 }
 """By builder: the optimizer of ``acclimate.ops`` on it."""
+_ON_ANY_DEVICE = ("FusedAdamBuilder", "FusedLionBuilder")
 _MODES = {"bias_correction", "adamw"}
 _OPTIONS: tuple[dict[str, Any], ...] = (
     {},

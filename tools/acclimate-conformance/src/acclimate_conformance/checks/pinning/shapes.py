@@ -38,6 +38,8 @@ _SHAPED: dict[str, Callable[[], torch.Tensor]] = {
 }
 
 _MANY = 100
+_SIZES, _FREED = (64, 9000, 1 << 18), 8
+"""Bytes of tensors that are pinned and freed, and how many at a time."""
 
 
 def _locks(accelerator: Accelerator) -> bool:
@@ -214,7 +216,8 @@ def any_length_is_pinned(accelerator: Accelerator) -> None:
 
 @check(
     "pin_memory", "pin_empty", "is_pinned", "synchronize",
-    promise="Each of many tensors in a row is pinned, and copied as it is.",
+    promise="Each of many tensors in a row is pinned, and copied as it is; ordinary memory in their place is "
+    "not pinned.",
     once=True,
 )  # fmt: skip
 def memory_is_pinned_each_time(accelerator: Accelerator) -> None:
@@ -231,6 +234,28 @@ def memory_is_pinned_each_time(accelerator: Accelerator) -> None:
         empty.fill_(-1).copy_(there + 1, non_blocking=True)
         accelerator.synchronize()
         require(equal(empty, values + 1), f"copy {turn + 1} to and from pinned memory is wrong")
+    del pinned, empty, tensor
+    _require_freed(accelerator)
+
+
+def _require_freed(accelerator: Accelerator) -> None:
+    """Fails if memory counts as pinned that lies where pinned memory was freed."""
+    for size in _SIZES:
+        ways: dict[str, Callable[[int], torch.Tensor]] = {
+            "pin_memory": lambda n: accelerator.pin_memory(torch.empty(n, dtype=torch.uint8)),
+            "pin_empty": lambda n: accelerator.pin_empty(n, dtype=torch.uint8),
+        }
+        for how, pin in ways.items():
+            freed = [pin(size) for _ in range(_FREED)]
+            del freed
+            # The host's allocator gives freed memory to the next that ask for as much.
+            ordinary = [torch.empty(size, dtype=torch.uint8) for _ in range(5 * _FREED)]
+            count = sum(map(accelerator.is_pinned, ordinary))
+            require(
+                not count,
+                f"is_pinned() is True for {count} of {len(ordinary)} ordinary tensors, made after "
+                f"{_FREED} of {how}() were freed",
+            )
 
 
 @check(

@@ -148,7 +148,8 @@ def devices_draw_independently(accelerator: Accelerator) -> None:
 
 @check(
     "default_generator", "default_generators",
-    promise="The default generator of a device is the one that its operations use.",
+    promise="The default generator of a device is the one that its operations use; a copy of it draws the "
+    "same numbers by itself.",
 )  # fmt: skip
 def generators(accelerator: Accelerator) -> None:
     with offered_or_not("default generators"):
@@ -178,6 +179,24 @@ def generators(accelerator: Accelerator) -> None:
         generator.manual_seed(_SEED)
         given = torch.rand(len(first), device=name, generator=generator).cpu()
         require(equal(given, first), f"default_generator() of {name}, when given, draws other numbers")
+        _require_own_state_of_copies(generator, name, first)
+
+
+def _require_own_state_of_copies(generator: torch.Generator, name: str, first: torch.Tensor) -> None:
+    generator.manual_seed(_SEED)
+    try:
+        copies = {"clone_state()": generator.clone_state()}
+    except (AttributeError, RuntimeError):  # torch implements it for some types of devices only
+        return
+    state = generator.get_state().clone()
+    for how, copied in copies.items():
+        drawn = torch.rand(len(first), device=name, generator=copied).cpu()
+        require(
+            equal(generator.get_state(), state),
+            f"a draw from {how} of default_generator() changes the state of the generator of {name}",
+        )
+        require(equal(drawn, first), f"{how} of default_generator() of {name} draws other numbers")
+        require(equal(_draw(name), first), f"a draw from {how} of default_generator() changes {name}'s own")
 
 
 @check(

@@ -39,6 +39,7 @@ def tensors_are_saved(accelerator: Accelerator) -> str | None:
     names = device_names(accelerator)
     ways = _ways(names[0])
     note = None
+    _require_made_there(names)
     if "torch.multiprocessing" not in ways:
         note = "a tensor cannot be sent within one process, so its way to another one is not observed"
     for name in names:
@@ -55,6 +56,26 @@ def tensors_are_saved(accelerator: Accelerator) -> str | None:
             )
             require(equal(loaded, tensor), f"a tensor of {name} that torch.load maps to {place} is changed")
     return note
+
+
+def _require_made_there(names: list[str]) -> None:
+    """Fails if torch makes a tensor elsewhere than it is asked to: what reads a file does so too."""
+    for name in names:
+        one = torch.empty(1, device=name)
+        made = {
+            "torch.empty": one,
+            "torch.empty_strided": torch.empty_strided((2,), (1,), device=name),
+            "torch.empty_like": torch.empty_like(torch.ones(2), device=name),
+            "new_empty": torch.ones(2).new_empty(2, device=name),
+            "new_empty_strided": torch.ones(2).new_empty_strided((2,), (1,), device=name),
+            "torch.zeros": torch.zeros(2, device=name),
+            "torch.full": torch.full((2,), 3.0, device=name),
+            "torch.arange": torch.arange(2, device=name),
+            "torch.tensor": torch.tensor([1.0], device=name),
+            "to()": torch.ones(2).to(name),
+        }
+        for how, tensor in made.items():
+            require(str(tensor.device) == name, f"a tensor that {how} makes on {name} is on {tensor.device}")
 
 
 def _ways(name: str) -> dict[str, Callable[[Any], Any]]:

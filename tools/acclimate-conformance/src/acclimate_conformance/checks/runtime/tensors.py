@@ -161,6 +161,13 @@ def tensors_in_python(accelerator: Accelerator) -> str | None:
             else:
                 left = matrix.untyped_storage().nbytes()
                 noted(left == 0, f"resize_(0) of a storage on {name} keeps its memory")
+                kept = torch.arange(4.0, device=name)
+                for size in (4096, 12):
+                    kept.untyped_storage().resize_(size)
+                    noted(
+                        equal(kept[:3] if size == 4096 else kept.as_strided((3,), (1,)), torch.arange(3.0)),
+                        f"resize_({size}) of a storage on {name} loses what it held",
+                    )
             grown = torch.arange(3.0, device=name)
             grown.resize_(5)
             noted(

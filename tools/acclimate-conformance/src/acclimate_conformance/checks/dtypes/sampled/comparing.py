@@ -111,7 +111,7 @@ class Findings:
             self.broken.append(f"{what} raises {describe(refused, whole=True)[:300]}")
             self.usable = attempt(lambda place: torch.ones(2, device=place.device).cpu(), there)[1] is None
             return
-        each = near is not None
+        by_element = near is not None
         if near is None:
             relative = OF_PRODUCTS if _PRODUCTS.search(name) else _RELATIVE
 
@@ -122,7 +122,7 @@ class Findings:
         if reason and not draws(run, there):
             # The host rounds too, and computes in its own way: a device may be as near to what is exact.
             exact, _ = attempt(run, here.exactly())
-            reason = near(found, _nearest(found, wanted, exact, each))
+            reason = near(found, _nearest(found, wanted, exact, by_element))
         else:
             reason = ""
         if reason:
@@ -176,13 +176,13 @@ def draws(run: Run, place: Place) -> bool:
     return mode.found
 
 
-def _nearest(found: Any, on_host: Any, exact: Any, each: bool) -> Any:
+def _nearest(found: Any, on_host: Any, exact: Any, by_element: bool) -> Any:
     """The host's results, with float64's numbers where the device's are nearer to those."""
     ours, theirs, others = (list(tensors_in(value)) for value in (found, on_host, exact))
     if not len(ours) == len(theirs) == len(others):
         return on_host
     chosen = [
-        nearest(o, t, x, each) if all(isinstance(value, torch.Tensor) for value in (o, t, x)) else t
+        nearest(o, t, x, by_element) if all(isinstance(value, torch.Tensor) for value in (o, t, x)) else t
         for o, t, x in zip(ours, theirs, others, strict=True)
     ]
     return chosen[0] if isinstance(on_host, torch.Tensor) else chosen

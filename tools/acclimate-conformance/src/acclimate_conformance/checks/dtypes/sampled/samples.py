@@ -130,6 +130,12 @@ def name_of(op: Any) -> str:
     return f"{name}{variant}"
 
 
+def is_private(op: Any) -> bool:
+    """Whether torch calls an operator from functions of its own only; ``__add__`` is Python's, and public."""
+    name = op.name.rpartition(".")[2]
+    return name.startswith("_") and not name.startswith("__")
+
+
 def samples_of(
     op: Any, dtype: torch.dtype, most: int, requires_grad: bool = False, more: bool = False
 ) -> Iterator[Sample]:

@@ -64,6 +64,11 @@ def _with_its_places(values: torch.Tensor, choose: Callable[[torch.Tensor], Any]
     return [chosen, values.gather(-1, places)]
 
 
+def _with_its_end(sequence: torch.Tensor, end: float) -> list[torch.Tensor]:
+    """A sequence, and whether its last number is the end, but for a few units in the last place."""
+    return [sequence, (sequence[-1] - end).abs() <= 4 * torch.finfo(sequence.dtype).eps * abs(end)]
+
+
 Sized = Callable[[Given, int], Any]
 SIZED: dict[str, Sized] = {
     "torch.softmax": lambda g, n: g.floats(3, n).softmax(-1),
@@ -290,7 +295,8 @@ SIZED: dict[str, Sized] = {
         torch.full((n,), 3.5, device=g.place.device),
         torch.ones(n, device=g.place.device),
     ],
-    "torch.linspace": lambda g, n: torch.linspace(-1, 1, n, device=g.place.device),
+    "torch.linspace": lambda g, n: _with_its_end(torch.linspace(-1, 1, n, device=g.place.device), 1),
+    "torch.logspace": lambda g, n: torch.logspace(-1, 1, n, base=2, device=g.place.device),
     "torch.bitwise_and": lambda g, n: [g.places(n, below=99) & 13, g.places(n, below=99) << 2],
     "torch.sum of integers": lambda g, n: [g.places(n, below=99).sum(), g.places(n, below=9).int().cumsum(0)],
     "torch.any": lambda g, n: [g.truths(n).any(), g.truths(3, n).all(-1), g.truths(n).sum()],

@@ -25,6 +25,7 @@ from acclimate_conformance.checks.dtypes.sampled.samples import (
     defined,
     elements,
     fails_in_torch,
+    is_private,
     lists_of_tensors,
     name_of,
     operators,
@@ -157,10 +158,12 @@ _NAN_IS_OPEN = re.compile(
     r"|^(lu|cholesky|inverse|pinverse|logdet|triangular_solve|ormqr|matrix_exp)"
 )
 """Names of operators whose results are open if an input is NaN."""
-_SUBTRACT = re.compile("fft|norm|softmax_backward")
+_MULTIPLY_PADDING = re.compile(r"^(nn\.functional\.)?conv")
+"""Names of operators that may multiply NaN or infinity with the zeros of padding, or leave that out."""
+_SUBTRACT = re.compile(rf"fft|norm|softmax_backward|{_MULTIPLY_PADDING.pattern}")
 """Names of operators that subtract infinity from infinity, or not, depending on the order of their steps."""
-_MULTIPLY_PADDING = ("nn.functional.conv", "conv")
-"""How names of operators begin that may multiply NaN with the zeros of padding, or leave that out."""
+_DIVIDE = re.compile(r"_norm|normalize")
+"""Names of operators that divide by the root of a sum, of which infinity may be a part."""
 
 
 def operators_on_special_numbers(accelerator: Accelerator, found: Findings) -> None:
@@ -170,7 +173,9 @@ def operators_on_special_numbers(accelerator: Accelerator, found: Findings) -> N
             continue
         if torch.float32 not in op.supported_dtypes(HOST):
             continue
-        near = _open_at_infinity if _SUBTRACT.search(op.name) else None
+        near = None
+        if _SUBTRACT.search(op.name):
+            near = _open_at_quotients if _DIVIDE.search(op.name) else _open_at_infinity
 
         def compare(sample: Sample, where: str, op: Any = op, near: Any = near) -> None:
             if not (op.name.endswith("dist") and _has_degree_zero(sample)):
@@ -179,7 +184,7 @@ def operators_on_special_numbers(accelerator: Accelerator, found: Findings) -> N
 
         for sample in samples_of(op, torch.float32, _LAID_OUT):
             compare(replace(sample, value=_with_special_numbers(sample.value)), "first input")
-        for sample in samples_of(op, torch.float32, 0 if op.name.startswith(_MULTIPLY_PADDING) else 2):
+        for sample in samples_of(op, torch.float32, 0 if _MULTIPLY_PADDING.search(op.name) else 2):
             compare(replace(sample, args=_with_special_numbers(sample.args)), "other inputs")
         for dtype in accelerator.supported_dtypes()[1:]:
             for sample in samples_of(op, dtype, 1) if dtype in op.supported_dtypes(HOST) else ():
@@ -196,9 +201,31 @@ def _has_degree_zero(sample: Sample) -> bool:
 
 
 def _open_at_infinity(found: Any, wanted: Any) -> str:
-    """How results differ, where NaN is as good as infinity."""
+    """How results differ, where NaN is as good as infinity, and each of them as one of the other sign.
+
+    An element that is finite on the host must be so on the device too, and be that number.
+    """
+    return _difference_but(found, wanted, lambda ours, theirs: ~ours.isfinite() & ~theirs.isfinite())
+
+
+def _open_at_quotients(found: Any, wanted: Any) -> str:
+    """The same, where NaN is also as good as the zero that a number divided by infinity is.
+
+    A device may multiply with the reciprocal of a sum or subtract an infinite mean, which gives NaN.
+    """
+
+    def is_open(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+        return ~ours.isfinite() & (~theirs.isfinite() | (ours.isnan() & (theirs == 0)))
+
+    return _difference_but(found, wanted, is_open)
+
+
+def _difference_but(
+    found: Any, wanted: Any, is_open: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> str:
+    """How results differ elsewhere than where they are open."""
     compared = [
-        torch.where(theirs.isfinite() | ours.cpu().isfinite(), ours.cpu(), theirs)
+        torch.where(is_open(ours.cpu(), theirs), theirs, ours.cpu())
         if isinstance(theirs, torch.Tensor) and (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
         else ours
         for ours, theirs in zip(tensors_in(found), tensors_in(wanted), strict=True)
@@ -290,7 +317,8 @@ def gradients_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
         samples = list(samples_of(op, torch.float32, 24, requires_grad=True))
         for sample in _with_matrix(op, samples)[:1]:
             run = _gradients(op, sample, second=False)
-            for how in _TRANSPOSED:
+            # Public functions prepare tensors for the private ones, and are tried themselves.
+            for how in () if is_private(op) else _TRANSPOSED:
                 places = Place(HOST, LAYOUTS[how]), Place(found.device, LAYOUTS[how])
                 text = f"{_text(op, sample, f'of tensors {how}')}: its gradients"
                 found.compare(name_of(op), text, run, *places)
