@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from acclimate_port.engine import Settings, port_text
 from porting import ported_once_for_all
 
 TARGETS = ("acclimate", "torch")
@@ -242,3 +243,22 @@ def test_a_model_of_the_name_of_a_device_is_no_code_for_this_device() -> None:
     )
     assert '("cpu", "mps")' not in ported(source)
     assert '"mps"' in ported(source.replace("model_name", "kind"))
+
+
+SETS = (
+    "import torch\n\n\ndef f(args, model):\n    args.distributed = False\n    if torch.cuda.is_available():\n"
+    "        args.distributed = args.world_size > 1\n{between}"
+    "    if args.distributed:\n        from apex.parallel import DistributedDataParallel\n\n"
+    "        model = DistributedDataParallel(model)\n    return model\n"
+)
+
+
+def test_a_reason_says_whether_the_branch_itself_imports_a_package() -> None:
+    reasons = [
+        port_text(source, Settings()).sites[0].reason
+        for source in (SETS.format(between=""), SETS.format(between="        import apex\n"))
+    ]
+    assert reasons == [
+        "what it sets decides about an import of a package for NVIDIA GPUs",
+        "its branch imports a package for NVIDIA GPUs",
+    ]

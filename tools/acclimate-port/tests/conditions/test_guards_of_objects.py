@@ -63,3 +63,9 @@ def test_an_autocast_that_is_called_later_is_not_turned_on_on_a_host(body: str, 
 def test_an_autocast_that_is_called_later_is_ported_where_there_is_a_device(target: str) -> None:
     body = "if torch.cuda.is_available():\n    made = partial(torch.amp.autocast, 'cuda')\n    with made():\n        pass"
     check(program(body, "import torch\nfrom functools import partial"), target, changed=True)
+
+
+@BOTH
+def test_an_autocast_that_is_kept_to_be_off_is_not_on_elsewhere(target: str) -> None:
+    body = "made = partial(torch.amp.autocast, 'cuda', enabled=False)\nwith made():\n    pass"
+    check(program(body, "import torch\nfrom functools import partial"), target, changed=True)

@@ -36,6 +36,31 @@ def test_a_device_for_an_object_of_another_library_is_unsafe(kind: str, target: 
 
 
 @BOTH
+def test_a_module_in_a_file_of_sparse_layers_is_not_moved(target: str) -> None:
+    source = (
+        "import spconv\nimport torch\n\n\nclass Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.conv = spconv.SubMConv3d(3, 4, 3)\n\n\ndef f():\n    return Net().cuda()\n"
+    )
+    ported = port_text(source, Settings(target))
+    assert ported.text == source
+    assert "layers of `spconv`" in ported.sites[0].reason
+    assert port_text(source.replace("spconv", "layers"), Settings(target)).text != source
+
+
+@BOTH
+def test_a_model_of_sparse_layers_keeps_the_tensors_of_its_program_on_cuda(
+    target: str, tmp_path: Path
+) -> None:
+    net = (
+        "import spconv\nimport torch\n\n\nclass Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.grid = torch.full([3, 4], -1).cuda()\n        self.conv = spconv.SubMConv3d(3, 4, 3)\n"
+    )
+    run = f"import torch\nfrom net import Net\n\ndevice = torch.device({CHOICE})\n\n\ndef main():\n    return Net().to(device)\n"
+    results = ported_project(tmp_path, {"net.py": net, "run.py": run}, target)
+    assert not any(one.changed for one in results.values())
+
+
+@BOTH
 def test_a_device_for_an_object_that_another_module_makes_is_unsafe(target: str, tmp_path: Path) -> None:
     files = {
         "pkg/graphs.py": "try:\n    import dgl\nexcept ImportError:\n    dgl = None\n\n\ndef graph(atoms):\n    return dgl.graph(atoms)\n",

@@ -44,3 +44,20 @@ def test_what_has_a_size_and_is_asked_for_cuda_is_a_tensor(target: str) -> None:
         next(site for site in ported.sites if site.text == "x.cuda()").reason
         != "it may be neither a tensor nor a module"
     )
+
+
+SPAWNED = (
+    "import torch\n\n\ndef work(gpu, args):\n    torch.nn.Linear(2, 2).cuda(gpu)\n\n\n"
+    "def main(args):\n    torch.multiprocessing.spawn(work, (args,), args.n)\n"
+)
+
+
+@BOTH
+def test_a_spawned_function_gets_the_index_of_its_process_first(target: str) -> None:
+    assert ".cuda(" not in port_text(SPAWNED, Settings(target)).text
+
+
+@BOTH
+def test_a_spawned_function_that_is_also_called_may_get_something_else(target: str) -> None:
+    source = f"{SPAWNED}    work(args.gpu, args)\n"
+    assert port_text(source, Settings(target)).text == source

@@ -75,7 +75,10 @@ def reason_to_keep(file: SourceFile, test: cst.CSTNode) -> str:
     if any(_OF_TOOLKIT.search(file.tree.source(place)) for place in places):
         return "its branch reads the version of CUDA, or where it is installed"
     if any(_imports_package_within(file, place) for place in places):
-        return "its branch imports a package for NVIDIA GPUs"
+        decided = decided_by(file, test)
+        is_direct = decided is not None and _imports_package_within(file, file.span(decided))
+        what = "its branch imports" if is_direct else "what it sets decides about an import of"
+        return f"{what} a package for NVIDIA GPUs"
     if any(uses_cuda_package(file, place) for place in places):
         return "it controls the use of a package for NVIDIA GPUs"
     if _chooses_build(file, test):

@@ -10,7 +10,7 @@ import libcst as cst
 
 from acclimate_port.dataflow.sinks import takes_device
 from acclimate_port.dataflow.uses import uses_of
-from acclimate_port.source.cuda_packages import OWN_LAYERS, OWN_OBJECTS
+from acclimate_port.source.cuda_packages import OWN_LAYERS, OWN_MODULES, OWN_OBJECTS
 from acclimate_port.source.tree import called_name, dotted, last_name, modules_of, packages_of
 from acclimate_port.source.values import Kind
 from acclimate_port.source_file import SourceFile, kept
@@ -82,10 +82,18 @@ def moves_for_others(file: SourceFile, device: cst.CSTNode) -> str:
             continue
         moved = given.call.func.value
         is_model = library in OWN_OBJECTS and _MODEL.search(last_name(moved)) is not None
-        if not is_model and file.values.of(moved).kind not in (Kind.TENSOR, Kind.MODULE):
+        is_torchs = file.values.of(moved).kind in (Kind.TENSOR, Kind.MODULE)
+        if library_of_layers(file, moved) or not (is_model or is_torchs):
             line = file.tree.line(file.span(given.call).start)
             return f"line {line} may move an object of `{library}`, which does not run on every accelerator"
     return ""
+
+
+def library_of_layers(file: SourceFile, moved: cst.CSTNode) -> str:
+    """The library of sparse layers that a module may hold, in a file that imports one; or ``""``."""
+    library = _objects_of(file)
+    is_module = library in OWN_MODULES and file.values.of(moved).kind is not Kind.TENSOR
+    return library if is_module else ""
 
 
 @kept

@@ -15,7 +15,7 @@ from acclimate_port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate_port.new_code.edits import Part
 from acclimate_port.rules.base import DEVICE, IMPORTS, WITH_HELPER, Example, Finding, Rule, index_of
 from acclimate_port.rules.comparison_edits import OTHERS, adapt_to_comparison
-from acclimate_port.source.tree import Given, called_name, string_value
+from acclimate_port.source.tree import Given, called_name, dotted, keyword, string_value
 from acclimate_port.source_file import SourceFile
 
 
@@ -49,7 +49,9 @@ def _turns_on_host(file: SourceFile, node: cst.CSTNode) -> str:
         if switch := _switch(file, given):
             # The rule for mixed precision adds a guard to a call of torch's with the name in it.
             is_direct = use is node and given.full == switch
-            if not is_direct and not file.is_guarded(given.call):
+            turned = keyword(given.call, "enabled")
+            is_off = turned is not None and dotted(turned.value) == "False"
+            if not is_direct and not is_off and not file.is_guarded(given.call):
                 found = f"on a host `{switch}`, which gets it, is on then, and is off with CUDA's name"
         elif given.full != "torch.device" and (given.full.startswith("torch.") or takes_device(given)):
             return ""
@@ -94,7 +96,7 @@ reads. It is left if the program has its own words for devices: `"ascend"` besid
 would be that of the CPU's entry. The default, the choices and the field of one option are ported together, and so are moves whose results one call gets, such as `torch.cat`.
 
 A device is unsafe if it may reach an object of a library that does not run on every accelerator: a file that imports
-DGL, Warp, bitsandbytes, Transformer Engine or apex, or a module of the project that does, moves with it what is not shown
+DGL, Warp, bitsandbytes, Transformer Engine, apex or a library of sparse layers such as spconv, or a module of the project that does, moves with it what is not shown
 to be torch's. It is unsafe too in a file that names no torch and nothing built on it, if no call there takes the text as a device.
 
 A device is unsafe where the program finds that CUDA was asked for and is missing, and says so or raises: on a host it

@@ -47,5 +47,7 @@ RUNTIMES = {
 """Packages that run or query NVIDIA GPUs without torch, and what messages call them."""
 OWN_OBJECTS = ("dgl", "warp", "nvalchemiops")
 """Packages with objects that a program moves like torch's, and that do not run on every accelerator."""
-OWN_LAYERS = ("bitsandbytes", "transformer_engine", "apex")
+OWN_MODULES = ("spconv", "torchsparse", "MinkowskiEngine")
+"""Packages of sparse layers, of which a model is made: it moves only where they run."""
+OWN_LAYERS = ("bitsandbytes", "transformer_engine", "apex", *OWN_MODULES)
 """Packages with such layers, which a program with an optional import of them has beside torch's."""

@@ -138,6 +138,11 @@ _PASS_ELEMENTS = {"tqdm", "iter", "list", "tuple", "set", "reversed", "sorted", 
 """Functions that give the elements of their first argument."""
 _LISTS = {"List", "list", "Sequence", "Iterable", "Tuple", "tuple", "Collection", "Iterator"}
 _TYPES = ("type", "Type")
+_SPAWN = {
+    *("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"),
+    *("torch.multiprocessing.spawn.spawn", "torch.multiprocessing.spawn.start_processes"),
+}
+"""Functions that give a function the index of the process that runs it."""
 _COPY = ("copy.copy", "copy.deepcopy")
 _MOST_BINDINGS = 20
 _DEPTH = 9
@@ -280,6 +285,8 @@ class Values:
         """The kind of what a target, a parameter or a loop's variable gets."""
         parent = self._tree.parent(node)
         if isinstance(node, cst.Param):
+            if self._is_rank(node):
+                return Value(Kind.NUMBER)
             return self._of_self(node) if node.name.value == "self" else self._of_annotation(node.annotation)
         if isinstance(parent, cst.AnnAssign) and parent.value is None:
             return self._of_annotation(parent.annotation)
@@ -290,6 +297,20 @@ class Values:
             return self._of_part(parent, depth)
         loop, path = self._loop(node)
         return UNKNOWN if loop is None else self._of_element(loop.iter, path, depth)
+
+    def _is_rank(self, parameter: cst.Param) -> bool:
+        """Whether a parameter is the first one of a function that only ``torch.multiprocessing`` calls.
+
+        It gives the function the index of the process.
+        """
+        function = self._tree.around(parameter, cst.FunctionDef)
+        is_first = isinstance(function, cst.FunctionDef) and parameter in function.params.params[:1]
+        if not isinstance(function, cst.FunctionDef) or not is_first or function.decorators:
+            return False
+        given = [self._tree.given_to(use) for use in self._tree.reads(function.name)]
+        return bool(given) and all(
+            one is not None and one.full in _SPAWN and (one.index == 0 or one.word == "fn") for one in given
+        )
 
     def _of_self(self, parameter: cst.Param) -> Value:
         """A module, in the methods of its class."""
