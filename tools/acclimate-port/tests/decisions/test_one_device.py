@@ -274,3 +274,30 @@ def test_the_reason_names_what_stays_in_the_other_file(target: str, tmp_path: Pa
     found = site(results["run.py"], "'cuda' if torch.cuda.is_available() else 'cpu'")
     assert found.status is Status.UNSAFE
     assert "keep.py:2, which the same program runs on the same device, stays as it is" in found.reason
+
+
+POLICY = (
+    "import torch\n\n\nclass Policy(torch.nn.Module):\n    def forward(self, x):\n        zeros = torch.zeros(x.size())\n"
+    "        if x.is_cuda:\n            zeros = zeros.cuda()\n        return zeros\n"
+)
+BRANCHES = {
+    "if": "if flag:\n            from other import Other as Policy\n        else:\n            from policy import Policy\n",
+    "if, the other way": "if flag:\n            from policy import Policy\n        else:\n            from other import Other as Policy\n",
+    "try": "try:\n            from policy import Policy\n        except ImportError:\n            from other import Other as Policy\n",
+}
+
+
+@BOTH
+@pytest.mark.parametrize("kind", BRANCHES)
+def test_a_choice_stays_beside_what_any_import_of_a_name_gives(
+    kind: str, target: str, tmp_path: Path
+) -> None:
+    files = {
+        "policy.py": POLICY,
+        "other.py": "class Other:\n    pass\n",
+        "runner.py": f"class Runner:\n    def __init__(self, flag):\n        {BRANCHES[kind]}        self.policy = Policy()\n",
+        "train.py": "import torch\nfrom runner import Runner\n\n\ndef main():\n"
+        "    device = 'cuda' if torch.cuda.is_available() else 'cpu'\n    runner = Runner(True)\n"
+        "    return runner.policy(torch.ones(2, device=device))\n",
+    }
+    assert not ported_project(tmp_path, files, target)["train.py"].changed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ _OWN_NAMES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _ADD = {"append", "add", "setdefault", "insert"}
 """Methods that add their last argument to a list, a set or a dictionary."""
+_MOST_IMPORTS = 4
+"""The most imports of one name that are followed."""
 _LOOK_UP = {"get", "build"}
 """Methods that look an entry of a table or of a registry up."""
 REGISTERS = re.compile(r"(^|_)regist(er|ry|ers)(_|$)")
@@ -32,7 +35,7 @@ class Outline:
     imports: frozenset[str] = frozenset()
     """The modules that it imports, with their dots if they are relative, and the names imported from them."""
     names: dict[str, str] = field(default_factory=dict)
-    """The full name of each name that an import binds."""
+    """The full name of each name that an import binds; of several imports of one name, the last."""
     stars: tuple[str, ...] = ()
     """The modules of which it imports all names."""
     uses: frozenset[str] = frozenset()
@@ -60,7 +63,7 @@ def outline(source: str | bytes) -> Outline:
         module = parse_as_python(source)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return Outline()
-    names: dict[str, str] = {}
+    bound: dict[str, dict[str, None]] = defaultdict(dict)
     modules: set[str] = set()
     stars: list[str] = []
     classes: list[ast.ClassDef] = []
@@ -71,7 +74,8 @@ def outline(source: str | bytes) -> Outline:
             modules |= {alias.name for alias in statement.names}
             for alias in statement.names:
                 first = alias.name.partition(".")[0]
-                names[alias.asname or first] = alias.name if alias.asname is not None else first
+                full = alias.name if alias.asname is not None else first
+                bound[alias.asname or first][full] = None
         elif isinstance(statement, ast.ImportFrom):
             start = "." * statement.level + (statement.module or "")
             modules.add(start)
@@ -79,10 +83,16 @@ def outline(source: str | bytes) -> Outline:
                 if alias.name == "*":
                     stars.append(start)
                 else:
-                    names[alias.asname or alias.name] = (
-                        f"{start}{'' if start.endswith('.') else '.'}{alias.name}"
-                    )
-    bases = ((one.name, _text(base, names)) for one in classes for base in one.bases)
+                    full = f"{start}{'' if start.endswith('.') else '.'}{alias.name}"
+                    bound[alias.asname or alias.name][full] = None
+    imported = {name: [*full] for name, full in bound.items()}
+    # The branches of a program may import different things under one name: each of them counts.
+    choices = [
+        {name: held[min(at, len(held) - 1)] for name, held in imported.items()}
+        for at in range(min(max(map(len, imported.values()), default=1), _MOST_IMPORTS))
+    ]
+    names = {name: held[-1] for name, held in imported.items()}
+    bases = ((one.name, _text(base, by)) for one in classes for base in one.bases for by in choices)
     statements = list(_of_module(module))
     defined = {name: [one] for one in statements for name in _bound_by(one)}
     for one in statements:
@@ -97,13 +107,16 @@ def outline(source: str | bytes) -> Outline:
     registers = {name for name, _ in fills}
     return Outline(
         frozenset(defined),
-        frozenset((*modules, *names.values())),
+        frozenset((*modules, *(full for held in bound.values() for full in held))),
         names,
         tuple(stars),
-        frozenset(_uses(source, names)),
+        frozenset(full for by in choices for full in _uses(source, by)),
         {
             name: frozenset(
-                text for one in held for text in _mentioned(one, {*defined} - {name}, names, registers)
+                text
+                for one in held
+                for by in choices
+                for text in _mentioned(one, {*defined} - {name}, by, registers)
             )
             for name, held in defined.items()
         },
