@@ -192,6 +192,26 @@ def test_a_cache_of_the_callers_holds_transformers_states_afterwards(taken: list
     assert taken == [True] * 3
 
 
+@pytest.mark.parametrize("is_reset", [False, True])
+@pytest.mark.parametrize("part", ["conv_states", "recurrent_states"])
+def test_states_of_the_callers_in_another_dtype_are_left_to_transformers(
+    part: str, is_reset: bool, taken: list[bool]
+) -> None:
+    made = []
+    for model in pair("qwen3.5"):
+        held = DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(PROMPT[:, :4], past_key_values=held, use_cache=True)
+        for layer in held.layers:
+            if hasattr(layer, part):
+                getattr(layer, part)[0] = getattr(layer, part)[0].bfloat16()
+        if is_reset:  # a layer keeps its tensors, and so their dtype
+            held.reset()
+        made.append(model.generate(PROMPT, past_key_values=held, max_new_tokens=200, **ALWAYS))
+    assert taken == [False]
+    assert torch.equal(*made)  # transformers rounds the states of all tokens
+
+
 def test_a_cache_with_states_that_records_the_past_is_left_to_transformers(taken: list[bool]) -> None:
     made = []
     for model in pair("qwen3.5"):

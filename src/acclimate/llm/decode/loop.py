@@ -289,8 +289,8 @@ def _is_usual_cache(cache: Any, length: int) -> bool:
 
 
 def _has_inputs(cache: Any, mask: Tensor | None, decoder: Decoder) -> bool:
-    """Whether a cache holds what the convolutions of a decoder have read, and recurrent states; padding must
-    be zeros in the mask, and other tokens ones."""
+    """Whether a cache holds what the convolutions of a decoder have read, and recurrent states, in the dtypes
+    in which a step keeps them; padding must be zeros in the mask, and other tokens ones."""
     layers = cache.layers
     keeping = {i: mixer for i, mixer in enumerate(decoder.own_mixers) if not isinstance(mixer, Attention)}
     if {i for i, layer in enumerate(layers) if type(layer).__name__ == _INPUTS} != set(keeping):
@@ -305,6 +305,11 @@ def _has_inputs(cache: Any, mask: Tensor | None, decoder: Decoder) -> bool:
         if is_begun and layer.conv_states[0].shape[-1] != mixer.width:
             return False
         if is_begun and layer.is_recurrent_states_initialized[0] is not isinstance(mixer, DeltaRule):
+            return False
+        # transformers rounds what a layer keeps to the dtype of its tensors, which stay after a reset too.
+        if layer.is_conv_states_initialized[0] and layer.conv_states[0].dtype != decoder.dtype:
+            return False
+        if layer.is_recurrent_states_initialized[0] and layer.recurrent_states[0].dtype != torch.float32:
             return False
     return True
 
