@@ -149,6 +149,7 @@ def test_a_layer_that_shares_keys_prepares_its_queries_only() -> None:
         {"query_norm": NORMS["rms"], "key_norm": NORMS["rms"], "norm_is_per_head": False},
         {"value_norm": NORMS["rms"]},
         {"head_size": 2048},
+        {"value_size": 2048},
     ],
 )
 def test_what_the_kernel_does_not_compute_is_left_to_torch(changes: dict[str, Any]) -> None:
@@ -164,6 +165,17 @@ def test_norms_whose_weight_has_another_dtype_or_gaps_are_left_to_torch() -> Non
     assert not pointwise.can_normalize(NORMS["rms, rounded first"], x)
     assert not pointwise.can_normalize(replace(NORMS["rms"], weight=torch.ones(600)[::2]), x)
     assert not pointwise.can_normalize(NORMS["rms"], torch.zeros(300, 2).T)
+
+
+def test_products_with_gaps_or_two_dtypes_and_float64_are_left_to_torch() -> None:
+    gate = torch.zeros(2, 300, dtype=torch.float16)
+    assert pointwise.can_gate(gate, None)
+    assert pointwise.can_gate(gate, gate[:, :])
+    assert not pointwise.can_gate(gate, gate.float())
+    assert not pointwise.can_gate(gate, torch.zeros(300, 2, dtype=torch.float16).T)
+    assert not pointwise.can_gate(gate.double(), None)
+    assert not pointwise.can_normalize(NORMS["rms"], gate.double())
+    assert not pointwise.can_prepare(attention_of(300, 300), gate.double(), None)
 
 
 def test_it_is_compared_with_torch_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

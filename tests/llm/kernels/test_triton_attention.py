@@ -39,6 +39,28 @@ def test_what_heads_see_is_mixed_as_in_plain_torch(room: int, place: int, option
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("heads", "size", "value_size", "dtype", "is_taken"),
+    [
+        (128, 256, 256, torch.bfloat16, True),
+        (71, 64, 64, torch.float32, True),
+        (128, 256, 256, torch.float32, False),
+        (256, 256, 256, torch.float16, False),
+        (4, 64, 300, torch.bfloat16, False),
+        (4, 64, 64, torch.float64, False),
+    ],
+)
+def test_heads_that_need_more_memory_than_a_gpu_has_and_other_dtypes_are_left_to_torch(
+    heads: int, size: int, value_size: int, dtype: torch.dtype, is_taken: bool
+) -> None:
+    query = torch.zeros(1, heads, size, dtype=dtype)
+    keys, values = (torch.zeros(1, 1, 8, width, dtype=dtype) for width in (size, value_size))
+    assert triton_attention.can_mix(query, keys, values) == is_taken
+    by_column = values.transpose(2, 3).contiguous().transpose(2, 3)
+    assert not triton_attention.can_mix(query, keys, by_column)
+    assert not triton_attention.can_mix(query, keys.to(torch.int8), values)
+
+
 def test_it_is_compared_with_torch_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     triton_attention.is_right.cache_clear()
     assert triton_attention.is_right("cpu")

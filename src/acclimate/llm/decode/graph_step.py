@@ -148,14 +148,16 @@ class GraphStep(PlainStep):
 
     def _added(self, x: Tensor, added: Tensor, norm: Norm | None) -> tuple[Tensor, Tensor]:
         fused = None if norm is None else self._pointwise(x)
-        if fused is None or x.dtype != added.dtype or not fused.can_normalize(norm, x):
+        if fused is None or x.dtype != added.dtype or added.stride(-1) != 1:
+            return super()._added(x, added, norm)
+        if not fused.can_normalize(norm, x):
             return super()._added(x, added, norm)
         found: tuple[Tensor, Tensor] = fused.normalized(norm, x, added)
         return found
 
     def _gated(self, activation: str, gate: Tensor, up: Tensor | None) -> Tensor:
         fused = self._pointwise(gate)
-        if fused is None:
+        if fused is None or not fused.can_gate(gate, up):
             return super()._gated(activation, gate, up)
         found: Tensor = fused.gated(activation, gate, up)
         return found
@@ -197,7 +199,7 @@ class GraphStep(PlainStep):
     def _mixed(self, index: int, attention: Attention, query: Tensor) -> Tensor:
         cache, first = self.cache, self.cache.firsts[index]
         fused = _kernels("kernels.triton_attention", query.device.type)
-        if fused is not None and cache.dtype == query.dtype and attention.head_size <= fused.LARGEST_HEAD:
+        if fused is not None and fused.can_mix(query, cache.keys[index], cache.values[index]):
             place, starts = self._known(first, lambda: (self._place - first, self._starts - first))
             return fused.mixed_values(  # type: ignore[no-any-return]
                 query, cache.keys[index], cache.values[index], place, starts, scale=attention.scale,

@@ -103,6 +103,8 @@ def can_normalize(norm: Norm | None, x: Tensor) -> bool:
     """Whether the kernels compute a norm of rows with this dtype."""
     if norm is None:
         return True
+    if x.dtype == torch.float64:  # the kernels compute in float32
+        return False
     tensors = [t for t in (norm.weight, norm.bias) if t is not None]
     if any(not t.is_contiguous() or (norm.rounds_first and t.dtype != x.dtype) for t in tensors):
         return False
@@ -236,7 +238,9 @@ def can_prepare(attention: Attention, x: Tensor, rotation: tuple[Tensor, Tensor]
         rotation: what its rotary embedding's ``factors`` gives for the sequences.
     """
     of_query, of_key, of_value = attention.query_norm, attention.key_norm, attention.value_norm
-    if attention.latent is not None or attention.head_size > _LARGEST_HEAD:
+    if attention.latent is not None or max(attention.head_size, attention.value_size) > _LARGEST_HEAD:
+        return False
+    if x.dtype == torch.float64:  # the kernel computes in float32
         return False
     if of_query is not None and not attention.norm_is_per_head:
         return False
@@ -332,12 +336,18 @@ def _gate_kernel(  # type: ignore[no-untyped-def]
     tl.store(result + row * size + column, found.to(dtype), mask=inside)
 
 
+def can_gate(gate: Tensor, up: Tensor | None) -> bool:
+    """Whether :func:`gated` takes tensors with these dtypes and strides."""
+    given = [gate] if up is None else [gate, up]
+    return gate.dtype != torch.float64 and all(t.dtype == gate.dtype and t.stride(-1) == 1 for t in given)
+
+
 def gated(activation: str, gate: Tensor, up: Tensor | None) -> Tensor:
     """Returns ``activation(gate) * up``, or ``activation(gate)``.
 
     Args:
         activation: a name in ``ACTIVATIONS``.
-        gate: rows x size.
+        gate: rows x size, which ``can_gate`` allows with ``up``.
         up: likewise.
     """
     size = gate.shape[-1]

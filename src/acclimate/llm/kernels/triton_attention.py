@@ -19,6 +19,9 @@ from acclimate.llm.kernels.triton_check import gives
 
 LARGEST_HEAD = 256
 """The most elements of a head that a program holds."""
+_MOST_ELEMENTS = {torch.bfloat16: 32768, torch.float16: 32768, torch.float32: 8192}
+"""The most elements of the query heads of one program: for Hopper these take up to 99 KiB of shared memory,
+which is what most GPUs have. Products in other dtypes do not compile."""
 _TILE = 16
 """The tokens that a program reads at a time."""
 _PROGRAMS = 256
@@ -99,6 +102,22 @@ def _join_kernel(  # type: ignore[no-untyped-def]
     tl.store(where, found.to(result.dtype.element_ty), mask=column < value_size)
 
 
+def _padded(grouped: int, size: int, value_size: int) -> tuple[int, int, int]:
+    """Returns the rows and columns of a program's matrices: a product takes at least 16 of them."""
+    group, columns, value_columns = (max(16, triton.next_power_of_2(n)) for n in (grouped, size, value_size))
+    return group, columns, value_columns
+
+
+def can_mix(query: Tensor, keys: Tensor, values: Tensor) -> bool:
+    """Whether a device has room for :func:`mixed_values`, and the dtypes and strides are those it takes."""
+    if not query.dtype == keys.dtype == values.dtype or keys.stride(-1) != 1 or values.stride(-1) != 1:
+        return False
+    size, value_size = keys.shape[3], values.shape[3]
+    group, columns, value_columns = _padded(query.shape[1] // keys.shape[1], size, value_size)
+    most = _MOST_ELEMENTS.get(query.dtype, 0)
+    return max(size, value_size) <= LARGEST_HEAD and group * max(columns, value_columns) <= most
+
+
 def mixed_values(
     query: Tensor,
     keys: Tensor,
@@ -111,7 +130,7 @@ def mixed_values(
     window: int | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Returns each head's mixture of values, batch x all elements, in the query's dtype.
+    """Returns each head's mixture of values, batch x all elements, in the query's dtype; see ``can_mix``.
 
     Args:
         query: batch x heads x size.
@@ -130,8 +149,7 @@ def mixed_values(
     pairs = batch * key_heads
     wanted = min(_MOST_PARTS, max(1, _PROGRAMS // pairs), -(-room // _TILE))
     parts = triton.next_power_of_2(wanted)
-    group = max(16, triton.next_power_of_2(grouped))  # of a product's first matrix, at least 16 rows
-    columns, value_columns = (max(16, triton.next_power_of_2(n)) for n in (size, value_size))
+    group, columns, value_columns = _padded(grouped, size, value_size)
     query = query.contiguous()
     largest, sums = query.new_empty((2, pairs, parts, group), dtype=torch.float32)
     mixed = query.new_empty((pairs, parts, group, value_columns), dtype=torch.float32)
