@@ -180,9 +180,10 @@ def test_products_with_gaps_or_two_dtypes_and_float64_are_left_to_torch() -> Non
 
 def test_it_is_compared_with_torch_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     pointwise.is_right.cache_clear()
-    assert pointwise.is_right("cpu")
+    assert pointwise.is_right("cpu", torch.float32)
+    assert pointwise.is_right("cpu", torch.float16)
     pointwise.is_right.cache_clear()
     right = pointwise.gated
     monkeypatch.setattr(pointwise, "gated", lambda *given: right(*given) * 1.1)
-    assert not pointwise.is_right("cpu")
+    assert not pointwise.is_right("cpu", torch.float32)
     pointwise.is_right.cache_clear()

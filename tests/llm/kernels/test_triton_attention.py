@@ -63,11 +63,12 @@ def test_heads_that_need_more_memory_than_a_gpu_has_and_other_dtypes_are_left_to
 
 def test_it_is_compared_with_torch_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     triton_attention.is_right.cache_clear()
-    assert triton_attention.is_right("cpu")
+    assert triton_attention.is_right("cpu", torch.float32)
+    assert triton_attention.is_right("cpu", torch.float16)
     triton_attention.is_right.cache_clear()
     right = triton_attention.mixed_values
     monkeypatch.setattr(
         triton_attention, "mixed_values", lambda *given, scale: right(*given, scale=2 * scale)
     )
-    assert not triton_attention.is_right("cpu")
+    assert not triton_attention.is_right("cpu", torch.float32)
     triton_attention.is_right.cache_clear()

@@ -23,19 +23,20 @@ from acclimate.llm.decode.description import Attention, Decoder, Experts, Norm, 
 from acclimate.llm.decode.finite_logits import check_logits
 from acclimate.llm.decode.modules import packed_stacks
 from acclimate.llm.decode.plain import Angles, PlainStep, gated_values, mixed_values
+from acclimate.llm.kernels.formats import DENSE_DTYPES
 from acclimate.selection import get_accelerator
 
 _capturing = ForkSafeLock()
 
 
 @functools.cache
-def _kernels(name: str, device_type: str) -> ModuleType | None:
+def _kernels(name: str, device_type: str, dtype: torch.dtype) -> ModuleType | None:
     """Returns a module of kernels in Triton, if Triton works for a device and gives torch's numbers."""
     accelerator = get_accelerator()
     if accelerator.device_type != device_type or not accelerator.is_triton_supported():
         return None
     module = importlib.import_module(f"acclimate.llm.{name}")
-    return module if module.is_right(device_type) else None
+    return module if module.is_right(device_type, dtype) else None
 
 
 def can_capture(decoder: Decoder, devices: set[torch.device]) -> bool:
@@ -137,7 +138,9 @@ class GraphStep(PlainStep):
         return self._place - self._starts
 
     def _pointwise(self, x: Tensor) -> ModuleType | None:
-        return _kernels("decode.triton_pointwise", x.device.type) if x.dim() == 2 else None
+        if x.dim() != 2 or x.dtype not in DENSE_DTYPES:
+            return None
+        return _kernels("decode.triton_pointwise", x.device.type, x.dtype)
 
     def _normed(self, norm: Norm | None, x: Tensor) -> Tensor:
         fused = None if norm is None else self._pointwise(x)
@@ -165,7 +168,14 @@ class GraphStep(PlainStep):
     def _stored_heads(self, index: int, attention: Attention, x: Tensor, angles: Angles) -> Tensor:
         cache, fused = self.cache, self._pointwise(x)
         rotation = None if attention.rotary is None else angles.of(attention.rotary)
-        if fused is None or cache.dtype != x.dtype or not fused.can_prepare(attention, x, rotation):
+        factors = None
+        if attention.query_factors is not None:
+            function = self._decoder.factors[attention.query_factors]
+            factors = self._known(("factors", attention.query_factors), lambda: function(self._positions()))
+        has_one_factor = factors is None or factors.numel() == len(x)
+        if fused is None or cache.dtype != x.dtype or not has_one_factor:
+            return super()._stored_heads(index, attention, x, angles)
+        if not fused.can_prepare(attention, x, rotation):
             return super()._stored_heads(index, attention, x, angles)
         memory: dict[int, Tensor] = {}
         query, stored, held, place = attention.query(x, memory), None, None, self._place
@@ -174,10 +184,6 @@ class GraphStep(PlainStep):
             held = cache.keys[index], cache.values[index]
             first = cache.firsts[index]
             place = self._known(("place", first), lambda: self._place - first if first else self._place)
-        factors = None
-        if attention.query_factors is not None:
-            function = self._decoder.factors[attention.query_factors]
-            factors = self._known(("factors", attention.query_factors), lambda: function(self._positions()))
         found: Tensor = fused.prepared_heads(attention, query, stored, rotation, factors, held, place)
         return found
 
@@ -198,7 +204,9 @@ class GraphStep(PlainStep):
 
     def _mixed(self, index: int, attention: Attention, query: Tensor) -> Tensor:
         cache, first = self.cache, self.cache.firsts[index]
-        fused = _kernels("kernels.triton_attention", query.device.type)
+        fused = None
+        if query.dtype in DENSE_DTYPES:
+            fused = _kernels("kernels.triton_attention", query.device.type, query.dtype)
         if fused is not None and fused.can_mix(query, cache.keys[index], cache.values[index]):
             place, starts = self._known(first, lambda: (self._place - first, self._starts - first))
             return fused.mixed_values(  # type: ignore[no-any-return]

@@ -361,15 +361,15 @@ def gated(activation: str, gate: Tensor, up: Tensor | None) -> Tensor:
 
 
 @functools.cache
-def is_right(device_type: str) -> bool:
-    """Whether the kernels give what torch computes on a device."""
+def is_right(device_type: str, dtype: torch.dtype) -> bool:
+    """Whether the kernels give what torch computes, on a device and in a dtype."""
     random = torch.Generator().manual_seed(0)
-    x, added = torch.randn(2, 3, 96, generator=random)
-    weight = torch.randn(96, generator=random)
+    x, added = torch.randn(2, 3, 96, generator=random).to(dtype)
+    weight = torch.randn(96, generator=random).to(dtype)
     norm = Norm("rms", weight, None, 1e-6, False, True)
     by_head = Norm("rms", weight[:32], None, 1e-6, False, True)
     rotary = Rotary(0, 32, False, True)
-    angles = torch.randn(2, 3, 16, generator=random)
+    angles = torch.randn(2, 3, 16, generator=random).to(dtype)
     attention: Any = SimpleNamespace(
         latent=None, shares=None, norm_is_per_head=True, value_norm=None, rotary=rotary,
         rotary_first=False, heads=3, key_heads=3, head_size=32, value_size=32,
@@ -391,4 +391,4 @@ def is_right(device_type: str) -> bool:
         parts = [total, queries.flatten(1), *cache[:, :, :, 1].flatten(2), gated("silu", a, b)]
         return torch.stack(parts)
 
-    return gives(expected, compute, f"norms and rotations on {device_type}")
+    return gives(expected, compute, f"norms and rotations in {dtype} on {device_type}")

@@ -168,18 +168,19 @@ def mixed_values(
 
 
 @functools.cache
-def is_right(device_type: str) -> bool:
-    """Whether the kernels give what torch computes on a device."""
+def is_right(device_type: str, dtype: torch.dtype) -> bool:
+    """Whether the kernels give what torch computes, on a device and in a dtype."""
     random = torch.Generator().manual_seed(0)
-    query = torch.randn(2, 4, 32, generator=random)
-    keys, values = torch.randn(2, 2, 2, 100, 32, generator=random)
+    query = torch.randn(2, 4, 32, generator=random).to(dtype)
+    keys, values = torch.randn(2, 2, 2, 100, 32, generator=random).to(dtype)
     expected = torch.nn.functional.scaled_dot_product_attention(
-        query[:, :, None], keys[:, :, 1:71], values[:, :, 1:71], scale=0.5, enable_gqa=True
-    ).flatten(1)
+        query[:, :, None].float(), keys[:, :, 1:71].float(), values[:, :, 1:71].float(), scale=0.5,
+        enable_gqa=True,
+    ).flatten(1).to(dtype)  # fmt: skip
     place, starts = torch.tensor(70), torch.ones(2, dtype=torch.long)
 
     def compute() -> Tensor:
         on_device = [tensor.to(device_type) for tensor in (query, keys, values, place, starts)]
         return mixed_values(*on_device, scale=0.5)
 
-    return gives(expected, compute, f"attention on {device_type}")
+    return gives(expected, compute, f"attention in {dtype} on {device_type}")

@@ -18,11 +18,14 @@ from torch import Tensor
 from acclimate.llm.kernels import layout, operators
 from acclimate.llm.kernels.formats import BLOCK_COLUMNS, GROUP_ROWS, format_of_number
 from acclimate.llm.kernels.triton_check import gives
+from acclimate.selection import get_accelerator
 
 _MOST_ROWS = 16
 """The most input rows; for more, unpacking a weight once is cheaper than reading it for each of them."""
 _MOST_AT_ONCE = 4
 """The most input rows of one program, which has 16 sums in registers for each."""
+_MOST_CHOSEN = 65535
+"""The most rows of experts: those of a grid's second dimension."""
 _TYPES = {torch.float32: "f32", torch.float16: "f16", torch.uint8: "u8", torch.int8: "i8"}
 
 
@@ -199,7 +202,7 @@ def linear(x: Tensor, data: Tensor, bias: Tensor | None, format_number: int, n: 
 
 def experts(x: Tensor, data: Tensor, chosen: Tensor, format_number: int, n: int, k: int) -> Tensor:
     """As the operator ``packed_experts``."""
-    if x.numel() and n and _is_right(format_number, x.device.type):
+    if 0 < len(chosen) <= _MOST_CHOSEN and x.numel() and n and _is_right(format_number, x.device.type):
         return _product(x, data, None, chosen.contiguous(), format_number, n, k)
     return operators.experts(x, data, chosen, format_number, n, k)
 
@@ -225,24 +228,25 @@ def _product(
     table = layout.codebook(kind.codebook, x.device) if kind.codebook else x
     blocks = kind.padded(k) // BLOCK_COLUMNS
     at_once = 1 if chosen is not None else min(_MOST_AT_ONCE, triton.next_power_of_2(rows))
-    _kernel[(groups, triton.cdiv(rows, at_once))](
-        x, data, table, x if bias is None else bias.contiguous(), x if chosen is None else chosen, result,
-        rows, n, k, groups, blocks, data.shape[-1], *_begins(format_number, k),
-        HAS_BIAS=bias is not None, HAS_EXPERTS=chosen is not None, ROWS=at_once,
-        **_shape(at_once, groups, blocks), **_constants(format_number),
-    )  # fmt: skip
+    with get_accelerator().device(x.device):  # on whose current stream a kernel is started
+        _kernel[(groups, triton.cdiv(rows, at_once))](
+            x, data, table, x if bias is None else bias.contiguous(), x if chosen is None else chosen, result,
+            rows, n, k, groups, blocks, data.shape[-1], *_begins(format_number, k),
+            HAS_BIAS=bias is not None, HAS_EXPERTS=chosen is not None, ROWS=at_once,
+            **_shape(at_once, groups, blocks), **_constants(format_number),
+        )  # fmt: skip
     return result
 
 
 @functools.cache
 def _is_right(format_number: int, device_type: str) -> bool:
     """Whether the kernel gives plain torch's results for a format, with one row and with several."""
-    kind, n, k = format_of_number(format_number), 2 * GROUP_ROWS, 2 * BLOCK_COLUMNS * 8
+    kind, n, k = format_of_number(format_number), 27, 500
     random = torch.Generator().manual_seed(0)
     x = torch.randn(2, k, generator=random)
-    codes = torch.randint(0, 1 << kind.bits, (n, k), dtype=torch.uint8, generator=random)
+    codes = torch.randint(0, 1 << kind.bits, (n, kind.padded(k)), dtype=torch.uint8, generator=random)
     fields = {
-        field.name: torch.randint(1, 100, (n, field.parts(k)), generator=random).to(field.dtype)
+        field.name: torch.randint(1, 100, (n, field.parts(kind.padded(k))), generator=random).to(field.dtype)
         for field in kind.fields
     }
     data = layout.pack(layout.Parts(codes, fields), kind)
