@@ -220,8 +220,24 @@ class Attention:
     """What the sigmoid of is multiplied by the mixed values, before the output projection."""
 
 
+class _Convolved:
+    """What a mixer with a causal convolution over tokens keeps of them."""
+
+    weight: Tensor
+
+    @property
+    def width(self) -> int:
+        """The number of tokens that a result of the convolution is made of."""
+        return int(self.weight.shape[-1])
+
+    @property
+    def window(self) -> int:
+        """The number of tokens whose inputs are kept: transformers' cache has one more than are needed."""
+        return self.width + 1
+
+
 @dataclass(frozen=True)
-class Convolution:
+class Convolution(_Convolved):
     """A gated causal convolution of each channel over tokens, of one layer.
 
     A token's inputs are ``first(x) * second(x)``, for each channel. The layer's result is
@@ -240,23 +256,13 @@ class Convolution:
     output: nn.Module
 
     @property
-    def width(self) -> int:
-        """The number of tokens that a result is made of."""
-        return int(self.weight.shape[-1])
-
-    @property
-    def window(self) -> int:
-        """The number of tokens whose inputs are kept: transformers' cache has one more than are needed."""
-        return self.width + 1
-
-    @property
     def channels(self) -> int:
         """The numbers of a token that are kept."""
         return self.first.width
 
 
 @dataclass(frozen=True)
-class DeltaRule:
+class DeltaRule(_Convolved):
     """The gated delta rule of one layer: each head has a state, keys x values, that every token changes.
 
     ``given(x)`` are the queries and keys of all key heads, then the values of all heads. Each of these
@@ -295,16 +301,6 @@ class DeltaRule:
     gate: Product
     gate_activation: str
     output: nn.Module
-
-    @property
-    def width(self) -> int:
-        """The number of tokens that a result of the convolution is made of."""
-        return int(self.weight.shape[-1])
-
-    @property
-    def window(self) -> int:
-        """The number of tokens whose inputs are kept: transformers' cache has one more than are needed."""
-        return self.width + 1
 
     @property
     def channels(self) -> int:
