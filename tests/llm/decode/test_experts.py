@@ -16,7 +16,7 @@ from quick_parameters import quick
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
 
-from architectures import tiny_model
+from architectures import GEMMA4_EXPERTS, tiny_model
 
 import acclimate
 from acclimate.llm.decode import proof
@@ -42,9 +42,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "groups, not normalized": ("glm4_moe", {**GROUPS, "norm_topk_prob": False}),
     "a least sum": ("ernie4_5_moe", {}),
     "biases, limits, by column": ("gpt_oss", {"sliding_window": 6}),
+    "norms of their own": ("gemma4_text", GEMMA4_EXPERTS),
 }
 """What is special about each."""
-EACH = quick(tuple(MODELS), "sigmoid, groups, shared", "biases, limits, by column")
+EACH = quick(tuple(MODELS), "sigmoid, groups, shared", "biases, limits, by column", "norms of their own")
 
 
 @functools.cache
@@ -109,6 +110,19 @@ def test_a_router_is_read_from_its_operators() -> None:
     assert (router.groups.count, router.groups.used, router.groups.best) == (4, 2, 2)
     gating = experts_of("biases, limits, by column").gating
     assert (gating.steepness, gating.gate_limit, gating.up_limit, gating.adds) == (1.702, 7.0, 7.0, 1.0)
+
+
+def test_norms_and_factors_of_experts_are_read() -> None:
+    experts = experts_of("norms of their own")
+    own = pair("norms of their own")[1].model.layers[-1]
+    norms, factors = experts.norms, experts.router.factors
+    assert norms is not None
+    assert factors is own.router.per_expert_scale
+    assert norms.router_multiplier == own.hidden_size**-0.5
+    given = (own.router.scale, own.pre_feedforward_layernorm_2.weight)
+    results = (own.post_feedforward_layernorm_2.weight, own.post_feedforward_layernorm_1.weight)
+    assert (norms.router.weight, norms.inner.weight) == given
+    assert (norms.result.weight, norms.shared_result.weight) == results
 
 
 @pytest.mark.slow

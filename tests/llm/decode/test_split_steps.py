@@ -13,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
 
 import torch
-from architectures import tiny_model
+from architectures import GEMMA4_EXPERTS, tiny_model
 
 from rank_processes import RankProcesses
 
@@ -170,7 +170,8 @@ def texts_of_experts(rank: int, name: str, quantize: str | None) -> tuple[str, l
     from acclimate.llm.decode.loop import step_kind
 
     torch.set_num_threads(1)
-    model = acclimate.init_inference(tiny_model(name), tp_size=2, quantize=quantize, dtype=torch.float32)
+    own = tiny_model(name, **(GEMMA4_EXPERTS if name == "gemma4_text" else {}))
+    model = acclimate.init_inference(own, tp_size=2, quantize=quantize, dtype=torch.float32)
     options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
     whole = model.generate(PROMPT, return_dict_in_generate=True, **options).sequences
     return step_kind(model), model.generate(PROMPT, **options)[0].tolist(), whole[0].tolist()
@@ -184,7 +185,7 @@ def texts_of_experts(rank: int, name: str, quantize: str | None) -> tuple[str, l
             pytest.param(*values, marks=pytest.mark.slow)
             for values in (
                 ("deepseek_v3", None), ("qwen3_moe", None), ("qwen2_moe", None), ("qwen2_moe", "int8"),
-                ("deepseek_v2", None),
+                ("deepseek_v2", None), ("gemma4_text", None), ("gemma4_text", "int8"),
             )
         ),
     ],

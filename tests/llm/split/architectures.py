@@ -63,6 +63,12 @@ BASE: dict[str, Any] = {
     "num_attention_heads": HEADS, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None,
 }  # fmt: skip
+GEMMA4_EXPERTS: dict[str, Any] = {
+    "enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 32,
+    "hidden_size_per_layer_input": 0, "sliding_window": 6,
+    "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+"""What makes a Gemma 4 one with experts: router, experts and MLP have norms of their own."""
 OPENAI = {"n_embd": 64, "n_layer": 2, "n_head": HEADS, "n_positions": 128, "n_inner": 128}
 SPECIAL: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4},

@@ -373,6 +373,8 @@ class Router:
     """The number of experts of a token: those with the largest scores."""
     weights: tuple[Operation, ...]
     """What makes weights of the chosen experts' scores."""
+    factors: Tensor | None
+    """What the weights are multiplied by at the end: one number for each of all experts."""
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the weights and the numbers of the experts of each token, tokens x used."""
@@ -399,7 +401,7 @@ class Router:
         weights = scores.gather(-1, chosen)
         for operation in self.weights:
             weights = operation(weights, dtype)
-        return weights, chosen
+        return (weights if self.factors is None else weights * self.factors.float()[chosen]), chosen
 
 
 @dataclass(frozen=True)
@@ -446,6 +448,23 @@ class Gating:
 
 
 @dataclass(frozen=True)
+class ExpertNorms:
+    """Norms of a layer whose router, experts and shared MLP have inputs and results of their own.
+
+    The router and the experts normalize what the layer adds the experts' result to, as the shared MLP does.
+    """
+
+    router: Norm
+    router_multiplier: float
+    """What the router's normalized input is multiplied by."""
+    inner: Norm
+    """Of the experts' input."""
+    result: Norm
+    """Of the experts' sum."""
+    shared_result: Norm
+
+
+@dataclass(frozen=True)
 class Experts:
     """Experts of which each token uses some, and an MLP that all tokens share."""
 
@@ -461,6 +480,8 @@ class Experts:
     shared: Mlp | None
     shared_gate: Product | None
     """One column, whose sigmoid the shared MLP's result is multiplied by."""
+    norms: ExpertNorms | None
+    """``None``: router and experts have the shared MLP's input, and results are added as they are."""
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from acclimate.llm.decode.description import (
+    ExpertNorms,
     Experts,
     Gating,
     Groups,
     Matrix,
     Mlp,
+    Norm,
     NotRepresentedError,
     Operation,
     Part,
@@ -41,19 +43,48 @@ def find_experts(reader: ProgramReader, value: Value) -> tuple[Experts, Value] |
     value = flat(value)
     alone = _ExpertsReader(reader).routed(value)
     if alone is not None:
-        return alone
+        _check_router(alone)
+        return alone.experts, alone.source
     if value.op != "add" or not isinstance(value.args[1], Value):
         return None
     for first, second in orders(value):
-        routed = _ExpertsReader(reader).routed(flat(first))
+        normed = reader.norm(flat(first))
+        routed = _ExpertsReader(reader).routed(flat(first if normed is None else normed.given))
         if routed is None:
             continue
-        experts, source = routed
+        if normed is not None:
+            return _with_norms(reader, routed, normed.norm, flat(second))
+        _check_router(routed)
         mlp, gate, given = _shared(reader, flat(second))
-        if _rows(given) is not _rows(source):
+        if _rows(given) is not _rows(routed.source):
             raise NotRepresentedError("shared experts have another input than the others")
-        return replace(experts, shared=mlp, shared_gate=gate), source
+        return replace(routed.experts, shared=mlp, shared_gate=gate), routed.source
     return None
+
+
+def _check_router(routed: _Routed) -> None:
+    if _rows(routed.router_source) is not _rows(routed.source):
+        raise NotRepresentedError("a router has another input than its experts")
+
+
+def _with_norms(reader: ProgramReader, routed: _Routed, result: Norm, beside: Value) -> tuple[Experts, Value]:
+    """Returns experts and an MLP beside them whose inputs and results have norms of their own, and the
+    MLP's input."""
+    shared_result = reader.norm(beside)
+    if shared_result is None:
+        raise NotRepresentedError("only one of the experts' and the shared MLP's results is normalized")
+    mlp, gate, given = _shared(reader, flat(shared_result.given))
+    if gate is not None:
+        raise NotRepresentedError("a shared MLP has a gate, and its result is normalized")
+    scaled = times_constant(_rows(routed.router_source))
+    router_source, factor = (routed.router_source, 1.0) if scaled is None else scaled
+    router, inner, own = (reader.norm(_rows(v)) for v in (router_source, routed.source, given))
+    if router is None or inner is None or own is None:
+        raise NotRepresentedError("of the inputs of a router, its experts and a shared MLP one has no norm")
+    if any(_rows(normed.given) is not _rows(own.given) for normed in (router, inner)):
+        raise NotRepresentedError("a router, its experts and a shared MLP normalize different values")
+    norms = ExpertNorms(router.norm, factor, inner.norm, result, shared_result.norm)
+    return replace(routed.experts, shared=mlp, norms=norms), given
 
 
 def _shared(reader: ProgramReader, value: Value) -> tuple[Mlp, Product | None, Value]:
@@ -82,6 +113,15 @@ def _rows(value: Value) -> Value:
 
 
 @dataclass(frozen=True)
+class _Routed:
+    """Experts without a shared MLP, their input, and their router's."""
+
+    experts: Experts
+    source: Value
+    router_source: Value
+
+
+@dataclass(frozen=True)
 class _Multiplied:
     """The result of one product of chosen experts: pairs of a token and an expert x outputs."""
 
@@ -96,8 +136,8 @@ class _ExpertsReader:
         self._reader, self._elements = reader, reader.elements
         self._dtype = reader.dtype
 
-    def routed(self, value: Value) -> tuple[Experts, Value] | None:
-        """Returns experts without a shared MLP, and their input."""
+    def routed(self, value: Value) -> _Routed | None:
+        """Returns the experts whose weighted sum a value is."""
         total = flat(widened(value))
         if total.op != "sum" or total.args[1:] != ((1,),) or total.args[0].op != "view":
             return None
@@ -116,12 +156,12 @@ class _ExpertsReader:
             chosen, source = self._unmoved(down.chosen), self._tokens(inner.given, used)
             if self._unmoved(inner.chosen) is not chosen:
                 raise NotRepresentedError("the two products of an expert are of different experts")
-            router = self._router(self._unmoved(weights), chosen, source)
+            router, router_source = self._router(self._unmoved(weights), chosen)
             if router.used != used:
                 raise NotRepresentedError("not all chosen experts are summed")
             rounds = weighted.dtype != torch.float32
-            made = Experts(router, inner.stack, interleaved, gating, down.stack, rounds, None, None)
-            return made, source
+            made = Experts(router, inner.stack, interleaved, gating, down.stack, rounds, None, None, None)
+            return _Routed(made, source, router_source)
         return None
 
     # -- products --------------------------------------------------------------------------------------
@@ -221,10 +261,12 @@ class _ExpertsReader:
 
     # -- the router ------------------------------------------------------------------------------------
 
-    def _router(self, weights: Value, chosen: Value, source: Value) -> Router:
+    def _router(self, weights: Value, chosen: Value) -> tuple[Router, Value]:
+        """Returns a router and its input."""
         if chosen.op != "topk" or chosen.output != 1:
             raise NotRepresentedError(f"experts are chosen with {chosen.op}")
         choice, used = self._top(chosen)
+        weights, factors = self._factors(weights, chosen)
         scores, on_weights = self._weights(weights, chosen)
         groups: Groups | None = None
         bias: Tensor | None = None
@@ -246,10 +288,20 @@ class _ExpertsReader:
         on_scores: list[Operation] = []
         while (before := self._operation(scores, on_scores)) is not None:
             scores = before
-        logits, rounds = self._logits(scores, source)
-        return Router(
-            logits, rounds, tuple(reversed(on_scores)), bias, groups, used, tuple(reversed(on_weights))
-        )
+        logits, rounds, source = self._logits(scores)
+        operations = tuple(reversed(on_scores)), tuple(reversed(on_weights))
+        return Router(logits, rounds, operations[0], bias, groups, used, operations[1], factors), source
+
+    def _factors(self, weights: Value, chosen: Value) -> tuple[Value, Tensor | None]:
+        """Returns weights before they are multiplied by a number of their expert, and all these numbers."""
+        value = widened(weights)
+        if value.op != "mul" or value.dtype != torch.float32 or not isinstance(value.args[1], Value):
+            return weights, None
+        for before, other in orders(value):
+            factor = widened(other)
+            if factor.op == "index" and len(factor.args[1]) == 1 and factor.args[1][0] is chosen:
+                return before, self._reader.constant(widened(factor.args[0]))
+        return weights, None
 
     def _top(self, value: Value) -> tuple[Value, int]:
         """Returns what the largest values are chosen of, along the last dimension, and their number."""
@@ -346,7 +398,8 @@ class _ExpertsReader:
             raise unknown
         return Groups(count, used, best, others), scores
 
-    def _logits(self, value: Value, source: Value) -> tuple[Matrix | Part, bool]:
+    def _logits(self, value: Value) -> tuple[Matrix | Part, bool, Value]:
+        """Returns the product that logits are, whether they are rounded, and its input."""
         rounds = value.dtype != torch.float32 or self._dtype == torch.float32
         value = flat(value)
         if value.op == "linear":
@@ -360,9 +413,7 @@ class _ExpertsReader:
             found = Matrix(self._reader.constant(widened(weight.args[0])), bias)
         else:
             raise NotRepresentedError(f"a router's logits come from {value.op}")
-        if _rows(given) is not _rows(source):
-            raise NotRepresentedError("a router has another input than its experts")
-        return found, rounds
+        return found, rounds, given
 
 
 def _normalization(value: Value) -> tuple[Operation, Value] | None:

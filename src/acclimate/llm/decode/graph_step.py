@@ -239,13 +239,12 @@ class GraphStep(PlainStep):
         seen = (places <= self._place) & (places >= self._starts[:, None])
         return seen if window is None else seen & (places > self._place - window)
 
-    def _experts(self, experts: Experts, x: Tensor) -> Tensor:
-        weights, chosen = experts.router(x)
+    def _expert_sums(self, experts: Experts, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         every, used = chosen.flatten(), chosen.shape[1]
         gated = gated_values(experts, _gathered(experts.inner, every, x.repeat_interleave(used, 0)))
         found = _gathered(experts.down, every, gated).float() * weights.reshape(-1, 1)
         found = found.to(x.dtype).float() if experts.rounds_weighted else found
-        return self._with_shared(experts, x, found.view(*chosen.shape, -1).sum(1))
+        return found.view(*chosen.shape, -1).sum(1)
 
 
 def _gathered(stack: Stack, chosen: Tensor, x: Tensor) -> Tensor:

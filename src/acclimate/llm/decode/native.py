@@ -442,6 +442,7 @@ class _ProgramWriter:
         self._real(0.0 if groups is None else groups.others)
         self._number(router.used)
         self._operations(router.weights)
+        self._tensor(router.factors)
 
     def _stack(self, stack: Stack) -> None:
         packed = packed_stacks(stack.module).get(stack.name)
@@ -468,6 +469,14 @@ class _ProgramWriter:
         self._gating(experts.gating)
         self._stack(experts.down)
         self._number(experts.rounds_weighted, experts.down.module in self._summed)
+        norms = experts.norms
+        self._number(norms is not None)
+        if norms is not None:
+            self._norm(norms.router)
+            self._real(norms.router_multiplier)
+            self._norm(norms.inner)
+            self._norm(norms.result)
+            self._norm(norms.shared_result)
 
     def _feed_forward(self, found: Mlp | Experts) -> None:
         experts = found if isinstance(found, Experts) else None

@@ -115,7 +115,7 @@ class PlainStep:
         else:
             x, inner = self._added(x, mixed, layer.mlp_norm)
         mlp = layer.mlp
-        result = self._mlp(mlp, inner) if isinstance(mlp, Mlp) else self._experts(mlp, inner)
+        result = self._mlp(mlp, inner) if isinstance(mlp, Mlp) else self._experts(mlp, inner, x)
         result = _times(self._normed(layer.mlp_post_norm, result), layer.mlp_multiplier)
         if not layer.parallel:
             return x + result
@@ -258,25 +258,31 @@ class PlainStep:
         value = attention.value(x, memory).view(len(x), -1, attention.value_size)
         return query, key, value if attention.value_norm is None else attention.value_norm(value)
 
-    def _experts(self, experts: Experts, x: Tensor) -> Tensor:
-        weights, chosen = experts.router(x)
+    def _experts(self, experts: Experts, x: Tensor, stream: Tensor) -> Tensor:
+        """Returns the experts' result, and that of an MLP beside them, of a layer's normalized stream."""
+        norms, routed, given = experts.norms, x, x
+        if norms is not None:
+            routed = _times(self._normed(norms.router, stream), norms.router_multiplier)
+            given = self._normed(norms.inner, stream)
+        result = self._expert_sums(experts, given, *experts.router(routed)).to(x.dtype)
+        if experts.shared is None:
+            return result
+        shared = self._mlp(experts.shared, x)
+        if experts.shared_gate is not None:
+            shared = torch.sigmoid(experts.shared_gate(x)) * shared
+        if norms is not None:
+            result, shared = self._normed(norms.result, result), self._normed(norms.shared_result, shared)
+        return result + shared
+
+    def _expert_sums(self, experts: Experts, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """Returns the weighted sum of each token's experts in float32."""
         total = torch.zeros_like(x, dtype=torch.float32)
         for expert in chosen.unique().tolist():
             tokens, places = torch.where(chosen == expert)
             gated = gated_values(experts, _stacked(experts.inner, expert, x[tokens]))
             found = _stacked(experts.down, expert, gated).float() * weights[tokens, places, None]
             total.index_add_(0, tokens, found.to(x.dtype).float() if experts.rounds_weighted else found)
-        return self._with_shared(experts, x, total)
-
-    def _with_shared(self, experts: Experts, x: Tensor, total: Tensor) -> Tensor:
-        """Rounds the experts' sum, and adds the MLP that all tokens share."""
-        result = total.to(x.dtype)
-        if experts.shared is not None:
-            shared = self._mlp(experts.shared, x)
-            if experts.shared_gate is not None:
-                shared = torch.sigmoid(experts.shared_gate(x)) * shared
-            result = result + shared
-        return result
+        return total
 
 
 def _of_latent(

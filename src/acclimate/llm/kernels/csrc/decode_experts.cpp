@@ -172,6 +172,17 @@ void Step::choose_experts(const Router& router, float* logits, ThreadState& stat
     weights[i] = logits[chosen[i]];
   }
   apply(router.weights, decoder_.dtype, weights, router.used);
+  for (int64_t i = 0; router.factors != nullptr && i < router.used; ++i) {
+    weights[i] *= router.factors[chosen[i]];
+  }
+}
+
+// The router's input of a token whose residual stream is x.
+void Step::normalize_for_router(const ExpertNorms& norms, const float* x, float* to) const {
+  normalize(norms.router, decoder_.dtype, x, decoder_.hidden, 0, to);
+  if (norms.router_factor != 1.0f) {
+    scale(decoder_.dtype, norms.router_factor, to, decoder_.hidden);
+  }
 }
 
 // Columns first to last between the products of an expert, rounded: up[i * (last - first) + column - first].
@@ -211,10 +222,11 @@ void Step::compute_inner(const Experts& experts, int64_t expert, const Input& in
 }
 
 // The first products of all experts that are used.
-void Step::multiply_experts(Team& team, const Experts& used_experts, const Chosen& used, int64_t batch) {
+void Step::multiply_experts(Team& team, const Experts& used_experts, const Chosen& used, const float* x,
+                            int64_t batch) {
   const Experts* const experts = &used_experts;
   const Chosen* const chosen = &used;
-  const Input input = input_for(experts->inner.first, normed_.data(), batch, decoder_.dtype);
+  const Input input = input_for(experts->inner.first, x, batch, decoder_.dtype);
   const int64_t width = experts->width(), used_count = static_cast<int64_t>(chosen->experts.size());
   const int64_t for_threads = (2 * team.threads() + used_count - 1) / used_count;
   const Pieces pieces(width, std::max(for_threads, bytes_of(experts->inner) / bytes_together));
@@ -282,14 +294,22 @@ void Step::use_experts(Team& team, const Layer& layer, Chosen& chosen, int64_t b
   const Experts& experts = *layer.experts;
   const Router& router = experts.router;
   const int64_t hidden = decoder_.hidden, count = router.logits.width;
-  multiply_as(router.rounds_logits ? decoder_.dtype : Dtype::f32, team, router.logits, normed_.data(), batch,
+  for (int64_t i = 0; experts.norms.has_value() && i < batch; ++i) {
+    normalize_for_router(*experts.norms, x_.data() + i * hidden, expert_given_.data() + i * hidden);
+  }
+  const float* const given = experts.norms.has_value() ? expert_given_.data() : normed_.data();
+  multiply_as(router.rounds_logits ? decoder_.dtype : Dtype::f32, team, router.logits, given, batch,
               routed_.data());
   for (int64_t i = 0; i < batch; ++i) {
     choose_experts(router, routed_.data() + i * count, *thread_states_[0],
                    chosen_experts_.data() + i * router.used, chosen_weights_.data() + i * router.used);
   }
   chosen.group(chosen_experts_.data(), chosen_weights_.data(), batch, router.used, count);
-  multiply_experts(team, experts, chosen, batch);
+  for (int64_t i = 0; experts.norms.has_value() && i < batch; ++i) {
+    normalize(experts.norms->inner, decoder_.dtype, x_.data() + i * hidden, hidden, 0,
+              expert_given_.data() + i * hidden);
+  }
+  multiply_experts(team, experts, chosen, given, batch);
   sum_experts(team, experts, chosen, batch);
   if (experts.down_is_summed) {
     sum_over_ranks(summed_.data(), batch * hidden);
@@ -312,7 +332,13 @@ void Step::use_experts(Team& team, const Layer& layer, Chosen& chosen, int64_t b
 void Step::add_shared(const Layer& layer, const float* shared, float gate, float* result,
                       float* scratch) const {
   const int64_t hidden = decoder_.hidden;
-  std::copy(shared, shared + hidden, scratch);
+  const std::optional<ExpertNorms>& norms = layer.experts->norms;
+  if (norms.has_value()) {
+    normalize(norms->result, decoder_.dtype, result, hidden, 0, result);
+    normalize(norms->shared_result, decoder_.dtype, shared, hidden, 0, scratch);
+  } else {
+    std::copy(shared, shared + hidden, scratch);
+  }
   if (!layer.mlp_gate.parts.empty()) {
     scale(decoder_.dtype, gate, scratch, hidden);
   }

@@ -74,7 +74,7 @@ class Step::Prefill {
         normed_(rows_ * stride_of(hidden_)) {
     int64_t queries = 0, values = 0, inner = 0, projections = 0, used = 0, between = 0;
     int64_t before = 0, made = 0, results = 0;
-    bool keeps_start = false, has_shared = false;
+    bool keeps_start = false, has_shared = false, has_norms = false;
     for (const Layer& layer : decoder_.layers) {
       if (layer.attention.has_value()) {
         const Attention& attention = *layer.attention;
@@ -93,6 +93,7 @@ class Step::Prefill {
         used = std::max(used, layer.experts->router.used);
         between = std::max(between, layer.experts->router.used * stride_of(layer.experts->width()));
         has_shared = has_shared || layer.mlp.has_value();
+        has_norms = has_norms || layer.experts->norms.has_value();
       }
       keeps_start = keeps_start || layer.mlp_shares_norm;
     }
@@ -108,6 +109,7 @@ class Step::Prefill {
     chosen_weights_.resize(rows_ * used);
     gathered_.resize(rows_ * used * stride_of(hidden_));
     expert_inner_.resize(rows_ * between);
+    expert_given_.resize(has_norms ? rows_ * stride_of(hidden_) : 0);
     shared_.resize(has_shared ? rows_ * hidden_ : 0);
     gates_.resize(has_shared ? rows_ : 0);
   }
@@ -403,12 +405,12 @@ class Step::Prefill {
   // -- experts --------------------------------------------------------------------------------------
 
   // Computes some rows of a product with the kernels for few rows, which do not round weights.
-  void multiply_few(const Product& product, Dtype dtype, int64_t row, int64_t count, ThreadState& state,
-                    float* y) {
+  void multiply_few(const Product& product, const std::vector<uint16_t>& from, Dtype dtype, int64_t row,
+                    int64_t count, ThreadState& state, float* y) {
     int64_t column = 0;
     for (const Part& part : product.parts) {
       const int64_t k = part.weight.k;
-      const uint16_t* x = normed_.data() + row * stride_of(k);
+      const uint16_t* x = from.data() + row * stride_of(k);
       const Input input = rows_as(form_of(part.weight, dtype), x, count, k, state);
       compute(part.weight, input, part.first, part.first + part.count, y + column, product.width);
       for (int64_t i = 0; i < count; ++i) {
@@ -430,28 +432,49 @@ class Step::Prefill {
   // The experts' results, in `projected_`.
   void use_experts(Place& place, const Layer& layer) {
     const Experts& experts = *layer.experts;
-    choose(place, layer);
-    multiply_experts(place, experts);
+    const std::vector<uint16_t>& given = experts.norms.has_value() ? expert_given_ : normed_;
+    normalize_for_experts(place, experts, [&](const float* x, float* to) {
+      step_.normalize_for_router(*experts.norms, x, to);
+    });
+    choose(place, layer, given);
+    normalize_for_experts(place, experts, [&](const float* x, float* to) {
+      normalize(experts.norms->inner, decoder_.dtype, x, hidden_, 0, to);
+    });
+    multiply_experts(place, experts, given);
     sum_experts(place, experts);
     if (experts.down_is_summed) {
       sum_over_ranks(place, projected_);
     }
   }
 
-  void choose(Place& place, const Layer& layer) {
+  // Writes norms of the residual stream to `expert_given_`, if router and experts have their own.
+  template <class Normalize>
+  void normalize_for_experts(Place& place, const Experts& experts, const Normalize& normalize) {
+    if (!experts.norms.has_value()) {
+      return;
+    }
+    const int64_t stride = stride_of(hidden_);
+    for_rows(place, [&](int64_t row, ThreadState& state) {
+      float* normed = at_least(state.normed, hidden_);
+      normalize(x_.data() + row * hidden_, normed);
+      fill_bf16(normed, hidden_, stride, expert_given_.data() + row * stride);
+    });
+  }
+
+  void choose(Place& place, const Layer& layer, const std::vector<uint16_t>& given) {
     const Router& router = layer.experts->router;
     const int64_t count = router.logits.width, used = router.used;
     share(place, tiles_of(place.rows, rows_together), [&](int64_t unit, ThreadState& state) {
       const int64_t row = unit * rows_together, rows = std::min(rows_together, place.rows - row);
       float* logits = at_least(state.wide, rows * count);
-      multiply_few(router.logits, router.rounds_logits ? decoder_.dtype : Dtype::f32, row, rows, state,
+      multiply_few(router.logits, given, router.rounds_logits ? decoder_.dtype : Dtype::f32, row, rows, state,
                    logits);
       for (int64_t i = 0; i < rows; ++i) {
         step_.choose_experts(router, logits + i * count, state, chosen_experts_.data() + (row + i) * used,
                              chosen_weights_.data() + (row + i) * used);
       }
       if (!layer.mlp_gate.parts.empty()) {
-        multiply_few(layer.mlp_gate, decoder_.dtype, row, rows, state, gates_.data() + row);
+        multiply_few(layer.mlp_gate, normed_, decoder_.dtype, row, rows, state, gates_.data() + row);
         sigmoid(decoder_.dtype, gates_.data() + row, rows);
       }
     });
@@ -477,11 +500,11 @@ class Step::Prefill {
   }
 
   // The first products, of each expert with its tokens.
-  void multiply_experts(Place& place, const Experts& experts) {
+  void multiply_experts(Place& place, const Experts& experts, const std::vector<uint16_t>& given) {
     const int64_t x_stride = stride_of(hidden_), pairs = chosen_.pairs();
     share(place, tiles_of(pairs, rows_together), [&](int64_t unit, ThreadState&) {
       for (int64_t i = unit * rows_together; i < std::min((unit + 1) * rows_together, pairs); ++i) {
-        const uint16_t* from = normed_.data() + chosen_.tokens[i] * x_stride;
+        const uint16_t* from = given.data() + chosen_.tokens[i] * x_stride;
         std::copy(from, from + x_stride, gathered_.data() + i * x_stride);
       }
     });
@@ -945,6 +968,7 @@ class Step::Prefill {
   std::vector<int64_t> chosen_experts_;  // of each row
   std::vector<float> chosen_weights_, shared_, gates_;
   std::vector<uint16_t> gathered_, expert_inner_;  // of each pair
+  std::vector<uint16_t> expert_given_;  // of each row
 };
 
 void Step::prefill(const Call& call, int threads) {

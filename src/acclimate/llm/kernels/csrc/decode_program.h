@@ -297,7 +297,8 @@ struct Router {
         best_of_group(from.number()),
         others(from.real()),
         used(from.number()),
-        weights(read_operations(from)) {}
+        weights(read_operations(from)),
+        factors(from.address<float>()) {}
 
   Product logits;
   bool rounds_logits;  // to the decoder's dtype; else they are computed in float32
@@ -307,6 +308,7 @@ struct Router {
   float others;  // the score of the experts of other groups
   int64_t used;
   std::vector<Operation> weights;
+  const float* factors;  // of the weights of all experts; null: none
 };
 
 inline Gating read_gating(Reader& from) {
@@ -320,6 +322,20 @@ inline Gating read_gating(Reader& from) {
   return gating;
 }
 
+// Norms of a layer whose router, experts and shared MLP have inputs and results of their own.
+struct ExpertNorms {
+  explicit ExpertNorms(Reader& from)
+      : router(read_norm(from)),
+        router_factor(from.real()),
+        inner(read_norm(from)),
+        result(read_norm(from)),
+        shared_result(read_norm(from)) {}
+
+  Norm router;
+  float router_factor;
+  Norm inner, result, shared_result;
+};
+
 struct Experts {
   explicit Experts(Reader& from)
       : router(from),
@@ -328,7 +344,8 @@ struct Experts {
         gating(read_gating(from)),
         down(from),
         rounds_weighted(from.flag()),
-        down_is_summed(from.flag()) {}
+        down_is_summed(from.flag()),
+        norms(read_optional<ExpertNorms>(from)) {}
 
   // The columns between the two products.
   int64_t width() const { return down.first.k; }
@@ -340,6 +357,7 @@ struct Experts {
   Stack down;
   bool rounds_weighted;  // results of experts, before they are summed
   bool down_is_summed;  // over the ranks
+  std::optional<ExpertNorms> norms;
 };
 
 struct Mlp {

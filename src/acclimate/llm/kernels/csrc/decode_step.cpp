@@ -192,6 +192,8 @@ void Step::check() const {
                                   router.best_of_group > 0 && router.best_of_group <= count / router.groups));
       need(width > 0 && inner == (experts.gating.is_gated ? 2 * width : width));
       need(experts.inner.first.k == decoder_.hidden && experts.down.first.n == decoder_.hidden);
+      // Their results are normalized before the shared MLP's is added.
+      need(!experts.norms.has_value() || (layer.mlp.has_value() && !layer.parallel));
     }
   }
   is_product(*decoder_.head, decoder_.hidden, decoder_.head->width);
@@ -257,6 +259,7 @@ void Step::make_memory(const Call& call, int threads) {
   at_least(chosen_weights_, pairs);
   at_least(gates_, batch);
   at_least(shared_, most_experts_ > 0 ? batch * hidden : 0);
+  at_least(expert_given_, most_experts_ > 0 ? batch * hidden : 0);
   at_least(chosen_, layers());
   for (int form = 0; form < 3; ++form) {
     const size_t bytes = std::max(input_bytes(static_cast<Form>(form), batch, widest_),

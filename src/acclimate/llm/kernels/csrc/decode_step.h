@@ -245,7 +245,9 @@ class Step {
   void use_experts(Team& team, const Layer& layer, Chosen& chosen, int64_t batch);
   void choose_experts(const Router& router, float* logits, ThreadState& state, int64_t* chosen,
                       float* weights) const;
-  void multiply_experts(Team& team, const Experts& experts, const Chosen& chosen, int64_t batch);
+  void normalize_for_router(const ExpertNorms& norms, const float* x, float* to) const;
+  void multiply_experts(Team& team, const Experts& experts, const Chosen& chosen, const float* x,
+                        int64_t batch);
   void sum_experts(Team& team, const Experts& experts, const Chosen& chosen, int64_t batch);
   void sum_rows(const Experts& experts, const Chosen& chosen, const Input& input, ThreadState& state,
                 int64_t batch, int64_t first, int64_t last, float* sums) const;
@@ -266,7 +268,7 @@ class Step {
   ThreadChoice thread_choice_;
   std::vector<std::unique_ptr<ThreadState>> thread_states_;
   // The leader's.
-  std::vector<float> x_, start_, normed_, branch_, wide_, latent_inner_, token_input_;
+  std::vector<float> x_, start_, normed_, branch_, wide_, latent_inner_, token_input_, expert_given_;
   std::vector<Line> input_memory_[3];  // by form
   std::vector<int64_t> chosen_experts_;
   std::vector<float> chosen_weights_, gates_, shared_;
