@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from acclimate.errors import CorruptModelError, UnsupportedModelError, some_of
-from acclimate.llm.gguf.header import GGUFHeader
+from acclimate.llm.gguf.header import GGUFHeader, block_number
 from acclimate.llm.gguf.metadata import Metadata
 
 
@@ -43,6 +43,10 @@ class Architecture:
     """Whether llama.cpp interleaves the two halves of each head that the rotary embedding mixes."""
     transposed: frozenset[str] = frozenset()
     """The parts of a block whose weights transformers stores as (inputs, outputs)."""
+    has_prediction_layers: bool = False
+    """Whether the last blocks can be layers that predict further tokens, which a text does without."""
+    tiled_value_heads: bool = False
+    """Whether llama.cpp stores the value heads of a gated delta rule with a head of each group in turn."""
     turned_experts: bool = False
     """Whether transformers stores experts' weights as (inputs, outputs), with gates and ups in turns."""
 
@@ -81,7 +85,7 @@ def config_fields(header: GGUFHeader, architecture: Architecture) -> dict[str, A
     metadata = Metadata(header)
     metadata.refuse_unless("attention.causal", True)
     blocks = metadata.size("block_count")
-    found = {int(name.split(".")[1]) for name in metadata.tensors if _is_in_a_block(name)}
+    found = {block_number(name) for name in metadata.tensors} - {None}
     if found != set(range(min(blocks, len(found) + 1))):
         raise CorruptModelError(
             f"{header.path} is corrupt: its header says {blocks:,} blocks, but it has tensors for "
@@ -115,11 +119,6 @@ def config_fields(header: GGUFHeader, architecture: Architecture) -> dict[str, A
     return fields
 
 
-def _is_in_a_block(name: str) -> bool:
-    head, _, rest = name.partition(".")
-    return head == "blk" and rest.partition(".")[0].isdecimal()
-
-
 # -- fields of all architectures ------------------------------------------------------------------------
 
 
@@ -131,8 +130,8 @@ def _architecture_fields(metadata: Metadata, architecture: Architecture) -> dict
         "model_type": architecture.model_type,
         "max_position_embeddings": metadata.size("context_length"),
         "hidden_size": metadata.size("embedding_length"),
-        "num_hidden_layers": metadata.size("block_count"),
-        "intermediate_size": metadata.size("feed_forward_length"),
+        "num_hidden_layers": _layers(metadata, architecture),
+        "intermediate_size": metadata.size("feed_forward_length", _width_of_experts_alone(metadata)),
         "num_attention_heads": heads,
         "num_key_value_heads": max(by_layer) if by_layer else metadata.size("attention.head_count_kv", heads),
         norm or "rms_norm_eps": metadata.number(f"attention.layer_norm{'' if norm else '_rms'}_epsilon"),
@@ -143,6 +142,18 @@ def _architecture_fields(metadata: Metadata, architecture: Architecture) -> dict
     if architecture.rotary:
         fields["rope_parameters"] = _rope(metadata, head_size, architecture)
     return fields | (architecture.more(metadata, fields) if architecture.more else {})
+
+
+def _layers(metadata: Metadata, architecture: Architecture) -> int:
+    """The number of layers that compute a text."""
+    blocks = metadata.size("block_count")
+    more = metadata.size_or_none("nextn_predict_layers") if architecture.has_prediction_layers else None
+    if more is not None and more >= blocks:
+        raise CorruptModelError(
+            f"{metadata.header.path} is corrupt: {metadata.header.architecture}.nextn_predict_layers is "
+            f"{more:,}, but it has {blocks:,} blocks"
+        )
+    return blocks - (more or 0)
 
 
 def _head_size(metadata: Metadata, *, free: bool) -> int:
@@ -273,17 +284,39 @@ def _has(metadata: Metadata, ending: str) -> bool:
     return any(name.startswith("blk.") and name.endswith(ending) for name in metadata.tensors)
 
 
-def _experts(metadata: Metadata, count_field: str, *, normalized: bool, gating: int = 1) -> dict[str, Any]:
+def _expert_shape(metadata: Metadata, block: int = 0) -> tuple[int, int]:
+    """The number of experts in a block, and their width."""
+    joined = f"blk.{block}.ffn_gate_up_exps.weight"
+    if joined in metadata.tensors:
+        count, both, _ = metadata.shape(joined, 3)
+        return count, both // 2
+    count, width, _ = metadata.shape(f"blk.{block}.ffn_up_exps.weight", 3)
+    return count, width
+
+
+def _width_of_experts_alone(metadata: Metadata) -> int | None:
+    """The width of the experts of a model that has no other MLP; ``None`` for other models."""
+    return (
+        _expert_shape(metadata)[1]
+        if _has(metadata, "_exps.weight") and not _has(metadata, ".ffn_up.weight")
+        else None
+    )
+
+
+def _experts(
+    metadata: Metadata, count_field: str, *, normalized: bool, gating: int = 1, block: int = 0
+) -> dict[str, Any]:
     """The fields of a mixture of experts, with their widths taken from the tensors.
 
     Args:
         metadata: the file's keys.
         count_field: the config's field for the number of experts.
         normalized: whether the weights of the experts used for a token are divided by their sum.
-        gating: how weights are made of the router's logits, as llama.cpp numbers it. 1: softmax; 3: softmax
-            of the experts used.
+        gating: how weights are made of the router's logits, as llama.cpp numbers it. 1: softmax; 2: sigmoid;
+            3: softmax of the experts used.
+        block: the first block with experts.
     """
-    count, width, _ = metadata.shape("blk.0.ffn_up_exps.weight", 3)
+    count, width = _expert_shape(metadata, block)
     used = metadata.size("expert_used_count")
     if count != metadata.size("expert_count") or used > count:
         raise CorruptModelError(
@@ -364,25 +397,88 @@ def _query_scale(metadata: Metadata, fields: dict[str, Any], blocks_of_27b: int)
 
 def _olmoe(metadata: Metadata, _fields: dict[str, Any]) -> dict[str, Any]:
     return _experts(metadata, "num_experts", normalized=False) | {
-        "intermediate_size": metadata.shape("blk.0.ffn_up_exps.weight", 3)[1],
+        "intermediate_size": _expert_shape(metadata)[1],
     }
 
 
 def _qwen2moe(metadata: Metadata, _fields: dict[str, Any]) -> dict[str, Any]:
+    return _experts_with_a_shared_one(metadata, normalized=False)
+
+
+def _experts_with_a_shared_one(metadata: Metadata, *, normalized: bool) -> dict[str, Any]:
     shared = metadata.shape("blk.0.ffn_up_shexp.weight", 2)[0]
     if metadata.size("expert_shared_feed_forward_length", shared) != shared:
         raise CorruptModelError(f"{metadata.header.path} is corrupt: its shared expert is {shared:,} wide")
-    return _experts(metadata, "num_experts", normalized=False) | {
-        "moe_intermediate_size": metadata.shape("blk.0.ffn_up_exps.weight", 3)[1],
+    return _experts(metadata, "num_experts", normalized=normalized) | {
+        "moe_intermediate_size": _expert_shape(metadata)[1],
         "shared_expert_intermediate_size": shared,
     }
 
 
 def _qwen3moe(metadata: Metadata, _fields: dict[str, Any]) -> dict[str, Any]:
     return _experts(metadata, "num_experts", normalized=True) | {
-        "moe_intermediate_size": metadata.shape("blk.0.ffn_up_exps.weight", 3)[1],
+        "moe_intermediate_size": _expert_shape(metadata)[1],
         "norm_topk_prob": True,  # as llama.cpp computes it
     }
+
+
+def _qwen3next(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
+    return _experts_with_a_shared_one(metadata, normalized=True) | {
+        "norm_topk_prob": True,  # as llama.cpp computes it
+        **_delta_rules(metadata, fields),
+    }
+
+
+def _qwen35(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
+    rope, sections = fields["rope_parameters"], _position_sections(metadata, fields)
+    rope = rope | {"mrope_section": sections, "mrope_interleaved": True}
+    return {"rope_parameters": rope, **_delta_rules(metadata, fields)}
+
+
+def _qwen35moe(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
+    return _experts_with_a_shared_one(metadata, normalized=True) | _qwen35(metadata, fields)
+
+
+def _delta_rules(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
+    """The layers with a gated delta rule in place of attention, and the heads of these rules."""
+    path, name = metadata.header.path, metadata.header.architecture
+    keys, values = metadata.size("ssm.group_count"), metadata.size("ssm.time_step_rank")
+    width = metadata.size("ssm.inner_size")
+    if values % keys or width % values:
+        raise CorruptModelError(
+            f"{path} is corrupt: {name}.ssm.time_step_rank must be a multiple of {name}.ssm.group_count, and "
+            f"{name}.ssm.inner_size of it; they are {values:,}, {keys:,} and {width:,}"
+        )
+    every = metadata.size("full_attention_interval", 4)
+    is_recurrent = metadata.flags_by_layer("attention.recurrent_layers")
+    layers = range(fields["num_hidden_layers"])
+    if is_recurrent is None:
+        is_recurrent = tuple((layer + 1) % every > 0 for layer in layers)
+    return {
+        "layer_types": ["linear_attention" if is_recurrent[layer] else "full_attention" for layer in layers],
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": metadata.size("ssm.state_size"),
+        "linear_value_head_dim": width // values,
+        "linear_conv_kernel_dim": metadata.size("ssm.conv_kernel"),
+    }
+
+
+def _position_sections(metadata: Metadata, fields: dict[str, Any]) -> list[int]:
+    """How many pairs of rotated values follow a position in time, height and width; in a text, all are equal.
+
+    llama.cpp would not rotate pairs that belong to none of the three.
+    """
+    sections = metadata.counts("rope.dimension_sections")
+    turns = round(fields["head_dim"] * fields["rope_parameters"]["partial_rotary_factor"]) // 2
+    total = sum(sections)
+    is_rotated = [total > 0 and pair % total < 3 * sections[pair % total % 3] for pair in range(turns)]
+    if len(sections) not in (3, 4) or not all(is_rotated):
+        raise UnsupportedModelError(
+            f"{metadata.header.path} sets {metadata.header.architecture}.rope.dimension_sections to "
+            f"{list(sections)}, but transformers' model rotates {turns} pairs of values"
+        )
+    return list(sections[:3])
 
 
 def _gpt_oss(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
@@ -390,7 +486,7 @@ def _gpt_oss(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
     if rope["rope_type"] == "yarn":  # as the model was trained; llama.cpp rounds the limits to whole pairs
         rope = rope | {"truncate": False}
     return _experts(metadata, "num_local_experts", normalized=False, gating=3) | {
-        "intermediate_size": metadata.shape("blk.0.ffn_up_exps.weight", 3)[1],
+        "intermediate_size": _expert_shape(metadata)[1],
         "rope_parameters": rope,
         "sliding_window": metadata.size("attention.sliding_window"),
         "layer_types": _layer_types(metadata, fields["num_hidden_layers"], pattern=2),
@@ -408,12 +504,27 @@ def _phi3(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _lfm2moe(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
+    dense, sigmoid = metadata.size_or_none("leading_dense_block_count") or 0, 2
+    metadata.size("expert_gating_func")  # llama.cpp has no default for it
+    metadata.refuse_unless("expert_gating_func", sigmoid)
+    return _lfm2(metadata, fields) | {
+        **_experts(metadata, "num_experts", normalized=True, gating=sigmoid, block=dense),
+        "moe_intermediate_size": _expert_shape(metadata, dense)[1],
+        "num_dense_layers": dense,
+        "norm_topk_prob": True,  # as llama.cpp computes it
+        "routed_scaling_factor": metadata.number_or_none("expert_weights_scale") or 1.0,
+        "use_expert_bias": True,
+    }
+
+
 def _lfm2(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
+    metadata.refuse_unless("attention.sliding_window", 0)
     heads = metadata.counts_by_layer("attention.head_count_kv")
     if set(heads) - {0} != {fields["num_key_value_heads"]}:
         raise UnsupportedModelError(
-            f"{metadata.header.path} has layers with {some_of(map(str, set(heads)))} key heads, but a lfm2 "
-            "model in transformers has no setting for that"
+            f"{metadata.header.path} has layers with {some_of(map(str, set(heads)))} key heads, but a "
+            f"{metadata.header.architecture} model in transformers has no setting for that"
         )
     return {
         "norm_eps": fields["rms_norm_eps"],
@@ -447,6 +558,13 @@ def _gpt2(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
 
 _ATTENTION_BIAS = {"attention_bias": ".attn_q.bias"}
 
+_WITH_DELTA_RULES: dict[str, Any] = {
+    "tensor_flags": _ATTENTION_BIAS,
+    "partial_rotary": True,
+    "norms_plus_one": True,
+    "has_prediction_layers": True,
+}
+
 ARCHITECTURES = {
     "gemma": Architecture("gemma", norms_plus_one=True),
     "gemma2": Architecture("gemma2", more=_gemma2, norms_plus_one=True),
@@ -461,6 +579,7 @@ ARCHITECTURES = {
     ),
     "gpt-oss": Architecture("gpt_oss", tensor_flags=_ATTENTION_BIAS, more=_gpt_oss, turned_experts=True),
     "lfm2": Architecture("lfm2", has_head_dim=False, has_convolutions=True, more=_lfm2),
+    "lfm2moe": Architecture("lfm2_moe", has_head_dim=False, has_convolutions=True, more=_lfm2moe),
     "llama": Architecture("llama", more=_llama, rotary_rows_interleaved=True),
     "nemotron": Architecture(
         "nemotron",
@@ -474,7 +593,12 @@ ARCHITECTURES = {
     "qwen2": Architecture("qwen2", has_head_dim=False),
     "qwen2moe": Architecture("qwen2_moe", has_head_dim=False, more=_qwen2moe),
     "qwen3": Architecture("qwen3", tensor_flags=_ATTENTION_BIAS),
+    "qwen35": Architecture("qwen3_5_text", more=_qwen35, tiled_value_heads=True, **_WITH_DELTA_RULES),
+    "qwen35moe": Architecture(
+        "qwen3_5_moe_text", more=_qwen35moe, tiled_value_heads=True, **_WITH_DELTA_RULES
+    ),
     "qwen3moe": Architecture("qwen3_moe", tensor_flags=_ATTENTION_BIAS, more=_qwen3moe),
+    "qwen3next": Architecture("qwen3_next", more=_qwen3next, **_WITH_DELTA_RULES),
     "stablelm": Architecture(
         "stablelm",
         layer_norm="layer_norm_eps",

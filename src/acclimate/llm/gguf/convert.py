@@ -46,7 +46,7 @@ logger = logging.getLogger("acclimate.llm")
 BLOCKS = "blocks"
 """The form of a converted GGUF file whose weights stay in the file, as its own quantised blocks."""
 
-_CONVERTER_VERSION = 6
+_CONVERTER_VERSION = 7
 """Increased whenever the same file would give a different folder."""
 
 _LONGEST_NAME = 100

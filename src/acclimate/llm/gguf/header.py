@@ -267,6 +267,13 @@ def is_text(value: Scalar | None) -> bool:
     return not isinstance(value, str) or value.encode("utf-8", "ignore").decode() == value
 
 
+def block_number(name: str) -> int | None:
+    """Returns the number of the block that a tensor is in, by its name; ``None`` if it is in none."""
+    head, _, rest = name.partition(".")
+    number = rest.partition(".")[0]
+    return int(number) if head == "blk" and number.isdecimal() else None
+
+
 def element_count(tensor: TensorEntry) -> int:
     """Returns the number of a tensor's elements."""
     return prod(tensor.shape)

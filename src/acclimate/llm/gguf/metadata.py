@@ -88,12 +88,26 @@ class Metadata:
         if numbers is None:
             return (self.size(key),) * blocks
         self._asked.add(key)
-        are_counts = all(0 <= number <= _LARGEST_SIZE and number == int(number) for number in numbers)
-        if len(numbers) != blocks or not are_counts:
+        if len(numbers) != blocks or not _are_counts(numbers):
             raise CorruptModelError(
                 f"{self.header.path} is corrupt: {self._prefix}{key} must be a whole number for each of "
                 f"{blocks:,} blocks; it has {len(numbers):,} entries: {some_of(map(str, set(numbers)))}"
             )
+        return tuple(int(number) for number in numbers)
+
+    def flags_by_layer(self, key: str) -> tuple[bool, ...] | None:
+        """Returns a flag for each block, of which the file may have one for all; ``None`` if it has none."""
+        if self.header.numbers(self._prefix + key) is None:
+            flag = self._scalar(key)
+            return None if flag is None else (self.flag(key, False),) * self.size("block_count")
+        return tuple(count > 0 for count in self.counts_by_layer(key))
+
+    def counts(self, key: str) -> tuple[int, ...]:
+        """Returns a list of whole numbers from 0 to 2^31, which the file must have."""
+        numbers = self.header.numbers(self._prefix + key)
+        self._asked.add(key)
+        if numbers is None or not _are_counts(numbers):
+            raise self._wrong(key, None if numbers is None else str(list(numbers)), "a list of whole numbers")
         return tuple(int(number) for number in numbers)
 
     def token(self, name: str) -> int | None:
@@ -162,3 +176,7 @@ class Metadata:
         return CorruptModelError(
             f"{self.header.path} is corrupt: {self._prefix}{key} must be {wanted}; it is {value!r}"
         )
+
+
+def _are_counts(numbers: tuple[int | float | bool, ...]) -> bool:
+    return all(0 <= number <= _LARGEST_SIZE and number == int(number) for number in numbers)

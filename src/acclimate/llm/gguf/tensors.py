@@ -39,6 +39,7 @@ from acclimate.llm.gguf.header import GGUFHeader, TensorEntry
 from acclimate.llm.gguf.weights import (
     Placement,
     TensorRows,
+    is_plus_one,
     is_transposed,
     place_tensors,
     rotary_order,
@@ -208,15 +209,23 @@ class GGUFTensor:
         whole = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
         flat = whole.view(len(rows), stop - start)
         is_whole = stop - start == self.placement.parts[0].source.shape[-1]
-        if is_whole and self._has_dtype(out.dtype):
+        order = self._column_order
+        if is_whole and order is None and self._has_dtype(out.dtype):
             self._read_stored(rows, flat.view(torch.uint8).numpy())
         else:
             done = 0
             for values in self._unpacked(rows):
-                flat[done : done + len(values)].copy_(values[:, start:stop])
+                wanted = values[:, start:stop] if order is None else values[:, order[start:stop]]
+                flat[done : done + len(values)].copy_(wanted)
                 done += len(values)
         if whole is not out:
             out.copy_(whole)
+
+    @cached_property
+    def _column_order(self) -> torch.Tensor | None:
+        """The number of each column in a row of the file; ``None``: the same."""
+        ranges = self.placement.columns
+        return torch.cat([torch.arange(start, stop) for start, stop in ranges]) if ranges else None
 
     def _has_dtype(self, dtype: torch.dtype) -> bool:
         """Whether the file has all values in a dtype."""
@@ -242,8 +251,16 @@ class GGUFTensor:
         values = torch.cat([some.float() for some in self._unpacked(np.arange(len(self._places[0])))])
         if self.placement.takes_turns:
             return torch.stack(values.chunk(2), -1)
-        if self.architecture.norms_plus_one and source.name.endswith("norm.weight"):
+        if is_plus_one(self.architecture, source):
             values -= 1
+        if source.name.endswith(".ssm_a"):  # llama.cpp has the decay itself, transformers its logarithm
+            if not bool((values <= 0).all()):
+                raise CorruptModelError(
+                    f"{self.file.path} is corrupt: tensor {source.name!r} must hold numbers below 0"
+                )
+            values = (-values).log()
+        if self._column_order is not None:
+            values = values[..., self._column_order]
         order = rotary_order(self.architecture, source, self.heads) if len(source.shape) == 1 else None
         if order is not None:
             values = values[..., torch.from_numpy(order)]
@@ -267,8 +284,20 @@ def gguf_tensors(
     config: Any = model.config
     query = config.num_attention_heads
     heads = {"query": query, "key": getattr(config, "num_key_value_heads", None) or query}
-    placements = place_tensors(header, architecture, model)
-    return [GGUFTensor(file, architecture, heads, placement, dtype) for placement in placements]
+    return _tensors(file, architecture, heads, place_tensors(header, architecture, model), dtype)
+
+
+def _tensors(
+    file: GGUFFile,
+    architecture: Architecture,
+    heads: Mapping[str, int],
+    placements: list[Placement],
+    dtype: torch.dtype,
+) -> list[GGUFTensor]:
+    return [
+        GGUFTensor(file, architecture, heads, placement, torch.float32 if placement.is_buffer else dtype)
+        for placement in placements
+    ]
 
 
 # -- blocks ------------------------------------------------------------------------------------------
@@ -279,7 +308,9 @@ class Blocks:
     """A matrix, or the matrices of experts, as blocks of a file that have not been read yet."""
 
     matrices: list[MatrixPart]
-    """They have the same columns, which begin and end between blocks."""
+    """They have the same columns."""
+    columns: tuple[tuple[int, int], ...]
+    """The ranges of the files' columns, which begin and end between blocks, in the matrices' order."""
     format: WeightFormat
     """The format that the blocks are in."""
 
@@ -291,7 +322,7 @@ class Blocks:
     def read(self, first: int = 0, last: int | None = None) -> torch.Tensor:
         """Returns the bytes of the blocks of some rows, row by row; default: of all."""
         values, size = self.format.columns, self.format.gguf_bytes
-        ranges = [(start // values * size, stop // values * size) for start, stop in self.matrices[0].columns]
+        ranges = [(start // values * size, stop // values * size) for start, stop in self.columns]
         found, at, last = [], 0, self.shape[0] if last is None else last
         rows = [rows for part in self.matrices for rows in part.rows]
         for tensor, some in groupby(rows, itemgetter(0)):
@@ -343,9 +374,23 @@ def stored_blocks(tensor: torch.Tensor, *, is_turned: bool = False) -> Blocks | 
     columns, name = matrices[0].columns, types.pop().lower()
     if name not in GGUF_FORMATS or any(part.columns != columns for part in matrices):
         return None
+    stored = _stored_columns(matrices)
     kind = WEIGHT_FORMATS[name]
-    cuts = (place for both in columns for place in both)
-    return None if any(place % kind.columns for place in cuts) else Blocks(matrices, kind)
+    if stored is None or any(place % kind.columns for both in stored for place in both):
+        return None
+    return Blocks(matrices, stored, kind)
+
+
+def _stored_columns(matrices: list[MatrixPart]) -> tuple[tuple[int, int], ...] | None:
+    """Returns the ranges of the files' columns that matrices have; ``None`` if these differ."""
+    columns = matrices[0].columns
+    orders = {cast(GGUFTensor, tensor).placement.columns for part in matrices for tensor in part.sources}
+    order, *others = orders
+    if others or not order:
+        return None if others else columns
+    row = MatrixPart((), order)
+    found = (row.between(-1, start, stop) for start, stop in columns)
+    return tuple(piece for part in found if part is not None for piece in part.columns)
 
 
 INDEX = "gguf_tensors.json"
@@ -392,13 +437,20 @@ def read_index(
             f"{path} is truncated: it has {file.size_bytes:,} bytes, but had {file_bytes:,} when converted"
         )
     file.tensor_count, file.digest = len(placements), hashlib.sha256(text).hexdigest()
-    return file, [GGUFTensor(file, architecture, heads, placement, dtype) for placement in placements]
+    return file, _tensors(file, architecture, heads, placements, dtype)
 
 
 def _placement(fields: dict[str, Any]) -> Placement:
     parts = tuple(_tensor_rows(part) for part in fields["parts"])
+    columns = tuple((int(start), int(stop)) for start, stop in fields["columns"])
     return Placement(
-        fields["parameter"], tuple(fields["shape"]), parts, fields["is_turned"], fields["takes_turns"]
+        fields["parameter"],
+        tuple(fields["shape"]),
+        parts,
+        fields["is_turned"],
+        fields["takes_turns"],
+        columns,
+        fields["is_buffer"],
     )
 
 

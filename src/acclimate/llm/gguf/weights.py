@@ -18,7 +18,8 @@ from gguf.quants import dequantize
 from acclimate.errors import CorruptModelError, UnsupportedModelError, some_of
 from acclimate.host.install_hints import pip_install
 from acclimate.llm.gguf.config import Architecture
-from acclimate.llm.gguf.header import GGUFHeader, TensorEntry, element_count
+from acclimate.llm.gguf.delta_heads import DeltaHeads, Ranges, delta_leaf
+from acclimate.llm.gguf.header import GGUFHeader, TensorEntry, block_number, element_count
 
 Array = npt.NDArray[Any]
 
@@ -43,6 +44,10 @@ class Placement:
     """Whether the parameter is experts x inputs x outputs; the file has a row of inputs for each output."""
     takes_turns: bool = False
     """Whether an expert's outputs take turns between two parts."""
+    columns: Ranges = ()
+    """The ranges of a stored row in the parameter's order; empty: it is the same. A vector is a row."""
+    is_buffer: bool = False
+    """Whether it is a buffer of the model, which stays in float32."""
 
 
 def stored_bytes(path: Path, tensor: TensorEntry) -> tuple[int, GGMLQuantizationType]:
@@ -107,14 +112,21 @@ def place_tensors(header: GGUFHeader, architecture: Architecture, model: torch.n
         UnsupportedModelError: the file has tensors that the model does not use.
     """
     config: Any = model.config
-    kinds = {name: number for number, name in MODEL_ARCH_NAMES.items()}
-    names = get_tensor_name_map(kinds[header.architecture], config.num_hidden_layers)
+    layers = config.num_hidden_layers
+    names = _tensor_names(header, layers)
+    heads = DeltaHeads.of(config, is_tiled=architecture.tiled_value_heads)
     available = {tensor.name: tensor for tensor in header.tensors}
     unused = {name for name in available if not name.startswith(_READ_INTO_THE_CONFIG)}
+    if architecture.has_prediction_layers:  # they come after the layers that compute a text
+        unused = {name for name in unused if (block_number(name) or 0) < layers}
+    stored = set(model.state_dict())
+    parameters = [*model.named_parameters(), *model.named_buffers()]  # tied ones once
     placements = []
-    for parameter, value in model.named_parameters():  # tied ones once
+    for parameter, value in parameters:
+        if parameter not in stored:
+            continue
         shape = tuple(value.shape)
-        wanted = _sources(parameter, names)
+        wanted = _sources(parameter, names, available, joined_experts=not architecture.turned_experts)
         sources = []
         for name in wanted:
             if name not in available:
@@ -125,8 +137,13 @@ def place_tensors(header: GGUFHeader, architecture: Architecture, model: torch.n
         expected = shape[::-1] if is_transposed(architecture, sources[0]) else shape
         expected = (shape[0], shape[2], shape[1]) if turned else expected
         takes_turns = architecture.turned_experts and len(sources) > 1
-        parts = (_turns if takes_turns else _parts)(header, parameter, expected, sources)
-        placements.append(Placement(parameter, shape, parts, turned, takes_turns))
+        leaf = delta_leaf(parameter)
+        if heads is not None and leaf is not None:
+            parts, columns = _delta_parts(header, heads, leaf, expected, sources)
+        else:
+            parts, columns = (_turns if takes_turns else _parts)(header, parameter, expected, sources), ()
+        is_buffer = not isinstance(value, torch.nn.Parameter)
+        placements.append(Placement(parameter, shape, parts, turned, takes_turns, columns, is_buffer))
     if unused:
         raise UnsupportedModelError(
             f"{header.path} holds tensors that transformers' {config.model_type} model does not have a place "
@@ -135,26 +152,53 @@ def place_tensors(header: GGUFHeader, architecture: Architecture, model: torch.n
     return placements
 
 
+def _tensor_names(header: GGUFHeader, layers: int) -> Any:
+    """Returns the gguf package's table of the names that a file's architecture gives to parameters."""
+    kinds = {name: number for number, name in MODEL_ARCH_NAMES.items()}
+    if header.architecture not in kinds:
+        raise UnsupportedModelError(
+            f"{header.path} holds a model of the architecture {header.architecture!r}, which is newer than "
+            f"the installed gguf package: try {pip_install('-U gguf')}"
+        )
+    return get_tensor_name_map(kinds[header.architecture], layers)
+
+
 # Scaling factors of the rotary embedding, which belong in transformers' config.
 _READ_INTO_THE_CONFIG = ("rope_freqs.", "rope_factors_")
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _HEAD_NORM = re.compile(r"\.([qk])_layernorm\.norms\.(\d+)\.weight$")
 _EXPERTS = re.compile(r"\.experts\.(gate_up_proj|down_proj)(_bias)?$")
+# transformers' ends of names that llama.cpp changes before it looks them up.
+_OTHER_NAMES = ((".dt_bias", ".dt_proj.bias"), (".expert_bias", ".expert_bias.bias"))
 _PARTS_OF_EXPERTS = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}
 
 
-def _sources(parameter: str, names: Any) -> list[str]:
-    """Returns the names of the file's tensors that hold a parameter."""
+def _sources(
+    parameter: str, names: Any, available: Mapping[str, TensorEntry], *, joined_experts: bool
+) -> list[str]:
+    """Returns the names of the file's tensors that hold a parameter.
+
+    ``joined_experts`` says whether a file can have the gates and the rest of experts in one tensor.
+    """
     layer = _LAYER.search(parameter)
     if layer is not None and (experts := _EXPERTS.search(parameter)):
         kind, parts = ("bias" if experts[2] else "weight"), _PARTS_OF_EXPERTS[experts[1]]
+        joined = f"blk.{layer[1]}.ffn_gate_up_exps.{kind}"
+        if joined_experts and len(parts) > 1 and joined in available:
+            return [joined]
         return [f"blk.{layer[1]}.ffn_{part}_exps.{kind}" for part in parts]
     if layer is not None and (norm := _HEAD_NORM.search(parameter)):
         return [f"blk.{layer[1]}.attn_{norm[1]}_norm.weight"]
+    for ours, theirs in _OTHER_NAMES:
+        parameter = parameter.removesuffix(ours) + theirs if parameter.endswith(ours) else parameter
     name = names.get_name(parameter, try_suffixes=(".weight", ".bias"))
     if name is None:
         raise UnsupportedModelError(f"llama.cpp has no name for the parameter {parameter!r}")
-    return [name if name.endswith((".weight", ".bias")) else f"{name}.weight"]
+    name = name if name.endswith((".weight", ".bias", ".ssm_a")) else f"{name}.weight"
+    if name.endswith(".ssm_in.weight") and name not in available:  # only older files of Qwen3-Next have it
+        block = name.removesuffix(".ssm_in.weight")
+        return [f"{block}.attn_qkv.weight", f"{block}.attn_gate.weight"]
+    return [name]
 
 
 def _parts(
@@ -182,6 +226,20 @@ def _parts(
     )
 
 
+def _delta_parts(
+    header: GGUFHeader, heads: DeltaHeads, leaf: str, shape: tuple[int, ...], sources: list[TensorEntry]
+) -> tuple[tuple[TensorRows, ...], Ranges]:
+    """Returns the parts of a parameter of a gated delta rule, and the order of their columns."""
+    if len(sources) > 1:
+        for source, wanted in zip(sources, heads.joined_shapes(shape[-1]), strict=True):
+            _require_shape(header, source, source.shape == wanted, wanted)
+        return tuple(TensorRows(sources[at], *rows) for at, *rows in heads.joined_rows()), ()
+    source = sources[0]
+    _require_shape(header, source, _without_ones(source.shape) == _without_ones(shape), shape)
+    rows = heads.rows(leaf) or ((0, prod(source.shape[:-1])),)
+    return tuple(TensorRows(source, start, stop - start) for start, stop in rows), heads.columns(leaf)
+
+
 def _turns(
     header: GGUFHeader, _parameter: str, shape: tuple[int, ...], sources: list[TensorEntry]
 ) -> tuple[TensorRows, ...]:
@@ -207,6 +265,13 @@ def is_transposed(architecture: Architecture, tensor: TensorEntry) -> bool:
     """Whether transformers stores a weight as (inputs, outputs), and the file as (outputs, inputs)."""
     part, _, kind = tensor.name.rpartition(".")
     return kind == "weight" and part.rpartition(".")[2] in architecture.transposed
+
+
+def is_plus_one(architecture: Architecture, tensor: TensorEntry) -> bool:
+    """Whether the file has 1 + weight for a norm's weight."""
+    # The norm that follows a gated delta rule is of another kind.
+    is_norm = tensor.name.endswith("norm.weight") and not tensor.name.endswith(".ssm_norm.weight")
+    return architecture.norms_plus_one and is_norm
 
 
 def rotary_order(architecture: Architecture, tensor: TensorEntry, heads: Mapping[str, int]) -> Array | None:
