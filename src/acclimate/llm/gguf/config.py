@@ -31,8 +31,10 @@ class Architecture:
     rotary: bool = True
     partial_rotary: bool = False
     """Whether the model can rotate only a part of each head."""
-    has_convolutions: bool = False
-    """Whether the number of key heads is of each layer; a layer without any has a convolution."""
+    key_heads_by_layer: bool = False
+    """Whether layers can have different numbers of key heads."""
+    widths_by_layer: bool = False
+    """Whether layers can have MLPs of different widths."""
     tensor_flags: Mapping[str, str] = field(default_factory=dict)
     """Fields that are true if the file has tensors with this ending."""
     more: Callable[[Metadata, dict[str, Any]], dict[str, Any]] | None = None
@@ -125,13 +127,16 @@ def config_fields(header: GGUFHeader, architecture: Architecture) -> dict[str, A
 def _architecture_fields(metadata: Metadata, architecture: Architecture) -> dict[str, Any]:
     heads, norm = metadata.size("attention.head_count"), architecture.layer_norm
     head_size = _head_size(metadata, free=architecture.has_head_dim)
-    by_layer = metadata.counts_by_layer("attention.head_count_kv") if architecture.has_convolutions else ()
+    by_layer = metadata.counts_by_layer("attention.head_count_kv") if architecture.key_heads_by_layer else ()
+    widths = metadata.counts_by_layer("feed_forward_length") if architecture.widths_by_layer else ()
     fields: dict[str, Any] = {
         "model_type": architecture.model_type,
         "max_position_embeddings": metadata.size("context_length"),
         "hidden_size": metadata.size("embedding_length"),
         "num_hidden_layers": _layers(metadata, architecture),
-        "intermediate_size": metadata.size("feed_forward_length", _width_of_experts_alone(metadata)),
+        "intermediate_size": min(widths)
+        if widths
+        else metadata.size("feed_forward_length", _width_of_experts_alone(metadata)),
         "num_attention_heads": heads,
         "num_key_value_heads": max(by_layer) if by_layer else metadata.size("attention.head_count_kv", heads),
         norm or "rms_norm_eps": metadata.number(f"attention.layer_norm{'' if norm else '_rms'}_epsilon"),
@@ -369,6 +374,96 @@ def _gemma3(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _gemma4(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
+    blocks, size = fields["num_hidden_layers"], fields["head_dim"]
+    types = _layer_types(metadata, blocks, pattern=6)
+    windowed_size = metadata.size("attention.key_length_swa")
+    shared = metadata.size_or_none("attention.shared_kv_layers") or 0
+    for key, accepted in (("attention.value_length_swa", windowed_size), ("rope.dimension_count", size)):
+        metadata.refuse_unless(key, accepted)
+    metadata.refuse_unless("rope.dimension_count_swa", windowed_size)
+    inputs = metadata.size_or_none("embedding_length_per_layer_input")
+    cap = metadata.number_or_none("final_logit_softcapping")
+    has_experts = metadata.size_or_none("expert_count") is not None
+    return {
+        "head_dim": windowed_size,
+        "global_head_dim": size,
+        "layer_types": types,
+        "sliding_window": metadata.size("attention.sliding_window"),
+        "num_kv_shared_layers": shared,
+        "use_double_wide_mlp": _has_wider_last_layers(metadata, blocks, shared),
+        "hidden_size_per_layer_input": inputs or 0,
+        "vocab_size_per_layer_input": metadata.shape("per_layer_token_embd.weight", 2)[0] if inputs else 1,
+        "rope_parameters": {
+            "full_attention": _proportional_rope(metadata, size),
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": metadata.number("rope.freq_base_swa", 1e4),
+            },
+        },
+        **_key_heads_of_types(metadata, types, shared),
+        **({} if cap is None else {"final_logit_softcapping": cap}),
+        **(_experts_beside_an_mlp(metadata) if has_experts else {}),
+    }
+
+
+def _has_wider_last_layers(metadata: Metadata, blocks: int, shared: int) -> bool:
+    """Whether the layers that use other layers' keys have MLPs of twice the width."""
+    widths = metadata.counts_by_layer("feed_forward_length")
+    first, last = set(widths[: blocks - shared]), set(widths[blocks - shared :])
+    width = min(widths)
+    if shared >= blocks or first != {width} or last not in (set(), {width}, {2 * width}):
+        raise UnsupportedModelError(
+            f"{metadata.header.path} has MLPs of the widths {list(widths)}, {shared} layers without keys; "
+            "transformers has no setting for that"
+        )
+    return last == {2 * width}
+
+
+def _proportional_rope(metadata: Metadata, head_size: int) -> dict[str, Any]:
+    """The rotation of the layers without a window: of some pairs of a head, with a pair's usual frequency."""
+    divisors = _float32_tensor(metadata, "rope_freqs.weight", head_size // 2)
+    turning = int((divisors == 1.0).sum())
+    if (divisors[:turning] != 1.0).any() or (divisors[turning:] < 1e20).any():
+        raise UnsupportedModelError(
+            f"{metadata.header.path} must divide the frequencies of the first pairs of values by 1 and those "
+            "of the others by a very large number; transformers has no setting for others"
+        )
+    return {
+        "rope_type": "proportional",
+        "rope_theta": metadata.number("rope.freq_base", 1e4),
+        "partial_rotary_factor": 2 * turning / head_size,
+    }
+
+
+def _key_heads_of_types(metadata: Metadata, types: list[str], shared: int) -> dict[str, Any]:
+    """The numbers of key heads of layers with and without a window, and whether the latter have values."""
+    heads = metadata.counts_by_layer("attention.head_count_kv")
+    by_type = {kind: {heads[i] for i, own in enumerate(types) if own == kind} for kind in set(types)}
+    full = [i for i, kind in enumerate(types[: len(types) - shared]) if kind == "full_attention"]
+    have_values = {f"blk.{i}.attn_v.weight" in metadata.tensors for i in full}
+    windowed, whole = (by_type.get(kind, set()) for kind in ("sliding_attention", "full_attention"))
+    values_are_keys = have_values == {False}
+    is_known = values_are_keys or not windowed or whole == windowed
+    if max(len(windowed), len(whole), len(have_values)) > 1 or not whole or not is_known:
+        raise UnsupportedModelError(
+            f"{metadata.header.path} has layers with {some_of(map(str, sorted(set(heads))))} key heads; "
+            "transformers has no setting for their places"
+        )
+    return {
+        "num_key_value_heads": min(windowed or whole),
+        "num_global_key_value_heads": min(whole),
+        "attention_k_eq_v": values_are_keys,
+    }
+
+
+def _experts_beside_an_mlp(metadata: Metadata) -> dict[str, Any]:
+    experts = _experts(metadata, "num_experts", normalized=True)
+    used = experts.pop("num_experts_per_tok")
+    width = _expert_shape(metadata)[1]
+    return experts | {"enable_moe_block": True, "top_k_experts": used, "moe_intermediate_size": width}
+
+
 def _layer_types(metadata: Metadata, blocks: int, pattern: int) -> list[str]:
     """The kind of attention of each layer; all but each n-th see only a window of the text."""
     every = metadata.window_pattern(pattern)
@@ -569,6 +664,9 @@ ARCHITECTURES = {
     "gemma": Architecture("gemma", norms_plus_one=True),
     "gemma2": Architecture("gemma2", more=_gemma2, norms_plus_one=True),
     "gemma3": Architecture("gemma3_text", more=_gemma3, norms_plus_one=True),
+    "gemma4": Architecture(
+        "gemma4_text", rotary=False, key_heads_by_layer=True, widths_by_layer=True, more=_gemma4
+    ),
     "gpt2": Architecture(
         "gpt2",
         layer_norm="layer_norm_epsilon",
@@ -578,8 +676,8 @@ ARCHITECTURES = {
         transposed=frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"}),
     ),
     "gpt-oss": Architecture("gpt_oss", tensor_flags=_ATTENTION_BIAS, more=_gpt_oss, turned_experts=True),
-    "lfm2": Architecture("lfm2", has_head_dim=False, has_convolutions=True, more=_lfm2),
-    "lfm2moe": Architecture("lfm2_moe", has_head_dim=False, has_convolutions=True, more=_lfm2moe),
+    "lfm2": Architecture("lfm2", has_head_dim=False, key_heads_by_layer=True, more=_lfm2),
+    "lfm2moe": Architecture("lfm2_moe", has_head_dim=False, key_heads_by_layer=True, more=_lfm2moe),
     "llama": Architecture("llama", more=_llama, rotary_rows_interleaved=True),
     "nemotron": Architecture(
         "nemotron",

@@ -101,7 +101,7 @@ class GGUFTensor:
     architecture: Architecture
     """The architecture, which determines how llama.cpp's converter changed the tensor."""
     heads: Mapping[str, int]
-    """The numbers of attention heads, ``query`` and ``key``."""
+    """The numbers of attention heads, ``query`` and ``key``, if their rows are interleaved."""
     placement: Placement
     dtype: torch.dtype
 
@@ -282,8 +282,10 @@ def gguf_tensors(
         UnsupportedModelError: the file has tensors that the model does not use.
     """
     config: Any = model.config
-    query = config.num_attention_heads
-    heads = {"query": query, "key": getattr(config, "num_key_value_heads", None) or query}
+    heads = {}
+    if architecture.rotary_rows_interleaved:
+        query = config.num_attention_heads
+        heads = {"query": query, "key": getattr(config, "num_key_value_heads", None) or query}
     return _tensors(file, architecture, heads, place_tensors(header, architecture, model), dtype)
 
 

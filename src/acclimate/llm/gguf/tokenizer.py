@@ -27,7 +27,9 @@ from acclimate.llm.quiet import why_unusable
 
 logger = logging.getLogger("acclimate.llm")
 
-_MODELS = ("gpt2", "llama")
+_MODELS = ("gpt2", "llama", "gemma4")
+"""Bytes, SentencePiece, and SentencePiece whose merges the file has."""
+_GEMMA4_PIECES = r"[^\n]+|\n+"
 _READ = frozenset(
     f"tokenizer.{name}"
     for name in (
@@ -91,7 +93,7 @@ def check_vocabulary(header: GGUFHeader) -> None:
     merges = header.metadata.get("tokenizer.ggml.merges")
     if merges is not None and merges.strings_start is None:
         raise CorruptModelError(f"{header.path} is corrupt: tokenizer.ggml.merges is not a list of strings")
-    needed = "tokenizer.ggml.merges" if kind == "gpt2" else "tokenizer.ggml.scores"
+    needed = "tokenizer.ggml.scores" if kind == "llama" else "tokenizer.ggml.merges"
     if needed not in header.metadata and merges is None:
         raise CorruptModelError(f"{header.path} lacks the key {needed}, which its tokenizer needs")
     for key in ("tokenizer.ggml.scores", "tokenizer.ggml.token_type"):
@@ -221,16 +223,19 @@ def _stored_merges(header: GGUFHeader) -> list[tuple[str, str]]:
 
 
 def _sentencepiece(header: GGUFHeader, vocabulary: GGUFVocabulary) -> Any:
-    from tokenizers import Tokenizer, decoders, models, normalizers
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+    has_merges = header.value("tokenizer.ggml.model") == "gemma4"
     numbers = {text: number for number, text in enumerate(vocabulary.tokens)}
-    scores = header.numbers("tokenizer.ggml.scores")
+    scores = None if has_merges else header.numbers("tokenizer.ggml.scores")
     merges = _stored_merges(header) if scores is None else _derived_merges(numbers, scores)
     unknown = None if vocabulary.unknown is None else vocabulary.tokens[vocabulary.unknown]
     made = Tokenizer(models.BPE(numbers, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    prefixed = flag(header, "tokenizer.ggml.add_space_prefix", True)
+    prefixed = not has_merges and flag(header, "tokenizer.ggml.add_space_prefix", True)
     spaces: list[Any] = [normalizers.Prepend("▁")] if prefixed else []
     made.normalizer = normalizers.Sequence([*spaces, normalizers.Replace(" ", "▁")])
+    if has_merges:
+        made.pre_tokenizer = pre_tokenizers.Split(Regex(_GEMMA4_PIECES), "isolated")
     parts: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     made.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if prefixed else parts)
     return made

@@ -70,6 +70,7 @@ _SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 _USUAL = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "gpt2": {"bos": 11, "eos": 11},
+    "gemma4": {},
 }
 _NO_USUAL_START = frozenset({"chatglm-bpe", "glm4", "glm5"})
 
@@ -132,8 +133,8 @@ def read_vocabulary(header: GGUFHeader) -> GGUFVocabulary:
         ends.remove(numbers[text])
         types[numbers[text]] = kind
     pre = SPLITS.get(str(header.value("tokenizer.ggml.pre")))
-    is_sentencepiece = header.value("tokenizer.ggml.model") == "llama"
-    adds_start = is_sentencepiece or (pre is not None and pre.adds_start)
+    kind = header.value("tokenizer.ggml.model")
+    adds_start = kind == "llama" or (pre is not None and pre.adds_start)
     first = token("eos")
     return GGUFVocabulary(
         tokens,
@@ -143,7 +144,7 @@ def read_vocabulary(header: GGUFHeader) -> GGUFVocabulary:
         token("unknown"),
         token("padding"),
         tuple(sorted(ends, key=lambda number: (number != first, number))),
-        flag(header, "tokenizer.ggml.add_bos_token", adds_start),
+        flag(header, "tokenizer.ggml.add_bos_token", adds_start) or kind == "gemma4",  # some files are wrong
         flag(header, "tokenizer.ggml.add_eos_token", False),
     )
 

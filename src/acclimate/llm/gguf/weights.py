@@ -117,6 +117,7 @@ def place_tensors(header: GGUFHeader, architecture: Architecture, model: torch.n
     heads = DeltaHeads.of(config, is_tiled=architecture.tiled_value_heads)
     available = {tensor.name: tensor for tensor in header.tensors}
     unused = {name for name in available if not name.startswith(_READ_INTO_THE_CONFIG)}
+    unused -= _keys_of_other_layers(config)
     if architecture.has_prediction_layers:  # they come after the layers that compute a text
         unused = {name for name in unused if (block_number(name) or 0) < layers}
     stored = set(model.state_dict())
@@ -152,6 +153,13 @@ def place_tensors(header: GGUFHeader, architecture: Architecture, model: torch.n
     return placements
 
 
+def _keys_of_other_layers(config: Any) -> set[str]:
+    """Returns the tensors of layers that use other layers' keys and values; files have them without a use."""
+    layers, shared = config.num_hidden_layers, getattr(config, "num_kv_shared_layers", 0)
+    leaves = ("attn_k", "attn_v", "attn_k_norm")
+    return {f"blk.{layer}.{leaf}.weight" for layer in range(layers - shared, layers) for leaf in leaves}
+
+
 def _tensor_names(header: GGUFHeader, layers: int) -> Any:
     """Returns the gguf package's table of the names that a file's architecture gives to parameters."""
     kinds = {name: number for number, name in MODEL_ARCH_NAMES.items()}
@@ -167,9 +175,11 @@ def _tensor_names(header: GGUFHeader, layers: int) -> Any:
 _READ_INTO_THE_CONFIG = ("rope_freqs.", "rope_factors_")
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _HEAD_NORM = re.compile(r"\.([qk])_layernorm\.norms\.(\d+)\.weight$")
+_SCALE = re.compile(r"\.router\.(per_expert_)?scale$")
 _EXPERTS = re.compile(r"\.experts\.(gate_up_proj|down_proj)(_bias)?$")
 # transformers' ends of names that llama.cpp changes before it looks them up.
 _OTHER_NAMES = ((".dt_bias", ".dt_proj.bias"), (".expert_bias", ".expert_bias.bias"))
+_SCALES = {".router.scale": "ffn_gate_inp.scale", ".router.per_expert_scale": "ffn_down_exps.scale"}
 _PARTS_OF_EXPERTS = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}
 
 
@@ -187,6 +197,8 @@ def _sources(
         if joined_experts and len(parts) > 1 and joined in available:
             return [joined]
         return [f"blk.{layer[1]}.ffn_{part}_exps.{kind}" for part in parts]
+    if layer is not None and (scale := _SCALE.search(parameter)):
+        return [f"blk.{layer[1]}.{_SCALES[scale[0]]}"]
     if layer is not None and (norm := _HEAD_NORM.search(parameter)):
         return [f"blk.{layer[1]}.attn_{norm[1]}_norm.weight"]
     for ours, theirs in _OTHER_NAMES:
