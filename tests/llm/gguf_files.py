@@ -254,7 +254,7 @@ def write_gguf(
 def write_raw(path: Path, architecture: str, keys: dict[str, Any], tensors: dict[str, Array]) -> Path:
     """A GGUF file of these keys and tensors; one of bytes is stored as blocks.
 
-    These are of MXFP4 in a file of gpt-oss, and else of Q8_0.
+    These are of MXFP4 in a file of gpt-oss, and else of Q8_0; a pair of bytes and a type says it itself.
     """
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in keys.items():
@@ -270,7 +270,8 @@ def write_raw(path: Path, architecture: str, keys: dict[str, Any], tensors: dict
             writer.add_string(key, value)
     for tensor_name, values in tensors.items():
         blocks = "MXFP4" if architecture == "gpt-oss" else "Q8_0"
-        kind = gguf.GGMLQuantizationType[blocks] if values.dtype == np.uint8 else None
+        values, kind = values if isinstance(values, tuple) else (values, gguf.GGMLQuantizationType[blocks])
+        kind = kind if values.dtype == np.uint8 else None
         writer.add_tensor(tensor_name, np.ascontiguousarray(values), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

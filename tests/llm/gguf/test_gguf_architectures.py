@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,15 @@ def test_a_file_gives_the_weights_the_logits_and_the_tokens_of_its_source(name: 
 def test_each_architecture_that_is_promised_is_checked_against_its_source() -> None:
     from_transformers = {"qwen2"}  # in test_gguf_conversion.py
     assert {MODELS[name][0] for name in MODELS} | from_transformers >= set(ARCHITECTURES)
+
+
+def test_the_page_names_each_architecture() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "inference.md").read_text()
+    section = page.partition("## GGUF files")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert {name for row in rows for name in re.findall("`([^`]+)`", row)} - {"general.architecture"} == set(
+        ARCHITECTURES
+    )
 
 
 def refusal(path: Path, error: type[AcclimateError]) -> str:

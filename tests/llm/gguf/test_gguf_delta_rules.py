@@ -108,6 +108,28 @@ def test_a_matrix_of_tensors_in_two_types_is_unpacked(tmp_path: Path) -> None:
     assert torch.equal(found, source.model.layers[0].linear_attn.in_proj_qkvz.weight.bfloat16())
 
 
+@torch.no_grad()
+def test_a_matrix_of_two_types_runs_in_the_wider_one(tmp_path: Path) -> None:
+    source = make_model("qwen3_next", hidden_size=256)
+    random = np.random.default_rng(1)
+    stored: dict[str, Any] = {}
+    for part, rows, name in (("attn_qkv", 2 * 2 * 8 + 6 * 8, "Q5_K"), ("attn_gate", 6 * 8, "Q4_K")):
+        kind = gguf.GGMLQuantizationType[name]
+        blocks = random.integers(0, 256, (rows, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)
+        blocks[:, :4] = np.full((rows, 2), 0.002, np.float16).view(np.uint8)  # the scales of all scales
+        stored[f"blk.0.{part}.weight"] = blocks, kind
+    values = {name: gguf.dequantize(*blocks) for name, blocks in stored.items()}
+
+    def load(name: str, tensors: dict[str, Any], **options: Any) -> Any:
+        path = write_gguf("qwen3_next", source, tmp_path / name, lambda _, others: others.update(tensors))
+        return acclimate.init_inference(path, **options).model.layers[0].linear_attn.in_proj_qkvz
+
+    found = load("blocks.gguf", stored).packed
+    assert found.format == "q5_k"
+    expected = load("values.gguf", values, dtype="float32").weight
+    assert torch.equal(found.dequantize(), expected)
+
+
 def predict_further(keys: dict[str, Any], tensors: dict[str, Any]) -> None:
     """Adds a block that predicts one more token, as llama.cpp's converter does."""
     prefix = keys.get("general.architecture") or next(key for key in keys if key.endswith("block_count"))
