@@ -29,6 +29,19 @@ COMMON = {
     "initializer_range": 0.2,
 }
 _MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_SHARED = _MOE | {"shared_expert_intermediate_size": 40}
+_DELTA = {
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "rms_norm_eps": 1e-3,
+}
+
+WITH_DELTA_RULES = ("qwen3next", "qwen35", "qwen35moe")
 
 # Names of models here: llama.cpp's architecture, transformers' kind, and what differs from the defaults.
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -69,6 +82,19 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "lfm2",
         COMMON
         | {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False, "norm_eps": 1e-3},
+    ),
+    "lfm2_moe": (
+        "lfm2moe",
+        "lfm2_moe",
+        COMMON
+        | _MOE
+        | {
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "norm_eps": 1e-3,
+            "routed_scaling_factor": 1.5,
+        },
     ),
     "llama": ("llama", "llama", COMMON | {"attention_bias": True, "head_dim": 16, "rms_norm_eps": 1e-3}),
     "llama-linear": (
@@ -143,7 +169,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen2_moe": (
         "qwen2moe",
         "qwen2_moe",
-        COMMON | _MOE | {"shared_expert_intermediate_size": 40},
+        COMMON | _SHARED,
     ),
     "olmoe": (
         "olmoe",
@@ -152,6 +178,33 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "qwen3": ("qwen3", "qwen3", COMMON | {"head_dim": 16}),
     "qwen3_moe": ("qwen3moe", "qwen3_moe", COMMON | _MOE | {"head_dim": 16, "norm_topk_prob": True}),
+    "qwen3_next": ("qwen3next", "qwen3_next", COMMON | _SHARED | _DELTA | {"rope_theta": 1e6}),
+    "qwen35": (
+        "qwen35",
+        "qwen3_5_text",
+        COMMON
+        | _DELTA
+        | {
+            "layer_types": ["full_attention", "linear_attention"],
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 5e4,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [2, 1, 1],
+                "mrope_interleaved": True,
+            },
+        },
+    ),
+    "qwen35-one-value-head-each": (
+        "qwen35",
+        "qwen3_5_text",
+        COMMON | _DELTA | {"linear_num_value_heads": 2, "tie_word_embeddings": True},
+    ),
+    "qwen35_moe": (
+        "qwen35moe",
+        "qwen3_5_moe_text",
+        {name: value for name, value in COMMON.items() if name != "intermediate_size"} | _SHARED | _DELTA,
+    ),
     "stablelm": ("stablelm", "stablelm", COMMON | {"partial_rotary_factor": 0.5, "use_qkv_bias": True}),
     "stablelm2": (
         "stablelm",
@@ -176,7 +229,8 @@ def make_model(name: str, **changes: Any) -> Any:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
+        biases = [buffer for name, buffer in model.named_buffers() if name.endswith("expert_bias")]
+        for parameter in [*model.parameters(), *biases]:
             if parameter.dim() == 1 or "norm" in str(parameter.shape):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     return model
@@ -200,7 +254,7 @@ def write_gguf(
 def write_raw(path: Path, architecture: str, keys: dict[str, Any], tensors: dict[str, Array]) -> Path:
     """A GGUF file of these keys and tensors; one of bytes is stored as blocks.
 
-    These are of MXFP4 in a file of gpt-oss, and else of Q8_0.
+    These are of MXFP4 in a file of gpt-oss, and else of Q8_0; a pair of bytes and a type says it itself.
     """
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in keys.items():
@@ -216,7 +270,8 @@ def write_raw(path: Path, architecture: str, keys: dict[str, Any], tensors: dict
             writer.add_string(key, value)
     for tensor_name, values in tensors.items():
         blocks = "MXFP4" if architecture == "gpt-oss" else "Q8_0"
-        kind = gguf.GGMLQuantizationType[blocks] if values.dtype == np.uint8 else None
+        values, kind = values if isinstance(values, tuple) else (values, gguf.GGMLQuantizationType[blocks])
+        kind = kind if values.dtype == np.uint8 else None
         writer.add_tensor(tensor_name, np.ascontiguousarray(values), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -260,15 +315,18 @@ def keys_of(config: Any, architecture: str) -> dict[str, Any]:
     rope = getattr(config, "rope_parameters", None) or {}
     rope = rope.get("full_attention", rope)  # a Gemma 3 has another for its windows
     head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    inner = config.n_inner or 4 * config.n_embd if architecture == "gpt2" else config.intermediate_size
+    inner = getattr(config, "intermediate_size", None)
     keys: dict[str, Any] = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers,
-        "feed_forward_length": inner,
         "attention.head_count": heads,
     }
-    epsilon = getattr(config, "norm_eps" if architecture == "lfm2" else "rms_norm_eps", None)
+    if architecture == "gpt2":
+        inner = config.n_inner or 4 * config.n_embd
+    if inner is not None:
+        keys["feed_forward_length"] = inner
+    epsilon = getattr(config, "norm_eps" if architecture.startswith("lfm2") else "rms_norm_eps", None)
     if epsilon is not None:
         keys["attention.layer_norm_rms_epsilon"] = epsilon
     else:
@@ -292,7 +350,7 @@ def keys_of(config: Any, architecture: str) -> dict[str, Any]:
     if rope.get("rope_type") == "longrope" and architecture == "phi3":
         factor = config.max_position_embeddings / original
         keys["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(factor) / math.log(original))
-    if architecture == "lfm2":
+    if architecture in ("lfm2", "lfm2moe"):
         heads_of = {"conv": 0, "full_attention": config.num_key_value_heads}
         keys["attention.head_count_kv"] = [heads_of[kind] for kind in config.layer_types]
         keys["shortconv.l_cache"] = config.conv_L_cache
@@ -303,9 +361,28 @@ def keys_of(config: Any, architecture: str) -> dict[str, Any]:
         keys |= {"expert_count": experts, "expert_used_count": config.num_experts_per_tok}
     if architecture == "gpt-oss":
         keys["expert_feed_forward_length"] = config.intermediate_size
-    if architecture in ("qwen2moe", "qwen3moe"):
+    if architecture in ("qwen2moe", "qwen3moe", "qwen3next", "qwen35moe", "lfm2moe"):
         keys["expert_feed_forward_length"] = config.moe_intermediate_size
-    if architecture == "qwen2moe":
+    if architecture == "lfm2moe":
+        keys |= {
+            "leading_dense_block_count": config.num_dense_layers,
+            "expert_gating_func": 2,
+            "expert_weights_scale": config.routed_scaling_factor,
+            "vocab_size": config.vocab_size,
+        }
+    if architecture in WITH_DELTA_RULES:
+        keys |= {
+            "ssm.conv_kernel": config.linear_conv_kernel_dim,
+            "ssm.state_size": config.linear_key_head_dim,
+            "ssm.group_count": config.linear_num_key_heads,
+            "ssm.time_step_rank": config.linear_num_value_heads,
+            "ssm.inner_size": config.linear_value_head_dim * config.linear_num_value_heads,
+            "attention.recurrent_layers": [kind == "linear_attention" for kind in config.layer_types],
+            "full_attention_interval": 4,
+        }
+    if architecture in ("qwen35", "qwen35moe"):
+        keys["rope.dimension_sections"] = [*rope.get("mrope_section", (11, 11, 10)), 0]
+    if architecture in ("qwen2moe", "qwen3next", "qwen35moe"):
         keys["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
     return {f"{architecture}.{key}": value for key, value in keys.items()}
 
@@ -318,7 +395,8 @@ def tensors_of(model: Any, architecture: str) -> Iterator[tuple[str, Array]]:
         config.num_hidden_layers,
     )
     head_norms: dict[str, list[Array]] = {}
-    for parameter, tensor in model.named_parameters():
+    biases = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("expert_bias")]
+    for parameter, tensor in [*model.named_parameters(), *biases]:
         values = tensor.detach().float().numpy()
         layer = parameter.split(".")[2] if ".layers." in parameter or ".h." in parameter else ""
         if architecture == "gpt-oss" and ".experts." in parameter:
@@ -339,18 +417,32 @@ def tensors_of(model: Any, architecture: str) -> Iterator[tuple[str, Array]]:
             which = "q" if ".q_layernorm." in parameter else "k"
             head_norms.setdefault(f"blk.{layer}.attn_{which}_norm.weight", []).append(values)
             continue
+        if parameter.endswith("in_proj_qkvz.weight"):
+            yield from _apart(values, config, f"blk.{layer}")
+            continue
+        if architecture in ("qwen35", "qwen35moe") and ".linear_attn." in parameter:
+            values = _value_heads_in_turns(values, parameter, config)
+        if parameter.endswith(".A_log"):
+            yield f"blk.{layer}.ssm_a", -np.exp(values)
+            continue
+        parameter = parameter.replace(".dt_bias", ".dt_proj.bias").replace(
+            ".expert_bias", ".expert_bias.bias"
+        )
         name = names.get_name(parameter, try_suffixes=(".weight", ".bias"))
         if not name.endswith((".weight", ".bias")):
             name += ".weight"
+        if parameter.endswith(("conv1d.weight", "conv.conv.weight")):
+            values = values[:, 0]
         if architecture == "gpt2" and parameter.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
             values = values.T
-        if architecture in ("gemma", "gemma2", "gemma3", "nemotron") and name.endswith("norm.weight"):
+        adds_one = architecture in ("gemma", "gemma2", "gemma3", "nemotron", *WITH_DELTA_RULES)
+        if adds_one and name.endswith("norm.weight") and not name.endswith("ssm_norm.weight"):
             values = values + 1
         if architecture == "llama" and (".attn_q." in name or ".attn_k." in name):
             heads = config.num_attention_heads if ".attn_q." in name else config.num_key_value_heads
             split = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
             values = split.swapaxes(1, 2).reshape(values.shape)
-        if name.endswith("ffn_gate_inp_shexp.weight"):
+        if name.endswith("ffn_gate_inp_shexp.weight") and architecture == "qwen2moe":
             values = values[0]
         yield name, values
     for name, stacked in head_norms.items():
@@ -365,3 +457,26 @@ def tensors_of(model: Any, architecture: str) -> Iterator[tuple[str, Array]]:
         size = config.head_dim
         usual = 1.0 / rope["rope_theta"] ** (torch.arange(0, size, 2).float() / size)
         yield "rope_freqs.weight", (usual / model.model.rotary_emb.inv_freq).numpy()
+
+
+def _apart(values: Array, config: Any, block: str) -> Iterator[tuple[str, Array]]:
+    """Yields the queries, keys and values of a Qwen3-Next, and its gates, which transformers has by group."""
+    keys, size = config.linear_num_key_heads, config.linear_key_head_dim
+    group = config.linear_num_value_heads // keys * config.linear_value_head_dim
+    groups = values.reshape(keys, 2 * size + 2 * group, -1)
+    parts = np.split(groups, np.cumsum([size, size, group]), axis=1)
+    queries, keys_of_groups, values_of_groups, gates = (part.reshape(-1, values.shape[1]) for part in parts)
+    yield f"{block}.attn_qkv.weight", np.concatenate([queries, keys_of_groups, values_of_groups])
+    yield f"{block}.attn_gate.weight", gates
+
+
+def _value_heads_in_turns(values: Array, parameter: str, config: Any) -> Array:
+    """Returns a parameter of a Qwen 3.5 with the first value head of each group, then the second of each."""
+    groups, leaf = config.linear_num_key_heads, parameter.split(".linear_attn.")[1]
+    if leaf == "norm.weight":
+        return values
+    if leaf == "out_proj.weight":
+        return _value_heads_in_turns(values.T, "x.linear_attn.in_proj_z.weight", config).T
+    others = 2 * groups * config.linear_key_head_dim if leaf.startswith(("in_proj_qkv", "conv1d")) else 0
+    heads = values[others:].reshape(groups, config.linear_num_value_heads // groups, -1, *values.shape[1:])
+    return np.concatenate([values[:others], heads.swapaxes(0, 1).reshape(-1, *values.shape[1:])])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,7 @@ def test_a_file_gives_the_weights_the_logits_and_the_tokens_of_its_source(name: 
     source = make_model(name)
     path = write_gguf(name, source, tmp_path / f"{name}.gguf")
     loaded = load_model(path, dtype="float32")
-    expected = dict(source.named_parameters())
-    ours = dict(loaded.module.named_parameters())
+    expected, ours = source.state_dict(), loaded.module.state_dict()
     assert ours.keys() == expected.keys()
     for parameter, values in expected.items():
         torch.testing.assert_close(ours[parameter], values, rtol=0, atol=1e-6, msg=parameter)
@@ -44,6 +44,15 @@ def test_a_file_gives_the_weights_the_logits_and_the_tokens_of_its_source(name: 
 def test_each_architecture_that_is_promised_is_checked_against_its_source() -> None:
     from_transformers = {"qwen2"}  # in test_gguf_conversion.py
     assert {MODELS[name][0] for name in MODELS} | from_transformers >= set(ARCHITECTURES)
+
+
+def test_the_page_names_each_architecture() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "inference.md").read_text()
+    section = page.partition("## GGUF files")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert {name for row in rows for name in re.findall("`([^`]+)`", row)} - {"general.architecture"} == set(
+        ARCHITECTURES
+    )
 
 
 def refusal(path: Path, error: type[AcclimateError]) -> str:

@@ -160,11 +160,14 @@ class GGUFTensor:
         """Returns the file's row for each row; ``None`` if they are the same, and for a bias (one row)."""
         return None if len(source.shape) == 1 else rotary_order(self.architecture, source, self.heads)
 
-    def stored_rows(self, rows: Array) -> Array:
-        """Returns the stored bytes of rows of the parameter, which all have one type."""
+    def stored_rows(self, rows: Array, kind: GGMLQuantizationType | None = None) -> Array:
+        """Returns the bytes of rows of the parameter in a type that all have, or of :func:`common_type`.
+
+        Default: the first row's.
+        """
         source = self.placement.parts[self._places[0][rows[0]]].source
-        size, _ = stored_bytes(self.file.path, source)
-        content = _memory(len(rows), size // prod(source.shape[:-1]))
+        values, size = GGML_QUANT_SIZES[GGMLQuantizationType(source.ggml_type) if kind is None else kind]
+        content = _memory(len(rows), source.shape[-1] // values * size)
         self._read_stored(rows, content)
         return content
 
@@ -173,7 +176,14 @@ class GGUFTensor:
         parts, numbers = self._places[0][rows], self._places[1][rows]
         for begin, end in _runs(parts):
             source = self.placement.parts[parts[begin]].source
-            self.file.read_rows(source, numbers[begin:end], content[begin:end])
+            size, _ = stored_bytes(self.file.path, source)
+            row_bytes = size // prod(source.shape[:-1])
+            if row_bytes == content.shape[1]:
+                self.file.read_rows(source, numbers[begin:end], content[begin:end])
+            else:
+                stored = _memory(end - begin, row_bytes)
+                self.file.read_rows(source, numbers[begin:end], stored)
+                content[begin:end] = _as_q5_k(stored)
 
     def pieces(self) -> Iterator[Region]:
         """Divides the tensor into regions to read one after the other."""
@@ -302,6 +312,20 @@ def _tensors(
     ]
 
 
+def common_type(types: set[str]) -> str | None:
+    """Returns a type of blocks that holds those of all these types exactly; ``None`` if there is none."""
+    if types == {"Q4_K", "Q5_K"}:
+        return "Q5_K"
+    return next(iter(types)) if len(types) == 1 else None
+
+
+def _as_q5_k(rows: Array) -> Array:
+    """Returns rows of Q4_K blocks as blocks of Q5_K, which also have the fifth bits of 256 codes: zeros."""
+    blocks = rows.reshape(-1, GGML_QUANT_SIZES[GGMLQuantizationType.Q4_K][1])
+    fifth_bits = np.zeros((len(blocks), 32), np.uint8)
+    return np.concatenate([blocks[:, :16], fifth_bits, blocks[:, 16:]], axis=1).reshape(len(rows), -1)
+
+
 # -- blocks ------------------------------------------------------------------------------------------
 
 
@@ -324,6 +348,7 @@ class Blocks:
     def read(self, first: int = 0, last: int | None = None) -> torch.Tensor:
         """Returns the bytes of the blocks of some rows, row by row; default: of all."""
         values, size = self.format.columns, self.format.gguf_bytes
+        kind = GGMLQuantizationType[self.format.name.upper()]
         ranges = [(start // values * size, stop // values * size) for start, stop in self.columns]
         found, at, last = [], 0, self.shape[0] if last is None else last
         rows = [rows for part in self.matrices for rows in part.rows]
@@ -333,7 +358,7 @@ class Blocks:
             at += len(numbers)
             if len(own) == 0:
                 continue
-            content = cast(GGUFTensor, tensor).stored_rows(own)
+            content = cast(GGUFTensor, tensor).stored_rows(own, kind)
             if ranges != [(0, content.shape[1])]:
                 content = np.concatenate([content[:, start:stop] for start, stop in ranges], axis=1)
             found.append(content)
@@ -360,7 +385,7 @@ def stored_blocks(tensor: torch.Tensor, *, is_turned: bool = False) -> Blocks | 
 
     ``is_turned`` says whether the tensor is experts x columns x rows.
 
-    Returns ``None`` if the file's tensors have several types or one without kernels, or if the matrix is not
+    Returns ``None`` if the file's tensors have no common type or one without kernels, or if the matrix is not
     made of whole rows and whole blocks.
     """
 
@@ -370,10 +395,10 @@ def stored_blocks(tensor: torch.Tensor, *, is_turned: bool = False) -> Blocks | 
         return source.placement.is_turned if is_turned else source.has_rows
 
     matrices = matrix_parts(tensor, is_accepted, is_turned=is_turned)
-    types = source_types(tensor)
-    if not matrices or len(types) != 1:
+    stored_type = common_type(source_types(tensor))
+    if not matrices or stored_type is None:
         return None
-    columns, name = matrices[0].columns, types.pop().lower()
+    columns, name = matrices[0].columns, stored_type.lower()
     if name not in GGUF_FORMATS or any(part.columns != columns for part in matrices):
         return None
     stored = _stored_columns(matrices)

@@ -269,7 +269,7 @@ class Packer:
         types = source_types(part.shard)
         if found is None and types - _UNPACKED:
             self.dense[part.name] = (
-                f"its blocks ({', '.join(sorted(types))}) have no kernel, or are cut by the split"
+                f"its blocks ({', '.join(sorted(types))}) have no kernel, no common type, or are cut"
             )
         return found
 
