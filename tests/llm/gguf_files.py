@@ -41,6 +41,16 @@ _DELTA = {
     "rms_norm_eps": 1e-3,
 }
 
+_GEMMA4: dict[str, Any] = {
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "sliding_window": 5,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "pad_token_id": None,
+}
+_ALTERNATIVE = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 20.0}
+
 WITH_DELTA_RULES = ("qwen3next", "qwen35", "qwen35moe")
 
 # Names of models here: llama.cpp's architecture, transformers' kind, and what differs from the defaults.
@@ -48,6 +58,34 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma": ("gemma", "gemma", {"head_dim": 16}),
     "gemma2": ("gemma2", "gemma2", {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 5}),
     "gemma3": ("gemma3", "gemma3_text", {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 5}),
+    "gemma4": ("gemma4", "gemma4_text", _GEMMA4 | _ALTERNATIVE),
+    "gemma4-shared-keys": (
+        "gemma4",
+        "gemma4_text",
+        _GEMMA4
+        | {
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 16,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.5,
+                    "rope_theta": 3e5,
+                },
+            },
+        },
+    ),
+    "gemma4-experts": (
+        "gemma4",
+        "gemma4_text",
+        _GEMMA4
+        | _ALTERNATIVE
+        | {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24},
+    ),
     "gpt2": (
         "gpt2",
         "gpt2",
@@ -223,17 +261,22 @@ def make_model(name: str, **changes: Any) -> Any:
     """A tiny model whose parameters are all random, biases and norms included."""
     _, kind, fields = MODELS[name]
     base = COMMON if kind.startswith("gemma") else {"bos_token_id": 0, "eos_token_id": 1}
-    config = transformers.AutoConfig.for_model(
-        kind, **(base | fields | {"vocab_size": len(byte_level_tokenizer())} | changes)
-    )
+    sizes = {"vocab_size": len(byte_level_tokenizer())}
+    if kind == "gemma4_text":
+        sizes["vocab_size_per_layer_input"] = sizes["vocab_size"]
+    config = transformers.AutoConfig.for_model(kind, **(base | fields | sizes | changes))
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
-        biases = [buffer for name, buffer in model.named_buffers() if name.endswith("expert_bias")]
-        for parameter in [*model.parameters(), *biases]:
+        for parameter in [*model.parameters(), *(buffer for _, buffer in _stored_buffers(model))]:
             if parameter.dim() == 1 or "norm" in str(parameter.shape):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     return model
+
+
+def _stored_buffers(model: Any) -> list[tuple[str, torch.Tensor]]:
+    endings = ("expert_bias", "layer_scalar")
+    return [(name, buffer) for name, buffer in model.named_buffers() if name.endswith(endings)]
 
 
 def write_gguf(
@@ -311,6 +354,8 @@ def sentencepiece_keys() -> dict[str, Any]:
 
 def keys_of(config: Any, architecture: str) -> dict[str, Any]:
     """The keys that say what a model's config says."""
+    if architecture == "gemma4":
+        return {f"gemma4.{key}": value for key, value in _gemma4_keys(config).items()}
     heads = config.num_attention_heads
     rope = getattr(config, "rope_parameters", None) or {}
     rope = rope.get("full_attention", rope)  # a Gemma 3 has another for its windows
@@ -387,6 +432,53 @@ def keys_of(config: Any, architecture: str) -> dict[str, Any]:
     return {f"{architecture}.{key}": value for key, value in keys.items()}
 
 
+def _gemma4_keys(config: Any) -> dict[str, Any]:
+    fields, blocks, shared = config.to_dict(), config.num_hidden_layers, config.num_kv_shared_layers
+    windowed = [kind == "sliding_attention" for kind in config.layer_types]
+    heads, width = fields["num_key_value_heads"], config.intermediate_size
+    layers = [config.per_layer_config[layer] for layer in range(blocks)]
+    sizes = [layers[windowed.index(is_windowed)].head_dim for is_windowed in (False, True)]
+    rope = config.rope_parameters
+    keys = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": blocks,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": [layer.num_key_value_heads for layer in layers]
+        if config.attention_k_eq_v
+        else heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.sliding_window": config.sliding_window,
+        "attention.sliding_window_pattern": windowed,
+        "attention.shared_kv_layers": shared,
+        "feed_forward_length": [width] * (blocks - shared) + [2 * width] * shared
+        if config.use_double_wide_mlp
+        else width,
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "rope.freq_base": float(rope["full_attention"]["rope_theta"]),
+        "rope.freq_base_swa": float(rope["sliding_attention"]["rope_theta"]),
+    }
+    for ending, size in zip(("", "_swa"), sizes, strict=True):
+        keys |= {f"attention.key_length{ending}": size, f"attention.value_length{ending}": size}
+        keys[f"rope.dimension_count{ending}"] = size
+    if config.final_logit_softcapping is not None:
+        keys["final_logit_softcapping"] = config.final_logit_softcapping
+    if config.enable_moe_block:
+        keys |= {"expert_count": config.num_experts, "expert_used_count": config.top_k_experts}
+        keys["expert_feed_forward_length"] = config.moe_intermediate_size
+    return keys
+
+
+def _gemma4_tensor(block: str, parameter: str, values: Array) -> tuple[str, Array] | None:
+    """Returns a tensor whose name gguf's table does not have."""
+    own = {
+        "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+        "router.scale": "ffn_gate_inp.scale",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+    }
+    return next(((f"{block}.{name}", values) for leaf, name in own.items() if parameter.endswith(leaf)), None)
+
+
 def tensors_of(model: Any, architecture: str) -> Iterator[tuple[str, Array]]:
     """The tensors that hold a model's parameters."""
     config = model.config
@@ -395,8 +487,7 @@ def tensors_of(model: Any, architecture: str) -> Iterator[tuple[str, Array]]:
         config.num_hidden_layers,
     )
     head_norms: dict[str, list[Array]] = {}
-    biases = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("expert_bias")]
-    for parameter, tensor in [*model.named_parameters(), *biases]:
+    for parameter, tensor in [*model.named_parameters(), *_stored_buffers(model)]:
         values = tensor.detach().float().numpy()
         layer = parameter.split(".")[2] if ".layers." in parameter or ".h." in parameter else ""
         if architecture == "gpt-oss" and ".experts." in parameter:
@@ -407,6 +498,10 @@ def tensors_of(model: Any, architecture: str) -> Iterator[tuple[str, Array]]:
             )
             for part, own in parts.items():
                 yield f"blk.{layer}.ffn_{part}_exps.{kind}", own
+            continue
+        other = _gemma4_tensor(f"blk.{layer}", parameter, values) if architecture == "gemma4" else None
+        if other is not None:
+            yield other
             continue
         if parameter.endswith("experts.gate_up_proj"):
             gate, up = np.split(values, 2, axis=1)
@@ -448,6 +543,10 @@ def tensors_of(model: Any, architecture: str) -> Iterator[tuple[str, Array]]:
     for name, stacked in head_norms.items():
         yield name, np.stack(stacked)
     rope = getattr(config, "rope_parameters", None) or {}
+    if architecture == "gemma4":
+        whole = config.per_layer_config["full_attention"].head_dim // 2
+        turning = int(whole * rope["full_attention"]["partial_rotary_factor"])
+        yield "rope_freqs.weight", np.array([1.0] * turning + [1e30] * (whole - turning), np.float32)
     if rope.get("rope_type") == "longrope" and architecture == "llama":  # made from such a file
         yield "rope_freqs.weight", np.array(rope["short_factor"], np.float32)
     elif rope.get("rope_type") == "longrope":

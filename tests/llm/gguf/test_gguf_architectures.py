@@ -64,7 +64,7 @@ def refusal(path: Path, error: type[AcclimateError]) -> str:
     return message
 
 
-@pytest.mark.parametrize("architecture", ["bloom", "falcon", "mamba", "t5", "made-up", "gemma4"])
+@pytest.mark.parametrize("architecture", ["bloom", "falcon", "mamba", "t5", "made-up", "gemma3n"])
 def test_another_architecture_is_refused_by_its_name(architecture: str, tmp_path: Path) -> None:
     def rename(keys: dict[str, Any], _tensors: dict[str, Any]) -> None:
         keys["general.architecture"] = architecture
@@ -81,8 +81,8 @@ def without(name: str) -> Change:
     return lambda keys, tensors: (keys.pop(name, None), tensors.pop(name, None))[1]
 
 
-def tensor(name: str, *shape: int) -> Change:
-    return lambda _keys, tensors: tensors.__setitem__(name, np.ones(shape, np.float32))
+def tensor(name: str, *shape: int, value: float = 1.0) -> Change:
+    return lambda _keys, tensors: tensors.__setitem__(name, np.full(shape, value, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -98,6 +98,10 @@ def tensor(name: str, *shape: int) -> Change:
         ("gpt2", key("tokenizer.ggml.model", "bert"), "bert"),
         ("gpt2", key("tokenizer.ggml.pre", "made-up"), "made-up"),
         ("stablelm", tensor("blk.0.attn_sinks.weight", 4), "blk.0.attn_sinks.weight"),
+        ("gemma4-shared-keys", key("gemma4.attention.head_count_kv", [2, 1, 2, 1]), "1, 2 key heads"),
+        ("gemma4", key("gemma4.feed_forward_length", [64, 128]), "[64, 128]"),
+        ("gemma4", tensor("rope_freqs.weight", 8, value=2.0), "frequencies"),
+        ("gemma4", key("gemma4.rope.dimension_count_swa", 4), "rope.dimension_count_swa"),
     ],
 )
 def test_what_transformers_has_no_setting_for_is_refused_by_its_name(

@@ -73,25 +73,34 @@ def _merged(word: list[str], pair: tuple[str, str]) -> list[str]:
     return made
 
 
-def sentencepiece_keys(controls: list[str]) -> dict[str, Any]:
-    """A vocabulary with scores; characters that it lacks become bytes."""
+def sentencepiece_keys(controls: list[str], *, has_merges: bool = False) -> dict[str, Any]:
+    """A vocabulary with scores, or with merges as Gemma 4's; characters that it lacks become bytes."""
     text = "".join(TEXTS[:7]).replace(" ", "▁")
     letters = sorted({letter for letter in text if letter.isalpha() or letter in "▁.,'1234"})
     tokens, words = list(letters), [list(text.replace(" ", "▁")) for text in TEXTS]
     known = set(letters)
+    merges: list[tuple[str, str]] = []
     while True:
         pairs = Counter(pair for word in words for pair in pairwise(word))
         usable = [(-count, pair) for pair, count in pairs.items() if known.issuperset("".join(pair))]
         if len(tokens) >= 400 or not usable:
             break
         pair = min(usable)[1]
+        merges.append(pair)
         tokens.append("".join(pair))
         words = [_merged(word, pair) for word in words]
     tokens = list(dict.fromkeys(tokens))
+    if has_merges:  # of Gemma 4, whose newlines are tokens
+        tokens += ["\n", "\n\n", "\n\n\n"]
+        merges += [("\n", "\n"), ("\n\n", "\n")]
     names = ["<unk>", *controls, "<tool>", *(f"<0x{byte:02X}>" for byte in range(256)), *tokens]
-    return {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.pre": "default",
+    kind = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default"}
+    if has_merges:
+        kind = {
+            "tokenizer.ggml.model": "gemma4",
+            "tokenizer.ggml.merges": [" ".join(pair) for pair in merges],
+        }
+    return kind | {
         "tokenizer.ggml.tokens": names,
         "tokenizer.ggml.scores": [0.0] * (len(names) - len(tokens))
         + [-float(at) for at in range(len(tokens))],
@@ -120,6 +129,7 @@ def write_vocabulary_file(path: Path, keys: dict[str, Any]) -> Path:
     return path
 
 
+_GEMMA4 = ["<bos>", "<eos>", "<turn|>", "<|tool_response>", "</s>"]
 _CHAT = ["<s>", "</s>", "<|im_end|>", "<|end|>"]
 
 
@@ -132,6 +142,7 @@ def cases(pre_tokenizers: list[str]) -> dict[str, dict[str, Any]]:
         "no pre-tokenizer": byte_level,
         "the default pre-tokenizer": byte_level | {"tokenizer.ggml.pre": "default"},
         "SentencePiece": pieces,
+        "Gemma 4": sentencepiece_keys(_GEMMA4, has_merges=True),
         "a Phi-3 drops spaces": sentencepiece_keys(["<s>", "</s>", "<|endoftext|>", "<|end|>"])
         | {"general.name": "Phi-3 mini"},
     }
@@ -145,6 +156,7 @@ def cases(pre_tokenizers: list[str]) -> dict[str, dict[str, Any]]:
     for key, values in flags.items():
         for value in values:
             made[f"SentencePiece, {key} {value}"] = pieces | {f"tokenizer.ggml.{key}": value}
+            made[f"Gemma 4, {key} {value}"] = made["Gemma 4"] | {f"tokenizer.ggml.{key}": value}
             made[f"llama-bpe, {key} {value}"] = made["llama-bpe"] | {f"tokenizer.ggml.{key}": value}
             made[f"qwen2, {key} {value}"] = made["qwen2"] | {f"tokenizer.ggml.{key}": value}
     for name, (controls, changes) in _ENDINGS.items():
@@ -175,7 +187,7 @@ _ENDINGS: dict[str, tuple[list[str], dict[str, int | None]]] = {
         {},
     ),
     "Gemma": (["<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"], {}),
-    "Gemma 4": (["<bos>", "<eos>", "<turn|>", "<|tool_response>", "</s>"], {}),
+    "Gemma 4": (_GEMMA4, {}),
     "Phi 3": (["<s>", "<|endoftext|>", "<|end|>", "<|user|>"], {}),
     "DeepSeek": (
         ["<s>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<|EOT|>", "<\uff5cfim\u2581hole\uff5c>"],
