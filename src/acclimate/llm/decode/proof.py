@@ -25,8 +25,8 @@ logger = logging.getLogger("acclimate.llm")
 
 _TOKENS = 9
 _STEPS = 2
-# transformers reads a prompt of a delta rule in chunks of 64 tokens, with operators of which there is no capture:
-# so many times _TOKENS are two whole chunks and a part of one.
+# transformers reads a prompt of a delta rule in chunks of 64 tokens, with operators of which there is no
+# capture. So many times _TOKENS are two whole chunks and a part of one.
 _CHUNKS = 15
 # The largest accepted difference of logits, relative to the largest logit. Both computations round at the
 # same points, so they usually differ far less; sums in another order can add up over many layers.

@@ -600,8 +600,8 @@ class Step::Prefill {
 
   // -- delta rules ----------------------------------------------------------------------------------
 
-  // Puts into the cache the inputs of the convolution, and the states after the tokens. The heads' results are
-  // in the place of their values.
+  // Puts into the cache the inputs of the convolution, and the states after the tokens. The heads' results
+  // are in the place of their values.
   void update_states(Place& place, const DeltaRule& rule, size_t index) {
     const LayerCache& cache = call_.cache.layers[index];
     for_rows(place, [&](int64_t row, ThreadState&) {
@@ -648,10 +648,10 @@ class Step::Prefill {
       std::copy(cache.state + begin + i * values, cache.state + begin + i * values + columns, line);
       std::fill(line + columns, line + columns_of_state, 0.0f);
     }
-    update_columns({call_.length, width, keys, query, query + rule.first_key(),
-                    own + rule.first_decay() + head, own + rule.first_strength() + head,
-                    own + rule.first_value() + head * values + first, columns},
-                   part);
+    update_columns(
+        {call_.length, width, keys, query, query + rule.first_key(), own + rule.first_decay() + head,
+         own + rule.first_strength() + head, own + rule.first_value() + head * values + first, columns},
+        part);
     for (int64_t i = 0; i < keys; ++i) {
       const float* line = part + i * columns_of_state;
       std::copy(line, line + columns, cache.new_state + begin + i * values);
