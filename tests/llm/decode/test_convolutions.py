@@ -19,6 +19,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
 
 from architectures import tiny_model
 from gguf_files import make_model, write_gguf
+from mixer_texts import (
+    ALWAYS,
+    PROMPT,
+    check_callers_cache,
+    check_graph,
+    lean_of,
+    logits_of_steps,
+    random_text,
+    text_of_a_thread,
+    texts,
+)
 from padded_prompts import padded_batch
 from test_batching import at_once
 from transformers import DynamicCache
@@ -28,10 +39,8 @@ import acclimate
 from acclimate.llm.decode import cache, loop, native, proof
 from acclimate.llm.decode.description import Convolution
 from acclimate.llm.decode.lean import LeanDecoder
-from acclimate.llm.decode.loop import lean_decoder, step_kind
+from acclimate.llm.decode.loop import step_kind
 
-PROMPT = torch.arange(3, 12)[None]
-ALWAYS: dict[str, Any] = {"do_sample": False, "eos_token_id": None}
 TYPES = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "conv"]}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_dense_layers": 1}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -59,11 +68,6 @@ def in_bfloat16(name: str) -> Any:
     return acclimate.init_inference(copy.deepcopy(pair(name)[0]).bfloat16())
 
 
-def texts(models: tuple[Any, Any], **options: Any) -> tuple[Tensor, Tensor]:
-    first, second = (model.generate(**{**ALWAYS, **options}) for model in models)
-    return first, second
-
-
 @pytest.mark.parametrize("name", quick(tuple(MODELS), "lfm2", "experts"))
 def test_a_long_text_is_transformers(name: str, monkeypatch: pytest.MonkeyPatch, taken: list[bool]) -> None:
     monkeypatch.setattr(loop, "ROOM", 4)  # the cache grows
@@ -84,24 +88,11 @@ def test_a_prompt_shorter_than_a_convolution_gets_transformers_tokens(length: in
     assert torch.equal(*texts(pair(name), inputs=PROMPT[:, :length], max_new_tokens=20))
 
 
-def random_text(length: int) -> Tensor:
-    return torch.randint(3, 150, (1, length), generator=torch.Generator().manual_seed(1))
-
-
-@torch.no_grad()
-def logits_of_steps(lean: LeanDecoder, ids: Tensor, **options: Any) -> Tensor:
-    step = lean.go_on(None, torch.zeros(1).long(), 0, 8, **options)
-    return torch.cat([step(token).float() for token in ids[0].split(1)])
-
-
 @pytest.mark.parametrize("kind", ["native", "plain", "graph"])
 @pytest.mark.parametrize("name", quick(tuple(MODELS), "lfm2", "biases"))
 def test_logits_of_random_text_are_transformers(name: str, kind: str) -> None:
     own, ours = pair(name)
-    lean, ids = lean_decoder(ours), random_text(120)
-    assert lean is not None
-    if kind != "native":
-        lean = LeanDecoder(lean.decoder, None, is_graph=kind == "graph")
+    lean, ids = lean_of(ours, kind), random_text(120)
     with torch.no_grad():
         expected = own(ids).logits[0]
     torch.testing.assert_close(logits_of_steps(lean, ids), expected, atol=1e-4, rtol=1e-4)
@@ -111,14 +102,7 @@ def test_logits_of_random_text_are_transformers(name: str, kind: str) -> None:
 def test_a_graph_of_a_padded_batch_gets_transformers_tokens(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, ours = pair(name)
-    lean = lean_decoder(ours)
-    assert lean is not None
-    snapshot = loop._found[ours][1]
-    monkeypatch.setitem(loop._found, ours, (LeanDecoder(lean.decoder, None, is_graph=True), snapshot))
-    monkeypatch.setattr(loop, "ROOM", 4)
-    assert step_kind(ours) == "graph"
-    assert torch.equal(*texts((own, ours), **padded_batch(), max_new_tokens=40))
+    check_graph(pair(name), monkeypatch, 40)
 
 
 @pytest.mark.parametrize("together", [2, 5, 512])
@@ -126,8 +110,7 @@ def test_a_graph_of_a_padded_batch_gets_transformers_tokens(
 def test_native_code_reads_a_padded_prompt_in_parts(
     name: str, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lean, prompt = lean_decoder(in_bfloat16(name)), padded_batch()
-    assert lean is not None
+    lean, prompt = lean_of(in_bfloat16(name)), padded_batch()
     monkeypatch.setattr(native, "_READ_TOGETHER", 3 * together)
     monkeypatch.setattr(cache, "_LEAST_SPARE", 1)  # inputs move often
     starts = 9 - prompt["attention_mask"].sum(-1)
@@ -146,22 +129,7 @@ def test_native_code_reads_a_padded_prompt_in_parts(
 
 
 def test_a_cache_of_the_callers_holds_transformers_inputs_afterwards(taken: list[bool]) -> None:
-    models = pair("attention first, a wide convolution")
-    caches = [DynamicCache(config=model.config) for model in models]
-    start = PROMPT[:, :2]  # shorter than a convolution
-    for _ in range(3):  # a text continues the one before
-        made = [
-            model.generate(start, past_key_values=own, max_new_tokens=2, **ALWAYS)
-            for model, own in zip(models, caches, strict=True)
-        ]
-        assert torch.equal(*made)
-        for expected, found in zip(*(own.layers for own in caches), strict=True):
-            names = ("conv_states",) if hasattr(expected, "conv_states") else ("keys", "values")
-            for name in names:
-                torch.testing.assert_close(
-                    getattr(found, name), getattr(expected, name), atol=1e-4, rtol=1e-4
-                )
-        start = torch.cat((made[0], PROMPT[:, :3]), 1)
+    check_callers_cache(pair("attention first, a wide convolution"))
     assert taken == [True] * 3
 
 
@@ -190,8 +158,7 @@ def test_a_mask_of_other_numbers_multiplies_the_inputs_as_in_transformers(taken:
 
 def test_keys_in_8_bits_leave_the_inputs_of_convolutions_as_they_are() -> None:
     own, ours = pair("lfm2")
-    lean, ids = lean_decoder(ours), random_text(60)
-    assert lean is not None
+    lean, ids = lean_of(ours), random_text(60)
     with torch.no_grad():
         expected = own(ids).logits[0]
     for used in (lean, LeanDecoder(lean.decoder, None)):
@@ -205,8 +172,7 @@ def test_keys_in_8_bits_leave_the_inputs_of_convolutions_as_they_are() -> None:
 
 
 def test_a_step_that_is_taken_again_gives_the_same_logits() -> None:
-    lean = lean_decoder(pair("lfm2")[1])
-    assert lean is not None
+    lean = lean_of(pair("lfm2")[1])
     for used in (lean, LeanDecoder(lean.decoder, None)):
         step = used.go_on(None, torch.zeros(1).long(), 0, 8)
         for token in random_text(7)[0].split(1):
@@ -219,22 +185,8 @@ def test_a_step_that_is_taken_again_gives_the_same_logits() -> None:
 @pytest.mark.parametrize("name", quick(("lfm2", "biases"), "biases"))
 def test_texts_of_several_threads_are_those_of_each_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "_LEAST_SPARE", 1)
-    model, mask = pair(name)[1], torch.ones((1, 9), dtype=torch.long)
-    mask[:, :4] = 0
-
-    def generate(number: int, streamer: Any = None) -> list[int]:
-        ids, own = PROMPT + 9 * number, mask if number == 1 else torch.ones_like(mask)
-        length = 3 + 2 * number
-        made = model.generate(
-            ids[:, -length:],
-            attention_mask=own[:, -length:],
-            max_new_tokens=30 - 8 * number,
-            streamer=streamer,
-            **ALWAYS,
-        )
-        found: list[int] = made[0].tolist()
-        return found
-
+    model = pair(name)[1]
+    generate = text_of_a_thread(model)
     alone = [generate(number) for number in range(3)]
     assert at_once(model, generate, 3) == alone
 
@@ -246,8 +198,7 @@ def test_quantised_weights_take_the_native_step(quantize: str) -> None:
     assert step_kind(ours) == "native"  # only after its logits were compared with the modules'
     exact = copy.deepcopy(own)
     exact.load_state_dict(ours.state_dict())
-    lean, ids = lean_decoder(ours), random_text(40)
-    assert lean is not None
+    lean, ids = lean_of(ours), random_text(40)
     with torch.no_grad():
         expected, modules = exact(ids).logits[0], ours(ids).logits[0]
     errors = [float((found - expected).norm()) for found in (logits_of_steps(lean, ids), modules)]

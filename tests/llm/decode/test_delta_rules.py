@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from mixer_texts import (
+    ALWAYS,
+    PROMPT,
+    check_callers_cache,
+    check_graph,
+    lean_of,
+    logits_of_steps,
+    random_text,
+    text_of_a_thread,
+    texts,
+)
 from padded_prompts import padded_batch
 from test_batching import at_once
 from torch import Tensor
 from torch.nn.functional import conv1d, silu, softplus
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+from transformers.models.qwen3_5 import modeling_qwen3_5
 
 import acclimate
 from acclimate.llm.decode import cache, loop, native, proof
 from acclimate.llm.decode.description import DeltaRule
 from acclimate.llm.decode.lean import LeanDecoder
-from acclimate.llm.decode.loop import lean_decoder, step_kind
+from acclimate.llm.decode.loop import step_kind
+from acclimate.llm.decode.native import NativeStep
 from acclimate.llm.read_tokens import ReadTokens
 from quick_parameters import quick
 
-PROMPT = torch.arange(3, 12)[None]
-ALWAYS: dict[str, Any] = {"do_sample": False, "eos_token_id": None}
 SIZES: dict[str, Any] = {
     "vocab_size": 160, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_attention_heads": 4,
@@ -44,7 +57,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3.5 with experts": ("qwen3_5_moe_text", EXPERTS),
     "a key head for each, a wide convolution": (
         "qwen3_5_text",
-        {"linear_num_key_heads": 4, "linear_conv_kernel_dim": 6, "linear_value_head_dim": 8},
+        {
+            "linear_num_key_heads": 4,
+            "linear_conv_kernel_dim": 6,
+            "linear_value_head_dim": 40,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+        },
     ),
     "olmo hybrid": ("olmo_hybrid", {}),  # its strengths are twice the sigmoids
     "attention alone": ("qwen3_5_text", {"layer_types": ["full_attention"] * 3}),
@@ -76,15 +94,6 @@ def in_bfloat16(name: str) -> Any:
     return acclimate.init_inference(copy.deepcopy(pair(name)[0]).bfloat16())
 
 
-def texts(models: tuple[Any, Any], **options: Any) -> tuple[Tensor, Tensor]:
-    first, second = (model.generate(**{**ALWAYS, **options}) for model in models)
-    return first, second
-
-
-def random_text(length: int) -> Tensor:
-    return torch.randint(3, 150, (1, length), generator=torch.Generator().manual_seed(1))
-
-
 @pytest.mark.parametrize("name", quick(tuple(MODELS), "qwen3.5", "qwen3-next"))
 def test_a_long_text_with_states_is_transformers(
     name: str, monkeypatch: pytest.MonkeyPatch, taken: list[bool]
@@ -111,20 +120,11 @@ def test_a_prompt_of_any_length_leaves_its_state_to_the_step(length: int, taken:
     assert taken == [True]
 
 
-@torch.no_grad()
-def logits_of_steps(lean: LeanDecoder, ids: Tensor, **options: Any) -> Tensor:
-    step = lean.go_on(None, torch.zeros(1).long(), 0, 8, **options)
-    return torch.cat([step(token).float() for token in ids[0].split(1)])
-
-
 @pytest.mark.parametrize("kind", ["native", "plain", "graph"])
 @pytest.mark.parametrize("name", quick(tuple(MODELS), "qwen3.5", "qwen3-next"))
 def test_logits_of_steps_are_those_of_a_prompt_in_chunks(name: str, kind: str) -> None:
     own, ours = pair(name)
-    lean, ids = lean_decoder(ours), random_text(80)
-    assert lean is not None
-    if kind != "native":
-        lean = LeanDecoder(lean.decoder, None, is_graph=kind == "graph")
+    lean, ids = lean_of(ours, kind), random_text(80)
     with torch.no_grad():
         expected = own(ids).logits[0]
     torch.testing.assert_close(logits_of_steps(lean, ids), expected, atol=1e-4, rtol=1e-4)
@@ -132,8 +132,7 @@ def test_logits_of_steps_are_those_of_a_prompt_in_chunks(name: str, kind: str) -
 
 @pytest.mark.parametrize("name", quick(WITH_STATES, "qwen3.5"))
 def test_states_stay_in_float32_beside_bfloat16(name: str) -> None:
-    lean, ids = lean_decoder(in_bfloat16(name)), random_text(40)
-    assert lean is not None
+    lean, ids = lean_of(in_bfloat16(name)), random_text(40)
     assert lean.native is not None
     with torch.no_grad():
         exact, modules = pair(name)[0](ids).logits[0], in_bfloat16(name)(ids).logits[0]
@@ -145,20 +144,12 @@ def test_states_stay_in_float32_beside_bfloat16(name: str) -> None:
 
 @pytest.mark.parametrize("name", quick(WITH_STATES, "qwen3.5"))
 def test_a_graph_with_states_gets_transformers_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own, ours = pair(name)
-    lean = lean_decoder(ours)
-    assert lean is not None
-    snapshot = loop._found[ours][1]
-    monkeypatch.setitem(loop._found, ours, (LeanDecoder(lean.decoder, None, is_graph=True), snapshot))
-    monkeypatch.setattr(loop, "ROOM", 4)  # the graph is captured anew
-    assert step_kind(ours) == "graph"
-    assert torch.equal(*texts((own, ours), **padded_batch(), max_new_tokens=12))
+    check_graph(pair(name), monkeypatch, 12)
 
 
 def test_native_code_reads_a_prompt_of_attention_with_gates() -> None:
     name = "attention alone"
-    lean, prompt = lean_decoder(in_bfloat16(name)), padded_batch()
-    assert lean is not None
+    lean, prompt = lean_of(in_bfloat16(name)), padded_batch()
     assert lean.decoder.describes_prompts
     reader = lean.begin(9 - prompt["attention_mask"].sum(-1), 16)
     if reader is None:
@@ -169,26 +160,181 @@ def test_native_code_reads_a_prompt_of_attention_with_gates() -> None:
     assert proof.distance(reader.read(prompt["input_ids"], likeliest=False), expected) < 0.05
 
 
+# -- prompts that native code reads --------------------------------------------------------------------------
+
+
+def reader_of(model: Any, starts: Tensor | None = None, **options: Any) -> NativeStep:
+    """Returns a step that reads a prompt."""
+    step = lean_of(model).begin(torch.zeros(1).long() if starts is None else starts, 16, **options)
+    if step is None:
+        pytest.skip("native code does not read prompts on this processor")
+    return step
+
+
+def errors_of_reading(model: Any, exact: Any, step: NativeStep, prompt: dict[str, Tensor]) -> list[Tensor]:
+    """Reads a prompt; returns how far its logits, states and inputs are from those of a model in float32,
+    each as a multiple of how far the model's own are."""
+    positions = (prompt["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+    with torch.no_grad():
+        expected, own = (one(**prompt, position_ids=positions, use_cache=True) for one in (exact, model))
+    logits = step.read(prompt["input_ids"], likeliest=False)
+    held = [(logits, own.logits[:, -1], expected.logits[:, -1])]
+    for index, mixer in enumerate(lean_of(model).decoder.own_mixers):
+        if isinstance(mixer, DeltaRule):
+            layers = [out.past_key_values.layers[index] for out in (own, expected)]
+            held.append((step.cache.state(index), *(layer.recurrent_states[0] for layer in layers)))
+            length = step.cache.length
+            first = max(length - mixer.width, 0)
+            inputs = step.cache.held(index, first, length)[0][:, 0].transpose(1, 2)
+            held.append((inputs, *(layer.conv_states[0][..., first - length :] for layer in layers)))
+    return [
+        (found.float() - exact).norm() / ((own.float() - exact).norm() + 0.01 * exact.norm())
+        for found, own, exact in held
+    ]
+
+
+@pytest.mark.parametrize("together", [2, 5, 512])
+@pytest.mark.parametrize("name", quick(WITH_STATES, "qwen3-next"))
+def test_native_code_reads_a_padded_prompt_with_states_in_parts(
+    name: str, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, prompt = in_bfloat16(name), padded_batch()
+    monkeypatch.setattr(native, "_READ_TOGETHER", 3 * together)
+    monkeypatch.setattr(cache, "_LEAST_SPARE", 1)  # inputs move often
+    step = reader_of(model, 9 - prompt["attention_mask"].sum(-1))
+    assert max(errors_of_reading(model, pair(name)[0], step, prompt)) < 1.3
+
+
+# transformers reads a prompt in chunks of 64 tokens.
+@pytest.mark.parametrize("length", [2, 3, 5, 63, 64, 65, 150])
+@pytest.mark.parametrize("name", quick(WITH_STATES, "a key head for each, a wide convolution"))
+def test_native_code_reads_a_prompt_of_any_length_with_states(name: str, length: int) -> None:
+    model, ids = in_bfloat16(name), random_text(length)
+    prompt = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    assert max(errors_of_reading(model, pair(name)[0], reader_of(model), prompt)) < 1.3
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_native_code_reads_a_prompt_with_quantised_weights_and_states(quantize: str) -> None:
+    own = pair("qwen3.5")[0]
+    ours = acclimate.init_inference(copy.deepcopy(own).bfloat16(), quantize=quantize)
+    exact, ids = copy.deepcopy(own), random_text(80)
+    exact.load_state_dict(ours.state_dict())
+    prompt = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    assert max(errors_of_reading(ours, exact, reader_of(ours), prompt)) < 1.3
+
+
+@pytest.mark.parametrize(("together", "threads"), [(512, 3), (512, 1), (7, 2)])
+def test_parts_and_threads_change_no_bit_of_states(
+    together: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, ids = in_bfloat16("a key head for each, a wide convolution"), random_text(150)
+    whole = reader_of(model)
+    logits = whole.read(ids, likeliest=False)
+    monkeypatch.setattr(native, "_READ_TOGETHER", together)
+    monkeypatch.setattr(native, "kernel_threads", lambda: threads)
+    step = reader_of(model)
+    assert torch.equal(step.read(ids, likeliest=False), logits)
+    assert list(step.cache.states) == [0, 1]
+    for index in step.cache.states:
+        assert torch.equal(step.cache.state(index), whole.cache.state(index))
+
+
+def test_a_part_of_a_prompt_with_states_can_be_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = in_bfloat16("qwen3.5"), random_text(40)
+    expected = reader_of(model).read(ids, likeliest=False)
+    monkeypatch.setattr(native, "_READ_TOGETHER", 16)
+    step, parts = reader_of(model), itertools.count()
+
+    @contextlib.contextmanager
+    def interrupted() -> Iterator[None]:
+        length = step.cache.length
+        yield
+        if next(parts) == 1:
+            step.cache.length = length  # as after an error within the part
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        step.read(ids, likeliest=False, turn=interrupted)
+    assert step.cache.length == 16
+    assert torch.equal(step.read(ids[:, 16:], likeliest=False), expected)
+
+
+def test_a_prompt_continues_the_states_of_the_callers_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = in_bfloat16("qwen3.5"), random_text(100)
+    reader_of(model)
+    whole = model.generate(ids, max_new_tokens=12, **ALWAYS)
+    held = DynamicCache(config=model.config)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("the prompt is read by modules")
+
+    refuse.__module__ = type(model)._prefill.__module__  # a user's own loop would be left to transformers
+    monkeypatch.setattr(type(model), "_prefill", refuse)
+    for length in (2, 40, 41, 100):
+        assert held.get_seq_length() < length
+        made = model.generate(
+            ids[:, :length], past_key_values=held, max_new_tokens=12 if length == 100 else 1, **ALWAYS
+        )
+    assert torch.equal(made, whole)
+
+
+def test_keys_in_8_bits_leave_the_states_of_a_prompt_as_they_are() -> None:
+    model, ids = in_bfloat16("qwen3.5"), random_text(40)
+    steps = [reader_of(model, dtype=dtype) for dtype in (None, torch.int8)]
+    whole, small = (step.read(ids, likeliest=False) for step in steps)
+    assert 0 < proof.distance(small, whole) < 0.06
+    assert torch.equal(*(step.cache.state(0) for step in steps))  # before the layer with attention
+
+
+def test_weights_that_change_between_prompts_with_states_count() -> None:
+    own = copy.deepcopy(pair("qwen3.5")[0])
+    ours = acclimate.init_inference(copy.deepcopy(own).bfloat16())
+    ids = random_text(80)
+    reader_of(ours).read(ids, likeliest=False)
+    for model in (own, ours):
+        rule = model.model.layers[0].linear_attn
+        for parameter in (rule.A_log, rule.dt_bias, rule.conv1d.weight, rule.norm.weight):
+            parameter.data.mul_(-1.5)
+    prompt = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    assert max(errors_of_reading(ours, own, reader_of(ours), prompt)) < 1.3
+
+
+def test_prompts_with_states_of_several_threads_are_those_of_each_alone() -> None:
+    model = in_bfloat16("qwen3.5")
+    reader_of(model)
+    generate = text_of_a_thread(model)
+    alone = [generate(number) for number in range(3)]
+    assert at_once(model, generate, 3) == alone
+
+
+def test_a_prompt_of_several_chunks_that_is_computed_otherwise_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader_of(in_bfloat16("qwen3.5"))
+    original = modeling_qwen3_5.torch_chunk_gated_delta_rule
+
+    def forgetful(*given: Tensor, **options: Any) -> Any:
+        """Forgets the state after each 64 tokens."""
+        options |= {"initial_state": None}
+        parts = zip(*(part.split(64, 1) for part in given), strict=True)
+        own = zip(*(options.pop(name).split(64, 1) for name in ("g", "beta")), strict=True)
+        made = [
+            original(*part, g=g, beta=beta, **options) for part, (g, beta) in zip(parts, own, strict=True)
+        ]
+        return torch.cat([result for result, _ in made], 1), made[-1][1]
+
+    monkeypatch.setattr(modeling_qwen3_5, "torch_chunk_gated_delta_rule", forgetful)
+    with caplog.at_level("INFO", "acclimate.llm"):
+        assert proof.describe(acclimate.init_inference(copy.deepcopy(pair("qwen3.5")[0]).bfloat16())) is None
+    assert "its logits differ from a step's" in caplog.text
+
+
 # -- caches ------------------------------------------------------------------------------------------------
 
 
 def test_a_cache_of_the_callers_holds_transformers_states_afterwards(taken: list[bool]) -> None:
-    models = pair("qwen3.5")
-    caches = [DynamicCache(config=model.config) for model in models]
-    start = PROMPT[:, :2]  # shorter than a convolution
-    for _ in range(3):  # a text continues the one before
-        made = [
-            model.generate(start, past_key_values=own, max_new_tokens=2, **ALWAYS)
-            for model, own in zip(models, caches, strict=True)
-        ]
-        assert torch.equal(*made)
-        for expected, found in zip(*(own.layers for own in caches), strict=True):
-            has_state = hasattr(expected, "recurrent_states")
-            for name in ("conv_states", "recurrent_states") if has_state else ("keys", "values"):
-                torch.testing.assert_close(
-                    getattr(found, name), getattr(expected, name), atol=1e-4, rtol=1e-4
-                )
-        start = torch.cat((made[0], PROMPT[:, :3]), 1)
+    check_callers_cache(pair("qwen3.5"))
     assert taken == [True] * 3
 
 
@@ -247,10 +393,7 @@ def test_texts_of_a_model_with_states_and_an_assistant_are_left_to_transformers(
 
 @pytest.mark.parametrize("kind", ["native", "plain", "graph"])
 def test_a_step_with_states_can_be_taken_again_once(kind: str) -> None:
-    lean = lean_decoder(pair("qwen3.5")[1])
-    assert lean is not None
-    if kind != "native":
-        lean = LeanDecoder(lean.decoder, None, is_graph=kind == "graph")
+    lean = lean_of(pair("qwen3.5")[1], kind)
     step = lean.go_on(None, torch.zeros(1).long(), 0, 8)
     for token in random_text(5)[0].split(1):
         length = step.cache.length
@@ -264,8 +407,7 @@ def test_a_step_with_states_can_be_taken_again_once(kind: str) -> None:
 
 def test_keys_in_8_bits_leave_states_as_they_are() -> None:
     own, ours = pair("qwen3.5")
-    lean, ids = lean_decoder(ours), random_text(40)
-    assert lean is not None
+    lean, ids = lean_of(ours), random_text(40)
     with torch.no_grad():
         expected = own(ids).logits[0]
     for used in (lean, LeanDecoder(lean.decoder, None)):
@@ -280,22 +422,8 @@ def test_texts_with_states_of_several_threads_are_those_of_each_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cache, "_LEAST_SPARE", 1)
-    model, mask = pair("qwen3.5")[1], torch.ones((1, 9), dtype=torch.long)
-    mask[:, :4] = 0
-
-    def generate(number: int, streamer: Any = None) -> list[int]:
-        ids, own = PROMPT + 9 * number, mask if number == 1 else torch.ones_like(mask)
-        length = 3 + 2 * number
-        made = model.generate(
-            ids[:, -length:],
-            attention_mask=own[:, -length:],
-            max_new_tokens=30 - 8 * number,
-            streamer=streamer,
-            **ALWAYS,
-        )
-        found: list[int] = made[0].tolist()
-        return found
-
+    model = pair("qwen3.5")[1]
+    generate = text_of_a_thread(model)
     alone = [generate(number) for number in range(3)]
     assert at_once(model, generate, 3) == alone
 
@@ -326,8 +454,7 @@ def test_quantised_weights_beside_states_take_the_native_step(quantize: str) -> 
     assert step_kind(ours) == "native"  # only after its logits were compared with the modules'
     exact = copy.deepcopy(own)
     exact.load_state_dict(ours.state_dict())
-    lean, ids = lean_decoder(ours), random_text(30)
-    assert lean is not None
+    lean, ids = lean_of(ours), random_text(30)
     with torch.no_grad():
         expected, modules = exact(ids).logits[0], ours(ids).logits[0]
     errors = [float((found - expected).norm()) for found in (logits_of_steps(lean, ids), modules)]
@@ -369,7 +496,7 @@ def test_the_description_of_a_delta_rule_is_saved_for_the_next_start(
 # -- delta rules that are written otherwise ------------------------------------------------------------------
 
 
-class Rewritten(Qwen3_5GatedDeltaNet):  # type: ignore[misc]
+class Rewritten(modeling_qwen3_5.Qwen3_5GatedDeltaNet):  # type: ignore[misc]
     """A delta rule that subclasses change in one place."""
 
     def forward(
@@ -495,6 +622,9 @@ def rewritten(kind: type) -> Any:
 def test_a_delta_rule_of_the_users_that_computes_the_same_takes_the_step() -> None:
     ours = acclimate.init_inference(rewritten(Rewritten))
     assert step_kind(ours) == "native"
+    # A capture of a prompt, which would show that any prompt is computed so, is not possible.
+    assert not lean_of(ours).decoder.describes_prompts
+    assert lean_of(pair("qwen3.5")[1]).decoder.describes_prompts
     assert torch.equal(*texts((pair("qwen3.5")[0], ours), **padded_batch(), max_new_tokens=12))
 
 
@@ -524,18 +654,9 @@ def test_a_delta_rule_that_computes_otherwise_is_left_to_transformers(
 
 
 def test_the_description_says_what_the_configuration_says() -> None:
-    lean = lean_decoder(pair("qwen3-next")[1])
-    assert lean is not None
-    assert not lean.decoder.describes_prompts
+    lean = lean_of(pair("qwen3-next")[1])
     rules = [layer.mixer for layer in lean.decoder.layers if isinstance(layer.mixer, DeltaRule)]
     assert [(rule.heads, rule.key_heads, rule.key_size, rule.value_size) for rule in rules] == [
         (4, 2, 8, 12)
     ] * 2
     assert {(rule.activation, rule.gate_activation, rule.width) for rule in rules} == {("silu", "silu", 4)}
-
-
-def test_a_prompt_is_read_by_the_model_where_its_states_are_made_in_chunks() -> None:
-    lean = lean_decoder(in_bfloat16("qwen3.5"))
-    assert lean is not None
-    assert isinstance(lean.native, native.NativeDecoder)
-    assert lean.begin(torch.zeros(1).long(), 16) is None

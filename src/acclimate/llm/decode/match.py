@@ -39,6 +39,7 @@ from acclimate.llm.decode.operators import activation_of, flat, orders, times_co
 from acclimate.llm.decode.program import Program, Role, Value
 from acclimate.llm.decode.reader import ProgramReader
 from acclimate.llm.decode.tables import PositionColumns, flattened
+from acclimate.llm.decode.users_code import users_classes
 
 _NO_PRODUCT = Product(())
 
@@ -47,13 +48,17 @@ def match(model: Any, programs: Iterable[Program], share: Share | None) -> Decod
     """Returns the description of a model whose steps, and prompts if one is among the programs, are computed
     as it says.
 
+    If none is, because its operators depend on its length, the description is also of prompts for code of
+    transformers' own. The proof then compares prompts of several lengths.
+
     Raises:
         NotRepresentedError: an operator is not understood, or a prompt is computed otherwise than a step.
     """
     found = [_Matcher(model, program, share).decoder() for program in programs]
+    describes_prompts = found[0].describes_prompts or not any(map(users_classes, model.modules()))
     constants = {id(tensor): tensor for decoder in found for tensor in decoder.constants}
     first, *others = (
-        replace(decoder, constants=tuple(constants.values()), describes_prompts=found[0].describes_prompts)
+        replace(decoder, constants=tuple(constants.values()), describes_prompts=describes_prompts)
         for decoder in found
     )
     for other in others:

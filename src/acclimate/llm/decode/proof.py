@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acclimate.llm.decode.description import Experts, NotRepresentedError, Share
+from acclimate.llm.decode.description import DeltaRule, Experts, NotRepresentedError, Share
 from acclimate.llm.decode.graph_step import can_capture
 from acclimate.llm.decode.lean import LeanDecoder, Step
 from acclimate.llm.decode.native import native_decoder
@@ -25,6 +25,9 @@ logger = logging.getLogger("acclimate.llm")
 
 _TOKENS = 9
 _STEPS = 2
+# transformers reads a prompt of a delta rule in chunks of 64 tokens, with operators of which there is no
+# capture. So many times _TOKENS are a chunk, whose state the next one gets, and a part of one.
+_MORE_THAN_A_CHUNK = 8
 # The largest accepted difference of logits, relative to the largest logit. Both computations round at the
 # same points, so they usually differ far less; sums in another order can add up over many layers.
 _LIMITS = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
@@ -144,7 +147,10 @@ def prove(model: Any, lean: LeanDecoder, tokens: Tensor) -> None:
     with torch.no_grad():
         gaps = [*_of_two(model, lean, first, later)]
         # A capture's symbols stand for two and more.
-        for prompt in (first.repeat(1, 2), first[:, :1]):
+        prompts = [first.repeat(1, 2), first[:, :1]]
+        if any(isinstance(layer.mixer, DeltaRule) for layer in lean.decoder.layers):
+            prompts.append(first.repeat(1, _MORE_THAN_A_CHUNK))
+        for prompt in prompts:
             gaps += _of_one(model, lean, prompt, later[:, 0])
     gap = max(gaps)
     packing = getattr(model, "packing", None)

@@ -11,6 +11,32 @@ float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
 }  // namespace
 
+// How much a head writes of what a token's value differs from what its key finds.
+float Step::strength_of(const DeltaRule& rule, const float* projected, int64_t head) const {
+  float strength = projected[rule.first_strength() + head];
+  sigmoid(decoder_.dtype, &strength, 1);
+  return strength * rule.strength_factor;
+}
+
+// What a head's state is multiplied by before a token.
+float Step::decay_of(const DeltaRule& rule, const float* projected, int64_t head) const {
+  const float rate = std::exp(rule.rates[head]);
+  return std::exp(-rate * softplus(projected[rule.first_decay() + head] + rule.decay_bias[head]));
+}
+
+// Normalizes a head's result and multiplies it by its gates.
+void Step::finish_head(const DeltaRule& rule, const float* projected, int64_t head, ThreadState& state,
+                       float* result) const {
+  const int64_t values = rule.value_size;
+  round_values(decoder_.dtype, result, values);
+  normalize(rule.norm, decoder_.dtype, result, values, 0, result);
+  float* gate = at_least(state.gate, values);
+  const float* gates = projected + rule.first_gate() + head * values;
+  std::copy(gates, gates + values, gate);
+  activate(rule.gate_activation, Dtype::f32, nullptr, gate, values);
+  multiply_values(decoder_.dtype, gate, result, values);
+}
+
 // Computes one head's state after a token, of its convolved query, key and value, and the head's result.
 void Step::update_head(const DeltaRule& rule, const float* projected, const float* query, const float* key,
                        const float* value, int64_t head, const float* before, ThreadState& state,
@@ -20,21 +46,10 @@ void Step::update_head(const DeltaRule& rule, const float* projected, const floa
   float* unit_key = unit_query + keys;
   divide_by_length(query, rule.eps, rule.scale, keys, unit_query);
   divide_by_length(key, rule.eps, 1.0f, keys, unit_key);
-  float strength = projected[rule.first_strength() + head];
-  sigmoid(decoder_.dtype, &strength, 1);
-  strength *= rule.strength_factor;
-  const float rate = std::exp(rule.rates[head]);
-  const float decay =
-      std::exp(-rate * softplus(projected[rule.first_decay() + head] + rule.decay_bias[head]));
-  update_state(before, unit_query, unit_key, value, decay, strength, keys, values,
-               at_least(state.normed, values), after, result);
-  round_values(decoder_.dtype, result, values);
-  normalize(rule.norm, decoder_.dtype, result, values, 0, result);
-  float* gate = at_least(state.gate, values);
-  const float* gates = projected + rule.first_gate() + head * values;
-  std::copy(gates, gates + values, gate);
-  activate(rule.gate_activation, Dtype::f32, nullptr, gate, values);
-  multiply_values(decoder_.dtype, gate, result, values);
+  update_state(before, unit_query, unit_key, value, decay_of(rule, projected, head),
+               strength_of(rule, projected, head), keys, values, at_least(state.normed, values), after,
+               result);
+  finish_head(rule, projected, head, state, result);
 }
 
 // Changes the states by the tokens, puts the inputs of the convolution into the cache, and the heads' results

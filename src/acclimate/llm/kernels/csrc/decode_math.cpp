@@ -447,6 +447,41 @@ ACCLIMATE_CLONES void update_state(const float* before, const float* query, cons
   }
 }
 
+ACCLIMATE_CLONES void update_columns(const TokensOfRule& given, float* __restrict__ state) {
+  constexpr int64_t columns = columns_of_state;
+  float change[columns] = {};
+  // What a token changes is added when the next one reads the state.
+  for (int64_t token = 0; token <= given.tokens; ++token) {
+    const int64_t at = token * given.stride;
+    const bool has_before = token > 0, has_token = token < given.tokens;
+    const float* query = given.queries + (has_before ? at - given.stride : at);
+    const float* key_before = given.keys_of_tokens + (has_before ? at - given.stride : at);
+    const float* key = given.keys_of_tokens + (has_token ? at : at - given.stride);
+    const float decay = has_token ? given.decays[at] : 1.0f;
+    float result[columns] = {}, seen[columns] = {};
+    for (int64_t i = 0; i < given.keys; ++i) {
+      float* row = state + i * columns;
+      const float k = key[i], k_before = key_before[i], q = query[i];
+      for (int64_t j = 0; j < columns; ++j) {
+        const float after = row[j] + k_before * change[j];
+        result[j] += after * q;
+        row[j] = after * decay;
+        seen[j] += row[j] * k;
+      }
+    }
+    if (has_before) {
+      std::copy(result, result + given.columns, given.values + at - given.stride);
+    }
+    if (has_token) {
+      float value[columns] = {};
+      std::copy(given.values + at, given.values + at + given.columns, value);
+      for (int64_t j = 0; j < columns; ++j) {
+        change[j] = (value[j] - seen[j]) * given.strengths[at];
+      }
+    }
+  }
+}
+
 ACCLIMATE_CLONES void accumulate(float factor, const float* from, float* to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     to[i] += factor * from[i];

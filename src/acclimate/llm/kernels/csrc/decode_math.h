@@ -98,6 +98,20 @@ void divide_by_length(const float* x, float eps, float factor, int64_t n, float*
 void update_state(const float* before, const float* query, const float* key, const float* value, float decay,
                   float strength, int64_t keys, int64_t values, float* change, float* after, float* result);
 
+// Some tokens of a delta rule, for some columns of a state, [keys][columns_of_state]. The numbers of a token
+// are `stride` after those of the token before.
+struct TokensOfRule {
+  int64_t tokens, stride, keys;
+  const float *queries, *keys_of_tokens, *decays, *strengths;
+  float* values;  // `columns` of each token, at most columns_of_state; they are replaced by the results
+  int64_t columns;
+};
+
+constexpr int64_t columns_of_state = 32;
+
+// Changes the columns of a state, and computes the results: as update_state for each token.
+void update_columns(const TokensOfRule& given, float* state);
+
 // to += factor * from
 void accumulate(float factor, const float* from, float* to, int64_t n);
 

@@ -40,7 +40,6 @@ bool Step::can_prefill() const {
   // A prompt's last token alone passes layers without keys of their own. The model's modules do that.
   bool can = multiplies_many() && decoder_.dtype == Dtype::bf16 && !decoder_.token_inputs.has_value();
   for (const Layer& layer : decoder_.layers) {
-    can = can && !layer.delta_rule.has_value();  // the model reads a prompt in chunks
     can = can && is_arranged(layer.projections()) && is_arranged(layer.mixer_output());
     can = can && !(layer.attention.has_value() && layer.attention->is_shared);
     if (layer.attention.has_value() && layer.attention->latent.has_value()) {
@@ -138,8 +137,10 @@ class Step::Prefill {
       }
       if (layer.attention.has_value()) {
         attend(place, *layer.attention, index, call_.length - asked);
-      } else {
+      } else if (layer.convolution.has_value()) {
         convolve(place, *layer.convolution, index, call_.length - asked);
+      } else {
+        finish_results(place, *layer.delta_rule, call_.length - asked);
       }
       if (is_last) {
         keep_last_rows(place, layer);
@@ -238,7 +239,7 @@ class Step::Prefill {
     normalize(layer.mixer_norm, decoder_.dtype, x_.data() + row * hidden_, hidden_, 0, start);
     const int64_t stride = stride_of(hidden_);
     fill_bf16(start, hidden_, stride, normed_.data() + row * stride);
-    if (layer.convolution.has_value() && is_padding(row)) {
+    if (!layer.attention.has_value() && is_padding(row)) {
       std::fill(normed_.data() + row * stride, normed_.data() + (row + 1) * stride, uint16_t{0});
     }
   }
@@ -620,6 +621,81 @@ class Step::Prefill {
     });
   }
 
+  // -- delta rules ----------------------------------------------------------------------------------
+
+  // Puts into the cache the inputs of the convolution, and the states after the tokens. The heads' results
+  // are in the place of their values.
+  void update_states(Place& place, const DeltaRule& rule, size_t index) {
+    const LayerCache& cache = call_.cache.layers[index];
+    for_rows(place, [&](int64_t row, ThreadState&) {
+      const float* inputs = projected_.data() + row * rule.projections.width;
+      step_.store_key(cache, sequence_of(row), place_of(row) - cache.first, inputs, rule.taps.channels);
+    });
+    for_rows(place, [&](int64_t row, ThreadState& state) { prepare_token(rule, cache, row, state); });
+    const int64_t parts = tiles_of(rule.value_size, columns_of_state);
+    share(place, call_.batch * rule.heads * parts, [&](int64_t unit, ThreadState& state) {
+      update_part(rule, cache, unit / parts, unit % parts * columns_of_state, state);
+    });
+  }
+
+  // Makes queries, keys, values, strengths and decays of a token, in the place of what they are made of.
+  void prepare_token(const DeltaRule& rule, const LayerCache& cache, int64_t row, ThreadState& state) {
+    const int64_t channels = rule.taps.channels, size = rule.key_size;
+    float* own = projected_.data() + row * rule.projections.width;
+    float* convolved = at_least(state.heads, channels);
+    step_.convolve_channels(rule.taps, cache, sequence_of(row), place_of(row), own, 0, channels, state,
+                            convolved);
+    activate(rule.activation, decoder_.dtype, nullptr, convolved, channels);
+    for (int64_t i = 0; i < rule.first_value(); i += size) {
+      divide_by_length(convolved + i, rule.eps, i < rule.first_key() ? rule.scale : 1.0f, size, own + i);
+    }
+    std::copy(convolved + rule.first_value(), convolved + channels, own + rule.first_value());
+    for (int64_t head = 0; head < rule.heads; ++head) {
+      own[rule.first_strength() + head] = step_.strength_of(rule, own, head);
+      own[rule.first_decay() + head] = step_.decay_of(rule, own, head);
+    }
+  }
+
+  // Computes some columns of a state after all tokens, and their results.
+  void update_part(const DeltaRule& rule, const LayerCache& cache, int64_t unit, int64_t first,
+                   ThreadState& state) {
+    const int64_t keys = rule.key_size, values = rule.value_size, width = rule.projections.width;
+    const int64_t columns = std::min(columns_of_state, values - first), head = unit % rule.heads;
+    const int64_t group = rule.heads / rule.key_heads;
+    float* own = projected_.data() + unit / rule.heads * call_.length * width;
+    const float* query = own + head / group * keys;
+    float* part = at_least(state.heads, keys * columns_of_state);
+    const int64_t begin = unit * rule.state_size() + first;
+    for (int64_t i = 0; i < keys; ++i) {
+      float* line = part + i * columns_of_state;
+      std::copy(cache.state + begin + i * values, cache.state + begin + i * values + columns, line);
+      std::fill(line + columns, line + columns_of_state, 0.0f);
+    }
+    update_columns(
+        {call_.length, width, keys, query, query + rule.first_key(), own + rule.first_decay() + head,
+         own + rule.first_strength() + head, own + rule.first_value() + head * values + first, columns},
+        part);
+    for (int64_t i = 0; i < keys; ++i) {
+      const float* line = part + i * columns_of_state;
+      std::copy(line, line + columns, cache.new_state + begin + i * values);
+    }
+  }
+
+  // The results for the places of each sequence from `begin` on, in `mixed_`.
+  void finish_results(Place& place, const DeltaRule& rule, int64_t begin) {
+    const int64_t size = rule.result_size(), stride = stride_of(size);
+    for_rows(place, [&](int64_t row, ThreadState& state) {
+      if (row % call_.length < begin) {
+        return;
+      }
+      float* own = projected_.data() + row * rule.projections.width;
+      for (int64_t head = 0; head < rule.heads; ++head) {
+        step_.finish_head(rule, own, head, state, own + rule.first_value() + head * rule.value_size);
+      }
+      fill_bf16(own + rule.first_value(), size, stride, mixed_.data() + row * stride);
+    });
+  }
+
   // -- attention ------------------------------------------------------------------------------------
 
   // Puts into the cache what a layer keeps of the tokens; makes the queries of the last tokens of each
@@ -627,6 +703,10 @@ class Step::Prefill {
   void prepare_mixing(Place& place, const Layer& layer, size_t index, int64_t asked) {
     if (layer.convolution.has_value()) {
       prepare_inputs(place, *layer.convolution, index);
+      return;
+    }
+    if (layer.delta_rule.has_value()) {
+      update_states(place, *layer.delta_rule, index);
       return;
     }
     const Attention& attention = *layer.attention;

@@ -246,6 +246,8 @@ struct DeltaRule {
   // The numbers of all heads' results, and of a head's state.
   int64_t result_size() const { return heads * value_size; }
   int64_t state_size() const { return key_size * value_size; }
+  int64_t first_key() const { return key_heads * key_size; }
+  int64_t first_value() const { return 2 * first_key(); }
   int64_t first_gate() const { return taps.channels; }
   int64_t first_strength() const { return taps.channels + result_size(); }
   int64_t first_decay() const { return first_strength() + heads; }

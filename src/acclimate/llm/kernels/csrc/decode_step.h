@@ -211,6 +211,10 @@ class Step {
   void store_channels(const Taps& taps, const LayerCache& cache, int64_t sequence, int64_t place,
                       const float* inputs, int64_t first, int64_t count) const;
   void update_states(Team& team, const DeltaRule& rule, size_t index, const Call& call);
+  float strength_of(const DeltaRule& rule, const float* projected, int64_t head) const;
+  float decay_of(const DeltaRule& rule, const float* projected, int64_t head) const;
+  void finish_head(const DeltaRule& rule, const float* projected, int64_t head, ThreadState& state,
+                   float* result) const;
   void update_head(const DeltaRule& rule, const float* projected, const float* query, const float* key,
                    const float* value, int64_t head, const float* before, ThreadState& state, float* after,
                    float* result) const;
