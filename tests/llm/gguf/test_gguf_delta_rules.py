@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ import acclimate
 from acclimate.errors import AcclimateError, CorruptModelError, UnsupportedModelError
 from acclimate.llm import load_model
 from acclimate.llm.decode.loop import step_kind
-from acclimate.llm.gguf.convert import converted_gguf
+from acclimate.llm.files.deferred_tensors import deferred, read
+from acclimate.llm.gguf.convert import BLOCKS, converted_gguf
+from acclimate.llm.gguf.tensors import read_index, stored_blocks
 
 KIND = gguf.GGMLQuantizationType.Q8_0
 ALWAYS: dict[str, Any] = {"do_sample": False, "eos_token_id": None}
@@ -286,3 +289,20 @@ def test_an_architecture_that_is_newer_than_the_gguf_package_is_refused(
     monkeypatch.setattr(weights, "MODEL_ARCH_NAMES", known)
     with pytest.raises(UnsupportedModelError, match=r"qwen35.*newer than the installed gguf package"):
         converted_gguf(path, "float32")
+
+
+def test_columns_in_another_order_are_cut_as_the_matrix_is(tmp_path: Path) -> None:
+    source = round_to_blocks(make_model("qwen35", **WHOLE_BLOCKS))
+    path = write_gguf("qwen35", source, tmp_path / "model.gguf", packed())
+    file, tensors = read_index(converted_gguf(path, BLOCKS), path, torch.float32)
+    expected = source.model.layers[1].linear_attn.out_proj.weight.detach()
+    with contextlib.closing(file):
+        whole = deferred(next(found for found in tensors if found.name.endswith("out_proj.weight")))
+        for first, last, is_whole in ((0, 192, True), (32, 128, True), (64, 96, True), (16, 80, False)):
+            part = whole[:, first:last]
+            assert torch.equal(read(part), expected[:, first:last])
+            blocks = stored_blocks(part)
+            assert (blocks is not None) == is_whole
+            if blocks is not None:
+                values = gguf.dequantize(blocks.read().numpy().reshape(32, -1), KIND)
+                assert torch.equal(torch.from_numpy(values), expected[:, first:last])
