@@ -17,7 +17,7 @@ from tiny_models import byte_level_tokenizer
 
 from acclimate.errors import AcclimateError, CorruptModelError, UnsupportedModelError
 from acclimate.llm import load_model
-from acclimate.llm.gguf.config import ARCHITECTURES
+from acclimate.llm.gguf.architectures import ARCHITECTURES
 from acclimate.llm.gguf.convert import converted_gguf
 
 TEXT = "The capital of France is Paris. Ünïcödé, 日本語 12345"

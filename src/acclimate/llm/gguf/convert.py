@@ -30,7 +30,8 @@ from acclimate.host.install_hints import install_extra
 from acclimate.llm.files.converted import is_whole, write_manifest
 from acclimate.llm.files.model_limits import WeightTotals, bounded_model
 from acclimate.llm.files.open_file import OpenFile
-from acclimate.llm.gguf.config import config_fields, find_architecture
+from acclimate.llm.gguf.architectures import find_architecture
+from acclimate.llm.gguf.config import config_fields
 from acclimate.llm.gguf.header import GGUFHeader, element_count, read_gguf_header
 from acclimate.llm.progress import progress_bar
 from acclimate.llm.quiet import explained_failures, quiet_transformers

@@ -34,7 +34,8 @@ from acclimate.llm.files.deferred_tensors import Source, deferred, read, sources
 from acclimate.llm.files.matrix_parts import MatrixPart, matrix_parts
 from acclimate.llm.files.open_file import FileState, OpenFile
 from acclimate.llm.files.regions import Region
-from acclimate.llm.gguf.config import ARCHITECTURES, Architecture
+from acclimate.llm.gguf.architectures import ARCHITECTURES
+from acclimate.llm.gguf.config import Architecture
 from acclimate.llm.gguf.header import GGUFHeader, TensorEntry
 from acclimate.llm.gguf.weights import (
     Placement,

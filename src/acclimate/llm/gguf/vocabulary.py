@@ -133,8 +133,8 @@ def read_vocabulary(header: GGUFHeader) -> GGUFVocabulary:
         ends.remove(numbers[text])
         types[numbers[text]] = kind
     pre = SPLITS.get(str(header.value("tokenizer.ggml.pre")))
-    kind = header.value("tokenizer.ggml.model")
-    adds_start = kind == "llama" or (pre is not None and pre.adds_start)
+    form = header.value("tokenizer.ggml.model")
+    adds_start = form == "llama" or (pre is not None and pre.adds_start)
     first = token("eos")
     return GGUFVocabulary(
         tokens,
@@ -144,7 +144,7 @@ def read_vocabulary(header: GGUFHeader) -> GGUFVocabulary:
         token("unknown"),
         token("padding"),
         tuple(sorted(ends, key=lambda number: (number != first, number))),
-        flag(header, "tokenizer.ggml.add_bos_token", adds_start) or kind == "gemma4",  # some files are wrong
+        flag(header, "tokenizer.ggml.add_bos_token", adds_start) or form == "gemma4",  # some files are wrong
         flag(header, "tokenizer.ggml.add_eos_token", False),
     )
 
