@@ -282,6 +282,11 @@ SIZED: dict[str, Sized] = {
         (g.places(24, 8 * min(n, 65), below=256) - 128).to(torch.int8),
         (g.places(8 * min(n, 65), 16, below=256) - 128).to(torch.int8),
     ),
+    "torch._weight_int8pack_mm": lambda g, n: torch._weight_int8pack_mm(
+        g.floats(3, 32 * min(n, 9)).detach(),
+        (g.places(32, 32 * min(n, 9), below=256) - 128).to(torch.int8),
+        g.floats(32).detach(),
+    ),
     "torch.addcmul": lambda g, n: torch.addcmul(g.floats(n), g.floats(2, n), g.floats(n), value=0.5),
     "torch.outer": lambda g, n: torch.outer(g.floats(n), g.floats(3)),
     "torch.var_mean": lambda g, n: [*torch.var_mean(g.floats(3, n + 1), -1), g.floats(n + 1).std()],
@@ -304,6 +309,7 @@ SIZED: dict[str, Sized] = {
 """By the operator, calls in which one dimension has a given length."""
 _ROWS_ONLY = (
     "torch._int_mm",
+    "torch._weight_int8pack_mm",
     "torch.cdist",
     "torch.einsum",
     "torch.repeat_interleave",
