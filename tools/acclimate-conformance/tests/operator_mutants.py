@@ -763,3 +763,48 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     },
 }
 """By profile of the device: each fault, and the check that has to find it."""
+
+
+class ProductsOf10BitsAreAllowed(LongProductsOf10Bits):
+    """A long product cuts float32 to the 10 bits of TF32, as torch was told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._precision = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+
+    def uninstall(self) -> None:
+        """Puts the device's own operators back, and the precision that was asked for before."""
+        torch.set_float32_matmul_precision(self._precision)
+        super().uninstall()
+
+
+class ProductsOfThreeParts(_WithKernels):
+    """A product of float32 is that of three parts of 8 bits each, and is added up in float64."""
+
+    @staticmethod
+    def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if a.dtype is not torch.float32:
+            return _there(a.cpu() @ b.cpu(), a)
+        first, second = (_three_parts(x.cpu()) for x in (a, b))
+        kept = [
+            x.double() @ y.double() for i, x in enumerate(first) for j, y in enumerate(second) if i + j < 3
+        ]
+        return _there(sum(kept[1:], kept[0]).float(), a)
+
+    kernels = {"mm": _product}
+
+
+def _three_parts(x: torch.Tensor) -> list[torch.Tensor]:
+    """Numbers of bfloat16 that add up to those of float32."""
+    parts: list[torch.Tensor] = []
+    for _ in range(3):
+        parts.append((x - sum(parts, torch.zeros_like(x))).bfloat16().float())
+    return parts
+
+
+SOUND: dict[type[Accelerator], tuple[str, ...]] = {
+    ProductsOf10BitsAreAllowed: ("dtypes/long_products", "dtypes/products_of_any_shape"),
+    ProductsOfThreeParts: ("dtypes/long_products", "dtypes/products_of_any_shape"),
+}
+"""What computes otherwise and is right, and checks that must not mistake it for a fault."""

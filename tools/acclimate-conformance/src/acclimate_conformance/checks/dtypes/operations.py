@@ -772,7 +772,7 @@ _ON_INTEGERS: dict[str, _Pair] = {
     "comparisons": lambda a, b: torch.stack([a > b, a >= b, a < b, a <= b, a == b, a != b]),
     "comparisons with numbers that are no integers": lambda a, b: [
         part
-        for number in (2.5, -0.5, 6.75, _INF, -_INF, _NAN)
+        for number in (5.5, 0.25, -0.5, 12.75, _INF, -_INF, _NAN)
         for part in (
             a > number,
             a >= number,
