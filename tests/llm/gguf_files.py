@@ -69,6 +69,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "num_kv_shared_layers": 2,
             "use_double_wide_mlp": True,
             "hidden_size_per_layer_input": 16,
+            "final_logit_softcapping": 30.0,
             "rope_parameters": {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
                 "full_attention": {

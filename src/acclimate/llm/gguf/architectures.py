@@ -79,7 +79,6 @@ def _gemma4(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
         metadata.refuse_unless(key, accepted)
     metadata.refuse_unless("rope.dimension_count_swa", windowed_size)
     inputs = metadata.size_or_none("embedding_length_per_layer_input")
-    cap = metadata.number_or_none("final_logit_softcapping")
     has_experts = metadata.size_or_none("expert_count") is not None
     return {
         "head_dim": windowed_size,
@@ -87,6 +86,7 @@ def _gemma4(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
         "layer_types": types,
         "sliding_window": metadata.size("attention.sliding_window"),
         "num_kv_shared_layers": shared,
+        "final_logit_softcapping": metadata.number("final_logit_softcapping", 30.0),
         "use_double_wide_mlp": _has_wider_last_layers(metadata, blocks, shared),
         "hidden_size_per_layer_input": inputs or 0,
         "vocab_size_per_layer_input": metadata.shape("per_layer_token_embd.weight", 2)[0] if inputs else 1,
@@ -98,7 +98,6 @@ def _gemma4(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
             },
         },
         **_key_heads_of_types(metadata, types, shared),
-        **({} if cap is None else {"final_logit_softcapping": cap}),
         **(_experts_beside_an_mlp(metadata) if has_experts else {}),
     }
 
