@@ -94,6 +94,18 @@ def test_a_warm_python_for_models_has_transformers_once_it_imports_it() -> None:
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "True\n"
 
 
+@pytest.mark.usefixtures("warm_model_starts")
+def test_a_warm_python_for_models_has_what_its_server_computed() -> None:
+    program = (
+        "from torch.fx.experimental.symbolic_shapes import uninteresting_files\n"
+        "from transformers import conversion_mapping\n"
+        "print(conversion_mapping._checkpoint_conversion_mapping_cache is not None)\n"
+        "print(uninteresting_files.cache_info().currsize)"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.stdout == "True\n1\n", run.stderr
+
+
 @pytest.mark.usefixtures("warm_starts")
 def test_a_program_that_ends_or_stops_before_it_says_what_to_start_holds_up_no_other() -> None:
     with socket.socket(socket.AF_UNIX) as ended:

@@ -134,7 +134,8 @@ class WarmServer:
     They may still be at their imports; programs start when these are made.
 
     Args:
-        modules: what both import.
+        modules: what both import. An expression after a colon is evaluated in the module, once for all
+            programs: what a module computes at its first use and keeps.
         more: what only the second one imports.
     """
 
@@ -208,7 +209,10 @@ def serve(servers: Sequence[tuple[int, list[str]]], groups: Sequence[list[str]] 
     groups = [*groups]
     for module in modules:
         before = set(sys.modules)
-        importlib.import_module(module)
+        name, _, expression = module.partition(":")
+        imported = importlib.import_module(name)
+        if expression:
+            eval(expression, vars(imported).copy())
         groups.append([name for name in sys.modules if name not in before and _package(name) not in STANDARD])
     if further:
         if os.fork() == 0:

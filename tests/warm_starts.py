@@ -23,12 +23,16 @@ MODELS = (
     "transformers", "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto",
     "transformers.models.gemma3.modeling_gemma3", "transformers.models.gpt_oss.modeling_gpt_oss",
     "transformers.models.llama.modeling_llama", "transformers.models.qwen3_moe.modeling_qwen3_moe",
+    "transformers.conversion_mapping:get_checkpoint_conversion_mapping('llama')",
+    "torch.fx.experimental.symbolic_shapes:uninteresting_files()",
     *filter(find_spec, ("peft", "fastapi", "uvicorn", "openai", "libcst")),
 )  # fmt: skip
 """What a second server imports too, for tests of models, and for the collection of all tests.
 
 The first one does not, since transformers asks torch for devices when it is imported, and a stand-in brings
-them later.
+them later. Of the two expressions, the first makes transformers compile the 900 patterns with which it
+converts names of weights, and the second is what torch imports for the first symbolic size: each takes half a
+second of every process that loads a model, or captures its program.
 """
 
 _SERVER = pytest.StashKey[WarmServer]()

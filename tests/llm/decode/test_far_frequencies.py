@@ -52,6 +52,12 @@ def made(name: str) -> Any:
     return tiny_model(kind, **values)
 
 
+@functools.cache
+def pair(name: str) -> tuple[Any, Any]:
+    """The model, and the same one from ``init_inference``; texts change only the frequencies they keep."""
+    return copy.deepcopy(made(name)), acclimate.init_inference(copy.deepcopy(made(name)))
+
+
 def text(model: Any, length: int, **options: Any) -> Any:
     return model.generate(PROMPT, do_sample=False, eos_token_id=None, max_length=length, **options)
 
@@ -60,8 +66,7 @@ def text(model: Any, length: int, **options: Any) -> Any:
 def test_texts_with_short_frequencies_take_the_native_step_and_longer_ones_do_not(
     name: str, taken: list[bool]
 ) -> None:
-    own, limit = copy.deepcopy(made(name)), MODELS[name][2]
-    ours = acclimate.init_inference(copy.deepcopy(own))
+    (own, ours), limit = pair(name), MODELS[name][2]
     assert loop.step_kind(ours) == "native"
     # The last text is a short one again, after the model has kept frequencies of a long one.
     for length in (limit, limit + 1, 60, limit):
@@ -81,8 +86,7 @@ def test_frequencies_that_are_changed_after_a_text_count() -> None:
 
 
 def test_a_far_position_of_padding_counts(taken: list[bool]) -> None:
-    own = copy.deepcopy(made("two lists of factors"))
-    ours = acclimate.init_inference(copy.deepcopy(own))
+    own, ours = pair("two lists of factors")
     mask = (torch.arange(9) > 2).long()[None]
     positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, ORIGINAL + 8)
     options = {"attention_mask": mask, "position_ids": positions}

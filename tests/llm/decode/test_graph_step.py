@@ -52,7 +52,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-OPTIONS: dict[str, Any] = {"max_new_tokens": 60, "do_sample": False, "eos_token_id": None}
+OPTIONS: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None}
 
 
 @functools.cache
@@ -81,7 +81,7 @@ def test_a_padded_batch_gets_the_tokens_of_transformers(name: str) -> None:
 
 def test_a_text_that_outgrows_its_cache_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "ROOM", 4)
-    assert torch.equal(*texts(*pair("windows"), max_new_tokens=200))
+    assert torch.equal(*texts(*pair("windows"), max_new_tokens=70))
 
 
 def test_logits_stay_what_they_were_after_further_steps() -> None:

@@ -34,12 +34,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("weight_format", ["int8", "int4"])
-@pytest.mark.parametrize("of", quick(MODELS, *list(MODELS)[:2]))
-def test_the_native_step_gives_the_logits_of_the_modules(
-    of: tuple[str, dict[str, Any]], weight_format: str
-) -> None:
-    name, changes = of
+CASES = {f"{of}-{weight_format}": (of, weight_format) for of in MODELS for weight_format in ("int8", "int4")}
+
+
+@pytest.mark.parametrize(
+    "case", quick(CASES, "keys begin within a group-int4", "parts of a module begin within a group-int8")
+)
+def test_the_native_step_gives_the_logits_of_the_modules(case: tuple[str, str]) -> None:
+    of, weight_format = case
+    name, changes = MODELS[of]
     model = acclimate.init_inference(tiny_model(name, **changes).bfloat16(), quantize=weight_format)
     assert step_kind(model) == "native"
     assert not any("experts" in name for name in model.packing.dense)
