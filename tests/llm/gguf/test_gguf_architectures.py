@@ -92,6 +92,7 @@ def tensor(name: str, *shape: int, value: float = 1.0) -> Change:
         ("qwen3", key("qwen3.logit_scale", 0.5), "qwen3.logit_scale"),
         ("llama", key("llama.rope.scaling.type", "made-up"), "made-up"),
         ("llama", key("llama.rope.dimension_count", 4), "rotates 4"),
+        ("qwen35", key("qwen35.rope.dimension_count", 7), "rotates 7"),
         ("llama", key("llama.attention.head_count_kv", [2, 2]), "head_count_kv"),
         ("gpt2", key("split.count", 3), "3 parts"),
         ("gpt2", key("general.type", "adapter"), "adapter"),

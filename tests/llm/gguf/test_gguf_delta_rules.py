@@ -223,6 +223,7 @@ def tensor(name: str, *shape: int, value: float = 1.0) -> Change:
         ),
         ("qwen35", key("qwen35.rope.dimension_sections", [0, 0, 0, 0]), UnsupportedModelError, "sections"),
         ("qwen35", key("qwen35.rope.dimension_sections", [1, 1, 1, 9]), UnsupportedModelError, "sections"),
+        ("qwen35", key("qwen35.rope.dimension_sections", [4, 4]), UnsupportedModelError, "sections"),
         ("qwen35", key("qwen35.ssm.group_count", 4), CorruptModelError, "ssm.group_count"),
         ("qwen35", key("qwen35.ssm.inner_size", 47), CorruptModelError, "ssm.inner_size"),
         ("qwen35", key("qwen35.ssm.inner_size", 96), CorruptModelError, "blk.1.ssm_conv1d.weight"),

@@ -262,8 +262,8 @@ def _position_sections(metadata: Metadata, fields: dict[str, Any]) -> list[int]:
     sections = metadata.counts("rope.dimension_sections")
     turns = round(fields["head_dim"] * fields["rope_parameters"]["partial_rotary_factor"]) // 2
     total = sum(sections)
-    is_rotated = [total > 0 and pair % total < 3 * sections[pair % total % 3] for pair in range(turns)]
-    if len(sections) not in (3, 4) or not all(is_rotated):
+    is_usable = len(sections) in (3, 4) and total > 0
+    if not is_usable or any(pair % total >= 3 * sections[pair % total % 3] for pair in range(turns)):
         raise UnsupportedModelError(
             f"{metadata.header.path} sets {metadata.header.architecture}.rope.dimension_sections to "
             f"{list(sections)}, but transformers' model rotates {turns} pairs of values"

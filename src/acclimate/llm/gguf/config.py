@@ -161,7 +161,7 @@ def _rope(metadata: Metadata, head_size: int, architecture: Architecture) -> dic
     rotated = metadata.size("rope.dimension_count", head_size)
     if partial:
         rope["partial_rotary_factor"] = rotated / head_size
-    if rotated != head_size and not (partial and rotated < head_size):
+    if rotated % 2 or (rotated != head_size and not (partial and rotated < head_size)):
         raise UnsupportedModelError(
             f"{metadata.header.path} rotates {rotated} of the {head_size} values of each head, "
             f"but a {metadata.header.architecture} model in transformers has no setting for that"
