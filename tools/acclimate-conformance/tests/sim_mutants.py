@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -139,6 +140,27 @@ class PinnedForEver(SimAccelerator):
         return super().is_pinned(tensor) or tensor.nbytes in self._sizes
 
 
+class PinnedInItsThread(SimAccelerator):
+    """is_pinned is false in other threads than the one that pinned the memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pinned_by: dict[int, int] = {}
+
+    def pin_memory(
+        self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True
+    ) -> torch.Tensor:
+        pinned = super().pin_memory(tensor, make_copy, match_shape)
+        self._pinned_by[pinned.untyped_storage().data_ptr()] = threading.get_ident()
+        return pinned
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        here = threading.get_ident()
+        return super().is_pinned(tensor) and (
+            self._pinned_by.get(tensor.untyped_storage().data_ptr(), here) == here
+        )
+
+
 class StorageLosesItsBytes(SimAccelerator):
     """A storage that is resized loses what it held."""
 
@@ -254,6 +276,22 @@ class StreamsOfOtherDevicesDoNotWait(SimAccelerator):
     """A stream waits for its own device only."""
 
     Stream = _OnlyHere
+
+
+class _OfAPool(torch.Stream):
+    _made = itertools.count(1)
+
+    def __new__(cls, *arguments: Any, **options: Any) -> _OfAPool:
+        if next(cls._made) % 8:
+            return super().__new__(cls, *arguments, **options)
+        made = super().__new__(cls, *arguments, **options)
+        return super().__new__(cls, stream_id=0, device_index=made.device_index, device_type=made.device_type)
+
+
+class EveryEighthStreamIsTheDefault(SimAccelerator):
+    """Streams come from a pool that has the default stream too."""
+
+    Stream = _OfAPool
 
 
 class _FirstTime(torch.Event):
@@ -833,6 +871,8 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         CountsDevicesTogether: "memory/devices_are_counted_apart",
         OtherOutOfMemory: "memory/out_of_memory",
         PinsNothing: "pinning/told_truly",
+        PinnedInItsThread: "pinning/told_truly",
+        EveryEighthStreamIsTheDefault: "streams/current_stream",
         PinnedForEver: "pinning/memory_is_pinned_each_time",
         StorageLosesItsBytes: "runtime/tensors_in_python",
         EmptiesTheCurrentDevice: "memory/devices_are_counted_apart",
