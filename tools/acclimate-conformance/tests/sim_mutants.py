@@ -179,6 +179,20 @@ class StorageLosesItsBytes(SimAccelerator):
         del torch.UntypedStorage.resize_
 
 
+class RefusalsAreCountedForEver(SimAccelerator):
+    """reset_accumulated_memory_stats leaves the number of refused allocations as it was."""
+
+    _refusals = 0
+
+    def reset_accumulated_memory_stats(self, device_index: DeviceLike = None) -> None:
+        self._refusals = self.memory_stats(device_index)["num_ooms"]
+        super().reset_accumulated_memory_stats(device_index)
+
+    def memory_stats(self, device_index: DeviceLike = None) -> dict[str, Any]:
+        stats = super().memory_stats(device_index)
+        return {**stats, "num_ooms": stats["num_ooms"] + self._refusals}
+
+
 class EmptiesTheCurrentDevice(SimAccelerator):
     """empty_cache() keeps the unused memory of devices that are not current."""
 
@@ -871,6 +885,7 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         CountsDevicesTogether: "memory/devices_are_counted_apart",
         OtherOutOfMemory: "memory/out_of_memory",
         PinsNothing: "pinning/told_truly",
+        RefusalsAreCountedForEver: "memory/accumulated_statistics",
         PinnedInItsThread: "pinning/told_truly",
         EveryEighthStreamIsTheDefault: "streams/current_stream",
         PinnedForEver: "pinning/memory_is_pinned_each_time",
