@@ -642,6 +642,68 @@ class ScatterIsNotWidened(_WithKernels):
     kernels = {"scatter_add": torch.library.fallthrough_kernel}
 
 
+class ScatterOfNothingClears(_WithKernels):
+    """scatter with no places gives zeros."""
+
+    @staticmethod
+    def _scatter(x: torch.Tensor, dim: int, places: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        if not places.numel():
+            return torch.zeros_like(x)
+        return _there(x.cpu().scatter(dim, places.cpu(), source.cpu()), x)
+
+    kernels = {"scatter.src": _scatter}
+
+
+class LongProductsOf10Bits(_WithKernels):
+    """A product over 128 numbers or more cuts float32 to the 10 bits of TF32, which nobody allowed."""
+
+    @staticmethod
+    def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        first, second = a.cpu(), b.cpu()
+        if first.dtype is torch.float32 and first.shape[1] >= 128:
+            first, second = (
+                (x.contiguous().view(torch.int32) & -8192).view(torch.float32) for x in (first, second)
+            )
+        return _there(first @ second, a)
+
+    kernels = {"mm": _product}
+
+
+class ComparesWithWholeNumbers(_WithKernels):
+    """Integers are compared with the whole part of a number."""
+
+    @staticmethod
+    def _less(x: torch.Tensor, number: float) -> torch.Tensor:
+        cuts = not x.is_floating_point() and abs(number) < 1e9
+        return _there(x.cpu() < (int(number) if cuts else number), x)
+
+    kernels = {"lt.Scalar": _less}
+
+
+class ConjugationIsLost(_WithKernels):
+    """A product of matrices takes no notice that its operands are conjugated."""
+
+    @staticmethod
+    def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        first, second = (x.conj() if x.is_conj() else x for x in (a, b))
+        return torch.mm(first, second)
+
+    key = "Conjugate"
+    kernels = {"mm": _product}
+
+
+class LargestOf32Bits(_WithKernels):
+    """nan_to_num takes infinity for the largest number of float32, whatever the dtype."""
+
+    @staticmethod
+    def _finite(x: torch.Tensor, nan: Any = None, above: Any = None, below: Any = None) -> torch.Tensor:
+        most = torch.finfo(torch.float32).max
+        above, below = most if above is None else above, -most if below is None else below
+        return _there(x.cpu().nan_to_num(nan, above, below), x)
+
+    kernels = {"nan_to_num": _finite}
+
+
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     "": {
         ExpSaturates: "dtypes/operators_at_edges",
@@ -693,6 +755,56 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         LongRowsOverflow: "dtypes/reductions_with_options",
         NumbersOfTheHostWiden: "dtypes/operators_at_edges",
         ScatterIsNotWidened: "dtypes/autocast_chooses_dtypes",
+        ScatterOfNothingClears: "dtypes/known_results",
+        LongProductsOf10Bits: "dtypes/long_products",
+        ComparesWithWholeNumbers: "dtypes/integers_with_options",
+        ConjugationIsLost: "dtypes/known_results",
+        LargestOf32Bits: "dtypes/known_results",
     },
 }
 """By profile of the device: each fault, and the check that has to find it."""
+
+
+class ProductsOf10BitsAreAllowed(LongProductsOf10Bits):
+    """A long product cuts float32 to the 10 bits of TF32, as torch was told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._precision = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+
+    def uninstall(self) -> None:
+        """Puts the device's own operators back, and the precision that was asked for before."""
+        torch.set_float32_matmul_precision(self._precision)
+        super().uninstall()
+
+
+class ProductsOfThreeParts(_WithKernels):
+    """A product of float32 is that of three parts of 8 bits each, and is added up in float64."""
+
+    @staticmethod
+    def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if a.dtype is not torch.float32:
+            return _there(a.cpu() @ b.cpu(), a)
+        first, second = (_three_parts(x.cpu()) for x in (a, b))
+        kept = [
+            x.double() @ y.double() for i, x in enumerate(first) for j, y in enumerate(second) if i + j < 3
+        ]
+        return _there(sum(kept[1:], kept[0]).float(), a)
+
+    kernels = {"mm": _product}
+
+
+def _three_parts(x: torch.Tensor) -> list[torch.Tensor]:
+    """Numbers of bfloat16 that add up to those of float32."""
+    parts: list[torch.Tensor] = []
+    for _ in range(3):
+        parts.append((x - sum(parts, torch.zeros_like(x))).bfloat16().float())
+    return parts
+
+
+SOUND: dict[type[Accelerator], tuple[str, ...]] = {
+    ProductsOf10BitsAreAllowed: ("dtypes/long_products", "dtypes/products_of_any_shape"),
+    ProductsOfThreeParts: ("dtypes/long_products", "dtypes/products_of_any_shape"),
+}
+"""What computes otherwise and is right, and checks that must not mistake it for a fault."""

@@ -538,6 +538,49 @@ class SubtractsTruths(_WithKernels):
     kernels = {"sub.Tensor": _sub}
 
 
+class SecondFactorIsNotConjugated(_WithKernels):
+    """A product of matrices takes no notice that the second one is conjugated."""
+
+    @staticmethod
+    def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        lost = b.conj() if b.is_conj() and b.device.type == "sim" else b.resolve_conj()
+        return torch.mm(a.resolve_conj(), lost)
+
+    key = "Conjugate"
+    kernels = {"mm": _product}
+
+
+class OneScaleOfAllRows(_WithKernels):
+    """A product with packed rows of 8 bits takes the first row's scale for each."""
+
+    @staticmethod
+    def _product(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        there = scales.cpu()[:1].expand(len(scales)).contiguous()
+        return _there(torch._weight_int8pack_mm(x.cpu(), weight.cpu(), there), x)
+
+    kernels = {"_weight_int8pack_mm": _product}
+
+
+class MaskOfTheFirstBatch(_WithKernels):
+    """Attention masks each batch as the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        name = "_scaled_dot_product_fused_attention_overrideable"
+        kernel = torch.library.get_kernel(f"aten::{name}", "PrivateUse1")
+
+        def attention(
+            keys: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: Any = None,
+            *options: Any, **others: Any,
+        ) -> Any:  # fmt: skip
+            masked = bias[:1].expand_as(bias) if bias is not None and bias.dim() == 4 else bias
+            return kernel.call_boxed(keys, query, key, value, masked, *options, **others)
+
+        self._library.impl(name, attention, self.key, with_keyset=True)
+
+    kernels = {}
+
+
 FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     SumRestarts: (sizes.operators_of_any_length, ("torch.cumsum",)),
     ProductCutsDigits: (numbers.results_are_rounded, ()),
@@ -581,6 +624,9 @@ FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     PlacesAreOneOff: (sizes.operators_of_any_length, ("torch.topk",)),
     ModeIsTheLeast: (sizes.operators_of_any_length, ("torch.mode",)),
     GradientOfNormIn16Bits: (topics.gradients_as_on_the_host, ("nn.functional.layer_norm",)),
+    SecondFactorIsNotConjugated: (topics.operators_in_every_dtype, ("mm",)),
+    OneScaleOfAllRows: (sizes.operators_of_any_length, ("torch._weight_int8pack_mm",)),
+    MaskOfTheFirstBatch: (sizes.attention_with_every_option, ()),
     InfinityIsLargest: (topics.operators_on_special_numbers, ("_softmax_backward_data",)),
 }
 """Each fault, the observation that finds it, and the operators, modules or optimizers that are tried.

@@ -214,6 +214,32 @@ class StatisticsByRows(_WithKernels):
     kernels = {"_batch_norm_with_update": _norm}
 
 
+class AttentionOf10Bits(_WithKernels):
+    """Attention cuts float32 to the 10 bits of TF32, and so do its gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        name = "_scaled_dot_product_fused_attention_overrideable"
+        for operator, first in ((name, 0), (f"{name}_backward", 1)):
+            kernel = torch.library.get_kernel(f"aten::{operator}", "PrivateUse1")
+
+            def attention(
+                keys: Any, *given: Any, kernel: Any = kernel, first: int = first, **options: Any
+            ) -> Any:
+                cut = map(_of_10_bits, given[first : first + 3])
+                return kernel.call_boxed(keys, *given[:first], *cut, *given[first + 3 :], **options)
+
+            self._library.impl(operator, attention, self.key, with_keyset=True)
+
+    kernels = {}
+
+
+def _of_10_bits(x: torch.Tensor) -> torch.Tensor:
+    if x.dtype is not torch.float32:
+        return x
+    return (x.contiguous().view(torch.int32) & -8192).view(torch.float32)
+
+
 FOUND_NOTHING_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     FirstOfTwoZeros: (numbers.pairs_of_numbers, ("minimum",)),
     StatisticsOf32Bits: (topics.operators_in_every_dtype, ("native_layer_norm",)),
@@ -232,6 +258,7 @@ FOUND_NOTHING_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     ),
     InfiniteMean: (topics.operators_on_special_numbers, ("nn.functional.rms_norm",)),
     StatisticsByRows: (topics.gradients_as_on_the_host, ("_batch_norm_with_update",)),
+    AttentionOf10Bits: (sizes.attention_with_every_option, ()),
     InfinityMinusInfinity: (topics.operators_on_special_numbers, ("_softmax_backward_data",)),
 }
 """Each device, the observation that must find nothing, and what of torch is tried."""

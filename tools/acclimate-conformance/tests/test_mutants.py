@@ -107,8 +107,8 @@ def test_the_checks_find_the_faults_in_the_emulated_device(
 @EACH_LENGTH
 @pytest.mark.parametrize(
     ("module", "profile"),
-    [("argument_mutants", ()), ("sim_mutants", ("",))],
-    ids=["argument_mutants", "sim_mutants"],
+    [("argument_mutants", ()), ("sim_mutants", ("",)), ("operator_mutants", ("",))],
+    ids=["argument_mutants", "sim_mutants", "operator_mutants"],
 )
 def test_what_is_unusual_but_right_fails_no_check(
     module: str, profile: tuple[str, ...], are_long: bool, examined: Examined

@@ -135,8 +135,15 @@ def seeded(place):
 def inputs_of_the_host(place):
     return torch.rand(9, generator=torch.Generator().manual_seed(3)).to(place.device) + 1
 
+def attention(place, share=0.0):
+    x = torch.ones(1, 2, 3, 8, device=place.device)
+    return torch.nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=share)
+
+def attention_that_drops(place):
+    return attention(place, 0.5)
+
 found = Findings(get_accelerator())
-for run in (seeded, inputs_of_the_host):
+for run in (seeded, inputs_of_the_host, attention, attention_that_drops):
     found.compare(run.__name__, run.__name__, run, near=lambda ours, theirs: "it differs")
 print(found.broken)
 """
@@ -150,7 +157,8 @@ def test_random_numbers_that_a_call_seeds_itself_are_not_compared_with_the_hosts
     run = subprocess.run(
         [sys.executable, "-c", SEEDED], env=environment, capture_output=True, text=True, timeout=600
     )
-    assert run.stdout == "['inputs_of_the_host: it differs']\n", run.stderr
+    compared = [f"{name}: it differs" for name in ("inputs_of_the_host", "attention")]
+    assert run.stdout == f"{compared}\n", run.stderr
 
 
 MARKED = """

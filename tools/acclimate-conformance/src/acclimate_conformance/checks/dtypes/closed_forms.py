@@ -147,6 +147,28 @@ ORDER: dict[str, Known] = {
 }
 """Of the order of numbers: sides, edges that count, and ties."""
 
+_AT_NO_PLACE: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "scatter": lambda x, places, none: x.scatter(0, places, none),
+    "scatter of a number": lambda x, places, none: x.scatter(0, places, 9),
+    "scatter_add": lambda x, places, none: x.scatter_add(0, places, none),
+    "scatter_reduce": lambda x, places, none: x.scatter_reduce(0, places, none, "sum", include_self=False),
+    "index_add": lambda x, places, none: x.index_add(0, places, none),
+    "index_copy": lambda x, places, none: x.index_copy(0, places, none),
+    "index_fill": lambda x, places, none: x.index_fill(0, places, 9),
+    "index_reduce": lambda x, places, none: x.index_reduce(0, places, none, "amax", include_self=False),
+    "index_put": lambda x, places, none: x.index_put((places,), none),
+    "index_put of sums": lambda x, places, none: x.index_put((places,), none, accumulate=True),
+    "put": lambda x, places, none: x.put(places, none),
+    "masked_fill": lambda x, places, none: x.masked_fill(x > 9, 9),
+    "masked_scatter": lambda x, places, none: x.masked_scatter(x > 9, x),
+    "in place, scatter_": lambda x, places, none: x.scatter_(0, places, none),
+    "in place, index_add_": lambda x, places, none: x.index_add_(0, places, none),
+    "in place, index_copy_": lambda x, places, none: x.index_copy_(0, places, none),
+    "in place, index_fill_": lambda x, places, none: x.index_fill_(0, places, 9),
+    "in place, put_": lambda x, places, none: x.put_(places, none),
+}
+"""Writes that change nothing."""
+
 PLACED: dict[str, Known] = {
     "put": (
         lambda on: [
@@ -217,6 +239,22 @@ PLACED: dict[str, Known] = {
         )
         if (name, how) != ("index_reduce", "sum")
     },
+    **{
+        f"{name} at no place": (lambda on, write=write: write(on([1, 2, 3]), on.whole([]), on([])), [1, 2, 3])  # type: ignore[misc]
+        for name, write in _AT_NO_PLACE.items()
+    },
+    "reads at no place": (
+        lambda on: [
+            on([1, 2, 3]).gather(0, on.whole([])),
+            on([1, 2, 3]).index_select(0, on.whole([])),
+            on([1, 2, 3]).take(on.whole([])),
+            on([1, 2, 3])[on.whole([])],
+            on([1, 2, 3]).masked_select(on.truths([False] * 3)),
+            on([1, 2, 3]).repeat_interleave(on.whole([0, 0, 0])),
+            functional.embedding(on.whole([]), on([[1], [2]])).flatten(),
+        ],
+        [[]] * 7,
+    ),
     "masked_scatter": (
         lambda on: on([[0, 0], [0, 0]]).masked_scatter(on.truths([True, False]), on([1, 2, 3])),
         [[1, 0], [2, 0]],
@@ -353,6 +391,17 @@ NUMBERS: dict[str, Known] = {
             on([_NAN, _INF, -_INF]).nan_to_num(4, 5, 6),
         ],
         [[-1, 0, 1, _NAN], [-1, -1, -1], [0, 1, 3], [-2, -1, 2], [4, 5, 6]],
+    ),
+    "nan_to_num without options": (
+        lambda on: torch.cat(
+            [
+                on([_NAN, 2]).nan_to_num() == on([0, 2]),
+                on([_INF, -_INF]).nan_to_num().abs() == torch.finfo(on.dtype).max,
+                on([_INF, -_INF]).nan_to_num(posinf=3) == on([3, -torch.finfo(on.dtype).max]),
+                on([_INF, -_INF]).nan_to_num_(neginf=3) == on([torch.finfo(on.dtype).max, 3]),
+            ]
+        ),
+        [True] * 8,
     ),
     "activations beyond their thresholds": (
         lambda on: [
@@ -499,6 +548,36 @@ PRODUCTS: dict[str, Known] = {
     **_with_factors("addr", (2, 3), (2,), (3,)),
     **_with_factors("baddbmm", (1, 3), (2, 2, 4), (2, 4, 3)),
     **_with_factors("addbmm", (2, 3), (2, 2, 4), (2, 4, 3)),
+    "products of conjugated matrices": (
+        lambda on: [
+            product
+            for x in (on([[1 + 2j, 3j], [4, 5 - 1j]], torch.complex64),)
+            for product in (
+                x.conj() @ x,
+                x @ x.conj(),
+                x.mH @ x,
+                torch.bmm(x[None].conj(), x[None]),
+                torch.addmm(x.conj(), x.conj(), x),
+                torch.vdot(x[0], x[1]),
+                torch.dot(x[0].conj(), x[1]),
+                torch.mv(x.conj(), x[0]),
+                torch.einsum("ij,kj->ik", x, x.conj()),
+                x.conj() * x,
+            )
+        ],
+        [
+            [[5 - 12j, 3 - 12j], [24 + 12j, 26 + 12j]],
+            [[5 + 12j, 3 + 12j], [24 - 12j, 26 - 12j]],
+            [[21, 26 - 1j], [26 + 1j, 35]],
+            [[[5 - 12j, 3 - 12j], [24 + 12j, 26 + 12j]]],
+            [[6 - 14j, 3 - 15j], [28 + 12j, 31 + 13j]],
+            1 - 23j,
+            1 - 23j,
+            [14, 1 + 23j],
+            [[14, 1 + 23j], [1 - 23j, 42]],
+            [[5, 9], [16, 26]],
+        ],
+    ),
     **{
         f"attention(mask={mask}, scale={scale}, is_causal={causal})": _attention(scale, mask, causal)
         for mask, causal in (("none", False), ("none", True), ("truths", False), ("numbers", False))

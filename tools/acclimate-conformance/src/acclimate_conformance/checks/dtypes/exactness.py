@@ -91,6 +91,41 @@ def long_products(accelerator: Accelerator) -> None:
                 apart <= allowed,
                 f"{what} over {_LENGTH} {short(dtype)} numbers is off by {apart:.1e}, not {allowed:.0e}",
             )
+    if torch.get_float32_matmul_precision() == "highest":
+        _require_digits_of_float32(device)
+
+
+_DIGITS = 2.0**-14
+"""How far a number of float32 may be off, that a product keeps: TF32 cuts it by up to 2**-11."""
+
+
+def _require_digits_of_float32(device: str) -> None:
+    """Fails the check unless products with an identity give back float32 numbers with most of their digits.
+
+    Sums of many products hide how each was rounded.
+    """
+    generator = torch.Generator().manual_seed(1)
+    for size in (3, 40, 129, 320):
+        values = 1 + torch.rand(size, size, generator=generator)
+        given, identity = values.to(device), torch.eye(size, device=device)
+        zeros = torch.zeros(size, size, device=device)
+        for what, found in {
+            "a product with an identity": given @ identity,
+            "a product of an identity": identity @ given,
+            "a product of vectors": torch.stack([identity @ column for column in given.unbind(1)[:3]], 1),
+            "a linear layer": torch.nn.functional.linear(given, identity),
+            "a linear layer with a bias": torch.nn.functional.linear(identity, given.t(), zeros[0]),
+            "addmm": torch.addmm(zeros, given, identity),
+            "a batched product": torch.bmm(given[None], identity[None])[0],
+            "a batched product that is added": torch.baddbmm(zeros[None], identity[None], given[None])[0],
+            "an einsum": torch.einsum("ij,kj->ik", identity, given.t()),
+        }.items():
+            apart = float((found.cpu().double() / values[:, : found.shape[1]].double() - 1).abs().max())
+            require(
+                apart <= _DIGITS,
+                f"{what} of {size} x {size} float32 numbers is off by {apart:.1e}, though "
+                "torch.get_float32_matmul_precision() is 'highest'",
+            )
 
 
 @check(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -26,7 +27,7 @@ from acclimate_conformance.checks.dtypes.closed_forms import (
     Known,
     On,
 )
-from acclimate_conformance.checks.dtypes.operators import require_alike
+from acclimate_conformance.checks.dtypes.operators import naming, require_alike
 from acclimate_conformance.checks.dtypes.sampled.comparing import REFUSAL
 
 _UNITS = 1024
@@ -67,11 +68,13 @@ def _require_known(
                 continue
             several = isinstance(found, list)
             pairs = zip(found if several else [found], wanted if several else [wanted], strict=True)
-            for result, numbers in pairs:
-                if table is exactly or not result.dtype.is_floating_point:
-                    _require_numbers(result, numbers, what)
-                else:
-                    require_alike(result, torch.tensor(numbers, dtype=result.dtype), what, by_element=False)
+            for number, (result, numbers) in enumerate(pairs):
+                with naming(partial(call, on), number):
+                    if table is exactly or not result.dtype.is_floating_point:
+                        _require_numbers(result, numbers, what)
+                    else:
+                        exact = torch.tensor(numbers, dtype=result.dtype)
+                        require_alike(result, exact, what, by_element=False)
     return note_of_lacks(absent)
 
 

@@ -770,6 +770,30 @@ _ON_INTEGERS: dict[str, _Pair] = {
     "bitwise operators": lambda a, b: [a & b, a | b, a ^ b, ~a, b << 1, a >> 2],
     "logical operators": lambda a, b: [a.logical_and(b), a.logical_or(b), a.logical_not()],
     "comparisons": lambda a, b: torch.stack([a > b, a >= b, a < b, a <= b, a == b, a != b]),
+    "comparisons with numbers that are no integers": lambda a, b: [
+        part
+        for number in (5.5, 0.25, -0.5, 12.75, _INF, -_INF, _NAN)
+        for part in (
+            a > number,
+            a >= number,
+            a < number,
+            a <= number,
+            a == number,
+            a != number,
+            a.clone().gt_(number),
+            a.clone().le_(number),
+            a.clone().eq_(number),
+        )
+    ],
+    "remainders and quotients of numbers that are no integers": lambda a, b: [
+        a % 2.5,
+        a.fmod(2.5),
+        torch.div(a, 2.5, rounding_mode="floor"),
+        a.clamp(0.5, 6.5),
+        a.pow(0.5),
+        torch.where(a > b, a, 2.5),
+        torch.lerp(a.float(), b.float(), 0.75),
+    ],
     "maximum and minimum": lambda a, b: [torch.maximum(a, b), torch.minimum(a, b), a.clamp(2, 9)],
     "a sum with a floating-point number": lambda a, b: [a + 0.5, a * 2.5, a.float() + b],
     "a sum with a truth value": lambda a, b: [a + (b > 2), a * (b > 2), (a > 2) + (b > 2)],

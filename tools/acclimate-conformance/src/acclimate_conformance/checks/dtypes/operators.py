@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode, resolve_name
 
 from acclimate.accelerator import Accelerator
-from acclimate_conformance.checks.assertions import TOLERANCE, note_of_lacks, require, short
+from acclimate_conformance.checks.assertions import (
+    TOLERANCE,
+    BrokenPromiseError,
+    note_of_lacks,
+    require,
+    short,
+)
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.dtypes.arithmetic import supported
 from acclimate_conformance.checks.dtypes.operations import (
@@ -67,8 +75,45 @@ def _compare(
         return
     require(len(found) == len(wanted), f"{what} gives {len(found)} tensors, not {len(wanted)}")
     wanted = _reference(run, found, wanted, by_element)
-    for actual, expected in zip(found, wanted, strict=True):
-        require_alike(actual, expected, what, by_element)
+    for number, (actual, expected) in enumerate(zip(found, wanted, strict=True)):
+        with naming(partial(run, place), number):
+            require_alike(actual, expected, what, by_element)
+
+
+class _Makers(TorchFunctionMode):
+    """Notes which of torch's functions made each tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: dict[int, str] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = resolve_name(func)
+        for made in result if isinstance(result, (list, tuple)) else (result,):
+            if isinstance(made, torch.Tensor) and name:
+                self.names[id(made)] = name
+        return result
+
+
+@contextmanager
+def naming(call: Callable[[], Any], number: int) -> Iterator[None]:
+    """Adds to a failure of one of several results which function of torch made it.
+
+    Args:
+        call: makes the results once more.
+        number: that of the result.
+    """
+    try:
+        yield
+    except BrokenPromiseError as failure:
+        makers, results = _Makers(), list[torch.Tensor]()
+        with suppress(Exception), makers:  # what was seen the first time is what counts
+            results = list(_flat(call()))
+        name = makers.names.get(id(results[number])) if len(results) > max(1, number) else None
+        if name is None:
+            raise
+        raise BrokenPromiseError(f"{name}, in {failure}") from failure
 
 
 def _reference(

@@ -159,10 +159,19 @@ class _Draws(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in func.tags and not _drops_nothing(func, args, kwargs or {}):
             there = [t for t in tensors_in([args, result]) if isinstance(t, torch.Tensor)]
             self.found |= any(t.device.type != HOST for t in there)
         return result
+
+
+def _drops_nothing(func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operator that draws numbers only to drop elements drops none, as attention mostly does."""
+    given = {argument.name: argument.default_value for argument in func._schema.arguments}
+    given |= dict(zip(given, args, strict=False))
+    given |= kwargs
+    shares, training = ("dropout_p", "dropout"), ("train", "training")
+    return any(given.get(name) == 0 for name in shares) or any(given.get(name) is False for name in training)
 
 
 def draws(run: Run, place: Place) -> bool:

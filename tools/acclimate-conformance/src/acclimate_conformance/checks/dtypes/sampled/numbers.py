@@ -119,16 +119,18 @@ def every_small_number(accelerator: Accelerator, found: Findings) -> None:
             if values.is_floating_point() and op.name not in _EXACT and any(b is not None for b in domain):
                 low, high = (b if b is not None else s for b, s in zip(domain, (-1e30, 1e30), strict=True))
                 values = values[(values >= low) & (values <= high)]
-            options = next((s.kwargs for s in samples_of(op, dtype, 1)), {})
-            if "decimals" in options and dtype.itemsize == 2:
-                continue  # 16 bits do not hold x * 10**decimals, so that halves arise, or infinity
-            what = f"{name_of(op)}(x{''.join(f', {k}={v!r}' for k, v in options.items())}) in {short(dtype)}"
             near: _Near = _all_bits if op.name in _EXACT else _nearly
             if op.name in _CHOOSE:
                 near = _either_zero(near, values == 0)
             unlike = _UNLIKE_IN_STEPS if op.name.startswith(_IN_STEPS) else _UNLIKE
-            run = _of(op, options, values, floats=op.promotes_int_to_float)
-            found.compare(name_of(op), what, run, near=_shown(near, values, unlike=unlike))
+            first = next((s.kwargs for s in samples_of(op, dtype, 1)), {})
+            for options in (first, {}) if first else ({},):
+                if "decimals" in options and dtype.itemsize == 2:
+                    continue  # 16 bits do not hold x * 10**decimals, so that halves arise, or infinity
+                told = "".join(f", {name}={value!r}" for name, value in options.items())
+                what = f"{name_of(op)}(x{told}) in {short(dtype)}"
+                run = _of(op, options, values, floats=op.promotes_int_to_float)
+                found.compare(name_of(op), what, run, near=_shown(near, values, unlike=unlike))
         if found.enough:
             return
 

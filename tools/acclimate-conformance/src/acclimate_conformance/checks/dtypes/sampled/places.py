@@ -106,6 +106,14 @@ def _every_second_transposed(place: Place, tensor: torch.Tensor) -> torch.Tensor
     return _transposed(place, tensor) if place.made % 2 else place.whole(tensor)
 
 
+def _conjugated(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+    return place.whole(tensor.conj()).conj() if tensor.is_complex() else place.whole(tensor)
+
+
+def _every_second_conjugated(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+    return _conjugated(place, tensor) if place.made % 2 else place.whole(tensor)
+
+
 def _channels_last(place: Place, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dim() < 3:
         return place.whole(tensor)
@@ -120,6 +128,11 @@ LAYOUTS: dict[str, Layout] = {
     "of which every second is transposed": _every_second_transposed,
 }
 """Each keeps the elements of a tensor that has some."""
+OF_COMPLEX: dict[str, Layout] = {
+    "that are conjugated when they are read": _conjugated,
+    "of which every second is conjugated when it is read": _every_second_conjugated,
+}
+"""Of complex numbers, as x.conj() and x.mH leave them: a mark on the tensor, and other numbers in memory."""
 _OF_IMAGES: dict[str, Layout] = {"with channels last": _channels_last}
 
 

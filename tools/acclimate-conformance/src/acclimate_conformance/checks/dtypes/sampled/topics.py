@@ -17,7 +17,14 @@ from acclimate_conformance.checks.dtypes.sampled.comparing import (
     shared,
     twice_as_far,
 )
-from acclimate_conformance.checks.dtypes.sampled.places import HOST, LAYOUTS, Place, layouts_for, tensors_in
+from acclimate_conformance.checks.dtypes.sampled.places import (
+    HOST,
+    LAYOUTS,
+    OF_COMPLEX,
+    Place,
+    layouts_for,
+    tensors_in,
+)
 from acclimate_conformance.checks.dtypes.sampled.samples import (
     NOT_FLOATING,
     PLACES_ARE_FREE,
@@ -83,8 +90,14 @@ def operators_in_every_dtype(accelerator: Accelerator, found: Findings) -> None:
             if dtype not in offered or fails_in_torch(op, "test_compare_cpu", found.device, dtype):
                 continue
             alone = Findings(accelerator)  # what is lacking in one dtype may be there in another
-            for sample in samples_of(op, dtype, _OTHER_DTYPES):
+            samples = list(samples_of(op, dtype, _OTHER_DTYPES))
+            for sample in samples:
                 alone.compare(name_of(op), _text(op, sample), _call(op, sample))
+            for how, layout in OF_COMPLEX.items() if dtype.is_complex else ():
+                for sample in samples[:1]:
+                    places = Place(HOST, layout), Place(found.device, layout)
+                    text = _text(op, sample, f"of tensors {how}")
+                    alone.compare(name_of(op), text, _values(op, sample), *places)
             found.broken += alone.broken
             found.compared += alone.compared
             found.dtypes |= alone.dtypes
