@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -191,6 +192,35 @@ class RefusalsAreCountedForEver(SimAccelerator):
     def memory_stats(self, device_index: DeviceLike = None) -> dict[str, Any]:
         stats = super().memory_stats(device_index)
         return {**stats, "num_ooms": stats["num_ooms"] + self._refusals}
+
+
+class TotalIsWhatIsFree(SimAccelerator):
+    """The total memory of get_device_properties is what is free."""
+
+    def get_device_properties(self, device_index: DeviceLike = None) -> Any:
+        found = super().get_device_properties(device_index)
+        return replace(found, total_memory=self.mem_get_info(device_index)[0])
+
+
+class PeerCopiesInFloat32(SimAccelerator):
+    """Copies from device to device have the digits of float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._library = torch.library.Library("aten", "IMPL")
+        plain = torch.library.get_kernel("aten::_copy_from", "PrivateUse1")
+
+        def copy(keys: Any, source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> Any:
+            between = source.device.type == target.device.type and source.device != target.device
+            if source.dtype == torch.float64 and between:
+                source = source.float()
+            return plain.call_boxed(keys, source, target, non_blocking)
+
+        self._library.impl("_copy_from", copy, "PrivateUse1", with_keyset=True, allow_override=True)
+
+    def uninstall(self) -> None:
+        """Puts the device's own operator back."""
+        self._library._destroy()
 
 
 class EmptiesTheCurrentDevice(SimAccelerator):
@@ -886,6 +916,8 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         OtherOutOfMemory: "memory/out_of_memory",
         PinsNothing: "pinning/told_truly",
         RefusalsAreCountedForEver: "memory/accumulated_statistics",
+        TotalIsWhatIsFree: "memory/capacity_agrees",
+        PeerCopiesInFloat32: "dtypes/copies_between_devices",
         PinnedInItsThread: "pinning/told_truly",
         EveryEighthStreamIsTheDefault: "streams/current_stream",
         PinnedForEver: "pinning/memory_is_pinned_each_time",
