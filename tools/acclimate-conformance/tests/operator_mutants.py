@@ -58,17 +58,6 @@ class SingularMatricesHaveAnInverse(_WithKernels):
     kernels = {"linalg_inv_ex": _inverse}
 
 
-class LongListsAreCut(_WithKernels):
-    """_foreach_mul_ leaves the tensors after the 110th as they were."""
-
-    @staticmethod
-    def _multiply(tensors: list[torch.Tensor], factor: float) -> None:
-        for tensor in tensors[:110]:
-            tensor.mul_(factor)
-
-    kernels = {"_foreach_mul_.Scalar": _multiply}
-
-
 class BatchesCountAlike(_WithKernels):
     """SyncBatchNorm weighs batches alike, though their sizes differ."""
 
