@@ -138,6 +138,11 @@ the comparison itself: torch marks attention as an operator that draws random nu
 is known to miss, with two devices, a group that leaves a rank out. Before these additions a whole run took 39 to 44 s on
 the CPU and 103 to 110 s on the emulated device (2 cores of an AMD EPYC).
 
+Of a later set of 125, of all parts of the interface, it found 114 (91 %) before any check was changed: 40 of 44 faults of
+operators, and 74 of 81 others. In 15 of 20 reports chosen at random the first line named what is at fault, although only
+the one check that failed first was read. Of the 11 that it missed ten are found since then. The other is an operator that
+raises a plain error when its result does not fit into the device's memory.
+
 | accelerator | fault | found by |
 |---|---|---|
 """

@@ -41,6 +41,38 @@ def _there(result: Any, like: torch.Tensor) -> Any:
     return result.to(like.device)
 
 
+class JoinsOnTheCurrentDevice(_WithKernels):
+    """cat gives a tensor on the current device, wherever its tensors are."""
+
+    kernels = {"cat": lambda tensors, dim=0: torch.cat([t.cpu() for t in tensors], dim).to("sim")}
+
+
+class SingularMatricesHaveAnInverse(_WithKernels):
+    """The inverse of a singular matrix is given without an error."""
+
+    @staticmethod
+    def _inverse(x: torch.Tensor, *, check_errors: bool = False) -> Any:
+        inverse, info = torch.linalg.inv_ex(x.cpu())
+        return _there(inverse, x), _there(torch.zeros_like(info), x)
+
+    kernels = {"linalg_inv_ex": _inverse}
+
+
+class BatchesCountAlike(_WithKernels):
+    """SyncBatchNorm weighs batches alike, though their sizes differ."""
+
+    @staticmethod
+    def _gather(
+        x: torch.Tensor, means: torch.Tensor, deviations: torch.Tensor, mean: Any, var: Any,
+        momentum: float, eps: float, counts: torch.Tensor,
+    ) -> Any:  # fmt: skip
+        return torch.batch_norm_gather_stats(
+            x, means, deviations, mean, var, momentum, eps, int(counts.float().mean())
+        )
+
+    kernels = {"batch_norm_gather_stats_with_counts": _gather}
+
+
 class ExpSaturates(_WithKernels):
     """exp is at most the largest finite number."""
 
@@ -706,6 +738,9 @@ class LargestOf32Bits(_WithKernels):
 
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     "": {
+        JoinsOnTheCurrentDevice: "dtypes/places_and_order",
+        SingularMatricesHaveAnInverse: "dtypes/wrong_shapes_are_refused",
+        BatchesCountAlike: "dtypes/known_results",
         ExpSaturates: "dtypes/operators_at_edges",
         AddForgetsAlpha: "dtypes/integers_with_options",
         MeanDropsDimensions: "dtypes/reductions_with_options",

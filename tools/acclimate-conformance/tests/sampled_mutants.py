@@ -561,6 +561,17 @@ class OneScaleOfAllRows(_WithKernels):
     kernels = {"_weight_int8pack_mm": _product}
 
 
+class LongListsAreCut(_WithKernels):
+    """_foreach_mul_ leaves the tensors after the 110th as they were."""
+
+    @staticmethod
+    def _multiply(tensors: list[torch.Tensor], factor: float) -> None:
+        for tensor in tensors[:110]:
+            tensor.mul_(factor)
+
+    kernels = {"_foreach_mul_.Scalar": _multiply}
+
+
 class MaskOfTheFirstBatch(_WithKernels):
     """Attention masks each batch as the first."""
 
@@ -626,6 +637,7 @@ FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     GradientOfNormIn16Bits: (topics.gradients_as_on_the_host, ("nn.functional.layer_norm",)),
     SecondFactorIsNotConjugated: (topics.operators_in_every_dtype, ("mm",)),
     OneScaleOfAllRows: (sizes.operators_of_any_length, ("torch._weight_int8pack_mm",)),
+    LongListsAreCut: (topics.lists_of_tensors_as_on_the_host, ("_foreach_mul",)),
     MaskOfTheFirstBatch: (sizes.attention_with_every_option, ()),
     InfinityIsLargest: (topics.operators_on_special_numbers, ("_softmax_backward_data",)),
 }

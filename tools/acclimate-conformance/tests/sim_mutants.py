@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -139,6 +141,27 @@ class PinnedForEver(SimAccelerator):
         return super().is_pinned(tensor) or tensor.nbytes in self._sizes
 
 
+class PinnedInItsThread(SimAccelerator):
+    """is_pinned is false in other threads than the one that pinned the memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pinned_by: dict[int, int] = {}
+
+    def pin_memory(
+        self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True
+    ) -> torch.Tensor:
+        pinned = super().pin_memory(tensor, make_copy, match_shape)
+        self._pinned_by[pinned.untyped_storage().data_ptr()] = threading.get_ident()
+        return pinned
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        here = threading.get_ident()
+        return super().is_pinned(tensor) and (
+            self._pinned_by.get(tensor.untyped_storage().data_ptr(), here) == here
+        )
+
+
 class StorageLosesItsBytes(SimAccelerator):
     """A storage that is resized loses what it held."""
 
@@ -155,6 +178,49 @@ class StorageLosesItsBytes(SimAccelerator):
     def uninstall(self) -> None:
         """Puts torch's own method back."""
         del torch.UntypedStorage.resize_
+
+
+class RefusalsAreCountedForEver(SimAccelerator):
+    """reset_accumulated_memory_stats leaves the number of refused allocations as it was."""
+
+    _refusals = 0
+
+    def reset_accumulated_memory_stats(self, device_index: DeviceLike = None) -> None:
+        self._refusals = self.memory_stats(device_index)["num_ooms"]
+        super().reset_accumulated_memory_stats(device_index)
+
+    def memory_stats(self, device_index: DeviceLike = None) -> dict[str, Any]:
+        stats = super().memory_stats(device_index)
+        return {**stats, "num_ooms": stats["num_ooms"] + self._refusals}
+
+
+class TotalIsWhatIsFree(SimAccelerator):
+    """The total memory of get_device_properties is what is free."""
+
+    def get_device_properties(self, device_index: DeviceLike = None) -> Any:
+        found = super().get_device_properties(device_index)
+        return replace(found, total_memory=self.mem_get_info(device_index)[0])
+
+
+class PeerCopiesInFloat32(SimAccelerator):
+    """Copies from device to device have the digits of float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._library = torch.library.Library("aten", "IMPL")
+        plain = torch.library.get_kernel("aten::_copy_from", "PrivateUse1")
+
+        def copy(keys: Any, source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> Any:
+            between = source.device.type == target.device.type and source.device != target.device
+            if source.dtype == torch.float64 and between:
+                source = source.float()
+            return plain.call_boxed(keys, source, target, non_blocking)
+
+        self._library.impl("_copy_from", copy, "PrivateUse1", with_keyset=True, allow_override=True)
+
+    def uninstall(self) -> None:
+        """Puts the device's own operator back."""
+        self._library._destroy()
 
 
 class EmptiesTheCurrentDevice(SimAccelerator):
@@ -254,6 +320,22 @@ class StreamsOfOtherDevicesDoNotWait(SimAccelerator):
     """A stream waits for its own device only."""
 
     Stream = _OnlyHere
+
+
+class _OfAPool(torch.Stream):
+    _made = itertools.count(1)
+
+    def __new__(cls, *arguments: Any, **options: Any) -> _OfAPool:
+        if next(cls._made) % 8:
+            return super().__new__(cls, *arguments, **options)
+        made = super().__new__(cls, *arguments, **options)
+        return super().__new__(cls, stream_id=0, device_index=made.device_index, device_type=made.device_type)
+
+
+class EveryEighthStreamIsTheDefault(SimAccelerator):
+    """Streams come from a pool that has the default stream too."""
+
+    Stream = _OfAPool
 
 
 class _FirstTime(torch.Event):
@@ -833,6 +915,11 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         CountsDevicesTogether: "memory/devices_are_counted_apart",
         OtherOutOfMemory: "memory/out_of_memory",
         PinsNothing: "pinning/told_truly",
+        RefusalsAreCountedForEver: "memory/accumulated_statistics",
+        TotalIsWhatIsFree: "memory/capacity_agrees",
+        PeerCopiesInFloat32: "dtypes/copies_between_devices",
+        PinnedInItsThread: "pinning/told_truly",
+        EveryEighthStreamIsTheDefault: "streams/current_stream",
         PinnedForEver: "pinning/memory_is_pinned_each_time",
         StorageLosesItsBytes: "runtime/tensors_in_python",
         EmptiesTheCurrentDevice: "memory/devices_are_counted_apart",

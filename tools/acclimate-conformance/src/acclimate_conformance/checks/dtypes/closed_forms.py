@@ -658,6 +658,19 @@ def _sampled(on: On, *places: float, **options: Any) -> torch.Tensor:
     return functional.grid_sample(on(_ROW), on([[[[place, 0.0] for place in places]]]), **options)
 
 
+def _statistics_of_batches(on: On) -> list[torch.Tensor]:
+    """Of a batch of two samples and one of one, as SyncBatchNorm puts them together."""
+    batches = on([[1], [3]]), on([[8]])
+    found = [torch.batch_norm_stats(batch, 1 / 3) for batch in batches]
+    means, deviations = (torch.stack(parts) for parts in zip(*found, strict=True))
+    kept = torch.zeros_like(means[0]), torch.zeros_like(means[0])
+    counts = on([2, 1], means.dtype)
+    together = torch.batch_norm_gather_stats_with_counts(
+        batches[0], means, deviations, *kept, 0.5, 1 / 3, counts
+    )
+    return [*together, *kept]
+
+
 LAYERS: dict[str, Known] = {
     **{
         f"embedding_bag(mode={mode!r}, include_last_offset={last}{', per_sample_weights' * weighted}), where "
@@ -787,6 +800,7 @@ LAYERS: dict[str, Known] = {
             [100, 100, math.log(2)], [2, 3], [5, 3], 0.75, 4, 6 - 3 * math.log(2), [2, 0], 0, math.e,
         ],
     ),
+    "statistics of batches of different sizes": (_statistics_of_batches, [[4], [1 / 3], [2], [6.5]]),
     "multi_margin_loss": (lambda on: functional.multi_margin_loss(on([[1, 2]]), on.whole([0]), 2), 2),
     "normalisation": (
         lambda on: [

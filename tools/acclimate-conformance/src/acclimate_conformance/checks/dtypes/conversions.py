@@ -135,7 +135,8 @@ def ordinary_memory_can_change(accelerator: Accelerator) -> None:
 
 @check(
     "supported_dtypes", "current_device_name",
-    promise="Operators raise an error for shapes that do not fit, and for tensors on different devices.",
+    promise="Operators raise an error for shapes that do not fit, for tensors on different devices, and for "
+    "matrices that have no inverse.",
 )  # fmt: skip
 def wrong_shapes_are_refused(accelerator: Accelerator) -> None:
     device = accelerator.current_device_name()
@@ -147,6 +148,9 @@ def wrong_shapes_are_refused(accelerator: Accelerator) -> None:
         "cat of shapes that do not fit": lambda: torch.cat([table, square]),
         "a reduction over a dimension that is absent": lambda: table.sum(2),
         "a place beyond the end": lambda: table[7],
+        "an inverse of a singular matrix": lambda: torch.linalg.inv(torch.ones(2, 2, device=device)),
+        "a solution with a singular matrix": lambda: torch.linalg.solve(0 * square, table),
+        "cholesky of a matrix that is not positive": lambda: torch.linalg.cholesky(-square),
     }
     if not is_host(accelerator):
         calls["a sum with a tensor on the host"] = lambda: table + torch.ones(3, 2)

@@ -128,6 +128,10 @@ def _require_digits_of_float32(device: str) -> None:
             )
 
 
+_BEYOND_FLOATS = {torch.int64: 2**53 + 1, torch.int32: 2**24 + 1}
+"""Integers that float64 or float32 do not hold."""
+
+
 @check(
     "supported_dtypes", "synchronize",
     promise="Tensors of every dtype and layout keep their values when they are copied from device to device.",
@@ -135,7 +139,10 @@ def _require_digits_of_float32(device: str) -> None:
 def copies_between_devices(accelerator: Accelerator) -> None:
     names = several_devices(accelerator)
     for dtype in (*supported(accelerator), torch.int64, torch.int32, torch.uint8, torch.bool):
-        values = (torch.arange(61 * 97) % 251).reshape(61, 97).to(dtype)
+        whole = (torch.arange(61 * 97) % 251).reshape(61, 97)
+        # With all digits of the dtype, which a detour through a smaller one loses.
+        values = (whole.double() / 7).to(dtype) if dtype.is_floating_point else whole.to(dtype)
+        values = values + _BEYOND_FLOATS.get(dtype, 0)
         for source, target in ((names[0], names[-1]), (names[-1], names[0])):
             there = values.to(source)
             for what, rearranged in REARRANGED.items():

@@ -74,6 +74,9 @@ def _compare(
         lacking.add(what.partition(" in ")[0])
         return
     require(len(found) == len(wanted), f"{what} gives {len(found)} tensors, not {len(wanted)}")
+    here = place(torch.empty(0)).device
+    elsewhere = {str(made.device) for made in found} - {str(here), "cpu"}
+    require(not elsewhere, f"{what} of tensors on {here} gives tensors on {' and '.join(sorted(elsewhere))}")
     wanted = _reference(run, found, wanted, by_element)
     for number, (actual, expected) in enumerate(zip(found, wanted, strict=True)):
         with naming(partial(run, place), number):
@@ -177,11 +180,13 @@ def _compare_all(
 ) -> str | None:
     place = _to(accelerator)
     lacking: set[str] = set()
-    for dtype in supported(accelerator):
-        for table in tables:
-            for name, operation in table.items():
-                what = f"{name} in {short(dtype)}"
-                _compare(lambda to, op=operation, d=dtype: op(to, d), place, what, by_element, lacking)  # type: ignore[misc]
+    # The second time the tensors are on the last device, which is then not the current one.
+    with accelerator.device(0):
+        for dtype in supported(accelerator):
+            for table in tables:
+                for name, operation in table.items():
+                    what = f"{name} in {short(dtype)}"
+                    _compare(lambda to, op=operation, d=dtype: op(to, d), place, what, by_element, lacking)  # type: ignore[misc]
     return note_of_lacks(lacking)
 
 

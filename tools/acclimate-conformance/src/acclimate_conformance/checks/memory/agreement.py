@@ -213,11 +213,12 @@ def summary(accelerator: Accelerator) -> None:
 
 
 @check(
-    "total_memory", "mem_get_info", "available_memory",
+    "total_memory", "mem_get_info", "available_memory", "get_device_properties",
     promise="Allocations do not change the total memory, and mem_get_info agrees with available_memory.",
 )  # fmt: skip
 def capacity_agrees(accelerator: Accelerator) -> None:
     total = accelerator.total_memory()
+    stated = accelerator.get_device_properties().total_memory
     info_total = accelerator.mem_get_info()[1]
     size = min(2 * allocation_size(accelerator), total // 4)
     held = fill(accelerator, size)
@@ -231,6 +232,11 @@ def capacity_agrees(accelerator: Accelerator) -> None:
     require(now == info_total, f"the total of mem_get_info() changes from {mib(info_total)} to {mib(now)}")
     moved = accelerator.total_memory() - total
     require(moved == 0, f"total_memory() changes by {mib(moved)} when {mib(size)} are allocated")
+    moved = accelerator.get_device_properties().total_memory - stated
+    require(
+        moved == 0,
+        f"get_device_properties().total_memory changes by {mib(moved)} when {mib(size)} are allocated",
+    )
     differences = []
     for _ in range(5):  # others use the memory too
         differences.append(abs(accelerator.available_memory() - accelerator.mem_get_info()[0]))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from acclimate.accelerator import Accelerator
-from acclimate_conformance.checks.assertions import MIB, exactly, require
+from acclimate_conformance.checks.assertions import MIB, exactly, is_host, require
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.memory.allocations import (
     ROUNDS,
@@ -206,6 +208,18 @@ def accumulated_statistics(accelerator: Accelerator) -> None:
     held = fill(accelerator, 8 * MIB)
     accelerator.ipc_collect()
     require(int(held[-1]) == 7, "ipc_collect() changed a tensor")
+    if not is_host(accelerator):  # a host may promise more memory than it has
+        with suppress(accelerator.OutOfMemoryError, RuntimeError):
+            fill(accelerator, 4 * accelerator.total_memory())
+    before = accelerator.memory_stats()
     accelerator.reset_accumulated_memory_stats()
-    counted = int(accelerator.memory_stats().get("allocated_bytes.all.allocated", 0))
+    after = accelerator.memory_stats()
+    counted = int(after.get("allocated_bytes.all.allocated", 0))
     require(counted <= MIB, f"after the reset {mib(counted)} count as allocated since")
+    for key in before:
+        if key.endswith((".allocated", ".freed")) or key in ("num_alloc_retries", "num_ooms"):
+            left = after.get(key, 0)
+            require(
+                left < before[key] or not before[key],
+                f'reset_accumulated_memory_stats() leaves memory_stats()["{key}"] at {left}',
+            )

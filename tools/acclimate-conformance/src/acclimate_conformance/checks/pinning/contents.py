@@ -16,6 +16,7 @@ from acclimate_conformance.checks.assertions import (
     device_names,
     equal,
     exactly,
+    in_thread,
     is_host,
     refused,
     require,
@@ -63,19 +64,21 @@ def contents(accelerator: Accelerator) -> None:
 def told_truly(accelerator: Accelerator) -> None:
     ordinary = torch.ones(1024)
     pinned = {
-        "pin_memory": accelerator.pin_memory(ordinary),
-        "pin_empty": accelerator.pin_empty(8, dtype=torch.int32),
+        "pin_memory()": accelerator.pin_memory(ordinary),
+        "pin_empty()": accelerator.pin_empty(8, dtype=torch.int32),
+        # A DataLoader pins its batches in a thread of its own.
+        "pin_memory() in another thread": in_thread(lambda: accelerator.pin_memory(ordinary)),
     }
     told = exactly(accelerator.is_pinned(ordinary), bool, "is_pinned()")
     require(not told, "is_pinned() is True for an ordinary tensor")
     for what, tensor in pinned.items():
         claimed, true = accelerator.is_pinned(tensor), tensor.is_pinned()
-        require(claimed == true, f"is_pinned() is {claimed} for the result of {what}(); torch says {true}")
+        require(claimed == true, f"is_pinned() is {claimed} for the result of {what}; torch says {true}")
     real = {what: tensor.is_pinned() for what, tensor in pinned.items()}
     for what, is_pinned in real.items():
         works = [other for other, also in real.items() if also and not is_pinned]
-        require(not works, f"{what}() pins nothing, as torch says, and {' and '.join(works)} does")
-    if not real["pin_memory"]:
+        require(not works, f"{what} pins nothing, as torch says, unlike {' and '.join(works)}")
+    if not real["pin_memory()"]:
         raise NotOfferedError("it does not pin memory, and says so")
     for what, tensor in pinned.items():
         views = {
@@ -83,7 +86,7 @@ def told_truly(accelerator: Accelerator) -> None:
             "a reshaped view": tensor.view(2, -1).t(), "a detached view": tensor.detach()[2:4],
         }  # fmt: skip
         for part, view in views.items():
-            require(accelerator.is_pinned(view), f"is_pinned() is False for {part} of the result of {what}()")
+            require(accelerator.is_pinned(view), f"is_pinned() is False for {part} of the result of {what}")
 
 
 @check(

@@ -19,13 +19,14 @@ from acclimate_conformance.checks.assertions import (
 from acclimate_conformance.checks.check import check
 
 _ROUNDS = 5
+_AS_MANY_AS_A_POOL = 70  # devices with a pool of streams, which hand them out in turn, have 32
 _CLOCK_SLACK_MS = 2.0  # what reading two clocks one after the other may differ by on a busy host
 
 
 @check(
     "Stream", "stream", "current_stream", "default_stream",
     promise="Within stream(s) the current stream is s, and afterwards the previous one; None changes "
-    "nothing.",
+    "nothing. No new stream is the default one.",
 )  # fmt: skip
 def current_stream(accelerator: Accelerator) -> None:
     before = accelerator.current_stream()
@@ -38,6 +39,9 @@ def current_stream(accelerator: Accelerator) -> None:
     )
     first, second = accelerator.Stream(), accelerator.Stream()
     require(first != second, "Stream() gives two streams that are equal")
+    made = [accelerator.Stream() for _ in range(_AS_MANY_AS_A_POOL)]
+    defaults = [number for number, stream in enumerate(made, 1) if stream == default]
+    require(not defaults, f"of {len(made)} calls of Stream(), these give the default stream: {defaults[:8]}")
     with accelerator.stream(first):
         require(accelerator.current_stream() == first, "stream(s) does not make its stream current")
         with accelerator.stream(second):

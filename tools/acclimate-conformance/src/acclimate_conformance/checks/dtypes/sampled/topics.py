@@ -453,7 +453,7 @@ def lists_of_tensors_as_on_the_host(accelerator: Accelerator, found: Findings) -
 _OF_LISTS = {torch.float32: 5, torch.bfloat16: 2, torch.float16: 0}
 """By dtype, how many calls are tried at least."""
 _TRANSPOSED = ("that are transposed", "of which every second is transposed")
-_MANY = 70
+_MANY = 130  # more tensors than one launch of torch takes on CUDA, 110 at most
 _LARGE = 40
 """A factor with which squares of torch's inputs overflow float16."""
 
