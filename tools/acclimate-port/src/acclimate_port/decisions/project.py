@@ -6,14 +6,16 @@ import re
 import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 
+from acclimate_port.decisions.guarded_tests import WITHIN
 from acclimate_port.decisions.symbols import TOGETHER, Facts, Kind, Symbol
 from acclimate_port.source.outline import REGISTERS, Outline
 
 _REASONS = {
     Kind.FLAG: "{place}, which the same flag decides about, stays as it is",
-    Kind.DEVICE: "{place}, which compares the name of this device or looks it up, stays as it is",
+    Kind.DEVICE: "{place}, which compares this device's name, looks it up or gives it away, stays as it is",
     Kind.TENSOR: "{place}, which moves the same object or asks for its device, stays as it is",
     Kind.NUMBER: "{place}, a device that gets its number from the same function, stays as it is",
     Kind.CODE: "it decides about code that needs CUDA at {place}, which stays as it is",
@@ -22,6 +24,7 @@ _REASONS = {
     Kind.STREAM: "{place}, which uses a stream or a graph of the same program, stays as it is",
     Kind.FIGURE: "{place}, a figure of memory of the same program, stays as it is",
     Kind.STATE: "{place}, a state of random numbers of the same program, stays as it is",
+    Kind.TEST: "{place}, which the same guard of a test suite skips or decides about, stays as it is",
     Kind.BACKEND: "{place}, which the same program exchanges tensors by, stays as it is",
 }
 _FARTHEST = {Kind.CODE: 3, **dict.fromkeys(TOGETHER, 1000)}
@@ -161,6 +164,8 @@ class Project:
             other: the file of the code.
             symbol: the symbol.
         """
+        if symbol.kind is Kind.TEST:
+            return True
         if path == other:
             return symbol.kind in (Kind.CODE, Kind.TENSOR, Kind.NUMBER)
         if symbol.kind is Kind.BACKEND:
@@ -259,7 +264,7 @@ class Project:
                 one, other = self._known(path, first), self._known(path, second)
                 if one is not None and other is not None:
                     following[one][other, path] = None
-            for one, other in self._together(path):
+            for one, other in (*self._together(path), *self._ignored(path)):
                 following[one][other, path] = None
             for symbol, line in known.stays.items():
                 if (meant := self._known(path, symbol)) is not None:
@@ -307,6 +312,26 @@ class Project:
                 if is_cause:
                     yield other, one
 
+    def _ignored(self, path: Path) -> Iterator[tuple[_Known, _Known]]:
+        """Pairs of a guard of test files and each of these: if one of them stays, so does the other."""
+        symbols = dict.fromkeys((*self._facts[path].relies, *self._facts[path].stays))
+        for symbol in symbols:
+            if symbol.kind is not Kind.TEST or not symbol.text.startswith("files:"):
+                continue
+            guard = (Kind.TEST, self._name_of_tests(path, symbol.text))
+            pattern = symbol.text.partition(":")[2]
+            below = [one for one in self._facts if one != path and one.is_relative_to(path.parent)]
+            forms = (f"*/{pattern}", f"*/{pattern}/*", f"*/*{pattern}*.py")
+            for one in below:
+                name = f"/{one.relative_to(path.parent).as_posix()}"
+                if any(fnmatchcase(name, form) for form in forms):
+                    yield (Kind.TEST, self._name_of_tests(one, f"file:{WITHIN}")), guard
+                    yield guard, (Kind.TEST, self._name_of_tests(one, "file:"))
+
+    def _name_of_tests(self, path: Path, text: str) -> str:
+        """The text of a symbol of tests, with the file if it is about files."""
+        return f"{path}:{text}" if text.startswith("file") else text
+
     def _imported_whole(self, path: Path) -> set[Path]:
         """The files of which a file imports all names, directly or through others."""
         found: set[Path] = set()
@@ -322,6 +347,8 @@ class Project:
     # -- names -------------------------------------------------------------------------------------------
 
     def _known(self, path: Path, symbol: Symbol) -> _Known | None:
+        if symbol.kind is Kind.TEST:
+            return symbol.kind, self._name_of_tests(path, symbol.text)
         if symbol.kind in TOGETHER:
             return symbol.kind, f"{path}:{symbol.text.removeprefix('here:')}"
         name = self._name(path, symbol.text)

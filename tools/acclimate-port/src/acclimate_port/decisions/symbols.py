@@ -50,6 +50,8 @@ class Kind(Enum):
     """One whose code reads or restores the state of random numbers."""
     BACKEND = "backend"
     """The communication backend of a program, and the devices of the tensors that its ranks exchange."""
+    TEST = "test"
+    """Tests that a guard in another file skips: see guarded_tests.py."""
 
 
 TOGETHER = (Kind.PLACE, Kind.CAST, Kind.STREAM, Kind.FIGURE, Kind.STATE)
