@@ -60,6 +60,7 @@ _GIVEN = (Kind.DEVICE, Kind.TENSOR, Kind.FLAG)
 _DEVICE_WORDS = ("device", "device_type")
 _PROFILER = Symbol(Kind.FLAG, "any:ProfilerActivity")
 _BACKEND = Symbol(Kind.BACKEND, "any:backend")
+_REPORT = Symbol(Kind.REPORT, "here:")
 _PROFILED = ("device_time", "device_time_total", "self_device_time_total", "cuda_time", "cuda_time_total")
 """What a profiler knows only if it records the activities of the device."""
 _EMPTY_WITHOUT_CUDA = {"memory_stats"}
@@ -94,6 +95,7 @@ class Across:
             for text in self._homes(index):
                 self._relying[Symbol(Kind.PLACE, f"{text}(needs)")].append(index)
         self._relying[_BACKEND] += self._device.exchanging
+        self._relying[_REPORT] += self._device.reports
         self._guards = [*guards(file, decisions)]
         self._guarded = [*guarded(file, decisions)]
         for index, symbol in (*self._guards, *self._guarded):
@@ -155,6 +157,8 @@ class Across:
                     add(Symbol(kind, text), self._all[index].root.finding.place)
         for index in self._device.staying(self._device.exchanging)[:1]:
             add(_BACKEND, self._all[index].root.finding.place)
+        for index in self._device.staying(self._device.reports)[:1]:
+            add(_REPORT, self._all[index].root.finding.place)
         for index, symbol in self._guarded:
             if self._stays(index):
                 add(within(symbol), self._all[index].finding.place)

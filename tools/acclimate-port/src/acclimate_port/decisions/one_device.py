@@ -7,6 +7,7 @@ program half on CUDA, so the others are only offered.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -38,6 +39,11 @@ _COLLECTIVES = {
     *("send", "batch_isend_irecv", "P2POp"),
 }
 """Functions of torch.distributed that exchange tensors, which are on the device of the backend."""
+
+_MESSAGE = re.compile(
+    r"^(print|log|info|debug|warn|warning|error|critical|exit|echo|write)(_|$)|(_|^)(log|print)$"
+)
+"""Names of functions that write a message, or end the program with one."""
 
 
 class OneDevice:
@@ -79,6 +85,27 @@ class OneDevice:
         self.on_device = [*casts, *self.groups[Kind.STREAM], *decisions.of_rules("sync-batch-norm")]
         self.on_device += [index for index in calls if self._called(index) in TELL_OF_DEVICE]
         """What is right only on the device that the rest of the program chooses."""
+
+    @cached_property
+    def reports(self) -> list[int]:
+        """What is only told of the device: its name, and tests that choose a message or end the program."""
+        calls = self._all.of_rules("runtime-call")
+        told = [index for index in calls if self._called(index) in TELL_OF_DEVICE]
+        return told + [index for index in self.groups[Kind.PLACE] if self._only_tells(index)]
+
+    def _only_tells(self, index: int) -> bool:
+        """Whether a decision on a device or a test is a part of a message or a check, or chooses one."""
+        node = self._all[index].finding.node
+        statement = self._file.tree.statement(node) if node is not None else None
+        if statement is None or node is None:
+            return False
+        decided = decided_by(self._file, node)
+        if not isinstance(decided, cst.If):
+            return _tells(statement)
+        last = decided.orelse
+        blocks = [decided.body, *([last.body] if isinstance(last, cst.Else) else [])]
+        is_whole = not isinstance(last, cst.If)
+        return is_whole and all(_only_tell(block) for block in blocks)
 
     @cached_property
     def exchanging(self) -> list[int]:
@@ -184,3 +211,21 @@ class OneDevice:
     def _stands_alone(self, index: int) -> bool:
         """Whether the others can be ported without a decision, or the user says that it stays."""
         return self._all[index].hidden or self._all[index].root.finding.stands_alone
+
+
+def _only_tell(block: cst.BaseSuite) -> bool:
+    """Whether the statements of a block only write messages, or end the program."""
+    for line in block.body if isinstance(block, cst.IndentedBlock) else [block]:
+        if isinstance(line, (cst.SimpleStatementLine, cst.SimpleStatementSuite)):
+            if not all(isinstance(one, (cst.Raise, cst.Pass)) or _tells(one) for one in line.body):
+                return False
+        elif not (isinstance(line, (cst.For, cst.With)) and _only_tell(line.body)):
+            return False
+    return True
+
+
+def _tells(statement: cst.CSTNode) -> bool:
+    """Whether a statement writes a message, or is a check."""
+    call = statement.value if isinstance(statement, cst.Expr) else None
+    is_message = isinstance(call, cst.Call) and _MESSAGE.search(called_name(call) or "") is not None
+    return is_message or isinstance(statement, cst.Assert)

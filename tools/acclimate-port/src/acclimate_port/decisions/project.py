@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from acclimate_port.decisions.guarded_tests import WITHIN
-from acclimate_port.decisions.symbols import TOGETHER, Facts, Kind, Symbol
+from acclimate_port.decisions.symbols import MODULE, TOGETHER, Facts, Kind, Symbol
 from acclimate_port.source.outline import REGISTERS, Outline
 
 _REASONS = {
@@ -24,6 +24,7 @@ _REASONS = {
     Kind.STREAM: "{place}, which uses a stream or a graph of the same program, stays as it is",
     Kind.FIGURE: "{place}, a figure of memory of the same program, stays as it is",
     Kind.STATE: "{place}, a state of random numbers of the same program, stays as it is",
+    Kind.REPORT: "it tells of the device of the program, and {place} stays as it is",
     Kind.TEST: "{place}, which the same guard of a test suite skips or decides about, stays as it is",
     Kind.BACKEND: "{place}, which the same program exchanges tensors by, stays as it is",
 }
@@ -264,7 +265,7 @@ class Project:
                 one, other = self._known(path, first), self._known(path, second)
                 if one is not None and other is not None:
                     following[one][other, path] = None
-            for one, other in (*self._together(path), *self._ignored(path)):
+            for one, other in (*self._together(path), *self._ignored(path), *self._reported(path)):
                 following[one][other, path] = None
             for symbol, line in known.stays.items():
                 if (meant := self._known(path, symbol)) is not None:
@@ -312,6 +313,30 @@ class Project:
                 if is_cause:
                     yield other, one
 
+    def _reported(self, path: Path) -> Iterator[tuple[_Known, _Known]]:
+        """Pairs of a place that a file uses, also through others, and what the file tells of the device."""
+        if not any(symbol.kind is Kind.REPORT for symbol in self._facts[path].relies):
+            return
+        report: _Known = (Kind.REPORT, f"{path}:")
+        for home, name in self._reached(path):
+            if (Kind.PLACE, True) in self._placed.get(home, {}).get(name, {}):
+                yield (Kind.PLACE, f"{home}:{name}"), report
+
+    def _reached(self, path: Path) -> set[tuple[Path, str]]:
+        """The functions, classes and names of other files that a file uses, directly or through others."""
+        found: set[tuple[Path, str]] = set()
+        waiting = [(path, full) for full in self._facts[path].outline.uses]
+        while waiting:
+            at, text = waiting.pop()
+            home = self._named(at, text)
+            if home is None or home in found:
+                continue
+            found |= {home, (home[0], MODULE)}
+            known = self._facts[home[0]].outline
+            used = (*known.mentions.get(home[1], ()), *known.reads.get(home[1], ()))
+            waiting += [(home[0], one) for one in used]
+        return {one for one in found if one[0] != path}
+
     def _ignored(self, path: Path) -> Iterator[tuple[_Known, _Known]]:
         """Pairs of a guard of test files and each of these: if one of them stays, so does the other."""
         symbols = dict.fromkeys((*self._facts[path].relies, *self._facts[path].stays))
@@ -347,6 +372,8 @@ class Project:
     # -- names -------------------------------------------------------------------------------------------
 
     def _known(self, path: Path, symbol: Symbol) -> _Known | None:
+        if symbol.kind is Kind.REPORT:
+            return symbol.kind, f"{path}:"
         if symbol.kind is Kind.TEST:
             return symbol.kind, self._name_of_tests(path, symbol.text)
         if symbol.kind in TOGETHER:

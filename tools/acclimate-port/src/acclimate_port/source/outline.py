@@ -45,6 +45,8 @@ class Outline:
 
     Of the imports that a function mentions, those alone that it looks an entry up in: ``MODELS[name]``.
     """
+    reads: dict[str, frozenset[str]] = field(default_factory=dict)
+    """The full names of all that each function mentions of imports."""
     registered: frozenset[tuple[str, str]] = frozenset()
     """Pairs of a function or class of the file, and the function or method that may register it.
 
@@ -98,6 +100,7 @@ def outline(source: str | bytes) -> Outline:
     for one in statements:
         for name in _filled_by(one) & defined.keys():
             defined[name].append(one)
+    projects = any(not NO_PROJECT.match(full) for full in names.values())
     fills = {
         (name, names.get(table, table))
         for name, held in defined.items()
@@ -119,6 +122,11 @@ def outline(source: str | bytes) -> Outline:
                 for text in _mentioned(one, {*defined} - {name}, by, registers)
             )
             for name, held in defined.items()
+        },
+        {
+            name: frozenset(text for by in choices for text in _read(held[0], by))
+            for name, held in defined.items()
+            if isinstance(held[0], (ast.FunctionDef, ast.AsyncFunctionDef)) and projects
         },
         frozenset(pair for one in statements for pair in _registered_by(one, {*defined}, names)),
         frozenset(fills),
@@ -159,6 +167,17 @@ def _mentioned(
         elif isinstance(node, ast.Name) and node.id in own:
             yield node.id
         if isinstance(node, (ast.Name, ast.Attribute)) and (not is_function or id(node) in looked_up):
+            full = _full_name(node, names)
+            yield from [full] if full else []
+
+
+def _read(statement: ast.AST, names: dict[str, str]) -> Iterator[str]:
+    """The full names of what a function mentions of imports, each with all its attributes."""
+    inner: set[int] = set()
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Attribute):
+            inner.add(id(node.value))
+        if isinstance(node, (ast.Name, ast.Attribute)) and id(node) not in inner:
             full = _full_name(node, names)
             yield from [full] if full else []
 
