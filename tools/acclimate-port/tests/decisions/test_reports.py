@@ -126,3 +126,19 @@ def test_a_report_is_ported_beside_a_device_that_its_file_does_not_use(target: s
     }
     results = ported_project(tmp_path, files, target)
     assert {one.status for one in results["main.py"].sites} == {Status.CONVERTED}
+
+
+@BOTH
+@pytest.mark.parametrize("way", BETWEEN)
+def test_a_device_stays_with_the_report_of_a_file_that_reaches_it_through_others(
+    way: str, target: str, tmp_path: Path
+) -> None:
+    for name, moved in (("stays", "x"), ("ported", "torch.ones(1)")):
+        main = (
+            "import torch\nfrom between import pick\n\n\ndef main(log, x):\n    "
+            f"{moved}.cuda()\n{REPORT_OF_OTHERS['a message']}"
+        )
+        files = {"main.py": main, "chooser.py": CHOOSER.format(""), **BETWEEN[way]}
+        results = ported_project(tmp_path / name, files, target)
+        statuses = {one.status for one in results["chooser.py"].sites}
+        assert statuses == {Status.UNSAFE if moved == "x" else Status.CONVERTED}

@@ -61,6 +61,7 @@ _DEVICE_WORDS = ("device", "device_type")
 _PROFILER = Symbol(Kind.FLAG, "any:ProfilerActivity")
 _BACKEND = Symbol(Kind.BACKEND, "any:backend")
 _REPORT = Symbol(Kind.REPORT, "here:")
+_REPORT_STAYS = Symbol(Kind.REPORT, "here:(stays)")
 _PROFILED = ("device_time", "device_time_total", "self_device_time_total", "cuda_time", "cuda_time_total")
 """What a profiler knows only if it records the activities of the device."""
 _EMPTY_WITHOUT_CUDA = {"memory_stats"}
@@ -158,7 +159,7 @@ class Across:
         for index in self._device.staying(self._device.exchanging)[:1]:
             add(_BACKEND, self._all[index].root.finding.place)
         for index in self._device.staying(self._device.reports)[:1]:
-            add(_REPORT, self._all[index].root.finding.place)
+            add(_REPORT_STAYS, self._all[index].root.finding.place)
         for index, symbol in self._guarded:
             if self._stays(index):
                 add(within(symbol), self._all[index].finding.place)

@@ -315,12 +315,15 @@ class Project:
 
     def _reported(self, path: Path) -> Iterator[tuple[_Known, _Known]]:
         """Pairs of a place that a file uses, also through others, and what the file tells of the device."""
-        if not any(symbol.kind is Kind.REPORT for symbol in self._facts[path].relies):
+        known = self._facts[path]
+        if not any(symbol.kind is Kind.REPORT for symbol in (*known.relies, *known.stays)):
             return
         report: _Known = (Kind.REPORT, f"{path}:")
+        kept: _Known = (Kind.REPORT, f"{path}:(stays)")
         for home, name in self._reached(path):
             if (Kind.PLACE, True) in self._placed.get(home, {}).get(name, {}):
                 yield (Kind.PLACE, f"{home}:{name}"), report
+                yield kept, (Kind.PLACE, f"{home}:{name}")
 
     def _reached(self, path: Path) -> set[tuple[Path, str]]:
         """The functions, classes and names of other files that a file uses, directly or through others."""
@@ -373,7 +376,7 @@ class Project:
 
     def _known(self, path: Path, symbol: Symbol) -> _Known | None:
         if symbol.kind is Kind.REPORT:
-            return symbol.kind, f"{path}:"
+            return symbol.kind, f"{path}:{symbol.text.removeprefix('here:')}"
         if symbol.kind is Kind.TEST:
             return symbol.kind, self._name_of_tests(path, symbol.text)
         if symbol.kind in TOGETHER:
