@@ -95,6 +95,9 @@ class Across:
         for index in self._device.on_device:
             for text in self._homes(index):
                 self._relying[Symbol(Kind.PLACE, f"{text}(needs)")].append(index)
+        for index in self._device.turned_off:
+            for text in self._homes(index):
+                self._relying[Symbol(Kind.CAST, f"{text}(needs)")].append(index)
         self._relying[_BACKEND] += self._device.exchanging
         self._relying[_REPORT] += self._device.reports
         self._guards = [*guards(file, decisions)]

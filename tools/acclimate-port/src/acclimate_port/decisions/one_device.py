@@ -58,7 +58,11 @@ class OneDevice:
         self._file = file
         self._all = decisions
         calls = decisions.of_rules("runtime-call")
-        casts = [index for index in decisions.of_rules("mixed-precision") if self._may_be_on(index)]
+        mixed = decisions.of_rules("mixed-precision")
+        casts = [index for index in mixed if self._may_be_on(index)]
+        self.turned_off = [index for index in mixed if self._is_turned_off(index)]
+        """Autocasts and scalers that are off, which turn off those around them on the same device."""
+        placing = {*casts}
         casts += [index for index in calls if self._called(index) == "is_bf16_supported"]
         streams = [index for index in calls if self._called(index) in _STREAMS]
         figures = {index for index in calls if self._called(index) in _FIGURES}
@@ -75,7 +79,8 @@ class OneDevice:
             if finding.rule.name == "device-comparison" and may_stay(file, finding.node):
                 finding.stands_alone = True
         self.groups = {
-            Kind.PLACE: sorted(chosen),
+            # Where an autocast or a scaler stays on CUDA, another device would compute in other dtypes.
+            Kind.PLACE: sorted(chosen | placing),
             Kind.CAST: sorted(casts),
             Kind.STREAM: sorted([*streams, *decisions.of_rules("graphs")]),
             Kind.FIGURE: sorted(figures),
@@ -138,6 +143,7 @@ class OneDevice:
         beside += [([test], [other]) for test, other in self._texts]
         beside += [(self.on_device, self.groups[Kind.PLACE]), (counts, visible)]
         beside += [(self._annotations(), self.groups[Kind.CAST]), (waits, self.groups[Kind.STREAM])]
+        beside += [(self.turned_off, self.groups[Kind.CAST])]
         return {
             index
             for members, others in beside
@@ -204,9 +210,14 @@ class OneDevice:
     def _may_be_on(self, index: int) -> bool:
         """Whether a program may turn an autocast or a scaler on there: ``context = autocast``."""
         node = self._all[index].finding.node
+        is_named = is_assigned(self._file, node) or self._file.tree.around(node, cst.Annotation) is not None
+        return not (is_named or self._is_turned_off(index))
+
+    def _is_turned_off(self, index: int) -> bool:
+        """Whether an autocast or a scaler is off: ``autocast(enabled=False)``."""
+        node = self._all[index].finding.node
         given = keyword(node, "enabled") if isinstance(node, cst.Call) else None
-        is_off = given is not None and dotted(given.value) == "False"
-        return not (is_off or is_assigned(self._file, node) or self._file.tree.around(node, cst.Annotation))
+        return given is not None and dotted(given.value) == "False"
 
     def _stands_alone(self, index: int) -> bool:
         """Whether the others can be ported without a decision, or the user says that it stays."""

@@ -216,6 +216,10 @@ class Binding(NamedTuple):
     reads: tuple[cst.CSTNode, ...]
 
 
+CELL = "# acclimate: cell {}\n"
+"""The line before each cell of a notebook, whose code cells are one source."""
+
+
 class Tree:
     """One file's syntax tree with positions, parents and scopes.
 
@@ -252,6 +256,7 @@ class Tree:
         self._scopes = _Scopes(self.module, self._bound(), children).found
         self.line_starts = [0, *(found.end() for found in _LINE_END.finditer(self.bytes))]
         self.newline = self.module.default_newline
+        self.is_notebook = text.startswith(CELL.format(0))
         self.indent = self.module.default_indent
         self._qualified: dict[int, str | None] = {}
         self._of_names: dict[tuple[int, str], set[str | None]] = {}
