@@ -158,12 +158,21 @@ class Proof:
         }
         names |= self._file.names_of_new_code
         kinds = self._file.other_kinds if as_test else tuple(kinds_in(old))
-        key = (old, new, as_test, kinds, frozenset(names.items()))
+        flags = frozenset(
+            self._file.tree.source(flag)
+            for flag in walk(whole)
+            if isinstance(flag, (cst.Name, cst.Attribute)) and self._file.tests_device(flag)
+        )
+        key = (old, new, as_test, kinds, frozenset(names.items()), flags)
         known = self._file.compared
         if key not in known:
             try:
                 known[key] = differences(
-                    old, new, names, as_test=as_test, kinds=kinds, host_autocasts=self._file.autocasts_on_host
+                    *(old, new, names),
+                    as_test=as_test,
+                    kinds=kinds,
+                    host_autocasts=self._file.autocasts_on_host,
+                    false_on_host=flags,
                 )
             except (SyntaxError, TooComplexError):  # an older Python than the file's cannot parse it
                 known[key] = None
@@ -228,6 +237,11 @@ def outer_tests(file: SourceFile, node: cst.CSTNode) -> list[tuple[cst.BaseExpre
 def names_cuda(test: cst.CSTNode) -> bool:
     """Whether a test compares something with a CUDA device's name."""
     return any((string_value(node) or "").startswith("cuda") for node in walk(test))
+
+
+def compares_device(test: cst.CSTNode) -> bool:
+    """Whether a test compares something with the name of the CPU or of a CUDA device."""
+    return any((string_value(node) or "").startswith(("cpu", "cuda")) for node in walk(test))
 
 
 def asks_for_cuda(file: SourceFile, test: cst.CSTNode) -> bool:

@@ -28,7 +28,7 @@ from acclimate_port.conditions.host_answers import (
     other_kinds,
 )
 from acclimate_port.conditions.host_memory import MAY_BE_HOSTS, may_be_of_host
-from acclimate_port.conditions.proofs import names_cuda
+from acclimate_port.conditions.proofs import compares_device, names_cuda, whole_value
 from acclimate_port.conditions.statements import whole_condition
 from acclimate_port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate_port.new_code.edits import Edit, Part, insert, replace
@@ -367,7 +367,8 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         ``None``: the program has tested for one.
         """
         quote, kind = file.quote(node), target.device_type
-        if file.is_guarded(node):
+        # A device whose type is compared beside it may be CUDA's on a host, if a user asks for it.
+        if file.is_guarded(node) and not compares_device(whole_value(file, node)):
             return None
         asked = asks_for_none(file, node)
         if asked is not None:
