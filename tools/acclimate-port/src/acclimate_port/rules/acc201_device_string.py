@@ -7,6 +7,7 @@ from typing import Any
 
 import libcst as cst
 
+from acclimate_port.dataflow.callees import held_functions
 from acclimate_port.dataflow.literals import LiteralUse, Role, classify_literal
 from acclimate_port.dataflow.map_location import loadable
 from acclimate_port.dataflow.sinks import takes_device
@@ -63,8 +64,9 @@ def _switch(file: SourceFile, given: Given) -> str:
     full = given.full
     if full == "functools.partial" and given.index != 0:
         full = file.tree.qualified(given.call.args[0].value) or ""
-    if _SWITCHES.match(full):
-        return full
+    held = held_functions(file, given.call.func) if not full and given.index == 0 else (full,)
+    if found := next(filter(_SWITCHES.match, held), ""):
+        return found
     is_unknown = not full and parameter_of(file, given) is None
     return given.name if given.word == "device_type" and is_unknown else ""
 
