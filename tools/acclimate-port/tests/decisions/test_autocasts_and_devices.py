@@ -81,7 +81,9 @@ def test_a_device_that_a_name_for_autocast_gets_is_one_decision_with_the_others(
     ported = port_text(source, Settings(target))
     assert ported.text == source
     assert {one.status for one in ported.sites} == {Status.UNSAFE}
-    guarded = source.replace("with ", "if torch.cuda.is_available():\n     with ").replace("return x", " return x")
+    guarded = source.replace("with ", "if torch.cuda.is_available():\n     with ").replace(
+        "return x", " return x"
+    )
     if "def run" not in source:
         compile(guarded, "guarded", "exec")
         assert {one.status for one in port_text(guarded, Settings(target)).sites} == {Status.CONVERTED}

@@ -13,7 +13,7 @@ PRINTED = {
     "a conversion": "f'{torch.cuda.device_count()=!s:>4} {torch.cuda.is_available()=}'",
     "spaces before it": "f'{ torch.cuda.device_count()=}'",
     "a comparison": "f'{torch.cuda.device_count() == 2=}'",
-    "quotes of another kind": 'f"{torch.ones(1, device=\'cuda\') is None = }"',
+    "quotes of another kind": "f\"{torch.ones(1, device='cuda') is None = }\"",
     "several lines": "f'''{\n        torch.cuda.device_count()\n        = }'''",
     "a choice": "f\"{'cuda' if torch.cuda.is_available() else 'cpu'=}\"",
 }

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import libcst as cst
 
+from acclimate_port.conditions.host_answers import kinds_near
 from acclimate_port.conditions.worlds import CUDA, HOST, OTHER, Difference, TooComplexError, differences
 from acclimate_port.new_code.edits import Edit, render_within
 from acclimate_port.source.tree import Span, called_name, string_value, walk
@@ -157,7 +158,7 @@ class Proof:
             if isinstance(name, cst.Name) and (full := self._file.tree.qualified(name)) is not None
         }
         names |= self._file.names_of_new_code
-        kinds = self._file.other_kinds if as_test else tuple(kinds_in(old))
+        kinds = kinds_near(self._file, whole) if as_test else tuple(kinds_in(old))
         flags = frozenset(
             self._file.tree.source(flag)
             for flag in walk(whole)

@@ -181,7 +181,9 @@ def _new_code(finding: Finding) -> list[str]:
 def _is_probe(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether a use of a device raises without CUDA and its function catches that."""
     name = cuda_name(file, node.func if isinstance(node, cst.Call) else node)
-    if name in NEVER_RAISE or (name or "").startswith("amp.") or file.is_guarded(node):
+    # What records an event, or orders a stream, raises at its first use.
+    is_quiet = name in NEVER_RAISE and name not in ("Event", "Stream")
+    if is_quiet or (name or "").startswith("amp.") or file.is_guarded(node):
         return False
     for below, around in file.tree.upwards(node):
         if isinstance(around, (cst.FunctionDef, cst.ClassDef, cst.Lambda)):

@@ -144,6 +144,9 @@ class OneDevice:
         beside += [(self.on_device, self.groups[Kind.PLACE]), (counts, visible)]
         beside += [(self._annotations(), self.groups[Kind.CAST]), (waits, self.groups[Kind.STREAM])]
         beside += [(self.turned_off, self.groups[Kind.CAST])]
+        # What takes the time of the device, or orders its work, fails on others where it is not edited.
+        offered = [i for i in self.groups[Kind.STREAM] if self._all[i].status is Status.CONVERTED]
+        beside += [(self.groups[Kind.PLACE], offered)]
         return {
             index
             for members, others in beside

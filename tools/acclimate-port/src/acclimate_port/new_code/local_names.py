@@ -99,9 +99,7 @@ def _renamed(edit: Edit, call: str, name: str) -> Edit:
     return Edit(edit.start, edit.end, parts)
 
 
-def _of_module(
-    tree: Tree, block: cst.CSTNode, edits: list[Edit]
-) -> list[tuple[cst.CSTNode, list[Edit]]]:
+def _of_module(tree: Tree, block: cst.CSTNode, edits: list[Edit]) -> list[tuple[cst.CSTNode, list[Edit]]]:
     """The edits of a module by the block that surely runs them: itself, or a branch that comes first.
 
     As soon as a statement surely makes the call, all that follows may use its result.

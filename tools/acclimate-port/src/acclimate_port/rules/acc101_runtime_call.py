@@ -324,7 +324,8 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
             # Without CUDA there are no statistics to read an entry of, so the program ends there.
             spelling = dataclasses.replace(spelling, on_host=None)
         whole = replace(file.span(node), *guarded(file, node, spelling, *kept, spelling.text, rest))
-        return self.convert(file, node, whole, *edits, unsafe=spelling.unsafe, claims=claims)
+        unsafe = "" if name == "Event" and _is_recorded(file, node) else spelling.unsafe
+        return self.convert(file, node, whole, *edits, unsafe=unsafe, claims=claims)
 
     def _stream(self, file: SourceFile, node: cst.Call, spelling: Spelling) -> Finding:
         """A call of ``torch.cuda.current_stream``; a statement with it is skipped on a CPU-only machine."""
@@ -484,6 +485,26 @@ def _own_property(file: SourceFile, call: cst.Call) -> str:
     read = [file.tree.parent(holder) for holder in _holders(file, call)]
     names = [asked.attr.value for asked in read if isinstance(asked, cst.Attribute)]
     return next((name for name in names if name not in _ON_EVERY_DEVICE), "")
+
+
+def _is_recorded(file: SourceFile, event: cst.Call) -> bool:
+    """Whether a later statement of the same block records an event, which fails without a device in any case."""
+    target, block = file.tree.holder_of(event), _block(file, event)
+    if target is None or file.tree.around(event, cst.Try) is not None:
+        return False
+    for read in file.tree.reads(target):
+        asked = file.tree.parent(read)
+        call = file.tree.parent(asked) if isinstance(asked, cst.Attribute) and asked.value is read else None
+        is_plain = isinstance(call, cst.Call) and isinstance(file.tree.parent(call), cst.Expr)
+        if is_plain and called_name(call) == "record" and _block(file, read) is block:
+            return True
+    return False
+
+
+def _block(file: SourceFile, node: cst.CSTNode) -> cst.CSTNode | None:
+    """The block of statements that a node is in."""
+    blocks = (one for one in file.tree.ancestors(node) if isinstance(one, (cst.IndentedBlock, cst.Module)))
+    return next(blocks, None)
 
 
 def _gives_handle(file: SourceFile, call: cst.Call) -> bool:
