@@ -15,7 +15,7 @@ _STEPS = 4
 
 
 def may_call(file: SourceFile, given: Given) -> tuple[str, ...]:
-    """The full names of the functions that may get an argument; of a ``partial`` without arguments, its function."""
+    """The full names of the functions that may get an argument; of a ``partial``, its function."""
     return (given.full,) if given.full else held_functions(file, given.call.func)
 
 

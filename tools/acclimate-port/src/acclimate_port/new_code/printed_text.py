@@ -1,4 +1,4 @@
-"""F-strings that print the text of an expression, ``f"{torch.cuda.device_count()=}"``, which an edit keeps."""
+"""F-strings that print the text of an expression, which edits keep: ``f"{torch.cuda.device_count()=}"``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def with_printed_text(tree: Tree, edits: Sequence[Edit]) -> list[Edit]:
 
 
 def loses_text(tree: Tree, node: cst.CSTNode) -> bool:
-    """Whether an f-string prints the text of an expression around a node, and cannot hold it as plain text."""
+    """Whether an f-string prints the text of code around a node, and cannot hold it as plain text."""
     fields = (one for one in tree.ancestors(node) if isinstance(one, cst.FormattedStringExpression))
     return any(field.equal is not None and _edits(tree, field) is None for field in fields)
 

@@ -488,16 +488,16 @@ def _own_property(file: SourceFile, call: cst.Call) -> str:
 
 
 def _is_recorded(file: SourceFile, event: cst.Call) -> bool:
-    """Whether a later statement of the same block records an event, which fails without a device in any case."""
+    """Whether a statement of the same block records an event, which fails without a device in any case."""
     target, block = file.tree.holder_of(event), _block(file, event)
     if target is None or file.tree.around(event, cst.Try) is not None:
         return False
     for read in file.tree.reads(target):
         asked = file.tree.parent(read)
         call = file.tree.parent(asked) if isinstance(asked, cst.Attribute) and asked.value is read else None
-        is_plain = isinstance(call, cst.Call) and isinstance(file.tree.parent(call), cst.Expr)
-        if is_plain and called_name(call) == "record" and _block(file, read) is block:
-            return True
+        if isinstance(call, cst.Call) and isinstance(file.tree.parent(call), cst.Expr):
+            if called_name(call) == "record" and _block(file, read) is block:
+                return True
     return False
 
 
