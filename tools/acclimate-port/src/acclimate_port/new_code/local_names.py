@@ -17,10 +17,10 @@ _CHANGES_DEVICES = "VISIBLE_DEVICES"
 def with_local_names(tree: Tree, edits: list[Edit], call: str, names: tuple[str, ...]) -> list[Edit]:
     """The edits, with a name for a call in each function, or the module itself, whose edits contain it often.
 
-    The name is bound right before the first statement that uses it. In a module, the branches of an ``if``, which
-    an import may not run, have a name of their own: ``if __name__ == "__main__":``. The cells of a notebook share
-    a name that its imports bind, see ``name_for_notebook``. No name is used in a file that chooses the visible
-    devices, where an earlier look at the accelerator would see other devices.
+    The name is bound right before the first statement that uses it. In a module, the branches of an ``if``,
+    which an import may not run, have a name of their own: ``if __name__ == "__main__":``. The cells of a
+    notebook share a name that its imports bind, see ``name_for_notebook``. No name is used in a file that
+    chooses the visible devices, where an earlier look at the accelerator would see other devices.
 
     Args:
         tree: the file.
