@@ -495,8 +495,9 @@ def _is_recorded(file: SourceFile, event: cst.Call) -> bool:
     for read in file.tree.reads(target):
         asked = file.tree.parent(read)
         call = file.tree.parent(asked) if isinstance(asked, cst.Attribute) and asked.value is read else None
-        is_record = isinstance(call, cst.Call) and called_name(call) == "record"
-        if is_record and isinstance(file.tree.parent(call), cst.Expr) and _block(file, read) is block:
+        if not isinstance(call, cst.Call) or called_name(call) != "record":
+            continue
+        if isinstance(file.tree.parent(call), cst.Expr) and _block(file, read) is block:
             return True
     return False
 
