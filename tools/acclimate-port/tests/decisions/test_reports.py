@@ -142,3 +142,17 @@ def test_a_device_stays_with_the_report_of_a_file_that_reaches_it_through_others
         results = ported_project(tmp_path / name, files, target)
         statuses = {one.status for one in results["chooser.py"].sites}
         assert statuses == {Status.UNSAFE if moved == "x" else Status.CONVERTED}
+
+
+@BOTH
+def test_a_relative_import_names_nothing_outside_its_package(target: str, tmp_path: Path) -> None:
+    files = {
+        "root/tool/state.py": "class State:\n    pass\n\n\nstate = State()\n",
+        "root/tool/report.py": (
+            "import torch\n\nfrom .state import state\n\n\ndef report(log, x):\n    state.handle = log\n"
+            "    x.cuda()\n    print('on', 'cuda' if torch.cuda.is_available() else 'cpu')\n    return state.handle\n"
+        ),
+        "root/demo/chooser.py": "import torch\n\nhandle = 0\nx = torch.ones(1).cuda()\n",
+    }
+    results = ported_project(tmp_path, files, target)
+    assert {one.status for one in results["root/demo/chooser.py"].sites} == {Status.CONVERTED}

@@ -419,7 +419,10 @@ class Project:
         found = self._givers(path, module, name, _FEW_STEPS)
         if len(found) > 1:
             found = {one for one in found if one[0].parent == path.parent}
-        elif not found and (package := _parts(path, module)[:1]):  # the package gives it on
+        elif not found and module.startswith("."):  # the package around gives it on
+            around = _folder(path, module)
+            found = {(home, name) for home in self._homes.get(name, ()) if home.is_relative_to(around)}
+        elif not found and (package := _parts(path, module)[:1]):
             found = {(home, name) for home in self._homes.get(name, ()) if package[0] in home.parts}
         return found.pop() if len(found) == 1 else None
 
@@ -466,11 +469,13 @@ def _parted(full: str) -> tuple[str, str]:
 def _parts(path: Path, module: str) -> tuple[str, ...]:
     """The parts of a module's name; of a relative one, those of its path."""
     parts = tuple(part for part in module.split(".") if part)
+    return (*_folder(path, module).parts, *parts) if module.startswith(".") else parts
+
+
+def _folder(path: Path, module: str) -> Path:
+    """The folder in which a file looks for a relative module."""
     level = len(module) - len(module.lstrip("."))
-    if not level:
-        return parts
-    folder = path.parents[level - 1] if level <= len(path.parents) else path.parent
-    return (*folder.parts, *parts)
+    return path.parents[level - 1] if level <= len(path.parents) else path.parent
 
 
 def _shown(place: _Place) -> str:
