@@ -191,6 +191,12 @@ accelerator of a CPU-only machine is the CPU, whose generator they would change,
 that has none. The same holds for memory figures, which are 0 without CUDA; on a CPU acclimate returns the memory of the
 process. A figure of a device that may be a CPU's is unsafe.
 
+If the file has code for another device, a test is false there, as before. A test in another function that only waits,
+seeds or frees memory is not: that is right on every device.
+
+`torch.cuda.Event(…)` fails on a host at the latest when it is recorded. With `--to torch` its edit is safe if the same
+block records it; others are unsafe, as torch's events of a CPU have no methods, and so are the devices of the file.
+
 Those calls and `empty_cache` do not count the devices, and their edits do. They are unsafe where the project sets a variable
 such as `CUDA_VISIBLE_DEVICES` later, or forks. So is a call whose error, on a machine without CUDA, the function
 catches: it is there to find out whether there is CUDA.

@@ -85,7 +85,8 @@ class DeviceString(Rule[cst.SimpleString | cst.FormattedString]):
 `"cuda"` becomes `get_accelerator().device_name()`, and `"cuda:1"` becomes `get_accelerator().device_name(1)`. On CUDA
 both have the same value as before.
 
-The rule edits a literal if torch takes it as a device, if the name of its variable, parameter, option or attribute
+The rule edits a literal if torch takes it as a device, also through a name that holds a function of torch (`scope =
+torch.autocast if half else nullcontext`, a `partial`, a parameter, an attribute), if the name of its variable, parameter, option or attribute
 suggests a device, or if the value reaches one of these. Dictionary keys, messages, and arguments such as `impl="cuda"`
 are data, and stay. So does the device of another library (Warp, JAX), also where a method imports the library and gets the
 device through names, parameters or a part of the text.

@@ -42,6 +42,9 @@ ported in the same way. `"cpu:gloo,cuda:nccl"` becomes `"cpu:gloo"` on a CPU-onl
 that is named twice. In the `choices` of an option `"nccl"` stays, and the accelerator's backend is added, so that
 scripts which pass `nccl` still start.
 
+The default of an option, or of a field of a class of settings, is safe only if a file of the project shows that
+torch.distributed gets its value. The arms of a choice (`"nccl" if cuda else "gloo"`) count like the whole choice.
+
 A comparison, `backend == "nccl"`, stays false if the ranks use Gloo, as on a CPU (`!= "gloo"`): the branch is seldom
 meant for a CPU. It becomes true there only under the conditions for `device == "cuda"`, see [ACC204](ACC204.md). A
 file that only assigns literals to names, such as an mmcv config, is left: its loader may not run the import that the
