@@ -52,7 +52,8 @@ Edits that belong together:
   such place is not edited, or is unsafe, then so are those in the same file, in the files that import it or that it
   imports by name, and in files that a third file imports beside it. The tool names the line. A class counts with its base
   classes, and code that looks up entries of a table with the table, also one that decorators fill. Tensors that ranks exchange are edited with the
-  backend of their program. The same holds for autocast and scalers, for memory figures, and for states of random numbers. It does not
+  backend of their program. The same holds for memory figures and for states of random numbers. A device also stays where an
+  autocast, a scaler or an event of its program does, whatever the reason. It does not
   hold for seeds, synchronisation, freeing memory and pinning, nor because of code for NVIDIA's hardware, devices of
   other libraries, or lines with `# acclimate: ignore`.
 - The tool follows a value through all files that it is given, so give it the whole project. An edit is unsafe, with the
@@ -67,7 +68,9 @@ What else it does, and does not:
 - Reports about CUDA ("CUDA available?"), conditions on NVIDIA's libraries and choices of a package's build ("+cpu") are
   not edited. What else is told of a device is edited with what chooses the device.
 - What torch turns off without CUDA stays off on a host: autocast, `GradScaler`, and the seeds of CUDA's generators.
-- A function or module that asks for the accelerator often names it once: `acc = get_accelerator()`.
+- A function or module that asks for the accelerator often names it once: `acc = get_accelerator()`. In a module, each
+  branch of an `if` has its own name, so that an import looks up no more than before; the cells of a notebook share a
+  name that stands with the import of torch. What an f-string prints of its code (`f"{code=}"`) stays the same.
 - Everything else stays byte for byte: comments, formatting, line ends. A second run changes nothing more.
 - `# acclimate: ignore` keeps a line as it is; `# acclimate: ignore[device-string]` turns off one rule for it.
 - The tool lists these without editing them: data that only looks like a device, kernels and builds for one vendor,

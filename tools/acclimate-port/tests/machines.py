@@ -138,6 +138,23 @@ class Autocast:
         return called
 
 
+class Event:
+    """An event, which only an accelerator can record; acclimate's of a host measures with a clock."""
+
+    def __init__(self, machine: Machine, fails: bool) -> None:
+        self._machine, self._fails = machine, fails
+
+    def record(self) -> None:
+        """Records it."""
+        if self._fails:
+            raise NotHereError("no events here")
+        self._machine.calls.append("record")
+
+    def elapsed_time(self, _: Event) -> float:
+        """The time up to another event."""
+        return 1.0
+
+
 class Machine:
     """One machine, and what a program did on it."""
 
@@ -245,6 +262,8 @@ class Machine:
             "get_device_capability": on_cuda(lambda *_: (8, 0)),
             "synchronize": on_cuda(self.record("synchronize")), "set_device": on_cuda(self.record("set_device")),
             "max_memory_allocated": lambda device=None: self.memory(device) if has_cuda else 0,
+            # Without CUDA an event can be made by a build for CUDA, but not recorded.
+            "Event": lambda enable_timing=False: Event(self, fails=not has_cuda),
             "OutOfMemoryError": MemoryError, "nvtx": types.SimpleNamespace(),
             "amp": types.SimpleNamespace(
                 GradScaler=self.scaler("cuda"),
@@ -267,6 +286,7 @@ class Machine:
             device_count=lambda: self.devices if has_any else 1,
             **(self.seeds(on_host=True) if has_any else {}),
             get_device_capability=lambda *_: (8, 0) if self.name == "CUDA" else {"version": 1},
+            Event=on_any(lambda enable_timing=False: Event(self, fails=False)),
         )
         if has_any:
             any_module.is_bf16_supported = lambda *_, **__: self.bf16
@@ -318,7 +338,7 @@ class Machine:
                 GradScaler=self.scaler(self.type),
                 autocast=lambda enabled=True, dtype=None, cache_enabled=True: Autocast(self, self.type, enabled, dtype),
             ),
-            OutOfMemoryError=MemoryError,
+            OutOfMemoryError=MemoryError, Event=lambda enable_timing=False: Event(self, fails=False),
         )  # fmt: skip
 
 

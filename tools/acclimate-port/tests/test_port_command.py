@@ -193,6 +193,37 @@ def test_a_notebook_is_ported_cell_by_cell_and_the_rest_stays(repo: Path) -> Non
     assert (repo / "n.ipynb").read_text() == json.dumps(book, indent=1, ensure_ascii=False) + "\n"
 
 
+@pytest.mark.parametrize("target", ["acclimate", "torch"])
+@pytest.mark.parametrize("magic", ["%time 1", "%env CUDA_VISIBLE_DEVICES=0"])
+def test_a_notebook_names_the_accelerator_in_the_cell_that_imports_torch(
+    repo: Path, target: str, magic: str
+) -> None:
+    sources = [
+        ["import os\n"],
+        ["import torch\n", "from torch import nn\n", "x = torch.ones(1)\n"],
+        [f"{magic}\n", "import time\n", "start = time.time()\n", "y = x.cuda()\n", "print(time.time() - start)"],
+        ["z = x.to('cuda'), torch.ones(1).cuda(), torch.zeros(1, device='cuda')"],
+    ]  # fmt: skip
+    cells = [
+        {"cell_type": "code", "execution_count": 1, "metadata": {}, "outputs": [], "source": one}
+        for one in sources
+    ]
+    book = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (repo / "n.ipynb").write_text(json.dumps(book, indent=1) + "\n")
+    assert port("n.ipynb", "--write", "--to", target) == 0
+    new = ["".join(one["source"]) for one in json.loads((repo / "n.ipynb").read_text())["cells"]]
+    name, call = (
+        ("acc", "get_accelerator()") if target == "acclimate" else ("device_type", "accelerator_type()")
+    )
+    chooses_devices = "VISIBLE" in magic
+    assert (f"{name} = {call}" in new[1]) != chooses_devices
+    assert new[0] == sources[0][0]
+    assert new[1].endswith("x = torch.ones(1)\n")
+    assert new[2].startswith(f"{magic}\nimport time\nstart = time.time()\ny = x.to(")
+    assert f"{name} =" not in new[2] + new[3]
+    assert ".cuda()" not in new[2] + new[3]
+
+
 def test_the_reasons_in_a_notebook_name_lines_of_its_cells(repo: Path) -> None:
     sources = [
         ["import torch\n", "import os\n"],

@@ -22,8 +22,9 @@ from acclimate_port.decisions.decision import Decision, Decisions, is_test, shor
 from acclimate_port.decisions.decision import Status as Status
 from acclimate_port.decisions.symbols import Facts, Symbol
 from acclimate_port.new_code.edits import Edit, insert, render, render_within
-from acclimate_port.new_code.local_names import with_local_names
+from acclimate_port.new_code.local_names import name_for_notebook, with_local_names
 from acclimate_port.new_code.placement import new_lines
+from acclimate_port.new_code.printed_text import with_printed_text
 from acclimate_port.rules import BY_NAME, RULES
 from acclimate_port.rules.base import Finding, Outcome, Rule
 from acclimate_port.source.cuda_packages import CUDA_PACKAGES
@@ -154,7 +155,8 @@ def _port_once(
     if not edits:
         return Ported(text, sites, facts), False
     # At one offset, new imports and functions come before a name for the accelerator and the first statement.
-    edits = [*_head(file, applied), *_named(file, edits)]
+    edits, names = _named(file, edits)
+    edits = [*_head(file, applied, names), *with_printed_text(file.tree, edits)]
     result = render(file.tree.bytes, edits).decode()
     _parse_again(result)
     # A new guard may make safe what was unsafe before.
@@ -287,17 +289,26 @@ def _is_ignored(file: SourceFile, finding: Finding) -> bool:
 # -- applying ----------------------------------------------------------------------------------------
 
 
-def _named(file: SourceFile, edits: list[Edit]) -> list[Edit]:
-    """The edits, with a local name for the accelerator in functions that ask for it often."""
+def _named(file: SourceFile, edits: list[Edit]) -> tuple[list[Edit], list[str]]:
+    """The edits, with a local name for the accelerator in functions that ask for it often.
+
+    And the statements that bind such a name beside the imports, in a notebook.
+    """
     if file.imports_in_functions:
-        return edits  # a name before the import would have no value
-    if file.target.name == "acclimate":
-        return with_local_names(file.tree, edits, f"{file.accelerator}()", ("acc", "accelerator"))
-    return with_local_names(file.tree, edits, f"{file.helper}()", ("device_type", "accelerator"))
+        return edits, []  # a name before the import would have no value
+    is_acclimate = file.target.name == "acclimate"
+    call = f"{file.accelerator if is_acclimate else file.helper}()"
+    names = ("acc", "accelerator") if is_acclimate else ("device_type", "accelerator")
+    statements: list[str] = []
+    is_new = file.needs_import if is_acclimate else file.needs_helper
+    if file.tree.is_notebook and is_new and file.optional_import is None:
+        statement, edits = name_for_notebook(file.tree, edits, call, names)
+        statements += [statement] if statement else []
+    return with_local_names(file.tree, edits, call, names), statements
 
 
-def _head(file: SourceFile, applied: list[Decision]) -> list[Edit]:
-    """The imports and helper functions that the edits need."""
+def _head(file: SourceFile, applied: list[Decision], names: list[str]) -> list[Edit]:
+    """The imports and helper functions that the edits need, and statements that bind names by them."""
     accelerator, helper, torch = f"{file.accelerator}()", f"{file.helper}()", f"{file.torch}."
     texts = [
         (decision.finding, part)
@@ -325,10 +336,10 @@ def _head(file: SourceFile, applied: list[Decision]) -> list[Edit]:
     if file.optional_import is not None:
         beside = [_after(file, file.optional_import, imports)] if imports else []
         imports = []
-    names = (accelerator, helper, torch, f"{file.on_any_device}(")
-    relevant = [finding for finding, part in texts if any(name in part for name in names)]
+    new = (accelerator, helper, torch, f"{file.on_any_device}(")
+    relevant = [finding for finding, part in texts if any(name in part for name in new)]
     early = [f.place.start for f in relevant if f.node is not None and file.runs_at_import(f.node)]
-    return [*beside, *new_lines(file.tree, min(early, default=len(file.tree.bytes)), imports, helpers)]
+    return [*beside, *new_lines(file.tree, min(early, default=len(file.tree.bytes)), imports, helpers, names)]
 
 
 def _in_functions(file: SourceFile, asking: list[Finding]) -> list[Edit] | None:

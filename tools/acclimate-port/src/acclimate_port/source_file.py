@@ -424,8 +424,9 @@ class SourceFile:
 
     @cached_property
     def uses_devices_at_import(self) -> bool:
-        """Whether importing or running the module uses a device, or counts the devices, in any case."""
-        of_module = [node for node in _walk_outside_functions(self.tree.module) if isinstance(node, cst.Call)]
+        """Whether importing the module uses a device, or counts the devices, in any case."""
+        nodes = _walk_outside_functions(self.tree.module)
+        of_module = [one for one in nodes if isinstance(one, cst.Call) and not self.is_of_program(one)]
         always = [
             call for called in self._calls_at_import.values() for call in called if self._is_plain(call)
         ]

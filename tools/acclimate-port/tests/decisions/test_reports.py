@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
-from porting import AVAILABLE, BOTH, check
+from porting import AVAILABLE, BOTH, check, ported_project
 
 UNKNOWN = "\n\ndef move(weight):\n    return weight.cuda()\n"
 """Code that stays, and with it the rest of the file that chooses a device."""
@@ -68,3 +70,89 @@ def test_a_report_about_cuda_keeps_no_choice_of_a_device(target: str) -> None:
     )
     ported = port_text(source, Settings(target))
     assert [site.status for site in ported.sites[1:]] == [Status.CONVERTED] * 3
+
+
+CHOOSER = (
+    "import torch\n{}\n\nclass Sampler:\n    def __init__(self):\n        if torch.cuda.is_available():\n"
+    "            self.device = torch.device('cuda')\n        else:\n            self.device = torch.device('cpu')\n\n"
+    "    def step(self, graph: torch.Tensor):\n        return graph.to(self.device)\n"
+)
+BETWEEN = {
+    "a function": {"between.py": "from chooser import Sampler\n\n\ndef pick():\n    return Sampler()\n"},
+    "a function of a module": {
+        "between.py": "import chooser\n\n\ndef pick():\n    return chooser.Sampler()\n"
+    },
+    "two functions": {
+        "between.py": "from further import make\n\n\ndef pick():\n    return make()\n",
+        "further.py": "def make():\n    from chooser import Sampler\n\n    return Sampler()\n",
+    },
+}
+REPORT_OF_OTHERS = {
+    "a log line": "    if torch.cuda.is_available():\n        log(f'on {torch.cuda.get_device_name(torch.cuda.current_device())}')\n"
+    "    else:\n        log('no GPU, falling back to the CPU')\n    return pick()\n",
+    "a message": "    print('on', 'cuda' if torch.cuda.is_available() else 'cpu')\n    return pick()\n",
+    "an assertion": "    assert torch.cuda.is_available(), 'needs a GPU'\n    return pick()\n",
+    "a check": "    if not torch.cuda.is_available():\n        raise RuntimeError('needs a GPU')\n    return pick()\n",
+    "a dictionary of results": "    name = torch.cuda.get_device_name() if torch.cuda.is_available() else 'CPU'\n"
+    "    return {'device': name, 'result': pick()}\n",
+}
+GRAPHS = "import dgl\n"
+"""A library whose objects not every accelerator has, so that the device stays."""
+
+
+@BOTH
+@pytest.mark.parametrize("way", BETWEEN)
+@pytest.mark.parametrize("kind", REPORT_OF_OTHERS)
+def test_a_report_stays_with_the_device_that_its_file_reaches_through_others(
+    kind: str, way: str, target: str, tmp_path: Path
+) -> None:
+    main = f"import torch\nfrom between import pick\n\n\ndef main(log):\n{REPORT_OF_OTHERS[kind]}"
+    for name, library in (("stays", GRAPHS), ("ported", "")):
+        files = {"main.py": main, "chooser.py": CHOOSER.format(library), **BETWEEN[way]}
+        if library:
+            files["chooser.py"] = files["chooser.py"].replace(": torch.Tensor", "")
+        results = ported_project(tmp_path / name, files, target)
+        statuses = {one.status for one in results["main.py"].sites}
+        assert statuses == {Status.UNSAFE if library else Status.CONVERTED}, results["main.py"].sites
+        assert not library or any("chooser.py:" in one.reason for one in results["main.py"].sites)
+
+
+@BOTH
+def test_a_report_is_ported_beside_a_device_that_its_file_does_not_use(target: str, tmp_path: Path) -> None:
+    files = {
+        "main.py": f"import torch\nfrom between import other as pick\n\n\ndef main(log):\n{REPORT_OF_OTHERS['a message']}",
+        "between.py": BETWEEN["a function"]["between.py"] + "\n\ndef other():\n    return 1\n",
+        "chooser.py": CHOOSER.format(GRAPHS).replace(": torch.Tensor", ""),
+    }
+    results = ported_project(tmp_path, files, target)
+    assert {one.status for one in results["main.py"].sites} == {Status.CONVERTED}
+
+
+@BOTH
+@pytest.mark.parametrize("way", BETWEEN)
+def test_a_device_stays_with_the_report_of_a_file_that_reaches_it_through_others(
+    way: str, target: str, tmp_path: Path
+) -> None:
+    for name, moved in (("stays", "x"), ("ported", "torch.ones(1)")):
+        main = (
+            "import torch\nfrom between import pick\n\n\ndef main(log, x):\n    "
+            f"{moved}.cuda()\n{REPORT_OF_OTHERS['a message']}"
+        )
+        files = {"main.py": main, "chooser.py": CHOOSER.format(""), **BETWEEN[way]}
+        results = ported_project(tmp_path / name, files, target)
+        statuses = {one.status for one in results["chooser.py"].sites}
+        assert statuses == {Status.UNSAFE if moved == "x" else Status.CONVERTED}
+
+
+@BOTH
+def test_a_relative_import_names_nothing_outside_its_package(target: str, tmp_path: Path) -> None:
+    files = {
+        "root/tool/state.py": "class State:\n    pass\n\n\nstate = State()\n",
+        "root/tool/report.py": (
+            "import torch\n\nfrom .state import state\n\n\ndef report(log, x):\n    state.handle = log\n"
+            "    x.cuda()\n    print('on', 'cuda' if torch.cuda.is_available() else 'cpu')\n    return state.handle\n"
+        ),
+        "root/demo/chooser.py": "import torch\n\nhandle = 0\nx = torch.ones(1).cuda()\n",
+    }
+    results = ported_project(tmp_path, files, target)
+    assert {one.status for one in results["root/demo/chooser.py"].sites} == {Status.CONVERTED}

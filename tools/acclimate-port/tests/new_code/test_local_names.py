@@ -57,6 +57,35 @@ def test_the_name_is_bound_in_the_block_that_uses_it_and_not_in_a_loop() -> None
     assert "acc = get_accelerator()\nfor i in range(3):\n" in looped
 
 
+GUARD = 'if __name__ == "__main__":\n'
+TWICE = "    torch.cuda.synchronize()\n    torch.cuda.empty_cache()\n"
+BRANCHES = {
+    "two guards": f"{GUARD}{TWICE}{TWICE}\n\ndef f():\n    return 1\n\n\n{GUARD}{TWICE}{TWICE}",
+    "a guard, and a branch": f"{GUARD}{TWICE}{TWICE}\nif flag:\n{TWICE}{TWICE}",
+    "two branches": f"if flag:\n{TWICE}{TWICE}else:\n{TWICE}{TWICE}",
+    "two guards, in which few ask": f"{GUARD}{TWICE}\n{GUARD}{TWICE}",
+}
+
+
+@pytest.mark.parametrize("target", ["acclimate", "torch"])
+@pytest.mark.parametrize("kind", BRANCHES)
+def test_an_import_makes_no_call_that_only_branches_make(kind: str, target: str) -> None:
+    source = BRANCHES[kind].replace("torch.cuda.synchronize()", 'x = torch.zeros(1, device="cuda")')
+    text = ported_once_for_all(f"import torch\n\nflag = False\n{source}", target)
+    call = "get_accelerator()" if target == "acclimate" else "accelerator_type()"
+    assert f"\nacc = {call}" not in text
+    assert f"\ndevice_type = {call}" not in text
+    assert text.count(f" = {call}") == (0 if "few" in kind else 2)
+    assert call in text
+
+
+def test_a_name_serves_all_branches_after_a_statement_that_surely_makes_the_call() -> None:
+    source = f"import torch\n\nx = torch.zeros(1, device='cuda')\n{GUARD}{TWICE}{TWICE}"
+    text = ported_once_for_all(source, "acclimate")
+    assert text.count("get_accelerator()") == 1
+    assert "\nacc = get_accelerator()\nx = torch.zeros(1, device=acc.device_name())\n" in text
+
+
 def test_each_function_has_its_own_name_and_a_branch_does_not_hide_it() -> None:
     body = "if x:\n    torch.cuda.synchronize()\n    torch.cuda.empty_cache()\nelse:\n    torch.cuda.set_device(0)\n"
     body += "def g():\n    torch.cuda.synchronize()\ntorch.cuda.empty_cache()\n"

@@ -1,4 +1,4 @@
-"""Where a keyword touches a bracket, a file is read like any other, and each node has its own bytes."""
+"""Where a keyword touches another token, a file is read like any other, and each node has its own bytes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ TOUCHING = [
     "x = 'é' if(a if b else c)else(lambda: a)",
     "x = [i for i in(a if b else c)if(a if b else c)]",
     "return(lambda: a), (a if b else c)or(b)",
+    "return 1.if(b)else...is(a if b else c)",
+    # In fields of f-strings, also in a format, in a string within a field, and over several lines.
+    "x = f'é{{if(é {(a if b else c)or(b)!r:>{(a if b else c)or(b)}} else(' 'é'",
+    'x = F"""{a:%H if(} {\n[i for i in(a if b else c)if(b != c)]:{b}}""", f\'{a}\'if(a if b else c)else 2',
+    "x = rf'{f\"{not(lambda: a)}\"}{ {1: {2: not(lambda: b)}}[a or(lambda: c)]}', f'{a=}'",
 ]
 
 
@@ -26,7 +31,9 @@ def test_each_node_has_its_own_bytes(line: str) -> None:
         assert tree.source(name) == name.value
     for choice in tree.of_type(cst.IfExp):
         source = tree.source(choice)
-        assert source in ("a if b else c", "'é' if(a if b else c)else(lambda: a)")
+        assert source in line
+        assert source.startswith(tree.source(choice.body))
+        assert source.rstrip(")").endswith(tree.source(choice.orelse).rstrip(")"))
 
 
 @BOTH

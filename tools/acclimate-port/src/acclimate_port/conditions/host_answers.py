@@ -15,8 +15,13 @@ from acclimate_port.conditions.statements import decided_by, later_tests, refuse
 from acclimate_port.new_code.targets import TorchTarget
 from acclimate_port.source.torch_cuda import STREAMS
 from acclimate_port.source.vendors import VENDORS, WITHOUT_STREAMS, kinds_in
-from acclimate_port.source_file import SourceFile
+from acclimate_port.source_file import SourceFile, cuda_name, kept
 
+_SERVE = {
+    *("synchronize", "empty_cache", "ipc_collect"),
+    *("manual_seed", "manual_seed_all", "seed", "seed_all"),
+}
+"""Functions of torch.cuda that are right on every device, also beside code of its own for it."""
 _FROM_ONE = (cst.LessThan, cst.GreaterThanEqual)
 """Operators that tell 0 devices from 1 or more when compared with 1: ``device_count() < 1``."""
 
@@ -38,12 +43,38 @@ def ends_program_if_false(file: SourceFile, question: cst.CSTNode) -> bool:
 
 def other_kinds(file: SourceFile, question: cst.CSTNode) -> tuple[str, ...]:
     """The other device types that later branches, or other code in the file, handle."""
-    return tuple(dict.fromkeys([*_kinds_in_later_branches(file, question), *file.other_kinds]))
+    return tuple(dict.fromkeys([*_kinds_in_later_branches(file, question), *kinds_near(file, question)]))
 
 
 def is_for_cuda_alone(file: SourceFile, question: cst.CSTNode) -> bool:
     """Whether the file has its own code for each other device, so that a ported test means CUDA still."""
-    return {vendor.device_type for vendor in VENDORS} <= {*other_kinds(file, question)}
+    kinds = {*_kinds_in_later_branches(file, question), *file.other_kinds}
+    return {vendor.device_type for vendor in VENDORS} <= kinds
+
+
+@kept
+def kinds_near(file: SourceFile, question: cst.CSTNode) -> tuple[str, ...]:
+    """The other device types for which code in the file stands beside that of a test.
+
+    What waits, seeds or frees memory is right on every device: it stands beside no code of another function.
+    """
+    functions = [one for one in file.tree.ancestors(question) if isinstance(one, cst.FunctionDef)]
+    if not file.other_kinds or not functions or not _only_serves(file, question):
+        return file.other_kinds
+    named = kinds_in(file.tree.source(functions[-1]))
+    return tuple(kind for kind in file.other_kinds if kind in named)
+
+
+def _only_serves(file: SourceFile, question: cst.CSTNode) -> bool:
+    """Whether a test is the whole condition of an ``if`` that only waits, seeds or frees memory."""
+    decided = decided_by(file, question)
+    if not isinstance(decided, cst.If) or decided.test is not question:
+        return False
+    lines = [line.body for line in decided.body.body if isinstance(line, cst.SimpleStatementLine)]
+    small = [one for line in lines for one in line]
+    calls = [one.value for one in small if isinstance(one, cst.Expr) and isinstance(one.value, cst.Call)]
+    is_all = len(lines) == len(decided.body.body) and len(calls) == len(small)
+    return is_all and all(cuda_name(file, call.func) in _SERVE for call in calls)
 
 
 def _kinds_in_later_branches(file: SourceFile, question: cst.CSTNode) -> list[str]:

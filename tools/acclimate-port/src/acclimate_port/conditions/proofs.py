@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import libcst as cst
 
+from acclimate_port.conditions.host_answers import kinds_near
 from acclimate_port.conditions.worlds import CUDA, HOST, OTHER, Difference, TooComplexError, differences
 from acclimate_port.new_code.edits import Edit, render_within
 from acclimate_port.source.tree import Span, called_name, string_value, walk
@@ -157,13 +158,22 @@ class Proof:
             if isinstance(name, cst.Name) and (full := self._file.tree.qualified(name)) is not None
         }
         names |= self._file.names_of_new_code
-        kinds = self._file.other_kinds if as_test else tuple(kinds_in(old))
-        key = (old, new, as_test, kinds, frozenset(names.items()))
+        kinds = kinds_near(self._file, whole) if as_test else tuple(kinds_in(old))
+        flags = frozenset(
+            self._file.tree.source(flag)
+            for flag in walk(whole)
+            if isinstance(flag, (cst.Name, cst.Attribute)) and self._file.tests_device(flag)
+        )
+        key = (old, new, as_test, kinds, frozenset(names.items()), flags)
         known = self._file.compared
         if key not in known:
             try:
                 known[key] = differences(
-                    old, new, names, as_test=as_test, kinds=kinds, host_autocasts=self._file.autocasts_on_host
+                    *(old, new, names),
+                    as_test=as_test,
+                    kinds=kinds,
+                    host_autocasts=self._file.autocasts_on_host,
+                    false_on_host=flags,
                 )
             except (SyntaxError, TooComplexError):  # an older Python than the file's cannot parse it
                 known[key] = None
@@ -228,6 +238,11 @@ def outer_tests(file: SourceFile, node: cst.CSTNode) -> list[tuple[cst.BaseExpre
 def names_cuda(test: cst.CSTNode) -> bool:
     """Whether a test compares something with a CUDA device's name."""
     return any((string_value(node) or "").startswith("cuda") for node in walk(test))
+
+
+def compares_device(test: cst.CSTNode) -> bool:
+    """Whether a test compares something with the name of the CPU or of a CUDA device."""
+    return any((string_value(node) or "").startswith(("cpu", "cuda")) for node in walk(test))
 
 
 def asks_for_cuda(file: SourceFile, test: cst.CSTNode) -> bool:

@@ -61,6 +61,7 @@ def differences(
     as_test: bool,
     kinds: tuple[str, ...] = (),
     host_autocasts: bool = False,
+    false_on_host: frozenset[str] = frozenset(),
 ) -> list[Difference]:
     """The worlds in which a new expression differs from the old, with one case for each.
 
@@ -71,13 +72,15 @@ def differences(
         as_test: whether only the truth of the value matters.
         kinds: device types that the program has its own code for, which must keep their branches.
         host_autocasts: whether the program may turn on the autocast of the CPU around the expression.
+        false_on_host: names and attributes in both texts that are false without accelerator.
 
     Raises:
         TooComplexError: there are too many cases.
         SyntaxError: this Python cannot parse a text.
     """
     try:
-        return _differences(_parsed(old), _parsed(new), names, as_test, kinds, host_autocasts)
+        before, after = _parsed(old), _parsed(new)
+        return _differences(before, after, names, as_test, kinds, host_autocasts, false_on_host)
     except RecursionError:
         raise TooComplexError from None
 
@@ -89,6 +92,7 @@ def _differences(
     as_test: bool,
     kinds: tuple[str, ...],
     host_autocasts: bool,
+    false_on_host: frozenset[str],
 ) -> list[Difference]:
     asks_for_missing = _asks_whether_there_is_cuda(before, names)
     texts: dict[int, str] = {}
@@ -100,7 +104,9 @@ def _differences(
         def case(choices: _Choices, first: World = first, second: World = second) -> tuple[Any, Any]:
             values = []
             for tree, world in ((before, first), (after, second)):
-                evaluator = _Evaluator(world, names, choices, asks_for_missing, host_autocasts, texts)
+                evaluator = _Evaluator(
+                    world, names, choices, asks_for_missing, host_autocasts, false_on_host, texts
+                )
                 try:
                     value = evaluator.value(tree)
                     values.append(evaluator.truth(value) if as_test else _renamed(value, world))
@@ -253,6 +259,7 @@ class _Evaluator:
     choices: _Choices
     asks_for_missing: bool
     host_autocasts: bool = False
+    false_on_host: frozenset[str] = frozenset()
     _texts: dict[int, str] = field(default_factory=dict)
 
     def value(self, node: ast.expr) -> Any:
@@ -262,7 +269,10 @@ class _Evaluator:
 
     def truth(self, value: Any) -> bool:
         """Whether a value is true; of an unknown one, both are looked at."""
-        return self._is(value.text) if isinstance(value, _Unknown) else bool(value)
+        if isinstance(value, _Unknown):
+            is_false = self.world is HOST and value.text in self.false_on_host
+            return not is_false and self._is(value.text)
+        return bool(value)
 
     def _is(self, text: str) -> bool:
         return self.choices.of(text, 2) == 1

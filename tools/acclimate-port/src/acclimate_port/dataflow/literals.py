@@ -9,6 +9,7 @@ from enum import Enum
 
 import libcst as cst
 
+from acclimate_port.dataflow.callees import may_call
 from acclimate_port.dataflow.receivers import foreign_receiver, uses_torch
 from acclimate_port.dataflow.sinks import gets_to_device, takes_device
 from acclimate_port.dataflow.uses import (
@@ -112,7 +113,7 @@ def _that_fill_tables(file: SourceFile) -> set[str]:
 def _is_received(file: SourceFile, value: cst.CSTNode) -> bool:
     """Whether a call in the file takes a value as its device: ``Net().to(place)``."""
     given = [one for one in (file.tree.given_to(use) for use in uses_of(file, value)) if one is not None]
-    return any(_gets_device(one) or file.survey.takes_device(one.full, one.index) for one in given)
+    return any(_gets_device(file, one) or file.survey.takes_device(one.full, one.index) for one in given)
 
 
 def _branches(choice: cst.CSTNode) -> Iterator[cst.CSTNode]:
@@ -171,7 +172,7 @@ def _argument(file: SourceFile, given: Given) -> LiteralUse:
             if isinstance(owner, cst.AnnAssign):
                 return _assigned(file, [owner.target])
         return DEVICE if _is_of_device(file, given) else LiteralUse(Role.DATA, f"`{word}` is no device")
-    if _gets_device(given):
+    if _gets_device(file, given):
         return DEVICE
     if index == 1 and full.endswith(("DeviceMesh.from_group", "torch.jit.load")):
         return DEVICE
@@ -309,12 +310,13 @@ def _some_use_is_given_as_device(file: SourceFile, binding: Binding) -> bool:
 def _is_given_as_device(file: SourceFile, use: cst.CSTNode) -> bool:
     """Whether something gets a value as its device: ``torch.ones(1, device=where)``."""
     given = file.tree.given_to(use)
-    return given is not None and _gets_device(given)
+    return given is not None and _gets_device(file, given)
 
 
-def _gets_device(given: Given) -> bool:
-    is_first = given.index == 0 and _TORCH_TAKES_DEVICE_FIRST.match(given.full)
-    return bool(is_first) or takes_device(given)
+def _gets_device(file: SourceFile, given: Given) -> bool:
+    if takes_device(given):
+        return True
+    return given.index == 0 and any(map(_TORCH_TAKES_DEVICE_FIRST.match, may_call(file, given)))
 
 
 def _compared(file: SourceFile, value: cst.CSTNode | None, depth: int) -> bool | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import libcst as cst
 
 from acclimate_port.dataflow.sinks import takes_device
-from acclimate_port.dataflow.uses import uses_of
+from acclimate_port.dataflow.uses import calls_of, parameter_of, reads_of, uses_of
 from acclimate_port.source.cuda_packages import OWN_LAYERS, OWN_MODULES, OWN_OBJECTS
 from acclimate_port.source.tree import called_name, dotted, last_name, modules_of, packages_of
 from acclimate_port.source.values import Kind
@@ -34,9 +35,25 @@ _OF_OTHERS = {
 """Packages with devices of their own, which do not know torch's names for other accelerators."""
 _KNOWN = {*_OF_TORCH, *sys.stdlib_module_names, "click", "typer", "pytest", "pydantic", "attr"}
 """Packages that keep a device's name as it is, or give it to torch."""
+_KEEP_SETTINGS = {
+    *("wandb", "mlflow", "neptune", "comet_ml", "swanlab", "clearml", "aim", "tensorboard", "tensorboardX"),
+    *("yaml", "ruamel", "toml", "tomli_w", "orjson", "omegaconf", "hydra", "easydict", "munch", "addict"),
+    *("ml_collections", "yacs", "box", "absl", "gin", "fire", "tyro", "jsonargparse", "simple_parsing"),
+    *("draccus", "sacred", "attrs", "cattrs", "loguru", "rich", "tabulate", "prettytable", "tqdm"),
+    *("numpy", "pandas", "ray", "optuna", "submitit", "dill", "cloudpickle", "joblib", "six", "typeguard"),
+}
+"""Packages that store, show or pass on settings, and choose no device by them."""
+_HOLDERS = {"dict", "Namespace", "SimpleNamespace", "EasyDict", "Munch", "Box", "create", "Dict"}
+"""Classes and functions that make an object with settings of their arguments."""
+_COPIES = {"vars", "dict", "asdict", "copy", "deepcopy", "list", "tuple", *_HOLDERS}
+"""Functions whose result holds what their argument holds."""
 
 _MODEL = re.compile(r"(^|_)(model|net|network|module)$")
 """Names of models, which are torch's also beside graphs of another library."""
+_OWN = ("self", "cls")
+_PARSE = ("parse_args", "parse_known_args")
+_MOST_HOLDERS = 100
+"""The most objects that are looked at for where the settings of one value go."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +76,95 @@ def foreign_receiver(file: SourceFile, value: cst.CSTNode) -> Receiver | None:
     for use in uses_of(file, value):
         if (found := _receiver(file, use)) and not found.may_be_torchs:
             return found
+    for use in uses_of(file, value):
+        for held in holders_given(file, use):
+            if found := receiver_of_settings(file, held):
+                return found
     return None
+
+
+def receiver_of_settings(file: SourceFile, held: cst.CSTNode) -> Receiver | None:
+    """The library that gets an object with settings, and may choose a device by them."""
+    given = file.tree.given_to(held)
+    full = next(iter(file.tree.may_be(given.call.func)), "") if given is not None else ""
+    if given is None or full.partition(".")[0] in _KEEP_SETTINGS:
+        return None
+    return _receiver(file, held)
+
+
+def holders_given(file: SourceFile, value: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """The arguments that are an object with a value in it, or that hold this object in turn.
+
+    ``cfg.policy`` and ``cfg`` of ``cfg.policy.device = value``, ``{"device": value}``,
+    ``Namespace(device=value)``, and what ``parse_args()`` gives where an option has the value as its default.
+    """
+    at = file.tree.parent(value)
+    wholes: list[cst.CSTNode] = []
+    if isinstance(at, (cst.Assign, cst.AnnAssign)):
+        targets = [one.target for one in at.targets] if isinstance(at, cst.Assign) else [at.target]
+        for target in targets:
+            holder = getattr(target, "value", None)
+            while isinstance(holder, (cst.Name, cst.Attribute, cst.Subscript)) and dotted(holder) not in _OWN:
+                wholes += file.tree.reads(holder)
+                holder = getattr(holder, "value", None)
+    elif isinstance(at, cst.DictElement):
+        wholes += [around] if (around := file.tree.parent(at)) is not None else []
+    elif isinstance(at, cst.Arg) and at.keyword is not None:
+        call = file.tree.parent(at)
+        if isinstance(call, cst.Call) and called_name(call) == "add_argument":
+            parsed = (one for one in file.tree.of_type(cst.Call) if called_name(one) in _PARSE)
+            wholes += parsed if at.keyword.value == "default" else ()
+        elif isinstance(call, cst.Call) and (called_name(call) in _HOLDERS or _is_own_class(file, call)):
+            wholes.append(call)
+    seen = {id(whole) for whole in wholes}
+    while wholes and len(seen) < _MOST_HOLDERS:
+        whole = wholes.pop()
+        following = [*_holding(file, whole)]
+        yield from [whole] if isinstance(file.tree.parent(whole), cst.Arg) else []
+        wholes += [one for one in following if id(one) not in seen]
+        seen |= {id(one) for one in following}
+
+
+def _holding(file: SourceFile, whole: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """What holds an object with settings: the reads of its name, a copy, a parameter that gets it."""
+    at = file.tree.parent(whole)
+    around = file.tree.parent(at) if at is not None else None
+    if isinstance(at, (cst.Assign, cst.AnnAssign)):
+        targets = [one.target for one in at.targets] if isinstance(at, cst.Assign) else [at.target]
+        firsts = (one.elements[0].value if isinstance(one, cst.Tuple) else one for one in targets)
+        yield from (read for target in firsts for read in reads_of(file, target))
+    elif isinstance(at, (cst.DictElement, cst.Element)) and around is not None:
+        yield around
+    elif isinstance(at, cst.Return):
+        yield from calls_of(file, file.tree.function(at))
+    elif isinstance(at, cst.Arg) and isinstance(around, cst.Call) and called_name(around) in _COPIES:
+        yield around
+    elif (parameter := parameter_of(file, file.tree.given_to(whole))) is not None:
+        yield from file.tree.reads(parameter.name)
+
+
+@kept
+def given_to_others(file: SourceFile) -> list[cst.BaseExpression]:
+    """The names, and the objects that hold what they name, that a library gets which may choose a device."""
+    names: set[str] = set()
+    for statement in file.tree.imports:
+        packages = {*packages_of(statement)} - {"", *_KNOWN, *_KEEP_SETTINGS}
+        if packages and not isinstance(statement.names, cst.ImportStar):
+            bound = (one.evaluated_alias or one.evaluated_name.partition(".")[0] for one in statement.names)
+            names |= {*bound}
+    found = []
+    for call in file.tree.of_type(cst.Call) if names else ():
+        if dotted(call.func).partition(".")[0] in names:
+            for argument in call.args:
+                if receiver_of_settings(file, argument.value) is not None:
+                    found.append(argument.value)
+    return found
+
+
+def _is_own_class(file: SourceFile, call: cst.Call) -> bool:
+    """Whether a call makes an object of a class of the file."""
+    bound = file.tree.assignments(call.func) if isinstance(call.func, cst.Name) else ()
+    return any(isinstance(one.node, cst.ClassDef) for one in bound)
 
 
 @kept

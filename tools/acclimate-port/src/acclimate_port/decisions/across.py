@@ -19,8 +19,10 @@ import libcst as cst
 from acclimate_port.conditions.branches import code_passed, controlled_quietly, holders_of_result, where_true
 from acclimate_port.conditions.device_tests import tests_of_devices
 from acclimate_port.conditions.statements import leaves
+from acclimate_port.dataflow.receivers import given_to_others, holders_given
 from acclimate_port.dataflow.uses import LOOK_UP, fields_of, key_looked_up, uses_of
 from acclimate_port.decisions.decision import Decision, Decisions, Status, asks_for_device
+from acclimate_port.decisions.guarded_tests import guarded, guards, within
 from acclimate_port.decisions.links import GIVE_DEVICE
 from acclimate_port.decisions.one_device import OneDevice
 from acclimate_port.decisions.symbols import (
@@ -58,6 +60,8 @@ _GIVEN = (Kind.DEVICE, Kind.TENSOR, Kind.FLAG)
 _DEVICE_WORDS = ("device", "device_type")
 _PROFILER = Symbol(Kind.FLAG, "any:ProfilerActivity")
 _BACKEND = Symbol(Kind.BACKEND, "any:backend")
+_REPORT = Symbol(Kind.REPORT, "here:")
+_REPORT_STAYS = Symbol(Kind.REPORT, "here:(stays)")
 _PROFILED = ("device_time", "device_time_total", "self_device_time_total", "cuda_time", "cuda_time_total")
 """What a profiler knows only if it records the activities of the device."""
 _EMPTY_WITHOUT_CUDA = {"memory_stats"}
@@ -91,7 +95,15 @@ class Across:
         for index in self._device.on_device:
             for text in self._homes(index):
                 self._relying[Symbol(Kind.PLACE, f"{text}(needs)")].append(index)
+        for index in self._device.turned_off:
+            for text in self._homes(index):
+                self._relying[Symbol(Kind.CAST, f"{text}(needs)")].append(index)
         self._relying[_BACKEND] += self._device.exchanging
+        self._relying[_REPORT] += self._device.reports
+        self._guards = [*guards(file, decisions)]
+        self._guarded = [*guarded(file, decisions)]
+        for index, symbol in (*self._guards, *self._guarded):
+            self._relying[symbol].append(index)
         for index, decision in enumerate(decisions):
             if decisions.counts(index):
                 for symbol in dict.fromkeys(self._symbols(index, decision)):
@@ -130,7 +142,10 @@ class Across:
                 if self._stays(index):
                     add(symbol, self._all[index].finding.place)
             self._implied |= {(code, symbol): None for code in self._code_within(places)}
-        staying = (self._tests_that_stay(), self._keys(), self._code_that_stays(), self._after_checks())
+        staying = (
+            *(self._tests_that_stay(), self._keys(), self._given_to_others()),
+            *(self._code_that_stays(), self._after_checks()),
+        )
         for symbol, place in (pair for pairs in staying for pair in pairs):
             add(symbol, place)
         for index in filter(self._stays, self._all.of_rules("cuda-method")):
@@ -146,6 +161,15 @@ class Across:
                     add(Symbol(kind, text), self._all[index].root.finding.place)
         for index in self._device.staying(self._device.exchanging)[:1]:
             add(_BACKEND, self._all[index].root.finding.place)
+        for index in self._device.staying(self._device.reports)[:1]:
+            add(_REPORT_STAYS, self._all[index].root.finding.place)
+        for index, symbol in self._guarded:
+            if self._stays(index):
+                add(within(symbol), self._all[index].finding.place)
+        for index, symbol in self._guards:
+            self._implied[within(symbol), symbol] = None
+            if self._stays(index):
+                add(symbol, self._all[index].finding.place)
         self._implied |= dict.fromkeys(self._passed_on())
         implied = tuple(pair for pair in self._implied if pair[0].text and pair[1].text)
         return Facts(relies=frozenset(relies), stays=stays, implies=implied)
@@ -200,6 +224,9 @@ class Across:
         file = self._file
         for use in uses_of(file, device):
             at = file.tree.parent(use)
+            for held in holders_given(file, use):
+                if isinstance(argument := file.tree.parent(held), cst.Arg):
+                    yield Symbol(Kind.DEVICE, of_argument(file, argument))
             if isinstance(at, (cst.Arg, cst.DictElement)):
                 yield from (Symbol(Kind.DEVICE, text) for text in options(file, at))
             if isinstance(at, cst.Arg):
@@ -354,6 +381,16 @@ class Across:
                 continue
             for text in sources(file, key):
                 yield Symbol(Kind.DEVICE, text), file.span(key)
+
+    def _given_to_others(self) -> Iterator[tuple[Symbol, Span]]:
+        """The parameters that a library gets which may choose a device by them or by what they hold."""
+        for given in given_to_others(self._file):
+            root: cst.CSTNode = given
+            while isinstance(root, cst.Attribute) and dotted(root.value) not in ("self", "cls"):
+                root = root.value
+            for text in sources(self._file, root) if isinstance(root, (cst.Name, cst.Attribute)) else ():
+                if "(" in text:
+                    yield Symbol(Kind.DEVICE, text), self._file.span(given)
 
     def _code_that_stays(self) -> Iterator[tuple[Symbol, Span]]:
         """The functions that need CUDA in any case, and classes with native code for it, with the place."""

@@ -24,6 +24,7 @@ from acclimate_port.dataflow.receivers import moves_for_others
 from acclimate_port.dataflow.uses import class_around
 from acclimate_port.decisions.decision import is_test
 from acclimate_port.decisions.links import GIVE_DEVICE
+from acclimate_port.new_code.printed_text import loses_text
 from acclimate_port.rules.base import Finding, Outcome, is_assigned
 from acclimate_port.source.torch_cuda import NEVER_RAISE
 from acclimate_port.source.tree import called_name, dotted, string_value
@@ -40,6 +41,7 @@ _LOOK_UP = {
 
 _CAUGHT = "the program catches the error of a machine without CUDA, and other machines raise none"
 _CPU_TWICE = "on a host the list that holds it would hold the CPU twice"
+_PRINTED = "an f-string prints the text of this code (`=`), and cannot hold it as plain text"
 _METHOD_CUDA = "a class gives it in its method `cuda`, whose users may rely on CUDA"
 _BROAD = {"Exception", "BaseException", "RuntimeError", "AssertionError"}
 """Exceptions that torch raises without CUDA, and their bases."""
@@ -99,6 +101,8 @@ def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
     node, is_device, reason = finding.node, finding.rule.name in GIVE_DEVICE, ""
     if gets_torch(file, node):
         return GIVEN_TORCH
+    if loses_text(file.tree, node):
+        return _PRINTED
     if is_device and _is_in_method_cuda(file, node):
         return _METHOD_CUDA
     if any(f"{file.accelerator}()" in part for part in _new_code(finding)) and lacks_import(file, node):
@@ -177,7 +181,9 @@ def _new_code(finding: Finding) -> list[str]:
 def _is_probe(file: SourceFile, node: cst.CSTNode) -> bool:
     """Whether a use of a device raises without CUDA and its function catches that."""
     name = cuda_name(file, node.func if isinstance(node, cst.Call) else node)
-    if name in NEVER_RAISE or (name or "").startswith("amp.") or file.is_guarded(node):
+    # What records an event, or orders a stream, raises at its first use.
+    is_quiet = name in NEVER_RAISE and name not in ("Event", "Stream")
+    if is_quiet or (name or "").startswith("amp.") or file.is_guarded(node):
         return False
     for below, around in file.tree.upwards(node):
         if isinstance(around, (cst.FunctionDef, cst.ClassDef, cst.Lambda)):

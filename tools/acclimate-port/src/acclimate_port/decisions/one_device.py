@@ -7,6 +7,7 @@ program half on CUDA, so the others are only offered.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -39,6 +40,11 @@ _COLLECTIVES = {
 }
 """Functions of torch.distributed that exchange tensors, which are on the device of the backend."""
 
+_MESSAGE = re.compile(
+    r"^(print|log|info|debug|warn|warning|error|critical|exit|echo|write)(_|$)|(_|^)(log|print)$"
+)
+"""Names of functions that write a message, or end the program with one."""
+
 
 class OneDevice:
     """The decisions of a file on where a program computes.
@@ -52,7 +58,11 @@ class OneDevice:
         self._file = file
         self._all = decisions
         calls = decisions.of_rules("runtime-call")
-        casts = [index for index in decisions.of_rules("mixed-precision") if self._may_be_on(index)]
+        mixed = decisions.of_rules("mixed-precision")
+        casts = [index for index in mixed if self._may_be_on(index)]
+        self.turned_off = [index for index in mixed if self._is_turned_off(index)]
+        """Autocasts and scalers that are off, which turn off those around them on the same device."""
+        placing = {*casts}
         casts += [index for index in calls if self._called(index) == "is_bf16_supported"]
         streams = [index for index in calls if self._called(index) in _STREAMS]
         figures = {index for index in calls if self._called(index) in _FIGURES}
@@ -69,7 +79,8 @@ class OneDevice:
             if finding.rule.name == "device-comparison" and may_stay(file, finding.node):
                 finding.stands_alone = True
         self.groups = {
-            Kind.PLACE: sorted(chosen),
+            # Where an autocast or a scaler stays on CUDA, another device would compute in other dtypes.
+            Kind.PLACE: sorted(chosen | placing),
             Kind.CAST: sorted(casts),
             Kind.STREAM: sorted([*streams, *decisions.of_rules("graphs")]),
             Kind.FIGURE: sorted(figures),
@@ -79,6 +90,27 @@ class OneDevice:
         self.on_device = [*casts, *self.groups[Kind.STREAM], *decisions.of_rules("sync-batch-norm")]
         self.on_device += [index for index in calls if self._called(index) in TELL_OF_DEVICE]
         """What is right only on the device that the rest of the program chooses."""
+
+    @cached_property
+    def reports(self) -> list[int]:
+        """What is only told of the device: its name, and tests that choose a message or end the program."""
+        calls = self._all.of_rules("runtime-call")
+        told = [index for index in calls if self._called(index) in TELL_OF_DEVICE]
+        return told + [index for index in self.groups[Kind.PLACE] if self._only_tells(index)]
+
+    def _only_tells(self, index: int) -> bool:
+        """Whether a decision on a device or a test is a part of a message or a check, or chooses one."""
+        node = self._all[index].finding.node
+        statement = self._file.tree.statement(node) if node is not None else None
+        if statement is None or node is None:
+            return False
+        decided = decided_by(self._file, node)
+        if not isinstance(decided, cst.If):
+            return _tells(statement)
+        last = decided.orelse
+        blocks = [decided.body, *([last.body] if isinstance(last, cst.Else) else [])]
+        is_whole = not isinstance(last, cst.If)
+        return is_whole and all(_only_tell(block) for block in blocks)
 
     @cached_property
     def exchanging(self) -> list[int]:
@@ -111,6 +143,10 @@ class OneDevice:
         beside += [([test], [other]) for test, other in self._texts]
         beside += [(self.on_device, self.groups[Kind.PLACE]), (counts, visible)]
         beside += [(self._annotations(), self.groups[Kind.CAST]), (waits, self.groups[Kind.STREAM])]
+        beside += [(self.turned_off, self.groups[Kind.CAST])]
+        # What takes the time of the device, or orders its work, fails on others where it is not edited.
+        offered = [i for i in self.groups[Kind.STREAM] if self._all[i].status is Status.CONVERTED]
+        beside += [(self.groups[Kind.PLACE], offered)]
         return {
             index
             for members, others in beside
@@ -177,10 +213,33 @@ class OneDevice:
     def _may_be_on(self, index: int) -> bool:
         """Whether a program may turn an autocast or a scaler on there: ``context = autocast``."""
         node = self._all[index].finding.node
+        is_named = is_assigned(self._file, node) or self._file.tree.around(node, cst.Annotation) is not None
+        return not (is_named or self._is_turned_off(index))
+
+    def _is_turned_off(self, index: int) -> bool:
+        """Whether an autocast or a scaler is off: ``autocast(enabled=False)``."""
+        node = self._all[index].finding.node
         given = keyword(node, "enabled") if isinstance(node, cst.Call) else None
-        is_off = given is not None and dotted(given.value) == "False"
-        return not (is_off or is_assigned(self._file, node) or self._file.tree.around(node, cst.Annotation))
+        return given is not None and dotted(given.value) == "False"
 
     def _stands_alone(self, index: int) -> bool:
         """Whether the others can be ported without a decision, or the user says that it stays."""
         return self._all[index].hidden or self._all[index].root.finding.stands_alone
+
+
+def _only_tell(block: cst.BaseSuite) -> bool:
+    """Whether the statements of a block only write messages, or end the program."""
+    for line in block.body if isinstance(block, cst.IndentedBlock) else [block]:
+        if isinstance(line, (cst.SimpleStatementLine, cst.SimpleStatementSuite)):
+            if not all(isinstance(one, (cst.Raise, cst.Pass)) or _tells(one) for one in line.body):
+                return False
+        elif not (isinstance(line, (cst.For, cst.With)) and _only_tell(line.body)):
+            return False
+    return True
+
+
+def _tells(statement: cst.CSTNode) -> bool:
+    """Whether a statement writes a message, or is a check."""
+    call = statement.value if isinstance(statement, cst.Expr) else None
+    is_message = isinstance(call, cst.Call) and _MESSAGE.search(called_name(call) or "") is not None
+    return is_message or isinstance(statement, cst.Assert)

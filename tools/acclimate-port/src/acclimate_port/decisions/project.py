@@ -6,14 +6,16 @@ import re
 import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 
-from acclimate_port.decisions.symbols import TOGETHER, Facts, Kind, Symbol
+from acclimate_port.decisions.guarded_tests import WITHIN
+from acclimate_port.decisions.symbols import MODULE, TOGETHER, Facts, Kind, Symbol
 from acclimate_port.source.outline import REGISTERS, Outline
 
 _REASONS = {
     Kind.FLAG: "{place}, which the same flag decides about, stays as it is",
-    Kind.DEVICE: "{place}, which compares the name of this device or looks it up, stays as it is",
+    Kind.DEVICE: "{place}, which compares this device's name, looks it up or gives it away, stays as it is",
     Kind.TENSOR: "{place}, which moves the same object or asks for its device, stays as it is",
     Kind.NUMBER: "{place}, a device that gets its number from the same function, stays as it is",
     Kind.CODE: "it decides about code that needs CUDA at {place}, which stays as it is",
@@ -22,6 +24,8 @@ _REASONS = {
     Kind.STREAM: "{place}, which uses a stream or a graph of the same program, stays as it is",
     Kind.FIGURE: "{place}, a figure of memory of the same program, stays as it is",
     Kind.STATE: "{place}, a state of random numbers of the same program, stays as it is",
+    Kind.REPORT: "it tells of the device of the program, and {place} stays as it is",
+    Kind.TEST: "{place}, which the same guard of a test suite skips or decides about, stays as it is",
     Kind.BACKEND: "{place}, which the same program exchanges tensors by, stays as it is",
 }
 _FARTHEST = {Kind.CODE: 3, **dict.fromkeys(TOGETHER, 1000)}
@@ -161,6 +165,8 @@ class Project:
             other: the file of the code.
             symbol: the symbol.
         """
+        if symbol.kind is Kind.TEST:
+            return True
         if path == other:
             return symbol.kind in (Kind.CODE, Kind.TENSOR, Kind.NUMBER)
         if symbol.kind is Kind.BACKEND:
@@ -259,7 +265,7 @@ class Project:
                 one, other = self._known(path, first), self._known(path, second)
                 if one is not None and other is not None:
                     following[one][other, path] = None
-            for one, other in self._together(path):
+            for one, other in (*self._together(path), *self._ignored(path), *self._reported(path)):
                 following[one][other, path] = None
             for symbol, line in known.stays.items():
                 if (meant := self._known(path, symbol)) is not None:
@@ -307,6 +313,53 @@ class Project:
                 if is_cause:
                     yield other, one
 
+    def _reported(self, path: Path) -> Iterator[tuple[_Known, _Known]]:
+        """Pairs of a place that a file uses, also through others, and what the file tells of the device."""
+        known = self._facts[path]
+        if not any(symbol.kind is Kind.REPORT for symbol in (*known.relies, *known.stays)):
+            return
+        report: _Known = (Kind.REPORT, f"{path}:")
+        kept: _Known = (Kind.REPORT, f"{path}:(stays)")
+        for home, name in self._reached(path):
+            if (Kind.PLACE, True) in self._placed.get(home, {}).get(name, {}):
+                yield (Kind.PLACE, f"{home}:{name}"), report
+                yield kept, (Kind.PLACE, f"{home}:{name}")
+
+    def _reached(self, path: Path) -> set[tuple[Path, str]]:
+        """The functions, classes and names of other files that a file uses, directly or through others."""
+        found: set[tuple[Path, str]] = set()
+        waiting = [(path, full) for full in self._facts[path].outline.uses]
+        while waiting:
+            at, text = waiting.pop()
+            home = self._named(at, text)
+            if home is None or home in found:
+                continue
+            found |= {home, (home[0], MODULE)}
+            known = self._facts[home[0]].outline
+            used = (*known.mentions.get(home[1], ()), *known.reads.get(home[1], ()))
+            waiting += [(home[0], one) for one in used]
+        return {one for one in found if one[0] != path}
+
+    def _ignored(self, path: Path) -> Iterator[tuple[_Known, _Known]]:
+        """Pairs of a guard of test files and each of these: if one of them stays, so does the other."""
+        symbols = dict.fromkeys((*self._facts[path].relies, *self._facts[path].stays))
+        for symbol in symbols:
+            if symbol.kind is not Kind.TEST or not symbol.text.startswith("files:"):
+                continue
+            guard = (Kind.TEST, self._name_of_tests(path, symbol.text))
+            pattern = symbol.text.partition(":")[2]
+            below = [one for one in self._facts if one != path and one.is_relative_to(path.parent)]
+            forms = (f"*/{pattern}", f"*/{pattern}/*", f"*/*{pattern}*.py")
+            for one in below:
+                name = f"/{one.relative_to(path.parent).as_posix()}"
+                if any(fnmatchcase(name, form) for form in forms):
+                    yield (Kind.TEST, self._name_of_tests(one, f"file:{WITHIN}")), guard
+                    yield guard, (Kind.TEST, self._name_of_tests(one, "file:"))
+
+    def _name_of_tests(self, path: Path, text: str) -> str:
+        """The text of a symbol of tests, with the file if it is about files."""
+        return f"{path}:{text}" if text.startswith("file") else text
+
     def _imported_whole(self, path: Path) -> set[Path]:
         """The files of which a file imports all names, directly or through others."""
         found: set[Path] = set()
@@ -322,6 +375,10 @@ class Project:
     # -- names -------------------------------------------------------------------------------------------
 
     def _known(self, path: Path, symbol: Symbol) -> _Known | None:
+        if symbol.kind is Kind.REPORT:
+            return symbol.kind, f"{path}:{symbol.text.removeprefix('here:')}"
+        if symbol.kind is Kind.TEST:
+            return symbol.kind, self._name_of_tests(path, symbol.text)
         if symbol.kind in TOGETHER:
             return symbol.kind, f"{path}:{symbol.text.removeprefix('here:')}"
         name = self._name(path, symbol.text)
@@ -362,7 +419,10 @@ class Project:
         found = self._givers(path, module, name, _FEW_STEPS)
         if len(found) > 1:
             found = {one for one in found if one[0].parent == path.parent}
-        elif not found and (package := _parts(path, module)[:1]):  # the package gives it on
+        elif not found and module.startswith("."):  # the package around gives it on
+            around = _folder(path, module)
+            found = {(home, name) for home in self._homes.get(name, ()) if home.is_relative_to(around)}
+        elif not found and (package := _parts(path, module)[:1]):
             found = {(home, name) for home in self._homes.get(name, ()) if package[0] in home.parts}
         return found.pop() if len(found) == 1 else None
 
@@ -409,11 +469,13 @@ def _parted(full: str) -> tuple[str, str]:
 def _parts(path: Path, module: str) -> tuple[str, ...]:
     """The parts of a module's name; of a relative one, those of its path."""
     parts = tuple(part for part in module.split(".") if part)
+    return (*_folder(path, module).parts, *parts) if module.startswith(".") else parts
+
+
+def _folder(path: Path, module: str) -> Path:
+    """The folder in which a file looks for a relative module."""
     level = len(module) - len(module.lstrip("."))
-    if not level:
-        return parts
-    folder = path.parents[level - 1] if level <= len(path.parents) else path.parent
-    return (*folder.parts, *parts)
+    return path.parents[level - 1] if level <= len(path.parents) else path.parent
 
 
 def _shown(place: _Place) -> str:

@@ -50,6 +50,10 @@ class Kind(Enum):
     """One whose code reads or restores the state of random numbers."""
     BACKEND = "backend"
     """The communication backend of a program, and the devices of the tensors that its ranks exchange."""
+    REPORT = "report"
+    """What a file tells of the device: in a message, a check or a result."""
+    TEST = "test"
+    """Tests that a guard in another file skips: see guarded_tests.py."""
 
 
 TOGETHER = (Kind.PLACE, Kind.CAST, Kind.STREAM, Kind.FIGURE, Kind.STATE)

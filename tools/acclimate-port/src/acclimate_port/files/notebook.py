@@ -6,10 +6,11 @@ import json
 import re
 from typing import Any
 
-_CELL = "# acclimate: cell {}\n"
+from acclimate_port.source.tree import CELL
+
 _CELL_LINE = re.compile(r"^# acclimate: cell (\d+)\n", re.MULTILINE)
 _MAGIC = re.compile(r"^([ \t]*)([%!?](?:.*\\\n)*.*|.*\?)$", re.MULTILINE)
-_HIDDEN = re.compile(r"^([ \t]*)pass  # acclimate: magic (\d+)$", re.MULTILINE)
+_HIDDEN = re.compile(r"^([ \t]*)pass  # acclimate: magic (\d+)(?: sets VISIBLE_DEVICES)?$", re.MULTILINE)
 
 
 class Notebook:
@@ -36,7 +37,7 @@ class Notebook:
         self._has_list = [isinstance(cell["source"], list) for cell in self._cells]
         self._ended = [_cell_source(cell).endswith("\n") for cell in self._cells]
         self.source = "".join(
-            _CELL.format(number)
+            CELL.format(number)
             + self._without_magics(_cell_source(cell))
             + ("" if self._ended[number] else "\n")
             for number, cell in enumerate(self._cells)
@@ -45,19 +46,23 @@ class Notebook:
     def _without_magics(self, source: str) -> str:
         """A cell with its magics and shell commands replaced by ``pass``."""
         if source.lstrip().startswith("%%"):
-            self._magics.append(source.rstrip("\n"))
             ended = "\n" if source.endswith("\n") else ""
-            return f"pass  # acclimate: magic {len(self._magics) - 1}{ended}"
+            return self._hidden(source.rstrip("\n")) + ended
 
         def hide(found: re.Match[str]) -> str:
             hidden: list[str] = []
             # A backslash continues a shell command on the next line.
             for line in found[2].split("\n"):
-                self._magics.append(line.removeprefix(found[1]) if hidden else line)
-                hidden.append(f"{found[1]}pass  # acclimate: magic {len(self._magics) - 1}")
+                hidden.append(found[1] + self._hidden(line.removeprefix(found[1]) if hidden else line))
             return "\n".join(hidden)
 
         return _MAGIC.sub(hide, source)
+
+    def _hidden(self, magic: str) -> str:
+        """The statement in place of a magic, which says whether this one chooses devices: ``%env …``."""
+        self._magics.append(magic)
+        note = " sets VISIBLE_DEVICES" if "VISIBLE_DEVICES" in magic else ""
+        return f"pass  # acclimate: magic {len(self._magics) - 1}{note}"
 
     def cell_of(self, line: int) -> tuple[int, int]:
         """The cell of a line of the source, and the line in that cell; both are counted from 1."""

@@ -9,8 +9,9 @@ from itertools import pairwise
 import libcst as cst
 
 from acclimate_port.new_code.edits import Edit, insert
-from acclimate_port.source.tree import Tree, dotted
+from acclimate_port.source.tree import CELL, Tree, dotted
 
+_CELL_START = CELL.partition("{")[0].encode()
 _FIRST_PARTY_GUESS = frozenset(sys.stdlib_module_names)
 
 
@@ -36,16 +37,25 @@ class _Line:
         return self.module.partition(".")[0] in _FIRST_PARTY_GUESS
 
 
-def new_lines(tree: Tree, first_use: int, imports: list[str], helpers: list[str]) -> list[Edit]:
-    """Insertions of import statements and functions, before the first code that uses them at import.
+def new_lines(
+    tree: Tree, first_use: int, imports: list[str], helpers: list[str], names: list[str]
+) -> list[Edit]:
+    """Insertions of import statements, functions and names, before the first code that uses them at import.
+
+    In a notebook, they go to the cell that imports torch: a reader may skip any other.
 
     Args:
         tree: the file.
         first_use: the offset of the first use that runs at import; the end of the file if none does.
         imports: whole statements.
         helpers: the texts of functions.
+        names: statements that bind names by these imports and functions.
     """
     lines = [line for line in _import_lines(tree) if tree.line_starts[line.first - 1] < first_use]
+    if tree.is_notebook and lines:
+        of_torch = [line for line in lines if line.module.partition(".")[0] == "torch"]
+        cell = _cell(tree, (of_torch or lines)[0])
+        lines = [line for line in lines if _cell(tree, line) == cell]
     newline = tree.newline
     edits: list[Edit] = []
     at_end = ""
@@ -60,21 +70,29 @@ def new_lines(tree: Tree, first_use: int, imports: list[str], helpers: list[str]
             if offset == len(tree.bytes) and not tree.text.endswith(("\n", "\r")):
                 lead = newline + lead
             edits.append(insert(offset, f"{lead}{statement}{newline}"))
-    if not helpers and not at_end:
+    if not helpers and not at_end and not names:
         return edits
     offset = _after_head(tree, lines)
     text = at_end
     if helpers:
         body = "\n\n".join(helpers).replace("    ", tree.indent).replace("\n", newline)
         text = f"{text}{newline}{newline}{body}" if lines or at_end else f"{text}{body}"
+        text += "".join(f"{newline}{newline}{name}{newline}" for name in names)
         following = tree.bytes[offset:].lstrip(b"\r\n")
         if following:
             present = len(tree.bytes[offset:]) - len(following)
             text += newline * max(0, 2 - present // len(newline))
     elif lines == [] and tree.bytes[offset:].strip() and tree.bytes[offset : offset + 1] not in b"\r\n":
         text += newline
+    if not helpers:
+        text += "".join(f"{name}{newline}" for name in names)
     edits.append(insert(offset, text))
     return edits
+
+
+def _cell(tree: Tree, line: _Line) -> int:
+    """Where the cell of a notebook begins that has a line."""
+    return tree.bytes.rfind(_CELL_START, 0, tree.line_starts[line.first - 1])
 
 
 def _import_lines(tree: Tree) -> list[_Line]:

@@ -28,7 +28,7 @@ from acclimate_port.conditions.host_answers import (
     other_kinds,
 )
 from acclimate_port.conditions.host_memory import MAY_BE_HOSTS, may_be_of_host
-from acclimate_port.conditions.proofs import names_cuda
+from acclimate_port.conditions.proofs import compares_device, names_cuda, whole_value
 from acclimate_port.conditions.statements import whole_condition
 from acclimate_port.new_code.added_functions import ACCELERATOR_TYPE
 from acclimate_port.new_code.edits import Edit, Part, insert, replace
@@ -191,6 +191,12 @@ accelerator of a CPU-only machine is the CPU, whose generator they would change,
 that has none. The same holds for memory figures, which are 0 without CUDA; on a CPU acclimate returns the memory of the
 process. A figure of a device that may be a CPU's is unsafe.
 
+If the file has code for another device, a test is false there, as before. A test in another function that only waits,
+seeds or frees memory is not: that is right on every device.
+
+`torch.cuda.Event(…)` fails on a host at the latest when it is recorded. With `--to torch` its edit is safe if the same
+block records it; others are unsafe, as torch's events of a CPU have no methods, and so are the devices of the file.
+
 Those calls and `empty_cache` do not count the devices, and their edits do. They are unsafe where the project sets a variable
 such as `CUDA_VISIBLE_DEVICES` later, or forks. So is a call whose error, on a machine without CUDA, the function
 catches: it is there to find out whether there is CUDA.
@@ -324,7 +330,8 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
             # Without CUDA there are no statistics to read an entry of, so the program ends there.
             spelling = dataclasses.replace(spelling, on_host=None)
         whole = replace(file.span(node), *guarded(file, node, spelling, *kept, spelling.text, rest))
-        return self.convert(file, node, whole, *edits, unsafe=spelling.unsafe, claims=claims)
+        unsafe = "" if name == "Event" and _is_recorded(file, node) else spelling.unsafe
+        return self.convert(file, node, whole, *edits, unsafe=unsafe, claims=claims)
 
     def _stream(self, file: SourceFile, node: cst.Call, spelling: Spelling) -> Finding:
         """A call of ``torch.cuda.current_stream``; a statement with it is skipped on a CPU-only machine."""
@@ -367,7 +374,8 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
         ``None``: the program has tested for one.
         """
         quote, kind = file.quote(node), target.device_type
-        if file.is_guarded(node):
+        # A device whose type is compared beside it may be CUDA's on a host, if a user asks for it.
+        if file.is_guarded(node) and not compares_device(whole_value(file, node)):
             return None
         asked = asks_for_none(file, node)
         if asked is not None:
@@ -483,6 +491,27 @@ def _own_property(file: SourceFile, call: cst.Call) -> str:
     read = [file.tree.parent(holder) for holder in _holders(file, call)]
     names = [asked.attr.value for asked in read if isinstance(asked, cst.Attribute)]
     return next((name for name in names if name not in _ON_EVERY_DEVICE), "")
+
+
+def _is_recorded(file: SourceFile, event: cst.Call) -> bool:
+    """Whether a statement of the same block records an event, which fails without a device in any case."""
+    target, block = file.tree.holder_of(event), _block(file, event)
+    if target is None or file.tree.around(event, cst.Try) is not None:
+        return False
+    for read in file.tree.reads(target):
+        asked = file.tree.parent(read)
+        call = file.tree.parent(asked) if isinstance(asked, cst.Attribute) and asked.value is read else None
+        if not isinstance(call, cst.Call) or called_name(call) != "record":
+            continue
+        if isinstance(file.tree.parent(call), cst.Expr) and _block(file, read) is block:
+            return True
+    return False
+
+
+def _block(file: SourceFile, node: cst.CSTNode) -> cst.CSTNode | None:
+    """The block of statements that a node is in."""
+    blocks = (one for one in file.tree.ancestors(node) if isinstance(one, (cst.IndentedBlock, cst.Module)))
+    return next(blocks, None)
 
 
 def _gives_handle(file: SourceFile, call: cst.Call) -> bool:

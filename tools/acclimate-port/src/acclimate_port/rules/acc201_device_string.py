@@ -7,6 +7,7 @@ from typing import Any
 
 import libcst as cst
 
+from acclimate_port.dataflow.callees import held_functions
 from acclimate_port.dataflow.literals import LiteralUse, Role, classify_literal
 from acclimate_port.dataflow.map_location import loadable
 from acclimate_port.dataflow.sinks import takes_device
@@ -63,8 +64,9 @@ def _switch(file: SourceFile, given: Given) -> str:
     full = given.full
     if full == "functools.partial" and given.index != 0:
         full = file.tree.qualified(given.call.args[0].value) or ""
-    if _SWITCHES.match(full):
-        return full
+    held = held_functions(file, given.call.func) if not full and given.index == 0 else (full,)
+    if found := next(filter(_SWITCHES.match, held), ""):
+        return found
     is_unknown = not full and parameter_of(file, given) is None
     return given.name if given.word == "device_type" and is_unknown else ""
 
@@ -83,7 +85,8 @@ class DeviceString(Rule[cst.SimpleString | cst.FormattedString]):
 `"cuda"` becomes `get_accelerator().device_name()`, and `"cuda:1"` becomes `get_accelerator().device_name(1)`. On CUDA
 both have the same value as before.
 
-The rule edits a literal if torch takes it as a device, if the name of its variable, parameter, option or attribute
+The rule edits a literal if torch takes it as a device, also through a name that holds a function of torch (`scope =
+torch.autocast if half else nullcontext`, a `partial`, a parameter, an attribute), if the name of its variable, parameter, option or attribute
 suggests a device, or if the value reaches one of these. Dictionary keys, messages, and arguments such as `impl="cuda"`
 are data, and stay. So does the device of another library (Warp, JAX), also where a method imports the library and gets the
 device through names, parameters or a part of the text.

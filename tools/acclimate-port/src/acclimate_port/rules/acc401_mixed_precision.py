@@ -48,7 +48,9 @@ of another dtype, `torch.cuda.amp.autocast()` still took float16, and its edit t
 
 Without CUDA, torch turns CUDA's autocast and scaler off, and warns. Those of a CPU would be on there, so the edit
 adds `enabled=get_accelerator().device_name() != "cpu"`, unless a test of the device is around the call or in its
-`enabled`; `device != "cpu"` is one only if the file shows a string, as a `torch.device` differs from every string.
+`enabled`, also through a name (`cuda = device.type != "cpu"`); `device != "cpu"` is one only if the file shows a
+string, as a `torch.device` differs from every string. One that stays or is unsafe makes the device, the backend and
+the autocasts with `enabled=False` of its program unsafe.
 A caller may autocast the CPU, as may the rest of a program: in a package, and in a program that does so, a
 `with` keeps that autocast (`or torch.is_autocast_enabled("cpu")`). Four edits are unsafe: an autocast there with a dtype,
 or outside `with`, which would change the CPU's; a dtype that is not known to be float16 or bfloat16, since CUDA alone

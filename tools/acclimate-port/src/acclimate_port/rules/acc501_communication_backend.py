@@ -12,9 +12,10 @@ from acclimate_port.dataflow.uses import whole_choice
 from acclimate_port.new_code.edits import insert, replace
 from acclimate_port.rules.base import IMPORTS, WITH_HELPER, Example, Finding, Rule, is_read
 from acclimate_port.rules.comparison_edits import HOST_CHANGES, OTHERS, false_on_host
+from acclimate_port.source.survey import Survey, backends_given
 from acclimate_port.source.tree import called_name, dotted, positional, string_value, walk
 from acclimate_port.source.values import BACKEND_NAME
-from acclimate_port.source_file import SourceFile
+from acclimate_port.source_file import SourceFile, kept
 
 _TAKES_BACKEND_FIRST = {"init_process_group", "init_distributed", "is_backend_available"}
 _TAKES_BACKEND = {*_TAKES_BACKEND_FIRST, "new_group", "new_subgroups", "init_process_group_wrapper"}
@@ -22,6 +23,9 @@ _CONSTANTS = {"torch.distributed.Backend.NCCL", "torch.distributed.distributed_c
 _ASKS_FOR_NCCL = re.compile(r"torch\.distributed\.(?!is_nccl_available$)(\w+\.)*\w*nccl\w*$")
 _ONLY_NCCL = "it asks for NCCL itself, and no rule converts this question"
 _OPTION = re.compile(r"backend$", re.IGNORECASE)
+_UNUSED = "nothing shows that torch.distributed gets the value of this option"
+_FIELDS = {"field", "Field", "Option", "Argument", "attrib", "ib"}
+"""Functions whose first argument, or `default`, is that of a field or a parameter."""
 _ONE_OF_SEVERAL = "it is one of several backends to choose from"
 
 
@@ -37,6 +41,9 @@ calls `torch.distributed.get_default_backend_for_device`. `torch.distributed.Bac
 ported in the same way. `"cpu:gloo,cuda:nccl"` becomes `"cpu:gloo"` on a CPU-only machine, since torch refuses a device
 that is named twice. In the `choices` of an option `"nccl"` stays, and the accelerator's backend is added, so that
 scripts which pass `nccl` still start.
+
+The default of an option, or of a field of a class of settings, is safe only if a file of the project shows that
+torch.distributed gets its value. The arms of a choice (`"nccl" if cuda else "gloo"`) count like the whole choice.
 
 A comparison, `backend == "nccl"`, stays false if the ranks use Gloo, as on a CPU (`!= "gloo"`): the branch is seldom
 meant for a CPU. It becomes true there only under the conditions for `device == "cuda"`, see [ACC204](ACC204.md). A
@@ -146,7 +153,7 @@ edit needs."""
         at = file.tree.parent(whole_choice(file, node))
         if isinstance(at, cst.Arg):
             call = file.tree.parent(at)
-            return self._argument(call, at) if isinstance(call, cst.Call) else None
+            return self._argument(file, call, at) if isinstance(call, cst.Call) else None
         if isinstance(at, (cst.Comparison, cst.ComparisonTarget)):
             return HOST_CHANGES if _compares_backend(file, at) else None
         if isinstance(at, cst.Param):
@@ -154,6 +161,8 @@ edit needs."""
         if isinstance(at, (cst.Assign, cst.AnnAssign)):
             targets = [target.target for target in at.targets] if isinstance(at, cst.Assign) else [at.target]
             names = [file.tree.source(target) for target in targets]
+            if isinstance(at, cst.AnnAssign) and _is_field(file, at):
+                return _of_option(file, names[0])
             return (
                 "" if any(re.search(r"backend(['\"]\])?$", name, re.IGNORECASE) for name in names) else None
             )
@@ -173,15 +182,20 @@ edit needs."""
         return "data" if isinstance(at, cst.Index) else None
 
     @staticmethod
-    def _argument(call: cst.Call, argument: cst.Arg) -> str | None:
+    def _argument(file: SourceFile, call: cst.Call, argument: cst.Arg) -> str | None:
         name = called_name(call) or ""
+        if name in _FIELDS and (field := _field(file, call)):
+            word = argument.keyword.value if argument.keyword is not None else ""
+            is_first = positional(call)[:1] == [argument]
+            return _of_option(file, field) if is_first or word == "default" else None
         if argument.keyword is not None:
             word = argument.keyword.value
             if _OPTION.search(word):
                 return ""
             if word == "default" and name in ("add_argument", "option", "Option"):
                 options = [string_value(text.value) or "" for text in positional(call)]
-                return "" if any(_OPTION.search(option) for option in options) else None
+                named = [option for option in options if _OPTION.search(option)]
+                return _of_option(file, *named)
             return None
         if name in ("print", "info", "debug", "warning", "error"):
             return "data"
@@ -195,6 +209,34 @@ edit needs."""
         ):
             return ""
         return None
+
+
+def _of_option(file: SourceFile, *options: str) -> str | None:
+    """Why the default of an option is unsafe; ``""``: torch.distributed gets it; ``None``: it is no backend."""
+    names = {option.lstrip("-").replace("-", "_") for option in options if _OPTION.search(option)}
+    if not names:
+        return None
+    return "" if names & _backends_used(file) else _UNUSED
+
+
+@kept
+def _backends_used(file: SourceFile) -> frozenset[str]:
+    """The names of options whose value torch.distributed gets, in this file or another one."""
+    own = Survey(backends=file.survey.backends | frozenset(backends_given(file.tree.bytes)))
+    return own.backends_used
+
+
+def _field(file: SourceFile, call: cst.Call) -> str:
+    """The field or the parameter whose default a call describes; ``""`` if there is none."""
+    at = file.tree.parent(call)
+    if isinstance(at, cst.Param):
+        return at.name.value
+    return file.tree.source(at.target) if isinstance(at, cst.AnnAssign) else ""
+
+
+def _is_field(file: SourceFile, statement: cst.AnnAssign) -> bool:
+    """Whether a statement is a field of a class, such as a dataclass."""
+    return file.tree.function(statement) is None and file.tree.around(statement, cst.ClassDef) is not None
 
 
 def _is_settings_alone(file: SourceFile, node: cst.CSTNode) -> bool:

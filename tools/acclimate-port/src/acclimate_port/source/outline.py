@@ -45,6 +45,8 @@ class Outline:
 
     Of the imports that a function mentions, those alone that it looks an entry up in: ``MODELS[name]``.
     """
+    reads: dict[str, frozenset[str]] = field(default_factory=dict)
+    """The full names of all that each function mentions of imports."""
     registered: frozenset[tuple[str, str]] = frozenset()
     """Pairs of a function or class of the file, and the function or method that may register it.
 
@@ -98,6 +100,8 @@ def outline(source: str | bytes) -> Outline:
     for one in statements:
         for name in _filled_by(one) & defined.keys():
             defined[name].append(one)
+    has_own_imports = any(not NO_PROJECT.match(full) for full in names.values())
+    walked = {id(one): [*ast.walk(one)] for held in defined.values() for one in held}
     fills = {
         (name, names.get(table, table))
         for name, held in defined.items()
@@ -116,9 +120,14 @@ def outline(source: str | bytes) -> Outline:
                 text
                 for one in held
                 for by in choices
-                for text in _mentioned(one, {*defined} - {name}, by, registers)
+                for text in _mentioned(one, walked[id(one)], {*defined} - {name}, by, registers)
             )
             for name, held in defined.items()
+        },
+        {
+            name: frozenset(text for by in choices for text in _read(walked[id(held[0])], by))
+            for name, held in defined.items()
+            if isinstance(held[0], (ast.FunctionDef, ast.AsyncFunctionDef)) and has_own_imports
         },
         frozenset(pair for one in statements for pair in _registered_by(one, {*defined}, names)),
         frozenset(fills),
@@ -139,17 +148,24 @@ def _uses(source: str | bytes, names: dict[str, str]) -> Iterator[str]:
 
 
 def _mentioned(
-    statement: ast.AST, own: set[str], names: dict[str, str], registers: set[str]
+    statement: ast.AST, nodes: list[ast.AST], own: set[str], names: dict[str, str], registers: set[str]
 ) -> Iterator[str]:
     """The names of the module, and the full names of what it imports, that a statement of it mentions.
 
     What registers a function or class uses it, and not the other way round.
+
+    Args:
+        statement: the statement.
+        nodes: what it holds, and itself.
+        own: the names of the module.
+        names: the full names of imports.
+        registers: the functions that register.
     """
     is_function = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef))
     looked_up: set[int] = set()
     registering = [one for one in _decorators(statement) if _may_register(one, registers, names)]
     skipped = {id(node) for one in registering for node in ast.walk(one)}
-    for node in ast.walk(statement):
+    for node in nodes:
         if id(node) in skipped:
             continue
         if isinstance(node, ast.Subscript) and is_function:
@@ -161,6 +177,18 @@ def _mentioned(
         if isinstance(node, (ast.Name, ast.Attribute)) and (not is_function or id(node) in looked_up):
             full = _full_name(node, names)
             yield from [full] if full else []
+
+
+def _read(nodes: list[ast.AST], names: dict[str, str]) -> Iterator[str]:
+    """The full names of what a function mentions of imports, each with all its attributes."""
+    inner: set[int] = set()
+    for node in nodes:
+        kind = type(node)
+        if kind is ast.Attribute or kind is ast.Name:
+            inner.add(id(getattr(node, "value", None)))
+            if id(node) not in inner and isinstance(node, (ast.Name, ast.Attribute)):
+                full = _full_name(node, names)
+                yield from [full] if full else []
 
 
 def _full_name(node: ast.Name | ast.Attribute, names: dict[str, str]) -> str:

@@ -69,6 +69,15 @@ _IMPORT_OF_OBJECTS = re.compile(
     re.M,
 )
 _WORD = re.compile(rb"[A-Za-z_]\w{3,}")
+_ARGUMENTS = rb"\(((?:[^()]|\([^()]*\))*)\)"
+_TAKES_BACKEND = re.compile(
+    rb"\b(?:init_process_group\w*|init_distributed|new_group|new_subgroups\w*)" + _ARGUMENTS
+)
+_BACKEND = re.compile(rb"\b\w*backend\b(?![ \t]*=[^=])", re.IGNORECASE)
+_GETS_BACKEND = re.compile(rb"\b(\w*backend)[ \t]*(?::[^=\n]*)?=(?!=)([^\n,)]*)", re.IGNORECASE)
+_GIVES_BACKEND = re.compile(rb"\b(\w+)\(([^()\n]*\b\w*backend\b[^()\n]*)", re.IGNORECASE)
+_OF_OTHERS = (b"process_group_backend",)
+"""Parameters of libraries that give a backend to torch.distributed."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +116,19 @@ class Survey:
     own_objects: frozenset[tuple[str, str, str]] = frozenset()
     """Modules that import a package with objects of its own: the folder, the module, and the package."""
 
+    backends: frozenset[tuple[str, str]] = frozenset()
+    """Pairs of a name of a backend and what gets it: a name, ``f()``, or ``""`` for torch.distributed."""
+
+    @cached_property
+    def backends_used(self) -> frozenset[str]:
+        """The names of options and variables whose value torch.distributed gets, also through others."""
+        found = {""}
+        count = 0
+        while count != len(found):
+            count = len(found)
+            found |= {name for name, getting in self.backends if getting in found}
+        return frozenset(found)
+
     def takes_device(self, full_name: str, index: int | None) -> bool:
         """Whether an argument by position of a function of the project is a device."""
         module, _, name = full_name.rpartition(".")
@@ -120,7 +142,11 @@ class Survey:
 
     def resolved(self) -> Survey:
         """These facts with the modules alone of all classes, which is less to give to each process."""
-        return replace(self, classes=frozenset((name, "Module") for name in self._module_classes))
+        return replace(
+            self,
+            classes=frozenset((name, "Module") for name in self._module_classes),
+            backends=frozenset((name, "") for name in self.backends_used),
+        )
 
     @cached_property
     def _module_classes(self) -> frozenset[str]:
@@ -168,6 +194,7 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         frozenset(files_imported(path, source)) if path and is_build_script(path, source) else frozenset(),
         frozenset(_package_flags(source)),
         frozenset(_own_objects(source, path)) if path is not None else frozenset(),
+        frozenset(backends_given(source)),
     )
 
 
@@ -183,6 +210,24 @@ def joined(surveys: Sequence[Survey]) -> Survey:
         parts = [getattr(own, one.name) for own in surveys]
         found[one.name] = any(parts) if isinstance(one.default, bool) else frozenset().union(*parts)
     return Survey(**found)
+
+
+def backends_given(source: bytes) -> Iterator[tuple[str, str]]:
+    """The names of backends in a file, each with what gets its value."""
+    if b"ackend" not in source:
+        return
+    pairs = [(called[1], b"") for called in _TAKES_BACKEND.finditer(source)]
+    pairs += [(found[2], found[1]) for found in _GETS_BACKEND.finditer(source)]
+    yield from ((name.decode(), "") for name in _OF_OTHERS)
+    for called in _GIVES_BACKEND.finditer(source):
+        is_defined = source[: called.start()].endswith((b"def ", b"class "))
+        names = _BACKEND.findall(called[2]) + (_GETS_BACKEND.findall(called[2]) if is_defined else [])
+        for name in names:
+            text = name[0] if isinstance(name, tuple) else name
+            pair = (called[1] + b"()", text) if is_defined else (text, called[1] + b"()")
+            yield pair[0].decode(), pair[1].decode()
+    for value, target in pairs:
+        yield from ((name.decode(), target.decode()) for name in _BACKEND.findall(value))
 
 
 def _own_objects(source: bytes, path: Path) -> Iterator[tuple[str, str, str]]:

@@ -14,7 +14,7 @@ import tokenize
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property, lru_cache, partial
 from itertools import accumulate, islice
 from typing import Any, NamedTuple, TypeVar, cast
@@ -216,6 +216,10 @@ class Binding(NamedTuple):
     reads: tuple[cst.CSTNode, ...]
 
 
+CELL = "# acclimate: cell {}\n"
+"""The line before each cell of a notebook, whose code cells are one source."""
+
+
 class Tree:
     """One file's syntax tree with positions, parents and scopes.
 
@@ -252,6 +256,7 @@ class Tree:
         self._scopes = _Scopes(self.module, self._bound(), children).found
         self.line_starts = [0, *(found.end() for found in _LINE_END.finditer(self.bytes))]
         self.newline = self.module.default_newline
+        self.is_notebook = text.startswith(CELL.format(0))
         self.indent = self.module.default_indent
         self._qualified: dict[int, str | None] = {}
         self._of_names: dict[tuple[int, str], set[str | None]] = {}
@@ -606,8 +611,8 @@ class Tree:
 def _parsed(text: str) -> tuple[cst.Module, list[int]]:
     """The syntax tree of a text, and the bytes of the tree's source that are spaces which the text lacks.
 
-    libcst takes some of Python for an error where a keyword and a bracket have no space between them, such as
-    ``assert(a if b else c)`` and ``else(lambda: x)``.
+    libcst takes some of Python for an error where a keyword has no space beside it, such as
+    ``assert(a if b else c)``, ``else(lambda: x)`` and ``1.if x else 2``.
 
     Raises:
         libcst.ParserSyntaxError: it is not Python 3.
@@ -615,7 +620,7 @@ def _parsed(text: str) -> tuple[cst.Module, list[int]]:
     try:
         return cst.parse_module(text), []
     except (cst.CSTValidationError, TypeError):
-        at = _between_keywords_and_brackets(text)
+        at = _beside_keywords(text)
         if not at:
             raise
         parts = [text[start:end] for start, end in zip([0, *at], [*at, len(text)], strict=True)]
@@ -623,23 +628,71 @@ def _parsed(text: str) -> tuple[cst.Module, list[int]]:
         return cst.parse_module(" ".join(parts)), [place + index for index, place in enumerate(before)]
 
 
-_OPEN, _CLOSED = "([{", ")]}"
+_TOUCHING = {tokenize.OP, tokenize.NUMBER, tokenize.STRING, tokenize.NAME}
+_TOUCHING.add(getattr(tokenize, "FSTRING_END", tokenize.STRING))
+_PREFIX = re.compile(r"[A-Za-z]*")
 
 
-def _between_keywords_and_brackets(text: str) -> list[int]:
-    """The places in a text where a keyword touches a bracket, in order."""
-    lines = list(io.StringIO(text))
-    starts = [0, *accumulate(map(len, lines))]
+@dataclass(frozen=True)
+class _Token:
+    """A token of Python, with its place in the text."""
+
+    kind: int
+    text: str
+    start: int
+    end: int
+
+
+def _beside_keywords(text: str) -> list[int]:
+    """The places in a text where a keyword touches another token, in order."""
     found = []
-    before = None
-    for token in tokenize.generate_tokens(iter(lines).__next__):
-        if before is not None and before.end == token.start:
-            opens = keywords.iskeyword(before.string) and token.string in _OPEN
-            closes = before.string in _CLOSED and keywords.iskeyword(token.string)
-            if token.string and before.string and (opens or closes):
-                found.append(starts[token.start[0] - 1] + token.start[1])
+    before = _Token(tokenize.ENDMARKER, "", -1, -1)
+    for token in _tokens(text):
+        touches = before.end == token.start and {before.kind, token.kind} <= _TOUCHING
+        if touches and (keywords.iskeyword(before.text) or keywords.iskeyword(token.text)):
+            found.append(token.start)
         before = token
     return found
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    """The tokens of a text, and before an f-string those in its fields, which Python gives from 3.12 on."""
+    lines = list(io.StringIO(text))
+    starts = [0, *accumulate(map(len, lines))]
+    for token in tokenize.generate_tokens(iter(lines).__next__):
+        start, end = (starts[line - 1] + column for line, column in (token.start, token.end))
+        if token.type == tokenize.STRING:
+            yield from _tokens_in_fields(token.string, start)
+        yield _Token(token.type, token.string, start, end)
+
+
+def _tokens_in_fields(literal: str, start: int) -> Iterator[_Token]:
+    """The tokens in the fields of an f-string, none of another string, also in fields of a format.
+
+    Args:
+        literal: the string with its prefix and quotes.
+        start: its place in the text.
+    """
+    prefix = _PREFIX.match(literal)
+    at = prefix.end() if prefix is not None else 0
+    if "f" not in literal[:at].lower():
+        return
+    quotes = 3 if literal[at : at + 3] in ('"""', "'''") else 1
+    at, end = at + quotes, len(literal) - quotes
+    while at < end:
+        if literal[at] != "{" or literal.startswith("{{", at):
+            at += 1 if literal[at] != "{" else 2
+            continue
+        depth = 0
+        # In parentheses a line end is white space, as it is in a field.
+        for token in _tokens(f"({literal[at + 1 : end]}"):
+            if depth == 1 and token.text in ("}", ":", "!"):
+                at += token.start
+                break
+            depth += (token.text in ("(", "[", "{")) - (token.text in (")", "]", "}"))
+            if token.start:
+                yield replace(token, start=start + at + token.start, end=start + at + token.end)
+        at += 1
 
 
 @lru_cache(maxsize=1)
