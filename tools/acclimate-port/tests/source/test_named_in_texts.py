@@ -32,6 +32,11 @@ IMPORTS = {
         "main.py": "from importlib import import_module\n\n\ndef build(name):\n    module = f'parts.{name}'\n"
         "    return import_module(module).Part()\n"
     },
+    "a table of computed names": {
+        "main.py": "import importlib\n\nPARTS = {}\nfolder = 'parts'\n\n\ndef enter(name):\n"
+        "    PARTS[name] = f'{folder}.{name}'\n\n\ndef build(name):\n"
+        "    return importlib.import_module(PARTS[name]).Part()\n"
+    },
     "the function of Python": {"main.py": "def build(name):\n    return __import__(f'parts.{name}')\n"},
     "the modules in a folder": {
         "parts/__init__.py": "import os\nfrom importlib import import_module\n\n\ndef load():\n"

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 
 class Names(Enum):
@@ -50,6 +50,7 @@ _RUNS = re.compile(
 _SCRIPT = re.compile(r"(?<![\w*{}])((?:[\w.-]+/)*\w[\w-]*\.py)(?![\w.])")
 _RUN_MODULE = re.compile(r"-m[ =]([A-Za-z_][\w.]*)")
 _WHOLE = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*$")
+_COMPUTED = re.compile(r"[A-Za-z_]\w*(?:\.[\w*]+)*\.[\w*]+$")
 _FORMATS = re.compile(r"%\(?\w*\)?[sdr]|\{[^{}]*\}")
 _OWN_NAMES = ("__name__", "__package__")
 _UNKNOWN = "*"
@@ -117,7 +118,10 @@ class NamedInTexts:
         """The modules whose names are computed, and that are imported by them."""
         bound: dict[str, list[ast.expr]] = defaultdict(list)
         calls: list[ast.Call] = []
+        made: list[ast.expr] = []
         for node in ast.walk(self._module):
+            if isinstance(node, (ast.JoinedStr, ast.BinOp)) or _is_format(node):
+                made.append(node)
             if isinstance(node, ast.Call) and node.args and _name(node.func) in _IMPORTING:
                 calls.append(node)
             elif isinstance(node, ast.Assign):
@@ -125,6 +129,10 @@ class NamedInTexts:
                     if isinstance(target, ast.Name):
                         bound[target.id].append(node.value)
         lists = _LISTS.search(self._text) is not None
+        given = [text for call in calls for text in _texts(call.args[0], bound, _DEEPEST)]
+        for node in made if _UNKNOWN in given else ():  # a table may hold the texts
+            texts = (text for text in _texts(node, bound, _DEEPEST) if _COMPUTED.match(text))
+            yield from ((node.lineno, Text(Names.MODULE, text)) for text in texts)
         for call in calls:
             package = [one.value for one in call.keywords if one.arg == "package"] or call.args[1:2]
             for text in _texts(call.args[0], bound, _DEEPEST):
@@ -153,6 +161,11 @@ class NamedInTexts:
             if "." in node.value and _WHOLE.match(node.value) and not _NO_NAME.search(node.value):
                 modules.append(node.value)
             yield from ((node.lineno, Text(Names.MODULE, one)) for one in modules)
+
+
+def _is_format(node: ast.AST) -> TypeGuard[ast.expr]:
+    """Whether an expression is a call of a text's method ``format``."""
+    return isinstance(node, ast.Call) and _name(node.func) == "format"
 
 
 def _name(function: ast.expr) -> str:
