@@ -41,7 +41,9 @@ Safe and unsafe edits:
   file has a branch for a device, that device still takes it.
 - A branch on missing CUDA, `device == "cuda" and not torch.cuda.is_available()`, is not edited, nor is a list that it
   guards. An edit that would keep it from finding the device is unsafe.
-- A device's name that goes to a library other than torch is not edited, or the edit is unsafe.
+- A device's name that goes to a library other than torch is not edited, or the edit is unsafe. So is a device beside
+  code that gives a tensor's memory or device to TensorRT, ONNX Runtime, CuPy or PyCUDA, or that calls a function which
+  chooses CUDA or the CPU by itself (`torchsummary.summary(model, size)`).
 
 Edits that belong together:
 
@@ -51,9 +53,11 @@ Edits that belong together:
 - The code that chooses, counts or asks for a device, or moves something to it, must agree in the whole program. If one
   such place is not edited, or is unsafe, then so are those in the same file, in the files that import it or that it
   imports by name, and in files that a third file imports beside it. The tool names the line. A class counts with its base
-  classes, and code that looks up entries of a table with the table, also one that decorators fill. Tensors that ranks exchange are edited with the
-  backend of their program. The same holds for memory figures and for states of random numbers. A device also stays where an
-  autocast, a scaler or an event of its program does, whatever the reason. It does not
+  classes, and code that looks up entries of a table with the table, also one that decorators fill. A text counts as an
+  import if it is the dotted name of a class or function of the project (`"training.networks.Generator"`), if
+  `import_module` gets it (`f"models.{name}"`: each module that fits), or if it is the script of a command. Tensors that
+  ranks exchange are edited with the backend of their program. The same holds for memory figures and for states of random
+  numbers. A device also stays where an autocast, a scaler or an event of its program does, whatever the reason. It does not
   hold for seeds, synchronisation, freeing memory and pinning, nor because of code for NVIDIA's hardware, devices of
   other libraries, or lines with `# acclimate: ignore`.
 - The tool follows a value through all files that it is given, so give it the whole project. An edit is unsafe, with the

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from acclimate_port.conditions.placements import outermost_function
+from acclimate_port.dataflow.caches import is_cache
 from acclimate_port.dataflow.literals import is_compared_device
 from acclimate_port.dataflow.uses import LOOK_UP, uses_of
 from acclimate_port.source.tree import called_name, string_value
@@ -45,11 +46,15 @@ def _line_of_word(file: SourceFile, device: cst.CSTNode) -> int | None:
 
 
 def _is_looked_up(file: SourceFile, use: cst.CSTNode) -> bool:
-    """Whether a value is a key: of ``TABLE[device]`` or of ``TABLE.get(device)``."""
-    given = file.tree.given_to(use)
+    """Whether a value is a key, and not of a cache: of ``TABLE[device]`` or of ``TABLE.get(device)``."""
+    given, at = file.tree.given_to(use), file.tree.parent(use)
+    if isinstance(at, cst.Index):
+        entry = file.tree.parent(file.tree.parent(at) or at)
+        return not (isinstance(entry, cst.Subscript) and is_cache(file, entry.value))
     if given is None or given.index != 0 or given.full.startswith("torch."):
-        return isinstance(file.tree.parent(use), cst.Index)
-    return isinstance(given.call.func, cst.Attribute) and given.name in LOOK_UP
+        return False
+    is_look_up = isinstance(given.call.func, cst.Attribute) and given.name in LOOK_UP
+    return is_look_up and not is_cache(file, getattr(given.call.func, "value", use))
 
 
 @kept

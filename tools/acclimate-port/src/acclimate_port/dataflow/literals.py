@@ -58,6 +58,12 @@ _TORCH_TAKES_DEVICE_FIRST = re.compile(
     r"|amp\.is_autocast_available|distributed\.get_default_backend_for_device|utils\.set_module_device)$"
 )
 _SAFE_KEYWORDS = DEVICE_KEYWORDS | {"device_type", "pin_memory_device"}
+_DEFAULTS = ("default", "const")
+_SETS_DEVICE = re.compile(
+    r"^(set|use|select|init|setup|configure|to|move_to|put_on)_(\w+_)?device(_(name|type))?$"
+)
+"""Functions that make a device the one of an object or of a program."""
+_OPTION_TABLE = "only the name of the option beside it suggests a device"
 _SEVERAL = re.compile(r"(^|_)dev(ice)?s?$", re.IGNORECASE)
 _FEW = 8
 _OUTPUT_CALLS = {"print", "info", "debug", "warning", "error", "log", "write", "append_text", "format"}
@@ -162,9 +168,10 @@ def _argument(file: SourceFile, given: Given) -> LiteralUse:
             "default",
             "const",
         ):
-            options = [string_value(text.value) or "" for text in positional(call)]
-            named = any(DEVICE_NAME.search(option.lstrip("-").replace("-", "_")) for option in options)
+            named = any(_is_option(string_value(text.value)) for text in positional(call))
             return DEVICE if named else LiteralUse(Role.DATA, "the option is no device")
+        if name == "dict" and word in _DEFAULTS and any(_is_flag(one.value) for one in call.args):
+            return LiteralUse(Role.LIKELY, _OPTION_TABLE)
         if DEVICE_NAME.search(word) or word == "device_map":
             return LiteralUse(Role.LIKELY, "only the argument's name suggests a device")
         if word in ("default", "default_factory") and name in ("field", "Field"):
@@ -202,6 +209,8 @@ def _argument(file: SourceFile, given: Given) -> LiteralUse:
         return LiteralUse(Role.LIKELY, f"`{name}` is not known to be torch's")
     if _starts_with_index(argument.value):
         return LiteralUse(Role.LIKELY, "only its form suggests a device")
+    if index == 0 and _SETS_DEVICE.search(name):
+        return LiteralUse(Role.LIKELY, f"only its name suggests that `{name}` takes a device")
     return LiteralUse(Role.DATA, f"nothing shows that `{name}` takes a device")
 
 
@@ -236,9 +245,32 @@ def _dictionary(file: SourceFile, node: cst.CSTNode, at: cst.DictElement) -> Lit
     key = string_value(at.key)
     if file.text_names_device(at):
         return LiteralUse(Role.DATA, TEXT_STAYS)
+    if key in _DEFAULTS and _describes_option(file, at):
+        return LiteralUse(Role.LIKELY, _OPTION_TABLE)
     if key is not None and DEVICE_NAME.search(key):
         return LiteralUse(Role.LIKELY, "only the key beside it suggests a device")
     return LiteralUse(Role.DATA, "it is a value of data")
+
+
+def _describes_option(file: SourceFile, at: cst.DictElement) -> bool:
+    """Whether a dictionary has the name of an option for a device, or is an entry under such a name."""
+    holder = file.tree.parent(at)
+    entries = holder.elements if isinstance(holder, cst.Dict) else ()
+    around = file.tree.parent(holder) if holder is not None else None
+    named = [around.key] if isinstance(around, cst.DictElement) else []
+    return any(_is_flag(one) for one in (*named, *(entry.value for entry in entries)))
+
+
+def _is_flag(node: cst.CSTNode) -> bool:
+    """Whether a text, or one of a list of them, is the name of an option for a device: ``--rl_device``."""
+    if isinstance(node, (cst.List, cst.Tuple)):
+        return any(_is_flag(one.value) for one in node.elements)
+    text = string_value(node) or ""
+    return text.startswith("-") and _is_option(text)
+
+
+def _is_option(text: str | None) -> bool:
+    return DEVICE_NAME.search((text or "").lstrip("-").replace("-", "_")) is not None
 
 
 def _returned(file: SourceFile, at: cst.Return) -> LiteralUse:
@@ -255,6 +287,8 @@ def _element(file: SourceFile, at: cst.Element) -> LiteralUse:
         return LiteralUse(Role.COMPARED)
     while isinstance(around, (cst.BinaryOperation, cst.BooleanOperation, cst.IfExp)):
         around = file.tree.parent(around)
+    if isinstance(holder, cst.Tuple) and holder.elements[0] is not at and _is_flag(holder.elements[0].value):
+        return LiteralUse(Role.LIKELY, _OPTION_TABLE)
     if isinstance(around, (cst.For, cst.CompFor)) and DEVICE_NAME.search(last_name(around.target)):
         return LiteralUse(Role.LIKELY, "only the loop variable's name suggests a device")
     if isinstance(around, cst.Arg):

@@ -19,6 +19,7 @@ import libcst as cst
 from acclimate_port.conditions.branches import code_passed, controlled_quietly, holders_of_result, where_true
 from acclimate_port.conditions.device_tests import tests_of_devices
 from acclimate_port.conditions.statements import leaves
+from acclimate_port.dataflow.caches import is_cache
 from acclimate_port.dataflow.receivers import given_to_others, holders_given
 from acclimate_port.dataflow.uses import LOOK_UP, fields_of, key_looked_up, uses_of
 from acclimate_port.decisions.decision import Decision, Decisions, Status, asks_for_device
@@ -378,6 +379,8 @@ class Across:
         for table in tables:
             key = key_looked_up(file, table)
             if not isinstance(key, (cst.Name, cst.Attribute)) or not _is_known(reference(file, table)):
+                continue
+            if is_cache(file, table):
                 continue
             for text in sources(file, key):
                 yield Symbol(Kind.DEVICE, text), file.span(key)

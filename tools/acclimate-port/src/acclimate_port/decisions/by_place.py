@@ -20,6 +20,7 @@ from acclimate_port.conditions.local_imports import (
 )
 from acclimate_port.conditions.missing_cuda import reason_against_host
 from acclimate_port.conditions.statements import refuses
+from acclimate_port.dataflow.own_devices import bound_elsewhere
 from acclimate_port.dataflow.receivers import moves_for_others
 from acclimate_port.dataflow.uses import class_around
 from acclimate_port.decisions.decision import is_test
@@ -47,6 +48,11 @@ _BROAD = {"Exception", "BaseException", "RuntimeError", "AssertionError"}
 """Exceptions that torch raises without CUDA, and their bases."""
 _SHORT = 3
 """The most statements of a ``try`` that is there to find out something, and does no other work."""
+_CHOOSE_DEVICE = {
+    *(*GIVE_DEVICE, "available-choice", "cuda-method", "tensor-type", "default-tensor-type"),
+    *("current-device", "device-ids"),
+}
+"""Rules for what puts something on a device."""
 
 
 def by_place(file: SourceFile, finding: Finding) -> Finding:
@@ -115,6 +121,8 @@ def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
         reason = reason_against_host(file, node) or (_CPU_TWICE if _is_beside_cpu(file, node) else "")
     if not reason and (is_device or finding.rule.name == "available-choice"):
         reason = moves_for_others(file, node)
+    if not reason and finding.rule.name in _CHOOSE_DEVICE:
+        reason = bound_elsewhere(file, node)
     return reason or (_CAUGHT if finding.rule.code in _USE_DEVICE and _is_probe(file, node) else "")
 
 

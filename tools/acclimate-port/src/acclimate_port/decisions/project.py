@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections import defaultdict, deque
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from acclimate_port.decisions.guarded_tests import WITHIN
 from acclimate_port.decisions.symbols import MODULE, TOGETHER, Facts, Kind, Symbol
+from acclimate_port.source.named_in_texts import Names, Text
 from acclimate_port.source.outline import REGISTERS, Outline
 
 _REASONS = {
@@ -62,6 +64,7 @@ class Project:
         for path in facts:
             self._modules[_module(path).name].append(path)
         self._direct: dict[Path, list[Path]] = {}
+        self._meant: dict[tuple[Path, Text], list[tuple[Path, str]]] = {}
         self._imports: dict[Path, set[Path]] = {}
         self._importing: dict[Path, list[Path]] = defaultdict(list)
         self._imported_by: dict[Path, set[Path]] = {}
@@ -93,11 +96,17 @@ class Project:
             for name, texts in known.outline.mentions.items():
                 for text in texts:
                     mentioning[_parted(text)[1]].append((path, name, text))
+        looking_up: dict[tuple[Path, str], dict[tuple[Path, str], None]] = defaultdict(dict)
+        for path, known in self._facts.items():
+            for name, texts_named in known.outline.looks_up.items():
+                for meant in (one for text in texts_named for one in self._named_by(path, text)):
+                    looking_up[meant][path, name] = None
         waiting = [(path, name) for path, own in self._placed.items() for name in own]
         while waiting:
             home, placed = waiting.pop()
             kinds = self._placed[home][placed]
             using = [*self._registries(home, placed)]
+            using += [*looking_up.get((home, placed), ()), *looking_up.get((home, MODULE), ())]
             using += [
                 (path, name)
                 for path, name, text in mentioning.get(placed, ())
@@ -206,9 +215,29 @@ class Project:
 
     def _imported_directly(self, path: Path) -> list[Path]:
         if path not in self._direct:
-            modules = self._facts[path].outline.imports
-            self._direct[path] = [found for module in modules for found in self._files_of(path, module)]
+            known = self._facts[path].outline
+            found = [one for module in known.imports for one in self._files_of(path, module)]
+            found += [file for text in known.texts for file, _ in self._named_by(path, text)]
+            self._direct[path] = found
         return self._direct[path]
+
+    def _named_by(self, path: Path, text: Text) -> list[tuple[Path, str]]:
+        """The files that a text of a file names, with the name in each; ``<module>`` for a whole file."""
+        key = (path, text)
+        if key not in self._meant:
+            self._meant[key] = [one for one in self._find_named(path, text) if one[0] != path]
+        return self._meant[key]
+
+    def _find_named(self, path: Path, text: Text) -> Iterator[tuple[Path, str]]:
+        if text.names is Names.NAME:
+            owner, name = _parted(text.text)
+            yield from self._givers(path, owner, name, _FEW_STEPS)
+        elif text.names is Names.MODULE:
+            yield from ((one, MODULE) for one in self._files_of(path, text.text))
+        else:
+            scripts = (Path(os.path.normpath(folder / text.text)) for folder in path.parents)
+            nearest = next((one for one in scripts if one in self._facts), None)
+            yield from [(nearest, MODULE)] if nearest is not None else []
 
     def between(self, words: Callable[[Path], set[str]]) -> list[Path]:
         """The files of which only the outline is known, that import both what edits rely on and what stays.
@@ -240,7 +269,14 @@ class Project:
         """The files that may be a module that a file imports; of several, those whose root is nearest."""
         wanted = _parts(path, module)
         name = wanted[-1] if wanted else ""
-        found = [one for one in self._modules.get(name, ()) if _module(one).parts[-len(wanted) :] == wanted]
+        if "*" in module:  # computed, in part
+            alike = [
+                one for known in self._modules if fnmatchcase(known, name) for one in self._modules[known]
+            ]
+            found = [one for one in alike if _is_like(_module(one).parts[-len(wanted) :], wanted)]
+        else:
+            held = self._modules.get(name, ())
+            found = [one for one in held if _module(one).parts[-len(wanted) :] == wanted]
         if not found or module.startswith("."):
             return found
         if wanted[0] in sys.stdlib_module_names:  # a script's folder comes first
@@ -296,6 +332,10 @@ class Project:
             owner, name = _parted(full)
             home = self._home(path, owner, name) if name in self._names_placed else None
             held += [home] if home is not None else []
+        texts = known.texts if not gives_on else ()
+        meant = (one for text in texts for one in self._named_by(path, text))
+        for file, name in dict.fromkeys(meant):
+            held += [(file, one) for one in self._placed.get(file, {})] if name == MODULE else [(file, name)]
         for file in self._imported_whole(path) if not gives_on else ():
             held += [(file, name) for name in self._placed.get(file, {})]
         for file, name in dict.fromkeys(held):
@@ -481,6 +521,11 @@ def _folder(path: Path, module: str) -> Path:
 def _shown(place: _Place) -> str:
     """A place in another file; without the line in a notebook, whose lines are counted by cell."""
     return str(place[0]) if place[0].suffix == ".ipynb" else f"{place[0]}:{place[1]}"
+
+
+def _is_like(parts: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
+    """Whether the parts of a path are those of a module's name, of which some are computed."""
+    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
 
 
 def _nearness(folder: tuple[str, ...], root: tuple[str, ...]) -> tuple[int, bool]:

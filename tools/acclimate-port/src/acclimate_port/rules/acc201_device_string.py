@@ -94,7 +94,9 @@ device through names, parameters or a part of the text.
 A device is unsafe if a test of its name reads it (`device == "cpu"`, `device == Device.CUDA`,
 `args.device.startswith("cuda")`), unless the test does nothing but fall back to the CPU. It is unsafe too in a file that imports no torch, where the same name is a key of the
 program's data near it, and as part of a command line (`f"run --device {device}"`), which another program or machine
-reads. It is left if the program has its own words for devices: `"ascend"` beside `"cuda"`. It is left as the argument of a decorator that registers code for the device
+reads; a key of a dictionary that begins empty, and that the program fills and reads by no literal, is no such key. It is
+unsafe as the default of an option in a table (`{"name": "--rl_device", "default": "cuda:0"}`), and as the argument of a
+function that only by its name sets a device. It is left if the program has its own words for devices: `"ascend"` beside `"cuda"`. It is left as the argument of a decorator that registers code for the device
 (`@register("cuda")`), and as a key of a table in which `x.device.type` is looked up: on a host, the accelerator's name
 would be that of the CPU's entry. The default, the choices and the field of one option are ported together, and so are moves whose results one call gets, such as `torch.cat`.
 

@@ -45,6 +45,8 @@ RUNTIMES = {
     "cuda": "NVIDIA's driver",
 }
 """Packages that run or query NVIDIA GPUs without torch, and what messages call them."""
+QUERIES = ("NVML", "GPUtil", "gpustat", "nvitop")
+"""Those that only query GPUs."""
 OWN_OBJECTS = ("dgl", "warp", "nvalchemiops")
 """Packages with objects that a program moves like torch's, and that do not run on every accelerator."""
 OWN_MODULES = ("spconv", "torchsparse", "MinkowskiEngine")

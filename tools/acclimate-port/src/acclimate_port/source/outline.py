@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from acclimate_port.source.named_in_texts import NamedInTexts, Text
 from acclimate_port.source.tree import parse_as_python
 
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
@@ -57,6 +58,10 @@ class Outline:
     """Pairs of a function that registers, and the table of a module that gets what the function is given."""
     bases: frozenset[tuple[str, str]] = frozenset()
     """Pairs of a class of the file and the text of a base: ``here:Base``, ``from:pkg.mod.Base``."""
+    texts: frozenset[Text] = frozenset()
+    """What it names in its texts, and imports or runs by them: ``"training.networks.Generator"``."""
+    looks_up: dict[str, frozenset[Text]] = field(default_factory=dict)
+    """What each class and table names in texts, and the modules that each function imports by them."""
 
 
 def outline(source: str | bytes) -> Outline:
@@ -109,6 +114,7 @@ def outline(source: str | bytes) -> Outline:
         if table in defined or table in names
     }
     registers = {name for name, _ in fills}
+    texts = NamedInTexts(source if isinstance(source, str) else source.decode(errors="replace"), module)
     return Outline(
         frozenset(defined),
         frozenset((*modules, *(full for held in bound.values() for full in held))),
@@ -132,6 +138,8 @@ def outline(source: str | bytes) -> Outline:
         frozenset(pair for one in statements for pair in _registered_by(one, {*defined}, names)),
         frozenset(fills),
         frozenset(pair for pair in bases if pair[1]),
+        texts.all(),
+        texts.by_statement((name, one) for name, held in defined.items() for one in held),
     )
 
 

@@ -107,7 +107,7 @@ class Survey:
     flags: frozenset[str] = frozenset()
     """Names of variables, attributes, arguments and functions that say whether there is CUDA."""
     device_parameters: frozenset[tuple[str, str, int]] = frozenset()
-    """Functions with a parameter ``device``: the module's name, the function's, and its position."""
+    """Functions with a parameter ``device``: the module or class, the function, and its position."""
     for_builds: frozenset[Path] = frozenset()
     """Folders, and files without suffix, that a build script imports."""
     package_flags: frozenset[str] = frozenset()
@@ -280,12 +280,24 @@ def _margin(line: bytes) -> int:
 
 def _device_parameters(source: bytes, path: Path) -> Iterator[tuple[str, str, int]]:
     """The functions of a file that have a parameter ``device``."""
+    classes = [*_CLASS.finditer(source)] if b"device" in source else []
     for function in _FUNCTION.finditer(source) if b"device" in source else ():
         if b"device" in function[2]:
             listed = _BRACKETS.sub(b"", function[2]).split(b",")
+            is_bound = listed[0].strip() in (b"self", b"cls")
+            owner = _owner(classes, function)
             for index, parameter in enumerate(listed):
                 if _DEVICE_PARAMETER.match(parameter):
                     yield path.stem, function[1].decode(), index
+                    if owner:
+                        yield owner.decode(), function[1].decode(), index - is_bound
+
+
+def _owner(classes: Sequence[re.Match[bytes]], function: re.Match[bytes]) -> bytes:
+    """The name of the last class before a method that is less indented; empty if there is none."""
+    margin = len(function[0]) - len(function[0].lstrip())
+    before = (one for one in reversed(classes) if one.start() < function.start()) if margin else ()
+    return next((one["name"] for one in before if len(one["margin"]) < margin), b"")
 
 
 def _classes(source: bytes) -> Iterator[tuple[str, str, set[bytes]]]:

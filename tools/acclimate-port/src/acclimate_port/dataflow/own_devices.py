@@ -1,0 +1,121 @@
+"""Code of other libraries that is bound to a device which a program cannot choose by the name of another one.
+
+Some runtimes get the memory of tensors, or the device that a tensor is on. Some functions choose CUDA or the
+CPU themselves where they get no device, so what they make meets a model on another device.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import libcst as cst
+
+from acclimate_port.source.cuda_packages import QUERIES, RUNTIMES
+from acclimate_port.source.tree import dotted, packages_of
+from acclimate_port.source_file import SourceFile, kept
+
+_GET_MEMORY = {name: text for name, text in RUNTIMES.items() if text not in QUERIES} | {
+    "onnxruntime": "ONNX Runtime"
+}
+"""Packages that compute with the memory of torch's tensors."""
+_MEMORY = ("data_ptr", "__cuda_array_interface__")
+_TAKE_MEMORY = ("execute_v2", "execute_async_v2", "execute_async_v3", "set_tensor_address")
+"""Methods of TensorRT that get the addresses of tensors."""
+_TAKE_DEVICE = (
+    *("bind_input", "bind_output", "bind_ortvalue_input", "ortvalue_from_numpy"),
+    "ortvalue_from_shape_and_type",
+)
+"""Functions of ONNX Runtime that get the name of a device."""
+
+
+class _Choice(NamedTuple):
+    """A function that chooses CUDA or the CPU itself if it gets no device."""
+
+    position: int
+    """The position of the device among its arguments."""
+    gives_model: bool
+    """Whether its result may be moved afterwards."""
+
+
+_CHOOSE = {
+    "torchsummary.summary": _Choice(3, gives_model=False),
+    "torchsummary.torchsummary.summary": _Choice(3, gives_model=False),
+    "torchsummary.summary_string": _Choice(3, gives_model=False),
+    "clip.load": _Choice(1, gives_model=True),
+    "whisper.load_model": _Choice(1, gives_model=True),
+    "realesrgan.RealESRGANer": _Choice(8, gives_model=False),
+    "gfpgan.GFPGANer": _Choice(5, gives_model=False),
+    "stable_baselines3.common.utils.get_device": _Choice(0, gives_model=True),
+}
+
+
+def bound_elsewhere(file: SourceFile, node: cst.CSTNode) -> str:
+    """Why a device is unsafe that other code of the file does not follow; ``""`` if there is none."""
+    if found := _memory_given(file):
+        line, library = found
+        return f"line {line} gives memory on the device, or its name, to {library}"
+    function = file.tree.function(node)
+    for call, name in _choosing(file):
+        around = file.tree.function(call)
+        if around is function or function is None or around is None:
+            line = file.tree.line(file.span(call).start)
+            return f"`{name}` in line {line} chooses CUDA or the CPU by itself"
+    return ""
+
+
+@kept
+def _memory_given(file: SourceFile) -> tuple[int, str] | None:
+    """The line in which a library gets a tensor's memory or device, and the library."""
+    imported = (package for statement in file.tree.imports for package in packages_of(statement))
+    library = next((_GET_MEMORY[one] for one in imported if one in _GET_MEMORY), "")
+    if not library:
+        return None
+    read = [one for name in (*_MEMORY, *_TAKE_MEMORY) for one in file.attributes.get(name, ())]
+    given: list[cst.CSTNode] = [one for one in read if file.tree.around(one, cst.Comparison) is None]
+    for name in _TAKE_DEVICE:
+        calls = (file.tree.parent(one) for one in file.attributes.get(name, ()))
+        given += [call for call in calls if isinstance(call, cst.Call) and _names_device(call)]
+    return (min(file.tree.line(file.span(one).start) for one in given), library) if given else None
+
+
+def _names_device(call: cst.Call) -> bool:
+    """Whether a call gets the device of a tensor: ``x.device.type``, ``str(x.device)``."""
+    values = [argument.value for argument in call.args]
+    values += [one.args[0].value for one in values if isinstance(one, cst.Call) and one.args]
+    ends = (dotted(one).rpartition(".")[2] for one in values if isinstance(one, cst.Attribute))
+    return any(end in ("type", "device", "index") for end in ends)
+
+
+@kept
+def _choosing(file: SourceFile) -> list[tuple[cst.Call, str]]:
+    """The calls of functions that choose the device themselves, without a device, and their names."""
+    packages = {package for statement in file.tree.imports for package in packages_of(statement)}
+    own = {name.partition(".")[0] for name in _CHOOSE} & packages - file.survey.modules
+    found = []
+    for call in file.tree.of_type(cst.Call) if own else ():
+        name = next((one for one in file.tree.may_be(call.func) if one in _CHOOSE), "")
+        if name.partition(".")[0] not in own or _gets_device(call, _CHOOSE[name]):
+            continue
+        if not (_CHOOSE[name].gives_model and _is_moved(file, call)):
+            found.append((call, name))
+    return found
+
+
+def _gets_device(call: cst.Call, choice: _Choice) -> bool:
+    words = [one.keyword.value for one in call.args if one.keyword is not None]
+    is_open = any(one.star for one in call.args)
+    return "device" in words or is_open or len(call.args) - len(words) > choice.position
+
+
+def _is_moved(file: SourceFile, call: cst.Call) -> bool:
+    """Whether the program moves what a call gives: ``model, _ = clip.load(name)``, ``model.to(device)``."""
+    at = file.tree.parent(call)
+    if isinstance(at, cst.Attribute):
+        return at.attr.value in ("to", "cuda")
+    if not isinstance(at, cst.Assign):
+        return False
+    target = at.targets[0].target
+    first = target.elements[0].value if isinstance(target, cst.Tuple) else target
+    reads = file.tree.reads(first) if isinstance(first, (cst.Name, cst.Attribute)) else []
+    used = (file.tree.parent(one) for one in reads)
+    return any(isinstance(one, cst.Attribute) and one.attr.value in ("to", "cuda") for one in used)

@@ -1,0 +1,220 @@
+"""The modules, classes and scripts of a project that a file names in its texts, and imports or runs by them.
+
+``import_module(f"models.{name}")``, ``construct(class_name="training.networks.Generator")`` and
+``os.system("python train.py")`` use other files as an import does.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from typing import NamedTuple, TypeGuard
+
+
+class Names(Enum):
+    """What a text names."""
+
+    NAME = "name"
+    """A class, function or name of a module: ``training.networks.Generator``."""
+    MODULE = "module"
+    """Modules, with ``*`` for what is computed: ``models.*``, and ``.*`` for those beside the file."""
+    SCRIPT = "script"
+    """A file to run: ``train.py``."""
+
+
+class Text(NamedTuple):
+    """A text, and what it names."""
+
+    names: Names
+    text: str
+
+
+_DOTTED = re.compile(r"""["']((?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*(?::[A-Za-z_]\w*)?)["']""")
+_NO_NAME = re.compile(
+    r"^(torch|numpy|os|sys|math|typing|logging|collections|functools|transformers)\."
+    r"|\.(weight|bias|py|pth?|ckpt|bin|json|ya?ml|txt|csv|np[yz]|png|jpe?g|md|log|pkl|pickle|gz|zip|mp4|wav)$"
+)
+"""Texts with dots that name nothing of a project: of other packages, files, and entries of checkpoints."""
+_IMPORTS = re.compile(r"\bimport_module\b|\b__import__\b|\bfind_spec\b|\bpydoc\b|\brun_module\b")
+_IMPORTING = {"import_module", "__import__", "find_spec", "locate", "run_module"}
+"""Functions whose first argument is the name of a module."""
+_LISTS = re.compile(r"\b(?:listdir|iter_modules|walk_packages|i?glob|iterdir|scandir)\(")
+_RUNS = re.compile(
+    r"\bsubprocess\b|\bos\.(?:system|popen|exec\w+|spawn\w+)\(|\brunpy\b|\bPopen\(|\bspec_from_file_location\b"
+    r"|(?<![\w.])exec\("
+)
+_SCRIPT = re.compile(r"(?<![\w*{}])((?:[\w.-]+/)*\w[\w-]*\.py)(?![\w.])")
+_RUN_MODULE = re.compile(r"-m[ =]([A-Za-z_][\w.]*)")
+_WHOLE = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*$")
+_COMPUTED = re.compile(r"[A-Za-z_]\w*(?:\.[\w*]+)*\.[\w*]+$")
+_FORMATS = re.compile(r"%\(?\w*\)?[sdr]|\{[^{}]*\}")
+_OWN_NAMES = ("__name__", "__package__")
+_UNKNOWN = "*"
+_HERE = "."
+"""Stands for the package of the file itself."""
+_MOST = 8
+"""The most texts that one expression may give."""
+_DEEPEST = 6
+
+
+class NamedInTexts:
+    """What a file names in its texts.
+
+    Args:
+        text: the file.
+        module: its tree.
+    """
+
+    def __init__(self, text: str, module: ast.AST) -> None:
+        self._text = text
+        self._module = module
+        self._starts: list[int] = []
+        self._found: list[tuple[int, Text]] = []
+        """The line of each text, and what it names."""
+        imports = _IMPORTS.search(text) is not None
+        for found in _DOTTED.finditer(text):
+            if not _NO_NAME.search(found[1]):
+                name = found[1].replace(":", ".")
+                line = self._line(found.start())
+                self._found.append((line, Text(Names.NAME, name)))
+                self._found += [(line, Text(Names.MODULE, name))] if imports else []
+        if imports:
+            self._found += self._imported()
+        if _RUNS.search(text) and (".py" in text or "-m" in text):
+            self._found += self._run()
+
+    def all(self) -> frozenset[Text]:
+        """All that the file names."""
+        return frozenset(found for _, found in self._found)
+
+    def by_statement(self, statements: Iterable[tuple[str, ast.AST]]) -> dict[str, frozenset[Text]]:
+        """What classes, tables and functions name: of functions, the modules alone that they import.
+
+        Args:
+            statements: the statements of the module, each with the name that it binds.
+        """
+        held: dict[str, set[Text]] = defaultdict(set)
+        for name, statement in statements if self._found else ():
+            if not isinstance(statement, ast.stmt):
+                continue
+            is_function = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef))
+            kinds = (Names.MODULE,) if is_function else (Names.MODULE, Names.NAME)
+            last = statement.end_lineno or statement.lineno
+            held[name] |= {
+                one for line, one in self._found if statement.lineno <= line <= last and one.names in kinds
+            }
+        return {name: frozenset(texts) for name, texts in held.items() if texts}
+
+    def _line(self, at: int) -> int:
+        if not self._starts:
+            self._starts = [0, *(found.end() for found in re.finditer("\n", self._text))]
+        return bisect_right(self._starts, at)
+
+    def _imported(self) -> Iterator[tuple[int, Text]]:
+        """The modules whose names are computed, and that are imported by them."""
+        bound: dict[str, list[ast.expr]] = defaultdict(list)
+        calls: list[ast.Call] = []
+        made: list[ast.expr] = []
+        for node in ast.walk(self._module):
+            if isinstance(node, (ast.JoinedStr, ast.BinOp)) or _is_format(node):
+                made.append(node)
+            if isinstance(node, ast.Call) and node.args and _name(node.func) in _IMPORTING:
+                calls.append(node)
+            elif isinstance(node, ast.Assign):
+                for target in node.targets:
+                    if isinstance(target, ast.Name):
+                        bound[target.id].append(node.value)
+        lists = _LISTS.search(self._text) is not None
+        given = [text for call in calls for text in _texts(call.args[0], bound, _DEEPEST)]
+        for node in made if _UNKNOWN in given else ():  # a table may hold the texts
+            texts = (text for text in _texts(node, bound, _DEEPEST) if _COMPUTED.match(text))
+            yield from ((node.lineno, Text(Names.MODULE, text)) for text in texts)
+        for call in calls:
+            package = [one.value for one in call.keywords if one.arg == "package"] or call.args[1:2]
+            for text in _texts(call.args[0], bound, _DEEPEST):
+                whole = text.replace("/", ".")
+                if whole.startswith(_HERE) and package:
+                    base = package[0].value if isinstance(package[0], ast.Constant) else ""
+                    whole = f"{base}{whole}" if isinstance(base, str) else whole
+                if whole.startswith(_UNKNOWN) and lists:
+                    whole = f"{_HERE}{_UNKNOWN}"
+                if whole.strip(_HERE) and not whole.startswith(_UNKNOWN):
+                    yield call.lineno, Text(Names.MODULE, whole)
+
+    def _run(self) -> Iterator[tuple[int, Text]]:
+        """The scripts and modules of command lines."""
+        said = {
+            id(node.value)
+            for node in ast.walk(self._module)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        }
+        for node in ast.walk(self._module):
+            if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in said:
+                continue
+            for found in _SCRIPT.finditer(node.value):
+                yield node.lineno, Text(Names.SCRIPT, found[1])
+            modules = [found[1] for found in _RUN_MODULE.finditer(node.value)]
+            if "." in node.value and _WHOLE.match(node.value) and not _NO_NAME.search(node.value):
+                modules.append(node.value)
+            yield from ((node.lineno, Text(Names.MODULE, one)) for one in modules)
+
+
+def _is_format(node: ast.AST) -> TypeGuard[ast.expr]:
+    """Whether an expression is a call of a text's method ``format``."""
+    return isinstance(node, ast.Call) and _name(node.func) == "format"
+
+
+def _name(function: ast.expr) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _texts(node: ast.expr, bound: dict[str, list[ast.expr]], depth: int) -> list[str]:
+    """The texts that an expression may give, with ``*`` for what is not known."""
+    if not depth:
+        return [_UNKNOWN]
+    if isinstance(node, ast.Constant):
+        return [node.value if isinstance(node.value, str) else _UNKNOWN]
+    if isinstance(node, ast.Name):
+        if node.id in _OWN_NAMES:
+            return [""]
+        values = bound.get(node.id, [])[:_MOST]
+        return _few(text for value in values for text in _texts(value, bound, depth - 1)) or [_UNKNOWN]
+    if isinstance(node, ast.JoinedStr):
+        return _joined(
+            [one.value if isinstance(one, ast.FormattedValue) else one for one in node.values], bound, depth
+        )
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _joined([node.left, node.right], bound, depth)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+        return [_FORMATS.sub(_UNKNOWN, one) for one in _texts(node.left, bound, depth - 1)]
+    if isinstance(node, ast.IfExp):
+        return _few(text for one in (node.body, node.orelse) for text in _texts(one, bound, depth - 1))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        receiver, name = node.func.value, node.func.attr
+        if name == "format":
+            return [_FORMATS.sub(_UNKNOWN, one) for one in _texts(receiver, bound, depth - 1)]
+        if name in ("replace", "lower", "strip"):
+            return _texts(receiver, bound, depth - 1)
+        parts = node.args[0] if name == "join" and node.args else None
+        if isinstance(parts, (ast.List, ast.Tuple)) and isinstance(receiver, ast.Constant):
+            between = ast.Constant(str(receiver.value))
+            return _joined([one for part in parts.elts for one in (between, part)][1:], bound, depth)
+    return [_UNKNOWN]
+
+
+def _joined(parts: list[ast.expr], bound: dict[str, list[ast.expr]], depth: int) -> list[str]:
+    """The texts that parts give one after another."""
+    found = [""]
+    for part in parts:
+        found = _few(f"{one}{text}" for one in found for text in _texts(part, bound, depth - 1))
+    return found
+
+
+def _few(texts: Iterable[str]) -> list[str]:
+    return [*dict.fromkeys(texts)][:_MOST]
