@@ -15,6 +15,8 @@ import transformers
 from tiny_models import CONTEXT, byte_level_tokenizer, sentencepiece_vocabulary
 
 Array = np.ndarray[Any, Any]
+Change = Callable[[dict[str, Any], dict[str, Array]], None]
+"""Alters the keys and tensors of a file before it is written."""
 
 COMMON = {
     "hidden_size": 32,
@@ -284,7 +286,7 @@ def write_gguf(
     name: str,
     model: Any,
     path: Path,
-    change: Callable[[dict[str, Any], dict[str, Array]], None] | None = None,
+    change: Change | None = None,
 ) -> Path:
     """Writes a model of :data:`MODELS`; ``change`` may alter the keys and tensors before."""
     architecture, _, _ = MODELS[name]
@@ -293,6 +295,21 @@ def write_gguf(
     if change is not None:
         change(keys, tensors)
     return write_raw(path, keys.pop("general.architecture", architecture), keys, tensors)
+
+
+def key(name: str, value: Any) -> Change:
+    """Sets a key."""
+    return lambda keys, _tensors: keys.__setitem__(name, value)
+
+
+def without(name: str) -> Change:
+    """Leaves out a key or a tensor."""
+    return lambda keys, tensors: (keys.pop(name, None), tensors.pop(name, None))[1]
+
+
+def tensor(name: str, *shape: int, value: float = 1.0) -> Change:
+    """Replaces or adds a tensor whose elements are all equal."""
+    return lambda _keys, tensors: tensors.__setitem__(name, np.full(shape, value, np.float32))
 
 
 def write_raw(path: Path, architecture: str, keys: dict[str, Any], tensors: dict[str, Array]) -> Path:

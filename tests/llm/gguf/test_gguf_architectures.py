@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_files import MODELS, make_model, sentencepiece_keys, write_gguf
+from gguf_files import MODELS, Change, key, make_model, sentencepiece_keys, tensor, without, write_gguf
 from safetensors.torch import load_file
 from tiny_models import byte_level_tokenizer
 
@@ -21,8 +20,6 @@ from acclimate.llm.gguf.architectures import ARCHITECTURES
 from acclimate.llm.gguf.convert import converted_gguf
 
 TEXT = "The capital of France is Paris. Ünïcödé, 日本語 12345"
-
-Change = Callable[[dict[str, Any], dict[str, Any]], None]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -71,18 +68,6 @@ def test_another_architecture_is_refused_by_its_name(architecture: str, tmp_path
 
     path = write_gguf("gpt2", make_model("gpt2"), tmp_path / "model.gguf", rename)
     assert repr(architecture) in refusal(path, UnsupportedModelError)
-
-
-def key(name: str, value: Any) -> Change:
-    return lambda keys, _tensors: keys.__setitem__(name, value)
-
-
-def without(name: str) -> Change:
-    return lambda keys, tensors: (keys.pop(name, None), tensors.pop(name, None))[1]
-
-
-def tensor(name: str, *shape: int, value: float = 1.0) -> Change:
-    return lambda _keys, tensors: tensors.__setitem__(name, np.full(shape, value, np.float32))
 
 
 @pytest.mark.parametrize(

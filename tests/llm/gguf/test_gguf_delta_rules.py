@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_files import make_model, write_gguf
+from gguf_files import Change, key, make_model, tensor, without, write_gguf
 
 import acclimate
 from acclimate.errors import AcclimateError, CorruptModelError, UnsupportedModelError
@@ -27,8 +26,6 @@ IDS = torch.tensor([[7, 70, 31, 100, 9], [15, 3, 200, 41, 8]])
 # Heads of a whole block of 32 values each, so that their columns can be put in order without unpacking.
 WHOLE_BLOCKS = {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
 WITH_EXPERTS = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
-
-Change = Callable[[dict[str, Any], dict[str, Any]], None]
 
 
 def packed(*names: str) -> Change:
@@ -188,18 +185,6 @@ def test_other_ways_to_store_a_model_give_the_same_one(name: str, change: Any, t
     change = change(source) if change is as_one_tensor else change
     loaded = load_model(write_gguf(name, source, tmp_path / "model.gguf", change), dtype="float32")
     torch.testing.assert_close(loaded.module(IDS).logits, source(IDS).logits, rtol=1e-4, atol=1e-4)
-
-
-def key(name: str, value: Any) -> Change:
-    return lambda keys, _tensors: keys.__setitem__(name, value)
-
-
-def without(name: str) -> Change:
-    return lambda keys, tensors: (keys.pop(name, None), tensors.pop(name, None))[1]
-
-
-def tensor(name: str, *shape: int, value: float = 1.0) -> Change:
-    return lambda _keys, tensors: tensors.__setitem__(name, np.full(shape, value, np.float32))
 
 
 @pytest.mark.parametrize(

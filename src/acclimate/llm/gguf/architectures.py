@@ -75,8 +75,8 @@ def _gemma4(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
     types = _layer_types(metadata, blocks, pattern=6)
     windowed_size = metadata.size("attention.key_length_swa")
     shared = metadata.size_or_none("attention.shared_kv_layers") or 0
-    for key, accepted in (("attention.value_length_swa", windowed_size), ("rope.dimension_count", size)):
-        metadata.refuse_unless(key, accepted)
+    metadata.refuse_unless("attention.value_length_swa", windowed_size)
+    metadata.refuse_unless("rope.dimension_count", size)
     metadata.refuse_unless("rope.dimension_count_swa", windowed_size)
     inputs = metadata.size_or_none("embedding_length_per_layer_input")
     has_experts = metadata.size_or_none("expert_count") is not None
