@@ -8,13 +8,14 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from acclimate.llm.decode import triton_pointwise
 from acclimate.llm.decode.description import ACTIVATIONS
-from acclimate.llm.kernels import triton_attention, triton_linear
+from acclimate.llm.kernels import triton_attention, triton_linear, triton_products
 from acclimate.llm.kernels.formats import WEIGHT_FORMATS
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -25,7 +26,7 @@ NUMBERS = {
 }  # fmt: skip
 INTEGERS = {
     "size", "value_size", "n", "k", "rows", "groups", "blocks", "group_bytes", "heads", "key_heads", "width",
-    "grouped", "window",
+    "grouped", "window", "n0", "n1", "n2", "n3",
 }  # fmt: skip
 
 
@@ -88,5 +89,13 @@ def attention() -> None:
         compile_kernel(triton_attention._join_kernel, 4, {"HAS_SINKS": option} | sizes)
 
 
+def products() -> None:
+    """Products of one row and of several, with and without biases."""
+    for rows, biases in ((1, 0), (1, 5), (8, 0), (8, 2)):
+        shape = triton_products._shape(rows, 4096, torch.bfloat16)
+        warps = shape.pop("num_warps")
+        compile_kernel(triton_products._kernel, warps, shape | {"BIASES": biases, "IS_ROW": rows == 1})
+
+
 if __name__ == "__main__":
-    {"linear": linear, "pointwise": pointwise, "attention": attention}[sys.argv[1]]()
+    {"linear": linear, "pointwise": pointwise, "attention": attention, "products": products}[sys.argv[1]]()

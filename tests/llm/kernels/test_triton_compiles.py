@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="Triton is not installed; torch brings it o
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["linear", "pointwise", "attention"])
+@pytest.mark.parametrize("module", ["linear", "pointwise", "attention", "products"])
 def test_kernels_are_compiled_for_a_gpu_that_is_not_here(module: str, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     subprocess.run(

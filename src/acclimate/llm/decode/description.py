@@ -219,6 +219,11 @@ class Attention:
     gate: Product | None
     """What the sigmoid of is multiplied by the mixed values, before the output projection."""
 
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """Those that have the layer's input, unless there is a latent."""
+        return (self.query,) if self.shares is not None else (self.query, self.key, self.value)
+
 
 class _Convolved:
     """What a mixer with a causal convolution over tokens keeps of them."""

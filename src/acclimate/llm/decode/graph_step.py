@@ -14,12 +14,12 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from acclimate.accelerator.recorded_graph import RecordedGraph
 from acclimate.imports import ForkSafeLock
 from acclimate.llm.decode.cache import StepCache
-from acclimate.llm.decode.description import Attention, Decoder, Experts, Norm, Stack
+from acclimate.llm.decode.description import Attention, Decoder, Experts, Norm, Product, Stack
 from acclimate.llm.decode.finite_logits import check_logits
 from acclimate.llm.decode.modules import packed_stacks
 from acclimate.llm.decode.plain import Angles, PlainStep, gated_values, mixed_values
@@ -165,6 +165,25 @@ class GraphStep(PlainStep):
         found: Tensor = fused.gated(activation, gate, up)
         return found
 
+    def _multiplied(self, module: nn.Module, x: Tensor) -> Tensor:
+        found = self._products(x, [module])
+        return super()._multiplied(module, x) if found is None else found[0]
+
+    def _computed(self, x: Tensor, *products: Product | None) -> dict[int, Tensor]:
+        modules = {id(part.module): part.module for p in products if p is not None for part in p.parts}
+        found = self._products(x, list(modules.values()))
+        return {} if found is None else dict(zip(modules, found, strict=True))
+
+    def _products(self, x: Tensor, modules: list[nn.Module]) -> list[Tensor] | None:
+        """Returns what modules with one input give if one kernel computes it."""
+        if x.dim() != 2 or x.dtype not in DENSE_DTYPES:
+            return None
+        fused = _kernels("kernels.triton_products", x.device.type, x.dtype)
+        if fused is None or not fused.can_multiply(x, modules):
+            return None
+        found: list[Tensor] = fused.products(x, modules)
+        return found
+
     def _stored_heads(self, index: int, attention: Attention, x: Tensor, angles: Angles) -> Tensor:
         cache, fused = self.cache, self._pointwise(x)
         rotation = None if attention.rotary is None else angles.of(attention.rotary)
@@ -177,7 +196,7 @@ class GraphStep(PlainStep):
             return super()._stored_heads(index, attention, x, angles)
         if not fused.can_prepare(attention, x, rotation):
             return super()._stored_heads(index, attention, x, angles)
-        memory: dict[int, Tensor] = {}
+        memory = self._computed(x, *attention.products)
         query, stored, held, place = attention.query(x, memory), None, None, self._place
         if attention.shares is None:
             stored = attention.key(x, memory), attention.value(x, memory)

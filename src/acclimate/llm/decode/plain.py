@@ -129,20 +129,28 @@ class PlainStep:
         total = x + added
         return total, self._normed(norm, total)
 
+    def _multiplied(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Returns what a linear module gives."""
+        result: Tensor = module(x)
+        return result
+
+    def _computed(self, x: Tensor, *products: Product | None) -> dict[int, Tensor]:
+        """Returns what those modules of products with one input give that are computed at once."""
+        return {}
+
     def _gated(self, activation: str, gate: Tensor, up: Tensor | None) -> Tensor:
         """Returns the activation of one tensor times another, which may be absent."""
         found = ACTIVATIONS[activation](gate)
         return found if up is None else found * up
 
     def _mlp(self, mlp: Mlp, x: Tensor) -> Tensor:
-        memory: dict[int, Tensor] = {}
+        memory = self._computed(x, mlp.up, mlp.gate)
         up = mlp.up(x, memory)
         gate = None if mlp.gate is None else mlp.gate(x, memory)
         inner = (
             self._gated(mlp.activation, up, None) if gate is None else self._gated(mlp.activation, gate, up)
         )
-        result: Tensor = mlp.down(inner)
-        return result
+        return self._multiplied(mlp.down, inner)
 
     def _attention(self, index: int, attention: Attention, x: Tensor, angles: Angles) -> Tensor:
         query = self._stored_heads(index, attention, x, angles)
@@ -152,15 +160,13 @@ class PlainStep:
             mixed = (by_head @ attention.latent.weights()[1].transpose(1, 2)).flatten(1)
         if attention.gate is not None:
             mixed = mixed * torch.sigmoid(attention.gate(x))
-        result: Tensor = attention.output(mixed)
-        return result
+        return self._multiplied(attention.output, mixed)
 
     def _convolution(self, index: int, convolution: Convolution, x: Tensor) -> Tensor:
-        memory: dict[int, Tensor] = {}
+        memory = self._computed(x, convolution.first, convolution.second, convolution.gate)
         inputs = convolution.first(x, memory) * convolution.second(x, memory)
         found = self._convolved(index, convolution, inputs)
-        result: Tensor = convolution.output(convolution.gate(x, memory) * found)
-        return result
+        return self._multiplied(convolution.output, convolution.gate(x, memory) * found)
 
     def _convolved(self, index: int, convolution: Convolution | DeltaRule, inputs: Tensor) -> Tensor:
         """Returns the sums over the last tokens of each channel; stores the new token's inputs."""
@@ -172,7 +178,7 @@ class PlainStep:
         return found.to(inputs.dtype)
 
     def _delta_rule(self, index: int, rule: DeltaRule, x: Tensor) -> Tensor:
-        memory: dict[int, Tensor] = {}
+        memory = self._computed(x, rule.given, rule.gate, rule.decay, rule.strength)
         active = ACTIVATIONS[rule.activation](self._convolved(index, rule, rule.given(x, memory))).float()
         keys = rule.key_heads * rule.key_size
         query, key, value = active.split((keys, keys, rule.heads * rule.value_size), -1)
@@ -192,8 +198,7 @@ class PlainStep:
         self._store_state(index, state)
         normed = rule.norm((state * query).sum(-2).to(x.dtype)).float()
         gate = ACTIVATIONS[rule.gate_activation](rule.gate(x, memory).float())
-        result: Tensor = rule.output((normed.flatten(1) * gate).to(x.dtype))
-        return result
+        return self._multiplied(rule.output, (normed.flatten(1) * gate).to(x.dtype))
 
     def _state(self, index: int) -> Tensor:
         """Returns a layer's recurrent state before the new token."""
@@ -229,7 +234,7 @@ class PlainStep:
 
     def _heads(self, attention: Attention, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the queries, keys and values of the new token: batch x heads x size each."""
-        memory: dict[int, Tensor] = {}
+        memory = self._computed(x, *attention.products)
 
         def rotated(found: Tensor) -> Tensor:
             rotary = attention.rotary
