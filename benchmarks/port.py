@@ -28,7 +28,7 @@ from cuda_uses import cuda_names
 
 from acclimate_port.engine import Settings, Status, may_concern
 from acclimate_port.files.workers import port_file
-from acclimate_port.source.survey import Survey, survey
+from acclimate_port.source.survey import Survey, joined, survey
 
 DEVICE = re.compile(r"cuda(:\d+)?$")
 Edit = tuple[str, int, str, str, bool]
@@ -74,9 +74,10 @@ def main() -> None:
     files = [path for path in sorted(args.checkouts.rglob("*.py")) if path.is_file()]
     paths = [path for path in files if may_concern(path.read_bytes())]
     random.Random(args.seed).shuffle(paths)
-    surveys: dict[str, Survey] = defaultdict(Survey)
+    held: dict[str, list[Survey]] = defaultdict(list)
     for path in files:
-        surveys[repository(args.checkouts, path)] |= survey(path.read_bytes(), path)
+        held[repository(args.checkouts, path)].append(survey(path.read_bytes(), path))
+    surveys = {name: joined(parts).resolved() for name, parts in held.items()}
     for target in ("acclimate", "torch"):
         total = Counts()
         with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:

@@ -43,7 +43,8 @@ Safe and unsafe edits:
   guards. An edit that would keep it from finding the device is unsafe.
 - A device's name that goes to a library other than torch is not edited, or the edit is unsafe. So is a device beside
   code that gives a tensor's memory or device to TensorRT, ONNX Runtime, CuPy or PyCUDA, or that calls a function which
-  chooses CUDA or the CPU by itself (`torchsummary.summary(model, size)`).
+  chooses CUDA or the CPU by itself (`torchsummary.summary(model, size)`, Lightning's `Trainer()`), or that gets the
+  number of a device (`device_id=rank`).
 
 Edits that belong together:
 
@@ -55,10 +56,11 @@ Edits that belong together:
   imports by name, and in files that a third file imports beside it. The tool names the line. A class counts with its base
   classes, and code that looks up entries of a table with the table, also one that decorators fill. A text counts as an
   import if it is the dotted name of a class or function of the project (`"training.networks.Generator"`), if
-  `import_module` gets it (`f"models.{name}"`: each module that fits), or if it is the script of a command. Tensors that
-  ranks exchange are edited with the backend of their program. The same holds for memory figures and for states of random
-  numbers. A device also stays where an autocast, a scaler or an event of its program does, whatever the reason. It does not
-  hold for seeds, synchronisation, freeing memory and pinning, nor because of code for NVIDIA's hardware, devices of
+  `import_module` gets it (`f"models.{name}"`: each module that fits), or if it is the script of a command. A name that
+  only a setting, a YAML file or a pickle knows may be that of each module that no file imports. What a program runs
+  through functions, classes and tables of modules in other files counts too. Tensors that ranks exchange are edited with
+  the backend of their program. The same holds for memory figures and for states of random numbers. A device also stays
+  where an autocast, a scaler or an event of its program does, whatever the reason. It does not hold for seeds, synchronisation, freeing memory and pinning, nor because of code for NVIDIA's hardware, devices of
   other libraries, or lines with `# acclimate: ignore`.
 - The tool follows a value through all files that it is given, so give it the whole project. An edit is unsafe, with the
   file and line, if another file depends on the old value and is not edited: through a flag, a base class that chooses

@@ -540,13 +540,15 @@ def test_tensors_that_ranks_exchange_are_not_ported_without_the_backend_of_the_p
 
 
 @BOTH
-@pytest.mark.parametrize("kind", ["another program", "no exchange"])
-def test_other_tensors_are_ported_without_a_backend_that_stays(
-    kind: str, target: str, tmp_path: Path
+def test_tensors_are_ported_without_a_backend_of_another_program_that_stays(
+    target: str, tmp_path: Path
 ) -> None:
-    share = SHARE.format("dist.all_reduce(size)" if kind == "another program" else "print(dist.get_rank())")
-    main = "from run import run\n\nprint(run())\n" if kind == "another program" else BOTH_FILES
-    files = {"start.py": START, "share.py": share, "run.py": RUN, "main.py": main}
+    files = {
+        "start.py": START,
+        "share.py": SHARE.format("dist.all_reduce(size)"),
+        "run.py": RUN,
+        "main.py": "from run import run\n\nprint(run())\n",
+    }
     results = ported_project(tmp_path, files, target)
     assert site(results["share.py"], "torch.tensor([n]).cuda()").status is Status.CONVERTED
 

@@ -76,6 +76,11 @@ def test_a_device_whose_memory_no_runtime_gets_is_ported(
 CHOOSING = {
     "a summary": ("from torchsummary import summary", "summary({model}, (3, 8, 8))"),
     "a summary by its module": ("import torchsummary", "torchsummary.summary({model}, (3, 8, 8), -1)"),
+    "Lightning's Fabric": ("import lightning as L", "L.Fabric(devices=1).setup({model})"),
+    "Lightning's choice": (
+        "from pytorch_lightning import Trainer",
+        "Trainer(accelerator='auto').fit({model})",
+    ),
     "CLIP": ("import clip", "encoder, _ = clip.load('ViT-B/32')\n    encoder.encode_image({model}.weight)"),
 }
 MAIN = "{head}\nimport torch\n\n\ndef main():\n    device = {choice}\n    model = torch.nn.Linear(1, 1).to(device)\n    {use}\n"
@@ -99,6 +104,8 @@ def test_a_device_beside_a_function_that_chooses_its_own_is_unsafe(kind: str, ta
         ("from torchsummary import summary", "summary(torch.nn.Linear(1, 1), (1,), device='cpu')"),
         ("import clip", "encoder, _ = clip.load('ViT-B/32')\n    encoder = encoder.to(device)"),
         ("import clip", "encoder, _ = clip.load('ViT-B/32', device)"),
+        ("import lightning as L", "L.Trainer(accelerator='cpu').fit(torch.nn.Linear(1, 1))"),
+        ("import wan", "wan.make(device_id=None)"),
         ("import clip", "encoder, _ = clip.load('ViT-B/32', device=device)"),
     ],
 )
@@ -115,3 +122,24 @@ def test_a_summary_in_another_function_holds_nothing_back(target: str) -> None:
     source += "\n\ndef show(model):\n    summary(model, (3, 8, 8))\n"
     statuses = {one.status for one in port_text(source, Settings(target)).sites}
     assert statuses == {Status.CONVERTED}
+
+
+@BOTH
+def test_a_device_beside_a_library_that_gets_its_number_is_unsafe(target: str) -> None:
+    source = (
+        "import torch\nimport wan\n\n\ndef main(rank: int):\n    torch.cuda.set_device(rank)\n"
+        "    model = wan.WanT2V(device_id=rank)\n    return model\n"
+    )
+    ported = port_text(source, Settings(target))
+    assert ported.text == source
+    assert "line 7 gives the number of a device" in ported.sites[0].reason
+
+
+@BOTH
+def test_bfloat16_is_asked_for_only_on_the_device_that_the_program_uses(target: str) -> None:
+    source = (
+        "import lightning as L\nimport torch\n\n\ndef main():\n"
+        "    precision = 'bf16-true' if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else '32'\n"
+        "    return L.Fabric(devices=1, precision=precision)\n"
+    )
+    assert port_text(source, Settings(target)).text == source

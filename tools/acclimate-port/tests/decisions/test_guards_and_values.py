@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
-from porting import AVAILABLE, EACH_TARGET, check, ported_project, program, site
+from porting import AVAILABLE, BOTH, EACH_TARGET, check, ported_project, program, site
 
 
 def statuses(source: str, target: str) -> dict[str, Status]:
@@ -265,3 +265,23 @@ def test_a_refusal_is_not_ported_before_what_stays(target: str) -> None:
         "import torch\n\n\ndef f():\n    assert torch.cuda.is_available()\n    return torch.cuda.cudart()\n",
         target,
     )
+
+
+EARLIER = (
+    "import torch\n\n\ndef load(rows, device=None):\n{indent}if device == 'cpu':\n{indent}    print('on the host')\n"
+    "{indent}if not device:\n{indent}    device = 'cuda'\n{indent}rows = torch.ones(2, device=device)\n    return rows\n"
+)
+
+
+@BOTH
+def test_a_test_above_the_assignment_of_a_device_does_not_get_it(target: str) -> None:
+    source = EARLIER.format(indent="    ")
+    assert "device = 'cuda'" not in port_text(source, Settings(target)).text
+
+
+@BOTH
+def test_a_test_above_the_assignment_of_a_device_gets_it_in_a_loop(target: str) -> None:
+    source = EARLIER.format(indent="        ").replace(
+        "device=None):\n", "device=None):\n    for row in rows:\n"
+    )
+    assert "device = 'cuda'" in port_text(source, Settings(target)).text

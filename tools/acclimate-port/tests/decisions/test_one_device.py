@@ -301,3 +301,123 @@ def test_a_choice_stays_beside_what_any_import_of_a_name_gives(
         "    return runner.policy(torch.ones(2, device=device))\n",
     }
     assert not ported_project(tmp_path, files, target)["train.py"].changed
+
+
+CHAIN = {
+    "app/place.py": "import torch\n\n\ndef ready(x):\n    {stays}\n\n\ndef other(x):\n    return x\n",
+    "app/steps.py": "from app.place import other, ready\n\n\ndef step(x):\n    return ready(x)\n\n\n"
+    "def plain(x):\n    return other(x)\n",
+    "app/loop.py": "from app.steps import plain, step\n\n\ndef epoch(x):\n    return step(x)\n\n\n"
+    "def short(x):\n    return plain(x)\n",
+    "app/__init__.py": "",
+}
+"""A function that is called through two others, which name no device, and one beside it in each file."""
+KEPT = 'return x.tolist().cuda("0")'
+CHOICE = 'device = torch.device("cuda" if torch.cuda.is_available() else "cpu")\n'
+
+
+@pytest.mark.parametrize("called", ["epoch", "short"])
+@BOTH
+def test_a_choice_stays_with_the_code_that_it_runs_through_functions_of_other_files(
+    called: str, target: str, tmp_path: Path
+) -> None:
+    main = f"import torch\nfrom app.loop import {called}\n\n{CHOICE}{called}(torch.ones(2, device=device))\n"
+    files = {**CHAIN, "main.py": main, "app/place.py": CHAIN["app/place.py"].format(stays=KEPT)}
+    results = ported_project(tmp_path, files, target)
+    found = [one for one in results["main.py"].sites if one.rule == "available-choice"]
+    assert [one.safe for one in found] == [called == "short"], found
+    if called == "epoch":
+        assert "app/place.py:5" in found[0].reason
+
+
+@pytest.mark.parametrize("called", ["epoch", "short"])
+@BOTH
+def test_code_stays_with_a_program_that_runs_it_through_functions_of_other_files(
+    called: str, target: str, tmp_path: Path
+) -> None:
+    main = f"import torch\nfrom app.loop import {called}\n\n\ndef main(rows):\n    {called}(torch.ones(2))\n    rows.tolist().cuda()\n"
+    files = {**CHAIN, "main.py": main}
+    files["app/place.py"] = CHAIN["app/place.py"].format(stays='return x + torch.ones(2, device="cuda")')
+    results = ported_project(tmp_path, files, target)
+    found = [one for one in results["app/place.py"].sites if one.rule == "device-string"]
+    assert [one.safe for one in found] == [called == "short"], found
+
+
+LOOKS_UP = {
+    "a class by a path of settings": "import importlib\n\n\ndef made(config):\n"
+    "    module, name = config['target'].rsplit('.', 1)\n"
+    "    return getattr(importlib.import_module(module), name)()\n",
+    "hydra": "from hydra.utils import instantiate\n\n\ndef made(config):\n    return instantiate(config)\n",
+    "a pickle": "import pickle\n\n\nclass Reader(pickle.Unpickler):\n    def find_class(self, module, name):\n"
+    "        return super().find_class(module, name)\n\n\ndef made(file):\n    return Reader(file).load()\n",
+}
+LAYER = "import torch\n\n\nclass Layer:\n    def run(self, x):\n        return x + torch.ones(2, device={device})\n"
+USES_MADE = (
+    "import torch\nfrom app.lookup import made\n\n\ndef main(config, rows):\n    rows.tolist().cuda()\n"
+    "    return made(config).run(torch.ones(2, device='cuda'))\n"
+)
+
+
+@pytest.mark.parametrize("kind", LOOKS_UP)
+@BOTH
+def test_a_module_that_no_file_imports_stays_with_the_program_that_finds_any_name(
+    kind: str, target: str, tmp_path: Path
+) -> None:
+    files = {
+        "app/__init__.py": "",
+        "app/lookup.py": LOOKS_UP[kind],
+        "app/layers.py": LAYER.format(device="'cuda'"),
+        "main.py": USES_MADE,
+    }
+    results = ported_project(tmp_path, files, target)
+    assert not results["app/layers.py"].changed
+    assert "main.py:6" in site(results["app/layers.py"], "'cuda'").reason
+
+
+@pytest.mark.parametrize("kind", ["imported elsewhere", "a script", "a test", "no lookup"])
+@BOTH
+def test_a_module_that_a_lookup_needs_not_find_is_ported(kind: str, target: str, tmp_path: Path) -> None:
+    name = "app/test_layers.py" if kind == "a test" else "app/layers.py"
+    text = LAYER.format(device="'cuda'")
+    files = {
+        "app/__init__.py": "",
+        "app/lookup.py": "def made(config):\n    return config\n"
+        if kind == "no lookup"
+        else LOOKS_UP["hydra"],
+        name: text + ("\n\nif __name__ == '__main__':\n    Layer().run(1)\n" if kind == "a script" else ""),
+        "other.py": "from app.layers import Layer\n\nLayer()\n" if kind == "imported elsewhere" else "",
+        "main.py": USES_MADE,
+    }
+    results = ported_project(tmp_path, files, target)
+    assert results[name].changed
+
+
+@BOTH
+def test_code_for_a_device_stays_beside_a_list_of_devices_that_a_check_for_cuda_keeps(target: str) -> None:
+    source = (
+        "import torch\n\n\ndef speed(model, x):\n    for device in ['cuda:0', 'cpu']:\n"
+        "        if 'cuda' in device and not torch.cuda.is_available():\n            print('no cuda')\n            continue\n"
+        "        print(torch.cuda.get_device_name(0) if device != 'cpu' else device)\n"
+        "        with torch.cuda.amp.autocast(dtype=torch.float16):\n            model(x.to(device))\n"
+    )
+    assert port_text(source, Settings(target)).text == source
+
+
+@pytest.mark.parametrize("entry", ["nerf", "plain"])
+@BOTH
+def test_a_choice_stays_with_the_modules_of_a_table_that_it_runs(
+    entry: str, target: str, tmp_path: Path
+) -> None:
+    files = {
+        "app/__init__.py": "",
+        "app/nerf/__init__.py": "from app.nerf import setup\n\n__all__ = ['setup']\n",
+        "app/nerf/setup.py": "from app.nerf.decoder import Decoder\n\n\ndef made():\n    return Decoder()\n",
+        "app/nerf/decoder.py": "class Decoder:\n    def __init__(self, rows=()):\n        self.rows = rows.tolist().cuda()\n",
+        "app/plain.py": "from torch import nn as setup\n",
+        "app/choice.py": f"from app import {entry}\n\nMETHODS = {{'it': {entry}}}\n\n\ndef made(name):\n"
+        "    return METHODS[name].setup.made()\n",
+        "main.py": f"import torch\nfrom app import choice\n\n{CHOICE}model = choice.made('it').to(device)\n",
+    }
+    results = ported_project(tmp_path, files, target)
+    found = [one for one in results["main.py"].sites if one.rule == "available-choice"]
+    assert [one.safe for one in found] == [entry == "plain"], found

@@ -95,7 +95,6 @@ OTHERS = {
     "another package": BUILD.format('f"others.{name}"'),
     "a part of a name that is not this one": BUILD.format('f"parts.this_{name}"'),
     "a package in it": BUILD.format('f"parts.the_one.{name}"'),
-    "any module": BUILD.format("name"),
     "an entry of a checkpoint": "def find(state, name):\n    return state[f'parts.{name}']\n",
     "a name that the module does not define": "NAME = 'parts.the_one.Other'\n",
     "the name of a module that nothing imports": "import logging\n\nlogging.getLogger('parts.the_one')\n",

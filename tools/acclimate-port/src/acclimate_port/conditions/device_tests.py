@@ -26,8 +26,28 @@ def tests_reached(file: SourceFile, device: cst.CSTNode) -> list[cst.CSTNode]:
     compared = file.device_tests
     if not compared:
         return []
-    reached = (test for use in uses_of(file, device) for test in compared.get(id(use), ()))
+    reached = (
+        test
+        for use in uses_of(file, device)
+        for test in compared.get(id(use), ())
+        if not _is_over(file, use, device)
+    )
     return [test for test in reached if not _only_falls_back(file, test)]
+
+
+def _is_over(file: SourceFile, use: cst.CSTNode, device: cst.CSTNode) -> bool:
+    """Whether a local name is read before it gets a device, and not again: in no loop, and above it."""
+    tree = file.tree
+    assign = tree.parent(device)
+    function = tree.function(device)
+    if not isinstance(use, cst.Name) or not isinstance(assign, cst.Assign) or function is None:
+        return False
+    is_own = all(dotted(one.target) == use.value for one in assign.targets)
+    if not is_own or tree.function(use) is not function or file.span(use).end > file.span(device).start:
+        return False
+    if any(isinstance(node, (cst.Global, cst.Nonlocal)) for node in walk(function)):
+        return False
+    return not any(isinstance(around, (cst.For, cst.While)) for around in tree.ancestors(device))
 
 
 def tests_of_devices(file: SourceFile) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:

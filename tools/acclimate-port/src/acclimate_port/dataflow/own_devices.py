@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import libcst as cst
 
+from acclimate_port.dataflow.receivers import library_named
 from acclimate_port.source.cuda_packages import QUERIES, RUNTIMES
-from acclimate_port.source.tree import dotted, packages_of
+from acclimate_port.source.tree import dotted, keyword, packages_of, string_value
 from acclimate_port.source_file import SourceFile, kept
 
 _GET_MEMORY = {name: text for name, text in RUNTIMES.items() if text not in QUERIES} | {
@@ -35,8 +36,16 @@ class _Choice(NamedTuple):
     """The position of the device among its arguments."""
     gives_model: bool
     """Whether its result may be moved afterwards."""
+    word: str = "device"
+    """The name of that argument."""
 
 
+_LIGHTNING = _Choice(0, gives_model=False, word="accelerator")
+"""Lightning knows no devices but those of CUDA, Apple and TPUs, also by ``accelerator="auto"``."""
+
+
+_NUMBERS = ("device_id", "device_index", "gpu_id", "gpu", "gpu_index", "local_rank")
+"""Arguments that are the number of a device."""
 _CHOOSE = {
     "torchsummary.summary": _Choice(3, gives_model=False),
     "torchsummary.torchsummary.summary": _Choice(3, gives_model=False),
@@ -46,7 +55,15 @@ _CHOOSE = {
     "realesrgan.RealESRGANer": _Choice(8, gives_model=False),
     "gfpgan.GFPGANer": _Choice(5, gives_model=False),
     "stable_baselines3.common.utils.get_device": _Choice(0, gives_model=True),
+    "lightning.Fabric": _LIGHTNING,
+    "lightning.fabric.Fabric": _LIGHTNING,
+    "lightning_fabric.Fabric": _LIGHTNING,
+    "lightning.Trainer": _LIGHTNING,
+    "lightning.pytorch.Trainer": _LIGHTNING,
+    "pytorch_lightning.Trainer": _LIGHTNING,
 }
+_OWN_CHOICE = ("auto", "gpu", "cuda")
+"""Arguments by which such a function chooses CUDA or the CPU too."""
 
 
 def bound_elsewhere(file: SourceFile, node: cst.CSTNode) -> str:
@@ -60,7 +77,23 @@ def bound_elsewhere(file: SourceFile, node: cst.CSTNode) -> str:
         if around is function or function is None or around is None:
             line = file.tree.line(file.span(call).start)
             return f"`{name}` in line {line} chooses CUDA or the CPU by itself"
+    for call in _numbered(file):
+        if file.tree.function(call) is function:
+            line = file.tree.line(file.span(call).start)
+            return f"line {line} gives the number of a device to code that was not given"
     return ""
+
+
+@kept
+def _numbered(file: SourceFile) -> list[cst.Call]:
+    """The calls of other libraries that get the number of a device, which may choose CUDA's by it."""
+    found = []
+    for call in file.tree.of_type(cst.Call):
+        given = [one for word in _NUMBERS if (one := keyword(call, word)) is not None]
+        is_given = any(dotted(one.value) != "None" for one in given)
+        if is_given and library_named(file, call.func) is not None:
+            found.append(call)
+    return found
 
 
 @kept
@@ -102,9 +135,11 @@ def _choosing(file: SourceFile) -> list[tuple[cst.Call, str]]:
 
 
 def _gets_device(call: cst.Call, choice: _Choice) -> bool:
-    words = [one.keyword.value for one in call.args if one.keyword is not None]
+    given = {one.keyword.value: one.value for one in call.args if one.keyword is not None}
+    if choice.word in given and string_value(given[choice.word]) in _OWN_CHOICE:
+        return False
     is_open = any(one.star for one in call.args)
-    return "device" in words or is_open or len(call.args) - len(words) > choice.position
+    return choice.word in given or is_open or len(call.args) - len(given) > choice.position
 
 
 def _is_moved(file: SourceFile, call: cst.Call) -> bool:

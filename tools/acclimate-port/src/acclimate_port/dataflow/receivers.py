@@ -226,13 +226,13 @@ def _receiver(file: SourceFile, use: cst.CSTNode) -> Receiver | None:
     if given is None:
         return None
     if given.name == "isinstance" and len(given.call.args) == 2:
-        found = _library(file, given.call.args[1].value)
+        found = library_named(file, given.call.args[1].value)
         return found if found is not None and not found.may_be_torchs else None
-    return None if given.name in ("print", "dict") else _library(file, given.call.func)
+    return None if given.name in ("print", "dict") else library_named(file, given.call.func)
 
 
-def _library(file: SourceFile, named: cst.CSTNode) -> Receiver | None:
-    """The library of a function or class."""
+def library_named(file: SourceFile, named: cst.CSTNode) -> Receiver | None:
+    """The library of a function or class, if it is neither torch nor built on it nor of the project."""
     full = next(iter(file.tree.may_be(named)), "")
     package = full.partition(".")[0]
     if not package or package in _KNOWN or (package in file.survey.modules and package not in _OF_OTHERS):

@@ -121,9 +121,15 @@ def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
         reason = reason_against_host(file, node) or (_CPU_TWICE if _is_beside_cpu(file, node) else "")
     if not reason and (is_device or finding.rule.name == "available-choice"):
         reason = moves_for_others(file, node)
-    if not reason and finding.rule.name in _CHOOSE_DEVICE:
+    if not reason and (finding.rule.name in _CHOOSE_DEVICE or _follows_device(file, node)):
         reason = bound_elsewhere(file, node)
     return reason or (_CAUGHT if finding.rule.code in _USE_DEVICE and _is_probe(file, node) else "")
+
+
+def _follows_device(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a call sets the device by its number, or asks what only the device of the program can do."""
+    name = cuda_name(file, node.func) if isinstance(node, cst.Call) else None
+    return name in ("set_device", "is_bf16_supported")
 
 
 def _is_beside_cpu(file: SourceFile, node: cst.CSTNode) -> bool:

@@ -28,6 +28,8 @@ _CHOOSE = {
     *("communication-backend", "device-ids", "data-parallel"),
 }
 """Rules for what chooses a device, asks for it or moves to it."""
+_DEVICES = {"device-string", "device-format", "device-object", "available-choice"}
+"""Rules for devices that a program holds as values."""
 _CHOOSING_CALLS = {"is_available", "device_count", "set_device", "device", "device_of"}
 """Functions of torch.cuda that do; the others seed, wait or free memory."""
 _FIGURES = FIGURES | RESETS | {"mem_get_info", "memory_stats"}
@@ -223,8 +225,15 @@ class OneDevice:
         return given is not None and dotted(given.value) == "False"
 
     def _stands_alone(self, index: int) -> bool:
-        """Whether the others can be ported without a decision, or the user says that it stays."""
-        return self._all[index].hidden or self._all[index].root.finding.stands_alone
+        """Whether the others can be ported without a decision, or the user says that it stays.
+
+        A check of what the user asked for may stay, but not beside a device that stays with it.
+        """
+        own, root = self._all[index], self._all[index].root
+        is_kept_device = root is not own and own.finding.rule.name in _DEVICES
+        is_check = is_kept_device and asks_for_device(self._file, root.finding)
+        keeps = is_check and not may_stay(self._file, root.finding.node)
+        return own.hidden or (root.finding.stands_alone and not keeps)
 
 
 def _only_tell(block: cst.BaseSuite) -> bool:

@@ -8,6 +8,7 @@ import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 
 from acclimate_port.decisions.guarded_tests import WITHIN
@@ -40,6 +41,17 @@ _FEW = 2
 _FEW_STEPS = 5
 """The most modules that give a name on, from the one that defines it."""
 
+_FOLLOWED = (Kind.PLACE, Kind.CAST)
+"""What is followed through all functions that a program calls."""
+_RUN_BY_ITSELF = re.compile(r"^(test_|conftest$|setup$|__)|_tests?$")
+"""Names of modules that no other imports."""
+_RUNS = "(runs)"
+"""Ends the symbol of what a function runs, also through others."""
+_RUN_BY = "(run by)"
+"""Ends the symbol of what runs a function, also through others."""
+
+Homes = dict[tuple[Path, str], tuple[Path, str] | None]
+"""The file that defines each name which a file uses, and the name there."""
 _Known = tuple[Kind, str]
 """A symbol whose text means the same in all files."""
 _Place = tuple[Path, int]
@@ -50,10 +62,12 @@ class Project:
 
     Args:
         facts: what is known of each file; nothing of those without code for one kind of device.
+        homes: where the names that files use are defined, as far as it is known; it is kept up to date.
     """
 
-    def __init__(self, facts: Mapping[Path, Facts]) -> None:
+    def __init__(self, facts: Mapping[Path, Facts], homes: Homes | None = None) -> None:
         self._facts = facts
+        self._home_of: Homes = {} if homes is None else homes
         self._homes: dict[str, list[Path]] = defaultdict(list)
         """The files that define each name."""
         for path, known in facts.items():
@@ -141,8 +155,11 @@ class Project:
 
     def _named(self, path: Path, text: str) -> tuple[Path, str] | None:
         """The file that defines what another names by a name of its own or by a full name, and the name."""
-        owner, name = _parted(text)
-        return self._home(path, owner, name) if owner else (path, name)
+        key = (path, text)
+        if key not in self._home_of:
+            owner, name = _parted(text)
+            self._home_of[key] = self._home(path, owner, name) if owner else (path, name)
+        return self._home_of[key]
 
     def doubts(self) -> dict[Path, dict[Symbol, str]]:
         """For each file, the symbols that its edits rely on and that stay in another, with the reasons."""
@@ -234,10 +251,34 @@ class Project:
             yield from self._givers(path, owner, name, _FEW_STEPS)
         elif text.names is Names.MODULE:
             yield from ((one, MODULE) for one in self._files_of(path, text.text))
+        elif text.names is Names.ANY:
+            yield from ((one, MODULE) for one in self._imported_by_none)
         else:
             scripts = (Path(os.path.normpath(folder / text.text)) for folder in path.parents)
             nearest = next((one for one in scripts if one in self._facts), None)
             yield from [(nearest, MODULE)] if nearest is not None else []
+
+    @cached_property
+    def _imported_by_none(self) -> list[Path]:
+        """The modules that no file imports, so that only a name which is not known may lead to them.
+
+        Scripts and tests are run by themselves. A package that gives on what it imports does not use it.
+        """
+        imported = {
+            file
+            for path, known in self._facts.items()
+            for module in known.outline.imports
+            for file in self._files_of(path, module)
+        }
+        return [
+            path
+            for path, known in self._facts.items()
+            if path not in imported
+            and path.suffix == ".py"
+            and path in self._placed
+            and not known.outline.is_script
+            and not _RUN_BY_ITSELF.search(path.stem)
+        ]
 
     def between(self, words: Callable[[Path], set[str]]) -> list[Path]:
         """The files of which only the outline is known, that import both what edits rely on and what stays.
@@ -301,7 +342,8 @@ class Project:
                 one, other = self._known(path, first), self._known(path, second)
                 if one is not None and other is not None:
                     following[one][other, path] = None
-            for one, other in (*self._together(path), *self._ignored(path), *self._reported(path)):
+            pairs = (self._together(path), self._runs(path), self._ignored(path), self._reported(path))
+            for one, other in (pair for found_pairs in pairs for pair in found_pairs):
                 following[one][other, path] = None
             for symbol, line in known.stays.items():
                 if (meant := self._known(path, symbol)) is not None:
@@ -352,6 +394,55 @@ class Project:
                 yield one, other
                 if is_cause:
                     yield other, one
+
+    def _runs(self, path: Path) -> Iterator[tuple[_Known, _Known]]:
+        """Pairs of what runs, also through others, and what it is run by: functions, or a file's program.
+
+        If code stays that a program runs, so does what chooses the device of the program; if a program stays,
+        so does the code that it runs. Two programs that run the same function are not joined by that.
+        """
+        known = self._facts[path].outline
+        using: dict[str, set[str]] = {
+            name: {*known.mentions.get(name, ()), *known.reads.get(name, ())}
+            for name in dict.fromkeys((*known.mentions, *known.reads))
+        }
+        runs = [
+            (name, home)
+            for name, texts in using.items()
+            for text in sorted(texts)
+            if (home := self._named(path, text)) is not None
+        ]
+        gives_on = path.name == "__init__.py" and path not in self._placed
+        uses = sorted(known.uses) if not gives_on else ()
+        imported = [home for full in uses if (home := self._named(path, full)) is not None]
+        named = [one for text in known.texts for one in self._named_by(path, text)]
+        looked_up = [
+            (name, one)
+            for name, held in known.looks_up.items()
+            for text in held
+            for one in self._named_by(path, text)
+        ]
+        for kind in _FOLLOWED:
+            program: _Known = (kind, f"{path}:")
+            module: _Known = (kind, f"{path}:{MODULE}{_RUNS}")
+            for name, kinds in self._placed.get(path, {}).items():
+                if (kind, True) in kinds:
+                    yield (kind, f"{path}:{name}"), (kind, f"{path}:{name}{_RUNS}")
+                    yield (kind, f"{path}:{name}"), module
+                    yield (kind, f"{path}:{name}{_RUN_BY}"), (kind, f"{path}:{name}")
+            for name, (file, run) in runs:
+                yield (kind, f"{file}:{run}{_RUNS}"), (kind, f"{path}:{name}{_RUNS}")
+                yield (kind, f"{path}:{name}{_RUN_BY}"), (kind, f"{file}:{run}{_RUN_BY}")
+            for file, run in imported:
+                yield (kind, f"{file}:{run}{_RUNS}"), program
+                yield program, (kind, f"{file}:{run}{_RUN_BY}")
+                yield (kind, f"{file}:{run}{_RUNS}"), module
+            for file in self._imported_directly(path):
+                yield (kind, f"{file}:{MODULE}{_RUNS}"), module
+            for file, run in named:
+                yield (kind, f"{file}:{run}{_RUNS}"), program
+            for name, (file, run) in looked_up:
+                yield (kind, f"{file}:{run}{_RUNS}"), (kind, f"{path}:{name}{_RUNS}")
 
     def _reported(self, path: Path) -> Iterator[tuple[_Known, _Known]]:
         """Pairs of a place that a file uses, also through others, and what the file tells of the device."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import libcst as cst
 
-from acclimate_port.decisions.project import Project
+from acclimate_port.decisions.project import Homes, Project
 from acclimate_port.decisions.symbols import Facts, Symbol
 from acclimate_port.engine import Settings, Site, Status, may_concern, port_text
 from acclimate_port.files.notebook import Notebook
@@ -115,9 +115,11 @@ def _port_again(
         path: Facts(outline(_bytes(path))) for path in paths if path not in results and path.suffix == ".py"
     }
 
+    homes: Homes = {}  # no edit changes what a file defines
+
     def project() -> Project:
         known = {path: one.facts for path, one in results.items() if path.suffix in _PROGRAMS}
-        return Project({**known, **others})
+        return Project({**known, **others}, homes)
 
     between = project().between(_words)
     asked = replace(settings, concerns_all=True)

@@ -24,6 +24,8 @@ class Names(Enum):
     """Modules, with ``*`` for what is computed: ``models.*``, and ``.*`` for those beside the file."""
     SCRIPT = "script"
     """A file to run: ``train.py``."""
+    ANY = "any"
+    """A name that is not known: of a setting, a file of settings or a pickle."""
 
 
 class Text(NamedTuple):
@@ -42,6 +44,9 @@ _NO_NAME = re.compile(
 _IMPORTS = re.compile(r"\bimport_module\b|\b__import__\b|\bfind_spec\b|\bpydoc\b|\brun_module\b")
 _IMPORTING = {"import_module", "__import__", "find_spec", "locate", "run_module"}
 """Functions whose first argument is the name of a module."""
+_FINDS = re.compile(r"\bhydra\b.*\binstantiate\b|\b(?:get_class|get_object|get_method|find_class)\b")
+_FINDING = {"instantiate", "get_class", "get_object", "get_method", "find_class"}
+"""Functions that find a class or a function by a name that is in their argument."""
 _LISTS = re.compile(r"\b(?:listdir|iter_modules|walk_packages|i?glob|iterdir|scandir)\(")
 _RUNS = re.compile(
     r"\bsubprocess\b|\bos\.(?:system|popen|exec\w+|spawn\w+)\(|\brunpy\b|\bPopen\(|\bspec_from_file_location\b"
@@ -75,7 +80,7 @@ class NamedInTexts:
         self._starts: list[int] = []
         self._found: list[tuple[int, Text]] = []
         """The line of each text, and what it names."""
-        imports = _IMPORTS.search(text) is not None
+        imports = _IMPORTS.search(text) is not None or _FINDS.search(text) is not None
         for found in _DOTTED.finditer(text):
             if not _NO_NAME.search(found[1]):
                 name = found[1].replace(":", ".")
@@ -102,7 +107,7 @@ class NamedInTexts:
             if not isinstance(statement, ast.stmt):
                 continue
             is_function = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef))
-            kinds = (Names.MODULE,) if is_function else (Names.MODULE, Names.NAME)
+            kinds = (Names.MODULE, Names.ANY, *([] if is_function else [Names.NAME]))
             last = statement.end_lineno or statement.lineno
             held[name] |= {
                 one for line, one in self._found if statement.lineno <= line <= last and one.names in kinds
@@ -124,6 +129,8 @@ class NamedInTexts:
                 made.append(node)
             if isinstance(node, ast.Call) and node.args and _name(node.func) in _IMPORTING:
                 calls.append(node)
+            elif isinstance(node, ast.Call) and node.args and _name(node.func) in _FINDING:
+                yield node.lineno, Text(Names.ANY, _UNKNOWN)
             elif isinstance(node, ast.Assign):
                 for target in node.targets:
                     if isinstance(target, ast.Name):
@@ -144,6 +151,8 @@ class NamedInTexts:
                     whole = f"{_HERE}{_UNKNOWN}"
                 if whole.strip(_HERE) and not whole.startswith(_UNKNOWN):
                     yield call.lineno, Text(Names.MODULE, whole)
+                elif whole == _UNKNOWN:
+                    yield call.lineno, Text(Names.ANY, whole)
 
     def _run(self) -> Iterator[tuple[int, Text]]:
         """The scripts and modules of command lines."""

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from acclimate_port.source.named_in_texts import NamedInTexts, Text
+from acclimate_port.source.named_in_texts import NamedInTexts, Names, Text
 from acclimate_port.source.tree import parse_as_python
 
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
@@ -60,8 +60,13 @@ class Outline:
     """Pairs of a class of the file and the text of a base: ``here:Base``, ``from:pkg.mod.Base``."""
     texts: frozenset[Text] = frozenset()
     """What it names in its texts, and imports or runs by them: ``"training.networks.Generator"``."""
+    is_script: bool = False
+    """Whether it does something when it runs, besides that it defines names."""
     looks_up: dict[str, frozenset[Text]] = field(default_factory=dict)
-    """What each class and table names in texts, and the modules that each function imports by them."""
+    """What each class and table names in texts, and the modules that each function imports by them.
+
+    Also the modules that a table holds: ``{"nerf": nerf}``.
+    """
 
 
 def outline(source: str | bytes) -> Outline:
@@ -115,6 +120,11 @@ def outline(source: str | bytes) -> Outline:
     }
     registers = {name for name, _ in fills}
     texts = NamedInTexts(source if isinstance(source, str) else source.decode(errors="replace"), module)
+    tabled = {
+        name: frozenset(text for one in held for text in _tabled(one, names))
+        for name, held in defined.items()
+    }
+    looks_up = texts.by_statement((name, one) for name, held in defined.items() for one in held)
     return Outline(
         frozenset(defined),
         frozenset((*modules, *(full for held in bound.values() for full in held))),
@@ -131,16 +141,46 @@ def outline(source: str | bytes) -> Outline:
             for name, held in defined.items()
         },
         {
-            name: frozenset(text for by in choices for text in _read(walked[id(held[0])], by))
+            name: frozenset(
+                text for by in choices for text in _read(held[0], walked[id(held[0])], by, registers)
+            )
             for name, held in defined.items()
             if isinstance(held[0], (ast.FunctionDef, ast.AsyncFunctionDef)) and has_own_imports
         },
         frozenset(pair for one in statements for pair in _registered_by(one, {*defined}, names)),
         frozenset(fills),
         frozenset(pair for pair in bases if pair[1]),
-        texts.all(),
-        texts.by_statement((name, one) for name, held in defined.items() for one in held),
+        texts.all().union(*tabled.values()),
+        _is_script(module, {*defined}),
+        {name: looks_up.get(name, frozenset()) | held for name, held in tabled.items()},
     )
+
+
+def _is_script(module: ast.AST, own: set[str]) -> bool:
+    """Whether a module has a loop, ``if __name__ == "__main__":``, or a call of a function of its own."""
+    for one in _of_module(module):
+        if isinstance(one, (ast.For, ast.While, ast.With)):
+            return True
+        if isinstance(one, ast.If) and "__name__" in {
+            n.id for n in ast.walk(one.test) if isinstance(n, ast.Name)
+        }:
+            return True
+        call = one.value if isinstance(one, ast.Expr) else None
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in own:
+            return True
+    return False
+
+
+def _tabled(statement: ast.AST, names: dict[str, str]) -> Iterator[Text]:
+    """The modules, among other things that are imported, that are entries of a table: ``{"nerf": nerf}``."""
+    tables = (
+        [one for one in ast.walk(statement) if isinstance(one, ast.Dict)]
+        if isinstance(statement, ast.Assign)
+        else []
+    )
+    for value in (value for table in tables for value in table.values):
+        if isinstance(value, ast.Name) and value.id in names and not NO_PROJECT.match(names[value.id]):
+            yield Text(Names.MODULE, names[value.id])
 
 
 def _uses(source: str | bytes, names: dict[str, str]) -> Iterator[str]:
@@ -187,9 +227,17 @@ def _mentioned(
             yield from [full] if full else []
 
 
-def _read(nodes: list[ast.AST], names: dict[str, str]) -> Iterator[str]:
-    """The full names of what a function mentions of imports, each with all its attributes."""
+def _read(
+    function: ast.AST, nodes: list[ast.AST], names: dict[str, str], registers: set[str]
+) -> Iterator[str]:
+    """The full names of what a function mentions of imports, each with all its attributes.
+
+    What registers the function is not meant, see :func:`_mentioned`.
+    """
     inner: set[int] = set()
+    for one in _decorators(function):
+        if _may_register(one, registers, names):
+            inner |= {id(node) for node in ast.walk(one)}
     for node in nodes:
         kind = type(node)
         if kind is ast.Attribute or kind is ast.Name:
