@@ -28,12 +28,8 @@ from acclimate_conformance.checks.device_arguments import streams_of_their_own
 Arguments = dict[str, Any]
 Make = Callable[[Accelerator], Arguments]
 
-_RANDOM, _PEAKS, _RESERVED, _BACKEND = (
-    "random numbers of",
-    "the peak of",
-    "the reserved",
-    "the compile backend",
-)
+_RANDOM, _PEAKS, _RESERVED = "random numbers of", "the peak of", "the reserved"
+_BACKEND, _COUNTED = "the compile backend", "whether allocations are counted on"
 _CHANGES: dict[str, tuple[str, ...]] = {
     "set_device": ("the current device",),
     "set_stream": ("the current device", "the current stream"),
@@ -46,6 +42,7 @@ _CHANGES: dict[str, tuple[str, ...]] = {
     "reset_peak_memory_stats": (_PEAKS,),
     "reset_max_memory_allocated": (_PEAKS,),
     "reset_max_memory_cached": (_PEAKS,),
+    "reset_accumulated_memory_stats": (_COUNTED,),
     "empty_cache": (_RESERVED,),
     "ipc_collect": (_RESERVED,),
     "set_compile_backend": (_BACKEND,),
@@ -250,6 +247,7 @@ def _state(accelerator: Accelerator) -> dict[str, object]:
         if not is_host(accelerator):  # whose figures are those of the whole process
             readings[f"the allocated memory of {name}"] = partial(accelerator.memory_allocated, index)
             readings[f"{_PEAKS} {name}"] = partial(accelerator.max_memory_allocated, index)
+            readings[f"{_COUNTED} {name}"] = partial(_counts_allocations, accelerator, index)
             readings[f"{_RESERVED} memory of {name}"] = partial(accelerator.memory_reserved, index)
     for what, read in readings.items():
         with suppress(UnsupportedError, NotImplementedError):
@@ -259,6 +257,10 @@ def _state(accelerator: Accelerator) -> dict[str, object]:
 
 def _random_state(accelerator: Accelerator, index: int) -> bytes:
     return bytes(accelerator.get_rng_state(index).numpy())
+
+
+def _counts_allocations(accelerator: Accelerator, index: int) -> bool:
+    return int(accelerator.memory_stats(index).get("allocated_bytes.all.allocated", 0)) >= MIB
 
 
 @contextmanager

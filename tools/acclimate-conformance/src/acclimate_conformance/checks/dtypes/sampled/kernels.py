@@ -29,7 +29,8 @@ from acclimate_conformance.checks.dtypes.sampled.samples import Sample, operator
 
 _LARGE = (5003, 70_001)
 """Numbers of elements: no multiple of a block, and more than fits in 16 bits."""
-_SAMPLES = 8
+_SAMPLES, _WAYS = 8, 4
+"""How many inputs of each function are tried, and how many ways to call each operator are kept."""
 _DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64)
 _OF_TORCH = re.compile(
     # Their results depend on the device: what is kept for gradients, signs, places of equal numbers.
@@ -44,19 +45,21 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class _Watched(TorchDispatchMode):
-    """Keeps the first usual call of each operator that code on the host makes, in each dtype."""
+    """Keeps some usual calls of each operator that code on the host makes, in each dtype."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: dict[tuple[Any, torch.dtype], Call] = {}
-        """By operator and the dtype of its first tensor."""
+        self.calls: dict[tuple[Any, torch.dtype], dict[str, Call]] = {}
+        """By operator and the dtype of its first tensor, and then by which options are given."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         first = next((t.dtype for t in tensors_in([args, given]) if isinstance(t, torch.Tensor)), None)
-        if first is not None and (func, first) not in self.calls and _is_usual(func, args, given):
-            host = Place(HOST)
-            self.calls[func, first] = host.put(args), host.put(given)
+        if first is not None and _is_usual(func, args, given):
+            known, options = self.calls.setdefault((func, first), {}), _options(args, given)
+            if options not in known and len(known) < _WAYS:
+                host = Place(HOST)
+                known[options] = host.put(args), host.put(given)
         return func(*args, **given)
 
 
@@ -71,7 +74,13 @@ def _is_usual(func: Any, args: Any, kwargs: Any) -> bool:
     return bool(given) and all(t.layout == torch.strided and 1 < t.numel() < 1 << 13 for t in given)
 
 
-def _calls() -> dict[tuple[Any, torch.dtype], Call]:
+def _options(args: Any, kwargs: Any) -> str:
+    """Which arguments are given, and which truth values and words they have."""
+    values = [*enumerate(args), *kwargs.items()]
+    return str([(key, v if isinstance(v, (bool, str)) else type(v).__name__) for key, v in values])
+
+
+def _calls() -> dict[tuple[Any, torch.dtype], dict[str, Call]]:
     """Calls of each operator, as the inputs of torch's own tests lead to them, also in a backward pass."""
     watched = _Watched()
     for op, dtype in itertools.product(operators(), _DTYPES):
@@ -106,24 +115,32 @@ def _first_is_expanded(place: Place, tensor: torch.Tensor) -> torch.Tensor:
 
 def kernels_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
     floating = [dtype for dtype in accelerator.supported_dtypes() if dtype != torch.float32]
-    for (func, dtype), call in _calls().items():
+    for (func, dtype), ways in _calls().items():
         name = f"torch.ops.{func}".removesuffix(".default")
-        for what, run in (*_into_others(func, call), *_enlarged(func, call)):
-            found.compare(name, f"{name}({_text(call)}) {what}", run)
-        if "backward" in name:
-            for how, layout in {**LAYOUTS, "of which the first is expanded": _first_is_expanded}.items():
-                text = f"{name}({_text(call)}) of tensors {how}"
-                places = Place(HOST, _of_numbers(layout)), Place(found.device, _of_numbers(layout))
-                found.compare(name, text, _plain(func, call), *places)
-        for other in floating if "backward" in name and dtype == torch.float32 else ():
-            text = f"{name}({_text(call)}) in {short(other)}"
-            _compare_if_taken(found, name, text, _plain(func, _in_dtype(call, other)), other)
-        smaller = _with_int32(call)
-        if smaller is not None:
-            text = f"{name}({_text(call)}) with places in int32"
-            _compare_if_taken(found, name, text, _plain(func, smaller), torch.float32)
+        for call in ways.values():
+            for what, run in _into_others(func, call):
+                found.compare(name, f"{name}({_text(call)}) {what}", run)
+        _compare_one(found, name, func, next(iter(ways.values())), floating if dtype == torch.float32 else [])
         if found.enough:
             return
+
+
+def _compare_one(found: Findings, name: str, func: Any, call: Call, dtypes: list[torch.dtype]) -> None:
+    """Compares one call with many elements, in other layouts and in other dtypes."""
+    for what, run in _enlarged(func, call):
+        found.compare(name, f"{name}({_text(call)}) {what}", run)
+    if "backward" in name:
+        for how, layout in {**LAYOUTS, "of which the first is expanded": _first_is_expanded}.items():
+            text = f"{name}({_text(call)}) of tensors {how}"
+            places = Place(HOST, _of_numbers(layout)), Place(found.device, _of_numbers(layout))
+            found.compare(name, text, _plain(func, call), *places)
+        for dtype in dtypes:
+            text = f"{name}({_text(call)}) in {short(dtype)}"
+            _compare_if_taken(found, name, text, _plain(func, _in_dtype(call, dtype)), dtype)
+    smaller = _with_int32(call)
+    if smaller is not None:
+        text = f"{name}({_text(call)}) with places in int32"
+        _compare_if_taken(found, name, text, _plain(func, smaller), torch.float32)
 
 
 def _compare_if_taken(
