@@ -604,7 +604,9 @@ class ClampIntoOthersForgetsTheLeast(_WithKernels):
     """clamp into a tensor given as out ignores the least number."""
 
     kernels = {
-        "clamp.out": lambda x, least=None, most=None, *, out: out.copy_(x.cpu().clamp(max=most)),
+        "clamp.Tensor_out": lambda x, least=None, most=None, *, out: out.copy_(
+            x if most is None else torch.minimum(x.cpu(), most.cpu())
+        ),
     }
 
 
