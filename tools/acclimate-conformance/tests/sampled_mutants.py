@@ -16,7 +16,15 @@ import torch
 
 from acclimate.accelerator import Accelerator
 from acclimate.selection import use_accelerator
-from acclimate_conformance.checks.dtypes.sampled import models, numbers, refusals, samples, sizes, topics
+from acclimate_conformance.checks.dtypes.sampled import (
+    kernels,
+    models,
+    numbers,
+    refusals,
+    samples,
+    sizes,
+    topics,
+)
 from acclimate_conformance.checks.dtypes.sampled.comparing import Findings
 from acclimate_sim.accelerator import SimAccelerator
 from operator_mutants import _there, _WithKernels
@@ -592,7 +600,31 @@ class MaskOfTheFirstBatch(_WithKernels):
     kernels = {}
 
 
+class ClampIntoOthersForgetsTheLeast(_WithKernels):
+    """clamp into a tensor given as out ignores the least number."""
+
+    kernels = {
+        "clamp.Tensor_out": lambda x, least=None, most=None, *, out: out.copy_(
+            x if most is None else torch.minimum(x.cpu(), most.cpu())
+        ),
+    }
+
+
+class SlopeOfGeluEnds(_WithKernels):
+    """The gradient of gelu is 0 beyond 4,096 elements."""
+
+    @staticmethod
+    def _backward(gradient: torch.Tensor, x: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
+        found = torch.ops.aten.gelu_backward(gradient.cpu(), x.cpu(), approximate=approximate)
+        found.view(-1)[4096:] = 0
+        return _there(found, x)
+
+    kernels = {"gelu_backward": _backward}
+
+
 FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
+    ClampIntoOthersForgetsTheLeast: (kernels.kernels_as_on_the_host, ("clamp",)),
+    SlopeOfGeluEnds: (kernels.kernels_as_on_the_host, ("nn.functional.gelu",)),
     SumRestarts: (sizes.operators_of_any_length, ("torch.cumsum",)),
     ProductCutsDigits: (numbers.results_are_rounded, ()),
     PlacesAreClamped: (refusals.wrong_arguments_are_refused, ()),
@@ -657,7 +689,7 @@ def main() -> None:
     told, of_sound = {}, {}
     for mutant, (topic, names) in {**FOUND_BY, **FOUND_NOTHING_BY}.items():
         topics.lists_of_tensors = lambda names=names: [op for op in lists if op.name in names]  # type: ignore
-        for module in (topics, numbers, refusals, sizes):
+        for module in (topics, kernels, numbers, refusals, sizes):
             module.operators = lambda names=names: [op for op in every if op.name in names]  # type: ignore
         sizes.SIZED = {name: call for name, call in sized.items() if name in names}
         common_modules.module_db = [layer for layer in layers if layer.module_cls.__name__ in names]

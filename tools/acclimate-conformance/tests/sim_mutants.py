@@ -897,8 +897,66 @@ class EmptyCacheResetsPeaks(SimAccelerator):
             self.reset_peak_memory_stats(index)
 
 
+class CountingDraws(SimAccelerator):
+    """device_count() draws a random number of the host."""
+
+    def device_count(self) -> int:
+        count = super().device_count()
+        torch.rand(1)
+        return count
+
+
+class ResetByPlaceOnly(SimAccelerator):
+    """reset_peak_memory_stats resets the current device if a device is given by name."""
+
+    def reset_peak_memory_stats(self, *place: DeviceLike, device_index: DeviceLike = None) -> None:
+        super().reset_peak_memory_stats(*place)
+
+
+class EverySeventhNameIsEmpty(SimAccelerator):
+    """Each 7th result of communication_backend_name() is empty."""
+
+    _calls = itertools.count(1)
+
+    def communication_backend_name(self) -> str:
+        return super().communication_backend_name() if next(self._calls) % 7 else ""
+
+
+class ToolkitDetectsAnomalies(SimAccelerator):
+    """toolkit_version() turns the detection of anomalies on."""
+
+    def toolkit_version(self) -> str | None:
+        torch.autograd.set_detect_anomaly(True)
+        return super().toolkit_version()
+
+
+class TruthsKeepMemory(SimAccelerator):
+    """Each call of is_triton_supported() keeps memory of the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: list[torch.Tensor] = []
+
+    def is_triton_supported(self) -> bool:
+        self._kept.append(torch.ones(64, device=self.device_type))
+        return super().is_triton_supported()
+
+
+class CachedIsOneMore(SimAccelerator):
+    """max_memory_cached is one byte more than max_memory_reserved."""
+
+    def max_memory_cached(self, device_index: DeviceLike = None) -> int:
+        return super().max_memory_cached(device_index) + 1
+
+
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     "": {
+        CountingDraws: "runtime/calls_change_nothing_else",
+        ResetByPlaceOnly: "runtime/calls_change_nothing_else",
+        EverySeventhNameIsEmpty: "runtime/calls_change_nothing_else",
+        ToolkitDetectsAnomalies: "runtime/calls_change_nothing_else",
+        TruthsKeepMemory: "runtime/calls_change_nothing_else",
+        CachedIsOneMore: "memory/small_tensors_show",
         LargeBlocksKept: "memory/reserved_follows_allocations",
         BlockForEachTensor: "memory/reserved_follows_allocations",
         LargeBlocksPeakIsNow: "memory/peak_is_the_highest",

@@ -32,6 +32,11 @@ def look(accelerator: Accelerator) -> Ambient:
         "autocast's cache": torch.is_autocast_cache_enabled,
         "the default dtype": torch.get_default_dtype,
         "whether gradients are recorded": torch.is_grad_enabled,
+        "whether anomalies are detected": torch.is_anomaly_enabled,
+        "whether algorithms are deterministic": torch.are_deterministic_algorithms_enabled,
+        "the precision of float32 products": torch.get_float32_matmul_precision,
+        "the number of the host's threads": torch.get_num_threads,
+        "the default device": torch.get_default_device,
         "the working directory": os.getcwd,
         "the environment": lambda: dict(os.environ),
     }
@@ -82,6 +87,11 @@ def _restore(kind: str, state: Ambient) -> None:
         "autocast's cache": torch.set_autocast_cache_enabled,
         "the default dtype": torch.set_default_dtype,
         "whether gradients are recorded": torch.set_grad_enabled,
+        "whether anomalies are detected": torch.autograd.set_detect_anomaly,
+        "whether algorithms are deterministic": torch.use_deterministic_algorithms,
+        "the precision of float32 products": torch.set_float32_matmul_precision,
+        "the number of the host's threads": torch.set_num_threads,
+        "the default device": torch.set_default_device,
         "the working directory": os.chdir,
         "the environment": os.environ.update,
     }

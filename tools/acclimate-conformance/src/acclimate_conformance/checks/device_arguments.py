@@ -45,13 +45,13 @@ def require_device_arguments(accelerator: Accelerator, methods: Methods) -> str 
     Returns:
         A note if torch does not distinguish the devices, so that any index means the same device.
     """
-    with _streams_of_their_own(accelerator):
+    with streams_of_their_own(accelerator):
         _require_accepted(accelerator, methods)
         return _require_refused(accelerator, methods)
 
 
 @contextmanager
-def _streams_of_their_own(accelerator: Accelerator) -> Iterator[None]:
+def streams_of_their_own(accelerator: Accelerator) -> Iterator[None]:
     """A block in which the current stream of each device is a new one, as :mod:`ambient` then notices."""
     if not has_indices(accelerator) or issubclass(accelerator.Stream, HostStream):
         yield

@@ -22,7 +22,7 @@ _CATEGORIES: dict[str, tuple[str, ...]] = {
     "graphs": ("replays", "captures", "kinds", "numbers", "surroundings"),
     "pinning": ("contents", "shapes"),
     "ops": ("builders", "optimizers", "aio", "aio_arguments", "packed_weights", "normalising"),
-    "runtime": ("marks", "compiling", "results", "types", "saved", "tensors"),
+    "runtime": ("marks", "compiling", "results", "types", "side_effects", "saved", "tensors"),
     "communication": ("collectives",),
 }  # fmt: skip
 """By category, the modules of its checks in order."""

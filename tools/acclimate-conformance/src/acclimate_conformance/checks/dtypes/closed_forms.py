@@ -59,6 +59,40 @@ ORDER: dict[str, Known] = {
         lambda on: [torch.searchsorted(on(_SORTED), on(_SOUGHT), side=side) for side in ("left", "right")],
         [_LEFT, _RIGHT],
     ),
+    "isin, of a number": (
+        lambda on: [
+            torch.isin(2, on([2, 5])),
+            torch.isin(3, on([2, 5])),
+            torch.isin(3, on([2, 5]), invert=True),
+            torch.isin(on([1, 2, 3]), 2, invert=True),
+            torch.isin(on([1, 2, 3, 2]), on([5, 2, 5]), invert=True),
+        ],
+        [True, False, True, [True, False, True], [True, False, True, False]],
+    ),
+    "bucketize of a number": (
+        lambda on: [
+            torch.bucketize(2.0, on(_SORTED)),
+            torch.bucketize(2.0, on(_SORTED), right=True),
+            torch.bucketize(9, on(_SORTED)),
+        ],
+        [1, 3, 4],
+    ),
+    "unique rows": (
+        lambda on: [
+            *torch.unique_consecutive(
+                on([[1, 2], [1, 2], [0, 2], [1, 2]]), return_inverse=True, return_counts=True, dim=0
+            ),
+            *torch.unique(on([[1, 2], [1, 2], [0, 2]]), return_inverse=True, return_counts=True, dim=0),
+        ],
+        [[[1, 2], [0, 2], [1, 2]], [0, 0, 1, 2], [2, 1, 1], [[0, 2], [1, 2]], [1, 1, 0], [1, 2]],
+    ),
+    "segments": (
+        lambda on: [
+            torch.segment_reduce(on([1, 2, 3, 4]), how, lengths=on.whole([3, 0, 1]), initial=initial)
+            for how, initial in (("sum", 0), ("max", -9), ("min", 9), ("prod", 2))
+        ],
+        [[6, 0, 4], [3, -9, 4], [1, 9, 4], [12, 2, 8]],
+    ),
     "searchsorted of a number": (
         lambda on: [
             torch.searchsorted(on(_SORTED), 2.0),
@@ -170,6 +204,24 @@ _AT_NO_PLACE: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tor
 """Writes that change nothing."""
 
 PLACED: dict[str, Known] = {
+    "nonzero_static": (
+        lambda on: [
+            torch.nonzero_static(on([0, 1, 0, 2]), size=3, fill_value=-7),
+            torch.nonzero_static(on([[0, 1], [3, 0]]), size=1),
+        ],
+        [[[1], [3], [-7]], [[0, 1]]],
+    ),
+    "shifts": (
+        lambda on: [
+            on.whole([1, 5]) << on.whole([3, 0]),
+            on.whole([1, 5]) << 2,
+            on.whole([9, -9]) >> on.whole([1, 2]),
+            on.whole([9, -9]) >> 1,
+            on.whole([1, 5]).__ilshift__(1),
+            on.whole([9, -9]).__irshift__(on.whole([1, 2])),
+        ],
+        [[8, 5], [4, 20], [4, -3], [4, -5], [2, 10], [4, -3]],
+    ),
     "put": (
         lambda on: [
             on([1, 1, 1, 1]).put(on.whole([0, 2, 0, -1]), on([1, 2, 3, 4]), accumulate=True),
@@ -672,6 +724,13 @@ def _statistics_of_batches(on: On) -> list[torch.Tensor]:
 
 
 LAYERS: dict[str, Known] = {
+    # Each output is a mean over the inputs near it, weighted by a triangle as wide as the reduction.
+    "interpolate(antialias=True)": (
+        lambda on: torch.nn.functional.interpolate(
+            on.image([0, 1, 2, 3]), size=(1, 2), mode="bilinear", antialias=True
+        ),
+        [[[[5 / 7, 16 / 7]]]],
+    ),
     **{
         f"embedding_bag(mode={mode!r}, include_last_offset={last}{', per_sample_weights' * weighted}), where "
         f"{kind}": _bags(mode, last, weighted, kind)
@@ -825,7 +884,72 @@ LAYERS: dict[str, Known] = {
 _TRIANGLES = [[2.0, 1.0], [0.0, 2.0]]
 _UPPER, _LOWER = [[2.0, 4.0], [0.0, 1.0]], [[2.0, 0.0], [4.0, 1.0]]
 
+_COLUMNS, _ABOVE = [[3.0, 1.0], [4.0, 2.0]], [[5.0, 2.2], [0.0, 0.4]]
+"""A matrix, and R of its QR decomposition without signs."""
+
+
+def _residual(matrix: torch.Tensor) -> torch.Tensor:
+    """By how much a matrix moves its eigenvectors out of their direction."""
+    values, vectors = torch.linalg.eig(matrix)
+    moved: torch.Tensor = matrix.to(vectors.dtype) @ vectors - vectors * values
+    return moved.abs() > 1e-3
+
+
+def _put_together(u: torch.Tensor, s: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return u @ torch.diag(s) @ v
+
+
 MATRICES: dict[str, Known] = {
+    # Each column of Q, and with it the row of R, may have either sign.
+    "qr": (
+        lambda on: [
+            torch.matmul(*torch.linalg.qr(on(_COLUMNS))),
+            torch.linalg.qr(on(_COLUMNS)).Q.square().sum(0),
+            torch.linalg.qr(on(_COLUMNS)).R.abs(),
+            torch.linalg.qr(on(_COLUMNS), mode="r").R.abs(),
+            torch.matmul(*torch.linalg.qr(on([*_COLUMNS, [0, 0]]), mode="complete")),
+            torch.linalg.qr(on([*_COLUMNS, [0, 0]]), mode="complete").Q.square().sum(0),
+            torch.geqrf(on(_COLUMNS)).a.triu().abs(),
+            torch.linalg.householder_product(*torch.geqrf(on(_COLUMNS))).square().sum(1),
+            torch.ormqr(*torch.geqrf(on(_COLUMNS)), on(_COLUMNS), transpose=True).abs(),
+            torch.ormqr(*torch.geqrf(on(_COLUMNS)), on([[3, 4]]), left=False).abs(),
+        ],
+        [
+            _COLUMNS, [1, 1], _ABOVE, _ABOVE, [*_COLUMNS, [0, 0]], [1, 1, 1], _ABOVE, [1, 1], _ABOVE,
+            [[5, 0]],
+        ],
+    ),
+    "eigenvalues of any matrix": (
+        lambda on: [
+            torch.linalg.eigvals(on([[1, 5], [0, 2]])).real.sort().values,
+            torch.linalg.eigvals(on([[0, 2], [-2, 0]])).imag.sort().values,
+            torch.linalg.eig(on([[1, 5], [0, 2]])).eigenvalues.real.sort().values,
+            _residual(on([[1, 5], [3, 2]])),
+        ],
+        [[1, 2], [-2, 2], [1, 2], [[False, False], [False, False]]],
+    ),
+    "singular values": (
+        lambda on: [
+            torch.linalg.svdvals(on([[0, 2], [3, 0], [0, 0]])),
+            torch.linalg.svd(on([[0, 2], [3, 0], [0, 0]])).S,
+            _put_together(*torch.linalg.svd(on(_COLUMNS))),
+            _put_together(*torch.linalg.svd(on([*_COLUMNS, [0, 0]]), full_matrices=False)),
+            torch.linalg.svd(on([*_COLUMNS, [0, 0]])).U.square().sum(0),
+            torch.linalg.svd(on([*_COLUMNS, [0, 0]])).U.square().sum(1),
+        ],
+        [[3, 2], [3, 2], _COLUMNS, [*_COLUMNS, [0, 0]], [1, 1, 1], [1, 1, 1]],
+    ),
+    "least squares": (
+        lambda on: [
+            torch.linalg.lstsq(on([[1, 0], [0, 2], [0, 0]]), on([[1], [4], [9]])).solution,
+            torch.linalg.lstsq(on([[1, 1], [1, 2], [1, 3]]), on([[1], [2], [4]])).solution,
+        ],
+        [[[1], [2]], [[-2 / 3], [1.5]]],
+    ),
+    "ldl": (
+        lambda on: torch.linalg.ldl_solve(*torch.linalg.ldl_factor(on([[4, 8], [8, 17]])), on([[4], [9]])),
+        [[-1], [1]],
+    ),
     "eigenvalues of a triangle": (
         lambda on: [torch.linalg.eigvalsh(on(_TRIANGLES), UPLO=part) for part in ("U", "L", "u")]
         + [torch.linalg.eigh(on(_TRIANGLES), part).eigenvalues for part in ("U", "L")],

@@ -25,6 +25,7 @@ from acclimate_conformance.checks.memory.allocations import (
     room,
     settle,
 )
+from acclimate_conformance.checks.memory.small import require_equal_figures
 
 _LARGE = (2**32 + 64 * MIB, 2**31 + 64 * MIB)
 _REFUSALS = 64
@@ -62,6 +63,7 @@ def figures_beyond_32_bits(accelerator: Accelerator) -> None:
         of_pool = "cached" in what or "reserved" in what
         least, most = (size - spare, size + block) if of_pool else (size, size)
         require(least - 64 * MIB <= grown <= most + 64 * MIB, f"{mib(size)} raise {what}() by {mib(grown)}")
+    require_equal_figures(accelerator, f"while {mib(size)} are held")
     del held
     release(accelerator)
 

@@ -54,7 +54,7 @@ def small_tensors_show(accelerator: Accelerator) -> None:
         if counted is not None:
             more = accelerator.memory_stats()[_COUNT] - counted
             require(more == len(sizes), f'{what} raise memory_stats()["{_COUNT}"] by {more}')
-        _require_equal_figures(accelerator, f"while {what} are held")
+        require_equal_figures(accelerator, f"while {what} are held")
         for name, peak in peak_figures(accelerator).items():
             require(
                 peak() >= while_held, f"{name}() is {peak()} when memory_allocated() is or was {while_held}"
@@ -76,11 +76,11 @@ def small_tensors_show(accelerator: Accelerator) -> None:
             highest >= occupied,
             f"{what} occupied {occupied} bytes; max_memory_allocated() rose by {highest}",
         )
-        _require_equal_figures(accelerator, f"after {what} were freed")
+        require_equal_figures(accelerator, f"after {what} were freed")
     require(int(kept[-1]) == 7, "a tensor changed while figures were read")
 
 
-def _require_equal_figures(accelerator: Accelerator, when: str) -> None:
+def require_equal_figures(accelerator: Accelerator, when: str) -> None:
     """Fails the check if two figures of the same thing differ, or less is reserved than allocated."""
     allocated = accelerator.memory_allocated()
     for name, reserved in (
@@ -88,6 +88,9 @@ def _require_equal_figures(accelerator: Accelerator, when: str) -> None:
         ("memory_cached", accelerator.memory_cached()),
     ):
         require(reserved >= allocated, f"{when}, {name}() is {reserved}, and memory_allocated() {allocated}")
+    for older, newer in (("memory_cached", "memory_reserved"), ("max_memory_cached", "max_memory_reserved")):
+        figure, wanted = getattr(accelerator, older)(), getattr(accelerator, newer)()
+        require(figure == wanted, f"{when}, {older}() is {figure}, and {newer}() {wanted}")
     methods = statistics_figures(accelerator)
     found = accelerator.memory_stats()
     for key, method in methods.items():

@@ -23,7 +23,7 @@ from acclimate_conformance.checks.assertions import (
     require,
 )
 from acclimate_conformance.checks.children import Child
-from acclimate_conformance.checks.dtypes.sampled import models, numbers, refusals, sizes, topics
+from acclimate_conformance.checks.dtypes.sampled import kernels, models, numbers, refusals, sizes, topics
 from acclimate_conformance.checks.dtypes.sampled.comparing import Findings
 from acclimate_conformance.checks.target import Subject, load
 
@@ -42,6 +42,8 @@ TOPICS: dict[Topic, str] = {
     "of torch's own tests.",
     topics.lists_of_tensors_as_on_the_host: "Operators on lists of tensors, with which optimizers compute, "
     "give the host's numbers.",
+    kernels.kernels_as_on_the_host: "Each operator that torch's functions and gradients call gives the "
+    "host's numbers by itself: into tensors given as out, in place, with many elements, in other layouts.",
     models.modules_as_on_the_host: "Each module of torch.nn gives the host's results, gradients and "
     "statistics, in training and evaluation.",
     models.optimizers_as_on_the_host: "Each optimizer of torch.optim, with each option, also foreach and "
