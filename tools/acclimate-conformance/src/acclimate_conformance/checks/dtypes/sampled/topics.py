@@ -167,6 +167,7 @@ _SPECIAL = (float("nan"), float("inf"), -0.0, -float("inf"), 0.0)
 _NAN_IS_OPEN = re.compile(
     r"polynomial|attention"  # NaN as a degree is undefined in C; what a mask hides may be left out
     r"|grid_sample|_aa$"  # a neighbour's weight of 0 may be multiplied with it; as a place it is undefined
+    r"|fft"  # a factor of a sum may be zero, or that number as far as it was rounded
     r"|max_unpool"  # numbers that are put into one place are equal else, and the last one stays
     r"|linalg\.(?!norm|vector_norm|matrix_norm|cross|multi_dot|vecdot|diagonal)"  # it is compared with pivots
     r"|^(lu|cholesky|inverse|pinverse|logdet|triangular_solve|ormqr|matrix_exp)"
@@ -174,7 +175,7 @@ _NAN_IS_OPEN = re.compile(
 """Names of operators whose results are open if an input is NaN."""
 _MULTIPLY_PADDING = re.compile(r"^(nn\.functional\.)?conv")
 """Names of operators that may multiply NaN or infinity with the zeros of padding, or leave that out."""
-_SUBTRACT = re.compile(rf"fft|norm|softmax_backward|{_MULTIPLY_PADDING.pattern}")
+_SUBTRACT = re.compile(rf"norm|softmax_backward|{_MULTIPLY_PADDING.pattern}")
 """Names of operators that subtract infinity from infinity, or not, depending on the order of their steps."""
 _DIVIDE = re.compile(r"_norm|normalize")
 """Names of operators that divide by the root of a sum, of which infinity may be a part."""
