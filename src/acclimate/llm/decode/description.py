@@ -356,6 +356,12 @@ class Groups:
     others: float
     """The score of the experts of the other groups."""
 
+    def scores(self, choice: Tensor) -> Tensor:
+        """Returns the groups' scores, tokens x groups, of those of experts."""
+        by_group = choice.unflatten(-1, (self.count, -1))
+        found: Tensor = by_group.topk(self.best, -1).values.sum(-1)
+        return found
+
 
 @dataclass(frozen=True)
 class Router:
@@ -403,14 +409,6 @@ class Router:
         """Returns the scores by which experts are chosen."""
         return scores if self.choice_bias is None else scores + self.choice_bias.float()
 
-    def group_scores(self, choice: Tensor) -> Tensor:
-        """Returns tokens x groups, of the scores of :meth:`biased`."""
-        assert self.groups is not None
-        found: Tensor = (
-            choice.unflatten(-1, (self.groups.count, -1)).topk(self.groups.best, -1).values.sum(-1)
-        )
-        return found
-
     def choose(self, choice: Tensor, group_scores: Tensor | None = None) -> Tensor:
         """Returns the numbers of the experts of each token, tokens x used.
 
@@ -420,7 +418,7 @@ class Router:
         """
         if self.groups is not None:
             by_group = choice.unflatten(-1, (self.groups.count, -1))
-            scores = self.group_scores(choice) if group_scores is None else group_scores
+            scores = self.groups.scores(choice) if group_scores is None else group_scores
             best = scores.topk(self.groups.used, -1).indices
             is_used = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best, True)
             choice = by_group.masked_fill(~is_used[..., None], self.groups.others).flatten(-2)

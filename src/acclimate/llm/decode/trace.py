@@ -229,14 +229,14 @@ def allows(router: Router, logits: Tensor, choice: Tensor, nudge: float, dtype: 
     is_chosen = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, choice, True)
     change = nudge * logits.abs().amax(-1, keepdim=True)
     scores = router.biased(router.scores_of(torch.where(is_chosen, logits + change, logits - change), dtype))
-    of_groups = None
-    if router.groups is not None:
+    groups, of_groups = router.groups, None
+    if groups is not None:
         # Which groups are used does not show if none of a group is chosen. One is not, if it has a better
         # expert than the worst that is chosen.
         least = scores.masked_fill(~is_chosen, math.inf).amin(-1, keepdim=True)
-        is_better = ((scores > least) & ~is_chosen).unflatten(-1, (router.groups.count, -1)).any(-1)
+        is_better = ((scores > least) & ~is_chosen).unflatten(-1, (groups.count, -1)).any(-1)
         lowered = router.biased(router.scores_of(logits - 3 * change, dtype))
-        of_groups = torch.where(is_better, router.group_scores(lowered), router.group_scores(scores))
+        of_groups = torch.where(is_better, groups.scores(lowered), groups.scores(scores))
     found = router.choose(scores, of_groups)
     return torch.zeros_like(is_chosen).scatter(-1, found, True).eq(is_chosen).all(-1)
 
