@@ -154,7 +154,8 @@ class NativeStep:
             For the last token of each sequence, the token with the largest logit or the logits.
         """
         batch, length = prompt.shape
-        together = max(_READ_TOGETHER // batch, 1)
+        # The rows of a trace are those of a whole prompt.
+        together = max(_READ_TOGETHER // batch, 1) if self._trace is None else length
         # Python handles signals between parts, others take steps, and little memory is needed.
         last = (length - 1) // together * together
         for first in range(0, last, together):
