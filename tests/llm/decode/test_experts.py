@@ -24,7 +24,6 @@ from acclimate.llm.decode.description import Experts, NotRepresentedError
 from acclimate.llm.decode.lean import LeanDecoder
 from acclimate.llm.decode.loop import lean_decoder, step_kind
 from acclimate.llm.decode.native import NativeDecoder
-from acclimate.llm.ranks import ModelRanks
 
 PROMPT = torch.arange(3, 12)[None]
 ALWAYS = {"do_sample": False, "eos_token_id": None}
@@ -174,5 +173,5 @@ def test_a_near_tie_of_a_router_is_no_reason_to_refuse_and_a_wrong_router_is() -
     ]
     assert len(layers) == 2
     wrong = replace(lean.decoder, layers=tuple(layers))
-    with pytest.raises(NotRepresentedError, match="logits differ"):
-        proof._prove_together(model, LeanDecoder(wrong, NativeDecoder(wrong)), ModelRanks())
+    with pytest.raises(NotRepresentedError, match="differ"):
+        proof.prove(model, LeanDecoder(wrong, NativeDecoder(wrong)), proof.example_tokens(model))

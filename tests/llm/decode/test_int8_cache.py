@@ -249,9 +249,9 @@ def test_generate_takes_the_option_for_prompts_of_any_length(
     caches: list[StepCache] = []
     made = NativeStep.__init__
 
-    def noted(self: NativeStep, decoder: Any, held: StepCache, starts: torch.Tensor) -> None:
+    def noted(self: NativeStep, decoder: Any, held: StepCache, *others: Any) -> None:
         caches.append(held)
-        made(self, decoder, held, starts)
+        made(self, decoder, held, *others)
 
     lean_decoder(model)
     with pytest.MonkeyPatch.context() as patch:

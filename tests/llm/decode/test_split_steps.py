@@ -147,9 +147,9 @@ def text_with_int8_keys(rank: int, name: str, ranks: int) -> tuple[str, torch.dt
     held: list[StepCache] = []
     made = NativeStep.__init__
 
-    def noted(self: NativeStep, decoder: Any, cache: StepCache, starts: torch.Tensor) -> None:
+    def noted(self: NativeStep, decoder: Any, cache: StepCache, *others: Any) -> None:
         held.append(cache)
-        made(self, decoder, cache, starts)
+        made(self, decoder, cache, *others)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(NativeStep, "__init__", noted)

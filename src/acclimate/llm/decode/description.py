@@ -361,6 +361,12 @@ class Groups:
     others: float
     """The score of the experts of the other groups."""
 
+    def scores(self, choice: Tensor) -> Tensor:
+        """Returns the groups' scores, tokens x groups, of those of experts."""
+        by_group = choice.unflatten(-1, (self.count, -1))
+        found: Tensor = by_group.topk(self.best, -1).values.sum(-1)
+        return found
+
 
 @dataclass(frozen=True)
 class Router:
@@ -383,30 +389,52 @@ class Router:
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the weights and the numbers of the experts of each token, tokens x used."""
-        dtype = x.dtype
+        scores = self.scores_of(self.logits_of(x), x.dtype)
+        chosen = self.choose(self.biased(scores))
+        return self.weigh(scores, chosen, x.dtype), chosen
+
+    def logits_of(self, x: Tensor) -> Tensor:
+        """Returns the logits in float32, tokens x experts."""
         if isinstance(self.logits, Part):
-            scores = self.logits.module(x).narrow(-1, self.logits.first, self.logits.count)
+            logits: Tensor = self.logits.module(x).narrow(-1, self.logits.first, self.logits.count)
         else:
             weight, bias = self.logits.weight, self.logits.bias
             if not self.rounds_logits:
                 x, weight, bias = x.float(), weight.float(), None if bias is None else bias.float()
-            scores = nn.functional.linear(x, weight, bias)
-        scores = scores.float()
+            logits = nn.functional.linear(x, weight, bias)
+        return logits.float()
+
+    def scores_of(self, logits: Tensor, dtype: torch.dtype) -> Tensor:
+        """Returns the scores of logits; ``dtype`` is the model's."""
         for operation in self.scores:
-            scores = operation(scores, dtype)
-        choice = scores if self.choice_bias is None else scores + self.choice_bias.float()
+            logits = operation(logits, dtype)
+        return logits
+
+    def biased(self, scores: Tensor) -> Tensor:
+        """Returns the scores by which experts are chosen."""
+        return scores if self.choice_bias is None else scores + self.choice_bias.float()
+
+    def choose(self, choice: Tensor, group_scores: Tensor | None = None) -> Tensor:
+        """Returns the numbers of the experts of each token, tokens x used.
+
+        Args:
+            choice: the scores of :meth:`biased`.
+            group_scores: those of groups; ``None``: those that ``choice`` makes.
+        """
         if self.groups is not None:
             by_group = choice.unflatten(-1, (self.groups.count, -1))
-            best = by_group.topk(self.groups.best, -1).values.sum(-1).topk(self.groups.used, -1).indices
-            is_used = torch.zeros(by_group.shape[:-1], dtype=torch.bool, device=x.device).scatter(
-                -1, best, True
-            )
+            scores = self.groups.scores(choice) if group_scores is None else group_scores
+            best = scores.topk(self.groups.used, -1).indices
+            is_used = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best, True)
             choice = by_group.masked_fill(~is_used[..., None], self.groups.others).flatten(-2)
-        chosen = choice.topk(self.used, -1).indices
+        return choice.topk(self.used, -1).indices
+
+    def weigh(self, scores: Tensor, chosen: Tensor, dtype: torch.dtype) -> Tensor:
+        """Returns the weights of the chosen experts, tokens x used."""
         weights = scores.gather(-1, chosen)
         for operation in self.weights:
             weights = operation(weights, dtype)
-        return (weights if self.factors is None else weights * self.factors.float()[chosen]), chosen
+        return weights if self.factors is None else weights * self.factors.float()[chosen]
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from acclimate.llm.decode.description import Attention, Decoder, Experts, Norm, 
 from acclimate.llm.decode.finite_logits import check_logits
 from acclimate.llm.decode.modules import packed_stacks
 from acclimate.llm.decode.plain import Angles, PlainStep, gated_values, mixed_values
+from acclimate.llm.decode.trace import Trace
 from acclimate.llm.kernels.formats import DENSE_DTYPES
 from acclimate.selection import get_accelerator
 
@@ -73,10 +74,13 @@ class GraphStep(PlainStep):
         decoder: the description.
         cache: the earlier tokens' keys and values; its layers keep all tokens.
         starts: the position of each sequence's first token; earlier positions are padding.
+        trace: what layers get and leave in a proof; ``None``: nothing.
     """
 
-    def __init__(self, decoder: Decoder, cache: StepCache, starts: Tensor) -> None:
-        super().__init__(decoder, cache, starts)
+    def __init__(
+        self, decoder: Decoder, cache: StepCache, starts: Tensor, trace: Trace | None = None
+    ) -> None:
+        super().__init__(decoder, cache, starts, trace)
         self._tokens = torch.zeros_like(starts)
         self._place = torch.zeros_like(starts[0])
         self._copies = torch.tensor([0, 1], device=starts.device)

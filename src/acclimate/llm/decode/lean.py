@@ -13,6 +13,7 @@ from acclimate.llm.decode.description import Decoder
 from acclimate.llm.decode.graph_step import GraphStep
 from acclimate.llm.decode.native import NativeDecoder, NativeStep
 from acclimate.llm.decode.plain import PlainStep
+from acclimate.llm.decode.trace import Trace
 
 
 class Step(Protocol):
@@ -47,6 +48,7 @@ class LeanDecoder:
         *,
         gives_back: bool = False,
         dtype: torch.dtype | None = None,
+        trace: Trace | None = None,
     ) -> Step:
         """Returns a step that continues from transformers' cache.
 
@@ -57,12 +59,13 @@ class LeanDecoder:
             room: the number of positions to allocate.
             gives_back: whether the cache is to get the keys and values of all further tokens.
             dtype: the ``dtype`` argument of :class:`StepCache`.
+            trace: the ``trace`` argument of the step.
         """
         own = self._cache(starts, room, length, cache if gives_back else None, dtype)
         own.take(cache)
         if self.native is not None:
-            return NativeStep(self.native, own, starts)
-        return (GraphStep if self.is_graph else PlainStep)(self.decoder, own, starts)
+            return NativeStep(self.native, own, starts, trace)
+        return (GraphStep if self.is_graph else PlainStep)(self.decoder, own, starts, trace)
 
     def begin(
         self,
@@ -72,6 +75,7 @@ class LeanDecoder:
         *,
         gives_back: bool = False,
         dtype: torch.dtype | None = None,
+        trace: Trace | None = None,
     ) -> NativeStep | None:
         """Returns a step that also does the prefill; ``None`` if the model does it faster.
 
@@ -81,13 +85,14 @@ class LeanDecoder:
             given: transformers' cache with the first tokens of the prompt, which is copied.
             gives_back: whether that cache is to get the keys and values of all further tokens.
             dtype: the ``dtype`` argument of :class:`StepCache`.
+            trace: the ``trace`` argument of the step.
         """
         if self.native is None or not self.native.prefills:
             return None
         length = 0 if given is None else given.get_seq_length()
         own = self._cache(starts, room, length, given if gives_back else None, dtype)
         own.take(given)
-        return NativeStep(self.native, own, starts)
+        return NativeStep(self.native, own, starts, trace)
 
     def _cache(self, starts: Tensor, room: int, length: int, to: Any, dtype: torch.dtype | None) -> StepCache:
         """Returns a cache that keeps what transformers' cache ``to`` must get at the end."""

@@ -44,6 +44,7 @@ from acclimate.llm.decode.description import (
 from acclimate.llm.decode.finite_logits import check_logits
 from acclimate.llm.decode.modules import bias_of, packed_stacks, packed_weight, rows_of
 from acclimate.llm.decode.share import Exchange, likeliest_token, whole_logits
+from acclimate.llm.decode.trace import Trace
 from acclimate.llm.deferred_sigint import interrupts_deferred
 from acclimate.llm.kernels.native import prefills
 from acclimate.llm.kernels.torch_threads import kernel_threads
@@ -97,10 +98,13 @@ class NativeStep:
         native: the decoder.
         cache: the earlier tokens' keys, and their values by column.
         starts: the position of each sequence's first token.
+        trace: what layers get and leave in a proof; ``None``: nothing.
     """
 
-    def __init__(self, native: NativeDecoder, cache: StepCache, starts: Tensor) -> None:
-        self._native, self.cache = native, cache
+    def __init__(
+        self, native: NativeDecoder, cache: StepCache, starts: Tensor, trace: Trace | None = None
+    ) -> None:
+        self._native, self.cache, self._trace = native, cache, trace
         self.starts = starts.long().contiguous()
         self._threads = kernel_threads()
         self._no_logits = torch.empty(0, dtype=torch.float32)
@@ -150,7 +154,8 @@ class NativeStep:
             For the last token of each sequence, the token with the largest logit or the logits.
         """
         batch, length = prompt.shape
-        together = max(_READ_TOGETHER // batch, 1)
+        # The rows of a trace are those of a whole prompt.
+        together = max(_READ_TOGETHER // batch, 1) if self._trace is None else length
         # Python handles signals between parts, others take steps, and little memory is needed.
         last = (length - 1) // together * together
         for first in range(0, last, together):
@@ -201,6 +206,7 @@ class NativeStep:
             numbers += [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
             copies = cache.states.get(index)
             numbers += [0, 0] if copies is None else [copy.data_ptr() for copy in copies]
+            numbers += [0, 0, 0, 0, 0] if self._trace is None else self._trace.addresses(index)
         self._addresses = torch.tensor(numbers, dtype=torch.int64)
         self._revision = cache.revision
 

@@ -28,6 +28,7 @@ from acclimate.llm.decode.description import (
 )
 from acclimate.llm.decode.finite_logits import check_logits
 from acclimate.llm.decode.modules import embedding_rows, packed_stacks
+from acclimate.llm.decode.trace import Trace
 
 
 class Angles:
@@ -51,10 +52,13 @@ class PlainStep:
         decoder: the description.
         cache: the earlier tokens' keys and values.
         starts: the position of each sequence's first token; earlier positions are padding.
+        trace: what layers get and leave in a proof; ``None``: nothing.
     """
 
-    def __init__(self, decoder: Decoder, cache: StepCache, starts: Tensor) -> None:
-        self._decoder, self.cache, self._starts = decoder, cache, starts
+    def __init__(
+        self, decoder: Decoder, cache: StepCache, starts: Tensor, trace: Trace | None = None
+    ) -> None:
+        self._decoder, self.cache, self._starts, self._trace = decoder, cache, starts, trace
         self._copy: int
         """Which copy of recurrent states a step reads."""
 
@@ -85,6 +89,9 @@ class PlainStep:
         angles = Angles(decoder.tables, positions)
         own = None if decoder.token_inputs is None else _token_inputs(decoder.token_inputs, x, tokens)
         for index, layer in enumerate(decoder.layers):
+            if self._trace is not None and index in self._trace.given:
+                self._trace.inputs[index][: len(x)] = x
+                x = self._trace.given[index][: len(x)].to(x.dtype)
             x = self._layer(index, layer, x, angles)
             if layer.token_input is not None and own is not None:
                 x = x + _token_input(layer.token_input, x, own)
@@ -115,7 +122,7 @@ class PlainStep:
         else:
             x, inner = self._added(x, mixed, layer.mlp_norm)
         mlp = layer.mlp
-        result = self._mlp(mlp, inner) if isinstance(mlp, Mlp) else self._experts(mlp, inner, x)
+        result = self._mlp(mlp, inner) if isinstance(mlp, Mlp) else self._experts(index, mlp, inner, x)
         result = _times(self._normed(layer.mlp_post_norm, result), layer.mlp_multiplier)
         if not layer.parallel:
             return x + result
@@ -263,13 +270,17 @@ class PlainStep:
         value = attention.value(x, memory).view(len(x), -1, attention.value_size)
         return query, key, value if attention.value_norm is None else attention.value_norm(value)
 
-    def _experts(self, experts: Experts, x: Tensor, stream: Tensor) -> Tensor:
+    def _experts(self, index: int, experts: Experts, x: Tensor, stream: Tensor) -> Tensor:
         """Returns the experts' result, and that of an MLP beside them, of a layer's normalized stream."""
         norms, routed, given = experts.norms, x, x
         if norms is not None:
             routed = _times(self._normed(norms.router, stream), norms.router_multiplier)
             given = self._normed(norms.inner, stream)
-        result = self._expert_sums(experts, given, *experts.router(routed)).to(x.dtype)
+        if self._trace is None:
+            weights, chosen = experts.router(routed)
+        else:
+            weights, chosen = self._trace.route(index, experts.router, routed)
+        result = self._expert_sums(experts, given, weights, chosen).to(x.dtype)
         if experts.shared is None:
             return result
         shared = self._mlp(experts.shared, x)

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acclimate.llm.decode.description import DeltaRule, Experts, NotRepresentedError, Share
+from acclimate.llm.decode.description import DeltaRule, NotRepresentedError, Share
 from acclimate.llm.decode.graph_step import can_capture
 from acclimate.llm.decode.lean import LeanDecoder, Step
 from acclimate.llm.decode.native import native_decoder
 from acclimate.llm.decode.saved import decoder_key, load_decoder, save_decoder
 from acclimate.llm.decode.share import share_of
 from acclimate.llm.decode.staleness import has_hooks
+from acclimate.llm.decode.trace import Watched
 from acclimate.llm.freed_memory import return_freed_memory
 from acclimate.llm.ranks import ModelRanks, is_lost_rank
 
@@ -35,9 +36,6 @@ _LIMITS = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 # into one of 1 %; in the 18 layers of a small model it grew to 0.08. Wrong descriptions (positions off by
 # two, or a missing layer) gave 0.36 and more.
 _QUANTISED_LIMIT = 0.2
-# A router's near tie makes two right computations choose other experts, which a few tokens may show. A wrong
-# description differs for all tokens.
-_DRAWS_WITH_EXPERTS = 4
 
 
 def describe(model: Any, ranks: ModelRanks | None = None) -> LeanDecoder | None:
@@ -70,7 +68,8 @@ def describe(model: Any, ranks: ModelRanks | None = None) -> LeanDecoder | None:
         reads = all(ranks.exchange(lean.native is not None and lean.native.prefills))
         if lean.native is not None:
             lean.native.prefills = reads
-        _prove_together(model, lean, ranks)
+        with _together(ranks), _uncompiled(model):
+            prove(model, lean, example_tokens(model))
         if key is not None and lean.native is not None:
             save_decoder(key, decoder, model)
         del decoder
@@ -111,20 +110,6 @@ def _together(ranks: ModelRanks) -> Iterator[None]:
         raise NotRepresentedError(reason)
 
 
-def _prove_together(model: Any, lean: LeanDecoder, ranks: ModelRanks) -> None:
-    """Verifies a description; if it has experts and the logits differ, with other tokens again."""
-    has_experts = any(isinstance(layer.mlp, Experts) for layer in lean.decoder.layers)
-    last = _DRAWS_WITH_EXPERTS - 1 if has_experts else 0
-    for draw in range(last + 1):
-        try:
-            with _together(ranks), _uncompiled(model):
-                prove(model, lean, example_tokens(model, draw))
-            return
-        except NotRepresentedError:
-            if draw == last:
-                raise
-
-
 def _uncompiled(model: Any) -> contextlib.AbstractContextManager[Any]:
     """Keeps ``torch.compile`` from compiling the model for each length of the proof."""
     if all(module._compiled_call_impl is None for module in model.modules()):
@@ -135,33 +120,38 @@ def _uncompiled(model: Any) -> contextlib.AbstractContextManager[Any]:
 
 def prove(model: Any, lean: LeanDecoder, tokens: Tensor) -> None:
     """Compares a few steps with the model's own forward, on a cache: of two sequences, one with padding, and
-    of one.
+    of one. If the model has experts, it compares each layer too (:mod:`acclimate.llm.decode.trace`).
 
     Raises:
-        NotRepresentedError: the logits differ, or the description holds for shorter texts only.
+        NotRepresentedError: the logits, a layer's results or a router's choices differ, or the description
+            holds for shorter texts only.
     """
     limit = lean.decoder.limit
     if limit is not None and limit <= 2 * _TOKENS:
         raise NotRepresentedError(f"texts of more than {limit} tokens are computed otherwise")
     first, later = tokens[:, :_TOKENS], tokens[:, _TOKENS:]
-    with torch.no_grad():
-        gaps = [*_of_two(model, lean, first, later)]
+    packing, largest = getattr(model, "packing", None), _LIMITS.get(lean.decoder.dtype, 1e-4)
+    if packing is not None and packing.packed:
+        largest = max(largest, _QUANTISED_LIMIT)
+    watched = Watched(model, lean.decoder, largest)
+    with torch.no_grad(), watched.noting():
+        gaps = [*_of_two(model, lean, watched, first, later)]
         # A capture's symbols stand for two and more.
         prompts = [first.repeat(1, 2), first[:, :1]]
         if any(isinstance(layer.mixer, DeltaRule) for layer in lean.decoder.layers):
             prompts.append(first.repeat(1, _MORE_THAN_A_CHUNK))
         for prompt in prompts:
-            gaps += _of_one(model, lean, prompt, later[:, 0])
+            gaps += _of_one(model, lean, watched, prompt, later[:, 0])
+    if watched.faults:
+        raise NotRepresentedError(watched.faults[0])
     gap = max(gaps)
-    packing = getattr(model, "packing", None)
-    largest = _LIMITS.get(lean.decoder.dtype, 1e-4)
-    if packing is not None and packing.packed:
-        largest = max(largest, _QUANTISED_LIMIT)
     if not gap <= largest:
         raise NotRepresentedError(f"its logits differ from a step's by {gap:.2g}, relative to the largest")
 
 
-def _of_one(model: Any, lean: LeanDecoder, prompt: Tensor, later: Tensor) -> Iterator[float]:
+def _of_one(
+    model: Any, lean: LeanDecoder, watched: Watched, prompt: Tensor, later: Tensor
+) -> Iterator[float]:
     """Yields the distances of logits for one sequence: of its prompt, if native code reads it, and a step."""
     count, start = prompt.shape[1], torch.zeros(1, dtype=torch.long, device=prompt.device)
     mask = torch.ones((1, count + 1), dtype=torch.long, device=prompt.device)
@@ -170,18 +160,24 @@ def _of_one(model: Any, lean: LeanDecoder, prompt: Tensor, later: Tensor) -> Ite
         input_ids=prompt, attention_mask=mask[:, :count], position_ids=places[:, :count],
         use_cache=True, return_dict=True,
     )  # fmt: skip
-    step: Step = lean.go_on(begun.past_key_values, start, count, count + 1)
-    reader = lean.begin(start, count + 1)
+    noted = watched.take()
+    trace = watched.trace(count, noted, prompt.device)
+    step: Step = lean.go_on(begun.past_key_values, start, count, count + 1, trace=trace)
+    reader = lean.begin(start, count + 1, trace=trace)
     if reader is not None:
-        yield distance(reader.read(prompt, likeliest=False).to(begun.logits.dtype), begun.logits[:, -1])
+        with watched.followed(trace, noted, mask[:, :count]):
+            found = reader.read(prompt, likeliest=False)
+        yield distance(found.to(begun.logits.dtype), begun.logits[:, -1])
     expected = model(
         input_ids=later[:, None], attention_mask=mask, position_ids=places[:, count:],
         past_key_values=begun.past_key_values, use_cache=True, return_dict=True,
     ).logits[:, -1]  # fmt: skip
-    yield distance(step(later).to(expected.dtype), expected)
+    with watched.followed(trace, watched.take(), mask[:, count:]):
+        found = step(later)
+    yield distance(found.to(expected.dtype), expected)
 
 
-def _of_two(model: Any, lean: LeanDecoder, first: Tensor, later: Tensor) -> Iterator[float]:
+def _of_two(model: Any, lean: LeanDecoder, watched: Watched, first: Tensor, later: Tensor) -> Iterator[float]:
     """Yields the distances of logits for two sequences, one of which is padded."""
     both = torch.cat((first, first.roll(2, -1)))
     mask = torch.ones((2, _TOKENS + _STEPS), dtype=torch.long, device=first.device)
@@ -192,10 +188,14 @@ def _of_two(model: Any, lean: LeanDecoder, first: Tensor, later: Tensor) -> Iter
         input_ids=both, attention_mask=mask[:, :_TOKENS], position_ids=positions[:, :_TOKENS],
         use_cache=True, return_dict=True,
     )  # fmt: skip
-    steps: list[Step] = [lean.go_on(begun.past_key_values, starts, _TOKENS, _TOKENS + 1)]
-    reader = lean.begin(starts, _TOKENS + 1)
+    noted = watched.take()
+    trace = watched.trace(both.numel(), noted, first.device)
+    steps: list[Step] = [lean.go_on(begun.past_key_values, starts, _TOKENS, _TOKENS + 1, trace=trace)]
+    reader = lean.begin(starts, _TOKENS + 1, trace=trace)
     if reader is not None:
-        yield distance(reader.read(both, likeliest=False).to(begun.logits.dtype), begun.logits[:, -1])
+        with watched.followed(trace, noted, mask[:, :_TOKENS]):
+            found = reader.read(both, likeliest=False)
+        yield distance(found.to(begun.logits.dtype), begun.logits[:, -1])
         steps.append(reader)
     for index in range(_STEPS):
         place = _TOKENS + index
@@ -205,8 +205,12 @@ def _of_two(model: Any, lean: LeanDecoder, first: Tensor, later: Tensor) -> Iter
             position_ids=positions[:, place : place + 1], past_key_values=begun.past_key_values,
             use_cache=True, return_dict=True,
         ).logits[:, -1]  # fmt: skip
+        noted = watched.take()
         # Ranks make all steps together, so none may stop early.
-        yield from (distance(step(given).to(expected.dtype), expected) for step in steps)
+        for step in steps:
+            with watched.followed(trace, noted, mask[:, place : place + 1]):
+                found = step(given)
+            yield distance(found.to(expected.dtype), expected)
 
 
 def example_tokens(model: Any, draw: int = 0) -> Tensor:

@@ -137,10 +137,13 @@ void Chosen::group(const int64_t* chosen, const float* chosen_weights, int64_t t
   }
 }
 
-// Chooses the experts of one token; changes its logits.
-void Step::choose_experts(const Router& router, float* logits, ThreadState& state, int64_t* chosen,
-                          float* weights) const {
+// Chooses the experts of one row, a token's; changes its logits.
+void Step::choose_experts(const Router& router, float* logits, const LayerTrace& trace, int64_t row,
+                          ThreadState& state, int64_t* chosen, float* weights) const {
   const int64_t count = router.logits.width;
+  if (trace.logits != nullptr) {
+    std::copy(logits, logits + count, trace.logits + row * count);
+  }
   apply(router.scores, decoder_.dtype, logits, count);
   const float* choice = logits;
   if (router.choice_bias != nullptr || router.groups > 0) {
@@ -169,6 +172,14 @@ void Step::choose_experts(const Router& router, float* logits, ThreadState& stat
   rank(choice, count, router.used, state.ranked);
   for (int64_t i = 0; i < router.used; ++i) {
     chosen[i] = state.ranked[i].second;
+  }
+  if (trace.chosen != nullptr) {
+    std::copy(chosen, chosen + router.used, trace.chosen + row * router.used);
+  }
+  if (trace.forced != nullptr) {
+    std::copy(trace.forced + row * router.used, trace.forced + (row + 1) * router.used, chosen);
+  }
+  for (int64_t i = 0; i < router.used; ++i) {
     weights[i] = logits[chosen[i]];
   }
   apply(router.weights, decoder_.dtype, weights, router.used);
@@ -290,8 +301,10 @@ void Step::sum_experts(Team& team, const Experts& used_experts, const Chosen& us
                 });
 }
 
-void Step::use_experts(Team& team, const Layer& layer, Chosen& chosen, int64_t batch) {
+void Step::use_experts(Team& team, const Layer& layer, size_t index, const Call& call) {
   const Experts& experts = *layer.experts;
+  Chosen& chosen = chosen_[index];
+  const int64_t batch = call.batch;
   const Router& router = experts.router;
   const int64_t hidden = decoder_.hidden, count = router.logits.width;
   for (int64_t i = 0; experts.norms.has_value() && i < batch; ++i) {
@@ -301,7 +314,7 @@ void Step::use_experts(Team& team, const Layer& layer, Chosen& chosen, int64_t b
   multiply_as(router.rounds_logits ? decoder_.dtype : Dtype::f32, team, router.logits, given, batch,
               routed_.data());
   for (int64_t i = 0; i < batch; ++i) {
-    choose_experts(router, routed_.data() + i * count, *thread_states_[0],
+    choose_experts(router, routed_.data() + i * count, call.traces[index], i, *thread_states_[0],
                    chosen_experts_.data() + i * router.used, chosen_weights_.data() + i * router.used);
   }
   chosen.group(chosen_experts_.data(), chosen_weights_.data(), batch, router.used, count);

@@ -143,6 +143,13 @@ bool step(int64_t number, const Tensor& cache, const Tensor& tokens, const Tenso
                     "The cache has no room for a step, or lacks tokens that it sees: layer ", i,
                     " has room for ", capacity, " tokens from ", first, " on, and a window of ",
                     step->window(i), "; the step is at ", place, ".");
+    LayerTrace trace;
+    trace.given = reader.address<float>();
+    trace.inputs = const_cast<float*>(reader.address<float>());
+    trace.forced = reader.address<int64_t>();
+    trace.chosen = const_cast<int64_t*>(reader.address<int64_t>());
+    trace.logits = const_cast<float*>(reader.address<float>());
+    call.traces.push_back(trace);
   }
   call.logits = results<float>(logits, ScalarType::Float, call.batch * step->head_width(), "logits");
   call.best = results<int64_t>(best, ScalarType::Long, call.batch, "best tokens");

@@ -154,7 +154,7 @@ class Step::Prefill {
       }
       for_rows(place, [&](int64_t row, ThreadState& state) { join_attention(layer, row, state); });
       if (layer.experts.has_value()) {
-        use_experts(place, layer);
+        use_experts(place, layer, index);
       }
       const bool is_shared = layer.experts.has_value() && layer.mlp.has_value();
       if (layer.mlp.has_value()) {
@@ -235,6 +235,7 @@ class Step::Prefill {
       return;
     }
     const Layer& layer = decoder_.layers[index];
+    step_.trace_input(call_.traces[index], row, x_.data() + row * hidden_);
     float* start = layer.mlp_shares_norm ? start_.data() + row * hidden_ : at_least(state.start, hidden_);
     normalize(layer.mixer_norm, decoder_.dtype, x_.data() + row * hidden_, hidden_, 0, start);
     const int64_t stride = stride_of(hidden_);
@@ -431,13 +432,13 @@ class Step::Prefill {
   }
 
   // The experts' results, in `projected_`.
-  void use_experts(Place& place, const Layer& layer) {
+  void use_experts(Place& place, const Layer& layer, size_t index) {
     const Experts& experts = *layer.experts;
     const std::vector<uint16_t>& given = experts.norms.has_value() ? expert_given_ : normed_;
     normalize_for_experts(place, experts, [&](const float* x, float* to) {
       step_.normalize_for_router(*experts.norms, x, to);
     });
-    choose(place, layer, given);
+    choose(place, layer, call_.traces[index], given);
     normalize_for_experts(place, experts, [&](const float* x, float* to) {
       normalize(experts.norms->inner, decoder_.dtype, x, hidden_, 0, to);
     });
@@ -462,7 +463,7 @@ class Step::Prefill {
     });
   }
 
-  void choose(Place& place, const Layer& layer, const std::vector<uint16_t>& given) {
+  void choose(Place& place, const Layer& layer, const LayerTrace& trace, const std::vector<uint16_t>& given) {
     const Router& router = layer.experts->router;
     const int64_t count = router.logits.width, used = router.used;
     share(place, tiles_of(place.rows, rows_together), [&](int64_t unit, ThreadState& state) {
@@ -471,7 +472,8 @@ class Step::Prefill {
       multiply_few(router.logits, given, router.rounds_logits ? decoder_.dtype : Dtype::f32, row, rows, state,
                    logits);
       for (int64_t i = 0; i < rows; ++i) {
-        step_.choose_experts(router, logits + i * count, state, chosen_experts_.data() + (row + i) * used,
+        step_.choose_experts(router, logits + i * count, trace, row + i, state,
+                             chosen_experts_.data() + (row + i) * used,
                              chosen_weights_.data() + (row + i) * used);
       }
       if (!layer.mlp_gate.parts.empty()) {

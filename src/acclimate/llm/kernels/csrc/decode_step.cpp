@@ -284,6 +284,7 @@ void Step::work(const Call& call, Team& team, int parts_for) {
   for (size_t index = 0; index < decoder_.layers.size(); ++index) {
     const Layer& layer = decoder_.layers[index];
     for (int64_t i = 0; i < batch; ++i) {
+      trace_input(call.traces[index], i, x_.data() + i * hidden);
       normalize(layer.mixer_norm, decoder_.dtype, x_.data() + i * hidden, hidden, 0,
                 start_.data() + i * hidden);
     }
@@ -308,6 +309,15 @@ void Step::work(const Call& call, Team& team, int parts_for) {
     end_layer(team, layer, batch);
   }
   finish(call, team, x_.data());
+}
+
+// Notes a row of a layer's input in a proof, and replaces it by the given one.
+void Step::trace_input(const LayerTrace& trace, int64_t row, float* x) const {
+  const int64_t hidden = decoder_.hidden;
+  if (trace.given != nullptr) {
+    std::copy(x, x + hidden, trace.inputs + row * hidden);
+    std::copy(trace.given + row * hidden, trace.given + (row + 1) * hidden, x);
+  }
 }
 
 // What is between a layer's first products and its output projection.
@@ -656,7 +666,7 @@ void Step::merge(const Attention& attention, const Call& call, int64_t parts) {
 
 void Step::feed_forward(Team& team, const Layer& layer, size_t index, const Call& call) {
   if (layer.experts.has_value()) {
-    use_experts(team, layer, chosen_[index], call.batch);
+    use_experts(team, layer, index, call);
   } else {
     use_mlp(team, *layer.mlp, call.batch, summed_.data());
   }

@@ -46,6 +46,16 @@ struct Cache {
   std::vector<LayerCache> layers;
 };
 
+// A proof's part in one layer; null in texts.
+struct LayerTrace {
+  const float* given = nullptr;  // the layer's inputs, in place of its own: [rows][hidden]
+  float* inputs = nullptr;  // its own
+  const int64_t* forced =
+      nullptr;  // the experts that are used, in place of its router's choice: [rows][used]
+  int64_t* chosen = nullptr;  // that choice
+  float* logits = nullptr;  // of the router: [rows][experts]
+};
+
 struct Call {
   const int64_t* tokens;  // of each sequence: [batch][length]
   const int64_t* starts;  // the place of each sequence's first token
@@ -55,6 +65,7 @@ struct Call {
   int64_t* best;  // [batch], or null
   float* largest = nullptr;  // the logits of `best`
   int64_t length = 1;  // the places from `place` on that are read together
+  std::vector<LayerTrace> traces = {};  // by layer
 };
 
 template <class T>
@@ -246,9 +257,10 @@ class Step {
   void join_mlp(const Layer& layer, const float* result, float* branch, float* x, ThreadState& state) const;
   void feed_forward(Team& team, const Layer& layer, size_t index, const Call& call);
   void use_mlp(Team& team, const Mlp& mlp, int64_t batch, float* to);
-  void use_experts(Team& team, const Layer& layer, Chosen& chosen, int64_t batch);
-  void choose_experts(const Router& router, float* logits, ThreadState& state, int64_t* chosen,
-                      float* weights) const;
+  void use_experts(Team& team, const Layer& layer, size_t index, const Call& call);
+  void choose_experts(const Router& router, float* logits, const LayerTrace& trace, int64_t row,
+                      ThreadState& state, int64_t* chosen, float* weights) const;
+  void trace_input(const LayerTrace& trace, int64_t row, float* x) const;
   void normalize_for_router(const ExpertNorms& norms, const float* x, float* to) const;
   void multiply_experts(Team& team, const Experts& experts, const Chosen& chosen, const float* x,
                         int64_t batch);

@@ -1,0 +1,256 @@
+"""Proofs of models with experts stand near ties of routers, and refuse what is wrong in one layer."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from deep_experts import CHANGES, deep_model
+
+import acclimate
+from acclimate.llm.decode import proof
+from acclimate.llm.decode.description import (
+    Decoder,
+    Experts,
+    Layer,
+    Matrix,
+    Norm,
+    NotRepresentedError,
+    Operation,
+    Stack,
+)
+from acclimate.llm.decode.lean import LeanDecoder
+from acclimate.llm.decode.loop import lean_decoder, step_kind
+from acclimate.llm.decode.native import NativeDecoder
+from acclimate.llm.decode.staleness import has_hooks
+from quick_parameters import quick
+
+Change = Callable[[Any], Any]
+LAYERS, CHANGED = 4, 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("layers", [6, 16])
+def test_a_deep_model_with_experts_in_bfloat16_takes_the_step(name: str, layers: int) -> None:
+    assert step_kind(acclimate.init_inference(deep_model(name, layers))) == "native"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["olmoe", "deepseek_v3", "gpt_oss", "gemma4_text", "qwen3_5_moe_text"])
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+def test_a_deep_quantised_model_with_experts_takes_the_step(name: str, bits: str) -> None:
+    model = acclimate.init_inference(deep_model(name, 8), quantize=bits)
+    assert step_kind(model) == "native"
+
+
+@functools.cache
+def described(name: str) -> tuple[Any, Decoder]:
+    model = acclimate.init_inference(limited(deep_model(name, LAYERS)))
+    assert step_kind(model) == "native"
+    lean = lean_decoder(model)
+    assert lean is not None
+    return model, lean.decoder
+
+
+def limited(model: Any) -> Any:
+    """Returns a model whose experts' limits, if they have any, matter for its values."""
+    for module in model.modules():
+        if hasattr(module, "limit"):
+            module.limit = 1.0
+    return model
+
+
+def prove(name: str, change: Callable[[Layer], Layer], *, native: bool = True) -> None:
+    """Proves a description of which one layer is changed."""
+    model, decoder = described(name)
+    layers = [change(layer) if i == CHANGED else layer for i, layer in enumerate(decoder.layers)]
+    assert isinstance(layers[CHANGED].mlp, Experts)
+    changed = replace(decoder, layers=tuple(layers))
+    lean = LeanDecoder(changed, NativeDecoder(changed) if native else None)
+    proof.prove(model, lean, proof.example_tokens(model, 1))
+
+
+@pytest.mark.parametrize("name", quick(("dots1", "gpt_oss", "gemma4_text", "qwen2_moe"), "dots1"))
+@pytest.mark.parametrize("native", [True, False])
+def test_the_unchanged_description_is_proved_with_other_tokens(name: str, native: bool) -> None:
+    prove(name, lambda layer: layer, native=native)
+
+
+def experts(**changes: Change) -> Change:
+    """Changes fields of a layer's experts; a field's function gets the field."""
+
+    def change(layer: Layer) -> Layer:
+        made = {field: function(getattr(layer.mlp, field)) for field, function in changes.items()}
+        return replace(layer, mlp=replace(layer.mlp, **made))
+
+    return change
+
+
+def router(**changes: Any) -> Change:
+    return experts(router=lambda own: replace(own, **changed_fields(own, changes)))
+
+
+def gating(**changes: Any) -> Change:
+    return experts(gating=lambda own: replace(own, **changed_fields(own, changes)))
+
+
+def norms(**changes: Any) -> Change:
+    return experts(norms=lambda own: replace(own, **changed_fields(own, changes)))
+
+
+def changed_fields(own: Any, changes: dict[str, Any]) -> dict[str, Any]:
+    return {field: new(getattr(own, field)) if callable(new) else new for field, new in changes.items()}
+
+
+def without(kind: str) -> Change:
+    return lambda operations: tuple(operation for operation in operations if operation.kind != kind)
+
+
+def scaled(factor: float) -> Change:
+    return lambda operations: tuple(
+        replace(step, value=step.value * factor) if step.kind == "scale" else step for step in operations
+    )
+
+
+def stacked(change: Callable[[Tensor], Tensor]) -> Change:
+    """Changes the weights of all experts, experts x outputs x inputs."""
+
+    def apply(stack: Stack) -> Stack:
+        holder = nn.Module()
+        weight = getattr(stack.module, stack.name).detach()
+        weight = change(weight.transpose(1, 2) if stack.is_turned else weight).contiguous()
+        holder.register_parameter(stack.name, nn.Parameter(weight, requires_grad=False))
+        return replace(stack, module=holder, is_turned=False)
+
+    return apply
+
+
+def copied_expert(weight: Tensor) -> Tensor:
+    """Gives each fourth expert the weights of the next one."""
+    weight = weight.clone()
+    weight[::4] = weight[1::4]
+    return weight
+
+
+def exchanged(weight: Tensor) -> Tensor:
+    return torch.cat(weight.chunk(2, 1)[::-1], 1)
+
+
+def with_norm(**changes: Any) -> Change:
+    def change(layer: Layer) -> Layer:
+        assert isinstance(layer.mlp_norm, Norm)
+        return replace(layer, mlp_norm=replace(layer.mlp_norm, **changed_fields(layer.mlp_norm, changes)))
+
+    return change
+
+
+def matrix(**changes: Any) -> Change:
+    def change(own: Matrix) -> Matrix:
+        assert isinstance(own, Matrix)
+        return replace(own, **changed_fields(own, changes))
+
+    return change
+
+
+def less(value: int) -> int:
+    return value - 1
+
+
+def more(value: int) -> int:
+    return value + 1
+
+
+def rolled(tensor: Tensor) -> Tensor:
+    return tensor.roll(1, 0)
+
+
+def groups(**changes: Any) -> Change:
+    return router(groups=lambda own: replace(own, **changed_fields(own, changes)))
+
+
+def swapped_results(own: Any) -> Any:
+    return replace(own, result=own.shared_result, shared_result=own.result)
+
+
+WRONG: dict[str, tuple[str, Change]] = {
+    "an expert less": ("dots1", router(used=less)),
+    "an expert more": ("dots1", router(used=more)),
+    "softmax in place of sigmoid": ("dots1", router(scores=(Operation("softmax"),))),
+    "no scores, logits": ("dots1", router(scores=())),
+    "weights that are not normalized": ("dots1", router(weights=without("normalize"))),
+    "weights that are not scaled": ("dots1", router(weights=without("scale"))),
+    "weights that are scaled by a fifth more": ("dots1", router(weights=scaled(1.2))),
+    "no bias of the choice": ("dots1", router(choice_bias=None)),
+    "the bias of the choice of other experts": ("dots1", router(choice_bias=rolled)),
+    "no groups": ("dots1", router(groups=None)),
+    "a group more": ("dots1", groups(used=more)),
+    "groups by their best score alone": ("dots1", groups(best=1)),
+    "groups of another size": ("dots1", groups(count=8)),
+    "no shared experts": ("dots1", experts(shared=lambda own: None)),
+    "another activation of shared experts": (
+        "dots1",
+        experts(shared=lambda own: replace(own, activation="relu")),
+    ),
+    "another activation": ("dots1", gating(activation="relu")),
+    "gates and ups in turns": ("dots1", experts(interleaved=lambda own: not own)),
+    "gates and ups exchanged": ("dots1", experts(inner=stacked(exchanged))),
+    "first weights of other experts": ("dots1", experts(inner=stacked(rolled))),
+    "second weights of other experts": ("dots1", experts(down=stacked(rolled))),
+    "each fourth expert's first weights of the next": ("dots1", experts(inner=stacked(copied_expert))),
+    "each fourth expert's second weights of the next": ("dots1", experts(down=stacked(copied_expert))),
+    "a norm with one more": ("dots1", with_norm(adds_one=True)),
+    "a norm without a weight": ("dots1", with_norm(weight=None)),
+    "no bias of the router": ("gpt_oss", router(logits=matrix(bias=None))),
+    "the router's rows of other experts": ("gpt_oss", router(logits=matrix(weight=rolled))),
+    "no bias before the gate": ("gpt_oss", experts(inner=lambda own: replace(own, bias=None))),
+    "no bias of results": ("gpt_oss", experts(down=lambda own: replace(own, bias=None))),
+    "biases of other experts": ("gpt_oss", experts(down=lambda own: replace(own, bias=rolled(own.bias)))),
+    "another steepness": ("gpt_oss", gating(steepness=1.0)),
+    "no limit of gates": ("gpt_oss", gating(gate_limit=None)),
+    "no limit of ups": ("gpt_oss", gating(up_limit=None)),
+    "nothing added to ups": ("gpt_oss", gating(adds=0.0)),
+    "gates before ups": ("gpt_oss", experts(interleaved=lambda own: False)),
+    "softmax of all": ("gpt_oss", router(scores=(Operation("softmax"),), weights=())),
+    "no factor of each expert": ("gemma4_text", router(factors=None)),
+    "factors of other experts": ("gemma4_text", router(factors=rolled)),
+    "another factor of the router's input": ("gemma4_text", norms(router_multiplier=1.0)),
+    "no weight of the router's norm": ("gemma4_text", norms(router=lambda own: replace(own, weight=None))),
+    "no weight of the experts' norm": ("gemma4_text", norms(inner=lambda own: replace(own, weight=None))),
+    "norms of results exchanged": ("gemma4_text", experts(norms=swapped_results)),
+    "no gate of shared experts": ("qwen2_moe", experts(shared_gate=lambda own: None)),
+    "normalized weights": ("qwen2_moe", router(weights=lambda own: (*own, Operation("normalize")))),
+    "sigmoid in place of softmax": ("qwen2_moe", router(scores=(Operation("sigmoid"),))),
+}  # fmt: skip
+"""Faults of one layer of four."""
+QUICK = (
+    "weights that are scaled by a fifth more", "no bias of the choice", "groups by their best score alone",
+    "gates and ups exchanged", "each fourth expert's second weights of the next", "a norm with one more",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", quick(tuple(WRONG), *QUICK))
+def test_a_fault_of_one_layer_is_refused(fault: str) -> None:
+    name, change = WRONG[fault]
+    with pytest.raises(NotRepresentedError, match=r"differ|chooses other experts"):
+        prove(name, change)
+
+
+def test_a_proof_leaves_no_hooks() -> None:
+    model, _ = described("dots1")
+    assert not has_hooks(model, frozenset())
+
+
+def test_a_wrong_router_is_named() -> None:
+    with pytest.raises(NotRepresentedError, match=f"the router of layer {CHANGED} chooses other experts"):
+        prove("dots1", router(choice_bias=None))
