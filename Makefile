@@ -5,7 +5,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # Not quiet: the first installation takes minutes.
 CONSTRAINTS ?= constraints.txt
-PIP    := $(BIN)/python -m pip install --disable-pip-version-check -c $(CONSTRAINTS)
+# Bytecode is written at the first import, of what is imported: to compile all of torch and transformers takes
+# pip half a minute, and what tests and the demo import of them a third of that.
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
 # With another torch: make test VENV=.venv-oldest TORCH=torch==2.10.0 CONSTRAINTS=/dev/null
 # Without a GPU: make demo TORCH="torch --index-url https://download.pytorch.org/whl/cpu", as PyTorch documents.
 TORCH  ?= torch

@@ -24,18 +24,20 @@ aten = torch.ops.aten
 
 
 @pytest.fixture
-def inputs() -> Iterator[Callable[[], Tensor]]:
-    """Makes tensors without content, whose first two sizes are symbols."""
-    _, mode = fake_calls.fake_tensors()
-    sizes: Any = fake_calls.example(mode, torch.empty((3, 7))).shape
-    with torch.no_grad(), mode:
-        yield lambda: torch.zeros((*sizes, 64))
+def fakes() -> fake_calls.FakeTensors:
+    return fake_calls.FakeTensors()
 
 
 @pytest.fixture
-def calls(inputs: Callable[[], Tensor]) -> fake_calls.FakeCalls:
-    mode: Any = inputs().fake_mode  # type: ignore[attr-defined]
-    return fake_calls.FakeCalls(mode, {})
+def inputs(fakes: fake_calls.FakeTensors) -> Iterator[Callable[[], Tensor]]:
+    """Makes tensors without content, whose first two sizes are symbols."""
+    with torch.no_grad(), fakes.mode:
+        yield lambda: torch.zeros((*fakes.sizes, 64))
+
+
+@pytest.fixture
+def calls(fakes: fake_calls.FakeTensors) -> fake_calls.FakeCalls:
+    return fake_calls.FakeCalls(fakes)
 
 
 def layout(tensor: Tensor) -> tuple[Any, ...]:
@@ -104,6 +106,63 @@ def test_a_result_shares_memory_with_its_own_operand_only(
     assert not calls.share_memory(*operands[:2])
 
 
+def test_a_program_uses_the_results_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_calls, "_UNUSED", {})
+    computed = []
+    for _ in range(2):
+        with fake_calls.fake_tensors() as fakes, torch.no_grad(), fakes.mode:
+            given = torch.zeros((*fakes.sizes, 64))
+            fake_calls.FakeCalls(fakes).result(aten.neg.default, (given,), {})
+            computed.append(len(fakes.results))
+    assert computed == [1, 1]
+
+
+ASKED: dict[str, Callable[[Any], Any]] = {
+    "whether a text is short": lambda sizes: bool(sizes[1] < 100),
+    "how long a text is": lambda sizes: int(sizes[1]),
+    "whether there are as many sequences as tokens": lambda sizes: bool(sizes[0] == sizes[1]),
+    "whether tokens are pairs": lambda sizes: bool(sizes[1] % 2 == 0),
+    "an order without a guard": lambda sizes: torch._check(sizes[1] < 100),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_program_that_asked_for_sizes_leaves_no_results_to_the_next(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake_calls, "_UNUSED", {})
+    with fake_calls.fake_tensors() as first, first.mode:
+        ASKED[name](first.sizes)
+    with fake_calls.fake_tensors() as second:
+        assert second is not first
+        assert second.hold_for_all_sizes()
+
+
+def test_programs_of_two_threads_and_of_two_default_dtypes_share_nothing() -> None:
+    before = torch.get_default_dtype()
+    with fake_calls.fake_tensors() as first, fake_calls.fake_tensors() as second:
+        assert first is not second
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        with fake_calls.fake_tensors() as other:
+            assert other is not first
+            assert other is not second
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_no_result_is_kept_of_an_operator_of_another_package_or_of_a_tensor_with_values(
+    inputs: Callable[[], Tensor], calls: fake_calls.FakeCalls
+) -> None:
+    calls.result(aten.add.Tensor, (inputs(), torch.tensor(1.0)), {})
+    assert not calls._results
+    with torch.library._scoped_library("other_package", "DEF") as library:
+        library.define("doubled(Tensor x) -> Tensor")
+        library.impl("doubled", lambda x: x * 2, "CompositeExplicitAutograd")
+        calls.result(torch.ops.other_package.doubled.default, (inputs(),), {})
+    assert not calls._results
+
+
 @pytest.mark.slow
 def test_more_layers_of_a_kind_make_torch_compute_no_more_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[Tensor] = []
@@ -117,6 +176,7 @@ def test_more_layers_of_a_kind_make_torch_compute_no_more_sizes(monkeypatch: pyt
     counts = []
     for layers in (2, 5):
         computed.clear()
+        monkeypatch.setattr(fake_calls, "_UNUSED", {})
         assert step_kind(acclimate.init_inference(tiny_model("llama", num_hidden_layers=layers))) == "native"
         counts.append(len(computed))
     assert counts[0] == counts[1]

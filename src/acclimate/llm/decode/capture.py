@@ -27,10 +27,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from acclimate.llm.decode.description import NotRepresentedError
-from acclimate.llm.decode.fake_calls import BATCH, LENGTH, example, expression, fake_tensors
+from acclimate.llm.decode.fake_calls import BATCH, LENGTH, FakeTensors, expression, fake_tensors
 from acclimate.llm.decode.program import Program, Role
 from acclimate.llm.decode.recorder import Recorder, input_value
 from acclimate.llm.decode.shadow import Shadow
@@ -65,39 +64,43 @@ def capture(model: Any, widths: dict[nn.Module, int], layers: int) -> list[Progr
     define_operators()
     check_functions(model)
     kept = KeptStates()
-    environment, shadow, sizes = _shadow(widths)
     try:
-        programs = [_captured(model, shadow, sizes, layers, kept, False)]
-        calls = (False, True) if shadow.keep_new_attributes() else (True,)
-        shadow.check_unchanged()
+        programs = _programs(model, widths, layers, kept, True)
     except RecurrentStateError:
         _note_states(model, widths, layers, kept)
-        environment, shadow, sizes = _shadow(widths)
-        programs, calls = [], (True,)
-    for is_step in calls:
-        programs.append(_captured(model, shadow, sizes, layers, kept, is_step))
-        shadow.check_unchanged()
+        programs = _programs(model, widths, layers, kept, False)
     if not before.is_current(model):
         raise NotRepresentedError("its code changes variables, classes or attributes")
     if any(program.replaced != programs[0].replaced for program in programs):
         raise NotRepresentedError("a step reads a tensor that a prompt has changed in place")
-    limits = [_limit(environment, *map(expression, sizes)), *(program.limit for program in programs)]
+    return programs
+
+
+def _programs(
+    model: Any, widths: dict[nn.Module, int], layers: int, kept: KeptStates, has_prompt: bool
+) -> list[Program]:
+    """Returns the programs of a prompt, if it has any, and of a step."""
+    with fake_tensors() as fakes:
+        shadow = Shadow(fakes, widths)
+        programs: list[Program] = []
+        calls: tuple[bool, ...] = (True,)
+        if has_prompt:
+            programs.append(_captured(model, shadow, fakes.sizes, layers, kept, False))
+            calls = (False, True) if shadow.keep_new_attributes() else (True,)
+            shadow.check_unchanged()
+        for is_step in calls:
+            programs.append(_captured(model, shadow, fakes.sizes, layers, kept, is_step))
+            shadow.check_unchanged()
+        limits = [_limit(fakes), *(program.limit for program in programs)]
     limit = min((limit for limit in limits if limit is not None), default=None)
     return [replace(program, limit=limit) for program in programs]
 
 
-def _shadow(widths: dict[nn.Module, int]) -> tuple[ShapeEnv, Shadow, Any]:
-    """Returns the environment of symbolic sizes, a shadow in it, and the symbols of batch and length."""
-    environment, mode = fake_tensors()
-    with torch.inference_mode(False):
-        sizes = example(mode, torch.empty((BATCH, LENGTH))).shape
-    return environment, Shadow(mode, widths), sizes
-
-
 def _note_states(model: Any, widths: dict[nn.Module, int], layers: int, kept: KeptStates) -> None:
     """Notes what layers keep, in a call for a prompt of one size, whose program says nothing of others."""
-    _, shadow, _ = _shadow(widths)
-    program = _captured(model, shadow, (BATCH, LENGTH), layers, kept, False)
+    with fake_tensors() as fakes:
+        shadow = Shadow(fakes, widths)
+        program = _captured(model, shadow, (BATCH, LENGTH), layers, kept, False)
     if shadow.keep_new_attributes() or program.replaced:
         raise NotRepresentedError("a step uses what a prompt has left in the model, beside a recurrent state")
     shadow.check_unchanged()
@@ -115,15 +118,14 @@ def _captured(
     batch, length = sizes
     made: Any = shadow.module(model)
     device = model.get_input_embeddings().weight.device
-    recorder = Recorder(shadow.mode, shadow.origins, shadow.results)
+    recorder = Recorder(shadow.fakes, shadow.origins)
     drawn = random.getstate()
     with (
-        torch.inference_mode(False),
         torch.no_grad(),
         warnings.catch_warnings(),
         torch.autocast(device.type, enabled=False),
         _unlogged(),
-        shadow.mode,
+        shadow.fakes.mode,
     ):
         count = 1 if is_step else length
         tokens = torch.zeros((batch, count), dtype=torch.long, device=device)
@@ -199,7 +201,7 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
-def _limit(environment: ShapeEnv, batch: Any, length: Any) -> int | None:
+def _limit(fakes: FakeTensors) -> int | None:
     """Returns the largest number of tokens for which all guards hold that the capture left.
 
     Raises:
@@ -207,6 +209,8 @@ def _limit(environment: ShapeEnv, batch: Any, length: Any) -> int | None:
             all up to a limit.
     """
     limit: int | None = None
+    environment = fakes.environment
+    batch, length = map(expression, fakes.sizes)
     for symbol in (batch, length):
         if symbol in environment.replacements or not symbol.is_Symbol:
             raise NotRepresentedError("its program holds for one size only")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import torch
@@ -24,6 +26,54 @@ Results: TypeAlias = dict[Any, tuple[Any, list[int | None]]]
 """By call: the results, and for each the operand whose memory it has."""
 
 
+class FakeTensors:
+    """A mode that makes fake tensors, the symbols of their sizes, and what operators have returned."""
+
+    def __init__(self) -> None:
+        self.environment = ShapeEnv(duck_shape=False)
+        self.mode = FakeTensorMode(shape_env=self.environment, allow_non_fake_inputs=True)
+        self.mode.cache_enabled = False  # its keys cost more than what is computed once
+        symbols: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.DYNAMIC])
+        given = torch.empty((BATCH, LENGTH))
+        made = self.mode.from_tensor(given, symbolic_context=symbols, source=ConstantSource("input"))
+        self.sizes: Any = made.shape
+        """The symbols of the number of sequences and of tokens."""
+        self.results: Results = {}
+        self._ranges = dict(self.environment.var_to_range)
+
+    def hold_for_all_sizes(self) -> bool:
+        """Whether no operator and no code has asked how large a size is, or made a new symbol."""
+        found = self.environment
+        learnt = found.guards, found.axioms, found.replacements, found.divisible
+        return not any(learnt) and dict(found.var_to_range) == self._ranges
+
+
+_UNUSED: dict[torch.dtype, list[FakeTensors]] = {}
+"""What earlier captures left, by torch's default dtype at the time."""
+_MOST_RESULTS = 10_000
+"""A program has hundreds. So many take 30 MB."""
+
+
+@contextlib.contextmanager
+def fake_tensors() -> Iterator[FakeTensors]:
+    """Lends fake tensors to one capture, with the results of operators in earlier ones.
+
+    Only while nobody has asked how large the sizes are does a result hold for all of them, and in every
+    capture. Fake tensors of which somebody has asked it are not lent again.
+    """
+    unused = _UNUSED.setdefault(torch.get_default_dtype(), [])
+    with torch.inference_mode(False):
+        try:
+            fakes = unused.pop()
+        except IndexError:  # not asked before, as another thread may take the last one
+            fakes = FakeTensors()
+        try:
+            yield fakes
+        finally:
+            if fakes.hold_for_all_sizes() and len(fakes.results) < _MOST_RESULTS:
+                unused.append(fakes)
+
+
 class FakeCalls:
     """Results of operators on fake tensors; those of a call like an earlier one are copies of its results.
 
@@ -31,13 +81,11 @@ class FakeCalls:
     sizes 0.4 to 7 ms. All tensors of a call must be kept, since they are known by their ids.
 
     Args:
-        mode: of the fake tensors.
-        results: those of earlier programs in this mode, to which these are added.
+        fakes: the fake tensors, whose results of earlier calls are used, and to which these are added.
     """
 
-    def __init__(self, mode: FakeTensorMode, results: Results) -> None:
-        self._mode = mode
-        self._results = results
+    def __init__(self, fakes: FakeTensors) -> None:
+        self._mode, self._results = fakes.mode, fakes.results
         self._memory: dict[int, Any] = {}
         """By tensor: what tensors in the same memory have in common."""
 
@@ -59,7 +107,8 @@ class FakeCalls:
         else:
             result = _OWN_RESULTS.get(func, func)(*args, **kwargs)
             sources = [_source(tensor, operands) for tensor in _tensors(result)]
-            if all(isinstance(one, FakeTensor) and one.constant is None for one in _tensors(result)):
+            # Operators of other packages may be defined anew.
+            if func.namespace in ("aten", NAME) and not any(map(_has_value, (*operands, *_tensors(result)))):
                 # A copy, as a later operator may change the result's own sizes.
                 self._results[call] = self._copied(result), sources
         for tensor, source in zip(_tensors(result), sources, strict=True):
@@ -80,14 +129,18 @@ class FakeCalls:
         """Returns what is equal for arguments of which an operator makes the same; notes the tensors."""
         if isinstance(given, Tensor):
             operands.append(given)
-            if not isinstance(given, FakeTensor) or given.constant is not None:
-                return object()  # the result may depend on its value
+            if _has_value(given):
+                return object()  # the result may depend on it
             sizes = (*given.shape, *given.stride(), given.storage_offset())
             flags = given.dtype, given.device, given.is_conj(), given.is_neg()
             return tuple(map(expression, sizes)), flags
         if isinstance(given, (list, tuple)):
             return type(given), tuple(self._like(item, operands) for item in given)
         return type(given), expression(given)
+
+
+def _has_value(tensor: Tensor) -> bool:
+    return not isinstance(tensor, FakeTensor) or tensor.constant is not None
 
 
 def _tensors(result: Any) -> list[Tensor]:
@@ -124,21 +177,6 @@ def _convolution(
 
 
 _OWN_RESULTS = {torch.ops.aten.polar.default: _polar, torch.ops.aten.convolution.default: _convolution}
-
-
-def fake_tensors() -> tuple[ShapeEnv, FakeTensorMode]:
-    """Returns a mode that makes fake tensors, and the environment of their symbolic sizes."""
-    environment = ShapeEnv(duck_shape=False)
-    mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
-    mode.cache_enabled = False  # its keys cost more than what is computed once
-    return environment, mode
-
-
-def example(mode: FakeTensorMode, tensor: Tensor) -> FakeTensor:
-    """Returns the fake of a tensor whose first two sizes are symbols."""
-    sizes = [DimDynamic.DYNAMIC, DimDynamic.DYNAMIC, *[DimDynamic.STATIC] * (tensor.dim() - 2)]
-    context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
-    return mode.from_tensor(tensor, symbolic_context=context, source=ConstantSource("input"))
 
 
 def shape_of(tensor: Tensor) -> tuple[Any, ...]:

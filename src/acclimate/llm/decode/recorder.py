@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from acclimate.llm.decode.description import NotRepresentedError
 from acclimate.llm.decode.elements import MOVES
-from acclimate.llm.decode.fake_calls import FakeCalls, Results, shape_of
+from acclimate.llm.decode.fake_calls import FakeCalls, FakeTensors, shape_of
 from acclimate.llm.decode.program import Role, Value
 from acclimate.llm.decode.shadow_operators import NAME
 
@@ -28,14 +28,13 @@ class Recorder(TorchDispatchMode):
     """Notes each operator of this thread.
 
     Args:
-        mode: of the fake tensors.
+        fakes: the fake tensors.
         origins: the model's tensors, by the identities of their fakes.
-        results: those of operators in earlier programs of the mode.
     """
 
-    def __init__(self, mode: FakeTensorMode, origins: dict[int, Tensor], results: Results) -> None:
+    def __init__(self, fakes: FakeTensors, origins: dict[int, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.mode, self.origins = mode, origins
+        self.origins = origins
         self.values: dict[int, Value] = {}
         self.limit: int | None = None
         """The most tokens, with earlier ones, for which the operators are these; ``None``: any number."""
@@ -43,7 +42,7 @@ class Recorder(TorchDispatchMode):
         """Fakes of the model's buffers, of which the program has written all elements before it read any."""
         self._kept: list[Tensor] = []
         self._computed: dict[Any, Value] = {}
-        self._calls = FakeCalls(mode, results)
+        self._calls = FakeCalls(fakes)
 
     @property
     def constants(self) -> tuple[Tensor, ...]:

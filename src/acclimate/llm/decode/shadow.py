@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from acclimate.llm.decode.description import NotRepresentedError
-from acclimate.llm.decode.fake_calls import BATCH, LENGTH, Results, example, fake_tensors
+from acclimate.llm.decode.fake_calls import FakeTensors, fake_tensors
 from acclimate.llm.decode.modules import bias_of, packed_weight, with_bias_as_parameter
 from acclimate.llm.decode.program import Role, Value
 from acclimate.llm.decode.recorder import Recorder, input_value
@@ -44,16 +43,14 @@ class Shadow:
     """Builds a model's shadow.
 
     Args:
-        mode: makes the fake tensors.
+        fakes: makes the fake tensors.
         widths: the number of columns of a split model's linear modules, where it is not that of the weight.
     """
 
-    def __init__(self, mode: FakeTensorMode, widths: dict[nn.Module, int]) -> None:
-        self.mode, self.widths = mode, widths
+    def __init__(self, fakes: FakeTensors, widths: dict[nn.Module, int]) -> None:
+        self.fakes, self.widths = fakes, widths
         self.modules: list[nn.Module] = []
         self.origins: dict[int, Tensor] = {}
-        self.results: Results = {}
-        """What operators of its programs have returned."""
         self._made: dict[int, Any] = {}
         self._copies: list[tuple[nn.Module, dict[str, Any]]] = []
 
@@ -62,7 +59,7 @@ class Shadow:
         if type(original) not in (Tensor, nn.Parameter):
             raise NotRepresentedError(f"a tensor is a {type(original).__name__}, which may compute otherwise")
         if id(original) not in self._made:
-            fake: Any = self.mode.from_tensor(original.detach(), static_shapes=True)
+            fake: Any = self.fakes.mode.from_tensor(original.detach(), static_shapes=True)
             if isinstance(original, nn.Parameter):
                 fake = nn.Parameter(fake, requires_grad=False)
             self._made[id(original)] = fake
@@ -145,7 +142,7 @@ class Shadow:
 
     def _empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> nn.Parameter:
         """Returns a fake parameter whose origin is not known, so that no program may use its elements."""
-        with self.mode:
+        with self.fakes.mode:
             return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
 
     def _attribute(self, value: Any) -> Any:
@@ -213,22 +210,24 @@ def _only_multiplies(module: nn.Module, dims: tuple[int, int]) -> bool:
 
     Its results were compared for one input. A limit beyond that input's values, or a branch, would be missed.
     """
-    environment, mode = fake_tensors()
-    shadow = Shadow(mode, {})
-    weight: Any = module.weight
-    shape = (BATCH, LENGTH, weight.shape[dims[1]])
-    given = example(mode, torch.empty(shape, dtype=weight.dtype, device=weight.device))
-    made, recorder = copy.copy(module), Recorder(mode, shadow.origins, shadow.results)
-    parameters: Any = {n: None if p is None else shadow.tensor(p) for n, p in module._parameters.items()}
-    made._parameters = parameters
-    recorder.name(given, input_value(given, Role.TOKENS))
-    before = attributes_of(made)
-    try:
-        with torch.no_grad(), mode, recorder:
-            made.forward(given)
-    except Exception:  # noqa: BLE001 - a forward may raise anything
-        return False
-    is_free = not environment.guards and not environment.replacements
+    made = copy.copy(module)
+    with fake_tensors() as fakes, torch.no_grad():
+        shadow = Shadow(fakes, {})
+        weight: Any = module.weight
+        shape = (*fakes.sizes, weight.shape[dims[1]])
+        with fakes.mode:
+            given = torch.empty(shape, dtype=weight.dtype, device=weight.device)
+        recorder = Recorder(fakes, shadow.origins)
+        parameters: Any = {n: None if p is None else shadow.tensor(p) for n, p in module._parameters.items()}
+        made._parameters = parameters
+        recorder.name(given, input_value(given, Role.TOKENS))
+        before = attributes_of(made)
+        try:
+            with fakes.mode, recorder:
+                made.forward(given)
+        except Exception:  # noqa: BLE001 - a forward may raise anything
+            return False
+        is_free = fakes.hold_for_all_sizes()
     values = list(recorder.values.values())
     operators = {value.op for value in values} - {"input", "constant"}
     adds_numbers = any(value.op == "add" and not isinstance(value.args[1], Value) for value in values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import threading
@@ -356,7 +357,7 @@ class OpBuilder:
             sys.modules[cls.__module__] for cls in type(self).__mro__ if cls not in (OpBuilder, object)
         ]
         files = [module.__file__ for module in modules if getattr(module, "__file__", None)]
-        return list(dict.fromkeys(Path(file).resolve().parent for file in files if file is not None))
+        return list(dict.fromkeys(_folder_of(file) for file in files if file is not None))
 
     def _base(self) -> Path:
         """Returns the folder with the sources: a subclass in another folder shares the library."""
@@ -374,3 +375,8 @@ class OpBuilder:
             f'The op "{self.name}" needs {path}, but there is none in {self._folders()[0]}, the folder of '
             f"{type(self).__module__}."
         )
+
+
+@functools.cache  # asked for each source, at each load
+def _folder_of(file: str) -> Path:
+    return Path(file).resolve().parent
