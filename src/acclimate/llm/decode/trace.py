@@ -103,7 +103,7 @@ class Watched:
         model: the model.
         decoder: its description.
         limit: by how much a layer's result may differ, relative to what the layer adds; the logits of a near
-            tie differ by half of it, relative to the largest of a token's.
+            tie differ by a quarter of it, relative to the largest of a token's.
 
     Attributes:
         faults: what steps have computed otherwise.
