@@ -6,11 +6,15 @@ Each project has two or more files, of which one holds what stays.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from acclimate_port import engine
 from acclimate_port.engine import Status
+from acclimate_port.files import workers
 from acclimate_port.files.workers import FileResult
+from acclimate_port.source_file import SourceFile
 from porting import AVAILABLE, BOTH, ported_project, site
 
 
@@ -461,6 +465,33 @@ def test_a_doubt_goes_on_to_the_files_that_rely_on_what_it_keeps(target: str, tm
     check(results, "two.py", AVAILABLE, "three.py:6")
     check(results, "one.py", '"cuda" if torch.cuda.is_available() else "cpu"', "three.py:6")
     assert not any(result.written for result in results.values())
+
+
+def test_a_file_that_is_ported_again_is_not_parsed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        "two.py": "import torch\n\n\nclass Two:\n    def __init__(self):\n"
+        "        self.on_gpu = torch.cuda.is_available()\n",
+        "three.py": "from two import Two\n\n\ndef f(model):\n    if Two().on_gpu:\n        model.cuda()\n",
+    }
+    parsed: list[str] = []
+
+    def parse(text: str, *given: Any) -> SourceFile:
+        parsed.append(text)
+        return SourceFile(text, *given)
+
+    monkeypatch.setattr(engine, "SourceFile", parse)
+    kept = ported_project(tmp_path, files, "acclimate")
+    assert sorted(parsed) == sorted(files.values())
+    parsed.clear()
+    monkeypatch.setattr(workers, "_MOST_KEPT", 0)
+    anew = ported_project(tmp_path, files, "acclimate")
+    assert len(parsed) > len(files)
+    for name, result in kept.items():
+        assert result.sites == anew[name].sites
+        assert result.after == anew[name].after
+    check(kept, "two.py", AVAILABLE, "three.py:6")
 
 
 def test_a_file_alone_is_judged_by_what_it_holds(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ import dataclasses
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import libcst as cst
 
@@ -65,6 +66,13 @@ class Site:
     """The lines that an edit which needs ``--unsafe`` would give."""
 
 
+class Look(NamedTuple):
+    """A text and what is found in it, whatever stays in other files."""
+
+    file: SourceFile
+    findings: list[Finding]
+
+
 @dataclass(frozen=True)
 class Ported:
     """The result of porting one text."""
@@ -114,16 +122,29 @@ _MOST_RUNS = 4
 
 
 def port_text(
-    text: str, settings: Settings, is_build_script: bool = False, is_package_init: bool = False
+    text: str,
+    settings: Settings,
+    is_build_script: bool = False,
+    is_package_init: bool = False,
+    looks: dict[str, Look] | None = None,
 ) -> Ported:
     """Ports one file's text, until another run would change nothing.
+
+    Args:
+        text: the source.
+        settings: the options.
+        is_build_script: whether it is a build script, or one imports it.
+        is_package_init: whether it is an ``__init__.py``, whose names others import.
+        looks: what earlier calls for this file found in texts, by settings that differ in nothing but
+            ``elsewhere``; what is found now is added.
 
     Raises:
         libcst.ParserSyntaxError: it is not Python 3.
     """
+    looks = {} if looks is None else looks
     ported = Ported(text)
     for run in range(_MOST_RUNS):
-        following, may_go_on = _port_once(ported.text, settings, is_build_script, is_package_init)
+        following, may_go_on = _port_once(ported.text, settings, is_build_script, is_package_init, looks)
         if run and following.text == ported.text:
             break
         sites = following.sites if not run else _joined(ported.sites, following.sites)
@@ -135,15 +156,18 @@ def port_text(
 
 
 def _port_once(
-    text: str, settings: Settings, is_build_script: bool, is_package_init: bool
+    text: str, settings: Settings, is_build_script: bool, is_package_init: bool, looks: dict[str, Look]
 ) -> tuple[Ported, bool]:
     """One run over a text, and whether another one may convert what this one left."""
     if not (may_concern(text.encode()) or settings.concerns_all):
         return Ported(text), False
-    file = SourceFile(
-        text, settings.target, is_build_script, is_package_init, settings.survey, settings.compiles_all
-    )
-    findings = _find(file, settings)
+    if text not in looks:
+        file = SourceFile(
+            text, settings.target, is_build_script, is_package_init, settings.survey, settings.compiles_all
+        )
+        looks[text] = Look(file, _find(file, settings))
+    file = looks[text].file
+    findings = [copy(finding) for finding in looks[text].findings]  # decisions change them
     decisions, facts = _decide(file, findings, settings)
     applied = [decision for decision in decisions if decision.status is Status.CONVERTED]
     edits = [edit for conversion in applied for edit in conversion.finding.edits]

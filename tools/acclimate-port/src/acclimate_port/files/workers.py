@@ -16,7 +16,7 @@ import libcst as cst
 
 from acclimate_port.decisions.project import Homes, Project
 from acclimate_port.decisions.symbols import Facts, Symbol
-from acclimate_port.engine import Settings, Site, Status, may_concern, port_text
+from acclimate_port.engine import Look, Settings, Site, Status, may_concern, port_text
 from acclimate_port.files.notebook import Notebook
 from acclimate_port.files.text_files import Content, UnreadableError, decode, read, write, yaml_lines
 from acclimate_port.source.build_scripts import is_build_script
@@ -29,6 +29,8 @@ _PROGRAMS = (".py", ".ipynb")
 _MOST_ROUNDS = 10
 """How often files are ported again because of what stays in others."""
 _DEEPEST = 5_000
+_MOST_KEPT = 3_000_000
+"""The most characters of the texts whose syntax trees are kept, which take some hundred bytes for each."""
 _TOO_DEEP = "its expressions are nested too deeply"
 _LINE = re.compile(r"\bline (\d+)")
 _WORD = re.compile(rb"[A-Za-z_]\w*")
@@ -92,10 +94,11 @@ def port_files(
         else:
             done()
     settings = replace(settings, survey=joined(surveys).resolved())
-    for result in _port_each(dict.fromkeys(hopeful, settings), jobs):
+    looks = _Looks()
+    for result in _port_each(dict.fromkeys(hopeful, settings), jobs, looks):
         results[result.path] = result
         done()
-    _port_again(paths, results, settings, jobs)
+    _port_again(paths, results, settings, jobs, looks)
     for path in hopeful:
         if apply and results[path].changed:
             results[path] = _written(results[path])
@@ -104,8 +107,31 @@ def port_files(
     return [results[path] for path in paths if path in results]
 
 
+class _Looks:
+    """What this process found in each file that it may have to port again."""
+
+    def __init__(self) -> None:
+        self._of_files: dict[Path, dict[str, Look]] = {}
+
+    def of(self, path: Path) -> dict[str, Look]:
+        """What was found in the texts of a file, to which more is added."""
+        return self._of_files.setdefault(path, {})
+
+    def drop(self, path: Path) -> None:
+        """Forgets a file."""
+        self._of_files.pop(path, None)
+
+    def drop_oldest(self) -> None:
+        """Forgets the files that were looked at first, as far as there are too many."""
+        size = sum(len(text) for looks in self._of_files.values() for text in looks)
+        for path in [*self._of_files]:
+            if size <= _MOST_KEPT:
+                return
+            size -= sum(map(len, self._of_files.pop(path)))
+
+
 def _port_again(
-    paths: Sequence[Path], results: dict[Path, FileResult], settings: Settings, jobs: int
+    paths: Sequence[Path], results: dict[Path, FileResult], settings: Settings, jobs: int, looks: _Looks
 ) -> None:
     """Ports those files again whose edits rely on code of others that stays, until no more are found."""
     doubts: dict[Path, dict[Symbol, str]] = {}
@@ -123,7 +149,7 @@ def _port_again(
 
     between = project().between(_words)
     asked = replace(settings, concerns_all=True)
-    others |= {one.path: one.facts for one in _port_each(dict.fromkeys(between, asked), jobs)}
+    others |= {one.path: one.facts for one in _port_each(dict.fromkeys(between, asked), jobs, looks)}
     for _ in range(_MOST_ROUNDS):
         found = project().doubts()
         if not found:
@@ -131,7 +157,7 @@ def _port_again(
         for path, own in found.items():
             doubts[path] = {**own, **doubts.get(path, {})}
         waiting = {path: replace(settings, elsewhere=doubts[path]) for path in found}
-        for result in _port_each(waiting, jobs):
+        for result in _port_each(waiting, jobs, looks):
             facts = replace(result.facts, outline=results[result.path].facts.outline)
             results[result.path] = replace(result, facts=facts)
 
@@ -148,12 +174,16 @@ def _words(path: Path) -> set[str]:
     return {word.decode() for word in _WORD.findall(_bytes(path))}
 
 
-def _port_each(settings_of: Mapping[Path, Settings], jobs: int) -> Iterator[FileResult]:
-    """Ports files, each with its settings."""
+def _port_each(settings_of: Mapping[Path, Settings], jobs: int, looks: _Looks) -> Iterator[FileResult]:
+    """Ports files, each with its settings; those that this process ported before are not parsed again."""
     paths = list(settings_of)
     if jobs <= 1 or len(paths) <= _FEW_FILES:
         for path in paths:
-            yield port_file(path, settings_of[path])
+            result = port_file(path, settings_of[path], looks.of(path))
+            if not result.facts.relies:
+                looks.drop(path)
+            looks.drop_oldest()
+            yield result
         return
     # The longest files go first, so that no process works on one while the others are idle.
     ordered = sorted(paths, key=_size, reverse=True)
@@ -206,8 +236,14 @@ def _written(result: FileResult) -> FileResult:
     return replace(result, written=True)
 
 
-def port_file(path: Path, settings: Settings) -> FileResult:
-    """Ports one file and does not write it; an error in the file is part of the result."""
+def port_file(path: Path, settings: Settings, looks: dict[str, Look] | None = None) -> FileResult:
+    """Ports one file and does not write it; an error in the file is part of the result.
+
+    Args:
+        path: the file.
+        settings: the options.
+        looks: what was found in its texts, see :func:`acclimate_port.engine.port_text`.
+    """
     # Looking for cycles among the many objects of a syntax tree takes a fifth of the time.
     gc.disable()
     try:
@@ -215,7 +251,7 @@ def port_file(path: Path, settings: Settings) -> FileResult:
         if not (may_concern(data) or settings.concerns_all):
             return FileResult(path)
         content = decode(data)
-        return replace(_ported(path, content.text, settings), content=content)
+        return replace(_ported(path, content.text, settings, looks), content=content)
     except UnreadableError as error:
         return FileResult(path, failure=str(error))
     except OSError as error:
@@ -265,7 +301,7 @@ def _is_python(text: str) -> bool:
     return True
 
 
-def _ported(path: Path, text: str, settings: Settings) -> FileResult:
+def _ported(path: Path, text: str, settings: Settings, looks: dict[str, Look] | None) -> FileResult:
     sys.setrecursionlimit(max(sys.getrecursionlimit(), _DEEPEST))
     if path.suffix in (".yaml", ".yml"):
         sites = tuple(
@@ -280,7 +316,7 @@ def _ported(path: Path, text: str, settings: Settings) -> FileResult:
         settings = replace(settings, compiles_all=known.may_compile_all(path), survey=known)
         builds = known.is_for_builds(path) or is_build_script(path, text.encode())
         own = _outline(text, settings)
-        ported = port_text(text, settings, builds, path.name == "__init__.py")
+        ported = port_text(text, settings, builds, path.name == "__init__.py", looks)
         facts = replace(ported.facts, outline=own)
         return FileResult(path, text, ported.text, ported.sites, facts=facts)
     try:
@@ -289,7 +325,7 @@ def _ported(path: Path, text: str, settings: Settings) -> FileResult:
         raise UnreadableError(f"it is not a notebook that can be written back: {error}") from error
     _refuse_deep(notebook.source)
     own = _outline(notebook.source, settings)
-    ported = port_text(notebook.source, settings)
+    ported = port_text(notebook.source, settings, looks=looks)
     sites = tuple(_in_cell(notebook, site) for site in ported.sites)
     after = text if ported.text == notebook.source else notebook.with_source(ported.text)
     return FileResult(path, text, after, sites, facts=replace(ported.facts, outline=own))

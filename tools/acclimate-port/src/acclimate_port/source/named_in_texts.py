@@ -12,7 +12,10 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple, TypeGuard
+
+from acclimate_port.source.tree import python_nodes
 
 
 class Names(Enum):
@@ -114,6 +117,10 @@ class NamedInTexts:
             }
         return {name: frozenset(texts) for name, texts in held.items() if texts}
 
+    @cached_property
+    def _nodes(self) -> list[ast.AST]:
+        return python_nodes(self._module)
+
     def _line(self, at: int) -> int:
         if not self._starts:
             self._starts = [0, *(found.end() for found in re.finditer("\n", self._text))]
@@ -124,7 +131,7 @@ class NamedInTexts:
         bound: dict[str, list[ast.expr]] = defaultdict(list)
         calls: list[ast.Call] = []
         made: list[ast.expr] = []
-        for node in ast.walk(self._module):
+        for node in self._nodes:
             if isinstance(node, (ast.JoinedStr, ast.BinOp)) or _is_format(node):
                 made.append(node)
             if isinstance(node, ast.Call) and node.args and _name(node.func) in _IMPORTING:
@@ -158,10 +165,10 @@ class NamedInTexts:
         """The scripts and modules of command lines."""
         said = {
             id(node.value)
-            for node in ast.walk(self._module)
+            for node in self._nodes
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         }
-        for node in ast.walk(self._module):
+        for node in self._nodes:
             if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in said:
                 continue
             for found in _SCRIPT.finditer(node.value):

@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from acclimate_port.source.named_in_texts import NamedInTexts, Names, Text
-from acclimate_port.source.tree import parse_as_python
+from acclimate_port.source.tree import parse_as_python, python_nodes
 
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 _OWN_NAMES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_NAMING = {ast.Name, ast.Attribute, ast.Subscript, ast.Call}
+"""What names something, or looks it up."""
 _ADD = {"append", "add", "setdefault", "insert"}
 """Methods that add their last argument to a list, a set or a dictionary."""
 _MOST_IMPORTS = 4
@@ -111,17 +113,20 @@ def outline(source: str | bytes) -> Outline:
         for name in _filled_by(one) & defined.keys():
             defined[name].append(one)
     has_own_imports = any(not NO_PROJECT.match(full) for full in names.values())
-    walked = {id(one): [*ast.walk(one)] for held in defined.values() for one in held}
+    walked = {id(one): python_nodes(one) for held in defined.values() for one in held}
     fills = {
         (name, names.get(table, table))
         for name, held in defined.items()
-        for table in _filled_by_function(held[0])
+        for table in _filled_by_function(held[0], walked[id(held[0])])
         if table in defined or table in names
     }
+    naming = {key: [one for one in nodes if type(one) in _NAMING] for key, nodes in walked.items()}
+    projects = [{name: full for name, full in by.items() if not NO_PROJECT.match(full)} for by in choices]
+    own = {*defined}
     registers = {name for name, _ in fills}
     texts = NamedInTexts(source if isinstance(source, str) else source.decode(errors="replace"), module)
     tabled = {
-        name: frozenset(text for one in held for text in _tabled(one, names))
+        name: frozenset(text for one in held for text in _tabled(one, walked[id(one)], names))
         for name, held in defined.items()
     }
     looks_up = texts.by_statement((name, one) for name, held in defined.items() for one in held)
@@ -135,34 +140,34 @@ def outline(source: str | bytes) -> Outline:
             name: frozenset(
                 text
                 for one in held
-                for by in choices
-                for text in _mentioned(one, walked[id(one)], {*defined} - {name}, by, registers)
+                for by in projects
+                for text in _mentioned(one, naming[id(one)], own - {name}, by, registers)
             )
             for name, held in defined.items()
         },
         {
             name: frozenset(
-                text for by in choices for text in _read(held[0], walked[id(held[0])], by, registers)
+                text for by in projects for text in _read(held[0], naming[id(held[0])], by, registers)
             )
             for name, held in defined.items()
             if isinstance(held[0], (ast.FunctionDef, ast.AsyncFunctionDef)) and has_own_imports
         },
-        frozenset(pair for one in statements for pair in _registered_by(one, {*defined}, names)),
+        frozenset(pair for one in statements for pair in _registered_by(one, own, names)),
         frozenset(fills),
         frozenset(pair for pair in bases if pair[1]),
         texts.all().union(*tabled.values()),
-        _is_script(module, {*defined}),
+        _is_script(statements, own),
         {name: looks_up.get(name, frozenset()) | held for name, held in tabled.items()},
     )
 
 
-def _is_script(module: ast.AST, own: set[str]) -> bool:
+def _is_script(statements: list[ast.AST], own: set[str]) -> bool:
     """Whether a module has a loop, ``if __name__ == "__main__":``, or a call of a function of its own."""
-    for one in _of_module(module):
+    for one in statements:
         if isinstance(one, (ast.For, ast.While, ast.With)):
             return True
         if isinstance(one, ast.If) and "__name__" in {
-            n.id for n in ast.walk(one.test) if isinstance(n, ast.Name)
+            n.id for n in python_nodes(one.test) if isinstance(n, ast.Name)
         }:
             return True
         call = one.value if isinstance(one, ast.Expr) else None
@@ -171,13 +176,10 @@ def _is_script(module: ast.AST, own: set[str]) -> bool:
     return False
 
 
-def _tabled(statement: ast.AST, names: dict[str, str]) -> Iterator[Text]:
+def _tabled(statement: ast.AST, nodes: list[ast.AST], names: dict[str, str]) -> Iterator[Text]:
     """The modules, among other things that are imported, that are entries of a table: ``{"nerf": nerf}``."""
-    tables = (
-        [one for one in ast.walk(statement) if isinstance(one, ast.Dict)]
-        if isinstance(statement, ast.Assign)
-        else []
-    )
+    is_assigned = isinstance(statement, ast.Assign)
+    tables = [one for one in nodes if isinstance(one, ast.Dict)] if is_assigned else []
     for value in (value for table in tables for value in table.values):
         if isinstance(value, ast.Name) and value.id in names and not NO_PROJECT.match(names[value.id]):
             yield Text(Names.MODULE, names[value.id])
@@ -204,15 +206,15 @@ def _mentioned(
 
     Args:
         statement: the statement.
-        nodes: what it holds, and itself.
+        nodes: the names, attributes, entries and calls that it holds.
         own: the names of the module.
-        names: the full names of imports.
+        names: the full names of imports of what the project may define.
         registers: the functions that register.
     """
     is_function = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef))
     looked_up: set[int] = set()
     registering = [one for one in _decorators(statement) if _may_register(one, registers, names)]
-    skipped = {id(node) for one in registering for node in ast.walk(one)}
+    skipped = {id(node) for one in registering for node in python_nodes(one)}
     for node in nodes:
         if id(node) in skipped:
             continue
@@ -237,7 +239,7 @@ def _read(
     inner: set[int] = set()
     for one in _decorators(function):
         if _may_register(one, registers, names):
-            inner |= {id(node) for node in ast.walk(one)}
+            inner |= {id(node) for node in python_nodes(one)}
     for node in nodes:
         kind = type(node)
         if kind is ast.Attribute or kind is ast.Name:
@@ -289,14 +291,14 @@ def _filled_by(statement: ast.AST) -> set[str]:
     return {one.id for one in entries if isinstance(one, ast.Name)}
 
 
-def _filled_by_function(statement: ast.AST) -> Iterator[str]:
+def _filled_by_function(statement: ast.AST, nodes: list[ast.AST]) -> Iterator[str]:
     """The tables to which a function adds what it is given: ``TABLE[name] = f``, ``TABLE.append(f)``."""
     if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return
-    functions = [node for node in ast.walk(statement) if isinstance(node, _FUNCTIONS)]
+    functions = [node for node in nodes if isinstance(node, _FUNCTIONS)]
     given = {one.arg for own in functions for one in (*own.args.posonlyargs, *own.args.args)}
     given |= {one.arg for own in functions for one in own.args.kwonlyargs}
-    for node in ast.walk(statement):
+    for node in nodes if given else ():
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id in given:
             yield from _filled_by(node) - given
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:

@@ -708,6 +708,26 @@ def parse_as_python(text: str | bytes) -> ast.Module:
         return ast.parse(text)
 
 
+def python_nodes(node: ast.AST) -> list[ast.AST]:
+    """A node of Python's own parser and all that it holds, in the order of ``ast.walk``, which takes longer.
+
+    Operators, and contexts such as ``ast.Load``, are left out.
+    """
+    found = [node]
+    for at in found:
+        for name in at._fields:
+            value = getattr(at, name, None) if name not in _NO_NODES else None
+            if type(value) is list:
+                found += [one for one in value if isinstance(one, ast.AST)]
+            elif isinstance(value, ast.AST):
+                found.append(value)
+    return found
+
+
+_NO_NODES = {"ctx", "op", "ops", "id", "attr", "arg", "kind", "type_comment", "simple"}
+"""Fields that hold no node but an operator or a context."""
+
+
 def _is_of_any_torch(statement: cst.CSTNode) -> bool:
     """Whether a statement imports something of mixed precision, which each torch has."""
     module = dotted(statement.module) if isinstance(statement, cst.ImportFrom) else ""
