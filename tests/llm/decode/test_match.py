@@ -119,7 +119,10 @@ REASONS: dict[str, Callable[[], tuple[Any, str]]] = {
         "layer 1: its attention is followed by mul, a normalization, sub",
     ),
     "experts": lambda: (tiny_model("phimoe"), "layer 1: experts are chosen with cat"),
-    "a recurrent state": lambda: (tiny_model("jamba"), "layer 0 keeps a recurrent state"),
+    "a recurrent state": lambda: (
+        tiny_model("jamba"),
+        "layer 0: its recurrent state is computed with mul, add, silu, in a way",
+    ),
     "another mlp": lambda: (
         with_a_sharper_mlp("llama", 0),
         "layer 0: its MLP is computed with mul, sigmoid, in a way",

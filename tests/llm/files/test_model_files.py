@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
 import pytest
 from generate_command import PROMPT, Run, assert_one_line_error
-from tiny_models import save_tiny_model
+from tiny_models import save_tiny_model, write_tiny_gguf
 from warm_processes import WarmProcesses
 
 import acclimate as acclimate_package
@@ -22,7 +23,7 @@ from acclimate.cache import cache_root, publish_once
 from acclimate.errors import CacheWriteError, CorruptModelError, ModelNotFoundError
 from acclimate.llm.files.converted import write_manifest
 from acclimate.llm.files.folder import check_model_folder
-from acclimate.llm.gguf.convert import converted_gguf
+from acclimate.llm.gguf.convert import BLOCKS, converted_gguf
 
 
 @pytest.fixture
@@ -145,21 +146,38 @@ def test_a_damaged_converted_model_is_made_again(
     damage(folder / name)
     assert converted_gguf(tiny_gguf, "float32") == folder
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    assert "converting it again" in caplog.text
+    has_manifest = name != "acclimate.json" or damage is not Path.unlink
+    assert ("converting it again" in caplog.text) == has_manifest
 
 
 def test_a_converted_model_that_seems_whole_but_does_not_load_is_made_again_once(
-    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = acclimate_package.generate(PROMPT, model=tiny_gguf, max_new_tokens=3)
-    folder = converted_gguf(tiny_gguf, "bfloat16")
-    (folder / "tokenizer.json").write_text("{}")
-    facts = {"source": "x", "dtype": "bfloat16", "converter": 0}
+    (folder,) = (cache_root() / "models").glob(f"{tiny_gguf.stem}-*-{BLOCKS}")
+    (folder / "config.json").write_text("{}")
+    facts = {"source": "x", "dtype": BLOCKS, "converter": 0}
+    (folder / "acclimate.json").unlink()
     write_manifest(folder, facts)  # as if nobody could tell
     assert acclimate_package.generate(PROMPT, model=tiny_gguf, max_new_tokens=3).tokens == first.tokens
+    assert caplog.text.count("was damaged and is made again") == 1
     monkeypatch.setattr("acclimate.llm.text.tokenizers.ConvertedTokenizer.__init__", lambda *_: 1 / 0)
     with pytest.raises(CorruptModelError, match="tokenizer"):  # and not for ever
         acclimate_package.generate(PROMPT, model=tiny_gguf, max_new_tokens=3)
+
+
+def test_a_broken_block_is_told_once_with_the_users_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_tiny_gguf("llama", tmp_path / "tiny.gguf")
+    tensor = next(t for t in gguf.GGUFReader(path).tensors if "ffn_down" in t.name)
+    content = bytearray(path.read_bytes())
+    content[tensor.data_offset : tensor.data_offset + 2] = b"\x00\x7e"  # NaN as the scale of the first block
+    path.write_bytes(content)
+    with pytest.raises(CorruptModelError, match=r"the scale of a block is infinite or NaN") as raised:
+        acclimate_package.generate(PROMPT, model=path, max_new_tokens=3)
+    assert str(path) in str(raised.value)
+    assert "damaged" not in caplog.text
 
 
 # Converts the file named on the command line, but stays for ever in the middle of writing the weights.

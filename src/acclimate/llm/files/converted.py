@@ -30,12 +30,15 @@ def write_manifest(folder: Path, facts: dict[str, Any]) -> None:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a folder matches its manifest; takes milliseconds, since large files are only sampled."""
-    if not folder.is_dir():
+    """Whether a folder matches its manifest; takes milliseconds, since large files are only sampled.
+
+    Warns of a folder with a manifest that it does not match.
+    """
+    if not (folder / MANIFEST).exists():
         return False
     damage = _damage(folder)
     if damage is not None:
-        _warn(folder, damage)
+        logger.warning("the converted model in %s is damaged (%s); converting it again", folder, damage)
     return damage is None
 
 
@@ -63,10 +66,6 @@ def model_name(folder: Path) -> str:
     return folder.name
 
 
-def _warn(folder: Path, damage: object) -> None:
-    logger.warning("the converted model in %s is damaged (%s); converting it again", folder, damage)
-
-
 def _damage(folder: Path) -> str | None:
     try:
         files = json.loads((folder / MANIFEST).read_bytes())["files"]
@@ -81,9 +80,8 @@ def _damage(folder: Path) -> str | None:
     return None
 
 
-def discard(folder: Path, damage: object) -> None:
-    """Marks a folder as damaged, with a warning, so that its next use converts the model again."""
-    _warn(folder, damage)
+def discard(folder: Path) -> None:
+    """Marks a folder as damaged, so that its next use converts the model again."""
     with contextlib.suppress(OSError):
         (folder / MANIFEST).unlink()
 

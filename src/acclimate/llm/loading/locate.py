@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
 import re
 from collections.abc import Callable
@@ -30,6 +31,8 @@ from acclimate.llm.gguf.convert import BLOCKS, convert_once, converted_gguf
 from acclimate.llm.gguf.header import GGUF_MAGIC
 from acclimate.llm.quiet import first_line
 from acclimate.llm.ranks import ModelRanks
+
+logger = logging.getLogger("acclimate.llm")
 
 _T = TypeVar("_T")
 
@@ -154,9 +157,12 @@ def find_and_load(find: Callable[[], FoundModel], load: Callable[[FoundModel], _
             raise
         # All ranks get here together. The first to finish converting publishes the folder for the others.
         if ranks.is_first:
-            discard(found.folder, error)
+            discard(found.folder)
         ranks.exchange(None)
-        return load(find())
+        loaded = load(find())  # if this fails too, the model's own file is at fault
+        if ranks.is_first:
+            logger.warning("the converted model in %s was damaged and is made again: %s", found.folder, error)
+        return loaded
 
 
 def _checked(folder: Path, trust_remote_code: bool, with_tokenizer: bool) -> Path:
