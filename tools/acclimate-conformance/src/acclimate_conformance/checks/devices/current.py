@@ -100,9 +100,9 @@ def require_counted_by_its_record(accelerator: Accelerator) -> None:
     record = record_of(accelerator)
     if record is None or record in BUILTIN:
         return
-    told = exactly(record.device_count(), int, "the device_count() of its record")
-    count = accelerator.device_count()
-    require(told == count, f"device_count() is {count}, and that of its record {told}")
+    what = "the device_count() of its record"
+    told, count = exactly(record.device_count(), int, what), accelerator.device_count()
+    require(told == count, f"{what} is {told}, and device_count() {count}")
 
 
 @check(
