@@ -42,7 +42,7 @@ the one that all failing observations use and the others do not. A method that o
 named by the failing checks that use it too. In place of a default of acclimate, it names the
 vendor's method that the default called. If a check leaves torch in another state, such as without gradients, it
 names the method whose `with` block ended last. For a collective it names the communication backend, for an op its
-builder, for a wrong number the device's operator. Failures with the same error or the same method are listed
+builder, for a wrong number the device's operator, for a field of the record the record. Failures with the same error or the same method are listed
 together, such as "27 checks: this device has no complex64". If one rank of a collective ends, the others wait 5 s
 for it, and the checks that they do not reach have one cause: which rank ended, where, and why.
 

@@ -674,6 +674,32 @@ class ScatterIsNotWidened(_WithKernels):
     kernels = {"scatter_add": torch.library.fallthrough_kernel}
 
 
+class CountsTruthsIn8Bits(_WithKernels):
+    """cumsum of truth values adds up in 8 bits."""
+
+    @staticmethod
+    def _cumsum(x: torch.Tensor, dim: int, *, dtype: Any = None) -> torch.Tensor:
+        narrow = x.dtype is torch.bool and dtype is None
+        running = x.cpu().cumsum(dim, dtype=torch.int8).long() if narrow else x.cpu().cumsum(dim, dtype=dtype)
+        return _there(running, x)
+
+    kernels = {"cumsum": _cumsum}
+
+
+class GroupsInOrderOfMemory(_WithKernels):
+    """A convolution of groups reads channels-last images in the order of their memory."""
+
+    @staticmethod
+    def _convolution(x: torch.Tensor, w: torch.Tensor, b: Any, *options: Any) -> torch.Tensor:
+        given = x.cpu()
+        last = given.dim() == 4 and given.is_contiguous(memory_format=torch.channels_last)
+        if options[-1] > 1 and last and not given.is_contiguous():
+            given = given.permute(0, 2, 3, 1).reshape(x.shape)
+        return _there(torch.convolution(given, w.cpu(), None if b is None else b.cpu(), *options), x)
+
+    kernels = {"convolution_overrideable": _convolution}
+
+
 class ScatterOfNothingClears(_WithKernels):
     """scatter with no places gives zeros."""
 
@@ -790,6 +816,8 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         LongRowsOverflow: "dtypes/reductions_with_options",
         NumbersOfTheHostWiden: "dtypes/operators_at_edges",
         ScatterIsNotWidened: "dtypes/autocast_chooses_dtypes",
+        CountsTruthsIn8Bits: "dtypes/long_reductions",
+        GroupsInOrderOfMemory: "dtypes/batches_are_their_samples",
         ScatterOfNothingClears: "dtypes/known_results",
         LongProductsOf10Bits: "dtypes/long_products",
         ComparesWithWholeNumbers: "dtypes/integers_with_options",

@@ -16,6 +16,7 @@ from acclimate.accelerator import Accelerator, DeviceLike
 from acclimate.accelerator.recorded_graph import RecordedGraph
 from acclimate_sim import sharing
 from acclimate_sim.accelerator import SimAccelerator
+from acclimate_sim.record import BACKEND
 
 
 class LoaderPinsNothing(SimAccelerator):
@@ -397,6 +398,21 @@ class DeviceContextStaysAfterAnError(SimAccelerator):
             self.set_device(device_index)
         yield
         self.set_device(before)
+
+
+class PropertiesByTheNumber(SimAccelerator):
+    """get_device_properties looks at the number in a name only."""
+
+    def get_device_properties(self, device: DeviceLike = None) -> Any:
+        if isinstance(device, (str, torch.device)) and ":" in str(device):
+            device = int(str(device).rpartition(":")[2])
+        return super().get_device_properties(device)
+
+
+class RecordOfTheLargestMachine(SimAccelerator):
+    """The device_count of its record is 8 on every machine."""
+
+    _record = replace(BACKEND, device_count=lambda: 8)
 
 
 class CountsFromTheEnd(SimAccelerator):
@@ -988,6 +1004,8 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         OneCurrentDeviceForAllThreads: "devices/current_device_of_a_thread",
         DeviceContextStaysAfterAnError: "devices/device_context",
         CountsFromTheEnd: "devices/absent_devices",
+        PropertiesByTheNumber: "devices/absent_devices",
+        RecordOfTheLargestMachine: "devices/counts",
         SynchronizeMoves: "devices/synchronize",
         HostTimersWithoutWaiting: "devices/synchronous_claim",
         SeedsTheHostToo: "random/host_is_left_alone",

@@ -302,6 +302,12 @@ def test_an_events_fault_is_the_events(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.changes[0].startswith("Event.elapsed_time: implemented by")
 
 
+def test_a_wrong_count_of_the_record_is_the_records() -> None:
+    reason = "the device_count() of its record is 8, and device_count() 2"
+    changes = failed_changes(OwnFigures(), "devices/counts", reason)
+    assert changes[0] == f"Backend.device_count: in the record whose target is {__name__}:OwnFigures"
+
+
 def test_a_wrong_product_is_a_fault_of_the_devices_operators() -> None:
     @check("supported_dtypes", promise="It multiplies.", once=True)
     def multiplies(accelerator: Accelerator) -> None:

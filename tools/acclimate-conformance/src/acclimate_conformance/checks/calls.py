@@ -222,7 +222,7 @@ def where_to_mend(
         return {f"{check.of} on {accelerator.device_type}: {wrong}": 3.0} | {
             _owner(accelerator, name, reason): weight for name, weight in weights.items()
         }
-    return _of_object(accelerator, reason) | {
+    return {**_of_object(accelerator, reason), **_of_record(accelerator, reason)} | {
         _owner(accelerator, name, reason): weight for name, weight in weights.items()
     }
 
@@ -236,6 +236,15 @@ def _of_object(accelerator: Accelerator, reason: str) -> dict[str, float]:
     owner = next((base for base in kind.__mro__ if found[2] in vars(base)), kind)
     line = _line_of(vars(owner).get(found[2]))
     return {f"{found[1]}.{found[2]}: implemented by {owner.__module__}:{owner.__qualname__}{line}": 3.0}
+
+
+def _of_record(accelerator: Accelerator, reason: str) -> dict[str, float]:
+    """The field of the accelerator's record that a text names."""
+    found = re.search(r"\bthe (\w+)\(\) of its record\b", reason)
+    if found is None:
+        return {}
+    kind = type(accelerator)
+    return {f"Backend.{found[1]}: in the record whose target is {kind.__module__}:{kind.__qualname__}": 3.0}
 
 
 def _delegates(names: Collection[str]) -> Iterator[str]:

@@ -126,7 +126,8 @@ def _agree(first: object, second: object) -> bool:
 
 
 def _require_refused(accelerator: Accelerator, methods: Methods) -> str | None:
-    absent: list[DeviceLike] = ["meta", torch.device("meta"), "no such device"]
+    others = ("meta", "meta:0")  # another type alone, and with a number that is one of a device here
+    absent: list[DeviceLike] = [*others, *(torch.device(name) for name in others), "no such device"]
     count = accelerator.device_count()
     if has_indices(accelerator):
         absent += [count, -1, f"{accelerator.device_type}:{count}"]

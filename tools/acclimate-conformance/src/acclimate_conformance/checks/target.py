@@ -75,6 +75,12 @@ def _from_class(target: str) -> Accelerator:
     return found
 
 
+def record_of(accelerator: Accelerator) -> Backend | None:
+    """The record with which the launcher counts an accelerator's devices."""
+    own = accelerator._record
+    return own if isinstance(own, Backend) else _record_of(type(accelerator))
+
+
 def _record_of(kind: type[Accelerator]) -> Backend | None:
     """The record that registers a class or its nearest base; it holds what the class does not say."""
     records = {record.target: record for record in find_backends()[0]}

@@ -9,6 +9,7 @@ from contextlib import suppress
 import torch
 
 from acclimate.accelerator import Accelerator
+from acclimate.backends import BUILTIN
 from acclimate.selection import detect_all
 from acclimate_conformance.checks.assertions import (
     BrokenPromiseError,
@@ -28,6 +29,7 @@ from acclimate_conformance.checks.device_arguments import (
     require_device_arguments,
     ways_to_name,
 )
+from acclimate_conformance.checks.target import record_of
 
 
 @check(
@@ -70,8 +72,8 @@ def _device(kind: str, index: int | None) -> torch.device:
 
 @check(
     "device_count", "is_available", "current_device",
-    promise="There is at least one device, the current one is an index among them, and no device is "
-    "left out.",
+    promise="There is at least one device, the current one is an index among them, no device is left out, "
+    "and the record, with which the launcher counts, has as many.",
 )  # fmt: skip
 def counts(accelerator: Accelerator) -> None:
     count = exactly(accelerator.device_count(), int, "device_count()")
@@ -87,6 +89,20 @@ def counts(accelerator: Accelerator) -> None:
         with suppress(Exception):  # each device refuses in its own way
             beyond = torch.ones(1, device=f"{accelerator.device_type}:{count}").device.index
         require(beyond != count, f"device_count() is {count}, but torch makes a tensor on device {count}")
+    require_counted_by_its_record(accelerator)
+
+
+def require_counted_by_its_record(accelerator: Accelerator) -> None:
+    """Fails the check if a vendor's own record counts other devices than the accelerator.
+
+    acclimate's own records count memory nodes and device files; a device of several tiles has one file.
+    """
+    record = record_of(accelerator)
+    if record is None or record in BUILTIN:
+        return
+    what = "the device_count() of its record"
+    told, count = exactly(record.device_count(), int, what), accelerator.device_count()
+    require(told == count, f"{what} is {told}, and device_count() {count}")
 
 
 @check(

@@ -154,6 +154,8 @@ def long_reductions(accelerator: Accelerator) -> None:
             "var": (lambda x: x.var(-1), statistics.variance(held)),
             "median": (lambda x: x.median(-1).values, held[order[(length - 1) // 2]]),
             "cumsum": (lambda x: (x * 8).remainder(7).cumsum(-1), running),
+            "sum of truth values": (lambda x: (x > 0).sum(-1), sum(x > 0 for x in held)),
+            "cumsum of truth values": (lambda x: (x > 0).cumsum(-1), list(accumulate(x > 0 for x in held))),
             "cummax": (lambda x: x.cummax(-1).values, list(accumulate(held, max))),
             "sort": (lambda x: x.sort(-1).values, [held[n] for n in order]),
             "argsort, descending": (lambda x: x.argsort(-1, descending=True), order[::-1]),
@@ -172,6 +174,12 @@ def long_reductions(accelerator: Accelerator) -> None:
             "cat": (lambda x: torch.cat([x, x[..., :2]], -1), [*held, *held[:2]]),
             "a product with ones": (lambda x: x @ torch.ones_like(x[0]), math.fsum(held)),
         }
+        for dtype in _SMALL:
+            total, sums = _sums_in(dtype)
+            wanted |= {
+                f"sum of {short(dtype)}": (total, running[-1]),
+                f"cumsum of {short(dtype)}": (sums, running),
+            }
         alone: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Any]] = {
             "nonzero": (
                 lambda x: (x > x.amin()).nonzero().flatten(),
@@ -189,6 +197,20 @@ def long_reductions(accelerator: Accelerator) -> None:
                 _require_listed(reduce(given)[1], exact, f"{name} of {what} of {length} numbers", name)
         for name, (reduce, exact) in alone.items():
             _require_listed(reduce(there), exact, f"{name} of {length} numbers", name)
+
+
+_SMALL = (torch.uint8, torch.int8, torch.int16, torch.int32)
+"""Dtypes of which sums are int64."""
+_Reduction = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _sums_in(dtype: torch.dtype) -> tuple[_Reduction, _Reduction]:
+    """Functions that add up small whole numbers of a dtype: all of them, and up to each."""
+
+    def whole(x: torch.Tensor) -> torch.Tensor:
+        return (x * 8).remainder(7).to(dtype)
+
+    return (lambda x: whole(x).sum(-1)), (lambda x: whole(x).cumsum(-1))
 
 
 def _ranks(order: list[int]) -> list[int]:
@@ -287,10 +309,6 @@ _BATCHED: dict[str, tuple[_Layer, tuple[int, ...], tuple[tuple[int, ...], ...]]]
     "conv2d by channel": (
         lambda x, w, b: functional.conv2d(x, w, b, padding=1, groups=4), (4, 5, 5), ((8, 1, 3, 3), (8,))
     ),
-    "conv2d of channels last": (
-        lambda x, w, b: functional.conv2d(x.to(memory_format=torch.channels_last), w, b),
-        (4, 5, 5), ((6, 4, 3, 3), (6,)),
-    ),
     "conv2d of single points": (functional.conv2d, (4, 5, 5), ((6, 4, 1, 1), (6,))),
     "conv3d": (functional.conv3d, (2, 4, 4, 4), ((3, 2, 3, 2, 3), (3,))),
     "conv_transpose1d": (
@@ -355,14 +373,26 @@ def batches_are_their_samples(accelerator: Accelerator) -> str | None:
             absent.add(name)
             continue
         for size in _BATCHES:
-            for place, found in enumerate(_passed(layer, batch[:size], weights)):
-                parts = [single[place] for single in singles[:size]]
-                wanted = torch.cat(parts) if place < 2 else torch.stack(parts).sum(0)
-                apart = distance(found, wanted)
-                what = ("result", "gradient", "gradient for the weights")[min(place, 2)]
-                told = f"{name} of a batch of {size}: the {what}"
-                require(apart <= 1e-2, f"{told} is off by {apart:.1e} from that of the samples one by one")
+            for how, laid_out in _in_memory(batch[:size]).items():
+                for place, found in enumerate(_passed(layer, laid_out, weights)):
+                    parts = [single[place] for single in singles[:size]]
+                    wanted = torch.cat(parts) if place < 2 else torch.stack(parts).sum(0)
+                    apart = distance(found, wanted)
+                    what = ("result", "gradient", "gradient for the weights")[min(place, 2)]
+                    told = f"{name} of a batch of {size}{how}: the {what}"
+                    require(
+                        apart <= 1e-2, f"{told} is off by {apart:.1e} from that of the samples one by one"
+                    )
     return note_of_lacks(absent)
+
+
+def _in_memory(batch: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A batch in each order in memory that torch has for it, by a text."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    found = {"": batch}
+    if batch.dim() in formats:
+        found[" with channels last"] = batch.to(memory_format=formats[batch.dim()])
+    return found
 
 
 def _passed(layer: _Layer, batch: torch.Tensor, weights: list[torch.Tensor]) -> list[torch.Tensor]:
