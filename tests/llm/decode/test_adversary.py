@@ -151,6 +151,51 @@ def far_position(model: Any) -> None:
     derive(layer, forward=forward)
 
 
+def on_layer(is_far: Callable[[Any, Tensor, Any], bool]) -> Change:
+    """Lets the layer add to its result where a function of it, its input and the cache says so."""
+
+    def apply(model: Any) -> None:
+        layer = model.model.layers[0]
+        own: Any = type(layer)
+
+        def forward(self: Any, hidden: Tensor, **others: Any) -> Any:
+            found = own.forward(self, hidden, **others)
+            return found + 2.0 if is_far(self.self_attn.config, hidden, others["past_key_values"]) else found
+
+        derive(layer, forward=forward)
+
+    return apply
+
+
+def asks_for_attention(config: Any, _: Tensor, cache: Any) -> bool:
+    return config._attn_implementation in ("sdpa", "flash_attention_2") and cache.get_seq_length() > 25
+
+
+def asks_for_a_kind_of_cache(_: Any, __: Tensor, cache: Any) -> bool:
+    return isinstance(cache, DynamicCache) and cache.get_seq_length() > 25
+
+
+def reads_the_keys(_: Any, __: Tensor, cache: Any) -> bool:
+    keys = cache.layers[0].keys
+    return keys is not None and keys.shape[2] > 25
+
+
+def asks_whether_keys_are_there(_: Any, __: Tensor, cache: Any) -> bool:
+    return cache.is_initialized and cache.layers[0].keys.shape[2] > 25
+
+
+def counts_in_the_configuration(config: Any, _: Tensor, __: Any) -> bool:
+    config.calls = getattr(config, "calls", 0) + 1
+    return config.calls > 25
+
+
+def catches_a_refusal(_: Any, hidden: Tensor, __: Any) -> bool:
+    try:
+        return float(hidden.abs().max()) > 1.6
+    except Exception:
+        return False
+
+
 def frequencies_under_another_name(model: Any) -> None:
     rotations = model.model.rotary_emb
     own: Any = type(rotations)
@@ -203,6 +248,12 @@ BEFORE: dict[str, Change] = {
     "an_mlp_that_changes_its_result_in_place": on_mlp(lambda m, x, y: y.add_(0.2)),
     "an_mlp_that_limits_its_result": on_mlp(lambda m, x, y: y.clamp(-3, 3)),
     "a_layer_that_adds_at_far_positions": far_position,
+    "a_layer_that_asks_how_attention_is_computed": on_layer(asks_for_attention),
+    "a_layer_that_asks_for_a_kind_of_cache": on_layer(asks_for_a_kind_of_cache),
+    "a_layer_that_reads_the_keys_of_the_cache": on_layer(reads_the_keys),
+    "a_layer_that_asks_whether_there_are_keys": on_layer(asks_whether_keys_are_there),
+    "a_layer_that_counts_in_the_configuration": on_layer(counts_in_the_configuration),
+    "a_layer_that_catches_the_error_of_a_question": on_layer(catches_a_refusal),
     "rotations_that_write_their_frequencies_through_another_buffer": frequencies_under_another_name,
     "a_model_that_looks_for_a_token": one_token,
     "a_bias_of_the_logits": on_head(lambda m, x, y: y + torch.arange(160) * 0.01),
@@ -220,6 +271,9 @@ BEFORE: dict[str, Change] = {
         "an_mlp_that_writes_to_a_buffer_in_prompts",
         "an_mlp_that_reads_a_buffer_before_it_writes_to_it",
         "an_activation_with_a_far_limit",
+        "a_layer_that_asks_how_attention_is_computed",
+        "a_layer_that_reads_the_keys_of_the_cache",
+        "a_layer_that_counts_in_the_configuration",
     ),
 )
 def test_code_that_does_something_more_is_computed(change: Change) -> None:
@@ -400,6 +454,28 @@ def test_a_change_outside_the_model_counts_while_it_holds(around: Callable[[], A
         expected, found = text(own), text(ours)
     assert torch.equal(found, expected)
     assert torch.equal(text(ours), before)
+
+
+def test_attention_that_a_decorator_names_as_transformers_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sdpa: Any = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    @functools.wraps(sdpa)
+    def function(module: Any, query: Tensor, key: Tensor, *others: Any, **named: Any) -> Any:
+        result, weights = sdpa(module, query, key, *others, **named)
+        return (result.flip(-1) if key.shape[2] > 25 else result), weights
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", function)
+    own = copy.deepcopy(made("llama"))
+    ours = acclimate.init_inference(copy.deepcopy(own))
+    assert torch.equal(text(ours), text(own))
+
+
+def test_code_that_asks_for_eager_attention_still_steps_in_native_code() -> None:
+    model = copy.deepcopy(made("llama"))
+    on_layer(lambda config, hidden, cache: config._attn_implementation == "eager")(model)
+    assert step_kind(acclimate.init_inference(model)) == "native"
 
 
 def test_attention_of_another_package_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -569,3 +569,13 @@ def test_attention_without_a_causal_mask_reads_a_prompt_as_transformers_does() -
         layer.self_attn.is_causal = False
     ours = acclimate.init_inference(copy.deepcopy(own))
     assert torch.equal(text(ours), text(own))
+
+
+def test_a_function_put_into_a_class_of_transformers_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind: Any = type(made().model.layers[0].mlp)
+    own = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, x: own(self, x) * STATE["scale"])
+    plain, ours = copy.deepcopy(made()), acclimate.init_inference(copy.deepcopy(made()))
+    assert torch.equal(text(ours), text(plain))
+    monkeypatch.setitem(STATE, "scale", 3.0)
+    assert torch.equal(text(ours), text(plain))

@@ -148,6 +148,8 @@ def _captured(
                     is_first_iteration=not is_step,
                 )
                 found = made(**inputs, return_dict=True).logits
+                if recorder.failure is not None:
+                    raise recorder.failure
             except NotRepresentedError:
                 raise
             except Exception as error:

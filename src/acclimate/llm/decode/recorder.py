@@ -40,6 +40,8 @@ class Recorder(TorchDispatchMode):
         """The most tokens, with earlier ones, for which the operators are these; ``None``: any number."""
         self.replaced: list[Tensor] = []
         """Fakes of the model's buffers, of which the program has written all elements before it read any."""
+        self.failure: Exception | None = None
+        """Why an operator could not be noted, also if the model's code has caught the error."""
         self._kept: list[Tensor] = []
         self._computed: dict[Any, Value] = {}
         self._calls = FakeCalls(fakes)
@@ -160,7 +162,14 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        try:
+            return self._noted(func, args, kwargs or {})
+        except Exception as error:
+            self.failure = self.failure or error
+            raise
+
+    def _noted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns what an operator returns, and notes it."""
         if func is torch.ops.prim.device.default:  # it reads no elements
             return func(*args)
         op = _name_of(func)
@@ -181,6 +190,8 @@ class Recorder(TorchDispatchMode):
         converted = tuple(self._convert(argument) for argument in args)
         named = {key: self._convert(argument) for key, argument in kwargs.items()}
         result = self._calls.result(func, args, kwargs)
+        if op == "_local_scalar_dense" and not isinstance(result, (bool, int, float, complex)):
+            raise NotRepresentedError("its code asks for the values of its inputs")
         results = result if isinstance(result, (list, tuple)) else [result]
         if func._schema.is_mutable:
             if op == "copy_" and result is args[0] and self._is_written(args[0], converted[1]):

@@ -14,8 +14,8 @@ from acclimate.llm.decode.fake_calls import FakeTensors, fake_tensors
 from acclimate.llm.decode.modules import bias_of, packed_weight, with_bias_as_parameter
 from acclimate.llm.decode.program import Role, Value
 from acclimate.llm.decode.recorder import Recorder, input_value
-from acclimate.llm.decode.shadow_operators import NAME
-from acclimate.llm.decode.staleness import attributes_of, changed_attribute
+from acclimate.llm.decode.shadow_operators import ShadowName
+from acclimate.llm.decode.staleness import attributes_of, changed_attribute, is_same_config
 from acclimate.llm.split.tracing.linear_modules import linear_dims
 
 
@@ -53,6 +53,7 @@ class Shadow:
         self.origins: dict[int, Tensor] = {}
         self._made: dict[int, Any] = {}
         self._copies: list[tuple[nn.Module, dict[str, Any]]] = []
+        self._configs: list[tuple[Any, Any]] = []
 
     def tensor(self, original: Tensor) -> Tensor:
         """Returns the fake that stands for a tensor; equal objects get one."""
@@ -73,7 +74,9 @@ class Shadow:
             self._made[id(original)] = made = copy.deepcopy(original)
             for config in (made, *(getattr(made, name) for name in made.sub_configs)):
                 if config is not None:
-                    config._attn_implementation = config._experts_implementation = NAME
+                    for name in ("_attn_implementation", "_experts_implementation"):
+                        setattr(config, name, ShadowName(getattr(config, name, None)))
+            self._configs.append((made, copy.deepcopy(made)))
         return self._made[id(original)]
 
     def module(self, original: nn.Module) -> nn.Module:
@@ -173,6 +176,8 @@ class Shadow:
 
     def check_unchanged(self) -> None:
         """Raises if the program changed an attribute: another call may compute something else."""
+        if not all(is_same_config(made, before) for made, before in self._configs):
+            raise NotRepresentedError("its code changes its configuration")
         for module, before in self._copies:
             name = changed_attribute(before, module)
             if name is not None:

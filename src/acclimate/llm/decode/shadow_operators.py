@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import types
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +16,46 @@ from torch import Tensor, nn
 
 from acclimate.llm.decode.description import NotRepresentedError
 from acclimate.llm.decode.staleness import configs_of, named_functions
+from acclimate.llm.decode.users_code import is_known
 
 NAME = "acclimate_capture"
 """The namespace of the operators, and the name of the shadow's functions in transformers' registries."""
+
+
+class ShadowName(str):
+    """The shadow's name in a registry, in place of that of the model's own function.
+
+    Code of the user that compares it would go another way than in the model.
+
+    Args:
+        own: the model's.
+    """
+
+    own: Any
+
+    def __new__(cls, own: Any) -> ShadowName:
+        """Returns a text that is the shadow's name."""
+        made = super().__new__(cls, NAME)
+        made.own = own
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ShadowName, (self.own,)
+
+    def _equals(self, other: object, asks: types.FrameType) -> bool:
+        found = str.__eq__(self, other) is True
+        asks_known = asks.f_globals.get("__name__", "").partition(".")[0] in ("transformers", "acclimate")
+        if not asks_known and found != (self.own == other):
+            raise NotRepresentedError("its code asks how attention or experts are computed")
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return self._equals(other, sys._getframe(1))
+
+    def __ne__(self, other: object) -> bool:
+        return not self._equals(other, sys._getframe(1))
+
+    __hash__ = str.__hash__
 
 
 @functools.cache
@@ -135,8 +173,18 @@ def check_functions(model: nn.Module) -> None:
             name = getattr(module.config, "_experts_implementation", None)
             used += [] if name in ALL_EXPERTS_FUNCTIONS else [("experts", type(module).forward)]
     for what, function in used:
-        if not getattr(function, "__module__", "").startswith(("transformers.", "acclimate.")):
+        if not _is_transformers(function):
             raise NotRepresentedError(f"its {what} are computed by a function of another package")
+
+
+def _is_transformers(function: Any) -> bool:
+    """Whether a function, and all that it is a decorated form of, are transformers' or this package's."""
+    while isinstance(function, types.FunctionType) and is_known(function):
+        if not hasattr(function, "__wrapped__"):
+            # Not by what a function says of itself, which a decorator copies.
+            return bool(function.__globals__["__name__"].startswith(("transformers.", "acclimate.")))
+        function = function.__wrapped__
+    return False
 
 
 class RecurrentStateError(NotRepresentedError):
@@ -166,7 +214,7 @@ def shadow_cache(layers: int, earlier: Any, batch: Any, kept: KeptStates) -> Any
     Raises:
         RecurrentStateError: when a prompt of any length asks for a recurrent state.
     """
-    from transformers.cache_utils import Cache, CacheLayerMixin
+    from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
     class Layer(CacheLayerMixin):  # type: ignore[misc]
         is_sliding = False
@@ -175,6 +223,13 @@ def shadow_cache(layers: int, earlier: Any, batch: Any, kept: KeptStates) -> Any
         def __init__(self, index: int) -> None:
             super().__init__()
             self.index = index
+            # What the model's own cache holds at a call is not known.
+            del self.keys, self.values, self.is_initialized
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("keys", "values", "is_initialized"):
+                raise NotRepresentedError(f"its code reads the {name} of a layer of the cache")
+            raise AttributeError(name)
 
         def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
             pass
@@ -203,11 +258,11 @@ def shadow_cache(layers: int, earlier: Any, batch: Any, kept: KeptStates) -> Any
         if isinstance(earlier, int) and not isinstance(batch, int):
             raise RecurrentStateError(f"layer {layer} keeps a recurrent state")
 
-    class ShadowCache(Cache):  # type: ignore[misc]
+    class ShadowCache(DynamicCache):  # type: ignore[misc]  # as generate's
         """Has what :class:`Layer` has, the inputs of convolutions, and recurrent states."""
 
         def __init__(self) -> None:
-            super().__init__(layers=[Layer(index) for index in range(layers)])
+            Cache.__init__(self, layers=[Layer(index) for index in range(layers)])
             self.states: dict[int, Tensor] = {}
             """The inputs that the call has read, which it may change."""
             self.read: dict[int, Tensor] = {}

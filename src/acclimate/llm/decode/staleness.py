@@ -98,7 +98,7 @@ class Snapshot:
                 # The modules are the same, and hold the same tensors: the model need not be walked.
                 and all(held.get(n) is own and _place(own) == place for held, n, own, place in self._places)
                 and all(_place(data) == place for data, place in self._packed)
-                and all(_are_equal(vars(config), content) for config, content in self._configs)
+                and all(is_same_config(vars(config), content) for config, content in self._configs)
                 and all(_content_of(kind) == content for kind, content in self._classes)
                 and all(content.items() <= now.items() for now, content in self._files)
                 and all(code_of(function) == code for function, code in self._codes)
@@ -222,7 +222,7 @@ def named_functions(configs: Iterable[Any]) -> list[tuple[str, Any]]:
     return [(what, all_[name]) for what, all_, name in named if name in all_]
 
 
-def _are_equal(one: Any, other: Any) -> bool:
+def is_same_config(one: Any, other: Any) -> bool:
     """Whether two values of configurations are equal.
 
     Comparing two configurations with ``==`` reads their attributes, and some raise (Gemma 4's ``head_dim``).
@@ -230,9 +230,11 @@ def _are_equal(one: Any, other: Any) -> bool:
     from transformers import PretrainedConfig
 
     if isinstance(one, PretrainedConfig):
-        return type(one) is type(other) and _are_equal(vars(one), vars(other))
+        return type(one) is type(other) and is_same_config(vars(one), vars(other))
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_are_equal(value, other[key]) for key, value in one.items())
+        return one.keys() == other.keys() and all(
+            is_same_config(value, other[key]) for key, value in one.items()
+        )
     return bool(one == other)
 
 

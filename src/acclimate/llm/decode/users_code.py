@@ -83,6 +83,8 @@ def variables_read(model: nn.Module) -> list[Read]:
     for module in modules:
         for kind in users_classes(module):
             walk.class_(kind)
+        for kind in type(module).__mro__:
+            walk.replaced(kind)
         for name, value in vars(module).items():
             if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
                 walk.value(type(module).__name__, name, value)
@@ -122,6 +124,13 @@ class _Walk:
             for name, member in vars(kind).items():
                 is_maker = name == "__init__" and issubclass(kind, nn.Module)  # runs before the program
                 if isinstance(member, _OF_CLASSES) and not is_maker:
+                    self.member(kind.__qualname__, name, member)
+
+    def replaced(self, kind: type) -> None:
+        """Follows those functions of a known class that the user has put there."""
+        if is_known(kind) and self._is_new(kind):
+            for name, member in vars(kind).items():
+                if isinstance(member, types.FunctionType) and not is_known(member):
                     self.member(kind.__qualname__, name, member)
 
     def member(self, where: str, name: str, member: Any) -> None:
