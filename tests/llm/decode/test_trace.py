@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from acclimate.llm.decode.lean import LeanDecoder
 from acclimate.llm.decode.loop import lean_decoder, step_kind
 from acclimate.llm.decode.native import NativeDecoder
 from acclimate.llm.decode.staleness import has_hooks
+from acclimate.llm.decode.trace import Watched
 from quick_parameters import quick
 
 Change = Callable[[Any], Any]
@@ -249,6 +251,20 @@ def test_a_fault_of_one_layer_is_refused(fault: str) -> None:
 def test_a_proof_leaves_no_hooks() -> None:
     model, _ = described("dots1")
     assert not has_hooks(model, frozenset())
+
+
+def test_what_another_thread_asks_of_the_model_is_not_noted() -> None:
+    model, decoder = described("dots1")
+    watched = Watched(model, decoder, 0.06)
+    with torch.no_grad(), watched.noting():
+        other = Thread(target=lambda: model(input_ids=torch.arange(3, 9)[None]))
+        other.start()
+        other.join()
+        noted = watched.take()
+        assert not noted.inputs
+        assert not noted.choices
+        model(input_ids=torch.arange(3, 9)[None])
+        assert watched.take().choices
 
 
 def test_a_wrong_router_is_named() -> None:

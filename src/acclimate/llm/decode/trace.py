@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -123,11 +124,16 @@ class Watched:
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Notes what the model's modules get while the ``with`` block runs."""
+        """Notes what the model's modules get from this thread while the ``with`` block runs."""
+        own = threading.get_ident()
         with contextlib.ExitStack() as hooks:
 
             def watch(module: nn.Module, hook: _Hook) -> None:
-                hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+                def note(module: nn.Module, args: tuple[Any, ...], others: dict[str, Any]) -> None:
+                    if threading.get_ident() == own:  # others may use the model meanwhile
+                        hook(module, args, others)
+
+                hooks.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
 
             for index, module in self._layers.items():
                 watch(module, self._note_input(index))
