@@ -47,8 +47,9 @@ look complete."""
             return self.left(file, node, "it builds a native extension for CUDA")
         if _ENGINE.search(called_name(node) or ""):
             return self.left(file, node, "only TensorRT has engines for CUDA", (node.func,))
-        package = (file.tree.qualified(node.func) or "").partition(".")[0]
-        if package in CUDA_PACKAGES:
+        called = file.tree.qualified(node.func) or ""
+        package = called.partition(".")[0]
+        if package in CUDA_PACKAGES and called.rpartition(".")[0] not in file.survey.for_torch:
             reason = f"only NVIDIA GPUs run the package `{package}`"
             return self.left(file, node, reason, (node.func,), stands_alone=True)
         module = _module(file, node)
@@ -79,6 +80,9 @@ def _module(file: SourceFile, call: cst.Call) -> str | None:
         found = next((one for one in parts if _is_for_cuda(one)), None)
         if found is not None and found not in file.survey.modules:
             return found
+        built = next((one for one in parts if one in file.survey.extensions), None)
+        if built is not None:
+            return built
     held = call.func.value if isinstance(call.func, cst.Attribute) else None
     if isinstance(held, cst.Name) and _is_for_cuda(held.value):
         values = file.bound_values(held)

@@ -24,10 +24,19 @@ class Kernels:
 
     Args:
         tree: the file.
+        extensions: the names of the project's own extensions for CUDA.
+        for_torch: the modules of packages for NVIDIA GPUs that hold no kernel.
     """
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        extensions: frozenset[str] = frozenset(),
+        for_torch: frozenset[str] = frozenset(),
+    ) -> None:
         self._tree = tree
+        self._extensions = extensions
+        self._for_torch = for_torch
 
     @cached_property
     def are_for_cuda_alone(self) -> bool:
@@ -156,7 +165,9 @@ class Kernels:
         for full in self._tree.may_be(node):
             parts = full.split(".")
             modules = parts[:-1] if is_call else parts
-            if parts[0] in CUDA_PACKAGES:
+            if parts[0] in CUDA_PACKAGES and ".".join(modules) not in self._for_torch:
+                return True
+            if not self._extensions.isdisjoint(modules):
                 return True
             # Programs that use yacs call their configuration `_C` too.
             is_settings = any("config" in part or "default" in part for part in parts)

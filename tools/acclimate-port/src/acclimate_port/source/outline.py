@@ -26,6 +26,10 @@ NO_PROJECT = re.compile(r"(torch|numpy|os|sys|math|typing|logging|collections|fu
 """Packages that no project defines, so that the names in them need not be looked up."""
 _ATTRIBUTES = re.compile(r"(?<![\w.])(\w+)((?:\.\w+){1,3})")
 
+_IMPORT_STATEMENT = re.compile(
+    r"^[ \t]*(from[ \t]+[\w.]+[ \t]+import[ \t]+(?:\([^)]*\)|[^\n]*)|import[ \t]+[^\n]*)", re.M
+)
+
 
 @dataclass(frozen=True)
 class Outline:
@@ -154,6 +158,18 @@ def outline(source: str | bytes) -> Outline:
         _is_script(module, {*defined}),
         {name: looks_up.get(name, frozenset()) | held for name, held in tabled.items()},
     )
+
+
+def outline_of_imports(source: str) -> Outline:
+    """The outline of a file that Python cannot parse: what it imports, and uses of that, by its text."""
+    imports = []
+    for found in _IMPORT_STATEMENT.finditer(source):
+        try:
+            parse_as_python(found[1])
+        except (SyntaxError, ValueError):
+            continue
+        imports.append(found[1])
+    return outline("\n".join([*imports, *(f"# {line}" for line in source.splitlines())]))
 
 
 def _is_script(module: ast.AST, own: set[str]) -> bool:
