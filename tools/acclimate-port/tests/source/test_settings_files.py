@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from acclimate_port.engine import Status
-from acclimate_port.source.settings_files import line_of_device
+from acclimate_port.source.settings_files import devices_given
 from porting import ported_project, site
 
 SITE = "torch.cuda.is_available()"
@@ -20,6 +20,7 @@ def main(args):
     model = torch.nn.Linear(2, 2)
     if torch.cuda.is_available():
         model.cuda()
+    torch.distributed.init_process_group(args.ddp_backend)
     return model(torch.zeros(1, 2).to(args.device))
 """
 YAML = "lr: 0.1\ndevice: cuda\n"
@@ -75,15 +76,25 @@ def test_settings_that_others_choose_count_too(tmp_path: Path) -> None:
     assert "gpu.yaml:2" in found.reason
 
 
+def test_settings_that_the_program_does_not_read_do_not_count(tmp_path: Path) -> None:
+    head, decorator, _ = PROGRAMS["a file that is loaded"]
+    text = MAIN.format(head=head, decorator=decorator)
+    files = {"train.py": text, "conf/config.yaml": "dist:\n  backend: nccl\n"}
+    assert site(ported_project(tmp_path, files, "acclimate")["train.py"], SITE).status is Status.CONVERTED
+    files["train.py"] = f"import net\n{text}"
+    files["net.py"] = "import torch\n\n\ndef init(opt):\n    return opt['dist']['backend']\n"
+    assert site(ported_project(tmp_path, files, "acclimate")["train.py"], SITE).status is Status.UNSAFE
+
+
 def test_settings_that_the_program_does_not_name_do_not_count(tmp_path: Path) -> None:
     files = {"train.py": MAIN.format(head="", decorator=""), "conf/config.yaml": YAML}
     assert site(ported_project(tmp_path, files, "acclimate")["train.py"], SITE).status is Status.CONVERTED
 
 
 def test_only_a_device_or_a_backend_counts() -> None:
-    assert line_of_device("a.json", '{"name": "cuda"}') is None
-    assert line_of_device("a.json", '{\n"device": "cpu",\n"dist_backend": "nccl"}') == 3
-    assert line_of_device("a.yml", "# device: cuda\nname: cuda\n") is None
+    assert devices_given("a.json", '{"name": "cuda"}') == {}
+    assert devices_given("a.json", '{\n"device": "cpu",\n"dist_backend": "nccl"}') == {"dist_backend": 3}
+    assert devices_given("a.yml", "# device: cuda\nname: cuda\nrun-device: cuda") == {"run_device": 3}
 
 
 NET = "import torch\n\n\ndef new():\n    return torch.nn.Linear(2, 2).cuda()\n"

@@ -244,7 +244,8 @@ class Project:
         if path not in self._direct:
             known = self._facts[path].outline
             found = [one for module in known.imports for one in self._files_of(path, module)]
-            found += [file for text in known.texts for file, _ in self._named_by(path, text)]
+            texts = (one for one in known.texts if one.names is not Names.SETTINGS)
+            found += [file for text in texts for file, _ in self._named_by(path, text)]
             self._direct[path] = found
         return self._direct[path]
 
@@ -265,11 +266,19 @@ class Project:
             yield from ((one, MODULE) for one in self._imported_by_none)
         else:
             named = self._nearest(path, text)
-            yield from [(named, MODULE)] if named is not None else []
-            # A file of settings may choose others.
-            chosen = self._facts[named].outline.texts if named and text.names is Names.SETTINGS else ()
-            others = [self._nearest(named, one) for one in chosen] if named is not None else []
-            yield from ((one, MODULE) for one in others if one is not None)
+            if text.names is Names.SETTINGS:
+                yield from self._read_of(path, named) if named is not None else []
+            else:
+                yield from [(named, MODULE)] if named is not None else []
+
+    def _read_of(self, path: Path, settings: Path) -> Iterator[tuple[Path, str]]:
+        """The keys of a file of settings, and of those that it chooses, that a program reads."""
+        files = (path, *self._imported(path))
+        read = {name for one in files for name in self._facts[one].outline.settings}
+        chosen = (self._nearest(settings, text) for text in self._facts[settings].outline.texts)
+        for file in (settings, *chosen):
+            keys = self._placed.get(file, {}) if file is not None else ()
+            yield from ((file, key) for key in keys if file is not None and ("*" in read or key in read))
 
     def _nearest(self, path: Path, text: Text) -> Path | None:
         return next((one for one in nearest(path, text.text) if one in self._facts), None)

@@ -21,7 +21,7 @@ from acclimate_port.files.notebook import Notebook
 from acclimate_port.files.text_files import Content, UnreadableError, decode, read, write
 from acclimate_port.source.build_scripts import is_build_script
 from acclimate_port.source.outline import Outline, outline, outline_of_imports
-from acclimate_port.source.settings_files import chosen_by, line_of_device, read_named, yaml_lines
+from acclimate_port.source.settings_files import chosen_by, devices_given, read_named, yaml_lines
 from acclimate_port.source.survey import Survey, joined, survey
 from acclimate_port.source.tree import parse_as_python
 
@@ -117,8 +117,9 @@ def _port_again(
     others = {
         path: Facts(outline(_bytes(path))) for path in paths if path not in results and path.suffix == ".py"
     }
-    own = [(path, one.facts) for path, one in results.items()] + [*others.items()]
-    named = ((path, text) for path, facts in own for text in facts.outline.texts)
+    outlines = [*((path, one.facts.outline) for path, one in results.items())]
+    outlines += [(path, facts.outline) for path, facts in others.items()]
+    named = ((path, text) for path, one in outlines for text in one.texts)
     others |= {path: _of_settings(path, text) for path, text in read_named(named, paths).items()}
     homes: Homes = {}  # no edit changes what a file defines
 
@@ -143,9 +144,9 @@ def _port_again(
 
 def _of_settings(path: Path, text: str) -> Facts:
     """The facts of a file of settings: the device or the backend of CUDA that it gives a program."""
-    line = line_of_device(path.name, text)
+    stays = {Symbol(Kind.PLACE, f"here:{key}"): line for key, line in devices_given(path.name, text).items()}
     chosen = frozenset(chosen_by(text)) if path.suffix in (".yaml", ".yml") else frozenset()
-    return Facts(Outline(texts=chosen), stays={_PROGRAM: line} if line is not None else {})
+    return Facts(Outline(texts=chosen), stays=stays)
 
 
 def _of_refused(source: str) -> Facts:

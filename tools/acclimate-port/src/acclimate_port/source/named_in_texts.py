@@ -76,6 +76,23 @@ _MOST = 8
 _DEEPEST = 6
 
 
+_WORDS = r"(\w*(?:device|backend|accelerator)\w*)"
+_READ = re.compile(
+    rf"""\b\w*(?:arg|cfg|conf|opt|param|setting)\w*(?:\.\w+|\[[^][]*\])*\.{_WORDS}\b|\[["']{_WORDS}["']\]"""
+    rf"""|\bget(?:attr)?\((?:\w+,\s*)?["']{_WORDS}["']""",
+    re.IGNORECASE,
+)
+_READS_ALL = re.compile(r"\*\*\w*(?:arg|cfg|conf|opt|param|setting)\w*", re.IGNORECASE)
+
+
+def settings_read(text: str) -> frozenset[str]:
+    """The settings for a device or a backend that a file reads; ``*`` if it may read any of them."""
+    if "device" not in text and "backend" not in text and "accelerator" not in text:
+        return frozenset()
+    found = {name for read in _READ.finditer(text) for name in read.groups() if name}
+    return frozenset(found | ({_UNKNOWN} if _READS_ALL.search(text) else set()))
+
+
 class NamedInTexts:
     """What a file names in its texts.
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from acclimate_port.source.named_in_texts import NamedInTexts, Names, Text
+from acclimate_port.source.named_in_texts import NamedInTexts, Names, Text, settings_read
 from acclimate_port.source.tree import parse_as_python
 
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
@@ -71,6 +71,8 @@ class Outline:
 
     Also the modules that a table holds: ``{"nerf": nerf}``.
     """
+    settings: frozenset[str] = frozenset()
+    """The settings for a device or a backend that it reads; ``*`` for any."""
 
 
 def outline(source: str | bytes) -> Outline:
@@ -123,7 +125,8 @@ def outline(source: str | bytes) -> Outline:
         if table in defined or table in names
     }
     registers = {name for name, _ in fills}
-    texts = NamedInTexts(source if isinstance(source, str) else source.decode(errors="replace"), module)
+    text = source if isinstance(source, str) else source.decode(errors="replace")
+    texts = NamedInTexts(text, module)
     tabled = {
         name: frozenset(text for one in held for text in _tabled(one, names))
         for name, held in defined.items()
@@ -157,6 +160,7 @@ def outline(source: str | bytes) -> Outline:
         texts.all().union(*tabled.values()),
         _is_script(module, {*defined}),
         {name: looks_up.get(name, frozenset()) | held for name, held in tabled.items()},
+        settings_read(text),
     )
 
 

@@ -11,10 +11,10 @@ from acclimate_port.source.named_in_texts import Names, Text
 
 SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 _YAML = re.compile(
-    r"""^\s*(?:-\s*)?[\w.-]*(?:device|backend|accelerator)[\w.-]*\s*:\s*["']?(cuda(?::\d+)?|nccl)["']?\s*(?:#.*)?$"""
+    r"""^\s*(?:-\s*)?([\w.-]*(?:device|backend|accelerator)[\w.-]*)\s*:\s*["']?(cuda(?::\d+)?|nccl)["']?\s*(?:#.*)?$"""
 )
 _OTHER = re.compile(
-    r"""[\w.-]*(?:device|backend|accelerator)[\w.-]*["']?\s*[:=]\s*["'](?:cuda(?::\d+)?|nccl)["']"""
+    r"""([\w.-]*(?:device|backend|accelerator)[\w.-]*)["']?\s*[:=]\s*["'](?:cuda(?::\d+)?|nccl)["']"""
 )
 _DEFAULTS = re.compile(r"^defaults:[ \t]*\n((?:[ \t]*(?:-[^\n]*|#[^\n]*)?\n)+)", re.M)
 _CHOICE = re.compile(
@@ -29,12 +29,14 @@ def yaml_lines(text: str) -> list[tuple[int, str]]:
     return [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1) if _YAML.match(line)]
 
 
-def line_of_device(name: str, text: str) -> int | None:
-    """The first line of a file of settings that gives a device or a backend of CUDA."""
-    if name.endswith((".yaml", ".yml")):
-        return next((line for line, _ in yaml_lines(text)), None)
-    found = _OTHER.search(text)
-    return text.count("\n", 0, found.start()) + 1 if found is not None else None
+def devices_given(name: str, text: str) -> dict[str, int]:
+    """The keys by which a file of settings gives a device or a backend of CUDA, each with its first line."""
+    form = _YAML if name.endswith((".yaml", ".yml")) else _OTHER
+    found: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        for given in form.finditer(line):
+            found.setdefault(given[1].rpartition(".")[2].replace("-", "_"), number)
+    return found
 
 
 def chosen_by(text: str) -> Iterator[Text]:
