@@ -84,7 +84,10 @@ class Kernels:
     def callers(self) -> dict[int, str]:
         """The functions that call an extension in any case, by their identity, and what they call."""
         found: dict[int, str] = {}
-        for call, _, name in self._of_extensions:
+        # A test beside a call of the project's own extension is judged by what else the program does.
+        own = self._calls_by_name if self._extensions else []
+        built = [one for one in own if self._is_of_project(one[0].func)]
+        for call, _, name in (*self._of_extensions, *built):
             for around in self._tree.ancestors(call):
                 if isinstance(around, (cst.If, cst.IfExp, cst.Try, cst.BooleanOperation, cst.Lambda)):
                     break
@@ -167,13 +170,16 @@ class Kernels:
             modules = parts[:-1] if is_call else parts
             if parts[0] in CUDA_PACKAGES and ".".join(modules) not in self._for_torch:
                 return True
-            if not self._extensions.isdisjoint(modules):
-                return True
             # Programs that use yacs call their configuration `_C` too.
             is_settings = any("config" in part or "default" in part for part in parts)
             if not is_settings and any(_NATIVE_MODULE.search(module) for module in modules):
                 return parts[0] != "torch"
         return False
+
+    def _is_of_project(self, function: cst.CSTNode) -> bool:
+        """Whether a function belongs to an extension for CUDA that the project builds."""
+        names = (full.split(".")[:-1] for full in self._tree.may_be(function))
+        return any(not self._extensions.isdisjoint(modules) for modules in names)
 
     def _is_torch(self, node: cst.CSTNode) -> bool:
         """Whether a function belongs to torch, and its name does not say that it needs CUDA."""

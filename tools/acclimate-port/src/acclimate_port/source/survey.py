@@ -78,7 +78,7 @@ _GETS_BACKEND = re.compile(rb"\b(\w*backend)[ \t]*(?::[^=\n]*)?=(?!=)([^\n,)]*)"
 _GIVES_BACKEND = re.compile(rb"\b(\w+)\(([^()\n]*\b\w*backend\b[^()\n]*)", re.IGNORECASE)
 _EXTENSION_NAME = re.compile(r"""\bCUDAExtension\(\s*(?:name\s*=\s*)?["'](?:\w+\.)*(\w+)["']""")
 _NOT_FOR_TORCH = re.compile(
-    rb"^[ \t]*(?:from|import)[ \t]+(?:\.|%b)|cuda\w*_|_cuda|torch\.ops\b|cpp_extension"
+    rb"^[ \t]*(?:from|import)[ \t]+(?:\.|%b)|cuda\w*_|_cuda|cudnn|torch\.ops\b|cpp_extension"
     % "|".join(sorted(KERNEL_PACKAGES | CUDA_PACKAGES)).encode(),
     re.M,
 )
