@@ -80,9 +80,6 @@ def _module(file: SourceFile, call: cst.Call) -> str | None:
         found = next((one for one in parts if _is_for_cuda(one)), None)
         if found is not None and found not in file.survey.modules:
             return found
-        built = next((one for one in parts if one in file.survey.extensions), None)
-        if built is not None:
-            return built
     held = call.func.value if isinstance(call.func, cst.Attribute) else None
     if isinstance(held, cst.Name) and _is_for_cuda(held.value):
         values = file.bound_values(held)

@@ -84,7 +84,7 @@ class Kernels:
     def callers(self) -> dict[int, str]:
         """The functions that call an extension in any case, by their identity, and what they call."""
         found: dict[int, str] = {}
-        # A test beside a call of the project's own extension is judged by what else the program does.
+        # Tests beside calls of these are judged without them, as they choose between kernels of the project.
         own = self._calls_by_name if self._extensions else []
         built = [one for one in own if self._is_of_project(one[0].func)]
         for call, _, name in (*self._of_extensions, *built):
