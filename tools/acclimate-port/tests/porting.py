@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -75,16 +76,16 @@ def reasons(ported: Ported) -> str:
 
 
 def ported_project(
-    folder: Path, files: dict[str, str], target: str, *, apply: bool = False
+    folder: Path, files: dict[str, str], target: str, *, apply: bool = False, refused: Sequence[str] = ()
 ) -> dict[str, FileResult]:
-    """Writes a project and ports it; the results by the names of its files."""
+    """Writes a project and ports it; the results by the names of its files, of which some are refused."""
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(text))
     paths = sorted(folder.rglob("*.py"))
     results = port_files(paths, Settings(target), apply, 1, lambda: None)
-    assert not [one.failure for one in results if one.failure]
+    assert [one.path.name for one in results if one.failure] == [*refused]
     return {one.path.relative_to(folder).as_posix(): one for one in results}
 
 

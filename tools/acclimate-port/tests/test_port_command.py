@@ -224,6 +224,24 @@ def test_a_notebook_names_the_accelerator_in_the_cell_that_imports_torch(
     assert ".cuda()" not in new[2] + new[3]
 
 
+def test_a_comment_that_asks_something_is_python_and_the_output_of_a_shell_command_is_not(repo: Path) -> None:
+    sources = [
+        ["files = !ls  \n", "torch.ones?  \n", "import torch\n"],
+        ["m = torch.ones(1).cuda() # to the GPU?\n", "x = torch.ones(\n", "    2, # how many?\n", ").cuda()\n"],
+    ]
+    cells = [
+        {"cell_type": "code", "execution_count": 1, "metadata": {}, "outputs": [], "source": one}
+        for one in sources
+    ]
+    book = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (repo / "n.ipynb").write_text(json.dumps(book, indent=1) + "\n")
+    assert port("n.ipynb", "--write", "--to", "torch") == 0
+    new = ["".join(one["source"]) for one in json.loads((repo / "n.ipynb").read_text())["cells"]]
+    assert new[0].startswith("files = !ls  \ntorch.ones?  \nimport torch\n")
+    assert ".cuda()" not in new[1]
+    assert " # to the GPU?\n" in new[1]
+
+
 def test_the_reasons_in_a_notebook_name_lines_of_its_cells(repo: Path) -> None:
     sources = [
         ["import torch\n", "import os\n"],

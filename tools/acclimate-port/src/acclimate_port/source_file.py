@@ -105,8 +105,8 @@ class SourceFile:
         compiles_all: bool = False,
     ) -> None:
         self.tree = Tree(text)
-        self.kernels = Kernels(self.tree)
         self.survey = known or Survey()
+        self.kernels = Kernels(self.tree, self.survey.extensions, self.survey.for_torch)
         self.values = Values(self.tree, self.survey.is_module)
         self.torchscript = TorchScript(self.tree, self.survey.compiled, compiles_all)
         self.vendor_code = VendorCode(self.tree)
@@ -124,6 +124,8 @@ class SourceFile:
         self.needs_torch_import = self._module_name("torch") is None
         self.imports_torch_in_functions = self.needs_torch_import and self._imports_in_functions("torch")
         """Whether torch is imported where it is needed, so that the file can be imported without it."""
+        if self.imports_torch_in_functions:
+            self.torch = self._alias_in_functions("torch")
         self.accelerator, self.accelerator_is_deepspeed, self.needs_import = self._accelerator_name()
         self.helper, self.needs_helper = self._helper_name()
         self.on_any_device, self.needs_on_any_device = self._wrapper_name()
@@ -139,6 +141,13 @@ class SourceFile:
             one for one in self.tree.imports if package in packages_of(one) and not self._is_for_types(one)
         ]
         return bool(own) and all(self.tree.function(one) is not None for one in own)
+
+    def _alias_in_functions(self, module: str) -> str:
+        """The name that all functions which import a module have for it; its own if they differ."""
+        statements = (one for one in self.tree.imports if isinstance(one, cst.Import))
+        aliases = (alias for one in statements for alias in one.names if dotted(alias.name) == module)
+        names = {alias.evaluated_alias or module for alias in aliases}
+        return names.pop() if len(names) == 1 else module
 
     def _module_name(self, module: str) -> str | None:
         for statement in self.module_imports:
@@ -188,7 +197,9 @@ class SourceFile:
         """The source of the function that returns the device type, with this file's names."""
         text = ACCELERATOR_TYPE
         if self.imports_torch_in_functions:
-            text = text.replace("    accelerator = torch.", "    import torch\n\n    accelerator = torch.")
+            text = text.replace(
+                "    accelerator = torch.", f"    {self._import_of_torch}\n\n    accelerator = torch."
+            )
         return self._spelled(text)
 
     @property
@@ -201,7 +212,9 @@ class SourceFile:
             text = re.sub(r"((?:parallel: |-> )(?!tuple))(torch\.[\w.]+)", r'\1"\2"', text)
         if self.imports_torch_in_functions:
             own = f"    {self.import_of_accelerator}\n" if self.imports_in_functions else ""
-            text = text.replace("    device = next(", f"    import torch\n{own}\n    device = next(")
+            text = text.replace(
+                "    device = next(", f"    {self._import_of_torch}\n{own}\n    device = next("
+            )
             if own:
                 text = text.replace("    if {device_type}", f"{own}\n    if {{device_type}}")
         return self._spelled(text).replace("{device_type}", self.target.device_type)
@@ -216,6 +229,10 @@ class SourceFile:
     def imports_in_functions(self) -> bool:
         """Whether new imports of acclimate go to the functions that import torch."""
         return self.imports_torch_in_functions and self.needs_import and self.target.name == "acclimate"
+
+    @property
+    def _import_of_torch(self) -> str:
+        return "import torch" if self.torch == "torch" else f"import torch as {self.torch}"
 
     def _spelled(self, text: str) -> str:
         return text.replace("torch.", f"{self.torch}.").replace("accelerator_type()", f"{self.helper}()")

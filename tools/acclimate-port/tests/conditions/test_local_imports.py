@@ -69,3 +69,15 @@ def test_code_of_a_function_that_gets_torch_is_reported_and_unsafe(target: str) 
     source = "def f(torch):\n    if torch.cuda.is_available():\n        return torch.ones(2).cuda()\n    return torch.ones(2)\n"
     sites = port_text(source, Settings(target)).sites
     assert [site.status for site in sites] == [Status.UNSAFE, Status.UNSAFE]
+
+
+def test_a_functions_own_name_for_torch_is_the_one_that_edits_use() -> None:
+    source = """
+        def count():
+            import torch as th
+            return th.cuda.device_count(), th.ones(2, device="cuda")
+    """
+    assert statuses(source) == [Status.CONVERTED, Status.CONVERTED]
+    text = port_text(textwrap.dedent(source), Settings("torch")).text
+    assert "th.accelerator.device_count()" in text
+    assert "    import torch as th\n\n    accelerator = th." in text

@@ -8,7 +8,7 @@ import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
 from acclimate_port.files.workers import port_files
-from porting import BOTH, ported_project
+from porting import BOTH, ported_project, site
 
 LEFT = {
     "from cpp import pointnet2_cuda\n\npointnet2_cuda.query(x)\n": "`pointnet2_cuda` is a module for CUDA",
@@ -111,3 +111,42 @@ def test_a_module_called_build_is_a_build_script_only_where_a_project_is_built(
     results = port_files(sorted(tmp_path.rglob("*.py")), Settings("acclimate"), False, 1, lambda: None)
     found = [site.status for result in results for site in result.sites]
     assert found == [Status.LEFT if is_build else Status.CONVERTED]
+
+
+EXTENSION = {
+    "ops/setup.py": "from torch.utils.cpp_extension import CUDAExtension\n\nE = CUDAExtension('gather_rows', ['a.cu'])\n",
+    "use.py": "import torch\nimport gather_rows\n\n\ndef f(n):\n    x = torch.ones(n).cuda()\n"
+    "    return gather_rows.forward(x)\n",
+}
+
+
+def test_what_moves_tensors_for_the_projects_own_extension_for_cuda_is_unsafe(tmp_path: Path) -> None:
+    result = ported_project(tmp_path, EXTENSION, "acclimate")["use.py"]
+    move = site(result, "torch.ones(n).cuda()")
+    assert move.status is Status.UNSAFE
+    assert "gather_rows.forward" in move.reason
+    other = ported_project(tmp_path / "other", {"use.py": EXTENSION["use.py"]}, "acclimate")["use.py"]
+    assert site(other, "torch.ones(n).cuda()").status is Status.CONVERTED
+
+
+def test_a_module_without_kernels_of_a_package_for_nvidia_gpus_needs_none(tmp_path: Path) -> None:
+    call = "from flash_attn.{} import run\nimport torch\n\ntorch.cuda.synchronize()\nrun(print)\n"
+    files = {
+        "flash_attn/plain.py": "import torch\n\n\ndef run(f):\n    f()\n    torch.cuda.synchronize()\n",
+        "flash_attn/kernels.py": "import flash_attn_2_cuda\n\n\ndef run(f):\n    flash_attn_2_cuda.fwd(f)\n",
+        "one.py": call.format("plain"),
+        "two.py": call.format("kernels"),
+    }
+    results = ported_project(tmp_path, files, "acclimate")
+    assert [one.text for one in results["one.py"].sites] == ["torch.cuda.synchronize()"]
+    assert site(results["two.py"], "run(print)").status is Status.LEFT
+
+
+def test_the_reason_for_a_triton_kernel_names_no_vendor() -> None:
+    kernel = "import torch\nimport {0}\nfrom flash_attn import gelu\n\n\n@{1}\ndef kernel(x):\n    return gelu(x)\n"
+    reasons = [
+        port_text(kernel.format(*names), Settings("torch")).sites[0].reason
+        for names in (("triton", "triton.jit"), ("numba.cuda", "numba.cuda.jit"))
+    ]
+    assert "code of a Triton kernel" in reasons[0]
+    assert "one vendor's hardware" in reasons[1]

@@ -139,3 +139,22 @@ def test_the_choices_of_a_text_are_all_named() -> None:
         Text(Names.MODULE, "a.net_*.main"),
         Text(Names.MODULE, "b.net_*.main"),
     }
+
+
+def test_two_scripts_that_one_file_starts_as_processes_are_not_joined_by_that(tmp_path: Path) -> None:
+    files = {
+        "main.py": "import os\n\nos.system('python one.py')\nos.system('python two.py')\n",
+        "one.py": PART,
+        "two.py": KEPT,
+    }
+    assert site(ported_project(tmp_path, files, "acclimate")["one.py"], MADE).status is Status.CONVERTED
+    same = {**files, "main.py": "exec(open('one.py').read())\nexec(open('two.py').read())\n"}
+    assert site(ported_project(tmp_path, same, "acclimate")["one.py"], MADE).status is Status.UNSAFE
+
+
+def test_a_reason_says_whether_one_program_is_known_to_run_both_places(tmp_path: Path) -> None:
+    one = "import torch\nfrom shared import Part\n\n\ndef f():\n    return torch.ones(2, device='cuda')\n"
+    files = {"shared.py": PART, "two.py": f"from shared import Part\n{KEPT}", "one.py": one}
+    results = ported_project(tmp_path, files, "acclimate")
+    assert "a program that shares code with this one runs" in site(results["one.py"], "'cuda'").reason
+    assert "which the same program runs" in site(results["shared.py"], MADE).reason

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections import defaultdict, deque
@@ -15,6 +14,7 @@ from acclimate_port.decisions.guarded_tests import WITHIN
 from acclimate_port.decisions.symbols import MODULE, TOGETHER, Facts, Kind, Symbol
 from acclimate_port.source.named_in_texts import Names, Text
 from acclimate_port.source.outline import REGISTERS, Outline
+from acclimate_port.source.settings_files import SUFFIXES, nearest
 
 _REASONS = {
     Kind.FLAG: "{place}, which the same flag decides about, stays as it is",
@@ -31,6 +31,8 @@ _REASONS = {
     Kind.TEST: "{place}, which the same guard of a test suite skips or decides about, stays as it is",
     Kind.BACKEND: "{place}, which the same program exchanges tensors by, stays as it is",
 }
+_APART = "{place}, which a program that shares code with this one runs, stays as it is"
+"""The reason if no program is known that runs both places."""
 _FARTHEST = {Kind.CODE: 3, **dict.fromkeys(TOGETHER, 1000)}
 """How many calls away code that needs CUDA is looked for; a device is followed to the end."""
 _END = 20
@@ -76,7 +78,8 @@ class Project:
         self._modules: dict[str, list[Path]] = defaultdict(list)
         """The files of each module's name."""
         for path in facts:
-            self._modules[_module(path).name].append(path)
+            if path.suffix not in SUFFIXES:
+                self._modules[_module(path).name].append(path)
         self._direct: dict[Path, list[Path]] = {}
         self._meant: dict[tuple[Path, Text], list[tuple[Path, str]]] = {}
         self._imports: dict[Path, set[Path]] = {}
@@ -174,10 +177,17 @@ class Project:
                 place = next(concerned, None)
                 if place is not None:
                     where = f"line {place[1]}" if place[0] == path else _shown(place)
-                    own[symbol] = _REASONS[symbol.kind].format(place=where)
+                    own[symbol] = self._reason(path, symbol.kind, place[0]).format(place=where)
             if own:
                 found[path] = own
         return found
+
+    def _reason(self, path: Path, kind: Kind, other: Path) -> str:
+        """Why edits in a file are unsafe, for what stays in another."""
+        if kind is Kind.PLACE and other.suffix in SUFFIXES:
+            return "{place}, which gives the same program its device or backend, stays as it is"
+        is_apart = kind is Kind.PLACE and self._importers(path).isdisjoint(self._importers(other))
+        return _APART if is_apart else _REASONS[kind]
 
     def _concerns(self, path: Path, by: Path, other: Path, symbol: Symbol) -> bool:
         """Whether code that stays in a file concerns edits that rely on a symbol.
@@ -234,7 +244,8 @@ class Project:
         if path not in self._direct:
             known = self._facts[path].outline
             found = [one for module in known.imports for one in self._files_of(path, module)]
-            found += [file for text in known.texts for file, _ in self._named_by(path, text)]
+            texts = (one for one in known.texts if one.names is not Names.SETTINGS)
+            found += [file for text in texts for file, _ in self._named_by(path, text)]
             self._direct[path] = found
         return self._direct[path]
 
@@ -254,9 +265,23 @@ class Project:
         elif text.names is Names.ANY:
             yield from ((one, MODULE) for one in self._imported_by_none)
         else:
-            scripts = (Path(os.path.normpath(folder / text.text)) for folder in path.parents)
-            nearest = next((one for one in scripts if one in self._facts), None)
-            yield from [(nearest, MODULE)] if nearest is not None else []
+            named = self._nearest(path, text)
+            if text.names is Names.SETTINGS:
+                yield from self._read_of(path, named) if named is not None else []
+            else:
+                yield from [(named, MODULE)] if named is not None else []
+
+    def _read_of(self, path: Path, settings: Path) -> Iterator[tuple[Path, str]]:
+        """The keys of a file of settings, and of those that it chooses, that a program reads."""
+        files = (path, *self._imported(path))
+        read = {name for one in files for name in self._facts[one].outline.settings}
+        chosen = (self._nearest(settings, text) for text in self._facts[settings].outline.texts)
+        for file in (settings, *chosen):
+            keys = self._placed.get(file, {}) if file is not None else ()
+            yield from ((file, key) for key in keys if file is not None and ("*" in read or key in read))
+
+    def _nearest(self, path: Path, text: Text) -> Path | None:
+        return next((one for one in nearest(path, text.text) if one in self._facts), None)
 
     @cached_property
     def _imported_by_none(self) -> list[Path]:
@@ -374,7 +399,7 @@ class Project:
             owner, name = _parted(full)
             home = self._home(path, owner, name) if name in self._names_placed else None
             held += [home] if home is not None else []
-        texts = known.texts if not gives_on else ()
+        texts = [one for one in known.texts if one.names is not Names.PROCESS] if not gives_on else []
         meant = (one for text in texts for one in self._named_by(path, text))
         for file, name in dict.fromkeys(meant):
             held += [(file, one) for one in self._placed.get(file, {})] if name == MODULE else [(file, name)]
@@ -387,6 +412,7 @@ class Project:
                 yield program, place
                 if is_cause:
                     yield place, program
+        yield from self._with_processes(path)
         for name, file, placed in self._naming[path]:
             for kind, is_cause in self._placed[file][placed]:
                 one: _Known = (kind, f"{path}:{name}" if is_cause else f"{path}:{name}(needs)")
@@ -394,6 +420,26 @@ class Project:
                 yield one, other
                 if is_cause:
                     yield other, one
+
+    def _with_processes(self, path: Path) -> Iterator[tuple[_Known, _Known]]:
+        """Pairs of the code of a file and each script that it starts as a process of its own.
+
+        Two scripts that the same file starts are not joined by that.
+        """
+        started = (one for one in self._facts[path].outline.texts if one.names is Names.PROCESS)
+        own = [
+            (name, kind)
+            for name, kinds in self._placed.get(path, {}).items()
+            for kind, is_cause in kinds
+            if is_cause
+        ]
+        for file, _ in dict.fromkeys(found for text in started for found in self._named_by(path, text)):
+            for script, kinds in self._placed.get(file, {}).items():
+                for kind, is_cause in kinds:
+                    place: _Known = (kind, f"{file}:{script}" if is_cause else f"{file}:{script}(needs)")
+                    yield from (((kind, f"{path}:{name}"), place) for name, one in own if one is kind)
+                    if is_cause:
+                        yield place, (kind, f"{path}:")
 
     def _runs(self, path: Path) -> Iterator[tuple[_Known, _Known]]:
         """Pairs of what runs, also through others, and what it is run by: functions, or a file's program.

@@ -9,7 +9,11 @@ from typing import Any
 from acclimate_port.source.tree import CELL
 
 _CELL_LINE = re.compile(r"^# acclimate: cell (\d+)\n", re.MULTILINE)
-_MAGIC = re.compile(r"^([ \t]*)([%!?](?:.*\\\n)*.*|.*\?)$", re.MULTILINE)
+_MAGIC = re.compile(
+    r"^([ \t]*)([%!?](?:.*\\\n)*.*|\w[\w, ]*=[ \t]*[%!](?:.*\\\n)*.*|[\w.*\[\]'\"-]+\?\??[ \t]*)$",
+    re.MULTILINE,
+)
+"""A magic or a shell command, also of which a name gets the output, or a question for help: ``torch.ones?``."""
 _HIDDEN = re.compile(r"^([ \t]*)pass  # acclimate: magic (\d+)(?: sets VISIBLE_DEVICES)?$", re.MULTILINE)
 
 

@@ -6,7 +6,6 @@ import codecs
 import fnmatch
 import io
 import os
-import re
 import stat
 import tokenize
 from collections.abc import Iterator, Sequence
@@ -177,13 +176,3 @@ def write(path: Path, data: bytes, before: bytes) -> None:
         replace_file(real, data, mode)
     except OSError as error:
         raise UnreadableError(f"it cannot be written: {error.strerror or error}") from error
-
-
-_YAML = re.compile(
-    r"""^\s*(?:-\s*)?[\w.-]*(?:device|backend|accelerator)[\w.-]*\s*:\s*["']?(cuda(?::\d+)?|nccl)["']?\s*(?:#.*)?$"""
-)
-
-
-def yaml_lines(text: str) -> list[tuple[int, str]]:
-    """The lines of a YAML file that name a device or a backend; they are reported and not edited."""
-    return [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1) if _YAML.match(line)]

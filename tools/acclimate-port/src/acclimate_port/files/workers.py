@@ -15,12 +15,13 @@ from pathlib import Path
 import libcst as cst
 
 from acclimate_port.decisions.project import Homes, Project
-from acclimate_port.decisions.symbols import Facts, Symbol
+from acclimate_port.decisions.symbols import MODULE, Facts, Kind, Symbol
 from acclimate_port.engine import Look, Settings, Site, Status, may_concern, port_text
 from acclimate_port.files.notebook import Notebook
-from acclimate_port.files.text_files import Content, UnreadableError, decode, read, write, yaml_lines
+from acclimate_port.files.text_files import Content, UnreadableError, decode, read, write
 from acclimate_port.source.build_scripts import is_build_script
-from acclimate_port.source.outline import Outline, outline
+from acclimate_port.source.outline import Outline, outline, outline_of_imports
+from acclimate_port.source.settings_files import chosen_by, devices_given, read_named, yaml_lines
 from acclimate_port.source.survey import Survey, joined, survey
 from acclimate_port.source.tree import parse_as_python
 
@@ -32,6 +33,8 @@ _DEEPEST = 5_000
 _MOST_KEPT = 3_000_000
 """The most characters of the texts whose syntax trees are kept, which take some hundred bytes for each."""
 _TOO_DEEP = "its expressions are nested too deeply"
+_NAMES_CUDA = re.compile(r"^[^#\n]*\b(?:cuda|nccl)\b", re.M)
+_PROGRAM = Symbol(Kind.PLACE, f"here:{MODULE}")
 _LINE = re.compile(r"\bline (\d+)")
 _WORD = re.compile(rb"[A-Za-z_]\w*")
 
@@ -140,7 +143,10 @@ def _port_again(
     others = {
         path: Facts(outline(_bytes(path))) for path in paths if path not in results and path.suffix == ".py"
     }
-
+    outlines = [*((path, one.facts.outline) for path, one in results.items())]
+    outlines += [(path, facts.outline) for path, facts in others.items()]
+    named = ((path, text) for path, one in outlines for text in one.texts)
+    others |= {path: _of_settings(path, text) for path, text in read_named(named, paths).items()}
     homes: Homes = {}  # no edit changes what a file defines
 
     def project() -> Project:
@@ -160,6 +166,20 @@ def _port_again(
         for result in _port_each(waiting, jobs, looks):
             facts = replace(result.facts, outline=results[result.path].facts.outline)
             results[result.path] = replace(result, facts=facts)
+
+
+def _of_settings(path: Path, text: str) -> Facts:
+    """The facts of a file of settings: the device or the backend of CUDA that it gives a program."""
+    stays = {Symbol(Kind.PLACE, f"here:{key}"): line for key, line in devices_given(path.name, text).items()}
+    chosen = frozenset(chosen_by(text)) if path.suffix in (".yaml", ".yml") else frozenset()
+    return Facts(Outline(texts=chosen), stays=stays)
+
+
+def _of_refused(source: str) -> Facts:
+    """The facts of a file that cannot be ported: it stays on CUDA, and so does what it imports."""
+    named = _NAMES_CUDA.search(source)
+    stays = {_PROGRAM: source.count("\n", 0, named.start()) + 1} if named is not None else {}
+    return Facts(outline_of_imports(source), stays=stays)
 
 
 def _bytes(path: Path) -> bytes:
@@ -257,8 +277,10 @@ def port_file(path: Path, settings: Settings, looks: dict[str, Look] | None = No
     except OSError as error:
         return FileResult(path, failure=error.strerror or str(error))
     except cst.ParserSyntaxError as error:
-        is_program = path.suffix != ".ipynb"
-        return FileResult(path, failure=_syntax(error, decode(data).text if is_program else ""))
+        if path.suffix == ".ipynb":
+            return FileResult(path, failure=_syntax(error, ""))
+        source = decode(data).text
+        return FileResult(path, failure=_syntax(error, source), facts=_of_refused(source))
     except RecursionError:
         return FileResult(path, failure=_TOO_DEEP)
     except UnicodeEncodeError as error:

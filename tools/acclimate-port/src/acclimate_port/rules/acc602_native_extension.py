@@ -47,8 +47,9 @@ look complete."""
             return self.left(file, node, "it builds a native extension for CUDA")
         if _ENGINE.search(called_name(node) or ""):
             return self.left(file, node, "only TensorRT has engines for CUDA", (node.func,))
-        package = (file.tree.qualified(node.func) or "").partition(".")[0]
-        if package in CUDA_PACKAGES:
+        called = file.tree.qualified(node.func) or ""
+        package = called.partition(".")[0]
+        if package in CUDA_PACKAGES and called.rpartition(".")[0] not in file.survey.for_torch:
             reason = f"only NVIDIA GPUs run the package `{package}`"
             return self.left(file, node, reason, (node.func,), stands_alone=True)
         module = _module(file, node)

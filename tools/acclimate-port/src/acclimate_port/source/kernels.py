@@ -24,10 +24,19 @@ class Kernels:
 
     Args:
         tree: the file.
+        extensions: the names of the project's own extensions for CUDA.
+        for_torch: the modules of packages for NVIDIA GPUs that hold no kernel.
     """
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        extensions: frozenset[str] = frozenset(),
+        for_torch: frozenset[str] = frozenset(),
+    ) -> None:
         self._tree = tree
+        self._extensions = extensions
+        self._for_torch = for_torch
 
     @cached_property
     def are_for_cuda_alone(self) -> bool:
@@ -75,7 +84,10 @@ class Kernels:
     def callers(self) -> dict[int, str]:
         """The functions that call an extension in any case, by their identity, and what they call."""
         found: dict[int, str] = {}
-        for call, _, name in self._of_extensions:
+        # Tests beside calls of these are judged without them, as they choose between kernels of the project.
+        own = self._calls_by_name if self._extensions else []
+        built = [one for one in own if self._is_of_project(one[0].func)]
+        for call, _, name in (*self._of_extensions, *built):
             for around in self._tree.ancestors(call):
                 if isinstance(around, (cst.If, cst.IfExp, cst.Try, cst.BooleanOperation, cst.Lambda)):
                     break
@@ -156,13 +168,18 @@ class Kernels:
         for full in self._tree.may_be(node):
             parts = full.split(".")
             modules = parts[:-1] if is_call else parts
-            if parts[0] in CUDA_PACKAGES:
+            if parts[0] in CUDA_PACKAGES and ".".join(modules) not in self._for_torch:
                 return True
             # Programs that use yacs call their configuration `_C` too.
             is_settings = any("config" in part or "default" in part for part in parts)
             if not is_settings and any(_NATIVE_MODULE.search(module) for module in modules):
                 return parts[0] != "torch"
         return False
+
+    def _is_of_project(self, function: cst.CSTNode) -> bool:
+        """Whether a function belongs to an extension for CUDA that the project builds."""
+        names = (full.split(".")[:-1] for full in self._tree.may_be(function))
+        return any(not self._extensions.isdisjoint(modules) for modules in names)
 
     def _is_torch(self, node: cst.CSTNode) -> bool:
         """Whether a function belongs to torch, and its name does not say that it needs CUDA."""

@@ -27,6 +27,10 @@ class Names(Enum):
     """Modules, with ``*`` for what is computed: ``models.*``, and ``.*`` for those beside the file."""
     SCRIPT = "script"
     """A file to run: ``train.py``."""
+    PROCESS = "process"
+    """One that a process of its own runs, as a command line does."""
+    SETTINGS = "settings"
+    """A file of settings: ``conf/config.yaml``."""
     ANY = "any"
     """A name that is not known: of a setting, a file of settings or a pickle."""
 
@@ -55,6 +59,12 @@ _RUNS = re.compile(
     r"\bsubprocess\b|\bos\.(?:system|popen|exec\w+|spawn\w+)\(|\brunpy\b|\bPopen\(|\bspec_from_file_location\b"
     r"|(?<![\w.])exec\("
 )
+_RUNS_HERE = re.compile(r"\brunpy\b|\bspec_from_file_location\b|(?<![\w.])exec\(")
+"""Those that run a file in the same process."""
+_SETTINGS = re.compile(r"""["']((?:[\w.-]+/)*[\w.-]+\.(?:ya?ml|json|toml))["']""")
+_FOLDER = re.compile(r"""\b(?:config_path\s*=|hydra\.main\(|\binitialize\()\s*["']([\w./-]+)["']""")
+_SETTINGS_NAME = re.compile(r"""\b(?:config_name\s*=|compose\()\s*["']([\w./-]+)["']""")
+"""The folder and the name of hydra's settings, which may lack the suffix."""
 _SCRIPT = re.compile(r"(?<![\w*{}])((?:[\w.-]+/)*\w[\w-]*\.py)(?![\w.])")
 _RUN_MODULE = re.compile(r"-m[ =]([A-Za-z_][\w.]*)")
 _WHOLE = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*$")
@@ -67,6 +77,23 @@ _HERE = "."
 _MOST = 8
 """The most texts that one expression may give."""
 _DEEPEST = 6
+
+
+_WORDS = r"(\w*(?:device|backend|accelerator)\w*)"
+_READ = re.compile(
+    rf"""\b\w*(?:arg|cfg|conf|opt|param|setting)\w*(?:\.\w+|\[[^][]*\])*\.{_WORDS}\b|\[["']{_WORDS}["']\]"""
+    rf"""|\bget(?:attr)?\((?:\w+,\s*)?["']{_WORDS}["']""",
+    re.IGNORECASE,
+)
+_READS_ALL = re.compile(r"\*\*\w*(?:arg|cfg|conf|opt|param|setting)\w*", re.IGNORECASE)
+
+
+def settings_read(text: str) -> frozenset[str]:
+    """The settings for a device or a backend that a file reads; ``*`` if it may read any of them."""
+    if "device" not in text and "backend" not in text and "accelerator" not in text:
+        return frozenset()
+    found = {name for read in _READ.finditer(text) for name in read.groups() if name}
+    return frozenset(found | ({_UNKNOWN} if _READS_ALL.search(text) else set()))
 
 
 class NamedInTexts:
@@ -94,6 +121,7 @@ class NamedInTexts:
             self._found += self._imported()
         if _RUNS.search(text) and (".py" in text or "-m" in text):
             self._found += self._run()
+        self._found += self._settings()
 
     def all(self) -> frozenset[Text]:
         """All that the file names."""
@@ -161,6 +189,17 @@ class NamedInTexts:
                 elif whole == _UNKNOWN:
                     yield call.lineno, Text(Names.ANY, whole)
 
+    def _settings(self) -> Iterator[tuple[int, Text]]:
+        """The files of settings."""
+        for found in _SETTINGS.finditer(self._text):
+            yield self._line(found.start()), Text(Names.SETTINGS, found[1])
+        named = [*_SETTINGS_NAME.finditer(self._text)] if "hydra" in self._text else []
+        folders = [found[1] for found in _FOLDER.finditer(self._text)] if named else []
+        for found in named:
+            name = found[1] if found[1].endswith((".yaml", ".yml")) else f"{found[1]}.yaml"
+            for folder in folders or ["."]:
+                yield self._line(found.start()), Text(Names.SETTINGS, f"{folder}/{name}")
+
     def _run(self) -> Iterator[tuple[int, Text]]:
         """The scripts and modules of command lines."""
         said = {
@@ -168,11 +207,12 @@ class NamedInTexts:
             for node in self._nodes
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         }
+        kind = Names.SCRIPT if _RUNS_HERE.search(self._text) else Names.PROCESS
         for node in self._nodes:
             if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in said:
                 continue
             for found in _SCRIPT.finditer(node.value):
-                yield node.lineno, Text(Names.SCRIPT, found[1])
+                yield node.lineno, Text(kind, found[1])
             modules = [found[1] for found in _RUN_MODULE.finditer(node.value)]
             if "." in node.value and _WHOLE.match(node.value) and not _NO_NAME.search(node.value):
                 modules.append(node.value)

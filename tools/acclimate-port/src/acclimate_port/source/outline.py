@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from acclimate_port.source.named_in_texts import NamedInTexts, Names, Text
+from acclimate_port.source.named_in_texts import NamedInTexts, Names, Text, settings_read
 from acclimate_port.source.tree import parse_as_python, python_nodes
 
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
@@ -27,6 +27,10 @@ REGISTERS = re.compile(r"(^|_)regist(er|ry|ers)(_|$)")
 NO_PROJECT = re.compile(r"(torch|numpy|os|sys|math|typing|logging|collections|functools|transformers)(\.|$)")
 """Packages that no project defines, so that the names in them need not be looked up."""
 _ATTRIBUTES = re.compile(r"(?<![\w.])(\w+)((?:\.\w+){1,3})")
+
+_IMPORT_STATEMENT = re.compile(
+    r"^[ \t]*(from[ \t]+[\w.]+[ \t]+import[ \t]+(?:\([^)]*\)|[^\n]*)|import[ \t]+[^\n]*)", re.M
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,8 @@ class Outline:
 
     Also the modules that a table holds: ``{"nerf": nerf}``.
     """
+    settings: frozenset[str] = frozenset()
+    """The settings for a device or a backend that it reads; ``*`` for any."""
 
 
 def outline(source: str | bytes) -> Outline:
@@ -124,7 +130,8 @@ def outline(source: str | bytes) -> Outline:
     projects = [{name: full for name, full in by.items() if not NO_PROJECT.match(full)} for by in choices]
     own = {*defined}
     registers = {name for name, _ in fills}
-    texts = NamedInTexts(source if isinstance(source, str) else source.decode(errors="replace"), module)
+    text = source if isinstance(source, str) else source.decode(errors="replace")
+    texts = NamedInTexts(text, module)
     tabled = {
         name: frozenset(text for one in held for text in _tabled(one, walked[id(one)], names))
         for name, held in defined.items()
@@ -158,7 +165,20 @@ def outline(source: str | bytes) -> Outline:
         texts.all().union(*tabled.values()),
         _is_script(statements, own),
         {name: looks_up.get(name, frozenset()) | held for name, held in tabled.items()},
+        settings_read(text),
     )
+
+
+def outline_of_imports(source: str) -> Outline:
+    """The outline of a file that Python cannot parse: what it imports, and uses of that, by its text."""
+    imports = []
+    for found in _IMPORT_STATEMENT.finditer(source):
+        try:
+            parse_as_python(found[1])
+        except (SyntaxError, ValueError):
+            continue
+        imports.append(found[1])
+    return outline("\n".join([*imports, *(f"# {line}" for line in source.splitlines())]))
 
 
 def _is_script(statements: list[ast.AST], own: set[str]) -> bool:

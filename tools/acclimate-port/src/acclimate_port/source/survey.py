@@ -76,6 +76,13 @@ _TAKES_BACKEND = re.compile(
 _BACKEND = re.compile(rb"\b\w*backend\b(?![ \t]*=[^=])", re.IGNORECASE)
 _GETS_BACKEND = re.compile(rb"\b(\w*backend)[ \t]*(?::[^=\n]*)?=(?!=)([^\n,)]*)", re.IGNORECASE)
 _GIVES_BACKEND = re.compile(rb"\b(\w+)\(([^()\n]*\b\w*backend\b[^()\n]*)", re.IGNORECASE)
+_EXTENSION_NAME = re.compile(r"""\bCUDAExtension\(\s*(?:name\s*=\s*)?["'](?:\w+\.)*(\w+)["']""")
+_NOT_FOR_TORCH = re.compile(
+    rb"^[ \t]*(?:from|import)[ \t]+(?:\.|%b)|cuda\w*_|_cuda|cudnn|torch\.ops\b|cpp_extension"
+    % "|".join(sorted(KERNEL_PACKAGES | CUDA_PACKAGES)).encode(),
+    re.M,
+)
+"""What a module has that may need one kind of hardware: kernels, or what it imports of its own package."""
 _OF_OTHERS = (b"process_group_backend",)
 """Parameters of libraries that give a backend to torch.distributed."""
 
@@ -116,6 +123,12 @@ class Survey:
     own_objects: frozenset[tuple[str, str, str]] = frozenset()
     """Modules that import a package with objects of its own: the folder, the module, and the package."""
 
+    extensions: frozenset[str] = frozenset()
+    """The names of the extensions that a build script builds for CUDA: ``CUDAExtension("nms_op", …)``."""
+
+    for_torch: frozenset[str] = frozenset()
+    """Modules below a folder named like a package for NVIDIA GPUs, which use nothing but torch themselves."""
+
     backends: frozenset[tuple[str, str]] = frozenset()
     """Pairs of a name of a backend and what gets it: a name, ``f()``, or ``""`` for torch.distributed."""
 
@@ -146,6 +159,7 @@ class Survey:
             self,
             classes=frozenset((name, "Module") for name in self._module_classes),
             backends=frozenset((name, "") for name in self.backends_used),
+            extensions=self.extensions - self.modules,
         )
 
     @cached_property
@@ -194,6 +208,10 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
         frozenset(files_imported(path, source)) if path and is_build_script(path, source) else frozenset(),
         frozenset(_package_flags(source)),
         frozenset(_own_objects(source, path)) if path is not None else frozenset(),
+        frozenset(
+            _EXTENSION_NAME.findall(source.decode(errors="replace")) if b"CUDAExtension" in source else ()
+        ),
+        frozenset(_for_torch(source, path)) if path is not None else frozenset(),
         frozenset(backends_given(source)),
     )
 
@@ -228,6 +246,14 @@ def backends_given(source: bytes) -> Iterator[tuple[str, str]]:
             yield pair[0].decode(), pair[1].decode()
     for value, target in pairs:
         yield from ((name.decode(), target.decode()) for name in _BACKEND.findall(value))
+
+
+def _for_torch(source: bytes, path: Path) -> Iterator[str]:
+    """The full name of a module of a package for NVIDIA GPUs that holds no kernel and imports none."""
+    names = [*path.with_suffix("").parts]
+    first = next((at for at, name in enumerate(names[:-1]) if name in CUDA_PACKAGES), None)
+    if first is not None and names[-1] != "__init__" and not _NOT_FOR_TORCH.search(source):
+        yield ".".join(names[first:])
 
 
 def _own_objects(source: bytes, path: Path) -> Iterator[tuple[str, str, str]]:

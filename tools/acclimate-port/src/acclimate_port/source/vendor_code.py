@@ -41,7 +41,10 @@ class VendorCode:
         around = list(self._tree.ancestors(node))
         if any(isinstance(ancestor, cst.Call) and self._is_build(ancestor) for ancestor in around):
             return "it builds a native extension for one vendor's hardware"
-        if any(isinstance(ancestor, cst.FunctionDef) and self._is_kernel(ancestor) for ancestor in around):
+        marks = [self._kernel_mark(one) for one in around if isinstance(one, cst.FunctionDef)]
+        if any(mark.startswith("triton.") for mark in marks):
+            return "code of a Triton kernel, which has no device of torch"
+        if any(marks):
             return "a kernel for one vendor's hardware"
         if is_test and self._decides_build(node, around):
             return "it controls the build of a native extension for one vendor's hardware"
@@ -60,13 +63,15 @@ class VendorCode:
         name = self._tree.qualified(call.func) or ""
         return name.startswith(_BUILDS) or called_name(call) in ("CUDAExtension", "load_inline")
 
-    def _is_kernel(self, function: cst.FunctionDef) -> bool:
+    def _kernel_mark(self, function: cst.FunctionDef) -> str:
+        """The full name of the decorator that makes a function a kernel; ``""`` if it is none."""
         for decorator in function.decorators:
             called = decorator.decorator
             called = called.func if isinstance(called, cst.Call) else called
-            if self._tree.qualified(called) in _KERNEL_MARKS:
-                return True
-        return False
+            name = self._tree.qualified(called) or ""
+            if name in _KERNEL_MARKS:
+                return name
+        return ""
 
     def _decides_build(self, node: cst.CSTNode, around: list[cst.CSTNode]) -> bool:
         statement = self._tree.statement(node)

@@ -1,0 +1,80 @@
+"""Files of settings that a program names, such as ``conf/config.yaml``, and the devices that they give it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from acclimate_port.source.named_in_texts import Names, Text
+
+SUFFIXES = (".yaml", ".yml", ".json", ".toml")
+_YAML = re.compile(
+    r"""^\s*(?:-\s*)?([\w.-]*(?:device|backend|accelerator)[\w.-]*)\s*:\s*["']?(cuda(?::\d+)?|nccl)["']?\s*(?:#.*)?$"""
+)
+_OTHER = re.compile(
+    r"""([\w.-]*(?:device|backend|accelerator)[\w.-]*)["']?\s*[:=]\s*["'](?:cuda(?::\d+)?|nccl)["']"""
+)
+_DEFAULTS = re.compile(r"^defaults:[ \t]*\n((?:[ \t]*(?:-[^\n]*|#[^\n]*)?\n)+)", re.M)
+_CHOICE = re.compile(
+    r"^\s*-\s*(?:(?:override\s+)?/?([\w/]+)(?:@[\w.]*)?\s*:\s*)?([\w./-]+)\s*(?:#.*)?$", re.M
+)
+_LARGEST = 1_000_000
+"""Longer files hold data and no settings."""
+
+
+def yaml_lines(text: str) -> list[tuple[int, str]]:
+    """The lines of a YAML file that name a device or a backend; they are reported and not edited."""
+    return [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1) if _YAML.match(line)]
+
+
+def devices_given(name: str, text: str) -> dict[str, int]:
+    """The keys by which a file of settings gives a device or a backend of CUDA, each with its first line."""
+    form = _YAML if name.endswith((".yaml", ".yml")) else _OTHER
+    found: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        for given in form.finditer(line):
+            found.setdefault(given[1].rpartition(".")[2].replace("-", "_"), number)
+    return found
+
+
+def chosen_by(text: str) -> Iterator[Text]:
+    """The files that a file of hydra's chooses: ``model/small.yaml`` of ``defaults: [{model: small}]``."""
+    for found in _DEFAULTS.finditer(text):
+        for choice in _CHOICE.finditer(found[1]):
+            name = f"{choice[1]}/{choice[2]}" if choice[1] else choice[2]
+            yield Text(Names.SETTINGS, f"{name.removesuffix('.yaml')}.yaml")
+
+
+def nearest(path: Path, name: str) -> Iterator[Path]:
+    """The files that a name in a file may mean, the nearest first: beside it, and in folders around it."""
+    return (Path(os.path.normpath(folder / name)) for folder in path.parents)
+
+
+def read_named(named: Iterable[tuple[Path, Text]], paths: Iterable[Path]) -> dict[Path, str]:
+    """The files of settings that others name, also through each other, with their texts.
+
+    Args:
+        named: files, each with what it names in a text.
+        paths: the files of the project; others outside the folder that holds all of these are not read.
+    """
+    waiting = [pair for pair in named if pair[1].names is Names.SETTINGS]
+    if not waiting:
+        return {}
+    root = Path(os.path.commonpath([os.path.abspath(one.parent) for one in paths]))
+    found: dict[Path, str] = {}
+    for path, text in waiting:
+        near = (one for one in nearest(path, text.text) if Path(os.path.abspath(one)).is_relative_to(root))
+        file = next((one for one in near if one in found or _is_small_file(one)), None)
+        if file is not None and file not in found:
+            found[file] = file.read_text(errors="replace")
+            waiting += ((file, one) for one in chosen_by(found[file]))
+    return found
+
+
+def _is_small_file(path: Path) -> bool:
+    try:
+        return path.is_file() and path.stat().st_size < _LARGEST
+    except OSError:
+        return False
