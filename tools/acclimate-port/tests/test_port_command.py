@@ -227,7 +227,12 @@ def test_a_notebook_names_the_accelerator_in_the_cell_that_imports_torch(
 def test_a_comment_that_asks_something_is_python_and_the_output_of_a_shell_command_is_not(repo: Path) -> None:
     sources = [
         ["files = !ls  \n", "torch.ones?  \n", "import torch\n"],
-        ["m = torch.ones(1).cuda() # to the GPU?\n", "x = torch.ones(\n", "    2, # how many?\n", ").cuda()\n"],
+        [
+            "m = torch.ones(1).cuda() # to the GPU?\n",
+            "x = torch.ones(\n",
+            "    2, # how many?\n",
+            ").cuda()\n",
+        ],
     ]
     cells = [
         {"cell_type": "code", "execution_count": 1, "metadata": {}, "outputs": [], "source": one}

@@ -13,7 +13,7 @@ _MAGIC = re.compile(
     r"^([ \t]*)([%!?](?:.*\\\n)*.*|\w[\w, ]*=[ \t]*[%!](?:.*\\\n)*.*|[\w.*\[\]'\"-]+\?\??[ \t]*)$",
     re.MULTILINE,
 )
-"""A magic or a shell command, also of which a name gets the output, or a question for help: ``torch.ones?``."""
+"""A magic, a shell command, also of which a name gets the output, or a question for help: ``ones?``."""
 _HIDDEN = re.compile(r"^([ \t]*)pass  # acclimate: magic (\d+)(?: sets VISIBLE_DEVICES)?$", re.MULTILINE)
 
 
