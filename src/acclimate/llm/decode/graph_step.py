@@ -34,7 +34,9 @@ _capturing = ForkSafeLock()
 def _kernels(name: str, device_type: str, dtype: torch.dtype) -> ModuleType | None:
     """Returns a module of kernels in Triton, if Triton works for a device and gives torch's numbers."""
     accelerator = get_accelerator()
-    if accelerator.device_type != device_type or not accelerator.is_triton_supported():
+    if dtype not in DENSE_DTYPES or accelerator.device_type != device_type:
+        return None
+    if not accelerator.is_triton_supported():
         return None
     module = importlib.import_module(f"acclimate.llm.{name}")
     return module if module.is_right(device_type, dtype) else None
@@ -142,7 +144,7 @@ class GraphStep(PlainStep):
         return self._place - self._starts
 
     def _pointwise(self, x: Tensor) -> ModuleType | None:
-        if x.dim() != 2 or x.dtype not in DENSE_DTYPES:
+        if x.dim() != 2:
             return None
         return _kernels("decode.triton_pointwise", x.device.type, x.dtype)
 
@@ -180,7 +182,7 @@ class GraphStep(PlainStep):
 
     def _products(self, x: Tensor, modules: list[nn.Module]) -> list[Tensor] | None:
         """Returns what modules with one input give if one kernel computes it."""
-        if x.dim() != 2 or x.dtype not in DENSE_DTYPES:
+        if x.dim() != 2:
             return None
         fused = _kernels("kernels.triton_products", x.device.type, x.dtype)
         if fused is None or not fused.can_multiply(x, modules):
@@ -227,9 +229,7 @@ class GraphStep(PlainStep):
 
     def _mixed(self, index: int, attention: Attention, query: Tensor) -> Tensor:
         cache, first = self.cache, self.cache.firsts[index]
-        fused = None
-        if query.dtype in DENSE_DTYPES:
-            fused = _kernels("kernels.triton_attention", query.device.type, query.dtype)
+        fused = _kernels("kernels.triton_attention", query.device.type, query.dtype)
         if fused is not None and fused.can_mix(query, cache.keys[index], cache.values[index]):
             place, starts = self._known(first, lambda: (self._place - first, self._starts - first))
             return fused.mixed_values(  # type: ignore[no-any-return]

@@ -89,10 +89,10 @@ def counts(accelerator: Accelerator) -> None:
         with suppress(Exception):  # each device refuses in its own way
             beyond = torch.ones(1, device=f"{accelerator.device_type}:{count}").device.index
         require(beyond != count, f"device_count() is {count}, but torch makes a tensor on device {count}")
-    require_counted_by_its_record(accelerator)
+    _require_counted_by_its_record(accelerator)
 
 
-def require_counted_by_its_record(accelerator: Accelerator) -> None:
+def _require_counted_by_its_record(accelerator: Accelerator) -> None:
     """Fails the check if a vendor's own record counts other devices than the accelerator.
 
     acclimate's own records count memory nodes and device files; a device of several tiles has one file. A

@@ -17,8 +17,6 @@ from acclimate_conformance.checks.claims import lacking
 from acclimate_conformance.checks.dtypes.arithmetic import supported
 from acclimate_conformance.checks.dtypes.closed_forms import (
     LARGE,
-    LAYERS,
-    MATRICES,
     NUMBERS,
     ORDER,
     PLACED,
@@ -27,6 +25,8 @@ from acclimate_conformance.checks.dtypes.closed_forms import (
     Known,
     On,
 )
+from acclimate_conformance.checks.dtypes.closed_forms_of_layers import LAYERS
+from acclimate_conformance.checks.dtypes.closed_forms_of_matrices import MATRICES
 from acclimate_conformance.checks.dtypes.operators import naming, require_alike
 from acclimate_conformance.checks.dtypes.sampled.comparing import REFUSAL
 

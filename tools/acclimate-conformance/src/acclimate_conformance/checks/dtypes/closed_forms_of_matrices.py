@@ -1,0 +1,148 @@
+"""Operators on matrices whose results are known without torch."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from acclimate_conformance.checks.dtypes.closed_forms import Known
+
+_TRIANGLES = [[2.0, 1.0], [0.0, 2.0]]
+_UPPER, _LOWER = [[2.0, 4.0], [0.0, 1.0]], [[2.0, 0.0], [4.0, 1.0]]
+
+_COLUMNS, _ABOVE = [[3.0, 1.0], [4.0, 2.0]], [[5.0, 2.2], [0.0, 0.4]]
+"""A matrix, and R of its QR decomposition without signs."""
+
+
+def _residual(matrix: torch.Tensor) -> torch.Tensor:
+    """By how much a matrix moves its eigenvectors out of their direction."""
+    values, vectors = torch.linalg.eig(matrix)
+    moved: torch.Tensor = matrix.to(vectors.dtype) @ vectors - vectors * values
+    return moved.abs() > 1e-3
+
+
+def _put_together(u: torch.Tensor, s: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return u @ torch.diag(s) @ v
+
+
+MATRICES: dict[str, Known] = {
+    # Each column of Q, and with it the row of R, may have either sign.
+    "qr": (
+        lambda on: [
+            torch.matmul(*torch.linalg.qr(on(_COLUMNS))),
+            torch.linalg.qr(on(_COLUMNS)).Q.square().sum(0),
+            torch.linalg.qr(on(_COLUMNS)).R.abs(),
+            torch.linalg.qr(on(_COLUMNS), mode="r").R.abs(),
+            torch.matmul(*torch.linalg.qr(on([*_COLUMNS, [0, 0]]), mode="complete")),
+            torch.linalg.qr(on([*_COLUMNS, [0, 0]]), mode="complete").Q.square().sum(0),
+            torch.geqrf(on(_COLUMNS)).a.triu().abs(),
+            torch.linalg.householder_product(*torch.geqrf(on(_COLUMNS))).square().sum(1),
+            torch.ormqr(*torch.geqrf(on(_COLUMNS)), on(_COLUMNS), transpose=True).abs(),
+            torch.ormqr(*torch.geqrf(on(_COLUMNS)), on([[3, 4]]), left=False).abs(),
+        ],
+        [
+            _COLUMNS, [1, 1], _ABOVE, _ABOVE, [*_COLUMNS, [0, 0]], [1, 1, 1], _ABOVE, [1, 1], _ABOVE,
+            [[5, 0]],
+        ],
+    ),
+    "eigenvalues of any matrix": (
+        lambda on: [
+            torch.linalg.eigvals(on([[1, 5], [0, 2]])).real.sort().values,
+            torch.linalg.eigvals(on([[0, 2], [-2, 0]])).imag.sort().values,
+            torch.linalg.eig(on([[1, 5], [0, 2]])).eigenvalues.real.sort().values,
+            _residual(on([[1, 5], [3, 2]])),
+        ],
+        [[1, 2], [-2, 2], [1, 2], [[False, False], [False, False]]],
+    ),
+    "singular values": (
+        lambda on: [
+            torch.linalg.svdvals(on([[0, 2], [3, 0], [0, 0]])),
+            torch.linalg.svd(on([[0, 2], [3, 0], [0, 0]])).S,
+            _put_together(*torch.linalg.svd(on(_COLUMNS))),
+            _put_together(*torch.linalg.svd(on([*_COLUMNS, [0, 0]]), full_matrices=False)),
+            torch.linalg.svd(on([*_COLUMNS, [0, 0]])).U.square().sum(0),
+            torch.linalg.svd(on([*_COLUMNS, [0, 0]])).U.square().sum(1),
+        ],
+        [[3, 2], [3, 2], _COLUMNS, [*_COLUMNS, [0, 0]], [1, 1, 1], [1, 1, 1]],
+    ),
+    "least squares": (
+        lambda on: [
+            torch.linalg.lstsq(on([[1, 0], [0, 2], [0, 0]]), on([[1], [4], [9]])).solution,
+            torch.linalg.lstsq(on([[1, 1], [1, 2], [1, 3]]), on([[1], [2], [4]])).solution,
+        ],
+        [[[1], [2]], [[-2 / 3], [1.5]]],
+    ),
+    "ldl": (
+        lambda on: torch.linalg.ldl_solve(*torch.linalg.ldl_factor(on([[4, 8], [8, 17]])), on([[4], [9]])),
+        [[-1], [1]],
+    ),
+    "eigenvalues of a triangle": (
+        lambda on: [torch.linalg.eigvalsh(on(_TRIANGLES), UPLO=part) for part in ("U", "L", "u")]
+        + [torch.linalg.eigh(on(_TRIANGLES), part).eigenvalues for part in ("U", "L")],
+        [[1, 3], [2, 2], [1, 3], [1, 3], [2, 2]],
+    ),
+    "cholesky": (
+        lambda on: [
+            torch.linalg.cholesky(on([[4, 8], [8, 17]])),
+            torch.linalg.cholesky(on([[4, 8], [8, 17]]), upper=True),
+            torch.cholesky_solve(on([[4], [9]]), on(_LOWER)),
+            torch.cholesky_solve(on([[4], [9]]), on(_UPPER), upper=True),
+            torch.cholesky_inverse(on(_UPPER), upper=True),
+        ],
+        [_LOWER, _UPPER, [[-1], [1]], [[-1], [1]], [[4.25, -2], [-2, 1]]],
+    ),
+    "solutions": (
+        lambda on: [
+            torch.linalg.solve_triangular(on(_UPPER), on([[10], [2]]), upper=True),
+            torch.linalg.solve_triangular(on(_LOWER), on([[2], [5]]), upper=False),
+            torch.linalg.solve_triangular(on(_UPPER), on([[9], [2]]), upper=True, unitriangular=True),
+            torch.linalg.solve_triangular(on(_UPPER), on([[2, 6]]), upper=True, left=False),
+            torch.linalg.solve(on([[0, 2], [1, 0]]), on([[4], [3]])),
+            torch.linalg.solve(on([[0, 2], [1, 0]]), on([[4, 6]]), left=False),
+            torch.linalg.solve(on([[0, 2], [1, 0]]), on([4, 3])),
+            torch.linalg.lu_solve(
+                *torch.linalg.lu_factor(on([[0, 2], [1, 0]])), on([[4], [3]]), adjoint=True
+            ),
+        ],
+        [[[1], [2]], [[1], [1]], [[1], [2]], [[1, 2]], [[3], [2]], [[3, 4]], [3, 2], [[1.5], [4]]],
+    ),
+    "powers and inverses": (
+        lambda on: [
+            *(torch.linalg.matrix_power(on([[0, 2], [1, 0]]), n) for n in (-1, 0, 3)),
+            torch.linalg.inv(on([[0, 2], [1, 0]])),
+            torch.linalg.det(on([[0, 2], [1, 0]])),
+            *torch.linalg.slogdet(on([[0, 2], [1, 0]])),
+        ],
+        [
+            [[0, 1], [0.5, 0]], [[1, 0], [0, 1]], [[0, 4], [2, 0]], [[0, 1], [0.5, 0]], -2, -1,
+            math.log(2),
+        ],
+    ),
+    "pseudo-inverses": (
+        lambda on: [
+            torch.linalg.pinv(on([[2, 0]])),
+            torch.linalg.matrix_rank(on([[1, 1], [1, 1]]), hermitian=True),
+        ],
+        [[[0.5], [0]], 1],
+    ),
+    "norms of matrices": (
+        lambda on: [
+            torch.linalg.matrix_norm(on([[3, 0], [-4, 0]]), how)
+            for how in ("fro", "nuc", 1, -1, 2, math.inf, -math.inf)
+        ],
+        [5, 5, 7, 0, 5, 4, 3],
+    ),
+    "triangles and diagonals": (
+        lambda on: [
+            torch.tril(on([[1, 2], [3, 4]]), -1),
+            torch.triu(on([[1, 2], [3, 4]]), 1),
+            torch.diag(on([1, 2]), -1),
+            on([[1, 2], [3, 4]]).diagonal(1),
+            on([[1, 2], [3, 4]]).trace(),
+            torch.cross(on([[1, 0, 0]]), on([[0, 1, 0]]), dim=1),
+        ],
+        [[[0, 0], [3, 0]], [[0, 2], [0, 0]], [[0, 0, 0], [1, 0, 0], [0, 2, 0]], [2], 5, [[0, 0, 1]]],
+    ),
+}  # fmt: skip
+"""Of matrices: each triangle, side and norm."""
