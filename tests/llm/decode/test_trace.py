@@ -80,7 +80,7 @@ def prove(name: str, change: Callable[[Layer], Layer], *, native: bool = True) -
     assert isinstance(layers[CHANGED].mlp, Experts)
     changed = replace(decoder, layers=tuple(layers))
     lean = LeanDecoder(changed, NativeDecoder(changed) if native else None)
-    proof.prove(model, lean, proof.example_tokens(model).flip(-1))
+    proof.prove(model, lean, proof.example_tokens(model, 1))
 
 
 @pytest.mark.parametrize("name", quick(("dots1", "gpt_oss", "gemma4_text", "qwen2_moe"), "dots1"))

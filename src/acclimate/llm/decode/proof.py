@@ -213,10 +213,10 @@ def _of_two(model: Any, lean: LeanDecoder, watched: Watched, first: Tensor, late
             yield distance(found.to(expected.dtype), expected)
 
 
-def example_tokens(model: Any) -> Tensor:
+def example_tokens(model: Any, draw: int = 0) -> Tensor:
     """Returns random tokens, on the device of the model's embedding."""
     table = model.get_input_embeddings()
-    random = torch.Generator().manual_seed(0)
+    random = torch.Generator().manual_seed(draw)
     count = int(table.weight.shape[0])
     return torch.randint(0, count, (1, _TOKENS + _STEPS), generator=random).to(table.weight.device)
 
