@@ -206,9 +206,13 @@ class NativeStep:
             numbers += [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
             copies = cache.states.get(index)
             numbers += [0, 0] if copies is None else [copy.data_ptr() for copy in copies]
-            numbers += [0, 0, 0, 0, 0] if self._trace is None else self._trace.addresses(index)
+            numbers += self._traced(index)
+        numbers += self._traced(len(layers))
         self._addresses = torch.tensor(numbers, dtype=torch.int64)
         self._revision = cache.revision
+
+    def _traced(self, index: int) -> list[int]:
+        return [0, 0, 0, 0, 0] if self._trace is None else self._trace.addresses(index)
 
     def _compute_angles(self, count: int) -> None:
         """Computes what depends on positions, for so many of them."""

@@ -96,6 +96,8 @@ class PlainStep:
             if layer.token_input is not None and own is not None:
                 x = x + _token_input(layer.token_input, x, own)
             x = _times(x, layer.multiplier)
+        if self._trace is not None and self._trace.given:
+            self._trace.inputs[len(decoder.layers)][: len(x)] = x
         x = _times(self._normed(decoder.norm, x), decoder.head_multiplier)
         logits: Tensor = decoder.head(x)
         if decoder.logit_multiplier != 1.0:

@@ -120,7 +120,7 @@ def _uncompiled(model: Any) -> contextlib.AbstractContextManager[Any]:
 
 def prove(model: Any, lean: LeanDecoder, tokens: Tensor) -> None:
     """Compares a few steps with the model's own forward, on a cache: of two sequences, one with padding, and
-    of one. If the model has experts, it compares each layer too (:mod:`acclimate.llm.decode.trace`).
+    of one, and each layer's results (:mod:`acclimate.llm.decode.trace`).
 
     Raises:
         NotRepresentedError: the logits, a layer's results or a router's choices differ, or the description
@@ -142,8 +142,9 @@ def prove(model: Any, lean: LeanDecoder, tokens: Tensor) -> None:
             prompts.append(first.repeat(1, _MORE_THAN_A_CHUNK))
         for prompt in prompts:
             gaps += _of_one(model, lean, watched, prompt, later[:, 0])
-    if watched.faults:
-        raise NotRepresentedError(watched.faults[0])
+    fault = watched.fault()
+    if fault is not None:
+        raise NotRepresentedError(fault)
     gap = max(gaps)
     if not gap <= largest:
         raise NotRepresentedError(f"its logits differ from a step's by {gap:.2g}, relative to the largest")

@@ -1,10 +1,14 @@
 """Compares a step with a model layer by layer, and follows the model's routers near a tie.
 
-Two right computations round in another order, so their routers choose otherwise between experts whose logits
-nearly tie. Then their results differ far more than by rounding, and more so with each layer. So each layer of
-a step in a proof gets the model's input of that layer and uses the experts that the model has chosen, and its
-result is compared with the model's. The model's choice must be one that the step's own logits allow, if each
-is changed by a little, and the step's own choice must be one that they make.
+Two right computations round in another order, and the differences grow with each layer. So each layer of a
+step in a proof gets the model's input of that layer, and its result is compared with the model's. A trained
+model's layer may amplify rounding for a few tokens, but not for half of them, for which even a missing bias
+stands out. So one token may differ by more than half of the tokens may.
+
+Where two experts' logits nearly tie, two right computations choose otherwise, and their results differ far
+more than by rounding. So a layer uses the experts that the model has chosen. The model's choice must be one
+that the step's own logits allow, if each is changed by a little, and the step's own choice must be one that
+they make.
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ class Trace:
 
     Attributes:
         given: by layer, rows x hidden in float32: the inputs that layers get; empty: their own.
-        inputs: by layer, rows x hidden in float32: the inputs that they would have had.
+        inputs: by layer, rows x hidden in float32: the inputs that they would have had; then the last one's
+            results.
         forced: by layer with experts, rows x used: the experts that are used; empty: the router's choices.
         chosen: by layer with experts, rows x used: the router's choices.
         logits: by layer with experts, rows x experts in float32: those of the router.
@@ -54,10 +59,11 @@ class Trace:
         self.forced: dict[int, Tensor] = {}
         self.chosen: dict[int, Tensor] = {}
         self.logits: dict[int, Tensor] = {}
-        for index, layer in enumerate(decoder.layers):
-            if gives_inputs:
-                self.given[index] = torch.zeros((rows, decoder.hidden), device=device)
+        if gives_inputs:
+            for index in range(len(decoder.layers) + 1):
                 self.inputs[index] = torch.zeros((rows, decoder.hidden), device=device)
+            self.given = {index: torch.zeros_like(self.inputs[index]) for index in range(len(decoder.layers))}
+        for index, layer in enumerate(decoder.layers):
             if isinstance(layer.mlp, Experts):
                 logits, used = layer.mlp.router.logits, layer.mlp.router.used
                 count = len(logits.weight) if isinstance(logits, Matrix) else logits.count
@@ -89,7 +95,7 @@ class Noted:
     """What a call of a model has shown.
 
     Attributes:
-        inputs: of each layer, tokens x hidden; empty: not all were found.
+        inputs: of each layer, tokens x hidden, and the last one's results; empty: not all were found.
         choices: by layer, tokens x used.
     """
 
@@ -98,27 +104,26 @@ class Noted:
 
 
 class Watched:
-    """A model whose calls are noted and compared with a step's; without experts, none is.
+    """A model whose calls are noted and compared with a step's.
 
     Args:
         model: the model.
         decoder: its description.
-        limit: by how much a layer's result may differ, relative to what the layer adds; the logits of a near
-            tie differ by a quarter of it, relative to the largest of a token's.
-
-    Attributes:
-        faults: what steps have computed otherwise.
+        limit: by how much logits may differ, relative to the largest.
     """
 
     def __init__(self, model: nn.Module, decoder: Decoder, limit: float) -> None:
-        self.faults: list[str] = []
         self._decoder, self._limit = decoder, limit
+        self._faults: list[str] = []
+        # Of all tokens, by layer.
+        self._gaps: dict[int, list[Tensor]] = {}
+        self._near_ties: dict[int, list[Tensor]] = {}
         self._routers = {
             index: layer.mlp.router
             for index, layer in enumerate(decoder.layers)
             if isinstance(layer.mlp, Experts)
         }
-        self._layers = _layers(model, decoder) if self._routers else {}
+        self._layers = _layers(model, decoder)
         self._inputs: dict[int, Tensor] = {}
         self._choices: dict[int, list[Tensor]] = {}
 
@@ -137,6 +142,15 @@ class Watched:
 
             for index, module in self._layers.items():
                 watch(module, self._note_input(index))
+            last = self._layers.get(len(self._decoder.layers) - 1)
+            if last is not None:
+
+                def note_result(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
+                    if threading.get_ident() == own:
+                        given = result if isinstance(result, (tuple, list)) else (result,)
+                        self._note_input(len(self._decoder.layers))(module, tuple(given), {})
+
+                hooks.callback(last.register_forward_hook(note_result).remove)
             for index, layer in enumerate(self._decoder.layers):
                 if isinstance(layer.mlp, Experts):
                     watch(layer.mlp.down.module, self._note_choice(index))
@@ -161,11 +175,12 @@ class Watched:
 
     def take(self) -> Noted:
         """Returns what has been noted since the last call."""
-        found = [self._inputs[i] for i in range(len(self._decoder.layers)) if i in self._inputs]
+        every = len(self._decoder.layers) + 1
+        found = [self._inputs[i] for i in range(every) if i in self._inputs]
         choices = {index: torch.cat(some) for index, some in self._choices.items()}
         self._inputs.clear()
         self._choices.clear()
-        return Noted(found if len(found) == len(self._decoder.layers) else [], choices)
+        return Noted(found if len(found) == every else [], choices)
 
     def trace(self, rows: int, noted: Noted, device: torch.device) -> Trace:
         """Returns what a step needs that follows the model for up to so many tokens."""
@@ -187,7 +202,8 @@ class Watched:
         seen = mask.flatten().bool()
         for index, given in trace.given.items():
             given[: len(seen)] = noted.inputs[index]
-        last = len(self._decoder.layers) - 1
+        layers = len(self._decoder.layers)
+        last, of_last = layers - 1, mask[:, -1].bool()
         for index, forced in trace.forced.items():
             choice = noted.choices[index].view(*mask.shape, -1)
             # The last layer computes only the last token of a prompt.
@@ -195,31 +211,67 @@ class Watched:
             # Native code would read beyond the weights of the last expert.
             forced[: len(choice)] = choice.clamp(0, trace.logits[index].shape[1] - 1)
         yield
-        for index in trace.inputs:
-            self._compare_inputs(index, trace.inputs[index], noted.inputs, seen)
+        for index, own in trace.inputs.items():
+            before, model = noted.inputs[max(index - 1, 0)], noted.inputs[index]
+            if index == layers:  # the last tokens' results alone are computed
+                before, model = (x.unflatten(0, mask.shape)[:, -1] for x in (before, model))
+            some = of_last if index == layers else seen
+            added = model - before if index > 0 else model
+            self._compare(index, own[: len(some)][some], model[some], added[some])
         for index in trace.chosen:
-            self._compare_choices(index, trace, mask[:, -1].bool() if index == last else seen)
+            self._compare_choices(index, trace, of_last if index == last else seen)
 
     def _compare_choices(self, index: int, trace: Trace, seen: Tensor) -> None:
         """Checks that a router's logits make its choice, and that they nearly make the model's."""
         router, dtype = self._routers[index], self._decoder.dtype
         logits = trace.logits[index][: len(seen)][seen]
-        choices = [(trace.chosen[index], _ROUNDING)]
+        is_allowed = allows(router, logits, trace.chosen[index][: len(seen)][seen], _ROUNDING, dtype)
         if index in trace.forced:
-            choices.append((trace.forced[index], self._limit / 4))
-        for choice, nudge in choices:
-            if not bool(allows(router, logits, choice[: len(seen)][seen], nudge, dtype).all()):
-                self.faults.append(f"the router of layer {index} chooses other experts")
+            forced = trace.forced[index][: len(seen)][seen]
+            nearly = allows(router, logits, forced, self._limit / 4, dtype)
+            self._near_ties.setdefault(index, []).append(nearly)
+            # A larger change may choose other groups, so a smaller one is tried too.
+            half, whole = (allows(router, logits, forced, self._limit / part, dtype) for part in (2, 1))
+            is_allowed &= nearly | half | whole
+        if not bool(is_allowed.all()):
+            self._faults.append(_OTHER_EXPERTS.format(index))
 
-    def _compare_inputs(self, index: int, found: Tensor, expected: list[Tensor], seen: Tensor) -> None:
-        """Compares the result of the layer before."""
-        own, model = found[: len(seen)][seen], expected[index][seen]
-        added = model - expected[index - 1][seen] if index > 0 else model
-        rounding = 2 * torch.finfo(self._decoder.dtype).eps
-        most = self._limit * added.abs().amax(-1) + rounding * model.abs().amax(-1)
-        if not bool(((own - model).abs().amax(-1) <= most).all()):
-            name = f"layer {index - 1}" if index > 0 else "the embedding"
-            self.faults.append(f"the results of {name} differ from a step's")
+    def _compare(self, index: int, own: Tensor, model: Tensor, added: Tensor) -> None:
+        """Compares the results of the layer before, tokens x hidden."""
+        rounding, gap = torch.finfo(self._decoder.dtype).eps, own - model
+        most = min(3 * self._limit, 0.3) * added.abs().amax(-1) + 2 * rounding * model.abs().amax(-1)
+        if not bool((gap.abs().amax(-1) <= most).all()):
+            self._faults.append(_other_results(index))
+        beyond = (_root_mean_square(gap) - rounding / 2 * _root_mean_square(model)).clamp(min=0)
+        self._gaps.setdefault(index, []).append(beyond / _root_mean_square(added).clamp(min=1e-30))
+
+    def fault(self) -> str | None:
+        """Returns what steps have computed otherwise, if anything."""
+        faults = list(self._faults)
+        # Right steps gave up to 0.004 in bfloat16 and 0.016 with quantised weights, a missing bias 0.028.
+        faults += [
+            _other_results(index)
+            for index, gaps in self._gaps.items()
+            if not float(torch.cat(gaps).median()) <= self._limit / 6
+        ]
+        faults += [
+            _OTHER_EXPERTS.format(index)
+            for index, near in self._near_ties.items()
+            if float(torch.cat(near).float().mean()) < 0.9
+        ]
+        return faults[0] if faults else None
+
+
+_OTHER_EXPERTS = "the router of layer {} chooses other experts"
+
+
+def _other_results(index: int) -> str:
+    name = f"layer {index - 1}" if index > 0 else "the embedding"
+    return f"the results of {name} differ from a step's"
+
+
+def _root_mean_square(x: Tensor) -> Tensor:
+    return x.square().mean(-1).sqrt()
 
 
 def allows(router: Router, logits: Tensor, choice: Tensor, nudge: float, dtype: torch.dtype) -> Tensor:

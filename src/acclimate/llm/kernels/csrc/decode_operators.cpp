@@ -89,6 +89,16 @@ std::shared_ptr<Step> found_step(int64_t number) {
   return started.step;
 }
 
+LayerTrace read_trace(Reader& reader) {
+  LayerTrace trace;
+  trace.given = reader.address<float>();
+  trace.inputs = const_cast<float*>(reader.address<float>());
+  trace.forced = reader.address<int64_t>();
+  trace.chosen = const_cast<int64_t*>(reader.address<int64_t>());
+  trace.logits = const_cast<float*>(reader.address<float>());
+  return trace;
+}
+
 // Returns false, and does nothing, if a token or a position has no row in its table.
 bool step(int64_t number, const Tensor& cache, const Tensor& tokens, const Tensor& starts, int64_t place,
           Tensor logits, Tensor best, Tensor largest, int64_t threads) {
@@ -143,14 +153,9 @@ bool step(int64_t number, const Tensor& cache, const Tensor& tokens, const Tenso
                     "The cache has no room for a step, or lacks tokens that it sees: layer ", i,
                     " has room for ", capacity, " tokens from ", first, " on, and a window of ",
                     step->window(i), "; the step is at ", place, ".");
-    LayerTrace trace;
-    trace.given = reader.address<float>();
-    trace.inputs = const_cast<float*>(reader.address<float>());
-    trace.forced = reader.address<int64_t>();
-    trace.chosen = const_cast<int64_t*>(reader.address<int64_t>());
-    trace.logits = const_cast<float*>(reader.address<float>());
-    call.traces.push_back(trace);
+    call.traces.push_back(read_trace(reader));
   }
+  call.traces.push_back(read_trace(reader));
   call.logits = results<float>(logits, ScalarType::Float, call.batch * step->head_width(), "logits");
   call.best = results<int64_t>(best, ScalarType::Long, call.batch, "best tokens");
   call.largest = results<float>(largest, ScalarType::Float, call.batch, "largest logits");

@@ -231,11 +231,11 @@ class Step::Prefill {
   // -- rows -----------------------------------------------------------------------------------------
 
   void begin_layer(size_t index, int64_t row, ThreadState& state) {
+    step_.trace_input(call_.traces[index], row, x_.data() + row * hidden_);
     if (index == decoder_.layers.size()) {
       return;
     }
     const Layer& layer = decoder_.layers[index];
-    step_.trace_input(call_.traces[index], row, x_.data() + row * hidden_);
     float* start = layer.mlp_shares_norm ? start_.data() + row * hidden_ : at_least(state.start, hidden_);
     normalize(layer.mixer_norm, decoder_.dtype, x_.data() + row * hidden_, hidden_, 0, start);
     const int64_t stride = stride_of(hidden_);

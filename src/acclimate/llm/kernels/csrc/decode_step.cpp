@@ -308,14 +308,19 @@ void Step::work(const Call& call, Team& team, int parts_for) {
     }
     end_layer(team, layer, batch);
   }
+  for (int64_t i = 0; i < batch; ++i) {
+    trace_input(call.traces.back(), i, x_.data() + i * hidden);
+  }
   finish(call, team, x_.data());
 }
 
 // Notes a row of a layer's input in a proof, and replaces it by the given one.
 void Step::trace_input(const LayerTrace& trace, int64_t row, float* x) const {
   const int64_t hidden = decoder_.hidden;
-  if (trace.given != nullptr) {
+  if (trace.inputs != nullptr) {
     std::copy(x, x + hidden, trace.inputs + row * hidden);
+  }
+  if (trace.given != nullptr) {
     std::copy(trace.given + row * hidden, trace.given + (row + 1) * hidden, x);
   }
 }

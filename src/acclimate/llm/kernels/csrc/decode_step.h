@@ -46,7 +46,7 @@ struct Cache {
   std::vector<LayerCache> layers;
 };
 
-// A proof's part in one layer; null in texts.
+// A proof's part in one layer, or of what all layers leave; null in texts.
 struct LayerTrace {
   const float* given = nullptr;  // the layer's inputs, in place of its own: [rows][hidden]
   float* inputs = nullptr;  // its own
@@ -65,7 +65,7 @@ struct Call {
   int64_t* best;  // [batch], or null
   float* largest = nullptr;  // the logits of `best`
   int64_t length = 1;  // the places from `place` on that are read together
-  std::vector<LayerTrace> traces = {};  // by layer
+  std::vector<LayerTrace> traces = {};  // by layer, and of the last one's results
 };
 
 template <class T>
