@@ -307,6 +307,20 @@ REDUCTIONS |= {
         lambda x: [f(x, d) for f in (torch.sum, torch.mean, torch.amax) for d in (-1, -3, 1, (-2, 0))],
         (2, 3, 4, 2, 5),
     ),
+    "reductions over several dimensions, named from the end": _of(
+        lambda x: [
+            *(
+                f(x, dims)
+                for f in (torch.sum, torch.mean, torch.amax, torch.amin, torch.var, torch.std, torch.nansum)
+                for dims in ((-1, -2), (-3, -1))
+            ),
+            *(f(x, (-1, -2)) for f in (torch.logsumexp, torch.all, torch.any, torch.count_nonzero)),
+            torch.linalg.vector_norm(x, 3, (-1, -2)),
+            torch.flip(x, (-1, -3)),
+            torch.roll(x, (1, -2), (-1, -2)),
+        ],
+        (2, 3, 4),
+    ),
     "the first of equal largest and smallest": _of(lambda x: [x.argmax(), x.argmin()], _M),
     "softmax of large numbers": _of(
         lambda x: [
@@ -608,6 +622,17 @@ LAYERS: dict[str, Operation] = {
     "embedding_bag": _placed(
         lambda w, i: functional.embedding_bag(i[None], w, mode="sum"), (16, 5), places=_TARGETS
     ),
+    "embedding_bag with offsets": _placed(
+        lambda w, i: [
+            functional.embedding_bag(
+                i, w, torch.tensor([0, 3, 4], device=i.device), mode=how, include_last_offset=last
+            )
+            for how in ("sum", "mean")
+            for last in (True, False)
+        ],
+        (16, 5),
+        places=_TARGETS % 4,
+    ),
     "one_hot": _placed(lambda i: functional.one_hot(i, 20), places=_TARGETS),
     "cross_entropy": _placed(
         lambda x, w, i: [
@@ -641,6 +666,42 @@ LAYERS: dict[str, Operation] = {
         (5, 7),
     ),
     "huber_loss with delta": _of(lambda x, y: functional.huber_loss(x, y, delta=0.5), (5, 7), (5, 7)),
+    "activations in place": _of(
+        lambda x: [
+            functional.elu(x * 1, 0.5, inplace=True),
+            functional.celu(x * 1, 0.5, inplace=True),
+            functional.selu(x * 1, inplace=True),
+            functional.leaky_relu(x * 1, 0.25, inplace=True),
+            functional.hardtanh(x * 1, -0.5, 0.75, inplace=True),
+            functional.threshold(x * 1, 0.1, 0.75, inplace=True),
+            functional.relu6(x * 4, inplace=True),
+            functional.silu(x * 1, inplace=True),
+            functional.hardswish(x * 1, inplace=True),
+        ],
+        _X,
+    ),
+    "ctc_loss of several lengths": _of(
+        lambda x: [
+            functional.ctc_loss(
+                x.log_softmax(-1),
+                torch.tensor([[1, 2, 2], [3, 1, 0]], device=x.device),
+                torch.tensor(lengths),
+                torch.tensor([3, 2]),
+                reduction=how,
+                zero_infinity=zeros,
+            )
+            for lengths, zeros in (([7, 4], False), ([7, 1], True))
+            for how in ("mean", "sum", "none")
+        ],
+        (7, 2, 5),
+    ),
+    "pools of volumes": _of(
+        lambda x: [
+            functional.max_pool3d(x, (2, 3, 2), (1, 2, 3), (0, 1, 1)),
+            functional.avg_pool3d(x, (2, 3, 2), (1, 2, 3), (0, 1, 1), count_include_pad=False),
+        ],
+        (1, 2, 4, 7, 6),
+    ),
     "binary_cross_entropy_with_logits": _of(
         lambda x, y, w: functional.binary_cross_entropy_with_logits(
             x, (y > 0).to(x.dtype), pos_weight=w.detach().abs() + 1
