@@ -300,6 +300,18 @@ REDUCTIONS |= {
         for length in (65, 129, 1003)
         for x in (to(functional.pad(torch.zeros(2, length), (0, 1), value=last).to(dtype)),)
     ],
+    "products of nothing": _of(
+        lambda a, b: [
+            torch.mm(a[0], b[0]),
+            torch.bmm(a, b),
+            torch.mv(a[0], b[0, :, 0]),
+            torch.dot(a[0, 0], b[0, :, 0]),
+            torch.einsum("bij,bjk->ik", a, b),
+            functional.linear(a, b[0].t()),
+        ],
+        (2, 3, 0),
+        (2, 0, 4),
+    ),
     "reductions of nothing": _of(
         lambda x: [x.sum(), x.prod(), x.all(), x.any(), x.sum(0), x.sum(-1), x.mean()], (0, 3)
     ),
@@ -739,6 +751,17 @@ LAYERS: dict[str, Operation] = {
         _IMAGE,
         (5, 4, 3, 3),
         (5,),
+    ),
+    "conv2d of single places": _of(
+        lambda x, w, b, d: [
+            functional.conv2d(x, w, b, stride=2),
+            functional.conv2d(x, w, padding=1),
+            functional.conv2d(x, d, stride=(1, 2), groups=4),
+        ],
+        _IMAGE,
+        (5, 4, 1, 1),
+        (5,),
+        (8, 1, 1, 1),
     ),
     "conv_transpose2d": _of(
         lambda x, w: functional.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1),
