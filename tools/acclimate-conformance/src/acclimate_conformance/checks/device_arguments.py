@@ -94,13 +94,11 @@ def _require_same(
 ) -> None:  # fmt: skip
     """Fails the check if one way to name a device, or to pass it, gives another result than the index."""
     differing, told = "", f"{name}({key}{key and '='}{device!r})"
-    with_key = functools.partial(use, **{key: device}) if key else functools.partial(use, device)
+    by_index = functools.partial(use, index)
+    other = functools.partial(use, **{key: device}) if key else functools.partial(use, device)
     for _ in range(_ROUNDS):
         try:
-            before, found, after = (
-                _comparable(accelerator, call())
-                for call in (lambda: use(index), with_key, lambda: use(index))
-            )
+            before, found, after = (_comparable(accelerator, call()) for call in (by_index, other, by_index))
         except Exception as error:
             raise BrokenPromiseError(f"{told} raises {describe(error, whole=True)}") from error
         require(
