@@ -910,6 +910,7 @@ _ON_LARGE: dict[str, _OfLarge] = {
         a.pow(torch.ones_like(a)),
     ],
     "sums": lambda a, b, base: [a + 1, a - b[:1], a.sum(), a.cumsum(0), a.cummax(0).values, torch.diff(a)],
+    "a dot product": lambda a, b, base: torch.dot(a, a - a + 1),
     "products": lambda a, b, base: [a * 3, a[:1] * b, torch.addcmul(a, a - a + 1, a - a + 3)],
     "divisions": lambda a, b, base: [a // 3, a % 1001, torch.div(a, 7, rounding_mode="trunc"), a.fmod(1001)],
     "the largest and the smallest": lambda a, b, base: [
