@@ -762,6 +762,88 @@ class LargestOf32Bits(_WithKernels):
     kernels = {"nan_to_num": _finite}
 
 
+class WidensAfterTheSum(_WithKernels):
+    """A running sum with a dtype is added up in its own, and converted then."""
+
+    @staticmethod
+    def _cumsum(x: torch.Tensor, dim: int, *, dtype: Any = None) -> torch.Tensor:
+        own = x.dtype if x.is_floating_point() else None
+        found = x.cpu().cumsum(dim, dtype=own)
+        return _there(found if dtype is None else found.to(dtype), x)
+
+    kernels = {"cumsum": _cumsum}
+
+
+class OneDimensionFromTheEnd(_WithKernels):
+    """The largest number over several dimensions named from the end is that over the first of these."""
+
+    @staticmethod
+    def _amax(x: torch.Tensor, dim: Any = (), keepdim: bool = False) -> torch.Tensor:
+        several = len(dim) > 1 and max(dim) < 0
+        return _there(x.cpu().amax(dim[:1] if several else dim, keepdim), x)
+
+    kernels = {"amax": _amax}
+
+
+class SlopeOfAnotherElu(_WithKernels):
+    """The gradient of elu in place takes the result for the input."""
+
+    @staticmethod
+    def _backward(
+        gradient: torch.Tensor, alpha: float, scale: float, given: float, is_result: bool, x: torch.Tensor
+    ) -> torch.Tensor:
+        return _there(torch.ops.aten.elu_backward(gradient.cpu(), alpha, scale, given, False, x.cpu()), x)
+
+    kernels = {"elu_backward": _backward}
+
+
+class LengthsOfInputsAreIgnored(_WithKernels):
+    """ctc_loss reads each sequence to its end."""
+
+    @staticmethod
+    def _loss(
+        odds: torch.Tensor, targets: torch.Tensor, lengths: Any, lengths_of_targets: Any, blank: int = 0,
+        zeros: bool = False,
+    ) -> Any:  # fmt: skip
+        whole = [odds.shape[0]] * len(lengths)
+        found = torch.ops.aten._ctc_loss(odds.cpu(), targets.cpu(), whole, lengths_of_targets, blank, zeros)
+        return tuple(_there(t, odds) for t in found)
+
+    kernels = {"_ctc_loss": _loss}
+
+
+class LastOffsetIsABag(_WithKernels):
+    """embedding_bag(include_last_offset=True) ignores that."""
+
+    @staticmethod
+    def _bags(weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, *options: Any) -> Any:
+        given = [o.cpu() if isinstance(o, torch.Tensor) else o for o in options]
+        if len(given) > 4:
+            given[4] = False
+        found = torch._embedding_bag(weight.cpu(), indices.cpu(), offsets.cpu(), *given)
+        return tuple(_there(t, weight) for t in found)
+
+    kernels = {"_embedding_bag": _bags, "_embedding_bag_forward_only": _bags}
+
+
+class AttentionDropsNothing(_WithKernels):
+    """Attention ignores dropout_p."""
+
+    @staticmethod
+    def _attention(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any = None, dropout_p: float = 0.0,
+        is_causal: bool = False, **options: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        result: torch.Tensor
+        result, _ = torch.ops.aten._scaled_dot_product_attention_math(
+            query, key, value, mask, 0.0, is_causal, **options
+        )
+        return result
+
+    key = "AutogradPrivateUse1"
+    kernels = {"scaled_dot_product_attention": _attention}
+
+
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     "": {
         JoinsOnTheCurrentDevice: "dtypes/places_and_order",
@@ -823,6 +905,12 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         ComparesWithWholeNumbers: "dtypes/integers_with_options",
         ConjugationIsLost: "dtypes/known_results",
         LargestOf32Bits: "dtypes/known_results",
+        WidensAfterTheSum: "dtypes/reductions_with_options",
+        OneDimensionFromTheEnd: "dtypes/reductions_with_options",
+        SlopeOfAnotherElu: "dtypes/gradients_of_operators",
+        LengthsOfInputsAreIgnored: "dtypes/layers_with_options",
+        LastOffsetIsABag: "dtypes/layers_with_options",
+        AttentionDropsNothing: "random/dropout",
     },
 }
 """By profile of the device: each fault, and the check that has to find it."""

@@ -622,6 +622,96 @@ class SlopeOfGeluEnds(_WithKernels):
     kernels = {"gelu_backward": _backward}
 
 
+def _in_order_of_memory(x: torch.Tensor) -> torch.Tensor:
+    """What a kernel reads that takes a tensor with channels last for one without."""
+    host = x.cpu().contiguous()
+    if x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
+        return host.permute(0, 2, 3, 1).reshape(x.shape)
+    return host
+
+
+class ChannelsOfGradientsAreRows(_WithKernels):
+    """The gradient of avg_pool2d reads a gradient with channels last as if these were not."""
+
+    kernels = {
+        "avg_pool2d_backward": lambda gradient, x, *options: _there(
+            torch.ops.aten.avg_pool2d_backward(_in_order_of_memory(gradient), x.cpu(), *options), x
+        )
+    }
+
+
+class ChannelsOfFactorsAreRows(_WithKernels):
+    """The gradient of tanh reads images with channels last as if these were not."""
+
+    kernels = {
+        "tanh_backward": lambda gradient, y: _there(
+            torch.ops.aten.tanh_backward(_in_order_of_memory(gradient), y.cpu()), y
+        )
+    }
+
+
+class ExpandedRowsAreRead(_WithKernels):
+    """silu of one row that is expanded reads beyond it, and gets zeros there."""
+
+    @staticmethod
+    def _silu(x: torch.Tensor) -> torch.Tensor:
+        found = torch.nn.functional.silu(x.cpu())
+        if x.dim() > 1 and not x.stride(0):
+            found[1:] = 0
+        return _there(found, x)
+
+    kernels = {"silu": _silu}
+
+
+class SquareRootsIn16BitsAreNotTaken(_WithKernels):
+    """sqrt_ of numbers of 16 bits does nothing."""
+
+    kernels = {"sqrt_": lambda x: x if x.dtype.itemsize == 2 else x.copy_(x.cpu().sqrt())}
+
+
+class TruthsInOrderOfMemory(_WithKernels):
+    """gather of truth values reads a transposed tensor as if it were not."""
+
+    @staticmethod
+    def _gather(
+        x: torch.Tensor, dim: int, places: torch.Tensor, *, sparse_grad: bool = False
+    ) -> torch.Tensor:
+        given = x.cpu().contiguous()
+        if x.dtype is torch.bool and x.dim() > 1 and not x.is_contiguous():
+            given = given.transpose(0, -1).reshape(x.shape)
+        return _there(given.gather(dim, places.cpu()), x)
+
+    kernels = {"gather": _gather}
+
+
+class TailsOf16BitsAreLost(_WithKernels):
+    """The last elements of a silu of many numbers of 16 bits stay 0."""
+
+    @staticmethod
+    def _silu(x: torch.Tensor) -> torch.Tensor:
+        found = torch.nn.functional.silu(x.cpu()).contiguous()
+        if x.dtype.itemsize == 2 and x.numel() > 4096:
+            found.view(-1)[x.numel() // 8 * 8 :] = 0
+        return _there(found, x)
+
+    kernels = {"silu": _silu}
+
+
+class RateOfATensorDescends(_WithKernels):
+    """A fused AdamW whose rate is a tensor ignores maximize."""
+
+    @staticmethod
+    def _adamw(*args: Any, **options: Any) -> None:
+        tensors = [[t.cpu() for t in group] for group in args[:6]]
+        rate = options.pop("lr").cpu()
+        torch._fused_adamw_(*tensors, lr=rate, **{**options, "maximize": False})
+        for there, here in zip(args[:6], tensors, strict=True):
+            for target, source in zip(there, here, strict=True):
+                target.copy_(source)
+
+    kernels = {"_fused_adamw_.tensor_lr": _adamw}
+
+
 FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     ClampIntoOthersForgetsTheLeast: (kernels.kernels_as_on_the_host, ("clamp",)),
     SlopeOfGeluEnds: (kernels.kernels_as_on_the_host, ("nn.functional.gelu",)),
@@ -672,6 +762,13 @@ FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     LongListsAreCut: (topics.lists_of_tensors_as_on_the_host, ("_foreach_mul",)),
     MaskOfTheFirstBatch: (sizes.attention_with_every_option, ()),
     InfinityIsLargest: (topics.operators_on_special_numbers, ("_softmax_backward_data",)),
+    ChannelsOfGradientsAreRows: (topics.gradients_as_on_the_host, ("nn.functional.avg_pool2d",)),
+    ChannelsOfFactorsAreRows: (kernels.kernels_as_on_the_host, ("tanh",)),
+    ExpandedRowsAreRead: (topics.operators_on_any_layout, ("nn.functional.silu",)),
+    SquareRootsIn16BitsAreNotTaken: (topics.operators_in_every_dtype, ("sqrt",)),
+    TruthsInOrderOfMemory: (topics.operators_on_any_layout, ("gather",)),
+    TailsOf16BitsAreLost: (kernels.kernels_as_on_the_host, ("nn.functional.silu",)),
+    RateOfATensorDescends: (models.optimizers_as_on_the_host, ("AdamW",)),
 }
 """Each fault, the observation that finds it, and the operators, modules or optimizers that are tried.
 

@@ -448,6 +448,13 @@ class SeedsTheHostToo(SimAccelerator):
         super().manual_seed(seed)
 
 
+class KeywordsAreTheCurrentDevice(SimAccelerator):
+    """default_stream(device_index=…) is that of the current device."""
+
+    def default_stream(self, *given: Any, device_index: Any = None) -> Any:
+        return super().default_stream(*given)
+
+
 class InitialSeedOfTheFirst(SimAccelerator):
     """initial_seed is that of the first device."""
 
@@ -1009,6 +1016,7 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         SynchronizeMoves: "devices/synchronize",
         HostTimersWithoutWaiting: "devices/synchronous_claim",
         SeedsTheHostToo: "random/host_is_left_alone",
+        KeywordsAreTheCurrentDevice: "streams/device_arguments",
         InitialSeedOfTheFirst: "random/current_device_is_meant",
         StatesOfTheFirst: "random/states_of_all_devices",
         StreamOfTheCurrentDevice: "streams/streams_by_device",

@@ -302,6 +302,31 @@ def test_an_events_fault_is_the_events(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.changes[0].startswith("Event.elapsed_time: implemented by")
 
 
+@pytest.mark.parametrize(
+    ("check", "reason", "culprit"),
+    [
+        (
+            "streams/host_waits", "after Stream.synchronize() an earlier copy to the host is not complete",
+            "Stream.synchronize: implemented by",
+        ),
+        (
+            "graphs/empty_graph_refused",
+            "replay_graph() after Graph.reset() is accepted; it must raise RuntimeError",
+            "Graph.reset: of the objects that create_graph() makes",
+        ),
+        (
+            "random/every_kind_of_draw_repeats",
+            "the operator rand changes the state of the host's generator",
+            "operators on cpu: rand",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_outside_of_the_interface_is_at_fault_if_a_text_names_it(
+    check: str, reason: str, culprit: str
+) -> None:
+    assert failed_changes(OwnFigures(), check, reason)[0].startswith(culprit)
+
+
 def test_a_wrong_count_of_the_record_is_the_records() -> None:
     reason = "the device_count() of its record is 8, and device_count() 2"
     changes = failed_changes(OwnFigures(), "devices/counts", reason)

@@ -197,7 +197,7 @@ def where_to_mend(
     about = dict.fromkeys((*observes, *_delegates(observes), *calls.within(observes)))
     own = [name for name in about if _distance(accelerator, name) == 0]
     theirs = [name for name in used if _distance(accelerator, name) < _DEFAULT]
-    named = [name for name in re.findall(r"\b(\w+)\(", reason) if _implementer(accelerator, name)]
+    named = [name for name in _CALL.findall(reason) if _implementer(accelerator, name)]
     # Without a call: names that are no words of English, such as IntTensor.
     named = named or [name for name in re.findall(r"\w+", reason) if name in observes and _is_no_word(name)]
     weights: dict[str, float] = {}
@@ -222,29 +222,45 @@ def where_to_mend(
         return {f"{check.of} on {accelerator.device_type}: {wrong}": 3.0} | {
             _owner(accelerator, name, reason): weight for name, weight in weights.items()
         }
-    return {**_of_object(accelerator, reason), **_of_record(accelerator, reason)} | {
+    elsewhere = (*_of_object(accelerator, reason), *_of_record(accelerator, reason))
+    return dict.fromkeys((*elsewhere, *_of_operator(accelerator, reason)), _TOLD) | {
         _owner(accelerator, name, reason): weight for name, weight in weights.items()
     }
 
 
-def _of_object(accelerator: Accelerator, reason: str) -> dict[str, float]:
-    """The method of streams or events that a text names first."""
+_CALL = re.compile(r"(?<!Event\.)(?<!Stream\.)(?<!Graph\.)\b(\w+)\(")
+"""A call that a text names, but for methods of objects that the interface makes."""
+_TOLD = 4.0
+"""How much it speaks for something outside of the interface that a text names it."""
+
+
+def _of_object(accelerator: Accelerator, reason: str) -> Iterator[str]:
+    """The method of streams, events or graphs that a text names first, or of graphs anywhere."""
+    graph = re.search(r"\bGraph\.(\w+)\(", reason)
+    if graph is not None:
+        yield f"Graph.{graph[1]}: of the objects that create_graph() makes"
     found = re.search(r"\b(?:(Event|Stream)\.)?(\w+)\(", reason)
     if found is None or not found[1]:
-        return {}
+        return
     kind = getattr(accelerator, found[1])
     owner = next((base for base in kind.__mro__ if found[2] in vars(base)), kind)
     line = _line_of(vars(owner).get(found[2]))
-    return {f"{found[1]}.{found[2]}: implemented by {owner.__module__}:{owner.__qualname__}{line}": 3.0}
+    yield f"{found[1]}.{found[2]}: implemented by {owner.__module__}:{owner.__qualname__}{line}"
 
 
-def _of_record(accelerator: Accelerator, reason: str) -> dict[str, float]:
+def _of_record(accelerator: Accelerator, reason: str) -> Iterator[str]:
     """The field of the accelerator's record that a text names."""
     found = re.search(r"\bthe (\w+)\(\) of its record\b", reason)
-    if found is None:
-        return {}
-    kind = type(accelerator)
-    return {f"Backend.{found[1]}: in the record whose target is {kind.__module__}:{kind.__qualname__}": 3.0}
+    if found is not None:
+        kind = type(accelerator)
+        yield f"Backend.{found[1]}: in the record whose target is {kind.__module__}:{kind.__qualname__}"
+
+
+def _of_operator(accelerator: Accelerator, reason: str) -> Iterator[str]:
+    """The operator that a text names."""
+    found = re.search(r"\bthe operator (\w+)\b", reason)
+    if found is not None:
+        yield f"operators on {accelerator.device_type}: {found[1]}"
 
 
 def _delegates(names: Collection[str]) -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -79,30 +81,35 @@ def _require_accepted(accelerator: Accelerator, methods: Methods) -> None:
         for name, use in methods.items():
             for device in by_name:
                 _require_same(accelerator, name, use, device, index)
+            for key in set(inspect.signature(use).parameters) & {"device", "device_index"}:
+                _require_same(accelerator, name, use, index, index, key)
             with accelerator.device(index):
                 for device in unnamed:
                     _require_same(accelerator, name, use, device, index)
 
 
 def _require_same(
-    accelerator: Accelerator, name: str, use: Callable[[DeviceLike], object], device: DeviceLike, index: int
-) -> None:
-    """Fails the check if one way to name a device gives another result than the index."""
-    differing = ""
+    accelerator: Accelerator, name: str, use: Callable[..., object], device: DeviceLike, index: int,
+    key: str = "",
+) -> None:  # fmt: skip
+    """Fails the check if one way to name a device, or to pass it, gives another result than the index."""
+    differing, told = "", f"{name}({key}{key and '='}{device!r})"
+    by_index = functools.partial(use, index)
+    other = functools.partial(use, **{key: device}) if key else functools.partial(use, device)
     for _ in range(_ROUNDS):
         try:
-            before, found, after = (_comparable(accelerator, use(given)) for given in (index, device, index))
+            before, found, after = (_comparable(accelerator, call()) for call in (by_index, other, by_index))
         except Exception as error:
-            raise BrokenPromiseError(f"{name}({device!r}) raises {describe(error, whole=True)}") from error
+            raise BrokenPromiseError(f"{told} raises {describe(error, whole=True)}") from error
         require(
             type(found) is type(before) or not isinstance(before, _VALUES),
-            f"{name}({device!r}) is a {type(found).__name__}, {name}({index}) a {type(before).__name__}",
+            f"{told} is a {type(found).__name__}, {name}({index}) a {type(before).__name__}",
         )
         # What changes by itself, or is a new object each time, cannot be compared.
         stable = has_indices(accelerator) and _agree(before, after)
         if not stable or _agree(before, found):
             return
-        differing = f"{name}({device!r}), with device {index} meant, gives {found!r:.80}, not {before!r:.80}"
+        differing = f"{told}, with device {index} meant, gives {found!r:.80}, not {before!r:.80}"
     raise BrokenPromiseError(differing)
 
 

@@ -348,6 +348,7 @@ PLACED: dict[str, Known] = {
 }  # fmt: skip
 """That write and read at places: in their order, added up where they repeat, and counted from the end."""
 
+
 NUMBERS: dict[str, Known] = {
     "lerp": (
         lambda on: [

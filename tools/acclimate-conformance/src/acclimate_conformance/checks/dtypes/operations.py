@@ -300,12 +300,38 @@ REDUCTIONS |= {
         for length in (65, 129, 1003)
         for x in (to(functional.pad(torch.zeros(2, length), (0, 1), value=last).to(dtype)),)
     ],
+    "products of nothing": _of(
+        lambda a, b: [
+            torch.mm(a[0], b[0]),
+            torch.bmm(a, b),
+            torch.mv(a[0], b[0, :, 0]),
+            torch.dot(a[0, 0], b[0, :, 0]),
+            torch.einsum("bij,bjk->ik", a, b),
+            functional.linear(a, b[0].t()),
+        ],
+        (2, 3, 0),
+        (2, 0, 4),
+    ),
     "reductions of nothing": _of(
         lambda x: [x.sum(), x.prod(), x.all(), x.any(), x.sum(0), x.sum(-1), x.mean()], (0, 3)
     ),
     "sums over each dimension of five": _of(
         lambda x: [f(x, d) for f in (torch.sum, torch.mean, torch.amax) for d in (-1, -3, 1, (-2, 0))],
         (2, 3, 4, 2, 5),
+    ),
+    "reductions over several dimensions, named from the end": _of(
+        lambda x: [
+            *(
+                f(x, dims)
+                for f in (torch.sum, torch.mean, torch.amax, torch.amin, torch.var, torch.std, torch.nansum)
+                for dims in ((-1, -2), (-3, -1))
+            ),
+            *(f(x, (-1, -2)) for f in (torch.logsumexp, torch.all, torch.any, torch.count_nonzero)),
+            torch.linalg.vector_norm(x, 3, (-1, -2)),
+            torch.flip(x, (-1, -3)),
+            torch.roll(x, (1, -2), (-1, -2)),
+        ],
+        (2, 3, 4),
     ),
     "the first of equal largest and smallest": _of(lambda x: [x.argmax(), x.argmin()], _M),
     "softmax of large numbers": _of(
@@ -608,6 +634,17 @@ LAYERS: dict[str, Operation] = {
     "embedding_bag": _placed(
         lambda w, i: functional.embedding_bag(i[None], w, mode="sum"), (16, 5), places=_TARGETS
     ),
+    "embedding_bag with offsets": _placed(
+        lambda w, i: [
+            functional.embedding_bag(
+                i, w, torch.tensor([0, 3, 4], device=i.device), mode=how, include_last_offset=last
+            )
+            for how in ("sum", "mean")
+            for last in (True, False)
+        ],
+        (16, 5),
+        places=_TARGETS % 4,
+    ),
     "one_hot": _placed(lambda i: functional.one_hot(i, 20), places=_TARGETS),
     "cross_entropy": _placed(
         lambda x, w, i: [
@@ -641,6 +678,42 @@ LAYERS: dict[str, Operation] = {
         (5, 7),
     ),
     "huber_loss with delta": _of(lambda x, y: functional.huber_loss(x, y, delta=0.5), (5, 7), (5, 7)),
+    "activations in place": _of(
+        lambda x: [
+            functional.elu(x * 1, 0.5, inplace=True),
+            functional.celu(x * 1, 0.5, inplace=True),
+            functional.selu(x * 1, inplace=True),
+            functional.leaky_relu(x * 1, 0.25, inplace=True),
+            functional.hardtanh(x * 1, -0.5, 0.75, inplace=True),
+            functional.threshold(x * 1, 0.1, 0.75, inplace=True),
+            functional.relu6(x * 4, inplace=True),
+            functional.silu(x * 1, inplace=True),
+            functional.hardswish(x * 1, inplace=True),
+        ],
+        _X,
+    ),
+    "ctc_loss of several lengths": _of(
+        lambda x: [
+            functional.ctc_loss(
+                x.log_softmax(-1),
+                torch.tensor([[1, 2, 2], [3, 1, 0]], device=x.device),
+                torch.tensor(lengths),
+                torch.tensor([3, 2]),
+                reduction=how,
+                zero_infinity=zeros,
+            )
+            for lengths, zeros in (([7, 4], False), ([7, 1], True))
+            for how in ("mean", "sum", "none")
+        ],
+        (7, 2, 5),
+    ),
+    "pools of volumes": _of(
+        lambda x: [
+            functional.max_pool3d(x, (2, 3, 2), (1, 2, 3), (0, 1, 1)),
+            functional.avg_pool3d(x, (2, 3, 2), (1, 2, 3), (0, 1, 1), count_include_pad=False),
+        ],
+        (1, 2, 4, 7, 6),
+    ),
     "binary_cross_entropy_with_logits": _of(
         lambda x, y, w: functional.binary_cross_entropy_with_logits(
             x, (y > 0).to(x.dtype), pos_weight=w.detach().abs() + 1
@@ -678,6 +751,17 @@ LAYERS: dict[str, Operation] = {
         _IMAGE,
         (5, 4, 3, 3),
         (5,),
+    ),
+    "conv2d of single places": _of(
+        lambda x, w, b, d: [
+            functional.conv2d(x, w, b, stride=2),
+            functional.conv2d(x, w, padding=1),
+            functional.conv2d(x, d, stride=(1, 2), groups=4),
+        ],
+        _IMAGE,
+        (5, 4, 1, 1),
+        (5,),
+        (8, 1, 1, 1),
     ),
     "conv_transpose2d": _of(
         lambda x, w: functional.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1),
@@ -826,6 +910,7 @@ _ON_LARGE: dict[str, _OfLarge] = {
         a.pow(torch.ones_like(a)),
     ],
     "sums": lambda a, b, base: [a + 1, a - b[:1], a.sum(), a.cumsum(0), a.cummax(0).values, torch.diff(a)],
+    "a dot product": lambda a, b, base: torch.dot(a, a - a + 1),
     "products": lambda a, b, base: [a * 3, a[:1] * b, torch.addcmul(a, a - a + 1, a - a + 3)],
     "divisions": lambda a, b, base: [a // 3, a % 1001, torch.div(a, 7, rounding_mode="trunc"), a.fmod(1001)],
     "the largest and the smallest": lambda a, b, base: [

@@ -34,6 +34,7 @@ from acclimate_conformance.checks.dtypes.operations import (
     Place,
 )
 from acclimate_conformance.checks.dtypes.references import nearest
+from acclimate_conformance.checks.dtypes.sampled.comparing import REFUSAL
 
 _OF_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -212,7 +213,57 @@ def operators_at_edges(accelerator: Accelerator) -> str | None:
     timeout_s=240,
 )  # fmt: skip
 def reductions_with_options(accelerator: Accelerator) -> str | None:
+    _require_wider(accelerator)
     return _compare_all(accelerator, (REDUCTIONS,), by_element=False)
+
+
+_WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
+_Told = Callable[[torch.Tensor, torch.dtype], torch.Tensor]
+"""A reduction that is told a dtype."""
+_SUMS: dict[str, _Told] = {
+    "torch.sum": lambda x, dtype: x.sum(dtype=dtype),
+    "torch.sum of a dimension": lambda x, dtype: x.sum(0, dtype=dtype),
+    "torch.mean": lambda x, dtype: x.mean(0, dtype=dtype) * len(x),
+    "torch.nansum": lambda x, dtype: x.nansum(dtype=dtype),
+    "torch.cumsum": lambda x, dtype: x.cumsum(0, dtype=dtype)[-1],
+    "torch.linalg.vector_norm": lambda x, dtype: torch.linalg.vector_norm(x, 1, dtype=dtype),
+}
+_PRODUCTS: dict[str, _Told] = {
+    "torch.prod": lambda x, dtype: x.prod(dtype=dtype),
+    "torch.prod of a dimension": lambda x, dtype: x.prod(0, dtype=dtype),
+    "torch.cumprod": lambda x, dtype: x.cumprod(0, dtype=dtype)[-1],
+}
+_SHARES: dict[str, _Told] = {
+    "torch.softmax": lambda x, dtype: x.softmax(0, dtype=dtype)[0],
+    "torch.log_softmax": lambda x, dtype: x.log_softmax(0, dtype=dtype)[0].exp(),
+}
+
+
+def _require_wider(accelerator: Accelerator) -> None:
+    """Fails the check unless reductions that are told a dtype compute in it, as torch documents."""
+    device, there = accelerator.current_device_name(), supported(accelerator)
+    for dtype, wider in _WIDER.items():
+        if not {dtype, wider} <= set(there):
+            continue
+        eps = torch.finfo(dtype).eps
+        exactly = min(eps**2 / 4, 1e-5)
+        # The dtype holds these numbers, but neither their sum nor their product.
+        for table, given, wanted, allowed in (
+            (_SUMS, [2 / eps, 1, 1, 1], 2 / eps + 3, exactly),
+            (_PRODUCTS, [1 + eps, 1 + eps], (1 + eps) ** 2, exactly),
+            (_SHARES, [0.0, 0.0, 0.0], 1 / 3, eps / 16),
+        ):
+            for name, reduce in table.items():
+                try:
+                    found = float(reduce(torch.tensor(given, dtype=dtype).to(device), wider))
+                except Exception as error:
+                    if isinstance(error, NotImplementedError) or REFUSAL.search(str(error)):
+                        continue
+                    raise
+                require(
+                    abs(found - wanted) <= abs(wanted) * allowed,
+                    f"{name}, of {short(dtype)} with dtype={short(wider)}, gives {found!r}, not {wanted!r}",
+                )
 
 
 @check(

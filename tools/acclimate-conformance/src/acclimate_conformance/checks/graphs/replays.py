@@ -192,7 +192,7 @@ def empty_graph_refused(accelerator: Accelerator) -> None:
     with accelerator.capture_to_graph(graph):
         ones.add_(1)
     graph.reset()
-    with refused("replay_graph() of a graph that was reset", RuntimeError):
+    with refused("replay_graph() after Graph.reset()", RuntimeError):
         accelerator.replay_graph(graph)
 
 

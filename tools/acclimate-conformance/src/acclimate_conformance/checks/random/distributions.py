@@ -502,6 +502,7 @@ def dropout(accelerator: Accelerator) -> None:
             require(
                 bool(right.all()), f"dropout({chance}) of a matrix, {lies}, gives numbers of other places"
             )
+        _require_attention_drops(device, chance)
         before = accelerator.get_rng_state().clone()
         functional.dropout(matrix, chance, training=False)
         require(equal(accelerator.get_rng_state(), before), f"dropout({chance}) draws in evaluation")
@@ -511,6 +512,28 @@ def dropout(accelerator: Accelerator) -> None:
             require(returned is inplace, "dropout in place returns another tensor")
             changed = bool((inplace != 1).any())
             require(changed == training, f"dropout in place with training={training} changes {changed}")
+
+
+def _require_attention_drops(device: str, chance: float) -> None:
+    """Fails the check unless attention drops its weights: of equal scores and values, what is left tells."""
+    functional = torch.nn.functional
+    scores, values = (
+        torch.zeros(4, 64, 64, 16, device=device),
+        torch.eye(64, device=device).expand(4, 64, 64, 64),
+    )
+    if not _offered(lambda: functional.scaled_dot_product_attention(scores, scores, values, dropout_p=0.5)):
+        return
+    weights = functional.scaled_dot_product_attention(scores, scores, values, dropout_p=chance).cpu().double()
+    kept = weights != 0
+    share = float(kept.double().mean())
+    what = f"scaled_dot_product_attention(dropout_p={chance})"
+    require(abs(share - (1 - chance)) < 0.03, f"{what} keeps {share:.3f} of the weights")
+    wanted = 1 / 64 / (1 - chance)
+    right = (weights[kept] - wanted).abs() <= 0.02 * wanted
+    require(
+        bool(right.all()),
+        f"{what} of weights of 1/64 gives {float(weights[kept].mean()):.5f}, not {wanted:.5f}",
+    )
 
 
 @check(

@@ -102,7 +102,10 @@ def every_kind_of_draw_repeats(accelerator: Accelerator) -> None:
             )
             accelerator.set_rng_state(between)
         if not is_host(accelerator):
-            require(equal(torch.get_rng_state(), host), f"{name} changes the state of the host's generator")
+            require(
+                equal(torch.get_rng_state(), host),
+                f"the operator {name} changes the state of the host's generator",
+            )
         require(not equal(between, state), f"get_rng_state() is the same before and after {name} on {device}")
         accelerator.manual_seed(7)
         first = draw().cpu()

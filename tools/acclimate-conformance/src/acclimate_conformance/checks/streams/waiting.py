@@ -81,8 +81,8 @@ def host_waits(accelerator: Accelerator) -> None:
     require_streams(accelerator)
     work = Work(accelerator)
     ways: dict[str, Callable[[Any, Any], object]] = {
-        "Event.synchronize()": lambda stream, event: event.synchronize(),
         "Stream.synchronize()": lambda stream, event: stream.synchronize(),
+        "Event.synchronize()": lambda stream, event: event.synchronize(),
         "synchronize()": lambda stream, event: accelerator.synchronize(),
         "Event.query()": lambda stream, event: _until("Event.query()", event.query),
         "Stream.query()": lambda stream, event: _until("Stream.query()", stream.query),

@@ -32,14 +32,14 @@ TOPICS: dict[Topic, str] = {
     topics.operators_as_on_the_host: "Operators give the host's numbers, shapes and dtypes on the inputs of "
     "torch's own tests, and share memory with the same inputs.",
     topics.operators_in_every_dtype: "They do so in every supported dtype, with integers, truth values and "
-    "complex numbers.",
-    topics.operators_on_any_layout: "They do so on tensors that are transposed, have gaps, or begin anywhere "
-    "in their memory.",
+    "complex numbers, also in place and into tensors given as out.",
+    topics.operators_on_any_layout: "They do so on tensors that are transposed, have gaps or channels last, "
+    "repeat one row, or begin anywhere in their memory.",
     topics.operators_on_special_numbers: "They do so if the first input has NaN, infinity and zeros of both "
     "signs.",
     topics.operators_in_place_and_into_others: "They do so in place and into tensors given as out.",
     topics.gradients_as_on_the_host: "First and second gradients of operators are the host's on the inputs "
-    "of torch's own tests.",
+    "of torch's own tests, in any layout.",
     topics.lists_of_tensors_as_on_the_host: "Operators on lists of tensors, with which optimizers compute, "
     "give the host's numbers.",
     kernels.kernels_as_on_the_host: "Each operator that torch's functions and gradients call gives the "

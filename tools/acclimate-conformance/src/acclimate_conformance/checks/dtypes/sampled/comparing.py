@@ -23,7 +23,7 @@ Run = Callable[[Place], Any]
 """A call, which puts its inputs at a place; returns tensors and other values, in any structure."""
 
 REFUSAL = re.compile(
-    r"not implemented|not (currently |yet )?support|unsupported|no kernel|not available"
+    r"not implemented|not (currently |yet )?support|unsupported|no kernel|missing kernel|not available"
     r"|requires (compil|MAGMA)|only supports|does not support|doesn't support|can't use|of supported devices"
     r"|can only be called in training mode",
     re.IGNORECASE,

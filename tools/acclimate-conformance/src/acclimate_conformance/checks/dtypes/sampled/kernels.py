@@ -8,6 +8,7 @@ in other layouts and dtypes: a device has a kernel for each of these, which few 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,16 +20,20 @@ from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import short
 from acclimate_conformance.checks.dtypes.sampled.comparing import Findings, attempt, difference, twice_as_far
 from acclimate_conformance.checks.dtypes.sampled.places import (
+    EXPANDED,
     HOST,
-    LAYOUTS,
+    OF_IMAGES,
     Layout,
     Place,
+    layouts_for,
     tensors_in,
 )
 from acclimate_conformance.checks.dtypes.sampled.samples import Sample, operators, samples_of
 
 _LARGE = (5003, 70_001)
 """Numbers of elements: no multiple of a block, and more than fits in 16 bits."""
+_IMAGES = (2, 3, 4, 5)
+"""The shape in which inputs are images."""
 _SAMPLES, _WAYS = 8, 4
 """How many inputs of each function are tried, and how many ways to call each operator are kept."""
 _DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64)
@@ -127,10 +132,25 @@ def kernels_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
 
 def _compare_one(found: Findings, name: str, func: Any, call: Call, dtypes: list[torch.dtype]) -> None:
     """Compares one call with many elements, in other layouts and in other dtypes."""
-    for what, run in _enlarged(func, call):
-        found.compare(name, f"{name}({_text(call)}) {what}", run)
+    repeats = _repeated(func, call)
+    if repeats is not None:
+        for length in _LARGE:
+            for what, run in _called(func, repeats(length)):
+                found.compare(name, f"{name}({_text(call)}) repeated to {length} elements{what}", run)
+        images = _of_tensors(repeats(math.prod(_IMAGES)), lambda t: t.reshape(_IMAGES))
+        for how, layout in {**OF_IMAGES, **EXPANDED}.items():
+            for what, run in _called(func, images):
+                if what and how in EXPANDED:
+                    continue  # several elements of a result would be one
+                places = Place(HOST, layout), Place(found.device, layout)
+                found.compare(name, f"{name}({_text(call)}) as images {how}{what}", run, *places)
+        for dtype in (one for one in dtypes if one.itemsize == 2):
+            for what, run in _called(func, _in_dtype(repeats(_LARGE[0]), dtype)):
+                text = f"{name}({_text(call)}) in {short(dtype)} repeated to {_LARGE[0]} elements{what}"
+                _compare_if_taken(found, name, text, run, dtype)
     if "backward" in name:
-        for how, layout in {**LAYOUTS, "of which the first is expanded": _first_is_expanded}.items():
+        layouts = {**layouts_for(call), "of which the first is expanded": _first_is_expanded}
+        for how, layout in layouts.items():
             text = f"{name}({_text(call)}) of tensors {how}"
             places = Place(HOST, _of_numbers(layout)), Place(found.device, _of_numbers(layout))
             found.compare(name, text, _plain(func, call), *places)
@@ -199,43 +219,64 @@ def _form(func: Any, is_out: bool) -> Any:
     return None
 
 
-def _enlarged(func: Any, call: Call) -> Iterator[tuple[str, Callable[[Place], Any]]]:
-    """Calls with many elements, of operators that compute each element by itself."""
+def _repeated(func: Any, call: Call) -> Callable[[int], Call] | None:
+    """Makes the same call with any number of elements, if the operator computes each element by itself.
+
+    The last element is the one of the largest result: a tail that is left out shows best there.
+    """
     args, kwargs = call
     given = [t for t in tensors_in([args, kwargs]) if isinstance(t, torch.Tensor)]
     shape = given[0].shape
     if any(t.shape != shape for t in given):
-        return
-
-    def tiled(value: Any, length: int) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value.detach().reshape(-1).repeat(length // value.numel() + 1)[:length]
-        return (
-            type(value)(tiled(part, length) for part in value) if isinstance(value, (list, tuple)) else value
-        )
-
-    def larger(length: int) -> Call:
-        return tiled(args, length), {key: tiled(value, length) for key, value in kwargs.items()}
+        return None
 
     alone, refused = attempt(_plain(func, call), Place(HOST))
+    first = next((t for t in tensors_in(alone) if isinstance(t, torch.Tensor) and t.shape == shape), given[0])
+    largest = int(first.detach().abs().nan_to_num(0, 0).argmax()) if first.dtype != torch.bool else 0
+
+    def tiled(value: Any, length: int) -> Any:
+        def repeated(tensor: torch.Tensor) -> torch.Tensor:
+            flat = tensor.detach().reshape(-1).roll(length - 1 - largest)
+            return flat.repeat(length // len(flat) + 1)[:length]
+
+        return _of_tensors(value, repeated)
+
+    def larger(length: int) -> Call:
+        return tiled(args, length), tiled(kwargs, length)
+
     many, refused_many = attempt(_plain(func, larger(_LARGE[0])), Place(HOST))
     if refused is not None or refused_many is not None:
-        return
+        return None
     if any(not isinstance(t, torch.Tensor) or t.shape != shape for t in tensors_in(alone)):
-        return
+        return None
     if difference(many, tiled(alone, _LARGE[0])):
-        return  # it computes with several elements
+        return None  # it computes with several elements
+    return larger
+
+
+def _called(func: Any, call: Call) -> Iterator[tuple[str, Callable[[Place], Any]]]:
+    """A call, and the same in place, if the operator has such a form."""
+    yield "", _plain(func, call)
     in_place = _form(func, is_out=False)
-    for length in _LARGE:
-        yield f"repeated to {length} elements", _plain(func, larger(length))
-        if in_place is not None:
+    if in_place is not None:
 
-            def run(place: Place, length: int = length) -> Any:
-                args, kwargs = place.put(larger(length))
-                in_place(*args, **kwargs)
-                return args[0]
+        def run(place: Place) -> Any:
+            args, kwargs = place.put(call)
+            in_place(*args, **kwargs)
+            return args[0]
 
-            yield f"repeated to {length} elements, in place", run
+        yield ", in place", run
+
+
+def _of_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same structure, with its tensors changed."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _of_tensors(part, change) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_of_tensors(part, change) for part in value)
+    return value
 
 
 def _in_dtype(call: Call, dtype: torch.dtype) -> Call:

@@ -127,6 +127,7 @@ def _options(info: Any) -> Iterator[dict[str, Any]]:
             yield given.kwargs
     if "fused" in info.supported_impls:
         yield {"lr": torch.tensor(0.01)}
+        yield {"lr": torch.tensor(0.01), "weight_decay": 0.1, "maximize": True}
 
 
 def _optimized(

@@ -120,6 +120,13 @@ def _channels_last(place: Place, tensor: torch.Tensor) -> torch.Tensor:
     return place.whole(tensor.movedim(1, -1)).movedim(-1, 1)
 
 
+def _of_one_row(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+    """The first row instead of each; whole numbers may be places, of which each may be written once."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return place.whole(tensor)
+    return place.whole(tensor[:1]).expand(tensor.shape)
+
+
 LAYOUTS: dict[str, Layout] = {
     "that begin at the third element of their memory": _from_the_third,
     "that are transposed": _transposed,
@@ -133,13 +140,15 @@ OF_COMPLEX: dict[str, Layout] = {
     "of which every second is conjugated when it is read": _every_second_conjugated,
 }
 """Of complex numbers, as x.conj() and x.mH leave them: a mark on the tensor, and other numbers in memory."""
-_OF_IMAGES: dict[str, Layout] = {"with channels last": _channels_last}
+OF_IMAGES: dict[str, Layout] = {"with channels last": _channels_last}
+EXPANDED: dict[str, Layout] = {"of one row, expanded": _of_one_row}
+"""Takes the elements of the first row for those of each."""
 
 
 def layouts_for(inputs: Any) -> dict[str, Layout]:
     """The layouts that differ for these inputs."""
     tensors = [t for t in tensors_in(inputs) if isinstance(t, torch.Tensor)]
-    return LAYOUTS | (_OF_IMAGES if any(t.dim() > 2 for t in tensors) else {})
+    return LAYOUTS | (OF_IMAGES if any(t.dim() > 2 for t in tensors) else {})
 
 
 def tensors_in(value: Any) -> Iterator[Any]:

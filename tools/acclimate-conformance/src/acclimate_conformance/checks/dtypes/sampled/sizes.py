@@ -90,9 +90,13 @@ SIZED: dict[str, Sized] = {
     "torch.kthvalue": lambda g, n: [
         _with_its_places(g.floats(2, n), lambda x: x.kthvalue((n + 1) // 2, keepdim=True)),
         *g.shuffled(n).float().kthvalue((n + 1) // 2),
+        g.floats(n, 3).kthvalue((n + 3) // 4, 0).values,
     ],
     # With one number that is the most frequent: of several, any may be told.
-    "torch.mode": lambda g, n: torch.cat([g.places(n, below=9), g.places(n + 1, below=1) + 4]).mode().values,
+    "torch.mode": lambda g, n: [
+        torch.cat([g.places(n, below=9), g.places(n + 1, below=1) + 4]).mode().values,
+        torch.cat([g.places(n, 3, below=9), g.places(n + 1, 3, below=1) + 4]).mode(0, True).values,
+    ],
     "torch.max": lambda g, n: [*g.floats(3, n).max(-1), *g.floats(n, 3).max(0), g.floats(n).max()],
     "torch.min": lambda g, n: [*g.floats(3, n).min(-1), *g.floats(n, 3).min(0), g.floats(n).min()],
     "torch.argmax": lambda g, n: [
@@ -152,6 +156,7 @@ SIZED: dict[str, Sized] = {
     "torch.cat": lambda g, n: [
         torch.cat([g.floats(n), g.floats(3), g.floats(n)]),
         torch.cat([g.floats(2, n), g.floats(2, 5)], 1),
+        torch.cat([g.floats(3, 2) for _ in range(min(n, 300))], 1),
     ],
     "torch.stack": lambda g, n: [torch.stack([g.floats(n), g.floats(n)], d) for d in (0, 1)],
     "torch.split": lambda g, n: [*g.floats(n).split((n + 1) // 2), *g.floats(2, n).chunk(3, 1)],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +18,12 @@ from acclimate_conformance.checks.dtypes.sampled.comparing import (
     twice_as_far,
 )
 from acclimate_conformance.checks.dtypes.sampled.places import (
+    EXPANDED,
     HOST,
     LAYOUTS,
     OF_COMPLEX,
+    OF_IMAGES,
+    Layout,
     Place,
     layouts_for,
     tensors_in,
@@ -98,6 +101,7 @@ def operators_in_every_dtype(accelerator: Accelerator, found: Findings) -> None:
                     places = Place(HOST, layout), Place(found.device, layout)
                     text = _text(op, sample, f"of tensors {how}")
                     alone.compare(name_of(op), text, _values(op, sample), *places)
+            _compare_writing(alone, op, dtype, samples)
             found.broken += alone.broken
             found.compared += alone.compared
             found.dtypes |= alone.dtypes
@@ -106,23 +110,50 @@ def operators_in_every_dtype(accelerator: Accelerator, found: Findings) -> None:
             return
 
 
+def _compare_writing(found: Findings, op: Any, dtype: torch.dtype, samples: list[Sample]) -> None:
+    """Compares one call in place and one into tensors given as out: others have kernels of their own."""
+    inputs = [sample for sample in samples if elements(sample.value) > 1] or samples
+    for sample in [one for one in inputs if not one.broadcasts][:1] if op.inplace_variant else ():
+        _compare_in_place(found, op, sample, {})
+    takes_out = op.supports_out and op.name not in PLACES_ARE_FREE
+    if takes_out and not fails_in_torch(op, "test_out", found.device, dtype):
+        for sample in inputs[:1]:
+            _compare_into_others(found, op, sample, ("",))
+
+
 def operators_on_any_layout(accelerator: Accelerator, found: Findings) -> None:
     reduced = [d for d in accelerator.supported_dtypes() if d in (torch.bfloat16, torch.float16)][:1]
     for op in operators():
         offered = op.supported_dtypes(HOST)
         first = next((d for d in (torch.float32, torch.int64) if d in offered), None)
-        for dtype in (first, *reduced):
+        for dtype in dict.fromkeys((first, *reduced, *_OTHERS_LAID_OUT)):
             if dtype is None or dtype not in offered:
                 continue
             if fails_in_torch(op, "test_noncontiguous_samples", found.device, dtype):
                 continue
             for sample in _laid_out(op, dtype, thorough=dtype == first):
-                for how, layout in layouts_for((sample.value, sample.args, sample.kwargs)).items():
+                layouts = layouts_for((sample.value, sample.args, sample.kwargs))
+                if dtype not in (first, *reduced):
+                    layouts = {how: layouts[how] for how in _OF_OTHERS}
+                elif not _EQUAL_ROWS_ARE_OPEN.search(op.name):
+                    layouts |= EXPANDED
+                for how, layout in layouts.items():
                     places = Place(HOST, layout), Place(found.device, layout)
                     text = _text(op, sample, f"of tensors {how}")
                     found.compare(name_of(op), text, _values(op, sample), *places)
         if found.enough:
             return
+
+
+_OTHERS_LAID_OUT = (torch.int64, torch.bool, torch.complex64)
+_OF_OTHERS = ("that are transposed", "that are every second element")
+"""Further dtypes, of which fewer layouts are tried."""
+_EQUAL_ROWS_ARE_OPEN = re.compile(
+    r"linalg|cholesky|^lu|solve|inverse|det$|lowrank|ormqr|geqrf|matrix_exp"  # of singular matrices
+    r"|max_pool|max_unpool"  # which of several equal numbers a window tells
+    r"|_norm$|corrcoef|cdist|normalize"  # what is left of a mean that is subtracted is rounding noise
+)
+"""Names of operators that have no definite result if all rows are equal."""
 
 
 def _laid_out(op: Any, dtype: torch.dtype, thorough: bool) -> list[Sample]:
@@ -136,12 +167,24 @@ def _laid_out(op: Any, dtype: torch.dtype, thorough: bool) -> list[Sample]:
     largest = max(found, key=lambda sample: elements(sample.value), default=None)
     chosen = found if thorough else [] if largest is None else [largest]
     if isinstance(op, BinaryUfuncInfo) and largest is not None and largest.args:
-        chosen = [*chosen, replace(largest, args=(largest.value.flip(0), *largest.args[1:]))]
+        alike = replace(largest, args=(largest.value.flip(0), *largest.args[1:]))
+        chosen = [*chosen, alike]
+        if thorough and largest.value.dim() == 2:
+            image, other = _as_image(largest.value), _as_image(largest.value.flip(0))
+            chosen.append(replace(alike, value=image, args=(other, *largest.args[1:])))
     return chosen
 
 
+def _as_image(matrix: torch.Tensor) -> torch.Tensor:
+    """The same numbers with dimensions for images, channels, rows and columns."""
+    return matrix.detach()[None, ..., None].requires_grad_(matrix.requires_grad)
+
+
 def _with_matrix(op: Any, samples: Iterable[Sample]) -> list[Sample]:
-    """Inputs, and before them the first row as a matrix, which torch has for few operators of one number."""
+    """Inputs, and before them the first row as a matrix and as an image.
+
+    torch has these for few operators of one number.
+    """
     from torch.testing._internal.opinfo.core import UnaryUfuncInfo
 
     given = list(samples)
@@ -151,7 +194,8 @@ def _with_matrix(op: Any, samples: Iterable[Sample]) -> list[Sample]:
         replace(s, value=s.value.detach().reshape(4, -1).requires_grad_(s.value.requires_grad))
         for s in rows[:1]
     ]
-    return [*matrices, *given]
+    images = [replace(s, value=_as_image(s.value)) for s in matrices]
+    return [*matrices, *images, *given]
 
 
 def _values(op: Any, sample: Sample) -> Callable[[Place], Any]:
@@ -273,14 +317,14 @@ def operators_in_place_and_into_others(accelerator: Accelerator, found: Findings
             )
             for sample in _with_matrix(op, samples_of(op, dtype, _LAID_OUT)):
                 if op.inplace_variant is not None and not sample.broadcasts:
-                    _compare_in_place(found, op, sample)
+                    _compare_in_place(found, op, sample, layouts_for(sample.value))
                 if takes_out:
-                    _compare_into_others(found, op, sample)
+                    _compare_into_others(found, op, sample, ("", "with gaps", "of another size"))
         if found.enough:
             return
 
 
-def _compare_in_place(found: Findings, op: Any, sample: Sample) -> None:
+def _compare_in_place(found: Findings, op: Any, sample: Sample, layouts: Mapping[str, Layout]) -> None:
     def run(place: Place) -> Any:
         value, args, kwargs = place.put((sample.value, sample.args, sample.kwargs))
         version = value._version
@@ -288,12 +332,12 @@ def _compare_in_place(found: Findings, op: Any, sample: Sample) -> None:
         return [result, value, result is value, value._version > version]
 
     name = name_of(op)
-    for how, layout in {"": None, **layouts_for(sample.value)}.items():
+    for how, layout in {"": None, **layouts}.items():
         text = f"{name}({sample}) in place{how and ', of tensors '}{how}"
         found.compare(name, text, run, Place(HOST, layout), Place(found.device, layout))
 
 
-def _compare_into_others(found: Findings, op: Any, sample: Sample) -> None:
+def _compare_into_others(found: Findings, op: Any, sample: Sample, kinds: Iterable[str]) -> None:
     with torch.no_grad():
         try:
             result = op(sample.value, *sample.args, **sample.kwargs)
@@ -310,7 +354,7 @@ def _compare_into_others(found: Findings, op: Any, sample: Sample) -> None:
             return LAYOUTS["that are every second element"](place, wrong)
         return place.whole(wrong)
 
-    for kind in ("", "with gaps", "of another size"):
+    for kind in kinds:
 
         def run(place: Place, kind: str = kind) -> Any:
             value, args, kwargs = place.put((sample.value, sample.args, sample.kwargs))
@@ -336,6 +380,13 @@ def gradients_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
             for how in () if is_private(op) else _TRANSPOSED:
                 places = Place(HOST, LAYOUTS[how]), Place(found.device, LAYOUTS[how])
                 text = f"{_text(op, sample, f'of tensors {how}')}: its gradients"
+                found.compare(name_of(op), text, run, *places)
+        images = [sample for sample in _with_matrix(op, samples) if _is_image(sample.value)]
+        for sample in () if is_private(op) else images[:_ALONE]:
+            run = _gradients(op, sample, second=False, weigh=_with_channels_last)
+            for how, layout in {"": None, **OF_IMAGES}.items():
+                places = Place(HOST, layout), Place(found.device, layout)
+                text = f"{_text(op, sample, how)}: its gradients, of results with channels last"
                 found.compare(name_of(op), text, run, *places)
         for number, sample in enumerate(samples):
             told = f"{_text(op, sample)}: its gradients"
@@ -411,6 +462,17 @@ def _weights(result: torch.Tensor) -> torch.Tensor:
     """A weight for each element, so that a gradient of one cannot stand for that of another."""
     weights = torch.arange(1, result.numel() + 1).reshape(result.shape) % 7 - 2.5
     return weights.to(result.dtype).to(result.device)
+
+
+def _is_image(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() in (4, 5)
+
+
+def _with_channels_last(result: torch.Tensor) -> torch.Tensor:
+    weights = _weights(result)
+    if not _is_image(weights):
+        return weights
+    return weights.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 def _with_gaps(result: torch.Tensor) -> torch.Tensor:
