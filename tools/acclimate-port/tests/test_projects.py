@@ -605,3 +605,16 @@ def test_a_module_of_a_package_has_not_the_name_of_one_of_pythons(tmp_path: Path
     }
     results = ported_project(tmp_path, files, "acclimate")
     assert site(results["main.py"], "torch.zeros(1).cuda()").status is Status.CONVERTED
+
+
+@BOTH
+def test_a_program_that_hides_cuda_keeps_the_tests_of_its_modules(target: str, tmp_path: Path) -> None:
+    files = {
+        "main.py": 'import os\n\nos.environ["CUDA_VISIBLE_DEVICES"] = "-1"\n\nfrom model import make\n\nmake()\n',
+        "model.py": "import torch\n\n\ndef make():\n"
+        "    return torch.ones(1, device='cuda' if torch.cuda.is_available() else 'cpu')\n",
+    }
+    results = ported_project(tmp_path, files, target)
+    check(results, "model.py", "'cuda' if torch.cuda.is_available() else 'cpu'", "main.py:3")
+    files["main.py"] = files["main.py"].replace("-1", "1")
+    assert "is_available() else 'cpu'" not in ported_project(tmp_path, files, target)["model.py"].after

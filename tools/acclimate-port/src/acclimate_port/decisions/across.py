@@ -18,6 +18,7 @@ import libcst as cst
 
 from acclimate_port.conditions.branches import code_passed, controlled_quietly, holders_of_result, where_true
 from acclimate_port.conditions.device_tests import tests_of_devices
+from acclimate_port.conditions.hidden_devices import hiding
 from acclimate_port.conditions.statements import leaves
 from acclimate_port.dataflow.caches import is_cache
 from acclimate_port.dataflow.receivers import given_to_others, holders_given
@@ -160,6 +161,9 @@ class Across:
             for index in self._device.staying(members):
                 for text in self._homes(index):
                     add(Symbol(kind, text), self._all[index].root.finding.place)
+        for setting in hiding(self._file):
+            for text in self._homes_of(setting):
+                add(Symbol(Kind.PLACE, text), self._file.span(setting))
         for index in self._device.staying(self._device.exchanging)[:1]:
             add(_BACKEND, self._all[index].root.finding.place)
         for index in self._device.staying(self._device.reports)[:1]:
@@ -177,7 +181,9 @@ class Across:
 
     def _homes(self, index: int) -> list[str]:
         """The names by which other code runs or reads the code that a decision is on."""
-        node = self._all[index].finding.node
+        return self._homes_of(self._all[index].finding.node)
+
+    def _homes_of(self, node: cst.CSTNode) -> list[str]:
         home = self._outermost(node)
         return [f"here:{name}" for name in ([home] if home else [*self._bound_by(node), MODULE])]
 
