@@ -16,6 +16,7 @@ from functools import cached_property
 
 import libcst as cst
 
+from acclimate_port.conditions.accepted_words import accepted_words, classes_with_words
 from acclimate_port.conditions.branches import code_passed, controlled_quietly, holders_of_result, where_true
 from acclimate_port.conditions.device_tests import tests_of_devices
 from acclimate_port.conditions.hidden_devices import hiding
@@ -145,7 +146,7 @@ class Across:
                     add(symbol, self._all[index].finding.place)
             self._implied |= {(code, symbol): None for code in self._code_within(places)}
         staying = (
-            *(self._tests_that_stay(), self._keys(), self._given_to_others()),
+            *(self._tests_that_stay(), self._keys(), self._given_to_others(), self._accepted()),
             *(self._code_that_stays(), self._after_checks()),
         )
         for symbol, place in (pair for pairs in staying for pair in pairs):
@@ -330,6 +331,14 @@ class Across:
                 text = reference(file, read)
                 if text and not (text.startswith("any:") and is_set):
                     yield Symbol(Kind.FLAG, text), controlled_quietly(file, self._called(read))
+        for assign in file.tree.of_type(cst.Assign):  # `device, use_cuda = setup()`
+            target = assign.targets[0].target
+            function = assign.value.func if isinstance(assign.value, cst.Call) else None
+            text = reference(file, function) if isinstance(function, (cst.Name, cst.Attribute)) else ""
+            for part in target.elements if isinstance(target, cst.Tuple) and text else ():
+                for use in file.tree.reads(part.value) if isinstance(part.value, cst.Name) else ():
+                    if places := controlled_quietly(file, use):
+                        yield Symbol(Kind.FLAG, text), places
         bound = [one for one in file.tree.of_type(cst.Name) if one.value in flags]
         functions = file.tree.of_type(cst.FunctionDef)
         takers = (one for one in functions if _called_name(file, one) in flags)
@@ -390,6 +399,15 @@ class Across:
                 continue
             for text in sources(file, key):
                 yield Symbol(Kind.DEVICE, text), file.span(key)
+
+    def _accepted(self) -> Iterator[tuple[Symbol, Span]]:
+        """What checks look at that accept only some names of devices, and the arguments of such classes."""
+        file = self._file
+        for check, value in accepted_words(file):
+            yield from ((Symbol(Kind.DEVICE, text), file.span(check)) for text in sources(file, value))
+        for owner, words in classes_with_words(file):
+            for word in words:
+                yield Symbol(Kind.DEVICE, f"here:{owner.name.value}({word})"), file.span(owner)
 
     def _given_to_others(self) -> Iterator[tuple[Symbol, Span]]:
         """The parameters that a library gets which may choose a device by them or by what they hold."""

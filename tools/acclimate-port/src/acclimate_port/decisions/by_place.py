@@ -8,6 +8,7 @@ from functools import partial
 
 import libcst as cst
 
+from acclimate_port.conditions.accepted_words import reason_against_words
 from acclimate_port.conditions.branches import holders_of_result
 from acclimate_port.conditions.checkpoints import reason_against_split
 from acclimate_port.conditions.first_use import reason_against_counting
@@ -132,7 +133,7 @@ def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
     if not reason and is_device:
         reason = reason_against_host(file, node) or (_CPU_TWICE if _is_beside_cpu(file, node) else "")
     if not reason and (is_device or finding.rule.name == "available-choice"):
-        reason = moves_for_others(file, node)
+        reason = moves_for_others(file, node) or reason_against_words(file, node)
     is_choice = finding.rule.name in _CHOOSE_DEVICE or _finds_device(file, finding)
     if not reason and is_choice and _is_said_to_be_for_cuda(file, node):
         return _SAID

@@ -178,7 +178,7 @@ returns `False`. A test whose branch loads a checkpoint without a device is unsa
 any flag decides whether a checkpoint is loaded without a device or to the host, where a call gets a stream of CUDA and the
 memory of tensors, and in a function whose docstring says that it is about kernels or operators of CUDA.
 
-A guard and what it guards are one decision, also through a flag that the guard sets, a loop over the devices, a default
+A guard and what it guards are one decision, also through a flag that the guard sets, a part of a function's result, a field of a class, a loop over the devices, a default
 that it replaces with `"cpu"`, or a name that brings a device to it. A test that skips tests is ported with what it skips,
 and the guards of objects that meet (in a function, its callers or a class) are ported together. A flag called `cuda` that only other code reads is unsafe. A question that is printed or
 kept as "CUDA available" stays, also through a name that puts nothing on a device, with the name of the device that is told
