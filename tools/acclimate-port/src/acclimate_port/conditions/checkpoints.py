@@ -82,9 +82,17 @@ def _split(file: SourceFile) -> Iterator[cst.CSTNode]:
         places = {_location(file, choice.body), _location(file, choice.orelse)}
         options = {_options(choice.body), _options(choice.orelse)}
         is_place = places == _BOTH and any(is_map_location(file, use) for use in uses_of(file, choice))
-        if is_place or options == _BOTH:
+        # ACC202 ports a `map_location` that a question for CUDA chooses.
+        is_ported = is_map_location(file, choice) and _asks_plainly(file, choice.test)
+        if (is_place and not is_ported) or options == _BOTH:
             yield choice
     yield from (*_by_entry(file), *_by_unpickler(file))
+
+
+def _asks_plainly(file: SourceFile, test: cst.BaseExpression) -> bool:
+    """Whether a test is a question for CUDA and nothing else: ``not torch.cuda.is_available()``."""
+    asked = test.expression if isinstance(test, cst.UnaryOperation) else test
+    return isinstance(asked, cst.Call) and file.tree.qualified(asked.func) == "torch.cuda.is_available"
 
 
 def _by_entry(file: SourceFile) -> Iterator[cst.CSTNode]:
