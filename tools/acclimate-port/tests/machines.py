@@ -163,13 +163,25 @@ class Machine:
         self.calls: list[str] = []
         self.autocasts: dict[str, bool] = {}
         """Whether each device type autocasts."""
+        self.environ: dict[str, str] = {}
+        """The environment variables of the program."""
+
+    @property
+    def has_cuda(self) -> bool:
+        """Whether the program finds CUDA: a variable of its environment may hide the devices."""
+        return self.name == "CUDA" and self.environ.get("CUDA_VISIBLE_DEVICES", "0")[:1].isdigit()
+
+    @property
+    def is_host(self) -> bool:
+        """Whether the program finds no accelerator."""
+        return self.name == "HOST" or (self.name == "CUDA" and not self.has_cuda)
 
     def checked(self, device: Any) -> Device:
         """A device of this machine."""
         if isinstance(device, int):
             device = f"{self.type if self.name != 'HOST' else 'cuda'}:{device}"
         kind = str(device).partition(":")[0]
-        if kind not in ("cpu", "meta", self.type):
+        if kind not in ("cpu", "meta", self.type) or (kind == "cuda" and not self.has_cuda):
             raise NotHereError(f"no {device} here")
         has_index = kind != self.type or kind == "cpu" or ":" in str(device)
         return Device(device if has_index else f"{device}:0")
@@ -226,7 +238,12 @@ class Machine:
         """Functions of random numbers, which without a device do nothing, or change the CPU's generator."""
         is_silent = self.name != "CUDA" and not on_host
         names = ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all")
-        found = {name: (lambda *_: None) if is_silent else self.record(name) for name in names}
+
+        def seeding(name: str) -> Callable[..., Any]:
+            called = self.record(name)
+            return lambda *args: None if is_silent or (self.is_host and not on_host) else called(*args)
+
+        found = {name: seeding(name) for name in names}
         return {**found, "get_rng_state_all": lambda: [] if is_silent else ["state"]}
 
     # -- torch -------------------------------------------------------------------------------------------
@@ -255,7 +272,7 @@ class Machine:
             return Tensor(self, "cuda" if map_location is None else map_location)
 
         module = {
-            "is_available": lambda: has_cuda, "device_count": lambda: self.devices if has_cuda else 0,
+            "is_available": lambda: self.has_cuda, "device_count": lambda: self.devices if self.has_cuda else 0,
             "is_bf16_supported": lambda *_, **__: has_cuda and self.bf16, "is_initialized": lambda: has_cuda,
             "current_device": on_cuda(lambda: 0),
             "empty_cache": lambda: None, **self.seeds(on_host=False),
@@ -271,9 +288,9 @@ class Machine:
             ),
         }  # fmt: skip
         accelerator = types.SimpleNamespace(
-            is_available=lambda: has_any,
-            device_count=lambda: self.devices if has_any else 0,
-            current_accelerator=lambda check_available=False: Device(self.type) if has_any else None,
+            is_available=lambda: not self.is_host,
+            device_count=lambda: 0 if self.is_host else self.devices,
+            current_accelerator=lambda check_available=False: None if self.is_host else Device(self.type),
             synchronize=on_any(self.record("synchronize")),
             set_device_index=on_any(self.record("set_device")),
             current_device_index=on_any(lambda: 0),
@@ -323,7 +340,9 @@ class Machine:
         quiet = self.name == "HOST"
 
         def name(index: int | None = None) -> str:
-            return self.type if index is None or quiet else f"{self.type}:{index}"
+            if self.is_host:
+                return "cpu"
+            return self.type if index is None else f"{self.type}:{index}"
 
         return types.SimpleNamespace(
             device_name=name, current_device_name=lambda: name(0), current_device=lambda: 0,
@@ -372,6 +391,9 @@ def run(
         ),
         "acclimate": types.SimpleNamespace(get_accelerator=lambda: accelerator),
         "torch.distributed": torch,
+        "os": types.SimpleNamespace(
+            environ=here.environ, getenv=here.environ.get, putenv=here.environ.__setitem__
+        ),
     }
 
     def load(module: str, _globals: Any = None, _locals: Any = None, names: Any = (), _level: int = 0) -> Any:

@@ -57,6 +57,8 @@ def test_a_flag_that_is_cleared_without_a_device_is_ported_with_its_device(body:
         "return [torch.cuda.cudart() for i in range(torch.cuda.device_count())]",
         "def used(i):\n    return torch.cuda.cudart()\nreturn max(range(torch.cuda.device_count()), key=used)",
         "def move(a, on):\n    if on:\n        return a.cuda()\n    return a\nreturn move(model, torch.cuda.is_available())",
+        "def start():\n    on = torch.cuda.is_available()\n    return 1, on\n"
+        "number, use = start()\nif use:\n    torch.cuda.cudart()",
         'if device.type == "cuda" and not torch.cuda.is_available():\n    raise RuntimeError("no CUDA")',
         'if device.type == "cuda" and torch.cuda.is_available():\n    torch.cuda.synchronize(device)',
     ],

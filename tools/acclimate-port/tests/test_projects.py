@@ -605,3 +605,55 @@ def test_a_module_of_a_package_has_not_the_name_of_one_of_pythons(tmp_path: Path
     }
     results = ported_project(tmp_path, files, "acclimate")
     assert site(results["main.py"], "torch.zeros(1).cuda()").status is Status.CONVERTED
+
+
+@BOTH
+def test_a_program_that_hides_cuda_keeps_the_tests_of_its_modules(target: str, tmp_path: Path) -> None:
+    files = {
+        "main.py": 'import os\n\nos.environ["CUDA_VISIBLE_DEVICES"] = "-1"\n\nfrom model import make\n\nmake()\n',
+        "model.py": "import torch\n\n\ndef make():\n"
+        "    return torch.ones(1, device='cuda' if torch.cuda.is_available() else 'cpu')\n",
+    }
+    results = ported_project(tmp_path, files, target)
+    check(results, "model.py", "'cuda' if torch.cuda.is_available() else 'cpu'", "main.py:3")
+    files["main.py"] = files["main.py"].replace("-1", "1")
+    assert "is_available() else 'cpu'" not in ported_project(tmp_path, files, target)["model.py"].after
+
+
+OWN = "torch.cuda.clock_rate()"
+FLAGS_OF_OTHERS = {
+    "a function": (
+        "def found():\n    return torch.cuda.is_available()",
+        "from dev import found, own\n\nif found():\n    own()\n",
+    ),
+    "a name": ("FOUND = torch.cuda.is_available()", "import dev\n\nif dev.FOUND:\n    dev.own()\n"),
+    "a part of a result": (
+        "def found():\n    on = torch.cuda.is_available()\n    return 1, on",
+        "from dev import found, own\n\nnumber, use = found()\nif use:\n    own()\n",
+    ),
+    "a field": (
+        "class Config:\n    use_cuda: bool = torch.cuda.is_available()",
+        "from dev import Config, own\n\n\ndef main(config: Config):\n    if config.use_cuda:\n        own()\n",
+    ),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("kind", FLAGS_OF_OTHERS)
+def test_a_flag_stays_with_code_of_its_own_file_that_another_runs_by_it(
+    kind: str, target: str, tmp_path: Path
+) -> None:
+    flag, use = FLAGS_OF_OTHERS[kind]
+    files = {
+        "dev.py": f"import torch\n\n\n{flag}\n\n\ndef own():\n    return {OWN}\n",
+        "main.py": use,
+    }
+    found = site(ported_project(tmp_path, files, target)["dev.py"], "torch.cuda.is_available()")
+    assert not found.safe, found
+    assert "which the same flag decides about, stays as it is" in found.reason or "imported" in found.reason
+    (tmp_path / "dev.py").unlink()
+    files["dev.py"] = files["dev.py"].replace(OWN, "torch.ones(1)")
+    assert (
+        site(ported_project(tmp_path, files, target)["dev.py"], "torch.cuda.is_available()").reason
+        != found.reason
+    )

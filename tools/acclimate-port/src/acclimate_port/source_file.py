@@ -307,7 +307,7 @@ class SourceFile:
             call
             for call in self.tree.of_type(cst.Call)
             if called_name(call) == "load_state_dict_from_url"
-            or self.tree.qualified(call.func) == "torch.load"
+            or self.tree.qualified(call.func) in ("torch.load", "torch.jit.load")
         ]
 
     @cached_property

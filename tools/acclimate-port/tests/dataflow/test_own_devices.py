@@ -30,6 +30,15 @@ MEMORY = {
         "bind(onnxruntime.InferenceSession('m'), x.data_ptr())",
     ),
     "PyCUDA": ("import pycuda.driver as drv", "drv.memcpy_dtod(1, x.data_ptr(), 4)"),
+    "cpm_kernels": ("from cpm_kernels.kernels.base import KernelFunction", "start(1, [x.data_ptr()])"),
+    "a kernel with a stream": (
+        "import ctypes",
+        "stream = torch.cuda.current_stream()\nfunction(1, 0, stream, [ctypes.c_void_p(x.data_ptr())])",
+    ),
+    "a kernel with a stream's handle": (
+        "from kernels import scale",
+        "scale((1,), (2,), (x.data_ptr(),), torch.cuda.current_stream().cuda_stream)",
+    ),
     "an array": ("import cupy", "y = cupy.ndarray(x.__cuda_array_interface__)"),
 }
 SHAPES = {

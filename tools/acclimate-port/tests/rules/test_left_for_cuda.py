@@ -8,7 +8,7 @@ import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
 from acclimate_port.files.workers import port_files
-from porting import BOTH, ported_project, site
+from porting import BOTH, ported_project, program, site
 
 LEFT = {
     "from cpp import pointnet2_cuda\n\npointnet2_cuda.query(x)\n": "`pointnet2_cuda` is a module for CUDA",
@@ -150,3 +150,15 @@ def test_the_reason_for_a_triton_kernel_names_no_vendor() -> None:
     ]
     assert "code of a Triton kernel" in reasons[0]
     assert "one vendor's hardware" in reasons[1]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "text", ["custom ops in cuda", "Compares the CUDA kernels.", "a CUDA-extension of torch"]
+)
+def test_a_function_that_says_that_it_is_about_kernels_of_cuda_is_unsafe(text: str, target: str) -> None:
+    body = "if not torch.cuda.is_available():\n    return None\nreturn model(torch.ones(1).cuda())"
+    source = program(f'"""{text}"""\n{body}')
+    assert port_text(source, Settings(target)).text == source
+    other = program(f'"""Moves the inputs to CUDA."""\n{body}')
+    assert ".cuda()" not in port_text(other, Settings(target)).text

@@ -236,9 +236,8 @@ class _Controlled:
         elif isinstance(around, cst.Call):
             self._add_functions_given(around, below)
         elif isinstance(around, cst.Assign):
-            self._holders += [
-                _bound_to(target.target, around.value, below, test) for target in around.targets
-            ]
+            bound = [_bound_to(target.target, around.value, below, test) for target in around.targets]
+            self._holders += [part for one in bound for part in _unpacked(one)]
         elif isinstance(around, cst.AnnAssign):
             self._holders.append(_bound_to(around.target, around.value, below, test))
         elif isinstance(around, cst.Return):
@@ -324,6 +323,8 @@ class _Controlled:
         for holder in self._holders:
             if isinstance(holder, cst.Name):
                 found += self._uses_of_name(holder)
+                if is_field(self._file, holder):
+                    found += self._file.attributes.get(holder.value, ())
             elif isinstance(holder, cst.Attribute) and dotted(holder.value) == "self":
                 alike = attributes_of_self(self._file, holder, holder.attr.value)
                 found += [one for one in alike if one is not holder and dotted(one).startswith("self.")]
@@ -345,6 +346,14 @@ class _Controlled:
     def _called(self, use: cst.CSTNode) -> cst.CSTNode:
         call = self._file.tree.parent(use)
         return call if isinstance(call, cst.Call) and call.func is use else use
+
+
+def is_field(file: SourceFile, name: cst.Name) -> bool:
+    """Whether a name is one that the body of a class binds, which its objects have as an attribute."""
+    statement = file.tree.parent(file.tree.statement(name))
+    block = file.tree.parent(statement) if statement is not None else None
+    is_bound = isinstance(file.tree.parent(name), (cst.AssignTarget, cst.AnnAssign))
+    return is_bound and block is not None and isinstance(file.tree.parent(block), cst.ClassDef)
 
 
 @kept
@@ -453,6 +462,11 @@ def _returns(block: cst.BaseSuite, constant: str) -> bool:
     last = block.body[-1] if block.body else None
     last = last.body[-1] if isinstance(last, cst.SimpleStatementLine) else None
     return isinstance(last, cst.Return) and dotted(last.value) == constant
+
+
+def _unpacked(target: cst.CSTNode) -> list[cst.CSTNode]:
+    """The names that get the parts of a result: of ``device, use_cuda = setup()``, any may be the flag."""
+    return [one.value for one in target.elements] if isinstance(target, cst.Tuple) else [target]
 
 
 def _bound_to(

@@ -59,13 +59,13 @@ def kinds_near(file: SourceFile, question: cst.CSTNode) -> tuple[str, ...]:
     What waits, seeds or frees memory is right on every device: it stands beside no code of another function.
     """
     functions = [one for one in file.tree.ancestors(question) if isinstance(one, cst.FunctionDef)]
-    if not file.other_kinds or not functions or not _only_serves(file, question):
+    if not file.other_kinds or not functions or not only_serves(file, question):
         return file.other_kinds
     named = kinds_in(file.tree.source(functions[-1]))
     return tuple(kind for kind in file.other_kinds if kind in named)
 
 
-def _only_serves(file: SourceFile, question: cst.CSTNode) -> bool:
+def only_serves(file: SourceFile, question: cst.CSTNode) -> bool:
     """Whether a test is the whole condition of an ``if`` that only waits, seeds or frees memory."""
     decided = decided_by(file, question)
     if not isinstance(decided, cst.If) or decided.test is not question:

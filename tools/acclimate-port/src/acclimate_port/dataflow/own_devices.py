@@ -12,8 +12,9 @@ import libcst as cst
 
 from acclimate_port.dataflow.receivers import library_named
 from acclimate_port.source.cuda_packages import QUERIES, RUNTIMES
-from acclimate_port.source.tree import dotted, keyword, packages_of, string_value
-from acclimate_port.source_file import SourceFile, kept
+from acclimate_port.source.torch_cuda import STREAMS
+from acclimate_port.source.tree import dotted, keyword, packages_of, string_value, walk
+from acclimate_port.source_file import SourceFile, cuda_name, kept
 
 _GET_MEMORY = {name: text for name, text in RUNTIMES.items() if text not in QUERIES} | {
     "onnxruntime": "ONNX Runtime"
@@ -99,6 +100,8 @@ def _numbered(file: SourceFile) -> list[cst.Call]:
 @kept
 def _memory_given(file: SourceFile) -> tuple[int, str] | None:
     """The line in which a library gets a tensor's memory or device, and the library."""
+    if (launched := _launched(file)) is not None:
+        return file.tree.line(file.span(launched).start), "a kernel that gets a stream of CUDA"
     imported = (package for statement in file.tree.imports for package in packages_of(statement))
     library = next((_GET_MEMORY[one] for one in imported if one in _GET_MEMORY), "")
     if not library:
@@ -109,6 +112,24 @@ def _memory_given(file: SourceFile) -> tuple[int, str] | None:
         calls = (file.tree.parent(one) for one in file.attributes.get(name, ()))
         given += [call for call in calls if isinstance(call, cst.Call) and _names_device(call)]
     return (min(file.tree.line(file.span(one).start) for one in given), library) if given else None
+
+
+def _launched(file: SourceFile) -> cst.Call | None:
+    """The first call that gets a stream of CUDA and the memory of tensors: it starts a kernel."""
+    if file.names.isdisjoint(STREAMS) or "data_ptr" not in file.names:
+        return None
+    for call in file.tree.of_type(cst.Call):
+        parts = [part for argument in call.args for part in walk(argument.value)]
+        has_memory = any(isinstance(one, cst.Attribute) and one.attr.value == "data_ptr" for one in parts)
+        if has_memory and any(_is_stream(file, one) for one in parts):
+            return call
+    return None
+
+
+def _is_stream(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether an expression is a stream of torch.cuda, directly or through a name."""
+    held = file.bound_values(node) if isinstance(node, cst.Name) else [node]
+    return any(isinstance(one, cst.Call) and cuda_name(file, one.func) in STREAMS for one in held)
 
 
 def _names_device(call: cst.Call) -> bool:

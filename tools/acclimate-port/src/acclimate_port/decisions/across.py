@@ -16,8 +16,10 @@ from functools import cached_property
 
 import libcst as cst
 
+from acclimate_port.conditions.accepted_words import accepted_words, classes_with_words
 from acclimate_port.conditions.branches import code_passed, controlled_quietly, holders_of_result, where_true
 from acclimate_port.conditions.device_tests import tests_of_devices
+from acclimate_port.conditions.hidden_devices import hiding
 from acclimate_port.conditions.statements import leaves
 from acclimate_port.dataflow.caches import is_cache
 from acclimate_port.dataflow.receivers import given_to_others, holders_given
@@ -144,7 +146,7 @@ class Across:
                     add(symbol, self._all[index].finding.place)
             self._implied |= {(code, symbol): None for code in self._code_within(places)}
         staying = (
-            *(self._tests_that_stay(), self._keys(), self._given_to_others()),
+            *(self._tests_that_stay(), self._keys(), self._given_to_others(), self._accepted()),
             *(self._code_that_stays(), self._after_checks()),
         )
         for symbol, place in (pair for pairs in staying for pair in pairs):
@@ -160,6 +162,9 @@ class Across:
             for index in self._device.staying(members):
                 for text in self._homes(index):
                     add(Symbol(kind, text), self._all[index].root.finding.place)
+        for setting in hiding(self._file):
+            for text in self._homes_of(setting):
+                add(Symbol(Kind.PLACE, text), self._file.span(setting))
         for index in self._device.staying(self._device.exchanging)[:1]:
             add(_BACKEND, self._all[index].root.finding.place)
         for index in self._device.staying(self._device.reports)[:1]:
@@ -177,7 +182,9 @@ class Across:
 
     def _homes(self, index: int) -> list[str]:
         """The names by which other code runs or reads the code that a decision is on."""
-        node = self._all[index].finding.node
+        return self._homes_of(self._all[index].finding.node)
+
+    def _homes_of(self, node: cst.CSTNode) -> list[str]:
         home = self._outermost(node)
         return [f"here:{name}" for name in ([home] if home else [*self._bound_by(node), MODULE])]
 
@@ -324,6 +331,14 @@ class Across:
                 text = reference(file, read)
                 if text and not (text.startswith("any:") and is_set):
                     yield Symbol(Kind.FLAG, text), controlled_quietly(file, self._called(read))
+        for assign in file.tree.of_type(cst.Assign):  # `device, use_cuda = setup()`
+            target = assign.targets[0].target
+            function = assign.value.func if isinstance(assign.value, cst.Call) else None
+            text = reference(file, function) if isinstance(function, (cst.Name, cst.Attribute)) else ""
+            for part in target.elements if isinstance(target, cst.Tuple) and text else ():
+                for use in file.tree.reads(part.value) if isinstance(part.value, cst.Name) else ():
+                    if places := controlled_quietly(file, use):
+                        yield Symbol(Kind.FLAG, text), places
         bound = [one for one in file.tree.of_type(cst.Name) if one.value in flags]
         functions = file.tree.of_type(cst.FunctionDef)
         takers = (one for one in functions if _called_name(file, one) in flags)
@@ -384,6 +399,15 @@ class Across:
                 continue
             for text in sources(file, key):
                 yield Symbol(Kind.DEVICE, text), file.span(key)
+
+    def _accepted(self) -> Iterator[tuple[Symbol, Span]]:
+        """What checks look at that accept only some names of devices, and the arguments of such classes."""
+        file = self._file
+        for check, value in accepted_words(file):
+            yield from ((Symbol(Kind.DEVICE, text), file.span(check)) for text in sources(file, value))
+        for owner, words in classes_with_words(file):
+            for word in words:
+                yield Symbol(Kind.DEVICE, f"here:{owner.name.value}({word})"), file.span(owner)
 
     def _given_to_others(self) -> Iterator[tuple[Symbol, Span]]:
         """The parameters that a library gets which may choose a device by them or by what they hold."""

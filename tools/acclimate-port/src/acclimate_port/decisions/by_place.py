@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from functools import partial
 
 import libcst as cst
 
+from acclimate_port.conditions.accepted_words import reason_against_words
 from acclimate_port.conditions.branches import holders_of_result
+from acclimate_port.conditions.checkpoints import reason_against_split
 from acclimate_port.conditions.first_use import reason_against_counting
+from acclimate_port.conditions.hidden_devices import reason_against_hidden
+from acclimate_port.conditions.host_answers import only_serves
 from acclimate_port.conditions.local_imports import (
     GIVEN_TORCH,
     NOT_IMPORTED,
@@ -19,15 +24,15 @@ from acclimate_port.conditions.local_imports import (
     reason_without_value,
 )
 from acclimate_port.conditions.missing_cuda import reason_against_host
-from acclimate_port.conditions.statements import refuses
+from acclimate_port.conditions.statements import decided_by, refuses
 from acclimate_port.dataflow.own_devices import bound_elsewhere
 from acclimate_port.dataflow.receivers import moves_for_others
 from acclimate_port.dataflow.uses import class_around
-from acclimate_port.decisions.decision import is_test
+from acclimate_port.decisions.decision import asks_for_device, is_test
 from acclimate_port.decisions.links import GIVE_DEVICE
 from acclimate_port.new_code.printed_text import loses_text
 from acclimate_port.rules.base import Finding, Outcome, is_assigned
-from acclimate_port.source.torch_cuda import NEVER_RAISE
+from acclimate_port.source.torch_cuda import NEVER_RAISE, STREAMS
 from acclimate_port.source.tree import called_name, dotted, string_value
 from acclimate_port.source_file import SourceFile, cuda_name
 
@@ -44,6 +49,12 @@ _CAUGHT = "the program catches the error of a machine without CUDA, and other ma
 _CPU_TWICE = "on a host the list that holds it would hold the CPU twice"
 _PRINTED = "an f-string prints the text of this code (`=`), and cannot hold it as plain text"
 _METHOD_CUDA = "a class gives it in its method `cuda`, whose users may rely on CUDA"
+_SAID = "the text of its function says that it is about kernels or operators of CUDA"
+_CODE_FOR_CUDA = re.compile(
+    r"\bCUDA[ -](kernels?|op|ops|operators?|extensions?)\b"
+    r"|\b(kernels?|op|ops|operators?|extensions?) (in|for|of|with) CUDA\b",
+    re.IGNORECASE,
+)
 _BROAD = {"Exception", "BaseException", "RuntimeError", "AssertionError"}
 """Exceptions that torch raises without CUDA, and their bases."""
 _SHORT = 3
@@ -113,6 +124,8 @@ def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
         return _METHOD_CUDA
     if any(f"{file.accelerator}()" in part for part in _new_code(finding)) and lacks_import(file, node):
         return NOT_IMPORTED
+    if _finds_device(file, finding) and (reason := reason_against_hidden(file)):
+        return reason
     if _asks(file, finding):
         is_lookup = finding.rule.code in _LOOK_UP
         reason = reason_against_counting(file, node, is_device=is_device, is_lookup=is_lookup)
@@ -120,16 +133,44 @@ def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
     if not reason and is_device:
         reason = reason_against_host(file, node) or (_CPU_TWICE if _is_beside_cpu(file, node) else "")
     if not reason and (is_device or finding.rule.name == "available-choice"):
-        reason = moves_for_others(file, node)
+        reason = moves_for_others(file, node) or reason_against_words(file, node)
+    is_choice = finding.rule.name in _CHOOSE_DEVICE or _finds_device(file, finding)
+    if not reason and is_choice and _is_said_to_be_for_cuda(file, node):
+        return _SAID
     if not reason and (finding.rule.name in _CHOOSE_DEVICE or _follows_device(file, node)):
-        reason = bound_elsewhere(file, node)
+        reason = bound_elsewhere(file, node) or reason_against_split(file)
     return reason or (_CAUGHT if finding.rule.code in _USE_DEVICE and _is_probe(file, node) else "")
 
 
 def _follows_device(file: SourceFile, node: cst.CSTNode) -> bool:
-    """Whether a call sets the device by its number, or asks what only the device of the program can do."""
+    """Whether a call sets the device, takes a stream of it, or asks what only the program's device can do."""
     name = cuda_name(file, node.func) if isinstance(node, cst.Call) else None
-    return name in ("set_device", "is_bf16_supported")
+    return name in ("set_device", "device", "device_of", "is_bf16_supported", *STREAMS)
+
+
+def _finds_device(file: SourceFile, finding: Finding) -> bool:
+    """Whether a finding is a question for a device, by the answer to which the program does something else.
+
+    To wait for an accelerator, to seed it or to free its memory is right whether the program uses it or not.
+    """
+    if finding.rule.name == "available-choice":
+        return True
+    decided = decided_by(file, finding.node)
+    is_for_others = decided is not None and decided.orelse is None and only_serves(file, finding.node)
+    return asks_for_device(file, finding) and not is_for_others
+
+
+def _is_said_to_be_for_cuda(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether the docstring of the function or class around a node, or the reason to skip it, says so."""
+    for around in file.tree.ancestors(node):
+        said = ""
+        if isinstance(around, (cst.FunctionDef, cst.ClassDef)):
+            said = around.get_docstring() or ""
+        elif isinstance(around, cst.Decorator):
+            said = file.tree.source(around)
+        if _CODE_FOR_CUDA.search(said):
+            return True
+    return False
 
 
 def _is_beside_cpu(file: SourceFile, node: cst.CSTNode) -> bool:

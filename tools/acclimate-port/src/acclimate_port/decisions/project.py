@@ -204,7 +204,8 @@ class Project:
         if symbol.kind is Kind.TEST:
             return True
         if path == other:
-            return symbol.kind in (Kind.CODE, Kind.TENSOR, Kind.NUMBER)
+            is_by_another = symbol.kind is Kind.FLAG and by != path
+            return is_by_another or symbol.kind in (Kind.CODE, Kind.TENSOR, Kind.NUMBER)
         if symbol.kind is Kind.BACKEND:
             return not self._importers(path).isdisjoint(self._importers(by))
         return not _is_loose(symbol.text) or self._knows(path, by)
@@ -382,7 +383,8 @@ class Project:
             if far < _FARTHEST.get(meant[0], _END):
                 for one, through in following.get(meant, ()):
                     if not _is_loose(meant[1]) or self._knows(path, through):
-                        at = through if _is_loose(one[1]) else place[0]
+                        # The file that leads there: another file may join two places of one file by a flag.
+                        at = through if _is_loose(one[1]) or one[0] is Kind.FLAG else place[0]
                         waiting.append((one, at, place, far + 1))
         return found
 

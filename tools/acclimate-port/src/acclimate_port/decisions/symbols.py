@@ -10,6 +10,7 @@ from typing import NamedTuple
 import libcst as cst
 from libcst.metadata import GlobalScope
 
+from acclimate_port.conditions.branches import is_field
 from acclimate_port.dataflow.uses import KEEP_NAME, SETTINGS, class_around
 from acclimate_port.source.outline import NO_PROJECT, Outline
 from acclimate_port.source.tree import called_name, dotted, last_name, string_value
@@ -257,6 +258,9 @@ def holder_text(file: SourceFile, holder: cst.CSTNode) -> list[str]:
         function = file.tree.parent(holder)
         if isinstance(function, cst.FunctionDef) and function.name is holder:
             return [of_function(file, function)]
+        owner = class_around(file, holder) if is_field(file, holder) else None
+        if owner is not None:
+            return [f"self:{owner.name.value}.{holder.value}", f"any:{holder.value}"]
         return [reference(file, holder), *options(file, holder)]
     if isinstance(holder, cst.Attribute):
         text = reference(file, holder)

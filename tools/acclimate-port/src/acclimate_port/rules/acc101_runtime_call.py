@@ -174,9 +174,11 @@ controls the use of a package for NVIDIA GPUs is left, also if other files impor
 several flags, such as `is_cuda_available` beside `is_npu_available`. `is_bf16_supported()`
 becomes `is_bf16_supported(including_emulation=True)`: by default torch counts GPUs that emulate bfloat16, and acclimate
 does not. It is unsafe unless `is_available()` stands beside it: the result is `True` on a CPU, where `torch.cuda`
-returns `False`. A test whose branch loads a checkpoint without a device is unsafe.
+returns `False`. A test whose branch loads a checkpoint without a device is unsafe. So is what chooses a device in a file where
+any flag decides whether a checkpoint is loaded without a device or to the host, where a call gets a stream of CUDA and the
+memory of tensors, and in a function whose docstring says that it is about kernels or operators of CUDA.
 
-A guard and what it guards are one decision, also through a flag that the guard sets, a loop over the devices, a default
+A guard and what it guards are one decision, also through a flag that the guard sets, a part of a function's result, a field of a class, a loop over the devices, a default
 that it replaces with `"cpu"`, or a name that brings a device to it. A test that skips tests is ported with what it skips,
 and the guards of objects that meet (in a function, its callers or a class) are ported together. A flag called `cuda` that only other code reads is unsafe. A question that is printed or
 kept as "CUDA available" stays, also through a name that puts nothing on a device, with the name of the device that is told

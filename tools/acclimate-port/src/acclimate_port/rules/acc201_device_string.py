@@ -92,7 +92,8 @@ are data, and stay. So does the device of another library (Warp, JAX), also wher
 device through names, parameters or a part of the text.
 
 A device is unsafe if a test of its name reads it (`device == "cpu"`, `device == Device.CUDA`,
-`args.device.startswith("cuda")`), unless the test does nothing but fall back to the CPU. It is unsafe too in a file that imports no torch, where the same name is a key of the
+`args.device.startswith("cuda")`), unless the test does nothing but fall back to the CPU. It is unsafe where it reaches a check that accepts only some names: `device in ALLOWED`,
+`re.match("cpu|cuda", device)`, an `Enum` with the member `"cuda"`, or a field of `Literal["cpu", "cuda"]` of a class that is no plain dataclass. It is unsafe too in a file that imports no torch, where the same name is a key of the
 program's data near it, and as part of a command line (`f"run --device {device}"`), which another program or machine
 reads; a key of a dictionary that begins empty, and that the program fills and reads by no literal, is no such key. It is
 unsafe as the default of an option in a table (`{"name": "--rl_device", "default": "cuda:0"}`), and as the argument of a

@@ -23,7 +23,11 @@ unsafe, since it makes the program choose the accelerator at that line, and sinc
 
 Code that sets the variable is left: the vendor's library reads it only once, so the program must set it before that.
 `acclimate run` sets the right variable for each rank, and `get_accelerator().set_visible_devices_envs(…)` sets it in
-code. torch has no name for the variable, so `--to torch` leaves it."""
+code. torch has no name for the variable, so `--to torch` leaves it.
+
+A program that sets it to `"-1"`, `""` or another text that names no device runs on the host. It hides no device of another
+accelerator, so tests for CUDA are unsafe beside it: they would find that device. The same holds where the text may come from
+an option, and where the program replaces `torch.cuda.is_available`."""
     examples = (
         Example(
             'import os\n\nimport torch\n\n\ndef f():\n    return os.environ.get("CUDA_VISIBLE_DEVICES", "")\n',

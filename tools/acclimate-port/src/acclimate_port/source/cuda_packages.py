@@ -36,6 +36,7 @@ RUNTIMES = {
     "tensorrt_llm": "TensorRT",
     "pycuda": "PyCUDA",
     "cupy": "CuPy",
+    "cpm_kernels": "cpm_kernels",
     "pynvml": "NVML",
     "py3nvml": "NVML",
     "nvidia_smi": "NVML",

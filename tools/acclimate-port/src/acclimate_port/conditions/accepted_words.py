@@ -1,0 +1,116 @@
+"""Checks that accept only some names of devices: by a list, a pattern, an enumeration or a ``Literal``.
+
+``if device not in ALLOWED: raise`` with ``ALLOWED = ("cpu", "cuda")`` refuses another accelerator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from acclimate_port.dataflow.uses import fields_of, uses_of
+from acclimate_port.source.tree import base_names, called_name, dotted, last_name, string_value, walk
+from acclimate_port.source_file import SourceFile, kept
+
+_ENUMERATIONS = {"Enum", "StrEnum"}
+_MATCH = ("match", "fullmatch", "search")
+ACCEPTED = "line {line} accepts only the names of some devices, and stays as it is"
+
+
+def reason_against_words(file: SourceFile, device: cst.CSTNode) -> str:
+    """Why a device must not get another accelerator's name; ``""`` if nothing that it reaches refuses it."""
+    checked, taken = _checked(file), _taken_by_classes(file)
+    for use in uses_of(file, device) if checked or taken else ():
+        if (check := checked.get(id(use))) is not None:
+            return ACCEPTED.format(line=file.tree.line(file.span(check).start))
+        given = file.tree.given_to(use)
+        name = dotted(given.call.func) if given is not None else ""
+        for word in (given.word, f"#{given.index}") if given is not None else ():
+            if (name, word) in taken:
+                return ACCEPTED.format(line=file.tree.line(file.span(taken[name, word]).start))
+    return ""
+
+
+@kept
+def accepted_words(file: SourceFile) -> list[tuple[cst.CSTNode, cst.CSTNode]]:
+    """The checks of a file that accept a list or a pattern, each with what it looks at."""
+    return [*_in_lists(file), *_by_patterns(file)]
+
+
+@kept
+def classes_with_words(file: SourceFile) -> list[tuple[cst.ClassDef, tuple[str, ...]]]:
+    """The classes that accept only some names of devices, each with the words for the argument."""
+    return [*_enumerations(file), *_with_literals(file)]
+
+
+@kept
+def _checked(file: SourceFile) -> dict[int, cst.CSTNode]:
+    return {id(value): check for check, value in accepted_words(file)}
+
+
+@kept
+def _taken_by_classes(file: SourceFile) -> dict[tuple[str, str], cst.ClassDef]:
+    return {(own.name.value, word): own for own, words in classes_with_words(file) for word in words}
+
+
+def _in_lists(file: SourceFile) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
+    for test in file.tree.of_type(cst.Comparison):
+        target = test.comparisons[0]
+        is_membership = isinstance(target.operator, (cst.In, cst.NotIn))
+        if is_membership and any(map(_lists_cuda, _held(file, target.comparator))):
+            yield test, test.left
+
+
+def _by_patterns(file: SourceFile) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
+    for call in file.tree.of_type(cst.Call):
+        if called_name(call) not in _MATCH or not call.args or not isinstance(call.func, cst.Attribute):
+            continue
+        is_plain = dotted(call.func.value) == "re"
+        patterns = [call.args[0].value] if is_plain else _held(file, call.func.value)
+        if len(call.args) > is_plain and any("cuda" in file.tree.source(one) for one in patterns):
+            yield call, call.args[is_plain].value
+
+
+def _enumerations(file: SourceFile) -> Iterator[tuple[cst.ClassDef, tuple[str, ...]]]:
+    for own in file.tree.of_type(cst.ClassDef):
+        if not _ENUMERATIONS.isdisjoint(base_names(own)):
+            lines = (line for line in own.body.body if isinstance(line, cst.SimpleStatementLine))
+            members = [one.value for line in lines for one in line.body if isinstance(one, cst.Assign)]
+            if any(map(_is_cuda, members)):
+                yield own, ("value", "#0")
+
+
+def _with_literals(file: SourceFile) -> Iterator[tuple[cst.ClassDef, tuple[str, ...]]]:
+    """The classes with a field of ``Literal["cpu", "cuda"]``; a plain dataclass checks none."""
+    for own in file.tree.of_type(cst.ClassDef) if "Literal" in file.names else ():
+        if any(last_name(one.decorator) == "dataclass" for one in own.decorators) or not own.bases:
+            continue
+        lines = (line for line in own.body.body if isinstance(line, cst.SimpleStatementLine))
+        for field in (one for line in lines for one in line.body if isinstance(one, cst.AnnAssign)):
+            words = walk(field.annotation)
+            if "Literal" in file.tree.source(field.annotation.annotation) and any(map(_is_cuda, words)):
+                name = last_name(field.target)
+                yield own, (name, *(f"#{n}" for n, one in enumerate(fields_of(own)) if one == name))
+
+
+def _held(file: SourceFile, holder: cst.CSTNode) -> list[cst.BaseExpression]:
+    """What a name or an attribute gets in the file; nothing for other expressions."""
+    if isinstance(holder, cst.Name):
+        return [one for one in file.bound_values(holder) if one is not None]
+    alike = file.tree.alike(holder) if isinstance(holder, cst.Attribute) else ()
+    return [one for one in map(file.tree.value_of, alike) if one is not None]
+
+
+def _lists_cuda(listed: cst.CSTNode) -> bool:
+    """Whether a list, a set or the keys of a dictionary have the name of CUDA, and no way to add others."""
+    if isinstance(listed, cst.Dict):
+        return any(_is_cuda(one.key) for one in listed.elements if isinstance(one, cst.DictElement))
+    if isinstance(listed, cst.Call) and called_name(listed) in ("set", "frozenset", "tuple", "list"):
+        return any(_lists_cuda(argument.value) for argument in listed.args)
+    elements = listed.elements if isinstance(listed, (cst.Tuple, cst.List, cst.Set)) else ()
+    return any(_is_cuda(one.value) for one in elements)
+
+
+def _is_cuda(node: cst.CSTNode) -> bool:
+    return (string_value(node) or "").partition(":")[0] == "cuda"
