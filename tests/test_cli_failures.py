@@ -18,6 +18,7 @@ from acclimate.errors import AcclimateError, LaunchOptionError
 from acclimate.host import exit_codes
 from fresh_process import FreshProcesses, plain_environment
 from pairs import all_pairs
+from quick_parameters import quick
 
 ACCLIMATE = [sys.executable, "-m", "acclimate"]
 DOCUMENTED = (Path(__file__).parents[1] / "docs" / "commands.md").read_text(encoding="utf-8")
@@ -136,6 +137,11 @@ COMMANDS = [
     ["info"], ["info", "--json"], ["ops"], ["ops", "--json"], ["ops", "clean"], ["ops", "clean", "--json"],
     ["--help"], ["--version"], ["ops", "--help"], ["conformance", "--help"],
 ]  # fmt: skip
+EACH_WAY = quick(
+    {" ".join(command): command for command in COMMANDS}, "info", "ops --json", "ops clean", "--version",
+    "conformance --help",
+)  # fmt: skip
+"""One for each way to write: a table, JSON, a line, what argparse writes, and the help of another package."""
 
 
 def started(arguments: list[str], setup: str) -> str:
@@ -147,7 +153,7 @@ def started(arguments: list[str], setup: str) -> str:
 
 
 @needs_full_device
-@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("arguments", EACH_WAY)
 def test_a_full_device_as_output_is_one_line_from(
     arguments: list[str], fresh: FreshProcesses, tmp_path: Path
 ) -> None:
@@ -160,7 +166,14 @@ def test_a_full_device_as_output_is_one_line_from(
 
 
 @needs_full_device
-@pytest.mark.parametrize("arguments", [*COMMANDS, ["ops", "build", "no_such_op"], ["infos"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *EACH_WAY,
+        pytest.param(["ops", "build", "no_such_op"], id="no such op"),
+        pytest.param(["infos"], id="infos"),
+    ],
+)
 def test_a_full_device_for_messages_changes_neither_output_nor_exit_code_of(
     arguments: list[str], fresh: FreshProcesses, tmp_path: Path
 ) -> None:

@@ -44,8 +44,7 @@ def define_in_place(schema: str, plain: Callable[..., None], tags: tuple[torch.T
     Returns:
         The op, which can be called.
     """
-    _define(schema, plain, _returns_nothing, tags)
-    return getattr(torch.ops.acclimate, schema.partition("(")[0]).default
+    return _define(schema, plain, _returns_nothing, tags)
 
 
 def define_functional(schema: str, plain: Callable[..., Any], fake: Callable[..., Any]) -> None:
@@ -61,7 +60,7 @@ def define_functional(schema: str, plain: Callable[..., Any], fake: Callable[...
 
 def _define(
     schema: str, plain: Callable[..., Any], fake: Callable[..., Any], tags: tuple[torch.Tag, ...] = ()
-) -> None:
+) -> Any:
     name = schema.partition("(")[0]
     with _lock:
         if schema not in _schemas:
@@ -70,6 +69,9 @@ def _define(
             library.impl(name, plain, "CompositeExplicitAutograd")
             torch.library.register_fake(f"{_NAMESPACE}::{name}", fake, lib=library)
             _schemas.add(schema)
+        # torch makes the object of an op when it is first asked for, and of threads that ask at the same time
+        # each would get another one.
+        return getattr(torch.ops.acclimate, name).default
 
 
 def implement(name: str, device_type: str, function: Callable[..., Any]) -> None:

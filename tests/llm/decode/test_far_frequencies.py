@@ -18,6 +18,7 @@ from architectures import tiny_model
 
 import acclimate
 from acclimate.llm.decode import loop
+from quick_parameters import quick
 
 ORIGINAL = 32
 """The number of tokens up to which a model uses its frequencies for short texts."""
@@ -62,7 +63,7 @@ def text(model: Any, length: int, **options: Any) -> Any:
     return model.generate(PROMPT, do_sample=False, eos_token_id=None, max_length=length, **options)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", quick(tuple(MODELS), "two lists of factors"))
 def test_texts_with_short_frequencies_take_the_native_step_and_longer_ones_do_not(
     name: str, taken: list[bool]
 ) -> None:

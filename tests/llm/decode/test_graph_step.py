@@ -74,7 +74,7 @@ def texts(model: Any, fast: Any, **changes: Any) -> tuple[torch.Tensor, torch.Te
     return model.generate(**padded_batch(), **options), fast.generate(**padded_batch(), **options)
 
 
-@pytest.mark.parametrize("name", quick(tuple(MODELS), "windows", "experts and sinks"))
+@pytest.mark.parametrize("name", quick(tuple(MODELS), "experts and sinks"))
 def test_a_padded_batch_gets_the_tokens_of_transformers(name: str) -> None:
     assert torch.equal(*texts(*pair(name)))
 

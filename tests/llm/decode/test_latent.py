@@ -196,7 +196,7 @@ def long_text() -> Tensor:
     return text
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("threads", [1, 3, 5, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_threads_share_the_latents_of_a_text(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "kernel_threads", lambda: threads)
     assert torch.equal(pair("v3")[1].generate(PROMPT, max_new_tokens=200, **ALWAYS), long_text())

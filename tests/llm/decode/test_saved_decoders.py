@@ -44,7 +44,10 @@ def _text(model: Any) -> list[int]:
 
 @pytest.mark.parametrize(
     "options",
-    [{"dtype": "float32"}, pytest.param({"dtype": "bfloat16"}, marks=pytest.mark.slow), {"quantize": "int8"}],
+    [
+        *(pytest.param({"dtype": dtype}, marks=pytest.mark.slow) for dtype in ("float32", "bfloat16")),
+        {"quantize": "int8"},
+    ],
 )
 def test_the_second_start_does_not_prove_again_and_writes_the_same_text(
     tiny_folder: Path, proofs: list[Any], options: dict[str, str]

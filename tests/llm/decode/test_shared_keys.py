@@ -148,7 +148,7 @@ def louder_values(model: Any) -> None:
     layer.__class__ = type("Louder", (own,), {"forward": forward})
 
 
-@pytest.mark.parametrize("change", [other_numbers, louder_values])
+@pytest.mark.parametrize("change", [pytest.param(other_numbers, marks=pytest.mark.slow), louder_values])
 def test_a_changed_share_is_computed(change: Any) -> None:
     own, ours = changed("tokens have numbers for layers", change)
     assert torch.equal(ours.generate(PROMPT, **OPTIONS), own.generate(PROMPT, **OPTIONS))

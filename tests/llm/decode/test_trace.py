@@ -82,7 +82,7 @@ def prove(name: str, change: Change, *, layer: int = CHANGED, draw: int = 1, nat
 
 
 @pytest.mark.parametrize("name", quick(("dots1", "gpt_oss", "gemma4_text", "qwen2_moe"), "dots1"))
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("native", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_unchanged_description_is_proved_with_other_tokens(name: str, native: bool) -> None:
     prove(name, lambda layer: layer, native=native)
 

@@ -356,8 +356,8 @@ ELSEWHERE: list[tuple[Any, Callable[[Any, float], None]]] = [
     "case",
     quick(
         {case[0].__name__: case for case in ELSEWHERE},
-        "InADecoratedFunction", "InAFunctionOfItsFile", "InAProperty", "InAFunctionThatIsAnAttribute",
-        "InAnotherFile", "InAnObject", "InAHiddenModule",
+        "InADecoratedFunction", "InAFunctionThatIsAnAttribute", "InAnotherFile", "InAnObject",
+        "InAHiddenModule",
     ),
 )  # fmt: skip
 def test_a_value_that_code_reads_elsewhere_counts_when_it_changes(

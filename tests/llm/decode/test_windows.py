@@ -95,7 +95,7 @@ def random_text(length: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["native", "plain"])
-@pytest.mark.parametrize("name", quick(tuple(MODELS), "every second layer", "experts and sinks"))
+@pytest.mark.parametrize("name", quick(tuple(MODELS), "every second layer"))
 def test_logits_of_random_text_are_transformers(name: str, kind: str, spare: int) -> None:
     model, fast = pair(name)
     lean = lean_decoder(fast)
@@ -115,7 +115,7 @@ def in_bfloat16() -> Any:
     return acclimate.init_inference(copy.deepcopy(pair("every second layer")[0]).to(torch.bfloat16))
 
 
-@pytest.mark.parametrize("together", [1, 5, 16, 64])
+@pytest.mark.parametrize("together", [5, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 16, 64))])
 def test_a_prompt_in_parts_gives_the_bits_of_a_cache_that_drops_nothing(
     together: int, spare: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,17 +122,17 @@ def _exchange_classes_that_both_occur(model: Any, monkeypatch: pytest.MonkeyPatc
     "change",
     [
         _patch_global,
-        _patch_method_of_a_base,
         _set_attribute,
-        _set_configuration,
         _add_hook,
         _replace_a_class,
         *(
             pytest.param(change, marks=pytest.mark.slow)
             for change in (
+                _patch_method_of_a_base,
                 _patch_class,
                 _patch_attention,
                 _patch_instance,
+                _set_configuration,
                 _reshape,
                 _tie,
                 _exchange_classes_that_both_occur,

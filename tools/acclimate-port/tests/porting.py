@@ -15,7 +15,8 @@ from machines import Machine, Name, Outcome, Tensor, run
 
 BOTH = pytest.mark.parametrize("target", ["acclimate", "torch"])
 EACH_TARGET = pytest.mark.parametrize("target", ["acclimate", pytest.param("torch", marks=pytest.mark.slow)])
-"""For long tables, of which `make test` tries one target: what is decided is nearly the same for both."""
+"""Of what is decided, `make test` tries one target, since it is nearly the same for both; of rules, of new code
+and of programs that are run (`test_worlds.py`) it tries both."""
 AVAILABLE = "torch.cuda.is_available()"
 
 

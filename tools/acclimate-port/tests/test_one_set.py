@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from acclimate_port.engine import Settings, port_text
-from porting import BOTH, program
+from porting import EACH_TARGET, program
 
 GUARDED = [
     "if x.is_cuda:\n    return y.to('cuda')\nreturn y",
@@ -18,7 +18,7 @@ GUARDED = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("body", GUARDED)
 def test_code_behind_a_guard_that_stays_is_not_edited_alone(body: str, target: str) -> None:
     source = program(body)
@@ -44,14 +44,14 @@ ONE_HALF = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", ONE_HALF)
 def test_one_half_is_not_ported_without_the_other(kind: str, target: str) -> None:
     source = f"import torch\n\n\n{ONE_HALF[kind]}"
     assert port_text(source, Settings(target)).text == source
 
 
-@BOTH
+@EACH_TARGET
 def test_a_choice_stays_with_the_guard_of_the_constructor_that_it_chooses(target: str) -> None:
     source = (
         "import torch\n\n\nclass Gpu:\n    def __init__(self):\n        if not torch.cuda.is_available():\n"
@@ -85,7 +85,7 @@ HALVES = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("body", HALVES)
 def test_half_of_a_decision_is_not_edited_alone(body: str, target: str) -> None:
     source = program(body)
@@ -101,7 +101,7 @@ def test_a_statement_is_not_skipped_because_an_argument_reads_a_stream() -> None
     assert "if accelerator_type() not in" in waits.text
 
 
-@BOTH
+@EACH_TARGET
 def test_a_class_whose_set_up_replaces_names_of_cuda_keeps_its_devices(target: str) -> None:
     source = (
         "import unittest\nfrom unittest.mock import patch\n\nimport torch\n\n\nclass T(unittest.TestCase):\n"
@@ -111,14 +111,14 @@ def test_a_class_whose_set_up_replaces_names_of_cuda_keeps_its_devices(target: s
     assert port_text(source, Settings(target)).text == source
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("made", ["torch.hann_window(n)", "torch.polar(a, b)", "torch.bernoulli(a)"])
 def test_a_function_of_torch_makes_a_tensor(made: str, target: str) -> None:
     after = port_text(f"import torch\n\n\ndef f(n, a, b):\n    return {made}.cuda()\n", Settings(target))
     assert ".cuda()" not in after.text
 
 
-@BOTH
+@EACH_TARGET
 def test_a_long_chain_of_methods_keeps_a_tensor(target: str) -> None:
     source = program(
         "for i in model:\n    p = torch.tensor(flag).cuda()\n    p = p.reshape(1, 2).permute(1, 0)\n"
@@ -127,7 +127,7 @@ def test_a_long_chain_of_methods_keeps_a_tensor(target: str) -> None:
     assert ".cuda()" not in port_text(source, Settings(target)).text
 
 
-@BOTH
+@EACH_TARGET
 def test_the_number_of_the_device_is_compared_as_before(target: str) -> None:
     after = port_text(program("assert torch.cuda.current_device() == other"), Settings(target))
     assert "cuda" not in after.text
@@ -165,20 +165,20 @@ SKIPPED = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("body", SKIPPED)
 def test_a_test_stays_with_what_only_cuda_has_behind_it(body: str, target: str) -> None:
     source = f"import pytest\nimport torch\nfrom torch import nn\n\n\n{body}"
     assert port_text(source, Settings(target)).text == source
 
 
-@BOTH
+@EACH_TARGET
 def test_an_index_in_the_name_of_a_device_is_edited_with_the_name(target: str) -> None:
     source = program('where = f"cuda:{torch.cuda.current_device()}" if flag else "cpu"\nreturn where')
     assert port_text(source, Settings(target)).text == source
 
 
-@BOTH
+@EACH_TARGET
 def test_the_index_of_a_chosen_device_is_compared_in_all_worlds(target: str) -> None:
     source = program(
         'return torch.load(x, map_location=f"cuda:{torch.cuda.current_device()}" if flag else "cpu")'
@@ -188,7 +188,7 @@ def test_the_index_of_a_chosen_device_is_compared_in_all_worlds(target: str) -> 
     assert not [site.reason for site in found.sites if site.reason]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "body",
     [
@@ -202,7 +202,7 @@ def test_a_report_of_cuda_stays_also_through_a_name(body: str, target: str) -> N
     assert port_text(source, Settings(target)).text == source
 
 
-@BOTH
+@EACH_TARGET
 def test_a_name_that_is_reported_and_places_a_model_is_ported(target: str) -> None:
     source = program(
         "ok = torch.cuda.is_available()\nprint('CUDA available:', ok)\nif ok:\n    y = y.to('cuda')\nreturn y"

@@ -15,7 +15,7 @@ from acclimate_port.engine import Status
 from acclimate_port.files import workers
 from acclimate_port.files.workers import FileResult
 from acclimate_port.source_file import SourceFile
-from porting import AVAILABLE, BOTH, ported_project, site
+from porting import AVAILABLE, EACH_TARGET, ported_project, site
 
 
 def check(results: dict[str, FileResult], name: str, code: str, reason: str) -> None:
@@ -81,7 +81,7 @@ FLAGS = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", FLAGS)
 def test_a_flag_is_not_ported_without_what_it_decides_in_another_file(
     kind: str, target: str, tmp_path: Path
@@ -90,7 +90,7 @@ def test_a_flag_is_not_ported_without_what_it_decides_in_another_file(
     check(ported_project(tmp_path, files, target), name, AVAILABLE, place)
 
 
-@BOTH
+@EACH_TARGET
 def test_two_classes_that_ask_for_the_same_flag_are_ported_together(target: str, tmp_path: Path) -> None:
     flag = 'self.use_cuda = not opt["no_cuda"] and torch.cuda.is_available()'
     files = {
@@ -112,7 +112,7 @@ SUBCLASSES = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("base", SUBCLASSES)
 def test_a_subclass_is_not_ported_without_the_base_class_in_another_file(
     base: str, target: str, tmp_path: Path
@@ -147,7 +147,7 @@ GUARDED = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", GUARDED)
 def test_a_guard_stays_with_the_code_of_another_file_that_needs_cuda(
     kind: str, target: str, tmp_path: Path
@@ -172,7 +172,7 @@ ONLY_CUDA = (
 )
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("asked", ONLY_CUDA)
 @pytest.mark.parametrize("kind", METHODS)
 def test_a_guard_stays_with_the_method_that_it_chooses_and_that_calls_another(
@@ -231,7 +231,7 @@ OPTIONS = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_an_option_is_not_ported_without_what_another_file_does_by_it(
     kind: str, target: str, tmp_path: Path
@@ -241,7 +241,7 @@ def test_an_option_is_not_ported_without_what_another_file_does_by_it(
     check(results, "use.py", code, "other.py:")
 
 
-@BOTH
+@EACH_TARGET
 def test_options_of_programs_that_do_not_know_each_other_are_not_one(target: str, tmp_path: Path) -> None:
     parsed = "    args = read()\n    args.device = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
     files = {
@@ -280,7 +280,7 @@ BETWEEN = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", BETWEEN)
 def test_files_without_code_for_a_device_join_those_that_they_are_between(
     kind: str, target: str, tmp_path: Path
@@ -297,7 +297,7 @@ def test_files_without_code_for_a_device_join_those_that_they_are_between(
     assert len(unsafe) == len([one for one in unsafe if "types.py:" in one.reason]) > 0
 
 
-@BOTH
+@EACH_TARGET
 def test_a_flag_of_the_same_name_is_one_in_files_two_imports_away(target: str, tmp_path: Path) -> None:
     flag = "        self.cuda_ready = torch.cuda.is_available()\n"
     files = {
@@ -310,7 +310,7 @@ def test_a_flag_of_the_same_name_is_one_in_files_two_imports_away(target: str, t
     check(ported_project(tmp_path, files, target), "super.py", AVAILABLE, "base.py:")
 
 
-@BOTH
+@EACH_TARGET
 def test_a_profilers_figures_are_those_of_the_activities_that_another_file_records(
     target: str, tmp_path: Path
 ) -> None:
@@ -323,7 +323,7 @@ def test_a_profilers_figures_are_those_of_the_activities_that_another_file_recor
     check(ported_project(tmp_path, files, target), "read.py", AVAILABLE, "record.py:")
 
 
-@BOTH
+@EACH_TARGET
 def test_an_object_is_not_moved_without_the_class_of_another_file_that_moves_it_too(
     target: str, tmp_path: Path
 ) -> None:
@@ -381,7 +381,7 @@ COMPARED = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", COMPARED)
 def test_a_device_is_not_ported_without_the_comparison_of_another_file(
     kind: str, target: str, tmp_path: Path
@@ -391,7 +391,7 @@ def test_a_device_is_not_ported_without_the_comparison_of_another_file(
     check(results, "use.py", code, "other.py:")
 
 
-@BOTH
+@EACH_TARGET
 def test_a_function_of_the_project_that_takes_a_device_gets_the_accelerators(
     target: str, tmp_path: Path
 ) -> None:
@@ -406,7 +406,7 @@ def test_a_function_of_the_project_that_takes_a_device_gets_the_accelerators(
     assert all(one.safe for one in result.sites)
 
 
-@BOTH
+@EACH_TARGET
 def test_what_is_ported_at_both_ends_is_safe(target: str, tmp_path: Path) -> None:
     files = {
         "flags.py": "import torch\n\nHAS_CUDA = torch.cuda.is_available()\n",
@@ -423,7 +423,7 @@ def test_what_is_ported_at_both_ends_is_safe(target: str, tmp_path: Path) -> Non
     )
 
 
-@BOTH
+@EACH_TARGET
 def test_a_device_may_meet_a_test_that_only_adds_its_number(target: str, tmp_path: Path) -> None:
     files = {
         "load.py": "import torch\n\n\ndef load(path, device):\n    if device != 'mps':\n        print(device)\n"
@@ -434,7 +434,7 @@ def test_a_device_may_meet_a_test_that_only_adds_its_number(target: str, tmp_pat
     assert site(ported_project(tmp_path, files, target)["use.py"], "'cuda'").status is Status.CONVERTED
 
 
-@BOTH
+@EACH_TARGET
 def test_the_same_name_in_files_that_do_not_know_each_other_is_not_one_decision(
     target: str, tmp_path: Path
 ) -> None:
@@ -451,7 +451,7 @@ def test_the_same_name_in_files_that_do_not_know_each_other_is_not_one_decision(
     assert site(results["two.py"], AVAILABLE).status is Status.CONVERTED
 
 
-@BOTH
+@EACH_TARGET
 def test_a_doubt_goes_on_to_the_files_that_rely_on_what_it_keeps(target: str, tmp_path: Path) -> None:
     """``one.py`` relies on ``two.py``, whose flag stays because of ``three.py``, the end of the chain."""
     files = {
@@ -531,7 +531,7 @@ TABLES = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", TABLES)
 def test_what_a_table_holds_is_not_ported_without_the_program_that_looks_it_up(
     kind: str, target: str, tmp_path: Path
@@ -541,7 +541,7 @@ def test_what_a_table_holds_is_not_ported_without_the_program_that_looks_it_up(
     check(results, "parts.py", moved, "main.py:")
 
 
-@BOTH
+@EACH_TARGET
 def test_a_table_that_no_other_file_looks_up_holds_nothing_back(target: str, tmp_path: Path) -> None:
     files = {"parts.py": MOVING_CLASS + "\n\nTABLE = {'mean': Mean}\n", "main.py": KEPT}
     results = ported_project(tmp_path, files, target)
@@ -560,7 +560,7 @@ RUN = "from share import share\n\n\ndef run():\n    return share(2)\n"
 BOTH_FILES = "from run import run\nfrom start import start\n\nstart(1)\nprint(run())\n"
 
 
-@BOTH
+@EACH_TARGET
 def test_tensors_that_ranks_exchange_are_not_ported_without_the_backend_of_the_program(
     target: str, tmp_path: Path
 ) -> None:
@@ -570,7 +570,7 @@ def test_tensors_that_ranks_exchange_are_not_ported_without_the_backend_of_the_p
     check(results, "share.py", "torch.tensor([n]).cuda()", "start.py:")
 
 
-@BOTH
+@EACH_TARGET
 def test_tensors_are_ported_without_a_backend_of_another_program_that_stays(
     target: str, tmp_path: Path
 ) -> None:
@@ -584,7 +584,7 @@ def test_tensors_are_ported_without_a_backend_of_another_program_that_stays(
     assert site(results["share.py"], "torch.tensor([n]).cuda()").status is Status.CONVERTED
 
 
-@BOTH
+@EACH_TARGET
 def test_a_module_of_the_same_name_in_another_program_is_not_meant(target: str, tmp_path: Path) -> None:
     moving = "import torch\n\n\ndef zeros(n):\n    return torch.zeros(n).cuda()\n"
     files = {

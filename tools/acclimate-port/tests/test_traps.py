@@ -5,6 +5,7 @@ import textwrap
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
+from porting import EACH_TARGET
 
 TARGETS = ("acclimate", "torch")
 
@@ -253,7 +254,7 @@ def test_strings_within_fstrings_keep_the_file_valid_on_every_python() -> None:
         assert "'" not in inner
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@EACH_TARGET
 def test_line_ends_tabs_and_trailing_space_stay(target: str) -> None:
     source = "import torch\r\n\r\n\r\ndef f(x):  \r\n\ttorch.cuda.synchronize()\t# wait\r\n\treturn x\r\n"
     text = port_text(source, Settings(target)).text
@@ -292,7 +293,7 @@ def test_a_default_and_what_it_is_compared_with_are_the_same_backend() -> None:
     stays("import torch\n\n\ndef f(args):\n    return getattr(args.nccl, 'nccl')\n")
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@EACH_TARGET
 def test_pinning_is_asked_for_once_and_a_data_loader_keeps_its_own(target: str) -> None:
     source = """
         import torch
@@ -419,7 +420,7 @@ def test_a_device_that_partial_keeps_for_torch_is_ported() -> None:
     stays('from functools import partial\nimport torch\n\nf = partial(build, "cuda")\n')
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@EACH_TARGET
 def test_batch_norm_is_synchronised_only_where_it_can_be(target: str) -> None:
     source = "from torch.nn import SyncBatchNorm\n\n\ndef f(self, group):\n    self.m = SyncBatchNorm.convert_sync_batchnorm({}, group)\n"
     once = ported(source.format("self.m"), target)

@@ -123,7 +123,7 @@ def test_a_mapping_that_is_not_right_is_refused() -> None:
         (Perceptron, {"layers.0.down": "vocabulary", "head": "rows"}),
     ],
 )
-@pytest.mark.parametrize("size", [2, 3, 7])
+@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (3, 7))])
 def test_a_mapping_forces_a_split_that_gives_the_same(
     block: type[nn.Module], mapping: dict[str, str], size: int
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
 from acclimate_port.files.workers import port_file
+from porting import EACH_TARGET
 
 TYPE = "get_accelerator().device_name()"
 
@@ -111,7 +112,7 @@ def test_a_test_stays_false_on_devices_that_have_a_way_of_their_own(source: str,
     assert expected in ported(f"import torch\n\n{source}")
 
 
-@pytest.mark.parametrize("target", ["acclimate", "torch"])
+@EACH_TARGET
 def test_a_branch_that_calls_a_native_module_stays_with_its_test(target: str) -> None:
     source = """\
         import torch
@@ -178,7 +179,7 @@ def test_what_is_compared_with_a_text_that_stays_stays() -> None:
     assert "cuda" not in ported('def f(x):\n    return x.device == "cuda"\n')
 
 
-@pytest.mark.parametrize("target", ["acclimate", "torch"])
+@EACH_TARGET
 def test_a_process_group_is_bound_to_no_device_where_ranks_talk_through_gloo(target: str) -> None:
     text = ported(
         "import torch.distributed as dist\n\n\ndef f(d):\n    dist.init_process_group(device_id=d)\n", target
@@ -217,7 +218,7 @@ def test_code_for_a_host_behind_a_negated_test_still_runs_there(source: str, exp
     assert expected in ported(f"import torch\n\n{source}")
 
 
-@pytest.mark.parametrize("target", ["acclimate", "torch"])
+@EACH_TARGET
 def test_every_part_of_a_test_for_cudas_own_function_stays(target: str) -> None:
     source = "import torch\n\nif x.is_cuda and (bias is None or bias.is_cuda):\n    dense_cuda(x, bias)\n"
     assert ported(source, target) == source
@@ -236,7 +237,7 @@ def test_a_variable_that_the_file_sets_too_is_still_the_one_that_it_reads(source
     assert ported(source) == source
 
 
-@pytest.mark.parametrize("target", ["acclimate", "torch"])
+@EACH_TARGET
 @pytest.mark.parametrize("given", ["0", "rank", "torch.cuda.current_device()", "torch.device('cpu')", ""])
 def test_a_storage_is_moved_by_keyword(target: str, given: str) -> None:
     source = (

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from acclimate_port.engine import Settings, port_text
-from porting import ported_once_for_all
+from porting import EACH_TARGET, ported_once_for_all
 
 TARGETS = ("acclimate", "torch")
 IMPORTS = "import warnings\n\nimport torch\nimport torch.distributed as dist\n"
@@ -81,7 +81,7 @@ def test_a_test_that_needs_two_devices_counts_them() -> None:
     assert f'if ({name} == "cpu" or get_accelerator().device_count() < 2):' in text
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@EACH_TARGET
 @pytest.mark.parametrize(
     ("device", "lines"),
     [
@@ -179,7 +179,7 @@ def test_a_refusal_without_a_package_lets_other_devices_pass() -> None:
     assert 'if get_accelerator().device_name() == "cpu":' in text
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@EACH_TARGET
 def test_a_backend_is_known_in_capitals_as_a_default_and_by_its_question(target: str) -> None:
     source = (
         "import argparse\n\np = argparse.ArgumentParser()\n\n\ndef f():\n"

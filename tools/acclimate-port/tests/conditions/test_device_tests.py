@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from acclimate_port.engine import Settings, port_text
-from porting import BOTH, check, program
+from porting import EACH_TARGET, check, program
 
 REACHES_A_TEST = [
     "device = flag.get('device', 'cuda')\nif device.startswith('cuda') and not torch.cuda.is_available():\n"
@@ -20,13 +20,13 @@ REACHES_A_TEST = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("body", REACHES_A_TEST)
 def test_a_default_device_that_a_test_reads_is_unsafe(body: str, target: str) -> None:
     check(program(body), target, changed=False)
 
 
-@BOTH
+@EACH_TARGET
 def test_the_default_of_an_option_that_a_test_reads_is_unsafe(target: str) -> None:
     source = (
         'import torch\nimport argparse\n\nparser = argparse.ArgumentParser()\nparser.add_argument("--device", default="cuda")\n'
@@ -35,7 +35,7 @@ def test_the_default_of_an_option_that_a_test_reads_is_unsafe(target: str) -> No
     assert port_text(source, Settings(target)).text == source
 
 
-@BOTH
+@EACH_TARGET
 def test_a_device_that_a_helper_cuts_for_an_autocast_is_unsafe(target: str) -> None:
     body = (
         "def type_of(device):\n    return str(device).split(':', 1)[0]\nkind = type_of({}.get('device', 'cuda'))\n"
@@ -44,7 +44,7 @@ def test_a_device_that_a_helper_cuts_for_an_autocast_is_unsafe(target: str) -> N
     check(program(body), target, changed=False)
 
 
-@BOTH
+@EACH_TARGET
 def test_a_device_goes_through_a_helper_of_another_file(target: str) -> None:
     source = (
         "import torch\nfrom pkg.device_utils import resolve_device_type\n\n\ndef f(x, **kwargs):\n"
@@ -54,7 +54,7 @@ def test_a_device_goes_through_a_helper_of_another_file(target: str) -> None:
     assert port_text(source, Settings(target)).text == source
 
 
-@BOTH
+@EACH_TARGET
 def test_a_fallback_to_the_cpu_that_does_more_is_a_test(target: str) -> None:
     body = (
         "where = 'cuda'\nif where == 'cuda' and not torch.cuda.is_available():\n    where = 'cpu'\n    flag = 3\n"
@@ -63,7 +63,7 @@ def test_a_fallback_to_the_cpu_that_does_more_is_a_test(target: str) -> None:
     check(program(body), target, changed=False)
 
 
-@BOTH
+@EACH_TARGET
 def test_a_default_device_that_no_test_reads_is_ported(target: str) -> None:
     body = "device = {}.get('device', 'cuda')\nreturn torch.ones(1, device=device)"
     check(program(body), target, changed=True)

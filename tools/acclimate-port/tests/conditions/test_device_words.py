@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from acclimate_port.engine import Settings, port_text
-from porting import BOTH
+from porting import EACH_TARGET
 
 WORDS = [
     'device = "cuda" if flag else "cpu"\n    return f"python /entrypoint.py --device {device}"',
@@ -19,7 +19,7 @@ WORDS = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("body", WORDS)
 @pytest.mark.parametrize("head", ["import torch\n\n\n", "import torch\nimport yaml\n\n\n"])
 def test_a_device_that_is_a_key_or_a_part_of_a_command_stays(body: str, head: str, target: str) -> None:
@@ -34,26 +34,26 @@ EXPECTED = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("body", EXPECTED)
 def test_a_device_that_an_assertion_of_the_same_function_expects_stays(body: str, target: str) -> None:
     source = f"import torch\n\n\ndef f(flag):\n    {body}\n"
     assert port_text(source, Settings(target)).text == source
 
 
-@BOTH
+@EACH_TARGET
 def test_an_assertion_about_a_device_is_no_word(target: str) -> None:
     source = 'import torch\n\n\ndef f():\n    x = torch.ones(1, device="cuda")\n    assert x.device.type == "cuda"\n'
     assert 'device="cuda"' not in port_text(source, Settings(target, unsafe=True)).text
 
 
-@BOTH
+@EACH_TARGET
 def test_a_device_in_a_command_of_a_file_without_torch_stays(target: str) -> None:
     source = 'def f(flag):\n    device = "cuda" if flag else "cpu"\n    return f"run --device {device}"\n'
     assert port_text(source, Settings(target)).text == source
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "body",
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
-from porting import BOTH, check, program, reasons
+from porting import EACH_TARGET, check, program, reasons
 
 OBJECTS = [
     "where = torch.device('cuda' if torch.cuda.is_available() else 'cpu')\n"
@@ -18,7 +18,7 @@ OBJECTS = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("body", OBJECTS)
 def test_a_device_object_differs_from_every_string_so_its_test_holds_no_host_out(
     body: str, target: str
@@ -26,7 +26,7 @@ def test_a_device_object_differs_from_every_string_so_its_test_holds_no_host_out
     check(program(body), target, changed=True)
 
 
-@BOTH
+@EACH_TARGET
 def test_a_device_of_another_function_may_be_an_object(target: str) -> None:
     head = "import torch\nfrom torch.cuda import amp\nfrom .devices import select"
     body = "self.device = select(device)\nself.scaler = amp.GradScaler(enabled=self.device != 'cpu')"
@@ -49,7 +49,7 @@ LATER = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("body", LATER)
 def test_an_autocast_that_is_called_later_is_not_turned_on_on_a_host(body: str, target: str) -> None:
     source = program(body, "import torch\nfrom functools import partial")
@@ -59,13 +59,13 @@ def test_an_autocast_that_is_called_later_is_not_turned_on_on_a_host(body: str, 
     assert "on a host" in reasons(ported)
 
 
-@BOTH
+@EACH_TARGET
 def test_an_autocast_that_is_called_later_is_ported_where_there_is_a_device(target: str) -> None:
     body = "if torch.cuda.is_available():\n    made = partial(torch.amp.autocast, 'cuda')\n    with made():\n        pass"
     check(program(body, "import torch\nfrom functools import partial"), target, changed=True)
 
 
-@BOTH
+@EACH_TARGET
 def test_an_autocast_that_is_kept_to_be_off_is_not_on_elsewhere(target: str) -> None:
     body = "made = partial(torch.amp.autocast, 'cuda', enabled=False)\nwith made():\n    pass"
     check(program(body, "import torch\nfrom functools import partial"), target, changed=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from acclimate_port.engine import Settings, port_text
-from porting import BOTH, check
+from porting import EACH_TARGET, check
 
 OTHER = """
 def {name}(x):
@@ -27,7 +27,7 @@ def source(body: str, other: str = OTHER) -> str:
     return f"import torch\n\n\ndef f(x, y, model, flag, other, device):\n{body}\n\n{other.format(name='g')}"
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", SERVE)
 def test_a_wait_is_made_on_a_device_that_another_function_has_a_branch_for(kind: str, target: str) -> None:
     text = source(f"    if torch.cuda.is_available():\n        {SERVE[kind]}\n    return 1\n")
@@ -47,14 +47,14 @@ BESIDE = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", BESIDE)
 def test_other_code_for_a_device_keeps_it_out_of_a_test(kind: str, target: str) -> None:
     ported = port_text(source(BESIDE[kind]), Settings(target, unsafe=True)).text
     assert EXCLUDED in ported.partition("def g")[0]
 
 
-@BOTH
+@EACH_TARGET
 def test_the_same_machine_takes_the_same_branch_of_code_of_its_own(target: str) -> None:
     ported = port_text(source(BESIDE["a later branch"]), Settings(target)).text
     assert ported.count(EXCLUDED) == 2

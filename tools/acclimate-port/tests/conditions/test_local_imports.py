@@ -7,6 +7,7 @@ import textwrap
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
+from porting import EACH_TARGET
 
 
 def statuses(source: str) -> list[Status]:
@@ -64,7 +65,7 @@ def test_an_import_of_another_function_makes_no_difference() -> None:
     assert statuses(source) == [Status.CONVERTED]
 
 
-@pytest.mark.parametrize("target", ["acclimate", "torch"])
+@EACH_TARGET
 def test_code_of_a_function_that_gets_torch_is_reported_and_unsafe(target: str) -> None:
     source = "def f(torch):\n    if torch.cuda.is_available():\n        return torch.ones(2).cuda()\n    return torch.ones(2)\n"
     sites = port_text(source, Settings(target)).sites

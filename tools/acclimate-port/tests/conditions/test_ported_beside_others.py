@@ -10,9 +10,7 @@ import pytest
 from acclimate_port.engine import Settings
 from acclimate_port.files.workers import port_files
 from acclimate_port.source.vendors import VENDORS
-from porting import ported_once_for_all
-
-BOTH = ("acclimate", "torch")
+from porting import EACH_TARGET, ported_once_for_all
 
 
 def ported(source: str, target: str = "acclimate") -> str:
@@ -36,7 +34,7 @@ def test_a_test_that_leads_to_a_compiled_extension_stays_whatever_loads_it(loade
     assert_stays(f"{loaded}\n\n\n{body}")
 
 
-@pytest.mark.parametrize("target", BOTH)
+@EACH_TARGET
 def test_a_host_takes_the_else_of_a_question_for_a_tensors_device(target: str) -> None:
     after = ported(
         """
@@ -60,7 +58,7 @@ def test_a_question_without_another_way_is_true_on_a_host_too() -> None:
     assert "assert get_accelerator().on_accelerator(x)" in after
 
 
-@pytest.mark.parametrize("target", BOTH)
+@EACH_TARGET
 def test_a_device_of_the_program_that_imports_a_package_for_cuda_stays(target: str) -> None:
     assert_stays(
         """
@@ -76,7 +74,7 @@ def test_a_device_of_the_program_that_imports_a_package_for_cuda_stays(target: s
     )
 
 
-@pytest.mark.parametrize("target", BOTH)
+@EACH_TARGET
 @pytest.mark.parametrize(
     "flags",
     [
@@ -92,7 +90,7 @@ def test_a_flag_for_cuda_stays_where_another_device_has_its_own(target: str, fla
     assert stays == ("available" in flags)
 
 
-@pytest.mark.parametrize("target", BOTH)
+@EACH_TARGET
 @pytest.mark.parametrize("asks", ['"cuda" in device', 'device == "cuda"', 'device.startswith("cuda")'])
 def test_what_finds_that_cuda_is_asked_for_and_missing_stays(asks: str, target: str) -> None:
     assert_stays(
@@ -116,7 +114,7 @@ def test_missing_cuda_beside_an_option_for_a_host_is_missing_on_a_host() -> None
     assert 'if get_accelerator().device_name() == "cpu" and not args.no_gpu:' in after
 
 
-@pytest.mark.parametrize("target", BOTH)
+@EACH_TARGET
 def test_a_question_in_a_message_stays(target: str) -> None:
     assert_stays(
         """
@@ -130,7 +128,7 @@ def test_a_question_in_a_message_stays(target: str) -> None:
     )
 
 
-@pytest.mark.parametrize("target", BOTH)
+@EACH_TARGET
 def test_a_file_of_settings_alone_gets_no_import(target: str) -> None:
     assert_stays("dist_params = dict(backend='nccl')\nlog_level = 'INFO'\n", target)
 
@@ -140,12 +138,12 @@ def test_settings_beside_code_are_ported() -> None:
     assert "backend=get_accelerator().communication_backend_name()" in after
 
 
-@pytest.mark.parametrize("target", BOTH)
+@EACH_TARGET
 def test_a_tensor_of_another_library_stays(target: str) -> None:
     assert_stays("import paddle\n\n\ndef f(x):\n    return paddle.to_tensor(x).cuda()\n", target)
 
 
-@pytest.mark.parametrize("target", BOTH)
+@EACH_TARGET
 def test_a_choice_of_a_package_for_cuda_stays(target: str) -> None:
     assert_stays(
         """
@@ -163,7 +161,7 @@ def test_a_choice_of_a_package_for_cuda_stays(target: str) -> None:
     )
 
 
-@pytest.mark.parametrize("target", BOTH)
+@EACH_TARGET
 def test_a_helper_is_defined_where_torch_is_imported_in_a_branch_or_not_at_all(target: str) -> None:
     after = ported(
         """
@@ -195,7 +193,7 @@ def test_what_a_project_gives_a_devices_name_is_no_number(tmp_path: Path) -> Non
     assert "x.to(master_rank), x.to(get_accelerator().device_name(local_rank))" in model.read_text()
 
 
-@pytest.mark.parametrize("target", BOTH)
+@EACH_TARGET
 @pytest.mark.parametrize("test", ["torch.cuda.is_available()", "device.type == 'cuda'"])
 def test_a_question_in_a_file_with_code_for_each_other_device_stays(test: str, target: str) -> None:
     kinds = {vendor.device_type for vendor in VENDORS}
@@ -230,7 +228,7 @@ def test_devices_that_the_file_has_a_way_for_do_not_take_cudas(target: str, kind
     assert 'x.device.type not in ("cpu", "mps")' in after
 
 
-@pytest.mark.parametrize("target", BOTH)
+@EACH_TARGET
 def test_a_test_whose_answer_leads_to_a_call_that_stays_is_left(target: str) -> None:
     assert_stays(
         """
@@ -246,14 +244,14 @@ def test_a_test_whose_answer_leads_to_a_call_that_stays_is_left(target: str) -> 
     )
 
 
-@pytest.mark.parametrize("target", BOTH)
+@EACH_TARGET
 def test_device_of_stays_as_it_does_nothing_elsewhere(target: str) -> None:
     assert_stays(
         "import torch\n\n\ndef f(x):\n    with torch.cuda.device_of(x):\n        return g(x)\n", target
     )
 
 
-@pytest.mark.parametrize("target", BOTH)
+@EACH_TARGET
 @pytest.mark.parametrize(
     "line",
     [
@@ -318,7 +316,7 @@ def test_a_call_whose_bracket_closes_on_another_line_is_ported() -> None:
     assert "torch.ones(1).to(get_accelerator().device_name())" in after
 
 
-@pytest.mark.parametrize("target", BOTH)
+@EACH_TARGET
 def test_an_object_that_is_no_tensor_keeps_its_attribute(target: str) -> None:
     assert_stays(
         "import torch\n\n\ndef f(x):\n    return isinstance(x, (Data, Graph)) and x.is_cuda\n", target
@@ -381,14 +379,14 @@ def test_a_scaler_that_is_asserted_is_torchs_own_class() -> None:
     assert "self.assertIsInstance(x, torch.amp.GradScaler)" in after
 
 
-@pytest.mark.parametrize("target", BOTH)
+@EACH_TARGET
 def test_settings_of_mmengine_stay(target: str) -> None:
     assert_stays(
         "from mmengine.dataset import D\n\ndist_cfg = dict(backend='nccl')\ndata = dict(type=D)\n", target
     )
 
 
-@pytest.mark.parametrize("target", BOTH)
+@EACH_TARGET
 def test_a_skip_stays_where_the_test_compares_with_cuda_by_name(target: str) -> None:
     assert_stays(
         """
@@ -438,7 +436,7 @@ def test_at_least_one_device_is_one_on_a_host_of_two_memory_nodes() -> None:
     assert f"max(1, {number})" in after
 
 
-@pytest.mark.parametrize("target", BOTH)
+@EACH_TARGET
 def test_a_state_beside_a_lazy_call_of_cuda_stays(target: str) -> None:
     assert_stays(
         """
@@ -455,7 +453,7 @@ def test_a_state_beside_a_lazy_call_of_cuda_stays(target: str) -> None:
     )
 
 
-@pytest.mark.parametrize("target", BOTH)
+@EACH_TARGET
 @pytest.mark.parametrize(
     "check",
     [
@@ -470,7 +468,7 @@ def test_a_check_that_does_nothing_but_find_missing_cuda_stays_whole(check: str,
     )
 
 
-@pytest.mark.parametrize("target", BOTH)
+@EACH_TARGET
 def test_a_check_that_does_more_for_cuda_is_ported(target: str) -> None:
     after = ported(
         """

@@ -8,12 +8,10 @@ import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
 from acclimate_port.new_code import targets
-from porting import ported_once_for_all
+from porting import EACH_TARGET, ported_once_for_all
 
 torch = pytest.importorskip("torch", reason="runs ported code")
 acclimate = pytest.importorskip("acclimate", reason="runs ported code")
-
-BOTH = pytest.mark.parametrize("target", ["acclimate", "torch"])
 
 
 def in_function(lines: str, target: str) -> str:
@@ -21,7 +19,7 @@ def in_function(lines: str, target: str) -> str:
     return ported_once_for_all(source, target)
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "lines",
     [
@@ -35,7 +33,7 @@ def test_a_format_string_without_a_field_is_a_device_too(lines: str, target: str
     assert "cuda" not in in_function(lines, target)
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("text", ['f"cuda:{a}{a}"', '"cuda" ":0"', 'f"cuda:{a}" f"{a}"'])
 def test_a_branch_that_names_a_device_in_an_unknown_form_stays(text: str, target: str) -> None:
     lines = f"if torch.cuda.is_available():\n    return torch.device({text})\nreturn torch.device('cpu')\n"
@@ -53,7 +51,7 @@ LISTS = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("lines", LISTS)
 def test_a_list_of_devices_names_a_host_once(
     lines: str, target: str, monkeypatch: pytest.MonkeyPatch
@@ -196,7 +194,7 @@ def test_a_device_that_a_user_names_still_falls_back_to_the_host(lines: str) -> 
     assert stays or 'device_name() != "cpu"' in text or 'device_name() == "cpu"' in text
 
 
-@BOTH
+@EACH_TARGET
 def test_a_device_with_an_index_is_told_by_its_name(target: str) -> None:
     lines = "device = str(a)\nif device.startswith('cuda:'):\n    torch.cuda.set_device(device)\n"
     text = in_function(lines, target)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
-from porting import BOTH, check, ported_project, site
+from porting import EACH_TARGET, check, ported_project, site
 
 CHOICE = "'cuda' if torch.cuda.is_available() else 'cpu'"
 HEAD = "import torch\n\nheld = {}\n\n\ndef f(x, y: torch.Tensor, model, flag, other, device):\n"
@@ -37,13 +37,13 @@ class Held:
 """
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", CACHES)
 def test_a_device_by_which_a_cache_is_filled_and_read_is_ported(kind: str, target: str) -> None:
     check(HEAD + CHOSEN + CACHES[kind], target, changed=True)
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     ("of_class", "of_object"), [("held = {}", "pass"), ("size = 1", "self.held = dict()")]
 )
@@ -64,21 +64,21 @@ TABLES = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", TABLES)
 def test_a_table_with_other_entries_is_no_cache(kind: str, target: str) -> None:
     source = HEAD + CHOSEN + TABLES[kind]
     assert CHOICE in port_text(source, Settings(target)).text
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("begins", ["{'cuda': 1}", "dict(cuda=1)", "load()"])
 def test_a_table_that_begins_with_entries_is_no_cache(begins: str, target: str) -> None:
     source = HEAD.replace("{}", begins) + CHOSEN + CACHES["a test"]
     assert CHOICE in port_text(source, Settings(target)).text
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(("begins", "status"), [("{}", Status.CONVERTED), ("{'cuda': 1}", Status.UNSAFE)])
 def test_a_cache_of_another_file_takes_any_device(
     begins: str, status: Status, target: str, tmp_path: Path

@@ -4,9 +4,8 @@ import textwrap
 
 import pytest
 
-from porting import ported_once_for_all
+from porting import EACH_TARGET, ported_once_for_all
 
-TARGETS = pytest.mark.parametrize("target", ["acclimate", "torch"])
 FOLLOWED = [
     """
     def load(path, where):
@@ -66,7 +65,7 @@ FOLLOWED = [
 ]
 
 
-@TARGETS
+@EACH_TARGET
 @pytest.mark.parametrize("lines", FOLLOWED)
 def test_a_device_that_a_function_puts_things_on_is_ported_where_it_is_given(lines: str, target: str) -> None:
     text = ported_once_for_all("import torch\n" + textwrap.dedent(lines), target)
@@ -95,7 +94,7 @@ STAY = [
 ]
 
 
-@TARGETS
+@EACH_TARGET
 @pytest.mark.parametrize("lines", STAY)
 def test_what_a_function_uses_as_data_stays(lines: str, target: str) -> None:
     source = "import torch\n" + textwrap.dedent(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from acclimate_port.engine import Settings, port_text
-from porting import BOTH, program, reasons
+from porting import EACH_TARGET, program, reasons
 
 HOSTS = [
     "return torch.zeros(3).type(torch.cuda.FloatTensor)",
@@ -16,7 +16,7 @@ HOSTS = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("body", HOSTS)
 def test_a_tensor_of_the_host_moves_to_the_accelerator(body: str, target: str) -> None:
     text = port_text(program(body), Settings(target)).text
@@ -33,7 +33,7 @@ GPUS = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("tensor", GPUS)
 def test_a_tensor_that_may_be_on_a_gpu_stays_on_it(tensor: str, target: str) -> None:
     source = program(f"made = {tensor}\nreturn made.type(torch.cuda.FloatTensor)")
@@ -41,7 +41,7 @@ def test_a_tensor_that_may_be_on_a_gpu_stays_on_it(tensor: str, target: str) -> 
     assert 'made.to(made.device if made.device.type != "cpu" else ' in text
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("tensor", [*GPUS[2:], "f(x)"])
 def test_a_tensor_without_a_name_that_may_be_on_a_gpu_is_unsafe(tensor: str, target: str) -> None:
     source = program(f"return {tensor}.type(torch.cuda.FloatTensor)")

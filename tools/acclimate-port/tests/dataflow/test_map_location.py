@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from porting import ported_once_for_all
+from porting import EACH_TARGET, ported_once_for_all
 
 torch = pytest.importorskip("torch", reason="runs ported code")
 
@@ -46,7 +46,7 @@ def read(path, where):
 
 
 @pytest.mark.parametrize("lines", LOADS)
-@pytest.mark.parametrize("target", ["acclimate", "torch"])
+@EACH_TARGET
 def test_a_file_is_loaded_where_the_host_is_all_there_is(lines: str, target: str, tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     path = tmp_path / "saved"

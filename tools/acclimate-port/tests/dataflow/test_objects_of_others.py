@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
-from porting import BOTH, ported_project, site
+from porting import EACH_TARGET, ported_project, site
 
 CHOICE = "'cuda' if torch.cuda.is_available() else 'cpu'"
 OBJECTS = {
@@ -27,7 +27,7 @@ OBJECTS = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", OBJECTS)
 def test_a_device_for_an_object_of_another_library_is_unsafe(kind: str, target: str) -> None:
     ported = port_text(OBJECTS[kind], Settings(target))
@@ -35,7 +35,7 @@ def test_a_device_for_an_object_of_another_library_is_unsafe(kind: str, target: 
     assert any("does not run on every accelerator" in one.reason for one in ported.sites)
 
 
-@BOTH
+@EACH_TARGET
 def test_a_module_in_a_file_of_sparse_layers_is_not_moved(target: str) -> None:
     source = (
         "import spconv\nimport torch\n\n\nclass Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
@@ -47,7 +47,7 @@ def test_a_module_in_a_file_of_sparse_layers_is_not_moved(target: str) -> None:
     assert port_text(source.replace("spconv", "layers"), Settings(target)).text != source
 
 
-@BOTH
+@EACH_TARGET
 def test_a_model_of_sparse_layers_keeps_the_tensors_of_its_program_on_cuda(
     target: str, tmp_path: Path
 ) -> None:
@@ -60,7 +60,7 @@ def test_a_model_of_sparse_layers_keeps_the_tensors_of_its_program_on_cuda(
     assert not any(one.changed for one in results.values())
 
 
-@BOTH
+@EACH_TARGET
 def test_a_device_for_an_object_that_another_module_makes_is_unsafe(target: str, tmp_path: Path) -> None:
     files = {
         "pkg/graphs.py": "try:\n    import dgl\nexcept ImportError:\n    dgl = None\n\n\ndef graph(atoms):\n    return dgl.graph(atoms)\n",
@@ -86,7 +86,7 @@ TENSORS = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", TENSORS)
 def test_a_device_for_a_tensor_is_safe_beside_such_a_library(kind: str, target: str) -> None:
     assert CHOICE not in port_text(TENSORS[kind], Settings(target)).text
@@ -95,7 +95,7 @@ def test_a_device_for_a_tensor_is_safe_beside_such_a_library(kind: str, target: 
 CONFIG = "import torch\n\n\ndef get():\n    return {'threads': torch.get_num_threads()}\n"
 
 
-@BOTH
+@EACH_TARGET
 def test_a_text_of_data_in_a_file_without_torch_stays(target: str, tmp_path: Path) -> None:
     source = (
         "import json\n\nfrom config import get\n\n\nclass Metadata:\n    rand_device = None\n\n\n"
@@ -105,7 +105,7 @@ def test_a_text_of_data_in_a_file_without_torch_stays(target: str, tmp_path: Pat
     assert not results["parse.py"].changed
 
 
-@BOTH
+@EACH_TARGET
 def test_a_device_that_a_call_takes_is_ported_in_a_file_without_torch(target: str, tmp_path: Path) -> None:
     source = "from nets import Net\n\n\ndef run():\n    place = 'cuda'\n    return Net().to(place)\n"
     nets = "import torch\n\n\nclass Net(torch.nn.Module):\n    pass\n"

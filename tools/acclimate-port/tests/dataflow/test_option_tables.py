@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
-from porting import BOTH, ported_project, site
+from porting import EACH_TARGET, ported_project, site
 
 TABLES = [
     "[{'name': '--rl_device', 'type': str, 'default': 'cuda:0'}]",
@@ -18,7 +18,7 @@ TABLES = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("table", TABLES)
 def test_the_default_of_an_option_in_a_table_keeps_the_program_whole(table: str, target: str) -> None:
     source = f"import torch\n\nOPTIONS = {table}\n\n\ndef f(n):\n    return torch.ones(n).cuda()\n"
@@ -27,7 +27,7 @@ def test_the_default_of_an_option_in_a_table_keeps_the_program_whole(table: str,
     assert [one.status for one in ported.sites] == [Status.UNSAFE, Status.UNSAFE]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "table",
     [
@@ -52,14 +52,14 @@ SETS = (
 )
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(("kind", "first"), [("@classmethod", "cls, "), ("@staticmethod", "")])
 def test_a_setter_of_the_program_takes_a_device(kind: str, first: str, target: str, tmp_path: Path) -> None:
     files = {"utils.py": UTILS.format(kind, first), "main.py": SETS.format("Utils.set_default_device")}
     assert "cuda" not in ported_project(tmp_path, files, target)["main.py"].after
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("setter", ["Utils.set_default_device", "Utils().use_device"])
 def test_what_only_its_name_shows_to_set_a_device_is_unsafe(setter: str, target: str, tmp_path: Path) -> None:
     results = ported_project(tmp_path, {"main.py": SETS.format(setter)}, target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
-from porting import BOTH
+from porting import EACH_TARGET
 
 CHOICE = "'cuda' if torch.cuda.is_available() else 'cpu'"
 MEMORY = {
@@ -55,7 +55,7 @@ def placed(shape: str, use: str) -> str:
     return SHAPES[shape].format(choice=CHOICE, use=use.replace("\n", margin))
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", MEMORY)
 def test_a_device_whose_memory_a_runtime_gets_is_not_ported(kind: str, shape: str, target: str) -> None:
@@ -64,7 +64,7 @@ def test_a_device_whose_memory_a_runtime_gets_is_not_ported(kind: str, shape: st
     assert port_text(source, Settings(target)).text == source
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
     ("library", "use"),
@@ -95,7 +95,7 @@ CHOOSING = {
 MAIN = "{head}\nimport torch\n\n\ndef main():\n    device = {choice}\n    model = torch.nn.Linear(1, 1).to(device)\n    {use}\n"
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", CHOOSING)
 def test_a_device_beside_a_function_that_chooses_its_own_is_unsafe(kind: str, target: str) -> None:
     head, use = CHOOSING[kind]
@@ -105,7 +105,7 @@ def test_a_device_beside_a_function_that_chooses_its_own_is_unsafe(kind: str, ta
     assert any("by itself" in one.reason for one in ported.sites)
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     ("head", "use"),
     [
@@ -125,7 +125,7 @@ def test_a_function_that_follows_the_program_or_its_model_holds_nothing_back(
     assert CHOICE not in port_text(source, Settings(target)).text
 
 
-@BOTH
+@EACH_TARGET
 def test_a_summary_in_another_function_holds_nothing_back(target: str) -> None:
     source = MAIN.format(head="from torchsummary import summary", choice=CHOICE, use="return model")
     source += "\n\ndef show(model):\n    summary(model, (3, 8, 8))\n"
@@ -133,7 +133,7 @@ def test_a_summary_in_another_function_holds_nothing_back(target: str) -> None:
     assert statuses == {Status.CONVERTED}
 
 
-@BOTH
+@EACH_TARGET
 def test_a_device_beside_a_library_that_gets_its_number_is_unsafe(target: str) -> None:
     source = (
         "import torch\nimport wan\n\n\ndef main(rank: int):\n    torch.cuda.set_device(rank)\n"
@@ -144,7 +144,7 @@ def test_a_device_beside_a_library_that_gets_its_number_is_unsafe(target: str) -
     assert "line 7 gives the number of a device" in ported.sites[0].reason
 
 
-@BOTH
+@EACH_TARGET
 def test_bfloat16_is_asked_for_only_on_the_device_that_the_program_uses(target: str) -> None:
     source = (
         "import lightning as L\nimport torch\n\n\ndef main():\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
-from porting import BOTH, ported_project, site
+from porting import EACH_TARGET, ported_project, site
 
 HEAD = "import argparse\nimport copy\nfrom types import SimpleNamespace\n\nimport torch\nimport wandb\nfrom ding.policy import create_policy\n\n\n"
 CHOICE = "'cuda' if torch.cuda.is_available() else 'cpu'"
@@ -46,7 +46,7 @@ HOLDERS = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", HOLDERS)
 def test_a_device_in_settings_that_another_library_gets_is_unsafe(kind: str, target: str) -> None:
     head, given, read = HOLDERS[kind]
@@ -56,7 +56,7 @@ def test_a_device_in_settings_that_another_library_gets_is_unsafe(kind: str, tar
     assert any("`ding`" in one.reason for one in ported.sites)
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", [kind for kind in HOLDERS if kind != "keywords"])
 def test_settings_that_are_stored_or_stay_in_the_program_are_ported(kind: str, target: str) -> None:
     head, given, read = HOLDERS[kind]
@@ -73,7 +73,7 @@ GETS = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", GETS)
 def test_a_library_gets_the_settings_in_another_file(kind: str, target: str, tmp_path: Path) -> None:
     for name, status in (("create_policy", Status.UNSAFE), ("print", Status.CONVERTED)):

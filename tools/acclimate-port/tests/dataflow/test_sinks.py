@@ -4,14 +4,13 @@ import textwrap
 
 import pytest
 
-from porting import ported_once_for_all
+from porting import EACH_TARGET, ported_once_for_all
 
 NAMES = {"acclimate": "get_accelerator().current_device_name()", "torch": "accelerator_type()"}
 NUMBERS = {
     "acclimate": "get_accelerator().current_device()",
     "torch": "torch.accelerator.current_device_index()",
 }
-TARGETS = pytest.mark.parametrize("target", ["acclimate", "torch"])
 CURRENT = "torch.cuda.current_device()"
 
 
@@ -37,7 +36,7 @@ DEVICES = [
 ]
 
 
-@TARGETS
+@EACH_TARGET
 @pytest.mark.parametrize("lines", DEVICES)
 def test_what_gets_to_devices_alone_becomes_a_devices_name(lines: str, target: str) -> None:
     text = ported(lines, target)
@@ -59,7 +58,7 @@ STAY = [
 ]
 
 
-@TARGETS
+@EACH_TARGET
 @pytest.mark.parametrize("lines", STAY)
 def test_what_gets_to_a_number_stays_a_number(lines: str, target: str) -> None:
     text = ported(lines, target)
@@ -67,7 +66,7 @@ def test_what_gets_to_a_number_stays_a_number(lines: str, target: str) -> None:
     assert "current_device_name()" not in text
 
 
-@TARGETS
+@EACH_TARGET
 def test_an_index_that_only_a_message_reads_stays_a_number(target: str) -> None:
     source = """
         import torch
@@ -85,7 +84,7 @@ def test_an_index_that_only_a_message_reads_stays_a_number(target: str) -> None:
     assert f"self.device_index = {NUMBERS[target]}" in text.replace("= (", "= ")
 
 
-@TARGETS
+@EACH_TARGET
 def test_a_number_that_is_called_gpu_is_made_a_device_where_it_is_used(target: str) -> None:
     text = ported(f"gpu = gpu or {CURRENT}\nreturn x.to(gpu)", target)
     used = {

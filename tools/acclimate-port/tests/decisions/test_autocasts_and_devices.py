@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
-from porting import BOTH, check, ported_project, reasons
+from porting import EACH_TARGET, check, ported_project, reasons
 
 CHOICES = {
     "a choice": "def main(net):\n    net.to(torch.device('cuda' if torch.cuda.is_available() else 'cpu'))\n",
@@ -23,7 +23,7 @@ STAYING = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("kind", STAYING)
 def test_a_device_stays_with_an_autocast_or_a_scaler_of_its_program(
@@ -39,7 +39,7 @@ def test_a_device_stays_with_an_autocast_or_a_scaler_of_its_program(
     assert Status.CONVERTED not in {one.status for one in results["main.py"].sites}
 
 
-@BOTH
+@EACH_TARGET
 def test_an_autocast_that_is_off_stays_with_the_one_around_it(target: str, tmp_path: Path) -> None:
     files = {
         "loss.py": (
@@ -70,7 +70,7 @@ SCOPES = {
 HEAD = "from contextlib import nullcontext\nfrom functools import partial\n\nimport torch\n\n\ndef f(x, model, flag):\n"
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", SCOPES)
 def test_a_device_that_a_name_for_autocast_gets_is_one_decision_with_the_others(
     kind: str, target: str
@@ -89,7 +89,7 @@ def test_a_device_that_a_name_for_autocast_gets_is_one_decision_with_the_others(
         assert {one.status for one in port_text(guarded, Settings(target)).sites} == {Status.CONVERTED}
 
 
-@BOTH
+@EACH_TARGET
 def test_a_name_that_holds_no_function_of_torch_takes_no_device(target: str) -> None:
     ported = port_text(f"{HEAD}    scope = model.run or print\n    scope('cuda')\n", Settings(target))
     assert [one.status for one in ported.sites] == [Status.EXEMPT]
@@ -106,7 +106,7 @@ FLAGS = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", FLAGS)
 def test_a_flag_that_is_false_on_a_host_guards_what_it_turns_on(kind: str, target: str) -> None:
     body = "".join(f"    {line}\n" for line in FLAGS[kind].splitlines())
@@ -115,7 +115,7 @@ def test_a_flag_that_is_false_on_a_host_guards_what_it_turns_on(kind: str, targe
     assert {one.status for one in ported.sites} == {Status.CONVERTED}
 
 
-@BOTH
+@EACH_TARGET
 def test_a_flag_that_may_be_true_on_a_host_guards_nothing(target: str) -> None:
     source = (
         "import torch\n\n\ndef f(flag):\n    use = torch.cuda.is_available() or flag\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
-from porting import AVAILABLE, BOTH, EACH_TARGET, check, ported_project, program, site
+from porting import AVAILABLE, EACH_TARGET, check, ported_project, program, site
 
 
 def statuses(source: str, target: str) -> dict[str, Status]:
@@ -273,13 +273,13 @@ EARLIER = (
 )
 
 
-@BOTH
+@EACH_TARGET
 def test_a_test_above_the_assignment_of_a_device_does_not_get_it(target: str) -> None:
     source = EARLIER.format(indent="    ")
     assert "device = 'cuda'" not in port_text(source, Settings(target)).text
 
 
-@BOTH
+@EACH_TARGET
 def test_a_test_above_the_assignment_of_a_device_gets_it_in_a_loop(target: str) -> None:
     source = EARLIER.format(indent="        ").replace(
         "device=None):\n", "device=None):\n    for row in rows:\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from acclimate_port.engine import Status
-from porting import AVAILABLE, BOTH, differing, ported_project, program, site
+from porting import AVAILABLE, EACH_TARGET, differing, ported_project, program, site
 
 KEPT = "import pytest\nimport torch\n\n\n{}def test_kept({}make):\n    make().cuda()\n"
 OTHER = "import pytest\nimport torch\n\n\n{}def test_other({}):\n    assert torch.ones(1).cuda().sum() == 1\n"
@@ -64,7 +64,7 @@ def project(kind: str, kept: str = KEPT) -> dict[str, str]:
     }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", GUARDS)
 def test_a_guard_stays_with_a_test_of_another_file_that_stays(kind: str, target: str, tmp_path: Path) -> None:
     results = ported_project(tmp_path, project(kind), target)
@@ -75,7 +75,7 @@ def test_a_guard_stays_with_a_test_of_another_file_that_stays(kind: str, target:
     assert site(results["tests/test_other_gpu.py"], "torch.ones(1).cuda()").status is Status.UNSAFE
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", GUARDS)
 def test_a_guard_is_ported_with_the_tests_of_other_files(kind: str, target: str, tmp_path: Path) -> None:
     results = ported_project(tmp_path, project(kind, OTHER.replace("other", "kept")), target)
@@ -83,7 +83,7 @@ def test_a_guard_is_ported_with_the_tests_of_other_files(kind: str, target: str,
         assert site(results[name], code).status is Status.CONVERTED
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "kind", ["a list that a loop fills", "a pattern behind a flag", "a hook that looks at a mark"]
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
-from porting import BOTH, check, ported_project, site
+from porting import EACH_TARGET, check, ported_project, site
 
 CPU_TWICE = {
     "a tuple": "devices = (torch.device('cpu'), torch.device('cuda'))",
@@ -18,7 +18,7 @@ CPU_TWICE = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", CPU_TWICE)
 def test_a_list_of_the_cpu_and_a_device_does_not_get_the_cpu_twice(kind: str, target: str) -> None:
     source = f"import torch\n\n\ndef f():\n    {CPU_TWICE[kind]}\n    return devices\n"
@@ -27,7 +27,7 @@ def test_a_list_of_the_cpu_and_a_device_does_not_get_the_cpu_twice(kind: str, ta
     assert "the CPU twice" in "".join(one.reason for one in ported.sites)
 
 
-@BOTH
+@EACH_TARGET
 def test_a_device_that_a_test_adds_to_the_cpu_is_ported(target: str) -> None:
     source = (
         "import torch\n\n\ndef f():\n    devices = [torch.device('cpu')]\n"
@@ -43,7 +43,7 @@ TEXT = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", TEXT)
 def test_a_question_stays_beside_a_comparison_of_a_text_that_stays(kind: str, target: str) -> None:
     source = f"import torch\n\n\ndef f(value):\n    {TEXT[kind]}\n"
@@ -104,7 +104,7 @@ HALVES = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", HALVES)
 def test_a_half_stays_with_its_partner(kind: str, target: str) -> None:
     source = f"import torch\n\n\n{HALVES[kind]}"
@@ -119,7 +119,7 @@ def test_what_a_wait_for_an_unsafe_stream_asks_is_unsafe() -> None:
     assert port_text(source, Settings("torch")).text == source
 
 
-@BOTH
+@EACH_TARGET
 def test_the_tensors_that_a_class_pins_itself_are_reported(target: str) -> None:
     source = f"import torch\n\n\n{HALVES['the method that pins, and who calls it']}"
     sites = {one.text: one for one in port_text(source, Settings(target)).sites}
@@ -127,7 +127,7 @@ def test_the_tensors_that_a_class_pins_itself_are_reported(target: str) -> None:
     assert sites["data.pin_memory(verbose=False)"].status is Status.LEFT
 
 
-@BOTH
+@EACH_TARGET
 def test_a_scaler_of_a_base_class_stays_with_the_autocast_of_its_flag_in_a_subclass(
     target: str, tmp_path: Path
 ) -> None:
@@ -141,7 +141,7 @@ def test_a_scaler_of_a_base_class_stays_with_the_autocast_of_its_flag_in_a_subcl
     assert not site(results["base.py"], "torch.amp.GradScaler('cuda', enabled=self.mixed)").safe
 
 
-@BOTH
+@EACH_TARGET
 def test_a_device_stays_with_a_test_in_the_base_class_that_gets_it_through_a_dictionary(
     target: str, tmp_path: Path
 ) -> None:
@@ -160,7 +160,7 @@ def test_a_device_stays_with_a_test_in_the_base_class_that_gets_it_through_a_dic
     assert not site(results["utils.py"], "torch.cuda.is_available()").safe
 
 
-@BOTH
+@EACH_TARGET
 def test_devices_that_one_function_numbers_are_ported_together(target: str, tmp_path: Path) -> None:
     files = {
         "numbers.py": "def gpu_of(rank):\n    return [rank]\n",
@@ -173,7 +173,7 @@ def test_devices_that_one_function_numbers_are_ported_together(target: str, tmp_
     assert not site(results["rollout.py"], "torch.device('cuda', index=used[0])").safe
 
 
-@BOTH
+@EACH_TARGET
 def test_a_device_is_ported_with_the_comparison_that_only_tells_a_loader_to_pin(target: str) -> None:
     source = (
         "import torch\nfrom torch.utils.data import DataLoader\n\n\ndef f(args, data):\n"
@@ -184,7 +184,7 @@ def test_a_device_is_ported_with_the_comparison_that_only_tells_a_loader_to_pin(
     assert "'cuda'" not in port_text(source, Settings(target)).text
 
 
-@BOTH
+@EACH_TARGET
 def test_a_call_right_before_one_that_counts_the_devices_is_ported_with_it(target: str) -> None:
     source = (
         "import multiprocessing\n\nimport torch\n\n\ndef f():\n    torch.cuda.empty_cache()\n"
@@ -195,7 +195,7 @@ def test_a_call_right_before_one_that_counts_the_devices_is_ported_with_it(targe
     assert port_text(apart, Settings(target)).text == apart
 
 
-@BOTH
+@EACH_TARGET
 def test_a_device_is_ported_where_the_base_class_only_pins_memory_by_it(target: str, tmp_path: Path) -> None:
     files = {
         "base.py": "class Base:\n    def __init__(self, device='cpu'):\n        self.device = device\n\n"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from acclimate_port.engine import Settings, port_text
-from porting import BOTH
+from porting import EACH_TARGET
 
 BACKENDS = [
     # The device that the same function chooses stays, since its branch reads what only CUDA has.
@@ -52,7 +52,7 @@ BLOCKS = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("body", [*BACKENDS, *NUMBERS, *BLOCKS])
 def test_a_part_of_one_purpose_is_not_ported_alone(body: str, target: str) -> None:
     source = f"import torch\nimport torch.distributed as dist\n\n\n{body}"
@@ -68,7 +68,7 @@ WHOLE = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("body", WHOLE)
 def test_the_parts_of_one_purpose_are_ported_together(body: str, target: str) -> None:
     found = port_text(f"import torch\nimport torch.distributed as dist\n\n\n{body}", Settings(target))
@@ -86,7 +86,7 @@ RANDOM = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("body", RANDOM)
 def test_a_seed_stays_with_the_devices_whose_states_are_kept(body: str, target: str) -> None:
     source = f"import torch\n\n\n{body}"

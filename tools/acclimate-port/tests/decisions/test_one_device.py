@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
-from porting import AVAILABLE, BOTH, ported_project, site
+from porting import AVAILABLE, EACH_TARGET, ported_project, site
 
 HALVES = {
     "a batch of an evaluation, and a model and a batch of the training": (
@@ -67,7 +67,7 @@ OTHERS = {
 HALVES |= OTHERS
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", HALVES)
 def test_a_half_of_a_file_is_not_ported_alone(kind: str, target: str) -> None:
     source = f"import torch\n\n\n{HALVES[kind]}"
@@ -165,7 +165,7 @@ PROGRAMS = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_a_half_of_a_program_is_not_ported_alone(kind: str, target: str, tmp_path: Path) -> None:
     results = ported_project(tmp_path, PROGRAMS[kind], target)
@@ -176,7 +176,7 @@ def test_a_half_of_a_program_is_not_ported_alone(kind: str, target: str, tmp_pat
     assert unsafe
 
 
-@BOTH
+@EACH_TARGET
 def test_programs_that_share_no_code_are_ported_each_for_itself(target: str, tmp_path: Path) -> None:
     files = {
         "keep.py": STAYS,
@@ -191,7 +191,7 @@ def test_programs_that_share_no_code_are_ported_each_for_itself(target: str, tmp
     assert results["run.py"].changed
 
 
-@BOTH
+@EACH_TARGET
 def test_a_scaler_is_not_ported_beside_an_imported_autocast_that_stays(target: str, tmp_path: Path) -> None:
     files = {
         "step.py": "import torch\n\n\ndef step(model, x, context=torch.cuda.amp.autocast):\n    with context():\n"
@@ -203,7 +203,7 @@ def test_a_scaler_is_not_ported_beside_an_imported_autocast_that_stays(target: s
     assert not results["train.py"].changed
 
 
-@BOTH
+@EACH_TARGET
 def test_a_figure_behind_a_question_for_a_name_that_each_torch_has_is_ported(
     target: str, tmp_path: Path
 ) -> None:
@@ -218,7 +218,7 @@ def test_a_figure_behind_a_question_for_a_name_that_each_torch_has_is_ported(
     assert "torch.cuda.is_available" not in results["train.py"].after
 
 
-@BOTH
+@EACH_TARGET
 def test_an_annotation_stays_with_the_scaler_that_stays(target: str) -> None:
     source = (
         "try:\n    from torch.cuda.amp import GradScaler\nexcept ImportError:\n    GradScaler = None\n\n\n"
@@ -237,7 +237,7 @@ ALONE = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", ALONE)
 def test_what_chooses_no_device_is_ported_beside_what_stays(kind: str, target: str) -> None:
     source = f"import torch\n\n\ndef f():\n    {ALONE[kind]}\n\n\n{STAYS}"
@@ -254,21 +254,21 @@ OWN = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", OWN)
 def test_what_stands_alone_holds_nothing_back(kind: str, target: str) -> None:
     source = f"import torch\n{OWN[kind]}\n\n{RUNS}"
     assert "'cpu')" not in port_text(source, Settings(target)).text
 
 
-@BOTH
+@EACH_TARGET
 def test_rules_that_are_not_selected_hold_nothing_back(target: str) -> None:
     source = f"import torch\n\n\n{RUNS}\n\n{STAYS}"
     rules = frozenset({"ACC202", "ACC101", "ACC201"})
     assert AVAILABLE not in port_text(source, Settings(target, select=rules)).text
 
 
-@BOTH
+@EACH_TARGET
 def test_the_reason_names_what_stays_in_the_other_file(target: str, tmp_path: Path) -> None:
     results = ported_project(tmp_path, PROGRAMS["a file that imports a function"], target)
     found = site(results["run.py"], "'cuda' if torch.cuda.is_available() else 'cpu'")
@@ -287,7 +287,7 @@ BRANCHES = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", BRANCHES)
 def test_a_choice_stays_beside_what_any_import_of_a_name_gives(
     kind: str, target: str, tmp_path: Path
@@ -317,7 +317,7 @@ CHOICE = 'device = torch.device("cuda" if torch.cuda.is_available() else "cpu")\
 
 
 @pytest.mark.parametrize("called", ["epoch", "short"])
-@BOTH
+@EACH_TARGET
 def test_a_choice_stays_with_the_code_that_it_runs_through_functions_of_other_files(
     called: str, target: str, tmp_path: Path
 ) -> None:
@@ -331,7 +331,7 @@ def test_a_choice_stays_with_the_code_that_it_runs_through_functions_of_other_fi
 
 
 @pytest.mark.parametrize("called", ["epoch", "short"])
-@BOTH
+@EACH_TARGET
 def test_code_stays_with_a_program_that_runs_it_through_functions_of_other_files(
     called: str, target: str, tmp_path: Path
 ) -> None:
@@ -359,7 +359,7 @@ USES_MADE = (
 
 
 @pytest.mark.parametrize("kind", LOOKS_UP)
-@BOTH
+@EACH_TARGET
 def test_a_module_that_no_file_imports_stays_with_the_program_that_finds_any_name(
     kind: str, target: str, tmp_path: Path
 ) -> None:
@@ -375,7 +375,7 @@ def test_a_module_that_no_file_imports_stays_with_the_program_that_finds_any_nam
 
 
 @pytest.mark.parametrize("kind", ["imported elsewhere", "a script", "a test", "no lookup"])
-@BOTH
+@EACH_TARGET
 def test_a_module_that_a_lookup_needs_not_find_is_ported(kind: str, target: str, tmp_path: Path) -> None:
     name = "app/test_layers.py" if kind == "a test" else "app/layers.py"
     text = LAYER.format(device="'cuda'")
@@ -392,7 +392,7 @@ def test_a_module_that_a_lookup_needs_not_find_is_ported(kind: str, target: str,
     assert results[name].changed
 
 
-@BOTH
+@EACH_TARGET
 def test_code_for_a_device_stays_beside_a_list_of_devices_that_a_check_for_cuda_keeps(target: str) -> None:
     source = (
         "import torch\n\n\ndef speed(model, x):\n    for device in ['cuda:0', 'cpu']:\n"
@@ -404,7 +404,7 @@ def test_code_for_a_device_stays_beside_a_list_of_devices_that_a_check_for_cuda_
 
 
 @pytest.mark.parametrize("entry", ["nerf", "plain"])
-@BOTH
+@EACH_TARGET
 def test_a_choice_stays_with_the_modules_of_a_table_that_it_runs(
     entry: str, target: str, tmp_path: Path
 ) -> None:

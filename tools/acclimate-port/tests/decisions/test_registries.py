@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
-from porting import BOTH, check, differing, ported_project, site
+from porting import EACH_TARGET, check, differing, ported_project, site
 
 KEPT = "\n\ndef move(x):\n    return x.cuda()\n"
 """What stays in the file of a program, since nothing shows that it is a tensor."""
@@ -47,7 +47,7 @@ REGISTRIES = {
 MADE = "torch.zeros(n).cuda()"
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", REGISTRIES)
 def test_what_is_registered_is_not_ported_without_the_program_that_looks_it_up(
     kind: str, target: str, tmp_path: Path
@@ -57,7 +57,7 @@ def test_what_is_registered_is_not_ported_without_the_program_that_looks_it_up(
     assert "main.py:" in found.reason
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", REGISTRIES)
 def test_what_is_registered_is_ported_with_the_program_that_looks_it_up(
     kind: str, target: str, tmp_path: Path
@@ -78,7 +78,7 @@ OTHERS = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", OTHERS)
 def test_another_decorator_of_the_same_file_holds_nothing_back(
     kind: str, target: str, tmp_path: Path
@@ -91,7 +91,7 @@ def test_another_decorator_of_the_same_file_holds_nothing_back(
     assert site(ported_project(tmp_path, files, target)["parts.py"], MADE).status is Status.CONVERTED
 
 
-@BOTH
+@EACH_TARGET
 def test_a_function_without_a_device_in_the_same_table_joins_no_files(target: str, tmp_path: Path) -> None:
     files = {
         "registry.py": FILLS,
@@ -123,7 +123,7 @@ USE = (
 )
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("looked_up", LOOKED_UP)
 @pytest.mark.parametrize("kind", BY_DEVICE)
 def test_a_table_by_the_name_of_the_device_stays_with_what_looks_it_up(
@@ -132,7 +132,7 @@ def test_a_table_by_the_name_of_the_device_stays_with_what_looks_it_up(
     check(HEAD + BY_DEVICE[kind] + USE.format(looked_up), target, changed=False)
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", BY_DEVICE)
 def test_a_device_would_find_no_entry_with_its_name_beside_one_for_cuda(kind: str, target: str) -> None:
     """The test above can fail: such an edit does something else on another accelerator."""
@@ -151,7 +151,7 @@ BACKENDS = (
 )
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("name", ["'nccl'", "dist.get_default_backend_for_device('cuda')"])
 def test_a_table_by_the_name_of_the_backend_stays_with_the_process_group(name: str, target: str) -> None:
     source = BACKENDS.format(name)
@@ -193,7 +193,7 @@ FILES_BY_DEVICE = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", FILES_BY_DEVICE)
 def test_a_device_is_not_ported_without_the_table_of_another_file_that_looks_it_up(
     kind: str, target: str, tmp_path: Path
@@ -204,7 +204,7 @@ def test_a_device_is_not_ported_without_the_table_of_another_file_that_looks_it_
     assert place in found.reason
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "run",
     [

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
-from porting import AVAILABLE, BOTH, check, ported_project
+from porting import AVAILABLE, EACH_TARGET, check, ported_project
 
 UNKNOWN = "\n\ndef move(weight):\n    return weight.cuda()\n"
 """Code that stays, and with it the rest of the file that chooses a device."""
@@ -40,21 +40,21 @@ HALVES = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", HALVES)
 def test_half_of_a_report_is_not_ported(kind: str, target: str) -> None:
     source = f"import torch\n\n{HALVES[kind]}"
     assert port_text(source, Settings(target)).text == source
 
 
-@BOTH
+@EACH_TARGET
 def test_a_report_is_ported_with_the_device_that_it_tells_of(target: str) -> None:
     body = HALVES["a name, beside a device that stays"].replace("if device.type == 'cuda'", "if device.index")
     ported = port_text(f"import torch\n\n\n{body}", Settings(target))
     assert {site.status for site in ported.sites} == {Status.CONVERTED}
 
 
-@BOTH
+@EACH_TARGET
 def test_a_text_is_ported_with_its_figure(target: str) -> None:
     body = HALVES["a text, and the figure in it"].replace(UNKNOWN, "")
     ported = check(f"import torch\n\n\n{body}", target, changed=True)
@@ -62,7 +62,7 @@ def test_a_text_is_ported_with_its_figure(target: str) -> None:
     assert AVAILABLE not in ported.text
 
 
-@BOTH
+@EACH_TARGET
 def test_a_report_about_cuda_keeps_no_choice_of_a_device(target: str) -> None:
     source = (
         "import torch\n\nprint('CUDA available:', torch.cuda.is_available())\ndevice = 'cpu'\nif torch.cuda.is_available():\n"
@@ -100,7 +100,7 @@ GRAPHS = "import dgl\n"
 """A library whose objects not every accelerator has, so that the device stays."""
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("way", BETWEEN)
 @pytest.mark.parametrize("kind", REPORT_OF_OTHERS)
 def test_a_report_stays_with_the_device_that_its_file_reaches_through_others(
@@ -117,7 +117,7 @@ def test_a_report_stays_with_the_device_that_its_file_reaches_through_others(
         assert not library or any("chooser.py:" in one.reason for one in results["main.py"].sites)
 
 
-@BOTH
+@EACH_TARGET
 def test_a_report_is_ported_beside_a_device_that_its_file_does_not_use(target: str, tmp_path: Path) -> None:
     files = {
         "main.py": f"import torch\nfrom between import other as pick\n\n\ndef main(log):\n{REPORT_OF_OTHERS['a message']}",
@@ -128,7 +128,7 @@ def test_a_report_is_ported_beside_a_device_that_its_file_does_not_use(target: s
     assert {one.status for one in results["main.py"].sites} == {Status.CONVERTED}
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("way", BETWEEN)
 def test_a_device_stays_with_the_report_of_a_file_that_reaches_it_through_others(
     way: str, target: str, tmp_path: Path
@@ -144,7 +144,7 @@ def test_a_device_stays_with_the_report_of_a_file_that_reaches_it_through_others
         assert statuses == {Status.UNSAFE if moved == "x" else Status.CONVERTED}
 
 
-@BOTH
+@EACH_TARGET
 def test_a_relative_import_names_nothing_outside_its_package(target: str, tmp_path: Path) -> None:
     files = {
         "root/tool/state.py": "class State:\n    pass\n\n\nstate = State()\n",

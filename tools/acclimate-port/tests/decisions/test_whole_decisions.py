@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
-from porting import AVAILABLE, BOTH, ported_project, site
+from porting import AVAILABLE, EACH_TARGET, ported_project, site
 
 HEAD = "import torch\n\n\n"
 
@@ -39,7 +39,7 @@ CALLED = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", CALLED)
 @pytest.mark.parametrize("end", ENDS)
 def test_a_program_goes_on_without_cuda_only_if_the_functions_that_it_calls_can(
@@ -62,7 +62,7 @@ FLAGS = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("code", FLAGS)
 def test_tests_beside_the_same_flag_are_one_decision(code: str, target: str) -> None:
     text = port_text(HEAD + code, Settings(target)).text
@@ -77,14 +77,14 @@ ASKED = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("code", ASKED)
 def test_a_move_is_not_ported_without_a_later_test_of_the_devices_type(code: str, target: str) -> None:
     source = f"{HEAD}def f(x: torch.Tensor):\n    {code}\n    return x\n"
     assert port_text(source, Settings(target)).text == source
 
 
-@BOTH
+@EACH_TARGET
 def test_a_move_behind_a_test_of_the_device_is_ported(target: str) -> None:
     source = f"{HEAD}def f(x: torch.Tensor):\n    if not x.is_cuda:\n        x = x.cuda()\n    return x\n"
     assert "x.cuda()" not in port_text(source, Settings(target)).text
@@ -99,7 +99,7 @@ FIELDS = [
 MADE = ["Config(where=torch.device('cuda', 1))", "Config(torch.device('cuda', 1))"]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("made", MADE)
 @pytest.mark.parametrize("code", FIELDS)
 def test_a_field_of_a_class_gets_a_device_only_with_the_tests_of_it(
@@ -122,7 +122,7 @@ NCCL = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("asks", NCCL)
 def test_a_device_is_not_ported_behind_a_question_for_nccl(asks: str, target: str) -> None:
     source = (
@@ -148,7 +148,7 @@ LIBRARIES = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("code", LIBRARIES)
 def test_a_choice_of_the_device_stays_with_the_library_of_nvidias_that_it_decides_about(
     code: str, target: str
@@ -162,7 +162,7 @@ def test_an_option_of_the_programs_own_is_none_of_dockers() -> None:
     assert AVAILABLE not in port_text(source, Settings("acclimate")).text
 
 
-@BOTH
+@EACH_TARGET
 def test_the_number_that_a_function_gives_by_a_test_is_a_part_of_the_test(target: str) -> None:
     source = (
         f"{HEAD}def make(size: int, device: int):\n    if device > -1:\n"
@@ -184,7 +184,7 @@ GIVEN = {
 ARGUMENTS = ["Trainer(use_cuda={})", "Trainer(1, {})", "make({})"]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("argument", ARGUMENTS)
 @pytest.mark.parametrize("kind", GIVEN)
 def test_a_flag_is_ported_with_what_another_file_does_by_a_parameter_of_another_name(
@@ -203,7 +203,7 @@ def test_a_flag_is_ported_with_what_another_file_does_by_a_parameter_of_another_
     assert "lemma.py:8" in result.reason
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("guard", ["assert torch.cuda.is_available()", "if torch.cuda.is_available():\n    "])
 def test_a_guard_is_not_ported_before_a_device_that_a_function_of_another_file_keeps(
     guard: str, target: str, tmp_path: Path
@@ -221,7 +221,7 @@ def test_a_guard_is_not_ported_before_a_device_that_a_function_of_another_file_k
     assert "dev.py:" in result.reason
 
 
-@BOTH
+@EACH_TARGET
 def test_a_device_stays_beside_a_model_whose_library_has_its_own_words_for_devices(target: str) -> None:
     source = (
         "import torch\nfrom rwkv.model import RWKV\n\n\nclass Model:\n    def __init__(self, path):\n"
@@ -231,13 +231,13 @@ def test_a_device_stays_beside_a_model_whose_library_has_its_own_words_for_devic
     stays(source, target, "'cuda fp16'", "'cuda'")
 
 
-@BOTH
+@EACH_TARGET
 def test_a_method_called_cuda_is_not_ported_without_review(target: str) -> None:
     source = f"{HEAD}class Signal:\n    def to(self, device):\n        return self\n\n    def cuda(self):\n        return self.to('cuda')\n"
     stays(source, target, "'cuda'")
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("use", ["move(model)", "model.cuda()"])
 def test_a_check_is_not_ported_without_the_code_of_another_file_that_follows_its_calls(
     use: str, target: str, tmp_path: Path
@@ -269,7 +269,7 @@ STARTS = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", STARTS)
 def test_a_process_group_is_not_ported_without_the_moves_that_come_with_it(kind: str, target: str) -> None:
     code, texts = STARTS[kind]
@@ -278,7 +278,7 @@ def test_a_process_group_is_not_ported_without_the_moves_that_come_with_it(kind:
     converted(head + code.format(kind=": torch.nn.Module"), target)
 
 
-@BOTH
+@EACH_TARGET
 def test_a_loop_over_what_a_test_has_collected_is_a_part_of_the_test(target: str) -> None:
     source = (
         f"{HEAD}def f(data):\n    devices = set()\n    streams = []\n\n    def check(x):\n        if x.is_cuda:\n"
@@ -300,20 +300,20 @@ WORDS = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("code", WORDS)
 def test_another_library_is_not_told_to_use_a_gpu_that_it_may_not_know(code: str, target: str) -> None:
     source = f"import pytorch_lightning as pl\nimport torch\n\n\ndef f():\n    {code}\n"
     assert port_text(source, Settings(target)).text == source
 
 
-@BOTH
+@EACH_TARGET
 def test_the_number_of_gpus_of_the_programs_own_is_ported(target: str) -> None:
     source = f"{HEAD}def f(n_gpus):\n    return n_gpus\n\n\ndef g():\n    return f(n_gpus=torch.cuda.device_count())\n"
     converted(source, target)
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("package", ["GPUtil", "pynvml"])
 def test_a_guard_of_code_of_another_file_that_asks_nvidias_driver_is_unsafe(
     package: str, target: str, tmp_path: Path
@@ -327,7 +327,7 @@ def test_a_guard_of_code_of_another_file_that_asks_nvidias_driver_is_unsafe(
     assert "usage.py:" in result.reason
 
 
-@BOTH
+@EACH_TARGET
 def test_a_state_of_a_checkpoint_is_unsafe_in_a_loop_too(target: str) -> None:
     source = (
         f"{HEAD}def f(path):\n    saved = torch.load(path)\n    if 'rng' in saved and torch.cuda.is_available():\n"
@@ -343,7 +343,7 @@ PLATFORM = (
 )
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "beside", ["class XPUAccelerator:\n    pass\n", "class RocmAccelerator:\n    pass\n", ""]
 )
@@ -357,7 +357,7 @@ def test_a_class_for_cuda_beside_those_for_other_devices_stays(
     assert {one.status for one in result.sites} == {Status.LEFT}
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("name", ["CUDA", "Own"])
 def test_a_class_beside_that_for_the_cpu_is_ported(name: str, target: str) -> None:
     converted(HEAD + PLATFORM.format(name) + "\n\nclass CPUAccelerator:\n    pass\n", target)
@@ -369,7 +369,7 @@ OWN_NUMBER = (
 )
 
 
-@BOTH
+@EACH_TARGET
 def test_what_the_programs_own_accelerator_calls_its_current_device_may_be_no_number(target: str) -> None:
     own = OWN_NUMBER.format("own import accelerator", "accelerator")
     assert port_text(own, Settings(target)).text == own
@@ -384,7 +384,7 @@ SET = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("code", SET)
 def test_a_flag_that_only_a_device_sets_to_a_comparison_decides_as_its_test(code: str, target: str) -> None:
     source = (

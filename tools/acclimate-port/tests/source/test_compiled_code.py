@@ -10,6 +10,7 @@ import pytest
 from acclimate_port.engine import Settings, Status, port_text
 from acclimate_port.source.torchscript import TorchScript
 from acclimate_port.source.tree import Tree
+from porting import EACH_TARGET
 
 TYPE = "get_accelerator().device_name()"
 
@@ -44,7 +45,7 @@ SCRIPTED = [
 ]
 
 
-@pytest.mark.parametrize("target", ["acclimate", "torch"])
+@EACH_TARGET
 @pytest.mark.parametrize("source", SCRIPTED)
 def test_what_torchscript_compiles_gets_no_call_that_it_does_not_know(source: str, target: str) -> None:
     source = f"import torch\n\n{source}"
@@ -130,7 +131,7 @@ KERNELS = [
 ]
 
 
-@pytest.mark.parametrize("target", ["acclimate", "torch"])
+@EACH_TARGET
 @pytest.mark.parametrize("source", KERNELS)
 def test_a_test_that_leads_to_cudas_own_kernels_stays(source: str, target: str) -> None:
     source = f"import torch\n\n{source}"
@@ -183,7 +184,7 @@ def test_a_comparison_with_a_device_is_false_on_a_host_and_unsafe(source: str, e
     assert twice == ported(source)
 
 
-@pytest.mark.parametrize("target", ["acclimate", "torch"])
+@EACH_TARGET
 def test_a_key_for_the_accelerator_does_not_replace_that_of_the_host(target: str) -> None:
     source = 'import torch\n\nb = {torch.device("cpu"): 1, torch.device("cuda"): 2}[d]\n'
     assert ported(source, target) == source

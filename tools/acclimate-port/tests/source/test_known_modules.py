@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
-from porting import BOTH
+from porting import EACH_TARGET
 
 HEAD = """\
 import torch
@@ -31,7 +31,7 @@ KNOWN = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("code", KNOWN)
 def test_what_a_wrapper_gets_or_a_class_makes_is_a_module(code: str, target: str) -> None:
     found = port_text(HEAD + code, Settings(target))
@@ -72,7 +72,7 @@ OF_LIBRARIES = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("code", OF_LIBRARIES)
 def test_what_a_library_of_torch_loads_or_builds_is_a_module(code: str, target: str) -> None:
     found = port_text(LIBRARIES + code, Settings(target))
@@ -92,7 +92,7 @@ OTHERS_OF_LIBRARIES = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("code", OTHERS_OF_LIBRARIES)
 def test_what_a_library_gives_besides_modules_is_unsafe(code: str, target: str) -> None:
     assert Status.UNSAFE in {one.status for one in port_text(LIBRARIES + code, Settings(target)).sites}
@@ -111,7 +111,7 @@ ELEMENTS = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("code", ELEMENTS)
 def test_what_a_loop_or_a_tuple_gives_is_what_it_holds(code: str, target: str) -> None:
     found = port_text(HEAD + code, Settings(target))
@@ -129,7 +129,7 @@ OTHER_ELEMENTS = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("code", OTHER_ELEMENTS)
 def test_an_element_that_may_be_anything_is_unsafe(code: str, target: str) -> None:
     assert Status.UNSAFE in {one.status for one in port_text(HEAD + code, Settings(target)).sites}
@@ -146,7 +146,7 @@ METHODS = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("code", METHODS)
 def test_what_has_methods_of_torch_besides_cuda_is_torchs(code: str, target: str) -> None:
     found = port_text(HEAD + code, Settings(target))
@@ -154,7 +154,7 @@ def test_what_has_methods_of_torch_besides_cuda_is_torchs(code: str, target: str
     assert all(one.status is Status.CONVERTED for one in found.sites), found.sites
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("code", METHODS[:3])
 def test_the_methods_show_nothing_beside_a_class_with_its_own_cuda(code: str, target: str) -> None:
     own = "class Batch:\n    def cuda(self):\n        return self\n\n    def float(self):\n        return self\n\n\n"
@@ -171,7 +171,7 @@ UNKNOWN = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("code", UNKNOWN)
 def test_what_nothing_shows_to_be_a_module_is_unsafe(code: str, target: str) -> None:
     assert Status.UNSAFE in {one.status for one in port_text(HEAD + code, Settings(target)).sites}

@@ -9,7 +9,7 @@ import pytest
 from acclimate_port.engine import Status
 from acclimate_port.source.named_in_texts import Names, Text
 from acclimate_port.source.outline import outline
-from porting import BOTH, ported_project, site
+from porting import EACH_TARGET, ported_project, site
 
 MADE = "torch.zeros(n).cuda()"
 PART = f"import torch\n\n\nclass Part:\n    def make(self, n):\n        return {MADE}\n"
@@ -73,7 +73,7 @@ def project(kind: str, kept: str) -> dict[str, str]:
     return {**files, "main.py": files["main.py"] + kept}
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", IMPORTS)
 def test_what_a_text_imports_is_not_ported_without_the_program(
     kind: str, target: str, tmp_path: Path
@@ -83,7 +83,7 @@ def test_what_a_text_imports_is_not_ported_without_the_program(
     assert "main.py:" in found.reason
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", IMPORTS)
 def test_what_a_text_imports_is_ported_with_the_program(kind: str, target: str, tmp_path: Path) -> None:
     files = project(kind, KEPT.replace("(x)", "(x: torch.Tensor)"))
@@ -103,7 +103,7 @@ OTHERS = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", OTHERS)
 def test_a_text_that_names_something_else_joins_no_files(kind: str, target: str, tmp_path: Path) -> None:
     files = {"parts/the_one.py": PART, "main.py": OTHERS[kind] + KEPT}

@@ -7,6 +7,7 @@ import pytest
 from acclimate_port.engine import Settings
 from acclimate_port.files.workers import port_files
 from acclimate_port.source.survey import joined, survey
+from porting import EACH_TARGET
 
 torch = pytest.importorskip("torch", reason="runs ported code")
 
@@ -49,7 +50,7 @@ def port(folder: Path, target: str, **files: str) -> dict[str, str]:
     return {path.stem: path.read_text(encoding="utf-8") for path in paths}
 
 
-@pytest.mark.parametrize("target", ["acclimate", "torch"])
+@EACH_TARGET
 def test_calls_of_the_own_cuda_method_of_a_class_of_another_file_stay(tmp_path: Path, target: str) -> None:
     text = port(tmp_path, target, generator=GENERATOR, uses=USES)["uses"]
     assert "maker.cuda()" in text
@@ -57,7 +58,7 @@ def test_calls_of_the_own_cuda_method_of_a_class_of_another_file_stay(tmp_path: 
     assert "model.to(" in text
 
 
-@pytest.mark.parametrize("target", ["acclimate", "torch"])
+@EACH_TARGET
 def test_what_another_file_gives_to_torchscript_stays_compilable(tmp_path: Path, target: str) -> None:
     text = port(tmp_path, target, net=MODULE, scripts=SCRIPTS)["net"]
     assert text.count('device="cuda"') == 1
@@ -77,7 +78,7 @@ def test_modules_and_classes_with_a_method_to_are_moved_with_it() -> None:
     assert not survey(b"import torch\nfrom net import Net\n\nmodel = Net()\n").compiled
 
 
-@pytest.mark.parametrize("target", ["acclimate", "torch"])
+@EACH_TARGET
 @pytest.mark.parametrize(
     "imports", ["import net", "from net import build", "from . import net", "from .net import build"]
 )
@@ -100,7 +101,7 @@ DEFAULT = "import torch\nfrom net import Net\n\ntorch.set_default_tensor_type(to
 WEIGHTS = "import torch\n\n\nclass Net(torch.nn.Module):\n    def __init__(self):\n        {}\n"
 
 
-@pytest.mark.parametrize("target", ["acclimate", "torch"])
+@EACH_TARGET
 @pytest.mark.parametrize(
     ("line", "stays"),
     [

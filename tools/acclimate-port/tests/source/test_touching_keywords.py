@@ -7,7 +7,7 @@ import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
 from acclimate_port.source.tree import Tree
-from porting import BOTH
+from porting import EACH_TARGET
 
 TOUCHING = [
     "assert(a if b else c)",
@@ -36,7 +36,7 @@ def test_each_node_has_its_own_bytes(line: str) -> None:
         assert source.rstrip(")").endswith(tree.source(choice.orelse).rstrip(")"))
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("line", TOUCHING)
 def test_only_the_code_of_the_edit_is_changed(line: str, target: str) -> None:
     source = f"import torch\n\n\ndef f(a, b, c):\n    torch.cuda.empty_cache()\n    {line}\n    torch.cuda.empty_cache()\n"
@@ -45,7 +45,7 @@ def test_only_the_code_of_the_edit_is_changed(line: str, target: str) -> None:
     assert f"    {line}\n" in ported.text
 
 
-@BOTH
+@EACH_TARGET
 def test_a_statement_in_parentheses_is_ported_within_them(target: str) -> None:
     source = "import torch\n\n\ndef f():\n    (torch.cuda.manual_seed(1))\n"
     ported = port_text(source, Settings(target))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from acclimate_port.engine import Settings, port_text
-from porting import BOTH
+from porting import EACH_TARGET
 
 USE = "\n\ndef f(x, use):\n    with autocast(use):\n        return x @ x\n"
 FALLBACK = "def autocast(enabled=True):\n        yield\n"
@@ -16,7 +16,7 @@ OF_ANY_TORCH = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("head", OF_ANY_TORCH)
 def test_an_autocast_that_each_torch_has_is_ported_where_another_one_is_for_an_older_torch(
     head: str, target: str
@@ -28,7 +28,7 @@ def test_an_autocast_that_each_torch_has_is_ported_where_another_one_is_for_an_o
     assert "amp.autocast(" in ported.text
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "head",
     [

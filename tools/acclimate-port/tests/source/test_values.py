@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
-from porting import BOTH
+from porting import EACH_TARGET
 
 METHODS = {
     "return torch.nn.NLLLoss()": True,
@@ -18,7 +18,7 @@ METHODS = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("body", METHODS)
 def test_what_a_method_gives_in_any_case_is_moved(body: str, target: str) -> None:
     source = (
@@ -30,13 +30,13 @@ def test_what_a_method_gives_in_any_case_is_moved(body: str, target: str) -> Non
     assert (found.status is Status.CONVERTED) == METHODS[body]
 
 
-@BOTH
+@EACH_TARGET
 def test_what_a_function_gives_in_any_case_is_moved(target: str) -> None:
     source = "import torch\n\n\ndef make():\n    return torch.nn.Linear(1, 1)\n\n\ndef f():\n    return make().cuda()\n"
     assert ".cuda()" not in port_text(source, Settings(target)).text
 
 
-@BOTH
+@EACH_TARGET
 def test_what_has_a_size_and_is_asked_for_cuda_is_a_tensor(target: str) -> None:
     source = "import torch\n\n\ndef f(x, grid):\n    n = x.size(0)\n    return n, x.cuda() if not x.is_cuda else x\n"
     ported = port_text(source, Settings(target))
@@ -52,12 +52,12 @@ SPAWNED = (
 )
 
 
-@BOTH
+@EACH_TARGET
 def test_a_spawned_function_gets_the_index_of_its_process_first(target: str) -> None:
     assert ".cuda(" not in port_text(SPAWNED, Settings(target)).text
 
 
-@BOTH
+@EACH_TARGET
 def test_a_spawned_function_that_is_also_called_may_get_something_else(target: str) -> None:
     source = f"{SPAWNED}    work(args.gpu, args)\n"
     assert port_text(source, Settings(target)).text == source

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
-from porting import ported_once_for_all
+from porting import EACH_TARGET, ported_once_for_all
 
 torch = pytest.importorskip("torch", reason="runs ported code")
 
@@ -175,7 +175,7 @@ class Trainer:
 """
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@EACH_TARGET
 def test_tensors_change_to_the_type_that_a_name_holds(target: str) -> None:
     text = ported(CLASSES, target)
     assert ".type(" not in text
