@@ -16,7 +16,7 @@ _CATEGORIES: dict[str, tuple[str, ...]] = {
     "streams": ("order", "state", "waiting", "elsewhere"),
     "memory": ("figures", "agreement", "capacity", "devices", "hard_cases", "small", "training"),
     "dtypes": (
-        "arithmetic", "shapes", "exactness", "edges", "conversions", "copies", "operators", "views",
+        "arithmetic", "shapes", "exactness", "promotion", "edges", "conversions", "copies", "operators", "views",
         "known", "formulas", "repeats", "autograd", "mixed", "scaling", "sampled.checks",
     ),
     "graphs": ("replays", "captures", "kinds", "numbers", "surroundings"),
