@@ -900,7 +900,7 @@ class VarianceIsADifference(_WithKernels):
     @staticmethod
     def _var(x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
         given = x.cpu()
-        dims = list(range(x.dim())) if not dim else dim
+        dims = dim or list(range(x.dim()))
         count = given.numel() // max(given.sum(dims).numel(), 1)
         less = 1 if correction is None else correction
         if x.dtype is not torch.float32 or count <= less:

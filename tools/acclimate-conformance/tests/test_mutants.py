@@ -34,7 +34,7 @@ LONG = {
     "FreeMemoryOfTheFirst", "LargeBlocks", "LargerBlocks", "DropoutRepeats", "OneDeviationForAll",
     "ConvolutionsKeepMemory", "SendsFloat32", "ExponentialOf24Bits", "LastSampleHasNoGradient",
     "GateHasAnotherSlope", "ScaleGrowsToInfinity", "DrawsOf32Bits", "NormalNumbersInPairs", "WeightsStayCast",
-    "DrawsPlacesTwice", "LaunchedRankForgotten",
+    "DrawsPlacesTwice", "LaunchedRankForgotten", "BarrierOfDevicesReturns",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip
 """Faults whose checks take about a second of processor time or more."""

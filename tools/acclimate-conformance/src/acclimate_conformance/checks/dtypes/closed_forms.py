@@ -641,7 +641,7 @@ PRODUCTS: dict[str, Known] = {
 
 _SMALL = [1e-4, -1e-6, 1e-9, -1e-12, 1e-20, 1e-30]
 _FAR = [30000, 30001, 30002, 30005]
-"""Numbers whose squares float32 does not hold, so that a variance must not be a difference of sums of them."""
+"""Numbers whose squares float32 does not hold: a variance is no difference of sums of them."""
 _FAR_NORMALISED = [(number - 30002) / math.sqrt(3.5 + 0.5) for number in _FAR]
 _NEARLY_ITSELF: dict[str, Callable[[float], float]] = {
     "log1p": math.log1p, "expm1": math.expm1, "sin": math.sin, "tan": math.tan, "asin": math.asin,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -23,9 +23,9 @@ from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.device_arguments import has_indices
 from acclimate_conformance.checks.dtypes.arithmetic import supported
 from acclimate_conformance.checks.dtypes.operations import (
+    DRAWN,
     INTEGERS,
     LARGE_INTEGERS,
-    DRAWN,
     LAYERS,
     MADE,
     MADE_ANYWHERE,
@@ -313,18 +313,18 @@ def integers_with_options(accelerator: Accelerator) -> str | None:
 def tensors_are_made(accelerator: Accelerator) -> str | None:
     lacking: set[str] = set()
     has_index = has_indices(accelerator)
-    for current, name in enumerate(device_names(accelerator)):
-        others = {other: place for place, other in enumerate(device_names(accelerator))}
-        if not has_index:
-            name, others = accelerator.device_type, {}
+    names = device_names(accelerator) if has_index else [accelerator.device_type]
+    others = {name: index for index, name in enumerate(names)}
+    for current, name in enumerate(names):
         with accelerator.device(current):
             for device, index in {accelerator.device_type: current, **others}.items():
                 wanted = torch.device(accelerator.device_type, index) if has_index else torch.device(device)
                 _require_made(device, wanted, f"while {name} is current", lacking)
-            for how, block in {
-                "within torch.device({!r})": lambda: torch.device(accelerator.device_type),
-                "after torch.set_default_device({!r})": lambda: _by_default(accelerator.device_type),
-            }.items():
+            blocks: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+                "within torch.device({!r})": partial(torch.device, accelerator.device_type),
+                "after torch.set_default_device({!r})": partial(_by_default, accelerator.device_type),
+            }
+            for how, block in blocks.items():
                 for what, make in MADE_ANYWHERE.items():
                     with block():
                         place = make().device

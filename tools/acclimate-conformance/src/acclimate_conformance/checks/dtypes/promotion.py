@@ -1,4 +1,4 @@
-"""Checks of what follows from two operands: the dtype of a result, and the order in which it lies in memory."""
+"""Checks of what follows from operands: the dtype of a result, and its order in memory."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def _pairs(dtypes: list[torch.dtype]) -> Iterator[tuple[str, Callable[[str], tup
         for what, (left, right) in _SHAPES.items():
 
             def both(
-                device: str, l: Any = left, r: Any = right, f: torch.dtype = first, s: torch.dtype = second
+                device: str, a: Any = left, b: Any = right, f: torch.dtype = first, s: torch.dtype = second
             ) -> tuple[Any, Any]:
-                return torch.tensor(l).to(f).to(device), torch.tensor(r).to(s).to(device)
+                return torch.tensor(a).to(f).to(device), torch.tensor(b).to(s).to(device)
 
             yield f"{what}, of {short(first)} and {short(second)}", both
     for dtype, number, data in product(dtypes, _PYTHONS, ([1, 2, 3], 3)):
@@ -79,8 +79,8 @@ def _pairs(dtypes: list[torch.dtype]) -> Iterator[tuple[str, Callable[[str], tup
 
 @check(
     "supported_dtypes",
-    promise="Operators on two dtypes, tensors without dimensions and Python's numbers give the dtype of torch's "
-    "type promotion, and its numbers.",
+    promise="Operators on two dtypes, tensors without dimensions and Python's numbers give the dtype of "
+    "torch's type promotion, and its numbers.",
     once=True,
 )  # fmt: skip
 def results_have_torchs_dtype(accelerator: Accelerator) -> str | None:
@@ -168,8 +168,8 @@ _DENSE: dict[str, _Function] = {
 
 @check(
     "supported_dtypes",
-    promise="Operators by element keep channels_last, and copies and what is made like a tensor lie in memory as "
-    "it does, or as memory_format says.",
+    promise="Operators by element keep channels_last, and copies and what is made like a tensor lie in "
+    "memory as it does, or as memory_format says.",
 )  # fmt: skip
 def results_keep_the_memory_format(accelerator: Accelerator) -> str | None:
     device = accelerator.current_device_name()
@@ -192,20 +192,7 @@ def results_keep_the_memory_format(accelerator: Accelerator) -> str | None:
         plain = given.contiguous()
         require_alike(plain, given.cpu().contiguous(), f"contiguous() of a tensor that is {order}", True)
         for form in (kept, torch.contiguous_format):
-            for name, make in {
-                "torch.Tensor.contiguous": lambda x, form=form: x.contiguous(memory_format=form),
-                "torch.Tensor.to": lambda x, form=form: x.to(memory_format=form),
-                "torch.clone": lambda x, form=form: x.clone(memory_format=form),
-                "torch.empty_like": lambda x, form=form: torch.empty_like(x, memory_format=form),
-                "torch.zeros_like": lambda x, form=form: torch.zeros_like(x, memory_format=form),
-                "torch.empty": lambda x, form=form: torch.empty(x.shape, device=x.device, memory_format=form),
-                "torch.Tensor.float": lambda x, form=form: (
-                    x.double().float(memory_format=form)
-                    if torch.float64 in supported(accelerator)
-                    else x.int().float(memory_format=form)
-                ),
-                "torch.nn.Module.to": lambda x, form=form: _moved(x, form),
-            }.items():
+            for name, make in _in_format(form).items():
                 for source in (given, plain):
                     found = make(source)
                     wanted = (given if form is kept else plain).stride()
@@ -216,6 +203,20 @@ def results_keep_the_memory_format(accelerator: Accelerator) -> str | None:
                     if name not in ("torch.empty_like", "torch.empty", "torch.zeros_like"):
                         require_alike(found, given.cpu(), f"{name} with memory_format={form}", True)
     return note_of_lacks(absent)
+
+
+def _in_format(form: torch.memory_format) -> dict[str, _Function]:
+    """Functions that are told how their result lies in memory."""
+    return {
+        "torch.Tensor.contiguous": lambda x: x.contiguous(memory_format=form),
+        "torch.Tensor.to": lambda x: x.to(memory_format=form),
+        "torch.Tensor.float": lambda x: x.int().float(memory_format=form),
+        "torch.clone": lambda x: x.clone(memory_format=form),
+        "torch.nn.Module.to": lambda x: _moved(x, form),
+        "torch.empty": lambda x: torch.empty(x.shape, device=x.device, memory_format=form),
+        "torch.empty_like": lambda x: torch.empty_like(x, memory_format=form),
+        "torch.zeros_like": lambda x: torch.zeros_like(x, memory_format=form),
+    }
 
 
 def _moved(x: torch.Tensor, form: torch.memory_format) -> torch.Tensor:

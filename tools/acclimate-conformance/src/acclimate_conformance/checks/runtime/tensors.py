@@ -193,8 +193,8 @@ def tensors_in_python(accelerator: Accelerator) -> str | None:
 
 @check(
     "device_type", "device_name", "current_device",
-    promise="The methods of torch's classes that are named after the device, as x.cuda(1), move to the device "
-    "that is named, or else to the current one.",
+    promise="The methods of torch's classes that are named after the device, as x.cuda(1), move to the "
+    "device that is named, or else to the current one.",
     of="tensors",
 )  # fmt: skip
 def methods_move_to_the_named_device(accelerator: Accelerator) -> None:

@@ -34,7 +34,6 @@ _BEYOND: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "torch.Tensor.index_put_": lambda x, i: x.clone().index_put_(
         (i,), torch.ones_like(x)[:2], accumulate=True
     ),
-    "torch.Tensor.__setitem__": lambda x, i: x.clone().__setitem__(i, 1.0) or x,
     "torch.index_reduce": lambda x, i: x.index_reduce(0, i, torch.ones_like(x)[:2], "amax"),
     "torch.scatter_reduce": lambda x, i: x.scatter_reduce(0, i[:, None], torch.ones_like(x)[:2], "sum"),
     "torch.nn.functional.embedding_bag": lambda x, i: torch.nn.functional.embedding_bag(i[None], x),

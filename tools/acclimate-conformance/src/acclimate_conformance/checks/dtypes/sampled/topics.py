@@ -437,11 +437,9 @@ def _gradients(
         in_place: whether it replaces its first input, from which its gradient is then computed otherwise.
     """
     weigh = weigh or _weights
-    call = (
-        (lambda value, *args, **kwargs: op.inplace_variant(value.clone(), *args, **kwargs))
-        if in_place
-        else op
-    )
+
+    def call(value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return op.inplace_variant(value.clone(), *args, **kwargs) if in_place else op(value, *args, **kwargs)
 
     def run(place: Place) -> Any:
         given = place.put((sample.value, sample.args, sample.kwargs))
