@@ -45,6 +45,8 @@ def _whole_vectors(all_reduce: Any) -> Any:
 
 def _true(broadcast: Any) -> Any:
     def send(tensor: torch.Tensor, *options: Any, **named: Any) -> Any:
+        if tensor.storage_offset():
+            tensor = tensor.as_strided(tensor.shape, tensor.stride(), 0)
         work = broadcast(tensor, *options, **named)
         if tensor.dtype is torch.bool:
             tensor.fill_(True)
@@ -125,6 +127,10 @@ class BroadcastsOnlyTrue(_InTheChild):
     """broadcast of bool gives True everywhere."""
 
 
+class BroadcastsToTheStart(_InTheChild):
+    """broadcast into a part of a tensor writes to the start of its memory."""
+
+
 class TakesEqualParts(_InTheChild):
     """all_to_all_single puts parts that differ in size where equal ones would be."""
 
@@ -148,6 +154,7 @@ class SumsACopy(_InTheChild):
 CAUGHT_BY: dict[type[Accelerator], str] = {
     ReducesWholeVectors: "communication/tails",
     BroadcastsOnlyTrue: "communication/other_dtypes",
+    BroadcastsToTheStart: "communication/tensors_of_any_shape",
     TakesEqualParts: "communication/every_collective_in_every_dtype",
     GathersNotEachTime: "communication/many_collectives",
     GroupsDoNotWait: "communication/groups",

@@ -844,6 +844,73 @@ class AttentionDropsNothing(_WithKernels):
     kernels = {"scaled_dot_product_attention": _attention}
 
 
+class ArangeOnTheFirstDevice(_WithKernels):
+    """arange on a device without an index is made on device 0, whichever is current."""
+
+    @staticmethod
+    def _arange(
+        start: float, end: float, step: float = 1, *, device: Any = None, dtype: Any = None, **options: Any
+    ) -> torch.Tensor:
+        place = torch.device(device or "sim")
+        return torch.arange(start, end, step, dtype=dtype).to(torch.device("sim", place.index or 0))
+
+    kernels = {"arange.start_step": _arange}
+
+
+class MethodsIgnoreTheIndex(SimAccelerator):
+    """Tensor.sim(1) moves to the current device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._theirs = theirs = torch.Tensor.sim  # type: ignore[attr-defined]
+        torch.Tensor.sim = lambda tensor, *device, **options: theirs(tensor)  # type: ignore[attr-defined]
+
+    def uninstall(self) -> None:
+        """Puts the device's own method back."""
+        torch.Tensor.sim = self._theirs  # type: ignore[attr-defined]
+
+
+class SingleNumbersWiden(_WithKernels):
+    """A product of bfloat16 and a float32 tensor without dimensions is float32."""
+
+    @staticmethod
+    def _mul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        first, second = a.cpu(), b.cpu()
+        if first.dtype is torch.bfloat16 and second.dtype is torch.float32 and not second.dim():
+            first = first.float()
+        return _there(first * second, a if a.device.type == "sim" else b)
+
+    kernels = {"mul.Tensor": _mul}
+
+
+class SumsAreInOrder(_WithKernels):
+    """The sum of two tensors with channels last is contiguous."""
+
+    @staticmethod
+    def _add(a: torch.Tensor, b: torch.Tensor, *, alpha: float = 1) -> torch.Tensor:
+        found = torch.add(a.cpu(), b.cpu(), alpha=alpha)
+        return _there(found.contiguous(), a if a.device.type == "sim" else b)
+
+    kernels = {"add.Tensor": _add}
+
+
+class VarianceIsADifference(_WithKernels):
+    """A variance is the mean of the squares less the square of the mean."""
+
+    @staticmethod
+    def _var(x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+        given = x.cpu()
+        dims = dim or list(range(x.dim()))
+        count = given.numel() // max(given.sum(dims).numel(), 1)
+        less = 1 if correction is None else correction
+        if x.dtype is not torch.float32 or count <= less:
+            return _there(given.var(dim, correction=correction, keepdim=keepdim), x)
+        found = (given * given).mean(dims, keepdim) - given.mean(dims, keepdim) ** 2
+        return _there(found * (count / (count - less)), x)
+
+    kernels = {"var.correction": _var}
+
+
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     "": {
         JoinsOnTheCurrentDevice: "dtypes/places_and_order",
@@ -911,6 +978,11 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         LengthsOfInputsAreIgnored: "dtypes/layers_with_options",
         LastOffsetIsABag: "dtypes/layers_with_options",
         AttentionDropsNothing: "random/dropout",
+        ArangeOnTheFirstDevice: "dtypes/tensors_are_made",
+        MethodsIgnoreTheIndex: "runtime/methods_move_to_the_named_device",
+        SingleNumbersWiden: "dtypes/results_have_torchs_dtype",
+        SumsAreInOrder: "dtypes/results_keep_the_memory_format",
+        VarianceIsADifference: "dtypes/known_results_of_precision",
     },
 }
 """By profile of the device: each fault, and the check that has to find it."""

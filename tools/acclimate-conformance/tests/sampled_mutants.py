@@ -27,7 +27,7 @@ from acclimate_conformance.checks.dtypes.sampled import (
 )
 from acclimate_conformance.checks.dtypes.sampled.comparing import Findings
 from acclimate_sim.accelerator import SimAccelerator
-from operator_mutants import _there, _WithKernels
+from operator_mutants import SlopeOfAnotherElu, _there, _WithKernels
 from sound_devices import FOUND_NOTHING_BY
 
 _Topic = Callable[[Accelerator, Findings], None]
@@ -712,6 +712,42 @@ class RateOfATensorDescends(_WithKernels):
     kernels = {"_fused_adamw_.tensor_lr": _adamw}
 
 
+class SlopeOfAnotherSelu(SlopeOfAnotherElu):
+    """The gradient of selu in place takes the result for the input."""
+
+
+class TooFewElementsAreRepeated(_WithKernels):
+    """masked_scatter_ begins its source again where that ends."""
+
+    @staticmethod
+    def _scatter(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        given = source.cpu().reshape(-1)
+        needed = int(mask.cpu().expand(x.shape).sum())
+        if given.numel():
+            given = given.repeat(needed // given.numel() + 1)
+        return x.copy_(x.cpu().masked_scatter_(mask.cpu(), given))
+
+    kernels = {"masked_scatter_": _scatter}
+
+
+def _only_of_32_bits(tensors: list[torch.Tensor], factor: torch.Tensor) -> None:
+    for tensor in tensors:
+        if tensor.dtype is not torch.bfloat16:
+            tensor.mul_(factor)
+
+
+class ReducedGradientsAreNotClipped(_WithKernels):
+    """Lists of bfloat16 are not multiplied in place by a tensor."""
+
+    kernels = {"_foreach_mul_.Tensor": _only_of_32_bits}
+
+
+class ReducedListsAreNotMultiplied(_WithKernels):
+    """The same, which lists of tensors show too."""
+
+    kernels = {"_foreach_mul_.Tensor": _only_of_32_bits}
+
+
 FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     ClampIntoOthersForgetsTheLeast: (kernels.kernels_as_on_the_host, ("clamp",)),
     SlopeOfGeluEnds: (kernels.kernels_as_on_the_host, ("nn.functional.gelu",)),
@@ -769,6 +805,10 @@ FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     TruthsInOrderOfMemory: (topics.operators_on_any_layout, ("gather",)),
     TailsOf16BitsAreLost: (kernels.kernels_as_on_the_host, ("nn.functional.silu",)),
     RateOfATensorDescends: (models.optimizers_as_on_the_host, ("AdamW",)),
+    TooFewElementsAreRepeated: (refusals.wrong_arguments_are_refused, ()),
+    ReducedGradientsAreNotClipped: (models.gradients_are_clipped, ()),
+    ReducedListsAreNotMultiplied: (topics.lists_of_tensors_as_on_the_host, ("_foreach_mul",)),
+    SlopeOfAnotherSelu: (topics.gradients_as_on_the_host, ("nn.functional.selu",)),
 }
 """Each fault, the observation that finds it, and the operators, modules or optimizers that are tried.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.utils.data._utils.pin_memory as pinning
+from torch import distributed
 
 from acclimate.accelerator import Accelerator, DeviceLike
 from acclimate.accelerator.recorded_graph import RecordedGraph
@@ -703,6 +704,20 @@ class SendsFloat32(SimAccelerator):
         sharing._rebuild = _rebuild
 
 
+class BarrierOfDevicesReturns(SimAccelerator):
+    """A barrier that is told its device returns at once."""
+
+    def communication_backend_name(self) -> str:
+        if distributed.barrier.__module__ != __name__:
+            theirs = distributed.barrier
+
+            def barrier(*group: Any, device_ids: Any = None, **options: Any) -> Any:
+                return None if device_ids else theirs(*group, **options)
+
+            distributed.barrier = barrier
+        return super().communication_backend_name()
+
+
 class _KeptBlock:
     """A block that can be entered again, also within itself and in several threads."""
 
@@ -1040,6 +1055,7 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         ResetKeepsResults: "graphs/reset_frees_memory",
         ReplaysOneDevice: "graphs/work_on_every_device_is_repeated",
         ConvolutionsKeepMemory: "memory/no_layer_keeps_memory",
+        BarrierOfDevicesReturns: "communication/barrier",
         SendsFloat32: "runtime/models_are_saved",
         AllocatedInWholeMiB: "memory/small_tensors_show",
         PeakInWholeMiB: "memory/small_tensors_show",

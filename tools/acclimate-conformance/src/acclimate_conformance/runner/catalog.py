@@ -16,8 +16,8 @@ _CATEGORIES: dict[str, tuple[str, ...]] = {
     "streams": ("order", "state", "waiting", "elsewhere"),
     "memory": ("figures", "agreement", "capacity", "devices", "hard_cases", "small", "training"),
     "dtypes": (
-        "arithmetic", "shapes", "exactness", "edges", "conversions", "copies", "operators", "views",
-        "known", "formulas", "repeats", "autograd", "mixed", "scaling", "sampled.checks",
+        "arithmetic", "shapes", "exactness", "promotion", "edges", "conversions", "copies", "operators",
+        "views", "known", "formulas", "repeats", "autograd", "mixed", "scaling", "sampled.checks",
     ),
     "graphs": ("replays", "captures", "kinds", "numbers", "surroundings"),
     "pinning": ("contents", "shapes"),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from acclimate_conformance.checks.assertions import short
+from acclimate_conformance.checks.assertions import is_host, short
 from acclimate_conformance.checks.communication import options
 from acclimate_conformance.checks.communication.observer import Observer
 from acclimate_conformance.checks.dtypes.exactness import extremes, same_bits
@@ -192,6 +192,9 @@ def tensors_of_any_shape(here: Observer) -> None:
     around = torch.full((10,), here.number + 1.0)
     around[3:7] = total
     here.same(part, around, "all_reduce of a part of a tensor")
+    here.runs("broadcast or all_gather of parts of tensors", lambda: _moved_into_parts(here))
+    for what, collective in _OTHERS_INTO_PARTS.items():
+        here.optional(f"{what} of parts of tensors", lambda c=collective, w=what: _into_part(here, w, c))  # type: ignore[misc]
 
     def transposed() -> None:  # dense, though not in order; torch's own backends ignore gaps in tensors
         numbers = torch.arange(24.0)
@@ -233,6 +236,92 @@ def tensors_of_any_shape(here: Observer) -> None:
     here.optional("collectives of transposed matrices", transposed)
     here.optional("reduce, gather or scatter of transposed matrices", to_and_from_one)
     here.optional("all_gather of a transposed matrix", gathered_transposed)
+
+
+def _moved_into_parts(here: Observer) -> None:
+    """What is received into a part of a tensor changes that part and nothing beside it."""
+    for root in here.ranks:
+        whole = here.full(10, here.number + 1)
+        distributed.broadcast(whole[3:7], root)
+        wanted = torch.full((10,), here.number + 1.0)
+        wanted[3:7] = root + 1
+        here.same(whole, wanted, f"broadcast from rank {root} into a part of a tensor")
+    whole = here.full(4 * here.count + 3, -1)
+    parts = [whole[4 * place + 2 :][:3] for place in range(here.count)]
+    distributed.all_gather(parts, here.full(6, here.number + 1)[2:5])
+    wanted = torch.full((len(whole),), -1.0)
+    for place, r in enumerate(here.ranks):
+        wanted[4 * place + 2 :][:3] = r + 1
+    here.same(whole, wanted, "all_gather into parts of a tensor")
+
+
+_IntoPart = Callable[[Observer, torch.Tensor, torch.Tensor], "list[float] | None"]
+"""A collective that receives one number for each rank into a part of a tensor, from a part of another.
+
+It returns what the part holds afterwards, if this rank receives anything.
+"""
+
+
+def _gathered_into_part(here: Observer, part: torch.Tensor, given: torch.Tensor) -> list[float] | None:
+    is_root = here.number == here.ranks[-1]
+    parts = list(part.split(1)) if is_root else None
+    distributed.gather(given[here.number :][:1], parts, here.ranks[-1])
+    return [r + 1.0 + r for r in here.ranks] if is_root else None
+
+
+def _scattered_into_part(here: Observer, part: torch.Tensor, given: torch.Tensor) -> list[float]:
+    parts = list(given.split(1)) if here.number == here.ranks[-1] else None
+    distributed.scatter(part[:1], parts, here.ranks[-1])
+    return [here.count + here.number, *[-1.0] * (here.count - 1)]
+
+
+def _reduced_into_part(here: Observer, part: torch.Tensor, given: torch.Tensor) -> list[float] | None:
+    part.copy_(given)
+    distributed.reduce(part, here.ranks[-1])
+    return _sums(here) if here.number == here.ranks[-1] else None
+
+
+def _gathered_at_once_into_part(here: Observer, part: torch.Tensor, given: torch.Tensor) -> list[float]:
+    distributed.all_gather_into_tensor(part, given[here.number :][:1])
+    return [r + 1.0 + r for r in here.ranks]
+
+
+def _reduced_and_scattered_into_part(here: Observer, part: torch.Tensor, given: torch.Tensor) -> list[float]:
+    distributed.reduce_scatter_tensor(part[1:2], given)
+    return [-1.0, _sums(here)[here.number], *[-1.0] * (here.count - 2)]
+
+
+def _exchanged_into_part(here: Observer, part: torch.Tensor, given: torch.Tensor) -> list[float]:
+    distributed.all_to_all_single(part, given)
+    return [r + 1.0 + here.number for r in here.ranks]
+
+
+def _sums(here: Observer) -> list[float]:
+    return [sum(r + 1.0 + place for r in here.ranks) for place in here.ranks]
+
+
+_OTHERS_INTO_PARTS: dict[str, _IntoPart] = {
+    "gather": _gathered_into_part,
+    "scatter": _scattered_into_part,
+    "reduce": _reduced_into_part,
+    "all_gather_into_tensor": _gathered_at_once_into_part,
+    "reduce_scatter_tensor": _reduced_and_scattered_into_part,
+    "all_to_all_single": _exchanged_into_part,
+}
+
+
+def _into_part(here: Observer, what: str, collective: _IntoPart) -> None:
+    """Runs a collective from a part of a tensor into a part of another, and looks at all of both."""
+    if here.count < 2:
+        return
+    length = here.count + 5
+    whole, source = here.full(length, -1), here.full(length, -2)
+    numbers = torch.arange(here.count) + here.number + 1.0
+    source[2:-3] = numbers.to(source.device)
+    held = collective(here, whole[3:-2], source[2:-3])
+    if held is not None:
+        here.same(whole, [-1.0, -1.0, -1.0, *held, -1.0, -1.0], f"{what} into a part of a tensor")
+    here.same(source, [-2.0, -2.0, *numbers.tolist(), -2.0, -2.0, -2.0], f"what {what} is given")
 
 
 _TAILS = (1, 3, 5, 7, 17, 33, 65, 1003, 70_001, 500_003)
@@ -437,6 +526,28 @@ def barrier(here: Observer) -> None:
         here.accelerator.synchronize()
         here.holds(arrived.exists(), f"barrier() returns before rank {slow} reached it")
     distributed.barrier()
+    if not is_host(here.accelerator):
+        here.optional("barrier(device_ids=…)", lambda: _barrier_of_devices(here))
+
+
+def _barrier_of_devices(here: Observer) -> None:
+    """A barrier that is told the device goes through the device's own backend, and may be another one."""
+    index = here.accelerator.current_device()
+    for slow in here.ranks:
+        arrived = here.folder / f"rank {slow} reached the barrier of devices"
+        if here.number == slow:
+            time.sleep(options.SLOW_RANK_S)
+            arrived.touch()
+        what = f"barrier(device_ids=[{index}])"
+        if slow == here.ranks[-1]:
+            what = f"wait() of {what} with async_op"
+            work = distributed.barrier(device_ids=[index], async_op=True)
+            if work is not None:
+                work.wait()
+        else:
+            distributed.barrier(device_ids=[index])
+        here.accelerator.synchronize()
+        here.holds(arrived.exists(), f"{what} returns before rank {slow} reached it")
 
 
 def asynchronous_collectives(here: Observer) -> None:
@@ -646,8 +757,8 @@ TOPICS: dict[Callable[[Observer], None], str] = {
     values_moved: "Moved data arrives unchanged, bit by bit: each dtype's largest, smallest and special "
     "values.",
     reductions: "all_reduce computes the sum, product, minimum and maximum; a backend may lack AVG.",
-    tensors_of_any_shape: "Collectives are right for megabytes, slices, batches and scalars; transposed "
-    "tensors may be refused.",
+    tensors_of_any_shape: "Collectives are right for megabytes, slices, batches and scalars, and change "
+    "nothing beside a slice; transposed tensors may be refused.",
     tails: "Collectives treat every element of tensors of any length.",
     other_dtypes: "bool and small integers are moved and reduced right, or refused.",
     roots: "Any rank can be the root of a broadcast, and of a reduce, gather or scatter if the "

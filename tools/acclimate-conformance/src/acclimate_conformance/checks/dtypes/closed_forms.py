@@ -640,6 +640,9 @@ PRODUCTS: dict[str, Known] = {
 """With factors: products that are added to something, and attention."""
 
 _SMALL = [1e-4, -1e-6, 1e-9, -1e-12, 1e-20, 1e-30]
+_FAR = [30000, 30001, 30002, 30005]
+"""Numbers whose squares float32 does not hold: a variance is no difference of sums of them."""
+_FAR_NORMALISED = [(number - 30002) / math.sqrt(3.5 + 0.5) for number in _FAR]
 _NEARLY_ITSELF: dict[str, Callable[[float], float]] = {
     "log1p": math.log1p, "expm1": math.expm1, "sin": math.sin, "tan": math.tan, "asin": math.asin,
     "atan": math.atan, "sinh": math.sinh, "tanh": math.tanh, "asinh": math.asinh, "atanh": math.atanh,
@@ -678,6 +681,51 @@ SMALL_AND_LARGE: dict[str, Known] = {
             [math.erfc(5), math.erfc(9)], [1 / (1 + math.exp(30)), 1 / (1 + math.exp(80))],
             [math.log1p(math.exp(-20)), math.exp(-50)], [-math.log1p(math.exp(-20)), -math.exp(-50)],
             [math.exp(-80), math.exp(80)],
+        ],
+    ),
+    "variances far from zero": (
+        lambda on: [
+            result
+            for x in (on([_FAR, [-n for n in _FAR], _FAR[::-1]]),)
+            for result in (
+                x.var(-1),
+                x.t().var(0, correction=0),
+                x[0].var(),
+                x.std(-1, keepdim=True),
+                *torch.var_mean(x, -1),
+                torch.cov(x[:1]),
+                functional.layer_norm(x, (4,), eps=0.5),
+                functional.group_norm(x[:, :, None], 1, eps=0.5)[..., 0],
+                functional.batch_norm(x.t().contiguous(), None, None, training=True, eps=0.5).t(),
+                functional.instance_norm(x[None], eps=0.5)[0],
+            )
+        ],
+        [
+            [14 / 3] * 3,
+            [3.5] * 3,
+            14 / 3,
+            [[math.sqrt(14 / 3)]] * 3,
+            [14 / 3] * 3,
+            [30002, -30002, 30002],
+            14 / 3,
+            *[[_FAR_NORMALISED, [-n for n in _FAR_NORMALISED], _FAR_NORMALISED[::-1]]] * 4,
+        ],
+    ),
+    "shares and sums of distant numbers": (
+        lambda on: [
+            torch.log_softmax(on([1e4, 1e4, -1e4]), 0)[:2],
+            torch.softmax(on([[-1e4], [-1e4]]), 0),
+            functional.cross_entropy(on([[1e4, 1e4]]), on.whole([1])),
+            torch.logcumsumexp(on([1e3, 1e3, 1e3]), 0),
+            torch.logaddexp2(on([2e3]), on([2e3])),
+            functional.binary_cross_entropy_with_logits(on([90.0, -90.0]), on([1.0, 1.0]), reduction="none"),
+            torch.special.xlog1py(on([2.0]), on([2.0**-20])),
+            functional.softplus(on([1e4])),
+        ],
+        [
+            [-math.log(2)] * 2, [[0.5], [0.5]], math.log(2),
+            [1e3, 1e3 + math.log(2), 1e3 + math.log(3)], [2001], [math.exp(-90), 90],
+            [2 * math.log1p(2.0**-20)], [1e4],
         ],
     ),
     "log_ndtr": (lambda on: torch.special.log_ndtr(on([-20])), [-203.91715537109727]),

@@ -354,6 +354,17 @@ REDUCTIONS |= {
         lambda x: [x.sub(200).std(-1), x.add(200).var(0), functional.layer_norm(x.add(90), x.shape[1:])],
         (3, 1003),
     ),
+    "numbers in float32 that are further from zero": lambda to, _: [
+        f(values(3, 1003).add(4000.0), to)
+        for f in (
+            lambda x, to: to(x).var(-1),
+            lambda x, to: to(x.t()).std(0),
+            lambda x, to: torch.var_mean(to(x), 1)[0],
+            lambda x, to: functional.layer_norm(to(x), (1003,)),
+            lambda x, to: functional.group_norm(to(x).reshape(1, 3, 1003), 3),
+            lambda x, to: functional.batch_norm(to(x.t()), None, None, training=True),
+        )
+    ],
     "sums of integers and truth values": lambda to, dtype: [
         [x.sum(), x.sum(0), x.cumsum(0), x.prod(), x.sum(dtype=torch.float32)]
         for x in (
@@ -1038,6 +1049,14 @@ MADE: dict[str, Callable[[str], Any]] = {
         torch.ones_like(torch.zeros(2, device=device).int()),
         torch.zeros(3, device=device).new_full((2, 2), 4),
         torch.zeros(3, device=device).new_tensor([1.5, 2]),
+        torch.zeros(3, device=device).new_zeros(2, 3),
+        torch.zeros(3, device=device).new_ones((4,), dtype=torch.int16),
+        torch.zeros_like(torch.ones(2, 3), device=device),
+        torch.ones_like(torch.ones(2, 3), device=device),
+        torch.full_like(torch.ones(2, 3), 4, device=device),
+        torch.ones(3).new_full((2,), 5, device=device),
+        torch.ones(3).new_zeros((2,), device=device),
+        torch.ones(3).new_tensor([6.0], device=device),
     ],
     "from data": lambda device: [
         torch.tensor([[1, 2], [3, 4]], device=device),
@@ -1045,6 +1064,10 @@ MADE: dict[str, Callable[[str], Any]] = {
         torch.as_tensor([True, False], device=device),
         torch.tensor(3, device=device),
         torch.tensor([], device=device),
+        torch.asarray([1, 2], device=device),
+        torch.as_tensor(torch.arange(3), device=device),
+        torch.arange(3).to(device),
+        torch.nn.Linear(2, 3, device=device).weight * 0,
     ],
     "indices of triangles": lambda device: [
         torch.tril_indices(4, 5, -1, device=device),
@@ -1053,3 +1076,44 @@ MADE: dict[str, Callable[[str], Any]] = {
     "windows": lambda device: [torch.hann_window(9, device=device), torch.bartlett_window(8, device=device)],
 }
 """That make tensors on a device."""
+DRAWN: dict[str, Callable[[str], Any]] = {
+    "rand and randn": lambda device: [
+        torch.rand(3, device=device),
+        torch.randn(2, 3, device=device),
+        torch.rand_like(torch.ones(2), device=device),
+        torch.randn_like(torch.ones(2), device=device),
+        torch.normal(0.0, 1.0, (3,), device=device),
+    ],
+    "randint and randperm": lambda device: [
+        torch.randint(5, (3,), device=device),
+        torch.randint(2, 5, (3,), device=device),
+        torch.randint_like(torch.ones(2), 5, device=device),
+        torch.randperm(7, device=device),
+    ],
+    "empty": lambda device: [
+        torch.empty(3, device=device),
+        torch.empty_strided((2, 3), (1, 2), device=device),
+        torch.empty_like(torch.ones(2), device=device),
+        torch.ones(2).new_empty((3,), device=device),
+        torch.ones(2).new_empty_strided((2, 3), (1, 2), device=device),
+        torch.empty(1, 2, 3, 4, device=device, memory_format=torch.channels_last),
+    ],
+}
+"""The same of numbers that may be any."""
+MADE_ANYWHERE: dict[str, Callable[[], torch.Tensor]] = {
+    "arange": lambda: torch.arange(3),
+    "arange of floats": lambda: torch.arange(0, 1, 0.25),
+    "linspace": lambda: torch.linspace(0, 1, 3),
+    "empty": lambda: torch.empty(2),
+    "zeros": lambda: torch.zeros(2),
+    "full": lambda: torch.full((2,), 3),
+    "eye": lambda: torch.eye(2),
+    "tensor": lambda: torch.tensor([1, 2]),
+    "rand": lambda: torch.rand(2),
+    "randn": lambda: torch.randn(2),
+    "randint": lambda: torch.randint(3, (2,)),
+    "randperm": lambda: torch.randperm(3),
+    "hann_window": lambda: torch.hann_window(4),
+    "a weight of Linear": lambda: torch.nn.Linear(2, 3).weight,
+}
+"""That make tensors on the default device."""

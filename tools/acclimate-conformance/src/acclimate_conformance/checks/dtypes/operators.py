@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -14,17 +14,21 @@ from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import (
     TOLERANCE,
     BrokenPromiseError,
+    device_names,
     note_of_lacks,
     require,
     short,
 )
 from acclimate_conformance.checks.check import check
+from acclimate_conformance.checks.device_arguments import has_indices
 from acclimate_conformance.checks.dtypes.arithmetic import supported
 from acclimate_conformance.checks.dtypes.operations import (
+    DRAWN,
     INTEGERS,
     LARGE_INTEGERS,
     LAYERS,
     MADE,
+    MADE_ANYWHERE,
     NUMBERS_OF_THE_HOST,
     PAIRS,
     PLACES,
@@ -302,23 +306,61 @@ def integers_with_options(accelerator: Accelerator) -> str | None:
 
 @check(
     "current_device_name", "device_name",
-    promise="Functions that make tensors on a device give the numbers, shape and dtype that torch states.",
+    promise="Functions that make tensors on a device give the numbers, shape and dtype that torch states, on "
+    "the device that is named, or else on the current one.",
     of="operators",
 )  # fmt: skip
 def tensors_are_made(accelerator: Accelerator) -> str | None:
-    device = accelerator.current_device_name()
-    here = torch.zeros(1, device=device).device
     lacking: set[str] = set()
-    for name, make in MADE.items():
+    has_index = has_indices(accelerator)
+    names = device_names(accelerator) if has_index else [accelerator.device_type]
+    others = {name: index for index, name in enumerate(names)}
+    for current, name in enumerate(names):
+        with accelerator.device(current):
+            for device, index in {accelerator.device_type: current, **others}.items():
+                wanted = torch.device(accelerator.device_type, index) if has_index else torch.device(device)
+                _require_made(device, wanted, f"while {name} is current", lacking)
+            blocks: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+                "within torch.device({!r})": partial(torch.device, accelerator.device_type),
+                "after torch.set_default_device({!r})": partial(_by_default, accelerator.device_type),
+            }
+            for how, block in blocks.items():
+                for what, make in MADE_ANYWHERE.items():
+                    with block():
+                        place = make().device
+                    wanted = torch.device(name)
+                    told = how.format(accelerator.device_type)
+                    require(place == wanted, f"{what} {told} is on {place} while {name} is current")
+    return note_of_lacks(lacking)
+
+
+@contextmanager
+def _by_default(device: str) -> Iterator[None]:
+    """A block in which tensors are made on a device unless another is asked for."""
+    torch.set_default_device(device)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+def _require_made(device: str, wanted: torch.device, when: str, lacking: set[str]) -> None:
+    for name, make in {**MADE, **DRAWN}.items():
+        if name in lacking:
+            continue
         try:
             found = list(_flat(make(device)))
         except NotImplementedError:
             lacking.add(name)
             continue
         for actual, expected in zip(found, _flat(make("cpu")), strict=True):
-            require(actual.device == here, f"{name} made on {device!r} is on {actual.device}")
-            require_alike(actual, expected, f"{name} made on {device!r}", True)
-    return note_of_lacks(lacking)
+            told = f"{name} made on {device!r}"
+            require(actual.device == wanted, f"{told} is on {actual.device} {when}")
+            if name in DRAWN:
+                alike = (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
+                require(alike, f"{told} is {short(actual.dtype)} of shape {tuple(actual.shape)}")
+            else:
+                require_alike(actual, expected, told, True)
 
 
 _CHOOSE = ("topk", "topk of the first dimension", "sort", "kthvalue")

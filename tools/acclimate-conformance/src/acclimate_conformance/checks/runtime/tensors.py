@@ -7,16 +7,19 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.dlpack import from_dlpack
 
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import (
     BrokenPromiseError,
+    NotOfferedError,
     all_told,
     device_names,
     equal,
     is_host,
     refused,
+    require,
     shares_memory,
 )
 from acclimate_conformance.checks.check import check
@@ -186,6 +189,58 @@ def tensors_in_python(accelerator: Accelerator) -> str | None:
             wanted_index = torch.device(name).index or 0
             noted(index == wanted_index, f"__dlpack_device__() of a tensor on {name} names device {index}")
     return note
+
+
+@check(
+    "device_type", "device_name", "current_device",
+    promise="The methods of torch's classes that are named after the device, as x.cuda(1), move to the "
+    "device that is named, or else to the current one.",
+    of="tensors",
+)  # fmt: skip
+def methods_move_to_the_named_device(accelerator: Accelerator) -> None:
+    kind = accelerator.device_type
+    if is_host(accelerator) or not callable(getattr(torch.Tensor, kind, None)):
+        raise NotOfferedError(f"torch.Tensor has no method {kind}()")
+    names = device_names(accelerator)
+    # What torch names after a device differs by device: torch.Tensor.mps is absent, Tensor.xpu is not.
+    makers: dict[str, Callable[[], Any]] = {
+        "torch.Tensor": lambda: torch.arange(3.0),
+        "torch.nn.Parameter": lambda: torch.nn.Parameter(torch.arange(3.0)),
+        "torch.nn.Module": lambda: torch.nn.Linear(2, 3),
+        "torch.UntypedStorage": lambda: torch.arange(3.0).untyped_storage(),
+        "torch.nn.utils.rnn.PackedSequence": lambda: pack_sequence([torch.arange(3.0)]),
+    }
+    of_any = ("torch.Tensor", "torch.nn.Parameter")  # the others document an index only
+    for current, here in enumerate(names):
+        with accelerator.device(current):
+            for what, make in makers.items():
+                if not callable(getattr(make(), kind, None)):
+                    continue
+                for index, there in enumerate(names):
+                    ways = (index, torch.device(there), there) if what in of_any else (index,)
+                    for device in ways:
+                        _require_moved(getattr(make(), kind)(device), there, f"{what}.{kind}({device!r})")
+                    if what != "torch.UntypedStorage":
+                        moved = getattr(make(), kind)(device=index)
+                        _require_moved(moved, there, f"{what}.{kind}(device={index})")
+                    if what in ("torch.Tensor", "torch.nn.Module"):
+                        again = getattr(getattr(make(), kind)(index), kind)(current)
+                        _require_moved(again, here, f"{what}.{kind}({current}) of one on {there}")
+                _require_moved(getattr(make(), kind)(), here, f"{what}.{kind}() while {here} is current")
+
+
+def _require_moved(moved: Any, name: str, what: str) -> None:
+    """Fails the check unless something is on a device and holds 0, 1 and 2, if it is no module."""
+    if isinstance(moved, torch.nn.Module):
+        places = {str(parameter.device) for parameter in moved.parameters()}
+        require(places == {str(torch.device(name))}, f"{what} has parameters on {', '.join(sorted(places))}")
+        return
+    if isinstance(moved, torch.UntypedStorage):
+        require(moved.device == torch.device(name), f"{what} is on {moved.device}")
+        return
+    values = getattr(moved, "data", moved)
+    require(values.device == torch.device(name), f"{what} is on {values.device}")
+    require(values.cpu().flatten().tolist() == [0.0, 1.0, 2.0], f"{what} changes the numbers")
 
 
 def _note_refusals(name: str, on_host: bool, noted: Callable[[bool, str], None]) -> None:

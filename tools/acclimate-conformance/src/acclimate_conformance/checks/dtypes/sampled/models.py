@@ -176,34 +176,45 @@ def _nearly_the_same(found: Any, wanted: Any) -> str:
 
 
 def gradients_are_clipped(accelerator: Accelerator, found: Findings) -> None:
-    for norm in (2.0, 1.0, float("inf"), 3.0):
-        for most in (0.5, 1e6):
-            for foreach in (None, True, False):
+    dtypes = dict.fromkeys((torch.float32, *accelerator.supported_dtypes()))
+    # torch clips the gradients of each dtype together.
+    kinds = [[torch.float32], *([dtype] for dtype in dtypes if dtype is not torch.float32), list(dtypes)]
+    for given in kinds:
+        of = "" if given == [torch.float32] else f" of {' and '.join(map(short, given))}"
+        near = _nearly_the_same if given == [torch.float32] else difference
+        for norm in (2.0, 1.0, float("inf"), 3.0) if len(given) == 1 else (2.0,):
+            for most in (0.5, 1e6):
+                for foreach in (None, True, False):
 
-                def run(
-                    place: Place, norm: float = norm, most: float = most, foreach: bool | None = foreach
-                ) -> Any:
-                    weights = _with_gradients(place)
-                    total = torch.nn.utils.clip_grad_norm_(weights, most, norm, foreach=foreach)
-                    return [total, [weight.grad for weight in weights]]
+                    def run(
+                        place: Place, norm: float = norm, most: float = most,
+                        foreach: bool | None = foreach, given: list[torch.dtype] = given,
+                    ) -> Any:  # fmt: skip
+                        weights = _with_gradients(place, given)
+                        total = torch.nn.utils.clip_grad_norm_(weights, most, norm, foreach=foreach)
+                        return [total, [weight.grad for weight in weights]]
 
-                name = "torch.nn.utils.clip_grad_norm_"
-                found.compare(name, f"{name}({most}, {norm}, foreach={foreach})", run, near=_nearly_the_same)
+                    name = "torch.nn.utils.clip_grad_norm_"
+                    what = f"{name}({most}, {norm}, foreach={foreach}){of}"
+                    found.compare(name, what, run, near=near)
 
-    def by_value(place: Place) -> Any:
-        weights = _with_gradients(place)
-        torch.nn.utils.clip_grad_value_(weights, 0.25)
-        return [weight.grad for weight in weights]
+        def by_value(place: Place, given: list[torch.dtype] = given) -> Any:
+            weights = _with_gradients(place, given)
+            torch.nn.utils.clip_grad_value_(weights, 0.25)
+            return [weight.grad for weight in weights]
 
-    found.compare("torch.nn.utils.clip_grad_value_", "torch.nn.utils.clip_grad_value_(0.25)", by_value)
+        name = "torch.nn.utils.clip_grad_value_"
+        found.compare(name, f"{name}(0.25){of}", by_value)
 
 
-def _with_gradients(place: Place) -> list[torch.nn.Parameter]:
+def _with_gradients(place: Place, dtypes: list[torch.dtype]) -> list[torch.nn.Parameter]:
+    """Parameters with gradients of several shapes, which have each of the dtypes in turn."""
     generator = torch.Generator().manual_seed(31)
     weights = []
-    for shape in (*_SHAPES, (), (1003,)):
-        weight = torch.nn.Parameter(place.whole(torch.zeros(shape)))
-        weight.grad = place.whole(torch.randn(shape, generator=generator))
+    for number, shape in enumerate((*_SHAPES, (), (1003,))):
+        dtype = dtypes[number % len(dtypes)]
+        weight = torch.nn.Parameter(place.whole(torch.zeros(shape, dtype=dtype)))
+        weight.grad = place.whole(torch.randn(shape, generator=generator).to(dtype))
         if shape == _SHAPES[0]:  # a gradient need not lie in memory as its parameter does
             weight.grad = weight.grad.t().contiguous().t()
         weights.append(weight)

@@ -29,6 +29,14 @@ _BEYOND: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "torch.nn.functional.nll_loss": lambda x, i: torch.nn.functional.nll_loss(x.t(), i),
     "torch.nn.functional.one_hot": lambda x, i: torch.nn.functional.one_hot(i, 3),
     "torch.take_along_dim": lambda x, i: x.take_along_dim(i[:, None], 0),
+    "torch.put": lambda x, i: x.put(i + 8, torch.ones_like(x)[:2, 0]),
+    "torch.Tensor.put_": lambda x, i: x.clone().put_(i + 8, torch.ones_like(x)[:2, 0], accumulate=True),
+    "torch.Tensor.index_put_": lambda x, i: x.clone().index_put_(
+        (i,), torch.ones_like(x)[:2], accumulate=True
+    ),
+    "torch.index_reduce": lambda x, i: x.index_reduce(0, i, torch.ones_like(x)[:2], "amax"),
+    "torch.scatter_reduce": lambda x, i: x.scatter_reduce(0, i[:, None], torch.ones_like(x)[:2], "sum"),
+    "torch.nn.functional.embedding_bag": lambda x, i: torch.nn.functional.embedding_bag(i[None], x),
 }
 """Operators that read or write at places, here of a matrix of 3 rows and 2 columns."""
 
@@ -89,6 +97,72 @@ _WRONG_KINDS: dict[str, Callable[[_Put], Any]] = {
     "torch.Tensor.view in a dtype that does not fit": lambda to: to(torch.zeros(3)).view(torch.float64),
 }
 """Calls of which torch refuses at least some by the dtype; the host says which."""
+_FIRST_TWO = torch.tensor([True, True, False])
+_WRONG_NUMBERS: dict[str, Callable[[_Put], Any]] = {
+    "torch.masked_scatter of too few elements": lambda to: to(torch.zeros(3)).masked_scatter(
+        to(_FIRST_TWO), to(torch.ones(1))
+    ),
+    "torch.Tensor.masked_scatter_ of too few elements": lambda to: to(torch.zeros(3)).masked_scatter_(
+        to(_FIRST_TWO), to(torch.ones(1))
+    ),
+    "torch.Tensor.masked_scatter_ of a mask that broadcasts": lambda to: to(
+        torch.zeros(2, 3)
+    ).masked_scatter_(to(_FIRST_TWO), to(torch.ones(3))),
+    "torch.Tensor.masked_scatter_ of nothing": lambda to: to(torch.zeros(3)).masked_scatter_(
+        to(_FIRST_TWO), to(torch.ones(0))
+    ),
+    "torch.repeat_interleave of a negative count": lambda to: to(torch.ones(2)).repeat_interleave(
+        to(torch.tensor([2, -1]))
+    ),
+    "torch.repeat_interleave of too few counts": lambda to: to(torch.ones(3)).repeat_interleave(
+        to(torch.tensor([2, 1]))
+    ),
+    "torch.bincount of a negative number": lambda to: to(torch.tensor([1, -1])).bincount(),
+    "torch.nn.functional.one_hot of a negative number": lambda to: torch.nn.functional.one_hot(
+        to(torch.tensor([1, -1])), 3
+    ),
+    "torch.multinomial of more places than there are": lambda to: torch.multinomial(to(torch.ones(2)), 3),
+    "torch.multinomial of no place": lambda to: torch.multinomial(to(torch.ones(2)), 0),
+    "torch.multinomial of a negative weight": lambda to: torch.multinomial(to(torch.tensor([1.0, -1.0])), 1),
+    "torch.multinomial of an infinite weight": lambda to: torch.multinomial(
+        to(torch.tensor([1.0, float("inf")])), 1
+    ),
+    "torch.multinomial of weights of zero": lambda to: torch.multinomial(to(torch.zeros(2)), 1),
+    "torch.normal of a negative deviation": lambda to: torch.normal(0.0, to(torch.tensor([1.0, -1.0]))),
+    "torch.Tensor.normal_ of a negative deviation": lambda to: to(torch.zeros(2)).normal_(0.0, -1.0),
+    "torch.Tensor.uniform_ of an empty range": lambda to: to(torch.zeros(2)).uniform_(2.0, 1.0),
+    "torch.Tensor.random_ of an empty range": lambda to: to(torch.zeros(2)).random_(3, 3),
+    "torch.Tensor.exponential_ of a rate of 0": lambda to: to(torch.zeros(2)).exponential_(0.0),
+    "torch.Tensor.geometric_ of a share of 0": lambda to: to(torch.zeros(2)).geometric_(0.0),
+    "torch.Tensor.bernoulli_ of a share of 2": lambda to: to(torch.zeros(2)).bernoulli_(2.0),
+    "torch.nn.functional.dropout of a share of 2": lambda to: torch.nn.functional.dropout(
+        to(torch.ones(2)), 2.0
+    ),
+    "torch.Tensor.max of no number": lambda to: to(torch.zeros(0)).max(),
+    "torch.argmin of no number": lambda to: to(torch.zeros(0)).argmin(),
+    "torch.topk of more than there are": lambda to: to(torch.ones(3)).topk(4),
+    "torch.kthvalue of a place beyond the end": lambda to: to(torch.ones(3)).kthvalue(4),
+    "torch.Tensor.item of two numbers": lambda to: to(torch.ones(2)).item(),
+    "torch.arange of a step away from the end": lambda to: torch.arange(
+        0, 3, -1, device=to(torch.ones(1)).device
+    ),
+    "torch.randperm of a negative number": lambda to: torch.randperm(-1, device=to(torch.ones(1)).device),
+    "torch.randint of an empty range": lambda to: torch.randint(3, 3, (2,), device=to(torch.ones(1)).device),
+    "torch.gather of more places than there are rows": lambda to: to(torch.ones(2, 2)).gather(
+        0, to(torch.zeros(1, 3, dtype=torch.int64))
+    ),
+    "torch.scatter_add of too few sources": lambda to: to(torch.ones(3, 2)).scatter_add(
+        0, to(torch.zeros(3, 2, dtype=torch.int64)), to(torch.ones(1, 2))
+    ),
+    "torch.index_add of too few sources": lambda to: to(torch.ones(3, 2)).index_add(
+        0, to(torch.tensor([0, 1])), to(torch.ones(1, 2))
+    ),
+    "torch.put of too few sources": lambda to: to(torch.ones(3)).put(
+        to(torch.tensor([0, 1])), to(torch.ones(1))
+    ),
+    "torch.split of sizes that do not add up": lambda to: to(torch.ones(4)).split([1, 2]),
+}
+"""Calls of which torch refuses some by the numbers or counts that they are given; the host says which."""
 _PLACES = torch.tensor([0, 1, 2])
 _INTO: dict[str, Callable[[torch.Tensor, _Put], Any]] = {
     "add_": lambda x, to: x.add_(to(torch.ones(3))),
@@ -228,6 +302,15 @@ def wrong_arguments_are_refused(accelerator: Accelerator, found: Findings) -> No
             _require_refused(found, name_of(op), text, run)
         if found.enough:
             return
+    # A device may tell of these by an error after which it computes no more, so they are the last.
+    for what, wrong in _WRONG_NUMBERS.items():
+
+        def counted(place: Place, wrong: Callable[[_Put], Any] = wrong) -> Any:
+            result = wrong(place.whole)
+            accelerator.synchronize()
+            return result
+
+        _require_refused(found, what, what, counted)
     for name, call in _BEYOND.items():
         for places in ([0, 3], [0, 2**40]):
 

@@ -392,6 +392,9 @@ def gradients_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
             told = f"{_text(op, sample)}: its gradients"
             for how, weigh in list(_WEIGHTS.items())[: None if number == 0 else 1]:
                 found.compare(name_of(op), f"{told}{how}", _gradients(op, sample, second=False, weigh=weigh))
+            if number < _ALONE and op.inplace_variant is not None and op.supports_inplace_autograd:
+                run = _gradients(op, sample, second=False, in_place=True)
+                found.compare(name_of(op), f"{_text(op, sample, 'in place')}: its gradients", run)
             inputs = _differentiable((sample.value, sample.args, sample.kwargs))
             for only in range(len(inputs)) if number < _ALONE and len(inputs) > 1 else ():
                 run = _gradients(op, sample, second=False, only=only)
@@ -421,7 +424,7 @@ def _differentiable(value: Any) -> list[torch.Tensor]:
 
 def _gradients(
     op: Any, sample: Sample, second: bool, weigh: Callable[[torch.Tensor], torch.Tensor] | None = None,
-    only: int | None = None,
+    only: int | None = None, in_place: bool = False,
 ) -> Callable[[Place], Any]:  # fmt: skip
     """The gradients of an operator for its inputs.
 
@@ -431,8 +434,12 @@ def _gradients(
         second: whether for second gradients.
         weigh: makes the gradient of a result; if ``None``, each element has its weight.
         only: the number of the input that requires a gradient; each of them if ``None``.
+        in_place: whether it replaces its first input, from which its gradient is then computed otherwise.
     """
     weigh = weigh or _weights
+
+    def call(value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return op.inplace_variant(value.clone(), *args, **kwargs) if in_place else op(value, *args, **kwargs)
 
     def run(place: Place) -> Any:
         given = place.put((sample.value, sample.args, sample.kwargs))
@@ -442,7 +449,7 @@ def _gradients(
             for number, leaf in enumerate(leaves):
                 leaf.requires_grad_(number == only)
             leaves = leaves[only : only + 1]
-        results = _differentiable(promised_part(op, sample.grads_of(op(value, *args, **kwargs))))
+        results = _differentiable(promised_part(op, sample.grads_of(call(value, *args, **kwargs))))
         if only is not None and not results:
             return []
         first = torch.autograd.grad(
@@ -514,7 +521,7 @@ def lists_of_tensors_as_on_the_host(accelerator: Accelerator, found: Findings) -
             return
 
 
-_OF_LISTS = {torch.float32: 5, torch.bfloat16: 2, torch.float16: 0}
+_OF_LISTS = {torch.float32: 5, torch.float64: 0, torch.bfloat16: 2, torch.float16: 0}
 """By dtype, how many calls are tried at least."""
 _TRANSPOSED = ("that are transposed", "of which every second is transposed")
 _MANY = 130  # more tensors than one launch of torch takes on CUDA, 110 at most
@@ -530,9 +537,7 @@ def _lists(op: Any, dtype: torch.dtype) -> list[Sample]:
         reset()
         for given in op.sample_inputs_func(op, HOST, dtype, False):
             sample = Sample(given.input, given.args, given.kwargs, lambda x: x, False)
-            if (_options(sample) not in options and dtype is not torch.bfloat16) or len(found) < _OF_LISTS[
-                dtype
-            ]:
+            if _options(sample) not in options or len(found) < _OF_LISTS[dtype]:
                 options.setdefault(_options(sample), sample)
                 found.append(sample)
     except Exception:  # noqa: BLE001 - torch's own lists fail for some dtypes
