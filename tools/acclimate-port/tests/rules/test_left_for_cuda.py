@@ -162,3 +162,23 @@ def test_a_function_that_says_that_it_is_about_kernels_of_cuda_is_unsafe(text: s
     assert port_text(source, Settings(target)).text == source
     other = program(f'"""Moves the inputs to CUDA."""\n{body}')
     assert ".cuda()" not in port_text(other, Settings(target)).text
+
+
+NUMBERS = "import argparse\n\nimport torch\n\nparser = argparse.ArgumentParser()\n{}\nargs = parser.parse_args()\n{}\nwith torch.cuda.device(args.gpu_index):\n    print(1)\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "choice", "is_safe"),
+    [
+        ("parser.add_argument('--gpu-index', default=0)", "if args.off:\n    args.gpu_index = -1", False),
+        ("parser.add_argument('--gpu-index', default=-1)", "", False),
+        ("parser.add_argument('--gpu-index', default=0)", "if args.off:\n    args.gpu_index = 1", True),
+        ("parser.add_argument('--gpu-index', default=0)", "args.other = -1", True),
+    ],
+)
+def test_a_number_that_may_be_negative_names_no_device_of_acclimate(
+    option: str, choice: str, is_safe: bool
+) -> None:
+    source = NUMBERS.format(option, choice)
+    assert ("torch.cuda.device" not in port_text(source, Settings("acclimate")).text) is is_safe
+    assert "with torch.cuda.device" not in port_text(source, Settings("torch")).text

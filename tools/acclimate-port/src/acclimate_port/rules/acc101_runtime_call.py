@@ -36,7 +36,15 @@ from acclimate_port.new_code.targets import AcclimateTarget, Missing, Spelling, 
 from acclimate_port.rules.base import Example, Finding, Rule, cuda_name, is_assigned, margin_of
 from acclimate_port.rules.comparison_edits import FOR_EACH, host_guard, host_test
 from acclimate_port.source.torch_cuda import CURRENT_STREAMS, FIGURES
-from acclimate_port.source.tree import Span, called_name, has_unpacking, string_value, walk
+from acclimate_port.source.tree import (
+    Span,
+    called_name,
+    has_unpacking,
+    keyword,
+    last_name,
+    string_value,
+    walk,
+)
 from acclimate_port.source.vendors import WITHOUT_STREAMS
 from acclimate_port.source_file import SourceFile
 
@@ -206,6 +214,9 @@ catches: it is there to find out whether there is CUDA.
 With `--to torch` a figure of memory that torch lacks for MPS is 0 there, so a figure that is a divisor is unsafe. A state of
 the random numbers that comes from a checkpoint is unsafe too: it fits CUDA's generators only.
 
+`torch.cuda.device(-1)` and `set_device(-1)` do nothing, and no accelerator of acclimate has such a device: where the file
+sets the number's name to a negative number, the edit is unsafe.
+
 Functions that only NVIDIA GPUs have are left. So is a stream whose handle is read (`.cuda_stream`), since a CUDA
 kernel takes the handle, and a call in a function that TorchScript compiles, which knows only `torch.cuda`."""
     examples = (
@@ -267,6 +278,9 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
             return f"another library gets {word}, and may not know other accelerators by it"
         if name in ("is_available", "device_count") and returns_word(file, node):
             return "its function gives the program's own word for a device, of which others may make CUDA"
+        is_number = name in ("device", "set_device") and isinstance(file.target, AcclimateTarget)
+        if is_number and node.args and _may_be_negative(file, node.args[0].value):
+            return "for torch.cuda a negative number changes nothing, and it is no device of an accelerator"
         if name == "is_available" and decides_location(file, node):
             return "a checkpoint saved on CUDA is loaded to CUDA unless `map_location` names the device"
         return ""
@@ -434,6 +448,20 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
                     return None
                 edits.append(replace(file.span(argument.keyword), "device_index"))
         return edits
+
+
+def _may_be_negative(file: SourceFile, number: cst.BaseExpression) -> bool:
+    """Whether the file gives a negative number to a name or an attribute like this one: ``args.gpu = -1``."""
+    name = last_name(number)
+    values = [number]
+    for one in file.tree.of_type(cst.Assign) if name else ():
+        values += [one.value] if any(last_name(target.target) == name for target in one.targets) else []
+    for call in file.tree.of_type(cst.Call) if name else ():
+        if called_name(call) == "add_argument" and (default := keyword(call, "default")) is not None:
+            options = (string_value(argument.value) or "" for argument in call.args if not argument.keyword)
+            if name in (option.lstrip("-").replace("-", "_") for option in options):
+                values.append(default.value)
+    return any(isinstance(one, cst.UnaryOperation) and isinstance(one.operator, cst.Minus) for one in values)
 
 
 def _beside_test(file: SourceFile, call: cst.Call) -> cst.CSTNode | None:
