@@ -40,7 +40,6 @@ from acclimate_port.source.tree import (
     Span,
     called_name,
     has_unpacking,
-    keyword,
     last_name,
     string_value,
     walk,
@@ -214,8 +213,9 @@ catches: it is there to find out whether there is CUDA.
 With `--to torch` a figure of memory that torch lacks for MPS is 0 there, so a figure that is a divisor is unsafe. A state of
 the random numbers that comes from a checkpoint is unsafe too: it fits CUDA's generators only.
 
-`torch.cuda.device(-1)` and `set_device(-1)` do nothing, and no accelerator of acclimate has such a device: where the file
-sets the number's name to a negative number, the edit is unsafe.
+`torch.cuda.device(-1)` and `set_device(-1)` do nothing, and no accelerator of acclimate has such a device. Where the file
+sets the number's name to a negative number, and no condition around the call names it, the edit is unsafe. A rank is no
+such number: programs without a launcher set it to -1 and do not get to the call.
 
 Functions that only NVIDIA GPUs have are left. So is a stream whose handle is read (`.cuda_stream`), since a CUDA
 kernel takes the handle, and a call in a function that TorchScript compiles, which knows only `torch.cuda`."""
@@ -451,17 +451,28 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
 
 
 def _may_be_negative(file: SourceFile, number: cst.BaseExpression) -> bool:
-    """Whether the file gives a negative number to a name or an attribute like this one: ``args.gpu = -1``."""
+    """Whether the file sets a name or an attribute like this one to a negative number: ``args.gpu = -1``.
+
+    A rank is none that reaches the call: without a launcher, programs set it to -1 and do not get there.
+    """
     name = last_name(number)
-    values = [number]
-    for one in file.tree.of_type(cst.Assign) if name else ():
-        values += [one.value] if any(last_name(target.target) == name for target in one.targets) else []
-    for call in file.tree.of_type(cst.Call) if name else ():
-        if called_name(call) == "add_argument" and (default := keyword(call, "default")) is not None:
-            options = (string_value(argument.value) or "" for argument in call.args if not argument.keyword)
-            if name in (option.lstrip("-").replace("-", "_") for option in options):
-                values.append(default.value)
-    return any(isinstance(one, cst.UnaryOperation) and isinstance(one.operator, cst.Minus) for one in values)
+    if not name or name.endswith("rank") or _is_tested(file, number, name):
+        return False
+    for one in file.tree.of_type(cst.Assign):
+        is_same = any(last_name(target.target) == name for target in one.targets)
+        if (
+            is_same
+            and isinstance(one.value, cst.UnaryOperation)
+            and isinstance(one.value.operator, cst.Minus)
+        ):
+            return True
+    return False
+
+
+def _is_tested(file: SourceFile, number: cst.BaseExpression, name: str) -> bool:
+    """Whether a condition around a number names it: ``if args.gpu >= 0:``."""
+    around = (one for one in file.tree.ancestors(number) if isinstance(one, (cst.If, cst.IfExp)))
+    return any(last_name(part) == name for one in around for part in walk(one.test))
 
 
 def _beside_test(file: SourceFile, call: cst.Call) -> cst.CSTNode | None:
