@@ -31,6 +31,8 @@ from acclimate_port.files.workers import port_file
 from acclimate_port.source.survey import Survey, joined, survey
 
 DEVICE = re.compile(r"cuda(:\d+)?$")
+_NOT_COUNTED = ("ACC199", "ACC301", "ACC306")
+"""Rules whose exempt code is no site: variables of NCCL, definitions of `cuda`, options of torch.backends."""
 Edit = tuple[str, int, str, str, bool]
 """File, line, text, rule, and whether it is safe."""
 
@@ -143,7 +145,8 @@ def count(path: Path, settings: Settings) -> Counts:
     except SyntaxError as error:
         counts.failed.append(f"{path}: this Python cannot read it to count in it: {error.msg}")
         return counts
-    counts.exempt = sum(site.status is Status.EXEMPT and site.code != "ACC301" for site in result.sites)
+    counted = (site for site in result.sites if site.code not in _NOT_COUNTED)
+    counts.exempt = sum(site.status is Status.EXEMPT for site in counted)
     counts.deepspeed_finds = sum("torch.cuda" in line for line in result.before.splitlines())
     counts.expression_edits = len(re.findall(r"\btorch\.cuda\b", result.before))
     try:

@@ -34,19 +34,20 @@ from acclimate_port.source.tree import Span, parse_as_python
 from acclimate_port.source_file import SourceFile
 
 _INDEX = rb"(?:\d|[\w.\[\]\"']*(?:rank|gpu|id|idx|index|num)\b)"
-_HINTS = re.compile(
-    rb"cuda|nccl|nvml|gputil|gpustat|nvitop|cudnn|nvidia-smi|cpp_extension|SyncBatchNorm|sync_batchnorm|DataParallel|\bdata_parallel\(|pin_memory|device_ids?\b|op_builder|autocast_(?:gpu|enabled)|\.to\(\s*"
-    + _INDEX
-    + rb"|device\s*[=(]\s*"
-    + _INDEX
-    + rb"|\b(?:"
-    + "|".join(sorted(CUDA_PACKAGES)).encode()
-    + rb")\b",
-    re.I,
+_TORCH = (b"torch", b"nccl", b"cuda", b"deepspeed", b"nvidia-smi", b"nvml", b"gputil", b"gpustat", b"nvitop")
+_WORDS = (
+    *(b"cuda", b"nccl", b"nvml", b"gputil", b"gpustat", b"nvitop", b"cudnn", b"nvidia-smi", b"cpp_extension"),
+    *(b"syncbatchnorm", b"sync_batchnorm", b"dataparallel", b"pin_memory", b"op_builder"),
+    *(b"autocast_gpu", b"autocast_enabled"),
 )
-"""A file without any of these has nothing to port; a quick test that needs no syntax tree."""
+_FORMS = re.compile(rb"\bdata_parallel\(|device_ids?\b|\.to\(\s*" + _INDEX + rb"|device\s*[=(]\s*" + _INDEX)
+_PACKAGES = re.compile(rb"\b(?:" + "|".join(sorted(CUDA_PACKAGES)).lower().encode() + rb")\b")
+_PACKAGE_WORDS = tuple(name.lower().encode() for name in sorted(CUDA_PACKAGES))
+"""A file without any of these has nothing to port; a quick test that needs no syntax tree.
 
-_TORCH = re.compile(rb"torch|nccl|cuda|deepspeed|nvidia-smi|nvml|gputil|gpustat|nvitop", re.I)
+Looking for plain words takes a tenth of the time of a pattern, so the patterns come last.
+"""
+
 _IGNORE = re.compile(r"#\s*acclimate:\s*ignore(?:\[([^\]]*)\])?")
 
 
@@ -115,7 +116,12 @@ class Settings:
 
 def may_concern(source: bytes) -> bool:
     """Whether a file can hold anything to port; a quick test of its bytes."""
-    return bool(_HINTS.search(source)) and bool(_TORCH.search(source))
+    text = source.lower()
+    if not any(word in text for word in _TORCH):
+        return False
+    if any(word in text for word in _WORDS) or _FORMS.search(text) is not None:
+        return True
+    return any(name in text for name in _PACKAGE_WORDS) and _PACKAGES.search(text) is not None
 
 
 _MOST_RUNS = 4

@@ -152,3 +152,15 @@ def test_bfloat16_is_asked_for_only_on_the_device_that_the_program_uses(target: 
         "    return L.Fabric(devices=1, precision=precision)\n"
     )
     assert port_text(source, Settings(target)).text == source
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "use",
+    [f"pl.Trainer(accelerator={CHOICE})", f"kind = {CHOICE}\n    pl.Trainer(accelerator=kind)"],
+)
+def test_a_name_that_lightning_takes_for_an_accelerator_stays(use: str, target: str) -> None:
+    source = f"import pytorch_lightning as pl\nimport torch\n\n\ndef main():\n    {use}\n"
+    ported = port_text(source, Settings(target))
+    assert ported.text == source
+    assert any("Lightning knows no accelerators" in one.reason for one in ported.sites)

@@ -162,3 +162,27 @@ def test_a_function_that_says_that_it_is_about_kernels_of_cuda_is_unsafe(text: s
     assert port_text(source, Settings(target)).text == source
     other = program(f'"""Moves the inputs to CUDA."""\n{body}')
     assert ".cuda()" not in port_text(other, Settings(target)).text
+
+
+NUMBERS = "import torch\n\n\ndef main(args):\n    if args.off:\n        args.{name} = {value}\n    {use}\n"
+USES = ("torch.cuda.set_device(args.{name})", "with torch.cuda.device(args.{name}):\n        print(1)")
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize(
+    ("name", "value", "condition", "is_safe"),
+    [
+        ("gpu", "-1", "", False),
+        ("gpu", "-1", "if args.there:\n        ", False),
+        ("gpu", "-1", "if args.gpu >= 0:\n        ", True),
+        ("gpu", "1", "", True),
+        ("local_rank", "-1", "", True),
+    ],
+)
+def test_a_number_that_may_be_negative_names_no_device_of_acclimate(
+    name: str, value: str, condition: str, is_safe: bool, use: str
+) -> None:
+    use = use.replace("\n", "\n    ") if condition else use
+    source = NUMBERS.format(name=name, value=value, use=condition + use.format(name=name))
+    assert ("torch.cuda." not in port_text(source, Settings("acclimate")).text) is is_safe
+    assert port_text(source, Settings("torch")).text != source

@@ -33,6 +33,8 @@ _OF_OTHERS = {
     *("faiss", "nvidia", "cuda", "triton", "pycuda", "sherpa_onnx", "fastembed", "rapidocr"),
 }
 """Packages with devices of their own, which do not know torch's names for other accelerators."""
+_LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
+"""Packages that give torch a device, but refuse names of accelerators that are not in a list of their own."""
 _KNOWN = {*_OF_TORCH, *sys.stdlib_module_names, "click", "typer", "pytest", "pydantic", "attr"}
 """Packages that keep a device's name as it is, or give it to torch."""
 _KEEP_SETTINGS = {
@@ -228,6 +230,8 @@ def _receiver(file: SourceFile, use: cst.CSTNode) -> Receiver | None:
     if given.name == "isinstance" and len(given.call.args) == 2:
         found = library_named(file, given.call.args[1].value)
         return found if found is not None and not found.may_be_torchs else None
+    if given.word == "accelerator" and given.full.partition(".")[0] in _LIGHTNING:
+        return Receiver("Lightning knows no accelerators but its own, such as `cuda`", may_be_torchs=False)
     return None if given.name in ("print", "dict") else library_named(file, given.call.func)
 
 

@@ -36,7 +36,14 @@ from acclimate_port.new_code.targets import AcclimateTarget, Missing, Spelling, 
 from acclimate_port.rules.base import Example, Finding, Rule, cuda_name, is_assigned, margin_of
 from acclimate_port.rules.comparison_edits import FOR_EACH, host_guard, host_test
 from acclimate_port.source.torch_cuda import CURRENT_STREAMS, FIGURES
-from acclimate_port.source.tree import Span, called_name, has_unpacking, string_value, walk
+from acclimate_port.source.tree import (
+    Span,
+    called_name,
+    has_unpacking,
+    last_name,
+    string_value,
+    walk,
+)
 from acclimate_port.source.vendors import WITHOUT_STREAMS
 from acclimate_port.source_file import SourceFile
 
@@ -206,6 +213,10 @@ catches: it is there to find out whether there is CUDA.
 With `--to torch` a figure of memory that torch lacks for MPS is 0 there, so a figure that is a divisor is unsafe. A state of
 the random numbers that comes from a checkpoint is unsafe too: it fits CUDA's generators only.
 
+`torch.cuda.device(-1)` and `set_device(-1)` do nothing, and no accelerator of acclimate has such a device. Where the file
+sets the number's name to a negative number, and no condition around the call names it, the edit is unsafe. A rank is no
+such number: programs without a launcher set it to -1 and do not get to the call.
+
 Functions that only NVIDIA GPUs have are left. So is a stream whose handle is read (`.cuda_stream`), since a CUDA
 kernel takes the handle, and a call in a function that TorchScript compiles, which knows only `torch.cuda`."""
     examples = (
@@ -267,6 +278,9 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
             return f"another library gets {word}, and may not know other accelerators by it"
         if name in ("is_available", "device_count") and returns_word(file, node):
             return "its function gives the program's own word for a device, of which others may make CUDA"
+        is_number = name in ("device", "set_device") and isinstance(file.target, AcclimateTarget)
+        if is_number and node.args and _may_be_negative(file, node.args[0].value):
+            return "for torch.cuda a negative number changes nothing, and it is no device of an accelerator"
         if name == "is_available" and decides_location(file, node):
             return "a checkpoint saved on CUDA is loaded to CUDA unless `map_location` names the device"
         return ""
@@ -434,6 +448,31 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
                     return None
                 edits.append(replace(file.span(argument.keyword), "device_index"))
         return edits
+
+
+def _may_be_negative(file: SourceFile, number: cst.BaseExpression) -> bool:
+    """Whether the file sets a name or an attribute like this one to a negative number: ``args.gpu = -1``.
+
+    A rank is none that reaches the call: without a launcher, programs set it to -1 and do not get there.
+    """
+    name = last_name(number)
+    if not name or name.endswith("rank") or _is_tested(file, number, name):
+        return False
+    for one in file.tree.of_type(cst.Assign):
+        is_same = any(last_name(target.target) == name for target in one.targets)
+        if (
+            is_same
+            and isinstance(one.value, cst.UnaryOperation)
+            and isinstance(one.value.operator, cst.Minus)
+        ):
+            return True
+    return False
+
+
+def _is_tested(file: SourceFile, number: cst.BaseExpression, name: str) -> bool:
+    """Whether a condition around a number names it: ``if args.gpu >= 0:``."""
+    around = (one for one in file.tree.ancestors(number) if isinstance(one, (cst.If, cst.IfExp)))
+    return any(last_name(part) == name for one in around for part in walk(one.test))
 
 
 def _beside_test(file: SourceFile, call: cst.Call) -> cst.CSTNode | None:

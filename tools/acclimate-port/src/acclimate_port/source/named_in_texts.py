@@ -59,6 +59,11 @@ _RUNS = re.compile(
     r"\bsubprocess\b|\bos\.(?:system|popen|exec\w+|spawn\w+)\(|\brunpy\b|\bPopen\(|\bspec_from_file_location\b"
     r"|(?<![\w.])exec\("
 )
+_RUN_WORDS = (
+    *("subprocess", "os.system(", "os.popen(", "os.exec", "os.spawn", "runpy", "Popen(", "exec("),
+    "spec_from_file_location",
+)
+"""One of these is in each text that the pattern finds; looking for them takes a tenth of its time."""
 _RUNS_HERE = re.compile(r"\brunpy\b|\bspec_from_file_location\b|(?<![\w.])exec\(")
 """Those that run a file in the same process."""
 _SETTINGS = re.compile(r"""["']((?:[\w.-]+/)*[\w.-]+\.(?:ya?ml|json|toml))["']""")
@@ -119,7 +124,11 @@ class NamedInTexts:
                 self._found += [(line, Text(Names.MODULE, name))] if imports else []
         if imports:
             self._found += self._imported()
-        if _RUNS.search(text) and (".py" in text or "-m" in text):
+        if (
+            (".py" in text or "-m" in text)
+            and any(word in text for word in _RUN_WORDS)
+            and _RUNS.search(text)
+        ):
             self._found += self._run()
         self._found += self._settings()
 

@@ -190,7 +190,9 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
     makers = frozenset(_makers(source, path)) if path is not None else frozenset()
     classes = list(_classes(source))
     own = (name for name, bases, has in classes if has == {b"cuda"} and "Module" not in bases)
-    named = frozenset(found[1].decode() for found in _NAMES_DEVICE.finditer(source))
+    named = frozenset(
+        found[1].decode() for found in (_NAMES_DEVICE.finditer(source) if b"cuda" in source else ())
+    )
     modules = frozenset([path.stem, path.parent.name]) if path is not None else frozenset()
     return Survey(
         frozenset(own),
@@ -218,7 +220,8 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
 
 def may_autocast_on_host(source: bytes) -> bool:
     """Whether a file may turn on the autocast of the CPU."""
-    return _HOST_AUTOCAST.search(source) is not None
+    is_named = b"autocast" in source or b"cpu.amp" in source  # quicker than the pattern
+    return is_named and _HOST_AUTOCAST.search(source) is not None
 
 
 def joined(surveys: Sequence[Survey]) -> Survey:
