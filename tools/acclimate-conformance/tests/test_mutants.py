@@ -35,7 +35,8 @@ LONG = {
     "ConvolutionsKeepMemory", "SendsFloat32", "ExponentialOf24Bits", "LastSampleHasNoGradient",
     "GateHasAnotherSlope", "ScaleGrowsToInfinity", "DrawsOf32Bits", "NormalNumbersInPairs", "WeightsStayCast",
     "DrawsPlacesTwice", "LaunchedRankForgotten", "ToolkitDetectsAnomalies", "CountingDraws",
-    "ResetByPlaceOnly", "EverySeventhNameIsEmpty", "LargeBlocksKept", "OneBlockIsKept", "BarrierOfDevicesReturns",
+    "ResetByPlaceOnly", "EverySeventhNameIsEmpty", "LargeBlocksKept", "OneBlockIsKept",
+    "BarrierOfDevicesReturns",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip
 """Faults whose checks take about a second of processor time or more."""

@@ -607,7 +607,7 @@ def test_a_module_of_a_package_has_not_the_name_of_one_of_pythons(tmp_path: Path
     assert site(results["main.py"], "torch.zeros(1).cuda()").status is Status.CONVERTED
 
 
-@BOTH
+@EACH_TARGET
 def test_a_program_that_hides_cuda_keeps_the_tests_of_its_modules(target: str, tmp_path: Path) -> None:
     files = {
         "main.py": 'import os\n\nos.environ["CUDA_VISIBLE_DEVICES"] = "-1"\n\nfrom model import make\n\nmake()\n',
@@ -638,7 +638,7 @@ FLAGS_OF_OTHERS = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", FLAGS_OF_OTHERS)
 def test_a_flag_stays_with_code_of_its_own_file_that_another_runs_by_it(
     kind: str, target: str, tmp_path: Path

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from acclimate_port.engine import Settings, port_text
-from porting import BOTH, check, differing, ported_project, program, reasons, site
+from porting import EACH_TARGET, check, differing, ported_project, program, reasons, site
 
 CHOICE = "'cuda' if torch.cuda.is_available() else 'cpu'"
 CHECKS = {
@@ -20,7 +20,7 @@ CHECKS = {
 }  # fmt: skip
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", CHECKS)
 def test_a_device_whose_name_a_check_would_refuse_is_not_ported(kind: str, target: str) -> None:
     head, body = CHECKS[kind]
@@ -30,7 +30,7 @@ def test_a_device_whose_name_a_check_would_refuse_is_not_ported(kind: str, targe
     assert differing(source, unsafe.text)
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("decorator", ["", "@dataclass\n"])
 def test_only_a_class_that_checks_its_fields_refuses_a_name(decorator: str, target: str) -> None:
     source = (
@@ -47,7 +47,7 @@ OTHER_FILES = {
 }
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("kind", OTHER_FILES)
 def test_the_check_may_be_in_another_file(kind: str, target: str, tmp_path: Path) -> None:
     files = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from acclimate_port.engine import Settings, port_text
-from porting import BOTH, check, program, reasons
+from porting import EACH_TARGET, check, program, reasons
 
 MOVE = "if flag:\n    net = torch.ones(1).cuda()"
 SPLIT = [
@@ -21,14 +21,14 @@ SPLIT = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("load", SPLIT)
 def test_a_flag_that_sends_a_checkpoint_back_to_cuda_is_not_ported(load: str, target: str) -> None:
     unsafe = check(program(f"{load}\n{MOVE}\nreturn state"), target, changed=False)
     assert "loads a checkpoint to CUDA" in reasons(unsafe)
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "load",
     [
@@ -42,7 +42,7 @@ def test_a_checkpoint_that_is_loaded_to_a_named_device_hinders_nothing(load: str
     assert ".cuda()" not in port_text(program(f"{load}\n{MOVE}\nreturn state"), Settings(target)).text
 
 
-@BOTH
+@EACH_TARGET
 def test_a_class_that_unpickles_on_the_host_is_such_a_choice(target: str) -> None:
     source = program(
         "if flag:\n    state = pickle.load(other)\nelse:\n    state = HostUnpickler(other).load()\n" + MOVE,

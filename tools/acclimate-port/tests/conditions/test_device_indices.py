@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from acclimate_port.engine import Settings, Status, port_text
-from porting import BOTH, reasons
+from porting import EACH_TARGET, reasons
 
 DEVICE = '"cuda" if torch.cuda.is_available() else "cpu"'
 UNSAFE = [
@@ -16,7 +16,7 @@ UNSAFE = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("lines", UNSAFE)
 def test_a_number_of_a_gpu_that_may_be_missing_makes_a_device_unsafe(lines: str, target: str) -> None:
     source = f"import torch\n\n\ndef f(given):\n    {lines.format('torch.cuda.is_available()')}\n"

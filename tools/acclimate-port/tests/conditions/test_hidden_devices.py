@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from acclimate_port.engine import Settings, port_text
-from porting import BOTH, check, differing, program, reasons
+from porting import EACH_TARGET, check, differing, program, reasons
 
 HEAD = "import os\nimport torch"
 SEED = "if torch.cuda.is_available():\n    torch.cuda.manual_seed(42)\nelse:\n    torch.manual_seed(42)"
@@ -28,7 +28,7 @@ HIDING = [
 ]
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize("use", [SEED, CHOICE])
 @pytest.mark.parametrize("hiding", HIDING)
 def test_a_program_that_hides_cuda_still_runs_on_the_host(hiding: str, use: str, target: str) -> None:
@@ -38,7 +38,7 @@ def test_a_program_that_hides_cuda_still_runs_on_the_host(hiding: str, use: str,
     assert differing(source, unsafe.text), "the machines do not tell the difference"
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "setting",
     [
@@ -53,14 +53,14 @@ def test_a_program_that_names_the_devices_to_use_is_ported(setting: str, target:
     check(program(f"{setting}\n{CHOICE}", HEAD), target, changed=True)
 
 
-@BOTH
+@EACH_TARGET
 def test_a_program_that_hides_cuda_may_wait_for_the_device(target: str) -> None:
     body = "if torch.cuda.is_available():\n    torch.cuda.synchronize()"
     source = program(f"def start():\n    os.environ['CUDA_VISIBLE_DEVICES'] = '-1'\n{body}", HEAD)
     check(source, target, changed=True)
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     ("option", "setting", "hides"),
     [
@@ -84,7 +84,7 @@ def test_an_option_may_hide_the_devices(option: str, setting: str, hides: bool, 
     assert (port_text(source, Settings(target)).text == source) == hides
 
 
-@BOTH
+@EACH_TARGET
 def test_a_program_that_answers_that_there_is_no_cuda_stays(target: str) -> None:
     source = f"import torch\n\ntorch.cuda.is_available = lambda: False\n\n\n{program(CHOICE).partition('import torch')[2].strip()}\n"
     assert port_text(source, Settings(target)).text == source

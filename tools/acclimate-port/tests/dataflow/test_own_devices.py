@@ -154,7 +154,7 @@ def test_bfloat16_is_asked_for_only_on_the_device_that_the_program_uses(target: 
     assert port_text(source, Settings(target)).text == source
 
 
-@BOTH
+@EACH_TARGET
 @pytest.mark.parametrize(
     "use",
     [f"pl.Trainer(accelerator={CHOICE})", f"kind = {CHOICE}\n    pl.Trainer(accelerator=kind)"],
