@@ -130,30 +130,34 @@ class Watched:
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
         """Notes what the model's modules get from this thread while the ``with`` block runs."""
-        own = threading.get_ident()
+        own, decoder = threading.get_ident(), self._decoder
+
+        def of_this_thread(hook: _Hook) -> _Hook:
+            def note(module: nn.Module, args: tuple[Any, ...], others: dict[str, Any]) -> None:
+                if threading.get_ident() == own:  # others may use the model meanwhile
+                    hook(module, args, others)
+
+            return note
+
+        watched = [(module, self._note_input(index)) for index, module in self._layers.items()]
+        watched += [
+            (layer.mlp.down.module, self._note_choice(index))
+            for index, layer in enumerate(decoder.layers)
+            if isinstance(layer.mlp, Experts)
+        ]
+        last = self._layers.get(len(decoder.layers) - 1)
+        note_last = of_this_thread(self._note_input(len(decoder.layers)))
+
+        def note_result(module: nn.Module, _: tuple[Any, ...], result: Any) -> None:
+            results = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+            note_last(module, results, {})
+
         with contextlib.ExitStack() as hooks:
-
-            def watch(module: nn.Module, hook: _Hook) -> None:
-                def note(module: nn.Module, args: tuple[Any, ...], others: dict[str, Any]) -> None:
-                    if threading.get_ident() == own:  # others may use the model meanwhile
-                        hook(module, args, others)
-
-                hooks.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
-
-            for index, module in self._layers.items():
-                watch(module, self._note_input(index))
-            last = self._layers.get(len(self._decoder.layers) - 1)
+            for module, hook in watched:
+                handle = module.register_forward_pre_hook(of_this_thread(hook), with_kwargs=True)
+                hooks.callback(handle.remove)
             if last is not None:
-
-                def note_result(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
-                    if threading.get_ident() == own:
-                        given = result if isinstance(result, (tuple, list)) else (result,)
-                        self._note_input(len(self._decoder.layers))(module, tuple(given), {})
-
                 hooks.callback(last.register_forward_hook(note_result).remove)
-            for index, layer in enumerate(self._decoder.layers):
-                if isinstance(layer.mlp, Experts):
-                    watch(layer.mlp.down.module, self._note_choice(index))
             yield
 
     def _note_input(self, index: int) -> _Hook:

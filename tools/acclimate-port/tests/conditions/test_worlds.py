@@ -16,9 +16,9 @@ from acclimate_port.conditions.worlds import CUDA, HOST, OTHER, Difference, diff
 from acclimate_port.engine import Ported, Settings, Status, port_text
 from acclimate_port.rules import RULES, Rule
 from machines import Machine, Outcome, Tensor, run
+from porting import BOTH
 
 NAMES = {"torch": "torch", "get_accelerator": "get_accelerator", "accelerator_type": "accelerator_type"}
-BOTH = pytest.mark.parametrize("target", ["acclimate", "torch"])
 PAIRS = [("CUDA", "CUDA"), ("HOST", "HOST"), ("CUDA", "OTHER")]
 CONDITIONS = [
     'device == "cuda"', '"cuda" in device', 'device.startswith("cuda")', 'device != "cuda"', '"cuda" not in device',
