@@ -28,7 +28,7 @@ from acclimate_conformance.checks.dtypes.closed_forms import (
 from acclimate_conformance.checks.dtypes.closed_forms_of_layers import LAYERS
 from acclimate_conformance.checks.dtypes.closed_forms_of_matrices import MATRICES
 from acclimate_conformance.checks.dtypes.operators import naming, require_alike
-from acclimate_conformance.checks.dtypes.sampled.comparing import REFUSAL
+from acclimate_conformance.checks.dtypes.sampled.comparing import is_refusal
 
 _UNITS = 1024
 """How many units in the last place of float32 a function may be off: Vulkan allows thousands."""
@@ -60,8 +60,7 @@ def _require_known(
             try:
                 found = call(on)
             except Exception as error:
-                lacks = isinstance(error, NotImplementedError) or REFUSAL.search(str(error))
-                if not lacks and not lacking(accelerator, error):
+                if not is_refusal(error) and not lacking(accelerator, error):
                     raise BrokenPromiseError(f"{what} raises {describe(error, whole=True)}") from error
                 if dtype is torch.float32:  # few operators are there in all others
                     absent.add(name)

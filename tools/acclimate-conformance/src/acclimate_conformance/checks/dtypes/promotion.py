@@ -16,7 +16,7 @@ from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.claims import lacking
 from acclimate_conformance.checks.dtypes.arithmetic import supported
 from acclimate_conformance.checks.dtypes.operators import require_alike
-from acclimate_conformance.checks.dtypes.sampled.comparing import REFUSAL
+from acclimate_conformance.checks.dtypes.sampled.comparing import is_refusal
 
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 _Combine = Callable[[Any, Any], torch.Tensor]
@@ -96,8 +96,7 @@ def results_have_torchs_dtype(accelerator: Accelerator) -> str | None:
             try:
                 found = combine(*there)
             except Exception as error:
-                lacks = isinstance(error, NotImplementedError) or REFUSAL.search(str(error))
-                if not lacks and not lacking(accelerator, error):
+                if not is_refusal(error) and not lacking(accelerator, error):
                     raise BrokenPromiseError(
                         f"{name} of {what} raises {describe(error, whole=True)}"
                     ) from error

@@ -22,7 +22,7 @@ from acclimate_conformance.checks.dtypes.sampled.samples import seed_host
 Run = Callable[[Place], Any]
 """A call, which puts its inputs at a place; returns tensors and other values, in any structure."""
 
-REFUSAL = re.compile(
+_REFUSAL = re.compile(
     r"not implemented|not (currently |yet )?support|unsupported|no kernel|missing kernel|not available"
     r"|requires (compil|MAGMA)|only supports|does not support|doesn't support|can't use|of supported devices"
     r"|can only be called in training mode",
@@ -55,6 +55,11 @@ _NOISE = 32
 """How many units in the last place of 1 any result may be off."""
 _DIFFERENCES = 3
 """After so many differing calls a topic ends."""
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether an error says that a device lacks what was called."""
+    return isinstance(error, NotImplementedError) or _REFUSAL.search(str(error)) is not None
 
 
 @dataclass
@@ -110,7 +115,7 @@ class Findings:
             if absent:
                 self.dtypes.add(absent.partition(":")[0].removeprefix("the device has no "))
                 return
-            if isinstance(refused, NotImplementedError) or REFUSAL.search(str(refused)):
+            if is_refusal(refused):
                 self.lacking[name] = describe(refused)
                 return
             self.broken.append(f"{what} raises {describe(refused, whole=True)[:300]}")
