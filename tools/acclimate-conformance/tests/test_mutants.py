@@ -103,8 +103,7 @@ def test_the_check_finds_the_fault_in_the_cpu(mutant: type, examined: Examined) 
     (found,) = [
         result
         for result in examined(mutant.__name__ in LONG)
-        if (result["module"], result["name"], result["check"])
-        == (mutant.__module__, mutant.__name__, check)
+        if (result["module"], result["name"], result["check"]) == (mutant.__module__, mutant.__name__, check)
     ]
     require_found(found, mutant.__doc__)
 
