@@ -151,8 +151,12 @@ def test_a_failure_is_told_with_the_reason_and_the_rule_in_every_form(tmp_path: 
     ("arguments", "message"),
     [
         (["--accelerator", "cqu"], 'did you mean "cpu"'),
-        (["--accelerator", "mutants:NoSuch"], "mutants:NoSuch"),
-        (["--accelerator", "mutants:IdleAdamBuilder"], "must be a subclass of acclimate.Accelerator"),
+        pytest.param(["--accelerator", "mutants:NoSuch"], "mutants:NoSuch", marks=pytest.mark.slow),
+        pytest.param(
+            ["--accelerator", "mutants:IdleAdamBuilder"],
+            "must be a subclass of acclimate.Accelerator",
+            marks=pytest.mark.slow,
+        ),
         (["--accelerator", "cpu", "--only", "memmory"], 'no check or category "memmory"'),
         pytest.param(
             ["--accelerator", "cpu", *only("devices/counts"), "--json", "/no/such/folder/f"],
