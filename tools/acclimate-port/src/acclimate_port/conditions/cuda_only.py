@@ -48,7 +48,7 @@ _PROVIDER = re.compile(
     r"(CUDA|Tensorrt)\w*Provider|[\"'](flash_attention|flash_attn|xformers|bitsandbytes|tensorrt|nvfuser)(_?\d)?[\"']"
     r"|[\"']\w+_[48]bit[\"']|[\"'][\w-]+-gpu\b|\bfaiss\.\w*[Gg]pu|\b(cupy|cuml|cudf|pynvml)\.\w|\btvm\.(gpu|cuda)\(|\b(mx|mxnet)\.gpu\(|\bnumba\.cuda\."
     r"|\.(de)?parallelize\(\s*\)|--gpus[= ]|\bnvidia-docker\b|--runtime[= ]nvidia"
-    r"|\bEGL_DEVICE_ID\b|[\"']gpu_hist[\"']|[\"']/(device:)?(gpu|GPU):|task_type=[\"']GPU[\"']"
+    r"|\bBitsAndBytesConfig\b|\bload_in_[48]bit\s*=\s*True|\bEGL_DEVICE_ID\b|[\"']gpu_hist[\"']|[\"']/(device:)?(gpu|GPU):|task_type=[\"']GPU[\"']"
 )
 """What chooses a package for NVIDIA GPUs, or calls it: ``CUDAExecutionProvider``, ``"flash_attention_2"``.
 

@@ -22,7 +22,8 @@ from acclimate_port.conditions.device_tests import tests_of_devices
 from acclimate_port.conditions.hidden_devices import hiding
 from acclimate_port.conditions.statements import leaves
 from acclimate_port.dataflow.caches import is_cache
-from acclimate_port.dataflow.receivers import given_to_others, holders_given
+from acclimate_port.dataflow.own_devices import choosing, operator_calls
+from acclimate_port.dataflow.receivers import LIGHTNING, given_to_others, holders_given
 from acclimate_port.dataflow.uses import LOOK_UP, fields_of, key_looked_up, uses_of
 from acclimate_port.decisions.decision import Decision, Decisions, Status, asks_for_device
 from acclimate_port.decisions.guarded_tests import guarded, guards, within
@@ -162,7 +163,8 @@ class Across:
             for index in self._device.staying(members):
                 for text in self._homes(index):
                     add(Symbol(kind, text), self._all[index].root.finding.place)
-        for setting in hiding(self._file):
+        elsewhere = [call for call, name in choosing(self._file) if name.partition(".")[0] in LIGHTNING]
+        for setting in (*hiding(self._file), *elsewhere, *operator_calls(self._file)):
             for text in self._homes_of(setting):
                 add(Symbol(Kind.PLACE, text), self._file.span(setting))
         for index in self._device.staying(self._device.exchanging)[:1]:
@@ -356,6 +358,8 @@ class Across:
             return of_parameter(file, at)
         if isinstance(at, (cst.ImportAlias, cst.AsName)):
             return [reference(file, name)]
+        if (text := reference(file, name)).startswith("star:"):
+            return [text]
         is_first = isinstance(at, cst.AssignTarget) and file.tree.assignments(name)[0].node is name
         return [reference(file, name)] if is_first and isinstance(at, cst.AssignTarget) else []
 
@@ -560,7 +564,7 @@ def _after(function: str) -> Symbol:
 
 def _is_known(text: str) -> bool:
     """Whether a symbol is a name of a module, or an attribute of an object of the file's."""
-    return text.startswith(("here:", "from:", "self:"))
+    return text.startswith(("here:", "from:", "self:", "star:"))
 
 
 def _called_name(file: SourceFile, function: cst.FunctionDef) -> str:

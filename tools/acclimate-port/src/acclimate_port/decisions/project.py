@@ -407,6 +407,7 @@ class Project:
             held += [(file, one) for one in self._placed.get(file, {})] if name == MODULE else [(file, name)]
         for file in self._imported_whole(path) if not gives_on else ():
             held += [(file, name) for name in self._placed.get(file, {})]
+        held += self._given_on(path) if not gives_on else []
         for file, name in dict.fromkeys(held):
             for kind, is_cause in self._placed.get(file, {}).get(name, {}):
                 program: _Known = (kind, f"{path}:")
@@ -463,6 +464,7 @@ class Project:
         gives_on = path.name == "__init__.py" and path not in self._placed
         uses = sorted(known.uses) if not gives_on else ()
         imported = [home for full in uses if (home := self._named(path, full)) is not None]
+        imported += self._given_on(path) if not gives_on else []
         named = [one for text in known.texts for one in self._named_by(path, text)]
         looked_up = [
             (name, one)
@@ -551,6 +553,15 @@ class Project:
             waiting += new
         return found
 
+    def _given_on(self, path: Path) -> list[tuple[Path, str]]:
+        """What the modules give on whose names a file imports all: what they import by name."""
+        fulls = (
+            (one, full)
+            for one in self._imported_whole(path)
+            for full in self._facts[one].outline.names.values()
+        )
+        return [home for one, full in fulls if (home := self._named(one, full)) is not None]
+
     # -- names -------------------------------------------------------------------------------------------
 
     def _known(self, path: Path, symbol: Symbol) -> _Known | None:
@@ -578,6 +589,10 @@ class Project:
             return f"{self._made_by(path, name)}{end}"
         if kind == "any":
             return text
+        if kind == "star":
+            homes = (self._home(path, star, name) for star in self._facts[path].outline.stars)
+            found = next((home for home in homes if home is not None), None)
+            return f"{self._made_by(*found)}{end}" if found is not None else ""
         if not name:
             return ""
         owner, attribute = _parted(name)

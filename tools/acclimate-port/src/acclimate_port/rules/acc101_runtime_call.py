@@ -20,6 +20,7 @@ from acclimate_port.conditions.cuda_only import (
     word_of_library,
 )
 from acclimate_port.conditions.device_counts import divides
+from acclimate_port.conditions.given_away import reason_against_giving
 from acclimate_port.conditions.host_answers import (
     asks_for_none,
     asks_for_several,
@@ -278,6 +279,8 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
             return f"another library gets {word}, and may not know other accelerators by it"
         if name in ("is_available", "device_count") and returns_word(file, node):
             return "its function gives the program's own word for a device, of which others may make CUDA"
+        if name in ("is_available", "device_count") and (reason := reason_against_giving(file, node)):
+            return reason
         is_number = name in ("device", "set_device") and isinstance(file.target, AcclimateTarget)
         if is_number and node.args and _may_be_negative(file, node.args[0].value):
             return "for torch.cuda a negative number changes nothing, and it is no device of an accelerator"
