@@ -18,7 +18,7 @@ from acclimate_port.conditions.placements import Placements
 from acclimate_port.conditions.skips import skipped
 from acclimate_port.conditions.statements import decided_by, whole_condition
 from acclimate_port.dataflow.uses import calls_of, uses_of, whole_choice
-from acclimate_port.source.cuda_packages import KERNEL_PACKAGES, PACKAGE_IN_TEXT
+from acclimate_port.source.cuda_packages import KERNEL_PACKAGES, NEEDED, PACKAGE_IN_TEXT
 from acclimate_port.source.tree import (
     Given,
     Span,
@@ -119,7 +119,8 @@ def _imports_package_within(file: SourceFile, place: Span) -> bool:
 def _imports_of_packages(file: SourceFile) -> list[Span]:
     """Where the file imports packages for NVIDIA GPUs."""
     imports = file.tree.imports
-    return [file.span(one) for one in imports if KERNEL_PACKAGES & set(parts_of_imported_names(one))]
+    packages = KERNEL_PACKAGES | NEEDED
+    return [file.span(one) for one in imports if packages & set(parts_of_imported_names(one))]
 
 
 _OF_LIBRARIES = {

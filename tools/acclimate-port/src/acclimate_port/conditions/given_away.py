@@ -14,7 +14,13 @@ import libcst as cst
 
 from acclimate_port.conditions.branches import branches_of_result, controlled_quietly
 from acclimate_port.conditions.statements import decided_by, whole_condition
-from acclimate_port.dataflow.receivers import KEEP_SETTINGS, OF_OTHERS, holders_given, uses_lightning
+from acclimate_port.dataflow.receivers import (
+    KEEP_SETTINGS,
+    OF_OTHERS,
+    holders_given,
+    package_of_object,
+    uses_lightning,
+)
 from acclimate_port.dataflow.uses import uses_of, whole_choice
 from acclimate_port.source.tree import called_name, dotted, entry_key, last_name, string_value
 from acclimate_port.source_file import SourceFile, kept
@@ -31,6 +37,7 @@ _WORD = re.compile(r"(?<![A-Za-z])(gpus?|cuda|nvenc|nvdec|cuvid|nvidia)(?![a-z])
 _LONGEST_WORD = 60
 _DEVICE = re.compile(r"cuda(:\d*)?$")
 _FILE = re.compile(r"\.\w{2,5}$")
+_DEVICE_TEXT = re.compile(r"\(?[rf]*['\"]+cuda:")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _COMMAND = re.compile(
     r"VISIBLE_DEVICES|--\w|(^|\s)(python3?|torchrun|srun|sbatch|mpirun|deepspeed|accelerate)\s|\bgres=|#SBATCH|#PBS"
@@ -167,6 +174,7 @@ def _is_of_others(file: SourceFile, function: cst.CSTNode) -> bool:
 def _package(file: SourceFile, function: cst.CSTNode) -> str:
     """The package of a function that is neither torch's nor Python's nor the project's; else ``""``."""
     package = next(iter(file.tree.may_be(function)), "").partition(".")[0]
+    package = package or package_of_object(file, function)
     known = package in _FOR_ANY or package in KEEP_SETTINGS or package in sys.stdlib_module_names
     is_own = package in file.survey.modules and package not in OF_OTHERS
     return "" if known or is_own else package
@@ -219,7 +227,7 @@ def _variable_set(file: SourceFile, value: cst.CSTNode) -> str:
 def _text_given(file: SourceFile, value: cst.CSTNode) -> int:
     """The line in which a value becomes a part of a text that is no message; 0 if it does not."""
     for use in uses_of(file, value, computed=True):
-        if (text := _text_with(file, use)) is None:
+        if (text := text_with(file, use)) is None or _is_device(file, text):
             continue
         is_command = _COMMAND.search(file.tree.source(text)) is not None
         for one in uses_of(file, text, computed=True):
@@ -229,7 +237,7 @@ def _text_given(file: SourceFile, value: cst.CSTNode) -> int:
     return 0
 
 
-def _text_with(file: SourceFile, part: cst.CSTNode) -> cst.CSTNode | None:
+def text_with(file: SourceFile, part: cst.CSTNode) -> cst.CSTNode | None:
     """The text that an expression is a part of: of ``f"{n} GPUs"``, ``"%d" % n``, ``str(n)``."""
     at = file.tree.parent(part)
     if isinstance(at, cst.FormattedStringExpression):
@@ -251,6 +259,13 @@ def _text_with(file: SourceFile, part: cst.CSTNode) -> cst.CSTNode | None:
         given.name == "format" and isinstance(func, cst.Attribute) and string_value(func.value) is not None
     )
     return given.call if is_text or is_format else None
+
+
+def _is_device(file: SourceFile, text: cst.CSTNode) -> bool:
+    """Whether a text, or what it is appended to, is the name of a device with its number."""
+    around = file.tree.parent(text)
+    whole = around if isinstance(around, cst.BinaryOperation) else text
+    return any(_DEVICE_TEXT.match(file.tree.source(one)) for one in (text, whole))
 
 
 def _is_read(file: SourceFile, text: cst.CSTNode) -> bool:

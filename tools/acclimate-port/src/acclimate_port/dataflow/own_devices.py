@@ -101,7 +101,8 @@ def bound_elsewhere(file: SourceFile, node: cst.CSTNode) -> str:
     return ""
 
 
-_FLOAT64 = re.compile(r"\b(float64|double|DoubleTensor)\b")
+_FLOAT64 = re.compile(r"\b(float64|double|DoubleTensor|complex128)\b")
+_CHAIN = (cst.Attribute, cst.Call)
 _FOR_LIGHTNING = re.compile(r"Lightning|^Callback$")
 
 
@@ -192,12 +193,12 @@ def computes_in_64_bits(file: SourceFile, device: cst.CSTNode, *, may_be_host: b
         beside += [one.value for one in entries if isinstance(one, cst.DictElement)]
         if any(_FLOAT64.search(last_name(one)) for one in beside if isinstance(one, cst.Attribute)):
             return text
-        moved = given.call.func if given is not None else None
-        before = moved.value if isinstance(moved, cst.Attribute) else None
-        if isinstance(before, cst.Call) and last_name(before.func) == "double":
-            return text
-        after = file.tree.parent(given.call) if given is not None else None
-        if isinstance(after, cst.Attribute) and after.attr.value == "double":
+        moved: cst.CSTNode | None = given.call if given is not None else None
+        if given is None or not isinstance(given.call.func, cst.Attribute) or given.name != "to":
+            continue
+        while isinstance(around := file.tree.parent(moved) if moved is not None else None, _CHAIN):
+            moved = around  # `x.to(device).double()`
+        if moved is not None and _FLOAT64.search(file.tree.source(moved)):
             return text
     return ""
 

@@ -31,20 +31,27 @@ _OF_TORCH = {
     *("deepspeed", "acclimate", "lightning", "lightning_fabric", "pytorch_lightning", "fairscale", "fairseq"),
     *("monai", "kornia", "botorch", "gpytorch", "pyro", "open_clip", "clip", "mmcv", "mmengine", "einops"),
     *("lpips", "piq", "huggingface_hub", "skorch", "flair", "stable_baselines3", "pytorch3d", "tensordict"),
-    *("detectron2", "ultralytics", "segment_anything", "sentence_transformers", "nemo", "megatron"),
+    *("detectron2", "segment_anything", "sentence_transformers", "nemo", "megatron"),
 }
 """Packages that give a device's name to torch."""
 OF_OTHERS = {
     *("faster_whisper", "ctranslate2", "whisperx", "xgboost", "lightgbm", "catboost", "onnxruntime", "onnx"),
     *("sklearn", "spacy", "thinc", "tokenizers", "jax", "jaxlib", "tensorflow", "cupy", "cuml", "cudf"),
     *("numba", "llama_cpp", "paddle", "paddleocr", "mxnet", "openvino", "tensorrt", "warp", "taichi"),
-    *("faiss", "nvidia", "cuda", "triton", "pycuda", "sherpa_onnx", "fastembed", "rapidocr"),
+    *("faiss", "nvidia", "cuda", "triton", "pycuda", "sherpa_onnx", "fastembed", "rapidocr", "ultralytics"),
+    "torchcodec",
 }
 """Packages with devices of their own, which do not know torch's names for other accelerators."""
 LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
 """Packages that give torch a device, but refuse names of accelerators that are not in a list of their own."""
 _KNOWN = {*_OF_TORCH, *sys.stdlib_module_names, "click", "typer", "pytest", "pydantic", "attr"}
 """Packages that keep a device's name as it is, or give it to torch."""
+_OF_CUDA_ALONE = {
+    f"torchvision.io.{module}{name}"
+    for module in ("", "image.")
+    for name in ("decode_jpeg", "decode_image", "encode_jpeg")
+}
+"""Functions built on torch that take no other device than CUDA's and the CPU."""
 KEEP_SETTINGS = {
     *("wandb", "mlflow", "neptune", "comet_ml", "swanlab", "clearml", "aim", "tensorboard", "tensorboardX"),
     *("yaml", "ruamel", "toml", "tomli_w", "orjson", "omegaconf", "hydra", "easydict", "munch", "addict"),
@@ -238,7 +245,23 @@ def _receiver(file: SourceFile, use: cst.CSTNode) -> Receiver | None:
     if given.name == "isinstance" and len(given.call.args) == 2:
         found = library_named(file, given.call.args[1].value)
         return found if found is not None and not found.may_be_torchs else None
+    if given.full in _OF_CUDA_ALONE:
+        return Receiver(f"`{given.name}` runs on a CPU or with CUDA alone", may_be_torchs=False)
+    if package_of_object(file, given.call.func) in OF_OTHERS and given.name not in ("to", "cuda"):
+        package = package_of_object(file, given.call.func)
+        return Receiver(f"`{package}` has its own names of devices", may_be_torchs=False)
     return None if given.name in ("print", "dict") else library_named(file, given.call.func)
+
+
+def package_of_object(file: SourceFile, method: cst.CSTNode) -> str:
+    """The package whose class made the object that has a method: ``YOLO("x").train``, also through a name."""
+    held = method.value if isinstance(method, cst.Attribute) else None
+    if isinstance(held, cst.Name):
+        values = file.bound_values(held)
+        held = values[0] if len(values) == 1 else None
+    if not isinstance(held, cst.Call):
+        return ""
+    return next(iter(file.tree.may_be(held.func)), "").partition(".")[0]
 
 
 def _for_lightning(file: SourceFile, use: cst.CSTNode) -> Receiver | None:

@@ -193,6 +193,13 @@ kept as "CUDA available" stays, also through a name that puts nothing on a devic
 behind such a test. So do a condition about TensorRT or another library of NVIDIA's, and one that chooses the build of a
 package (`"+cpu"`, `pip install`). What else is told of a device is ported with what chooses it.
 
+A question or a number is unsafe where it reaches code that means CUDA by it: another library, directly, through names, or in a
+dictionary of arguments (`easyocr.Reader(gpu=torch.cuda.is_available())`, `Trainer(devices=torch.cuda.device_count())`); a
+setting `accelerator` that it decides about, which is Lightning's; a variable of the environment; a text that is no message, such
+as a command, a script or a part of a name (`f"torchrun --nproc_per_node={n}"`); and words such as `"--cuda"` and `"h264_nvenc"`,
+or calls of other libraries such as `spacy.require_gpu()`, in the branch that it decides about. Libraries that take any accelerator
+(transformers, accelerate, diffusers), messages, logs and errors do not count.
+
 What serves one purpose in a function is one decision too: the backend of a process group and the devices that the function
 chooses, a context or a handler and its body, the terms of a sum, and a number of devices and the calls that get it.
 

@@ -26,7 +26,9 @@ class RuntimeReference(Rule[cst.Attribute | cst.Name]):
     explanation = """\
 The rule converts a function that is passed (`callback=torch.cuda.empty_cache`), an exception that is caught, and a
 class in `isinstance`. In an annotation, torch's class for all devices replaces the class of CUDA. `is_bf16_supported`
-becomes a lambda, since the default of its argument differs between acclimate and torch.
+becomes a lambda, since the default of its argument differs between acclimate and torch. So do `is_available` and
+`device_count`, since acclimate counts the CPU of a host; these edits are unsafe, as nothing shows what the answer decides.
+A question in a condition that lacks its call, `if torch.cuda.is_available:`, is true on every machine, and stays.
 
 `getattr`, `hasattr` and `setattr` on `torch.cuda` are left, since it depends on their second argument whether
 another accelerator has the name. A name that the program assigns to is left too."""

@@ -26,7 +26,8 @@ class DefaultGenerators(Rule[cst.Subscript | cst.Attribute | cst.Call]):
     summary = "`torch.cuda.default_generators[i]`"
     explanation = """\
 `get_accelerator().default_generator(i)` returns the default generator of a device. `torch.random.fork_rng` assumes
-CUDA devices unless it gets a `device_type`; on a CPU-only machine its list of devices must be empty. Seeds inside it are
+CUDA devices unless it gets a `device_type`; on a CPU-only machine its list of devices must be empty. Names that
+hold the devices are followed. Seeds inside it are
 ported with its devices. A generator beside torch.cuda's `_lazy_call` stays."""
     examples = (
         Example(

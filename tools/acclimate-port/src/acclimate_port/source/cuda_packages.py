@@ -74,7 +74,7 @@ OPERATORS = (
         "pytorch3d",
         "pykeops",
     ),
-    *("mmcv.ops", "torch_points_kernels", "lietorch", "kaolin", "k2"),
+    *("mmcv.ops", "torch_points_kernels", "lietorch", "kaolin"),
 )
 """Packages whose operators run on a CPU and with CUDA, and nowhere else."""
 NEEDED = {
