@@ -115,3 +115,45 @@ def test_arguments_of_a_function_that_makes_a_trainer_are_unsafe(target: str, tm
         }
         found = ported_project(tmp_path / library, files, target)
         assert site(found["main.py"], COUNT).status is status
+
+
+ACROSS = {
+    "a name": (f"USE = {AVAILABLE}\n", "USE", AVAILABLE),
+    "a function": (f"def USE():\n    return {AVAILABLE}\n", "USE()", AVAILABLE),
+    "a number": (f"def USE():\n    return {COUNT}\n", "USE()", COUNT),
+}
+GIVEN = {
+    "a library": ("import easyocr", "easyocr.Reader(['en'], gpu={})"),
+    "a command": ("import subprocess", "subprocess.run(['torchrun', f'--nproc={{{}}}', 'train.py'])"),
+}
+
+
+@EACH_TARGET
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("kind", ACROSS)
+def test_an_answer_that_another_file_gives_away_is_unsafe(
+    kind: str, given: str, target: str, tmp_path: Path
+) -> None:
+    source, name, asked = ACROSS[kind]
+    for call, status in ((GIVEN[given][1], Status.UNSAFE), ("print({})", Status.CONVERTED)):
+        files = {
+            "answers.py": f"import torch\n\n\n{source}",
+            "use.py": f"from answers import USE\n{GIVEN[given][0]}\n\n\ndef f():\n    return {call.format(name)}\n",
+        }
+        found = ported_project(tmp_path / status.value, files, target)["answers.py"]
+        assert site(found, asked).status is status
+
+
+@EACH_TARGET
+@pytest.mark.parametrize("source", ["DEVICE = {}\n", "def DEVICE():\n    return {}\n"])
+def test_a_device_that_another_file_gives_a_library_with_own_names_is_unsafe(
+    source: str, target: str, tmp_path: Path
+) -> None:
+    choice = f"'cuda' if {AVAILABLE} else 'cpu'"
+    name = "DEVICE()" if "def" in source else "DEVICE"
+    files = {
+        "answers.py": f"import torch\n\n\n{source.format(choice)}",
+        "use.py": f"import ctranslate2\nfrom answers import DEVICE\n\n\ndef f():\n    return ctranslate2.Translator('x', device={name})\n",
+    }
+    found = ported_project(tmp_path, files, target)["answers.py"]
+    assert site(found, choice).status is Status.UNSAFE

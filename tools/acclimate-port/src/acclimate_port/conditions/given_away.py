@@ -22,10 +22,10 @@ from acclimate_port.dataflow.receivers import (
     uses_lightning,
 )
 from acclimate_port.dataflow.uses import uses_of, whole_choice
-from acclimate_port.source.tree import called_name, dotted, entry_key, last_name, string_value
+from acclimate_port.source.tree import called_name, dotted, entry_key, last_name, string_value, walk
 from acclimate_port.source_file import SourceFile, kept
 
-_FOR_ANY = {
+FOR_ANY = {
     *("torch", "torchvision", "torchaudio", "torchdata", "torchtext", "torchmetrics", "torchao", "torchtune"),
     *("torchtitan", "functorch", "accelerate", "transformers", "diffusers", "peft", "trl", "deepspeed"),
     *("acclimate", "safetensors", "optimum", "timm", "tensordict", "torchrl", "torch_geometric", "einops"),
@@ -38,6 +38,8 @@ _LONGEST_WORD = 60
 _DEVICE = re.compile(r"cuda(:\d*)?$")
 _FILE = re.compile(r"\.\w{2,5}$")
 _DEVICE_TEXT = re.compile(r"\(?[rf]*['\"]+cuda:")
+_STARTS = re.compile(r"subprocess\.\w+$|os\.(system|popen|exec\w+|spawn\w+)$")
+"""Functions that start another process."""
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _COMMAND = re.compile(
     r"VISIBLE_DEVICES|--\w|(^|\s)(python3?|torchrun|srun|sbatch|mpirun|deepspeed|accelerate)\s|\bgres=|#SBATCH|#PBS"
@@ -149,7 +151,7 @@ def _library(file: SourceFile, value: cst.CSTNode) -> str:
     """The library that gets a value, directly or in an object with settings, and may mean CUDA by it."""
     for held in (value, *holders_given(file, value)):
         given = file.tree.given_to(held)
-        name = _package(file, given.call.func) if given is not None else ""
+        name = package_of_others(file, given.call.func) if given is not None else ""
         if name and given is not None and given.word not in _SAID:
             return name
         if given is not None and _OPTIONS_OF_GPUS.search(given.word) and _is_of_others(file, given.call.func):
@@ -167,15 +169,15 @@ def _is_of_others(file: SourceFile, function: cst.CSTNode) -> bool:
         holder = holder.func if isinstance(holder, cst.Call) else holder.value
     is_object = isinstance(holder, cst.Name) and holder.value not in ("self", "cls")
     named = {name.partition(".")[0] for name in file.tree.imported_packages}
-    others = named - _FOR_ANY - KEEP_SETTINGS - set(sys.stdlib_module_names) - file.survey.modules
-    return is_object and bool(others | (named & {"ray"}))
+    others = named - FOR_ANY - KEEP_SETTINGS - set(sys.stdlib_module_names) - file.survey.modules
+    return is_object and bool(others | (named & {"ray", "submitit"}))
 
 
-def _package(file: SourceFile, function: cst.CSTNode) -> str:
+def package_of_others(file: SourceFile, function: cst.CSTNode) -> str:
     """The package of a function that is neither torch's nor Python's nor the project's; else ``""``."""
     package = next(iter(file.tree.may_be(function)), "").partition(".")[0]
     package = package or package_of_object(file, function)
-    known = package in _FOR_ANY or package in KEEP_SETTINGS or package in sys.stdlib_module_names
+    known = package in FOR_ANY or package in KEEP_SETTINGS or package in sys.stdlib_module_names
     is_own = package in file.survey.modules and package not in OF_OTHERS
     return "" if known or is_own else package
 
@@ -211,6 +213,20 @@ def _targets_in(file: SourceFile, block: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 # -- texts -------------------------------------------------------------------------------------------
+
+
+@kept
+def given_to_those_who_mean_cuda(file: SourceFile) -> list[cst.BaseExpression]:
+    """What other libraries and processes get: by a flag or a number in it they may use CUDA."""
+    found: list[cst.BaseExpression] = []
+    for call in file.tree.of_type(cst.Call):
+        is_process = _STARTS.match(file.tree.qualified(call.func) or "") is not None
+        if not (is_process or (call.args and package_of_others(file, call.func))):
+            continue
+        for argument in call.args:
+            parts = walk(argument.value) if is_process else [argument.value]
+            found += [one for one in parts if isinstance(one, (cst.Name, cst.Attribute, cst.Call))]
+    return found
 
 
 def _variable_set(file: SourceFile, value: cst.CSTNode) -> str:
@@ -335,7 +351,7 @@ def _call_of_others(file: SourceFile, question: cst.CSTNode) -> str:
     """A call in the code that a test decides about by which another library is told to use CUDA."""
     for place in controlled_quietly(file, question):
         for call in file.calls_within(place):
-            package = _package(file, call.func)
+            package = package_of_others(file, call.func)
             if package and _WORD.search(_said_in(call)):
                 return dotted(call.func)
         for start, name in _names_of_others(file):
@@ -359,6 +375,6 @@ def _names_of_others(file: SourceFile) -> list[tuple[int, str]]:
     """Where the file reads names about CUDA of other libraries: ``cv2.dnn.DNN_BACKEND_CUDA``."""
     found = []
     for one in file.tree.of_type(cst.Attribute):
-        if _WORD.search(one.attr.value.replace("_", " ")) and _package(file, one):
+        if _WORD.search(one.attr.value.replace("_", " ")) and package_of_others(file, one):
             found.append((file.span(one).start, dotted(one)))
     return found

@@ -141,10 +141,19 @@ def computes_elsewhere(file: SourceFile) -> str:
                 return f"the file imports `{name}`, which imports `{needed}`, and only NVIDIA GPUs run that"
         if any(one[:2] == ["numba", "cuda"] for one in _modules_named(statement)):
             return "the file has kernels of numba for CUDA"
+    if "ray" in file.tree.imported_packages and (asked := _asking_for_gpus(file)) is not None:
+        line = file.tree.line(file.span(asked).start)
+        return f"line {line} asks Ray for GPUs, which may be NVIDIA's alone"
     if (call := next(iter(operator_calls(file)), None)) is not None:
         line = file.tree.line(file.span(call).start)
         return f"line {line} computes with operators that run on a CPU and with CUDA alone"
     return ""
+
+
+def _asking_for_gpus(file: SourceFile) -> cst.Call | None:
+    """The first call by which a program asks Ray for GPUs for its workers: ``@ray.remote(num_gpus=1)``."""
+    asking = (one for one in file.tree.of_type(cst.Call) if keyword(one, "num_gpus") is not None)
+    return next(asking, None)
 
 
 def _modules_named(statement: cst.Import | cst.ImportFrom) -> list[list[str]]:
