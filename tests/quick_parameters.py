@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,4 +24,17 @@ def quick(values: Mapping[str, Any] | tuple[str, ...], *names: str) -> list[Para
     return [
         pytest.param(value, id=name, marks=() if name in names else pytest.mark.slow)
         for name, value in found.items()
+    ]
+
+
+def few_of(cases: Iterable[Any], step: int) -> list[ParameterSet]:
+    """Returns a parameter for each case of a table; all but the first of every ``step`` of them are slow.
+
+    For tables of many cases that differ in what they say and not in how it is found.
+    """
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow if place % step else ()
+        )
+        for place, case in enumerate(cases)
     ]

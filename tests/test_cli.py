@@ -36,7 +36,10 @@ def test_version_is_also_a_command() -> None:
 
 
 @pytest.mark.usefixtures("warm_starts")
-@pytest.mark.parametrize("arguments", [[], ["info"], ["ops", "build"], ["port"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["ops", "build"], *(pytest.param([name], marks=pytest.mark.slow) for name in ("info", "port"))],
+)
 def test_help_shows_what_the_option_of_that_name_shows(arguments: list[str]) -> None:
     ended = run(AS_MODULE, "help", *arguments)
     assert (ended.returncode, ended.stderr) == (0, "")

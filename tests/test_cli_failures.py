@@ -170,7 +170,7 @@ def test_a_full_device_as_output_is_one_line_from(
     "arguments",
     [
         *EACH_WAY,
-        pytest.param(["ops", "build", "no_such_op"], id="no such op"),
+        pytest.param(["ops", "build", "no_such_op"], id="no such op", marks=pytest.mark.slow),
         pytest.param(["infos"], id="infos"),
     ],
 )
@@ -186,7 +186,7 @@ def test_a_full_device_for_messages_changes_neither_output_nor_exit_code_of(
 
 
 @needs_full_device
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("redirection", [">/dev/full", ">/dev/full 2>/dev/full"])
 def test_python_has_nothing_to_add_when_the_process_ends(redirection: str, unbuffered: str) -> None:
     shown = subprocess.run(

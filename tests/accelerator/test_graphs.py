@@ -418,7 +418,16 @@ def test_a_training_step_replays_as_the_next_step(name: str) -> None:
             torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RAdam, torch.optim.NAdam])
+@pytest.mark.parametrize(
+    "make",
+    [
+        torch.optim.Adam,
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in (torch.optim.AdamW, torch.optim.RAdam, torch.optim.NAdam)
+        ),
+    ],
+)
 @pytest.mark.parametrize("foreach", [False, True])
 def test_an_optimizer_that_counts_steps_in_python_is_refused(
     make: Callable[..., torch.optim.Optimizer], foreach: bool

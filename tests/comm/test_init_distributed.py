@@ -304,7 +304,9 @@ def test_open_mpi_ranks_get_shared_memory_and_torchruns_variables() -> None:
 
 
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
-@pytest.mark.parametrize("timeout", [timedelta(days=365 * 300), timedelta.max])
+@pytest.mark.parametrize(
+    "timeout", [timedelta.max, pytest.param(timedelta(days=365 * 300), marks=pytest.mark.slow)]
+)
 def test_a_timeout_of_centuries_does_not_end_the_meeting(backend: str, timeout: timedelta) -> None:
     environ = {
         "RANK": "{rank}",
@@ -322,7 +324,7 @@ def test_a_timeout_of_centuries_does_not_end_the_meeting(backend: str, timeout: 
     [
         (None, {}, "shm"),
         (None, {"ACCLIMATE_COMM": "gloo"}, "gloo"),
-        ("gloo", {}, "gloo"),
+        pytest.param("gloo", {}, "gloo", marks=pytest.mark.slow),
     ],
 )
 def test_the_backend_is_shared_memory_unless_another_is_asked_for(

@@ -78,7 +78,7 @@ OF_THE_SCRIPT = [
     ),  # what argparse would take for an abbreviation of one of ours, or of several
     pytest.param(["--", "--env", "X=1", "--"], marks=pytest.mark.slow),
     pytest.param(["--version", "run", "info"], marks=pytest.mark.slow),
-    ["-1", "", "two words", "--x=*"],
+    pytest.param(["-1", "", "two words", "--x=*"], marks=pytest.mark.slow),
 ]
 
 
@@ -206,8 +206,10 @@ def test_a_rank_has_as_many_threads_as_cores(script: str) -> None:
     ("quota_us", "ranks", "threads"),
     [
         (150_000, 1, 1),
-        *(pytest.param(*values, marks=pytest.mark.slow) for values in ((100_000, 1, 1), (50_000, 1, 1))),
-        (100_000, 2, 1),
+        *(
+            pytest.param(*values, marks=pytest.mark.slow)
+            for values in ((100_000, 1, 1), (50_000, 1, 1), (100_000, 2, 1))
+        ),
     ],
 )
 @pytest.mark.parametrize(

@@ -21,7 +21,9 @@ from engine_jobs import (
 )
 from hosts import Hosts
 
-MPIS = ("openmpi", "mpich", pytest.param("impi", marks=pytest.mark.slow))
+from quick_parameters import quick
+
+MPIS = quick(("openmpi", "mpich", "impi"), "openmpi")
 """Intel MPI is started as MPICH is, but for three settings."""
 SETTINGS = {
     # Open MPI refuses to be run by root unless told so twice.

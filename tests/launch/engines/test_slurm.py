@@ -50,6 +50,7 @@ def test_ranks_on_two_hosts_reduce_together_with_torch(slurm_jobs: Jobs) -> None
     check_all_reduce(slurm_jobs, *SLURM, code=WITH_TORCH)
 
 
+@pytest.mark.slow
 def test_a_failing_rank_ends_the_other_hosts_ranks_with_its_exit_code(slurm_jobs: Jobs) -> None:
     check_failing_rank(slurm_jobs, *SLURM)
 

@@ -114,7 +114,7 @@ def test_ctrl_c_ends_a_launcher_whose_output_nobody_takes(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the kernel's full disk is not here")
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_standard_output_on_a_full_disk_fails_the_job_after_its_end(tmp_path: Path, ranks: int) -> None:
     code = f"import os, pathlib; print('x'); pathlib.Path({str(tmp_path)!r}, os.environ['RANK']).touch()"
     with open("/dev/full", "wb") as full:

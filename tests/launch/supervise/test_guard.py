@@ -118,7 +118,7 @@ def names_of(pid: int) -> tuple[str, str]:
     return (folder / "comm").read_text().strip(), (folder / "cmdline").read_text().strip("\0")
 
 
-@pytest.mark.parametrize("first", ["launcher", "guards"])
+@pytest.mark.parametrize("first", quick(("launcher", "guards"), "guards"))
 def test_nothing_is_left_when_launcher_and_guards_are_killed_at_once(first: str, tmp_path: Path) -> None:
     text = FAMILY + "ready()\ntime.sleep(600)"
     with launched(command(2, ranks_code(tmp_path, text), "--grace", "60")) as job:
@@ -160,7 +160,7 @@ def may_choose_pids() -> bool:
 
 
 @pytest.mark.skipif(not may_choose_pids(), reason="only root may set the last pid, in kernels that have it")
-@pytest.mark.parametrize("guard", ["lives", "is killed"])
+@pytest.mark.parametrize("guard", quick(("lives", "is killed"), "is killed"))
 def test_a_failed_rank_is_reported_though_a_later_process_has_its_pid(guard: str, tmp_path: Path) -> None:
     text = f"""
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -36,9 +36,11 @@ wait()
 @pytest.mark.parametrize(
     "number",
     [
-        signal.SIGINT,
         signal.SIGTERM,
-        *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGHUP, signal.SIGQUIT)),
+        *(
+            pytest.param(number, marks=pytest.mark.slow)
+            for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+        ),
     ],
 )
 def test_a_signal_to_the_launcher_reaches_every_rank(number: int, tmp_path: Path) -> None:
@@ -50,7 +52,7 @@ def test_a_signal_to_the_launcher_reaches_every_rank(number: int, tmp_path: Path
     assert {f"got{int(number)}-0", f"got{int(number)}-1"} <= names_in(tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_ranks_that_do_not_deal_with_a_signal_make_128_plus_it(number: int, tmp_path: Path) -> None:
     text = "signal.signal(signal.SIGINT, signal.SIG_DFL)\nready()\ntime.sleep(600)"
     with launched(command(2, ranks_code(tmp_path, text))) as job:
@@ -111,7 +113,7 @@ def test_a_signal_that_the_launcher_was_started_to_ignore_is_ignored_by_all(tmp_
         assert job.wait() == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_launcher_whose_parent_blocked_all_signals_still_passes_them_on(
     number: int, tmp_path: Path
 ) -> None:

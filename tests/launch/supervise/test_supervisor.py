@@ -27,7 +27,7 @@ def test_ranks_that_end_well_make_exit_code_0_and_no_word_of_the_launchers() -> 
 
 
 @pytest.mark.parametrize(
-    "exit_code", [3, 255, *(pytest.param(code, marks=pytest.mark.slow) for code in (1, 42))]
+    "exit_code", [255, *(pytest.param(code, marks=pytest.mark.slow) for code in (1, 3, 42))]
 )
 def test_the_exit_code_is_the_failed_ranks_own(exit_code: int) -> None:
     ended = run(2, f"import os, sys; sys.exit({exit_code} if os.environ['RANK'] == '1' else 0)")
@@ -39,9 +39,11 @@ def test_the_exit_code_is_the_failed_ranks_own(exit_code: int) -> None:
 @pytest.mark.parametrize(
     "number",
     [
-        signal.SIGKILL,
         signal.SIGRTMIN + 1,
-        *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGSEGV, signal.SIGTERM)),
+        *(
+            pytest.param(number, marks=pytest.mark.slow)
+            for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)
+        ),
     ],
 )
 def test_a_killed_rank_makes_128_plus_the_signal_and_its_name_is_told(number: int) -> None:

@@ -54,7 +54,11 @@ def test_json_is_one_object_with_everything_and_nothing_beside_it(acclimate: Run
 
 @pytest.mark.parametrize(
     ("options", "weights"),
-    [(("--quantize", "int4"), "int4"), (("--quantize", "int8"), "int8"), ((), "bfloat16")],
+    [
+        (("--quantize", "int4"), "int4"),
+        pytest.param(("--quantize", "int8"), "int8", marks=pytest.mark.slow),
+        ((), "bfloat16"),
+    ],
 )
 def test_the_figures_and_the_json_name_the_format_of_the_weights(
     acclimate: Run, tiny_folder: Path, options: tuple[str, ...], weights: str

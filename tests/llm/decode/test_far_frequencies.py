@@ -15,6 +15,7 @@ from gguf_files import make_model, write_gguf
 sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
 
 from architectures import tiny_model
+from changed_weights import changed
 
 import acclimate
 from acclimate.llm.decode import loop
@@ -76,13 +77,14 @@ def test_texts_with_short_frequencies_take_the_native_step_and_longer_ones_do_no
 
 
 def test_frequencies_that_are_changed_after_a_text_count() -> None:
-    own = copy.deepcopy(made("two lists of factors"))
-    ours = acclimate.init_inference(copy.deepcopy(own))
+    own, ours = pair("two lists of factors")
     before = text(ours, ORIGINAL)
-    for model in (own, ours):
-        model.model.rotary_emb.original_inv_freq.mul_(0.3)
-    found = text(ours, ORIGINAL)
-    assert torch.equal(found, text(own, ORIGINAL))
+    frequencies = [model.model.rotary_emb.original_inv_freq for model in (own, ours)]
+    with changed(*frequencies):
+        for values in frequencies:
+            values.mul_(0.3)
+        found, expected = text(ours, ORIGINAL), text(own, ORIGINAL)
+    assert torch.equal(found, expected)
     assert not torch.equal(found, before)
 
 

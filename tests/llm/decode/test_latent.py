@@ -203,9 +203,7 @@ def test_threads_share_the_latents_of_a_text(threads: int, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("own_descriptions")
-@pytest.mark.parametrize(
-    "name", quick(("v3, yarn, biases", "v2, yarn, no inner queries"), "v2, yarn, no inner queries")
-)
+@pytest.mark.parametrize("name", quick(("v3, yarn, biases", "v2, yarn, no inner queries")))
 def test_the_second_start_reads_the_saved_description(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def test_the_second_start_does_not_prove_again_and_writes_the_same_text(
     assert proofs == [first]
 
 
+@pytest.mark.slow
 def test_a_second_start_keeps_the_limit_of_a_description(tmp_path: Path, proofs: list[Any]) -> None:
     path = write_gguf("phi3", make_model("phi3"), tmp_path / "model.gguf")
     texts, limits = [], []

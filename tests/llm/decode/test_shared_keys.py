@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "split"))
 
+import changed_weights
 from architectures import BASE, randomise, tiny_model
 
 import acclimate
@@ -39,8 +40,8 @@ def layers(count: int) -> dict[str, Any]:
 MODELS: dict[str, dict[str, Any]] = {
     "dense": layers(2),
     "values are keys": layers(2) | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
-    "tokens have numbers for layers": layers(6) | {
-        "num_kv_shared_layers": 4, "use_double_wide_mlp": True, "final_logit_softcapping": 30.0,
+    "tokens have numbers for layers": layers(4) | {
+        "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "final_logit_softcapping": 30.0,
         "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 160,
     },
 }  # fmt: skip
@@ -102,8 +103,8 @@ def test_quantised_weights_give_the_logits_of_the_modules(weight_format: str) ->
 
 def test_the_description_names_what_layers_share() -> None:
     decoder = lean_of(loaded("tokens have numbers for layers")).decoder
-    assert [layer.mixer.shares for layer in decoder.layers] == [None, None, 0, 1, 0, 1]
-    assert [layer.token_input.index for layer in decoder.layers if layer.token_input] == list(range(6))
+    assert [layer.mixer.shares for layer in decoder.layers] == [None, None, 0, 1]
+    assert [layer.token_input.index for layer in decoder.layers if layer.token_input] == list(range(4))
     assert len(decoder.own_mixers) == 2
     inputs = decoder.token_inputs
     assert inputs is not None
@@ -128,14 +129,14 @@ def other_numbers(model: Any) -> None:
     project = own.project_per_layer_inputs
 
     def swapped(self: Any, *args: Any) -> torch.Tensor:
-        return project(self, *args)[:, :, [1, 0, 2, 3, 4, 5]]  # type: ignore[no-any-return]
+        return project(self, *args)[:, :, [1, 0, 2, 3]]  # type: ignore[no-any-return]
 
     model.model.__class__ = type("Swapped", (own,), {"project_per_layer_inputs": swapped})
 
 
 def louder_values(model: Any) -> None:
     """A layer that shares values uses twice of them."""
-    layer = model.model.layers[4].self_attn
+    layer = model.model.layers[2].self_attn
     own: Any = type(layer)
 
     def forward(self: Any, *args: Any, shared_kv_states: Any, **others: Any) -> Any:
@@ -166,12 +167,15 @@ def test_the_benchmark_counts_one_row_of_the_table_of_tokens_numbers() -> None:
 
 
 def test_a_layers_multiplier_that_changes_later_counts() -> None:
-    own, ours = changed("dense", lambda model: None)
-    before = ours.generate(PROMPT, **OPTIONS)
-    for model in (own, ours):
-        model.model.layers[1].layer_scalar.fill_(-2.0)
-    assert torch.equal(ours.generate(PROMPT, **OPTIONS), own.generate(PROMPT, **OPTIONS))
-    assert not torch.equal(ours.generate(PROMPT, **OPTIONS), before)
+    models = made("values are keys"), loaded("values are keys")
+    before = models[1].generate(PROMPT, **OPTIONS)
+    scalars = [model.model.layers[1].layer_scalar for model in models]
+    with changed_weights.changed(*scalars):
+        for scalar in scalars:
+            scalar.fill_(-2.0)
+        expected, found = (model.generate(PROMPT, **OPTIONS) for model in models)
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, before)
 
 
 def of_images() -> Any:

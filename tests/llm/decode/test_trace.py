@@ -245,8 +245,8 @@ WRONG: dict[str, tuple[str, Change]] = {
 }  # fmt: skip
 """Faults of one layer of four."""
 QUICK = (
-    "weights that are scaled by a fifth more", "no bias of the choice", "groups by their best score alone",
-    "gates and ups exchanged", "each fourth expert's second weights of the next", "a norm with one more",
+    "weights that are scaled by a fifth more", "groups by their best score alone",
+    "each fourth expert's second weights of the next",
 )  # fmt: skip
 
 

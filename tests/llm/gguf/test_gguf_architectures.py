@@ -18,11 +18,28 @@ from acclimate.errors import AcclimateError, CorruptModelError, UnsupportedModel
 from acclimate.llm import load_model
 from acclimate.llm.gguf.architectures import ARCHITECTURES
 from acclimate.llm.gguf.convert import converted_gguf
+from quick_parameters import quick
 
 TEXT = "The capital of France is Paris. Ünïcödé, 日本語 12345"
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    quick(
+        tuple(MODELS),
+        "gemma3",
+        "gemma4-shared-keys",
+        "gpt2",
+        "gpt_oss",
+        "lfm2_moe",
+        "llama-yarn",
+        "mixtral",
+        "phi3-long",
+        "qwen3_next",
+        "qwen35_moe",
+        "stablelm2",
+    ),
+)
 def test_a_file_gives_the_weights_the_logits_and_the_tokens_of_its_source(name: str, tmp_path: Path) -> None:
     source = make_model(name)
     path = write_gguf(name, source, tmp_path / f"{name}.gguf")

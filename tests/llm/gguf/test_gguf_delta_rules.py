@@ -19,7 +19,7 @@ from acclimate.llm.decode.loop import step_kind
 from acclimate.llm.files.deferred_tensors import deferred, read
 from acclimate.llm.gguf.convert import BLOCKS, converted_gguf
 from acclimate.llm.gguf.tensors import read_index, stored_blocks
-from quick_parameters import quick
+from quick_parameters import few_of, quick
 
 KIND = gguf.GGMLQuantizationType.Q8_0
 ALWAYS: dict[str, Any] = {"do_sample": False, "eos_token_id": None}
@@ -57,10 +57,10 @@ def round_to_blocks(model: Any) -> Any:
     ("name", "changes", "unpacked"),
     [
         ("qwen35", WHOLE_BLOCKS, set()),
-        ("qwen35", {"linear_key_head_dim": 16, "linear_value_head_dim": 16}, {"out_proj"}),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                ("qwen35", {"linear_key_head_dim": 16, "linear_value_head_dim": 16}, {"out_proj"}),
                 (
                     "qwen35-one-value-head-each",
                     {"linear_key_head_dim": 16, "linear_value_head_dim": 16},
@@ -107,7 +107,7 @@ def test_the_native_step_writes_the_text_of_the_source(name: str, tmp_path: Path
     model = acclimate.init_inference(write_gguf(name, source, tmp_path / "model.gguf"), dtype="float32")
     assert step_kind(model) == "native"
     for ids in (IDS, IDS[1:]):
-        options = {"max_new_tokens": 40, **ALWAYS}
+        options = {"max_new_tokens": 20, **ALWAYS}
         assert torch.equal(model.generate(ids, **options), source.generate(ids, **options))
 
 
@@ -201,60 +201,123 @@ def test_other_ways_to_store_a_model_give_the_same_one(name: str, change: Any, t
 
 @pytest.mark.parametrize(
     ("name", "change", "error", "word"),
-    [
-        *(
-            (name, without(f"{prefix}.{missing}"), CorruptModelError, f"lacks the key {prefix}.{missing}")
-            for name, prefix in (("qwen3_next", "qwen3next"), ("qwen35", "qwen35"))
-            for missing in (
-                *("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank"),
-                "ssm.inner_size",
-            )
-        ),
-        ("qwen35", without("qwen35.rope.dimension_sections"), CorruptModelError, "rope.dimension_sections"),
-        ("qwen35", key("qwen35.rope.dimension_sections", 4), CorruptModelError, "rope.dimension_sections"),
-        (
-            "qwen35",
-            key("qwen35.rope.dimension_sections", [-1, 2, 3]),
-            CorruptModelError,
-            "dimension_sections",
-        ),
-        ("qwen35", key("qwen35.rope.dimension_sections", [0, 0, 0, 0]), UnsupportedModelError, "sections"),
-        ("qwen35", key("qwen35.rope.dimension_sections", [1, 1, 1, 9]), UnsupportedModelError, "sections"),
-        ("qwen35", key("qwen35.rope.dimension_sections", [4, 4]), UnsupportedModelError, "sections"),
-        ("qwen35", key("qwen35.ssm.group_count", 4), CorruptModelError, "ssm.group_count"),
-        ("qwen35", key("qwen35.ssm.inner_size", 47), CorruptModelError, "ssm.inner_size"),
-        ("qwen35", key("qwen35.ssm.inner_size", 96), CorruptModelError, "blk.1.ssm_conv1d.weight"),
-        ("qwen35", key("qwen35.ssm.state_size", 16), CorruptModelError, "blk.1.ssm_conv1d.weight"),
-        ("qwen35", key("qwen35.ssm.group_count", 1 << 31), CorruptModelError, "ssm.group_count"),
-        ("qwen35", key("qwen35.attention.recurrent_layers", [True]), CorruptModelError, "2 blocks"),
-        ("qwen35", key("qwen35.attention.recurrent_layers", [True] * 2), CorruptModelError, "lacks blk.0."),
-        ("qwen35", key("qwen35.attention.recurrent_layers", "all"), CorruptModelError, "recurrent_layers"),
-        ("qwen35", key("qwen35.full_attention_interval", 0), CorruptModelError, "full_attention_interval"),
-        ("qwen35", key("qwen35.nextn_predict_layers", 2), CorruptModelError, "nextn_predict_layers is 2"),
-        ("qwen35", key("qwen35.nextn_predict_layers", "one"), CorruptModelError, "nextn_predict_layers"),
-        ("qwen35", without("blk.1.ssm_alpha.weight"), CorruptModelError, "blk.1.ssm_alpha.weight"),
-        ("qwen35", without("blk.1.ssm_a"), CorruptModelError, "blk.1.ssm_a"),
-        ("qwen35", tensor("blk.1.ssm_dt.bias", 5), CorruptModelError, "blk.1.ssm_dt.bias"),
-        ("qwen35", tensor("blk.1.ssm_out.weight", 48, 32), CorruptModelError, "blk.1.ssm_out.weight"),
-        ("qwen35", tensor("blk.1.ssm_a", 6, value=0.5), CorruptModelError, "numbers below 0"),
-        ("qwen35", tensor("v.blk.0.attn_q.weight", 8, 8), UnsupportedModelError, "v.blk.0.attn_q.weight"),
-        ("qwen35", tensor("blk.0.attn_sinks.weight", 4), UnsupportedModelError, "blk.0.attn_sinks.weight"),
-        ("qwen35", key("qwen35.attention.scale", 0.5), UnsupportedModelError, "attention.scale"),
-        ("qwen35_moe", without("qwen35moe.expert_count"), CorruptModelError, "qwen35moe.expert_count"),
-        ("qwen35_moe", key("qwen35moe.expert_gating_func", 2), UnsupportedModelError, "expert_gating_func"),
-        ("qwen3_next", without("blk.0.attn_gate.weight"), CorruptModelError, "blk.0.attn_gate.weight"),
-        ("qwen3_next", tensor("blk.0.attn_qkv.weight", 128, 32), CorruptModelError, "blk.0.attn_qkv.weight"),
-        ("qwen3_next", tensor("blk.0.ssm_in.weight", 64, 32), CorruptModelError, "blk.0.ssm_in.weight"),
-        ("qwen3_next", tensor("blk.0.ssm_ba.weight", 6, 32), CorruptModelError, "blk.0.ssm_ba.weight"),
-        ("lfm2_moe", without("lfm2moe.expert_gating_func"), CorruptModelError, "lfm2moe.expert_gating_func"),
-        ("lfm2_moe", key("lfm2moe.expert_gating_func", 1), UnsupportedModelError, "expert_gating_func"),
-        ("lfm2_moe", key("lfm2moe.leading_dense_block_count", 3), CorruptModelError, "blk.3.ffn_up_exps"),
-        ("lfm2_moe", key("lfm2moe.leading_dense_block_count", 0), CorruptModelError, "blk.0.ffn_up_exps"),
-        ("lfm2_moe", key("lfm2moe.attention.sliding_window", 8), UnsupportedModelError, "sliding_window"),
-        ("lfm2_moe", without("lfm2moe.shortconv.l_cache"), CorruptModelError, "lfm2moe.shortconv.l_cache"),
-        ("lfm2_moe", without("blk.1.exp_probs_b.bias"), CorruptModelError, "blk.1.exp_probs_b.bias"),
-        ("lfm2_moe", tensor("blk.1.exp_probs_b.bias", 3), CorruptModelError, "blk.1.exp_probs_b.bias"),
-    ],
+    few_of(
+        [
+            *(
+                (name, without(f"{prefix}.{missing}"), CorruptModelError, f"lacks the key {prefix}.{missing}")
+                for name, prefix in (("qwen3_next", "qwen3next"), ("qwen35", "qwen35"))
+                for missing in (
+                    *("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank"),
+                    "ssm.inner_size",
+                )
+            ),
+            (
+                "qwen35",
+                without("qwen35.rope.dimension_sections"),
+                CorruptModelError,
+                "rope.dimension_sections",
+            ),
+            (
+                "qwen35",
+                key("qwen35.rope.dimension_sections", 4),
+                CorruptModelError,
+                "rope.dimension_sections",
+            ),
+            (
+                "qwen35",
+                key("qwen35.rope.dimension_sections", [-1, 2, 3]),
+                CorruptModelError,
+                "dimension_sections",
+            ),
+            (
+                "qwen35",
+                key("qwen35.rope.dimension_sections", [0, 0, 0, 0]),
+                UnsupportedModelError,
+                "sections",
+            ),
+            (
+                "qwen35",
+                key("qwen35.rope.dimension_sections", [1, 1, 1, 9]),
+                UnsupportedModelError,
+                "sections",
+            ),
+            ("qwen35", key("qwen35.rope.dimension_sections", [4, 4]), UnsupportedModelError, "sections"),
+            ("qwen35", key("qwen35.ssm.group_count", 4), CorruptModelError, "ssm.group_count"),
+            ("qwen35", key("qwen35.ssm.inner_size", 47), CorruptModelError, "ssm.inner_size"),
+            ("qwen35", key("qwen35.ssm.inner_size", 96), CorruptModelError, "blk.1.ssm_conv1d.weight"),
+            ("qwen35", key("qwen35.ssm.state_size", 16), CorruptModelError, "blk.1.ssm_conv1d.weight"),
+            ("qwen35", key("qwen35.ssm.group_count", 1 << 31), CorruptModelError, "ssm.group_count"),
+            ("qwen35", key("qwen35.attention.recurrent_layers", [True]), CorruptModelError, "2 blocks"),
+            (
+                "qwen35",
+                key("qwen35.attention.recurrent_layers", [True] * 2),
+                CorruptModelError,
+                "lacks blk.0.",
+            ),
+            (
+                "qwen35",
+                key("qwen35.attention.recurrent_layers", "all"),
+                CorruptModelError,
+                "recurrent_layers",
+            ),
+            (
+                "qwen35",
+                key("qwen35.full_attention_interval", 0),
+                CorruptModelError,
+                "full_attention_interval",
+            ),
+            ("qwen35", key("qwen35.nextn_predict_layers", 2), CorruptModelError, "nextn_predict_layers is 2"),
+            ("qwen35", key("qwen35.nextn_predict_layers", "one"), CorruptModelError, "nextn_predict_layers"),
+            ("qwen35", without("blk.1.ssm_alpha.weight"), CorruptModelError, "blk.1.ssm_alpha.weight"),
+            ("qwen35", without("blk.1.ssm_a"), CorruptModelError, "blk.1.ssm_a"),
+            ("qwen35", tensor("blk.1.ssm_dt.bias", 5), CorruptModelError, "blk.1.ssm_dt.bias"),
+            ("qwen35", tensor("blk.1.ssm_out.weight", 48, 32), CorruptModelError, "blk.1.ssm_out.weight"),
+            ("qwen35", tensor("blk.1.ssm_a", 6, value=0.5), CorruptModelError, "numbers below 0"),
+            ("qwen35", tensor("v.blk.0.attn_q.weight", 8, 8), UnsupportedModelError, "v.blk.0.attn_q.weight"),
+            (
+                "qwen35",
+                tensor("blk.0.attn_sinks.weight", 4),
+                UnsupportedModelError,
+                "blk.0.attn_sinks.weight",
+            ),
+            ("qwen35", key("qwen35.attention.scale", 0.5), UnsupportedModelError, "attention.scale"),
+            ("qwen35_moe", without("qwen35moe.expert_count"), CorruptModelError, "qwen35moe.expert_count"),
+            (
+                "qwen35_moe",
+                key("qwen35moe.expert_gating_func", 2),
+                UnsupportedModelError,
+                "expert_gating_func",
+            ),
+            ("qwen3_next", without("blk.0.attn_gate.weight"), CorruptModelError, "blk.0.attn_gate.weight"),
+            (
+                "qwen3_next",
+                tensor("blk.0.attn_qkv.weight", 128, 32),
+                CorruptModelError,
+                "blk.0.attn_qkv.weight",
+            ),
+            ("qwen3_next", tensor("blk.0.ssm_in.weight", 64, 32), CorruptModelError, "blk.0.ssm_in.weight"),
+            ("qwen3_next", tensor("blk.0.ssm_ba.weight", 6, 32), CorruptModelError, "blk.0.ssm_ba.weight"),
+            (
+                "lfm2_moe",
+                without("lfm2moe.expert_gating_func"),
+                CorruptModelError,
+                "lfm2moe.expert_gating_func",
+            ),
+            ("lfm2_moe", key("lfm2moe.expert_gating_func", 1), UnsupportedModelError, "expert_gating_func"),
+            ("lfm2_moe", key("lfm2moe.leading_dense_block_count", 3), CorruptModelError, "blk.3.ffn_up_exps"),
+            ("lfm2_moe", key("lfm2moe.leading_dense_block_count", 0), CorruptModelError, "blk.0.ffn_up_exps"),
+            ("lfm2_moe", key("lfm2moe.attention.sliding_window", 8), UnsupportedModelError, "sliding_window"),
+            (
+                "lfm2_moe",
+                without("lfm2moe.shortconv.l_cache"),
+                CorruptModelError,
+                "lfm2moe.shortconv.l_cache",
+            ),
+            ("lfm2_moe", without("blk.1.exp_probs_b.bias"), CorruptModelError, "blk.1.exp_probs_b.bias"),
+            ("lfm2_moe", tensor("blk.1.exp_probs_b.bias", 3), CorruptModelError, "blk.1.exp_probs_b.bias"),
+        ],
+        3,
+    ),
 )
 def test_what_a_file_lacks_or_contradicts_is_named(
     name: str, change: Change, error: type[AcclimateError], word: str, tmp_path: Path

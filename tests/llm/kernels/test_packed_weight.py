@@ -280,7 +280,7 @@ def test_a_forked_child_has_threads_of_its_own(fresh: FreshProcesses) -> None:
     assert told == {"status": 0, "same": True}
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "q4_k"])
+@pytest.mark.parametrize("kind", ["q4_k", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_compiled_code_keeps_the_product_in_its_graph(kind: str) -> None:
     weight, _ = make(kind, 20, 256)
 

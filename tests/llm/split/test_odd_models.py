@@ -10,15 +10,12 @@ import torch
 from odd_models import (
     BLOCKS,
     SPLIT,
-    BatchBranch,
     HeadBuffers,
-    HiddenNorm,
     Keywords,
     LongBranch,
     LowRank,
     Model,
     OneTokenBranch,
-    RawHeads,
     TiedInAnotherRole,
     Transposed,
     TwoSinks,
@@ -69,14 +66,11 @@ def gap(one: Tensor, other: Tensor) -> float:
 QUICK = (
     LongBranch,
     OneTokenBranch,
-    BatchBranch,
     HeadBuffers,
-    HiddenNorm,
     Transposed,
     Keywords,
     TwoSinks,
     LowRank,
-    RawHeads,
     TiedInAnotherRole,
 )
 

@@ -21,10 +21,8 @@ from acclimate.llm.split.collectives import ThreadRanks, on_threads
 # One of each kind: grouped queries, fused layouts, experts, sinks, latent attention, wide norms.
 NAMED = [
     "gpt2",
-    "olmo2",
     "deepseek_v3",
     "gpt_oss",
-    "phi3",
 ]
 QUICK = ("gpt2",)
 

@@ -69,7 +69,7 @@ def test_a_writer_killed_in_mid_write_leaves_the_old_file_or_the_new_one(
 # -- forked ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", quick(ENGINES, "io_uring", "threads"))
 def test_a_forked_child_has_an_engine_of_its_own_and_the_parent_keeps_its_requests(
     engine: str, fresh: FreshProcesses, tmp_path: Path
 ) -> None:
@@ -121,7 +121,7 @@ def test_a_process_that_ends_finishes_what_it_asked_for(engine: str, tmp_path: P
     assert path.read_bytes() == b"\7" * 10_000_001
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", quick(ENGINES, "io_uring", "threads"))
 def test_a_handle_freed_with_requests_on_their_way_finishes_them(engine: str, tmp_path: Path) -> None:
     expected = random_bytes(10_000_001)
     handle = make_handle(engine, block_size=65536, queue_depth=4)
@@ -145,7 +145,7 @@ def slow_write(handle: AsyncIOHandle, path: Path) -> torch.Tensor:
     return data
 
 
-@pytest.mark.parametrize("engine", quick(("io_uring", "aio", "threads"), "io_uring", "threads"))
+@pytest.mark.parametrize("engine", quick(("io_uring", "aio", "threads"), "io_uring"))
 def test_other_python_threads_run_while_one_waits(engine: str, tmp_path: Path) -> None:
     def turns_per_second() -> float:
         """How often another thread had its turn during a wait."""
@@ -174,7 +174,7 @@ def test_other_python_threads_run_while_one_waits(engine: str, tmp_path: Path) -
     assert any(turns_per_second() > 30 for _ in range(5))
 
 
-@pytest.mark.parametrize("engine", quick(("io_uring", "aio", "threads"), "io_uring", "threads"))
+@pytest.mark.parametrize("engine", quick(("io_uring", "aio", "threads"), "threads"))
 def test_ctrl_c_ends_a_wait_and_the_requests_can_be_waited_for_again(engine: str, tmp_path: Path) -> None:
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

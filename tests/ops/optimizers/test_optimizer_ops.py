@@ -63,7 +63,10 @@ OPS = {
                   eps=1e-10, grad_scale=0.5),
 }  # fmt: skip
 each_op = pytest.mark.parametrize("op", OPS.values(), ids=OPS.keys())
-some_ops = pytest.mark.parametrize("op", quick(OPS, "adamw", "lion"))
+ISAS = tuple(simd.usable_isas())
+some_ops = pytest.mark.parametrize("op", quick(OPS, "adamw"))
+each_isa = pytest.mark.parametrize("isa", quick(ISAS, ISAS[0], ISAS[-1]))
+"""Quick for plain code and for the best instruction set of this machine."""
 one_op = pytest.mark.parametrize("op", quick(OPS, "lion"))
 
 
@@ -95,7 +98,7 @@ def same_bits(one: list[list[Tensor]], other: list[list[Tensor]]) -> bool:
 
 
 @some_ops
-@pytest.mark.parametrize("isa", simd.usable_isas())
+@each_isa
 def test_every_instruction_set_gives_the_bits_of_plain_torch(op: Op, isa: str) -> None:
     native = op.native()
     for dtypes in itertools.product(FLOATS, FLOATS, FLOATS, FLOATS):
@@ -107,7 +110,7 @@ def test_every_instruction_set_gives_the_bits_of_plain_torch(op: Op, isa: str) -
 
 
 @each_op
-@pytest.mark.parametrize("isa", simd.usable_isas())
+@each_isa
 def test_denormal_and_overflowing_values_are_converted_alike(op: Op, isa: str) -> None:
     native = op.native()
     for dtype, scale in itertools.product(FLOATS, (1e-41, 1e-39, 6e-8, 1e4)):
@@ -118,7 +121,7 @@ def test_denormal_and_overflowing_values_are_converted_alike(op: Op, isa: str) -
         assert same_bits(found, expected), (dtype, scale)
 
 
-@pytest.mark.parametrize("isa", simd.usable_isas())
+@each_isa
 @pytest.mark.parametrize("dtype", FLOATS[1:], ids=str)
 def test_every_16_bit_value_survives_a_pass_and_every_rounding_is_torch_s(
     isa: str, dtype: torch.dtype

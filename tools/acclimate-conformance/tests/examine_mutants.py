@@ -1,6 +1,6 @@
 """Examines planted faults, all in this one process, and writes what the checks say as JSON.
 
-python examine_mutants.py MODULE NAMES [PROFILE]
+python examine_mutants.py MODULES NAMES [PROFILE]
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from acclimate_conformance.runner.catalog import checks
 from acclimate_conformance.runner.examine import examine
 
 
-def main(module: str, names: str, profile: str | None = None) -> None:
+def main(modules: str, names: str, profile: str | None = None) -> None:
     """Writes a name, check and outcome for each of the names, or for all but those after a minus sign."""
     # What a check runs, compilers among it, may write to standard output, which is the answer's alone.
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    table = importlib.import_module(module).CAUGHT_BY
-    table = table if profile is None else table[profile]
+    imported = [importlib.import_module(module) for module in modules.split(",")]
     catalog = {check.id: check for check in checks()}
     gc.collect()
     gc.freeze()  # as the worker does: each check collects garbage
@@ -35,11 +34,14 @@ def main(module: str, names: str, profile: str | None = None) -> None:
     def is_chosen(mutant: type) -> bool:
         return (mutant.__name__ in named) != others
 
-    found = [one(mutant, check, catalog[check]) for mutant, check in table.items() if is_chosen(mutant)]
-    sound = getattr(importlib.import_module(module), "SOUND", {}) if not profile else {}
-    for right, ids in sound.items():
-        if is_chosen(right):
-            found += [{**one(right, check, catalog[check]), "sound": True} for check in ids]
+    found = []
+    for module in imported:
+        table = module.CAUGHT_BY if profile is None else module.CAUGHT_BY.get(profile, {})
+        found += [one(mutant, check, catalog[check]) for mutant, check in table.items() if is_chosen(mutant)]
+        sound = getattr(module, "SOUND", {}) if not profile else {}
+        for right, ids in sound.items():
+            if is_chosen(right):
+                found += [{**one(right, check, catalog[check]), "sound": True} for check in ids]
     with answer:
         json.dump(found, answer)
 
@@ -53,6 +55,7 @@ def one(accelerator_class: type[Accelerator], check: str, examined: Check) -> di
     finally:
         getattr(subject.accelerator, "uninstall", bool)()  # what is outside of the class
     return {
+        "module": accelerator_class.__module__,
         "name": accelerator_class.__name__,
         "check": check,
         "sound": False,

@@ -27,7 +27,11 @@ import mutants  # noqa: E402
 import state_mutants  # noqa: E402
 import value_mutants  # noqa: E402
 
-Examined: TypeAlias = Callable[..., dict[tuple[str, str], dict[str, Any]]]
+Examined: TypeAlias = Callable[..., list[dict[str, Any]]]
+OF_THE_CPU = (
+    mutants, state_mutants, value_mutants, argument_mutants, edge_mutants, host_mutants,
+    communication_mutants,
+)  # fmt: skip
 LONG = {
     "ReducesNothing", "SpoiledByFork", "EndlessMemory", "LastLaunchedCount", "UnavailableAfterAFork",
     "OtherLaunchersCount", "CompileBackendOfAThread", "ClaimsDomains", "LimitIgnored",
@@ -36,7 +40,7 @@ LONG = {
     "GateHasAnotherSlope", "ScaleGrowsToInfinity", "DrawsOf32Bits", "NormalNumbersInPairs", "WeightsStayCast",
     "DrawsPlacesTwice", "LaunchedRankForgotten", "ToolkitDetectsAnomalies", "CountingDraws",
     "ResetByPlaceOnly", "EverySeventhNameIsEmpty", "LargeBlocksKept", "OneBlockIsKept",
-    "BarrierOfDevicesReturns",
+    "BarrierOfDevicesReturns", "OthersMemoryIsFree", "LionSwapsItsDecays",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip
 """Faults whose checks take about a second of processor time or more."""
@@ -44,29 +48,38 @@ EACH_LENGTH = pytest.mark.parametrize(
     "are_long", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["quick", "long"]
 )
 ON_SIM = (
-    ("sim_mutants", ""), ("sim_mutants", "sync=check"), ("sim_mutants", "mps-like"), ("operator_mutants", ""),
-    pytest.param("sim_mutants", "devices=2", marks=pytest.mark.slow),
+    ("sim_mutants", ""), ("sim_mutants", "sync=check"), ("operator_mutants", ""),
+    *(pytest.param("sim_mutants", profile, marks=pytest.mark.slow) for profile in ("mps-like", "devices=2")),
 )  # fmt: skip
 """Modules with faults of the emulated device, each with a profile."""
+OF_THE_EMULATED_DEVICE = ("sim_mutants", "operator_mutants")
 
 
 @pytest.fixture(scope="module")
 def examined(warm_python: WarmPython) -> Examined:
-    """What the checks say of the quick or the long faults of a module, which share a process."""
+    """What the checks say of the quick or the long faults of the CPU, or of a profile of the emulated device.
+
+    They share a process.
+    """
 
     @cache
-    def examine(module: str, are_long: bool, *profile: str) -> dict[str, dict[str, Any]]:
+    def examine(are_long: bool, *profile: str) -> list[dict[str, Any]]:
         environment = {**plain_environment(), "ACCLIMATE_SIM": "".join(profile)}
         if profile:
             environment["ACCLIMATE_ACCELERATOR"] = "sim"
+        modules = OF_THE_EMULATED_DEVICE if profile else [module.__name__ for module in OF_THE_CPU]
         names = ",".join(sorted(LONG))
-        command = [sys.executable, "examine_mutants.py", module, names if are_long else f"-{names}", *profile]
+        command = [
+            sys.executable, "examine_mutants.py", ",".join(modules), names if are_long else f"-{names}",
+            *profile,
+        ]  # fmt: skip
         with warm_python.in_place():
             run = subprocess.run(
                 command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=600
             )
         assert run.returncode == 0, run.stderr
-        return {(result["name"], result["check"]): result for result in json.loads(run.stdout)}
+        found: list[dict[str, Any]] = json.loads(run.stdout)
+        return found
 
     return examine
 
@@ -80,18 +93,19 @@ def require_found(result: dict[str, Any], fault: str | None) -> None:
     "mutant",
     [
         pytest.param(mutant, marks=pytest.mark.slow if mutant.__name__ in LONG else ())
-        for module in (
-            mutants, state_mutants, value_mutants, argument_mutants, edge_mutants, host_mutants,
-            communication_mutants,
-        )
+        for module in OF_THE_CPU
         for mutant in module.CAUGHT_BY
     ],
     ids=lambda mutant: mutant.__name__,
-)  # fmt: skip
+)
 def test_the_check_finds_the_fault_in_the_cpu(mutant: type, examined: Examined) -> None:
     check = sys.modules[mutant.__module__].CAUGHT_BY[mutant]
-    found = examined(mutant.__module__, mutant.__name__ in LONG)
-    require_found(found[mutant.__name__, check], mutant.__doc__)
+    (found,) = [
+        result
+        for result in examined(mutant.__name__ in LONG)
+        if (result["module"], result["name"], result["check"]) == (mutant.__module__, mutant.__name__, check)
+    ]
+    require_found(found, mutant.__doc__)
 
 
 @EACH_LENGTH
@@ -100,7 +114,8 @@ def test_the_checks_find_the_faults_in_the_emulated_device(
     module: str, profile: str, are_long: bool, examined: Examined
 ) -> None:
     pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
-    faults = [result for result in examined(module, are_long, profile).values() if not result["sound"]]
+    found = [result for result in examined(are_long, profile) if result["module"] == module]
+    faults = [result for result in found if not result["sound"]]
     assert faults or are_long
     for result in faults:
         require_found(result, result["name"])
@@ -117,7 +132,8 @@ def test_what_is_unusual_but_right_fails_no_check(
 ) -> None:
     if profile:
         pytest.importorskip("acclimate_sim", reason="the emulated accelerator is not installed")
-    sound = [result for result in examined(module, are_long, *profile).values() if result["sound"]]
+    found = [result for result in examined(are_long, *profile) if result["module"] == module]
+    sound = [result for result in found if result["sound"]]
     assert are_long or any(result["outcome"] == "passed" for result in sound)
     for result in sound:
         assert result["outcome"] != "failed", f"{result['name']}, {result['check']}: {result['reason']}"

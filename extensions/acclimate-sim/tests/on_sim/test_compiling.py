@@ -68,7 +68,9 @@ def test_a_transformer_compiles_and_recompiles_for_other_shapes(way: str, train:
             torch.testing.assert_close(*grads)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [way if way in ("inductor", "sim") else pytest.param(way, marks=pytest.mark.slow) for way in WAYS]
+)
 def test_attention_compiles_and_recompiles_for_other_shapes(way: str) -> None:
     def loss(query: torch.Tensor) -> torch.Tensor:
         return attention(query, query, query, is_causal=True).square().sum()
@@ -82,7 +84,11 @@ def test_attention_compiles_and_recompiles_for_other_shapes(way: str) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"mode": "reduce-overhead"}, {"dynamic": True}, {"options": {"max_autotune": True}}],
+    [
+        {"mode": "reduce-overhead"},
+        {"dynamic": True},
+        pytest.param({"options": {"max_autotune": True}}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_every_mode_of_torch_compile_runs(options: dict[str, Any]) -> None:

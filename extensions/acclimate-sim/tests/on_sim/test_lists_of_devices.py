@@ -28,7 +28,10 @@ def test_flex_attention_still_refuses_other_devices() -> None:
         flex_attention(query, query, query)
 
 
-@pytest.mark.parametrize("backend", [None, "aot_eager", "inductor", "sim"])
+@pytest.mark.parametrize(
+    "backend",
+    [None, *(pytest.param(name, marks=pytest.mark.slow) for name in ("aot_eager", "inductor")), "sim"],
+)
 def test_a_checkpoint_drops_the_same_elements_in_backward(backend: str | None) -> None:
     torch._dynamo.reset()
 

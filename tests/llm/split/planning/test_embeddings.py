@@ -74,8 +74,8 @@ def parts_give(model: nn.Module, plan: Plan, tokens: Tensor) -> list[Tensor | st
     return on_threads(plan.size, work)
 
 
-@pytest.mark.parametrize("size", [2, 3, 25])
-@pytest.mark.parametrize("token", [20, 21, 1 << 40, -1])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow), 25])
+@pytest.mark.parametrize("token", [20, pytest.param(21, marks=pytest.mark.slow), 1 << 40, -1])
 def test_a_token_beyond_the_vocabulary_is_the_same_error_on_all_ranks(token: int, size: int) -> None:
     model = Model(nn.Embedding(20, 6))
     tokens = torch.tensor([[1, token, 19]])
