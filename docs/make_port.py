@@ -44,7 +44,8 @@ Safe and unsafe edits:
 - A device's name that goes to a library other than torch is not edited, or the edit is unsafe. So is a device beside
   code that gives a tensor's memory or device to TensorRT, ONNX Runtime, CuPy or PyCUDA, or that calls a function which
   chooses CUDA or the CPU by itself (`torchsummary.summary(model, size)`, Lightning's `Trainer()`), or that gets the
-  number of a device (`device_id=rank`).
+  number of a device (`device_id=rank`). So is a flag or a number of devices that another library, another process or a
+  text gets, which may mean CUDA by it, and a device in a file that cannot be imported without a package for NVIDIA GPUs.
 
 Edits that belong together:
 

@@ -22,6 +22,7 @@ import acclimate
 from acclimate.llm.decode import proof
 from acclimate.llm.decode.description import (
     Decoder,
+    Experts,
     Layer,
     Matrix,
     Norm,
@@ -33,7 +34,7 @@ from acclimate.llm.decode.lean import LeanDecoder
 from acclimate.llm.decode.loop import lean_decoder, step_kind
 from acclimate.llm.decode.native import NativeDecoder
 from acclimate.llm.decode.staleness import has_hooks
-from acclimate.llm.decode.trace import Watched
+from acclimate.llm.decode.trace import Watched, allows
 from quick_parameters import quick
 
 Change = Callable[[Any], Any]
@@ -288,3 +289,19 @@ def test_what_another_thread_asks_of_the_model_is_not_noted() -> None:
 def test_a_wrong_router_is_named() -> None:
     with pytest.raises(NotRepresentedError, match=f"the router of layer {CHANGED} chooses other experts"):
         prove("dots1", router(choice_bias=None))
+
+
+@pytest.mark.parametrize("chosen", [0, 1])
+def test_either_of_two_experts_with_equal_rounded_scores_may_be_chosen(chosen: int) -> None:
+    router = next(
+        layer.mlp.router for layer in described("lfm2_moe")[1].layers if isinstance(layer.mlp, Experts)
+    )
+    count, used = 32, router.used
+    logits = torch.linspace(-3, -2, count)
+    others = list(range(2, used + 1))
+    logits[others], logits[0], logits[1] = 2.0, 1.0, 1.0005
+    router = replace(router, choice_bias=None)
+    assert router.scores_of(logits, torch.bfloat16)[:2].unique().numel() == 1
+    choice = torch.tensor([[chosen, *others]])
+    assert bool(allows(router, logits[None], choice, 1e-5, torch.bfloat16).all())
+    assert not bool(allows(router, logits[None], choice + count - used - 1, 1e-5, torch.bfloat16).any())

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
@@ -166,16 +167,23 @@ def test_a_converted_model_that_seems_whole_but_does_not_load_is_made_again_once
         acclimate_package.generate(PROMPT, model=tiny_gguf, max_new_tokens=3)
 
 
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({}, "the scale of a block is infinite or NaN"),
+        ({"dtype": "float32"}, r"it contains values .* \(NaN\)"),
+    ],
+)
 def test_a_broken_block_is_told_once_with_the_users_file(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    options: dict[str, Any], fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write_tiny_gguf("llama", tmp_path / "tiny.gguf")
     tensor = next(t for t in gguf.GGUFReader(path).tensors if "ffn_down" in t.name)
     content = bytearray(path.read_bytes())
     content[tensor.data_offset : tensor.data_offset + 2] = b"\x00\x7e"  # NaN as the scale of the first block
     path.write_bytes(content)
-    with pytest.raises(CorruptModelError, match=r"the scale of a block is infinite or NaN") as raised:
-        acclimate_package.generate(PROMPT, model=path, max_new_tokens=3)
+    with pytest.raises(CorruptModelError, match=fault) as raised:
+        acclimate_package.generate(PROMPT, model=path, max_new_tokens=3, **options)
     assert str(path) in str(raised.value)
     assert "damaged" not in caplog.text
 

@@ -291,6 +291,8 @@ def allows(router: Router, logits: Tensor, choice: Tensor, nudge: float, dtype: 
     is_chosen = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, choice, True)
     change = nudge * logits.abs().amax(-1, keepdim=True)
     scores = router.biased(router.scores_of(torch.where(is_chosen, logits + change, logits - change), dtype))
+    # Rounded to the model's dtype, scores of two experts can be equal in spite of the change.
+    scores = torch.where(is_chosen, scores.nextafter(scores.new_tensor(math.inf)), scores)
     groups, of_groups = router.groups, None
     if groups is not None:
         # Which groups are used does not show if none of a group is chosen. One is not, if it has a better

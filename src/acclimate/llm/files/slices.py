@@ -78,7 +78,7 @@ class Slice:
         def read(region: Region) -> None:
             piece = values[tuple(slice(start, stop) for start, stop in region)]
             read_into(self.shard, region, piece)
-            if _has_nan(piece):
+            if has_nan(piece):
                 raise CorruptModelError(
                     f"the tensor {self.name} in {source} is corrupt: it contains values that are not numbers "
                     "(NaN)"
@@ -134,7 +134,7 @@ def _tensors(module: torch.nn.Module, leaf: str) -> dict[str, Any]:
     return module._parameters if leaf in module._parameters else module._buffers
 
 
-def _has_nan(tensor: torch.Tensor) -> bool:
+def has_nan(tensor: torch.Tensor) -> bool:
     """Whether a tensor contains a NaN."""
     if not tensor.is_floating_point() or tensor.dtype.itemsize == 1 or prod(tensor.shape) == 0:
         return False

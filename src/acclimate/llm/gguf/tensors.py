@@ -34,6 +34,7 @@ from acclimate.llm.files.deferred_tensors import Source, deferred, read, sources
 from acclimate.llm.files.matrix_parts import MatrixPart, matrix_parts
 from acclimate.llm.files.open_file import FileState, OpenFile
 from acclimate.llm.files.regions import Region
+from acclimate.llm.files.slices import has_nan
 from acclimate.llm.gguf.architectures import ARCHITECTURES
 from acclimate.llm.gguf.config import Architecture
 from acclimate.llm.gguf.header import GGUFHeader, TensorEntry
@@ -493,6 +494,9 @@ def write_safetensors(tensors: list[GGUFTensor], target: Path, advance: Callable
 
     Each value is unpacked to float32 and rounded once. ``advance`` gets the number of bytes since its last
     call.
+
+    Raises:
+        CorruptModelError: a value is NaN; the message names the source.
     """
     header, _ = safetensors_header({tensor.name: tensor for tensor in tensors})
     with target.open("wb") as file:
@@ -500,6 +504,12 @@ def write_safetensors(tensors: list[GGUFTensor], target: Path, advance: Callable
         for tensor in tensors:
             whole = deferred(tensor)
             for region in tensor.pieces():
-                data = read(whole, region).view(torch.uint8).numpy()  # as bytes: numpy has no bfloat16
+                values = read(whole, region)
+                if has_nan(values):
+                    raise CorruptModelError(
+                        f"the tensor {tensor.name} in {tensor.file.path} is corrupt: it contains values that "
+                        "are not numbers (NaN)"
+                    )
+                data = values.view(torch.uint8).numpy()  # as bytes: numpy has no bfloat16
                 file.write(data.data)
                 advance(data.nbytes)

@@ -28,7 +28,7 @@ from acclimate_port.new_code.placement import new_lines
 from acclimate_port.new_code.printed_text import with_printed_text
 from acclimate_port.rules import BY_NAME, RULES
 from acclimate_port.rules.base import Finding, Outcome, Rule
-from acclimate_port.source.cuda_packages import CUDA_PACKAGES
+from acclimate_port.source.cuda_packages import CUDA_PACKAGES, OPERATORS
 from acclimate_port.source.survey import Survey
 from acclimate_port.source.tree import Span, parse_as_python
 from acclimate_port.source_file import SourceFile
@@ -38,11 +38,11 @@ _TORCH = (b"torch", b"nccl", b"cuda", b"deepspeed", b"nvidia-smi", b"nvml", b"gp
 _WORDS = (
     *(b"cuda", b"nccl", b"nvml", b"gputil", b"gpustat", b"nvitop", b"cudnn", b"nvidia-smi", b"cpp_extension"),
     *(b"syncbatchnorm", b"sync_batchnorm", b"dataparallel", b"pin_memory", b"op_builder"),
-    *(b"autocast_gpu", b"autocast_enabled"),
+    *(b"autocast_gpu", b"autocast_enabled", b"lightning"),
 )
 _FORMS = re.compile(rb"\bdata_parallel\(|device_ids?\b|\.to\(\s*" + _INDEX + rb"|device\s*[=(]\s*" + _INDEX)
-_PACKAGES = re.compile(rb"\b(?:" + "|".join(sorted(CUDA_PACKAGES)).lower().encode() + rb")\b")
-_PACKAGE_WORDS = tuple(name.lower().encode() for name in sorted(CUDA_PACKAGES))
+_PACKAGE_WORDS = tuple(name.lower().encode() for name in sorted((*CUDA_PACKAGES, *OPERATORS)))
+_PACKAGES = re.compile(rb"\b(?:" + b"|".join(map(re.escape, _PACKAGE_WORDS)) + rb")\b")
 """A file without any of these has nothing to port; a quick test that needs no syntax tree.
 
 Looking for plain words takes a tenth of the time of a pattern, so the patterns come last.

@@ -49,8 +49,6 @@ STARTS_OR_DIVIDES = [
     "n = torch.cuda.device_count()\nfor i in range(n):\n    p = mp.Process(target=main, args=(i,))\n    p.start()",
     "pool = mp.Pool(torch.cuda.device_count())",
     "pool = mp.Pool(processes=torch.cuda.device_count())",
-    "command = ['torchrun', '--nproc_per_node', str(torch.cuda.device_count()), 'train.py']",
-    "command = f'torchrun --nproc_per_node={torch.cuda.device_count()} train.py'",
     "device = rank % torch.cuda.device_count()",
     "node = rank // torch.cuda.device_count()",
     "batch = int(args.batch / torch.cuda.device_count())",

@@ -247,7 +247,7 @@ def test_what_chooses_no_device_is_ported_beside_what_stays(kind: str, target: s
 
 
 OWN = {
-    "a kernel": "import flash_attn\n\n\ndef g(x):\n    if x.is_cuda:\n        return flash_attn.flash_attn_func(x)\n    return x\n",
+    "a kernel": "try:\n    import flash_attn\nexcept ImportError:\n    pass\n\n\ndef g(x):\n    if x.is_cuda:\n        return flash_attn.flash_attn_func(x)\n    return x\n",
     "another library": "import faster_whisper\n\n\ndef g():\n    return faster_whisper.WhisperModel(device='cuda')\n",
     "a line that the user keeps": "def g(x: torch.Tensor):\n    return x.cuda()  # acclimate: ignore\n",
     "pinning": "def g(device, options):\n    options['pin_memory'] = device.type == 'cuda'\n",

@@ -48,7 +48,7 @@ def test_what_needs_no_edit_on_other_devices_is_reported_and_counts_as_no_code_f
 
 
 def test_a_package_for_nvidia_alone_holds_no_other_edit_back() -> None:
-    source = "import torch\nfrom flash_attn import flash_attn_func\n\n\ndef f(q, k, v):\n    return flash_attn_func(q, k, v)\n\n\ndef make(n):\n    return torch.ones(n, device='cuda')\n"
+    source = "import torch\n\ntry:\n    from flash_attn import flash_attn_func\nexcept ImportError:\n    pass\n\n\ndef f(q, k, v):\n    return flash_attn_func(q, k, v)\n\n\ndef make(n):\n    return torch.ones(n, device='cuda')\n"
     found = {site.text: site.status for site in port_text(source, Settings()).sites}
     assert found == {"flash_attn_func(q, k, v)": Status.LEFT, "'cuda'": Status.CONVERTED}
 

@@ -58,7 +58,6 @@ OF_LIBRARIES = [
     "def f(name):\n    return diffusers.AutoencoderKL.from_pretrained(name).cuda()\n",
     "def f(name, config):\n    model = peft.get_peft_model(name, config)\n    model.cuda()\n",
     "def f():\n    return timm.create_model('resnet18').cuda(), torchmetrics.Accuracy().cuda()\n",
-    "class Net(pl.LightningModule):\n    def start(self):\n        self.cuda()\n",
     "class Net(PreTrainedModel):\n    pass\n\n\ndef f(name):\n    return Net.from_pretrained(name).cuda()\n",
     "class Net(nn.Linear):\n    def start(self):\n        return self.eval().cuda()\n",
     "def f(name, text):\n    tokenizer = AutoTokenizer.from_pretrained(name)\n"
@@ -86,6 +85,7 @@ OTHERS_OF_LIBRARIES = [
     "def f(name):\n    return diffusers.DiffusionPipeline.from_pretrained(name).cuda()\n",
     "def f(text, tokenizer):\n    return tokenizer(text, return_tensors='np')['input_ids'].cuda()\n",
     "class Net:\n    def start(self):\n        self.cuda()\n",
+    "class Net(pl.LightningModule):\n    def start(self):\n        self.cuda()\n",
     "class Net(nn.Linear):\n    class State:\n        def start(self):\n            self.cuda()\n",
     "class A:\n    def __init__(self, n, other):\n        self.model = nn.Linear(n, n)\n        self.model = other\n"
     "        self.model.cuda()\n",

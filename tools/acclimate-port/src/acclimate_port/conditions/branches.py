@@ -240,6 +240,8 @@ class _Controlled:
             self._holders += [part for one in bound for part in _unpacked(one)]
         elif isinstance(around, cst.AnnAssign):
             self._holders.append(_bound_to(around.target, around.value, below, test))
+        elif isinstance(around, cst.Param) and below is around.default:
+            self._holders.append(around.name)
         elif isinstance(around, cst.Return):
             self._add_function_around(around)
 

@@ -18,7 +18,7 @@ from acclimate_port.conditions.placements import Placements
 from acclimate_port.conditions.skips import skipped
 from acclimate_port.conditions.statements import decided_by, whole_condition
 from acclimate_port.dataflow.uses import calls_of, uses_of, whole_choice
-from acclimate_port.source.cuda_packages import KERNEL_PACKAGES, PACKAGE_IN_TEXT
+from acclimate_port.source.cuda_packages import KERNEL_PACKAGES, NEEDED, PACKAGE_IN_TEXT
 from acclimate_port.source.tree import (
     Given,
     Span,
@@ -48,7 +48,7 @@ _PROVIDER = re.compile(
     r"(CUDA|Tensorrt)\w*Provider|[\"'](flash_attention|flash_attn|xformers|bitsandbytes|tensorrt|nvfuser)(_?\d)?[\"']"
     r"|[\"']\w+_[48]bit[\"']|[\"'][\w-]+-gpu\b|\bfaiss\.\w*[Gg]pu|\b(cupy|cuml|cudf|pynvml)\.\w|\btvm\.(gpu|cuda)\(|\b(mx|mxnet)\.gpu\(|\bnumba\.cuda\."
     r"|\.(de)?parallelize\(\s*\)|--gpus[= ]|\bnvidia-docker\b|--runtime[= ]nvidia"
-    r"|\bEGL_DEVICE_ID\b|[\"']gpu_hist[\"']|[\"']/(device:)?(gpu|GPU):|task_type=[\"']GPU[\"']"
+    r"|\bBitsAndBytesConfig\b|\bload_in_[48]bit\s*=\s*True|\bEGL_DEVICE_ID\b|[\"']gpu_hist[\"']|[\"']/(device:)?(gpu|GPU):|task_type=[\"']GPU[\"']"
 )
 """What chooses a package for NVIDIA GPUs, or calls it: ``CUDAExecutionProvider``, ``"flash_attention_2"``.
 
@@ -119,7 +119,8 @@ def _imports_package_within(file: SourceFile, place: Span) -> bool:
 def _imports_of_packages(file: SourceFile) -> list[Span]:
     """Where the file imports packages for NVIDIA GPUs."""
     imports = file.tree.imports
-    return [file.span(one) for one in imports if KERNEL_PACKAGES & set(parts_of_imported_names(one))]
+    packages = KERNEL_PACKAGES | NEEDED
+    return [file.span(one) for one in imports if packages & set(parts_of_imported_names(one))]
 
 
 _OF_LIBRARIES = {

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
+from acclimate_port.conditions.given_away import text_with
 from acclimate_port.conditions.placements import outermost_function
 from acclimate_port.dataflow.caches import is_cache
 from acclimate_port.dataflow.literals import is_compared_device
@@ -18,6 +19,9 @@ from acclimate_port.source_file import SourceFile, kept
 _OPTION = re.compile(r"(^|[\s\"'])-{1,2}[A-Za-z][\w-]*[=\s]+[\"']?$")
 """The end of a text before the value of an option: ``python run.py --device``."""
 _OPTION_WITH_VALUE = re.compile(r"(^|[\s\"'])-{1,2}[A-Za-z][\w-]*[=\s]+[\"']?(\{|%s)")
+_READS = re.compile(
+    r"^(load|read|download|open|exists|is_?file|from_pretrained|urlopen|urlretrieve)(_|$)|_from_url$"
+)
 _IN_COMMAND = "it is part of a command line, which another program or machine reads"
 
 
@@ -25,7 +29,22 @@ def used_as_word(file: SourceFile, device: cst.CSTNode) -> str:
     """Why the name of a device is unsafe: it is a key, is expected, or part of a command; ``""`` if not."""
     if (line := _line_of_word(file, device)) is not None:
         return f"line {line} has the same name as a key or as what it expects, which stays"
-    return _IN_COMMAND if any(_is_in_command(file, use) for use in uses_of(file, device)) else ""
+    if any(_is_in_command(file, use) for use in uses_of(file, device)):
+        return _IN_COMMAND
+    for use in uses_of(file, device):
+        text = text_with(file, use)
+        if text is not None and (line := _line_of_load(file, text)):
+            return f"line {line} reads a file that has the device in its name"
+    return ""
+
+
+def _line_of_load(file: SourceFile, text: cst.CSTNode) -> int:
+    """The line in which a text is the name of a file that is read; 0 if it is none."""
+    for use in uses_of(file, text, computed=True):
+        given = file.tree.given_to(use)
+        if given is not None and given.index == 0 and _READS.search(given.name):
+            return file.tree.line(file.span(given.call).start)
+    return 0
 
 
 # -- keys and expected values ------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import libcst as cst
 
 from acclimate_port.conditions.branches import uses_of_result
 from acclimate_port.conditions.statements import decided_by
-from acclimate_port.source.tree import Span, dotted
+from acclimate_port.source.tree import Span, called_name, dotted
 from acclimate_port.source_file import SourceFile, kept
 
 _SKIPS = re.compile(r"skip", re.IGNORECASE)
@@ -36,6 +36,7 @@ def _skipped(file: SourceFile, test: cst.CSTNode) -> Iterator[Span]:
     decorator = file.tree.around(test, cst.Decorator)
     if decorator is not None and _SKIPS.search(file.tree.source(decorator)):
         yield from _decorated(file, decorator)
+    yield from _beside_mark(file, test)
     assign = file.tree.statement(test)
     function = file.tree.function(test)
     if isinstance(assign, cst.Return) and isinstance(function, cst.FunctionDef):
@@ -62,8 +63,22 @@ def _run_before(file: SourceFile, function: cst.FunctionDef) -> Iterator[Span]:
 
 def _marked(file: SourceFile, name: cst.Name) -> Iterator[Span]:
     """What is below decorators that use a name."""
-    marks = (file.tree.around(use, cst.Decorator) for use in file.tree.accesses(name))
-    yield from (place for mark in marks if mark is not None for place in _decorated(file, mark))
+    for use in file.tree.accesses(name):
+        if (mark := file.tree.around(use, cst.Decorator)) is not None:
+            yield from _decorated(file, mark)
+        yield from _beside_mark(file, use)
+
+
+def _beside_mark(file: SourceFile, mark: cst.CSTNode) -> Iterator[Span]:
+    """The values of a parameter of a test that a mark skips: ``pytest.param("cuda", marks=needs_cuda)``."""
+    for around in file.tree.ancestors(mark):
+        if isinstance(around, cst.Arg) and around.keyword is not None and around.keyword.value == "marks":
+            call = file.tree.parent(around)
+            if isinstance(call, cst.Call) and called_name(call) == "param":
+                yield from (file.span(one.value) for one in call.args if one is not around)
+            return
+        if isinstance(around, (cst.BaseSmallStatement, cst.BaseCompoundStatement)):
+            return
 
 
 def _decorated(file: SourceFile, decorator: cst.Decorator) -> list[Span]:

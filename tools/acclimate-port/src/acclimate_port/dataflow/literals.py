@@ -198,6 +198,8 @@ def _argument(file: SourceFile, given: Given) -> LiteralUse:
         return LiteralUse(Role.DATA, "it is part of a message")
     if name in ("startswith", "split", "find", "endswith", "replace", "count", "index"):
         return LiteralUse(Role.COMPARED)
+    if full == "pytest.param":
+        return LiteralUse(Role.LIKELY, "it is a parameter of a test")
     if name == "parametrize" and DEVICE_NAME.search(first or ""):
         return LiteralUse(Role.LIKELY, "it is a parameter of a test")
     if _is_of_device(file, given) or file.survey.takes_device(full, index):

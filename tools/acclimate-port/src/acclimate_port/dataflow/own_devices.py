@@ -6,14 +6,25 @@ CPU themselves where they get no device, so what they make meets a model on anot
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import libcst as cst
 
-from acclimate_port.dataflow.receivers import library_named
-from acclimate_port.source.cuda_packages import QUERIES, RUNTIMES
+from acclimate_port.dataflow.receivers import LIGHTNING, library_named, uses_lightning
+from acclimate_port.dataflow.uses import class_around, uses_of
+from acclimate_port.source.cuda_packages import NEEDED, OPERATORS, QUERIES, RUNTIMES
 from acclimate_port.source.torch_cuda import STREAMS
-from acclimate_port.source.tree import dotted, keyword, packages_of, string_value, walk
+from acclimate_port.source.tree import (
+    base_names,
+    dotted,
+    keyword,
+    last_name,
+    modules_of,
+    packages_of,
+    string_value,
+    walk,
+)
 from acclimate_port.source_file import SourceFile, cuda_name, kept
 
 _GET_MEMORY = {name: text for name, text in RUNTIMES.items() if text not in QUERIES} | {
@@ -62,6 +73,10 @@ _CHOOSE = {
     "lightning.Trainer": _LIGHTNING,
     "lightning.pytorch.Trainer": _LIGHTNING,
     "pytorch_lightning.Trainer": _LIGHTNING,
+    "pytorch_lightning.Trainer.from_argparse_args": _LIGHTNING,
+    "lightning.pytorch.cli.LightningCLI": _LIGHTNING,
+    "pytorch_lightning.cli.LightningCLI": _LIGHTNING,
+    "pytorch_lightning.utilities.cli.LightningCLI": _LIGHTNING,
 }
 _OWN_CHOICE = ("auto", "gpu", "cuda")
 """Arguments by which such a function chooses CUDA or the CPU too."""
@@ -73,9 +88,10 @@ def bound_elsewhere(file: SourceFile, node: cst.CSTNode) -> str:
         line, library = found
         return f"line {line} gives memory on the device, or its name, to {library}"
     function = file.tree.function(node)
-    for call, name in _choosing(file):
+    for call, name in choosing(file):
         around = file.tree.function(call)
-        if around is function or function is None or around is None:
+        is_trainer = name.partition(".")[0] in LIGHTNING
+        if around is function or function is None or around is None or is_trainer:
             line = file.tree.line(file.span(call).start)
             return f"`{name}` in line {line} chooses CUDA or the CPU by itself"
     for call in _numbered(file):
@@ -83,6 +99,130 @@ def bound_elsewhere(file: SourceFile, node: cst.CSTNode) -> str:
             line = file.tree.line(file.span(call).start)
             return f"line {line} gives the number of a device to code that was not given"
     return ""
+
+
+_FLOAT64 = re.compile(r"\b(float64|double|DoubleTensor|complex128)\b")
+_CHAIN = (cst.Attribute, cst.Call)
+_FOR_LIGHTNING = re.compile(r"Lightning|^Callback$")
+
+
+def moved_by_lightning(file: SourceFile, node: cst.CSTNode) -> str:
+    """Why code of a class that Lightning moves chooses no device by itself; ``""`` if it is in none.
+
+    Code of the module, in a file with such a class, may be its device.
+    """
+    if not uses_lightning(file):
+        return ""
+    own = class_around(file, node)
+    held = [own] if own is not None else []
+    if file.tree.function(node) is None and own is None:
+        held = [*file.values.classes.values()]
+    for one in held:
+        names = base_names(one)
+        if any(_FOR_LIGHTNING.search(name) or name == "Metric" for name in names):
+            return (
+                f"Lightning chooses the device of `{one.name.value}`, and knows no accelerators but its own"
+            )
+    return ""
+
+
+def computes_elsewhere(file: SourceFile) -> str:
+    """Why the file runs with CUDA or on a CPU alone, by what it imports; ``""`` if it does not."""
+    for statement in file.tree.imports:
+        is_needed = file.tree.function(statement) is None and not any(
+            isinstance(one, (cst.Try, cst.If)) for one in file.tree.ancestors(statement)
+        )
+        package = next((one for one in packages_of(statement) if one in NEEDED), "")
+        if package and is_needed and package not in file.survey.modules:
+            return f"the file imports `{package}`, which only NVIDIA GPUs run"
+        parts = _modules_named(statement) if is_needed else []
+        for folder, name, needed in file.survey.for_nvidia:
+            if any(one[-1] == name and (len(one) == 1 or one[-2] in ("", folder)) for one in parts):
+                return f"the file imports `{name}`, which imports `{needed}`, and only NVIDIA GPUs run that"
+        if any(one[:2] == ["numba", "cuda"] for one in _modules_named(statement)):
+            return "the file has kernels of numba for CUDA"
+    if "ray" in file.tree.imported_packages and (asked := _asking_for_gpus(file)) is not None:
+        line = file.tree.line(file.span(asked).start)
+        return f"line {line} asks Ray for GPUs, which may be NVIDIA's alone"
+    if (call := next(iter(operator_calls(file)), None)) is not None:
+        line = file.tree.line(file.span(call).start)
+        return f"line {line} computes with operators that run on a CPU and with CUDA alone"
+    return ""
+
+
+def _asking_for_gpus(file: SourceFile) -> cst.Call | None:
+    """The first call by which a program asks Ray for GPUs for its workers: ``@ray.remote(num_gpus=1)``."""
+    asking = (one for one in file.tree.of_type(cst.Call) if keyword(one, "num_gpus") is not None)
+    return next(asking, None)
+
+
+def _modules_named(statement: cst.Import | cst.ImportFrom) -> list[list[str]]:
+    """The parts of the names of the modules that a statement may import."""
+    names = modules_of(statement)
+    if isinstance(statement, cst.ImportFrom):
+        module = dotted(statement.module) if statement.module is not None else ""
+        held = [] if isinstance(statement.names, cst.ImportStar) else statement.names
+        names = [module, *(f"{module}.{dotted(one.name)}" for one in held)]
+    return [one.split(".") for one in names if one]
+
+
+@kept
+def operator_calls(file: SourceFile) -> list[cst.Call]:
+    """The calls of packages whose operators run on a CPU and with CUDA alone."""
+    if not any(name.partition(".")[0] in file.tree.imported_packages for name in OPERATORS):
+        return []
+    found = []
+    for call in file.tree.of_type(cst.Call):
+        full = next(iter(file.tree.may_be(call.func)), "")
+        if any(full.startswith(f"{name}.") for name in OPERATORS):
+            found.append(call)
+    return found
+
+
+def computes_in_64_bits(file: SourceFile, device: cst.CSTNode, *, may_be_host: bool) -> str:
+    """Why a device may be one of Apple's, which has no numbers of 64 bits, while the host has them.
+
+    Args:
+        file: the file.
+        device: what gives the device.
+        may_be_host: whether the program takes the host where there is no CUDA.
+    """
+    text = "numbers of 64 bits, which Apple's GPUs lack, are computed on the device"
+    if _has_float64_by_default(file):
+        return text
+    for use in uses_of(file, device) if may_be_host and _FLOAT64.search(file.tree.text) else ():
+        given = file.tree.given_to(use)
+        whole: cst.CSTNode = use
+        if given is not None and given.full == "torch.device":
+            whole, given = given.call, file.tree.given_to(given.call)
+        beside = [one.value for one in given.call.args] if given is not None else []
+        at = file.tree.parent(whole)
+        holder = file.tree.parent(at) if isinstance(at, cst.DictElement) else None
+        entries = holder.elements if isinstance(holder, cst.Dict) else ()
+        beside += [one.value for one in entries if isinstance(one, cst.DictElement)]
+        if any(_FLOAT64.search(last_name(one)) for one in beside if isinstance(one, cst.Attribute)):
+            return text
+        moved: cst.CSTNode | None = given.call if given is not None else None
+        if given is None or not isinstance(given.call.func, cst.Attribute) or given.name != "to":
+            continue
+        while isinstance(around := file.tree.parent(moved) if moved is not None else None, _CHAIN):
+            moved = around  # `x.to(device).double()`
+        if moved is not None and _FLOAT64.search(file.tree.source(moved)):
+            return text
+    return ""
+
+
+@kept
+def _has_float64_by_default(file: SourceFile) -> bool:
+    """Whether the file makes float64 the default type of torch's numbers."""
+    for call in file.tree.of_type(cst.Call) if _FLOAT64.search(file.tree.text) else ():
+        name = file.tree.qualified(call.func) or ""
+        if name in ("torch.set_default_dtype", "torch.set_default_tensor_type") and call.args:
+            value = call.args[0].value
+            held = file.bound_values(value) if isinstance(value, cst.Name) else [value]
+            if any(one is not None and _FLOAT64.search(file.tree.source(one)) for one in held):
+                return True
+    return False
 
 
 @kept
@@ -141,7 +281,7 @@ def _names_device(call: cst.Call) -> bool:
 
 
 @kept
-def _choosing(file: SourceFile) -> list[tuple[cst.Call, str]]:
+def choosing(file: SourceFile) -> list[tuple[cst.Call, str]]:
     """The calls of functions that choose the device themselves, without a device, and their names."""
     packages = {package for statement in file.tree.imports for package in packages_of(statement)}
     own = {name.partition(".")[0] for name in _CHOOSE} & packages - file.survey.modules
@@ -159,6 +299,8 @@ def _gets_device(call: cst.Call, choice: _Choice) -> bool:
     given = {one.keyword.value: one.value for one in call.args if one.keyword is not None}
     if choice.word in given and string_value(given[choice.word]) in _OWN_CHOICE:
         return False
+    if choice is _LIGHTNING:  # whatever it gets, it knows no other accelerators
+        return choice.word in given and string_value(given[choice.word]) == "cpu"
     is_open = any(one.star for one in call.args)
     return choice.word in given or is_open or len(call.args) - len(given) > choice.position
 

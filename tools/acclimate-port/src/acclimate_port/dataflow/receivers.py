@@ -12,7 +12,15 @@ import libcst as cst
 from acclimate_port.dataflow.sinks import takes_device
 from acclimate_port.dataflow.uses import calls_of, parameter_of, reads_of, uses_of
 from acclimate_port.source.cuda_packages import OWN_LAYERS, OWN_MODULES, OWN_OBJECTS
-from acclimate_port.source.tree import called_name, dotted, last_name, modules_of, packages_of
+from acclimate_port.source.tree import (
+    called_name,
+    dotted,
+    entry_key,
+    last_name,
+    modules_of,
+    packages_of,
+    string_value,
+)
 from acclimate_port.source.values import Kind
 from acclimate_port.source_file import SourceFile, kept
 
@@ -23,21 +31,28 @@ _OF_TORCH = {
     *("deepspeed", "acclimate", "lightning", "lightning_fabric", "pytorch_lightning", "fairscale", "fairseq"),
     *("monai", "kornia", "botorch", "gpytorch", "pyro", "open_clip", "clip", "mmcv", "mmengine", "einops"),
     *("lpips", "piq", "huggingface_hub", "skorch", "flair", "stable_baselines3", "pytorch3d", "tensordict"),
-    *("detectron2", "ultralytics", "segment_anything", "sentence_transformers", "nemo", "megatron"),
+    *("detectron2", "segment_anything", "sentence_transformers", "nemo", "megatron"),
 }
 """Packages that give a device's name to torch."""
-_OF_OTHERS = {
+OF_OTHERS = {
     *("faster_whisper", "ctranslate2", "whisperx", "xgboost", "lightgbm", "catboost", "onnxruntime", "onnx"),
     *("sklearn", "spacy", "thinc", "tokenizers", "jax", "jaxlib", "tensorflow", "cupy", "cuml", "cudf"),
     *("numba", "llama_cpp", "paddle", "paddleocr", "mxnet", "openvino", "tensorrt", "warp", "taichi"),
-    *("faiss", "nvidia", "cuda", "triton", "pycuda", "sherpa_onnx", "fastembed", "rapidocr"),
+    *("faiss", "nvidia", "cuda", "triton", "pycuda", "sherpa_onnx", "fastembed", "rapidocr", "ultralytics"),
+    "torchcodec",
 }
 """Packages with devices of their own, which do not know torch's names for other accelerators."""
-_LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
+LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
 """Packages that give torch a device, but refuse names of accelerators that are not in a list of their own."""
 _KNOWN = {*_OF_TORCH, *sys.stdlib_module_names, "click", "typer", "pytest", "pydantic", "attr"}
 """Packages that keep a device's name as it is, or give it to torch."""
-_KEEP_SETTINGS = {
+_OF_CUDA_ALONE = {
+    f"torchvision.io.{module}{name}"
+    for module in ("", "image.")
+    for name in ("decode_jpeg", "decode_image", "encode_jpeg")
+}
+"""Functions built on torch that take no other device than CUDA's and the CPU."""
+KEEP_SETTINGS = {
     *("wandb", "mlflow", "neptune", "comet_ml", "swanlab", "clearml", "aim", "tensorboard", "tensorboardX"),
     *("yaml", "ruamel", "toml", "tomli_w", "orjson", "omegaconf", "hydra", "easydict", "munch", "addict"),
     *("ml_collections", "yacs", "box", "absl", "gin", "fire", "tyro", "jsonargparse", "simple_parsing"),
@@ -73,7 +88,7 @@ def foreign_receiver(file: SourceFile, value: cst.CSTNode) -> Receiver | None:
     Of the libraries that get it in a function of the file, those count that have their own names of devices.
     """
     for use in uses_of(file, value, in_functions=False):
-        if found := _receiver(file, use):
+        if found := _receiver(file, use) or _for_lightning(file, use):
             return found
     for use in uses_of(file, value):
         if (found := _receiver(file, use)) and not found.may_be_torchs:
@@ -89,7 +104,7 @@ def receiver_of_settings(file: SourceFile, held: cst.CSTNode) -> Receiver | None
     """The library that gets an object with settings, and may choose a device by them."""
     given = file.tree.given_to(held)
     full = next(iter(file.tree.may_be(given.call.func)), "") if given is not None else ""
-    if given is None or full.partition(".")[0] in _KEEP_SETTINGS:
+    if given is None or full.partition(".")[0] in KEEP_SETTINGS:
         return None
     return _receiver(file, held)
 
@@ -150,7 +165,7 @@ def given_to_others(file: SourceFile) -> list[cst.BaseExpression]:
     """The names, and the objects that hold what they name, that a library gets which may choose a device."""
     names: set[str] = set()
     for statement in file.tree.imports:
-        packages = {*packages_of(statement)} - {"", *_KNOWN, *_KEEP_SETTINGS}
+        packages = {*packages_of(statement)} - {"", *_KNOWN, *KEEP_SETTINGS}
         if packages and not isinstance(statement.names, cst.ImportStar):
             bound = (one.evaluated_alias or one.evaluated_name.partition(".")[0] for one in statement.names)
             names |= {*bound}
@@ -230,17 +245,60 @@ def _receiver(file: SourceFile, use: cst.CSTNode) -> Receiver | None:
     if given.name == "isinstance" and len(given.call.args) == 2:
         found = library_named(file, given.call.args[1].value)
         return found if found is not None and not found.may_be_torchs else None
-    if given.word == "accelerator" and given.full.partition(".")[0] in _LIGHTNING:
-        return Receiver("Lightning knows no accelerators but its own, such as `cuda`", may_be_torchs=False)
+    if given.full in _OF_CUDA_ALONE:
+        return Receiver(f"`{given.name}` runs on a CPU or with CUDA alone", may_be_torchs=False)
+    if package_of_object(file, given.call.func) in OF_OTHERS and given.name not in ("to", "cuda"):
+        package = package_of_object(file, given.call.func)
+        return Receiver(f"`{package}` has its own names of devices", may_be_torchs=False)
     return None if given.name in ("print", "dict") else library_named(file, given.call.func)
+
+
+def package_of_object(file: SourceFile, method: cst.CSTNode) -> str:
+    """The package whose class made the object that has a method: ``YOLO("x").train``, also through a name."""
+    held = method.value if isinstance(method, cst.Attribute) else None
+    if isinstance(held, cst.Name):
+        values = file.bound_values(held)
+        held = values[0] if len(values) == 1 else None
+    if not isinstance(held, cst.Call):
+        return ""
+    return next(iter(file.tree.may_be(held.func)), "").partition(".")[0]
+
+
+def _for_lightning(file: SourceFile, use: cst.CSTNode) -> Receiver | None:
+    """Lightning, if a value is its `accelerator`: a keyword, an entry, an attribute or an option.
+
+    Trainers get their arguments through functions, classes and settings of the project, so the word counts.
+    """
+    at, given = file.tree.parent(use), file.tree.given_to(use)
+    names = [given.word] if given is not None else []
+    if given is not None and given.name == "add_argument" and given.word == "default":
+        names = [name for name, calls in file.options.items() if given.call in calls]
+    elif given is not None and given.name in ("setdefault", "setattr") and len(given.call.args) > 1:
+        names = [string_value(one.value) or "" for one in given.call.args[:-1]]
+    if isinstance(at, cst.DictElement) and at.value is use:
+        names = [string_value(at.key) or ""]
+    elif isinstance(at, (cst.Assign, cst.AnnAssign)):
+        targets = [one.target for one in at.targets] if isinstance(at, cst.Assign) else [at.target]
+        held = [one for one in targets if isinstance(one, (cst.Attribute, cst.Subscript))]
+        names = [entry_key(one) or last_name(one) for one in held]
+    if "accelerator" not in names:
+        return None
+    text = "Lightning knows no accelerators but its own, such as `cuda`"
+    return Receiver(text, may_be_torchs=not uses_lightning(file))
+
+
+@kept
+def uses_lightning(file: SourceFile) -> bool:
+    """Whether a file of the project imports Lightning."""
+    return file.survey.has_lightning or not file.tree.imported_packages.isdisjoint(LIGHTNING)
 
 
 def library_named(file: SourceFile, named: cst.CSTNode) -> Receiver | None:
     """The library of a function or class, if it is neither torch nor built on it nor of the project."""
     full = next(iter(file.tree.may_be(named)), "")
     package = full.partition(".")[0]
-    if not package or package in _KNOWN or (package in file.survey.modules and package not in _OF_OTHERS):
+    if not package or package in _KNOWN or (package in file.survey.modules and package not in OF_OTHERS):
         return None
-    if package in _OF_OTHERS:
+    if package in OF_OTHERS:
         return Receiver(f"`{package}` has its own names of devices", may_be_torchs=False)
     return Receiver(f"nothing shows that `{package}` takes the names of torch's devices", may_be_torchs=True)

@@ -19,10 +19,12 @@ import libcst as cst
 from acclimate_port.conditions.accepted_words import accepted_words, classes_with_words
 from acclimate_port.conditions.branches import code_passed, controlled_quietly, holders_of_result, where_true
 from acclimate_port.conditions.device_tests import tests_of_devices
+from acclimate_port.conditions.given_away import given_to_those_who_mean_cuda
 from acclimate_port.conditions.hidden_devices import hiding
 from acclimate_port.conditions.statements import leaves
 from acclimate_port.dataflow.caches import is_cache
-from acclimate_port.dataflow.receivers import given_to_others, holders_given
+from acclimate_port.dataflow.own_devices import choosing, operator_calls
+from acclimate_port.dataflow.receivers import LIGHTNING, given_to_others, holders_given, library_named
 from acclimate_port.dataflow.uses import LOOK_UP, fields_of, key_looked_up, uses_of
 from acclimate_port.decisions.decision import Decision, Decisions, Status, asks_for_device
 from acclimate_port.decisions.guarded_tests import guarded, guards, within
@@ -147,7 +149,7 @@ class Across:
             self._implied |= {(code, symbol): None for code in self._code_within(places)}
         staying = (
             *(self._tests_that_stay(), self._keys(), self._given_to_others(), self._accepted()),
-            *(self._code_that_stays(), self._after_checks()),
+            *(self._code_that_stays(), self._after_checks(), self._answers_given()),
         )
         for symbol, place in (pair for pairs in staying for pair in pairs):
             add(symbol, place)
@@ -162,7 +164,8 @@ class Across:
             for index in self._device.staying(members):
                 for text in self._homes(index):
                     add(Symbol(kind, text), self._all[index].root.finding.place)
-        for setting in hiding(self._file):
+        elsewhere = [call for call, name in choosing(self._file) if name.partition(".")[0] in LIGHTNING]
+        for setting in (*hiding(self._file), *elsewhere, *operator_calls(self._file)):
             for text in self._homes_of(setting):
                 add(Symbol(Kind.PLACE, text), self._file.span(setting))
         for index in self._device.staying(self._device.exchanging)[:1]:
@@ -222,6 +225,9 @@ class Across:
             figures = [file.span(one).start for name in _PROFILED for one in file.attributes.get(name, ())]
             if any(place.start <= at < place.end for at in figures for place in controlled):
                 yield _PROFILER
+        elif rule == "runtime-call" and isinstance(node, cst.Call) and called_name(node) == "device_count":
+            for holder in holders_of_result(file, node):
+                yield from (Symbol(Kind.FLAG, text) for text in holder_text(file, holder))
         if rule in _DEVICES:
             yield from self._reached(node)
         if rule in ("device-object", "device-format") and node is not None:
@@ -356,6 +362,8 @@ class Across:
             return of_parameter(file, at)
         if isinstance(at, (cst.ImportAlias, cst.AsName)):
             return [reference(file, name)]
+        if (text := reference(file, name)).startswith("star:"):
+            return [text]
         is_first = isinstance(at, cst.AssignTarget) and file.tree.assignments(name)[0].node is name
         return [reference(file, name)] if is_first and isinstance(at, cst.AssignTarget) else []
 
@@ -418,6 +426,22 @@ class Across:
             for text in sources(self._file, root) if isinstance(root, (cst.Name, cst.Attribute)) else ():
                 if "(" in text:
                     yield Symbol(Kind.DEVICE, text), self._file.span(given)
+
+    def _answers_given(self) -> Iterator[tuple[Symbol, Span]]:
+        """The flags and numbers of other files that libraries and processes get which mean CUDA by them."""
+        file = self._file
+        for given in given_to_those_who_mean_cuda(file):
+            own = (
+                library_named(file, call.func) if isinstance(call := self._around(given), cst.Call) else None
+            )
+            kinds = (Kind.FLAG, Kind.DEVICE) if own is None or not own.may_be_torchs else (Kind.FLAG,)
+            for text in sources(file, given):
+                yield from ((Symbol(kind, text), file.span(given)) for kind in kinds)
+
+    def _around(self, argument: cst.CSTNode) -> cst.CSTNode | None:
+        """The call that gets an argument."""
+        at = self._file.tree.parent(argument)
+        return self._file.tree.parent(at) if isinstance(at, cst.Arg) else None
 
     def _code_that_stays(self) -> Iterator[tuple[Symbol, Span]]:
         """The functions that need CUDA in any case, and classes with native code for it, with the place."""
@@ -560,7 +584,7 @@ def _after(function: str) -> Symbol:
 
 def _is_known(text: str) -> bool:
     """Whether a symbol is a name of a module, or an attribute of an object of the file's."""
-    return text.startswith(("here:", "from:", "self:"))
+    return text.startswith(("here:", "from:", "self:", "star:"))
 
 
 def _called_name(file: SourceFile, function: cst.FunctionDef) -> str:

@@ -24,8 +24,13 @@ from acclimate_port.conditions.local_imports import (
     reason_without_value,
 )
 from acclimate_port.conditions.missing_cuda import reason_against_host
-from acclimate_port.conditions.statements import decided_by, refuses
-from acclimate_port.dataflow.own_devices import bound_elsewhere
+from acclimate_port.conditions.statements import decided_by, refuses, whole_condition
+from acclimate_port.dataflow.own_devices import (
+    bound_elsewhere,
+    computes_elsewhere,
+    computes_in_64_bits,
+    moved_by_lightning,
+)
 from acclimate_port.dataflow.receivers import moves_for_others
 from acclimate_port.dataflow.uses import class_around
 from acclimate_port.decisions.decision import asks_for_device, is_test
@@ -139,6 +144,11 @@ def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
         return _SAID
     if not reason and (finding.rule.name in _CHOOSE_DEVICE or _follows_device(file, node)):
         reason = bound_elsewhere(file, node) or reason_against_split(file)
+    is_whole = is_choice or finding.rule.name == "communication-backend" or _follows_device(file, node)
+    if not reason and is_whole and not _only_loads(file, node):
+        reason = moved_by_lightning(file, node) or computes_elsewhere(file)
+        may_be_host = finding.rule.name == "available-choice" or file.is_guarded(node)
+        reason = reason or computes_in_64_bits(file, node, may_be_host=may_be_host)
     return reason or (_CAUGHT if finding.rule.code in _USE_DEVICE and _is_probe(file, node) else "")
 
 
@@ -160,13 +170,25 @@ def _finds_device(file: SourceFile, finding: Finding) -> bool:
     return asks_for_device(file, finding) and not is_for_others
 
 
+def _is_in_test(file: SourceFile, node: cst.CSTNode, around: cst.CSTNode) -> bool:
+    """Whether a node is a part of the condition of an ``if`` statement around it."""
+    test = file.span(around.test) if isinstance(around, cst.If) else None
+    return test is not None and test.start <= file.span(node).start < test.end
+
+
+def _only_loads(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a question only decides about the memory or the workers of a data loader."""
+    given = file.tree.given_to(whole_condition(file, node))
+    return given is not None and given.word in ("pin_memory", "num_workers", "persistent_workers")
+
+
 def _is_said_to_be_for_cuda(file: SourceFile, node: cst.CSTNode) -> bool:
-    """Whether the docstring of the function or class around a node, or the reason to skip it, says so."""
+    """Whether the docstring of the function or class around a node, or what it decides about, says so."""
     for around in file.tree.ancestors(node):
         said = ""
         if isinstance(around, (cst.FunctionDef, cst.ClassDef)):
             said = around.get_docstring() or ""
-        elif isinstance(around, cst.Decorator):
+        elif _is_in_test(file, node, around) or isinstance(around, cst.Decorator):
             said = file.tree.source(around)
         if _CODE_FOR_CUDA.search(said):
             return True

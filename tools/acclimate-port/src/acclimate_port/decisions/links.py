@@ -77,6 +77,9 @@ class _Links:
             if decision.finding.reason == REPORTS:
                 self._of_report(node)
             if self._all.counts(index):
+                if decision.finding.rule.name == "default-generators":  # `fork_rng(devices=devices)`
+                    held = [*self._held_in(node), *self._all.counted([self._file.span(node)])]
+                    decision.beside += [other for other in held if other != index]
                 self._of_device(index, node)
                 self._of_branch(index, node)
                 self._of_condition(index, node)

@@ -10,6 +10,8 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 
+from acclimate_port.conditions.given_away import FOR_ANY
+from acclimate_port.dataflow.receivers import KEEP_SETTINGS
 from acclimate_port.decisions.guarded_tests import WITHIN
 from acclimate_port.decisions.symbols import MODULE, TOGETHER, Facts, Kind, Symbol
 from acclimate_port.source.named_in_texts import Names, Text
@@ -51,6 +53,9 @@ _RUNS = "(runs)"
 """Ends the symbol of what a function runs, also through others."""
 _RUN_BY = "(run by)"
 """Ends the symbol of what runs a function, also through others."""
+
+_OTHERS_KNOWN = (FOR_ANY | KEEP_SETTINGS | sys.stdlib_module_names) - {"subprocess"}
+"""Packages that get no device, flag or number by which they choose CUDA."""
 
 Homes = dict[tuple[Path, str], tuple[Path, str] | None]
 """The file that defines each name which a file uses, and the name there."""
@@ -309,6 +314,8 @@ class Project:
     def between(self, words: Callable[[Path], set[str]]) -> list[Path]:
         """The files of which only the outline is known, that import both what edits rely on and what stays.
 
+        Files that import another library or start processes may give these what edits rely on.
+
         Args:
             words: gives the words of a file; those that import all names of a module may use any of these.
         """
@@ -319,7 +326,7 @@ class Project:
         )
         last_names = {owner.rpartition(":")[2] for owner in stays | relied_on}
         found = []
-        for path, known in self._facts.items() if stays and relied_on else ():
+        for path, known in self._facts.items() if relied_on else ():
             if known.outline == Outline() or known.relies or known.stays or known.implies:
                 continue
             uses = (full for full in known.outline.uses if full.rpartition(".")[2] in last_names)
@@ -328,7 +335,8 @@ class Project:
                 own = words(path)
                 named |= {owner for owner in stays | relied_on if owner.rpartition(":")[2] in own}
             one, other = named & relied_on, named & stays
-            if one and other and len(one | other) > 1:
+            is_giving = one and not _OTHERS_KNOWN.issuperset(_packages(known.outline) - self._modules.keys())
+            if is_giving or (one and other and len(one | other) > 1):
                 found.append(path)
         return found
 
@@ -407,6 +415,7 @@ class Project:
             held += [(file, one) for one in self._placed.get(file, {})] if name == MODULE else [(file, name)]
         for file in self._imported_whole(path) if not gives_on else ():
             held += [(file, name) for name in self._placed.get(file, {})]
+        held += self._given_on(path) if not gives_on else []
         for file, name in dict.fromkeys(held):
             for kind, is_cause in self._placed.get(file, {}).get(name, {}):
                 program: _Known = (kind, f"{path}:")
@@ -463,6 +472,7 @@ class Project:
         gives_on = path.name == "__init__.py" and path not in self._placed
         uses = sorted(known.uses) if not gives_on else ()
         imported = [home for full in uses if (home := self._named(path, full)) is not None]
+        imported += self._given_on(path) if not gives_on else []
         named = [one for text in known.texts for one in self._named_by(path, text)]
         looked_up = [
             (name, one)
@@ -551,6 +561,15 @@ class Project:
             waiting += new
         return found
 
+    def _given_on(self, path: Path) -> list[tuple[Path, str]]:
+        """What the modules give on whose names a file imports all: what they import by name."""
+        fulls = (
+            (one, full)
+            for one in self._imported_whole(path)
+            for full in self._facts[one].outline.names.values()
+        )
+        return [home for one, full in fulls if (home := self._named(one, full)) is not None]
+
     # -- names -------------------------------------------------------------------------------------------
 
     def _known(self, path: Path, symbol: Symbol) -> _Known | None:
@@ -578,6 +597,10 @@ class Project:
             return f"{self._made_by(path, name)}{end}"
         if kind == "any":
             return text
+        if kind == "star":
+            homes = (self._home(path, star, name) for star in self._facts[path].outline.stars)
+            found = next((home for home in homes if home is not None), None)
+            return f"{self._made_by(*found)}{end}" if found is not None else ""
         if not name:
             return ""
         owner, attribute = _parted(name)
@@ -626,6 +649,11 @@ class Project:
         for one in way[:-1]:
             self._parents[one] = way[-1]
         return way[-1]
+
+
+def _packages(outline: Outline) -> set[str]:
+    """The first names of the modules that a file imports."""
+    return {one.partition(".")[0] for one in outline.imports if not one.startswith(".")}
 
 
 def _is_loose(text: str) -> bool:

@@ -14,7 +14,7 @@ from acclimate_port.conditions.branches import is_field
 from acclimate_port.dataflow.uses import KEEP_NAME, SETTINGS, class_around
 from acclimate_port.source.outline import NO_PROJECT, Outline
 from acclimate_port.source.tree import called_name, dotted, last_name, string_value
-from acclimate_port.source_file import SourceFile
+from acclimate_port.source_file import SourceFile, kept
 
 CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
 MODULE = "<module>"
@@ -99,7 +99,10 @@ def reference(file: SourceFile, node: cst.CSTNode) -> str:
     if full is not None:
         return "" if NO_PROJECT.match(full) else f"from:{full}"
     if isinstance(node, cst.Name):
-        return f"here:{node.value}" if _is_of_module(file, node) else ""
+        if _is_of_module(file, node):
+            return f"here:{node.value}"
+        # A name that nothing binds may come from `from settings import *`.
+        return f"star:{node.value}" if has_star(file) and not file.tree.assignments(node) else ""
     if not isinstance(node, cst.Attribute):
         return ""
     if dotted(node.value) in ("self", "cls"):
@@ -107,6 +110,12 @@ def reference(file: SourceFile, node: cst.CSTNode) -> str:
         return f"self:{owner.name.value}.{node.attr.value}" if owner is not None else ""
     owner_text = _class_of(file, node.value)
     return f"of:{owner_text}.{node.attr.value}" if owner_text else f"any:{node.attr.value}"
+
+
+@kept
+def has_star(file: SourceFile) -> bool:
+    """Whether the file imports all names of a module."""
+    return any(isinstance(one.names, cst.ImportStar) for one in file.tree.imports)
 
 
 def options(file: SourceFile, node: cst.CSTNode) -> list[str]:
@@ -220,7 +229,8 @@ def known(file: SourceFile, node: cst.CSTNode) -> list[str]:
 def _source(file: SourceFile, node: cst.CSTNode) -> tuple[list[str], Iterable[cst.CSTNode]]:
     """The symbols of one expression, and the expressions that it gets its value from."""
     if isinstance(node, cst.Name):
-        if file.tree.qualified(node) is not None or _is_of_module(file, node):
+        is_free = has_star(file) and not file.tree.assignments(node)
+        if file.tree.qualified(node) is not None or _is_of_module(file, node) or is_free:
             return known(file, node), []
         bound = [one.node for one in file.tree.assignments(node)]
         texts = [text for one in bound if isinstance(one, cst.Param) for text in of_parameter(file, one)]

@@ -20,6 +20,7 @@ from acclimate_port.conditions.cuda_only import (
     word_of_library,
 )
 from acclimate_port.conditions.device_counts import divides
+from acclimate_port.conditions.given_away import reason_against_giving
 from acclimate_port.conditions.host_answers import (
     asks_for_none,
     asks_for_several,
@@ -192,6 +193,13 @@ kept as "CUDA available" stays, also through a name that puts nothing on a devic
 behind such a test. So do a condition about TensorRT or another library of NVIDIA's, and one that chooses the build of a
 package (`"+cpu"`, `pip install`). What else is told of a device is ported with what chooses it.
 
+A question or a number is unsafe where it reaches code that means CUDA by it: another library, directly, through names, or in a
+dictionary of arguments (`easyocr.Reader(gpu=torch.cuda.is_available())`, `Trainer(devices=torch.cuda.device_count())`); a
+setting `accelerator` that it decides about, which is Lightning's; a variable of the environment; a text that is no message, such
+as a command, a script or a part of a name (`f"torchrun --nproc_per_node={n}"`); and words such as `"--cuda"` and `"h264_nvenc"`,
+or calls of other libraries such as `spacy.require_gpu()`, in the branch that it decides about. Libraries that take any accelerator
+(transformers, accelerate, diffusers), messages, logs and errors do not count.
+
 What serves one purpose in a function is one decision too: the backend of a process group and the devices that the function
 chooses, a context or a handler and its body, the terms of a sum, and a number of devices and the calls that get it.
 
@@ -278,6 +286,8 @@ kernel takes the handle, and a call in a function that TorchScript compiles, whi
             return f"another library gets {word}, and may not know other accelerators by it"
         if name in ("is_available", "device_count") and returns_word(file, node):
             return "its function gives the program's own word for a device, of which others may make CUDA"
+        if name in ("is_available", "device_count") and (reason := reason_against_giving(file, node)):
+            return reason
         is_number = name in ("device", "set_device") and isinstance(file.target, AcclimateTarget)
         if is_number and node.args and _may_be_negative(file, node.args[0].value):
             return "for torch.cuda a negative number changes nothing, and it is no device of an accelerator"

@@ -12,6 +12,8 @@ from acclimate_port.source.torch_cuda import NEVER_RAISE, RESETS
 from acclimate_port.source.tree import string_value
 from acclimate_port.source_file import SourceFile
 
+_QUESTIONS = ("is_available", "device_count", "is_bf16_supported", "is_initialized")
+_ASKED_ELSEWHERE = "nothing shows what other code does by the answer of this function"
 _ASK_FOR_NAMES = ("getattr", "hasattr", "setattr", "object", "delattr")
 
 
@@ -24,7 +26,9 @@ class RuntimeReference(Rule[cst.Attribute | cst.Name]):
     explanation = """\
 The rule converts a function that is passed (`callback=torch.cuda.empty_cache`), an exception that is caught, and a
 class in `isinstance`. In an annotation, torch's class for all devices replaces the class of CUDA. `is_bf16_supported`
-becomes a lambda, since the default of its argument differs between acclimate and torch.
+becomes a lambda, since the default of its argument differs between acclimate and torch. So do `is_available` and
+`device_count`, since acclimate counts the CPU of a host; these edits are unsafe, as nothing shows what the answer decides.
+A question in a condition that lacks its call, `if torch.cuda.is_available:`, is true on every machine, and stays.
 
 `getattr`, `hasattr` and `setattr` on `torch.cuda` are left, since it depends on their second argument whether
 another accelerator has the name. A name that the program assigns to is left too."""
@@ -72,9 +76,17 @@ another accelerator has the name. A name that the program assigns to is left too
             return self.left(file, node, asked.format(f"torch.cuda.{name}"))
         if has_specific_rule(name) and (name != "current_device" or isinstance(parent, cst.Call)):
             return None
+        if name in _QUESTIONS and _is_tested(file, node):
+            reason = "it is not called, and so it is true on every machine"
+            return self.left(file, node, reason, stands_alone=True)
         spelling = file.target.runtime(name)
         if isinstance(spelling, Missing):
             return self.left(file, node, spelling.reason)
+        if name in ("is_available", "device_count") and isinstance(file.target, AcclimateTarget):
+            # acclimate counts the CPU of a host as a device, and torch.cuda none.
+            guard = host_guard(file, file.quote(node))
+            counted = guard if name == "is_available" else f"{spelling.text}() if {guard} else 0"
+            return self.becomes(file, node, f"(lambda: {counted})", unsafe=_ASKED_ELSEWHERE)
         if spelling.on_host in ("None", "[]") and (spelling.condition or not file.is_guarded(node)):
             quote = file.quote(node)
             condition = (spelling.condition or host_guard(file, quote)).replace('"', quote)
@@ -85,7 +97,8 @@ another accelerator has the name. A name that the program assigns to is left too
         if spelling.default:
             parameter = spelling.default.partition("=")[0]
             text = f"(lambda {spelling.default}: {spelling.text}({parameter}))"
-        return self.becomes(file, node, text, unsafe=spelling.unsafe)
+        unsafe = _ASKED_ELSEWHERE if name in _QUESTIONS else spelling.unsafe
+        return self.becomes(file, node, text, unsafe=unsafe)
 
     @staticmethod
     def _asked_for_names(file: SourceFile, parent: cst.CSTNode | None) -> str | None:
@@ -119,6 +132,14 @@ another accelerator has the name. A name that the program assigns to is left too
         return self.becomes(
             file, node, text, unsafe="other devices' modules have fewer names than torch.cuda"
         )
+
+
+def _is_tested(file: SourceFile, node: cst.CSTNode) -> bool:
+    """Whether a function is taken for its answer: ``if torch.cuda.is_available:``."""
+    at = file.tree.parent(node)
+    if isinstance(at, (cst.BooleanOperation, cst.UnaryOperation)):
+        return True
+    return isinstance(at, (cst.If, cst.IfExp, cst.While, cst.Assert)) and at.test is node
 
 
 def _is_old(call: cst.Call) -> bool:

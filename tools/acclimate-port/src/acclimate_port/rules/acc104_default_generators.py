@@ -10,10 +10,12 @@ from acclimate_port.new_code.edits import insert, replace
 from acclimate_port.new_code.targets import AcclimateTarget
 from acclimate_port.rules.base import Example, Finding, Rule, cuda_name
 from acclimate_port.rules.comparison_edits import host_guard
-from acclimate_port.source.tree import argument_of, has_unpacking, keyword
+from acclimate_port.source.tree import argument_of, has_unpacking, keyword, walk
 from acclimate_port.source_file import SourceFile
 
 _HARDWARE = re.compile(r"\bcuda\b")
+_STEPS = 4
+"""How many names are followed to what gives a list of devices."""
 
 
 class DefaultGenerators(Rule[cst.Subscript | cst.Attribute | cst.Call]):
@@ -24,7 +26,8 @@ class DefaultGenerators(Rule[cst.Subscript | cst.Attribute | cst.Call]):
     summary = "`torch.cuda.default_generators[i]`"
     explanation = """\
 `get_accelerator().default_generator(i)` returns the default generator of a device. `torch.random.fork_rng` assumes
-CUDA devices unless it gets a `device_type`; on a CPU-only machine its list of devices must be empty. Seeds inside it are
+CUDA devices unless it gets a `device_type`; on a CPU-only machine its list of devices must be empty. Names that
+hold the devices are followed. Seeds inside it are
 ported with its devices. A generator beside torch.cuda's `_lazy_call` stays."""
     examples = (
         Example(
@@ -80,9 +83,17 @@ ported with its devices. A generator beside torch.cuda's `_lazy_call` stays."""
         if file.tree.qualified(call.func) != "torch.random.fork_rng" or keyword(call, "device_type"):
             return None
         given = argument_of(call, "devices", 0)
-        if given is None or has_unpacking(call) or not _HARDWARE.search(file.tree.source(given.value)):
+        if given is None or has_unpacking(call) or not self._is_for_cuda(file, given.value, _STEPS):
             return None
         end = file.span(call.args[-1].value).end
         condition = host_guard(file, '"')
         devices = insert(file.span(given.value).end, f" if {condition} else []")
         return self.convert(file, call, devices, insert(end, f", device_type={file.target.device_type}"))
+
+    def _is_for_cuda(self, file: SourceFile, devices: cst.BaseExpression, steps: int) -> bool:
+        """Whether code that gives the devices names CUDA; the names in it are followed to their values."""
+        if _HARDWARE.search(file.tree.source(devices)):
+            return True
+        names = [one for one in walk(devices) if isinstance(one, cst.Name)] if steps else []
+        values = (value for name in names for value in file.bound_values(name) if value is not None)
+        return any(self._is_for_cuda(file, value, steps - 1) for value in values)

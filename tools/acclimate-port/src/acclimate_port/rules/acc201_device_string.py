@@ -105,6 +105,13 @@ A device is unsafe if it may reach an object of a library that does not run on e
 DGL, Warp, bitsandbytes, Transformer Engine, apex or a library of sparse layers such as spconv, or a module of the project that does, moves with it what is not shown
 to be torch's. It is unsafe too in a file that names no torch and nothing built on it, if no call there takes the text as a device.
 
+A device is unsafe in a file that cannot be imported without a package for NVIDIA GPUs, such as flash_attn or bitsandbytes, or that
+imports a module which cannot; beside operators that run on a CPU and with CUDA alone (torch_cluster, torch_scatter, pytorch3d,
+`mmcv.ops`, kernels of numba), also in what the same program uses; where numbers of 64 bits are the default, or go to the device,
+which Apple's GPUs lack; in the classes of Lightning, and in a program that runs a `Trainer` of Lightning, which knows no
+accelerators but its own; and as a part of the name of a file that is read. As a value for `accelerator`, Lightning's word for a
+device, it is left. In `pytest.param("cuda", marks=…)` it is one decision with the mark.
+
 A device is unsafe where the program finds that CUDA was asked for and is missing, and says so or raises: on a host it
 would find that no longer. So is one that only a later use needs, where an import evaluates it, also through a constructor,
 or where the program sets `CUDA_VISIBLE_DEVICES` or forks after it: the edit counts the devices.

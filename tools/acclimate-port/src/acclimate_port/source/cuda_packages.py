@@ -13,7 +13,17 @@ _FOR_CUDA = {
     *("cuequivariance_torch", "cuequivariance_ops_torch"),
 }
 CUDA_PACKAGES = _FOR_CUDA | {
-    *("cupy", "fast_hadamard_transform", "fused_dense_lib"),
+    *(
+        "cupy",
+        "fast_hadamard_transform",
+        "fused_dense_lib",
+        "tinycudann",
+        "nvdiffrast",
+        "gsplat",
+        "simple_knn",
+    ),
+    *("diff_gaussian_rasterization", "diff_surfel_rasterization", "isaacgym", "nerfacc", "exllama_ext"),
+    *("exllamav2_ext", "awq_inference_engine", "awq_ext", "sageattention", "knn_cuda", "pointnet2_ops"),
     # Models have modules of these names too, so only a top-level package counts.
     *("dropout_layer_norm", "rotary_emb", "selective_scan"),
 }
@@ -44,6 +54,8 @@ RUNTIMES = {
     "gpustat": "gpustat",
     "nvitop": "nvitop",
     "cuda": "NVIDIA's driver",
+    "nvidia": "NVIDIA's libraries",
+    "numba.cuda": "numba's kernels for CUDA",
 }
 """Packages that run or query NVIDIA GPUs without torch, and what messages call them."""
 QUERIES = ("NVML", "GPUtil", "gpustat", "nvitop")
@@ -52,5 +64,23 @@ OWN_OBJECTS = ("dgl", "warp", "nvalchemiops")
 """Packages with objects that a program moves like torch's, and that do not run on every accelerator."""
 OWN_MODULES = ("spconv", "torchsparse", "MinkowskiEngine")
 """Packages of sparse layers, of which a model is made: it moves only where they run."""
+OPERATORS = (
+    *(
+        "torch_scatter",
+        "torch_sparse",
+        "torch_cluster",
+        "torch_spline_conv",
+        "pyg_lib",
+        "pytorch3d",
+        "pykeops",
+    ),
+    *("mmcv.ops", "torch_points_kernels", "lietorch", "kaolin"),
+)
+"""Packages whose operators run on a CPU and with CUDA, and nowhere else."""
+NEEDED = {
+    *(name for name in CUDA_PACKAGES if name not in ("selective_scan", "rotary_emb", "dropout_layer_norm")),
+    *("bitsandbytes", "pycuda", "tensorrt", "torch_tensorrt", "MinkowskiEngine", "spconv", "torchsparse"),
+}
+"""Packages for NVIDIA GPUs without which a program that imports them in any case does not start."""
 OWN_LAYERS = ("bitsandbytes", "transformer_engine", "apex", *OWN_MODULES)
 """Packages with such layers, which a program with an optional import of them has beside torch's."""

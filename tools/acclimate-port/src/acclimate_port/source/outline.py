@@ -203,6 +203,25 @@ def _tabled(statement: ast.AST, nodes: list[ast.AST], names: dict[str, str]) -> 
     for value in (value for table in tables for value in table.values):
         if isinstance(value, ast.Name) and value.id in names and not NO_PROJECT.match(names[value.id]):
             yield Text(Names.MODULE, names[value.id])
+    for node in nodes:
+        module = _searched(node)
+        if module is not None and (full := _full_name(module, names)):
+            yield Text(Names.MODULE, full)
+
+
+def _searched(node: ast.AST) -> ast.Name | ast.Attribute | None:
+    """The module in which code looks for a name that it computes: ``getattr(models, name)``.
+
+    The same for ``vars(models)`` and ``models.__dict__``.
+    """
+    if isinstance(node, ast.Attribute) and node.attr == "__dict__":
+        held: ast.expr | None = node.value
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
+        is_known = len(node.args) > 1 and isinstance(node.args[1], ast.Constant)
+        held = node.args[0] if node.func.id in ("getattr", "vars") and not is_known else None
+    else:
+        held = None
+    return held if isinstance(held, (ast.Name, ast.Attribute)) else None
 
 
 def _uses(source: str | bytes, names: dict[str, str]) -> Iterator[str]:
@@ -235,6 +254,8 @@ def _mentioned(
     looked_up: set[int] = set()
     registering = [one for one in _decorators(statement) if _may_register(one, registers, names)]
     skipped = {id(node) for one in registering for node in python_nodes(one)}
+    if any(map(_looks_through_module, nodes)):
+        yield from own
     for node in nodes:
         if id(node) in skipped:
             continue
@@ -247,6 +268,11 @@ def _mentioned(
         if isinstance(node, (ast.Name, ast.Attribute)) and (not is_function or id(node) in looked_up):
             full = _full_name(node, names)
             yield from [full] if full else []
+
+
+def _looks_through_module(node: ast.AST) -> bool:
+    """Whether code looks for a name of its own module: ``globals()[name]``."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "globals"
 
 
 def _read(

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from acclimate_port.source.build_scripts import files_imported, is_build_script
-from acclimate_port.source.cuda_packages import CUDA_PACKAGES, KERNEL_PACKAGES, OWN_LAYERS, OWN_OBJECTS
+from acclimate_port.source.cuda_packages import (
+    CUDA_PACKAGES,
+    KERNEL_PACKAGES,
+    NEEDED,
+    OWN_LAYERS,
+    OWN_OBJECTS,
+)
 from acclimate_port.source.module_classes import is_module_base
 
 _CLASS = re.compile(
@@ -68,6 +74,10 @@ _IMPORT_OF_OBJECTS = re.compile(
     % ("|".join(OWN_OBJECTS).encode(), "|".join(OWN_LAYERS).encode()),
     re.M,
 )
+_IMPORT_OF_LIGHTNING = re.compile(
+    rb"^[ \t]*(?:from|import)[ \t]+(?:pytorch_lightning|lightning|lightning_fabric)\b", re.M
+)
+_IMPORT_FOR_NVIDIA = re.compile(rb"^(?:from|import)[ \t]+(?:%b)\b" % "|".join(sorted(NEEDED)).encode(), re.M)
 _WORD = re.compile(rb"[A-Za-z_]\w{3,}")
 _ARGUMENTS = rb"\(((?:[^()]|\([^()]*\))*)\)"
 _TAKES_BACKEND = re.compile(
@@ -128,6 +138,12 @@ class Survey:
 
     for_torch: frozenset[str] = frozenset()
     """Modules below a folder named like a package for NVIDIA GPUs, which use nothing but torch themselves."""
+
+    has_lightning: bool = False
+    """Whether a file imports Lightning, whose trainers choose the device."""
+
+    for_nvidia: frozenset[tuple[str, str, str]] = frozenset()
+    """Modules that import a package for NVIDIA GPUs in any case: the folder, the module, and the package."""
 
     backends: frozenset[tuple[str, str]] = frozenset()
     """Pairs of a name of a backend and what gets it: a name, ``f()``, or ``""`` for torch.distributed."""
@@ -214,6 +230,8 @@ def survey(source: bytes, path: Path | None = None) -> Survey:
             _EXTENSION_NAME.findall(source.decode(errors="replace")) if b"CUDAExtension" in source else ()
         ),
         frozenset(_for_torch(source, path)) if path is not None else frozenset(),
+        _IMPORT_OF_LIGHTNING.search(source) is not None,
+        frozenset(_for_nvidia(source, path)) if path is not None else frozenset(),
         frozenset(backends_given(source)),
     )
 
@@ -264,6 +282,13 @@ def _own_objects(source: bytes, path: Path) -> Iterator[tuple[str, str, str]]:
     module = path.parent if path.name == "__init__.py" else path.with_suffix("")
     for found in _IMPORT_OF_OBJECTS.finditer(source):
         yield module.parent.name, module.name, (found[1] or found[2]).decode()
+
+
+def _for_nvidia(source: bytes, path: Path) -> Iterator[tuple[str, str, str]]:
+    """The package for NVIDIA GPUs without which a module cannot be imported."""
+    if found := _IMPORT_FOR_NVIDIA.search(source):
+        module = path.parent if path.name == "__init__.py" else path.with_suffix("")
+        yield module.parent.name, module.name, found[0].split()[1].decode().partition(".")[0]
 
 
 def _flags(source: bytes) -> Iterator[str]:
