@@ -173,7 +173,6 @@ ON_SIM = """
 import copy
 import torch
 from architectures import tiny_model
-from changed_weights import changed
 import acclimate
 from acclimate.llm.decode.loop import step_kind
 
