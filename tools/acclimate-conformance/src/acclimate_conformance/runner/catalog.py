@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 HOME = Path(__file__).parents[1] / "checks"
 _CATEGORIES: dict[str, tuple[str, ...]] = {
-    "devices": ("current", "waiting", "blocks"),
+    "devices": ("current", "waiting", "blocks", "keeping"),
     "random": ("generators", "devices", "states", "ranges", "distributions"),
     "streams": ("order", "state", "waiting", "elsewhere"),
     "memory": ("figures", "agreement", "capacity", "devices", "hard_cases", "small", "training"),
@@ -22,7 +22,7 @@ _CATEGORIES: dict[str, tuple[str, ...]] = {
     "graphs": ("replays", "captures", "kinds", "numbers", "surroundings"),
     "pinning": ("contents", "shapes"),
     "ops": ("builders", "optimizers", "aio", "aio_arguments", "packed_weights", "normalising"),
-    "runtime": ("marks", "compiling", "results", "types", "side_effects", "saved", "tensors"),
+    "runtime": ("marks", "compiling", "results", "types", "side_effects", "saved", "tensors", "storages"),
     "communication": ("collectives",),
 }  # fmt: skip
 """By category, the modules of its checks in order."""

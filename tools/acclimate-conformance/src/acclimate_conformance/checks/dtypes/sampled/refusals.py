@@ -11,7 +11,7 @@ from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import device_names
 from acclimate_conformance.checks.dtypes.sampled.comparing import Findings, attempt
 from acclimate_conformance.checks.dtypes.sampled.places import HOST, Place
-from acclimate_conformance.checks.dtypes.sampled.samples import Sample, name_of, operators, reset
+from acclimate_conformance.checks.dtypes.sampled.samples import Sample, name_of, operators, reset, samples_of
 
 _BEYOND: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "torch.index_select": lambda x, i: x.index_select(0, i),
@@ -300,6 +300,7 @@ def wrong_arguments_are_refused(accelerator: Accelerator, found: Findings) -> No
                 return result
 
             _require_refused(found, name_of(op), text, run)
+        _require_no_narrower_result(found, op)
         if found.enough:
             return
     # A device may tell of these by an error after which it computes no more, so they are the last.
@@ -354,6 +355,21 @@ def _require_refused(found: Findings, name: str, what: str, run: Callable[[Place
     found.compared += 1
     if refused is None:
         found.broken.append(f"{what} is accepted, and gives {_told(result)}; torch refuses it")
+
+
+def _require_no_narrower_result(found: Findings, op: Any) -> None:
+    """torch converts a result to the dtype of what is given as out only if no fraction can be lost."""
+    if not op.supports_out or torch.float32 not in op.supported_dtypes(HOST):
+        return
+    for sample in samples_of(op, torch.float32, 1):
+        name = f"{name_of(op)} into integers"
+
+        def run(place: Place, sample: Sample = sample) -> Any:
+            value, args, kwargs = place.put((sample.value, sample.args, sample.kwargs))
+            out = torch.zeros(0, dtype=torch.int64, device=place.device)
+            return op(value, *args, **{**kwargs, "out": out})
+
+        _require_refused(found, name, f"{name_of(op)}({sample}) into integers", run)
 
 
 def _told(result: Any) -> str:
