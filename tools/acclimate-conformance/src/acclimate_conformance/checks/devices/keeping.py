@@ -62,11 +62,15 @@ def _actions(accelerator: Accelerator) -> dict[str, _Action]:
         "copying from the host": lambda name: torch.ones(3).to(name),
         "copying to the host": lambda name: torch.ones(3, device=name).cpu(),
         "a non-blocking copy": lambda name: torch.ones(3).to(name, non_blocking=True).to("cpu"),
-        "copying from the current device": lambda name: torch.ones(3, device=accelerator.device_type).to(name),
+        "copying from the current device": lambda name: torch.ones(3, device=accelerator.device_type).to(
+            name
+        ),
         "copying to the current device": lambda name: torch.ones(3, device=name).to(accelerator.device_type),
         "copy_()": lambda name: torch.empty(3, device=name).copy_(torch.ones(3)),
         "item()": lambda name: torch.ones((), device=name).item(),
-        "operators": lambda name: (torch.ones(3, 3, device=name) @ torch.ones(3, 3, device=name)).add_(1).sum(),
+        "operators": lambda name: (
+            (torch.ones(3, 3, device=name) @ torch.ones(3, 3, device=name)).add_(1).sum()
+        ),
         "an operator that is refused": lambda name: _refused(
             lambda: torch.ones(3, device=name) + torch.ones(4, device=name)
         ),
@@ -75,7 +79,9 @@ def _actions(accelerator: Accelerator) -> dict[str, _Action]:
         "backward()": _backward,
         "backward() in the calling thread": lambda name: _backward(name, False),
         "a backward() that is refused": _failing_backward,
-        "a generator": lambda name: torch.rand(3, device=name, generator=torch.Generator(name).manual_seed(1)),
+        "a generator": lambda name: torch.rand(
+            3, device=name, generator=torch.Generator(name).manual_seed(1)
+        ),
         "torch.save and torch.load": _saved,
         "copy.deepcopy": lambda name: copy.deepcopy(torch.nn.Linear(2, 2, device=name)),
         "repr()": lambda name: repr(torch.ones(3, device=name)),
@@ -147,5 +153,7 @@ def types_mean_the_current_device(accelerator: Accelerator) -> None:
                         str(found.device) == name,
                         f"{what} of a tensor on {source} gives one on {found.device} while {name} is current",
                     )
-                require(there.to(name) is there or source != name, f"to({name!r}) of a tensor there copies it")
+                require(
+                    there.to(name) is there or source != name, f"to({name!r}) of a tensor there copies it"
+                )
                 require(equal(there.to(kind), torch.arange(3.0)), "to(type) changes numbers")

@@ -160,6 +160,7 @@ POINTWISE: dict[str, Operation] = {
             ]
         )
     ),
+    "clamp between two numbers": _at_edges(lambda x: x.clamp(-1, 2)),
     "clamp between tensors": _at_edges(lambda x: x.clamp(torch.full_like(x, -1), torch.full_like(x, 2))),
     "pow 2": _at_edges(lambda x: x**2),
     "pow 3": _at_edges(lambda x: x**3),
@@ -221,6 +222,68 @@ PAIRS: dict[str, Operation] = {
     "isclose": _pairs(lambda a, b: torch.isclose(a, b, rtol=0.1, equal_nan=True)),
 }
 """Of two tensors: every pair of the same numbers."""
+
+_NUMBERS = (0.0, -0.0, 1.0, -2.5, 3, _INF, -_INF, _NAN)
+"""Python's numbers, as the left or the right operand."""
+_OF_TWO: dict[str, Callable[..., Any]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "rsub": torch.rsub,
+    "rsub with alpha": lambda a, b: torch.rsub(a, b, alpha=2),
+    "mul": torch.mul,
+    "div": torch.div,
+    "div rounded to zero": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "div rounded down": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "floor_divide": torch.floor_divide,
+    "remainder": torch.remainder,
+    "fmod": torch.fmod,
+    "pow": torch.pow,
+    "copysign": torch.copysign,
+    "xlogy": torch.xlogy,
+    "xlog1py": torch.special.xlog1py,
+    "where": lambda a, b: torch.where((a if isinstance(a, torch.Tensor) else b) > 0, a, b),
+    "eq": torch.eq,
+    "ne": torch.ne,
+    "lt": torch.lt,
+    "ge": torch.ge,
+    "clamp": lambda a, b: torch.clamp(a, min=b),
+    "clamp_max": lambda a, b: torch.clamp(a, max=b),
+    "masked_fill": lambda a, b: a.masked_fill(a > 0, b),
+    "fill": torch.fill,
+    "lerp": lambda a, b: torch.lerp(a, a + 1, b),
+    "isin": torch.isin,
+    "in place, mul_": lambda a, b: a.clone().mul_(b),
+    "in place, div_": lambda a, b: a.clone().div_(b),
+    "in place, pow_": lambda a, b: a.clone().pow_(b),
+    "in place, remainder_": lambda a, b: a.clone().remainder_(b),
+}
+
+
+def _with_numbers(function: Callable[..., Any]) -> Operation:
+    """An operator on the edges and each of Python's numbers, on the sides that torch takes numbers on."""
+
+    def call(x: torch.Tensor, number: float, left: bool) -> Any:
+        return function(number, x) if left else function(x, number)
+
+    taken = []
+    for left in (False, True):
+        try:
+            call(torch.ones(2), 1.0, left)
+        except (TypeError, AttributeError, RuntimeError):
+            continue
+        taken.append(left)
+
+    def run(to: Place, dtype: torch.dtype) -> Any:
+        edges = to(torch.tensor(_EDGES).to(dtype))
+        return [call(edges, number, left) for number in _NUMBERS for left in taken]
+
+    return run
+
+
+WITH_NUMBERS: dict[str, Operation] = {
+    f"{name} with numbers of Python": _with_numbers(function) for name, function in _OF_TWO.items()
+}
+"""Of a tensor and a number of Python, at each edge."""
 
 _M = (5, 67)
 _NORMS: tuple[Callable[..., torch.Tensor], ...] = (torch.norm, torch.linalg.vector_norm)
@@ -312,6 +375,70 @@ REDUCTIONS |= {
         (2, 3, 0),
         (2, 0, 4),
     ),
+    "products of nothing that are added": _of(
+        lambda a, b, c: [
+            part
+            for beta in (2, 0)
+            for part in (
+                torch.addmm(c[0], a[0], b[0], beta=beta),
+                torch.addmm(c[0, 0], a[0], b[0], beta=beta, alpha=3),
+                torch.baddbmm(c, a, b, beta=beta),
+                torch.addbmm(c[0], a, b, beta=beta),
+                torch.addmv(c[0, :, 0], a[0], b[0, :, 0], beta=beta),
+                c[0].clone().addmm_(a[0], b[0], beta=beta),
+                c.clone().baddbmm_(a, b, beta=beta),
+                functional.linear(a, b[0].t(), c[0, 0]),
+            )
+        ],
+        (2, 3, 0),
+        (2, 0, 4),
+        (2, 3, 4),
+    ),
+    "reductions over a dimension of nothing": _of(
+        lambda x: [
+            f(y, dim)
+            for y, dim in ((x, 1), (x.t(), 0), (x.t(), 1), (x[None], 2), (x[None], (1, 2)))
+            for f in (
+                torch.sum,
+                torch.nansum,
+                torch.mean,
+                torch.logsumexp,
+                torch.count_nonzero,
+                torch.all,
+                torch.any,
+                lambda x, dim: torch.linalg.vector_norm(x, 2, dim),
+                lambda x, dim: torch.all(x > 0, dim),
+                lambda x, dim: torch.any(x > 0, dim),
+                lambda x, dim: torch.sum(x > 0, dim),
+                lambda x, dim: torch.all(x.to(torch.uint8), dim),
+            )
+        ],
+        (3, 0),
+    ),
+    "other calls over a dimension of nothing": _of(
+        lambda x: [
+            x.prod(1),
+            x.t().prod(0),
+            x.cumsum(1),
+            x.cumprod(1),
+            x.softmax(1),
+            x.log_softmax(1),
+            x.sort(1).values,
+            x.argsort(1),
+            (x > 0).prod(1),
+            x.int().prod(1),
+            x.int().sum(1),
+            x.bool().all(1),
+            x.bool().any(1),
+            x.flip(1),
+            x.roll(1, 1),
+            x.repeat(2, 2),
+            torch.cat([x, x], 1),
+            x.nonzero(),
+            x.unique(),
+        ],
+        (3, 0),
+    ),
     "reductions of nothing": _of(
         lambda x: [x.sum(), x.prod(), x.all(), x.any(), x.sum(0), x.sum(-1), x.mean()], (0, 3)
     ),
@@ -357,6 +484,10 @@ REDUCTIONS |= {
     "numbers in float32 that are further from zero": lambda to, _: [
         f(values(3, 1003).add(4000.0), to)
         for f in (
+            lambda x, to: to(x.t().contiguous()).var(0),
+            lambda x, to: to(x.t().contiguous()).std(0, correction=2),
+            lambda x, to: to(x).var(),
+            lambda x, to: to(x.reshape(3, 17, 59)).var((0, 2)),
             lambda x, to: to(x).var(-1),
             lambda x, to: to(x.t()).std(0),
             lambda x, to: torch.var_mean(to(x), 1)[0],
@@ -420,6 +551,100 @@ REDUCTIONS |= {
 }
 """Over dimensions, with and without keeping them, in other dtypes, and products with factors."""
 
+
+def _special(rows: int, columns: int) -> torch.Tensor:
+    """Numbers with a row and a column of each kind: NaN, infinity, both infinities, zeros of both signs."""
+    x = values(rows, columns, seed=3)
+    x[0, 1], x[1, 0], x[2, 2] = _NAN, _INF, -_INF
+    x[3], x[:, 3] = -_INF, -_INF
+    x[4, ::2], x[4, 1::2] = 0.0, -0.0
+    x[5, 1], x[5, -1], x[1, 4], x[4, 4] = _NAN, _NAN, _NAN, _NAN
+    return x
+
+
+_Reduce = Callable[[torch.Tensor, Any], Any]
+_ALONG: dict[str, _Reduce] = {
+    "sum": torch.sum,
+    "nansum": torch.nansum,
+    "mean": torch.mean,
+    "nanmean": torch.nanmean,
+    "amax": torch.amax,
+    "amin": torch.amin,
+    "var": torch.var,
+    "std": torch.std,
+    "logsumexp": torch.logsumexp,
+    "all": torch.all,
+    "any": torch.any,
+    "count_nonzero": torch.count_nonzero,
+    **{f"norm of {p}": lambda x, d, p=p: torch.linalg.vector_norm(x, p, d) for p in (1, 2, 3, _INF, -_INF)},
+}
+"""Reductions over one dimension or several."""
+_ALONG_ONE: dict[str, _Reduce] = {
+    "max": lambda x, d: x.max(d),
+    "min": lambda x, d: x.min(d),
+    "argmax": torch.argmax,
+    "argmin": torch.argmin,
+    "aminmax": lambda x, d: torch.aminmax(x, dim=d),
+    "prod": torch.prod,
+    "cumsum": torch.cumsum,
+    "cumprod": lambda x, d: torch.cumprod(x / 4, d),
+    "cummax": lambda x, d: x.cummax(d).values,
+    "cummin": lambda x, d: x.cummin(d).values,
+    "logcumsumexp": torch.logcumsumexp,
+    "softmax": torch.softmax,
+    "log_softmax": torch.log_softmax,
+    "median": lambda x, d: x.median(d).values,
+    "nanmedian": lambda x, d: x.nanmedian(d).values,
+    "sort": lambda x, d: x.sort(d).values,
+    "sort, descending": lambda x, d: x.sort(d, descending=True).values,
+    "topk": lambda x, d: x.topk(3, d).values,
+    "topk, the smallest": lambda x, d: x.topk(3, d, largest=False).values,
+    "kthvalue": lambda x, d: x.kthvalue(2, d).values,
+    "quantile": lambda x, d: torch.quantile(x, 0.25, d),
+    "nanquantile": lambda x, d: torch.nanquantile(x, 0.25, d),
+    "renorm": lambda x, d: torch.renorm(x.nan_to_num(0, 1, 2), 2, d, 1.0),
+    "diff": lambda x, d: torch.diff(x, dim=d),
+    "unique rows": lambda x, d: x.nan_to_num(0, 1, 2).unique(dim=d),
+}
+"""Operators along one dimension."""
+
+
+def _along(reduce: _Reduce, several: bool) -> Operation:
+    def run(to: Place, dtype: torch.dtype) -> Any:
+        x = to(_special(6, 7).to(dtype))
+        cube = to(torch.stack([_special(6, 7), _special(6, 7).flip(1)]).to(dtype))
+        found = [reduce(y, d) for y in (x, x.t(), x[:, ::2]) for d in (0, -1)] + [reduce(cube, 1)]
+        if several:
+            found += [reduce(x, (0, 1)), reduce(cube, (0, 2)), reduce(cube, (1, 2)), reduce(cube, (-3, -2))]
+        return found
+
+    return run
+
+
+def _along_many(reduce: _Reduce) -> Operation:
+    """Of long rows with equal numbers, and with NaN twice, far from each other."""
+
+    def run(to: Place, dtype: torch.dtype) -> Any:
+        plain = (torch.arange(5003) % 101 + 20).float()
+        rows = torch.stack([plain, plain.flip(0), plain, torch.full((5003,), -_INF)])
+        rows[2, [700, 4999]] = _NAN
+        x = to(rows.to(dtype))
+        return [reduce(y, d) for y, d in ((x, 1), (x.t().contiguous(), 0))]
+
+    return run
+
+
+SPECIAL: dict[str, Operation] = {
+    **{f"{name} of NaN and infinity": _along(reduce, True) for name, reduce in _ALONG.items()},
+    **{f"{name} of NaN and infinity": _along(reduce, False) for name, reduce in _ALONG_ONE.items()},
+    **{
+        f"{name} of long rows": _along_many(reduce)
+        for name, reduce in {**_ALONG, **_ALONG_ONE}.items()
+        if name not in ("prod", "cumprod", "cumsum", "renorm", "unique rows", "std", "var")
+    },
+}
+"""Reductions of special numbers, over each dimension, and of long rows."""
+
 _WITH_MASKS: tuple[Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor], ...] = (
     lambda x, mask, y: x.masked_fill(mask, -2.0),
     lambda x, mask, y: x.masked_fill(mask, y[..., 0].sum()),
@@ -433,7 +658,83 @@ _WITH_MASKS: tuple[Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Te
 )
 """Calls that take a mask, which may have fewer dimensions, or a length of 1 in some of them."""
 
+_I, _J = torch.tensor([0, 3]), torch.tensor([4, 1])
+_Key = Callable[[Place], Any]
+_KEYS: dict[str, _Key] = {
+    "[:, i]": lambda to: (slice(None), to(_I)),
+    "[i, :, j]": lambda to: (to(_I), slice(None), to(_J)),
+    "[:, i, :, j]": lambda to: (slice(None), to(_I), slice(None), to(_J)),
+    "[:, i, j]": lambda to: (slice(None), to(_I), to(_J)),
+    "[i, 2, j]": lambda to: (to(_I), 2, to(_J)),
+    "[i, :, 2]": lambda to: (to(_I), slice(None), 2),
+    "[2, :, j]": lambda to: (2, slice(None), to(_J)),
+    "[i as a column, j]": lambda to: (to(_I)[:, None], to(_J)),
+    "[..., i]": lambda to: (..., to(_I)),
+    "[i, ..., j]": lambda to: (to(_I), ..., to(_J)),
+    "[None, i]": lambda to: (None, to(_I)),
+    "[i, None, j]": lambda to: (to(_I), None, to(_J)),
+    "[i - 4]": lambda to: (to(_I) - 4,),
+    "[a mask]": lambda to: (to(torch.tensor([True, False, False, True])),),
+    "[:, a mask]": lambda to: (slice(None), to(torch.tensor([True, False, True, True, False]))),
+    "[a mask, j]": lambda to: (to(torch.tensor([True, False, False, True])), to(_J)),
+    "[a mask, :, j]": lambda to: (to(torch.tensor([True, False, False, True])), slice(None), to(_J)),
+    "[a mask of two dimensions]": lambda to: (to(torch.arange(20).reshape(4, 5) % 3 == 0),),
+    "[:, a mask of two dimensions]": lambda to: (slice(None), to(torch.arange(30).reshape(5, 6) % 4 == 1)),
+    "[a list]": lambda to: ([0, 3],),
+    "[:, [1, 4]]": lambda to: (slice(None), [1, 4]),
+    "[::2, i]": lambda to: (slice(None, None, 2), to(_I)),
+    "[1:, -2]": lambda to: (slice(1, None), -2),
+    "[..., 1::2]": lambda to: (..., slice(1, None, 2)),
+    "[a number of the device]": lambda to: (to(torch.tensor(2)),),
+    "[True]": lambda to: (True,),
+    "[no place]": lambda to: (to(torch.tensor([], dtype=torch.int64)),),
+    "[a matrix of places]": lambda to: (to(torch.tensor([[0, 1], [3, 2]])),),
+    "[int32 places]": lambda to: (to(_I.int()),),
+}
+"""Ways to name elements of a tensor of four dimensions."""
+
+
+def _indexed(key: _Key) -> Operation:
+    """What is read, and what writes of several kinds leave."""
+
+    def run(to: Place, dtype: torch.dtype) -> Any:
+        x = to(values(4, 5, 6, 7).to(dtype))
+        places = key(to)
+        read = x[places]
+        column = to(values(*read.shape[-1:], seed=8).to(dtype)) if read.dim() else read
+        whole = to(values(*read.shape, seed=9).to(dtype))
+        writes: tuple[Callable[[torch.Tensor], Any], ...] = (
+            lambda y: y.__setitem__(places, 2.5),
+            lambda y: y.__setitem__(places, whole),
+            lambda y: y.__setitem__(places, column),
+            lambda y: y.__setitem__(places, whole[:1] if whole.dim() > 1 else whole),
+            lambda y: y.transpose(0, 1).contiguous().transpose(0, 1).__setitem__(places, whole),
+        )
+        found = [read]
+        for write in writes:
+            y = x.clone()
+            write(y)
+            found.append(y)
+        strided = torch.stack([x, x], -1)[..., 0]
+        strided[places] = whole
+        return [*found, strided, x.transpose(2, 3).contiguous().transpose(2, 3)[places]]
+
+    return run
+
+
 PLACES: dict[str, Operation] = {
+    **{f"indexing by {name}": _indexed(key) for name, key in _KEYS.items()},
+    "places counted from both ends": _of(
+        lambda x, y: [
+            x.index_put((torch.tensor([-1, 4, 0, -5, 4], device=x.device),), y, accumulate=True),
+            x.index_put((torch.tensor([-1, 3, 0], device=x.device),), y[:3]),
+            x.put(torch.tensor([-1, 334, 0, -335], device=x.device), y[:4, 0], accumulate=True),
+            x.take(torch.tensor([-1, 334, 0, -335], device=x.device)),
+            x.index_fill(0, torch.tensor([-1, 4, 1], device=x.device), 2.0),
+        ],
+        (5, 67),
+        (5, 67),
+    ),
     "gather": _placed(lambda x, i: x.gather(1, i), _M, places=_COLUMNS),
     "scatter of a number": _placed(lambda x, i: x.scatter(1, i, 2.5), _M, places=_COLUMNS),
     "scatter_add": _placed(lambda x, y, i: x.scatter_add(1, i, y), _M, (5, 9), places=_COLUMNS),

@@ -74,14 +74,20 @@ def tensors_are_saved(accelerator: Accelerator) -> str | None:
 
 def _require_read_in_parts(name: str, place: str) -> None:
     """Fails the check unless a file that is mapped into memory gives each of its tensors."""
-    tensors = [torch.arange(5.0, device=name), torch.arange(7, device=name), torch.ones(3, device=name).half()]
+    tensors = [
+        torch.arange(5.0, device=name),
+        torch.arange(7, device=name),
+        torch.ones(3, device=name).half(),
+    ]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tensors.pt"
         torch.save(tensors, path)
         found = torch.load(path, mmap=True, map_location=place)
         for number, (ours, theirs) in enumerate(zip(found, tensors, strict=True)):
             require(
-                ours.dtype == theirs.dtype and equal(ours, theirs) and ours.device.type == place.split(":")[0],
+                ours.dtype == theirs.dtype
+                and equal(ours, theirs)
+                and ours.device.type == place.split(":")[0],
                 f"tensor {number + 1} of {name} that torch.load(mmap=True) maps to {place} is wrong",
             )
         del found, ours  # before the file is

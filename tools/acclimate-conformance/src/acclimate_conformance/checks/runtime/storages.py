@@ -244,5 +244,7 @@ def _require_placed(source: str, target: str) -> None:
     if source != target:
         with refused(f"set_() of a storage of {target} on {source}", RuntimeError):
             torch.empty(0, device=source).set_(torch.ones(3, device=target).untyped_storage(), 0, (2,), (1,))
-        with refused(f"torch.asarray(copy=False) of a tensor on {source} on {target}", ValueError, RuntimeError):
+        with refused(
+            f"torch.asarray(copy=False) of a tensor on {source} on {target}", ValueError, RuntimeError
+        ):
             torch.asarray(torch.ones(3, device=source), device=target, copy=False)
