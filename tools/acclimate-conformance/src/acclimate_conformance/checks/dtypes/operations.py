@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 Place = Callable[[torch.Tensor], torch.Tensor]
 """Moves a tensor to where the operator runs."""
@@ -903,6 +905,80 @@ def _written(x: torch.Tensor, way: int) -> torch.Tensor:
 _X, _IMAGE = (4, 6, 16), (2, 4, 9, 11)
 _TARGETS = torch.tensor([3, 0, 15, 7])
 
+_Layer = Callable[..., torch.Tensor]
+_OF_IMAGES: dict[str, tuple[_Layer, tuple[tuple[int, ...], ...]]] = {
+    "conv2d": (lambda x, w, b: functional.conv2d(x, w, b, (2, 1), 1), ((2, 3, 7, 5), (4, 3, 3, 3), (4,))),
+    "conv2d of single places": (functional.conv2d, ((2, 3, 7, 5), (4, 3, 1, 1), (4,))),
+    "conv2d of one place": (functional.conv2d, ((2, 3, 1, 1), (4, 3, 1, 1), (4,))),
+    "conv2d by channel": (
+        lambda x, w, b: functional.conv2d(x, w, b, padding=1, groups=3),
+        ((2, 3, 7, 5), (6, 1, 3, 3), (6,)),
+    ),
+    "conv2d of groups": (
+        lambda x, w, b: functional.conv2d(x, w, b, groups=2),
+        ((2, 4, 7, 5), (6, 2, 3, 3), (6,)),
+    ),
+    "conv_transpose2d": (
+        lambda x, w, b: functional.conv_transpose2d(x, w, b, 2, 1, 1),
+        ((2, 3, 4, 5), (3, 4, 3, 3), (4,)),
+    ),
+    "max_pool2d": (lambda x: functional.max_pool2d(x, 3, 2, 1), ((2, 3, 7, 5),)),
+    "avg_pool2d": (lambda x: functional.avg_pool2d(x, 3, 2, 1, True, False), ((2, 3, 7, 5),)),
+    "adaptive_avg_pool2d": (lambda x: functional.adaptive_avg_pool2d(x, (3, 4)), ((2, 3, 7, 5),)),
+    "adaptive_max_pool2d": (lambda x: functional.adaptive_max_pool2d(x, (3, 4)), ((2, 3, 7, 5),)),
+    "batch_norm in training": (
+        lambda x, w, b: functional.batch_norm(x, None, None, w, b, True),
+        ((3, 4, 5, 2), (4,), (4,)),
+    ),
+    "batch_norm with statistics": (
+        lambda x, w, b, m, v: functional.batch_norm(x, m.detach(), v.detach().abs() + 1, w, b),
+        ((3, 4, 5, 2), (4,), (4,), (4,), (4,)),
+    ),
+    "group_norm": (lambda x, w, b: functional.group_norm(x, 2, w, b), ((3, 4, 5, 2), (4,), (4,))),
+    "instance_norm": (
+        lambda x, w, b: functional.instance_norm(x, weight=w, bias=b),
+        ((3, 4, 5, 2), (4,), (4,)),
+    ),
+    "prelu": (functional.prelu, ((2, 3, 7, 5), (3,))),
+    "bilinear interpolate": (
+        lambda x: functional.interpolate(x, (4, 9), mode="bilinear", align_corners=False),
+        ((2, 3, 7, 5),),
+    ),
+    "nearest interpolate": (lambda x: functional.interpolate(x, (10, 3)), ((2, 3, 7, 5),)),
+    "bicubic interpolate": (
+        lambda x: functional.interpolate(x, (4, 9), mode="bicubic", align_corners=True),
+        ((2, 3, 7, 5),),
+    ),
+    "pixel_shuffle": (lambda x: functional.pixel_shuffle(x, 2), ((2, 8, 3, 5),)),
+    "reflecting pad": (lambda x: functional.pad(x, (2, 1, 1, 2), "reflect"), ((2, 3, 7, 5),)),
+    "replicating pad": (lambda x: functional.pad(x, (2, 1, 1, 2), "replicate"), ((2, 3, 7, 5),)),
+    "constant pad": (lambda x: functional.pad(x, (2, -1, 1, 2), value=1.5), ((2, 3, 7, 5),)),
+    "grid_sample": (
+        lambda x, g: functional.grid_sample(x, g.permute(0, 2, 3, 1) / 3, align_corners=False),
+        ((2, 3, 7, 5), (2, 2, 4, 3)),
+    ),
+    "softmax of channels": (lambda x: x.softmax(1), ((2, 3, 7, 5),)),
+    "glu": (lambda x: functional.glu(x, 1), ((2, 4, 7, 5),)),
+    "a mean of each channel": (lambda x: x.mean((2, 3), keepdim=True), ((2, 3, 7, 5),)),
+    "cat of channels": (lambda x, y: torch.cat([x, y.contiguous()], 1), ((2, 3, 7, 5), (2, 2, 7, 5))),
+    "silu": (functional.silu, ((2, 3, 7, 5),)),
+}
+"""Layers of images, with the shapes of what they are given."""
+
+
+def _with_channels_last(layer: _Layer, shapes: tuple[tuple[int, ...], ...]) -> Operation:
+    """A layer of images that have channels last, as its weights have; so has the gradient that it is given."""
+
+    def run(to: Place, dtype: torch.dtype) -> Any:
+        given = [to(values(*shape, seed=n).to(dtype)) for n, shape in enumerate(shapes)]
+        result = layer(
+            *(t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t for t in given)
+        )
+        return result.permute(0, 2, 3, 1)
+
+    return run
+
+
 LAYERS: dict[str, Operation] = {
     "layer_norm without weights": _of(lambda x: functional.layer_norm(x, (16,), eps=0.1), _X),
     "layer_norm of two dimensions": _of(
@@ -1133,6 +1209,224 @@ LAYERS: dict[str, Operation] = {
         (2, 2, 9, 16),
         (2, 2, 9, 16),
     ),
+    "cross_entropy with several options at once": _placed(
+        lambda x, w, i: [
+            functional.cross_entropy(
+                x,
+                i % 16,
+                w.detach().abs() + 1 if weighted else None,
+                ignore_index=ignored,
+                reduction=how,
+                label_smoothing=smoothing,
+            )
+            for weighted, ignored, smoothing, how in product(
+                (False, True), (0, 7, -100), (0.0, 0.25), ("mean", "sum", "none")
+            )
+        ],
+        (4, 16),
+        (16,),
+        places=_TARGETS,
+    ),
+    "losses of images that ignore a class": _placed(
+        lambda x, w, i: [
+            part
+            for ignored in (0, 2, -100)
+            for part in (
+                functional.cross_entropy(x, i, ignore_index=ignored),
+                functional.cross_entropy(x, i, w.detach().abs() + 1, ignore_index=ignored, reduction="sum"),
+                functional.nll_loss(x, i, w.detach().abs() + 1, ignore_index=ignored, reduction="none"),
+                functional.nll_loss(x.flatten(2), i.flatten(1), ignore_index=ignored),
+            )
+        ],
+        (2, 4, 3, 5),
+        (4,),
+        places=_places(2, 3, 5, below=4),
+    ),
+    "binary_cross_entropy at its ends": lambda to, dtype: [
+        functional.binary_cross_entropy(
+            to(torch.tensor([0.0, 1.0, 0.25, 0.0, 1.0]).to(dtype)),
+            to(torch.tensor([1.0, 0.0, 0.5, 0.0, 1.0]).to(dtype)).detach(),
+            reduction=how,
+        )
+        for how in ("mean", "sum", "none")
+    ],
+    "ctc_loss with another blank": _of(
+        lambda x: [
+            functional.ctc_loss(
+                x.log_softmax(-1),
+                torch.tensor(targets, device=x.device),
+                torch.tensor([7, 6]),
+                torch.tensor(lengths),
+                blank=4,
+                reduction=how,
+            )
+            for targets, lengths in (([[1, 2, 2], [3, 0, 0]], [3, 2]), ([1, 2, 2, 3, 0], [3, 2]))
+            for how in ("mean", "none")
+        ],
+        (7, 2, 5),
+    ),
+    "ctc_loss of an empty target": _of(
+        lambda x: [
+            functional.ctc_loss(
+                x.log_softmax(-1),
+                torch.tensor([[1, 2], [1, 1]], device=x.device),
+                torch.tensor([7, 5]),
+                torch.tensor([2, 0]),
+                reduction="none",
+                zero_infinity=zeros,
+            )
+            for zeros in (False, True)
+        ],
+        (7, 2, 5),
+    ),
+    "multilabel_margin_loss with what follows its end": _placed(
+        lambda x, i: [functional.multilabel_margin_loss(x, i, reduction=how) for how in ("mean", "none")],
+        (2, 4),
+        places=torch.tensor([[3, -1, 1, 0], [0, 2, -1, 3]]),
+    ),
+    "embedding_bag with weights of samples": _placed(
+        lambda w, p, i: [
+            functional.embedding_bag(
+                i,
+                w,
+                torch.tensor(offsets, device=i.device),
+                mode="sum",
+                per_sample_weights=p,
+                include_last_offset=last,
+            )
+            for offsets, last in (([0, 3, 4], True), ([0, 3], False), ([0, 0, 2], False))
+        ],
+        (16, 5),
+        (4,),
+        places=_TARGETS % 4,
+    ),
+    "weight_norm": _of(
+        lambda v, g, h: [torch._weight_norm(v, g, 0), torch._weight_norm(v, h, 1)], (4, 6), (4, 1), (1, 6)
+    ),
+    "group_norm of vectors": _of(lambda x, w, b: functional.group_norm(x, 3, w, b), (7, 6), (6,), (6,)),
+    "conv2d with rows that no window reads": _of(
+        lambda x, w, b: [
+            functional.conv2d(x, w, b, stride=(4, 3)),
+            functional.conv2d(x, w, stride=3, padding=1),
+            functional.conv2d(x, w, b, stride=(5, 4), dilation=2),
+        ],
+        _IMAGE,
+        (5, 4, 3, 3),
+        (5,),
+    ),
+    "convolutions of many groups": _of(
+        lambda x, w, y, v: [
+            functional.conv1d(x, w, groups=70),
+            functional.conv2d(y, v, padding=1, groups=66),
+            functional.conv_transpose1d(x, w, groups=70),
+        ],
+        (1, 140, 5),
+        (140, 2, 3),
+        (1, 132, 3, 3),
+        (66, 2, 3, 3),
+    ),
+    "conv_transpose2d with several options": _of(
+        lambda x, w, b: functional.conv_transpose2d(x, w, b, (2, 3), (1, 0), (1, 2), 2, (2, 1)),
+        (2, 4, 3, 4),
+        (4, 3, 3, 2),
+        (6,),
+    ),
+    "fold and unfold": _of(
+        lambda x, y: [
+            functional.unfold(x, (2, 3), dilation=(2, 1), padding=1, stride=(1, 2)),
+            functional.unfold(x, 3, dilation=2),
+            functional.fold(y, (6, 7), 3, dilation=2),
+            functional.fold(y[:, :, :6], (6, 6), 3, stride=(1, 2), dilation=2, padding=(0, 1)),
+        ],
+        (2, 3, 6, 7),
+        (2, 18, 6),
+    ),
+    "pools with several options": _of(
+        lambda x: [
+            *functional.max_pool2d(x, 3, 1, dilation=2, return_indices=True),
+            *functional.max_pool2d(x, (2, 3), 2, 1, ceil_mode=True, return_indices=True),
+            functional.max_pool2d(x, 3, 2, 1, dilation=(1, 2), ceil_mode=True),
+            functional.avg_pool2d(x, 3, 2, 1, divisor_override=5),
+            functional.avg_pool2d(x, (2, 3), 2, 1, ceil_mode=True, count_include_pad=False),
+            functional.lp_pool2d(x.abs() + 1, 2, (2, 3), ceil_mode=True),
+            *functional.adaptive_max_pool2d(x, (4, 3), return_indices=True),
+            functional.max_unpool2d(
+                *functional.max_pool2d(x, 2, return_indices=True), 2, output_size=(9, 11)
+            ),
+        ],
+        _IMAGE,
+    ),
+    "interpolate with several options": _of(
+        lambda x: [
+            functional.interpolate(x, scale_factor=(1.7, 0.6), mode="bilinear", align_corners=False),
+            functional.interpolate(
+                x, scale_factor=1.3, mode="bicubic", align_corners=False, recompute_scale_factor=True
+            ),
+            functional.interpolate(x, scale_factor=1.7, mode="nearest-exact"),
+            functional.interpolate(x, (4, 5), mode="bilinear", antialias=True),
+            functional.interpolate(x, (4, 5), mode="bicubic", antialias=True),
+            functional.interpolate(x, (20, 5), mode="bicubic", antialias=True, align_corners=True),
+            functional.interpolate(x, (4, 15), mode="bicubic", align_corners=True),
+        ],
+        _IMAGE,
+    ),
+    "grid_sample with a grid that has a gradient": _of(
+        lambda x, g: [
+            functional.grid_sample(x.detach(), g / 3, mode, padding, align_corners=False)
+            for mode in ("bilinear", "bicubic")
+            for padding in ("zeros", "border", "reflection")
+        ],
+        (2, 3, 4, 5),
+        (2, 3, 2, 2),
+    ),
+    "pad of volumes": _of(
+        lambda x: [
+            functional.pad(x, (2, 1, 1, 2, 1, 1), "replicate"),
+            functional.pad(x, (2, 1, 1, 2, 1, 1), "reflect"),
+            functional.pad(x, (2, 1, 1, 2, 1, 1), "circular"),
+            functional.pad(x, (-1, 2, 1, -1, 0, 1), value=2.5),
+        ],
+        (1, 2, 3, 4, 5),
+    ),
+    "attention with values of another width": _of(
+        lambda q, k, v: [
+            functional.scaled_dot_product_attention(q, k, value, scale=scale, is_causal=causal)
+            for value in (v, v.transpose(1, 2).contiguous().transpose(1, 2))
+            for scale in (None, 0.3)
+            for causal in (False, True)
+        ],
+        (2, 3, 7, 16),
+        (2, 3, 9, 16),
+        (2, 3, 9, 24),
+    ),
+    "attention with a mask that broadcasts": _of(
+        lambda q, k, v, m, n: [
+            functional.scaled_dot_product_attention(q, k, v, m),
+            functional.scaled_dot_product_attention(q, k, v, n, scale=0.3),
+        ],
+        (2, 3, 7, 16),
+        (2, 3, 9, 16),
+        (2, 3, 9, 16),
+        (1, 1, 7, 9),
+        (1, 3, 1, 9),
+    ),
+    "packed sequences": _of(
+        lambda x: [
+            part
+            for first in (False, True)
+            for packed in (
+                pack_padded_sequence(
+                    x.transpose(0, 1) if first else x, torch.tensor([2, 5, 1]), first, enforce_sorted=False
+                ),
+            )
+            for part in (
+                packed.data * 2,
+                *pad_packed_sequence(packed, first, padding_value=-1.5, total_length=6),
+            )
+        ],
+        (5, 3, 4),
+    ),
+    **{f"{name}, with channels last": _with_channels_last(*call) for name, call in _OF_IMAGES.items()},
     "dropout of nothing and of everything": _of(
         lambda x: [functional.dropout(x, 0.0), functional.dropout(x, 1.0), functional.dropout(x, 0.5, False)],
         _X,
@@ -1159,6 +1453,16 @@ _ON_INTEGERS: dict[str, _Pair] = {
     "a division rounded down": lambda a, b: a // b,
     "remainder": lambda a, b: a % b,
     "pow": lambda a, b: b**2,
+    "pow of negative exponents": lambda a, b: (
+        [
+            torch.pow((a % 3).to(a.dtype) - 1, -(b % 4).to(a.dtype)),
+            torch.pow(
+                torch.tensor([1, 0, 2, 1], dtype=a.dtype, device=a.device), (b[:4] * 0 - 1).to(a.dtype)
+            ),
+        ]
+        if a.dtype.is_signed and a.dtype is not torch.bool
+        else []
+    ),
     "in place, with alpha and value": lambda a, b: [
         call(a.repeat(4, 1), b.repeat(4, 1), a.repeat(4, 1)) for call in _WITH_FACTORS
     ],

@@ -156,14 +156,14 @@ def results_that_do_not_fit(accelerator: Accelerator) -> None:
                 )
             else:
                 raise BrokenPromiseError(f"{what} of {_BEYOND} elements on {name} is accepted")
-            if counted is not None and figures is not None:
+            if counted is not None and figures is not None and what == "torch.empty":
                 more = accelerator.memory_stats(index)["num_ooms"] - counted
                 require(more > 0, f'memory_stats({index})["num_ooms"] stays {counted} when {what} is refused')
             require(float((there + 1).sum()) == 2.0, f"after {what} was refused a sum on {name} is wrong")
         settle(accelerator)
         if figures is not None:
             left = accelerator.memory_allocated(index) - figures
-            require(left <= 0, f"what is refused for want of memory leaves {left} bytes allocated on {name}")
+            require(left < MIB, f"what is refused for want of memory leaves {left} bytes allocated on {name}")
 
 
 def _calls(name: str, other: str) -> dict[str, Callable[[], object]]:

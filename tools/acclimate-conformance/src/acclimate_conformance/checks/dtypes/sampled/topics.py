@@ -319,7 +319,9 @@ def operators_in_place_and_into_others(accelerator: Accelerator, found: Findings
                 if op.inplace_variant is not None and not sample.broadcasts:
                     _compare_in_place(found, op, sample, layouts_for(sample.value))
                 if takes_out:
-                    _compare_into_others(found, op, sample, ("", "with gaps", "of another size", _WIDER))
+                    _compare_into_others(
+                        found, op, sample, ("", "with gaps", "of another size", "transposed", _WIDER)
+                    )
         if found.enough:
             return
 
@@ -367,6 +369,8 @@ def _compare_into_others(found: Findings, op: Any, sample: Sample, kinds: Iterab
         wrong = torch.full(like.shape, 7, dtype=torch.float32).to(dtype)
         if kind == "of another size":
             return torch.empty(0, dtype=place.dtype(like.dtype), device=place.device)
+        if kind == "transposed" and like.dim() > 1:
+            return LAYOUTS["that are transposed"](place, wrong)
         if kind == "with gaps" and like.dim():
             return LAYOUTS["that are every second element"](place, wrong)
         return place.whole(wrong)
