@@ -36,7 +36,8 @@ LONG = {
     "GateHasAnotherSlope", "ScaleGrowsToInfinity", "DrawsOf32Bits", "NormalNumbersInPairs", "WeightsStayCast",
     "DrawsPlacesTwice", "LaunchedRankForgotten", "ToolkitDetectsAnomalies", "CountingDraws",
     "ResetByPlaceOnly", "EverySeventhNameIsEmpty", "LargeBlocksKept", "OneBlockIsKept",
-    "BarrierOfDevicesReturns",
+    "BarrierOfDevicesReturns", "DroppedWorkIsCancelled", "GathersClearFirst", "ComplexNumbersAreHalved",
+    "MessagesAreSorted", "GeometricNumbersRepeat", "LastNaNIsTold", "StatisticsAreShared",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip
 """Faults whose checks take about a second of processor time or more."""
@@ -45,6 +46,7 @@ EACH_LENGTH = pytest.mark.parametrize(
 )
 ON_SIM = (
     ("sim_mutants", ""), ("sim_mutants", "sync=check"), ("sim_mutants", "mps-like"), ("operator_mutants", ""),
+    ("bounds_mutants", ""),
     pytest.param("sim_mutants", "devices=2", marks=pytest.mark.slow),
 )  # fmt: skip
 """Modules with faults of the emulated device, each with a profile."""

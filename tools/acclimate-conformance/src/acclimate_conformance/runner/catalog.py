@@ -17,7 +17,8 @@ _CATEGORIES: dict[str, tuple[str, ...]] = {
     "memory": ("figures", "agreement", "capacity", "devices", "hard_cases", "small", "training", "owners"),
     "dtypes": (
         "arithmetic", "shapes", "exactness", "promotion", "edges", "conversions", "copies", "operators",
-        "views", "known", "formulas", "repeats", "autograd", "mixed", "scaling", "sampled.checks",
+        "views", "known", "formulas", "repeats", "calls_apart", "autograd", "mixed", "scaling",
+        "sampled.checks",
     ),
     "graphs": ("replays", "captures", "kinds", "numbers", "surroundings", "bounds"),
     "pinning": ("contents", "shapes", "parts"),

@@ -92,7 +92,8 @@ def _futures(here: Observer, total: float) -> None:
 
 def _coalesced(here: Observer, total: float) -> None:
     tensors = [here.full(n + 5, (here.number + 1) * (n + 1)) for n in range(3)]
-    with distributed._coalescing_manager(async_ops=True) as together:
+    manager: Any = distributed.distributed_c10d._coalescing_manager
+    with manager(async_ops=True) as together:
         for tensor in tensors:
             distributed.all_reduce(tensor)
     together.wait()
@@ -104,7 +105,8 @@ def _coalesced(here: Observer, total: float) -> None:
 
 def _coalesced_gathers(here: Observer) -> None:
     wholes = [here.full(2 * here.count, 0) for _ in range(2)]
-    with distributed._coalescing_manager(async_ops=True) as together:
+    manager: Any = distributed.distributed_c10d._coalescing_manager
+    with manager(async_ops=True) as together:
         for n, whole in enumerate(wholes):
             distributed.all_gather_into_tensor(whole, here.full(2, here.number + 10 * n))
     together.wait()
@@ -245,7 +247,8 @@ def complex_numbers_move(here: Observer) -> None:
                     same(received, numbers(sender, dtype), f"recv {of} from rank {sender}")
 
         for name, run in (
-            ("broadcast", moved), ("all_gather", gathered), ("all_reduce", summed), ("send and recv", messages)
+            ("broadcast", moved), ("all_gather", gathered), ("all_reduce", summed),
+            ("send and recv", messages)
         ):  # fmt: skip
             here.optional(f"{name} {of}", run)
 

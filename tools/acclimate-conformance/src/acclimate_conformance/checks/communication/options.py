@@ -503,7 +503,8 @@ def _train_together(
             largest = float(wanted.grad.abs().max().cpu())
             here.holds(
                 apart <= 1e-3 * max(largest, 1e-3),
-                f"the gradient of {name} in DistributedDataParallel{how} is off by {apart:.1e} in turn {turn + 1}",
+                f"the gradient of {name} in DistributedDataParallel{how} is off by {apart:.1e} in turn "
+                f"{turn + 1}",
             )
         with torch.no_grad():
             for parameter in (*model.parameters(), *reference.parameters()):

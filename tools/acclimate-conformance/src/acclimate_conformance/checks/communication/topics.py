@@ -782,10 +782,12 @@ TOPICS: dict[Callable[[Observer], None], str] = {
     "futures, and can be put together.",
     handles.inputs_stay_as_they_are: "Collectives and torch's functional ones change nothing that they only "
     "read; parts of lists may begin anywhere, and all_gather_into_tensor may work in place.",
-    handles.complex_numbers_move: "Both parts of complex numbers are moved and added up, if the backend takes "
+    handles.complex_numbers_move: "Both parts of complex numbers are moved and added up, if the backend "
+    "takes "
     "them.",
     handles.messages_of_any_size: "Several messages at once, of unequal sizes, arrive in their order.",
-    handles.calls_that_are_refused: "A call whose arguments do not fit raises, and leaves the group as it was.",
+    handles.calls_that_are_refused: "A call whose arguments do not fit raises, and leaves the group as it "
+    "was.",
     handles.collectives_follow_the_queue: "Collectives come after what is queued before them, on any stream, "
     "whichever device is current.",
     options.groups_by_their_ranks: "A group orders its ranks, counts them from 0, and takes a root by its "

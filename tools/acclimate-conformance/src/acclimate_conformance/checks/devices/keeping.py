@@ -1,4 +1,4 @@
-"""Checks that work on a device that is not current leaves the current one as it is, and what no number means."""
+"""Checks that work on another device leaves the current one as it is, and what a type alone means."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ def _streams(accelerator: Accelerator, name: str) -> None:
 
 @check(
     "current_device", "set_device", "device_name",
-    promise="What torch does on a device that is named leaves the current device as it is, even if it raises.",
+    promise="What torch does on a device that is named leaves the current device as it is, even if it "
+    "raises.",
     of="tensors",
 )  # fmt: skip
 def work_elsewhere_leaves_the_device(accelerator: Accelerator) -> None:
@@ -125,7 +126,8 @@ def work_elsewhere_leaves_the_device(accelerator: Accelerator) -> None:
 
 @check(
     "current_device", "device_type",
-    promise="A device's type without an index means the current device wherever a tensor is moved, also one of "
+    promise="A device's type without an index means the current device wherever a tensor is moved, also "
+    "one of "
     "another device of the same type.",
     of="tensors",
 )  # fmt: skip

@@ -215,8 +215,10 @@ LAYERS: dict[str, Known] = {
             *functional.adaptive_max_pool1d(on([[[1, 5, 3]]]), 2, return_indices=True),
         ],
         [
-            [[[-1, -2, -4]]], [[[0, 1, 3]]], [[[3, 4]]], [[[2, 3]]], [[[[1, 3], [7, 9]]]], [[[[10, 11], [14, 15]]]],
-            [[[[10, 11], [14, 15]]]], [[[[1, 3, 6, 5, 3]]]], [[[[1, 0, 1, 0, 1]]]], [[[[1, 1, 10, 10]]]], [[[[7]]]], [[[[2]]]], [[[0, 5, 6, 0]]],
+            [[[-1, -2, -4]]], [[[0, 1, 3]]], [[[3, 4]]], [[[2, 3]]], [[[[1, 3], [7, 9]]]],
+            [[[[10, 11], [14, 15]]]],
+            [[[[10, 11], [14, 15]]]], [[[[1, 3, 6, 5, 3]]]], [[[[1, 0, 1, 0, 1]]]], [[[[1, 1, 10, 10]]]],
+            [[[[7]]]], [[[[2]]]], [[[0, 5, 6, 0]]],
             [[[5, 5]]], [[[1, 1]]],
         ],
     ),
@@ -249,11 +251,13 @@ LAYERS: dict[str, Known] = {
             functional.binary_cross_entropy(on([0, 1]), on([1, 0]), reduction="sum"),
             functional.multilabel_margin_loss(on([[0.25, 0.5, 0.75]]), on.whole([[2, -1, 1]])),
             functional.cross_entropy(
-                on([[0, 0], [0, 0], [0, 0]]), on.whole([1, 0, 1]), on([1, 3]), ignore_index=1, label_smoothing=0.5
+                on([[0, 0], [0, 0], [0, 0]]), on.whole([1, 0, 1]), on([1, 3]), ignore_index=1,
+                label_smoothing=0.5
             ),
             functional.kl_div(on([[0, 0]]), on([[0, 1]]), reduction="batchmean"),
             functional.ctc_loss(
-                on([[[0, 0, 0]]] * 2).log_softmax(-1), on.whole([[0]]), torch.tensor([2]), torch.tensor([0]), 2,
+                on([[[0, 0, 0]]] * 2).log_softmax(-1), on.whole([[0]]), torch.tensor([2]),
+                torch.tensor([0]), 2,
                 "none",
             ),
             functional.huber_loss(on([0, 0]), on([1, 4]), reduction="none", delta=2),
@@ -272,7 +276,8 @@ LAYERS: dict[str, Known] = {
             functional.kl_div(on([0, 0]), on([0, 1]), reduction="sum", log_target=True),
         ],
         [
-            [0.25, 3], 100, 200, (0.5 + 0.75) / 3, 1.5 * math.log(2), 0, [2 * _LN3], [0.5, 6], math.log(2), (3 * math.log(2) + math.log(4)) / 4, -9, -2,
+            [0.25, 3], 100, 200, (0.5 + 0.75) / 3, 1.5 * math.log(2), 0, [2 * _LN3], [0.5, 6],
+            math.log(2), (3 * math.log(2) + math.log(4)) / 4, -9, -2,
             [100, 100, math.log(2)], [2, 3], [5, 3], 0.75, 4, 6 - 3 * math.log(2), [2, 0], 0, math.e,
         ],
     ),

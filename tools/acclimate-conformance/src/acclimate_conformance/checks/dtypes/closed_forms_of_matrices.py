@@ -122,7 +122,10 @@ MATRICES: dict[str, Known] = {
                 *torch.linalg.lu_factor(on([[0, 2], [1, 0]])), on([[4], [3]]), adjoint=True
             ),
         ],
-        [[[1], [2]], [[1], [1]], [[1], [2]], [[1, 2]], [[2, 1]], [[1, 2]], [[3], [2]], [[3, 4]], [3, 2], [[1.5], [4]]],
+        [
+            [[1], [2]], [[1], [1]], [[1], [2]], [[1, 2]], [[2, 1]], [[1, 2]], [[3], [2]], [[3, 4]], [3, 2],
+            [[1.5], [4]],
+        ],
     ),
     "powers and inverses": (
         lambda on: [
@@ -163,7 +166,8 @@ MATRICES: dict[str, Known] = {
                 torch.bmm(_complex(on, [_COMPLEX] * 2).mH, _complex(on, [_COMPLEX] * 2))[1:],
                 torch.bmm(_complex(on, [_COMPLEX] * 2), _complex(on, [_COMPLEX] * 2).mT.conj())[1:],
                 torch.baddbmm(
-                    _complex(on, [_COMPLEX] * 2), _complex(on, [_COMPLEX] * 2).conj(), _complex(on, [_COMPLEX] * 2)
+                    _complex(on, [_COMPLEX] * 2), _complex(on, [_COMPLEX] * 2).conj(),
+                    _complex(on, [_COMPLEX] * 2)
                 )[:1],
             )
             for part in (found.real, found.imag)

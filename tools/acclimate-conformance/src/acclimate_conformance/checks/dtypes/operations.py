@@ -565,6 +565,12 @@ def _special(rows: int, columns: int) -> torch.Tensor:
 
 
 _Reduce = Callable[[torch.Tensor, Any], Any]
+
+
+def _norm_of(degree: float) -> _Reduce:
+    return lambda x, d: torch.linalg.vector_norm(x, degree, d)
+
+
 _ALONG: dict[str, _Reduce] = {
     "sum": torch.sum,
     "nansum": torch.nansum,
@@ -578,7 +584,7 @@ _ALONG: dict[str, _Reduce] = {
     "all": torch.all,
     "any": torch.any,
     "count_nonzero": torch.count_nonzero,
-    **{f"norm of {p}": lambda x, d, p=p: torch.linalg.vector_norm(x, p, d) for p in (1, 2, 3, _INF, -_INF)},
+    **{f"norm of {p}": _norm_of(p) for p in (1.0, 2.0, 3.0, _INF, -_INF)},
 }
 """Reductions over one dimension or several."""
 _ALONG_ONE: dict[str, _Reduce] = {
@@ -967,14 +973,14 @@ _OF_IMAGES: dict[str, tuple[_Layer, tuple[tuple[int, ...], ...]]] = {
 
 
 def _with_channels_last(layer: _Layer, shapes: tuple[tuple[int, ...], ...]) -> Operation:
-    """A layer of images that have channels last, as its weights have; so has the gradient that it is given."""
+    """A layer whose images, weights and incoming gradient have channels last."""
 
     def run(to: Place, dtype: torch.dtype) -> Any:
         given = [to(values(*shape, seed=n).to(dtype)) for n, shape in enumerate(shapes)]
         result = layer(
             *(t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t for t in given)
         )
-        return result.permute(0, 2, 3, 1)
+        return result.permute(0, 2, 3, 1).contiguous()
 
     return run
 
@@ -1351,7 +1357,7 @@ LAYERS: dict[str, Operation] = {
             functional.lp_pool2d(x.abs() + 1, 2, (2, 3), ceil_mode=True),
             *functional.adaptive_max_pool2d(x, (4, 3), return_indices=True),
             functional.max_unpool2d(
-                *functional.max_pool2d(x, 2, return_indices=True), 2, output_size=(9, 11)
+                *functional.max_pool2d(x, 2, return_indices=True), (2, 2), output_size=[9, 11]
             ),
         ],
         _IMAGE,

@@ -272,7 +272,8 @@ def fused_optimizers_skip_overflow(accelerator: Accelerator) -> str | None:
             how = "that overflows" if step in _OVERFLOWS else "of finite gradients"
             require(
                 apart <= 1e-4,
-                f"after step {step}, {how}, parameters or counted steps of a fused {name} are off by {apart:.1e}",
+                f"after step {step}, {how}, parameters or counted steps of a fused {name} are off by "
+                f"{apart:.1e}",
             )
     return f"it has no {lacks[0]}" if lacks else None
 
@@ -306,6 +307,6 @@ def _with_overflow(
 
 
 def _steps_of(optimizer: torch.optim.Optimizer, weight: torch.nn.Parameter) -> list[torch.Tensor]:
-    """How many steps an optimizer counts for a parameter, if it does: a step that is skipped does not count."""
+    """How many steps an optimizer counts for a parameter; one that is skipped does not count."""
     step = optimizer.state[weight].get("step")
     return [] if step is None else [torch.as_tensor(step).reshape(1)]

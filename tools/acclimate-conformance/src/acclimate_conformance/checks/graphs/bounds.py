@@ -1,4 +1,4 @@
-"""Checks of what belongs to a graph: every kind of draw, pinned inputs, its own thread, its own memory."""
+"""Checks of what belongs to a graph: each kind of draw, pinned inputs, its own thread and memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _PATIENCE_S = 30
 
 @check(
     "capture_to_graph", "replay_graph", "manual_seed",
-    promise="Each replay draws new numbers of every kind, also from a generator of the program's, and the same "
+    promise="Each replay draws new numbers of every kind, also from a generator of the program's, and the "
+    "same "
     "ones again after the same seed.",
     once=True,
 )  # fmt: skip
@@ -61,6 +62,7 @@ def every_kind_of_draw_is_repeated(accelerator: Accelerator) -> str | None:
             replay(accelerator, graph)
             return result.cpu().clone()
 
+        before: list[torch.Tensor] = []
         for seeded in range(2):
             accelerator.manual_seed(11)
             own.manual_seed(12)
@@ -187,6 +189,7 @@ def shared_pools_keep_results(accelerator: Accelerator) -> None:
         ):
             require(
                 equal(result, torch.full((4096,), wanted)),
-                f"a result of graph {number + 1} of {len(graphs)} that share memory is {float(result[0])} after "
+                f"a result of graph {number + 1} of {len(graphs)} that share memory is {float(result[0])} "
+                f"after "
                 f"all were replayed, not {wanted}",
             )

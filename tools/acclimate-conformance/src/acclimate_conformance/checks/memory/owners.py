@@ -30,7 +30,8 @@ _BEYOND = 2**50
 
 @check(
     "memory_allocated", "max_memory_allocated",
-    promise="Memory counts on its device wherever it is allocated and freed: in another thread, while another "
+    promise="Memory counts on its device wherever it is allocated and freed: in another thread, while "
+    "another "
     "device is current, by an autograd thread.",
 )  # fmt: skip
 def memory_is_freed_anywhere(accelerator: Accelerator) -> None:
@@ -40,38 +41,42 @@ def memory_is_freed_anywhere(accelerator: Accelerator) -> None:
     names = device_names(accelerator)
     here = accelerator.current_device()
     for index, name in enumerate(names):
-        other = (index + 1) % len(names)
-        steps: dict[str, Callable[[list[torch.Tensor]], None]] = {
-            "in another thread": lambda held: _in_thread(held.clear),
-            "while another device is current": lambda held: _on(accelerator, other, held.clear),
-            "in a thread with another device": lambda held: _in_thread(
-                lambda: _on(accelerator, other, held.clear)
-            ),
-            "here": lambda held: held.clear(),
-        }
-        makers: dict[str, Callable[[], torch.Tensor]] = {
-            "here": lambda: fill(accelerator, _SIZE, name),
-            "in another thread": lambda: _in_thread(lambda: fill(accelerator, _SIZE, name)),
-            "while another device is current": lambda: _on(
-                accelerator, other, lambda: fill(accelerator, _SIZE, name)
-            ),
-        }
-        for made, make in makers.items():
-            for freed, free in steps.items():
-                settle(accelerator)
-                before = [accelerator.memory_allocated(i) for i in range(len(names))]
-                held = [make()]
-                during = [accelerator.memory_allocated(i) - before[i] for i in range(len(names))]
-                free(held)
-                settle(accelerator)
-                after = [accelerator.memory_allocated(i) - before[i] for i in range(len(names))]
-                told = f"{mib(_SIZE)} on {name}, allocated {made} and freed {freed},"
-                require(
-                    during == [_within(during[i]) if i == index else 0 for i in range(len(names))],
-                    f"{told} change memory_allocated() of the devices by {during}",
-                )
-                require(not any(after), f"{told} leave memory_allocated() changed by {after}")
+        _require_counted(accelerator, names, index, name)
     require(accelerator.current_device() == here, "memory that is freed elsewhere changes the current device")
+
+
+def _require_counted(accelerator: Accelerator, names: list[str], index: int, name: str) -> None:
+    other = (index + 1) % len(names)
+    steps: dict[str, Callable[[list[torch.Tensor]], None]] = {
+        "in another thread": lambda held: _in_thread(held.clear),
+        "while another device is current": lambda held: _on(accelerator, other, held.clear),
+        "in a thread with another device": lambda held: _in_thread(
+            lambda: _on(accelerator, other, held.clear)
+        ),
+        "here": lambda held: held.clear(),
+    }
+    makers: dict[str, Callable[[], torch.Tensor]] = {
+        "here": lambda: fill(accelerator, _SIZE, name),
+        "in another thread": lambda: _in_thread(lambda: fill(accelerator, _SIZE, name)),
+        "while another device is current": lambda: _on(
+            accelerator, other, lambda: fill(accelerator, _SIZE, name)
+        ),
+    }
+    for made, make in makers.items():
+        for freed, free in steps.items():
+            settle(accelerator)
+            before = [accelerator.memory_allocated(i) for i in range(len(names))]
+            held = [make()]
+            during = [accelerator.memory_allocated(i) - before[i] for i in range(len(names))]
+            free(held)
+            settle(accelerator)
+            after = [accelerator.memory_allocated(i) - before[i] for i in range(len(names))]
+            told = f"{mib(_SIZE)} on {name}, allocated {made} and freed {freed},"
+            require(
+                during == [_within(during[i]) if i == index else 0 for i in range(len(names))],
+                f"{told} change memory_allocated() of the devices by {during}",
+            )
+            require(not any(after), f"{told} leave memory_allocated() changed by {after}")
 
 
 def _within(grown: int) -> int:
@@ -147,7 +152,7 @@ def results_that_do_not_fit(accelerator: Accelerator) -> None:
                 call(there)
             except NotImplementedError:  # whether an operator is there is for others to check
                 continue
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - its type is what is checked
                 require(
                     accelerator.is_out_of_memory(error),
                     f"{what}, of which the result does not fit into the memory of {name}, raises "
@@ -178,7 +183,7 @@ def _calls(name: str, other: str) -> dict[str, Callable[[], object]]:
         "to() another device": lambda: matrix.to(other),
         "copy_() from the host": lambda: torch.empty_like(matrix).copy_(host),
         "copy_() of a transposed matrix": lambda: matrix.t().copy_(host),
-        "item()": lambda: matrix[0, 0].item(),
+        "item()": matrix[0, 0].item,
         "tolist()": matrix.tolist,
         "repr()": lambda: repr(matrix),
         "indexing with places of the host": lambda: matrix[places],

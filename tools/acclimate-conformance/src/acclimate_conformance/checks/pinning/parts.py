@@ -42,7 +42,8 @@ def _require_pins(accelerator: Accelerator) -> None:
 
 @check(
     "pin_memory", "pin_empty", "synchronize",
-    promise="Copies from and to any part of pinned memory, also in another dtype, take and give that part alone.",
+    promise="Copies from and to any part of pinned memory, also in another dtype, take and give that part "
+    "alone.",
 )  # fmt: skip
 def copies_of_parts(accelerator: Accelerator) -> None:
     dtypes = (torch.float32, torch.int64, *accelerator.supported_dtypes()[1:3])
@@ -90,7 +91,8 @@ def copies_in_a_row(accelerator: Accelerator) -> None:
         for turn, tensor in enumerate(found):
             require(
                 equal(tensor, torch.full((_LENGTH,), turn).to(dtype)),
-                f"copy {turn + 1} of {_MANY} in a row from {how} to {short(dtype)}, whose source was dropped, "
+                f"copy {turn + 1} of {_MANY} in a row from {how} to {short(dtype)}, whose source was "
+                f"dropped, "
                 f"is {tensor.flatten()[0].item()}",
             )
 
@@ -126,7 +128,8 @@ class _Nested(Dataset[dict[str, object]]):
 
 @check(
     "pin_memory", "is_pinned",
-    promise="torch's own ways to pin memory give pinned memory, a tensor that is pinned already stays itself, "
+    promise="torch's own ways to pin memory give pinned memory, a tensor that is pinned already stays "
+    "itself, "
     "and memory outlives the thread that pinned it.",
     of="tensors",
 )  # fmt: skip

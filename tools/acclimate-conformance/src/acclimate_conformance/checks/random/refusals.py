@@ -107,5 +107,6 @@ def draws_in_other_dtypes(accelerator: Accelerator) -> None:
         # torch draws from 0 to the largest number of a dtype.
         require(
             float(wide.min()) >= 0 and abs(float(wide.mean()) / limits.max - 0.5) < 0.02,
-            f"random_() in {dtype} gives {wide.min():.3g} to {wide.max():.3g}, {wide.mean():.3g} in the middle",
+            f"random_() in {dtype} gives {wide.min():.3g} to {wide.max():.3g}, {wide.mean():.3g} in the "
+            f"middle",
         )

@@ -162,7 +162,7 @@ _LAZY = ("a conjugated view", "a negated view")
 
 
 def _lazy(name: str) -> dict[str, torch.Tensor]:
-    """Views that are conjugated or negated when they are read; nothing if the device has no complex numbers."""
+    """Views that are conjugated or negated when they are read, if the device has complex numbers."""
     values = torch.complex(torch.arange(4.0), torch.arange(4.0) + 1)
     with suppress(Exception):  # another check is about complex numbers
         there = values.to(name)

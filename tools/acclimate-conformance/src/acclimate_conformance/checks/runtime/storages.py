@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.dlpack import from_dlpack, to_dlpack
+from torch.utils.dlpack import from_dlpack
 
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import (
@@ -55,7 +55,7 @@ def storages_hold_their_bytes(accelerator: Accelerator) -> None:
                 for how, found in ways.items():
                     noted(equal(found, values), f"{how} of a storage of {length} bytes on {name} is wrong")
                 filled = values.to(name)
-                filled.untyped_storage().fill_(9)
+                filled.untyped_storage()[:] = 9
                 wanted = torch.full_like(values, 9)
                 noted(equal(filled, wanted), f"fill_() of a storage of {length} bytes on {name} is wrong")
                 filled.untyped_storage()[length - 1] = 4
@@ -126,7 +126,7 @@ def _note_pointers(name: str, noted: Callable[[bool, str], None]) -> None:
     noted(different == len(many), f"{len(many)} storages on {name} have {different} different data_ptr()")
     kept = torch.full((2000,), 5.0, device=name)
     try:
-        shared = from_dlpack(to_dlpack(kept))
+        shared = from_dlpack(kept)
     except Exception:  # noqa: BLE001 - DLPack knows the devices of some vendors only
         return
     del kept
@@ -183,7 +183,7 @@ def modules_move(accelerator: Accelerator) -> None:
                 require(
                     value.dtype == wanted[key].dtype and equal(value, wanted[key]), f"{where} changes {key}"
                 )
-            require(module.scratch.device == place, f"{where} leaves a buffer that is not saved")  # type: ignore[union-attr]
+            require(module.scratch.device == place, f"{where} leaves a buffer that is not saved")
             found = [p.grad for p in module.parameters() if p.grad is not None]
             require(len(found) == len(gradients), f"{where} loses gradients")
             for ours, theirs in zip(found, gradients, strict=True):
@@ -238,7 +238,10 @@ def _require_placed(source: str, target: str) -> None:
         require(equal(gradient, torch.arange(3.0)), f"a move from {source} to {target} changes a gradient")
     copied = copy.deepcopy(x).grad
     require(
-        copied is not None and equal(copied, torch.arange(3.0)) and not shares_memory(copied, x.grad),
+        copied is not None
+        and x.grad is not None
+        and equal(copied, torch.arange(3.0))
+        and not shares_memory(copied, x.grad),
         f"copy.deepcopy of a tensor on {source} with a gradient has no gradient of its own",
     )
     if source != target:

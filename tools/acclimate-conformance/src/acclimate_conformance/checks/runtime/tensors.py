@@ -254,8 +254,8 @@ def _require_moved(moved: Any, name: str, what: str) -> None:
 
 
 _SHOWN = (
-    "float64", "float16", "bfloat16", "complex64", "int64", "int32", "int16", "int8", "uint8", "bool", "uint16",
-    "uint32", "uint64", "float8_e4m3fn", "float8_e5m2",
+    "float64", "float16", "bfloat16", "complex64", "int64", "int32", "int16", "int8", "uint8", "bool",
+    "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2",
 )  # fmt: skip
 """Dtypes of which torch shows tensors of the host."""
 

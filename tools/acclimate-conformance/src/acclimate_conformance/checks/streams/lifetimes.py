@@ -1,4 +1,4 @@
-"""Checks of streams as objects: how long they live, which are equal, and which one a backward pass runs on."""
+"""Checks of streams as objects: how long they live, which are equal, which one backward() runs on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _LENGTH = 1 << 14
 
 @check(
     "Stream", "stream", "current_stream",
-    promise="A stream that only a block refers to stays current until the block ends; equal streams have equal "
+    promise="A stream that only a block refers to stays current until the block ends; equal streams have "
+    "equal "
     "hashes.",
 )  # fmt: skip
 def streams_live_as_long_as_they_are_used(accelerator: Accelerator) -> None:
@@ -94,7 +95,8 @@ def backward_runs_on_its_stream(accelerator: Accelerator) -> None:
 
 @check(
     "Stream", "synchronize", "pin_empty",
-    promise="A copy takes the numbers that its source has at the copy's place in the queue, and none that are "
+    promise="A copy takes the numbers that its source has at the copy's place in the queue, and none that "
+    "are "
     "written there later.",
     of="tensors",
 )  # fmt: skip
