@@ -188,7 +188,12 @@ def document() -> str:
         "mutants.py", "state_mutants.py", "value_mutants.py", "argument_mutants.py", "edge_mutants.py",
         "communication_mutants.py",
     )  # fmt: skip
-    files = [*((name, "CPU") for name in names), ("sim_mutants.py", "sim"), ("operator_mutants.py", "sim")]
+    files = [
+        *((name, "CPU") for name in names),
+        ("sim_mutants.py", "sim"),
+        ("operator_mutants.py", "sim"),
+        ("bounds_mutants.py", "sim"),
+    ]
     rows = [row for name, accelerator in files for row in faults(FAULTS / name, accelerator)]
     return "\n".join([*parts, FAULTS_INTRODUCTION + "\n".join(rows)]) + "\n"
 

@@ -40,7 +40,9 @@ LONG = {
     "GateHasAnotherSlope", "ScaleGrowsToInfinity", "DrawsOf32Bits", "NormalNumbersInPairs", "WeightsStayCast",
     "DrawsPlacesTwice", "LaunchedRankForgotten", "ToolkitDetectsAnomalies", "CountingDraws",
     "ResetByPlaceOnly", "EverySeventhNameIsEmpty", "LargeBlocksKept", "OneBlockIsKept",
-    "BarrierOfDevicesReturns", "OthersMemoryIsFree", "LionSwapsItsDecays",
+    "BarrierOfDevicesReturns", "OthersMemoryIsFree", "LionSwapsItsDecays", "DroppedWorkIsCancelled",
+    "GathersClearFirst", "ComplexNumbersAreHalved",
+    "MessagesAreSorted", "GeometricNumbersRepeat", "LastNaNIsTold", "StatisticsAreShared",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip
 """Faults whose checks take about a second of processor time or more."""
@@ -48,11 +50,11 @@ EACH_LENGTH = pytest.mark.parametrize(
     "are_long", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["quick", "long"]
 )
 ON_SIM = (
-    ("sim_mutants", ""), ("sim_mutants", "sync=check"), ("operator_mutants", ""),
+    ("sim_mutants", ""), ("sim_mutants", "sync=check"), ("operator_mutants", ""), ("bounds_mutants", ""),
     *(pytest.param("sim_mutants", profile, marks=pytest.mark.slow) for profile in ("mps-like", "devices=2")),
 )  # fmt: skip
 """Modules with faults of the emulated device, each with a profile."""
-OF_THE_EMULATED_DEVICE = ("sim_mutants", "operator_mutants")
+OF_THE_EMULATED_DEVICE = ("sim_mutants", "operator_mutants", "bounds_mutants")
 
 
 @pytest.fixture(scope="module")

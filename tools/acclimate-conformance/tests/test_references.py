@@ -20,8 +20,9 @@ from acclimate_conformance.checks.dtypes.operators import reductions_with_option
 
 def prod(x, dim, keepdim=False, *, dtype=None):
     host = x.cpu()
-    wide = host.float() if host.dtype is torch.float16 else host
-    return wide.prod(dim, keepdim, dtype=dtype).to(dtype or host.dtype).to(x.device)
+    if host.dtype is not torch.float16:
+        return host.prod(dim, keepdim, dtype=dtype).to(x.device)
+    return host.float().prod(dim, keepdim, dtype=dtype).to(dtype or host.dtype).to(x.device)
 
 library = torch.library.Library("aten", "IMPL")
 library.impl("prod.dim_int", prod, "PrivateUse1")

@@ -223,8 +223,17 @@ void run_on_host(const c10::OperatorHandle& handle, Stack* stack) {
       value = host_generator(default_generator(device));
     }
   }
-  if (!op.special || !op.special(op, stack)) {
-    handle.redispatchBoxed(c10::DispatchKeySet(key), stack);
+  try {
+    if (!op.special || !op.special(op, stack)) {
+      handle.redispatchBoxed(c10::DispatchKeySet(key), stack);
+    }
+  } catch (const c10::Error& error) {
+    // The host's kernel allocates its result itself, and its allocator has no error type of its own.
+    TORCH_CHECK_WITH(
+        OutOfMemoryError,
+        std::string(error.what_without_backtrace()).find("can't allocate memory") == std::string::npos,
+        "sim is out of memory: the result of ", op.name, " does not fit. ", error.what_without_backtrace());
+    throw;
   }
   loan.reset();
   const size_t results = handle.schema().returns().size();

@@ -11,18 +11,19 @@ if TYPE_CHECKING:
 
 HOME = Path(__file__).parents[1] / "checks"
 _CATEGORIES: dict[str, tuple[str, ...]] = {
-    "devices": ("current", "waiting", "blocks"),
-    "random": ("generators", "devices", "states", "ranges", "distributions"),
-    "streams": ("order", "state", "waiting", "elsewhere"),
-    "memory": ("figures", "agreement", "capacity", "devices", "hard_cases", "small", "training"),
+    "devices": ("current", "waiting", "blocks", "keeping"),
+    "random": ("generators", "devices", "states", "ranges", "distributions", "refusals"),
+    "streams": ("order", "state", "waiting", "elsewhere", "lifetimes"),
+    "memory": ("figures", "agreement", "capacity", "devices", "hard_cases", "small", "training", "owners"),
     "dtypes": (
         "arithmetic", "shapes", "exactness", "promotion", "edges", "conversions", "copies", "operators",
-        "views", "known", "formulas", "repeats", "autograd", "mixed", "scaling", "sampled.checks",
+        "views", "known", "formulas", "repeats", "calls_apart", "autograd", "mixed", "scaling",
+        "sampled.checks",
     ),
-    "graphs": ("replays", "captures", "kinds", "numbers", "surroundings"),
-    "pinning": ("contents", "shapes"),
+    "graphs": ("replays", "captures", "kinds", "numbers", "surroundings", "bounds"),
+    "pinning": ("contents", "shapes", "parts"),
     "ops": ("builders", "optimizers", "aio", "aio_arguments", "packed_weights", "normalising"),
-    "runtime": ("marks", "compiling", "results", "types", "side_effects", "saved", "tensors"),
+    "runtime": ("marks", "compiling", "results", "types", "side_effects", "saved", "tensors", "storages"),
     "communication": ("collectives",),
 }  # fmt: skip
 """By category, the modules of its checks in order."""

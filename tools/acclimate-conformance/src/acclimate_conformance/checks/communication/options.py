@@ -472,13 +472,20 @@ def models_are_trained_together(here: Observer) -> None:
     def inputs(rank: int) -> torch.Tensor:
         return _there(here, _numbers(here, rank, 4, 7) / 8)
 
-    model = made(here.number + 5)  # other weights on each rank: those of rank 0 count
-    together = torch.nn.parallel.DistributedDataParallel(
-        model, find_unused_parameters=finds_unused, bucket_cap_mb=1
-    )
-    reference = made(5)
+    for as_views in (False, True):
+        model = made(here.number + 5)  # other weights on each rank: those of rank 0 count
+        together = torch.nn.parallel.DistributedDataParallel(
+            model, find_unused_parameters=finds_unused, bucket_cap_mb=1, gradient_as_bucket_view=as_views
+        )
+        _train_together(here, model, together, made(5), inputs, " with gradient_as_bucket_view" * as_views)
+
+
+def _train_together(
+    here: Observer, model: torch.nn.Module, together: Any, reference: torch.nn.Module,
+    inputs: Callable[[int], torch.Tensor], how: str,
+) -> None:  # fmt: skip
     for name, found in model.state_dict().items():
-        here.same(found, reference.state_dict()[name], f"{name} of rank 0 in DistributedDataParallel")
+        here.same(found, reference.state_dict()[name], f"{name} of rank 0 in DistributedDataParallel{how}")
     for turn in range(2):
         together.zero_grad()
         with together.no_sync():
@@ -490,13 +497,14 @@ def models_are_trained_together(here: Observer) -> None:
                 (reference(inputs(given)).square().mean() / here.count).backward()
         for (name, parameter), wanted in zip(model.named_parameters(), reference.parameters(), strict=True):
             if wanted.grad is None or parameter.grad is None:
-                here.holds(wanted.grad is None, f"DistributedDataParallel leaves no gradient of {name}")
+                here.holds(wanted.grad is None, f"DistributedDataParallel{how} leaves no gradient of {name}")
                 continue
             apart = float((parameter.grad - wanted.grad).abs().max().cpu())
             largest = float(wanted.grad.abs().max().cpu())
             here.holds(
                 apart <= 1e-3 * max(largest, 1e-3),
-                f"the gradient of {name} in DistributedDataParallel is off by {apart:.1e} in turn {turn + 1}",
+                f"the gradient of {name} in DistributedDataParallel{how} is off by {apart:.1e} in turn "
+                f"{turn + 1}",
             )
         with torch.no_grad():
             for parameter in (*model.parameters(), *reference.parameters()):

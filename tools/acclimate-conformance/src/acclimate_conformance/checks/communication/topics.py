@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 
 from acclimate_conformance.checks.assertions import is_host, short
-from acclimate_conformance.checks.communication import options
+from acclimate_conformance.checks.communication import handles, options
 from acclimate_conformance.checks.communication.observer import Observer
 from acclimate_conformance.checks.dtypes.exactness import extremes, same_bits
 
@@ -778,6 +778,18 @@ TOPICS: dict[Callable[[Observer], None], str] = {
     options.collectives_that_wait_later: "Each collective with async_op returns work, and its result is "
     "complete after wait(), in any thread.",
     options.many_collectives: "Each of many collectives in a row gives the right numbers.",
+    handles.works_keep_apart: "Works of one size are told apart, go on if they are dropped, complete their "
+    "futures, and can be put together.",
+    handles.inputs_stay_as_they_are: "Collectives and torch's functional ones change nothing that they only "
+    "read; parts of lists may begin anywhere, and all_gather_into_tensor may work in place.",
+    handles.complex_numbers_move: "Both parts of complex numbers are moved and added up, if the backend "
+    "takes "
+    "them.",
+    handles.messages_of_any_size: "Several messages at once, of unequal sizes, arrive in their order.",
+    handles.calls_that_are_refused: "A call whose arguments do not fit raises, and leaves the group as it "
+    "was.",
+    handles.collectives_follow_the_queue: "Collectives come after what is queued before them, on any stream, "
+    "whichever device is current.",
     options.groups_by_their_ranks: "A group orders its ranks, counts them from 0, and takes a root by its "
     "rank in the group.",
     options.objects_of_every_kind: "Objects and tensors in them are gathered to one rank, and scattered.",

@@ -86,6 +86,26 @@ ORDER: dict[str, Known] = {
         ],
         [[[1, 2], [0, 2], [1, 2]], [0, 0, 1, 2], [2, 1, 1], [[0, 2], [1, 2]], [1, 1, 0], [1, 2]],
     ),
+    "searchsorted(sorter=…) in each row": (
+        lambda on: torch.searchsorted(
+            on([[2.0, 1.0, 3.0], [5.0, 9.0, 1.0]]),
+            on([[2.0], [5.0]]),
+            sorter=on.whole([[1, 0, 2], [2, 0, 1]]),
+            right=True,
+            out_int32=True,
+        ),
+        [[2], [2]],
+    ),
+    "groups of equal numbers that fill blocks": (
+        lambda on: [
+            *torch.unique_consecutive(
+                on(([1] * 100 + [2] * 156) * 2), return_inverse=False, return_counts=True
+            ),
+            torch.unique_consecutive(on([3] * 256), return_counts=True)[1],
+            torch.unique(on([1, 0] * 512), return_counts=True)[1],
+        ],
+        [[1, 2, 1, 2], [100, 156, 100, 156], [256], [512, 512]],
+    ),
     "segments": (
         lambda on: [
             torch.segment_reduce(on([1, 2, 3, 4]), how, lengths=on.whole([3, 0, 1]), initial=initial)
@@ -181,6 +201,7 @@ ORDER: dict[str, Known] = {
 }
 """Of the order of numbers: sides, edges that count, and ties."""
 
+_SOURCES = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
 _AT_NO_PLACE: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "scatter": lambda x, places, none: x.scatter(0, places, none),
     "scatter of a number": lambda x, places, none: x.scatter(0, places, 9),
@@ -210,6 +231,14 @@ PLACED: dict[str, Known] = {
             torch.nonzero_static(on([[0, 1], [3, 0]]), size=1),
         ],
         [[[1], [3], [-7]], [[0, 1]]],
+    ),
+    "nonzero_static of nothing": (
+        lambda on: [
+            torch.nonzero_static(on([0, 0]), size=2, fill_value=5),
+            torch.nonzero_static(on([[0, 0]]), size=1, fill_value=-7),
+            torch.nonzero_static(on([1, 1]), size=0),
+        ],
+        [[[5], [5]], [[-7, -7]], []],
     ),
     "shifts": (
         lambda on: [
@@ -273,8 +302,28 @@ PLACED: dict[str, Known] = {
             on([2, 2, 2]).scatter(0, on.whole([2, 2]), on([5, 6]), reduce="add"),
             on([2, 2, 2]).scatter(0, on.whole([2, 2]), on([5, 6]), reduce="multiply"),
             on([[1, 1, 1]]).scatter_add(1, on.whole([[2, 2, 0]]), on([[5, 6, 7]])),
+            on([2, 2, 2]).scatter(0, on.whole([2, 0]), 3.0, reduce="add"),
+            on([2, 2, 2]).scatter(0, on.whole([2, 0]), 3.0, reduce="multiply"),
+            on([2, 2, 2]).scatter_(0, on.whole([2, 0]), 3.0, reduce="multiply"),
+            on([2, 2, 2]).scatter_(0, on.whole([2, 0]), on([5, 6]), reduce="multiply"),
         ],
-        [[6, 1, 5], [2, 2, 13], [2, 2, 60], [[8, 1, 12]]],
+        [
+            [6, 1, 5], [2, 2, 13], [2, 2, 60], [[8, 1, 12]], [5, 2, 5], [6, 2, 6], [6, 2, 6], [12, 2, 10],
+        ],
+    ),
+    "sources that are larger than the places": (
+        lambda on: [
+            on([[0, 0, 0], [0, 0, 0]]).scatter(1, on.whole([[2, 0], [1, 0]]), on(_SOURCES)),
+            on([[0, 0, 0], [0, 0, 0]]).scatter_add(1, on.whole([[2, 0], [1, 1]]), on(_SOURCES)),
+            on([[0, 0, 0], [0, 0, 0]]).scatter_reduce(1, on.whole([[2, 0], [1, 1]]), on(_SOURCES), "sum"),
+            on([[0, 0, 0], [0, 0, 0]]).scatter(0, on.whole([[1, 0]]), on(_SOURCES)),
+            on([[1, 2, 3], [4, 5, 6]]).gather(1, on.whole([[2], [0]])),
+            on([[1, 2, 3], [4, 5, 6]]).gather(0, on.whole([[1, 0]])),
+        ],
+        [
+            [[2, 0, 1], [6, 5, 0]], [[2, 0, 1], [0, 11, 0]], [[2, 0, 1], [0, 11, 0]], [[0, 2, 0], [1, 0, 0]],
+            [[3], [4]], [[4, 2]],
+        ],
     ),
     **{
         f"{name}({how!r}, include_self={own})": (
@@ -333,6 +382,13 @@ PLACED: dict[str, Known] = {
     "moved elements": (
         lambda on: [
             on([1, 2, 3, 4]).roll(-1),
+            on([1, 2, 3, 4]).roll(-7),
+            on([1, 2, 3, 4]).roll(9),
+            on([[1, 2], [3, 4], [5, 6]]).roll((-7, 5), (0, 1)),
+            on([[1, 2], [3, 4]]).roll(-5),
+            on([1, 2, 3]).repeat_interleave(on.whole([2, 1, 0]), output_size=3),
+            on([1, 2, 3]).repeat_interleave(on.whole([0, 2, 0])),
+            on([[1, 2, 3]]).repeat_interleave(on.whole([0, 2, 0]), 1, output_size=2),
             on([[1, 2], [3, 4]]).roll((1, 1), (0, 1)),
             on([[1, 2], [3, 4]]).rot90(-1),
             on([1, 2]).repeat_interleave(on.whole([0, 3])),
@@ -341,7 +397,9 @@ PLACED: dict[str, Known] = {
             *on([1, 2, 3]).tensor_split((0, 2)),
         ],
         [
-            [2, 3, 4, 1], [[4, 3], [2, 1]], [[3, 1], [4, 2]], [2, 2, 2],
+            [2, 3, 4, 1], [4, 1, 2, 3], [4, 1, 2, 3], [[4, 3], [6, 5], [2, 1]], [[2, 3], [4, 1]],
+            [1, 1, 2], [2, 2],
+            [[2, 2]], [[4, 3], [2, 1]], [[3, 1], [4, 2]], [2, 2, 2],
             [[0, 0, 0], [1, 0, 0], [0, 2, 0]], [[1, 2, 4], [1, 3, 9]], [], [1, 2], [3],
         ],
     ),
@@ -355,8 +413,14 @@ NUMBERS: dict[str, Known] = {
             *(torch.lerp(on([0, 1]), on([4, 3]), w) for w in (2.0, -1.0, 0.25, 1.0, 0.0)),
             torch.lerp(on([0, 0, 0]), on([4, 4, 4]), on([2, -1, 0.25])),
             on([0, 1]).lerp_(on([4, 3]), 1.5),
+            torch.lerp(on([30000, 0.25]), on([1, 30000]), 1.0),
+            torch.lerp(on([30000, 0.25]), on([1, 30000]), on([1, 1])),
+            on([30000, 0.25]).lerp_(on([1, 30000]), 0.0),
         ],
-        [[8, 5], [-4, -1], [1, 1.5], [4, 3], [0, 1], [8, -4, 1], [6, 4]],
+        [
+            [8, 5], [-4, -1], [1, 1.5], [4, 3], [0, 1], [8, -4, 1], [6, 4], [1, 30000], [1, 30000],
+            [30000, 0.25],
+        ],
     ),
     "logaddexp": (
         lambda on: torch.logaddexp(
@@ -432,8 +496,27 @@ NUMBERS: dict[str, Known] = {
             torch.round(on([0.5, 1.5, 2.5, -0.5, -1.5])),
             torch.round(on([124, 156]), decimals=-1),
             torch.round(on([0.75, 0.21875]), decimals=1),
+            torch.round(on([250, 350, -250], torch.float32), decimals=-2),
+            on([25, 35, -25], torch.float32).round_(decimals=-1),
+            torch.round(on([2500.0, 3500.0], torch.float32), decimals=-3),
         ],
-        [[0, 2, 2, 0, -2], [120, 160], [0.8, 0.2]],
+        [[0, 2, 2, 0, -2], [120, 160], [0.8, 0.2], [200, 400, -200], [20, 40, -20], [2000, 4000]],
+    ),
+    "the next number": (
+        lambda on: [
+            torch.nextafter(on([1, -1, 2]), on([2, 0, 1])) - on([1, -1, 2]) == on(
+                [torch.finfo(on.dtype).eps, torch.finfo(on.dtype).eps / 2, -torch.finfo(on.dtype).eps]
+            ),
+            torch.nextafter(on([1, _INF, 0.5]), on([1, 0, 0.5])) == on([1, torch.finfo(on.dtype).max, 0.5]),
+        ],
+        [[True] * 3, [True] * 3],
+    ),
+    "mantissas and exponents": (
+        lambda on: [
+            *torch.frexp(on([8, -0.75, 0, 1, 1e4])),
+            torch.ldexp(on([0.5, -0.75]), on.whole([4, 0])),
+        ],
+        [[0.5, -0.75, 0, 0.5, 1e4 / 2**14], [4, 0, 0, 1, 14], [8, -0.75]],
     ),
     "clamp": (
         lambda on: [
@@ -639,6 +722,11 @@ PRODUCTS: dict[str, Known] = {
 }
 """With factors: products that are added to something, and attention."""
 
+_MODES = (
+    "use_mm_for_euclid_dist_if_necessary",
+    "use_mm_for_euclid_dist",
+    "donot_use_mm_for_euclid_dist",
+)
 _SMALL = [1e-4, -1e-6, 1e-9, -1e-12, 1e-20, 1e-30]
 _FAR = [30000, 30001, 30002, 30005]
 """Numbers whose squares float32 does not hold: a variance is no difference of sums of them."""
@@ -690,6 +778,7 @@ SMALL_AND_LARGE: dict[str, Known] = {
             for result in (
                 x.var(-1),
                 x.t().var(0, correction=0),
+                x.t().contiguous().var(0, correction=0),
                 x[0].var(),
                 x.std(-1, keepdim=True),
                 *torch.var_mean(x, -1),
@@ -702,6 +791,7 @@ SMALL_AND_LARGE: dict[str, Known] = {
         ],
         [
             [14 / 3] * 3,
+            [3.5] * 3,
             [3.5] * 3,
             14 / 3,
             [[math.sqrt(14 / 3)]] * 3,
@@ -727,6 +817,18 @@ SMALL_AND_LARGE: dict[str, Known] = {
             [1e3, 1e3 + math.log(2), 1e3 + math.log(3)], [2001], [math.exp(-90), 90],
             [2 * math.log1p(2.0**-20)], [1e4],
         ],
+    ),
+    "distances of rows that are nearly equal": (
+        lambda on: [
+            torch.cdist(x, x).isnan().any()
+            for x in (torch.arange(90.0).reshape(30, 3).to(on.dtype).mul(1e-3).add(7).to(on.device),)
+        ]
+        + [
+            torch.cdist(x, x, compute_mode=how).ge(0).logical_not().any()
+            for how in _MODES
+            for x in (on([[7.1] * 5] * 30),)
+        ],
+        [False, False, False, False],
     ),
     "log_ndtr": (lambda on: torch.special.log_ndtr(on([-20])), [-203.91715537109727]),
     "hypot and functions of large numbers": (

@@ -17,6 +17,7 @@ _BAGS = {
     "the second is empty": ([0, 2, 2, 2], [[0, 2], [], [], [1]]),
 }
 """The start of each bag, and the places in it."""
+_LN3 = math.log(3)
 _TABLE = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
 
 
@@ -76,6 +77,7 @@ def _scaled(key: tuple[str, int, int, bool | None], dimensions: int, along: int)
     return call, [[ramp(torch.tensor(_SCALED[key]), sizes).tolist()]]
 
 
+_RAMP = [[4.0 * row + column for column in range(4)] for row in range(4)]
 _ROW = [[[[0.0, 1.0, 2.0, 3.0]]]]
 
 
@@ -97,6 +99,12 @@ def _statistics_of_batches(on: On) -> list[torch.Tensor]:
     return [*together, *kept]
 
 
+def _normed(on: On, places: list[int]) -> list[torch.Tensor]:
+    """What is looked up of a table whose rows are normed, and the table, of which other rows stay."""
+    table = on([[6, 8], [3, 0], [90, 90]])
+    return [functional.embedding(on.whole(places), table, max_norm=5, norm_type=1), table]
+
+
 LAYERS: dict[str, Known] = {
     # Each output is a mean over the inputs near it, weighted by a triangle as wide as the reduction.
     "interpolate(antialias=True)": (
@@ -111,6 +119,18 @@ LAYERS: dict[str, Known] = {
         for mode, last, weighted, kind in product(("sum", "mean", "max"), (False, True), (False, True), _BAGS)
         if mode == "sum" or not weighted
     },
+    "embedding_bag(padding_idx=…, mode='mean')": (
+        lambda on: [
+            functional.embedding_bag(on.whole([[0, 1], [1, 1], [2, 0]]), on(_TABLE), mode=mode, padding_idx=1)
+            for mode in ("mean", "max")
+        ],
+        [[[1, 2], [0, 0], [3, 4]], [[1, 2], [0, 0], [5, 6]]],
+    ),
+    "embedding(max_norm=…), in its table": (
+        lambda on: _normed(on, [1, 1, 0, 1]),
+        [[[3, 0], [3, 0], [30 / (14 + 1e-7), 40 / (14 + 1e-7)], [3, 0]],
+         [[30 / (14 + 1e-7), 40 / (14 + 1e-7)], [3, 0], [90, 90]]],
+    ),
     "embedding_bag(padding_idx=…)": (
         lambda on: functional.embedding_bag(
             on.whole([[0, 1], [1, 1]]), on(_TABLE), mode="sum", padding_idx=1
@@ -148,6 +168,10 @@ LAYERS: dict[str, Known] = {
             [[[[0]]]],
         ],
     ),
+    "grid_sample of places that are not numbers": (  # torch documents that NaN is taken for -1
+        lambda on: _sampled(on, math.nan, 0, align_corners=True, padding_mode="border"),
+        [[[[0, 1.5]]]],
+    ),
     "affine_grid": (
         lambda on: [
             functional.affine_grid(on([[[1, 0, 0], [0, 1, 0]]]), [1, 1, 1, 2], align_corners=corners)
@@ -181,12 +205,20 @@ LAYERS: dict[str, Known] = {
             *functional.max_pool1d(on([[[-1, -2, -3, -4]]]), 2, 2, 1, return_indices=True),
             functional.max_pool1d(on([[[1, 2, 3, 4]]]), 2, 1, dilation=2),
             functional.max_pool1d(on([[[1, 2, 3]]]), 2, ceil_mode=True),
+            functional.max_pool2d(on.image([1, 2, 3], [4, 5, 6], [7, 8, 9]), 2, 2, 1, ceil_mode=True),
+            *functional.max_pool2d(on.image(*_RAMP), 2, 1, dilation=2, return_indices=True),
+            functional.fold(on([[[1, 2, 3]] * 3]), (1, 5), (1, 3), dilation=1),
+            functional.fold(on([[[1]] * 3]), (1, 5), (1, 3), dilation=2),
+            functional.fold(on([[[1, 1], [10, 10]]]), (1, 4), (1, 2), dilation=2),
             *functional.max_pool2d(on.image([1, 5], [7, 3]), 2, return_indices=True),
             functional.max_unpool1d(on([[[5, 6]]]), on.whole([[[1, 2]]]), [2]),
             *functional.adaptive_max_pool1d(on([[[1, 5, 3]]]), 2, return_indices=True),
         ],
         [
-            [[[-1, -2, -4]]], [[[0, 1, 3]]], [[[3, 4]]], [[[2, 3]]], [[[[7]]]], [[[[2]]]], [[[0, 5, 6, 0]]],
+            [[[-1, -2, -4]]], [[[0, 1, 3]]], [[[3, 4]]], [[[2, 3]]], [[[[1, 3], [7, 9]]]],
+            [[[[10, 11], [14, 15]]]],
+            [[[[10, 11], [14, 15]]]], [[[[1, 3, 6, 5, 3]]]], [[[[1, 0, 1, 0, 1]]]], [[[[1, 1, 10, 10]]]],
+            [[[[7]]]], [[[[2]]]], [[[0, 5, 6, 0]]],
             [[[5, 5]]], [[[1, 1]]],
         ],
     ),
@@ -204,15 +236,30 @@ LAYERS: dict[str, Known] = {
             functional.conv1d(on([[[1, 2, 3]]]), on([[[1, 1]]]), padding="same"),
             functional.conv_transpose1d(on([[[1, 2]]]), on([[[1, 2, 4]]]), on([1]), 2, 1, 1),
             functional.conv2d(on.image([1, 2], [3, 4]), on.image([1], [2]), padding=(1, 0)),
+            functional.conv2d(on.image([1, 2], [3, 4]), on.image([1, 2], [3, 4]), padding="same"),
+            functional.conv2d(on.image([1, 2, 3]), on.image([1, 1]), padding="same", dilation=3),
         ],
         [
             [[[5, 11]]], [[[1, 2], [2, 4], [9, 12], [12, 16]]], [[[3, 5, 3]]], [[[3, 7, 5, 9]]],
-            [[[[2, 4], [7, 10], [3, 4]]]],
+            [[[[2, 4], [7, 10], [3, 4]]]], [[[[30, 14], [11, 4]]]], [[[[3, 1, 2]]]],
         ],
     ),
     "losses with options": (
         lambda on: [
             functional.smooth_l1_loss(on([0, 0]), on([1, 4]), reduction="none", beta=2),
+            functional.binary_cross_entropy(on([0, 1]), on([1, 0])),
+            functional.binary_cross_entropy(on([0, 1]), on([1, 0]), reduction="sum"),
+            functional.multilabel_margin_loss(on([[0.25, 0.5, 0.75]]), on.whole([[2, -1, 1]])),
+            functional.cross_entropy(
+                on([[0, 0], [0, 0], [0, 0]]), on.whole([1, 0, 1]), on([1, 3]), ignore_index=1,
+                label_smoothing=0.5
+            ),
+            functional.kl_div(on([[0, 0]]), on([[0, 1]]), reduction="batchmean"),
+            functional.ctc_loss(
+                on([[[0, 0, 0]]] * 2).log_softmax(-1), on.whole([[0]]), torch.tensor([2]),
+                torch.tensor([0]), 2,
+                "none",
+            ),
             functional.huber_loss(on([0, 0]), on([1, 4]), reduction="none", delta=2),
             functional.cross_entropy(on([[0, 0], [0, 0]]), on.whole([1, -100])),
             functional.cross_entropy(on([[0, 0], [0, math.log(3)]]), on.whole([1, 0]), on([1, 3])),
@@ -229,7 +276,8 @@ LAYERS: dict[str, Known] = {
             functional.kl_div(on([0, 0]), on([0, 1]), reduction="sum", log_target=True),
         ],
         [
-            [0.25, 3], [0.5, 6], math.log(2), (3 * math.log(2) + math.log(4)) / 4, -9, -2,
+            [0.25, 3], 100, 200, (0.5 + 0.75) / 3, 1.5 * math.log(2), 0, [2 * _LN3], [0.5, 6],
+            math.log(2), (3 * math.log(2) + math.log(4)) / 4, -9, -2,
             [100, 100, math.log(2)], [2, 3], [5, 3], 0.75, 4, 6 - 3 * math.log(2), [2, 0], 0, math.e,
         ],
     ),
@@ -239,6 +287,7 @@ LAYERS: dict[str, Known] = {
         lambda on: [
             functional.layer_norm(on([[1, 3]]), (2,), on([2, 3]), on([1, 1]), 3),
             functional.rms_norm(on([[1, 3]]), (2,), on([2, 3]), 4),
+            functional.group_norm(on([[1, 3], [0, 8]]), 1, eps=9),
             functional.group_norm(on([[[1, 3], [1, 3], [0, 8], [0, 8]]]), 2, eps=9),
             functional.instance_norm(on([[[1, 3], [0, 8]]]), eps=9),
             functional.batch_norm(on([[1], [3]]), on([1]), on([3]), on([2]), on([1]), eps=1),
@@ -246,7 +295,7 @@ LAYERS: dict[str, Known] = {
             functional.local_response_norm(on([[[1, 2]]]), 1, alpha=3, beta=1, k=1),
         ],
         [
-            [[0, 2.5]], [[2 / 3, 3]],
+            [[0, 2.5]], [[2 / 3, 3]], [[-1 / math.sqrt(10), 1 / math.sqrt(10)], [-0.8, 0.8]],
             [[[-1 / math.sqrt(10), 1 / math.sqrt(10)]] * 2 + [[-0.8, 0.8]] * 2],
             [[[-1 / math.sqrt(10), 1 / math.sqrt(10)], [-0.8, 0.8]]],
             [[1], [3]], [[-0.5], [0.5]], [[[0.25, 2 / 13]]],

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
-from acclimate_conformance.checks.dtypes.closed_forms import Known
+from acclimate_conformance.checks.dtypes.closed_forms import Known, On
 
 _TRIANGLES = [[2.0, 1.0], [0.0, 2.0]]
 _UPPER, _LOWER = [[2.0, 4.0], [0.0, 1.0]], [[2.0, 0.0], [4.0, 1.0]]
 
 _COLUMNS, _ABOVE = [[3.0, 1.0], [4.0, 2.0]], [[5.0, 2.2], [0.0, 0.4]]
 """A matrix, and R of its QR decomposition without signs."""
+
+
+_BATCH = [[[0.0, 2.0], [1.0, 0.0]], [[1.0, 1.0], [1.0, 1.0]], [[2.0, 0.0], [0.0, 3.0]]]
+_COMPLEX = [[1 + 2j, 3j], [4, 5 - 1j]]
+_HERMITIAN = [[4, 2j], [-2j, 10]]
+
+
+def _complex(on: On, numbers: Any) -> torch.Tensor:
+    """In the complex dtype whose parts are of the dtype that is tried."""
+    return on(numbers, torch.complex128 if on.dtype is torch.float64 else torch.complex64)
 
 
 def _residual(matrix: torch.Tensor) -> torch.Tensor:
@@ -98,6 +109,12 @@ MATRICES: dict[str, Known] = {
             torch.linalg.solve_triangular(on(_LOWER), on([[2], [5]]), upper=False),
             torch.linalg.solve_triangular(on(_UPPER), on([[9], [2]]), upper=True, unitriangular=True),
             torch.linalg.solve_triangular(on(_UPPER), on([[2, 6]]), upper=True, left=False),
+            torch.linalg.solve_triangular(
+                on(_UPPER), on([[2, 9]]), upper=True, left=False, unitriangular=True
+            ),
+            torch.linalg.solve_triangular(
+                on(_LOWER), on([[9, 2]]), upper=False, left=False, unitriangular=True
+            ),
             torch.linalg.solve(on([[0, 2], [1, 0]]), on([[4], [3]])),
             torch.linalg.solve(on([[0, 2], [1, 0]]), on([[4, 6]]), left=False),
             torch.linalg.solve(on([[0, 2], [1, 0]]), on([4, 3])),
@@ -105,7 +122,10 @@ MATRICES: dict[str, Known] = {
                 *torch.linalg.lu_factor(on([[0, 2], [1, 0]])), on([[4], [3]]), adjoint=True
             ),
         ],
-        [[[1], [2]], [[1], [1]], [[1], [2]], [[1, 2]], [[3], [2]], [[3, 4]], [3, 2], [[1.5], [4]]],
+        [
+            [[1], [2]], [[1], [1]], [[1], [2]], [[1, 2]], [[2, 1]], [[1, 2]], [[3], [2]], [[3, 4]], [3, 2],
+            [[1.5], [4]],
+        ],
     ),
     "powers and inverses": (
         lambda on: [
@@ -117,6 +137,45 @@ MATRICES: dict[str, Known] = {
         [
             [[0, 1], [0.5, 0]], [[1, 0], [0, 1]], [[0, 4], [2, 0]], [[0, 1], [0.5, 0]], -2, -1,
             math.log(2),
+        ],
+    ),
+    "batches of which one matrix is singular": (
+        lambda on: [
+            *torch.linalg.slogdet(on(_BATCH)),
+            torch.linalg.det(on(_BATCH)),
+            torch.linalg.inv_ex(on(_BATCH)).info,
+            torch.linalg.inv_ex(on(_BATCH)).inverse[0],
+            torch.linalg.inv_ex(on(_BATCH)).inverse[2],
+            torch.linalg.lu_factor_ex(on(_BATCH)).info,
+            torch.linalg.cholesky_ex(on([[[4, 8], [8, 17]], [[1, 2], [2, 1]], [[4, 0], [0, 9]]])).info,
+            torch.linalg.cholesky_ex(on([[[4, 8], [8, 17]], [[1, 2], [2, 1]], [[4, 0], [0, 9]]])).L[2],
+            torch.linalg.matrix_rank(on(_BATCH)),
+        ],
+        [
+            [-1, 0, 1], [math.log(2), -math.inf, math.log(6)], [-2, 0, 6], [0, 2, 0], [[0, 1], [0.5, 0]],
+            [[0.5, 0], [0, 1 / 3]], [0, 2, 0], [0, 2, 0], [[2, 0], [0, 3]], [2, 1, 2],
+        ],
+    ),
+    "complex matrices": (
+        lambda on: [
+            part
+            for found in (
+                torch.linalg.cholesky(_complex(on, _HERMITIAN)),
+                torch.linalg.cholesky(_complex(on, _HERMITIAN), upper=True),
+                _complex(on, [_COMPLEX, _COMPLEX]).mH @ _complex(on, [_COMPLEX, _COMPLEX]),
+                torch.bmm(_complex(on, [_COMPLEX] * 2).mH, _complex(on, [_COMPLEX] * 2))[1:],
+                torch.bmm(_complex(on, [_COMPLEX] * 2), _complex(on, [_COMPLEX] * 2).mT.conj())[1:],
+                torch.baddbmm(
+                    _complex(on, [_COMPLEX] * 2), _complex(on, [_COMPLEX] * 2).conj(),
+                    _complex(on, [_COMPLEX] * 2)
+                )[:1],
+            )
+            for part in (found.real, found.imag)
+        ],
+        [
+            [[2, 0], [0, 3]], [[0, 0], [-1, 0]], [[2, 0], [0, 3]], [[0, 1], [0, 0]],
+            [[[21, 26], [26, 35]]] * 2, [[[0, -1], [1, 0]]] * 2, [[[21, 26], [26, 35]]], [[[0, -1], [1, 0]]],
+            [[[14, 1], [1, 42]]], [[[0, 23], [-23, 0]]], [[[6, 3], [28, 31]]], [[[-10, -9], [12, 11]]],
         ],
     ),
     "pseudo-inverses": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -67,6 +68,15 @@ def conversions(accelerator: Accelerator) -> None:
                     )  # fmt: skip
 
 
+def _like(tensor: torch.Tensor) -> dict[str, Any]:
+    return {"dtype": tensor.dtype, "device": tensor.device}
+
+
+def _wider(tensor: torch.Tensor) -> torch.dtype:
+    """Another dtype that holds the numbers of float32 and complex64 in the examples."""
+    return torch.complex64 if tensor.is_complex() else torch.float16
+
+
 @check(
     "supported_dtypes", "synchronize",
     promise="Copies of conjugated and negated views have the view's elements, in each of torch's ways.",
@@ -87,6 +97,13 @@ def copies_of_lazy_views(accelerator: Accelerator) -> None:
                 "contiguous()": lambda x: x.contiguous().cpu(),
                 "copy_()": lambda x: torch.empty_like(x.cpu()).copy_(x),
                 "an operator": lambda x: (x * 1).cpu(),
+                "to(another dtype)": lambda x: x.to(_wider(x)).cpu().to(x.dtype),
+                "to() of another device": lambda x: x.to(device_names(accelerator)[-1]).cpu(),
+                "copy_() on the device": lambda x: torch.empty(x.shape, **_like(x)).copy_(x).cpu(),
+                "copy_() to a column": lambda x: torch.empty(*x.shape, 2, **_like(x))[..., 0].copy_(x).cpu(),
+                "cat": lambda x: torch.cat([x, x])[: len(x)].cpu(),
+                "indexing": lambda x: x[torch.arange(len(x), device=x.device)].cpu(),
+                "tolist()": lambda x: torch.tensor(x.tolist(), dtype=x.dtype),
             }  # fmt: skip
             for how, copy in ways.items():
                 found = copy(view(there)).resolve_conj().resolve_neg()

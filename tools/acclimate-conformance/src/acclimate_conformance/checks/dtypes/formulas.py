@@ -39,7 +39,10 @@ def equal_numbers_keep_their_order(accelerator: Accelerator) -> None:
         for kinds in (1, 2, 7):
             values = [place * place % 11 % kinds for place in range(length)]
             for dtype in _DTYPES:
-                given = torch.tensor(values).to(dtype).to(device)
+                given = torch.tensor(values).to(dtype)
+                if dtype is torch.float32:  # zeros of both signs are equal
+                    given[1::2] = -given[1::2].abs() * (given[1::2] == 0) + given[1::2]
+                given = given.to(device)
                 held = given.cpu().tolist()
                 for descending in (False, True):
                     # Python's sort is stable, also in reverse.
@@ -351,7 +354,7 @@ _BATCHED: dict[str, tuple[_Layer, tuple[int, ...], tuple[tuple[int, ...], ...]]]
     "softmax": (lambda x: x.softmax(1), (5, 3), ()),
 }  # fmt: skip
 """By layer: the function, the shape of a sample, and those of its weights."""
-_BATCHES = (1, 2, 3, 5, 7, 9, 17)
+_BATCHES = (0, 1, 2, 3, 5, 7, 9, 17)
 
 
 @check(
@@ -374,9 +377,17 @@ def batches_are_their_samples(accelerator: Accelerator) -> str | None:
             continue
         for size in _BATCHES:
             for how, laid_out in _in_memory(batch[:size]).items():
+                if not size and not _takes_no_samples(layer, shape, others):
+                    continue
                 for place, found in enumerate(_passed(layer, laid_out, weights)):
-                    parts = [single[place] for single in singles[:size]]
+                    parts = [single[place] for single in singles[: max(size, 1)]]
                     wanted = torch.cat(parts) if place < 2 else torch.stack(parts).sum(0)
+                    if not size:  # of no samples, a gradient for the weights is 0
+                        wanted = wanted[:0] if place < 2 else wanted * 0
+                        same = found.shape == wanted.shape and not bool(found.any())
+                        what = ("result", "gradient", "gradient for the weights")[min(place, 2)]
+                        require(same, f"{name} of a batch of no samples: the {what} is {found.flatten()[:3]}")
+                        continue
                     apart = distance(found, wanted)
                     what = ("result", "gradient", "gradient for the weights")[min(place, 2)]
                     told = f"{name} of a batch of {size}{how}: the {what}"
@@ -384,6 +395,15 @@ def batches_are_their_samples(accelerator: Accelerator) -> str | None:
                         apart <= 1e-2, f"{told} is off by {apart:.1e} from that of the samples one by one"
                     )
     return note_of_lacks(absent)
+
+
+def _takes_no_samples(layer: _Layer, shape: tuple[int, ...], others: tuple[tuple[int, ...], ...]) -> bool:
+    """Whether torch has a layer's results and gradients of a batch of no samples."""
+    try:
+        _passed(layer, torch.ones(0, *shape), [torch.ones(other, requires_grad=True) for other in others])
+    except (RuntimeError, IndexError):
+        return False
+    return True
 
 
 def _in_memory(batch: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -399,7 +419,8 @@ def _passed(layer: _Layer, batch: torch.Tensor, weights: list[torch.Tensor]) -> 
     """The result of a layer, and its gradients for the batch and for each weight."""
     leaves = [batch.detach().clone().requires_grad_(), *weights]
     result = layer(*leaves)
-    factors = torch.arange(1, result[0].numel() + 1).reshape(result[0].shape) % 7 - 2.5
+    shape = result.shape[1:]
+    factors = torch.arange(1, shape.numel() + 1).reshape(shape) % 7 - 2.5
     slopes = torch.autograd.grad(
         result, leaves, factors.to(result.device).expand_as(result), allow_unused=True
     )

@@ -67,6 +67,33 @@ def autocast_ends(accelerator: Accelerator) -> None:
 
         require(decorated() == dtype, f"a function decorated with autocast gives {short(decorated())}")
         _require_off(device, kind, "after a function decorated with autocast")
+        if not is_host(accelerator):
+            with torch.autocast("cpu", dtype):
+                now = _product_dtype(device)
+            require(
+                now == torch.float32, f'within torch.autocast("cpu") a product on {device} is {short(now)}'
+            )
+        _require_nested(accelerator, device, dtype)
+
+
+def _require_nested(accelerator: Accelerator, device: str, outer: torch.dtype) -> None:
+    """Fails the check unless an autocast within another restores its dtype, also after an error."""
+    for inner in reduced_dtypes(accelerator):
+        for fails in (False, True):
+            with accelerator.amp.autocast(dtype=outer):
+                with suppress(DeliberateError), accelerator.amp.autocast(dtype=inner):
+                    now = _product_dtype(device)
+                    require(
+                        now == inner, f"within autocast({short(inner)}) in another a product is {short(now)}"
+                    )
+                    if fails:
+                        raise DeliberateError
+                now, told = _product_dtype(device), torch.get_autocast_dtype(accelerator.device_type)
+                require(
+                    now == outer and told == outer,
+                    f"after autocast({short(inner)}){' that failed' if fails else ''} within "
+                    f"autocast({short(outer)}) a product is {short(now)}, and torch says {short(told)}",
+                )
 
 
 @check(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 Place = Callable[[torch.Tensor], torch.Tensor]
 """Moves a tensor to where the operator runs."""
@@ -160,6 +162,7 @@ POINTWISE: dict[str, Operation] = {
             ]
         )
     ),
+    "clamp between two numbers": _at_edges(lambda x: x.clamp(-1, 2)),
     "clamp between tensors": _at_edges(lambda x: x.clamp(torch.full_like(x, -1), torch.full_like(x, 2))),
     "pow 2": _at_edges(lambda x: x**2),
     "pow 3": _at_edges(lambda x: x**3),
@@ -221,6 +224,68 @@ PAIRS: dict[str, Operation] = {
     "isclose": _pairs(lambda a, b: torch.isclose(a, b, rtol=0.1, equal_nan=True)),
 }
 """Of two tensors: every pair of the same numbers."""
+
+_NUMBERS = (0.0, -0.0, 1.0, -2.5, 3, _INF, -_INF, _NAN)
+"""Python's numbers, as the left or the right operand."""
+_OF_TWO: dict[str, Callable[..., Any]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "rsub": torch.rsub,
+    "rsub with alpha": lambda a, b: torch.rsub(a, b, alpha=2),
+    "mul": torch.mul,
+    "div": torch.div,
+    "div rounded to zero": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "div rounded down": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "floor_divide": torch.floor_divide,
+    "remainder": torch.remainder,
+    "fmod": torch.fmod,
+    "pow": torch.pow,
+    "copysign": torch.copysign,
+    "xlogy": torch.xlogy,
+    "xlog1py": torch.special.xlog1py,
+    "where": lambda a, b: torch.where((a if isinstance(a, torch.Tensor) else b) > 0, a, b),
+    "eq": torch.eq,
+    "ne": torch.ne,
+    "lt": torch.lt,
+    "ge": torch.ge,
+    "clamp": lambda a, b: torch.clamp(a, min=b),
+    "clamp_max": lambda a, b: torch.clamp(a, max=b),
+    "masked_fill": lambda a, b: a.masked_fill(a > 0, b),
+    "fill": torch.fill,
+    "lerp": lambda a, b: torch.lerp(a, a + 1, b),
+    "isin": torch.isin,
+    "in place, mul_": lambda a, b: a.clone().mul_(b),
+    "in place, div_": lambda a, b: a.clone().div_(b),
+    "in place, pow_": lambda a, b: a.clone().pow_(b),
+    "in place, remainder_": lambda a, b: a.clone().remainder_(b),
+}
+
+
+def _with_numbers(function: Callable[..., Any]) -> Operation:
+    """An operator on the edges and each of Python's numbers, on the sides that torch takes numbers on."""
+
+    def call(x: torch.Tensor, number: float, left: bool) -> Any:
+        return function(number, x) if left else function(x, number)
+
+    taken = []
+    for left in (False, True):
+        try:
+            call(torch.ones(2), 1.0, left)
+        except (TypeError, AttributeError, RuntimeError):
+            continue
+        taken.append(left)
+
+    def run(to: Place, dtype: torch.dtype) -> Any:
+        edges = to(torch.tensor(_EDGES).to(dtype))
+        return [call(edges, number, left) for number in _NUMBERS for left in taken]
+
+    return run
+
+
+WITH_NUMBERS: dict[str, Operation] = {
+    f"{name} with numbers of Python": _with_numbers(function) for name, function in _OF_TWO.items()
+}
+"""Of a tensor and a number of Python, at each edge."""
 
 _M = (5, 67)
 _NORMS: tuple[Callable[..., torch.Tensor], ...] = (torch.norm, torch.linalg.vector_norm)
@@ -312,6 +377,70 @@ REDUCTIONS |= {
         (2, 3, 0),
         (2, 0, 4),
     ),
+    "products of nothing that are added": _of(
+        lambda a, b, c: [
+            part
+            for beta in (2, 0)
+            for part in (
+                torch.addmm(c[0], a[0], b[0], beta=beta),
+                torch.addmm(c[0, 0], a[0], b[0], beta=beta, alpha=3),
+                torch.baddbmm(c, a, b, beta=beta),
+                torch.addbmm(c[0], a, b, beta=beta),
+                torch.addmv(c[0, :, 0], a[0], b[0, :, 0], beta=beta),
+                c[0].clone().addmm_(a[0], b[0], beta=beta),
+                c.clone().baddbmm_(a, b, beta=beta),
+                functional.linear(a, b[0].t(), c[0, 0]),
+            )
+        ],
+        (2, 3, 0),
+        (2, 0, 4),
+        (2, 3, 4),
+    ),
+    "reductions over a dimension of nothing": _of(
+        lambda x: [
+            f(y, dim)
+            for y, dim in ((x, 1), (x.t(), 0), (x.t(), 1), (x[None], 2), (x[None], (1, 2)))
+            for f in (
+                torch.sum,
+                torch.nansum,
+                torch.mean,
+                torch.logsumexp,
+                torch.count_nonzero,
+                torch.all,
+                torch.any,
+                lambda x, dim: torch.linalg.vector_norm(x, 2, dim),
+                lambda x, dim: torch.all(x > 0, dim),
+                lambda x, dim: torch.any(x > 0, dim),
+                lambda x, dim: torch.sum(x > 0, dim),
+                lambda x, dim: torch.all(x.to(torch.uint8), dim),
+            )
+        ],
+        (3, 0),
+    ),
+    "other calls over a dimension of nothing": _of(
+        lambda x: [
+            x.prod(1),
+            x.t().prod(0),
+            x.cumsum(1),
+            x.cumprod(1),
+            x.softmax(1),
+            x.log_softmax(1),
+            x.sort(1).values,
+            x.argsort(1),
+            (x > 0).prod(1),
+            x.int().prod(1),
+            x.int().sum(1),
+            x.bool().all(1),
+            x.bool().any(1),
+            x.flip(1),
+            x.roll(1, 1),
+            x.repeat(2, 2),
+            torch.cat([x, x], 1),
+            x.nonzero(),
+            x.unique(),
+        ],
+        (3, 0),
+    ),
     "reductions of nothing": _of(
         lambda x: [x.sum(), x.prod(), x.all(), x.any(), x.sum(0), x.sum(-1), x.mean()], (0, 3)
     ),
@@ -357,6 +486,10 @@ REDUCTIONS |= {
     "numbers in float32 that are further from zero": lambda to, _: [
         f(values(3, 1003).add(4000.0), to)
         for f in (
+            lambda x, to: to(x.t().contiguous()).var(0),
+            lambda x, to: to(x.t().contiguous()).std(0, correction=2),
+            lambda x, to: to(x).var(),
+            lambda x, to: to(x.reshape(3, 17, 59)).var((0, 2)),
             lambda x, to: to(x).var(-1),
             lambda x, to: to(x.t()).std(0),
             lambda x, to: torch.var_mean(to(x), 1)[0],
@@ -420,6 +553,106 @@ REDUCTIONS |= {
 }
 """Over dimensions, with and without keeping them, in other dtypes, and products with factors."""
 
+
+def _special(rows: int, columns: int) -> torch.Tensor:
+    """Numbers with a row and a column of each kind: NaN, infinity, both infinities, zeros of both signs."""
+    x = values(rows, columns, seed=3)
+    x[0, 1], x[1, 0], x[2, 2] = _NAN, _INF, -_INF
+    x[3], x[:, 3] = -_INF, -_INF
+    x[4, ::2], x[4, 1::2] = 0.0, -0.0
+    x[5, 1], x[5, -1], x[1, 4], x[4, 4] = _NAN, _NAN, _NAN, _NAN
+    return x
+
+
+_Reduce = Callable[[torch.Tensor, Any], Any]
+
+
+def _norm_of(degree: float) -> _Reduce:
+    return lambda x, d: torch.linalg.vector_norm(x, degree, d)
+
+
+_ALONG: dict[str, _Reduce] = {
+    "sum": torch.sum,
+    "nansum": torch.nansum,
+    "mean": torch.mean,
+    "nanmean": torch.nanmean,
+    "amax": torch.amax,
+    "amin": torch.amin,
+    "var": torch.var,
+    "std": torch.std,
+    "logsumexp": torch.logsumexp,
+    "all": torch.all,
+    "any": torch.any,
+    "count_nonzero": torch.count_nonzero,
+    **{f"norm of {p}": _norm_of(p) for p in (1.0, 2.0, 3.0, _INF, -_INF)},
+}
+"""Reductions over one dimension or several."""
+_ALONG_ONE: dict[str, _Reduce] = {
+    "max": lambda x, d: x.max(d),
+    "min": lambda x, d: x.min(d),
+    "argmax": torch.argmax,
+    "argmin": torch.argmin,
+    "aminmax": lambda x, d: torch.aminmax(x, dim=d),
+    "prod": torch.prod,
+    "cumsum": torch.cumsum,
+    "cumprod": lambda x, d: torch.cumprod(x / 4, d),
+    "cummax": lambda x, d: x.cummax(d).values,
+    "cummin": lambda x, d: x.cummin(d).values,
+    "logcumsumexp": torch.logcumsumexp,
+    "softmax": torch.softmax,
+    "log_softmax": torch.log_softmax,
+    "median": lambda x, d: x.median(d).values,
+    "nanmedian": lambda x, d: x.nanmedian(d).values,
+    "sort": lambda x, d: x.sort(d).values,
+    "sort, descending": lambda x, d: x.sort(d, descending=True).values,
+    "topk": lambda x, d: x.topk(3, d).values,
+    "topk, the smallest": lambda x, d: x.topk(3, d, largest=False).values,
+    "kthvalue": lambda x, d: x.kthvalue(2, d).values,
+    "quantile": lambda x, d: torch.quantile(x, 0.25, d),
+    "nanquantile": lambda x, d: torch.nanquantile(x, 0.25, d),
+    "renorm": lambda x, d: torch.renorm(x.nan_to_num(0, 1, 2), 2, d, 1.0),
+    "diff": lambda x, d: torch.diff(x, dim=d),
+    "unique rows": lambda x, d: x.nan_to_num(0, 1, 2).unique(dim=d),
+}
+"""Operators along one dimension."""
+
+
+def _along(reduce: _Reduce, several: bool) -> Operation:
+    def run(to: Place, dtype: torch.dtype) -> Any:
+        x = to(_special(6, 7).to(dtype))
+        cube = to(torch.stack([_special(6, 7), _special(6, 7).flip(1)]).to(dtype))
+        found = [reduce(y, d) for y in (x, x.t(), x[:, ::2]) for d in (0, -1)] + [reduce(cube, 1)]
+        if several:
+            found += [reduce(x, (0, 1)), reduce(cube, (0, 2)), reduce(cube, (1, 2)), reduce(cube, (-3, -2))]
+        return found
+
+    return run
+
+
+def _along_many(reduce: _Reduce) -> Operation:
+    """Of long rows with equal numbers, and with NaN twice, far from each other."""
+
+    def run(to: Place, dtype: torch.dtype) -> Any:
+        plain = (torch.arange(5003) % 101 + 20).float()
+        rows = torch.stack([plain, plain.flip(0), plain, torch.full((5003,), -_INF)])
+        rows[2, [700, 4999]] = _NAN
+        x = to(rows.to(dtype))
+        return [reduce(y, d) for y, d in ((x, 1), (x.t().contiguous(), 0))]
+
+    return run
+
+
+SPECIAL: dict[str, Operation] = {
+    **{f"{name} of NaN and infinity": _along(reduce, True) for name, reduce in _ALONG.items()},
+    **{f"{name} of NaN and infinity": _along(reduce, False) for name, reduce in _ALONG_ONE.items()},
+    **{
+        f"{name} of long rows": _along_many(reduce)
+        for name, reduce in {**_ALONG, **_ALONG_ONE}.items()
+        if name not in ("prod", "cumprod", "cumsum", "renorm", "unique rows", "std", "var")
+    },
+}
+"""Reductions of special numbers, over each dimension, and of long rows."""
+
 _WITH_MASKS: tuple[Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor], ...] = (
     lambda x, mask, y: x.masked_fill(mask, -2.0),
     lambda x, mask, y: x.masked_fill(mask, y[..., 0].sum()),
@@ -433,7 +666,83 @@ _WITH_MASKS: tuple[Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Te
 )
 """Calls that take a mask, which may have fewer dimensions, or a length of 1 in some of them."""
 
+_I, _J = torch.tensor([0, 3]), torch.tensor([4, 1])
+_Key = Callable[[Place], Any]
+_KEYS: dict[str, _Key] = {
+    "[:, i]": lambda to: (slice(None), to(_I)),
+    "[i, :, j]": lambda to: (to(_I), slice(None), to(_J)),
+    "[:, i, :, j]": lambda to: (slice(None), to(_I), slice(None), to(_J)),
+    "[:, i, j]": lambda to: (slice(None), to(_I), to(_J)),
+    "[i, 2, j]": lambda to: (to(_I), 2, to(_J)),
+    "[i, :, 2]": lambda to: (to(_I), slice(None), 2),
+    "[2, :, j]": lambda to: (2, slice(None), to(_J)),
+    "[i as a column, j]": lambda to: (to(_I)[:, None], to(_J)),
+    "[..., i]": lambda to: (..., to(_I)),
+    "[i, ..., j]": lambda to: (to(_I), ..., to(_J)),
+    "[None, i]": lambda to: (None, to(_I)),
+    "[i, None, j]": lambda to: (to(_I), None, to(_J)),
+    "[i - 4]": lambda to: (to(_I) - 4,),
+    "[a mask]": lambda to: (to(torch.tensor([True, False, False, True])),),
+    "[:, a mask]": lambda to: (slice(None), to(torch.tensor([True, False, True, True, False]))),
+    "[a mask, j]": lambda to: (to(torch.tensor([True, False, False, True])), to(_J)),
+    "[a mask, :, j]": lambda to: (to(torch.tensor([True, False, False, True])), slice(None), to(_J)),
+    "[a mask of two dimensions]": lambda to: (to(torch.arange(20).reshape(4, 5) % 3 == 0),),
+    "[:, a mask of two dimensions]": lambda to: (slice(None), to(torch.arange(30).reshape(5, 6) % 4 == 1)),
+    "[a list]": lambda to: ([0, 3],),
+    "[:, [1, 4]]": lambda to: (slice(None), [1, 4]),
+    "[::2, i]": lambda to: (slice(None, None, 2), to(_I)),
+    "[1:, -2]": lambda to: (slice(1, None), -2),
+    "[..., 1::2]": lambda to: (..., slice(1, None, 2)),
+    "[a number of the device]": lambda to: (to(torch.tensor(2)),),
+    "[True]": lambda to: (True,),
+    "[no place]": lambda to: (to(torch.tensor([], dtype=torch.int64)),),
+    "[a matrix of places]": lambda to: (to(torch.tensor([[0, 1], [3, 2]])),),
+    "[int32 places]": lambda to: (to(_I.int()),),
+}
+"""Ways to name elements of a tensor of four dimensions."""
+
+
+def _indexed(key: _Key) -> Operation:
+    """What is read, and what writes of several kinds leave."""
+
+    def run(to: Place, dtype: torch.dtype) -> Any:
+        x = to(values(4, 5, 6, 7).to(dtype))
+        places = key(to)
+        read = x[places]
+        column = to(values(*read.shape[-1:], seed=8).to(dtype)) if read.dim() else read
+        whole = to(values(*read.shape, seed=9).to(dtype))
+        writes: tuple[Callable[[torch.Tensor], Any], ...] = (
+            lambda y: y.__setitem__(places, 2.5),
+            lambda y: y.__setitem__(places, whole),
+            lambda y: y.__setitem__(places, column),
+            lambda y: y.__setitem__(places, whole[:1] if whole.dim() > 1 else whole),
+            lambda y: y.transpose(0, 1).contiguous().transpose(0, 1).__setitem__(places, whole),
+        )
+        found = [read]
+        for write in writes:
+            y = x.clone()
+            write(y)
+            found.append(y)
+        strided = torch.stack([x, x], -1)[..., 0]
+        strided[places] = whole
+        return [*found, strided, x.transpose(2, 3).contiguous().transpose(2, 3)[places]]
+
+    return run
+
+
 PLACES: dict[str, Operation] = {
+    **{f"indexing by {name}": _indexed(key) for name, key in _KEYS.items()},
+    "places counted from both ends": _of(
+        lambda x, y: [
+            x.index_put((torch.tensor([-1, 4, 0, -5, 4], device=x.device),), y, accumulate=True),
+            x.index_put((torch.tensor([-1, 3, 0], device=x.device),), y[:3]),
+            x.put(torch.tensor([-1, 334, 0, -335], device=x.device), y[:4, 0], accumulate=True),
+            x.take(torch.tensor([-1, 334, 0, -335], device=x.device)),
+            x.index_fill(0, torch.tensor([-1, 4, 1], device=x.device), 2.0),
+        ],
+        (5, 67),
+        (5, 67),
+    ),
     "gather": _placed(lambda x, i: x.gather(1, i), _M, places=_COLUMNS),
     "scatter of a number": _placed(lambda x, i: x.scatter(1, i, 2.5), _M, places=_COLUMNS),
     "scatter_add": _placed(lambda x, y, i: x.scatter_add(1, i, y), _M, (5, 9), places=_COLUMNS),
@@ -601,6 +910,80 @@ def _written(x: torch.Tensor, way: int) -> torch.Tensor:
 
 _X, _IMAGE = (4, 6, 16), (2, 4, 9, 11)
 _TARGETS = torch.tensor([3, 0, 15, 7])
+
+_Layer = Callable[..., torch.Tensor]
+_OF_IMAGES: dict[str, tuple[_Layer, tuple[tuple[int, ...], ...]]] = {
+    "conv2d": (lambda x, w, b: functional.conv2d(x, w, b, (2, 1), 1), ((2, 3, 7, 5), (4, 3, 3, 3), (4,))),
+    "conv2d of single places": (functional.conv2d, ((2, 3, 7, 5), (4, 3, 1, 1), (4,))),
+    "conv2d of one place": (functional.conv2d, ((2, 3, 1, 1), (4, 3, 1, 1), (4,))),
+    "conv2d by channel": (
+        lambda x, w, b: functional.conv2d(x, w, b, padding=1, groups=3),
+        ((2, 3, 7, 5), (6, 1, 3, 3), (6,)),
+    ),
+    "conv2d of groups": (
+        lambda x, w, b: functional.conv2d(x, w, b, groups=2),
+        ((2, 4, 7, 5), (6, 2, 3, 3), (6,)),
+    ),
+    "conv_transpose2d": (
+        lambda x, w, b: functional.conv_transpose2d(x, w, b, 2, 1, 1),
+        ((2, 3, 4, 5), (3, 4, 3, 3), (4,)),
+    ),
+    "max_pool2d": (lambda x: functional.max_pool2d(x, 3, 2, 1), ((2, 3, 7, 5),)),
+    "avg_pool2d": (lambda x: functional.avg_pool2d(x, 3, 2, 1, True, False), ((2, 3, 7, 5),)),
+    "adaptive_avg_pool2d": (lambda x: functional.adaptive_avg_pool2d(x, (3, 4)), ((2, 3, 7, 5),)),
+    "adaptive_max_pool2d": (lambda x: functional.adaptive_max_pool2d(x, (3, 4)), ((2, 3, 7, 5),)),
+    "batch_norm in training": (
+        lambda x, w, b: functional.batch_norm(x, None, None, w, b, True),
+        ((3, 4, 5, 2), (4,), (4,)),
+    ),
+    "batch_norm with statistics": (
+        lambda x, w, b, m, v: functional.batch_norm(x, m.detach(), v.detach().abs() + 1, w, b),
+        ((3, 4, 5, 2), (4,), (4,), (4,), (4,)),
+    ),
+    "group_norm": (lambda x, w, b: functional.group_norm(x, 2, w, b), ((3, 4, 5, 2), (4,), (4,))),
+    "instance_norm": (
+        lambda x, w, b: functional.instance_norm(x, weight=w, bias=b),
+        ((3, 4, 5, 2), (4,), (4,)),
+    ),
+    "prelu": (functional.prelu, ((2, 3, 7, 5), (3,))),
+    "bilinear interpolate": (
+        lambda x: functional.interpolate(x, (4, 9), mode="bilinear", align_corners=False),
+        ((2, 3, 7, 5),),
+    ),
+    "nearest interpolate": (lambda x: functional.interpolate(x, (10, 3)), ((2, 3, 7, 5),)),
+    "bicubic interpolate": (
+        lambda x: functional.interpolate(x, (4, 9), mode="bicubic", align_corners=True),
+        ((2, 3, 7, 5),),
+    ),
+    "pixel_shuffle": (lambda x: functional.pixel_shuffle(x, 2), ((2, 8, 3, 5),)),
+    "reflecting pad": (lambda x: functional.pad(x, (2, 1, 1, 2), "reflect"), ((2, 3, 7, 5),)),
+    "replicating pad": (lambda x: functional.pad(x, (2, 1, 1, 2), "replicate"), ((2, 3, 7, 5),)),
+    "constant pad": (lambda x: functional.pad(x, (2, -1, 1, 2), value=1.5), ((2, 3, 7, 5),)),
+    "grid_sample": (
+        lambda x, g: functional.grid_sample(x, g.permute(0, 2, 3, 1) / 3, align_corners=False),
+        ((2, 3, 7, 5), (2, 2, 4, 3)),
+    ),
+    "softmax of channels": (lambda x: x.softmax(1), ((2, 3, 7, 5),)),
+    "glu": (lambda x: functional.glu(x, 1), ((2, 4, 7, 5),)),
+    "a mean of each channel": (lambda x: x.mean((2, 3), keepdim=True), ((2, 3, 7, 5),)),
+    "cat of channels": (lambda x, y: torch.cat([x, y.contiguous()], 1), ((2, 3, 7, 5), (2, 2, 7, 5))),
+    "silu": (functional.silu, ((2, 3, 7, 5),)),
+}
+"""Layers of images, with the shapes of what they are given."""
+
+
+def _with_channels_last(layer: _Layer, shapes: tuple[tuple[int, ...], ...]) -> Operation:
+    """A layer whose images, weights and incoming gradient have channels last."""
+
+    def run(to: Place, dtype: torch.dtype) -> Any:
+        given = [to(values(*shape, seed=n).to(dtype)) for n, shape in enumerate(shapes)]
+        result = layer(
+            *(t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t for t in given)
+        )
+        return result.permute(0, 2, 3, 1).contiguous()
+
+    return run
+
 
 LAYERS: dict[str, Operation] = {
     "layer_norm without weights": _of(lambda x: functional.layer_norm(x, (16,), eps=0.1), _X),
@@ -832,6 +1215,224 @@ LAYERS: dict[str, Operation] = {
         (2, 2, 9, 16),
         (2, 2, 9, 16),
     ),
+    "cross_entropy with several options at once": _placed(
+        lambda x, w, i: [
+            functional.cross_entropy(
+                x,
+                i % 16,
+                w.detach().abs() + 1 if weighted else None,
+                ignore_index=ignored,
+                reduction=how,
+                label_smoothing=smoothing,
+            )
+            for weighted, ignored, smoothing, how in product(
+                (False, True), (0, 7, -100), (0.0, 0.25), ("mean", "sum", "none")
+            )
+        ],
+        (4, 16),
+        (16,),
+        places=_TARGETS,
+    ),
+    "losses of images that ignore a class": _placed(
+        lambda x, w, i: [
+            part
+            for ignored in (0, 2, -100)
+            for part in (
+                functional.cross_entropy(x, i, ignore_index=ignored),
+                functional.cross_entropy(x, i, w.detach().abs() + 1, ignore_index=ignored, reduction="sum"),
+                functional.nll_loss(x, i, w.detach().abs() + 1, ignore_index=ignored, reduction="none"),
+                functional.nll_loss(x.flatten(2), i.flatten(1), ignore_index=ignored),
+            )
+        ],
+        (2, 4, 3, 5),
+        (4,),
+        places=_places(2, 3, 5, below=4),
+    ),
+    "binary_cross_entropy at its ends": lambda to, dtype: [
+        functional.binary_cross_entropy(
+            to(torch.tensor([0.0, 1.0, 0.25, 0.0, 1.0]).to(dtype)),
+            to(torch.tensor([1.0, 0.0, 0.5, 0.0, 1.0]).to(dtype)).detach(),
+            reduction=how,
+        )
+        for how in ("mean", "sum", "none")
+    ],
+    "ctc_loss with another blank": _of(
+        lambda x: [
+            functional.ctc_loss(
+                x.log_softmax(-1),
+                torch.tensor(targets, device=x.device),
+                torch.tensor([7, 6]),
+                torch.tensor(lengths),
+                blank=4,
+                reduction=how,
+            )
+            for targets, lengths in (([[1, 2, 2], [3, 0, 0]], [3, 2]), ([1, 2, 2, 3, 0], [3, 2]))
+            for how in ("mean", "none")
+        ],
+        (7, 2, 5),
+    ),
+    "ctc_loss of an empty target": _of(
+        lambda x: [
+            functional.ctc_loss(
+                x.log_softmax(-1),
+                torch.tensor([[1, 2], [1, 1]], device=x.device),
+                torch.tensor([7, 5]),
+                torch.tensor([2, 0]),
+                reduction="none",
+                zero_infinity=zeros,
+            )
+            for zeros in (False, True)
+        ],
+        (7, 2, 5),
+    ),
+    "multilabel_margin_loss with what follows its end": _placed(
+        lambda x, i: [functional.multilabel_margin_loss(x, i, reduction=how) for how in ("mean", "none")],
+        (2, 4),
+        places=torch.tensor([[3, -1, 1, 0], [0, 2, -1, 3]]),
+    ),
+    "embedding_bag with weights of samples": _placed(
+        lambda w, p, i: [
+            functional.embedding_bag(
+                i,
+                w,
+                torch.tensor(offsets, device=i.device),
+                mode="sum",
+                per_sample_weights=p,
+                include_last_offset=last,
+            )
+            for offsets, last in (([0, 3, 4], True), ([0, 3], False), ([0, 0, 2], False))
+        ],
+        (16, 5),
+        (4,),
+        places=_TARGETS % 4,
+    ),
+    "weight_norm": _of(
+        lambda v, g, h: [torch._weight_norm(v, g, 0), torch._weight_norm(v, h, 1)], (4, 6), (4, 1), (1, 6)
+    ),
+    "group_norm of vectors": _of(lambda x, w, b: functional.group_norm(x, 3, w, b), (7, 6), (6,), (6,)),
+    "conv2d with rows that no window reads": _of(
+        lambda x, w, b: [
+            functional.conv2d(x, w, b, stride=(4, 3)),
+            functional.conv2d(x, w, stride=3, padding=1),
+            functional.conv2d(x, w, b, stride=(5, 4), dilation=2),
+        ],
+        _IMAGE,
+        (5, 4, 3, 3),
+        (5,),
+    ),
+    "convolutions of many groups": _of(
+        lambda x, w, y, v: [
+            functional.conv1d(x, w, groups=70),
+            functional.conv2d(y, v, padding=1, groups=66),
+            functional.conv_transpose1d(x, w, groups=70),
+        ],
+        (1, 140, 5),
+        (140, 2, 3),
+        (1, 132, 3, 3),
+        (66, 2, 3, 3),
+    ),
+    "conv_transpose2d with several options": _of(
+        lambda x, w, b: functional.conv_transpose2d(x, w, b, (2, 3), (1, 0), (1, 2), 2, (2, 1)),
+        (2, 4, 3, 4),
+        (4, 3, 3, 2),
+        (6,),
+    ),
+    "fold and unfold": _of(
+        lambda x, y: [
+            functional.unfold(x, (2, 3), dilation=(2, 1), padding=1, stride=(1, 2)),
+            functional.unfold(x, 3, dilation=2),
+            functional.fold(y, (6, 7), 3, dilation=2),
+            functional.fold(y[:, :, :6], (6, 6), 3, stride=(1, 2), dilation=2, padding=(0, 1)),
+        ],
+        (2, 3, 6, 7),
+        (2, 18, 6),
+    ),
+    "pools with several options": _of(
+        lambda x: [
+            *functional.max_pool2d(x, 3, 1, dilation=2, return_indices=True),
+            *functional.max_pool2d(x, (2, 3), 2, 1, ceil_mode=True, return_indices=True),
+            functional.max_pool2d(x, 3, 2, 1, dilation=(1, 2), ceil_mode=True),
+            functional.avg_pool2d(x, 3, 2, 1, divisor_override=5),
+            functional.avg_pool2d(x, (2, 3), 2, 1, ceil_mode=True, count_include_pad=False),
+            functional.lp_pool2d(x.abs() + 1, 2, (2, 3), ceil_mode=True),
+            *functional.adaptive_max_pool2d(x, (4, 3), return_indices=True),
+            functional.max_unpool2d(
+                *functional.max_pool2d(x, 2, return_indices=True), (2, 2), output_size=[9, 11]
+            ),
+        ],
+        _IMAGE,
+    ),
+    "interpolate with several options": _of(
+        lambda x: [
+            functional.interpolate(x, scale_factor=(1.7, 0.6), mode="bilinear", align_corners=False),
+            functional.interpolate(
+                x, scale_factor=1.3, mode="bicubic", align_corners=False, recompute_scale_factor=True
+            ),
+            functional.interpolate(x, scale_factor=1.7, mode="nearest-exact"),
+            functional.interpolate(x, (4, 5), mode="bilinear", antialias=True),
+            functional.interpolate(x, (4, 5), mode="bicubic", antialias=True),
+            functional.interpolate(x, (20, 5), mode="bicubic", antialias=True, align_corners=True),
+            functional.interpolate(x, (4, 15), mode="bicubic", align_corners=True),
+        ],
+        _IMAGE,
+    ),
+    "grid_sample with a grid that has a gradient": _of(
+        lambda x, g: [
+            functional.grid_sample(x.detach(), g / 3, mode, padding, align_corners=False)
+            for mode in ("bilinear", "bicubic")
+            for padding in ("zeros", "border", "reflection")
+        ],
+        (2, 3, 4, 5),
+        (2, 3, 2, 2),
+    ),
+    "pad of volumes": _of(
+        lambda x: [
+            functional.pad(x, (2, 1, 1, 2, 1, 1), "replicate"),
+            functional.pad(x, (2, 1, 1, 2, 1, 1), "reflect"),
+            functional.pad(x, (2, 1, 1, 2, 1, 1), "circular"),
+            functional.pad(x, (-1, 2, 1, -1, 0, 1), value=2.5),
+        ],
+        (1, 2, 3, 4, 5),
+    ),
+    "attention with values of another width": _of(
+        lambda q, k, v: [
+            functional.scaled_dot_product_attention(q, k, value, scale=scale, is_causal=causal)
+            for value in (v, v.transpose(1, 2).contiguous().transpose(1, 2))
+            for scale in (None, 0.3)
+            for causal in (False, True)
+        ],
+        (2, 3, 7, 16),
+        (2, 3, 9, 16),
+        (2, 3, 9, 24),
+    ),
+    "attention with a mask that broadcasts": _of(
+        lambda q, k, v, m, n: [
+            functional.scaled_dot_product_attention(q, k, v, m),
+            functional.scaled_dot_product_attention(q, k, v, n, scale=0.3),
+        ],
+        (2, 3, 7, 16),
+        (2, 3, 9, 16),
+        (2, 3, 9, 16),
+        (1, 1, 7, 9),
+        (1, 3, 1, 9),
+    ),
+    "packed sequences": _of(
+        lambda x: [
+            part
+            for first in (False, True)
+            for packed in (
+                pack_padded_sequence(
+                    x.transpose(0, 1) if first else x, torch.tensor([2, 5, 1]), first, enforce_sorted=False
+                ),
+            )
+            for part in (
+                packed.data * 2,
+                *pad_packed_sequence(packed, first, padding_value=-1.5, total_length=6),
+            )
+        ],
+        (5, 3, 4),
+    ),
+    **{f"{name}, with channels last": _with_channels_last(*call) for name, call in _OF_IMAGES.items()},
     "dropout of nothing and of everything": _of(
         lambda x: [functional.dropout(x, 0.0), functional.dropout(x, 1.0), functional.dropout(x, 0.5, False)],
         _X,
@@ -858,6 +1459,16 @@ _ON_INTEGERS: dict[str, _Pair] = {
     "a division rounded down": lambda a, b: a // b,
     "remainder": lambda a, b: a % b,
     "pow": lambda a, b: b**2,
+    "pow of negative exponents": lambda a, b: (
+        [
+            torch.pow((a % 3).to(a.dtype) - 1, -(b % 4).to(a.dtype)),
+            torch.pow(
+                torch.tensor([1, 0, 2, 1], dtype=a.dtype, device=a.device), (b[:4] * 0 - 1).to(a.dtype)
+            ),
+        ]
+        if a.dtype.is_signed and a.dtype is not torch.bool
+        else []
+    ),
     "in place, with alpha and value": lambda a, b: [
         call(a.repeat(4, 1), b.repeat(4, 1), a.repeat(4, 1)) for call in _WITH_FACTORS
     ],

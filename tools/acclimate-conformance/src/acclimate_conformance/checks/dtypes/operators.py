@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
@@ -34,6 +35,8 @@ from acclimate_conformance.checks.dtypes.operations import (
     PLACES,
     POINTWISE,
     REDUCTIONS,
+    SPECIAL,
+    WITH_NUMBERS,
     Operation,
     Place,
 )
@@ -71,7 +74,7 @@ def _compare(
     """Fails the check unless an operator gives the same on the device and on the host."""
     try:
         wanted = list(_flat(run(_on_host)))
-    except (RuntimeError, NotImplementedError):  # the host lacks it in this dtype
+    except (RuntimeError, NotImplementedError, IndexError):  # the host lacks it in this dtype
         return
     try:
         found = list(_flat(run(place)))
@@ -208,7 +211,9 @@ def _beside_numbers(accelerator: Accelerator) -> dict[str, Operation]:
     timeout_s=240,
 )  # fmt: skip
 def operators_at_edges(accelerator: Accelerator) -> str | None:
-    return _compare_all(accelerator, (POINTWISE, PAIRS, _beside_numbers(accelerator)), by_element=True)
+    return _compare_all(
+        accelerator, (POINTWISE, PAIRS, WITH_NUMBERS, _beside_numbers(accelerator)), by_element=True
+    )
 
 
 @check(
@@ -218,7 +223,7 @@ def operators_at_edges(accelerator: Accelerator) -> str | None:
 )  # fmt: skip
 def reductions_with_options(accelerator: Accelerator) -> str | None:
     _require_wider(accelerator)
-    return _compare_all(accelerator, (REDUCTIONS,), by_element=False)
+    return _compare_all(accelerator, (REDUCTIONS, SPECIAL), by_element=False)
 
 
 _WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
@@ -231,6 +236,7 @@ _SUMS: dict[str, _Told] = {
     "torch.nansum": lambda x, dtype: x.nansum(dtype=dtype),
     "torch.cumsum": lambda x, dtype: x.cumsum(0, dtype=dtype)[-1],
     "torch.linalg.vector_norm": lambda x, dtype: torch.linalg.vector_norm(x, 1, dtype=dtype),
+    "torch.norm": lambda x, dtype: torch.norm(x, 1, dim=0, dtype=dtype),
 }
 _PRODUCTS: dict[str, _Told] = {
     "torch.prod": lambda x, dtype: x.prod(dtype=dtype),
@@ -240,6 +246,16 @@ _PRODUCTS: dict[str, _Told] = {
 _SHARES: dict[str, _Told] = {
     "torch.softmax": lambda x, dtype: x.softmax(0, dtype=dtype)[0],
     "torch.log_softmax": lambda x, dtype: x.log_softmax(0, dtype=dtype)[0].exp(),
+}
+
+
+_OF_SQUARES: dict[str, _Told] = {
+    "torch.linalg.vector_norm": lambda x, dtype: torch.linalg.vector_norm(x, 2, dtype=dtype),
+    "torch.linalg.vector_norm of a dimension": lambda x, dtype: torch.linalg.vector_norm(
+        x, 2, 0, dtype=dtype
+    ),
+    "torch.norm": lambda x, dtype: torch.norm(x, 2, dim=0, dtype=dtype),
+    "torch.linalg.norm": lambda x, dtype: torch.linalg.norm(x, dtype=dtype),
 }
 
 
@@ -256,6 +272,13 @@ def _require_wider(accelerator: Accelerator) -> None:
             (_SUMS, [2 / eps, 1, 1, 1], 2 / eps + 3, exactly),
             (_PRODUCTS, [1 + eps, 1 + eps], (1 + eps) ** 2, exactly),
             (_SHARES, [0.0, 0.0, 0.0], 1 / 3, eps / 16),
+            # Of numbers whose squares or their sum the dtype does not hold.
+            (
+                _OF_SQUARES,
+                [2.0**15 if dtype is torch.float16 else 1.0] * 3,
+                math.sqrt(3) * (2.0**15 if dtype is torch.float16 else 1),
+                eps / 16,
+            ),
         ):
             for name, reduce in table.items():
                 try:

@@ -120,6 +120,11 @@ def operators_of_the_scaler(accelerator: Accelerator) -> None:
                 called = f"torch._amp_foreach_non_finite_check_and_unscale_ of {_GRADIENTS} tensors"
                 what = f"{called}, with {bad} in the one at {place}, and a note of {noted} before"
                 _require_as_on_the_host(what, device, _unscaled, bad, place, noted, scale)
+        for bad, count in product(_BAD, _MANY):
+            what = (
+                f"torch._amp_foreach_non_finite_check_and_unscale_ of {count} tensors, with {bad} in the last"
+            )
+            _require_as_on_the_host(what, device, _unscaled_many, bad, count)
         for scale, overflows, steps in product((8.0, 1e38, 3e38), (0.0, 1.0, 2.0), (0, 1, 2)):
             what = f"torch._amp_update_scale_ of {scale} after {steps} good steps, of 3 until it grows, "
             what += f"with {overflows} of overflow"
@@ -130,6 +135,19 @@ def operators_of_the_scaler(accelerator: Accelerator) -> None:
 
 _BAD = (None, float("inf"), float("-inf"), float("nan"))
 _GRADIENTS = 4
+
+
+_MANY = (110, 111, 300)
+"""How many gradients: torch's kernels for CUDA take up to 110 at once."""
+
+
+def _unscaled_many(device: str, bad: float | None, count: int) -> list[Any]:
+    gradients = [torch.full((n % 3 + 1,), float(n)).to(device) for n in range(count)]
+    if bad is not None:
+        gradients[-1][-1] = bad
+    found = torch.zeros(1, device=device)
+    torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, torch.full((1,), 0.5, device=device))
+    return [float(found), [_numbers(gradient) for gradient in gradients[:2] + gradients[-3:]]]
 
 
 def _unscaled(device: str, bad: float | None, place: int, noted: float, scale: float) -> list[Any]:
@@ -254,7 +272,8 @@ def fused_optimizers_skip_overflow(accelerator: Accelerator) -> str | None:
             how = "that overflows" if step in _OVERFLOWS else "of finite gradients"
             require(
                 apart <= 1e-4,
-                f"after step {step}, {how}, parameters of a fused {name} are off by {apart:.1e}",
+                f"after step {step}, {how}, parameters or counted steps of a fused {name} are off by "
+                f"{apart:.1e}",
             )
     return f"it has no {lacks[0]}" if lacks else None
 
@@ -277,5 +296,17 @@ def _with_overflow(
             weights[step - 1].grad[-1] = (float("inf"), float("nan"))[step // 2]  # type: ignore[index]
         scaler.step(optimizer)
         scaler.update()
-        seen.append([weight.detach().cpu().clone() for weight in weights])
+        seen.append(
+            [
+                part.detach().cpu().double().clone()
+                for weight in weights
+                for part in (weight, *_steps_of(optimizer, weight))
+            ]
+        )
     return seen
+
+
+def _steps_of(optimizer: torch.optim.Optimizer, weight: torch.nn.Parameter) -> list[torch.Tensor]:
+    """How many steps an optimizer counts for a parameter; one that is skipped does not count."""
+    step = optimizer.state[weight].get("step")
+    return [] if step is None else [torch.as_tensor(step).reshape(1)]

@@ -376,6 +376,21 @@ def _drawn_everywhere(length: int, device: str) -> dict[str, torch.Tensor]:
     }
 
 
+def _of_any_length(device: str) -> dict[str, Callable[[int, torch.Generator | None], torch.Tensor]]:
+    """Draws of so many numbers, of which a device may draw few in another way than many."""
+    return {
+        "torch.rand": lambda n, g: torch.rand(n, device=device, generator=g),
+        "torch.randn": lambda n, g: torch.randn(n, device=device, generator=g),
+        "torch.randint": lambda n, g: torch.randint(0, 1 << 20, (n,), device=device, generator=g),
+        "torch.randperm": lambda n, g: torch.randperm(n, device=device, generator=g),
+        "torch.multinomial": lambda n, g: torch.multinomial(
+            torch.ones(n, device=device), n // 2, generator=g
+        ),
+        "random_": lambda n, g: torch.empty(n, device=device).random_(0, 9999, generator=g),
+        "exponential_": lambda n, g: torch.empty(n, device=device).exponential_(generator=g),
+    }
+
+
 @check(
     "manual_seed",
     "default_generator",
@@ -387,18 +402,16 @@ def generators_are_used(accelerator: Accelerator) -> None:
     own = torch.Generator(device).manual_seed(5)
     ones = torch.ones(257, device=device)
     draws: dict[str, Callable[[torch.Generator | None], torch.Tensor]] = {
-        "torch.rand": lambda g: torch.rand(257, device=device, generator=g),
-        "torch.randn": lambda g: torch.randn(257, device=device, generator=g),
-        "torch.randint": lambda g: torch.randint(0, 1 << 20, (257,), device=device, generator=g),
-        "torch.randperm": lambda g: torch.randperm(257, device=device, generator=g),
+        **{
+            f"{name} of {n} numbers": lambda g, d=draw, n=n: d(n, g)  # type: ignore[misc]
+            for name, draw in _of_any_length(device).items()
+            for n in (257, _COUNT)
+        },
         "torch.normal": lambda g: torch.normal(ones, ones, generator=g),
         "torch.bernoulli": lambda g: torch.bernoulli(ones / 2, generator=g),
-        "torch.multinomial": lambda g: torch.multinomial(ones, 99, generator=g),
         "uniform_": lambda g: torch.empty(257, device=device).uniform_(generator=g),
         "normal_": lambda g: torch.empty(257, device=device).normal_(generator=g),
-        "exponential_": lambda g: torch.empty(257, device=device).exponential_(generator=g),
         "bernoulli_": lambda g: torch.empty(257, device=device).bernoulli_(0.5, generator=g),
-        "random_": lambda g: torch.empty(257, device=device).random_(0, 99, generator=g),
         "trunc_normal_": lambda g: torch.nn.init.trunc_normal_(torch.empty(257, device=device), generator=g),
         "kaiming_uniform_": lambda g: torch.nn.init.kaiming_uniform_(
             torch.empty(257, 3, device=device), generator=g

@@ -42,9 +42,14 @@ def tensors_in_python(accelerator: Accelerator) -> str | None:
             for dtype, value in (
                 (torch.float32, 2.75),
                 (torch.float32, float("inf")),
+                *((dtype, -1.625) for dtype in accelerator.supported_dtypes()),
+                *((dtype, 1 + torch.finfo(dtype).eps) for dtype in accelerator.supported_dtypes()),
                 (torch.int64, 2**53 + 1),
                 (torch.int64, -(2**62)),
                 (torch.int32, -7),
+                (torch.int32, 2**24 + 1),
+                (torch.int16, -32767),
+                (torch.int8, -128),
                 (torch.uint8, 255),
                 (torch.bool, True),
                 (torch.bool, False),
@@ -96,6 +101,7 @@ def tensors_in_python(accelerator: Accelerator) -> str | None:
             for what, call in calls.items():
                 found, wanted = call(matrix), call(host)
                 noted(found == wanted, f"{what} of a matrix on {name} is {found!r:.100}, not {wanted!r:.100}")
+            _note_text(name, noted)
             noted(
                 matrix.device.type == accelerator.device_type,
                 f"a tensor of {name} says it is on {matrix.device}",
@@ -192,7 +198,7 @@ def tensors_in_python(accelerator: Accelerator) -> str | None:
 
 
 @check(
-    "device_type", "device_name", "current_device",
+    "device_type", "device_name", "current_device", "synchronize",
     promise="The methods of torch's classes that are named after the device, as x.cuda(1), move to the "
     "device that is named, or else to the current one.",
     of="tensors",
@@ -220,6 +226,10 @@ def methods_move_to_the_named_device(accelerator: Accelerator) -> None:
                     ways = (index, torch.device(there), there) if what in of_any else (index,)
                     for device in ways:
                         _require_moved(getattr(make(), kind)(device), there, f"{what}.{kind}({device!r})")
+                    if what in of_any:
+                        moved = getattr(make(), kind)(index, non_blocking=True)
+                        accelerator.synchronize(index)
+                        _require_moved(moved, there, f"{what}.{kind}({index}, non_blocking=True)")
                     if what != "torch.UntypedStorage":
                         moved = getattr(make(), kind)(device=index)
                         _require_moved(moved, there, f"{what}.{kind}(device={index})")
@@ -241,6 +251,35 @@ def _require_moved(moved: Any, name: str, what: str) -> None:
     values = getattr(moved, "data", moved)
     require(values.device == torch.device(name), f"{what} is on {values.device}")
     require(values.cpu().flatten().tolist() == [0.0, 1.0, 2.0], f"{what} changes the numbers")
+
+
+_SHOWN = (
+    "float64", "float16", "bfloat16", "complex64", "int64", "int32", "int16", "int8", "uint8", "bool",
+    "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2",
+)  # fmt: skip
+"""Dtypes of which torch shows tensors of the host."""
+
+
+def _note_text(name: str, noted: Callable[[bool, str], None]) -> None:
+    """A tensor of any dtype that the device stores is shown as the host's is."""
+    for dtype in (getattr(torch, kind) for kind in _SHOWN if hasattr(torch, kind)):
+        given = (torch.arange(6.0).reshape(2, 3) / 2).to(dtype)
+        try:
+            there = given.to(name)
+            back = there.cpu()
+        except (RuntimeError, TypeError):  # the device does not store it
+            continue
+        noted(back.dtype == dtype and repr(back) == repr(given), f"{dtype} on {name} is {back!r} on the host")
+        try:
+            text = repr(there).replace(f", device='{there.device}'", "")
+        except Exception as error:  # noqa: BLE001 - a device raises any error
+            noted(False, f"repr() of {dtype} on {name} raises {type(error).__name__}: {error}"[:200])
+            continue
+        wanted = repr(given)
+        noted(
+            "".join(text.split()) == "".join(wanted.split()),
+            f"repr() of {dtype} on {name} is {text}, not {wanted}",
+        )
 
 
 def _note_refusals(name: str, on_host: bool, noted: Callable[[bool, str], None]) -> None:

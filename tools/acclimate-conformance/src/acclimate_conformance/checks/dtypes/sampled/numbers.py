@@ -303,6 +303,8 @@ def _pair(dtype: torch.dtype, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         values = torch.tensor([v for v in many if limits.min <= v <= limits.max], dtype=dtype)
         if "shift" in name:
             return values, torch.arange(limits.bits - 1).to(dtype)
+        if name == "pow" and limits.min < 0:
+            return values, torch.arange(-3, 9).to(dtype)
         if name in ("pow", "float_power"):
             return values, torch.arange(9).to(dtype)
         return values, _without_zero(values, name)
@@ -370,11 +372,23 @@ def every_conversion(accelerator: Accelerator, found: Findings) -> None:
                 ).copy_(p.whole(v)),
                 "on the way to the device": lambda p, v=values, t=target: v.to(p.device, t),  # type: ignore[misc]
                 "on the way back": lambda p, v=values, t=target: p.whole(v).to(HOST, t),  # type: ignore[misc]
+                "of every second element": lambda p, v=values, t=target: p.whole(  # type: ignore[misc]
+                    torch.stack([v, v.flip(0)], -1)
+                )[..., 0].to(t),
+                "of transposed numbers": lambda p, v=values, t=target: _matrix(p.whole(v)).t().to(t),  # type: ignore[misc]
+                "by copy_() to every second element": lambda p, v=values, t=target: torch.zeros(  # type: ignore[misc]
+                    *v.shape, 2, dtype=t, device=p.device
+                )[..., 0].copy_(p.whole(v)),
             }
             for how, run in ways.items():
-                found.compare(what, f"{what} {how}", _as_bits(run, target), near=_shown(_all_bits, values))
+                given = _matrix(values).t() if "transposed" in how else values
+                found.compare(what, f"{what} {how}", _as_bits(run, target), near=_shown(_all_bits, given))
             if found.enough:
                 return
+
+
+def _matrix(values: torch.Tensor) -> torch.Tensor:
+    return values[: len(values) // 2 * 2].view(2, -1)
 
 
 def _as_bits(run: Callable[[Place], Any], target: torch.dtype) -> Callable[[Place], Any]:
@@ -394,6 +408,10 @@ def _convertible(source: torch.dtype, target: torch.dtype) -> torch.Tensor:
             -24, 16, (4096,), generator=generator
         )
         values = torch.cat([values[:4096], usual.to(source), _between(target).to(source)])
+        if source is torch.float32:  # NaN of any bits stays NaN
+            payloads = [0x7F800001, 0x7FFFFFFF, 0x7F80FFFF, 0x7FC00000, 0x7F808000, 0x7FFF8000]
+            signed = [bits - (1 << 31) for bits in payloads]
+            values = torch.cat([values, torch.tensor([*payloads, *signed], dtype=torch.int32).view(source)])
     if source.itemsize > 2 and not source.is_floating_point:
         small = torch.arange(-300, 300).to(source)
         edges = torch.tensor([2**24 + 1, 2**24 + 3, -(2**24) - 1, 2**31 - 1, -(2**31)]).to(source)

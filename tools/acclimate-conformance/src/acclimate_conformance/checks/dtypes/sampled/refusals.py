@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from acclimate.accelerator import Accelerator
-from acclimate_conformance.checks.assertions import device_names
+from acclimate_conformance.checks.assertions import device_names, short
 from acclimate_conformance.checks.dtypes.sampled.comparing import Findings, attempt
 from acclimate_conformance.checks.dtypes.sampled.places import HOST, Place
-from acclimate_conformance.checks.dtypes.sampled.samples import Sample, name_of, operators, reset
+from acclimate_conformance.checks.dtypes.sampled.samples import Sample, name_of, operators, reset, samples_of
 
 _BEYOND: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "torch.index_select": lambda x, i: x.index_select(0, i),
@@ -40,6 +40,15 @@ _BEYOND: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 }
 """Operators that read or write at places, here of a matrix of 3 rows and 2 columns."""
 
+_COUNT_FROM_0 = (
+    "torch.gather",
+    "torch.scatter",
+    "torch.scatter_add",
+    "torch.index_copy",
+    "torch.scatter_reduce",
+    "torch.take_along_dim",
+)
+"""Of these, those whose places may not be negative on any of torch's devices."""
 _Put = Callable[[torch.Tensor], torch.Tensor]
 """Puts a tensor at a place."""
 _TRUTHS, _WHOLE, _NUMBERS = torch.tensor([True, False]), torch.tensor([1, 2]), torch.tensor([1.5, 2.5])
@@ -160,6 +169,18 @@ _WRONG_NUMBERS: dict[str, Callable[[_Put], Any]] = {
     "torch.put of too few sources": lambda to: to(torch.ones(3)).put(
         to(torch.tensor([0, 1])), to(torch.ones(1))
     ),
+    "torch.full of a number beyond its dtype": lambda to: torch.full(
+        (2,), 300, dtype=torch.uint8, device=to(torch.ones(1)).device
+    ),
+    "torch.Tensor.fill_ of a number beyond its dtype": lambda to: to(torch.zeros(2, dtype=torch.int8)).fill_(
+        300
+    ),
+    "an assignment of a number beyond its dtype": lambda to: to(torch.zeros(2, dtype=torch.int8)).__setitem__(
+        0, 300
+    ),
+    "torch.Tensor.masked_fill_ of a number beyond its dtype": lambda to: to(
+        torch.zeros(2, dtype=torch.int16)
+    ).masked_fill_(to(_TRUTHS), 70_000),
     "torch.split of sizes that do not add up": lambda to: to(torch.ones(4)).split([1, 2]),
 }
 """Calls of which torch refuses some by the numbers or counts that they are given; the host says which."""
@@ -199,6 +220,7 @@ _INTO: dict[str, Callable[[torch.Tensor, _Put], Any]] = {
 }
 """Calls that write to a tensor of 3 elements, here an expanded one, whose elements share memory."""
 _BESIDE: dict[str, Callable[[torch.Tensor], Any]] = {
+    "torch.Tensor.copy_": lambda x: x[1:].copy_(x[:-1]),
     "torch.Tensor.add_": lambda x: x[1:].add_(x[:-1]),
     "torch.Tensor.mul_": lambda x: x[1:].mul_(x[:-1]),
     "torch.add": lambda x: torch.add(x[:-1], 1, out=x[1:]),
@@ -300,6 +322,8 @@ def wrong_arguments_are_refused(accelerator: Accelerator, found: Findings) -> No
                 return result
 
             _require_refused(found, name_of(op), text, run)
+        _require_no_narrower_result(found, op)
+        _require_no_growth(found, op)
         if found.enough:
             return
     # A device may tell of these by an error after which it computes no more, so they are the last.
@@ -312,7 +336,7 @@ def wrong_arguments_are_refused(accelerator: Accelerator, found: Findings) -> No
 
         _require_refused(found, what, what, counted)
     for name, call in _BEYOND.items():
-        for places in ([0, 3], [0, 2**40]):
+        for places in ([0, 3], [0, 2**40], *([[0, -1], [0, -4]] if name in _COUNT_FROM_0 else [])):
 
             def beyond(place: Place, call: Any = call, places: list[int] = places) -> Any:
                 matrix = place.whole(torch.arange(6.0).view(3, 2))
@@ -354,6 +378,43 @@ def _require_refused(found: Findings, name: str, what: str, run: Callable[[Place
     found.compared += 1
     if refused is None:
         found.broken.append(f"{what} is accepted, and gives {_told(result)}; torch refuses it")
+
+
+def _require_no_narrower_result(found: Findings, op: Any) -> None:
+    """torch converts a result to the dtype of what is given as out only if no fraction can be lost."""
+    if not op.supports_out or torch.float32 not in op.supported_dtypes(HOST):
+        return
+    for sample in samples_of(op, torch.float32, 1):
+        name = f"{name_of(op)} into integers"
+
+        def run(place: Place, sample: Sample = sample) -> Any:
+            value, args, kwargs = place.put((sample.value, sample.args, sample.kwargs))
+            out = torch.zeros(0, dtype=torch.int64, device=place.device)
+            return op(value, *args, **{**kwargs, "out": out})
+
+        _require_refused(found, name, f"{name_of(op)}({sample}) into integers", run)
+
+
+def _require_no_growth(found: Findings, op: Any) -> None:
+    """What an operator in place writes to keeps its shape, though the other operand has more elements."""
+    from torch.testing._internal.opinfo.core import BinaryUfuncInfo
+
+    if not isinstance(op, BinaryUfuncInfo) or op.inplace_variant is None:
+        return
+    for dtype in (torch.float32, torch.int64):
+        if dtype not in op.supported_dtypes(HOST):
+            continue
+        for small, large in (((1,), (3,)), ((), (2,)), ((1, 3), (2, 3))):
+            what = f"{name_of(op)} in place, of the shapes {small} and {large}"
+
+            def run(place: Place, small: Any = small, large: Any = large, dtype: torch.dtype = dtype) -> Any:
+                given = (
+                    place.whole(torch.ones(small, dtype=dtype)),
+                    place.whole(torch.ones(large, dtype=dtype)),
+                )
+                return op.inplace_variant(*given)
+
+            _require_refused(found, f"{name_of(op)} in place", f"{what} in {short(dtype)}", run)
 
 
 def _told(result: Any) -> str:

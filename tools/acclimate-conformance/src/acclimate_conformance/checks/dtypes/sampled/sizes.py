@@ -15,7 +15,7 @@ from acclimate_conformance.checks.dtypes.sampled.comparing import Findings, twic
 from acclimate_conformance.checks.dtypes.sampled.places import HOST, Place, tensors_in
 from acclimate_conformance.checks.dtypes.sampled.samples import name_of, operators, promised_part
 
-_LENGTHS = (1, 3, 5, 7, 15, 17, 31, 33, 63, 65, 127, 129, 257, 1003)
+_LENGTHS = (1, 3, 5, 7, 15, 17, 31, 33, 63, 65, 127, 129, 256, 257, 1003, 1024)
 _LARGE = 70_001
 """More than fits in 16 bits, which is how many blocks some devices start in one dimension."""
 
@@ -105,6 +105,10 @@ SIZED: dict[str, Sized] = {
         g.places(n, below=3).argmax(),
     ],
     "torch.unique": lambda g, n: [*g.places(n, below=9).unique(return_inverse=True, return_counts=True)],
+    "torch.unique_consecutive": lambda g, n: [
+        *g.places(n, below=3).unique_consecutive(return_inverse=True, return_counts=True)
+    ],
+    "torch.logcumsumexp": lambda g, n: (g.floats(2, n) + 90).logcumsumexp(-1),
     "torch.bincount": lambda g, n: [
         g.places(n, below=6).bincount(minlength=9),
         g.places(n, below=6).bincount(g.floats(n)),
@@ -177,6 +181,7 @@ SIZED: dict[str, Sized] = {
     "torch.nn.functional.layer_norm": lambda g, n: [
         functional.layer_norm(g.floats(3, n), (n,), g.floats(n), g.floats(n)),
         functional.layer_norm(g.floats(n, 8), (8,), g.floats(8), g.floats(8)),
+        functional.layer_norm(g.floats(n, 2, 4), (2, 4), g.floats(2, 4), g.floats(2, 4)),
     ],
     "torch.nn.functional.rms_norm": lambda g, n: [
         functional.rms_norm(g.floats(3, n), (n,), g.floats(n), 1e-5),
@@ -325,6 +330,15 @@ _ROWS_ONLY = (
 """Too slow or too large with very many elements."""
 
 
+_TRAIN_MANY_ROWS = (
+    "torch.nn.functional.layer_norm",
+    "torch.nn.functional.rms_norm",
+    "torch.nn.functional.group_norm",
+    "torch.nn.functional.linear",
+    "torch.nn.functional.embedding",
+    "torch.index_add",
+)
+"""Operators whose gradients for the weights add up over all rows."""
 _ROUND_EACH_STEP = ("torch.cumprod",)
 """Operators that may round to 16 bits after each of many steps, as torch's kernel for CUDA does."""
 
@@ -342,7 +356,7 @@ def operators_of_any_length(accelerator: Accelerator, found: Findings) -> None:
 
 
 def _compare(found: Findings, name: str, what: str, function: Sized, length: int, dtype: torch.dtype) -> None:
-    trains = dtype is torch.float32 and length <= 257
+    trains = dtype is torch.float32 and (length <= 257 or name in _TRAIN_MANY_ROWS)
 
     def run(place: Place) -> Any:
         given = Given(place, dtype, trains)

@@ -319,7 +319,9 @@ def operators_in_place_and_into_others(accelerator: Accelerator, found: Findings
                 if op.inplace_variant is not None and not sample.broadcasts:
                     _compare_in_place(found, op, sample, layouts_for(sample.value))
                 if takes_out:
-                    _compare_into_others(found, op, sample, ("", "with gaps", "of another size"))
+                    _compare_into_others(
+                        found, op, sample, ("", "with gaps", "of another size", "transposed", _WIDER)
+                    )
         if found.enough:
             return
 
@@ -337,6 +339,22 @@ def _compare_in_place(found: Findings, op: Any, sample: Sample, layouts: Mapping
         found.compare(name, text, run, Place(HOST, layout), Place(found.device, layout))
 
 
+_WIDER = "of a wider dtype"
+_IN_WIDER = {
+    torch.float32: torch.float64,
+    torch.int64: torch.float32,
+    torch.bool: torch.int32,
+}
+"""By the dtype of a result, another that torch converts it to."""
+
+
+def _computes_by_element(op: Any) -> bool:
+    """Whether torch computes an operator in the dtype of its inputs, whatever it is given as out."""
+    from torch.testing._internal.opinfo.core import BinaryUfuncInfo, UnaryUfuncInfo
+
+    return isinstance(op, (BinaryUfuncInfo, UnaryUfuncInfo))
+
+
 def _compare_into_others(found: Findings, op: Any, sample: Sample, kinds: Iterable[str]) -> None:
     with torch.no_grad():
         try:
@@ -347,14 +365,19 @@ def _compare_into_others(found: Findings, op: Any, sample: Sample, kinds: Iterab
         return
 
     def made(place: Place, kind: str, like: torch.Tensor) -> torch.Tensor:
-        wrong = torch.full(like.shape, 7, dtype=torch.float32).to(like.dtype)
+        dtype = _IN_WIDER.get(like.dtype, like.dtype) if kind == _WIDER else like.dtype
+        wrong = torch.full(like.shape, 7, dtype=torch.float32).to(dtype)
         if kind == "of another size":
             return torch.empty(0, dtype=place.dtype(like.dtype), device=place.device)
+        if kind == "transposed" and like.dim() > 1:
+            return LAYOUTS["that are transposed"](place, wrong)
         if kind == "with gaps" and like.dim():
             return LAYOUTS["that are every second element"](place, wrong)
         return place.whole(wrong)
 
     for kind in kinds:
+        if kind == _WIDER and not _computes_by_element(op):
+            continue  # others may ask for the dtype of their result
 
         def run(place: Place, kind: str = kind) -> Any:
             value, args, kwargs = place.put((sample.value, sample.args, sample.kwargs))

@@ -1,0 +1,256 @@
+"""Checks of memory that others free or want: other threads, other devices, operators, backward passes."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from acclimate.accelerator import Accelerator
+from acclimate.imports import describe
+from acclimate_conformance.checks.assertions import (
+    MIB,
+    BrokenPromiseError,
+    NotOfferedError,
+    device_names,
+    is_host,
+    require,
+)
+from acclimate_conformance.checks.check import check
+from acclimate_conformance.checks.memory.allocations import fill, mib, release, require_figures, settle
+
+_SIZE = 8 * MIB
+_BEYOND = 2**50
+"""More elements than any memory holds, of a tensor that is one number repeated."""
+
+
+@check(
+    "memory_allocated", "max_memory_allocated",
+    promise="Memory counts on its device wherever it is allocated and freed: in another thread, while "
+    "another "
+    "device is current, by an autograd thread.",
+)  # fmt: skip
+def memory_is_freed_anywhere(accelerator: Accelerator) -> None:
+    require_figures(accelerator)
+    if is_host(accelerator):
+        raise NotOfferedError("a host's figures are those of the whole process")
+    names = device_names(accelerator)
+    here = accelerator.current_device()
+    for index, name in enumerate(names):
+        _require_counted(accelerator, names, index, name)
+    require(accelerator.current_device() == here, "memory that is freed elsewhere changes the current device")
+
+
+def _require_counted(accelerator: Accelerator, names: list[str], index: int, name: str) -> None:
+    other = (index + 1) % len(names)
+    steps: dict[str, Callable[[list[torch.Tensor]], None]] = {
+        "in another thread": lambda held: _in_thread(held.clear),
+        "while another device is current": lambda held: _on(accelerator, other, held.clear),
+        "in a thread with another device": lambda held: _in_thread(
+            lambda: _on(accelerator, other, held.clear)
+        ),
+        "here": lambda held: held.clear(),
+    }
+    makers: dict[str, Callable[[], torch.Tensor]] = {
+        "here": lambda: fill(accelerator, _SIZE, name),
+        "in another thread": lambda: _in_thread(lambda: fill(accelerator, _SIZE, name)),
+        "while another device is current": lambda: _on(
+            accelerator, other, lambda: fill(accelerator, _SIZE, name)
+        ),
+    }
+    for made, make in makers.items():
+        for freed, free in steps.items():
+            settle(accelerator)
+            before = [accelerator.memory_allocated(i) for i in range(len(names))]
+            held = [make()]
+            during = [accelerator.memory_allocated(i) - before[i] for i in range(len(names))]
+            free(held)
+            settle(accelerator)
+            after = [accelerator.memory_allocated(i) - before[i] for i in range(len(names))]
+            told = f"{mib(_SIZE)} on {name}, allocated {made} and freed {freed},"
+            require(
+                during == [_within(during[i]) if i == index else 0 for i in range(len(names))],
+                f"{told} change memory_allocated() of the devices by {during}",
+            )
+            require(not any(after), f"{told} leave memory_allocated() changed by {after}")
+
+
+def _within(grown: int) -> int:
+    """The same if it is the size, perhaps rounded up; else the size."""
+    return grown if _SIZE <= grown <= _SIZE + _SIZE // 4 else _SIZE
+
+
+def _in_thread(call: Callable[[], Any]) -> Any:
+    """Calls in a new thread that is gone afterwards, and returns the result without keeping it."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(call()))
+    thread.start()
+    thread.join()
+    return results.pop()
+
+
+def _on(accelerator: Accelerator, index: int, call: Callable[[], Any]) -> Any:
+    with accelerator.device(index):
+        return call()
+
+
+def _backward(x: torch.Tensor) -> None:
+    class TooMuch(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
+            return given * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient.expand(_BEYOND).neg()[:1]
+
+    TooMuch.apply(x[:1].clone().requires_grad_()).sum().backward()  # type: ignore[no-untyped-call]
+
+
+_TOO_LARGE: dict[str, Callable[[torch.Tensor], object]] = {
+    "torch.empty": lambda x: torch.empty(_BEYOND, device=x.device),
+    "torch.zeros": lambda x: torch.zeros(_BEYOND, device=x.device),
+    "torch.full": lambda x: torch.full((_BEYOND,), 3.0, device=x.device),
+    "torch.add": lambda x: x.expand(_BEYOND) + 1,
+    "torch.mul": lambda x: x.expand(_BEYOND) * x,
+    "torch.neg": lambda x: -x.expand(_BEYOND),
+    "torch.exp": lambda x: x.expand(_BEYOND).exp(),
+    "torch.where": lambda x: torch.where(x > 0, x.expand(_BEYOND), x),
+    "torch.clone": lambda x: x.expand(_BEYOND).clone(memory_format=torch.contiguous_format),
+    "Tensor.contiguous": lambda x: x.expand(_BEYOND).contiguous(),
+    "a conversion": lambda x: x.expand(_BEYOND).to(torch.int32),
+    "torch.outer": lambda x: torch.outer(x.expand(2**25), x.expand(2**25)),
+    "a sum that broadcasts": lambda x: x.expand(2**25)[:, None] + x.expand(2**25)[None],
+    "torch.cat": lambda x: torch.cat([x.expand(_BEYOND), x]),
+    "Tensor.repeat": lambda x: x.repeat(_BEYOND),
+    "torch.zeros_like": lambda x: torch.zeros_like(x.expand(_BEYOND), memory_format=torch.contiguous_format),
+    "torch.arange": lambda x: torch.arange(_BEYOND, device=x.device),
+    "Tensor.resize_": lambda x: torch.empty(0, device=x.device).resize_(_BEYOND),
+    "a backward pass": _backward,
+}
+"""Calls whose results do not fit into any memory, though their inputs are small."""
+
+
+@check(
+    "OutOfMemoryError", "is_out_of_memory", "memory_allocated", "memory_stats",
+    promise="Whatever allocates too much raises an error that is_out_of_memory recognises, and leaves the "
+    "figures and the device as they were; statistics count it.",
+    of="operators",
+)  # fmt: skip
+def results_that_do_not_fit(accelerator: Accelerator) -> None:
+    for index, name in enumerate(device_names(accelerator)):
+        there = torch.ones(1, device=name)
+        release(accelerator)
+        figures = None if is_host(accelerator) else accelerator.memory_allocated(index)
+        for what, call in _TOO_LARGE.items():
+            counted = accelerator.memory_stats(index).get("num_ooms")
+            try:
+                call(there)
+            except NotImplementedError:  # whether an operator is there is for others to check
+                continue
+            except Exception as error:  # noqa: BLE001 - its type is what is checked
+                require(
+                    accelerator.is_out_of_memory(error),
+                    f"{what}, of which the result does not fit into the memory of {name}, raises "
+                    f"{type(error).__name__}, which is_out_of_memory() does not recognise: "
+                    f"{describe(error.with_traceback(None), whole=True)[:200]}",
+                )
+            else:
+                raise BrokenPromiseError(f"{what} of {_BEYOND} elements on {name} is accepted")
+            if counted is not None and figures is not None and what == "torch.empty":
+                more = accelerator.memory_stats(index)["num_ooms"] - counted
+                require(more > 0, f'memory_stats({index})["num_ooms"] stays {counted} when {what} is refused')
+            require(float((there + 1).sum()) == 2.0, f"after {what} was refused a sum on {name} is wrong")
+        settle(accelerator)
+        if figures is not None:
+            left = accelerator.memory_allocated(index) - figures
+            require(left < MIB, f"what is refused for want of memory leaves {left} bytes allocated on {name}")
+
+
+def _calls(name: str, other: str) -> dict[str, Callable[[], object]]:
+    matrix = torch.ones(64, 64, device=name)
+    host = torch.ones(64, 64)
+    places = torch.tensor([1, 5])
+    return {
+        "to() from the host": lambda: host.to(name),
+        "to() in another dtype": lambda: host.to(name, torch.int32),
+        "cpu()": matrix.cpu,
+        "a non-blocking copy": lambda: host.to(name, non_blocking=True),
+        "to() another device": lambda: matrix.to(other),
+        "copy_() from the host": lambda: torch.empty_like(matrix).copy_(host),
+        "copy_() of a transposed matrix": lambda: matrix.t().copy_(host),
+        "item()": matrix[0, 0].item,
+        "tolist()": matrix.tolist,
+        "repr()": lambda: repr(matrix),
+        "indexing with places of the host": lambda: matrix[places],
+        "an assignment": lambda: matrix.__setitem__(places, 1.0),
+        "nonzero": matrix.nonzero,
+        "unique": matrix.unique,
+        "sort": matrix.sort,
+        "a product": lambda: matrix @ matrix,
+        "a product of views": lambda: matrix.t() @ matrix[:, ::2],
+        "a sum": matrix.sum,
+        "an operator with out": lambda: torch.add(matrix, 1, out=torch.empty(0, device=name)),
+        "a generator": lambda: torch.rand(64, device=name, generator=torch.Generator(name).manual_seed(1)),
+        "dropout": lambda: torch.nn.functional.dropout(matrix),
+        "inv": lambda: torch.linalg.inv(matrix + torch.eye(64, device=name)),
+        "foreach": lambda: torch._foreach_add([matrix, matrix], 1.0),
+        "an operator that is refused": lambda: matrix + matrix[:, :3],
+        "an operator in place that is refused": lambda: matrix.add_(matrix[:, :3]),
+        "a product that is refused": lambda: matrix @ matrix[:3],
+        "an inverse that is refused": lambda: torch.linalg.inv(matrix * 0),
+        "a backward pass that is refused": lambda: matrix.clone().requires_grad_().exp().backward(),
+        "a function that raises in backward()": lambda: _raises_in_backward(matrix),
+        "copy.deepcopy": lambda: copy.deepcopy(matrix),
+    }
+
+
+def _raises_in_backward(x: torch.Tensor) -> None:
+    class Raises(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(given * 3)
+            return given * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            raise ValueError("on purpose")
+
+    Raises.apply(x.clone().requires_grad_()).sum().backward()  # type: ignore[no-untyped-call]
+
+
+@check(
+    "memory_allocated",
+    promise="No call keeps memory: copies, reads, draws and operators, and those that raise.",
+    of="operators",
+)  # fmt: skip
+def no_call_keeps_memory(accelerator: Accelerator) -> None:
+    require_figures(accelerator)
+    if is_host(accelerator):
+        raise NotOfferedError("a host's figures are those of the whole process")
+    name = accelerator.current_device_name()
+    names = device_names(accelerator)
+    indices = range(len(names))
+    for what, call in _calls(name, names[-1] if names[-1] != name else names[0]).items():
+
+        def turns(count: int, call: Callable[[], object] = call) -> list[int]:
+            for _ in range(count):
+                with suppress(RuntimeError, ValueError, IndexError):
+                    call()
+            settle(accelerator)
+            return [accelerator.memory_allocated(index) for index in indices]
+
+        try:
+            before = turns(3)  # workspaces are made once
+            after = turns(10)
+        except NotImplementedError:
+            continue
+        grown = [b - a for a, b in zip(before, after, strict=True)]
+        require(
+            max(grown) <= 0,
+            f"10 calls of {what} leave memory_allocated() of the devices {grown} bytes higher",
+        )

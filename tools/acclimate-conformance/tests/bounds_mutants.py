@@ -1,0 +1,578 @@
+"""Faults planted in the emulated device between calls: owners, threads, queues, other devices."""
+
+# ruff: noqa: RUF012
+
+from __future__ import annotations
+
+import gc
+import io
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import distributed
+
+from acclimate.accelerator import Accelerator, DeviceLike
+from acclimate_sim.accelerator import SimAccelerator
+from operator_mutants import _there, _WithKernels
+
+
+class _Patched(SimAccelerator):
+    """Replaces attributes of torch's objects until :meth:`uninstall`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: list[tuple[Any, str, Any]] = []
+        self.patch()
+
+    def patch(self) -> None:
+        """Replaces what the fault is in."""
+
+    def put(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """Replaces an attribute by what is made of it."""
+        theirs = getattr(owner, name)
+        self._kept.append((owner, name, theirs))
+        setattr(owner, name, make(theirs))
+
+    def uninstall(self) -> None:
+        """Puts everything back."""
+        for owner, name, theirs in reversed(self._kept):
+            setattr(owner, name, theirs)
+
+
+class RefusalsLeaveTheDevice(_Patched):
+    """An allocation that is refused on another device makes that device the current one."""
+
+    def patch(self) -> None:
+        def empty(theirs: Any) -> Any:
+            def call(*args: Any, **options: Any) -> Any:
+                try:
+                    return theirs(*args, **options)
+                except torch.OutOfMemoryError:
+                    self.set_device(torch.device(options["device"]).index or 0)
+                    raise
+
+            return call
+
+        self.put(torch, "empty", empty)
+
+
+class TypesMeanNothing(_Patched):
+    """to() of the device's type returns a tensor of another device as it is."""
+
+    def patch(self) -> None:
+        def to(theirs: Any) -> Any:
+            def call(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+                if args == ("sim",) and not options and tensor.device.type == "sim":
+                    return tensor
+                return theirs(tensor, *args, **options)
+
+            return call
+
+        self.put(torch.Tensor, "to", to)
+
+
+class StreamsWithoutNamesEnd(SimAccelerator):
+    """A stream that only a block refers to is no longer current once garbage is collected."""
+
+    @contextmanager
+    def _block(self, stream: Any) -> Any:
+        with super().stream(stream):
+            before = self.current_stream()
+
+            def collected(phase: str, info: Any) -> None:
+                if phase == "stop" and self.current_stream() == before:
+                    self.set_stream(self.default_stream())
+
+            gc.callbacks.append(collected)
+            try:
+                yield
+            finally:
+                gc.callbacks.remove(collected)
+                self.set_stream(before)
+
+    def stream(self, stream: Any) -> AbstractContextManager[Any]:
+        return super().stream(stream) if stream is None else self._block(stream)
+
+
+class CopiesAreReadLate(_Patched):
+    """A non-blocking copy to pinned memory takes what its source holds at the next synchronize()."""
+
+    def patch(self) -> None:
+        self._late: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+        def copy(theirs: Any) -> Any:
+            def call(target: torch.Tensor, source: Any, non_blocking: bool = False) -> Any:
+                if non_blocking and source.device.type == "sim" and target.device.type == "cpu":
+                    self._late.append((target, source))
+                return theirs(target, source, non_blocking)
+
+            return call
+
+        self.put(torch.Tensor, "copy_", copy)
+
+    def synchronize(self, device_index: DeviceLike = None) -> None:
+        super().synchronize(device_index)
+        late, self._late = self._late, []
+        for target, source in late:
+            target.data[...] = source.detach().cpu()
+
+
+class GeometricNumbersRepeat(_WithKernels):
+    """geometric_ draws the same numbers each time."""
+
+    kernels = {
+        "geometric_": lambda x, p, *, generator=None: x.fill_(2).copy_(
+            torch.arange(1.0, x.numel() + 1).to(x.device)
+        )
+    }
+
+
+class StatesOfAnyLength(SimAccelerator):
+    """A state of another length is taken, and changes nothing."""
+
+    def set_rng_state(self, new_state: torch.Tensor, device_index: DeviceLike = None) -> None:
+        if new_state.numel() == self.get_rng_state(device_index).numel():
+            super().set_rng_state(new_state, device_index)
+
+
+class ComplexNumbersHaveOnePart(_WithKernels):
+    """Complex normal numbers have a variance of 1 in both parts."""
+
+    @staticmethod
+    def _normal(x: torch.Tensor, mean: float = 0, std: float = 1, *, generator: Any = None) -> torch.Tensor:
+        drawn = torch.empty(x.shape, dtype=x.dtype).normal_(mean, std)
+        return x.copy_(drawn * 2**0.5 if x.is_complex() else drawn)
+
+    kernels = {"normal_": _normal}
+
+
+class PartsBeginAtTheStart(_Patched):
+    """A non-blocking copy of a part of pinned memory takes the start of that memory."""
+
+    def patch(self) -> None:
+        def to(theirs: Any) -> Any:
+            def call(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+                if options.get("non_blocking") and tensor.is_pinned() and tensor.storage_offset():
+                    tensor = tensor.as_strided(tensor.shape, tensor.stride(), 0)
+                return theirs(tensor, *args, **options)
+
+            return call
+
+        self.put(torch.Tensor, "to", to)
+
+
+class ConversionsShareMemory(_Patched):
+    """Numbers of pinned memory that become integers on the way are put into one piece of memory each time."""
+
+    def patch(self) -> None:
+        self._one: torch.Tensor | None = None
+
+        def to(theirs: Any) -> Any:
+            def call(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+                found = theirs(tensor, *args, **options)
+                if torch.int32 not in args or not tensor.is_pinned():
+                    return found
+                if self._one is None or self._one.shape != found.shape:
+                    self._one = found
+                return self._one.copy_(found)
+
+            return call
+
+        self.put(torch.Tensor, "to", to)
+
+
+class PinsAgain(_Patched):
+    """Tensor.pin_memory() copies a tensor that is pinned."""
+
+    def patch(self) -> None:
+        self.put(
+            torch.Tensor,
+            "pin_memory",
+            lambda theirs: lambda x, *a: theirs(x.clone() if x.is_pinned() else x, *a),
+        )
+
+
+class CountsByThread(SimAccelerator):
+    """Memory that another thread has freed stays counted."""
+
+    _more = 0
+
+    def memory_allocated(self, device_index: DeviceLike = None) -> int:
+        return super().memory_allocated(device_index) + self._more
+
+    def __init__(self) -> None:
+        super().__init__()
+        import threading
+
+        self._thread, theirs = threading.Thread, threading.Thread.run
+        mutant = weakref.ref(self)
+
+        def run(thread: Any) -> None:
+            one = mutant()
+            before = SimAccelerator.memory_allocated(one) if one is not None else 0
+            theirs(thread)
+            if one is not None and SimAccelerator.memory_allocated(one) < before:
+                one._more += 512
+
+        threading.Thread.run = run  # type: ignore[method-assign]
+        self._theirs = theirs
+
+    def uninstall(self) -> None:
+        """Puts Python's own method back."""
+        self._thread.run = self._theirs  # type: ignore[method-assign]
+
+
+class LargeResultsRaisePlainErrors(_WithKernels):
+    """neg of which the result does not fit raises an error of no type of its own."""
+
+    @staticmethod
+    def _neg(x: torch.Tensor) -> torch.Tensor:
+        if x.numel() > 2**40:
+            raise RuntimeError("launch failed")
+        return _there(-x.cpu(), x)
+
+    kernels = {"neg": _neg}
+
+
+class PlacesAreKept(_WithKernels):
+    """nonzero keeps its result."""
+
+    kept: list[torch.Tensor] = []
+
+    @staticmethod
+    def _nonzero(x: torch.Tensor) -> torch.Tensor:
+        found = _there(x.cpu().nonzero(), x)
+        PlacesAreKept.kept.append(found)
+        return found
+
+    kernels = {"nonzero": _nonzero}
+
+    def uninstall(self) -> None:
+        """Puts the device's own operator back, and frees what it kept."""
+        super().uninstall()
+        self.kept.clear()
+
+
+class StoragesCopyWords(_Patched):
+    """A storage is copied by words of 4 bytes."""
+
+    def patch(self) -> None:
+        def copy(theirs: Any) -> Any:
+            def call(target: Any, source: Any, non_blocking: bool = False) -> Any:
+                held = target.tolist() if len(target) < 64 else []
+                result = theirs(target, source, non_blocking)
+                for place in range(len(held) // 4 * 4, len(held)):
+                    target[place] = held[place]
+                return result
+
+            return call
+
+        self.put(torch.UntypedStorage, "copy_", copy)
+
+
+class SwapsNothing(_Patched):
+    """torch.utils.swap_tensors does nothing."""
+
+    def patch(self) -> None:
+        self.put(torch.utils, "swap_tensors", lambda theirs: lambda first, second: None)
+
+
+class MappedFilesGiveTheFirst(_Patched):
+    """torch.load(mmap=True) gives each tensor the numbers of the first."""
+
+    def patch(self) -> None:
+        def load(theirs: Any) -> Any:
+            def call(file: Any, *args: Any, **options: Any) -> Any:
+                found = theirs(file, *args, **options)
+                if options.get("mmap") and isinstance(found, list):
+                    found = [found[0].to(tensor.dtype)[: len(tensor)] for tensor in found]
+                return found
+
+            return call
+
+        self.put(torch, "load", load)
+
+
+class ConjugationIsNotSaved(_Patched):
+    """A conjugated view is saved as what it is a view of."""
+
+    def patch(self) -> None:
+        def save(theirs: Any) -> Any:
+            def call(things: Any, file: io.BytesIO, *args: Any, **options: Any) -> Any:
+                if isinstance(things, torch.Tensor) and things.is_conj():
+                    things = things.conj()
+                return theirs(things, file, *args, **options)
+
+            return call
+
+        self.put(torch, "save", save)
+
+
+class NormIsThatOfTheFirstEps(_WithKernels):
+    """A layer norm of one shape keeps the epsilon that it was called with first."""
+
+    @staticmethod
+    def _norm(x: torch.Tensor, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
+        eps = NormIsThatOfTheFirstEps.first.setdefault(tuple(x.shape), eps)
+        given = [None if t is None else t.cpu() for t in (weight, bias)]
+        return tuple(_there(t, x) for t in torch.native_layer_norm(x.cpu(), shape, *given, eps))
+
+    first: dict[Any, float] = {}
+    kernels = {"native_layer_norm": _norm}
+
+
+class StatisticsAreShared(_WithKernels):
+    """A layer norm keeps what its gradient needs in memory that the next one of its shape uses."""
+
+    kept: dict[Any, Any] = {}
+
+    @staticmethod
+    def _norm(x: torch.Tensor, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
+        given = [None if t is None else t.cpu() for t in (weight, bias)]
+        found = [_there(t, x) for t in torch.native_layer_norm(x.cpu(), shape, *given, eps)]
+        shared = StatisticsAreShared.kept.setdefault((tuple(x.shape), x.device, x.dtype), found[1:])
+        for ours, theirs in zip(shared, found[1:], strict=True):
+            ours.data.copy_(theirs)
+        return found[0], *shared
+
+    kernels = {"native_layer_norm": _norm}
+
+    def uninstall(self) -> None:
+        """Puts the device's own operator back, and frees what it kept."""
+        super().uninstall()
+        self.kept.clear()
+
+
+class ResultsOfNothingAreFalse(_WithKernels):
+    """all() over a dimension of nothing is False."""
+
+    @staticmethod
+    def _all(x: torch.Tensor, dim: int, keepdim: bool = False) -> torch.Tensor:
+        found = x.cpu().all(dim, keepdim)
+        return _there(found if x.numel() else torch.zeros_like(found), x)
+
+    kernels = {"all.dim": _all}
+
+
+class LastNaNIsTold(_WithKernels):
+    """argmax of long rows tells the last NaN."""
+
+    @staticmethod
+    def _argmax(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
+        host = x.cpu()
+        if dim is None or host.shape[dim] < 4096 or not host.isnan().any():
+            return _there(host.argmax(dim, keepdim), x)
+        return _there(host.shape[dim] - 1 - host.flip(dim).argmax(dim, keepdim), x)
+
+    kernels = {"argmax": _argmax}
+
+
+class SeparatedPlacesAreJoined(_WithKernels):
+    """A write at places that a slice separates takes them for neighbours."""
+
+    @staticmethod
+    def _put(x: torch.Tensor, places: Any, given: torch.Tensor, accumulate: bool = False) -> torch.Tensor:
+        host, numbers = x.cpu(), given.cpu()
+        named = [n for n, place in enumerate(places) if place is not None]
+        if len(named) > 1 and named[-1] - named[0] >= len(named) and numbers.dim() > 1 and x.dim() == 4:
+            numbers = numbers.transpose(0, 1).reshape(numbers.shape)
+        key = tuple(slice(None) if place is None else place.cpu() for place in places)
+        if accumulate:
+            host.index_put_([place.cpu() for place in places], numbers, accumulate=True)
+        else:
+            host[key] = numbers
+        return x.copy_(host)
+
+    kernels = {"index_put_": _put}
+
+
+class NumbersOnTheLeftLoseNaN(_WithKernels):
+    """xlogy of a number of Python that is 0 is 0, also where the other operand is NaN."""
+
+    @staticmethod
+    def _xlogy(x: float, y: torch.Tensor) -> torch.Tensor:
+        found = torch.xlogy(x, y.cpu())
+        return _there(torch.zeros_like(found) if x == 0 else found, y)
+
+    kernels = {"xlogy.Scalar_Self": _xlogy}
+
+
+class ManyGroupsAreCut(_WithKernels):
+    """A convolution of more than 64 groups gives zeros for the others."""
+
+    @staticmethod
+    def _convolution(x: torch.Tensor, weight: torch.Tensor, bias: Any, *options: Any) -> torch.Tensor:
+        found = torch.ops.aten.convolution(
+            x.cpu(), weight.cpu(), None if bias is None else bias.cpu(), *options
+        )
+        if options[-1] > 64:
+            found[:, 64 * found.shape[1] // options[-1] :] = 0
+        return _there(found, x)
+
+    kernels = {"convolution_overrideable": _convolution}
+
+
+class GradientsOfOneChannel(_WithKernels):
+    """The gradient of softmax of images with channels last is that of the first channel."""
+
+    @staticmethod
+    def _backward(gradient: torch.Tensor, result: torch.Tensor, dim: int, dtype: Any) -> torch.Tensor:
+        g, r = gradient.cpu(), result.cpu()
+        if g.dim() == 4 and not g.is_contiguous():
+            g = g[:, :1].expand(g.shape)
+        return _there(torch._softmax_backward_data(g, r, dim, dtype), gradient)
+
+    kernels = {"_softmax_backward_data": _backward}
+
+
+class NestedAutocastLeaks(SimAccelerator):
+    """After an error in an autocast within another, its dtype stays."""
+
+    @property
+    def amp(self) -> Any:
+        theirs = super().amp
+        accelerator = self
+
+        class Amp:
+            custom_fwd, custom_bwd, GradScaler = theirs.custom_fwd, theirs.custom_bwd, theirs.GradScaler
+
+            @staticmethod
+            @contextmanager
+            def autocast(*args: Any, **options: Any) -> Any:
+                failed = None
+                with theirs.autocast(*args, **options):
+                    inner = torch.get_autocast_dtype("sim")
+                    try:
+                        yield
+                    except BaseException as error:
+                        failed = error
+                if failed is not None:
+                    if torch.is_autocast_enabled("sim"):
+                        torch.set_autocast_dtype("sim", inner)
+                    raise failed
+                assert accelerator
+
+        return Amp
+
+
+class _Collectives(SimAccelerator):
+    """Replaces collectives in the processes that the checks start."""
+
+    def communication_backend_name(self) -> str:
+        if distributed.all_reduce.__module__ != __name__:
+            distributed.all_reduce = _cancelled(distributed.all_reduce)
+            distributed.all_gather_into_tensor = _cleared(distributed.all_gather_into_tensor)
+            distributed.broadcast = _halved(distributed.broadcast)
+            distributed.batch_isend_irecv = _sorted(distributed.batch_isend_irecv)
+        return super().communication_backend_name()
+
+
+def _cancelled(all_reduce: Any) -> Any:
+    """A collective whose work nobody keeps changes nothing."""
+
+    class Work:
+        def __init__(self, work: Any, target: torch.Tensor, before: torch.Tensor) -> None:
+            self._work, self._target, self._before, self._waited = work, target, before, False
+
+        def wait(self, *args: Any) -> Any:
+            self._waited = True
+            return self._work.wait(*args)
+
+        def __getattr__(self, name: str) -> Any:
+            self._waited = True
+            return getattr(self._work, name)
+
+        def __del__(self) -> None:
+            if not self._waited:
+                self._work.wait()
+                self._target.copy_(self._before)
+
+    def reduce(tensor: torch.Tensor, *options: Any, **named: Any) -> Any:
+        before = tensor.clone()
+        work = all_reduce(tensor, *options, **named)
+        return Work(work, tensor, before) if named.get("async_op") and work is not None else work
+
+    return reduce
+
+
+def _cleared(all_gather_into_tensor: Any) -> Any:
+    def gather(whole: torch.Tensor, mine: torch.Tensor, *options: Any, **named: Any) -> Any:
+        whole.zero_()
+        return all_gather_into_tensor(whole, mine, *options, **named)
+
+    return gather
+
+
+def _halved(broadcast: Any) -> Any:
+    def send(tensor: torch.Tensor, *options: Any, **named: Any) -> Any:
+        if not tensor.is_complex():
+            return broadcast(tensor, *options, **named)
+        flat = torch.view_as_real(tensor).view(-1)[: tensor.numel()]
+        return broadcast(flat, *options, **named)
+
+    return send
+
+
+def _sorted(batch_isend_irecv: Any) -> Any:
+    def exchange(operations: list[Any]) -> Any:
+        sends = [one for one in operations if one.op is distributed.isend]
+        ordered = iter(sorted(sends, key=lambda one: one.tensor.numel()))
+        return batch_isend_irecv([next(ordered) if one in sends else one for one in operations])
+
+    return exchange
+
+
+class DroppedWorkIsCancelled(_Collectives):
+    """all_reduce with async_op changes nothing if its work is dropped."""
+
+
+class GathersClearFirst(_Collectives):
+    """all_gather_into_tensor clears its result before it reads its input."""
+
+
+class ComplexNumbersAreHalved(_Collectives):
+    """broadcast of complex numbers sends the first half."""
+
+
+class MessagesAreSorted(_Collectives):
+    """batch_isend_irecv sends small messages first."""
+
+
+CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
+    "": {
+        RefusalsLeaveTheDevice: "devices/work_elsewhere_leaves_the_device",
+        TypesMeanNothing: "devices/types_mean_the_current_device",
+        StreamsWithoutNamesEnd: "streams/streams_live_as_long_as_they_are_used",
+        CopiesAreReadLate: "streams/copies_keep_their_place_in_the_queue",
+        GeometricNumbersRepeat: "graphs/every_kind_of_draw_is_repeated",
+        StatesOfAnyLength: "random/what_does_not_fit_is_refused",
+        ComplexNumbersHaveOnePart: "random/draws_in_other_dtypes",
+        PartsBeginAtTheStart: "pinning/copies_of_parts",
+        ConversionsShareMemory: "pinning/copies_in_a_row",
+        PinsAgain: "pinning/torch_pins",
+        CountsByThread: "memory/memory_is_freed_anywhere",
+        LargeResultsRaisePlainErrors: "memory/results_that_do_not_fit",
+        PlacesAreKept: "memory/no_call_keeps_memory",
+        StoragesCopyWords: "runtime/storages_hold_their_bytes",
+        SwapsNothing: "runtime/modules_move",
+        MappedFilesGiveTheFirst: "runtime/tensors_are_saved",
+        ConjugationIsNotSaved: "runtime/tensors_are_saved",
+        NormIsThatOfTheFirstEps: "dtypes/options_are_those_of_the_call",
+        StatisticsAreShared: "dtypes/gradients_are_those_of_their_call",
+        ResultsOfNothingAreFalse: "dtypes/reductions_with_options",
+        LastNaNIsTold: "dtypes/reductions_with_options",
+        SeparatedPlacesAreJoined: "dtypes/places_and_order",
+        NumbersOnTheLeftLoseNaN: "dtypes/operators_at_edges",
+        ManyGroupsAreCut: "dtypes/layers_with_options",
+        GradientsOfOneChannel: "dtypes/gradients_of_operators",
+        NestedAutocastLeaks: "dtypes/autocast_ends",
+        DroppedWorkIsCancelled: "communication/works_keep_apart",
+        GathersClearFirst: "communication/inputs_stay_as_they_are",
+        ComplexNumbersAreHalved: "communication/complex_numbers_move",
+        MessagesAreSorted: "communication/messages_of_any_size",
+    },
+}
+"""By profile of the device: each fault, and the check that has to find it."""
