@@ -103,7 +103,7 @@ def test_a_long_text_with_states_is_transformers(
     assert step_kind(pair(name)[1]) == "native"
     found, expected = texts(pair(name), inputs=PROMPT, max_new_tokens=40)
     assert torch.equal(found, expected)
-    assert len(set(found[0].tolist())) > 20  # a text of few tokens would hide a wrong state
+    assert len(set(found[0].tolist())) > 15  # a text of few tokens would hide a wrong state
     assert taken == [True]
 
 
