@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # same examples each time, so that a failure comes from a change; other runs try new ones, and more.
     settings.register_profile(
         "shared",
-        max_examples=40 if config.option.markexpr == "not slow" else 100,
+        max_examples=25 if config.option.markexpr == "not slow" else 100,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow],
         derandomize=config.option.markexpr == "not slow",

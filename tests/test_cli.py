@@ -13,6 +13,7 @@ import acclimate
 from acclimate.cli import ABOUT, COMMANDS, TOOLS
 from fake_vendors import FakeMachine
 from fresh_process import plain_environment
+from quick_parameters import few_of
 
 INSTALLED = [str(Path(sys.executable).parent / "acclimate")]
 AS_MODULE = [sys.executable, "-m", "acclimate"]
@@ -138,24 +139,27 @@ def test_help_goes_to_stdout_and_lists_every_command() -> None:
 @pytest.mark.usefixtures("warm_starts")
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
-    [
-        (["infos"], "invalid choice: 'infos'"),
-        (["--no-such-option"], "acclimate: error: unrecognized arguments: --no-such-option"),
-        (["--verison"], "unrecognized arguments: --verison; did you mean --version?"),
-        (["--verison", "info"], "did you mean --version?"),
-        (["infos"], "did you mean info?"),
-        (["generate", "--modle=x", "text"], "unrecognized arguments: --modle=x; did you mean --model?"),
-        (["plan", "--dtypo"], "unrecognized arguments: --dtypo; did you mean --dtype?"),
-        (["plan"], "one of the arguments MODEL -m/--model is required"),
-        (["help", "infos"], "did you mean info?"),
-        (["version", "info"], "acclimate version: error: unrecognized arguments: info"),
-        (["completion", "bas"], "did you mean bash?"),
-        (["ops", "biuld"], "did you mean build?"),
-        (["ops", "build", "--acelerator", "cpu"], "did you mean --accelerator?"),
-        (["run", "--num_acelerators", "2", "x.py"], "did you mean --num_accelerators?"),
-        (["info", "--no-such-option"], "acclimate info: error: unrecognized arguments: --no-such-option"),
-        (["info", "surplus"], "unrecognized arguments: surplus"),
-    ],
+    few_of(
+        [
+            (["infos"], "invalid choice: 'infos'"),
+            (["--no-such-option"], "acclimate: error: unrecognized arguments: --no-such-option"),
+            (["--verison"], "unrecognized arguments: --verison; did you mean --version?"),
+            (["--verison", "info"], "did you mean --version?"),
+            (["infos"], "did you mean info?"),
+            (["generate", "--modle=x", "text"], "unrecognized arguments: --modle=x; did you mean --model?"),
+            (["plan", "--dtypo"], "unrecognized arguments: --dtypo; did you mean --dtype?"),
+            (["plan"], "one of the arguments MODEL -m/--model is required"),
+            (["help", "infos"], "did you mean info?"),
+            (["version", "info"], "acclimate version: error: unrecognized arguments: info"),
+            (["completion", "bas"], "did you mean bash?"),
+            (["ops", "biuld"], "did you mean build?"),
+            (["ops", "build", "--acelerator", "cpu"], "did you mean --accelerator?"),
+            (["run", "--num_acelerators", "2", "x.py"], "did you mean --num_accelerators?"),
+            (["info", "--no-such-option"], "acclimate info: error: unrecognized arguments: --no-such-option"),
+            (["info", "surplus"], "unrecognized arguments: surplus"),
+        ],
+        3,
+    ),
 )
 def test_a_command_line_that_makes_no_sense_is_refused_with_exit_code_2(
     arguments: list[str], complaint: str
@@ -167,7 +171,7 @@ def test_a_command_line_that_makes_no_sense_is_refused_with_exit_code_2(
 
 
 @pytest.mark.usefixtures("warm_starts")
-@pytest.mark.parametrize("name", [*COMMANDS, *TOOLS])
+@pytest.mark.parametrize("name", few_of([*COMMANDS, *TOOLS], 3))
 def test_every_command_explains_itself(name: str) -> None:
     ended = run(AS_MODULE, name, "--help")
     assert (ended.returncode, ended.stderr) == (0, "")

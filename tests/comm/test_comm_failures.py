@@ -160,7 +160,7 @@ def test_others_raise_within_2_s_when_a_rank_is_killed(ranks: int, elements: int
     def kill_one() -> float:
         with RankProcesses(ranks) as processes:
             processes.start(reduce_for_ever, elements)
-            time.sleep(0.5)
+            time.sleep(0.2)  # they are at work
             pid = processes.processes[1].pid
             processes.kill(1)
             start = time.monotonic()
@@ -180,7 +180,7 @@ def test_waits_for_background_work_and_messages_end_when_a_rank_is_killed(functi
     def kill_one() -> float:
         with RankProcesses(2) as processes:
             processes.start(function, ranks=[0, 1] if function is reduce_in_background else [0])
-            time.sleep(0.5)
+            time.sleep(0.2)  # they are at work
             processes.kill(1)
             start = time.monotonic()
             assert "Rank 1 (process" in processes.hear(0).error

@@ -12,6 +12,7 @@ import acclimate
 from acclimate.backends import BUILTIN
 from fake_vendors import BREAKAGES, IN_ORDER, WITH_PACKAGE, FakeMachine, FakeVendor
 from fresh_process import FreshProcesses, Outcome
+from quick_parameters import quick
 
 INFO = "import sys\nfrom acclimate.cli import main\nsys.exit(main(['info', {}]))\n"
 SHORT = INFO.format("")
@@ -135,7 +136,7 @@ def test_the_table_shows_the_reason_of_every_rejection(fresh: FreshProcesses) ->
     assert "cpu yes" in shown
 
 
-@pytest.mark.parametrize("vendor", WITH_PACKAGE, ids=way)
+@pytest.mark.parametrize("vendor", quick({way(vendor): vendor for vendor in WITH_PACKAGE}, "npu", "xpu_ipex"))
 @pytest.mark.parametrize("breakage", ["AttributeError", "Unspeakable"])
 def test_what_a_broken_package_raised_is_shown(
     vendor: FakeVendor, breakage: str, machine: FakeMachine, fresh: FreshProcesses
@@ -301,7 +302,7 @@ def test_a_usable_accelerator_that_is_not_used_says_how_to_choose_it(
 # -- where it is shown -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("columns", [40, 60, 200])
+@pytest.mark.parametrize("columns", [40, pytest.param(60, marks=pytest.mark.slow), 200])
 def test_every_reason_can_be_read_on_a_terminal_of_any_width(columns: int, fresh: FreshProcesses) -> None:
     outcome = fresh.check(TABLE, env={"COLUMNS": str(columns)})
     longest = max(len(line) for line in outcome.stdout.splitlines() if line[:1] in "┏┃┡│└")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from building import COMPILER, Workshop, command_line
@@ -99,8 +100,10 @@ def test_clean_removes_everything_that_was_built(workshop: Workshop) -> None:
 
 def test_clean_removes_one_op_by_either_of_its_names(workshop: Workshop) -> None:
     workshop.run("from tiny_op.builder import TinyBuilder\nTinyBuilder().load()")
+    workshop.run(command_line("ops", "build"), env=ACME)
+    built = shutil.copytree(workshop.cache, workshop.folder / "built")
     for name in ("ScaleBuilder", "acme_scale"):
-        workshop.run(command_line("ops", "build"), env=ACME)
+        shutil.copytree(built, workshop.cache, dirs_exist_ok=True)
         assert workshop.run(command_line("ops", "clean", name), env=ACME).told == {"code": 0}
         assert [library.name for library in workshop.libraries()] == ["tiny.so"]
 

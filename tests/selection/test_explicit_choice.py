@@ -9,6 +9,7 @@ from acclimate.selection import load_by_name
 from fake_vendors import BREAKAGES, BY_WAY, IN_ORDER, WITH_PACKAGE, FakeMachine, FakeVendor
 from fresh_process import FreshProcesses
 from pairs import all_pairs
+from quick_parameters import quick
 
 SELECT = """
 import acclimate
@@ -41,7 +42,7 @@ def way(vendor: FakeVendor) -> str:
     return vendor.way
 
 
-@pytest.mark.parametrize("variable", VARIABLES)
+@pytest.mark.parametrize("variable", quick(VARIABLES, "ACCLIMATE_ACCELERATOR"))
 @pytest.mark.parametrize("vendor", NAMED, ids=way)
 def test_an_accelerator_that_is_there_is_chosen_by_name(
     vendor: FakeVendor, variable: str, machine: FakeMachine, fresh: FreshProcesses

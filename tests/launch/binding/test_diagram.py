@@ -62,7 +62,7 @@ def test_a_terminal_that_knows_only_ascii_gets_only_ascii(two_sockets: Topology)
     assert lines[0].startswith("+- memory node 0, package 0, 512 GiB -")
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 8, 128])
+@pytest.mark.parametrize("ranks", [3, 128, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 8))])
 def test_256_threads_fit_a_terminal_of_80_columns(two_sockets: Topology, ranks: int) -> None:
     lines = drawn(two_sockets, ranks, use_hyperthreads=True)
     assert max(map(len, lines)) <= 80
@@ -81,7 +81,9 @@ def test_second_threads_are_below_their_cores_and_marked_unused(two_sockets: Top
     assert "second hardware threads are below their cores" in " ".join(lines)
 
 
-@pytest.mark.parametrize("width", [30, 40, 60, 120, 200])
+@pytest.mark.parametrize(
+    "width", [30, 200, *(pytest.param(n, marks=pytest.mark.slow) for n in (40, 60, 120))]
+)
 def test_any_width_shows_every_core(two_sockets: Topology, width: int) -> None:
     lines = drawn(two_sockets, 2, width=width)
     assert max(map(len, lines)) <= width

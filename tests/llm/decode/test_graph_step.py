@@ -75,7 +75,7 @@ def texts(model: Any, fast: Any, **changes: Any) -> tuple[torch.Tensor, torch.Te
     return model.generate(**padded_batch(), **options), fast.generate(**padded_batch(), **options)
 
 
-@pytest.mark.parametrize("name", quick(tuple(MODELS), "experts and sinks"))
+@pytest.mark.parametrize("name", quick(tuple(MODELS), "windows"))
 def test_a_padded_batch_gets_the_tokens_of_transformers(name: str) -> None:
     assert torch.equal(*texts(*pair(name)))
 
@@ -149,7 +149,7 @@ class WithGraphs(CPUAccelerator):
 
 def test_only_a_model_on_one_device_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_step, "get_accelerator", WithGraphs)
-    lean = loop.lean_decoder(pair("experts and sinks")[1])
+    lean = loop.lean_decoder(pair("windows")[1])
     assert lean is not None
     host = torch.device("cpu")
     assert graph_step.can_capture(lean.decoder, {host})
@@ -173,7 +173,6 @@ ON_SIM = """
 import copy
 import torch
 from architectures import tiny_model
-from changed_weights import changed
 import acclimate
 from acclimate.llm.decode.loop import step_kind
 

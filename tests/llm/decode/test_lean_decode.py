@@ -196,7 +196,7 @@ def test_a_cache_that_the_caller_gives_is_filled() -> None:
     assert caches[0].get_seq_length() == caches[1].get_seq_length() == 12
 
 
-@pytest.mark.parametrize("loads_in_it", [False, True])
+@pytest.mark.parametrize("loads_in_it", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_texts_in_and_out_of_inference_mode_are_the_same(loads_in_it: bool, taken: list[bool]) -> None:
     with torch.inference_mode(loads_in_it):
         model = acclimate.init_inference(tiny_model("gpt2"))

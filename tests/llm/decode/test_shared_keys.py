@@ -90,7 +90,8 @@ def test_a_callers_cache_goes_on_with_transformers(name: str) -> None:
         assert torch.equal(own.generate(more, past_key_values=cache, **OPTIONS), expected)
 
 
-@pytest.mark.parametrize("weight_format", quick(("int8", "int4"), "int8"))
+@pytest.mark.slow
+@pytest.mark.parametrize("weight_format", ["int8", "int4"])
 def test_quantised_weights_give_the_logits_of_the_modules(weight_format: str) -> None:
     own = copy.deepcopy(made("tokens have numbers for layers")).bfloat16()
     model = acclimate.init_inference(own, quantize=weight_format)

@@ -414,7 +414,7 @@ class WithoutTheDimensionOfSequences(Around):
     ("sequences", "kind"),
     [
         (1, ForOneSequence),
-        (2, WithoutTheDimensionOfSequences),
+        pytest.param(2, WithoutTheDimensionOfSequences, marks=pytest.mark.slow),
         pytest.param(2, ForOneSequence, marks=pytest.mark.slow),
         pytest.param(1, WithoutTheDimensionOfSequences, marks=pytest.mark.slow),
     ],

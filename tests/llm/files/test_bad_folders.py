@@ -21,6 +21,7 @@ import acclimate
 from acclimate.errors import AcclimateError, CorruptModelError, GenerationOptionError, ModelNotFoundError
 from acclimate.llm import load_model
 from acclimate.llm.files.folder import check_model_folder
+from quick_parameters import few_of
 
 Damage = Callable[[Path], None]
 
@@ -206,16 +207,19 @@ def test_the_lowest_and_a_huge_temperature_draw_tokens(tiny_folder: Path) -> Non
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"suppress_tokens": [10**6]},
-        {"bad_words_ids": [[10**7]]},
-        {"top_k": -5, "do_sample": True},
-        {"repetition_penalty": "much"},
-        {"num_return_sequences": 100},
-        {"stop_strings": ["x"]},
-        {"min_length": "long"},
-        {"cache_implementation": "made-up"},
-    ],
+    few_of(
+        [
+            {"suppress_tokens": [10**6]},
+            {"bad_words_ids": [[10**7]]},
+            {"top_k": -5, "do_sample": True},
+            {"repetition_penalty": "much"},
+            {"num_return_sequences": 100},
+            {"stop_strings": ["x"]},
+            {"min_length": "long"},
+            {"cache_implementation": "made-up"},
+        ],
+        2,
+    ),
 )
 def test_settings_of_the_model_that_cannot_be_used_are_one_line(
     settings: dict[str, Any], folder: Path

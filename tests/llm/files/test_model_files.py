@@ -25,6 +25,7 @@ from acclimate.errors import CacheWriteError, CorruptModelError, ModelNotFoundEr
 from acclimate.llm.files.converted import write_manifest
 from acclimate.llm.files.folder import check_model_folder
 from acclimate.llm.gguf.convert import BLOCKS, converted_gguf
+from pairs import all_pairs
 
 
 @pytest.fixture
@@ -135,9 +136,13 @@ def overwrite(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", [cut, empty, overwrite, Path.unlink])
 @pytest.mark.parametrize(
-    "name", ["model.safetensors", "config.json", "tokenizer.json", "generation_config.json", "acclimate.json"]
+    ("name", "damage"),
+    all_pairs(
+        ["model.safetensors", "config.json", "tokenizer.json", "generation_config.json", "acclimate.json"],
+        [cut, empty, overwrite, Path.unlink],
+        column_id=lambda damage: str(damage.__name__),
+    ),
 )
 def test_a_damaged_converted_model_is_made_again(
     tiny_gguf: Path, name: str, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture

@@ -18,7 +18,7 @@ from acclimate.errors import AcclimateError, CorruptModelError, UnsupportedModel
 from acclimate.llm import load_model
 from acclimate.llm.gguf.architectures import ARCHITECTURES
 from acclimate.llm.gguf.convert import converted_gguf
-from quick_parameters import quick
+from quick_parameters import few_of, quick
 
 TEXT = "The capital of France is Paris. Ünïcödé, 日本語 12345"
 
@@ -89,23 +89,26 @@ def test_another_architecture_is_refused_by_its_name(architecture: str, tmp_path
 
 @pytest.mark.parametrize(
     ("name", "change", "word"),
-    [
-        ("qwen3", key("qwen3.attention.max_alibi_bias", 8.0), "attention.max_alibi_bias"),
-        ("qwen3", key("qwen3.logit_scale", 0.5), "qwen3.logit_scale"),
-        ("llama", key("llama.rope.scaling.type", "made-up"), "made-up"),
-        ("llama", key("llama.rope.dimension_count", 4), "rotates 4"),
-        ("qwen35", key("qwen35.rope.dimension_count", 7), "rotates 7"),
-        ("llama", key("llama.attention.head_count_kv", [2, 2]), "head_count_kv"),
-        ("gpt2", key("split.count", 3), "3 parts"),
-        ("gpt2", key("general.type", "adapter"), "adapter"),
-        ("gpt2", key("tokenizer.ggml.model", "bert"), "bert"),
-        ("gpt2", key("tokenizer.ggml.pre", "made-up"), "made-up"),
-        ("stablelm", tensor("blk.0.attn_sinks.weight", 4), "blk.0.attn_sinks.weight"),
-        ("gemma4-shared-keys", key("gemma4.attention.head_count_kv", [2, 1, 2, 1]), "1, 2 key heads"),
-        ("gemma4", key("gemma4.feed_forward_length", [64, 128]), "[64, 128]"),
-        ("gemma4", tensor("rope_freqs.weight", 8, value=2.0), "frequencies"),
-        ("gemma4", key("gemma4.rope.dimension_count_swa", 4), "rope.dimension_count_swa"),
-    ],
+    few_of(
+        [
+            ("qwen3", key("qwen3.attention.max_alibi_bias", 8.0), "attention.max_alibi_bias"),
+            ("qwen3", key("qwen3.logit_scale", 0.5), "qwen3.logit_scale"),
+            ("llama", key("llama.rope.scaling.type", "made-up"), "made-up"),
+            ("llama", key("llama.rope.dimension_count", 4), "rotates 4"),
+            ("qwen35", key("qwen35.rope.dimension_count", 7), "rotates 7"),
+            ("llama", key("llama.attention.head_count_kv", [2, 2]), "head_count_kv"),
+            ("gpt2", key("split.count", 3), "3 parts"),
+            ("gpt2", key("general.type", "adapter"), "adapter"),
+            ("gpt2", key("tokenizer.ggml.model", "bert"), "bert"),
+            ("gpt2", key("tokenizer.ggml.pre", "made-up"), "made-up"),
+            ("stablelm", tensor("blk.0.attn_sinks.weight", 4), "blk.0.attn_sinks.weight"),
+            ("gemma4-shared-keys", key("gemma4.attention.head_count_kv", [2, 1, 2, 1]), "1, 2 key heads"),
+            ("gemma4", key("gemma4.feed_forward_length", [64, 128]), "[64, 128]"),
+            ("gemma4", tensor("rope_freqs.weight", 8, value=2.0), "frequencies"),
+            ("gemma4", key("gemma4.rope.dimension_count_swa", 4), "rope.dimension_count_swa"),
+        ],
+        3,
+    ),
 )
 def test_what_transformers_has_no_setting_for_is_refused_by_its_name(
     name: str, change: Change, word: str, tmp_path: Path
@@ -116,25 +119,28 @@ def test_what_transformers_has_no_setting_for_is_refused_by_its_name(
 
 @pytest.mark.parametrize(
     ("name", "change", "word"),
-    [
-        ("gpt2", without("blk.1.ffn_up.bias"), "blk.1.ffn_up.bias"),
-        ("phi3", without("output_norm.weight"), "output_norm.weight"),
-        ("mixtral", without("blk.1.ffn_gate_exps.weight"), "blk.1.ffn_gate_exps.weight"),
-        ("stablelm2", without("blk.1.attn_k_norm.weight"), "blk.1.attn_k_norm.weight"),
-        ("phi3-long", without("rope_factors_long.weight"), "rope_factors_long.weight"),
-        ("gpt2", without("token_embd.weight"), "token_embd.weight"),
-        ("gpt2", without("gpt2.context_length"), "gpt2.context_length"),
-        ("gpt2", without("tokenizer.ggml.tokens"), "vocabulary"),
-        ("gpt2", without("tokenizer.ggml.merges"), "merges"),
-        ("gpt2", tensor("blk.0.ffn_up.bias", 7), "blk.0.ffn_up.bias"),
-        ("mixtral", tensor("blk.0.ffn_up_exps.weight", 3, 64, 32), "3 experts"),
-        ("mixtral", tensor("blk.1.ffn_up_exps.weight", 3, 64, 32), "blk.1.ffn_up_exps.weight"),
-        ("stablelm2", tensor("blk.0.attn_q_norm.weight", 3, 8), "blk.0.attn_q_norm.weight"),
-        ("gpt2", key("gpt2.attention.head_count", 1 << 31), "heads"),
-        ("gpt2", key("gpt2.attention.head_count", "four"), "head_count"),
-        ("gpt2", key("gpt2.attention.layer_norm_epsilon", float("nan")), "layer_norm_epsilon"),
-        ("gpt2", key("gpt2.embedding_length", 0), "embedding_length"),
-    ],
+    few_of(
+        [
+            ("gpt2", without("blk.1.ffn_up.bias"), "blk.1.ffn_up.bias"),
+            ("phi3", without("output_norm.weight"), "output_norm.weight"),
+            ("mixtral", without("blk.1.ffn_gate_exps.weight"), "blk.1.ffn_gate_exps.weight"),
+            ("stablelm2", without("blk.1.attn_k_norm.weight"), "blk.1.attn_k_norm.weight"),
+            ("phi3-long", without("rope_factors_long.weight"), "rope_factors_long.weight"),
+            ("gpt2", without("token_embd.weight"), "token_embd.weight"),
+            ("gpt2", without("gpt2.context_length"), "gpt2.context_length"),
+            ("gpt2", without("tokenizer.ggml.tokens"), "vocabulary"),
+            ("gpt2", without("tokenizer.ggml.merges"), "merges"),
+            ("gpt2", tensor("blk.0.ffn_up.bias", 7), "blk.0.ffn_up.bias"),
+            ("mixtral", tensor("blk.0.ffn_up_exps.weight", 3, 64, 32), "3 experts"),
+            ("mixtral", tensor("blk.1.ffn_up_exps.weight", 3, 64, 32), "blk.1.ffn_up_exps.weight"),
+            ("stablelm2", tensor("blk.0.attn_q_norm.weight", 3, 8), "blk.0.attn_q_norm.weight"),
+            ("gpt2", key("gpt2.attention.head_count", 1 << 31), "heads"),
+            ("gpt2", key("gpt2.attention.head_count", "four"), "head_count"),
+            ("gpt2", key("gpt2.attention.layer_norm_epsilon", float("nan")), "layer_norm_epsilon"),
+            ("gpt2", key("gpt2.embedding_length", 0), "embedding_length"),
+        ],
+        3,
+    ),
 )
 def test_what_is_missing_or_does_not_fit_is_named(
     name: str, change: Change, word: str, tmp_path: Path

@@ -19,9 +19,13 @@ from acclimate.llm.kernels import GGUF_FORMATS, PackedWeight, native, operators
 from acclimate.llm.kernels.formats import OWN_FORMATS
 from acclimate.ops import simd
 from fresh_process import FreshProcesses
+from quick_parameters import quick
 
 each_format = pytest.mark.parametrize("kind", FORMATS)
 each_gguf_format = pytest.mark.parametrize("kind", GGUF_FORMATS)
+
+ISAS = simd.usable_isas()
+each_isa = pytest.mark.parametrize("isa", quick(ISAS, ISAS[0], ISAS[-1]), indirect=True)
 
 FLOAT_BOUND = 3e-7  # relative to |x| |w|, norms of an input and a weight row
 BYTE = torch.zeros(1, dtype=torch.uint8)
@@ -65,7 +69,7 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @each_format
-@pytest.mark.parametrize("isa", simd.usable_isas(), indirect=True)
+@each_isa
 def test_every_instruction_set_multiplies_within_the_bound(kind: str, isa: str) -> None:
     weight, values = make(kind, 77, whole_columns(kind, 523))
     for rows in (1, 2, 5, 16):
@@ -74,7 +78,7 @@ def test_every_instruction_set_multiplies_within_the_bound(kind: str, isa: str) 
 
 
 @each_format
-@pytest.mark.parametrize("isa", simd.usable_isas(), indirect=True)
+@each_isa
 def test_many_rows_in_bf16_are_within_the_bound(kind: str, isa: str) -> None:
     weight, values = make(kind, 77, whole_columns(kind, 523))
     bias = torch.randn(77).bfloat16()
@@ -82,7 +86,7 @@ def test_many_rows_in_bf16_are_within_the_bound(kind: str, isa: str) -> None:
         check_product(weight, values, torch.randn(rows, weight.shape[1]).bfloat16(), bias=bias)
 
 
-@pytest.mark.parametrize("isa", simd.usable_isas(), indirect=True)
+@each_isa
 @pytest.mark.parametrize("dtype", DENSE.values(), ids=str)
 @pytest.mark.parametrize("k", [70, 1024])
 def test_a_row_has_the_same_bits_beside_however_many_others(k: int, dtype: torch.dtype, isa: str) -> None:

@@ -29,7 +29,7 @@ from acclimate.llm.loading.packed_modules import PackedLinear
 from quick_parameters import few_of, quick
 
 IDS = torch.tensor([[0, 5, 9, 17, 40, 3]])
-each_file = pytest.mark.parametrize("kind", few_of(FILES, 2))
+each_file = pytest.mark.parametrize("kind", few_of(FILES, 3))
 
 
 @torch.no_grad()
@@ -139,23 +139,32 @@ def damaged(name: str, change: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("quantise", "settings", "name", "change", "message"),
-    [
-        (gptq(), GPTQ_4, "scales", lambda t: None, r"lacks the tensor .*up_proj\.scales"),
-        (gptq(), GPTQ_4, "qzeros", lambda t: None, r"lacks the tensor .*up_proj\.qzeros"),
-        (gptq(), GPTQ_4, "qweight", lambda t: None, "up_proj"),
-        (gptq(), GPTQ_4, "scales", lambda t: t[:-1], r"up_proj\.scales is of shape \[3, 256\].*\[4, 256\]"),
-        (gptq(), GPTQ_4, "qweight", lambda t: t.half(), r"up_proj\.qweight has the dtype torch.float16"),
-        (gptq(), GPTQ_4, "qweight", lambda t: t.flatten(), "not a matrix"),
-        (gptq(), GPTQ_4, "scales", lambda t: t * torch.inf, r"up_proj.*infinite or NaN"),
-        (gptq(order="plain"), GPTQ_4, "g_idx", lambda t: t + 1, r"g_idx gives a column the group 1 or 4"),
-        (gptq(order="plain"), GPTQ_4, "g_idx", lambda t: t - 1, r"g_idx gives a column the group -1"),
-        (awq(), AWQ_4, "qzeros", lambda t: t[:, 1:], r"up_proj\.qzeros is of shape"),
-        (packed(), compressed(INT_4, "pack-quantized"), "weight_scale", lambda t: t[1:], "weight_scale"),
-        (packed(), compressed(INT_4, "pack-quantized"), "weight_shape", lambda t: t * 2, "weight_packed"),
-        (packed(), compressed(INT_4, "pack-quantized"), "weight_shape", lambda t: None, "weight_shape"),
-        (float8("block"), FP8_BLOCK, "weight_scale_inv", lambda t: t[1:], "each 128 x 128"),
-        (float8("block"), FP8_BLOCK, "weight_scale_inv", lambda t: None, "weight_scale_inv"),
-    ],
+    few_of(
+        [
+            (gptq(), GPTQ_4, "scales", lambda t: None, r"lacks the tensor .*up_proj\.scales"),
+            (gptq(), GPTQ_4, "qzeros", lambda t: None, r"lacks the tensor .*up_proj\.qzeros"),
+            (gptq(), GPTQ_4, "qweight", lambda t: None, "up_proj"),
+            (
+                gptq(),
+                GPTQ_4,
+                "scales",
+                lambda t: t[:-1],
+                r"up_proj\.scales is of shape \[3, 256\].*\[4, 256\]",
+            ),
+            (gptq(), GPTQ_4, "qweight", lambda t: t.half(), r"up_proj\.qweight has the dtype torch.float16"),
+            (gptq(), GPTQ_4, "qweight", lambda t: t.flatten(), "not a matrix"),
+            (gptq(), GPTQ_4, "scales", lambda t: t * torch.inf, r"up_proj.*infinite or NaN"),
+            (gptq(order="plain"), GPTQ_4, "g_idx", lambda t: t + 1, r"g_idx gives a column the group 1 or 4"),
+            (gptq(order="plain"), GPTQ_4, "g_idx", lambda t: t - 1, r"g_idx gives a column the group -1"),
+            (awq(), AWQ_4, "qzeros", lambda t: t[:, 1:], r"up_proj\.qzeros is of shape"),
+            (packed(), compressed(INT_4, "pack-quantized"), "weight_scale", lambda t: t[1:], "weight_scale"),
+            (packed(), compressed(INT_4, "pack-quantized"), "weight_shape", lambda t: t * 2, "weight_packed"),
+            (packed(), compressed(INT_4, "pack-quantized"), "weight_shape", lambda t: None, "weight_shape"),
+            (float8("block"), FP8_BLOCK, "weight_scale_inv", lambda t: t[1:], "each 128 x 128"),
+            (float8("block"), FP8_BLOCK, "weight_scale_inv", lambda t: None, "weight_scale_inv"),
+        ],
+        3,
+    ),
 )
 def test_a_damaged_published_weight_is_an_error_that_names_the_tensor(
     quantise: Any, settings: Any, name: str, change: Any, message: str, tmp_path: Path
@@ -167,19 +176,22 @@ def test_a_damaged_published_weight_is_an_error_that_names_the_tensor(
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        ({"quant_method": "bitsandbytes"}, "bitsandbytes.*gptq, awq"),
-        ({"bits": 4}, "None.*gptq, awq"),
-        (GPTQ_4 | {"bits": 3}, "bits .* is 3"),
-        (GPTQ_4 | {"checkpoint_format": "marlin"}, "marlin"),
-        (GPTQ_4 | {"dynamic": {"+:.*down.*": {"bits": 8}}}, "dynamic.*down"),
-        (AWQ_4 | {"version": "gemv"}, "gemv"),
-        (compressed(INT_4, "marlin-24"), "marlin-24"),
-        (
-            compressed(INT_4, "pack-quantized") | {"sparsity_config": {"format": "sparse-24-bitmask"}},
-            "sparse-24-bitmask",
-        ),
-    ],
+    few_of(
+        [
+            ({"quant_method": "bitsandbytes"}, "bitsandbytes.*gptq, awq"),
+            ({"bits": 4}, "None.*gptq, awq"),
+            (GPTQ_4 | {"bits": 3}, "bits .* is 3"),
+            (GPTQ_4 | {"checkpoint_format": "marlin"}, "marlin"),
+            (GPTQ_4 | {"dynamic": {"+:.*down.*": {"bits": 8}}}, "dynamic.*down"),
+            (AWQ_4 | {"version": "gemv"}, "gemv"),
+            (compressed(INT_4, "marlin-24"), "marlin-24"),
+            (
+                compressed(INT_4, "pack-quantized") | {"sparsity_config": {"format": "sparse-24-bitmask"}},
+                "sparse-24-bitmask",
+            ),
+        ],
+        3,
+    ),
 )
 def test_settings_that_cannot_be_read_are_refused_by_name(
     settings: dict[str, Any], message: str, tmp_path: Path

@@ -122,12 +122,12 @@ def _exchange_classes_that_both_occur(model: Any, monkeypatch: pytest.MonkeyPatc
     "change",
     [
         _patch_global,
-        _set_attribute,
         _add_hook,
-        _replace_a_class,
         *(
             pytest.param(change, marks=pytest.mark.slow)
             for change in (
+                _set_attribute,
+                _replace_a_class,
                 _patch_method_of_a_base,
                 _patch_class,
                 _patch_attention,

@@ -44,11 +44,11 @@ def test_a_writer_killed_in_mid_write_leaves_the_old_file_or_the_new_one(
 ) -> None:
     code = prepared(tmp_path / "x") + (
         "import random, signal, time\n"
-        "size = 8 << 20\n"
+        "size = 2 << 20\n"
         "path.write_bytes(bytes(size))\n"
         "chance = random.Random(0)\n"
         "AsyncIOHandle().close()\n"  # builds and loads, so that the children need not
-        "for _ in range(6):\n"
+        "for _ in range(4):\n"
         "    child = os.fork()\n"
         "    if child == 0:\n"
         "        contents = [torch.full((size,), value, dtype=torch.uint8) for value in (1, 2, 3)]\n"

@@ -32,6 +32,13 @@ LONG = (
     "random/draws_are_independent", "launching/fork_after_selection",
 )  # fmt: skip
 """These take a compiler, further processes or millions of draws; planted faults show that they are made."""
+SLOW_WHERE_EMULATED = (
+    "devices/synchronize", "memory/device_arguments", "memory/no_layer_keeps_memory", "memory/nothing_leaks",
+    "memory/peak_reset", "memory/pool_and_tensors_differ", "memory/reserved_follows_allocations",
+    "memory/what_is_left_by_device", "random/distributions", "random/dropout", "streams/host_waits",
+    "streams/streams_wait", "streams/streams_wait_for_other_devices",
+)  # fmt: skip
+"""Each takes 0.3 s or more there; where slow tests are left out, the CPU is tried with them in its place."""
 
 
 def python(
@@ -58,8 +65,9 @@ def only(*names: str) -> list[str]:
     return [argument for name in names for argument in ("--only", name)]
 
 
-def quick_checks(categories: Collection[str]) -> list[str]:
-    return [check.id for check in checks() if check.category in categories and check.id not in LONG]
+def quick_checks(categories: Collection[str], without: Collection[str] = ()) -> list[str]:
+    left_out = {*LONG, *without}
+    return [check.id for check in checks() if check.category in categories and check.id not in left_out]
 
 
 def require_no_failure(run: subprocess.CompletedProcess[str]) -> None:
@@ -83,7 +91,7 @@ def test_the_cpu_keeps_every_promise(start: str, tmp_path: Path) -> None:
     written = tmp_path / "results.json"
     tried = (*ON_A_DEVICE, "dtypes", "communication")  # the last by tests/comm
     others = quick_checks({check.category for check in checks()}.difference(tried))
-    chosen = only(*others) if start == "warm" else []
+    chosen = only(*others, *SLOW_WHERE_EMULATED) if start == "warm" else []
     require_no_failure(conformance("--accelerator", "cpu", *chosen, "--json", str(written)))
     report = json.loads(written.read_text())
     assert report["about"]["accelerator"] == "cpu"
@@ -103,7 +111,9 @@ def test_the_accelerator_of_this_machine_keeps_every_promise() -> None:
 
 @pytest.mark.usefixtures("sim", "warm_starts")
 def test_the_emulated_device_keeps_the_promises_of_a_device() -> None:
-    require_no_failure(conformance("--accelerator", "sim", *only(*quick_checks(ON_A_DEVICE))))
+    require_no_failure(
+        conformance("--accelerator", "sim", *only(*quick_checks(ON_A_DEVICE, SLOW_WHERE_EMULATED)))
+    )
 
 
 @pytest.mark.slow
@@ -151,8 +161,12 @@ def test_a_failure_is_told_with_the_reason_and_the_rule_in_every_form(tmp_path: 
     ("arguments", "message"),
     [
         (["--accelerator", "cqu"], 'did you mean "cpu"'),
-        (["--accelerator", "mutants:NoSuch"], "mutants:NoSuch"),
-        (["--accelerator", "mutants:IdleAdamBuilder"], "must be a subclass of acclimate.Accelerator"),
+        pytest.param(["--accelerator", "mutants:NoSuch"], "mutants:NoSuch", marks=pytest.mark.slow),
+        pytest.param(
+            ["--accelerator", "mutants:IdleAdamBuilder"],
+            "must be a subclass of acclimate.Accelerator",
+            marks=pytest.mark.slow,
+        ),
         (["--accelerator", "cpu", "--only", "memmory"], 'no check or category "memmory"'),
         pytest.param(
             ["--accelerator", "cpu", *only("devices/counts"), "--json", "/no/such/folder/f"],

@@ -275,7 +275,10 @@ FAULTS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-SLOW = ("available_memory", "is_out_of_memory", "lazy_call", "mem_get_info", "memory_stats", "range_pop")
+SLOW = (
+    "available_memory", "capture_to_graph", "is_out_of_memory", "lazy_call", "mem_get_info", "memory_stats",
+    "range_pop",
+)  # fmt: skip
 """Their checks take seconds of processor time."""
 
 
