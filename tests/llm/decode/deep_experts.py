@@ -54,11 +54,16 @@ _MIXERS = {
 }  # fmt: skip
 
 
+def changes(name: str, layers: int) -> dict[str, Any]:
+    """Returns what makes of a tiny config that of a deep model with experts."""
+    found = {**CHANGES[name], "num_hidden_layers": layers}
+    if name in _MIXERS:
+        found["layer_types"] = [_MIXERS[name], "full_attention"] * (layers // 2)
+    return found
+
+
 def deep_model(name: str, layers: int, dtype: torch.dtype = torch.bfloat16) -> Any:
     """Returns a model with random weights."""
-    changes = {**CHANGES[name], "num_hidden_layers": layers}
-    if name in _MIXERS:
-        changes["layer_types"] = [_MIXERS[name], "full_attention"] * (layers // 2)
     torch.manual_seed(0)
-    model = model_class(name).from_config(tiny_config(name, **changes), dtype=torch.float32)
+    model = model_class(name).from_config(tiny_config(name, **changes(name, layers)), dtype=torch.float32)
     return randomise(model.eval()).to(dtype)
