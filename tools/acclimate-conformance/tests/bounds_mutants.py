@@ -466,7 +466,7 @@ class _Collectives(SimAccelerator):
             distributed.all_reduce = _cancelled(distributed.all_reduce)
             distributed.all_gather_into_tensor = _cleared(distributed.all_gather_into_tensor)
             distributed.broadcast = _halved(distributed.broadcast)
-            distributed.batch_isend_irecv = _sorted(distributed.batch_isend_irecv)
+            distributed.batch_isend_irecv = _without_short_ones(distributed.batch_isend_irecv)
         return super().communication_backend_name()
 
 
@@ -516,11 +516,12 @@ def _halved(broadcast: Any) -> Any:
     return send
 
 
-def _sorted(batch_isend_irecv: Any) -> Any:
+def _without_short_ones(batch_isend_irecv: Any) -> Any:
     def exchange(operations: list[Any]) -> Any:
-        sends = [one for one in operations if one.op is distributed.isend]
-        ordered = iter(sorted(sends, key=lambda one: one.tensor.numel()))
-        return batch_isend_irecv([next(ordered) if one in sends else one for one in operations])
+        for one in operations:
+            if one.op is distributed.isend and one.tensor.numel() == 1:
+                one.tensor = torch.zeros_like(one.tensor)
+        return batch_isend_irecv(operations)
 
     return exchange
 
@@ -537,8 +538,8 @@ class ComplexNumbersAreHalved(_Collectives):
     """broadcast of complex numbers sends the first half."""
 
 
-class MessagesAreSorted(_Collectives):
-    """batch_isend_irecv sends small messages first."""
+class ShortMessagesAreLost(_Collectives):
+    """batch_isend_irecv sends zero for a message of one number."""
 
 
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
@@ -572,7 +573,7 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         DroppedWorkIsCancelled: "communication/works_keep_apart",
         GathersClearFirst: "communication/inputs_stay_as_they_are",
         ComplexNumbersAreHalved: "communication/complex_numbers_move",
-        MessagesAreSorted: "communication/messages_of_any_size",
+        ShortMessagesAreLost: "communication/messages_of_any_size",
     },
 }
 """By profile of the device: each fault, and the check that has to find it."""
