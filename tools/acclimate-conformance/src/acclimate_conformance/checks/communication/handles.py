@@ -193,7 +193,8 @@ def _functional(
             torch.cat([torch.arange(4.0) + 10 * r for r in here.ranks]),
         ),
         "reduce_scatter_tensor": (
-            functional.reduce_scatter_tensor(given["all"], "sum", here.count, group), sums[4 * here.place :][:4]
+            functional.reduce_scatter_tensor(given["all"], "sum", here.count, group),
+            sums[4 * here.place :][:4],
         ),
         "broadcast": (functional.broadcast(given["one"], 0, group), torch.arange(4.0)),
     }  # fmt: skip
