@@ -415,6 +415,33 @@ class ManyGroupsAreCut(_WithKernels):
     kernels = {"convolution_overrideable": _convolution}
 
 
+class NormsOfListsAreEuclidean(_WithKernels):
+    """torch._foreach_norm gives Euclidean norms, whichever are asked for."""
+
+    @staticmethod
+    def _norm(tensors: list[torch.Tensor], ord: Any = 2, dtype: Any = None) -> list[torch.Tensor]:
+        return [_there(torch.linalg.vector_norm(x.cpu(), 2, dtype=dtype), x) for x in tensors]
+
+    kernels = {"_foreach_norm.Scalar": _norm}
+
+
+class FrozenInputsFreeze(_WithKernels):
+    """A convolution with a frozen input and weight has no gradient of its bias."""
+
+    @staticmethod
+    def _backward(gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *options: Any) -> Any:
+        *shape, asked = options
+        channels = [weight.shape[0]]
+        found = torch.ops.aten.convolution_backward(
+            gradient.cpu(), x.cpu(), weight.cpu(), channels, *shape, asked
+        )
+        if not any(asked[:2]) and asked[2]:
+            found = (None, None, torch.zeros_like(found[2]))
+        return tuple(None if one is None else _there(one, x) for one in found)
+
+    kernels = {"convolution_backward_overrideable": _backward}
+
+
 class GradientsOfOneChannel(_WithKernels):
     """The gradient of softmax of images with channels last is that of the first channel."""
 
@@ -568,6 +595,8 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         SeparatedPlacesAreJoined: "dtypes/places_and_order",
         NumbersOnTheLeftLoseNaN: "dtypes/operators_at_edges",
         ManyGroupsAreCut: "dtypes/layers_with_options",
+        NormsOfListsAreEuclidean: "dtypes/known_results",
+        FrozenInputsFreeze: "dtypes/known_results",
         GradientsOfOneChannel: "dtypes/gradients_of_operators",
         NestedAutocastLeaks: "dtypes/autocast_ends",
         DroppedWorkIsCancelled: "communication/works_keep_apart",
