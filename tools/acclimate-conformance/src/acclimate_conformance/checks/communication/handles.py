@@ -181,9 +181,7 @@ def _functional(
 ) -> None:
     # The operators themselves: their Python wrappers import the compiler, which takes longer than all topics.
     functional = torch.ops._c10d_functional
-    world = distributed.group.WORLD
-    assert world is not None
-    group = world.group_name
+    group = distributed.distributed_c10d._get_default_group().group_name
     total = torch.stack([torch.arange(4.0) + 10 * r for r in here.ranks]).sum(0)
     sums = torch.stack([torch.arange(4.0 * here.count) + 100 * r for r in here.ranks]).sum(0)
     results = {
