@@ -425,6 +425,24 @@ class NormsOfListsAreEuclidean(_WithKernels):
     kernels = {"_foreach_norm.Scalar": _norm}
 
 
+class TruthIsCounted(_WithKernels):
+    """Truth values that are written to one place more than once are counted in its byte."""
+
+    @staticmethod
+    def _put(
+        self: torch.Tensor, indices: Any, values: torch.Tensor, accumulate: bool = False, unsafe: bool = False
+    ) -> torch.Tensor:
+        there = [None if one is None else one.cpu() for one in indices]
+        found, given = self.cpu(), values.cpu()
+        if accumulate and found.dtype is torch.bool:
+            found, given = found.view(torch.uint8), given.view(torch.uint8)
+        found = torch.ops.aten.index_put(found, there, given, accumulate)
+        self.view(found.dtype).copy_(found)
+        return self
+
+    kernels = {"_index_put_impl_": _put}
+
+
 class FrozenInputsFreeze(_WithKernels):
     """A convolution with a frozen input and weight has no gradient of its bias."""
 
@@ -596,6 +614,7 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         NumbersOnTheLeftLoseNaN: "dtypes/operators_at_edges",
         ManyGroupsAreCut: "dtypes/layers_with_options",
         NormsOfListsAreEuclidean: "dtypes/known_results",
+        TruthIsCounted: "dtypes/known_results",
         FrozenInputsFreeze: "dtypes/known_results",
         GradientsOfOneChannel: "dtypes/gradients_of_operators",
         NestedAutocastLeaks: "dtypes/autocast_ends",
