@@ -186,3 +186,49 @@ def test_a_number_that_may_be_negative_names_no_device_of_acclimate(
     source = NUMBERS.format(name=name, value=value, use=condition + use.format(name=name))
     assert ("torch.cuda." not in port_text(source, Settings("acclimate")).text) is is_safe
     assert port_text(source, Settings("torch")).text != source
+
+
+CAPABILITIES = [
+    'fast = torch.cuda.get_device_capability("cuda")[0] >= 8',
+    'fast = torch.cuda.get_device_capability("cuda") == (9, 0)',
+    'fast = wanted or torch.cuda.get_device_capability("cuda")[0] < 9',
+]
+
+
+@BOTH
+@pytest.mark.parametrize("line", CAPABILITIES)
+def test_the_device_whose_capability_is_asked_for_is_no_test_beside_it(line: str, target: str) -> None:
+    source = f"import torch\n\n\ndef f(wanted):\n    {line}\n    return fast\n"
+    ported = port_text(source, Settings(target, unsafe=True))
+    assert "cuda.get" not in ported.text
+    assert '("cuda")' not in ported.text
+    assert {one.safe for one in ported.sites} == {False}
+
+
+@BOTH
+def test_a_capability_beside_a_test_of_the_device_stays(target: str) -> None:
+    source = 'import torch\n\n\ndef f(x):\n    return x == "cuda" and torch.cuda.get_device_capability("cuda")[0] > 7\n'
+    assert port_text(source, Settings(target, unsafe=True)).text == source
+
+
+@BOTH
+def test_a_condition_on_rocm_is_false_on_other_accelerators_as_on_nvidias(target: str) -> None:
+    source = (
+        "import torch\n\n\ndef f(q):\n    if torch.cuda.is_available() and torch.version.hip:\n"
+        "        return torch.empty(1, device=q.device)\n    return torch.empty(2, device=q.device)\n"
+    )
+    assert "torch.cuda" not in port_text(source, Settings(target)).text
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "asks", ["getattr(torch.cuda.amp, 'autocast') is not None", "hasattr(torch.cuda.amp, 'GradScaler')"]
+)
+def test_a_question_whether_there_are_autocasts_asks_torch(asks: str, target: str) -> None:
+    source = f"import torch\n\n\ndef f():\n    return {asks}\n"
+    assert port_text(source, Settings(target)).text == source.replace("torch.cuda.amp", "torch.amp")
+
+
+def test_a_function_of_the_autocasts_that_is_looked_up_stays() -> None:
+    source = "import torch\n\n\ndef f():\n    return getattr(torch.cuda.amp, 'autocast')()\n"
+    assert port_text(source, Settings(unsafe=True)).text == source

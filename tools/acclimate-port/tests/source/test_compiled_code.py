@@ -217,3 +217,13 @@ def test_compilers_are_looked_for_once_in_each_expression(monkeypatch: pytest.Mo
     tree = Tree(f"import torch\n\nscript = torch.jit.script\n{chain}x(y)\n")
     assert not TorchScript(tree).holds(tree.of_type(cst.Call)[-1])
     assert looks < 10 * len(tree.nodes)
+
+
+@pytest.mark.parametrize("marks", [True, False])
+def test_a_script_module_compiles_the_methods_alone_that_it_marks(marks: bool) -> None:
+    mark = "    @torch.jit.script_method\n" if marks else ""
+    source = (
+        f"import torch\n\n\nclass Net(torch.jit.ScriptModule):\n{mark}    def step(self, x):\n        return x\n\n"
+        "    def forward(self, x):\n        return self.step(x) + torch.ones(1, device='cuda')\n"
+    )
+    assert (port_text(source, Settings()).text != source) == marks

@@ -105,7 +105,8 @@ def _differences(
             values = []
             for tree, world in ((before, first), (after, second)):
                 evaluator = _Evaluator(
-                    world, names, choices, asks_for_missing, host_autocasts, false_on_host, texts
+                    *(world, names, choices, asks_for_missing, host_autocasts, false_on_host),
+                    *(second is OTHER, texts),
                 )
                 try:
                     value = evaluator.value(tree)
@@ -260,6 +261,8 @@ class _Evaluator:
     asks_for_missing: bool
     host_autocasts: bool = False
     false_on_host: frozenset[str] = frozenset()
+    beside_other: bool = False
+    """Whether the value is compared with that on another accelerator: what NVIDIA's GPUs did, it must do."""
     _texts: dict[int, str] = field(default_factory=dict)
 
     def value(self, node: ast.expr) -> Any:
@@ -342,6 +345,8 @@ class _Evaluator:
         return self._unknown(node)
 
     def _global(self, name: str, node: ast.expr) -> Any:
+        if name == "torch.version.hip" and self.beside_other:
+            return None  # ROCm's machines are compared with themselves, as CUDA's
         if name in ("torch.version.cuda", "torch.version.hip"):
             return self._unknown(node) if self.world is CUDA else None
         if name == "torch.distributed.Backend.NCCL":

@@ -144,7 +144,9 @@ def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
         return _SAID
     if not reason and (finding.rule.name in _CHOOSE_DEVICE or _follows_device(file, node)):
         reason = bound_elsewhere(file, node) or reason_against_split(file)
+    is_count = isinstance(node, cst.Call) and cuda_name(file, node.func) == "device_count"
     is_whole = is_choice or finding.rule.name == "communication-backend" or _follows_device(file, node)
+    is_whole = is_whole or is_count
     if not reason and is_whole and not _only_loads(file, node):
         reason = moved_by_lightning(file, node) or computes_elsewhere(file)
         may_be_host = finding.rule.name == "available-choice" or file.is_guarded(node)

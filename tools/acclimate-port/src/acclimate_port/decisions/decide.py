@@ -27,7 +27,7 @@ from acclimate_port.decisions.links import link
 from acclimate_port.decisions.one_device import OneDevice
 from acclimate_port.new_code.edits import Edit, clash
 from acclimate_port.rules.base import Finding
-from acclimate_port.source.tree import Span
+from acclimate_port.source.tree import Span, called_name
 from acclimate_port.source_file import SourceFile
 
 _NAMES_AND_TESTS = {
@@ -194,5 +194,10 @@ def _whole(file: SourceFile, decision: Decision) -> cst.CSTNode | None:
     is_location = decision.finding.rule.name == "available-choice" and is_map_location(file, whole)
     # The number of the device is the same one: `current_device() == rank`.
     if decision.finding.rule.name == "current-device" and isinstance(whole, cst.Comparison):
+        return None
+    # The edit says itself what it gives elsewhere: `get_device_capability() == (9, 0)`.
+    node = decision.finding.node
+    is_call = isinstance(node, cst.Call) and called_name(node) == "get_device_capability"
+    if is_call and isinstance(whole, cst.Comparison):
         return None
     return whole if is_decision(file, whole) and not is_location else None

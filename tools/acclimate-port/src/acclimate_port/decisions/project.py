@@ -6,6 +6,7 @@ import re
 import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -57,8 +58,22 @@ _RUN_BY = "(run by)"
 _OTHERS_KNOWN = (FOR_ANY | KEEP_SETTINGS | sys.stdlib_module_names) - {"subprocess"}
 """Packages that get no device, flag or number by which they choose CUDA."""
 
-Homes = dict[tuple[Path, str], tuple[Path, str] | None]
-"""The file that defines each name which a file uses, and the name there."""
+_Home = tuple[Path, str]
+"""A file, and a name that it defines."""
+
+
+@dataclass
+class Lookups:
+    """What the outlines of the files alone decide, which no edit changes: it is looked up once."""
+
+    homes: dict[tuple[Path, str], _Home | None] = field(default_factory=dict)
+    """The file that defines each name which a file uses, and the name there."""
+    files: dict[tuple[Path, str], list[Path]] = field(default_factory=dict)
+    """The files that may be each module, by the folder of the file that imports it."""
+    run: dict[Path, tuple[list[tuple[str, _Home]], list[_Home]]] = field(default_factory=dict)
+    """What the functions of each file run, each with its name, and what the file imports by name."""
+
+
 _Known = tuple[Kind, str]
 """A symbol whose text means the same in all files."""
 _Place = tuple[Path, int]
@@ -69,12 +84,12 @@ class Project:
 
     Args:
         facts: what is known of each file; nothing of those without code for one kind of device.
-        homes: where the names that files use are defined, as far as it is known; it is kept up to date.
+        lookups: what is known from earlier projects of the same files; it is kept up to date.
     """
 
-    def __init__(self, facts: Mapping[Path, Facts], homes: Homes | None = None) -> None:
+    def __init__(self, facts: Mapping[Path, Facts], lookups: Lookups | None = None) -> None:
         self._facts = facts
-        self._home_of: Homes = {} if homes is None else homes
+        self._lookups = Lookups() if lookups is None else lookups
         self._homes: dict[str, list[Path]] = defaultdict(list)
         """The files that define each name."""
         for path, known in facts.items():
@@ -163,11 +178,11 @@ class Project:
 
     def _named(self, path: Path, text: str) -> tuple[Path, str] | None:
         """The file that defines what another names by a name of its own or by a full name, and the name."""
-        key = (path, text)
-        if key not in self._home_of:
+        key, homes = (path, text), self._lookups.homes
+        if key not in homes:
             owner, name = _parted(text)
-            self._home_of[key] = self._home(path, owner, name) if owner else (path, name)
-        return self._home_of[key]
+            homes[key] = self._home(path, owner, name) if owner else (path, name)
+        return homes[key]
 
     def doubts(self) -> dict[Path, dict[Symbol, str]]:
         """For each file, the symbols that its edits rely on and that stay in another, with the reasons."""
@@ -342,6 +357,12 @@ class Project:
 
     def _files_of(self, path: Path, module: str) -> list[Path]:
         """The files that may be a module that a file imports; of several, those whose root is nearest."""
+        key, files = (path.parent, module), self._lookups.files
+        if key not in files:
+            files[key] = self._find_files(path, module)
+        return files[key]
+
+    def _find_files(self, path: Path, module: str) -> list[Path]:
         wanted = _parts(path, module)
         name = wanted[-1] if wanted else ""
         if "*" in module:  # computed, in part
@@ -459,20 +480,11 @@ class Project:
         so does the code that it runs. Two programs that run the same function are not joined by that.
         """
         known = self._facts[path].outline
-        using: dict[str, set[str]] = {
-            name: {*known.mentions.get(name, ()), *known.reads.get(name, ())}
-            for name in dict.fromkeys((*known.mentions, *known.reads))
-        }
-        runs = [
-            (name, home)
-            for name, texts in using.items()
-            for text in sorted(texts)
-            if (home := self._named(path, text)) is not None
-        ]
+        if path not in self._lookups.run:
+            self._lookups.run[path] = self._run_and_imported(path)
+        runs, imported = self._lookups.run[path]
         gives_on = path.name == "__init__.py" and path not in self._placed
-        uses = sorted(known.uses) if not gives_on else ()
-        imported = [home for full in uses if (home := self._named(path, full)) is not None]
-        imported += self._given_on(path) if not gives_on else []
+        imported = [] if gives_on else imported
         named = [one for text in known.texts for one in self._named_by(path, text)]
         looked_up = [
             (name, one)
@@ -501,6 +513,22 @@ class Project:
                 yield (kind, f"{file}:{run}{_RUNS}"), program
             for name, (file, run) in looked_up:
                 yield (kind, f"{file}:{run}{_RUNS}"), (kind, f"{path}:{name}{_RUNS}")
+
+    def _run_and_imported(self, path: Path) -> tuple[list[tuple[str, _Home]], list[_Home]]:
+        """What the functions of a file run, each with its name, and what the file imports by name."""
+        known = self._facts[path].outline
+        using: dict[str, set[str]] = {
+            name: {*known.mentions.get(name, ()), *known.reads.get(name, ())}
+            for name in dict.fromkeys((*known.mentions, *known.reads))
+        }
+        runs = [
+            (name, home)
+            for name, texts in using.items()
+            for text in sorted(texts)
+            if (home := self._named(path, text)) is not None
+        ]
+        imported = [home for full in sorted(known.uses) if (home := self._named(path, full)) is not None]
+        return runs, [*imported, *self._given_on(path)]
 
     def _reported(self, path: Path) -> Iterator[tuple[_Known, _Known]]:
         """Pairs of a place that a file uses, also through others, and what the file tells of the device."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import libcst as cst
 
-from acclimate_port.decisions.project import Homes, Project
+from acclimate_port.decisions.project import Lookups, Project
 from acclimate_port.decisions.symbols import MODULE, Facts, Kind, Symbol
 from acclimate_port.engine import Look, Settings, Site, Status, may_concern, port_text
 from acclimate_port.files.notebook import Notebook
@@ -147,11 +147,11 @@ def _port_again(
     outlines += [(path, facts.outline) for path, facts in others.items()]
     named = ((path, text) for path, one in outlines for text in one.texts)
     others |= {path: _of_settings(path, text) for path, text in read_named(named, paths).items()}
-    homes: Homes = {}  # no edit changes what a file defines
+    lookups = Lookups()
 
     def project() -> Project:
         known = {path: one.facts for path, one in results.items() if path.suffix in _PROGRAMS}
-        return Project({**known, **others}, homes)
+        return Project({**known, **others}, lookups)
 
     between = project().between(_words)
     asked = replace(settings, concerns_all=True)

@@ -40,6 +40,7 @@ from acclimate_port.source.torch_cuda import CURRENT_STREAMS, FIGURES
 from acclimate_port.source.tree import (
     Span,
     called_name,
+    child_nodes,
     has_unpacking,
     last_name,
     string_value,
@@ -490,11 +491,24 @@ def _beside_test(file: SourceFile, call: cst.Call) -> cst.CSTNode | None:
     for around in file.tree.ancestors(call):
         if isinstance(around, cst.Comparison):
             whole = whole_condition(file, around)
-            asks = "is_available(" in file.tree.source(whole) or names_cuda(whole)
+            # The device whose capability is asked for is not compared: `get_device_capability("cuda")`.
+            beside = (part for part in _parts_besides(whole, call) if names_cuda(part))
+            asks = "is_available(" in file.tree.source(whole) or next(beside, None) is not None
             return around if asks else None
         if not isinstance(around, (cst.Subscript, cst.ComparisonTarget)):
             return None
     return None
+
+
+def _parts_besides(whole: cst.CSTNode, besides: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """The parts of a condition without a call in it, each as large as it can be."""
+    if whole is besides:
+        return
+    if not any(part is besides for part in walk(whole)):
+        yield whole
+        return
+    for part in child_nodes(whole):
+        yield from _parts_besides(part, besides)
 
 
 def _is_loaded(file: SourceFile, call: cst.Call) -> bool:

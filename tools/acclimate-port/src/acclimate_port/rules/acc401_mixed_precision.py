@@ -17,7 +17,8 @@ _PLAIN = {
     "amp.custom_fwd": "custom_fwd", "amp.custom_bwd": "custom_bwd",
     "amp.autocast_mode.custom_fwd": "custom_fwd", "amp.autocast_mode.custom_bwd": "custom_bwd",
 }  # fmt: skip
-
+_OF_AMP = {*_PLAIN.values()}
+"""What ``torch.amp`` has, too."""
 
 _OF_TORCH = {
     "torch.autocast": "autocast", "torch.amp.autocast": "autocast", "torch.amp.autocast_mode.autocast": "autocast",
@@ -108,6 +109,8 @@ decorator in a class, which runs at import and makes the program choose the acce
         if file.tree.in_annotation(node):
             return None
         plain = _PLAIN.get(name)
+        if name == "amp" and _is_asked_for(file, node):
+            return self.becomes(file, node, f"{file.torch}.amp")
         if plain is None:
             return self.left(file, node, f"torch.cuda.{name} has no equivalent on every device", (function,))
         if isinstance(node, cst.Call):
@@ -283,3 +286,13 @@ def _is_half(file: SourceFile, value: cst.CSTNode, depth: int) -> bool:
         return False
     found = file.bound_values(value)
     return bool(found) and all(one is not None and _is_half(file, one, depth - 1) for one in found)
+
+
+def _is_asked_for(file: SourceFile, module: cst.CSTNode) -> bool:
+    """Whether code asks only whether a module has a name: ``getattr(torch.cuda.amp, "autocast") is not None``."""
+    given = file.tree.given_to(module)
+    args = given.call.args if given is not None else ()
+    if given is None or given.index != 0 or len(args) < 2 or string_value(args[1].value) not in _OF_AMP:
+        return False
+    is_compared = isinstance(file.tree.parent(given.call), cst.Comparison)
+    return given.name == "hasattr" or (given.name == "getattr" and is_compared)

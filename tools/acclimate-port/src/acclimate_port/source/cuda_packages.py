@@ -54,8 +54,6 @@ RUNTIMES = {
     "gpustat": "gpustat",
     "nvitop": "nvitop",
     "cuda": "NVIDIA's driver",
-    "nvidia": "NVIDIA's libraries",
-    "numba.cuda": "numba's kernels for CUDA",
 }
 """Packages that run or query NVIDIA GPUs without torch, and what messages call them."""
 QUERIES = ("NVML", "GPUtil", "gpustat", "nvitop")
@@ -74,7 +72,7 @@ OPERATORS = (
         "pytorch3d",
         "pykeops",
     ),
-    *("mmcv.ops", "torch_points_kernels", "lietorch", "kaolin"),
+    *("mmcv.ops", "torch_points_kernels", "lietorch", "kaolin", "nvidia.dali"),
 )
 """Packages whose operators run on a CPU and with CUDA, and nowhere else."""
 NEEDED = {

@@ -132,8 +132,9 @@ def outline(source: str | bytes) -> Outline:
     registers = {name for name, _ in fills}
     text = source if isinstance(source, str) else source.decode(errors="replace")
     texts = NamedInTexts(text, module)
+    searches = any(word in text for word in ("getattr(", "vars(", "__dict__"))
     tabled = {
-        name: frozenset(text for one in held for text in _tabled(one, walked[id(one)], names))
+        name: frozenset(text for one in held for text in _tabled(one, walked[id(one)], names, searches))
         for name, held in defined.items()
     }
     looks_up = texts.by_statement((name, one) for name, held in defined.items() for one in held)
@@ -196,14 +197,16 @@ def _is_script(statements: list[ast.AST], own: set[str]) -> bool:
     return False
 
 
-def _tabled(statement: ast.AST, nodes: list[ast.AST], names: dict[str, str]) -> Iterator[Text]:
+def _tabled(
+    statement: ast.AST, nodes: list[ast.AST], names: dict[str, str], searches: bool
+) -> Iterator[Text]:
     """The modules, among other things that are imported, that are entries of a table: ``{"nerf": nerf}``."""
     is_assigned = isinstance(statement, ast.Assign)
     tables = [one for one in nodes if isinstance(one, ast.Dict)] if is_assigned else []
     for value in (value for table in tables for value in table.values):
         if isinstance(value, ast.Name) and value.id in names and not NO_PROJECT.match(names[value.id]):
             yield Text(Names.MODULE, names[value.id])
-    for node in nodes:
+    for node in nodes if searches else ():
         module = _searched(node)
         if module is not None and (full := _full_name(module, names)):
             yield Text(Names.MODULE, full)
@@ -254,7 +257,7 @@ def _mentioned(
     looked_up: set[int] = set()
     registering = [one for one in _decorators(statement) if _may_register(one, registers, names)]
     skipped = {id(node) for one in registering for node in python_nodes(one)}
-    if any(map(_looks_through_module, nodes)):
+    if is_function and any(map(_looks_through_module, nodes)):
         yield from own
     for node in nodes:
         if id(node) in skipped:

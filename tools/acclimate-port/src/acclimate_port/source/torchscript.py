@@ -249,13 +249,20 @@ class TorchScript:
             if definition in found.modules:
                 continue
             found.modules.add(definition)
+            is_chosen = self._chooses_methods(definition)
             for method in methods(definition):
-                is_root = method.name.value in ("forward", "__call__")
+                is_root = method.name.value in ("forward", "__call__") and not is_chosen
                 if is_root or any(self._tree.may_be(one) & _COMPILERS for one in decorators(method)):
                     self._add(found, method)
             for below in walk(definition.body):
                 if isinstance(below, cst.Call) and called_name(below) in self._classes:
                     self._add_module(found, self._classes[called_name(below) or ""])
+
+    def _chooses_methods(self, node: cst.ClassDef) -> bool:
+        """Whether a ``ScriptModule`` compiles the methods alone that it marks with ``script_method``."""
+        is_script = any("torch.jit.ScriptModule" in self._tree.may_be(base.value) for base in node.bases)
+        marks = (one for method in methods(node) for one in decorators(method))
+        return is_script and any("torch.jit.script_method" in self._tree.may_be(one) for one in marks)
 
     def _with_bases(self, node: cst.ClassDef) -> list[cst.ClassDef]:
         found, waiting = [node], [node]

@@ -119,7 +119,7 @@ class VendorCode:
     @cached_property
     def of_runtimes(self) -> dict[cst.CSTNode, str]:
         """The functions that use a runtime of NVIDIA GPUs, with the runtime's name."""
-        used = {name for name in RUNTIMES if any(f"{one}.".startswith(f"{name}.") for one in self._imports)}
+        used = {first for first in (name.partition(".")[0] for name in self._imports) if first in RUNTIMES}
         found: dict[cst.CSTNode, str] = {}
         for function in self._tree.of_type(cst.FunctionDef) if _COMMAND in self._tree.text else []:
             if self._has_command(function) and self._uses_torch_only_for_cuda(function):
@@ -129,8 +129,8 @@ class VendorCode:
         if not used:
             return found
         for name in self._tree.of_type(cst.Name):
-            full = f"{self._tree.qualified(name) or ''}."
-            if home := next((one for one in used if full.startswith(f"{one}.")), ""):
+            home = (self._tree.qualified(name) or "").partition(".")[0]
+            if home in used:
                 found |= dict.fromkeys(self._functions(name), RUNTIMES[home])
         return found
 
