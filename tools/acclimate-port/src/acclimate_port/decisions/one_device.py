@@ -91,6 +91,7 @@ class OneDevice:
         """The decisions of each kind."""
         self.on_device = [*casts, *self.groups[Kind.STREAM], *decisions.of_rules("sync-batch-norm")]
         self.on_device += [index for index in calls if self._called(index) in TELL_OF_DEVICE]
+        self.on_device += self.groups[Kind.FIGURE]
         """What is right only on the device that the rest of the program chooses."""
 
     @cached_property
@@ -145,7 +146,7 @@ class OneDevice:
         beside += [([test], [other]) for test, other in self._texts]
         beside += [(self.on_device, self.groups[Kind.PLACE]), (counts, visible)]
         beside += [(self._annotations(), self.groups[Kind.CAST]), (waits, self.groups[Kind.STREAM])]
-        beside += [(self.turned_off, self.groups[Kind.CAST])]
+        beside += [(self.turned_off, self.groups[Kind.CAST]), (self.groups[Kind.CAST], self.turned_off)]
         # What takes the time of the device, or orders its work, fails on others where it is not edited.
         offered = [i for i in self.groups[Kind.STREAM] if self._all[i].status is Status.CONVERTED]
         beside += [(self.groups[Kind.PLACE], offered)]

@@ -26,7 +26,7 @@ _REASONS = {
     Kind.NUMBER: "{place}, a device that gets its number from the same function, stays as it is",
     Kind.CODE: "it decides about code that needs CUDA at {place}, which stays as it is",
     Kind.PLACE: "{place}, which the same program runs on the same device, stays as it is",
-    Kind.CAST: "{place}, which turns on an autocast or a scaler of the same program, stays as it is",
+    Kind.CAST: "{place}, an autocast or a scaler of the same program, stays as it is",
     Kind.STREAM: "{place}, which uses a stream or a graph of the same program, stays as it is",
     Kind.FIGURE: "{place}, a figure of memory of the same program, stays as it is",
     Kind.STATE: "{place}, a state of random numbers of the same program, stays as it is",
