@@ -389,6 +389,23 @@ def test_a_module_that_no_file_imports_stays_with_the_program_that_finds_any_nam
     assert "main.py:6" in site(results["app/layers.py"], "'cuda'").reason
 
 
+@pytest.mark.parametrize("is_imported", [False, True])
+@EACH_TARGET
+def test_a_package_that_only_gives_a_class_on_does_not_use_it(
+    is_imported: bool, target: str, tmp_path: Path
+) -> None:
+    files = {
+        "app/__init__.py": "",
+        "app/lookup.py": LOOKS_UP["hydra"],
+        "app/parts/__init__.py": "from .layers import Layer\n\n__all__ = ['Layer']\n",
+        "app/parts/layers.py": LAYER.format(device="'cuda'"),
+        "main.py": USES_MADE,
+        "other.py": "from app.parts import Layer\n\nprint(Layer)\n" if is_imported else "print(1)\n",
+    }
+    results = ported_project(tmp_path, files, target)
+    assert results["app/parts/layers.py"].changed == is_imported
+
+
 @pytest.mark.parametrize("kind", ["imported elsewhere", "a script", "a test", "no lookup"])
 @EACH_TARGET
 def test_a_module_that_a_lookup_needs_not_find_is_ported(kind: str, target: str, tmp_path: Path) -> None:

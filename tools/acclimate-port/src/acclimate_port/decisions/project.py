@@ -308,14 +308,17 @@ class Project:
     def _imported_by_none(self) -> list[Path]:
         """The modules that no file imports, so that only a name which is not known may lead to them.
 
-        Scripts and tests are run by themselves. A package that gives on what it imports does not use it.
+        Scripts and tests are run by themselves. A package that gives on what it imports does not use it, if no
+        file imports the package.
         """
-        imported = {
-            file
-            for path, known in self._facts.items()
-            for module in known.outline.imports
-            for file in self._files_of(path, module)
-        }
+        imported: set[Path] = set()
+        waiting = [path for path in self._facts if path.name != "__init__.py" or path in self._placed]
+        while waiting:
+            path = waiting.pop()
+            modules = self._facts[path].outline.imports
+            new = {file for module in modules for file in self._files_of(path, module)} - imported
+            imported |= new
+            waiting += (file for file in new if file.name == "__init__.py" and file not in self._placed)
         return [
             path
             for path, known in self._facts.items()
