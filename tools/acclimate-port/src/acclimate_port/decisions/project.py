@@ -308,8 +308,8 @@ class Project:
     def _imported_by_none(self) -> list[Path]:
         """The modules that no file imports, so that only a name which is not known may lead to them.
 
-        Scripts and tests are run by themselves. A package that gives on what it imports does not use it, if no
-        file imports the package.
+        Scripts and tests are run by themselves. A package that gives on what it imports does not use it
+        if no file imports the package.
         """
         imported: set[Path] = set()
         waiting = [path for path in self._facts if path.name != "__init__.py" or path in self._placed]
