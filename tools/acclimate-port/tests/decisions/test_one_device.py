@@ -220,12 +220,15 @@ def test_a_figure_behind_a_question_for_a_name_that_each_torch_has_is_ported(
 
 @EACH_TARGET
 @pytest.mark.parametrize("default", ["device=torch.device('cuda')", "device"])
+@pytest.mark.parametrize(
+    "line",
+    ["writer.add_scalar('peak', torch.cuda.max_memory_allocated())", "torch.cuda.reset_peak_memory_stats()"],
+)
 def test_a_report_of_memory_stays_with_the_device_of_its_program(
-    default: str, target: str, tmp_path: Path
+    line: str, default: str, target: str, tmp_path: Path
 ) -> None:
     files = {
-        "memory.py": "import torch\n\n\ndef tell(writer):\n    if torch.cuda.is_available():\n"
-        "        writer.add_scalar('peak', torch.cuda.max_memory_allocated())\n",
+        "memory.py": f"import torch\n\n\ndef tell(writer):\n    if torch.cuda.is_available():\n        {line}\n",
         "train.py": "import torch\nfrom memory import tell\n\n\n"
         f"def train(model, x, writer, {default}):\n    model.to(device)(x)\n    tell(writer)\n",
     }
