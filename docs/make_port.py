@@ -60,8 +60,9 @@ Edits that belong together:
   `import_module` gets it (`f"models.{name}"`: each module that fits), or if it is the script of a command. A name that
   only a setting, a YAML file or a pickle knows may be that of each module that no file imports. What a program runs
   through functions, classes and tables of modules in other files counts too. Tensors that ranks exchange are edited with
-  the backend of their program. The same holds for memory figures and for states of random numbers. A device also stays
-  where an autocast, a scaler or an event of its program does, whatever the reason. It does not hold for seeds, synchronisation, freeing memory and pinning, nor because of code for NVIDIA's hardware, devices of
+  the backend of their program. The same holds for memory figures and for states of random numbers, and a memory figure
+  stays where a device of its program does. A device also stays where an autocast, a scaler or an event of its program
+  does, whatever the reason. It does not hold for seeds, synchronisation, freeing memory and pinning, nor because of code for NVIDIA's hardware, devices of
   other libraries, or lines with `# acclimate: ignore`.
 - The tool follows a value through all files that it is given, so give it the whole project. An edit is unsafe, with the
   file and line, if another file depends on the old value and is not edited: through a flag, a base class that chooses

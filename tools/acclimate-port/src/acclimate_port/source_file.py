@@ -46,7 +46,6 @@ _BUILDERS = re.compile(r"torch\.utils\.(ffi\.create_extension|cpp_extension\.\w*
 _FOR_COMPILERS = {"define_macros", "extra_compile_args", "extra_objects", "include_dirs", "with_cuda"}
 """Keywords that, beside ``sources``, only a call has which builds an extension, whoever defines it."""
 _DEVICE_IN_TEXT = re.compile(r"device[\"'\\]*\s*[=:]\s*[\"'\\]*cuda")
-_DEVICE_TEXT = re.compile(r"""\(?[rf]*['"]+cuda(:|['"])""", re.IGNORECASE)
 _HOME_OF_ACCELERATOR = {
     "acclimate.get_accelerator": False,
     "deepspeed.accelerator.get_accelerator": True,
@@ -292,13 +291,6 @@ class SourceFile:
         for node in self.tree.of_type(cst.Attribute):
             found[node.attr.value].append(node)
         return found
-
-    @cached_property
-    def device_texts(self) -> list[Span]:
-        """Where strings of several parts begin with a CUDA device's name, in order: ``f"cuda:{a}{b}"``."""
-        strings: list[cst.CSTNode] = [*self.tree.of_type(cst.FormattedString)]
-        strings += self.tree.of_type(cst.ConcatenatedString)
-        return sorted(self.span(node) for node in strings if _DEVICE_TEXT.match(self.tree.source(node)))
 
     @cached_property
     def loads(self) -> list[cst.Call]:

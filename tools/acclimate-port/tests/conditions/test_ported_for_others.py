@@ -33,12 +33,41 @@ def test_a_format_string_without_a_field_is_a_device_too(lines: str, target: str
     assert "cuda" not in in_function(lines, target)
 
 
+FORMS = [
+    *('f"cuda:{a}{a}"', '"cuda" ":0"', 'f"cuda:{a}" f"{a}"', 'f"cuda:{a!r}"', '"cuda:{!r}".format(a)'),
+    *('"cuda:%(a)d" % {"a": a}', '"cuda:{a}".format(**locals())', '"cuda:{a}".format_map({"a": a})'),
+    *(
+        '"".join(["cuda:", str(a)])',
+        '"cuda:N".replace("N", str(a))',
+        '"cuda" + ":" + str(a)',
+        "FORM.format(a)",
+    ),
+]
+"""Texts that begin with the name of CUDA, and become a device's in ways that no rule converts."""
+
+
 @EACH_TARGET
-@pytest.mark.parametrize("text", ['f"cuda:{a}{a}"', '"cuda" ":0"', 'f"cuda:{a}" f"{a}"'])
+@pytest.mark.parametrize("text", FORMS)
 def test_a_branch_that_names_a_device_in_an_unknown_form_stays(text: str, target: str) -> None:
     lines = f"if torch.cuda.is_available():\n    return torch.device({text})\nreturn torch.device('cpu')\n"
-    source = "import torch\n\n\ndef f(a=0):\n" + textwrap.indent(lines, "    ")
+    source = 'import torch\n\nFORM = "cuda:{}"\n\n\ndef f(a=0):\n' + textwrap.indent(lines, "    ")
     assert ported_once_for_all(source, target) == source
+
+
+DECIDED = {
+    "a flag": 'use = torch.cuda.is_available()\nreturn torch.device({} if use else "cpu")',
+    "a function": 'if torch.cuda.is_available():\n    return torch.device(name(a))\nreturn torch.device("cpu")',
+    "the same device": "torch.empty(a).cuda()\nreturn torch.device({})",
+}
+
+
+@EACH_TARGET
+@pytest.mark.parametrize("text", FORMS[3:5])
+@pytest.mark.parametrize("kind", DECIDED)
+def test_a_device_in_an_unknown_form_holds_what_decides_about_it(kind: str, text: str, target: str) -> None:
+    source = f"import torch\n\n\ndef name(a):\n    return {text}\n\n\ndef f(a=0):\n"
+    source += textwrap.indent(DECIDED[kind].format(text), "    ")
+    assert port_text(source, Settings(target)).text == source
 
 
 LISTS = [

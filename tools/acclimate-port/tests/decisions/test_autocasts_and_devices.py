@@ -58,6 +58,27 @@ def test_an_autocast_that_is_off_stays_with_the_one_around_it(target: str, tmp_p
         assert statuses == {Status.UNSAFE if name == "stays" else Status.CONVERTED}
 
 
+@EACH_TARGET
+def test_a_region_without_autocast_that_stays_for_one_program_holds_the_others(
+    target: str, tmp_path: Path
+) -> None:
+    step = "import torch\n\n\ndef {}(net, x, device{}):\n    with torch.cuda.amp.autocast():\n        return net(x.to(device))\n"
+    files = {
+        "mel.py": "import torch\n\n\nclass Mel(torch.nn.Module):\n    def forward(self, x):\n"
+        "        with torch.cuda.amp.autocast(enabled=False):\n            return x @ x\n",
+        "first.py": step.format("first", "=torch.device('cuda')"),
+        "second.py": step.format("second", ""),
+        "train_first.py": "from first import first\nfrom mel import Mel\n\n\ndef main(x):\n    first(Mel(), x)\n",
+        "train_second.py": "import torch\nfrom mel import Mel\nfrom second import second\n\n\ndef main(x):\n"
+        "    second(Mel(), x, torch.device('cuda'))\n",
+    }
+    results = ported_project(tmp_path / "held", files, target)
+    assert {one.status for result in results.values() for one in result.sites} == {Status.UNSAFE}
+    files["first.py"] = step.format("first", "")
+    results = ported_project(tmp_path / "free", files, target)
+    assert {one.status for result in results.values() for one in result.sites} == {Status.CONVERTED}
+
+
 SCOPES = {
     "a choice": "scope = torch.autocast if flag else nullcontext\nwith scope('cuda'):\n    return x @ x\n",
     "an assignment": "scope = nullcontext\nif flag:\n    scope = torch.amp.autocast\nwith scope(device_type='cuda'):\n    return x @ x\n",

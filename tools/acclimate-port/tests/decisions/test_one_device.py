@@ -219,6 +219,24 @@ def test_a_figure_behind_a_question_for_a_name_that_each_torch_has_is_ported(
 
 
 @EACH_TARGET
+@pytest.mark.parametrize("default", ["device=torch.device('cuda')", "device"])
+@pytest.mark.parametrize(
+    "line",
+    ["writer.add_scalar('peak', torch.cuda.max_memory_allocated())", "torch.cuda.reset_peak_memory_stats()"],
+)
+def test_a_report_of_memory_stays_with_the_device_of_its_program(
+    line: str, default: str, target: str, tmp_path: Path
+) -> None:
+    files = {
+        "memory.py": f"import torch\n\n\ndef tell(writer):\n    if torch.cuda.is_available():\n        {line}\n",
+        "train.py": "import torch\nfrom memory import tell\n\n\n"
+        f"def train(model, x, writer, {default}):\n    model.to(device)(x)\n    tell(writer)\n",
+    }
+    results = ported_project(tmp_path, files, target)
+    assert results["memory.py"].changed == (default == "device")
+
+
+@EACH_TARGET
 def test_an_annotation_stays_with_the_scaler_that_stays(target: str) -> None:
     source = (
         "try:\n    from torch.cuda.amp import GradScaler\nexcept ImportError:\n    GradScaler = None\n\n\n"
@@ -372,6 +390,23 @@ def test_a_module_that_no_file_imports_stays_with_the_program_that_finds_any_nam
     results = ported_project(tmp_path, files, target)
     assert not results["app/layers.py"].changed
     assert "main.py:6" in site(results["app/layers.py"], "'cuda'").reason
+
+
+@pytest.mark.parametrize("is_imported", [False, True])
+@EACH_TARGET
+def test_a_package_that_only_gives_a_class_on_does_not_use_it(
+    is_imported: bool, target: str, tmp_path: Path
+) -> None:
+    files = {
+        "app/__init__.py": "",
+        "app/lookup.py": LOOKS_UP["hydra"],
+        "app/parts/__init__.py": "from .layers import Layer\n\n__all__ = ['Layer']\n",
+        "app/parts/layers.py": LAYER.format(device="'cuda'"),
+        "main.py": USES_MADE,
+        "other.py": "from app.parts import Layer\n\nprint(Layer)\n" if is_imported else "print(1)\n",
+    }
+    results = ported_project(tmp_path, files, target)
+    assert results["app/parts/layers.py"].changed == is_imported
 
 
 @pytest.mark.parametrize("kind", ["imported elsewhere", "a script", "a test", "no lookup"])

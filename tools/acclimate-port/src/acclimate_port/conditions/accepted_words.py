@@ -60,9 +60,9 @@ def _in_lists(file: SourceFile) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
         is_membership = isinstance(target.operator, (cst.In, cst.NotIn))
         if is_membership and any(map(_lists_cuda, _held(file, target.comparator))):
             yield test, test.left
-    for table in (
-        file.tree.of_type(cst.Dict) if "cuda" in file.tree.text else ()
-    ):  # `{"cuda": a, "cpu": b}[device]`
+    if "cuda" not in file.tree.text:
+        return
+    for table in file.tree.of_type(cst.Dict):  # `{"cuda": a, "cpu": b}[device]`
         entry = file.tree.parent(table)
         index = entry.slice[0].slice if isinstance(entry, cst.Subscript) and entry.value is table else None
         if isinstance(entry, cst.Subscript) and isinstance(index, cst.Index) and _lists_cuda(table):

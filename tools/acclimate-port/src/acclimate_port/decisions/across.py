@@ -164,6 +164,10 @@ class Across:
             for index in self._device.staying(members):
                 for text in self._homes(index):
                     add(Symbol(kind, text), self._all[index].root.finding.place)
+        # A region that stays does not turn off a ported autocast around it, of any program that runs it.
+        for index in self._device.staying(self._device.turned_off):
+            for text in self._homes(index):
+                add(Symbol(Kind.CAST, text), self._all[index].root.finding.place)
         elsewhere = [call for call, name in choosing(self._file) if name.partition(".")[0] in LIGHTNING]
         for setting in (*hiding(self._file), *elsewhere, *operator_calls(self._file)):
             for text in self._homes_of(setting):

@@ -6,6 +6,7 @@ left or unsafe.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
@@ -33,9 +34,9 @@ from acclimate_port.dataflow.uses import uses_of
 from acclimate_port.decisions.decision import Decisions, Status, asks_for_device, is_test
 from acclimate_port.decisions.of_one_purpose import groups_of_one_purpose
 from acclimate_port.decisions.symbols import sources
-from acclimate_port.rules.base import Finding, Outcome
+from acclimate_port.rules.base import DEVICE_FORM, Finding, Outcome
 from acclimate_port.source.torch_cuda import TELL_OF_DEVICE
-from acclimate_port.source.tree import Span, called_name, dotted, walk
+from acclimate_port.source.tree import Span, called_name, dotted, string_value, walk
 from acclimate_port.source.values import DEVICE_NAME
 from acclimate_port.source_file import SourceFile, cuda_name
 
@@ -47,10 +48,15 @@ _ARE_HELD = {
     *GIVE_DEVICE,
 }
 """Rules for tests, numbers and names of devices, which names hold for a later test."""
-_GIVE_VALUES = (cst.Assign, cst.Arg, cst.Element, cst.Return, cst.IfExp, cst.DictElement, cst.Dict)
+_GIVE_VALUES = (
+    *(cst.Assign, cst.Arg, cst.Element, cst.Return, cst.IfExp, cst.DictElement, cst.Dict),
+    cst.BinaryOperation,  # `"cuda" + ":" + number`
+)
 _NEGATIVE = (cst.NotEqual, cst.NotIn, cst.LessThan, cst.LessThanEqual)
 _ASK_TYPE = ("isinstance", "hasattr", "is_tensor", "type", "issubclass")
 _FEW = 12
+_DEVICE_TEXT = re.compile(r"""\(?[rf]*['"]+cuda(:|['"])""", re.IGNORECASE)
+"""The source of a text of several parts that begins with a device's name."""
 
 
 def link(file: SourceFile, decisions: Decisions) -> None:
@@ -147,6 +153,8 @@ class _Links:
         chosen = [file.span(own.body) for own in called]
         chosen += [file.span(own.body) for body in inside for own in file.functions_named(body)]
         decision.beside += [*decided, *self._all.counted(chosen, index)]
+        if any(map(self._holds_unknown_device, [*controlled, *chosen])):
+            decision.leave("code that it decides about names a CUDA device in a form that no rule converts")
         self._of_values(index, controlled, chosen)
         for other in self._all.counted(decided_by_result(file, test), index):
             self._all[other].beside.append(index)
@@ -463,11 +471,30 @@ class _Links:
         is_text = finding.rule.name == "device-string" and finding.outcome is Outcome.EXEMPT
         return is_text and isinstance(self._file.tree.parent(finding.node), _GIVE_VALUES)
 
+    @cached_property
+    def _device_texts(self) -> list[Span]:
+        """Where texts begin with a CUDA device's name and go on, in order: ``f"cuda:{a}{b}"``.
+
+        A plain text that is formatted later is at each place that gets it: ``FORM = "cuda:{!r}"``.
+        """
+        file, tree = self._file, self._file.tree
+        if "cuda" not in tree.text.lower():
+            return []
+        strings: list[cst.CSTNode] = [
+            *tree.of_type(cst.FormattedString),
+            *tree.of_type(cst.ConcatenatedString),
+        ]
+        found = [file.span(node) for node in strings if _DEVICE_TEXT.match(tree.source(node))]
+        for text in tree.of_type(cst.SimpleString):
+            if DEVICE_FORM.match(string_value(text) or ""):
+                found += [file.span(use) for use in uses_of(file, text)]
+        return sorted(found)
+
     def _holds_unknown_device(self, body: Span) -> bool:
         """Whether a branch has a string that no rule converts, such as ``f"cuda:{a}{b}"``."""
         starts = (Span(body.start, 0), Span(body.end, 0))
-        first, last = (bisect_left(self._file.device_texts, start) for start in starts)
-        texts = [place for place in self._file.device_texts[first:last] if place.end <= body.end]
+        first, last = (bisect_left(self._device_texts, start) for start in starts)
+        texts = [place for place in self._device_texts[first:last] if place.end <= body.end]
         found = [self._finding(index).place for index in self._all.within(body)] if texts else []
         return any(
             not any(

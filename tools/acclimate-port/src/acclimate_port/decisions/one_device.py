@@ -18,7 +18,7 @@ from acclimate_port.conditions.device_tests import may_stay
 from acclimate_port.conditions.statements import decided_by
 from acclimate_port.decisions.decision import Decisions, Status, asks_for_device
 from acclimate_port.decisions.symbols import Kind
-from acclimate_port.source.torch_cuda import FIGURES, RESETS, STREAMS, TELL_OF_DEVICE
+from acclimate_port.source.torch_cuda import FIGURES, OLD_RESETS, RESETS, STREAMS, TELL_OF_DEVICE
 from acclimate_port.source.tree import called_name, dotted, keyword
 from acclimate_port.source_file import SourceFile, cuda_name, is_assigned
 
@@ -32,7 +32,7 @@ _DEVICES = {"device-string", "device-format", "device-object", "available-choice
 """Rules for devices that a program holds as values."""
 _CHOOSING_CALLS = {"is_available", "device_count", "set_device", "device", "device_of"}
 """Functions of torch.cuda that do; the others seed, wait or free memory."""
-_FIGURES = FIGURES | RESETS | {"mem_get_info", "memory_stats"}
+_FIGURES = FIGURES | RESETS | OLD_RESETS | {"mem_get_info", "memory_stats"}
 _STATES = {"get_rng_state", "get_rng_state_all", "set_rng_state", "set_rng_state_all"}
 _STREAMS = {*STREAMS, "Event"}
 _COLLECTIVES = {
@@ -91,6 +91,7 @@ class OneDevice:
         """The decisions of each kind."""
         self.on_device = [*casts, *self.groups[Kind.STREAM], *decisions.of_rules("sync-batch-norm")]
         self.on_device += [index for index in calls if self._called(index) in TELL_OF_DEVICE]
+        self.on_device += self.groups[Kind.FIGURE]
         """What is right only on the device that the rest of the program chooses."""
 
     @cached_property
@@ -145,7 +146,7 @@ class OneDevice:
         beside += [([test], [other]) for test, other in self._texts]
         beside += [(self.on_device, self.groups[Kind.PLACE]), (counts, visible)]
         beside += [(self._annotations(), self.groups[Kind.CAST]), (waits, self.groups[Kind.STREAM])]
-        beside += [(self.turned_off, self.groups[Kind.CAST])]
+        beside += [(self.turned_off, self.groups[Kind.CAST]), (self.groups[Kind.CAST], self.turned_off)]
         # What takes the time of the device, or orders its work, fails on others where it is not edited.
         offered = [i for i in self.groups[Kind.STREAM] if self._all[i].status is Status.CONVERTED]
         beside += [(self.groups[Kind.PLACE], offered)]

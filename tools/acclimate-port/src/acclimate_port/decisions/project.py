@@ -26,7 +26,7 @@ _REASONS = {
     Kind.NUMBER: "{place}, a device that gets its number from the same function, stays as it is",
     Kind.CODE: "it decides about code that needs CUDA at {place}, which stays as it is",
     Kind.PLACE: "{place}, which the same program runs on the same device, stays as it is",
-    Kind.CAST: "{place}, which turns on an autocast or a scaler of the same program, stays as it is",
+    Kind.CAST: "{place}, an autocast or a scaler of the same program, stays as it is",
     Kind.STREAM: "{place}, which uses a stream or a graph of the same program, stays as it is",
     Kind.FIGURE: "{place}, a figure of memory of the same program, stays as it is",
     Kind.STATE: "{place}, a state of random numbers of the same program, stays as it is",
@@ -308,14 +308,17 @@ class Project:
     def _imported_by_none(self) -> list[Path]:
         """The modules that no file imports, so that only a name which is not known may lead to them.
 
-        Scripts and tests are run by themselves. A package that gives on what it imports does not use it.
+        Scripts and tests are run by themselves. A package that gives on what it imports does not use it
+        if no file imports the package.
         """
-        imported = {
-            file
-            for path, known in self._facts.items()
-            for module in known.outline.imports
-            for file in self._files_of(path, module)
-        }
+        imported: set[Path] = set()
+        waiting = [path for path in self._facts if path.name != "__init__.py" or path in self._placed]
+        while waiting:
+            path = waiting.pop()
+            modules = self._facts[path].outline.imports
+            new = {file for module in modules for file in self._files_of(path, module)} - imported
+            imported |= new
+            waiting += (file for file in new if file.name == "__init__.py" and file not in self._placed)
         return [
             path
             for path, known in self._facts.items()

@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 
 from acclimate_port.new_code.edits import Part
-from acclimate_port.source.torch_cuda import CURRENT_STREAMS, FIGURES, RESETS, SEEDS, STREAMS
+from acclimate_port.source.torch_cuda import CURRENT_STREAMS, FIGURES, OLD_RESETS, RESETS, SEEDS, STREAMS
 from acclimate_port.source.vendors import WITHOUT_STREAMS
 
 
@@ -72,14 +72,14 @@ _SAME = {
     *("is_available", "device_count", "is_initialized", "init", "synchronize", "set_device", "device"),
     *("current_device", "get_device_name", "get_device_capability", "get_device_properties"),
     *(*STREAMS, "Event", "is_current_stream_capturing", "is_bf16_supported", "OutOfMemoryError"),
-    *(*FIGURES, *RESETS, "reset_max_memory_allocated", "reset_max_memory_cached", "empty_cache"),
+    *(*FIGURES, *RESETS, *OLD_RESETS, "empty_cache"),
     *("memory_stats", "memory_summary", "mem_get_info", "ipc_collect"),
     *(*SEEDS, "get_rng_state", "get_rng_state_all", "initial_seed"),
     *("BFloat16Tensor", "ByteTensor", "DoubleTensor", "FloatTensor", "HalfTensor", "IntTensor", "LongTensor"),
 }
 _DEVICE_INDEX = {
     *("device", "get_rng_state", "set_device", "synchronize", *CURRENT_STREAMS, "memory_stats"),
-    *(*FIGURES, *RESETS, "reset_max_memory_allocated", "reset_max_memory_cached"),
+    *(*FIGURES, *RESETS, *OLD_RESETS),
 }
 _KEYWORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(_DEVICE_INDEX, ("device_index",)),

@@ -207,7 +207,8 @@ chooses, a context or a handler and its body, the terms of a sum, and a number o
 Without CUDA, `torch.cuda.manual_seed`, `seed`, `set_rng_state` and their variants for all devices do nothing. The
 accelerator of a CPU-only machine is the CPU, whose generator they would change, so the edit adds a test around a call
 that has none. The same holds for memory figures, which are 0 without CUDA; on a CPU acclimate returns the memory of the
-process. A figure of a device that may be a CPU's is unsafe.
+process. A figure of a device that may be a CPU's is unsafe, and so are a figure and the test around it where the device of
+their program stays.
 
 If the file has code for another device, a test is false there, as before. A test in another function that only waits,
 seeds or frees memory is not: that is right on every device.

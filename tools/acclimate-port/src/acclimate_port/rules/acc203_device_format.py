@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from string import Formatter
+
 import libcst as cst
 
 from acclimate_port.dataflow.literals import LiteralUse, Role, classify_literal
@@ -9,7 +11,7 @@ from acclimate_port.dataflow.map_location import loadable
 from acclimate_port.new_code.edits import Part
 from acclimate_port.new_code.targets import AcclimateTarget
 from acclimate_port.rules.acc201_device_string import report_device
-from acclimate_port.rules.base import IMPORTS, WITH_HELPER, Example, Finding, Rule
+from acclimate_port.rules.base import DEVICE_FORM, IMPORTS, WITH_HELPER, Example, Finding, Rule
 from acclimate_port.source.tree import Span, called_name, string_value
 from acclimate_port.source_file import SourceFile
 
@@ -22,6 +24,10 @@ class DeviceFormat(Rule[cst.FormattedString | cst.BinaryOperation | cst.Call]):
     summary = 'a device\'s name made from an index: `f"cuda:{i}"`, `%`, `.format`, `+`'
     explanation = """\
 `get_accelerator().device_name(i)` is the name of device `i`; on a CPU it is `"cpu"`.
+
+A field shows the number as `str` does (`{}`, `{:}`, `{0}`, `{:d}`, `{gpu}`, `{!s}`). Another form of a device's name, such as
+`"cuda:{!r}".format(i)`, is left, and so is what decides about it; a form that the code keeps in a name (`FORM = "cuda:{}"`)
+or puts together in another way is not listed, and leaves what decides about it too.
 
 `--to torch` keeps the index: nearly all of torch accepts `"cpu:0"`. `torch.load` and safetensors do not, so a device
 that reaches a `map_location`, directly or through a name, is `"cpu"` on a CPU-only machine."""
@@ -38,6 +44,14 @@ that reaches a `map_location`, directly or through a name, is `"cpu"` on a CPU-o
             f"{WITH_HELPER}def f(x, i):\n    return x.to(accelerator_type() + ':%d' % i), "
             "x.to(accelerator_type() + ':{}'.format(i)), x.to(accelerator_type() + ':' + str(i))\n",
         ),
+        Example(
+            'import torch\n\n\ndef f(x, i):\n    return x.to("cuda:{:}".format(i)), x.to("cuda:{n}".format(n=i)), x.to(f"cuda:{i:d}")\n',
+            f"{IMPORTS}\ndef f(x, i):\n    return x.to(get_accelerator().device_name(i)), "
+            "x.to(get_accelerator().device_name(i)), x.to(get_accelerator().device_name(i))\n",
+            WITH_HELPER + 'def f(x, i):\n    return x.to(accelerator_type() + ":{:}".format(i)), '
+            'x.to(accelerator_type() + ":{n}".format(n=i)), x.to(f"{accelerator_type()}:{i:d}")\n',
+        ),
+        Example('import torch\n\n\ndef f(x, i):\n    return x.to("cuda:{!r}".format(i))\n', None, None),
     )
     nodes = (cst.FormattedString, cst.BinaryOperation, cst.Call)
 
@@ -45,12 +59,15 @@ that reaches a `map_location`, directly or through a name, is `"cpu"` on a CPU-o
         self, file: SourceFile, node: cst.FormattedString | cst.BinaryOperation | cst.Call
     ) -> Finding | None:
         found = self._parts(file, node)
-        if found is None:
-            return None
-        literal, index, torch_parts = found
-        if isinstance(file.tree.parent(node), cst.ConcatenatedString):
+        if isinstance(file.tree.parent(node), cst.ConcatenatedString) or not (found or _is_form(node)):
             return None
         place = classify_literal(file, node)
+        if found is None:
+            is_device = place.role is Role.DEVICE
+            return (
+                self.left(file, node, "no rule converts this form of a device's name") if is_device else None
+            )
+        literal, index, torch_parts = found
         if place.role is Role.COMPARED:
             place = LiteralUse(Role.LIKELY, "it is compared with a device's name")
         if place.role is Role.DATA and "message" not in place.reason and "key" not in place.reason:
@@ -73,7 +90,8 @@ that reaches a `map_location`, directly or through a name, is `"cpu"` on a CPU-o
             text, shown = node.parts[0], node.parts[1]
             if not isinstance(shown, cst.FormattedStringExpression) or text.value != "cuda:":
                 return None
-            if shown.format_spec is not None or shown.conversion or shown.equal is not None:
+            spec = None if shown.format_spec is None else "".join(map(tree.source, shown.format_spec))
+            if not _shows_number(spec, shown.conversion) or shown.equal is not None:
                 return None
             place = tree.span(text)
             rest = Span(place.start + len("cuda"), whole.end)
@@ -118,6 +136,34 @@ def _formatted(node: cst.CSTNode) -> tuple[cst.CSTNode, cst.CSTNode] | None:
         or called_name(node) != "format"
     ):
         return None
-    is_device = string_value(node.func.value) in ("cuda:{}", "cuda:{0}", "cuda:{:d}")
-    is_plain = len(node.args) == 1 and node.args[0].keyword is None and not node.args[0].star
-    return (node.func.value, node.args[0].value) if is_device and is_plain else None
+    given = node.args[0] if len(node.args) == 1 else None
+    if given is None or given.star or not _gets(string_value(node.func.value) or "", given):
+        return None
+    return node.func.value, given.value
+
+
+def _is_form(node: cst.CSTNode) -> bool:
+    """Whether code makes a device's name in a way that may be none of those above: ``f"cuda:{i!r}"``."""
+    if isinstance(node, cst.FormattedString):
+        first = node.parts[0] if len(node.parts) > 1 else None
+        return isinstance(first, cst.FormattedStringText) and DEVICE_FORM.match(first.value) is not None
+    text = node.left if isinstance(node, cst.BinaryOperation) else None
+    if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        text = node.func.value if node.func.attr.value.startswith("format") else None
+    return DEVICE_FORM.match(string_value(text) or "") is not None
+
+
+def _gets(text: str, given: cst.Arg) -> bool:
+    """Whether a text is ``"cuda:{}"`` with the number that a call of ``format`` gets, by its place or name."""
+    try:
+        fields = [*Formatter().parse(text)]
+    except ValueError:
+        return False
+    before, name, spec, conversion = fields[0] if len(fields) == 1 else ("", None, None, None)
+    names = ("", "0") if given.keyword is None else (given.keyword.value,)
+    return before == "cuda:" and name in names and _shows_number(spec, conversion)
+
+
+def _shows_number(spec: str | None, conversion: str | None) -> bool:
+    """Whether a field shows a number as ``str`` does: ``{:}``, ``{:d}``, ``{!s}``."""
+    return spec in (None, "", "d") and conversion in (None, "", "s")

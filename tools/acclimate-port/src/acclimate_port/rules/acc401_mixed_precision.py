@@ -51,7 +51,8 @@ Without CUDA, torch turns CUDA's autocast and scaler off, and warns. Those of a 
 adds `enabled=get_accelerator().device_name() != "cpu"`, unless a test of the device is around the call or in its
 `enabled`, also through a name (`cuda = device.type != "cpu"`); `device != "cpu"` is one only if the file shows a
 string, as a `torch.device` differs from every string. One that stays or is unsafe makes the device, the backend and
-the autocasts with `enabled=False` of its program unsafe.
+the autocasts with `enabled=False` of its program unsafe; one with `enabled=False` that stays or is unsafe makes the
+autocasts and scalers of all programs that run it unsafe.
 A caller may autocast the CPU, as may the rest of a program: in a package, and in a program that does so, a
 `with` keeps that autocast (`or torch.is_autocast_enabled("cpu")`). Four edits are unsafe: an autocast there with a dtype,
 or outside `with`, which would change the CPU's; a dtype that is not known to be float16 or bfloat16, since CUDA alone

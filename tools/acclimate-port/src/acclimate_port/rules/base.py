@@ -161,6 +161,8 @@ def margin_of(file: SourceFile, statement: cst.Expr) -> str | None:
 
 
 DEVICE = re.compile(r"cuda(?::(\d+))?$")
+DEVICE_FORM = re.compile(r"cuda:(?!\d+$)\S*$", re.IGNORECASE)
+"""A text that becomes a device's name: ``"cuda:{!r}"``, ``"cuda:%d"``, ``"cuda:"``; no message."""
 
 
 def is_device(text: str) -> bool:

@@ -10,6 +10,8 @@ FIGURES = {
 TELL_OF_DEVICE = {"get_device_name", "get_device_properties", "get_device_capability"}
 """Functions that tell about a device: the one that the rest of the program chooses."""
 RESETS = {"reset_peak_memory_stats", "reset_accumulated_memory_stats"}
+OLD_RESETS = {"reset_max_memory_allocated", "reset_max_memory_cached"}
+"""Older names for resets, which torch.accelerator lacks."""
 SEEDS = {"manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"}
 """Functions that change the random numbers, and without CUDA do nothing."""
 CURRENT_STREAMS = ("current_stream", "default_stream")
