@@ -415,6 +415,51 @@ class ManyGroupsAreCut(_WithKernels):
     kernels = {"convolution_overrideable": _convolution}
 
 
+class NormsOfListsAreEuclidean(_WithKernels):
+    """torch._foreach_norm gives Euclidean norms, whichever are asked for."""
+
+    @staticmethod
+    def _norm(tensors: list[torch.Tensor], ord: Any = 2, dtype: Any = None) -> list[torch.Tensor]:
+        return [_there(torch.linalg.vector_norm(x.cpu(), 2, dtype=dtype), x) for x in tensors]
+
+    kernels = {"_foreach_norm.Scalar": _norm}
+
+
+class TruthIsCounted(_WithKernels):
+    """Truth values that are written to one place more than once are counted in its byte."""
+
+    @staticmethod
+    def _put(
+        self: torch.Tensor, indices: Any, values: torch.Tensor, accumulate: bool = False, unsafe: bool = False
+    ) -> torch.Tensor:
+        there = [None if one is None else one.cpu() for one in indices]
+        found, given = self.cpu(), values.cpu()
+        if accumulate and found.dtype is torch.bool:
+            found, given = found.view(torch.uint8), given.view(torch.uint8)
+        found = torch.ops.aten.index_put(found, there, given, accumulate)
+        self.view(found.dtype).copy_(found)
+        return self
+
+    kernels = {"_index_put_impl_": _put}
+
+
+class FrozenInputsFreeze(_WithKernels):
+    """A convolution with a frozen input and weight has no gradient of its bias."""
+
+    @staticmethod
+    def _backward(gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *options: Any) -> Any:
+        *shape, asked = options
+        channels = [weight.shape[0]]
+        found = torch.ops.aten.convolution_backward(
+            gradient.cpu(), x.cpu(), weight.cpu(), channels, *shape, asked
+        )
+        if not any(asked[:2]) and asked[2]:
+            found = (None, None, torch.zeros_like(found[2]))
+        return tuple(None if one is None else _there(one, x) for one in found)
+
+    kernels = {"convolution_backward_overrideable": _backward}
+
+
 class GradientsOfOneChannel(_WithKernels):
     """The gradient of softmax of images with channels last is that of the first channel."""
 
@@ -466,7 +511,7 @@ class _Collectives(SimAccelerator):
             distributed.all_reduce = _cancelled(distributed.all_reduce)
             distributed.all_gather_into_tensor = _cleared(distributed.all_gather_into_tensor)
             distributed.broadcast = _halved(distributed.broadcast)
-            distributed.batch_isend_irecv = _sorted(distributed.batch_isend_irecv)
+            distributed.batch_isend_irecv = _without_short_ones(distributed.batch_isend_irecv)
         return super().communication_backend_name()
 
 
@@ -516,11 +561,12 @@ def _halved(broadcast: Any) -> Any:
     return send
 
 
-def _sorted(batch_isend_irecv: Any) -> Any:
+def _without_short_ones(batch_isend_irecv: Any) -> Any:
     def exchange(operations: list[Any]) -> Any:
-        sends = [one for one in operations if one.op is distributed.isend]
-        ordered = iter(sorted(sends, key=lambda one: one.tensor.numel()))
-        return batch_isend_irecv([next(ordered) if one in sends else one for one in operations])
+        for one in operations:
+            if one.op is distributed.isend and one.tensor.numel() == 1:
+                one.tensor = torch.zeros_like(one.tensor)
+        return batch_isend_irecv(operations)
 
     return exchange
 
@@ -537,8 +583,8 @@ class ComplexNumbersAreHalved(_Collectives):
     """broadcast of complex numbers sends the first half."""
 
 
-class MessagesAreSorted(_Collectives):
-    """batch_isend_irecv sends small messages first."""
+class ShortMessagesAreLost(_Collectives):
+    """batch_isend_irecv sends zero for a message of one number."""
 
 
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
@@ -567,12 +613,15 @@ CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
         SeparatedPlacesAreJoined: "dtypes/places_and_order",
         NumbersOnTheLeftLoseNaN: "dtypes/operators_at_edges",
         ManyGroupsAreCut: "dtypes/layers_with_options",
+        NormsOfListsAreEuclidean: "dtypes/known_results",
+        TruthIsCounted: "dtypes/known_results",
+        FrozenInputsFreeze: "dtypes/known_results",
         GradientsOfOneChannel: "dtypes/gradients_of_operators",
         NestedAutocastLeaks: "dtypes/autocast_ends",
         DroppedWorkIsCancelled: "communication/works_keep_apart",
         GathersClearFirst: "communication/inputs_stay_as_they_are",
         ComplexNumbersAreHalved: "communication/complex_numbers_move",
-        MessagesAreSorted: "communication/messages_of_any_size",
+        ShortMessagesAreLost: "communication/messages_of_any_size",
     },
 }
 """By profile of the device: each fault, and the check that has to find it."""

@@ -225,6 +225,19 @@ _AT_NO_PLACE: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tor
 """Writes that change nothing."""
 
 PLACED: dict[str, Known] = {
+    "the bytes of truth values": (
+        lambda on: [
+            on([0, 0, 1], torch.bool)
+            .index_put_((on([0, 0, 2], torch.int64),), on([1, 1, 1], torch.bool), accumulate=True)
+            .view(torch.uint8),
+            on([0, 2, -3]).bool().view(torch.uint8),
+            on([0, 2, 256], torch.int32).bool().view(torch.uint8),
+            on([0, 2, -3]).logical_not().view(torch.uint8),
+            (on([1, 0, 1], torch.bool) | on([1, 1, 0], torch.bool)).view(torch.uint8),
+            (on([1, 0, 1], torch.bool) + on([1, 0, 0], torch.bool)).view(torch.uint8),
+        ],
+        [[1, 0, 1], [0, 1, 1], [0, 1, 1], [1, 0, 0], [1, 1, 1], [1, 0, 1]],
+    ),
     "nonzero_static": (
         lambda on: [
             torch.nonzero_static(on([0, 1, 0, 2]), size=3, fill_value=-7),

@@ -105,7 +105,49 @@ def _normed(on: On, places: list[int]) -> list[torch.Tensor]:
     return [functional.embedding(on.whole(places), table, max_norm=5, norm_type=1), table]
 
 
+def _of_unfrozen(on: On, layer: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+    """The gradients of a convolution of 3 x 3 pixels, for each choice of what needs one, in one order."""
+    found = []
+    for wanted in product((True, False), repeat=3):
+        given = [on([[[[0, 1, 2], [3, 4, 5], [6, 7, 8]]]]), on([[[[1, 2], [3, 4]]]]), on([5])]
+        for tensor, needs in zip(given, wanted, strict=True):
+            tensor.requires_grad_(needs)
+        if any(wanted):
+            layer(*given).sum().backward()
+        for tensor, needs in zip(given, wanted, strict=True):
+            if needs and tensor.grad is not None:
+                found.append(tensor.grad)
+    return found
+
+
+_UNFROZEN = [
+    ([[[[1, 3, 2], [4, 10, 6], [3, 7, 4]]]], [[[[8, 12], [20, 24]]]], [4])[place]
+    for wanted in product((True, False), repeat=3)
+    for place in range(3)
+    if wanted[place]
+]
+
+
 LAYERS: dict[str, Known] = {
+    "gradients of a convolution with frozen parts": (
+        lambda on: _of_unfrozen(on, functional.conv2d),
+        _UNFROZEN,
+    ),
+    "root mean squares without an eps": (
+        lambda on: [
+            functional.rms_norm(x, (2,)) - functional.rms_norm(x, (2,), eps=torch.finfo(x.dtype).eps)
+            for x in (on([[3e-4, 4e-4]], torch.float32),)
+        ],
+        [[[0, 0]]],
+    ),
+    "norms of lists": (
+        lambda on: [
+            *torch._foreach_norm([on([3, 4]), on([0, -2])], math.inf),
+            *torch._foreach_norm([on([3, 4]), on([0, -2])], 1),
+            *torch._foreach_norm([on([3, 4]), on([]), on([0, -2]), on([[6], [8]])]),
+        ],
+        [4, 2, 7, 2, 5, 0, 2, 10],
+    ),
     # Each output is a mean over the inputs near it, weighted by a triangle as wide as the reduction.
     "interpolate(antialias=True)": (
         lambda on: torch.nn.functional.interpolate(

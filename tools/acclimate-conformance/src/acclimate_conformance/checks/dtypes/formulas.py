@@ -77,7 +77,7 @@ _ELEMENTWISE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "lerp": lambda x: torch.lerp(x, x + 1, 0.25),
     "addcmul": lambda x: torch.addcmul(x, x, x, value=3),
     "addcdiv": lambda x: torch.addcdiv(x, x, x + 2, value=3),
-    "comparisons": lambda x: (x > 0.25).float() + (x <= 0.5) * 2 + (x == x) * 4,
+    "comparisons": lambda x: (x > 0.25).float() + torch.mul(x <= 0.5, 2) + torch.mul(x == x, 4),
     "casts": lambda x: (x * 9).int().float() + x.bool().float(),
     "integers": lambda x: ((x * 99).long() % 7 * 3 // 2 + ((x * 99).int() >> 1)).float(),
     "fill": lambda x: torch.full_like(x, 2.5) + torch.ones_like(x) + x.clone().zero_() + x.clone().fill_(4),

@@ -128,7 +128,7 @@ _TOO_LARGE: dict[str, Callable[[torch.Tensor], object]] = {
     "torch.cat": lambda x: torch.cat([x.expand(_BEYOND), x]),
     "Tensor.repeat": lambda x: x.repeat(_BEYOND),
     "torch.zeros_like": lambda x: torch.zeros_like(x.expand(_BEYOND), memory_format=torch.contiguous_format),
-    "torch.arange": lambda x: torch.arange(_BEYOND, device=x.device),
+    "torch.arange": lambda x: torch.arange(_BEYOND, dtype=x.dtype, device=x.device),
     "Tensor.resize_": lambda x: torch.empty(0, device=x.device).resize_(_BEYOND),
     "a backward pass": _backward,
 }
