@@ -197,8 +197,11 @@ def in_thread(function: Callable[[], _T]) -> _T:
     return returned[0]
 
 
-class DeliberateError(Exception):
-    """Raised within a block, to see what state the block leaves."""
+class DeliberateError(RuntimeError, ValueError, TypeError, KeyError):
+    """Raised within a block, to see what state the block leaves.
+
+    It is of several types at once, so that a block which suppresses errors of one of them shows.
+    """
 
 
 @contextmanager

@@ -95,6 +95,7 @@ def integers_at_their_edges(accelerator: Accelerator) -> None:
         "a sort": lambda x: x.sort().values, "x > 0": lambda x: x > 0, "argmax": lambda x: x.argmax(),
         "a cast to bool": lambda x: x.to(torch.bool), "a cast to int32": lambda x: x.to(torch.int32),
         "a cast to uint8": lambda x: x.to(torch.uint8), "a product": lambda x: x[-3:].prod(),
+        **_ORDERS,
     }  # fmt: skip
     for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
         limits = torch.iinfo(dtype)
@@ -111,6 +112,29 @@ def integers_at_their_edges(accelerator: Accelerator) -> None:
                 _require_same(found, wanted, f"{what} for 3 times 70 {extreme} in {short(dtype)}")
 
 
+_ORDERS: dict[str, _Operation] = {
+    "topk": lambda x: x.topk(3).values,
+    "the smallest of topk": lambda x: x.topk(3, largest=False).values,
+    "the place of the smallest of topk": lambda x: x[:3].topk(2, largest=False).indices,
+    "a descending sort": lambda x: x.sort(descending=True).values,
+    "a stable sort": lambda x: x.sort(stable=True).indices,
+    "a stable, descending sort": lambda x: x.sort(stable=True, descending=True).indices,
+    "argsort": lambda x: x[:3].argsort(),
+    "argmin": lambda x: x[:3].argmin(),
+    "min": lambda x: x.min(),
+    "min of a dimension": lambda x: x.min(0).values,
+    "max": lambda x: x.max(),
+    "amin and amax": lambda x: torch.stack([x.amin(0), x.amax(0)]),
+    "aminmax": lambda x: torch.stack(list(x.aminmax())),
+    "kthvalue": lambda x: x.kthvalue(1).values,
+    "median": lambda x: x.median(),
+    "cummin": lambda x: x.flip(0).cummin(0).values,
+    "cummax": lambda x: x.cummax(0).values,
+    "minimum and maximum": lambda x: torch.stack([x.minimum(x.flip(0)), x.maximum(x.flip(0))]),
+    "unique": lambda x: x.unique(),
+    "comparisons": lambda x: torch.stack([x < x.flip(0), x >= x.flip(0), x == x.flip(0)]),
+}
+"""Operators that compare: the smallest number of a dtype has no negative, and differences wrap around."""
 _BEYOND: dict[str, _Operation] = {
     "a sum": lambda x: x.sum(),
     "a sum of rows": lambda x: x.sum(0),
