@@ -34,7 +34,7 @@ _VIEWS: dict[str, _View] = {
 }
 _PAIRS = list(product(_VIEWS.items(), _VIEWS.items()))
 _CONVERTED = [(own, own) for own in _VIEWS.items()] + [
-    ((f"{name}, made contiguous,", lambda x, view=view: view(x).contiguous()), (name, view))  # type: ignore[misc]
+    ((f"{name}, made contiguous,", lambda x, view=view: view(x).contiguous()), (name, view))
     for name, view in _VIEWS.items()
 ]
 """What is copied into what by a copy between dtypes: fewer pairs, as there are many dtypes."""
