@@ -79,9 +79,12 @@ def _equal_parts(all_to_all_single: Any) -> Any:
 
 def _same_parts(all_to_all_single: Any) -> Any:
     def exchange(received: torch.Tensor, given: torch.Tensor, *options: Any, **named: Any) -> Any:
-        ranks = distributed.get_world_size(named.get("group"))
-        if options and received.shape == given.shape and len(given) % ranks == 0:
-            options = ()
+        group = named.get("group")
+        is_even = received.shape == given.shape and len(given) % distributed.get_world_size(group) == 0
+        if options:
+            everywhere = torch.tensor(int(is_even))
+            distributed.all_reduce(everywhere, distributed.ReduceOp.MIN, group)
+            options = () if everywhere else options
         return all_to_all_single(received, given, *options, **named)
 
     return exchange

@@ -212,6 +212,7 @@ def _use_all(accelerator: Accelerator) -> str:
     """Uses a stream, an event and a graph, which end with the process; names those that are offered."""
     ones = torch.ones(4, device=accelerator.current_device_name())
     stream, event = accelerator.Stream(), accelerator.Event()
+    accelerator.synchronize()
     with accelerator.stream(stream):
         ones.mul_(2)
         event.record()
