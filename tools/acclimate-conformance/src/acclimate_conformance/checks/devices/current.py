@@ -14,7 +14,6 @@ from acclimate.backends import BUILTIN
 from acclimate.selection import detect_all
 from acclimate_conformance.checks.assertions import (
     BrokenPromiseError,
-    DeliberateError,
     device_names,
     exactly,
     in_thread,
@@ -30,6 +29,7 @@ from acclimate_conformance.checks.device_arguments import (
     require_device_arguments,
     ways_to_name,
 )
+from acclimate_conformance.checks.errors import DeliberateError
 from acclimate_conformance.checks.target import record_of
 
 
