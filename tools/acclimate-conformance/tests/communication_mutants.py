@@ -24,7 +24,7 @@ class _InTheChild(CPUAccelerator):
                 _true(distributed.broadcast),
                 _now_and_then(distributed.all_gather),
             )
-            distributed.all_to_all_single = _equal_parts(distributed.all_to_all_single)
+            distributed.all_to_all_single = _same_parts(_equal_parts(distributed.all_to_all_single))
             distributed.barrier = _of_all(distributed.barrier)
             distributed.all_gather_into_tensor = _early(distributed.all_gather_into_tensor)
             shm_op.inference_all_reduce = _of_a_copy(shm_op.inference_all_reduce)
@@ -73,6 +73,19 @@ def _equal_parts(all_to_all_single: Any) -> Any:
         if options and len(set(options[0])) > 1 and 0 not in options[0]:
             received.copy_(received.roll(options[0][0] - len(received) // 2, 0))
         return work
+
+    return exchange
+
+
+def _same_parts(all_to_all_single: Any) -> Any:
+    def exchange(received: torch.Tensor, given: torch.Tensor, *options: Any, **named: Any) -> Any:
+        group = named.get("group")
+        is_even = received.shape == given.shape and len(given) % distributed.get_world_size(group) == 0
+        if options:
+            everywhere = torch.tensor(int(is_even))
+            distributed.all_reduce(everywhere, distributed.ReduceOp.MIN, group)
+            options = () if everywhere else options
+        return all_to_all_single(received, given, *options, **named)
 
     return exchange
 
@@ -135,6 +148,10 @@ class TakesEqualParts(_InTheChild):
     """all_to_all_single puts parts that differ in size where equal ones would be."""
 
 
+class IgnoresPartsOfAnEvenTotal(_InTheChild):
+    """all_to_all_single ignores the sizes of parts where parts of one size have the same sum."""
+
+
 class GathersNotEachTime(_InTheChild):
     """Each 40th all_gather leaves out the last rank."""
 
@@ -156,6 +173,7 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     BroadcastsOnlyTrue: "communication/other_dtypes",
     BroadcastsToTheStart: "communication/tensors_of_any_shape",
     TakesEqualParts: "communication/every_collective_in_every_dtype",
+    IgnoresPartsOfAnEvenTotal: "communication/other_collectives",
     GathersNotEachTime: "communication/many_collectives",
     GroupsDoNotWait: "communication/groups",
     WaitsInOneThread: "communication/collectives_that_wait_later",

@@ -911,8 +911,44 @@ class VarianceIsADifference(_WithKernels):
     kernels = {"var.correction": _var}
 
 
+class LastNormalNumberRepeats(_WithKernels):
+    """The last of an odd number of normal numbers is the one before it."""
+
+    @staticmethod
+    def _normal(x: torch.Tensor, mean: float = 0, std: float = 1, *, generator: Any = None) -> torch.Tensor:
+        drawn = torch.empty(x.shape).normal_(mean, std)
+        if drawn.numel() % 2 and drawn.numel() > 1:
+            drawn.view(-1)[-1] = drawn.view(-1)[-2]
+        return x.copy_(drawn)
+
+    kernels = {"normal_": _normal}
+
+
+class SmallestIsNotFound(_WithKernels):
+    """The smallest of topk are the largest of the negatives, also for integers."""
+
+    @staticmethod
+    def _topk(x: torch.Tensor, k: int, dim: int = -1, largest: bool = True, ordered: bool = True) -> Any:
+        host = x.cpu()
+        places = (host if largest else -host).topk(k, dim, True, ordered).indices
+        return _there(host.gather(dim, places), x), _there(places, x)
+
+    kernels = {"topk": _topk}
+
+
+class LargeViewsAreNotChanged(_WithKernels):
+    """tanh_ of a transposed matrix of more than 4,096 elements changes a copy of it."""
+
+    kernels = {
+        "tanh_": lambda x: x if x.numel() > 4096 and not x.is_contiguous() else x.copy_(x.cpu().tanh())
+    }
+
+
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     "": {
+        LastNormalNumberRepeats: "random/draws_are_independent",
+        SmallestIsNotFound: "dtypes/integers_at_their_edges",
+        LargeViewsAreNotChanged: "dtypes/operators_in_place_on_views",
         JoinsOnTheCurrentDevice: "dtypes/places_and_order",
         SingularMatricesHaveAnInverse: "dtypes/wrong_shapes_are_refused",
         BatchesCountAlike: "dtypes/known_results",

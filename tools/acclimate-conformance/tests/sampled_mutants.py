@@ -748,6 +748,24 @@ class ReducedListsAreNotMultiplied(_WithKernels):
     kernels = {"_foreach_mul_.Tensor": _only_of_32_bits}
 
 
+def _only_of_dimensions(tensors: list[torch.Tensor], ends: list[torch.Tensor], weight: float) -> None:
+    for tensor, end in zip(tensors, ends, strict=True):
+        if tensor.dim():
+            tensor.lerp_(end, weight)
+
+
+class NumbersAreNotTrained(_WithKernels):
+    """Parameters without dimensions have no first moment in Adam's foreach steps."""
+
+    kernels = {"_foreach_lerp_.Scalar": _only_of_dimensions}
+
+
+class NumbersInListsStay(_WithKernels):
+    """The same, which lists of tensors show too."""
+
+    kernels = {"_foreach_lerp_.Scalar": _only_of_dimensions}
+
+
 FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     ClampIntoOthersForgetsTheLeast: (kernels.kernels_as_on_the_host, ("clamp",)),
     SlopeOfGeluEnds: (kernels.kernels_as_on_the_host, ("nn.functional.gelu",)),
@@ -808,6 +826,8 @@ FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
     TooFewElementsAreRepeated: (refusals.wrong_arguments_are_refused, ()),
     ReducedGradientsAreNotClipped: (models.gradients_are_clipped, ()),
     ReducedListsAreNotMultiplied: (topics.lists_of_tensors_as_on_the_host, ("_foreach_mul",)),
+    NumbersAreNotTrained: (models.optimizers_as_on_the_host, ("Adam",)),
+    NumbersInListsStay: (topics.lists_of_tensors_as_on_the_host, ("_foreach_lerp",)),
     SlopeOfAnotherSelu: (topics.gradients_as_on_the_host, ("nn.functional.selu",)),
 }
 """Each fault, the observation that finds it, and the operators, modules or optimizers that are tried.

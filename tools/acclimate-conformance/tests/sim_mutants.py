@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Iterable, Iterator, MutableMapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import distributed
 
 from acclimate.accelerator import Accelerator, DeviceLike
 from acclimate.accelerator.recorded_graph import RecordedGraph
-from acclimate_sim import sharing
+from acclimate_sim import safetensors_names, sharing
 from acclimate_sim.accelerator import SimAccelerator
 from acclimate_sim.record import BACKEND
 
@@ -987,8 +988,108 @@ class CachedIsOneMore(SimAccelerator):
         return super().max_memory_cached(device_index) + 1
 
 
+class RestoresOnlyItsOwnDevice(SimAccelerator):
+    """device(i) restores the device from before only if device i is still current at its end."""
+
+    @contextmanager
+    def device(self, device_index: DeviceLike = None) -> Iterator[None]:
+        before, own = self.current_device(), self._index(device_index)
+        self.set_device(own)
+        try:
+            yield
+        finally:
+            if self.current_device() == own:
+                self.set_device(before)
+
+
+class DeviceContextHidesErrorsOfTorch(SimAccelerator):
+    """An error of the type RuntimeError ends in device(i)."""
+
+    @contextmanager
+    def device(self, device_index: DeviceLike = None) -> Iterator[None]:
+        with suppress(RuntimeError), super().device(device_index):
+            yield
+
+
+class CountsWhatIsVisibleNow(SimAccelerator):
+    """device_count() follows the variable of visible devices when it changes later."""
+
+    def device_count(self) -> int:
+        visible = os.environ.get("ACCLIMATE_SIM_VISIBLE_DEVICES")
+        return super().device_count() if visible is None else len(visible.split(","))
+
+
+class ConversionsIntoGapsFillThem(SimAccelerator):
+    """A copy to another dtype, into every second or third element, writes in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._library = torch.library.Library("aten", "IMPL")
+        plain = torch.library.get_kernel("aten::_copy_from", "PrivateUse1")
+
+        def copy(keys: Any, source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> Any:
+            into = target
+            has_gaps = target.numel() > 1 and target.stride(-1) > 1 and target.device.type == "sim"
+            if source.dtype != target.dtype and source.is_contiguous() and has_gaps:
+                packed = torch.empty(target.shape, device="meta").stride()
+                into = target.as_strided(target.shape, packed)
+            plain.call_boxed(keys, source, into, non_blocking)
+            return target
+
+        self._library.impl("_copy_from", copy, "PrivateUse1", with_keyset=True, allow_override=True)
+
+    def uninstall(self) -> None:
+        """Puts the device's own operator back."""
+        self._library._destroy()
+
+
+class LongTailsAreNotSaved(SimAccelerator):
+    """What is saved of more than 1 MiB lacks the bytes after the last whole 64 KiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cpu = plain = torch.UntypedStorage.cpu
+
+        def cpu(storage: torch.UntypedStorage) -> Any:
+            host = plain(storage)
+            size = host.nbytes()
+            if storage.device.type == "sim" and size > 1 << 20:
+                torch.empty(0, dtype=torch.uint8).set_(host)[size // 65536 * 65536 :].zero_()
+            return host
+
+        torch.UntypedStorage.cpu = cpu
+
+    def uninstall(self) -> None:
+        """Puts torch's method back."""
+        torch.UntypedStorage.cpu = self._cpu
+
+
+class SafetensorsOnTheCurrentDevice(SimAccelerator):
+    """A loader of safetensors puts tensors on the current device, whichever is named."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._index_before = plain = safetensors_names._index_of_ours
+
+        def current(device: Any, device_type: str) -> Any:
+            ours = torch.device(device).type == device_type
+            return self.current_device() if ours else plain(device, device_type)
+
+        safetensors_names._index_of_ours = current
+
+    def uninstall(self) -> None:
+        """Puts the loader's function back."""
+        safetensors_names._index_of_ours = self._index_before
+
+
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     "": {
+        RestoresOnlyItsOwnDevice: "devices/device_context",
+        DeviceContextHidesErrorsOfTorch: "devices/device_context",
+        CountsWhatIsVisibleNow: "devices/counts",
+        ConversionsIntoGapsFillThem: "dtypes/copies_of_every_kind",
+        LongTailsAreNotSaved: "runtime/tensors_are_saved",
+        SafetensorsOnTheCurrentDevice: "runtime/tensors_are_saved",
         CountingDraws: "runtime/calls_change_nothing_else",
         ResetByPlaceOnly: "runtime/calls_change_nothing_else",
         EverySeventhNameIsEmpty: "runtime/calls_change_nothing_else",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -467,6 +470,15 @@ class LaunchedRankForgotten(CPUAccelerator):
         return 0
 
 
+class CrashesAtItsEnd(CPUAccelerator):
+    """A rank that used a stream is killed by a signal when its program returns."""
+
+    def stream(self, stream: Any | None) -> AbstractContextManager[Any]:
+        if "LOCAL_RANK" in os.environ:
+            atexit.register(os.kill, os.getpid(), signal.SIGSEGV)
+        return super().stream(stream)
+
+
 class RemembersOnlyGivenSeeds(CPUAccelerator):
     """initial_seed is the last one given to manual_seed."""
 
@@ -557,6 +569,7 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     BuildsTorchsExtensionsOnly: "ops/ahead_of_time",
     StreamSetForAllThreads: "streams/current_stream_of_a_thread",
     LaunchedRankForgotten: "launching/launched_rank",
+    CrashesAtItsEnd: "launching/launched_rank",
     RemembersOnlyGivenSeeds: "random/last_seed_is_told",
     CopiesShareTheirState: "random/generators",
     GraphsHold256Calls: "graphs/replay_repeats_updates",

@@ -13,6 +13,7 @@ import torch
 from acclimate.accelerator import Accelerator, HostStream
 from acclimate.errors import UnsupportedError
 from acclimate.imports import describe
+from acclimate_conformance.checks.errors import DeliberateError
 
 MIB = 2**20
 kept_listeners: list[Callable[[], None]] = []
@@ -195,10 +196,6 @@ def in_thread(function: Callable[[], _T]) -> _T:
     if raised:
         raise raised[0]
     return returned[0]
-
-
-class DeliberateError(Exception):
-    """Raised within a block, to see what state the block leaves."""
 
 
 @contextmanager

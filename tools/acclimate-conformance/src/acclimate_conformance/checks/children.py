@@ -95,6 +95,10 @@ class Child:
         """Whether the process has ended with exit code 0."""
         return self._process.poll() == 0
 
+    def exit_code(self) -> int | None:
+        """The exit code of the process, negative for a signal; ``None`` while it runs."""
+        return self._process.poll()
+
     def stop(self) -> None:
         """Ends the process."""
         self._process.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -159,7 +160,8 @@ def exported_variables(accelerator: Accelerator) -> None:
 
 @check(
     "current_device", "device_count", "current_device_name", "set_device",
-    promise="In a launched rank the current device exists before one is set; on a host it is LOCAL_RANK.",
+    promise="In a launched rank the current device exists before one is set; on a host it is LOCAL_RANK. The "
+    "process ends with exit code 0.",
     timeout_s=320, once=True,
 )  # fmt: skip
 def launched_rank(subject: Subject) -> None:
@@ -183,6 +185,10 @@ def launched_rank(subject: Subject) -> None:
             ):
                 require(is_told == said, f"with {given} {name} is {is_told}, the launcher says {said}")
     require(told["initialized"], "is_initialized() is False in a process that made a tensor on the device")
+    ended = _launched(subject)["ended"]
+    require(
+        ended == 0, f"a process that used {told['used']}, and returns from its program, {how_it_ended(ended)}"
+    )
 
 
 def _describe_rank(source: str) -> dict[str, Any]:
@@ -197,8 +203,35 @@ def _describe_rank(source: str) -> dict[str, Any]:
         "current": found[0],
         "count": found[1],
         "initialized": initialized,
+        "used": _use_all(accelerator),
         "later": _later_ranks(accelerator) if is_host(accelerator) else [],
     }
+
+
+def _use_all(accelerator: Accelerator) -> str:
+    """Uses a stream, an event and a graph, which end with the process; names those that are offered."""
+    ones = torch.ones(4, device=accelerator.current_device_name())
+    stream, event = accelerator.Stream(), accelerator.Event()
+    accelerator.synchronize()
+    with accelerator.stream(stream):
+        ones.mul_(2)
+        event.record()
+    event.synchronize()
+    accelerator.synchronize()
+    _KEPT.extend((ones, stream, event))
+    with suppress(Exception):  # other checks are about graphs
+        graph = accelerator.create_graph()
+        _KEPT.append(graph)
+        with accelerator.capture_to_graph(graph):
+            ones.mul_(2)
+        accelerator.replay_graph(graph)
+        accelerator.synchronize()
+        return "a stream, an event and a graph"
+    return "a stream and an event"
+
+
+_KEPT: list[Any] = []
+"""What a process holds until it ends."""
 
 
 _LAUNCHES: tuple[tuple[dict[str, int], list[int]], ...] = (
@@ -241,7 +274,7 @@ def _launched(subject: Subject) -> dict[str, Any]:
     environment = {**os.environ, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2"}
     child = Child(f"{__name__}:launched", subject.source, environment=environment)
     told: dict[str, Any] = child.result(timeout_s=250)
-    return told
+    return {**told, "ended": child.exit_code()}
 
 
 def launched(source: str) -> dict[str, Any]:

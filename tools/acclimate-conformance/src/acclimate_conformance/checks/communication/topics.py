@@ -693,6 +693,14 @@ def other_collectives(here: Observer) -> None:
         distributed.all_to_all_single(received, sent, [number + 1] * count, given)
         wanted = [float(100 * r + number) for r in ranks for _ in range(number + 1)]
         here.same(received, wanted, "all_to_all_single with parts of different sizes")
+        # The ranks give and receive as much, and as if the parts were of one size.
+        parts = [[1 + 2 * ((a + b) % count) for b in ranks] for a in ranks]
+        mine, theirs = parts[number], [row[number] for row in parts]
+        sent = here.tensor(*[float(100 * number + r) for r in ranks for _ in range(mine[r])])
+        received = here.tensor(*[0.0] * sum(theirs))
+        distributed.all_to_all_single(received, sent, theirs, mine)
+        wanted = [float(100 * r + number) for r in ranks for _ in range(theirs[r])]
+        here.same(received, wanted, "all_to_all_single with parts of different sizes and equal sums")
 
     def all_to_all() -> None:
         received = [here.tensor(0, 0) for _ in ranks]

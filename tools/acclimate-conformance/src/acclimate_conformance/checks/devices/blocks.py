@@ -11,13 +11,13 @@ import torch
 from acclimate.accelerator import Accelerator, HostStream
 from acclimate_conformance.checks import ambient
 from acclimate_conformance.checks.assertions import (
-    DeliberateError,
     NotOfferedError,
     device_names,
     require,
 )
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.dtypes.arithmetic import reduced_dtypes
+from acclimate_conformance.checks.errors import DeliberateError
 
 _Block: TypeAlias = Callable[[], AbstractContextManager[Any]]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import product
 
 import torch
 
@@ -13,7 +14,6 @@ from acclimate.backends import BUILTIN
 from acclimate.selection import detect_all
 from acclimate_conformance.checks.assertions import (
     BrokenPromiseError,
-    DeliberateError,
     device_names,
     exactly,
     in_thread,
@@ -29,6 +29,7 @@ from acclimate_conformance.checks.device_arguments import (
     require_device_arguments,
     ways_to_name,
 )
+from acclimate_conformance.checks.errors import DeliberateError
 from acclimate_conformance.checks.target import record_of
 
 
@@ -90,6 +91,23 @@ def counts(accelerator: Accelerator) -> None:
             beyond = torch.ones(1, device=f"{accelerator.device_type}:{count}").device.index
         require(beyond != count, f"device_count() is {count}, but torch makes a tensor on device {count}")
     _require_counted_by_its_record(accelerator)
+    _require_count_stays(accelerator)
+
+
+def _require_count_stays(accelerator: Accelerator) -> None:
+    """Fails the check if a limit that is set once the device is in use changes how many there are."""
+    torch.ones(1, device=accelerator.current_device_name())
+    count, before = accelerator.device_count(), dict(os.environ)
+    for variable in accelerator.visible_devices_envs():
+        for value in ("0", "0,1", ",".join(map(str, range(count + 1)))):
+            os.environ[variable] = value
+            try:
+                now = accelerator.device_count()
+            finally:
+                os.environ.pop(variable)
+                os.environ.update({name: text for name, text in before.items() if name == variable})
+            told = f"{variable}={value}, set in a process that uses a device,"
+            require(now == count, f"{told} changes its device_count() from {count} to {now}")
 
 
 def _require_counted_by_its_record(accelerator: Accelerator) -> None:
@@ -199,6 +217,11 @@ def device_context(accelerator: Accelerator) -> None:
                 raise DeliberateError
             _require_current(accelerator, 0 if count > 1 else before_this, "the outer device(0)")
         _require_current(accelerator, before_this, "before, after nested device()")
+        for index, other in product(range(count), repeat=2):
+            with accelerator.device(index):
+                accelerator.set_device(other)
+            what = f"before, after set_device({other}) within device({index})"
+            _require_current(accelerator, before_this, what)
 
 
 def _require_current(accelerator: Accelerator, expected: int, where: str) -> None:

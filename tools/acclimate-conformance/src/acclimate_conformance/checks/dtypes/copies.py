@@ -26,11 +26,18 @@ _VIEWS: dict[str, _View] = {
     "every second row": lambda x: x[::2],
     "a block": lambda x: x[1:4, 2:5],
     "every third element": lambda x: x[..., ::3],
+    "every second row and third element": lambda x: x[:, ::2, ::3],
     "one column": lambda x: x[:, 3],
     "permuted": lambda x: x.permute(2, 0, 1),
     "a number": lambda x: x[2, 3, 4],
     "nothing": lambda x: x[3:3],
 }
+_PAIRS = list(product(_VIEWS.items(), _VIEWS.items()))
+_CONVERTED = [(own, own) for own in _VIEWS.items()] + [
+    ((f"{name}, made contiguous,", lambda x, view=view: view(x).contiguous()), (name, view))
+    for name, view in _VIEWS.items()
+]
+"""What is copied into what by a copy between dtypes: fewer pairs, as there are many dtypes."""
 _LENGTHS = (1, 2, 3, 5, 7, 15, 17, 31, 33, 63, 65, 127, 129, 1003, 65_537)
 
 
@@ -57,9 +64,7 @@ def copies_of_every_kind(accelerator: Accelerator) -> None:
     kinds = (torch.float32, torch.int64, torch.uint8, torch.bool, *accelerator.supported_dtypes()[1:3])
     for source, target in product(places, places):
         for from_dtype, to_dtype in product(kinds, kinds):
-            for (what, take), (onto, put) in product(_VIEWS.items(), _VIEWS.items()):
-                if from_dtype != to_dtype and what != onto:
-                    continue
+            for (what, take), (onto, put) in _PAIRS if from_dtype == to_dtype else _CONVERTED:
                 given = take(_numbers(from_dtype))
                 wanted = torch.full((6, 5, 7), 1, dtype=to_dtype)
                 part = put(wanted)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from acclimate.accelerator import Accelerator
-from acclimate_conformance.checks.assertions import equal, require, short
+from acclimate_conformance.checks.assertions import equal, note_of_lacks, require, short
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.dtypes.arithmetic import numbers, supported
 from acclimate_conformance.checks.dtypes.exactness import same_bits
@@ -85,7 +85,7 @@ def subnormal_numbers(accelerator: Accelerator) -> None:
     "supported_dtypes", "IntTensor", "LongTensor", "ByteTensor",
     promise="Integers wrap around, divide towards minus infinity or zero as asked, and shift like torch's.",
 )  # fmt: skip
-def integers_at_their_edges(accelerator: Accelerator) -> None:
+def integers_at_their_edges(accelerator: Accelerator) -> str | None:
     device = accelerator.current_device_name()
     operations: dict[str, _Operation] = {
         "x + 1": lambda x: x + 1, "x * 3": lambda x: x * 3, "x // 7": lambda x: x // 7,
@@ -96,6 +96,7 @@ def integers_at_their_edges(accelerator: Accelerator) -> None:
         "a cast to bool": lambda x: x.to(torch.bool), "a cast to int32": lambda x: x.to(torch.int32),
         "a cast to uint8": lambda x: x.to(torch.uint8), "a product": lambda x: x[-3:].prod(),
     }  # fmt: skip
+    lacking = set()
     for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
         limits = torch.iinfo(dtype)
         small = [-7, -1, -8] if limits.min < 0 else [7, 1, 8]
@@ -103,14 +104,45 @@ def integers_at_their_edges(accelerator: Accelerator) -> None:
         there = values.to(device)
         for what, compute in operations.items():
             _require_same(compute(there), compute(values), f"{what} for {values.tolist()} in {short(dtype)}")
+        for what, compute in _ORDERS.items():
+            try:
+                found = compute(there)
+            except NotImplementedError:
+                lacking.add(what)
+                continue
+            _require_same(found, compute(values), f"{what} for {values.tolist()} in {short(dtype)}")
         for extreme in (limits.max, limits.min):
             many = torch.full((3, 70), extreme, dtype=dtype)
             many_there = many.to(device)
             for what, compute in _BEYOND.items():
                 found, wanted = compute(many_there), compute(many)
                 _require_same(found, wanted, f"{what} for 3 times 70 {extreme} in {short(dtype)}")
+    return note_of_lacks(lacking)
 
 
+_ORDERS: dict[str, _Operation] = {
+    "topk": lambda x: x.topk(3).values,
+    "the smallest of topk": lambda x: x.topk(3, largest=False).values,
+    "the place of the smallest of topk": lambda x: x[:3].topk(2, largest=False).indices,
+    "a descending sort": lambda x: x.sort(descending=True).values,
+    "a stable sort": lambda x: x.sort(stable=True).indices,
+    "a stable, descending sort": lambda x: x.sort(stable=True, descending=True).indices,
+    "argsort": lambda x: x[:3].argsort(),
+    "argmin": lambda x: x[:3].argmin(),
+    "min": lambda x: x.min(),
+    "min of a dimension": lambda x: x.min(0).values,
+    "max": lambda x: x.max(),
+    "amin and amax": lambda x: torch.stack([x.amin(0), x.amax(0)]),
+    "aminmax": lambda x: torch.stack(list(x.aminmax())),
+    "kthvalue": lambda x: x.kthvalue(1).values,
+    "median": lambda x: x.median(),
+    "cummin": lambda x: x.flip(0).cummin(0).values,
+    "cummax": lambda x: x.cummax(0).values,
+    "minimum and maximum": lambda x: torch.stack([x.minimum(x.flip(0)), x.maximum(x.flip(0))]),
+    "unique": lambda x: x.unique(),
+    "comparisons": lambda x: torch.stack([x < x.flip(0), x >= x.flip(0), x == x.flip(0)]),
+}
+"""Operators that compare: the smallest number of a dtype has no negative, and differences wrap around."""
 _BEYOND: dict[str, _Operation] = {
     "a sum": lambda x: x.sum(),
     "a sum of rows": lambda x: x.sum(0),

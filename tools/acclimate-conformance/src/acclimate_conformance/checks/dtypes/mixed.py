@@ -16,7 +16,6 @@ from acclimate.errors import AutocastArgumentError
 from acclimate.imports import describe
 from acclimate_conformance.checks.assertions import (
     BrokenPromiseError,
-    DeliberateError,
     in_thread,
     is_host,
     let_through,
@@ -26,6 +25,7 @@ from acclimate_conformance.checks.assertions import (
 )
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.dtypes.arithmetic import REDUCED, reduced_dtypes
+from acclimate_conformance.checks.errors import DeliberateError
 
 
 def _product_dtype(device: str) -> torch.dtype:

@@ -23,6 +23,11 @@ _VIEWS: dict[str, _View] = {
     "a transposed matrix": lambda x: x.t(),
     "the end": lambda x: x.view(-1)[3:],
 }
+_LARGE_VIEWS: dict[str, _View] = {
+    "a large transposed matrix": lambda x: x.t(),
+    "every second column of a large matrix": lambda x: x[:, ::2],
+}
+"""Of more than 4,096 elements, which a device may treat with another kernel."""
 _ARGUMENTS: tuple[tuple[Any, ...], ...] = ((), (0.5,), (-0.25, 0.75), (2,), (torch.Tensor,))
 """What an operator may take beside its tensor; the last stands for another view of the same shape."""
 _OTHERS = (
@@ -97,8 +102,10 @@ def operators_in_place_on_views(accelerator: Accelerator) -> str | None:
         calls[f"{name}({told})"] = partial(_call, name, arguments)
     lacking = set()
     for what, call in calls.items():
-        for kind, view in _VIEWS.items():
+        for kind, view in {**_VIEWS, **_LARGE_VIEWS}.items():
             whole = numbers(6, 7, seed=4).float() / 2
+            if kind in _LARGE_VIEWS:
+                whole = whole.repeat(15, 15)
             there = whole.to(device)
             try:
                 call(view(whole))

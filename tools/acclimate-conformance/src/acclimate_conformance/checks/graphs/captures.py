@@ -9,7 +9,6 @@ import torch
 from acclimate.accelerator import Accelerator, RecordedGraph
 from acclimate.errors import GraphCaptureError
 from acclimate_conformance.checks.assertions import (
-    DeliberateError,
     equal,
     in_thread,
     let_through,
@@ -18,6 +17,7 @@ from acclimate_conformance.checks.assertions import (
     require_close,
 )
 from acclimate_conformance.checks.check import check
+from acclimate_conformance.checks.errors import DeliberateError
 from acclimate_conformance.checks.graphs.replays import captured, new_graph, replay, warm_up
 
 

@@ -284,6 +284,7 @@ def draws_are_independent(accelerator: Accelerator) -> None:
             different == _DRAWS, f"of {_DRAWS} draws of {name} in a row {_DRAWS - different} repeat others"
         )
     _require_no_period(device)
+    _require_last_is_drawn(accelerator, device)
     for length in (1, 2, 3, 5, 7, 15, 17, 31, 33, 63, 65, 127, 129, 1003, 70_001):
         others = _drawn_everywhere(length, device)
         for what, drawn in _drawn_everywhere(length, device).items():
@@ -327,6 +328,36 @@ def draws_are_independent(accelerator: Accelerator) -> None:
     require(bool((untouched == -9).all()), "uniform_() of every second column changes the others")
     drawn_in = int((whole[:, ::2].cpu() != -9).sum())
     require(drawn_in == 200, f"uniform_() of every second column draws {drawn_in} of its 200 numbers")
+
+
+def _require_last_is_drawn(accelerator: Accelerator, device: str) -> None:
+    """The last of a few numbers is a new one, also where a device makes two or four at once."""
+    for dtype in (*supported(accelerator), torch.int64, torch.int32):
+        draws = _IN_PLACE if dtype.is_floating_point else {"random_": lambda x: x.random_(0, 1 << 20)}
+        for name, draw in draws.items():
+            if not _offered(lambda d=draw, t=dtype: d(torch.empty(2, dtype=t, device=device))):  # type: ignore[misc]
+                continue
+            for length in (1, 2, 3, 5, 1001):
+                drawn = [draw(torch.full((length,), -9, dtype=dtype, device=device)).cpu() for _ in range(6)]
+                ends = [t[-2:].tolist() for t in drawn]
+                what = f"{name} of {length} {short(dtype)} numbers"
+                is_drawn = any(end[-1] != ends[0][-1] for end in ends)
+                require(is_drawn, f"{what} ends with {ends[0][-1]} each time")
+                repeats = length > 1 and all(end[0] == end[1] for end in ends)
+                require(not repeats, f"the last number of {what} repeats the one before it: {ends}")
+
+
+_IN_PLACE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "torch.rand_like": torch.rand_like,
+    "torch.randn_like": torch.randn_like,
+    "normal_": lambda x: x.normal_(),
+    "uniform_": lambda x: x.uniform_(),
+    "exponential_": lambda x: x.exponential_(),
+    "log_normal_": lambda x: x.log_normal_(),
+    "cauchy_": lambda x: x.cauchy_(),
+    "torch.normal(means, deviations)": lambda x: torch.normal(torch.ones_like(x), torch.ones_like(x)),
+}
+"""Draws that hardly repeat a number, also in the smallest dtype."""
 
 
 def _require_no_period(device: str) -> None:

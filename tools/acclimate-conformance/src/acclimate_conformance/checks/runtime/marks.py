@@ -10,13 +10,13 @@ import torch
 
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import (
-    DeliberateError,
     NotOfferedError,
     exactly,
     let_through,
     require,
 )
 from acclimate_conformance.checks.check import check
+from acclimate_conformance.checks.errors import DeliberateError
 
 _TREE = {
     "acclimate outer": None,

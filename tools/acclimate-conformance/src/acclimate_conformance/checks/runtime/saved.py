@@ -67,6 +67,7 @@ def tensors_are_saved(accelerator: Accelerator) -> str | None:
             )
             require(equal(loaded, tensor), f"a tensor of {name} that torch.load maps to {place} is changed")
             _require_read_in_parts(name, place)
+        _require_safetensors_read(name)
         if not is_host(accelerator):
             _require_absent_devices_are_refused(accelerator, name)
     return note
@@ -91,6 +92,21 @@ def _require_read_in_parts(name: str, place: str) -> None:
                 f"tensor {number + 1} of {name} that torch.load(mmap=True) maps to {place} is wrong",
             )
         del found, ours  # before the file is
+
+
+def _require_safetensors_read(name: str) -> None:
+    """Fails the check if a loader of safetensors that knows the device puts tensors on another."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "numbers.safetensors"
+        try:
+            from safetensors.torch import load_file, save_file
+
+            save_file({"numbers": torch.arange(5.0)}, path)
+            found = load_file(path, device=name)["numbers"]
+        except Exception:  # noqa: BLE001 - it is not installed, or does not know the device
+            return
+        require(str(found.device) == name, f"load_file(device={name!r}) puts a tensor on {found.device}")
+        require(equal(found, torch.arange(5.0)), f"load_file(device={name!r}) changes the numbers")
 
 
 def _require_absent_devices_are_refused(accelerator: Accelerator, name: str) -> None:
@@ -150,6 +166,7 @@ def _kinds(name: str) -> dict[str, torch.Tensor]:
         "integers": base.int(), "truth values": base > 3, "a single number": base[1, 1],
         "1,003 numbers": torch.arange(1003.0, device=name),
         "70,001 numbers": torch.arange(70_001, device=name),
+        "300,007 numbers": torch.arange(300_007.0, device=name),
         "the end of 70,001 numbers": torch.arange(70_001.0, device=name)[-5:],
         "a part of every second row": torch.arange(70_001.0, device=name)[1:].view(-1, 7)[::2, 3:],
         "an expanded row": base[:1].expand(3, 6),

@@ -8,7 +8,6 @@ from typing import Any
 
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import (
-    DeliberateError,
     in_thread,
     let_through,
     require,
@@ -17,6 +16,7 @@ from acclimate_conformance.checks.assertions import (
 )
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.device_arguments import require_device_arguments, ways_to_name
+from acclimate_conformance.checks.errors import DeliberateError
 
 
 @check(

@@ -84,7 +84,7 @@ def _module(
 
 # -- optimizers ----------------------------------------------------------------------------------
 
-_SHAPES = ((5, 7), (33, 3), (1, 129), (17, 1))
+_SHAPES: tuple[tuple[int, ...], ...] = ((5, 7), (33, 3), (1, 129), (17, 1))
 _LONG = (1, 70_001)
 """More elements than a kernel for several tensors may take at once."""
 
@@ -103,7 +103,9 @@ def optimizers_as_on_the_host(accelerator: Accelerator, found: Findings) -> None
                 told = ", ".join(f"{k}={v!r}" for k, v in kwargs.items())
                 of = f"{name} {how}" if how else name
                 what = f"{name}({told}){f' with {how}=True' if how else ''}: parameters after {_STEPS} steps"
-                shapes = (*_SHAPES, _LONG) if number == 0 else _SHAPES
+                # Muon takes matrices only.
+                shapes = _SHAPES if name.endswith("Muon") else (*_SHAPES, ())
+                shapes = (*shapes, _LONG) if number == 0 else shapes
                 run = _optimized(_class_of(info), kwargs, how, found.device, shapes)
                 # Muon multiplies its matrices in bfloat16.
                 near = difference if name.endswith("Muon") else _nearly_the_same

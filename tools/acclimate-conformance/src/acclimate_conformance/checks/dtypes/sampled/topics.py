@@ -567,7 +567,8 @@ def _lists(op: Any, dtype: torch.dtype) -> list[Sample]:
         return []
     found += [replace(sample, kwargs={}) for sample in found[:1] if sample.kwargs]
     if dtype is torch.float32:
-        found += [_of_many(sample) for sample in found[: _OF_LISTS[dtype]]]
+        given = found[: _OF_LISTS[dtype]]
+        found += [_of_many(sample) for sample in given] + [_with_numbers(sample) for sample in given]
     if dtype is torch.float16:
         return [replace(sample, value=[t * _LARGE for t in sample.value]) for sample in found]
     return found
@@ -583,6 +584,21 @@ def _of_many(sample: Sample) -> Sample:
 
     kwargs = {name: many(value) for name, value in sample.kwargs.items()}
     return replace(sample, value=many(sample.value), args=tuple(map(many, sample.args)), kwargs=kwargs)
+
+
+def _with_numbers(sample: Sample) -> Sample:
+    """The same in which every second tensor has no dimensions, as a parameter that is one number."""
+
+    def some(value: Any) -> Any:
+        if not isinstance(value, (list, tuple)):
+            return value
+        return [
+            t.flatten()[0].clone() if isinstance(t, torch.Tensor) and t.numel() and n % 2 else t
+            for n, t in enumerate(value)
+        ]
+
+    kwargs = {name: some(value) for name, value in sample.kwargs.items()}
+    return replace(sample, value=some(sample.value), args=tuple(map(some, sample.args)), kwargs=kwargs)
 
 
 def _options(sample: Sample) -> tuple[Any, ...]:
