@@ -78,11 +78,7 @@ class Slice:
         def read(region: Region) -> None:
             piece = values[tuple(slice(start, stop) for start, stop in region)]
             read_into(self.shard, region, piece)
-            if has_nan(piece):
-                raise CorruptModelError(
-                    f"the tensor {self.name} in {source} is corrupt: it contains values that are not numbers "
-                    "(NaN)"
-                )
+            refuse_nan(piece, self.name, source)
 
         read_at_once(read, regions(self.shard))
         return values
@@ -134,7 +130,19 @@ def _tensors(module: torch.nn.Module, leaf: str) -> dict[str, Any]:
     return module._parameters if leaf in module._parameters else module._buffers
 
 
-def has_nan(tensor: torch.Tensor) -> bool:
+def refuse_nan(values: torch.Tensor, name: str, source: Path | str) -> None:
+    """Raises an error if there is a NaN among a tensor's values.
+
+    Raises:
+        CorruptModelError: the message names the tensor and its source.
+    """
+    if _has_nan(values):
+        raise CorruptModelError(
+            f"the tensor {name} in {source} is corrupt: it contains values that are not numbers (NaN)"
+        )
+
+
+def _has_nan(tensor: torch.Tensor) -> bool:
     """Whether a tensor contains a NaN."""
     if not tensor.is_floating_point() or tensor.dtype.itemsize == 1 or prod(tensor.shape) == 0:
         return False

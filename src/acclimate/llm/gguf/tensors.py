@@ -34,7 +34,7 @@ from acclimate.llm.files.deferred_tensors import Source, deferred, read, sources
 from acclimate.llm.files.matrix_parts import MatrixPart, matrix_parts
 from acclimate.llm.files.open_file import FileState, OpenFile
 from acclimate.llm.files.regions import Region
-from acclimate.llm.files.slices import has_nan
+from acclimate.llm.files.slices import refuse_nan
 from acclimate.llm.gguf.architectures import ARCHITECTURES
 from acclimate.llm.gguf.config import Architecture
 from acclimate.llm.gguf.header import GGUFHeader, TensorEntry
@@ -505,11 +505,7 @@ def write_safetensors(tensors: list[GGUFTensor], target: Path, advance: Callable
             whole = deferred(tensor)
             for region in tensor.pieces():
                 values = read(whole, region)
-                if has_nan(values):
-                    raise CorruptModelError(
-                        f"the tensor {tensor.name} in {tensor.file.path} is corrupt: it contains values that "
-                        "are not numbers (NaN)"
-                    )
+                refuse_nan(values, tensor.name, tensor.file.path)
                 data = values.view(torch.uint8).numpy()  # as bytes: numpy has no bfloat16
                 file.write(data.data)
                 advance(data.nbytes)

@@ -6,6 +6,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import product
+from unittest import mock
 
 import torch
 
@@ -97,15 +98,11 @@ def counts(accelerator: Accelerator) -> None:
 def _require_count_stays(accelerator: Accelerator) -> None:
     """Fails the check if a limit that is set once the device is in use changes how many there are."""
     torch.ones(1, device=accelerator.current_device_name())
-    count, before = accelerator.device_count(), dict(os.environ)
+    count = accelerator.device_count()
     for variable in accelerator.visible_devices_envs():
         for value in ("0", "0,1", ",".join(map(str, range(count + 1)))):
-            os.environ[variable] = value
-            try:
+            with mock.patch.dict(os.environ, {variable: value}):
                 now = accelerator.device_count()
-            finally:
-                os.environ.pop(variable)
-                os.environ.update({name: text for name, text in before.items() if name == variable})
             told = f"{variable}={value}, set in a process that uses a device,"
             require(now == count, f"{told} changes its device_count() from {count} to {now}")
 

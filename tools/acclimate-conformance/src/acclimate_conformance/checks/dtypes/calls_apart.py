@@ -189,8 +189,8 @@ def options_are_those_of_the_call(accelerator: Accelerator) -> str | None:
                 break
             told = ", ".join(f"{key}={value!r}" for key, value in chosen.items())
             for number, (ours, theirs) in enumerate(zip(found, wanted, strict=True)):
-                what = f"{'a gradient of ' * (number > 0)}{name}({told}) in call {turn + 1}, after other "
-                "options,"
+                whose = f"{'a gradient of ' * (number > 0)}{name}({told})"
+                what = f"{whose} in call {turn + 1}, after other options,"
                 require_alike(ours, theirs, what, by_element=False)
     return note_of_lacks(lacking)
 
