@@ -76,13 +76,13 @@ def test_both_ranks_raise_the_error_and_go_on(two: RankProcesses, damage: str, e
     assert len(text) == PROMPT.shape[1] + 3
 
 
-def text_of(rank: int, kind: str) -> tuple[str, list[int], list[int]]:
+def text_of(rank: int, kind: str, **settings: Any) -> tuple[str, list[int], list[int]]:
     """Returns the kind of step, its text, and the text of the whole model."""
     import acclimate
     from acclimate.llm.decode.loop import step_kind
 
     torch.set_num_threads(1)
-    whole = tiny_model(kind)
+    whole = tiny_model(kind, **settings)
     options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
     expected = whole.generate(PROMPT, **options)
     model = acclimate.init_inference(whole, tp_size=2)
@@ -100,6 +100,32 @@ def test_ranks_that_share_the_channels_of_convolutions_write_the_models_text(
 ) -> None:
     for kind, ours, whole in two.values(text_of, "lfm2"):
         assert kind == "native"
+        assert ours == whole
+
+
+@pytest.mark.parametrize("key_heads", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_normalize_the_heads_that_they_share_by_the_squares_of_all(
+    two: RankProcesses, key_heads: int
+) -> None:
+    # With one key head, both ranks have it, and its squares count once.
+    for kind, ours, whole in two.values(functools.partial(text_of, num_key_value_heads=key_heads), "olmo2"):
+        assert kind == "native"
+        assert ours == whole
+
+
+def text_without_native_code(rank: int, kind: str) -> tuple[str, list[int], list[int]]:
+    """Returns what ``text_of`` does, of a step of torch's operators."""
+    from acclimate.llm.decode import proof
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proof, "native_decoder", lambda *_: None)
+        return text_of(rank, kind)
+
+
+@pytest.mark.slow
+def test_ranks_normalize_the_heads_that_they_share_without_native_code(two: RankProcesses) -> None:
+    for kind, ours, whole in two.values(text_without_native_code, "olmo2"):
+        assert kind == "plain"
         assert ours == whole
 
 
@@ -185,6 +211,7 @@ def texts_of_experts(rank: int, name: str, quantize: str | None) -> tuple[str, l
             pytest.param(*values, marks=pytest.mark.slow)
             for values in (
                 ("deepseek_v3", None), ("qwen3_moe", None), ("qwen2_moe", None), ("qwen2_moe", "int8"),
+                ("olmoe", None), ("olmoe", "int8"),
                 ("deepseek_v2", None), ("gemma4_text", None), ("gemma4_text", "int8"),
             )
         ),

@@ -6,7 +6,7 @@ A description is matched to a captured program (``match``), and used only if its
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -33,6 +33,17 @@ class PositionFunction(Protocol):
 
 
 @dataclass(frozen=True)
+class SharedRow:
+    """One rank's part of the rows of a normalization that ranks share."""
+
+    ranks: Ranks
+    columns: int
+    """The number of elements of all ranks."""
+    counts: bool
+    """Whether this rank's squares are added; else another rank has the same elements and adds them."""
+
+
+@dataclass(frozen=True)
 class Norm:
     """A normalization of the last dimension."""
 
@@ -44,12 +55,18 @@ class Norm:
     """Whether the factor is one more than the weight."""
     rounds_first: bool
     """Whether the normalized values are rounded to the model's dtype before they are multiplied."""
+    shared: SharedRow | None = None
+    """Of which row this rank has a part; ``None``: each row is whole."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Returns the normalized values, in the dtype of ``x``."""
+        """Returns the normalized values, in the dtype of ``x``. Ranks that share a row make the same call."""
         shape = x.shape[-1:]
         given = x if self.rounds_first or self.weight is None else x.float()
-        if self.kind == "layer":
+        if self.shared is not None:
+            squares = x.float().square().sum(-1, keepdim=True) * float(self.shared.counts)
+            mean_square = self.shared.ranks.all_reduce(squares) / self.shared.columns
+            y = (x.float() * torch.rsqrt(mean_square + self.eps)).to(given.dtype)
+        elif self.kind == "layer":
             y = nn.functional.layer_norm(given, shape, eps=self.eps)
         else:
             y = nn.functional.rms_norm(given, shape, eps=self.eps)
@@ -591,6 +608,8 @@ class Share:
     """The tokens' embedding; ``None``: each rank has all of it."""
     head_widths: tuple[int, ...] | None
     """The number of columns of the output head on each rank; ``None``: each rank has all."""
+    rows: Mapping[Tensor, SharedRow]
+    """The rows that ranks share, by this rank's part of their normalization's weight."""
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,8 @@ class _Matcher(ProgramReader):
         """What each embedding's tokens are replaced by."""
         self._token_inputs: tuple[TokenInputs, Value, Value] | None = None
         """What tokens have for each layer, the value that this is, and the input of its product."""
+        self._shared_rows: set[int] = set()
+        """The weights of the normalizations of queries and keys whose rows ranks share."""
 
     def decoder(self) -> Decoder:
         """Returns the description of the program."""
@@ -139,6 +141,8 @@ class _Matcher(ProgramReader):
         if not layers:
             raise NotRepresentedError("it has no layers")
         self._check_caches(layers)
+        if self.share is not None and self._shared_rows != set(map(id, self.share.rows)):
+            raise NotRepresentedError("ranks share a normalization that is not of queries or keys")
         token_inputs = self._token_inputs_of(stream, layers)
         table, multiplier, embedding_norm, positions, offset = found
         replaced, *others = self._replaced
@@ -538,6 +542,7 @@ class _Matcher(ProgramReader):
             raise NotRepresentedError("the values of all heads are normalized together")
         if k.factor != 1.0 or k.factors is not None:
             raise NotRepresentedError("keys are multiplied by a number")
+        q, k = self._on_ranks(q), self._on_ranks(k)
         ways = [(h.rotary, h.rotary_first, h.norm is None, h.norm_is_per_head) for h in (q, k)]
         if ways[0] != ways[1]:
             raise NotRepresentedError("queries and keys are treated differently")
@@ -559,6 +564,16 @@ class _Matcher(ProgramReader):
             self._window(mask), softcap, None if sinks is None else self.constant(widened(sinks)),
             output, None, None if is_own else place, None if gate is None else gate[0],
         ), q.source  # fmt: skip
+
+    def _on_ranks(self, heads: _Heads) -> _Heads:
+        """Returns heads whose normalization says which part of a row this rank has."""
+        norm = heads.norm
+        if norm is None or norm.weight is None or self.share is None or norm.weight not in self.share.rows:
+            return heads
+        if norm.kind != "rms" or heads.norm_is_per_head:
+            raise NotRepresentedError("ranks share the rows of a normalization that is not a plain one")
+        self._shared_rows.add(id(norm.weight))
+        return replace(heads, norm=replace(norm, shared=self.share.rows[norm.weight]))
 
     def _latent(self, found: LatentHeads, call: Value, output: nn.Module) -> Attention:
         """Returns attention whose keys and values are made of latents."""

@@ -344,7 +344,9 @@ class _ProgramWriter:
         self._real(norm.eps)
         self._tensor(weight, factor)
         self._tensor(norm.bias)
-        return self._number(weight.shape[0] if weight is not None and weight.dim() == 2 else 1)
+        self._number(weight.shape[0] if weight is not None and weight.dim() == 2 else 1)
+        shared = norm.shared
+        return self._number(*((0, True) if shared is None else (shared.columns, shared.counts)))
 
     def _attention(self, attention: Attention) -> None:
         latent = attention.latent

@@ -16,6 +16,7 @@ from acclimate.llm.decode.program import Role, Value
 from acclimate.llm.decode.recorder import Recorder, input_value
 from acclimate.llm.decode.shadow_operators import ShadowName
 from acclimate.llm.decode.staleness import attributes_of, changed_attribute, is_same_config
+from acclimate.llm.split.layers.changes import is_forward_of_split
 from acclimate.llm.split.tracing.linear_modules import linear_dims
 
 
@@ -129,9 +130,11 @@ class Shadow:
             own["packed"] = _Rows(self._number(original), packed.shape)
         children = original._modules.items()
         own["_modules"] = {name: None if child is None else self.module(child) for name, child in children}
-        # The hooks of a split model, which sum over ranks: a model with others is not captured.
+        # The hooks and forwards of a split model, which sum over ranks: one with others is not captured.
         for kind in ("_forward_hooks", "_forward_pre_hooks"):
             own[kind] = type(vars(original)[kind])()
+        if "forward" in own and is_forward_of_split(own["forward"]):
+            del own["forward"]
         self._copies.append((made, attributes_of(made)))
         return made
 

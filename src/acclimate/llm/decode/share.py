@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from acclimate.llm.decode.description import NotRepresentedError, Share, SharedTable
+from acclimate.llm.decode.description import NotRepresentedError, Share, SharedRow, SharedTable
 
 if TYPE_CHECKING:
     from acclimate.llm.split.collectives import Ranks
+    from acclimate.llm.split.plan import Change
 
 
 def share_of(model: Any) -> Share | None:
@@ -34,6 +35,7 @@ def share_of(model: Any) -> Share | None:
     summed = []
     shared: SharedTable | None = None
     widths: tuple[int, ...] | None = None
+    rows: dict[Tensor, SharedRow] = {}
     for name, change in plan.modules.items():
         module = modules[name]
         has_all = all(change.parts) if change.parts else True
@@ -46,9 +48,23 @@ def share_of(model: Any) -> Share | None:
             widths = tuple(sum(stop - start for start, stop in parts) for parts in change.parts)
         elif change.role in ("rows", "experts"):
             summed.append(module)
+        elif change.role == "norm":
+            rows[module.weight] = _shared_row(name, change, ranks)
         elif change.role not in ("columns", "block", "whole"):
             raise NotRepresentedError(f"a step does not support the split of {name}")
-    return Share(ranks, frozenset(summed), shared, widths)
+    return Share(ranks, frozenset(summed), shared, widths, rows)
+
+
+def _shared_row(name: str, change: Change, ranks: Ranks) -> SharedRow:
+    """Returns which part of its rows a rank's normalization has."""
+    own, earlier = change.parts[ranks.rank], change.parts[: ranks.rank]
+    counts = own not in earlier
+    counted = {place for parts in earlier for part in parts for place in range(*part)}
+    if change.norm not in ("rms", "rms+1") or change.sees_all:
+        raise NotRepresentedError(f"a step does not support the split of {name}")
+    if counts and counted & {place for part in own for place in range(*part)}:
+        raise NotRepresentedError(f"{name} is not split evenly enough")
+    return SharedRow(ranks, change.width, counts)
 
 
 def whole_logits(share: Share | None, logits: Tensor) -> Tensor:

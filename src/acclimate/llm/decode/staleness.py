@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from acclimate.llm.decode.description import NotRepresentedError
 from acclimate.llm.decode.modules import packed_stacks
 from acclimate.llm.decode.users_code import Read, code_of, variables_read
+from acclimate.llm.split.layers.changes import is_forward_of_split
 from acclimate.llm.split.tracing.linear_modules import linear_is_replaced
 
 _OWN = {
@@ -196,8 +197,9 @@ def own_hooks(model: nn.Module) -> frozenset[int]:
 
 
 def has_hooks(model: nn.Module, own: frozenset[int]) -> bool:
-    """Whether code runs around or in place of a module's ``forward``, besides the hooks of a split."""
-    return not own_hooks(model) <= own or any("forward" in vars(module) for module in model.modules())
+    """Whether code runs around or in place of a module's ``forward``, besides that of a split."""
+    forwards = (vars(module)["forward"] for module in model.modules() if "forward" in vars(module))
+    return not own_hooks(model) <= own or not all(map(is_forward_of_split, forwards))
 
 
 def _caches() -> list[type]:

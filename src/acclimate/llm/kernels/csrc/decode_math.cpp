@@ -139,9 +139,8 @@ ACCLIMATE_INLINE float sum_of_squares(const float* x, float mean, int64_t n) {
 }
 
 template <Dtype dtype>
-ACCLIMATE_INLINE void normalize_in(const Norm& norm, const float* from, int64_t n, int64_t row, float* to) {
-  const float mean = norm.is_layer ? sum_of(from, n) / static_cast<float>(n) : 0.0f;
-  const float square = sum_of_squares(from, mean, n) / static_cast<float>(n);
+ACCLIMATE_INLINE void normalize_by(const Norm& norm, const float* from, int64_t n, int64_t row, float mean,
+                                   float square, float* to) {
   const float factor = 1.0f / std::sqrt(square + norm.eps);
   const int64_t first = norm.rows > 1 ? row % norm.rows * n : 0;
   const float* weight = norm.weight == nullptr ? nullptr : norm.weight + first;
@@ -172,6 +171,12 @@ ACCLIMATE_INLINE void normalize_in(const Norm& norm, const float* from, int64_t 
   for (int64_t i = 0; i < n; ++i) {
     to[i] = rounded<dtype>(to[i]);
   }
+}
+
+template <Dtype dtype>
+ACCLIMATE_INLINE void normalize_in(const Norm& norm, const float* from, int64_t n, int64_t row, float* to) {
+  const float mean = norm.is_layer ? sum_of(from, n) / static_cast<float>(n) : 0.0f;
+  normalize_by<dtype>(norm, from, n, row, mean, sum_of_squares(from, mean, n) / static_cast<float>(n), to);
 }
 
 template <Dtype dtype, bool rounds_products>
@@ -237,6 +242,18 @@ ACCLIMATE_CLONES void normalize(const Norm& norm, Dtype dtype, const float* from
   }
   with_dtype(dtype,
              [&]<Dtype own>() __attribute__((always_inline)) { normalize_in<own>(norm, from, n, row, to); });
+}
+
+ACCLIMATE_CLONES float counted_squares(const Norm& norm, const float* from, int64_t n) {
+  return norm.counts ? sum_of_squares(from, 0.0f, n) : 0.0f;
+}
+
+ACCLIMATE_CLONES void normalize_shared(const Norm& norm, Dtype dtype, const float* from, int64_t n,
+                                       float squares, float* to) {
+  const float mean_square = squares / static_cast<float>(norm.shared_columns);
+  with_dtype(dtype, [&]<Dtype own>() __attribute__((always_inline)) {
+    normalize_by<own>(norm, from, n, 0, 0.0f, mean_square, to);
+  });
 }
 
 ACCLIMATE_CLONES void add_branch(Dtype dtype, float* x, const float* branch, float factor, int64_t n) {

@@ -15,6 +15,9 @@ enum class Activation : int64_t { silu, gelu_tanh, gelu, relu, relu2 };
 
 struct Norm {
   bool is_there = false, is_layer = false, rounds_first = false;
+  // Of a row that ranks share: the elements of all ranks, and whether this rank's squares are counted.
+  int64_t shared_columns = 0;  // 0: each row is whole
+  bool counts = true;
   float eps = 0;
   const float* weight = nullptr;
   const float* bias = nullptr;
@@ -30,6 +33,12 @@ void round_values(Dtype dtype, float* x, int64_t n);
 // Normalizes n values with the weights of a row, or copies them if there is no norm. from and to may be the
 // same.
 void normalize(const Norm& norm, Dtype dtype, const float* from, int64_t n, int64_t row, float* to);
+
+// The sum of the squares of n values of a row that ranks share; 0 if another rank counts them.
+float counted_squares(const Norm& norm, const float* from, int64_t n);
+
+// Normalizes n values of a row that ranks share by the sum of the squares of all ranks.
+void normalize_shared(const Norm& norm, Dtype dtype, const float* from, int64_t n, float squares, float* to);
 
 // x = round(x + round(factor * branch))
 void add_branch(Dtype dtype, float* x, const float* branch, float factor, int64_t n);

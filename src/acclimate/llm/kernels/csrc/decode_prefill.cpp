@@ -717,12 +717,30 @@ class Step::Prefill {
       prepare_latent_queries(place, attention, asked);
       return;
     }
+    if (attention.normalizes_rows()) {
+      normalize_rows(place, attention);
+    }
     for_rows(place, [&](int64_t row, ThreadState& state) {
       if (row % call_.length >= call_.length - asked) {
         prepare_queries(attention, row, state);
       }
     });
     prepare_keys(place, attention, index);
+  }
+
+  // Normalizes the queries of all heads together, and the keys.
+  void normalize_rows(Place& place, const Attention& attention) {
+    const int64_t width = attention.projections.width;
+    squares_.resize(2 * place.rows);
+    if (attention.query_norm.shared_columns > 0) {
+      for_rows(place, [&](int64_t row, ThreadState&) {
+        step_.sum_squares(attention, projected_.data() + row * width, squares_.data() + 2 * row);
+      });
+      decoder_.exchange(squares_.data(), 2 * place.rows);
+    }
+    for_rows(place, [&](int64_t row, ThreadState&) {
+      step_.normalize_row(attention, squares_.data() + 2 * row, projected_.data() + row * width);
+    });
   }
 
   // Queries are [key head][row][head of its group][size].
@@ -732,7 +750,7 @@ class Step::Prefill {
     const float* all = projected_.data() + row * attention.projections.width;
     float* head = at_least(state.heads, size);
     for (int64_t i = 0; i < attention.heads; ++i) {
-      step_.prepare_query(attention, call_.cache, position_of(row), all, i, state, head);
+      step_.prepare_query(attention, call_.cache, position_of(row), all, i, head);
       const int64_t place = (i / group * rows_ + row) * group + i % group;
       fill_bf16(head, size, stride, queries_.data() + place * stride);
     }
@@ -754,7 +772,7 @@ class Step::Prefill {
         const int64_t cached = sequence * attention.key_heads + head;
         for (int64_t i = 0; i < count; ++i) {
           step_.prepare_head(attention, attention.key_norm, call_.cache, position_of(row + i),
-                             all + i * width, head, attention.key_heads, state, key);
+                             all + i * width, head, key);
           step_.store_key(cache, cached, begin + first + i, key, size);
         }
         const float* values = all + attention.key_heads * size;
@@ -1042,6 +1060,7 @@ class Step::Prefill {
   const int64_t rows_, hidden_;
   std::vector<float> x_, attended_, projected_, start_;
   std::vector<uint16_t> normed_, queries_, mixed_, inner_;
+  std::vector<float> squares_;  // of queries and keys: [row][2]
   std::vector<float> latent_queries_;
   std::vector<uint16_t> latent_inner_, expanded_;
   std::vector<Input> quantized_;  // the inputs of a product in 8 bits: rows_together in each

@@ -89,6 +89,8 @@ inline Norm read_norm(Reader& from) {
     norm.weight = from.address<float>();
     norm.bias = from.address<float>();
     norm.rows = from.number();
+    norm.shared_columns = from.number();
+    norm.counts = from.flag();
   }
   return norm;
 }
@@ -172,6 +174,8 @@ struct Attention {
         is_gated(from.flag()),
         latent(read_optional<Latent>(from)) {}
 
+  // Whether the queries of all heads are normalized together, and their keys.
+  bool normalizes_rows() const { return query_norm.is_there && !norm_is_per_head; }
   // The first of the numbers that results are multiplied by.
   int64_t first_gate() const { return projections.width - heads * value_size; }
   // The numbers of a head's result.

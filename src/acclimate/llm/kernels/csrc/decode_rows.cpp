@@ -40,9 +40,31 @@ void Step::finish_embedding(int64_t position, ThreadState& state, float* row) co
   }
 }
 
-// One query or key head: normalized and rotated.
+// Of a row of projections, the squares of its queries and of its keys, which ranks add.
+void Step::sum_squares(const Attention& attention, const float* row, float* sums) const {
+  const int64_t queries = attention.heads * attention.head_size;
+  sums[0] = counted_squares(attention.query_norm, row, queries);
+  const int64_t keys = attention.key_norm.is_there ? attention.key_heads * attention.head_size : 0;
+  sums[1] = counted_squares(attention.key_norm, row + queries, keys);
+}
+
+// Normalizes a row of projections in place: the queries of all heads together, and the keys.
+void Step::normalize_row(const Attention& attention, const float* sums, float* row) const {
+  const int64_t queries = attention.heads * attention.head_size;
+  const auto normalize_part = [&](const Norm& norm, int64_t count, float squares, float* part) {
+    if (norm.shared_columns > 0) {
+      normalize_shared(norm, decoder_.dtype, part, count, squares, part);
+    } else if (norm.is_there) {
+      normalize(norm, decoder_.dtype, part, count, 0, part);
+    }
+  };
+  normalize_part(attention.query_norm, queries, sums[0], row);
+  normalize_part(attention.key_norm, attention.key_heads * attention.head_size, sums[1], row + queries);
+}
+
+// One query or key head: normalized, if heads are one by one, and rotated.
 void Step::prepare_head(const Attention& attention, const Norm& norm, const Cache& cache, int64_t position,
-                        const float* all, int64_t head, int64_t heads, ThreadState& state, float* to) const {
+                        const float* all, int64_t head, float* to) const {
   const int64_t size = attention.head_size;
   const auto rotated = [&] {
     if (attention.table >= 0) {
@@ -51,17 +73,11 @@ void Step::prepare_head(const Attention& attention, const Norm& norm, const Cach
              cache.cos[attention.table] + row, cache.sin[attention.table] + row, attention.pairs, to);
     }
   };
-  if (norm.is_there && !attention.norm_is_per_head) {
-    float* normed = at_least(state.normed, heads * size);
-    normalize(norm, decoder_.dtype, all, heads * size, 0, normed);
-    std::copy(normed + head * size, normed + (head + 1) * size, to);
-    return rotated();
-  }
   std::copy(all + head * size, all + (head + 1) * size, to);
   if (attention.rotary_first) {
     rotated();
   }
-  if (norm.is_there) {
+  if (norm.is_there && attention.norm_is_per_head) {
     normalize(norm, decoder_.dtype, to, size, head, to);
   }
   if (!attention.rotary_first) {
@@ -70,12 +86,12 @@ void Step::prepare_head(const Attention& attention, const Norm& norm, const Cach
 }
 
 void Step::prepare_query(const Attention& attention, const Cache& cache, int64_t position, const float* all,
-                         int64_t head, ThreadState& state, float* to) const {
+                         int64_t head, float* to) const {
   if (attention.latent.has_value()) {  // queries of latents are prepared already
     std::copy(all + head * attention.head_size, all + (head + 1) * attention.head_size, to);
     return;
   }
-  prepare_head(attention, attention.query_norm, cache, position, all, head, attention.heads, state, to);
+  prepare_head(attention, attention.query_norm, cache, position, all, head, to);
   if (attention.query_factors >= 0) {
     scale(decoder_.dtype, cache.factors[attention.query_factors][position], to, attention.head_size);
   }

@@ -339,7 +339,10 @@ void Step::mix(Team& team, const Layer& layer, size_t index, const Call& call, i
   const bool is_latent = attention.latent.has_value();
   if (is_latent) {
     project_latents(team, attention, index, call);
-  } else if (!attention.is_shared) {
+  } else if (attention.normalizes_rows()) {
+    normalize_rows(attention, call.batch);
+  }
+  if (!is_latent && !attention.is_shared) {
     store_keys(team, attention, index, call);
   }
   const int64_t parts = parts_of(attention, call, threads);
@@ -491,6 +494,21 @@ int64_t Step::parts_of(const Attention& attention, const Call& call, int threads
   return std::clamp(wanted, int64_t{1}, std::max<int64_t>(keys / shortest_part(attention), 1));
 }
 
+// Normalizes the queries of all heads together, and the keys.
+void Step::normalize_rows(const Attention& attention, int64_t batch) {
+  const int64_t width = attention.projections.width;
+  float* sums = at_least(squares_, 2 * batch);
+  if (attention.query_norm.shared_columns > 0) {
+    for (int64_t i = 0; i < batch; ++i) {
+      sum_squares(attention, projected_.data() + i * width, sums + 2 * i);
+    }
+    decoder_.exchange(sums, 2 * batch);
+  }
+  for (int64_t i = 0; i < batch; ++i) {
+    normalize_row(attention, sums + 2 * i, projected_.data() + i * width);
+  }
+}
+
 // Puts the keys and values of the tokens into the cache.
 void Step::store_keys(Team& team, const Attention& own, size_t index, const Call& call) {
   const Attention* const attention = &own;
@@ -505,7 +523,7 @@ void Step::store_keys(Team& team, const Attention& own, size_t index, const Call
         ThreadState& state = *thread_states_[thread];
         float* key = at_least(state.results, size + value_size);
         prepare_head(*attention, attention->key_norm, given->cache, given->place - given->starts[sequence],
-                     keys + sequence * width, head, key_heads, state, key);
+                     keys + sequence * width, head, key);
         const float* values = keys + sequence * width + key_heads * size;
         prepare_value(*attention, values, head, key + size);
       },
@@ -579,7 +597,7 @@ void Step::attend_part(const Attention& attention, size_t index, const Call& cal
       continue;
     }
     for (int64_t i = 0; i < rows; ++i) {
-      prepare_query(attention, call.cache, position, queries, head + i, state, own_heads + i * size);
+      prepare_query(attention, call.cache, position, queries, head + i, own_heads + i * size);
     }
     float* scores = at_least(state.scores, rows * count);
     multiply_keys(cache, row, at, size, own_heads, rows, count, state, scores);

@@ -232,10 +232,13 @@ class Step {
   void attend(Team& team, const Attention& attention, size_t index, const Call& call, int64_t parts);
   void attend_part(const Attention& attention, size_t index, const Call& call, ThreadState& state,
                    int64_t sequence, int64_t key_head, int64_t part, int64_t parts) const;
+  void normalize_rows(const Attention& attention, int64_t batch);
+  void sum_squares(const Attention& attention, const float* row, float* sums) const;
+  void normalize_row(const Attention& attention, const float* sums, float* row) const;
   void prepare_query(const Attention& attention, const Cache& cache, int64_t position, const float* all,
-                     int64_t head, ThreadState& state, float* to) const;
+                     int64_t head, float* to) const;
   void prepare_head(const Attention& attention, const Norm& norm, const Cache& cache, int64_t position,
-                    const float* all, int64_t head, int64_t heads, ThreadState& state, float* to) const;
+                    const float* all, int64_t head, float* to) const;
   void prepare_value(const Attention& attention, const float* all, int64_t head, float* to) const;
   void store_key(const LayerCache& cache, int64_t row, int64_t at, const float* key, int64_t size) const;
   void store_value(const LayerCache& cache, int64_t row, int64_t at, const float* value, int64_t size) const;
@@ -292,6 +295,7 @@ class Step {
   std::vector<Chosen> chosen_;
   // Written in one phase, read in the next.
   std::vector<float> projected_, attended_, summed_, inner_, mixed_, peaks_, sums_, routed_, expert_inner_;
+  std::vector<float> squares_;  // of queries and keys: [batch][2]
   std::vector<float> latent_queries_, absorbed_, expanded_, token_inputs_, token_gates_;
 };
 

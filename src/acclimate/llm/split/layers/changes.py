@@ -198,6 +198,11 @@ def _norm(module: nn.Module, change: Change, ranks: Ranks) -> None:
         _expand(module, change, ranks)
 
 
+def is_forward_of_split(forward: Callable[..., Any]) -> bool:
+    """Whether a module's own ``forward`` is one that a split has put in place of its class's."""
+    return getattr(forward, "__module__", None) == __name__
+
+
 def _experts(module: nn.Module, ranks: Ranks) -> None:
     def copied(
         _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
