@@ -12,14 +12,14 @@ from typing import NamedTuple
 import libcst as cst
 
 from acclimate_port.dataflow.receivers import LIGHTNING, library_named, uses_lightning
-from acclimate_port.dataflow.uses import class_around, uses_of
+from acclimate_port.dataflow.uses import class_around
 from acclimate_port.source.cuda_packages import NEEDED, OPERATORS, QUERIES, RUNTIMES
+from acclimate_port.source.float64 import REASON, Float64, float64
 from acclimate_port.source.torch_cuda import STREAMS
 from acclimate_port.source.tree import (
     base_names,
     dotted,
     keyword,
-    last_name,
     modules_of,
     packages_of,
     string_value,
@@ -101,8 +101,6 @@ def bound_elsewhere(file: SourceFile, node: cst.CSTNode) -> str:
     return ""
 
 
-_FLOAT64 = re.compile(r"\b(float64|double|DoubleTensor|complex128)\b")
-_CHAIN = (cst.Attribute, cst.Call)
 _FOR_LIGHTNING = re.compile(r"Lightning|^Callback$")
 
 
@@ -179,50 +177,26 @@ def operator_calls(file: SourceFile) -> list[cst.Call]:
     return found
 
 
+@kept
+def numbers_of_64_bits(file: SourceFile) -> Float64:
+    """Where the file brings numbers of 64 bits to the device."""
+    return float64(file.tree.text)
+
+
 def computes_in_64_bits(file: SourceFile, device: cst.CSTNode, *, may_be_host: bool) -> str:
     """Why a device may be one of Apple's, which has no numbers of 64 bits, while the host has them.
 
     Args:
         file: the file.
-        device: what gives the device.
+        device: what gives the device, or asks for it.
         may_be_host: whether the program takes the host where there is no CUDA.
     """
-    text = "numbers of 64 bits, which Apple's GPUs lack, are computed on the device"
-    if _has_float64_by_default(file):
-        return text
-    for use in uses_of(file, device) if may_be_host and _FLOAT64.search(file.tree.text) else ():
-        given = file.tree.given_to(use)
-        whole: cst.CSTNode = use
-        if given is not None and given.full == "torch.device":
-            whole, given = given.call, file.tree.given_to(given.call)
-        beside = [one.value for one in given.call.args] if given is not None else []
-        at = file.tree.parent(whole)
-        holder = file.tree.parent(at) if isinstance(at, cst.DictElement) else None
-        entries = holder.elements if isinstance(holder, cst.Dict) else ()
-        beside += [one.value for one in entries if isinstance(one, cst.DictElement)]
-        if any(_FLOAT64.search(last_name(one)) for one in beside if isinstance(one, cst.Attribute)):
-            return text
-        moved: cst.CSTNode | None = given.call if given is not None else None
-        if given is None or not isinstance(given.call.func, cst.Attribute) or given.name != "to":
-            continue
-        while isinstance(around := file.tree.parent(moved) if moved is not None else None, _CHAIN):
-            moved = around  # `x.to(device).double()`
-        if moved is not None and _FLOAT64.search(file.tree.source(moved)):
-            return text
-    return ""
-
-
-@kept
-def _has_float64_by_default(file: SourceFile) -> bool:
-    """Whether the file makes float64 the default type of torch's numbers."""
-    for call in file.tree.of_type(cst.Call) if _FLOAT64.search(file.tree.text) else ():
-        name = file.tree.qualified(call.func) or ""
-        if name in ("torch.set_default_dtype", "torch.set_default_tensor_type") and call.args:
-            value = call.args[0].value
-            held = file.bound_values(value) if isinstance(value, cst.Name) else [value]
-            if any(one is not None and _FLOAT64.search(file.tree.source(one)) for one in held):
-                return True
-    return False
+    found = numbers_of_64_bits(file)
+    line = file.tree.line(file.span(device).start)
+    if not may_be_host and line not in found.lines:
+        return ""
+    first = line if line in found.lines else min(found.on_device.values(), default=0)
+    return REASON.format(place=f"line {first}") if first else ""
 
 
 @kept

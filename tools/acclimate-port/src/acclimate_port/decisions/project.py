@@ -15,6 +15,7 @@ from acclimate_port.conditions.given_away import FOR_ANY
 from acclimate_port.dataflow.receivers import KEEP_SETTINGS
 from acclimate_port.decisions.guarded_tests import WITHIN
 from acclimate_port.decisions.symbols import MODULE, TOGETHER, Facts, Kind, Symbol
+from acclimate_port.source.float64 import REASON
 from acclimate_port.source.named_in_texts import Names, Text
 from acclimate_port.source.outline import REGISTERS, Outline
 from acclimate_port.source.settings_files import SUFFIXES, nearest
@@ -32,6 +33,7 @@ _REASONS = {
     Kind.STATE: "{place}, a state of random numbers of the same program, stays as it is",
     Kind.REPORT: "it tells of the device of the program, and {place} stays as it is",
     Kind.TEST: "{place}, which the same guard of a test suite skips or decides about, stays as it is",
+    Kind.WIDE: REASON,
     Kind.BACKEND: "{place}, which the same program exchanges tensors by, stays as it is",
 }
 _APART = "{place}, which a program that shares code with this one runs, stays as it is"
@@ -46,7 +48,7 @@ _FEW = 2
 _FEW_STEPS = 5
 """The most modules that give a name on, from the one that defines it."""
 
-_FOLLOWED = (Kind.PLACE, Kind.CAST)
+_FOLLOWED = (Kind.PLACE, Kind.CAST, Kind.WIDE)
 """What is followed through all functions that a program calls."""
 _RUN_BY_ITSELF = re.compile(r"^(test_|conftest$|setup$|__)|_tests?$")
 """Names of modules that no other imports."""
@@ -111,7 +113,7 @@ class Project:
         self._placed: dict[Path, dict[str, dict[tuple[Kind, bool], None]]] = {}
         """The names in each file whose code is about a device: the kinds, and whether others need it."""
         for path, known in facts.items():
-            for symbol in (*known.relies, *known.stays):
+            for symbol in (*known.relies, *known.stays, *(second for _, second in known.implies)):
                 if symbol.kind in TOGETHER:
                     name, bracket, _ = symbol.text.removeprefix("here:").partition("(")
                     own = self._placed.setdefault(path, {}).setdefault(name, {})
@@ -225,7 +227,7 @@ class Project:
             return True
         if path == other:
             is_by_another = symbol.kind is Kind.FLAG and by != path
-            return is_by_another or symbol.kind in (Kind.CODE, Kind.TENSOR, Kind.NUMBER)
+            return is_by_another or symbol.kind in (Kind.CODE, Kind.TENSOR, Kind.NUMBER, Kind.WIDE)
         if symbol.kind is Kind.BACKEND:
             return not self._importers(path).isdisjoint(self._importers(by))
         return not _is_loose(symbol.text) or self._knows(path, by)

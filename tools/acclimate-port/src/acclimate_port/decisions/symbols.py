@@ -53,11 +53,15 @@ class Kind(Enum):
     """The communication backend of a program, and the devices of the tensors that its ranks exchange."""
     REPORT = "report"
     """What a file tells of the device: in a message, a check or a result."""
+    WIDE = "wide"
+    """One whose code brings numbers of 64 bits to the device, or takes the device where there may be none."""
+    FLOAT64 = "float64"
+    """A number of 64 bits that a function gets."""
     TEST = "test"
     """Tests that a guard in another file skips: see guarded_tests.py."""
 
 
-TOGETHER = (Kind.PLACE, Kind.CAST, Kind.STREAM, Kind.FIGURE, Kind.STATE)
+TOGETHER = (Kind.PLACE, Kind.CAST, Kind.STREAM, Kind.FIGURE, Kind.STATE, Kind.WIDE)
 """What stays or is ported together in each file and in what it imports."""
 
 
