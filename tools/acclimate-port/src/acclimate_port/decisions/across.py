@@ -65,6 +65,7 @@ _GIVEN = (Kind.DEVICE, Kind.TENSOR, Kind.FLAG)
 _DEVICE_WORDS = ("device", "device_type")
 _PROFILER = Symbol(Kind.FLAG, "any:ProfilerActivity")
 _BACKEND = Symbol(Kind.BACKEND, "any:backend")
+_LOAD = Symbol(Kind.LOAD, f"here:{MODULE}")
 _REPORT = Symbol(Kind.REPORT, "here:")
 _REPORT_STAYS = Symbol(Kind.REPORT, "here:(stays)")
 _PROFILED = ("device_time", "device_time_total", "self_device_time_total", "cuda_time", "cuda_time_total")
@@ -101,6 +102,7 @@ class Across:
             for text in self._homes(index):
                 self._relying[Symbol(Kind.PLACE, f"{text}(needs)")].append(index)
         for index in self._device.groups[Kind.PLACE]:
+            self._relying[_LOAD].append(index)
             if may_take_host(file, decisions[index].finding):
                 for text in self._homes(index):
                     self._relying[Symbol(Kind.WIDE, text)].append(index)

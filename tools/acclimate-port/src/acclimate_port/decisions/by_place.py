@@ -41,7 +41,7 @@ from acclimate_port.source.torch_cuda import NEVER_RAISE, STREAMS
 from acclimate_port.source.tree import called_name, dotted, string_value
 from acclimate_port.source_file import SourceFile, cuda_name
 
-_USE_DEVICE = {"ACC101", "ACC102", "ACC201", "ACC205", "ACC206", "ACC301", "ACC304"}
+_USE_DEVICE = {"ACC101", "ACC102", "ACC201", "ACC205", "ACC206", "ACC301", "ACC304", "ACC307"}
 """Rules for code that may use a device, and raises if there is none."""
 _LOOK_UP = {
     "ACC103",
