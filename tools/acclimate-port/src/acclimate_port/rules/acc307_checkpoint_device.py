@@ -124,7 +124,8 @@ def _holder_goes(file: SourceFile, load: cst.Call, name: cst.Name, seen: set[int
     )
     if is_global or not all(_is_of(file, one, load, name) for one in held):
         return False
-    return all(_goes_to_modules(file, load, read, seen) for read in file.tree.reads(name))
+    reads = file.tree.reads(name)
+    return bool(reads) and all(_goes_to_modules(file, load, read, seen) for read in reads)
 
 
 def _is_read_by_method(file: SourceFile, load: cst.Call, method: cst.Attribute, seen: set[int]) -> bool:
