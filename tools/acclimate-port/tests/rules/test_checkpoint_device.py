@@ -29,8 +29,12 @@ EDITED = {
         "    own.update(saved)\n    model.load_state_dict(own)"
     ),
 }
+EDITED["parts that are copied"] = (
+    "own = model.state_dict()\n    for key, value in torch.load(path).items():\n        own[key].copy_(value)"
+)
 LEFT = {
     "a result": "return torch.load(path)",
+    "names alone": "print(torch.load(path).keys())",
     "a device": "model.load_state_dict(torch.load(path, map_location=place))",
     "a device by its position": "model.load_state_dict(torch.load(path, place))",
     "an object of the program's own": "ema.load_state_dict(torch.load(path))",

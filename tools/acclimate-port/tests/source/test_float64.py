@@ -28,6 +28,7 @@ WIDE = {
     "a sum in a type": "torch.sum(value, dtype=torch.float64)",
     "a buffer": "net.register_buffer('x', torch.linspace(0, 1, 3).double())",
     "a number after the move": "torch.from_numpy(np.zeros(3)).to(device).float()",
+    "a device by a keyword": "torch.from_numpy(np.zeros(3)).to(device=value.device)",
     "options": "dict(a={'device': device, 'dtype': torch.double})",
 }
 NARROW = {
@@ -125,6 +126,22 @@ def test_an_argument_of_another_file_holds_back_the_device_that_it_reaches(
     assert site(ported_project(tmp_path, files, target)["run.py"], CHOICE).status is Status.UNSAFE
     files["run.py"] = files["run.py"].replace("zeros(21)", "zeros(21, np.float32)")
     assert site(ported_project(tmp_path, files, target)["run.py"], CHOICE).status is Status.CONVERTED
+
+
+@EACH_TARGET
+def test_an_array_of_a_function_holds_back_the_device_that_it_reaches(target: str, tmp_path: Path) -> None:
+    files = {
+        "train.py": f"import torch\nfrom noise import Noise\n\ndevice = {CHOICE}\nNoise(3).add(torch.ones(1, device=device))\n",
+        "noise.py": (
+            "import numpy as np\nimport torch\n\n\ndef schedule(n):\n    return np.linspace(0, 1, n)\n\n\n"
+            "class Noise:\n    def __init__(self, n):\n        self.scale = np.cumprod(1 - schedule(n))\n\n"
+            "    def add(self, x):\n        return part(self.scale, x) * x\n\n\n"
+            "def part(values, x):\n    return torch.from_numpy(values).to(device=x.device).float()\n"
+        ),
+    }
+    assert site(ported_project(tmp_path, files, target)["train.py"], CHOICE).status is Status.UNSAFE
+    files["noise.py"] = files["noise.py"].replace("0, 1, n", "0, 1, n, dtype=np.float32")
+    assert site(ported_project(tmp_path, files, target)["train.py"], CHOICE).status is Status.CONVERTED
 
 
 @EACH_TARGET

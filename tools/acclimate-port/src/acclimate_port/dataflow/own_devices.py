@@ -67,6 +67,13 @@ _CHOOSE = {
     "realesrgan.RealESRGANer": _Choice(8, gives_model=False),
     "gfpgan.GFPGANer": _Choice(5, gives_model=False),
     "stable_baselines3.common.utils.get_device": _Choice(0, gives_model=True),
+    "bert_score.score": _Choice(12, gives_model=False),
+    "catalyst.dl.SupervisedRunner": _Choice(1, gives_model=False, word="engine"),
+    **{
+        f"{package}.{name}": _Choice(30, gives_model=False)
+        for package in ("stable_baselines3", "sb3_contrib")
+        for name in ("A2C", "DDPG", "DQN", "PPO", "SAC", "TD3", "QRDQN", "TQC", "TRPO", "MaskablePPO")
+    },
     "lightning.Fabric": _LIGHTNING,
     "lightning.fabric.Fabric": _LIGHTNING,
     "lightning_fabric.Fabric": _LIGHTNING,
@@ -101,6 +108,7 @@ def bound_elsewhere(file: SourceFile, node: cst.CSTNode) -> str:
     return ""
 
 
+_FOR_CATALYST = re.compile(r"(Runner|Callback|Experiment)$")
 _FOR_LIGHTNING = re.compile(r"Lightning|^Callback$")
 
 
@@ -109,9 +117,12 @@ def moved_by_lightning(file: SourceFile, node: cst.CSTNode) -> str:
 
     Code of the module, in a file with such a class, may be its device.
     """
+    own = class_around(file, node)
+    is_of_catalyst = "catalyst" in file.tree.imported_packages and own is not None
+    if is_of_catalyst and own is not None and any(_FOR_CATALYST.search(name) for name in base_names(own)):
+        return f"catalyst chooses the device of `{own.name.value}`"
     if not uses_lightning(file):
         return ""
-    own = class_around(file, node)
     held = [own] if own is not None else []
     if file.tree.function(node) is None and own is None:
         held = [*file.values.classes.values()]
@@ -139,13 +150,33 @@ def computes_elsewhere(file: SourceFile) -> str:
                 return f"the file imports `{name}`, which imports `{needed}`, and only NVIDIA GPUs run that"
         if any(one[:2] == ["numba", "cuda"] for one in _modules_named(statement)):
             return "the file has kernels of numba for CUDA"
+        if package_of_server := next((one for one in packages_of(statement) if one == _TRITON_SERVER), ""):
+            return f"NVIDIA's server runs the file (`{package_of_server}`), on its GPUs or on a CPU"
     if "ray" in file.tree.imported_packages and (asked := _asking_for_gpus(file)) is not None:
         line = file.tree.line(file.span(asked).start)
         return f"line {line} asks Ray for GPUs, which may be NVIDIA's alone"
+    if (call := _made_on_host_alone(file)) is not None:
+        line = file.tree.line(file.span(call).start)
+        return f"line {line} gives an old class of tensors a device, and torch takes none there but a CPU"
     if (call := next(iter(operator_calls(file)), None)) is not None:
         line = file.tree.line(file.span(call).start)
         return f"line {line} computes with operators that run on a CPU and with CUDA alone"
     return ""
+
+
+_TRITON_SERVER = "triton_python_backend_utils"
+_OLD_CLASS = re.compile(r"torch\.(Float|Long|Int|Byte|Double|Half|Bool|Short|Char|BFloat16)?Tensor$")
+
+
+def _made_on_host_alone(file: SourceFile) -> cst.Call | None:
+    """The first call such as ``torch.LongTensor(x, device=device)``, which fails on other devices."""
+    for call in file.tree.of_type(cst.Call):
+        if isinstance(call.func, cst.Attribute) and call.func.attr.value.endswith("Tensor"):
+            device = keyword(call, "device")
+            is_host = device is None or (string_value(device.value) or "").partition(":")[0] == "cpu"
+            if not is_host and _OLD_CLASS.match(file.tree.qualified(call.func) or ""):
+                return call
+    return None
 
 
 def _asking_for_gpus(file: SourceFile) -> cst.Call | None:

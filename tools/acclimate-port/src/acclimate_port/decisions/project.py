@@ -543,6 +543,9 @@ class Project:
                 yield (kind, f"{file}:{run}{_RUNS}"), module
             for file in self._imported_directly(path):
                 yield (kind, f"{file}:{MODULE}{_RUNS}"), module
+                # The code of a module runs when it is imported, also by what the program imports.
+                yield program, (kind, f"{file}:{MODULE}{_RUN_BY}")
+                yield (kind, f"{path}:{MODULE}{_RUN_BY}"), (kind, f"{file}:{MODULE}{_RUN_BY}")
             for file, run in named:
                 yield (kind, f"{file}:{run}{_RUNS}"), program
             for name, (file, run) in looked_up:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 
 import libcst as cst
 from libcst.metadata import GlobalScope
@@ -28,6 +29,16 @@ _NUMBERS = re.compile(
 _SIZES = {"size", "shape", "ndim", "dtype", "numel"}
 _MOST = 60
 """The most names and parts of a checkpoint that are followed."""
+
+
+@dataclass
+class _Way:
+    """How far a checkpoint was followed."""
+
+    seen: set[int] = field(default_factory=set)
+    """The names and parts that were looked at."""
+    is_copied: bool = False
+    """Whether a module copies any of it."""
 
 
 class CheckpointDevice(Rule[cst.Call]):
@@ -56,7 +67,8 @@ the project that is ported saves such files."""
     def check(self, file: SourceFile, node: cst.Call) -> Finding | None:
         if file.tree.qualified(node.func) != "torch.load" or not is_bare(node) or file.in_fstring(node):
             return None
-        if _is_chosen(file, node) or not _goes_to_modules(file, node, node, set()):
+        way = _Way()
+        if _is_chosen(file, node) or not _goes_to_modules(file, node, node, way) or not way.is_copied:
             return None
         text = file.tree.source(node)
         quote = "'" if "'" in text and '"' not in text else '"'
@@ -81,41 +93,45 @@ def _is_chosen(file: SourceFile, load: cst.Call) -> bool:
     return False
 
 
-def _goes_to_modules(file: SourceFile, load: cst.Call, value: cst.CSTNode, seen: set[int]) -> bool:
+def _goes_to_modules(file: SourceFile, load: cst.Call, value: cst.CSTNode, way: _Way) -> bool:
     """Whether what a checkpoint holds goes to ``load_state_dict`` of modules, and nowhere else.
 
     Args:
         file: the file.
         load: the call that loads the checkpoint.
         value: the checkpoint, or a part of it.
-        seen: the names and parts that were looked at, to which more are added.
+        way: what was looked at, to which more is added.
     """
     at = file.tree.parent(value)
-    if id(value) in seen or len(seen) > _MOST:
-        return id(value) in seen
-    seen.add(id(value))
+    if id(value) in way.seen or len(way.seen) > _MOST:
+        return id(value) in way.seen
+    way.seen.add(id(value))
     if isinstance(at, cst.Subscript) and at.value is value:
         key = entry_key(at)
         is_stored = isinstance(file.tree.parent(at), (cst.AssignTarget, cst.Del))
         is_number = key is not None and _NUMBERS.search(key) is not None
-        return is_stored or is_number or _goes_to_modules(file, load, at, seen)
+        return is_stored or is_number or _goes_to_modules(file, load, at, way)
     if isinstance(at, cst.Attribute) and at.value is value:
-        return _is_read_by_method(file, load, at, seen)
+        return _is_read_by_method(file, load, at, way)
     if isinstance(at, cst.Arg):
         call = file.tree.parent(at)
-        return isinstance(call, cst.Call) and _is_taken(file, load, call, at, seen)
-    if isinstance(at, (cst.ComparisonTarget, cst.Comparison, cst.Del, cst.Expr)):
+        return isinstance(call, cst.Call) and _is_taken(file, load, call, at, way)
+    if isinstance(at, cst.Comparison):
+        return isinstance(at.comparisons[0].operator, (cst.Is, cst.IsNot))
+    if isinstance(at, cst.ComparisonTarget):  # `"state_dict" in saved`
+        return isinstance(at.operator, (cst.In, cst.NotIn))
+    if isinstance(at, (cst.Del, cst.Expr)):
         return True
     if isinstance(at, cst.IfExp) or (isinstance(at, cst.DictComp) and at.value is value):
-        return _goes_to_modules(file, load, at, seen)
+        return _goes_to_modules(file, load, at, way)
     if isinstance(at, cst.Assign) and len(at.targets) == 1:
         target = at.targets[0].target
         holder = target.value if isinstance(target, cst.Subscript) else target  # `renamed[key[7:]] = value`
-        return isinstance(holder, cst.Name) and _holder_goes(file, load, holder, seen)
+        return isinstance(holder, cst.Name) and _holder_goes(file, load, holder, way)
     return False
 
 
-def _holder_goes(file: SourceFile, load: cst.Call, name: cst.Name, seen: set[int]) -> bool:
+def _holder_goes(file: SourceFile, load: cst.Call, name: cst.Name, way: _Way) -> bool:
     """Whether what a name holds, parts of a checkpoint among it, goes to modules alone."""
     held = file.bound_values(name)
     bound = file.tree.assignments(name)
@@ -125,10 +141,10 @@ def _holder_goes(file: SourceFile, load: cst.Call, name: cst.Name, seen: set[int
     if is_global or not all(_is_of(file, one, load, name) for one in held):
         return False
     reads = file.tree.reads(name)
-    return bool(reads) and all(_goes_to_modules(file, load, read, seen) for read in reads)
+    return bool(reads) and all(_goes_to_modules(file, load, read, way) for read in reads)
 
 
-def _is_read_by_method(file: SourceFile, load: cst.Call, method: cst.Attribute, seen: set[int]) -> bool:
+def _is_read_by_method(file: SourceFile, load: cst.Call, method: cst.Attribute, way: _Way) -> bool:
     """Whether a method or an attribute gives names, sizes, or parts of a checkpoint that go to modules."""
     call, name = file.tree.parent(method), method.attr.value
     if name in _SIZES:
@@ -138,25 +154,26 @@ def _is_read_by_method(file: SourceFile, load: cst.Call, method: cst.Attribute, 
     if name == "keys":
         return True
     if name in ("get", "pop"):
-        return _goes_to_modules(file, load, call, seen)
+        return _goes_to_modules(file, load, call, way)
     loop = file.tree.parent(call) if name == "items" else None
     target = loop.target if isinstance(loop, (cst.For, cst.CompFor)) and loop.iter is call else None
     part = target.elements[1].value if isinstance(target, cst.Tuple) and len(target.elements) == 2 else None
     if not isinstance(part, cst.Name):
         return name == "update" and isinstance(file.tree.parent(call), cst.Expr)
-    return all(_goes_to_modules(file, load, read, seen) for read in file.tree.reads(part))
+    return all(_goes_to_modules(file, load, read, way) for read in file.tree.reads(part))
 
 
-def _is_taken(file: SourceFile, load: cst.Call, call: cst.Call, argument: cst.Arg, seen: set[int]) -> bool:
+def _is_taken(file: SourceFile, load: cst.Call, call: cst.Call, argument: cst.Arg, way: _Way) -> bool:
     """Whether a call copies a part of a checkpoint to a module, or to a dictionary that a module gets."""
     if _copies(file, call, argument):
+        way.is_copied = True
         return True
     if dotted(call.func) in ("len", "isinstance"):
         return True
     updated = (
         call.func.value if isinstance(call.func, cst.Attribute) and called_name(call) == "update" else None
     )
-    return isinstance(updated, cst.Name) and _holder_goes(file, load, updated, seen)
+    return isinstance(updated, cst.Name) and _holder_goes(file, load, updated, way)
 
 
 def _is_of(file: SourceFile, value: cst.CSTNode | None, load: cst.Call, name: cst.Name) -> bool:
@@ -182,6 +199,8 @@ def _named_in(call: cst.Call, name: cst.Name) -> bool:
 
 def _copies(file: SourceFile, call: cst.Call, argument: cst.Arg) -> bool:
     """Whether a call copies a state to an object's own tensors: ``model.load_state_dict(state)``."""
+    if called_name(call) == "copy_" and isinstance(call.func, cst.Attribute):  # `own[key].copy_(value)`
+        return len(call.args) == 1
     is_first = bool(call.args) and call.args[0] is argument
     if not is_first or called_name(call) != "load_state_dict" or not isinstance(call.func, cst.Attribute):
         return False

@@ -75,7 +75,8 @@ _WIDE_INSIDE = re.compile(r"torchmetrics(\.\w+)*\.(FrechetInceptionDistance|Kern
 """Modules of other libraries that compute with 64 bits on their device."""
 _GAME = re.compile(
     r"^(r|rew|rewards?|s|s_|state|states|obs|obses|observations?|ob|next_?(state|states|obs|observations?)"
-    r"|state_?batch|obs_?batch|reward_?batch|batch_?(state|states|obs|rewards?)|(state|obs)_(next|prime))$"
+    r"|state_?batch|obs_?batch|reward_?batch|batch_?(state|states|obs|rewards?)|(state|obs)_(next|prime)"
+    r"|returns|discounted\w*|advantages?|\w+_(rewards?|obs|states?))$"
 )
 """Names of what a game of gym gives, which may be of 64 bits."""
 _GAME_IMPORT = re.compile(
@@ -167,6 +168,7 @@ class _Reader:
         self._bound: dict[tuple[int, str], list[_Bound]] = defaultdict(list)
         """By the scope and the name, or the text of an attribute: line, value, and index of its part."""
         self._known: dict[int, Evidence] = {}
+        self._functions = {one.name: one for one in module.body if isinstance(one, ast.FunctionDef)}
         self._defined = {one.name for one in module.body if isinstance(one, (ast.FunctionDef, ast.ClassDef))}
         for node in self._nodes:
             for name in node._fields:
@@ -304,7 +306,9 @@ class _Reader:
             if name.id in _parameters(scope):
                 return []
             scope = self._scope(scope)
-        return self._bound.get((id(None), name.id), [])
+        held = self._bound.get((id(None), name.id), [])
+        before = [one for one in held if one[0] < name.lineno] if self._scope(name) is None else held
+        return [max(before, key=lambda one: one[0])] if before is not held and before else before
 
     def _parameter(self, name: ast.Name) -> list[str]:
         """The texts of the symbols of a name that is a parameter."""
@@ -437,6 +441,13 @@ class _Reader:
             first = self._full(call.func).partition(".")[0]
             if name not in _NO_TENSOR and first not in ("torch", "math", "random"):
                 return self._numbers(held, depth)
+        if isinstance(call.func, ast.Name) and call.func.id in self._functions:
+            returned = (
+                one.value
+                for one in python_nodes(self._functions[call.func.id])
+                if isinstance(one, ast.Return)
+            )
+            return frozenset().union(*(self._numbers(one, depth) for one in returned)) & sure
         if full.rpartition(".")[2] in ("train_test_split", "list", "tuple", "zip", "reversed", "sorted"):
             return frozenset().union(*(self._numbers(one, depth) for one in call.args)) - {GAME}
         return _NONE
@@ -603,12 +614,12 @@ class _Reader:
         if _WIDE_INSIDE.match(full) or full == "torch.cuda.DoubleTensor":
             return sure
         device = _word(call, "device")
-        if device is not None and not _is_host(device):
+        if device is not None and not _is_host(device) and method != "to":
             if self._dtype_of(call) and not full.startswith(("numpy.", "jax.")):
                 return sure
             return self._tensor_of_call(call, _DEPTH) if full.startswith("torch.") else _NONE
         if method in ("to", "cuda") and held is not None and self._moves(call, method):
-            return self._tensor(held)
+            return self._tensor(held) | self._tensor(call)
         if method == "register_buffer" and len(call.args) > 1:
             return self._tensor(call.args[1])
         if name == "Parameter" and call.args:
