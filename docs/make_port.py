@@ -46,6 +46,11 @@ Safe and unsafe edits:
   chooses CUDA or the CPU by itself (`torchsummary.summary(model, size)`, Lightning's `Trainer()`), or that gets the
   number of a device (`device_id=rank`). So is a flag or a number of devices that another library, another process or a
   text gets, which may mean CUDA by it, and a device in a file that cannot be imported without a package for NVIDIA GPUs.
+- Apple's GPUs have no float64. Where the files of a program show that one comes to the device (numpy's arrays without a
+  dtype, `.double()`, a reward of gym, `torchdiffeq.odeint`), the edits that choose the device are unsafe, and the reason
+  names the line, if the program takes the host of a Mac today.
+- A checkpoint that only `load_state_dict` gets is loaded to the host, on every machine. Another `torch.load(path)` without
+  `map_location` makes the edits of its file unsafe, unless the programs of the project that save files are ported.
 
 Edits that belong together:
 

@@ -12,14 +12,14 @@ from typing import NamedTuple
 import libcst as cst
 
 from acclimate_port.dataflow.receivers import LIGHTNING, library_named, uses_lightning
-from acclimate_port.dataflow.uses import class_around, uses_of
+from acclimate_port.dataflow.uses import class_around
 from acclimate_port.source.cuda_packages import NEEDED, OPERATORS, QUERIES, RUNTIMES
+from acclimate_port.source.float64 import REASON, Float64, float64
 from acclimate_port.source.torch_cuda import STREAMS
 from acclimate_port.source.tree import (
     base_names,
     dotted,
     keyword,
-    last_name,
     modules_of,
     packages_of,
     string_value,
@@ -67,6 +67,13 @@ _CHOOSE = {
     "realesrgan.RealESRGANer": _Choice(8, gives_model=False),
     "gfpgan.GFPGANer": _Choice(5, gives_model=False),
     "stable_baselines3.common.utils.get_device": _Choice(0, gives_model=True),
+    "bert_score.score": _Choice(12, gives_model=False),
+    "catalyst.dl.SupervisedRunner": _Choice(1, gives_model=False, word="engine"),
+    **{
+        f"{package}.{name}": _Choice(30, gives_model=False)
+        for package in ("stable_baselines3", "sb3_contrib")
+        for name in ("A2C", "DDPG", "DQN", "PPO", "SAC", "TD3", "QRDQN", "TQC", "TRPO", "MaskablePPO")
+    },
     "lightning.Fabric": _LIGHTNING,
     "lightning.fabric.Fabric": _LIGHTNING,
     "lightning_fabric.Fabric": _LIGHTNING,
@@ -101,8 +108,7 @@ def bound_elsewhere(file: SourceFile, node: cst.CSTNode) -> str:
     return ""
 
 
-_FLOAT64 = re.compile(r"\b(float64|double|DoubleTensor|complex128)\b")
-_CHAIN = (cst.Attribute, cst.Call)
+_FOR_CATALYST = re.compile(r"(Runner|Callback|Experiment)$")
 _FOR_LIGHTNING = re.compile(r"Lightning|^Callback$")
 
 
@@ -111,9 +117,12 @@ def moved_by_lightning(file: SourceFile, node: cst.CSTNode) -> str:
 
     Code of the module, in a file with such a class, may be its device.
     """
+    own = class_around(file, node)
+    is_of_catalyst = "catalyst" in file.tree.imported_packages and own is not None
+    if is_of_catalyst and own is not None and any(_FOR_CATALYST.search(name) for name in base_names(own)):
+        return f"catalyst chooses the device of `{own.name.value}`"
     if not uses_lightning(file):
         return ""
-    own = class_around(file, node)
     held = [own] if own is not None else []
     if file.tree.function(node) is None and own is None:
         held = [*file.values.classes.values()]
@@ -141,13 +150,33 @@ def computes_elsewhere(file: SourceFile) -> str:
                 return f"the file imports `{name}`, which imports `{needed}`, and only NVIDIA GPUs run that"
         if any(one[:2] == ["numba", "cuda"] for one in _modules_named(statement)):
             return "the file has kernels of numba for CUDA"
+        if package_of_server := next((one for one in packages_of(statement) if one == _TRITON_SERVER), ""):
+            return f"NVIDIA's server runs the file (`{package_of_server}`), on its GPUs or on a CPU"
     if "ray" in file.tree.imported_packages and (asked := _asking_for_gpus(file)) is not None:
         line = file.tree.line(file.span(asked).start)
         return f"line {line} asks Ray for GPUs, which may be NVIDIA's alone"
+    if (call := _made_on_host_alone(file)) is not None:
+        line = file.tree.line(file.span(call).start)
+        return f"line {line} gives an old class of tensors a device, and torch takes none there but a CPU"
     if (call := next(iter(operator_calls(file)), None)) is not None:
         line = file.tree.line(file.span(call).start)
         return f"line {line} computes with operators that run on a CPU and with CUDA alone"
     return ""
+
+
+_TRITON_SERVER = "triton_python_backend_utils"
+_OLD_CLASS = re.compile(r"torch\.(Float|Long|Int|Byte|Double|Half|Bool|Short|Char|BFloat16)?Tensor$")
+
+
+def _made_on_host_alone(file: SourceFile) -> cst.Call | None:
+    """The first call such as ``torch.LongTensor(x, device=device)``, which fails on other devices."""
+    for call in file.tree.of_type(cst.Call):
+        if isinstance(call.func, cst.Attribute) and call.func.attr.value.endswith("Tensor"):
+            device = keyword(call, "device")
+            is_host = device is None or (string_value(device.value) or "").partition(":")[0] == "cpu"
+            if not is_host and _OLD_CLASS.match(file.tree.qualified(call.func) or ""):
+                return call
+    return None
 
 
 def _asking_for_gpus(file: SourceFile) -> cst.Call | None:
@@ -179,50 +208,26 @@ def operator_calls(file: SourceFile) -> list[cst.Call]:
     return found
 
 
+@kept
+def numbers_of_64_bits(file: SourceFile) -> Float64:
+    """Where the file brings numbers of 64 bits to the device."""
+    return float64(file.tree.text)
+
+
 def computes_in_64_bits(file: SourceFile, device: cst.CSTNode, *, may_be_host: bool) -> str:
     """Why a device may be one of Apple's, which has no numbers of 64 bits, while the host has them.
 
     Args:
         file: the file.
-        device: what gives the device.
+        device: what gives the device, or asks for it.
         may_be_host: whether the program takes the host where there is no CUDA.
     """
-    text = "numbers of 64 bits, which Apple's GPUs lack, are computed on the device"
-    if _has_float64_by_default(file):
-        return text
-    for use in uses_of(file, device) if may_be_host and _FLOAT64.search(file.tree.text) else ():
-        given = file.tree.given_to(use)
-        whole: cst.CSTNode = use
-        if given is not None and given.full == "torch.device":
-            whole, given = given.call, file.tree.given_to(given.call)
-        beside = [one.value for one in given.call.args] if given is not None else []
-        at = file.tree.parent(whole)
-        holder = file.tree.parent(at) if isinstance(at, cst.DictElement) else None
-        entries = holder.elements if isinstance(holder, cst.Dict) else ()
-        beside += [one.value for one in entries if isinstance(one, cst.DictElement)]
-        if any(_FLOAT64.search(last_name(one)) for one in beside if isinstance(one, cst.Attribute)):
-            return text
-        moved: cst.CSTNode | None = given.call if given is not None else None
-        if given is None or not isinstance(given.call.func, cst.Attribute) or given.name != "to":
-            continue
-        while isinstance(around := file.tree.parent(moved) if moved is not None else None, _CHAIN):
-            moved = around  # `x.to(device).double()`
-        if moved is not None and _FLOAT64.search(file.tree.source(moved)):
-            return text
-    return ""
-
-
-@kept
-def _has_float64_by_default(file: SourceFile) -> bool:
-    """Whether the file makes float64 the default type of torch's numbers."""
-    for call in file.tree.of_type(cst.Call) if _FLOAT64.search(file.tree.text) else ():
-        name = file.tree.qualified(call.func) or ""
-        if name in ("torch.set_default_dtype", "torch.set_default_tensor_type") and call.args:
-            value = call.args[0].value
-            held = file.bound_values(value) if isinstance(value, cst.Name) else [value]
-            if any(one is not None and _FLOAT64.search(file.tree.source(one)) for one in held):
-                return True
-    return False
+    found = numbers_of_64_bits(file)
+    line = file.tree.line(file.span(device).start)
+    if not may_be_host and line not in found.lines:
+        return ""
+    first = line if line in found.lines else min(found.on_device.values(), default=0)
+    return REASON.format(place=f"line {first}") if first else ""
 
 
 @kept

@@ -26,7 +26,7 @@ from acclimate_port.dataflow.caches import is_cache
 from acclimate_port.dataflow.own_devices import choosing, operator_calls
 from acclimate_port.dataflow.receivers import LIGHTNING, given_to_others, holders_given, library_named
 from acclimate_port.dataflow.uses import LOOK_UP, fields_of, key_looked_up, uses_of
-from acclimate_port.decisions.decision import Decision, Decisions, Status, asks_for_device
+from acclimate_port.decisions.decision import Decision, Decisions, Status, asks_for_device, may_take_host
 from acclimate_port.decisions.guarded_tests import guarded, guards, within
 from acclimate_port.decisions.links import GIVE_DEVICE
 from acclimate_port.decisions.one_device import OneDevice
@@ -65,6 +65,7 @@ _GIVEN = (Kind.DEVICE, Kind.TENSOR, Kind.FLAG)
 _DEVICE_WORDS = ("device", "device_type")
 _PROFILER = Symbol(Kind.FLAG, "any:ProfilerActivity")
 _BACKEND = Symbol(Kind.BACKEND, "any:backend")
+_LOAD = Symbol(Kind.LOAD, f"here:{MODULE}")
 _REPORT = Symbol(Kind.REPORT, "here:")
 _REPORT_STAYS = Symbol(Kind.REPORT, "here:(stays)")
 _PROFILED = ("device_time", "device_time_total", "self_device_time_total", "cuda_time", "cuda_time_total")
@@ -100,6 +101,11 @@ class Across:
         for index in self._device.on_device:
             for text in self._homes(index):
                 self._relying[Symbol(Kind.PLACE, f"{text}(needs)")].append(index)
+        for index in self._device.groups[Kind.PLACE]:
+            self._relying[_LOAD].append(index)
+            if may_take_host(file, decisions[index].finding):
+                for text in self._homes(index):
+                    self._relying[Symbol(Kind.WIDE, text)].append(index)
         for index in self._device.turned_off:
             for text in self._homes(index):
                 self._relying[Symbol(Kind.CAST, f"{text}(needs)")].append(index)

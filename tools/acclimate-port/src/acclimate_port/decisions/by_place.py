@@ -33,7 +33,7 @@ from acclimate_port.dataflow.own_devices import (
 )
 from acclimate_port.dataflow.receivers import moves_for_others
 from acclimate_port.dataflow.uses import class_around
-from acclimate_port.decisions.decision import asks_for_device, is_test
+from acclimate_port.decisions.decision import asks_for_device, is_test, may_take_host
 from acclimate_port.decisions.links import GIVE_DEVICE
 from acclimate_port.new_code.printed_text import loses_text
 from acclimate_port.rules.base import Finding, Outcome, is_assigned
@@ -41,7 +41,7 @@ from acclimate_port.source.torch_cuda import NEVER_RAISE, STREAMS
 from acclimate_port.source.tree import called_name, dotted, string_value
 from acclimate_port.source_file import SourceFile, cuda_name
 
-_USE_DEVICE = {"ACC101", "ACC102", "ACC201", "ACC205", "ACC206", "ACC301", "ACC304"}
+_USE_DEVICE = {"ACC101", "ACC102", "ACC201", "ACC205", "ACC206", "ACC301", "ACC304", "ACC307"}
 """Rules for code that may use a device, and raises if there is none."""
 _LOOK_UP = {
     "ACC103",
@@ -149,8 +149,7 @@ def _reason_to_doubt(file: SourceFile, finding: Finding) -> str:
     is_whole = is_whole or is_count
     if not reason and is_whole and not _only_loads(file, node):
         reason = moved_by_lightning(file, node) or computes_elsewhere(file)
-        may_be_host = finding.rule.name == "available-choice" or file.is_guarded(node)
-        reason = reason or computes_in_64_bits(file, node, may_be_host=may_be_host)
+        reason = reason or computes_in_64_bits(file, node, may_be_host=may_take_host(file, finding))
     return reason or (_CAUGHT if finding.rule.code in _USE_DEVICE and _is_probe(file, node) else "")
 
 

@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 import libcst as cst
 
 from acclimate_port.conditions.branches import where_true
+from acclimate_port.conditions.host_answers import ends_program_if_false
 from acclimate_port.rules.base import Finding, Outcome
 from acclimate_port.source.tree import Span, called_name
 from acclimate_port.source_file import SourceFile
@@ -209,3 +210,11 @@ def asks_for_device(file: SourceFile, finding: Finding) -> bool:
         name = called_name(finding.node)
         return name == "is_available" or (name == "device_count" and bool(where_true(file, finding.node)))
     return finding.rule.name in ("device-comparison", "is-cuda")
+
+
+def may_take_host(file: SourceFile, finding: Finding) -> bool:
+    """Whether a finding is on a device, or asks for one, in place of which the program may take the host."""
+    node = finding.node
+    if finding.rule.name == "available-choice" or file.is_guarded(node):
+        return True
+    return asks_for_device(file, finding) and not ends_program_if_false(file, node)

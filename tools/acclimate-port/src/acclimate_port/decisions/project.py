@@ -15,6 +15,7 @@ from acclimate_port.conditions.given_away import FOR_ANY
 from acclimate_port.dataflow.receivers import KEEP_SETTINGS
 from acclimate_port.decisions.guarded_tests import WITHIN
 from acclimate_port.decisions.symbols import MODULE, TOGETHER, Facts, Kind, Symbol
+from acclimate_port.source.float64 import REASON
 from acclimate_port.source.named_in_texts import Names, Text
 from acclimate_port.source.outline import REGISTERS, Outline
 from acclimate_port.source.settings_files import SUFFIXES, nearest
@@ -32,6 +33,8 @@ _REASONS = {
     Kind.STATE: "{place}, a state of random numbers of the same program, stays as it is",
     Kind.REPORT: "it tells of the device of the program, and {place} stays as it is",
     Kind.TEST: "{place}, which the same guard of a test suite skips or decides about, stays as it is",
+    Kind.WIDE: REASON,
+    Kind.LOAD: "{place} loads a checkpoint to the device that it was saved on, which may be one of CUDA's",
     Kind.BACKEND: "{place}, which the same program exchanges tensors by, stays as it is",
 }
 _APART = "{place}, which a program that shares code with this one runs, stays as it is"
@@ -46,7 +49,7 @@ _FEW = 2
 _FEW_STEPS = 5
 """The most modules that give a name on, from the one that defines it."""
 
-_FOLLOWED = (Kind.PLACE, Kind.CAST)
+_FOLLOWED = (Kind.PLACE, Kind.CAST, Kind.WIDE)
 """What is followed through all functions that a program calls."""
 _RUN_BY_ITSELF = re.compile(r"^(test_|conftest$|setup$|__)|_tests?$")
 """Names of modules that no other imports."""
@@ -111,7 +114,7 @@ class Project:
         self._placed: dict[Path, dict[str, dict[tuple[Kind, bool], None]]] = {}
         """The names in each file whose code is about a device: the kinds, and whether others need it."""
         for path, known in facts.items():
-            for symbol in (*known.relies, *known.stays):
+            for symbol in (*known.relies, *known.stays, *(second for _, second in known.implies)):
                 if symbol.kind in TOGETHER:
                     name, bracket, _ = symbol.text.removeprefix("here:").partition("(")
                     own = self._placed.setdefault(path, {}).setdefault(name, {})
@@ -225,7 +228,7 @@ class Project:
             return True
         if path == other:
             is_by_another = symbol.kind is Kind.FLAG and by != path
-            return is_by_another or symbol.kind in (Kind.CODE, Kind.TENSOR, Kind.NUMBER)
+            return is_by_another or symbol.kind in (Kind.CODE, Kind.TENSOR, Kind.NUMBER, Kind.WIDE, Kind.LOAD)
         if symbol.kind is Kind.BACKEND:
             return not self._importers(path).isdisjoint(self._importers(by))
         return not _is_loose(symbol.text) or self._knows(path, by)
@@ -406,6 +409,35 @@ class Project:
             for symbol, line in known.stays.items():
                 if (meant := self._known(path, symbol)) is not None:
                     waiting.append((meant, path, (path, line), 0))
+        self._spread(waiting, following, found)
+        for path, line in self._loads_of_cuda(found):
+            found[Kind.LOAD, self._made_by(path, MODULE)][path] = (path, line)
+        return found
+
+    def _loads_of_cuda(self, found: Mapping[_Known, object]) -> list[_Place]:
+        """The loads without a device of checkpoints that no program of the project saves on another one."""
+        saving = [(path, home) for path, known in self._facts.items() for home in known.files.saves]
+        loads = []
+        for path, known in self._facts.items():
+            near = {one: _nearness(path.parent.parts, one[0].parent.parts)[0] for one in saving}
+            nearest_ones = [one for one in saving if near[one] == max(near.values())]
+            stays = any(self._is_of_program_that_stays(*one, found) for one in nearest_ones)
+            if known.files.loads and (stays or not nearest_ones):
+                loads.append((path, min(known.files.loads)))
+        return loads
+
+    def _is_of_program_that_stays(self, path: Path, name: str, found: Mapping[_Known, object]) -> bool:
+        """Whether code is of a program whose device stays."""
+        texts = (f"{path}:", f"{path}:{name}", f"{path}:{name}{_RUN_BY}", f"{path}:{MODULE}")
+        return any((Kind.PLACE, text) in found for text in texts)
+
+    def _spread(
+        self,
+        waiting: deque[tuple[_Known, Path, _Place, int]],
+        following: Mapping[_Known, Mapping[tuple[_Known, Path], None]],
+        found: dict[_Known, dict[Path, _Place]],
+    ) -> None:
+        """Follows what stays to what it implies."""
         while waiting:
             meant, path, place, far = waiting.popleft()
             places = found[meant]
@@ -418,7 +450,6 @@ class Project:
                         # The file that leads there: another file may join two places of one file by a flag.
                         at = through if _is_loose(one[1]) or one[0] is Kind.FLAG else place[0]
                         waiting.append((one, at, place, far + 1))
-        return found
 
     def _together(self, path: Path) -> Iterator[tuple[_Known, _Known]]:
         """Pairs of a file's program and each place in it: if one of them stays, so does the other.
@@ -512,6 +543,9 @@ class Project:
                 yield (kind, f"{file}:{run}{_RUNS}"), module
             for file in self._imported_directly(path):
                 yield (kind, f"{file}:{MODULE}{_RUNS}"), module
+                # The code of a module runs when it is imported, also by what the program imports.
+                yield program, (kind, f"{file}:{MODULE}{_RUN_BY}")
+                yield (kind, f"{path}:{MODULE}{_RUN_BY}"), (kind, f"{file}:{MODULE}{_RUN_BY}")
             for file, run in named:
                 yield (kind, f"{file}:{run}{_RUNS}"), program
             for name, (file, run) in looked_up:

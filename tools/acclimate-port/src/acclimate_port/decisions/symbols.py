@@ -13,6 +13,7 @@ from libcst.metadata import GlobalScope
 from acclimate_port.conditions.branches import is_field
 from acclimate_port.dataflow.uses import KEEP_NAME, SETTINGS, class_around
 from acclimate_port.source.outline import NO_PROJECT, Outline
+from acclimate_port.source.saved_files import SavedFiles
 from acclimate_port.source.tree import called_name, dotted, last_name, string_value
 from acclimate_port.source_file import SourceFile, kept
 
@@ -53,11 +54,17 @@ class Kind(Enum):
     """The communication backend of a program, and the devices of the tensors that its ranks exchange."""
     REPORT = "report"
     """What a file tells of the device: in a message, a check or a result."""
+    WIDE = "wide"
+    """One whose code brings numbers of 64 bits to the device, or takes the device where there may be none."""
+    LOAD = "load"
+    """A file whose code loads a checkpoint to the device that it was saved on."""
+    FLOAT64 = "float64"
+    """A number of 64 bits that a function gets."""
     TEST = "test"
     """Tests that a guard in another file skips: see guarded_tests.py."""
 
 
-TOGETHER = (Kind.PLACE, Kind.CAST, Kind.STREAM, Kind.FIGURE, Kind.STATE)
+TOGETHER = (Kind.PLACE, Kind.CAST, Kind.STREAM, Kind.FIGURE, Kind.STATE, Kind.WIDE)
 """What stays or is ported together in each file and in what it imports."""
 
 
@@ -85,6 +92,8 @@ class Facts:
     """What is read or decided by code that stays, and the line of that code."""
     implies: tuple[tuple[Symbol, Symbol], ...] = ()
     """Pairs of symbols: if the first stays, so does the second."""
+    files: SavedFiles = field(default_factory=SavedFiles)
+    """The checkpoints that it loads and saves."""
 
     def after(self, first: Facts) -> Facts:
         """The facts of a later run over the same file, which finds no longer what the first one edited."""

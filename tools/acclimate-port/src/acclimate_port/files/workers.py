@@ -20,7 +20,9 @@ from acclimate_port.engine import Look, Settings, Site, Status, may_concern, por
 from acclimate_port.files.notebook import Notebook
 from acclimate_port.files.text_files import Content, UnreadableError, decode, read, write
 from acclimate_port.source.build_scripts import is_build_script
+from acclimate_port.source.float64 import float64
 from acclimate_port.source.outline import Outline, outline, outline_of_imports
+from acclimate_port.source.saved_files import saved_files
 from acclimate_port.source.settings_files import chosen_by, devices_given, read_named, yaml_lines
 from acclimate_port.source.survey import Survey, joined, survey
 from acclimate_port.source.tree import parse_as_python
@@ -141,7 +143,9 @@ def _port_again(
     if not any(result.facts.relies for result in results.values()):
         return
     others = {
-        path: Facts(outline(_bytes(path))) for path in paths if path not in results and path.suffix == ".py"
+        path: _with_values(Facts(outline(_bytes(path))), _bytes(path))
+        for path in paths
+        if path not in results and path.suffix == ".py"
     }
     outlines = [*((path, one.facts.outline) for path, one in results.items())]
     outlines += [(path, facts.outline) for path, facts in others.items()]
@@ -166,6 +170,28 @@ def _port_again(
         for result in _port_each(waiting, jobs, looks):
             facts = replace(result.facts, outline=results[result.path].facts.outline)
             results[result.path] = replace(result, facts=facts)
+
+
+def _with_values(facts: Facts, source: str | bytes, sites: Sequence[Site] = ()) -> Facts:
+    """The facts of a file with those about its numbers of 64 bits and its checkpoints.
+
+    Args:
+        facts: the other facts.
+        source: the file.
+        sites: what was found in it; loads that are edited are no facts.
+    """
+    loaded = {
+        one.line for one in sites if one.code == "ACC307" and one.safe and one.status is Status.CONVERTED
+    }
+    found = float64(source)
+    stays = {Symbol(Kind.WIDE, f"here:{home}"): line for home, line in found.on_device.items()}
+    stays |= {Symbol(Kind.FLOAT64, text): line for text, line in found.given.items()}
+    implies = [(Symbol(Kind.FLOAT64, one), Symbol(Kind.WIDE, f"here:{home}")) for one, home in found.taken]
+    implies += [(Symbol(Kind.FLOAT64, one), Symbol(Kind.FLOAT64, other)) for one, other in found.passed]
+    implied = (*facts.implies, *implies)
+    files = saved_files(source)
+    files = replace(files, loads=files.loads - loaded)
+    return replace(facts, stays=facts.stays | stays, implies=implied, files=files)
 
 
 def _of_settings(path: Path, text: str) -> Facts:
@@ -339,7 +365,7 @@ def _ported(path: Path, text: str, settings: Settings, looks: dict[str, Look] | 
         builds = known.is_for_builds(path) or is_build_script(path, text.encode())
         own = _outline(text, settings)
         ported = port_text(text, settings, builds, path.name == "__init__.py", looks)
-        facts = replace(ported.facts, outline=own)
+        facts = _with_values(replace(ported.facts, outline=own), text, ported.sites)
         return FileResult(path, text, ported.text, ported.sites, facts=facts)
     try:
         notebook = Notebook(text)
@@ -350,7 +376,8 @@ def _ported(path: Path, text: str, settings: Settings, looks: dict[str, Look] | 
     ported = port_text(notebook.source, settings, looks=looks)
     sites = tuple(_in_cell(notebook, site) for site in ported.sites)
     after = text if ported.text == notebook.source else notebook.with_source(ported.text)
-    return FileResult(path, text, after, sites, facts=replace(ported.facts, outline=own))
+    facts = _with_values(replace(ported.facts, outline=own), notebook.source, ported.sites)
+    return FileResult(path, text, after, sites, facts=facts)
 
 
 def _outline(source: str, settings: Settings) -> Outline:

@@ -24,6 +24,7 @@ from acclimate_port.rules.acc303_pin_memory import PinMemory
 from acclimate_port.rules.acc304_tensor_type import TensorType
 from acclimate_port.rules.acc305_default_tensor_type import DefaultTensorType
 from acclimate_port.rules.acc306_cuda_option import CudaOption
+from acclimate_port.rules.acc307_checkpoint_device import CheckpointDevice
 from acclimate_port.rules.acc401_mixed_precision import MixedPrecision
 from acclimate_port.rules.acc402_autocast_state import AutocastState
 from acclimate_port.rules.acc501_communication_backend import CommunicationBackend
@@ -58,6 +59,7 @@ RULES: tuple[Rule[Any], ...] = (
     IsCuda(),
     PinMemory(),
     CudaOption(),
+    CheckpointDevice(),
     CommunicationBackend(),
     DeviceIds(),
     VisibleDevices(),

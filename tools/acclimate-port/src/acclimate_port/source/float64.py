@@ -1,0 +1,809 @@
+"""Where a program computes with numbers of 64 bits on its device, which Apple's GPUs refuse.
+
+numpy makes float64 where it gets no dtype, and torch keeps the dtype of an array. What is not known counts as
+32 bits: a list of values, a parameter that no call of the project gives such numbers. Python's own parser
+reads it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from acclimate_port.source.tree import parse_as_python, python_nodes
+
+MODULE = "<module>"
+REASON = "Apple's MPS has no float64: {place} makes a float64 tensor on the device"
+_WORDS = re.compile(
+    r"\b(float64|double|DoubleTensor|complex128|cdouble|numpy|from_numpy|torchdiffeq|FrechetInceptionDistance)\b"
+)
+"""A file without any of these holds no such numbers; a quick test."""
+_WIDE_TYPES = {
+    *("float64", "double", "float_", "longdouble", "complex128", "cdouble", "complex_", "float", "d", "f8"),
+    *("<f8", "complex", "np.float", "numpy.float"),
+}
+_NARROW_TYPE = re.compile(r"[<>=]?(b?float|half|u?int|long|short|bool|byte|f[24]|[iu][1248])\d*_?$")
+_NARROW = re.compile(
+    r"float32|float16|\bint\b|int64|int32|uint8|\.numpy\(|\bf4\b|librosa|cv2|Image\.|torch\."
+)
+_MAKE = {
+    *("zeros", "ones", "empty", "eye", "identity", "linspace", "logspace", "geomspace", "loadtxt"),
+    *("genfromtxt", "hanning", "hamming", "blackman", "bartlett", "kaiser", "float64", "double"),
+    *("longdouble", "float_", "complex128", "cdouble", "fftfreq"),
+}
+"""Functions of numpy whose result is of 64 bits without a dtype."""
+_RANDOM = {
+    *("rand", "randn", "random", "random_sample", "ranf", "sample", "uniform", "normal", "standard_normal"),
+    *("beta", "gamma", "exponential", "dirichlet", "laplace", "lognormal", "multivariate_normal"),
+    *("vonmises", "weibull", "pareto", "gumbel", "logistic", "triangular", "rayleigh", "standard_gamma"),
+    "standard_t",
+}
+_COMPUTE = {
+    *("log", "log2", "log10", "log1p", "exp", "expm1", "sqrt", "sin", "cos", "tan", "arcsin", "arccos"),
+    *("arctan", "arctan2", "tanh", "sinh", "cosh", "mean", "average", "std", "var", "median", "percentile"),
+    *("quantile", "divide", "true_divide", "power", "deg2rad", "radians", "nanmean", "nanstd", "cov"),
+    "corrcoef",
+}
+"""Functions of numpy whose result is of 64 bits, unless they get an array of fewer."""
+_KEEP = {
+    *("array", "asarray", "asanyarray", "ascontiguousarray", "copy", "stack", "vstack", "hstack", "dstack"),
+    *("concatenate", "column_stack", "maximum", "minimum", "clip", "where", "tile", "repeat"),
+    *("expand_dims", "transpose", "reshape", "squeeze", "pad", "append", "prod", "sum", "cumsum"),
+    *("cumprod", "abs", "atleast_1d", "atleast_2d", "ravel", "flip", "roll", "broadcast_to", "negative"),
+    *("multiply", "add", "subtract", "dot", "matmul", "diff", "insert", "delete", "split", "array_split"),
+    *("moveaxis", "swapaxes", "rollaxis", "sort", "max", "min", "amax", "amin", "diag", "outer", "take"),
+    "square",
+}
+"""Functions of numpy whose result has the dtype of what they get."""
+_DTYPE_AT = {"zeros": 1, "ones": 1, "empty": 1, "array": 1, "asarray": 1, "full": 2, "loadtxt": 1, "eye": 3}
+"""The position of the dtype among the arguments."""
+_OF_OTHERS = re.compile(
+    r"scipy\.(stats|spatial|signal\.(windows|get_window|gaussian)|interpolate|integrate|optimize|special\.\w+"
+    r"|io\.loadmat)\b|sklearn\.(datasets|preprocessing|decomposition)\b|skimage\.transform\.(resize|rescale|warp)"
+    r"|skimage\.(util\.)?img_as_float$|pandas\.read_\w+|soundfile\.read$|networkx\.(to_numpy_\w+|adjacency_spectrum)"
+    r"|pyworld\.|python_speech_features\."
+)
+"""Functions of other libraries whose results are of 64 bits."""
+_METHODS_OF_OTHERS = {"get_fdata", "to_numpy"}
+_STEP = "step"
+_SOLVERS = {"torchdiffeq.odeint", "torchdiffeq.odeint_adjoint", "torchdiffeq.odeint_event"}
+_FIXED_STEPS = {"euler", "midpoint", "rk4", "explicit_adams", "implicit_adams", "heun2", "heun3"}
+_WIDE_INSIDE = re.compile(r"torchmetrics(\.\w+)*\.(FrechetInceptionDistance|KernelInceptionDistance|FID)$")
+"""Modules of other libraries that compute with 64 bits on their device."""
+_GAME = re.compile(
+    r"^(r|rew|rewards?|s|s_|state|states|obs|obses|observations?|ob|next_?(state|states|obs|observations?)"
+    r"|state_?batch|obs_?batch|reward_?batch|batch_?(state|states|obs|rewards?)|(state|obs)_(next|prime)"
+    r"|returns|discounted\w*|advantages?|\w+_(rewards?|obs|states?))$"
+)
+"""Names of what a game of gym gives, which may be of 64 bits."""
+_GAME_IMPORT = re.compile(
+    r"^[ \t]*(?:import|from)[ \t]+(?:gym\w*|pybullet_envs|dm_control|mujoco_py|roboschool|pettingzoo)\b", re.M
+)
+_VALUES_GIVEN = re.compile(r"\b(as_)?tensor\(")
+_GAMES = {"gym", "gymnasium", "gym3", "pybullet_envs", "dm_control", "mujoco_py", "roboschool", "pettingzoo"}
+_KEEP_TENSOR = {
+    *("Variable", "Parameter", "stack", "cat", "concat", "log", "exp", "sqrt", "unsqueeze", "squeeze"),
+    *("abs", "transpose", "reshape", "clamp", "cumsum", "cumprod", "flip", "sum", "mean", "square", "diag"),
+    *("vstack", "hstack", "atleast_1d", "tile", "zeros_like", "ones_like", "empty_like", "full_like"),
+    *("pow", "mul", "add"),
+}
+"""Functions of torch whose tensor has the dtype of their first argument."""
+_FROM_VALUE = {"tensor", "as_tensor", "from_numpy", "asarray"}
+_MAKERS = {
+    *("zeros", "ones", "empty", "full", "rand", "randn", "arange", "linspace", "logspace", "eye", "tensor"),
+    *("as_tensor", "from_numpy", "asarray", "normal", "hann_window", "randint", "randperm"),
+    *("scalar_tensor", "load", "Tensor", "FloatTensor", "DoubleTensor", "LongTensor", "frombuffer"),
+}
+"""Functions of torch that make a tensor on the host if they get no device."""
+_NARROW_METHODS = {"float", "half", "bfloat16", "long", "int", "bool", "byte", "short", "char"}
+_NO_TENSOR = {
+    *("numpy", "item", "tolist", "size", "dim", "argmax", "argmin", "nelement", "numel", "eq", "ne", "lt"),
+    *("gt", "le", "ge", "any", "all", "shape", "dtype", "device", "ndim", "split", "cpu_count", "join"),
+    "format",
+}
+"""Methods and attributes whose result is no tensor or array of the same dtype."""
+_DEPTH = 12
+
+_Bound = tuple[int, ast.AST | None, int]
+"""The line of a binding, the value, and which of its parts it is; -1 for the whole."""
+
+SURE, SCALAR, GAME = "float64", "float64 scalar", "game"
+Evidence = frozenset[str]
+"""Why a value may be of 64 bits: the words above, or the symbols of parameters that may get such numbers."""
+_NONE: Evidence = frozenset()
+
+
+@dataclass(frozen=True)
+class Float64:
+    """The numbers of 64 bits of a file."""
+
+    on_device: dict[str, int] = field(default_factory=dict)
+    """The functions, classes and names of the module whose code brings some to the device, and the line."""
+    lines: frozenset[int] = frozenset()
+    """All lines that do."""
+    given: dict[str, int] = field(default_factory=dict)
+    """The parameters that get some, as texts of symbols, and the line."""
+    taken: tuple[tuple[str, str], ...] = ()
+    """Pairs of a parameter, or of the games that a program plays, and what brings it to the device."""
+    passed: tuple[tuple[str, str], ...] = ()
+    """Pairs of a parameter, and one of another function that gets its value."""
+
+
+GAMES = "any:(game)"
+"""The symbol of what the games of a program give."""
+
+
+def float64(source: str | bytes) -> Float64:
+    """The numbers of 64 bits of a file; none if this Python cannot parse it."""
+    text = source if isinstance(source, str) else source.decode(errors="replace")
+    if "torch" not in text and "numpy" not in text and "gym" not in text:
+        return Float64()
+    words = (_WORDS, _GAME_IMPORT, _VALUES_GIVEN)
+    if not any(one.search(text) for one in words):
+        return Float64()
+    try:
+        return _Reader(text, parse_as_python(source)).read()
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return Float64()
+
+
+class _Reader:
+    """Reads one module.
+
+    Args:
+        text: its source.
+        module: its tree.
+    """
+
+    def __init__(self, text: str, module: ast.Module) -> None:
+        self._text = text
+        self._lines = text.splitlines()
+        self._nodes = python_nodes(module)
+        self._around: dict[int, ast.AST] = {}
+        self._imports: dict[str, str] = {}
+        self._packages: set[str] = set()
+        self._bound: dict[tuple[int, str], list[_Bound]] = defaultdict(list)
+        """By the scope and the name, or the text of an attribute: line, value, and index of its part."""
+        self._known: dict[int, Evidence] = {}
+        self._functions = {one.name: one for one in module.body if isinstance(one, ast.FunctionDef)}
+        self._defined = {one.name for one in module.body if isinstance(one, (ast.FunctionDef, ast.ClassDef))}
+        for node in self._nodes:
+            for name in node._fields:
+                value = getattr(node, name, None)
+                for one in value if type(value) is list else (value,):
+                    if isinstance(one, ast.AST):
+                        self._around[id(one)] = node
+        for node in self._nodes:
+            self._bind(node)
+
+    # -- names -------------------------------------------------------------------------------------------
+
+    def _bind(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                self._packages.add(first)
+                self._imports[alias.asname or first] = alias.name if alias.asname else first
+        elif isinstance(node, ast.ImportFrom):
+            start = "." * node.level + (node.module or "")
+            self._packages.add(start.partition(".")[0])
+            for alias in node.names:
+                full = f"{start}{'' if start.endswith('.') else '.'}{alias.name}"
+                self._imports[alias.asname or alias.name] = full
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                self._bind_target(target, node.value, -1)
+        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+            self._bind_target(node.target, node.value, -1)
+        elif isinstance(node, ast.AugAssign):
+            self._bind_target(node.target, node, -1)
+        elif isinstance(node, (ast.For, ast.comprehension)):
+            self._bind_target(node.target, None, -1)
+        elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+            self._bind_target(node.optional_vars, None, -1)
+
+    def _bind_target(self, target: ast.AST, value: ast.AST | None, part: int) -> None:
+        if isinstance(target, (ast.Tuple, ast.List)):
+            for index, one in enumerate(target.elts):
+                held = value
+                at = index
+                if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
+                    held, at = value.elts[index], -1
+                self._bind_target(one, held, at)
+        elif isinstance(target, ast.Name):
+            self._bound[id(self._scope(target)), target.id].append((target.lineno, value, part))
+        elif isinstance(target, ast.Attribute):
+            self._bound[0, _dotted(target)].append((target.lineno, value, part))
+
+    def _ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        at = self._around.get(id(node))
+        while at is not None:
+            yield at
+            at = self._around.get(id(at))
+
+    def _scope(self, node: ast.AST) -> ast.AST | None:
+        """The function around a node, or ``None`` for the module's or a class's code."""
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+        return next((one for one in self._ancestors(node) if isinstance(one, kinds)), None)
+
+    def _full(self, node: ast.AST) -> str:
+        """The full name of what an import gives; a name of its own stays as it is, and others are ``""``."""
+        text = _dotted(node)
+        first, dot, rest = text.partition(".")
+        return f"{self._imports[first]}{dot}{rest}" if first in self._imports else text
+
+    def _home(self, node: ast.AST) -> list[str]:
+        """The names by which other code runs or reads the code of a node."""
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        around = [one for one in self._ancestors(node) if isinstance(one, kinds)]
+        if around:
+            return [around[-1].name]
+        statements = [one for one in (node, *self._ancestors(node)) if isinstance(one, ast.Assign)]
+        names = [one.id for held in statements for one in held.targets if isinstance(one, ast.Name)]
+        return [*names, MODULE]
+
+    # -- dtypes ------------------------------------------------------------------------------------------
+
+    def _is_wide_type(self, node: ast.AST | None, depth: int = 3) -> bool | None:
+        """Whether a dtype is of 64 bits; ``None`` if it is not known."""
+        if isinstance(node, ast.Constant):
+            text = node.value if isinstance(node.value, str) else ""
+            return True if text in _WIDE_TYPES else False if _NARROW_TYPE.match(text) else None
+        if isinstance(node, ast.IfExp):
+            sides = [self._is_wide_type(one, depth) for one in (node.body, node.orelse)]
+            return any(sides) if any(one is not None for one in sides) else None
+        text = self._full(node) if node is not None else ""
+        owner, _, last = text.rpartition(".")
+        if text in ("float", "complex", "int", "bool"):
+            return last in _WIDE_TYPES
+        if owner in ("torch", "numpy") and (last in _WIDE_TYPES or _NARROW_TYPE.match(last)):
+            return last in _WIDE_TYPES and text != "torch.float"
+        if isinstance(node, ast.Name) and depth:
+            values = [value for _, value, part in self._bindings(node) if value is not None and part < 0]
+            values += self._default_of(node)
+            known = [self._is_wide_type(one, depth - 1) for one in values]
+            return any(known) if any(one is not None for one in known) else None
+        return None
+
+    def _default_of(self, name: ast.Name) -> list[ast.AST]:
+        """The default of a parameter."""
+        function = self._scope(name)
+        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return []
+        given = function.args
+        listed = [*given.posonlyargs, *given.args]
+        pairs = [*zip(reversed(listed), reversed(given.defaults), strict=False)]
+        words = zip(given.kwonlyargs, given.kw_defaults, strict=True)
+        pairs += [(one, value) for one, value in words if value is not None]
+        return [value for one, value in pairs if one.arg == name.id]
+
+    def _dtype_of(self, call: ast.Call, at: int | None = None) -> bool | None:
+        """Whether the dtype that a call gets is of 64 bits; ``None`` if it gets none."""
+        given = _word(call, "dtype")
+        if given is None and at is not None and len(call.args) > at:
+            given = call.args[at]
+        if given is None:
+            return None
+        known = self._is_wide_type(given)
+        return known if known is not None else False
+
+    def _has_dtype(self, call: ast.Call, at: int | None = None) -> bool:
+        return _word(call, "dtype") is not None or (at is not None and len(call.args) > at)
+
+    # -- values ------------------------------------------------------------------------------------------
+
+    def _bindings(self, name: ast.Name) -> list[_Bound]:
+        """What is bound to a name: the last of its function before the use, or all that the module binds."""
+        scope: ast.AST | None = self._scope(name)
+        while scope is not None:
+            held = self._bound.get((id(scope), name.id), [])
+            before = [one for one in held if one[0] < name.lineno]
+            if before or held:
+                return [max(before, key=lambda one: one[0])] if before else held
+            if name.id in _parameters(scope):
+                return []
+            scope = self._scope(scope)
+        held = self._bound.get((id(None), name.id), [])
+        before = [one for one in held if one[0] < name.lineno] if self._scope(name) is None else held
+        return [max(before, key=lambda one: one[0])] if before is not held and before else before
+
+    def _parameter(self, name: ast.Name) -> list[str]:
+        """The texts of the symbols of a name that is a parameter."""
+        function = self._scope(name)
+        while function is not None and name.id not in _parameters(function):
+            if (id(function), name.id) in self._bound:
+                return []
+            function = self._scope(function)
+        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return []
+        owner = self._around.get(id(function))
+        listed = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+        if isinstance(owner, ast.ClassDef):
+            is_static = any(_dotted(one) == "staticmethod" for one in function.decorator_list)
+            listed = listed if is_static else listed[1:]
+            is_maker = function.name == "__init__"
+            if is_maker and isinstance(self._around.get(id(owner)), ast.Module):
+                texts = [f"here:{owner.name}"]
+            else:
+                texts = [f"self:{owner.name}.{function.name}", f"any:{function.name}"]
+        elif isinstance(owner, ast.Module):
+            texts = [f"here:{function.name}"]
+        else:
+            return []
+        ends = [name.id, *(f"#{at}" for at, one in enumerate(listed) if one == name.id)]
+        return [f"{text}({end})" for text in texts for end in ends]
+
+    def _numbers(self, node: ast.AST | None, depth: int = _DEPTH) -> Evidence:
+        """Why a value of numpy or of Python is of 64 bits."""
+        if node is None or not depth:
+            return _NONE
+        known = self._known.get(id(node))
+        if known is None:
+            self._known[id(node)] = _NONE  # a value that is computed from itself
+            known = self._known[id(node)] = self._numbers_of(node, depth - 1)
+        return known
+
+    def _numbers_of(self, node: ast.AST, depth: int) -> Evidence:
+        if isinstance(node, ast.Name):
+            found: Evidence = frozenset(self._parameter(node))
+            held = self._bindings(node)
+            for _, value, part in held:
+                found |= self._part(value, part, depth)
+            return found | self._of_game(node.id, held)
+        if isinstance(node, ast.Attribute):
+            if node.attr in _NO_TENSOR:
+                return _NONE
+            text = _dotted(node)
+            if text.startswith("self.") and text.count(".") == 1:
+                found, held = _NONE, self._bound.get((0, text), [])
+                for _, value, part in held:
+                    found |= self._part(value, part, depth)
+                return found | self._of_game(node.attr, held)
+            is_part = node.attr in ("T", "values", "data", "flat", "real")
+            own = self._numbers(node.value, depth) - {GAME} if is_part else _NONE
+            return own | self._of_game(node.attr, [])
+        if isinstance(node, ast.Subscript):
+            key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+            is_game = isinstance(key, str) and _GAME.match(key)
+            return self._numbers(node.value, depth) | (frozenset({GAME}) if is_game else _NONE)
+        if isinstance(node, ast.BinOp):
+            return self._numbers(node.left, depth) | self._numbers(node.right, depth)
+        if isinstance(node, ast.UnaryOp):
+            return self._numbers(node.operand, depth)
+        if isinstance(node, ast.IfExp):
+            return self._numbers(node.body, depth) | self._numbers(node.orelse, depth)
+        if isinstance(node, (ast.List, ast.Tuple)):
+            return frozenset().union(*(self._numbers(one, depth) for one in node.elts))
+        if isinstance(node, (ast.ListComp, ast.GeneratorExp)):
+            return self._numbers(node.elt, depth)
+        if isinstance(node, ast.Starred):
+            return self._numbers(node.value, depth)
+        return self._numbers_of_call(node, depth) if isinstance(node, ast.Call) else _NONE
+
+    def _of_game(self, name: str, held: list[_Bound]) -> Evidence:
+        """Whether a name is one of what a game gives, and the file does not show numbers of fewer bits."""
+        if not _GAME.match(name):
+            return _NONE
+        is_typed = any(self._is_typed(value) for _, value, _ in held)
+        return _NONE if is_typed else frozenset({GAME})
+
+    def _is_typed(self, value: ast.AST | None, depth: int = 4) -> bool:
+        """Whether the file shows the type of a value: ``np.empty(n, dtype=kind)``, also of a part of it."""
+        while isinstance(value, ast.Subscript):
+            value = value.value
+        if isinstance(value, (ast.Name, ast.Attribute)) and depth:
+            text = _dotted(value)
+            held = self._bindings(value) if isinstance(value, ast.Name) else self._bound.get((0, text), [])
+            return any(self._is_typed(one, depth - 1) for _, one, _ in held)
+        if isinstance(value, ast.Call) and depth:
+            parts = [*value.args, *([value.func.value] if isinstance(value.func, ast.Attribute) else [])]
+            if any(self._is_typed(one, depth - 1) for one in parts if not isinstance(one, ast.Constant)):
+                return True
+        source = self._source(value)
+        return "dtype" in source or _is_narrow(source)
+
+    def _part(self, value: ast.AST | None, part: int, depth: int) -> Evidence:
+        """Why what an assignment binds is of 64 bits: a value, or one of its parts."""
+        if isinstance(value, ast.AugAssign):
+            return self._numbers(value.value, depth)
+        if part >= 0 and isinstance(value, ast.Call):
+            called = value.func.attr if isinstance(value.func, ast.Attribute) else ""
+            if called == "step":
+                return frozenset({GAME}) if part < 2 else _NONE
+        return self._numbers(value, depth)
+
+    def _numbers_of_call(self, call: ast.Call, depth: int) -> Evidence:
+        full, sure = self._full(call.func), frozenset({SURE})
+        if full.startswith("numpy."):
+            return self._of_numpy(call, full, depth)
+        if _OF_OTHERS.match(full):
+            return sure if self._dtype_of(call) is not False else _NONE
+        if isinstance(call.func, ast.Attribute):
+            name, held = call.func.attr, call.func.value
+            if name == "astype":
+                given = call.args[0] if call.args else _word(call, "dtype")
+                return sure if self._is_wide_type(given) else _NONE
+            if name in _METHODS_OF_OTHERS:
+                return _NONE if _is_narrow(self._source(call)) else sure
+            if name in ("fit_transform", "transform", "inverse_transform"):
+                return self._numbers(held, depth) & sure
+            if name in ("reset", "step") and re.search(r"env", _dotted(held)):
+                return frozenset({GAME})
+            if name in _RANDOM and isinstance(held, (ast.Name, ast.Attribute, ast.Call)):
+                makers = self._values(held)
+                if any("RandomState" in one or "default_rng" in one for one in makers):
+                    return sure if self._dtype_of(call) is not False else _NONE
+            if name == "numpy":
+                return self._tensor(held, depth) & sure
+            first = self._full(call.func).partition(".")[0]
+            if name not in _NO_TENSOR and first not in ("torch", "math", "random"):
+                return self._numbers(held, depth)
+        if isinstance(call.func, ast.Name) and call.func.id in self._functions:
+            returned = (
+                one.value
+                for one in python_nodes(self._functions[call.func.id])
+                if isinstance(one, ast.Return)
+            )
+            return frozenset().union(*(self._numbers(one, depth) for one in returned)) & sure
+        if full.rpartition(".")[2] in ("train_test_split", "list", "tuple", "zip", "reversed", "sorted"):
+            return frozenset().union(*(self._numbers(one, depth) for one in call.args)) - {GAME}
+        return _NONE
+
+    def _values(self, node: ast.AST) -> list[str]:
+        """The full names of the calls whose result a name holds."""
+        if isinstance(node, ast.Call):
+            return [self._full(node.func)]
+        held = self._bindings(node) if isinstance(node, ast.Name) else self._bound.get((0, _dotted(node)), [])
+        return [self._full(value.func) for _, value, _ in held if isinstance(value, ast.Call)]
+
+    def _of_numpy(self, call: ast.Call, full: str, depth: int) -> Evidence:
+        name = full.rpartition(".")[2]
+        at = _DTYPE_AT.get(name)
+        if self._has_dtype(call, at):
+            return frozenset({SURE}) if self._dtype_of(call, at) else _NONE
+        if ".random." in full or full.startswith("numpy.fft."):
+            return frozenset({SURE}) if name in _RANDOM or name == "fftfreq" else _NONE
+        if name in _MAKE:
+            return frozenset({SURE})
+        if name == "full" and len(call.args) > 1:
+            return frozenset({SURE}) if _is_float(call.args[1]) else self._numbers(call.args[1], depth)
+        values = [*call.args, *(one.value for one in call.keywords if one.arg in (None, "a", "x"))]
+        held = frozenset().union(*(self._numbers(one, depth) for one in values))
+        if name in _COMPUTE:
+            is_number = bool(values) and all(map(_is_number, values))
+            if is_number or SURE in held:
+                return frozenset({SURE})
+            is_narrow = any(_is_narrow(self._source(one)) or self._is_narrow_array(one) for one in values)
+            return held if is_narrow else frozenset({SCALAR}) | held
+        if name in ("arange",) and any(map(_is_float, values)):
+            return frozenset({SURE})
+        if name in _KEEP:
+            is_made = name in ("array", "asarray", "asanyarray") and values and _holds_float(values[0])
+            return held | (frozenset({SURE}) if is_made else _NONE)
+        return _NONE
+
+    def _is_narrow_array(self, node: ast.AST) -> bool:
+        """Whether the last assignment to a name shows numbers of fewer bits."""
+        if not isinstance(node, ast.Name):
+            return False
+        return any(_is_narrow(self._source(value)) for _, value, _ in self._bindings(node))
+
+    def _tensor(self, node: ast.AST | None, depth: int = _DEPTH) -> Evidence:
+        """Why a tensor is of 64 bits."""
+        if node is None or not depth:
+            return _NONE
+        key = -id(node)
+        known = self._known.get(key)
+        if known is None:
+            self._known[key] = _NONE
+            known = self._known[key] = self._tensor_of(node, depth - 1)
+        return known
+
+    def _tensor_of(self, node: ast.AST, depth: int) -> Evidence:
+        if isinstance(node, ast.Name):
+            found: Evidence = _NONE
+            for _, value, part in self._bindings(node):
+                given = value.value if isinstance(value, ast.AugAssign) else value
+                found |= self._tensor(given, depth) if part < 0 or isinstance(given, ast.Call) else _NONE
+            return found
+        if isinstance(node, ast.Attribute):
+            if node.attr in _NO_TENSOR:
+                return _NONE
+            text = _dotted(node)
+            if text.startswith("self.") and text.count(".") == 1:
+                held = self._bound.get((0, text), [])
+                return frozenset().union(*(self._tensor(value, depth) for _, value, part in held if part < 0))
+            is_part = node.attr in ("T", "data", "grad", "mT", "real")
+            return self._tensor(node.value, depth) if is_part else _NONE
+        if isinstance(node, ast.Subscript):
+            return self._tensor(node.value, depth)
+        if isinstance(node, ast.BinOp):
+            return self._tensor(node.left, depth) | self._tensor(node.right, depth)
+        if isinstance(node, ast.UnaryOp):
+            return self._tensor(node.operand, depth)
+        if isinstance(node, ast.IfExp):
+            return self._tensor(node.body, depth) | self._tensor(node.orelse, depth)
+        if isinstance(node, (ast.List, ast.Tuple)):
+            return frozenset().union(*(self._tensor(one, depth) for one in node.elts))
+        if isinstance(node, ast.ListComp):
+            return self._tensor(node.elt, depth)
+        return self._tensor_of_call(node, depth) if isinstance(node, ast.Call) else _NONE
+
+    def _tensor_of_call(self, call: ast.Call, depth: int) -> Evidence:
+        full = self._full(call.func)
+        name, sure = full.rpartition(".")[2], frozenset({SURE})
+        if full.startswith("torch."):
+            dtype = self._dtype_of(call)
+            if dtype is not None:
+                return sure if dtype else _NONE
+            if name in ("DoubleTensor", "double"):
+                return sure
+            if name in _FROM_VALUE and call.args:
+                values = self._numbers(call.args[0], depth) | self._tensor(call.args[0], depth)
+                if SCALAR in values:
+                    is_scalar = name != "from_numpy"
+                    values = (values - {SCALAR}) | (sure if is_scalar else _NONE)
+                return values
+            return self._tensor(call.args[0], depth) if name in _KEEP_TENSOR and call.args else _NONE
+        if name in ("Variable", "Parameter") and call.args:
+            return self._tensor(call.args[0], depth)
+        if isinstance(call.func, ast.Attribute):
+            held = call.func.value
+            if call.func.attr == "double":
+                return sure
+            if call.func.attr in _NARROW_METHODS or call.func.attr in _NO_TENSOR:
+                return _NONE
+            if call.func.attr in ("to", "type"):
+                given = [*call.args, *(one.value for one in call.keywords if one.arg == "dtype")]
+                known = [self._is_wide_type(one) for one in given]
+                if True in known or any("DoubleTensor" in self._source(one) for one in given):
+                    return sure
+                is_typed = call.func.attr == "type" or False in known or _word(call, "dtype") is not None
+                return _NONE if is_typed else self._tensor(held, depth)
+            return self._tensor(held, depth)
+        return _NONE
+
+    # -- devices -----------------------------------------------------------------------------------------
+
+    def read(self) -> Float64:
+        """What the module does with numbers of 64 bits."""
+        on_device: dict[str, int] = {}
+        lines: set[int] = set()
+        given: dict[str, int] = {}
+        taken: dict[tuple[str, str], None] = {}
+        passed: dict[tuple[str, str], None] = {}
+        plays = not _GAMES.isdisjoint(self._packages)
+        for node in self._nodes:
+            if isinstance(node, ast.Dict) and self._is_for_device(node):
+                found: Evidence = frozenset({SURE})
+            elif isinstance(node, ast.Call):
+                self._arguments(node, given, passed)
+                found = self._brought(node)
+            else:
+                continue
+            if not found or self._knows_apple(node):
+                continue
+            for home in self._home(node):
+                if SURE in found or (plays and GAME in found):
+                    lines |= {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+                    on_device.setdefault(home, node.lineno)
+                for text in sorted(found - {SURE, SCALAR}):
+                    taken[GAMES if text == GAME else text, home] = None
+        if plays:
+            given[GAMES] = next(
+                (n for n, line in enumerate(self._lines, 1) if re.search(r"\b(import|from)\s+gym", line)), 1
+            )
+        return Float64(on_device, frozenset(lines), given, tuple(taken), tuple(passed))
+
+    def _brought(self, call: ast.Call) -> Evidence:
+        """Why a call brings numbers of 64 bits to a device; nothing if it does not."""
+        full, sure = self._full(call.func), frozenset({SURE})
+        name = full.rpartition(".")[2]
+        method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        held = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if full in ("torch.set_default_dtype", "torch.set_default_tensor_type") and call.args:
+            named = self._source(call.args[0])
+            return sure if self._is_wide_type(call.args[0]) or re.search("Double|float64", named) else _NONE
+        if full in _SOLVERS:
+            method_given = _word(call, "method")
+            is_fixed = isinstance(method_given, ast.Constant) and method_given.value in _FIXED_STEPS
+            return _NONE if is_fixed else sure
+        if _WIDE_INSIDE.match(full) or full == "torch.cuda.DoubleTensor":
+            return sure
+        device = _word(call, "device")
+        if device is not None and not _is_host(device) and method != "to":
+            if self._dtype_of(call) and not full.startswith(("numpy.", "jax.")):
+                return sure
+            return self._tensor_of_call(call, _DEPTH) if full.startswith("torch.") else _NONE
+        if method in ("to", "cuda") and held is not None and self._moves(call, method):
+            return self._tensor(held) | self._tensor(call)
+        if method == "register_buffer" and len(call.args) > 1:
+            return self._tensor(call.args[1])
+        if name == "Parameter" and call.args:
+            return self._tensor(call.args[0]) & sure
+        is_wide = method == "double" and not call.args
+        if method in ("to", "type") and held is not None:
+            given = [*call.args, *(one.value for one in call.keywords if one.arg == "dtype")]
+            is_wide = any(self._is_wide_type(one) for one in given if not isinstance(one, ast.Constant))
+        if is_wide and held is not None:
+            return _NONE if self._is_on_host(held) else sure
+        if full.startswith("torch.") and name not in _MAKERS and self._dtype_of(call) and call.args:
+            return _NONE if self._is_on_host(call.args[0]) else sure
+        return _NONE
+
+    def _moves(self, call: ast.Call, method: str) -> bool:
+        """Whether a call moves a tensor to a device: ``x.cuda()``, ``x.to(device)``."""
+        if method == "cuda":
+            return True
+        device = _word(call, "device") or (call.args[0] if call.args else None)
+        if device is None or _is_host(device) or self._is_wide_type(device) is not None:
+            return False
+        typed = _word(call, "dtype") or (call.args[1] if len(call.args) > 1 else None)
+        if typed is not None and self._is_wide_type(typed) is False:
+            return False
+        source = self._source(device)
+        return "dtype" not in source and not self._full(device).startswith("torch.float")
+
+    def _is_on_host(self, node: ast.AST, depth: int = 8) -> bool:
+        """Whether a tensor is on the host: ``x.cpu()``, ``torch.zeros(3)``, what numpy gives."""
+        if not depth:
+            return False
+        if isinstance(node, ast.Constant):
+            return True
+        if isinstance(node, ast.Call):
+            full = self._full(node.func)
+            if full.startswith(("numpy.", "scipy.", "math.", "random.")):
+                return True
+            if full.startswith("torch."):
+                name = full.rpartition(".")[2]
+                device = _word(node, "device")
+                if name in _MAKERS:
+                    return device is None or _is_host(device)
+                return bool(node.args) and self._is_on_host(node.args[0], depth - 1)
+            if isinstance(node.func, ast.Attribute):
+                if node.func.attr in ("cpu", "numpy", "item", "tolist"):
+                    return True
+                if node.func.attr == "cuda" or (node.func.attr == "to" and self._moves(node, "to")):
+                    return False
+                if node.func.attr == "to" and node.args and _is_host(node.args[0]):
+                    return True
+                return self._is_on_host(node.func.value, depth - 1)
+            return False
+        if isinstance(node, ast.Name):
+            held = self._bindings(node)
+            return bool(held) and all(
+                value is not None and part < 0 and self._is_on_host(value, depth - 1)
+                for _, value, part in held
+            )
+        if isinstance(node, ast.BinOp):
+            return self._is_on_host(node.left, depth - 1) and self._is_on_host(node.right, depth - 1)
+        if isinstance(node, (ast.Attribute, ast.Subscript)):
+            return self._is_on_host(node.value, depth - 1)
+        return isinstance(node, ast.UnaryOp) and self._is_on_host(node.operand, depth - 1)
+
+    def _is_for_device(self, options: ast.Dict) -> bool:
+        """Whether a dictionary of options holds a device and a dtype of 64 bits."""
+        keys = [one.value if isinstance(one, ast.Constant) else None for one in options.keys]
+        if "device" not in keys or "dtype" not in keys:
+            return False
+        return bool(self._is_wide_type(options.values[keys.index("dtype")]))
+
+    def _knows_apple(self, node: ast.AST) -> bool:
+        """Whether the function around a node names Apple's device, and so may do something else there."""
+        around = self._scope(node)
+        source = self._source(around) if around is not None else self._source(node)
+        return "mps" in source
+
+    def _arguments(self, call: ast.Call, given: dict[str, int], passed: dict[tuple[str, str], None]) -> None:
+        """Notes the functions of the project that get numbers of 64 bits, or a parameter of the caller."""
+        called = self._called(call)
+        if not called:
+            return
+        held = [(f"#{at}", one) for at, one in enumerate(call.args) if not isinstance(one, ast.Starred)]
+        held += [(one.arg, one.value) for one in call.keywords if one.arg is not None]
+        for end, value in held:
+            found = self._numbers(value)
+            if SURE in found:
+                given.setdefault(f"{called}({end})", value.lineno)
+            for text in sorted(found - {SURE, SCALAR, GAME}):
+                passed[text, f"{called}({end})"] = None
+
+    def _called(self, call: ast.Call) -> str:
+        """The text of the symbol of a function that may be the project's own."""
+        text = _dotted(call.func)
+        first, _, rest = text.partition(".")
+        if first in self._imports:
+            full = self._full(call.func)
+            is_librarys = full.partition(".")[0] in _LIBRARIES
+            return "" if is_librarys else f"from:{full}"
+        if text in self._defined:
+            return f"here:{text}"
+        if first == "self" and rest and "." not in rest:
+            owner = next((one for one in self._ancestors(call) if isinstance(one, ast.ClassDef)), None)
+            return f"self:{owner.name}.{rest}" if owner is not None else ""
+        is_method = isinstance(call.func, ast.Attribute) and call.func.attr not in _METHODS_OF_ALL
+        return f"any:{call.func.attr}" if is_method and isinstance(call.func, ast.Attribute) else ""
+
+    def _source(self, node: ast.AST | None) -> str:
+        """The lines of a node, from its first to its last column."""
+        if not isinstance(node, (ast.expr, ast.stmt)):
+            return ""
+        first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+        if first == last and self._lines[first].isascii():
+            return self._lines[first][node.col_offset : node.end_col_offset]
+        return "\n".join(self._lines[first : last + 1])
+
+
+_LIBRARIES = {
+    *("torch", "numpy", "os", "sys", "math", "typing", "logging", "collections", "functools"),
+    *("transformers", "scipy", "sklearn", "pandas", "matplotlib", "random", "json", "re", "time", "tqdm"),
+    *("cv2", "PIL"),
+}
+_METHODS_OF_ALL = {
+    *("append", "extend", "format", "join", "get", "pop", "write", "add", "update", "insert", "plot", "to"),
+    *("cuda", "view", "reshape", "mean", "sum", "astype", "copy", "item", "index", "save", "print", "log"),
+    *("split", "items", "add_scalar", "imshow", "scatter", "hist", "set_title", "info", "debug", "warning"),
+    *("randint", "choice", "step"),
+}
+
+
+def _dotted(node: ast.AST | None) -> str:
+    """The text of a name with dots; ``""`` if it has other parts."""
+    if isinstance(node, ast.Attribute):
+        owner = _dotted(node.value)
+        return f"{owner}.{node.attr}" if owner else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _word(call: ast.Call, word: str) -> ast.AST | None:
+    return next((one.value for one in call.keywords if one.arg == word), None)
+
+
+def _parameters(function: ast.AST) -> set[str]:
+    given = getattr(function, "args", None)
+    if not isinstance(given, ast.arguments):
+        return set()
+    return {one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+
+
+def _is_host(node: ast.AST) -> bool:
+    """Whether a device is the host's name: ``"cpu"``, ``torch.device("cpu")``."""
+    if isinstance(node, ast.Call) and node.args and _dotted(node.func).endswith("device"):
+        return _is_host(node.args[0])
+    return isinstance(node, ast.Constant) and str(node.value).partition(":")[0] in ("cpu", "None", "meta")
+
+
+def _is_float(node: ast.AST) -> bool:
+    """Whether a value is a number with a point: ``0.5``, ``-1e-3``."""
+    if isinstance(node, ast.UnaryOp):
+        return _is_float(node.operand)
+    if isinstance(node, ast.BinOp):
+        return _is_float(node.left) or _is_float(node.right) or isinstance(node.op, ast.Div)
+    is_call = isinstance(node, ast.Call) and _dotted(node.func) == "float"
+    return is_call or (isinstance(node, ast.Constant) and isinstance(node.value, float))
+
+
+def _is_number(node: ast.AST) -> bool:
+    """Whether a value is a number of Python."""
+    if isinstance(node, ast.UnaryOp):
+        return _is_number(node.operand)
+    if isinstance(node, ast.BinOp):
+        return _is_number(node.left) and _is_number(node.right)
+    if isinstance(node, ast.Call):
+        return _dotted(node.func) in ("float", "int", "len")
+    return isinstance(node, ast.Constant) and isinstance(node.value, (int, float))
+
+
+def _holds_float(node: ast.AST) -> bool:
+    """Whether a list holds a number with a point, or a list with one."""
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return any(_is_float(one) or _holds_float(one) for one in node.elts)
+    return isinstance(node, ast.ListComp) and _is_float(node.elt)
+
+
+def _is_narrow(source: str) -> bool:
+    """Whether code names a type of fewer bits, or takes an array from a tensor."""
+    return _NARROW.search(source) is not None

@@ -1,0 +1,93 @@
+"""A checkpoint that only modules get is loaded to the host on every machine; another load holds its program back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from acclimate_port.engine import Settings, Status, port_text
+from porting import EACH_TARGET, ported_project, site
+
+EDITED = {
+    "at once": "model.load_state_dict(torch.load(path))",
+    "an entry": "model.load_state_dict(torch.load(path)['state_dict'], strict=False)",
+    "several entries": (
+        "saved = torch.load(path)\n    model.load_state_dict(saved['model'])\n    optimizer.load_state_dict(saved['optimizer'])\n"
+        "    return saved['epoch']"
+    ),
+    "renamed parts": (
+        "state = torch.load(path)\n    if 'state_dict' in state:\n        state = state['state_dict']\n"
+        "    state = {key[7:]: value for key, value in state.items()}\n    model.load_state_dict(state)"
+    ),
+    "parts in a loop": (
+        "renamed = {}\n    for key, value in torch.load(path).items():\n        renamed[key[7:]] = value\n    model.load_state_dict(renamed)"
+    ),
+    "parts of the right size": (
+        "own = model.state_dict()\n    saved = torch.load(path)\n"
+        "    saved = {key: value for key, value in saved.items() if value.shape == own[key].shape}\n"
+        "    own.update(saved)\n    model.load_state_dict(own)"
+    ),
+}
+EDITED["parts that are copied"] = (
+    "own = model.state_dict()\n    for key, value in torch.load(path).items():\n        own[key].copy_(value)"
+)
+LEFT = {
+    "a result": "return torch.load(path)",
+    "names alone": "print(torch.load(path).keys())",
+    "a device": "model.load_state_dict(torch.load(path, map_location=place))",
+    "a device by its position": "model.load_state_dict(torch.load(path, place))",
+    "an object of the program's own": "ema.load_state_dict(torch.load(path))",
+    "tensors that the module keeps": "model.load_state_dict(torch.load(path), assign=True)",
+    "a value besides": "saved = torch.load(path)\n    model.load_state_dict(saved['model'])\n    return saved['best']",
+    "a tensor in a loop": "for key, value in torch.load(path).items():\n        model.weights[key] = value",
+    "a computation": "saved = torch.load(path)\n    model.load_state_dict(saved)\n    return saved['weight'] * 2",
+    "a choice": (
+        "if place:\n        saved = torch.load(path)\n    else:\n        saved = torch.load(path, map_location='cpu')\n"
+        "    model.load_state_dict(saved)"
+    ),
+    "a name of the module": "global saved\n    saved = torch.load(path)\n    model.load_state_dict(saved)",
+}
+
+
+def source(body: str) -> str:
+    return f"import torch\n\n\ndef f(model, optimizer, ema, path, place):\n    {body}\n"
+
+
+@EACH_TARGET
+@pytest.mark.parametrize("kind", EDITED)
+def test_a_checkpoint_that_modules_copy_is_loaded_to_the_host(kind: str, target: str) -> None:
+    text = source(EDITED[kind])
+    edited = text.replace("torch.load(path)", "torch.load(path, map_location='cpu')")
+    assert port_text(text, Settings(target)).text.replace('"cpu"', "'cpu'") == edited
+
+
+@EACH_TARGET
+@pytest.mark.parametrize("kind", LEFT)
+def test_a_checkpoint_whose_tensors_go_elsewhere_is_left(kind: str, target: str) -> None:
+    text = source(LEFT[kind])
+    assert port_text(text, Settings(target, unsafe=True)).text == text
+
+
+@EACH_TARGET
+def test_a_program_that_goes_on_without_a_checkpoint_needs_review(target: str) -> None:
+    text = source(
+        "try:\n        model.load_state_dict(torch.load(path))\n    except Exception:\n        pass"
+    )
+    assert port_text(text, Settings(target)).text == text
+
+
+@EACH_TARGET
+def test_a_load_to_the_device_of_the_checkpoint_holds_back_a_program_if_none_that_is_ported_saves_it(
+    target: str, tmp_path: Path
+) -> None:
+    files = {"test.py": "import torch\n\nmodel = torch.load('model.pt')\nx = torch.ones(1).cuda()\n"}
+
+    def moved() -> Status:
+        return site(ported_project(tmp_path, files, target)["test.py"], "torch.ones(1).cuda()").status
+
+    assert moved() is Status.UNSAFE
+    files["train.py"] = "import torch\n\nx = torch.ones(1).cuda()\ntorch.save(x, 'model.pt')\n"
+    assert moved() is Status.CONVERTED
+    files["train.py"] = f"import xformers.ops\n{files['train.py']}"
+    assert moved() is Status.UNSAFE

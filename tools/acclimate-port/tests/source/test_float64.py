@@ -1,0 +1,155 @@
+"""Numbers of 64 bits that come to the device, which Apple's GPUs refuse, hold back the edits that choose it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from acclimate_port.engine import Settings, Status, port_text
+from acclimate_port.source.float64 import GAMES, float64
+from porting import EACH_TARGET, ported_project, site
+
+HEAD = "import numpy as np\nimport torch\n"
+CHOICE = "'cuda' if torch.cuda.is_available() else 'cpu'"
+
+WIDE = {
+    "an array without a dtype": "torch.tensor(np.zeros(3), device=device)",
+    "an array through a name": "x = np.ones((2, 3))\n    return torch.from_numpy(x).to(device)",
+    "an array of numbers": "torch.from_numpy(np.array([0.1, 2])).to(device)",
+    "a random array": "torch.as_tensor(np.random.randn(3)).cuda()",
+    "a scalar": "torch.tensor(np.log(value)).to(device)",
+    "a sum of arrays": "torch.tensor(value + np.linspace(0, 1, 3)).to(device)",
+    "an array of a type": "torch.from_numpy(value.astype(np.float64)).to(device)",
+    "a tensor of a type": "torch.zeros(3, dtype=torch.float64, device=device)",
+    "a tensor that moves": "torch.zeros(3, dtype=torch.double).to(device)",
+    "a parameter of a module": "net.weight.double()",
+    "another type of a tensor": "value.to(torch.float64)",
+    "a sum in a type": "torch.sum(value, dtype=torch.float64)",
+    "a buffer": "net.register_buffer('x', torch.linspace(0, 1, 3).double())",
+    "a number after the move": "torch.from_numpy(np.zeros(3)).to(device).float()",
+    "a device by a keyword": "torch.from_numpy(np.zeros(3)).to(device=value.device)",
+    "options": "dict(a={'device': device, 'dtype': torch.double})",
+}
+NARROW = {
+    "an array of fewer bits": "torch.tensor(np.zeros(3, dtype=np.float32), device=device)",
+    "a dtype of torch": "torch.tensor(np.zeros(3), dtype=torch.float32, device=device)",
+    "a conversion before the move": "torch.from_numpy(np.zeros(3)).float().to(device)",
+    "a class of 32 bits": "torch.FloatTensor(np.zeros(3)).to(device)",
+    "a conversion of the array": "torch.from_numpy(np.zeros(3).astype('float32')).to(device)",
+    "a list of unknown numbers": "torch.tensor(value).to(device)",
+    "an unknown array": "torch.from_numpy(value).to(device)",
+    "whole numbers": "torch.from_numpy(np.arange(3)).to(device)",
+    "a tensor of the host": "value.cpu().double()",
+    "a tensor that stays on the host": "torch.zeros(3, dtype=torch.float64)",
+    "another answer for Apple": "value.double() if device != 'mps' else value",
+    "a move in a type": "torch.from_numpy(np.zeros(3)).to(device, torch.float32)",
+}
+
+
+def source(line: str) -> str:
+    body = line if line.startswith("x = ") else f"return {line}"
+    return f"{HEAD}\n\ndef f(net, value, device):\n    {body}\n"
+
+
+@pytest.mark.parametrize("kind", WIDE)
+def test_a_number_of_64_bits_on_the_device_is_found(kind: str) -> None:
+    assert [*float64(source(WIDE[kind])).on_device] == ["f"]
+
+
+@pytest.mark.parametrize("kind", NARROW)
+def test_a_number_of_fewer_or_unknown_bits_is_none_of_64(kind: str) -> None:
+    assert not float64(source(NARROW[kind])).on_device
+
+
+def test_values_of_other_libraries_are_known() -> None:
+    solver = (
+        "import torch\nfrom torchdiffeq import odeint\n\n\ndef f(g, x, t):\n    return odeint(g, x, t{})\n"
+    )
+    assert float64(solver.format("")).on_device == {"f": 6}
+    assert not float64(solver.format(", method='rk4'")).on_device
+    scaled = "import torch\nfrom sklearn.datasets import load_iris\n\nx = torch.tensor(load_iris()).cuda()\n"
+    assert float64(scaled).on_device == {"x": 4, "<module>": 4}
+
+
+def test_a_reward_of_a_game_is_of_64_bits_where_the_program_plays() -> None:
+    learn = "import torch\n\n\ndef f(batch, device):\n    return torch.tensor([one.reward for one in batch]).to(device)\n"
+    assert not float64(learn).on_device
+    assert float64(learn).taken == ((GAMES, "f"),)
+    assert float64(f"import gym\n{learn}").on_device == {"f": 6}
+    typed = learn.replace("batch])", "batch], dtype=torch.float)")
+    assert float64(f"import gym\n{typed}") == float64("import gym\nimport torch\n")
+
+
+@EACH_TARGET
+def test_the_choice_of_a_device_names_the_line_of_such_a_number(target: str) -> None:
+    text = f"{HEAD}\ndevice = {CHOICE}\nx = torch.tensor(np.zeros(3)).to(device)\n"
+    found = port_text(text, Settings(target))
+    assert found.text == text
+    assert (
+        "Apple's MPS has no float64: line 5 makes a float64 tensor on the device"
+        in site(found, CHOICE).reason
+    )
+
+
+@EACH_TARGET
+def test_a_program_without_a_way_for_the_host_is_ported_beside_such_a_number(target: str) -> None:
+    text = "import torch\n\n\ndef f(net, x):\n    y = torch.ones(1).cuda()\n    return net(x).double()\n"
+    assert ".cuda()" not in port_text(text, Settings(target)).text
+    moved = "import torch\n\n\ndef f(x):\n    return x.double().cuda()\n"
+    assert port_text(moved, Settings(target)).text == moved
+
+
+@EACH_TARGET
+def test_a_module_that_the_program_imports_holds_back_its_device(target: str, tmp_path: Path) -> None:
+    files = {
+        "train.py": f"import torch\nfrom layers import Layer\n\ndevice = {CHOICE}\nnet = Layer().to(device)\n",
+        "other.py": f"import torch\nimport plain\n\ndevice = {CHOICE}\nnet = plain.make().to(device)\n",
+        "layers.py": "import torch\n\n\nclass Layer(torch.nn.Module):\n    def forward(self, x):\n        return self.weight.double() @ x\n",
+        "plain.py": "import torch\n\n\ndef make():\n    return torch.nn.Linear(1, 1)\n",
+    }
+    found = ported_project(tmp_path, files, target)
+    held = site(found["train.py"], CHOICE)
+    assert held.status is Status.UNSAFE
+    assert "layers.py:6" in held.reason
+    assert site(found["other.py"], CHOICE).status is Status.CONVERTED
+
+
+@EACH_TARGET
+def test_an_argument_of_another_file_holds_back_the_device_that_it_reaches(
+    target: str, tmp_path: Path
+) -> None:
+    files = {
+        "run.py": f"import numpy as np\nimport torch\nfrom net import Net\n\ndevice = {CHOICE}\nnet = Net().to(device)\nprint(net.sample(bias=np.zeros(21)))\n",
+        "net.py": "import torch\n\n\nclass Net(torch.nn.Module):\n    def sample(self, bias):\n        return torch.tensor(bias, device=self.weight.device)\n",
+    }
+    assert site(ported_project(tmp_path, files, target)["run.py"], CHOICE).status is Status.UNSAFE
+    files["run.py"] = files["run.py"].replace("zeros(21)", "zeros(21, np.float32)")
+    assert site(ported_project(tmp_path, files, target)["run.py"], CHOICE).status is Status.CONVERTED
+
+
+@EACH_TARGET
+def test_an_array_of_a_function_holds_back_the_device_that_it_reaches(target: str, tmp_path: Path) -> None:
+    files = {
+        "train.py": f"import torch\nfrom noise import Noise\n\ndevice = {CHOICE}\nNoise(3).add(torch.ones(1, device=device))\n",
+        "noise.py": (
+            "import numpy as np\nimport torch\n\n\ndef schedule(n):\n    return np.linspace(0, 1, n)\n\n\n"
+            "class Noise:\n    def __init__(self, n):\n        self.scale = np.cumprod(1 - schedule(n))\n\n"
+            "    def add(self, x):\n        return part(self.scale, x) * x\n\n\n"
+            "def part(values, x):\n    return torch.from_numpy(values).to(device=x.device).float()\n"
+        ),
+    }
+    assert site(ported_project(tmp_path, files, target)["train.py"], CHOICE).status is Status.UNSAFE
+    files["noise.py"] = files["noise.py"].replace("0, 1, n", "0, 1, n, dtype=np.float32")
+    assert site(ported_project(tmp_path, files, target)["train.py"], CHOICE).status is Status.CONVERTED
+
+
+@EACH_TARGET
+def test_a_game_in_another_file_of_the_program_holds_back_the_device(target: str, tmp_path: Path) -> None:
+    files = {
+        "main.py": "import gym\nfrom agent import learn\n\nlearn(gym.make('Pendulum-v1'))\n",
+        "agent.py": f"import torch\n\ndevice = {CHOICE}\n\n\ndef learn(batch):\n    return torch.tensor([one.reward for one in batch]).to(device)\n",
+    }
+    assert site(ported_project(tmp_path, files, target)["agent.py"], CHOICE).status is Status.UNSAFE
+    files["main.py"] = files["main.py"].replace("import gym\n", "import os as gym\n")
+    assert site(ported_project(tmp_path, files, target)["agent.py"], CHOICE).status is Status.CONVERTED
