@@ -18,6 +18,11 @@ from architectures import GEMMA4_EXPERTS, tiny_model
 from rank_processes import RankProcesses
 
 PROMPT = torch.arange(3, 12)[None]
+# The channels of its convolution are in another order than the columns of the projection before it.
+DELTA_RULE_BESIDE_ATTENTION = {
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
+}  # fmt: skip
 WAYS = [
     {"do_sample": False}, {"do_sample": True, "top_k": 4}, {"do_sample": False, "num_beams": 2},
 ]  # fmt: skip
@@ -129,9 +134,13 @@ def test_ranks_normalize_the_heads_that_they_share_without_native_code(two: Rank
         assert ours == whole
 
 
-def test_ranks_that_share_a_delta_rule_write_the_models_text(two: RankProcesses) -> None:
-    for kind, ours, whole in two.values(text_of, "qwen3_5_text"):
-        assert kind == "transformers"
+@pytest.mark.parametrize("name", ["qwen3_5_text", pytest.param("qwen3_next", marks=pytest.mark.slow)])
+def test_ranks_share_the_heads_of_a_delta_rule_and_write_the_models_text(
+    two: RankProcesses, name: str
+) -> None:
+    settings = DELTA_RULE_BESIDE_ATTENTION if name == "qwen3_next" else {}
+    for kind, ours, whole in two.values(functools.partial(text_of, **settings), name):
+        assert kind == "native"
         assert ours == whole
 
 

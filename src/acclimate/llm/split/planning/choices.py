@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from acclimate.llm.split.plan import ranges
@@ -84,11 +85,49 @@ def choices_of(
     """Returns the possible changes of each attribute, parameter or argument that equals a region's number."""
     widths = {s: trace.calls[s][0].output.shape[-1] for s in region.sources}
     numbers = _numbers(region.units, shares, repeats, columns, widths)
+    parameters = list(_parameters(trace, region))
+    for place in parameters:
+        if place.value > 1 and all(number.whole != place.value for number in numbers if number.indices):
+            numbers += _used_indices(trace, region, shares, place)
+    numbers += [section for number in numbers for section in _sections(number)]
     places = itertools.chain(
-        _attributes(trace, region), _parameters(trace, region), _arguments(trace.blocks[region.block][0])
+        _attributes(trace, region), parameters, _arguments(trace.blocks[region.block][0])
     )
     found = (_fitting(numbers, place) for place in places if place.value > 1)
     return [choices for choices in found if choices]
+
+
+def _used_indices(trace: Trace, region: Region, shares: list[list[Unit]], place: _Place) -> Iterator[_Number]:
+    """Yields the indices of a parameter's dimension that each rank's columns of the sink depend on.
+
+    They are the channels of a convolution, for example, whose order is not that of a source's columns.
+    """
+    result = trace.calls[region.sink][0].input
+    weights = trace.numbers(*result.shape).to(result.dtype)
+    found: list[Indices] = []
+    for share in shares:
+        columns = sorted(column for unit in share for column in unit.sink)
+        own = torch.zeros_like(weights).index_copy(-1, torch.tensor(columns), weights[..., columns])
+        (gradient,) = torch.autograd.grad(
+            result, [trace.parameters[str(place.place)]], own, retain_graph=True, allow_unused=True
+        )
+        if gradient is None:
+            return
+        sizes = gradient.abs().movedim(place.dim, 0).reshape(place.value, -1).amax(1)
+        found.append(tuple((sizes > 1e-12 * sizes.max()).nonzero().flatten().tolist()))
+    if any(len(indices) < place.value for indices in found):
+        yield _Number(f"used in {place.name}", place.value, tuple(map(len, found)), tuple(found))
+
+
+def _sections(number: _Number) -> Iterator[_Number]:
+    """Yields the lengths of sections of which each rank has a part: of queries, of keys and of values."""
+    parts = [ranges(indices) for indices in number.indices]
+    if not parts or {len(runs) for runs in parts} in ({0}, {1}) or len({len(runs) for runs in parts}) > 1:
+        return
+    for runs in zip(*parts, strict=True):
+        if all(one[1] == other[0] for one, other in itertools.pairwise(runs)):
+            lengths = tuple(stop - start for start, stop in runs)
+            yield _Number(f"section of {number.name}", sum(lengths), lengths)
 
 
 @dataclass(frozen=True)
@@ -147,7 +186,7 @@ def _fitting(numbers: list[_Number], place: _Place) -> list[Choice]:
 
 def _distance(name: str, number: str) -> int:
     """Sorts likely matches of names first; the order affects speed only, as every choice is checked."""
-    hints = {"kv": ("kv", "key_value"), "group": ("group", "rep"), "heads": ("head",)}
+    hints = {"kv": ("kv", "key_value", "k_head", "key_head"), "group": ("group", "rep"), "heads": ("head",)}
     for place, kind in enumerate(("group", "kv", "heads")):
         if any(hint in name for hint in hints[kind]):
             return 0 if number.startswith(kind) else 1 + place
@@ -155,7 +194,11 @@ def _distance(name: str, number: str) -> int:
 
 
 def combinations(choices: list[list[Choice]]) -> Iterator[list[Choice]]:
-    """Yields no change; all attributes; also parameters and arguments; then every combination."""
+    """Yields no change; all attributes; also parameters and arguments; then every combination.
+
+    An unrelated number can equal one of the region's, but few do: the last ones begin with those that leave
+    out all places with one value, and go on with those that differ from the likeliest in the fewest places.
+    """
     yield []
     if not choices:
         return
@@ -169,10 +212,16 @@ def combinations(choices: list[list[Choice]]) -> Iterator[list[Choice]]:
     yield attributes
     for other in ("parameter", "argument"):
         yield [*modules, *(choice[0] for choice in choices if choice[0].kind == other)]
-    yield [choice[0] for choice in choices]
-    options: list[list[Choice | None]] = [[*choice, None] for choice in choices]
-    for combination in itertools.product(*options):
-        yield [choice for choice in combination if choice is not None]
+    for whole in dict.fromkeys(choice[0].number.whole for choice in choices):
+        yield [choice[0] for choice in choices if choice[0].number.whole != whole]
+    for count in range(len(choices) + 1):
+        for others in itertools.combinations(range(len(choices)), count):
+            options: list[list[Choice | None]] = [
+                [*choice[1:], None] if place in others else [choice[0]]
+                for place, choice in enumerate(choices)
+            ]
+            for combination in itertools.product(*options):
+                yield [choice for choice in combination if choice is not None]
 
 
 def with_choices(layout: Layout, chosen: list[Choice]) -> Layout:
