@@ -22,6 +22,7 @@ PROMPT = torch.arange(3, 12)[None]
 DELTA_RULE_BESIDE_ATTENTION = {
     "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
     "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
+    "num_experts": 8, "num_experts_per_tok": 2,
 }  # fmt: skip
 WAYS = [
     {"do_sample": False}, {"do_sample": True, "top_k": 4}, {"do_sample": False, "num_beams": 2},
