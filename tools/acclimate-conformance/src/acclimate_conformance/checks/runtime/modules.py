@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations, prune
+from torch.nn.utils import parametrizations
+from torch.nn.utils.prune import custom_from_mask, l1_unstructured, remove
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence, pad_sequence
 from torch.optim import lr_scheduler, swa_utils
 from torch.utils import data
@@ -50,11 +51,11 @@ def _parametrized(place: str) -> Any:
 
 def _pruned(place: str) -> Any:
     layer: Any = _filled(nn.Linear(4, 4), place)
-    prune.l1_unstructured(layer, "weight", amount=5)
-    prune.custom_from_mask(layer, "bias", torch.tensor([1, 0, 1, 1], device=place))
+    l1_unstructured(layer, "weight", amount=5)
+    custom_from_mask(layer, "bias", torch.tensor([1, 0, 1, 1], device=place))
     found = [layer(there(place, 3, 4)), layer.weight_mask, dict(layer.named_buffers())]
     layer.to(place)
-    prune.remove(layer, "weight")
+    remove(layer, "weight")
     return [*found, layer.weight]
 
 
