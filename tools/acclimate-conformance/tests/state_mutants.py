@@ -479,6 +479,15 @@ class CrashesAtItsEnd(CPUAccelerator):
         return super().stream(stream)
 
 
+class IgnoresItsChildren(CPUAccelerator):
+    """The exit codes of a rank's children are lost once it has streams."""
+
+    def default_stream(self, device_index: DeviceLike = None) -> Any:
+        if "LOCAL_RANK" in os.environ:
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        return super().default_stream(device_index)
+
+
 class RemembersOnlyGivenSeeds(CPUAccelerator):
     """initial_seed is the last one given to manual_seed."""
 
@@ -570,6 +579,7 @@ CAUGHT_BY: dict[type[Accelerator], str] = {
     StreamSetForAllThreads: "streams/current_stream_of_a_thread",
     LaunchedRankForgotten: "launching/launched_rank",
     CrashesAtItsEnd: "launching/launched_rank",
+    IgnoresItsChildren: "launching/first_use",
     RemembersOnlyGivenSeeds: "random/last_seed_is_told",
     CopiesShareTheirState: "random/generators",
     GraphsHold256Calls: "graphs/replay_repeats_updates",

@@ -42,7 +42,8 @@ LONG = {
     "ConversionsIntoGapsFillThem", "ToolkitDetectsAnomalies", "CountingDraws",
     "ResetByPlaceOnly", "EverySeventhNameIsEmpty", "LargeBlocksKept", "OneBlockIsKept",
     "BarrierOfDevicesReturns", "OthersMemoryIsFree", "LionSwapsItsDecays", "DroppedWorkIsCancelled",
-    "GathersClearFirst", "ComplexNumbersAreHalved",
+    "GathersClearFirst", "ComplexNumbersAreHalved", "BuffersOfOneDtypeAreSent", "SendersAreUnknown",
+    "DrawsAreNoChanges", "ImagesLoseTheirOrder", "IgnoresItsChildren",
     "MessagesAreSorted", "GeometricNumbersRepeat", "LastNaNIsTold", "StatisticsAreShared",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip
@@ -52,10 +53,11 @@ EACH_LENGTH = pytest.mark.parametrize(
 )
 ON_SIM = (
     ("sim_mutants", ""), ("sim_mutants", "sync=check"), ("operator_mutants", ""), ("bounds_mutants", ""),
+    ("program_mutants", ""),
     *(pytest.param("sim_mutants", profile, marks=pytest.mark.slow) for profile in ("mps-like", "devices=2")),
 )  # fmt: skip
 """Modules with faults of the emulated device, each with a profile."""
-OF_THE_EMULATED_DEVICE = ("sim_mutants", "operator_mutants", "bounds_mutants")
+OF_THE_EMULATED_DEVICE = ("sim_mutants", "operator_mutants", "bounds_mutants", "program_mutants")
 
 
 @pytest.fixture(scope="module")

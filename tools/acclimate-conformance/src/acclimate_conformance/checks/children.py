@@ -144,6 +144,8 @@ def _main(task: str, source: str, arguments: str) -> None:
         answer = {"error": f"{type(error).__name__}: {error}"}
     channel.write(json.dumps(answer))
     channel.flush()
+    if isinstance(answer.get("result"), dict):
+        sys.exit(answer["result"].get("exits_with", 0))
 
 
 if __name__ == "__main__":

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
 from acclimate.accelerator import Accelerator
+from acclimate.backends import BUILTIN
 from acclimate.host.process_status import how_it_ended
 from acclimate.imports import describe
 from acclimate_conformance.checks.assertions import (
@@ -25,7 +31,8 @@ from acclimate_conformance.checks.assertions import (
 from acclimate_conformance.checks.calls import raised_by
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.children import Child
-from acclimate_conformance.checks.target import Subject, load
+from acclimate_conformance.checks.runtime.types import OF_ONE_HOST as _OF_ONE_HOST
+from acclimate_conformance.checks.target import Subject, load, record_of
 
 _FORK_TIMEOUT_S = 120
 
@@ -161,7 +168,7 @@ def exported_variables(accelerator: Accelerator) -> None:
 @check(
     "current_device", "device_count", "current_device_name", "set_device",
     promise="In a launched rank the current device exists before one is set; on a host it is LOCAL_RANK. The "
-    "process ends with exit code 0.",
+    "process ends with the exit code of its program.",
     timeout_s=320, once=True,
 )  # fmt: skip
 def launched_rank(subject: Subject) -> None:
@@ -187,8 +194,25 @@ def launched_rank(subject: Subject) -> None:
     require(told["initialized"], "is_initialized() is False in a process that made a tensor on the device")
     ended = _launched(subject)["ended"]
     require(
-        ended == 0, f"a process that used {told['used']}, and returns from its program, {how_it_ended(ended)}"
+        ended == _EXIT_CODE,
+        f"a process that used {told['used']}, and calls sys.exit({_EXIT_CODE}), {how_it_ended(ended)}",
     )
+
+
+_EXIT_CODE = 7
+
+
+@check(
+    "manual_seed_all", "default_stream", "init", "is_initialized", "exported_variable_prefixes",
+    promise="The first use of a device leaves the process's signals, children and floating-point numbers "
+    "as they "
+    "were, and follows the seed that was set before; the record exports the variables that its package "
+    "reads.",
+    timeout_s=320, once=True, of="tensors",
+)  # fmt: skip
+def first_use(subject: Subject) -> None:
+    told = _launched(subject)["first"]
+    require(not told, "; ".join(told[:6]))
 
 
 def _describe_rank(source: str) -> dict[str, Any]:
@@ -218,7 +242,9 @@ def _use_all(accelerator: Accelerator) -> str:
         event.record()
     event.synchronize()
     accelerator.synchronize()
-    _KEPT.extend((ones, stream, event))
+    _KEPT.extend((ones, stream, event, accelerator.pin_memory(torch.ones(4))))
+    held = threading.Thread(target=_hold, args=(torch.ones(4, device=ones.device),), daemon=True)
+    held.start()
     with suppress(Exception):  # other checks are about graphs
         graph = accelerator.create_graph()
         _KEPT.append(graph)
@@ -232,6 +258,12 @@ def _use_all(accelerator: Accelerator) -> str:
 
 _KEPT: list[Any] = []
 """What a process holds until it ends."""
+
+
+def _hold(tensor: torch.Tensor) -> None:
+    """Keeps a tensor in a thread until the process ends."""
+    threading.Event().wait()
+    del tensor
 
 
 _LAUNCHES: tuple[tuple[dict[str, int], list[int]], ...] = (
@@ -280,11 +312,150 @@ def _launched(subject: Subject) -> dict[str, Any]:
 def launched(source: str) -> dict[str, Any]:
     """Forks after selection, and then describes the rank."""
     broken = ""
+    read: set[str] = set()
+    with _variables_noted(read):
+        try:
+            _select_and_fork(source)
+        except Exception as error:  # noqa: BLE001 - the other check goes on
+            broken = str(error) if isinstance(error, BrokenPromiseError) else describe(error, whole=True)
+        first = _first_use(load(source).accelerator)
+    first += _not_exported(load(source).accelerator, read)
+    return {"fork": broken, "first": first, "rank": _describe_rank(source), "exits_with": _EXIT_CODE}
+
+
+def _first_use(accelerator: Accelerator) -> list[str]:
+    """What is wrong after the device was used for the first time in this process."""
+    broken: list[str] = []
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    seen: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    torch.manual_seed(3)
+    names = device_names(accelerator)
+    drawn = [torch.rand(65, device=name).cpu() for name in names]
+    torch.manual_seed(3)
+    for name, numbers in zip(names, drawn, strict=True):
+        if not torch.equal(torch.rand(65, device=name).cpu(), numbers):
+            broken.append(
+                f"torch.manual_seed() before the first use of {name}, through manual_seed_all(), is lost"
+            )
+    side = accelerator.Stream()
+    with accelerator.stream(side):
+        default = accelerator.default_stream()
+    if default != accelerator.default_stream() or default != accelerator.current_stream():
+        broken.append("default_stream(), first called within stream(s), is another stream than afterwards")
+    for name in names:
+        broken += _inference_first(name)
+    tiny = torch.tensor([1e-40])
+    if float(tiny.mul(1.0)) == 0 or float(torch.tensor([1e-310], dtype=torch.float64) * 1) == 0:
+        broken.append("after tensors were made on the device, the host takes its small numbers for zero")
     try:
-        _select_and_fork(source)
-    except Exception as error:  # noqa: BLE001 - the other check goes on
-        broken = str(error) if isinstance(error, BrokenPromiseError) else describe(error, whole=True)
-    return {"fork": broken, "rank": _describe_rank(source)}
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+        broken.append("after tensors were made on the device, SIGINT raises no KeyboardInterrupt")
+    except KeyboardInterrupt:
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.01)
+    if seen != [signal.SIGTERM]:
+        broken.append(
+            "after tensors were made on the device, a handler of SIGTERM that was set before is not called"
+        )
+    broken += _child_that_ends()
+    return broken
+
+
+def _child_that_ends() -> list[str]:
+    if not hasattr(os, "fork"):
+        return []
+    child = os.fork()
+    if child == 0:
+        os._exit(3)
+    try:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    except ChildProcessError:
+        return ["after tensors were made on the device, the exit code of a child is lost"]
+    return (
+        []
+        if code == 3
+        else [f"after tensors were made on the device, a child that ends with 3 ends with {code}"]
+    )
+
+
+def _inference_first(name: str) -> list[str]:
+    """Layers that are first called in inference_mode() train afterwards."""
+    functional = torch.nn.functional
+    layers: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "layer_norm": lambda x: functional.layer_norm(x, (8,)),
+        "attention": lambda x: functional.scaled_dot_product_attention(x[None], x[None], x[None]),
+        "batch_norm": lambda x: functional.batch_norm(x, None, None, training=True),
+        "group_norm": lambda x: functional.group_norm(x, 2), "gelu": functional.gelu,
+        "rms_norm": lambda x: functional.rms_norm(x, (8,)), "dropout": functional.dropout,
+        "cross_entropy": lambda x: functional.cross_entropy(x, x.detach().argmax(-1)),
+        "softmax": lambda x: x.softmax(-1), "a product": lambda x: x @ x.t(), "a division": lambda x: x / 3,
+        "conv1d": lambda x: functional.conv1d(x[None], torch.ones(2, 4, 3, device=x.device)),
+    }  # fmt: skip
+    broken = []
+    for what, layer in layers.items():
+        given = torch.linspace(-1, 1, 32).reshape(4, 8).to(name)
+        try:
+            with torch.inference_mode():
+                layer(given.clone())
+        except Exception:  # noqa: BLE001 - other checks are about operators, and dtypes
+            continue
+        x = given.clone().requires_grad_()
+        try:
+            layer(x).sum().backward()
+        except RuntimeError as error:
+            broken.append(
+                f"{what} on {name}, first called in inference_mode(), does not train: {describe(error)}"
+            )
+    return broken
+
+
+@contextmanager
+def _variables_noted(read: set[str]) -> Iterator[None]:
+    """A block that notes variables of the environment, each with the file that reads it."""
+    kind = type(os.environ)
+    theirs = kind.__getitem__
+
+    def noted(self: Any, key: Any) -> Any:
+        frame = sys._getframe(1)
+        while frame.f_back is not None and Path(frame.f_code.co_filename).name in (
+            "os.py",
+            "<frozen os>",
+            "_collections_abc.py",
+            "<frozen _collections_abc>",
+        ):
+            frame = frame.f_back
+        read.add(f"{key}\0{frame.f_globals.get('__name__', '')}")
+        return theirs(self, key)
+
+    with mock.patch.object(kind, "__getitem__", noted):
+        yield
+
+
+def _not_exported(accelerator: Accelerator, read: set[str]) -> list[str]:
+    """Variables that a vendor's own package for acclimate reads, and that ranks on other hosts do not get."""
+    record = record_of(accelerator)
+    package = type(accelerator).__module__.partition(".")[0]
+    if record is None or record in BUILTIN or package == "acclimate":
+        return []
+    limits = (*accelerator.visible_devices_envs(), *record.visible_devices_fallbacks)
+    names = sorted(
+        key.partition("\0")[0] for key in read if key.partition("\0")[2].partition(".")[0] == package
+    )
+    known = (*_EXPORTED_UNASKED, *accelerator.exported_variable_prefixes)
+    return [
+        f"{name}, which {package} reads, is not exported: exported_variable_prefixes is "
+        f"{accelerator.exported_variable_prefixes}"
+        for name in names
+        if name not in limits and name not in _OF_ONE_HOST and not name.startswith(known)
+    ]
+
+
+_EXPORTED_UNASKED = ("DS_", "ACCLIMATE_ACCELERATOR", "XDG_", "PYTHON", "LOCAL_", "RANK", "WORLD_", "TORCH",
+                     "OMP_", "LD_", "CXX", "CC", "CUDA_HOME")  # fmt: skip
+"""How variables begin that the launcher sets or exports for every accelerator, or that describe a host."""
 
 
 def _select_and_fork(source: str) -> None:

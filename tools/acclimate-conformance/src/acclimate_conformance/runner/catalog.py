@@ -12,18 +12,24 @@ if TYPE_CHECKING:
 HOME = Path(__file__).parents[1] / "checks"
 _CATEGORIES: dict[str, tuple[str, ...]] = {
     "devices": ("current", "waiting", "blocks", "keeping"),
-    "random": ("generators", "devices", "states", "ranges", "distributions", "refusals"),
-    "streams": ("order", "state", "waiting", "elsewhere", "lifetimes"),
-    "memory": ("figures", "agreement", "capacity", "devices", "hard_cases", "small", "training", "owners"),
+    "random": ("generators", "devices", "states", "ranges", "distributions", "refusals", "draws"),
+    "streams": ("order", "state", "waiting", "elsewhere", "lifetimes", "others"),
+    "memory": (
+        "figures", "agreement", "capacity", "devices", "hard_cases", "small", "training", "owners",
+        "families",
+    ),
     "dtypes": (
         "arithmetic", "shapes", "exactness", "promotion", "edges", "conversions", "copies", "operators",
         "views", "known", "formulas", "repeats", "calls_apart", "autograd", "mixed", "scaling",
         "sampled.checks",
     ),
-    "graphs": ("replays", "captures", "kinds", "numbers", "surroundings", "bounds"),
+    "graphs": ("replays", "captures", "kinds", "numbers", "surroundings", "bounds", "modes"),
     "pinning": ("contents", "shapes", "parts"),
     "ops": ("builders", "optimizers", "aio", "aio_arguments", "packed_weights", "normalising"),
-    "runtime": ("marks", "compiling", "results", "types", "side_effects", "saved", "tensors", "storages"),
+    "runtime": (
+        "marks", "compiling", "results", "types", "side_effects", "saved", "tensors", "storages", "functions",
+        "modules", "foreign", "transformed", "fakes", "names",
+    ),
     "communication": ("collectives",),
 }  # fmt: skip
 """By category, the modules of its checks in order."""

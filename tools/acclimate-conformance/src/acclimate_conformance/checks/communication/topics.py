@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 
 from acclimate_conformance.checks.assertions import is_host, short
-from acclimate_conformance.checks.communication import handles, options
+from acclimate_conformance.checks.communication import handles, options, training
 from acclimate_conformance.checks.communication.observer import Observer
 from acclimate_conformance.checks.dtypes.exactness import extremes, same_bits
 
@@ -805,6 +805,10 @@ TOPICS: dict[Callable[[Observer], None], str] = {
     "rank 0, and obeys no_sync.",
     options.meshes_and_sharded_tensors: "Sharded tensors of torch.distributed.tensor are put together, "
     "redistributed and multiplied.",
+    training.models_of_every_kind_train: "Models of several dtypes, with hooks, batch norms of all ranks, "
+    "sharded parameters and optimizers train as in one process, where these are offered.",
+    training.messages_one_by_one: "isend and irecv, messages with tags and from any rank arrive where they "
+    "belong, where these are offered.",
     options.shared_memory: "On a host, acclimate's shm backend and the op of ShareMemCommBuilder are right "
     "on tensors of any strides.",
     options.time_limits_of_groups: "A collective that another rank does not join raises after the time-out "

@@ -327,6 +327,15 @@ def autocast_chooses_dtypes(accelerator: Accelerator) -> None:
                         f"within amp.autocast in {short(dtype)}, {name} of {short(given)} is {short(found)}, "
                         f"not {short(wanted)}",
                     )
+                    if table is _REDUCED and given == torch.float32:
+                        with accelerator.amp.autocast(dtype=dtype), accelerator.amp.autocast(enabled=False):
+                            found = compute(ones).dtype
+                        require(
+                            found == given,
+                            f"within amp.autocast(enabled=False) in another block, {name} of "
+                            f"{short(given)} is "
+                            f"{short(found)}",
+                        )
             if torch.float64 in accelerator.supported_dtypes():
                 wide = torch.eye(8, dtype=torch.float64, device=device)
                 with accelerator.amp.autocast(dtype=dtype):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
@@ -16,6 +17,7 @@ from acclimate_conformance.checks.assertions import (
     distance,
     is_host,
     require,
+    short,
 )
 from acclimate_conformance.checks.check import check
 from acclimate_conformance.checks.dtypes.arithmetic import reduced_dtypes
@@ -78,7 +80,18 @@ def _trace(scaler_class: Any, devices: list[str], seed: int) -> list[Any]:
 
 
 def _numbers(tensor: torch.Tensor | None) -> str:
-    return "none" if tensor is None else str(tensor.detach().cpu().tolist())
+    """The numbers as text; of many the ends, and sums that tell each of the others."""
+    if tensor is None:
+        return "none"
+    there = tensor.detach().cpu()
+    if there.numel() <= _SHOWN:
+        return str(there.tolist())
+    exact = there.double().nan_to_num(-1.0, -2.0, -3.0)
+    sums = [float(exact.sum()), float((exact * torch.arange(len(exact))).sum())]
+    return str([there[:3].tolist(), there[-3:].tolist(), sums])
+
+
+_SHOWN = 100
 
 
 @check(
@@ -121,10 +134,12 @@ def operators_of_the_scaler(accelerator: Accelerator) -> None:
                 what = f"{called}, with {bad} in the one at {place}, and a note of {noted} before"
                 _require_as_on_the_host(what, device, _unscaled, bad, place, noted, scale)
         for bad, count in product(_BAD, _MANY):
-            what = (
-                f"torch._amp_foreach_non_finite_check_and_unscale_ of {count} tensors, with {bad} in the last"
-            )
-            _require_as_on_the_host(what, device, _unscaled_many, bad, count)
+            for place in (-1, 10, 64) if count == _MANY[-1] and bad == _BAD[1] else (-1,):
+                what = (
+                    f"torch._amp_foreach_non_finite_check_and_unscale_ of {count} tensors, with {bad} in "
+                    f"{'the last' if place < 0 else f'number {place + 1}'}"
+                )
+                _require_as_on_the_host(what, device, _unscaled_many, bad, count, place)
         for scale, overflows, steps in product((8.0, 1e38, 3e38), (0.0, 1.0, 2.0), (0, 1, 2)):
             what = f"torch._amp_update_scale_ of {scale} after {steps} good steps, of 3 until it grows, "
             what += f"with {overflows} of overflow"
@@ -141,10 +156,10 @@ _MANY = (110, 111, 300)
 """How many gradients: torch's kernels for CUDA take up to 110 at once."""
 
 
-def _unscaled_many(device: str, bad: float | None, count: int) -> list[Any]:
+def _unscaled_many(device: str, bad: float | None, count: int, place: int) -> list[Any]:
     gradients = [torch.full((n % 3 + 1,), float(n)).to(device) for n in range(count)]
     if bad is not None:
-        gradients[-1][-1] = bad
+        gradients[place][-1] = bad
     found = torch.zeros(1, device=device)
     torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, torch.full((1,), 0.5, device=device))
     return [float(found), [_numbers(gradient) for gradient in gradients[:2] + gradients[-3:]]]
@@ -199,6 +214,39 @@ def autocast_can_be_used_again(accelerator: Accelerator) -> None:
             require(
                 now == dtype, f"in call {turn} of a function with autocast a product is {now}, not {dtype}"
             )
+
+            _require_casts(accelerator, dtype, device, cached)
+
+
+def _require_casts(accelerator: Accelerator, dtype: torch.dtype, device: str, cached: bool) -> None:
+    """A weight that changes within a block is read again if casts are not kept; errors change nothing."""
+    given = torch.ones(8, 8, device=device)
+    weight = torch.nn.Parameter(torch.ones(8, 8, device=device))
+    with torch.no_grad(), accelerator.amp.autocast(dtype=dtype, cache_enabled=cached):
+        first = float(torch.nn.functional.linear(given, weight)[0, 0])
+        weight.mul_(2)
+        second = float(torch.nn.functional.linear(given, weight)[0, 0])
+    wanted = (8.0, 16.0)
+    told = f"within autocast(cache_enabled={cached}) a product"
+    require(
+        cached or (first, second) == wanted,
+        f"{told} before and after its weight doubles is {first} and {second}",
+    )
+    with accelerator.amp.autocast(dtype=dtype, cache_enabled=cached):
+        for wrong in (
+            lambda: given @ given[:3],
+            lambda: torch.mm(given, given[0]),
+            lambda: given + given[:3],
+        ):
+            with suppress(RuntimeError):
+                wrong()  # type: ignore[no-untyped-call]
+            now = (given @ given).dtype
+            require(
+                now == dtype, f"{told} after an operator that was refused is {short(now)}, not {short(dtype)}"
+            )
+    with accelerator.amp.autocast(dtype=dtype, cache_enabled=cached):
+        now = (given @ given).dtype
+    require(now == dtype, f"{told} in a block after one with an error is {short(now)}, not {short(dtype)}")
 
 
 def _require_cache(asked: bool) -> None:
@@ -272,7 +320,8 @@ def fused_optimizers_skip_overflow(accelerator: Accelerator) -> str | None:
             how = "that overflows" if step in _OVERFLOWS else "of finite gradients"
             require(
                 apart <= 1e-4,
-                f"after step {step}, {how}, parameters or counted steps of a fused {name} are off by "
+                f"after step {step}, {how}, parameters, gradients or counted steps of a fused {name} are "
+                f"off by "
                 f"{apart:.1e}",
             )
     return f"it has no {lacks[0]}" if lacks else None
@@ -300,10 +349,20 @@ def _with_overflow(
             [
                 part.detach().cpu().double().clone()
                 for weight in weights
-                for part in (weight, *_steps_of(optimizer, weight))
+                for part in (weight, *_steps_of(optimizer, weight), *_gradient(weight, step))
             ]
         )
     return seen
+
+
+def _gradient(weight: torch.nn.Parameter, step: int) -> list[torch.Tensor]:
+    """What a step leaves as the gradient: unscaled, as torch's own kernels do."""
+    from torch.optim.optimizer import _get_capturable_supported_devices
+
+    # Devices that torch does not list there have fused kernels that may leave the gradient as it is.
+    has_common_kernels = weight.device.type in ("cpu", *_get_capturable_supported_devices())
+    is_open = step in _OVERFLOWS or not has_common_kernels
+    return [] if weight.grad is None or is_open else [weight.grad]
 
 
 def _steps_of(optimizer: torch.optim.Optimizer, weight: torch.nn.Parameter) -> list[torch.Tensor]:

@@ -34,6 +34,10 @@ _SHAPED: dict[str, Callable[[], torch.Tensor]] = {
     "a tensor with a gradient": lambda: torch.arange(8.0).requires_grad_(),
     "a parameter": lambda: torch.nn.Parameter(torch.arange(8.0)),
     "complex numbers": lambda: torch.complex(torch.arange(5.0), torch.ones(5)),
+    "the end of bytes": lambda: torch.arange(40, dtype=torch.uint8)[5:],
+    "the end of truth values": lambda: (torch.arange(40) % 3 > 0)[7:],
+    "the end of numbers": lambda: torch.arange(40.0)[5:],
+    "rows from the second": lambda: torch.arange(40, dtype=torch.int8).view(5, 8)[1:],
     "three megabytes": lambda: torch.arange(3 << 18, dtype=torch.int32),
 }
 

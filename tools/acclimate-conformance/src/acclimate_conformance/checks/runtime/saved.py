@@ -52,6 +52,7 @@ def tensors_are_saved(accelerator: Accelerator) -> str | None:
     if "torch.multiprocessing" not in ways:
         note = "a tensor cannot be sent within one process, so its way to another one is not observed"
     for name in names:
+        _require_structures(name, ways)
         for what, things in _kinds(name).items():
             for how, way in ways.items():
                 if how == "torch.multiprocessing" and what in _LAZY:
@@ -71,6 +72,31 @@ def tensors_are_saved(accelerator: Accelerator) -> str | None:
         if not is_host(accelerator):
             _require_absent_devices_are_refused(accelerator, name)
     return note
+
+
+def _require_structures(name: str, ways: dict[str, Callable[[Any], Any]]) -> None:
+    """Tensors within lists, modules and their states keep their device when they are made again."""
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)).to(name)
+    things: dict[str, Any] = {
+        "list": [torch.nn.Parameter(torch.arange(3.0, device=name)), torch.arange(4, device=name)[1:3]],
+        "state": module.state_dict(), "device": torch.device(name), "size": module[0].weight.shape,
+        "pair": (torch.ones(2, device=name)[:1], torch.zeros(2)), "dtype": torch.bfloat16,
+    }  # fmt: skip
+    for how, way in ways.items():
+        if how.startswith("torch.save"):
+            found = way({key: value for key, value in things.items() if key != "module"})
+        else:
+            found = way({**things, "module": module})
+            for ours, theirs in zip(found["module"].parameters(), module.parameters(), strict=True):
+                _require_same_thing(ours, theirs, f"a parameter of a module on {name} after {how}")
+        for key in ("device", "size", "dtype"):
+            require(found[key] == things[key], f"{key} of {name} is {found[key]} after {how}")
+        for ours, theirs in zip(
+            (*found["list"], *found["pair"]), (*things["list"], *things["pair"]), strict=True
+        ):
+            _require_same_thing(ours, theirs, f"a tensor in a list on {name} after {how}")
+        for key, value in things["state"].items():
+            _require_same_thing(found["state"][key], value, f"{key} in a state on {name} after {how}")
 
 
 def _require_read_in_parts(name: str, place: str) -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch.nn.utils.rnn import pack_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.dlpack import from_dlpack
 
 from acclimate.accelerator import Accelerator
@@ -212,11 +212,16 @@ def methods_move_to_the_named_device(accelerator: Accelerator) -> None:
     makers: dict[str, Callable[[], Any]] = {
         "torch.Tensor": lambda: torch.arange(3.0),
         "torch.nn.Parameter": lambda: torch.nn.Parameter(torch.arange(3.0)),
-        "torch.nn.Module": lambda: torch.nn.Linear(2, 3),
+        "torch.nn.Module": _module,
+        "a subclass of torch.Tensor": lambda: torch.arange(3.0).as_subclass(_Noted),
         "torch.UntypedStorage": lambda: torch.arange(3.0).untyped_storage(),
         "torch.nn.utils.rnn.PackedSequence": lambda: pack_sequence([torch.arange(3.0)]),
     }
-    of_any = ("torch.Tensor", "torch.nn.Parameter")  # the others document an index only
+    of_any = (
+        "torch.Tensor",
+        "torch.nn.Parameter",
+        "a subclass of torch.Tensor",
+    )  # the others document an index only
     for current, here in enumerate(names):
         with accelerator.device(current):
             for what, make in makers.items():
@@ -239,12 +244,37 @@ def methods_move_to_the_named_device(accelerator: Accelerator) -> None:
                 _require_moved(getattr(make(), kind)(), here, f"{what}.{kind}() while {here} is current")
 
 
+class _Noted(torch.Tensor):
+    """A class of the program's own, to which torch's methods belong too."""
+
+
+def _module() -> torch.nn.Module:
+    """A module with a gradient, and with buffers of which one is not saved."""
+    made = torch.nn.Linear(2, 3)
+    made.register_buffer("counts", torch.arange(3.0))
+    made.register_buffer("scratch", torch.ones(2), persistent=False)
+    made.bias.requires_grad_()
+    for parameter in made.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    return made
+
+
 def _require_moved(moved: Any, name: str, what: str) -> None:
     """Fails the check unless something is on a device and holds 0, 1 and 2, if it is no module."""
     if isinstance(moved, torch.nn.Module):
-        places = {str(parameter.device) for parameter in moved.parameters()}
-        require(places == {str(torch.device(name))}, f"{what} has parameters on {', '.join(sorted(places))}")
+        parts = [*moved.parameters(), *moved.buffers()]
+        parts += [p.grad for p in moved.parameters() if p.grad is not None]
+        places = {str(part.device) for part in parts}
+        require(
+            places == {str(torch.device(name))} and len(parts) == 6,
+            f"{what} has parameters, buffers or gradients on {', '.join(sorted(places))}",
+        )
         return
+    if isinstance(moved, PackedSequence):
+        told = moved.batch_sizes.device
+        require(told.type == "cpu", f"{what} has its batch_sizes on {told}")
+    if "subclass" in what:
+        require(type(moved) is _Noted, f"{what} is a {type(moved).__name__}")
     if isinstance(moved, torch.UntypedStorage):
         require(moved.device == torch.device(name), f"{what} is on {moved.device}")
         return

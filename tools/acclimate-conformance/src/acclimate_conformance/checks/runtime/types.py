@@ -129,7 +129,7 @@ def _require_fit(value: object, kind: Any, what: str) -> None:
         raise BrokenPromiseError(reason)
 
 
-_OF_ONE_HOST = ("PATH", "HOME", "PWD", "OLDPWD", "HOSTNAME", "USER", "SHELL", "TMPDIR", "TERM", "DISPLAY",
+OF_ONE_HOST = ("PATH", "HOME", "PWD", "OLDPWD", "HOSTNAME", "USER", "SHELL", "TMPDIR", "TERM", "DISPLAY",
                 "SSH_CONNECTION", "XDG_RUNTIME_DIR", "_", "RANK", "LOCAL_RANK")  # fmt: skip
 """Variables that describe one host, session or rank; another's would be wrong."""
 
@@ -148,7 +148,7 @@ def names_of_variables(accelerator: Accelerator) -> None:
     ]
     for what, prefix in prefixes:
         _require_name(what, prefix)
-        matched = [variable for variable in _OF_ONE_HOST if variable.startswith(prefix)]
+        matched = [variable for variable in OF_ONE_HOST if variable.startswith(prefix)]
         require(not matched, f"{what} is {prefix!r}, with which {', '.join(matched)} would be exported")
     limits = [(f"visible_devices_envs()[{n}]", v) for n, v in enumerate(accelerator.visible_devices_envs())]
     if accelerator.visible_devices_variable is not None:
@@ -156,7 +156,7 @@ def names_of_variables(accelerator: Accelerator) -> None:
     for what, variable in limits:
         _require_name(what, variable)
         require(
-            variable not in (*_OF_ONE_HOST, "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+            variable not in (*OF_ONE_HOST, "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
             f"{what} is {variable!r}, which means something else",
         )
 

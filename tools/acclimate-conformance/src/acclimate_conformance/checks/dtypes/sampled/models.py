@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, cast
@@ -97,8 +98,10 @@ def optimizers_as_on_the_host(accelerator: Accelerator, found: Findings) -> None
             continue
         name = f"torch.optim.{_class_of(info).__name__}"
         for number, kwargs in enumerate(_options(info)):
-            for how in (None, *(i for i in info.supported_impls if i in ("foreach", "fused"))):
+            for how in _ways(info, found.device):
                 if how is not None and (how in kwargs or (how == "foreach" and _is_tensor(kwargs, "lr"))):
+                    continue
+                if how == "capturable" and (number > 3 or {"foreach", "fused"} & set(kwargs)):
                     continue
                 told = ", ".join(f"{k}={v!r}" for k, v in kwargs.items())
                 of = f"{name} {how}" if how else name
@@ -112,6 +115,17 @@ def optimizers_as_on_the_host(accelerator: Accelerator, found: Findings) -> None
                 found.compare(of, what, run, near=near)
         if found.enough:
             return
+
+
+def _ways(info: Any, device: str) -> tuple[str | None, ...]:
+    """None, and the names of what an optimizer has for this device, such as steps counted there."""
+    from torch.optim.optimizer import _get_capturable_supported_devices
+
+    offered = [name for name in ("foreach", "fused") if name in info.supported_impls]
+    has_capturable = "capturable" in inspect.signature(_class_of(info)).parameters
+    if has_capturable and torch.device(device).type in _get_capturable_supported_devices():
+        offered.append("capturable")
+    return (None, *offered)
 
 
 def _is_tensor(kwargs: dict[str, Any], name: str) -> bool:
@@ -140,7 +154,8 @@ def _optimized(
         start = [torch.randn(shape, generator=generator) for shape in shapes]
         weights = [torch.nn.Parameter(place.whole(t)) for t in start]
         own = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in kwargs.items()}
-        options = {**own, how: True} if how and place.device == device else {"foreach": False, **own}
+        alone = {"foreach": False} if how == "capturable" else {}
+        options = {**own, **alone, how: True} if how and place.device == device else {"foreach": False, **own}
         try:
             optimizer = kind(weights, **options)
         except TypeError:  # without foreach

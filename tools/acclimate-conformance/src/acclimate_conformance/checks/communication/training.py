@@ -1,0 +1,273 @@
+"""Topics of ranks: training with what torch builds on collectives, and messages from any rank."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from acclimate.imports import describe
+from acclimate_conformance.checks.assertions import is_host
+from acclimate_conformance.checks.communication.observer import Observer
+from acclimate_conformance.checks.dtypes.arithmetic import numbers
+
+_RATE = 0.125
+
+
+def _there(here: Observer, *shape: int, seed: int = 0) -> torch.Tensor:
+    return numbers(*shape, seed=seed).float().to(here.accelerator.current_device_name())
+
+
+def _near(here: Observer, found: torch.Tensor, wanted: torch.Tensor, what: str, within: float = 2e-3) -> None:
+    ours, theirs = found.detach().cpu().double(), wanted.detach().cpu().double()
+    if ours.shape != theirs.shape:
+        here.holds(False, f"{what} has the shape {tuple(ours.shape)}, not {tuple(theirs.shape)}")
+        return
+    apart = float((ours - theirs).abs().max()) if ours.numel() else 0.0
+    here.holds(apart <= within * max(1.0, float(theirs.abs().max())), f"{what} is off by {apart:.1e}")
+
+
+class _Mixed(nn.Module):
+    """Parameters of two dtypes, and buffers of four."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        torch.manual_seed(rank)
+        self.inner = nn.Linear(5, 4)
+        self.outer = nn.Linear(4, 3).bfloat16()
+        self.counts: torch.Tensor
+        for name, buffer in {
+            "counts": torch.arange(3) + 10 * rank,
+            "mask": torch.tensor([rank == 0, True, False]),
+            "scale": torch.full((3,), rank + 1.0),
+            "shift": torch.full((2,), rank + 0.5).bfloat16(),
+        }.items():
+            self.register_buffer(name, buffer)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.outer(self.inner(x).relu().bfloat16()).float()
+        return found
+
+
+def models_of_every_kind_train(here: Observer) -> None:
+    """DistributedDataParallel with dtypes, hooks and options; batch norms of all ranks; sharded models."""
+    device = here.accelerator.current_device_name()
+    here.optional("DistributedDataParallel of several dtypes", lambda: _mixed(here, device))
+    here.optional("DistributedDataParallel with hooks", lambda: _hooked(here, device))
+    here.optional("SyncBatchNorm", lambda: _normed(here, device))
+    here.optional("collectives with gradients", lambda: _differentiable(here))
+    here.optional("fully_shard", lambda: _sharded(here, device))
+    here.optional("ZeroRedundancyOptimizer", lambda: _without_redundancy(here, device))
+
+
+def _mixed(here: Observer, device: str) -> None:
+    model = _Mixed(here.number).to(device)
+    first = _Mixed(0)
+    together = nn.parallel.DistributedDataParallel(model)
+    for name, value in model.state_dict().items():
+        here.same(
+            value, first.state_dict()[name], f"{name} of rank 0 in DistributedDataParallel of several dtypes"
+        )
+    for turn in range(2):
+        with torch.no_grad():
+            model.counts.add_(here.number)
+        together(_there(here, 6, 5, seed=here.number + turn)).sum().backward()
+    here.same(model.counts, first.counts, "integers of rank 0 in DistributedDataParallel, after two steps")
+    for parameter in model.parameters():
+        every = [torch.zeros_like(parameter) for _ in here.ranks]
+        distributed.all_gather(every, parameter.grad if parameter.grad is not None else parameter)
+        for other in every[1:]:
+            here.same(other, every[0].cpu(), "a gradient in DistributedDataParallel, on each rank,")
+
+
+def _hooked(here: Observer, device: str) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    torch.manual_seed(1)
+    start = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
+    with torch.no_grad():
+        for number, parameter in enumerate(start.parameters()):
+            parameter.copy_(numbers(*parameter.shape, seed=number).float() / 4)
+    reference = copy.deepcopy(start)
+    for rank in here.ranks:
+        (reference(numbers(6, 5, seed=rank).float()).square().mean() / here.count).backward()
+    hooks: dict[str, Callable[[Any], object]] = {
+        "no hook": lambda ddp: None,
+        "static_graph": lambda ddp: ddp._set_static_graph(),
+        "allreduce_hook": lambda ddp: ddp.register_comm_hook(None, default_hooks.allreduce_hook),
+        "fp16_compress_hook": lambda ddp: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook),
+    }
+    for name, register in hooks.items():
+        model = copy.deepcopy(start).to(device)
+        together = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
+        try:
+            register(together)
+            for _ in range(2):
+                together.zero_grad()
+                together(_there(here, 6, 5, seed=here.number)).square().mean().backward()
+        except NotImplementedError as error:
+            here.lacking.append(f"{name} of DistributedDataParallel: {describe(error)}")
+            continue
+        for (of, ours), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
+            what = f"the gradient of {of} in DistributedDataParallel with {name}"
+            here.holds(ours.grad is not None, f"{what} is absent")
+            if ours.grad is not None and theirs.grad is not None:
+                _near(here, ours.grad, theirs.grad, what, 2e-2)
+
+
+def _normed(here: Observer, device: str) -> None:
+    """A batch norm of all ranks is one of all their samples, of which each rank has another number."""
+    if is_host(here.accelerator):
+        raise NotImplementedError("SyncBatchNorm is not for hosts")
+    layer = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm2d(3)).to(device).train()
+    whole = nn.BatchNorm2d(3).train()
+    rows = [numbers(r + 1, 3, 4, 4, seed=r).float() for r in here.ranks]
+    weights = [numbers(r + 1, 3, 4, 4, seed=9 + r).float() for r in here.ranks]
+    every = [row.clone().requires_grad_() for row in rows]
+    wanted = whole(torch.cat(every)).split([len(row) for row in rows])
+    torch.autograd.backward(wanted, weights)
+    mine = rows[here.number].to(device).requires_grad_()
+    found = layer(mine)
+    found.backward(weights[here.number].to(device))
+    _near(here, found, wanted[here.number], "SyncBatchNorm")
+    if mine.grad is not None:
+        _near(here, mine.grad, every[here.number].grad, "the gradient of SyncBatchNorm")  # type: ignore[arg-type]
+    _near(here, layer.running_var, whole.running_var, "running_var of SyncBatchNorm")  # type: ignore[arg-type]
+    _near(here, layer.running_mean, whole.running_mean, "running_mean of SyncBatchNorm")  # type: ignore[arg-type]
+
+
+def _differentiable(here: Observer) -> None:
+    from torch.distributed.nn import functional
+
+    mine = _there(here, 3, seed=here.number).requires_grad_()
+    total = functional.all_reduce(mine * 2)
+    (total * (here.number + 1)).sum().backward()
+    rows = [numbers(3, seed=r).float() for r in here.ranks]
+    here.same(total.detach(), torch.stack(rows).sum(0) * 2, "all_reduce with a gradient")
+    if mine.grad is not None:
+        wanted = torch.full((3,), 2.0 * sum(r + 1 for r in here.ranks))
+        here.same(mine.grad, wanted, "the gradient of all_reduce")
+    other = _there(here, 3, seed=here.number).requires_grad_()
+    gathered = functional.all_gather(other)
+    sum(part.sum() * (r + 1 + here.number) for r, part in enumerate(gathered)).backward()
+    if other.grad is not None:
+        wanted = torch.full((3,), float(sum(here.number + 1 + r for r in here.ranks)))
+        here.same(other.grad, wanted, "the gradient of all_gather")
+
+
+def _model(here: Observer) -> nn.Sequential:
+    made = nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3, bias=False))
+    with torch.no_grad():
+        for number, parameter in enumerate(made.parameters()):
+            parameter.copy_(numbers(*parameter.shape, seed=number).float() / 4)
+    return made
+
+
+def _trained(here: Observer, steps: int) -> nn.Sequential:
+    """The same model, trained on the samples of all ranks in this process."""
+    model = _model(here)
+    optimizer = torch.optim.SGD(model.parameters(), lr=_RATE, momentum=0.5)
+    for step in range(steps):
+        optimizer.zero_grad()
+        for rank in here.ranks:
+            (model(numbers(4, 7, seed=10 * step + rank).float()).square().mean() / here.count).backward()
+        optimizer.step()
+    return model
+
+
+def _sharded(here: Observer, device: str) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    try:
+        mesh = init_device_mesh(here.accelerator.device_type, (here.count,))
+    except AttributeError as error:  # it asks torch's module for the device for what not all have
+        raise NotImplementedError(describe(error)) from error
+    wanted = _trained(here, 2)
+    for again in (True, False):
+        model = _model(here).to(device)
+        for layer in (model[0], model[2], model):
+            fully_shard(layer, mesh=mesh, reshard_after_forward=again)
+        optimizer = torch.optim.SGD(model.parameters(), lr=_RATE, momentum=0.5)
+        for step in range(2):
+            optimizer.zero_grad()
+            model(_there(here, 4, 7, seed=10 * step + here.number)).square().mean().backward()
+            optimizer.step()
+        for (name, ours), theirs in zip(model.named_parameters(), wanted.parameters(), strict=True):
+            whole: Any = ours
+            _near(here, whole.full_tensor(), theirs, f"{name} of a model of fully_shard after two steps")
+
+
+def _without_redundancy(here: Observer, device: str) -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    wanted, model = _trained(here, 2), _model(here).to(device)
+    together = nn.parallel.DistributedDataParallel(model)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=_RATE, momentum=0.5)
+    for step in range(2):
+        optimizer.zero_grad()
+        together(_there(here, 4, 7, seed=10 * step + here.number)).square().mean().backward()
+        optimizer.step()
+    for (name, ours), theirs in zip(model.named_parameters(), wanted.parameters(), strict=True):
+        _near(here, ours, theirs, f"{name} with ZeroRedundancyOptimizer after two steps")
+
+
+def messages_one_by_one(here: Observer) -> None:
+    """isend and irecv, messages with tags, and from any rank, where the backend has these."""
+    if here.count < 2:
+        return
+
+    def waited() -> None:
+        after, before = (here.ranks[(here.place + step) % here.count] for step in (1, -1))
+        received = [here.full(5 + n, -1) for n in range(3)]
+        works = [distributed.irecv(tensor, before) for tensor in received]
+        sent = [here.full(5 + n, 10 * here.number + n) for n in range(3)]
+        works += [distributed.isend(tensor, after) for tensor in sent]
+        for work in reversed(works):
+            here.holds(work is not None, "isend or irecv returns nothing to wait for")
+            if work is not None:
+                work.wait()
+        here.accelerator.synchronize()
+        for n, tensor in enumerate(received):
+            here.same(tensor, torch.full((5 + n,), 10.0 * before + n), f"irecv of message {n + 1} of 3")
+
+    def tagged() -> None:
+        if here.is_of_a_vendor:
+            raise NotImplementedError("the backend has no tags")
+        for first, second in ((7, 3), (3, 7)):
+            if here.number == 0:
+                works = [distributed.isend(here.full(4, tag), 1, tag=tag) for tag in (first, second)]
+                for work in works:
+                    if work is not None:
+                        work.wait()
+            elif here.number == 1:
+                for tag in (3, 7):
+                    found = here.full(4, -1)
+                    distributed.recv(found, 0, tag=tag)
+                    here.same(found, torch.full((4,), float(tag)), f"recv with tag={tag}")
+
+    def from_anyone() -> None:
+        if here.is_of_a_vendor:
+            raise NotImplementedError("the backend receives from a named rank only")
+        for root in here.ranks[:2]:
+            if here.number == root:
+                senders = []
+                for _ in here.ranks[1:]:
+                    found = here.full(3, -1)
+                    sender = distributed.recv(found)
+                    senders.append(sender)
+                    here.same(
+                        found, torch.full((3,), float(sender)), f"recv from any rank, by rank {sender},"
+                    )
+                others = [r for r in here.ranks if r != root]
+                here.holds(sorted(senders) == others, f"recv from any rank tells the ranks {senders}")
+            else:
+                distributed.send(here.full(3, here.number), root)
+            distributed.barrier()
+
+    here.optional("isend and irecv", waited)
+    here.optional("messages with tags", tagged)
+    here.optional("messages from any rank", from_anyone)

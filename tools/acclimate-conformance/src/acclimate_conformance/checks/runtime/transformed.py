@@ -1,0 +1,302 @@
+"""Checks of what torch makes of functions and tensors: vmap, sparse and nested tensors, scripts."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from acclimate.accelerator import Accelerator
+from acclimate_conformance.checks.check import check
+from acclimate_conformance.checks.programs import Offered, Program, raised, require_as_on_the_host, there
+
+# -- vmap ----------------------------------------------------------------------------------------
+
+_DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rand_like": torch.rand_like,
+    "randn_like": torch.randn_like,
+    "rand": lambda x: torch.rand(64, device=x.device) + x * 0,
+    "randn": lambda x: torch.randn(64, device=x.device) + x * 0,
+    "randint": lambda x: torch.randint(0, 1 << 20, (64,), device=x.device) + x * 0,
+    "dropout": lambda x: functional.dropout(torch.ones_like(x), 0.5),
+    "alpha_dropout": lambda x: functional.alpha_dropout(torch.ones_like(x), 0.5, training=True),
+    "bernoulli": lambda x: torch.bernoulli(x * 0 + 0.5),
+    "normal_": lambda x: torch.empty_like(x).normal_(),
+    "uniform_": lambda x: torch.empty_like(x).uniform_(),
+    "exponential_": lambda x: torch.empty_like(x).exponential_(),
+    "randperm": lambda x: torch.randperm(64, device=x.device) + x * 0,
+    "multinomial": lambda x: torch.multinomial(x * 0 + 1, 32).float(),
+    "normal": lambda x: torch.normal(x, x.abs() + 1),
+}
+
+
+def _drawn_by_vmap(place: str) -> Any:
+    """Whether samples draw different numbers, the same ones, or none, as randomness says."""
+    told = Offered()
+    for name, draw in _DRAWS.items():
+        x = torch.zeros(3, 64, device=place)
+
+        def mapped(draw: Any = draw, x: torch.Tensor = x, **options: Any) -> Any:
+            try:
+                transform: Any = torch.func.vmap
+                y = transform(draw, **options)(x)
+            except NotImplementedError:
+                raise
+            except RuntimeError:
+                return "refused"
+            return [torch.equal(y[a], y[b]) for a, b in ((0, 1), (1, 2), (0, 2))]
+
+        with suppress(NotImplementedError):
+            told[name] = [
+                mapped(),
+                mapped(randomness="same"),
+                mapped(randomness="different"),
+                mapped(randomness="different", chunk_size=2),
+            ]
+    return told
+
+
+def _mapped(place: str) -> Any:
+    x, w = there(place, 3, 4, 5), there(place, 5, 2, seed=1)
+    vmap = torch.func.vmap
+    norm = nn.LayerNorm(5).to(place)
+    return [
+        vmap(lambda t: t @ w)(x),
+        vmap(lambda t: t @ w, 1, 1)(x),
+        vmap(vmap(lambda t: t.sum()))(x),
+        vmap(functional.linear, (0, None))(x, w.t()),
+        vmap(norm)(x),
+        vmap(lambda t: t.softmax(-1), 2, -1)(x),
+        vmap(lambda t: t.clone().mul_(2))(x),
+        vmap(lambda t: (t.max(-1).values, t.argmax(0)))(x),
+        vmap(lambda t: t[1:].sum(0), chunk_size=2)(x),
+        vmap(lambda t: functional.conv1d(t[None], t.t()[:, :, None][:3].mT.reshape(3, 4, 1)))(x),
+        vmap(lambda t: torch.where(t > 0, t, 0.0))(x),
+        vmap(lambda t, i: t[i], (0, 0))(x, torch.tensor([1, 0, 3], device=place)),
+        vmap(lambda t: t.sort().values)(x),
+        vmap(lambda d: d["a"] * 2)({"a": x}),
+        raised(lambda: vmap(lambda t: t.item())(x)),
+        raised(lambda: vmap(lambda t, v: t + v)(x, x[:2])),
+        vmap(lambda t: functional.scaled_dot_product_attention(t[None], t[None], t[None]))(x),
+        torch.func.jacrev(lambda t: t.sin().sum(-1))(x[0]),
+        torch.func.jacfwd(lambda t: t.sin().sum(-1), randomness="same")(x[0]),
+        torch.func.linearize(lambda t: t.exp(), x)[1](x),
+        vmap(lambda t: functional.batch_norm(t, None, None, training=True))(x),
+        torch.func.functionalize(lambda t: t.clone().add_(1).view(-1))(x),
+        vmap(lambda t: functional.embedding(t.argmax(-1), w))(x),
+        torch.func.grad_and_value(lambda t: t.square().sum())(x),
+        vmap(lambda t: functional.cross_entropy(t, t.argmax(-1)))(x),
+    ]
+
+
+# -- sparse and nested tensors -------------------------------------------------------------------
+
+
+def _sparse(place: str) -> Any:
+    places = torch.tensor([[0, 2, 0, 1], [1, 0, 1, 3]], device=place)
+    values = torch.tensor([1.0, 2.0, 4.0, 8.0], device=place)
+    given = torch.sparse_coo_tensor(places, values, (3, 4))
+    whole = given.coalesce()
+    dense = there(place, 4, 2)
+    return [
+        given.to_dense(),
+        whole.indices(),
+        whole.values(),
+        (given * 2).to_dense(),
+        (given + given).to_dense(),
+        torch.sparse.mm(whole, dense),
+        torch.sparse.sum(whole, 1).to_dense(),
+        there(place, 3, 4).to_sparse().to_dense(),
+        whole.t().to_dense(),
+        whole.is_coalesced(),
+        given.is_coalesced(),
+        str(whole.device),
+        whole.cpu().to_dense().tolist(),
+        there(place, 3, 4).sparse_mask(whole).to_dense(),
+    ]
+
+
+def _sparse_gradients(place: str) -> Any:
+    table = there(place, 5, 3).requires_grad_()
+    found = functional.embedding(torch.tensor([1, 4, 1], device=place), table, sparse=True)
+    (found * there(place, 3, 3, seed=1)).sum().backward()
+    gradient: Any = table.grad
+    x = there(place, 3, 4).requires_grad_()
+    x.gather(
+        1, torch.tensor([[1, 1], [3, 0], [2, 2]], device=place), sparse_grad=True
+    ).square().sum().backward()
+    layer = nn.Embedding(5, 3, sparse=True).to(place)
+    with torch.no_grad():
+        layer.weight.copy_(there(place, 5, 3))
+    optimizer = torch.optim.SparseAdam(list(layer.parameters()), lr=0.1)
+    for turn in range(2):
+        optimizer.zero_grad()
+        layer(torch.tensor([turn, 3, 3], device=place)).square().sum().backward()
+        optimizer.step()
+    return [
+        gradient.to_dense(),
+        gradient.is_sparse,
+        x.grad.to_dense() if x.grad is not None else None,
+        layer.weight.detach(),
+    ]
+
+
+def _compressed(place: str) -> Any:
+    given = there(place, 4, 6).to_sparse_csr()
+    return [
+        given.crow_indices(),
+        given.col_indices(),
+        given.values(),
+        given.to_dense(),
+        given @ there(place, 6, 2),
+    ]
+
+
+def _nested(place: str) -> Any:
+    rows = [there(place, length, 3, seed=length) for length in (2, 4, 1)]
+    given = torch.nested.nested_tensor(rows)
+    return [
+        given.to_padded_tensor(-1.0),
+        given.to_padded_tensor(-1.0, (3, 6, 3)),
+        list(given.unbind()),
+        (given * 2).to_padded_tensor(0.0),
+        given.size(0),
+    ]
+
+
+def _jagged(place: str) -> Any:
+    rows = [there(place, length, 3, seed=length).requires_grad_() for length in (2, 4, 1)]
+    given = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    doubled = functional.gelu(given * 2)
+    doubled.values().square().sum().backward()
+    plain: Any = torch.nested.nested_tensor([row.detach() for row in rows], layout=torch.jagged)
+    whole = there(place, 3, 6, 2)
+    part = torch.nested.narrow(whole, 1, 0, torch.tensor([2, 6, 1], device=place), layout=torch.jagged)
+    return [
+        [row.grad for row in rows],
+        plain.offsets(),
+        plain.to_padded_tensor(-1.0),
+        plain.to_padded_tensor(-1.0, (3, 7, 3)),
+        plain.sum(-1).values(),
+        functional.linear(plain, there(place, 2, 3)).values(),
+        plain.sum(1),
+        plain.mean(1),
+        functional.layer_norm(plain, (3,)).values(),
+        [t.clone() for t in part.unbind()],
+        (plain @ there(place, 3, 2)).values(),
+        plain.unbind()[1],
+        (plain + plain).values(),
+        torch.cat([plain, plain], -1).values(),
+        plain.softmax(-1).values(),
+    ]
+
+
+# -- scripts -------------------------------------------------------------------------------------
+
+
+class _Scripted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.counts: torch.Tensor
+        self.register_buffer("counts", torch.arange(3.0))
+
+    def forward(self, x: torch.Tensor, twice: bool) -> torch.Tensor:
+        y: torch.Tensor = self.linear(x) + self.counts
+        if twice:
+            y = y * 2
+        return y.relu() + torch.ones(3, device=x.device)
+
+
+def _scripts(place: str) -> Any:
+    model = _Scripted()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(there("cpu", *parameter.shape))
+    model = model.to(place)
+    x = there(place, 2, 4)
+    scripted = torch.jit.script(model)
+    model.requires_grad_(False)
+    traced = torch.jit.trace(lambda t: model(t, True), (x,))
+    file = io.BytesIO()
+    torch.jit.save(scripted, file)
+    told: list[Any] = [scripted(x, True), scripted(x, False), traced(x * 2)]
+    for where in (place, torch.device(place), "cpu"):
+        file.seek(0)
+        again = torch.jit.load(file, map_location=where)
+        told.append(str(next(again.parameters()).device) == str(torch.device(where)) or place == "cpu")
+        told.append([p.tolist() for p in again.parameters()])
+        told.append(again.to(place)(x, True))
+    return told
+
+
+def _exported(place: str) -> Any:
+    model = nn.Sequential(nn.Linear(4, 3), nn.GELU()).to(place)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(there(place, *parameter.shape))
+    exported = torch.export.export(model, (there(place, 2, 4),))
+    return [exported.module()(there(place, 2, 4, seed=1)), list(map(str, exported.state_dict))]
+
+
+def _checkpointed_by_parts(place: str) -> Any:
+    """torch.distributed.checkpoint, in one process."""
+    from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+
+    state: dict[str, Any] = {
+        "w": there(place, 5, 3),
+        "n": torch.arange(7, device=place),
+        "half": there(place, 3).bfloat16(),
+        "step": 4,
+    }
+    into: dict[str, Any] = {
+        "w": torch.zeros(5, 3, device=place),
+        "n": torch.zeros(7, dtype=torch.int64, device=place),
+        "half": torch.zeros(3, dtype=torch.bfloat16, device=place),
+        "step": 0,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        state_dict_saver.save(state, checkpoint_id=folder, no_dist=True)
+        state_dict_loader.load(into, checkpoint_id=folder, no_dist=True)
+    return into
+
+
+_PROGRAMS: dict[str, Program] = {
+    "draws of vmap": _drawn_by_vmap,
+    "mapped functions": _mapped,
+    "sparse tensors": _sparse,
+    "sparse gradients": _sparse_gradients,
+    "compressed rows": _compressed,
+    "nested tensors": _nested,
+    "jagged tensors": _jagged,
+    "scripts": _scripts,
+    "an exported model": _exported,
+    "a checkpoint in parts": _checkpointed_by_parts,
+}
+_OPTIONAL = (
+    "sparse tensors",
+    "sparse gradients",
+    "compressed rows",
+    "nested tensors",
+    "jagged tensors",
+    "an exported model",
+)
+"""What many devices lack, which then refuse it with any error."""
+
+
+@check(
+    "current_device_name",
+    promise="vmap draws as its randomness says; sparse and nested tensors, scripts and checkpoints in "
+    "parts are "
+    "the host's, where they are offered.",
+    of="operators",
+    once=True,
+)
+def transformed_programs(accelerator: Accelerator) -> str | None:
+    return require_as_on_the_host(accelerator, _PROGRAMS, _OPTIONAL)

@@ -1,0 +1,26 @@
+"""Every program that is compared with the host's runs on the host, with this torch."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+
+from acclimate_conformance.checks.programs import Program, difference
+from acclimate_conformance.checks.runtime import foreign, functions, modules, transformed
+
+PROGRAMS: dict[str, Program] = {
+    **functions._PROGRAMS, **modules._MODULES, **modules._OPTIMIZERS, **modules._DATA, **foreign._PROGRAMS,
+    **transformed._PROGRAMS,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", PROGRAMS)
+def test_a_program_of_the_checks_gives_the_same_twice_on_the_host(what: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first: Any = PROGRAMS[what]("cpu")
+        assert first is not None
+        assert difference(PROGRAMS[what]("cpu"), first, "cpu") == ""
