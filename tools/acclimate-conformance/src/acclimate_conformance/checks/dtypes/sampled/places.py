@@ -127,6 +127,20 @@ def _of_one_row(place: Place, tensor: torch.Tensor) -> torch.Tensor:
     return place.whole(tensor[:1]).expand(tensor.shape)
 
 
+def _of_windows(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+    """Each row begins one element after the one before, as windows over a sequence do."""
+    if tensor.dim() < 2 or not (tensor.is_floating_point() or tensor.is_complex()):
+        return place.whole(tensor)
+    whole = place.whole(tensor)
+    return whole.as_strided(whole.shape, (1, *whole.stride()[1:]))
+
+
+def _negated(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_floating_point():
+        return place.whole(tensor)
+    return torch._neg_view(place.whole(tensor.resolve_neg().neg()))
+
+
 LAYOUTS: dict[str, Layout] = {
     "that begin at the third element of their memory": _from_the_third,
     "that are transposed": _transposed,
@@ -143,6 +157,10 @@ OF_COMPLEX: dict[str, Layout] = {
 OF_IMAGES: dict[str, Layout] = {"with channels last": _channels_last}
 EXPANDED: dict[str, Layout] = {"of one row, expanded": _of_one_row}
 """Takes the elements of the first row for those of each."""
+OVERLAPPING: dict[str, Layout] = {**EXPANDED, "of windows that overlap": _of_windows}
+"""Of which several elements are one in memory, and which have other elements than the tensor."""
+OF_NUMBERS: dict[str, Layout] = {"that are negated when they are read": _negated}
+"""As the imaginary part of x.conj() is left: a mark on the tensor, and other numbers in memory."""
 
 
 def layouts_for(inputs: Any) -> dict[str, Layout]:
@@ -161,3 +179,14 @@ def tensors_in(value: Any) -> Iterator[Any]:
             yield from tensors_in(part)
     else:
         yield value
+
+
+def with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same structure, with its tensors changed."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: with_tensors(part, change) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(with_tensors(part, change) for part in value)
+    return value

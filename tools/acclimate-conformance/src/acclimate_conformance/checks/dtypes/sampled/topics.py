@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -13,20 +14,23 @@ from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import short
 from acclimate_conformance.checks.dtypes.sampled.comparing import (
     Findings,
+    attempt,
     difference,
     shared,
     twice_as_far,
 )
 from acclimate_conformance.checks.dtypes.sampled.places import (
-    EXPANDED,
     HOST,
     LAYOUTS,
     OF_COMPLEX,
     OF_IMAGES,
+    OF_NUMBERS,
+    OVERLAPPING,
     Layout,
     Place,
     layouts_for,
     tensors_in,
+    with_tensors,
 )
 from acclimate_conformance.checks.dtypes.sampled.samples import (
     NOT_FLOATING,
@@ -83,7 +87,10 @@ def operators_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
 
 def _other_dtypes(accelerator: Accelerator) -> list[torch.dtype]:
     floating = [dtype for dtype in accelerator.supported_dtypes() if dtype != torch.float32]
-    return [*floating, *NOT_FLOATING, torch.complex64]
+    return [*floating, *NOT_FLOATING, torch.complex64, torch.complex128, *_UNSIGNED]
+
+
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
 def operators_in_every_dtype(accelerator: Accelerator, found: Findings) -> None:
@@ -131,12 +138,15 @@ def operators_on_any_layout(accelerator: Accelerator, found: Findings) -> None:
                 continue
             if fails_in_torch(op, "test_noncontiguous_samples", found.device, dtype):
                 continue
-            for sample in _laid_out(op, dtype, thorough=dtype == first):
+            samples = _laid_out(op, dtype, thorough=dtype == first)
+            for sample in samples:
                 layouts = layouts_for((sample.value, sample.args, sample.kwargs))
                 if dtype not in (first, *reduced):
                     layouts = {how: layouts[how] for how in _OF_OTHERS}
                 elif not _EQUAL_ROWS_ARE_OPEN.search(op.name):
-                    layouts |= EXPANDED
+                    layouts |= OVERLAPPING
+                if dtype == first and sample is samples[0]:
+                    layouts |= OF_NUMBERS
                 for how, layout in layouts.items():
                     places = Place(HOST, layout), Place(found.device, layout)
                     text = _text(op, sample, f"of tensors {how}")
@@ -392,6 +402,127 @@ def _compare_into_others(found: Findings, op: Any, sample: Sample, kinds: Iterab
         found.compare(name_of(op), text, run)
 
 
+def operators_on_other_operands(accelerator: Accelerator, found: Findings) -> None:
+    from torch.testing._internal.opinfo.core import BinaryUfuncInfo, UnaryUfuncInfo
+
+    kinds = [
+        *dict.fromkeys((torch.float32, *accelerator.supported_dtypes()[:2])),
+        *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool, torch.complex64),
+    ]
+    for op in operators():
+        offered = op.supported_dtypes(HOST)
+        dtype = next((d for d in (torch.float32, torch.int64) if d in offered), None)
+        samples = [] if dtype is None else list(samples_of(op, dtype, _LAID_OUT))
+        for sample in samples if not _EMPTY_IS_OPEN.search(op.name) else ():
+            for what, smaller in _without_elements(sample):
+                text = _text(op, smaller, f"without elements in {what}")
+                _compare_if_taken(found, op, text, _values(op, smaller))
+        if isinstance(op, BinaryUfuncInfo):
+            _compare_two_dtypes(found, op, [kind for kind in kinds if kind in offered])
+        if isinstance(op, (BinaryUfuncInfo, UnaryUfuncInfo)) and op.supports_out:
+            for sample in [one for one in samples if elements(one.value) > 1 and not one.broadcasts][:1]:
+                _compare_into_itself(found, op, sample)
+        if found.enough:
+            return
+
+
+_EMPTY_IS_OPEN = re.compile(
+    r"resize"  # what it adds may hold anything
+    r"|pdist"  # torch's gradient on the host ends the process
+)
+"""Names of operators that are not called without elements."""
+
+
+def _without_elements(sample: Sample) -> Iterator[tuple[str, Sample]]:
+    """The same with no elements along the first or the last dimension of the first input.
+
+    Further inputs that are as long in that dimension have none there, too.
+    """
+    value = sample.value
+    if not isinstance(value, torch.Tensor) or not value.dim() or not value.numel():
+        return
+    for what, dim in {"the first dimension": 0, "the last dimension": -1}.items():
+        length = value.shape[dim]
+
+        def cut(t: torch.Tensor, dim: int = dim, length: int = length) -> torch.Tensor:
+            is_as_long = t.dim() and t.shape[dim] == length and t.layout == torch.strided
+            return t.detach().narrow(dim, 0, 0).requires_grad_(t.requires_grad) if is_as_long else t
+
+        yield (
+            what,
+            replace(
+                sample,
+                value=cut(value),
+                args=with_tensors(sample.args, cut),
+                kwargs=with_tensors(sample.kwargs, cut),
+            ),
+        )
+        if value.dim() == 1:
+            return
+
+
+def _compare_if_taken(
+    found: Findings, op: Any, text: str, run: Callable[[Place], Any],
+    near: Callable[[Any, Any], str] | None = None,
+) -> None:  # fmt: skip
+    """Compares a call that a device may refuse, unlike the host."""
+    if attempt(run, Place(found.device))[1] is None:
+        found.compare(name_of(op), text, run, near=near)
+
+
+_OPERANDS: dict[str, Callable[[Place, torch.Tensor, torch.Tensor], tuple[Any, Any]]] = {
+    "two tensors": lambda place, x, y: (place.whole(x), place.whole(y)),
+    "a tensor and one without dimensions": lambda place, x, y: (place.whole(x), place.whole(y[0])),
+    "a tensor without dimensions and another": lambda place, x, y: (place.whole(x[0]), place.whole(y)),
+    "a tensor and a number of the host": lambda place, x, y: (place.whole(x), y[0]),
+}
+_PYTHONS = (2, 2.5, True)
+"""Numbers of Python, of each kind."""
+
+
+def _compare_two_dtypes(found: Findings, op: Any, dtypes: list[torch.dtype]) -> None:
+    """Compares an operator of two operands on those of two dtypes, and beside Python's numbers."""
+    for first, second in product(dtypes, dtypes):
+        left, right = torch.tensor([3, 1, 2]).to(first), torch.tensor([2, 1, 2]).to(second)
+        of = f"{short(first)} and {short(second)}"
+        for what, put in _OPERANDS.items() if first != second else ():
+
+            def run(place: Place, put: Any = put, left: Any = left, right: Any = right) -> Any:
+                return op(*put(place, left, right))
+
+            _compare_if_taken(found, op, f"{name_of(op)} of {what} in {of}", run)
+        if op.inplace_variant is not None and first != second:
+
+            def changed(place: Place, left: Any = left, right: Any = right) -> Any:
+                return op.inplace_variant(place.whole(left), place.whole(right))
+
+            _compare_if_taken(found, op, f"{name_of(op)} in place, of {of}", changed)
+    for dtype, number in product(dtypes, _PYTHONS):
+        given = torch.tensor([3, 1, 2]).to(dtype)
+        for what, call in {
+            f"of {short(dtype)} and {number!r}": lambda x, n: op(x, n),
+            f"of {number!r} and {short(dtype)}": lambda x, n: op(n, x),
+            f"of a number in {short(dtype)} and {number!r}": lambda x, n: op(x[0], n),
+            f"of {short(dtype)}, in place, and {number!r}": lambda x, n: op.inplace_variant(x, n),
+        }.items():
+
+            def beside(place: Place, call: Any = call, given: Any = given, number: Any = number) -> Any:
+                return call(place.whole(given), number)
+
+            _compare_if_taken(found, op, f"{name_of(op)} {what}", beside)
+
+
+def _compare_into_itself(found: Findings, op: Any, sample: Sample) -> None:
+    """Compares an operator by element whose first input is also given as out."""
+
+    def run(place: Place) -> Any:
+        value, args, kwargs = place.put((sample.value, sample.args, sample.kwargs))
+        op(value, *args, **{**kwargs, "out": value})
+        return value
+
+    _compare_if_taken(found, op, _text(op, sample, "into its first input, given as out"), run)
+
+
 def gradients_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
     for op in operators():
         if not op.supports_autograd or torch.float32 not in op.supported_dtypes(HOST):
@@ -400,7 +531,7 @@ def gradients_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
         for sample in _with_matrix(op, samples)[:1]:
             run = _gradients(op, sample, second=False)
             # Public functions prepare tensors for the private ones, and are tried themselves.
-            for how in () if is_private(op) else _TRANSPOSED:
+            for how in () if is_private(op) else _OF_GRADIENTS:
                 places = Place(HOST, LAYOUTS[how]), Place(found.device, LAYOUTS[how])
                 text = f"{_text(op, sample, f'of tensors {how}')}: its gradients"
                 found.compare(name_of(op), text, run, *places)
@@ -491,6 +622,8 @@ def _gradients(
 def _weights(result: torch.Tensor) -> torch.Tensor:
     """A weight for each element, so that a gradient of one cannot stand for that of another."""
     weights = torch.arange(1, result.numel() + 1).reshape(result.shape) % 7 - 2.5
+    if result.is_complex():
+        weights = torch.complex(weights, weights.flip(0) / 2 if weights.dim() else weights / 2)
     return weights.to(result.dtype).to(result.device)
 
 
@@ -510,14 +643,111 @@ def _with_gaps(result: torch.Tensor) -> torch.Tensor:
     return torch.stack([weights, torch.zeros_like(weights)], -1)[..., 0]
 
 
+def _transposed(result: torch.Tensor) -> torch.Tensor:
+    weights = _weights(result)
+    return weights.transpose(0, -1).contiguous().transpose(0, -1) if weights.dim() > 1 else weights
+
+
 _WEIGHTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "": _weights,
     ", of a sum": lambda result: torch.full((), 1.5, dtype=result.dtype, device=result.device).expand_as(
         result
     ),
     ", of results with gaps": _with_gaps,
+    ", of results that are transposed": _transposed,
 }
 """How the gradients of results lie in memory; that of a sum is one number in each place."""
+
+
+_TIES_ARE_OPEN = re.compile(
+    rf"{_EQUAL_ROWS_ARE_OPEN.pattern}|std|median|quantile|renorm|grid_sample|hardswish|hardsigmoid"
+)
+"""Names of operators whose gradients are not the same everywhere, or noise, for equal or whole numbers."""
+
+
+def gradients_in_hard_cases(accelerator: Accelerator, found: Findings) -> None:
+    for op in operators():
+        if not op.supports_autograd:
+            continue
+        if torch.float32 in op.supported_dtypes(HOST):
+            samples = list(samples_of(op, torch.float32, _OTHER_DTYPES, requires_grad=True))
+            for sample in samples[:1]:
+                text = f"{_text(op, sample)}: its gradients, twice through one graph"
+                found.compare(name_of(op), text, _gradients_twice(op, sample))
+            for sample in samples:
+                for what, smaller in () if _EMPTY_IS_OPEN.search(op.name) else _without_elements(sample):
+                    text = f"{_text(op, smaller, f'without elements in {what}')}: its gradients"
+                    _compare_if_taken(found, op, text, _gradients(op, smaller, second=False))
+                if not _chooses_one(op):
+                    whole = _of_whole_numbers(sample)
+                    text = f"{_text(op, whole, 'of whole numbers')}: its gradients"
+                    run = _gradients(op, whole, second=False)
+                    _compare_if_taken(found, op, text, run, near=_where_finite)
+        if torch.complex64 in op.supported_backward_dtypes(HOST):
+            _compare_complex_gradients(found, op)
+        if found.enough:
+            return
+
+
+def _chooses_one(op: Any) -> bool:
+    """Whether the gradient of several equal numbers may go to any of them, or is not defined."""
+    of_a_dimension = op.name in ("max", "min") and "dim" in op.variant_test_name
+    return of_a_dimension or op.name in PLACES_ARE_FREE or _TIES_ARE_OPEN.search(op.name) is not None
+
+
+def _of_whole_numbers(sample: Sample) -> Sample:
+    """The same with numbers of which many are equal or zero."""
+
+    def rounded(t: torch.Tensor) -> torch.Tensor:
+        if t.layout != torch.strided or not (t.is_floating_point() or t.is_complex()):
+            return t
+        parts = torch.view_as_real(t.detach().resolve_conj()) if t.is_complex() else t.detach()
+        whole = (parts / 3).round()
+        return (torch.view_as_complex(whole) if t.is_complex() else whole).requires_grad_(t.requires_grad)
+
+    given = with_tensors([sample.value, sample.args, sample.kwargs], rounded)
+    return replace(sample, value=given[0], args=given[1], kwargs=given[2])
+
+
+def _where_finite(found: Any, wanted: Any) -> str:
+    """How results differ, where those of the host are finite."""
+    return _difference_but(found, wanted, lambda ours, theirs: ~theirs.isfinite())
+
+
+def _gradients_twice(op: Any, sample: Sample) -> Callable[[Place], Any]:
+    """The gradients of an operator for two gradients of its results, one after the other."""
+
+    def run(place: Place) -> Any:
+        given = place.put((sample.value, sample.args, sample.kwargs))
+        value, args, kwargs = given
+        leaves = _differentiable(given)
+        results = _differentiable(promised_part(op, sample.grads_of(op(value, *args, **kwargs))))
+        return [
+            gradient
+            for factor in (1, -3)
+            for gradient in torch.autograd.grad(
+                results, leaves, [_weights(t) * factor for t in results], retain_graph=True, allow_unused=True
+            )
+        ]
+
+    return run
+
+
+def _compare_complex_gradients(found: Findings, op: Any) -> None:
+    samples = list(samples_of(op, torch.complex64, _OTHER_DTYPES, requires_grad=True))
+    for number, sample in enumerate(samples):
+        text = f"{_text(op, sample)}: its gradients"
+        run = _gradients(op, sample, second=False)
+        _compare_if_taken(found, op, text, run)
+        for how in (_TRANSPOSED[0], *OF_COMPLEX) if number == 0 and not is_private(op) else ():
+            layout = {**LAYOUTS, **OF_COMPLEX}[how]
+            places = Place(HOST, layout), Place(found.device, layout)
+            if attempt(run, places[1])[1] is None:
+                found.compare(name_of(op), f"{text}, of tensors {how}", run, *places)
+        if not _chooses_one(op):
+            whole = _of_whole_numbers(sample)
+            text = f"{_text(op, whole, 'of whole numbers')}: its gradients"
+            _compare_if_taken(found, op, text, _gradients(op, whole, second=False), near=_where_finite)
 
 
 def lists_of_tensors_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
@@ -547,6 +777,7 @@ def lists_of_tensors_as_on_the_host(accelerator: Accelerator, found: Findings) -
 _OF_LISTS = {torch.float32: 5, torch.float64: 0, torch.bfloat16: 2, torch.float16: 0}
 """By dtype, how many calls are tried at least."""
 _TRANSPOSED = ("that are transposed", "of which every second is transposed")
+_OF_GRADIENTS = (*_TRANSPOSED, "that are every second element", "that begin at the third element of their memory")
 _MANY = 130  # more tensors than one launch of torch takes on CUDA, 110 at most
 _LARGE = 40
 """A factor with which squares of torch's inputs overflow float16."""
