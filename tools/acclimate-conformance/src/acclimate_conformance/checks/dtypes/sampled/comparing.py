@@ -250,6 +250,8 @@ def difference_of_values(
     ours, theirs = (t.detach().resolve_conj().resolve_neg().cpu() for t in (actual, expected))
     if not theirs.numel():
         return ""
+    if theirs.dtype is torch.bool and ours.dtype is torch.bool:  # any other byte is no truth value
+        ours, theirs = ours.view(torch.uint8), theirs.view(torch.uint8)
     if ours.dtype == theirs.dtype and theirs.dtype in _WITH_EQUAL and torch.equal(ours, theirs):
         return ""  # most are, and what follows takes longer than most calls
     if not (theirs.is_floating_point() or theirs.is_complex()):

@@ -39,6 +39,11 @@ def modules_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
                     what = f"{name}({told[:120]}), input {number + 1}, {mode}, in {short(dtype)}"
                     run = _module(info.module_cls, made, given, training, dtype)
                     found.compare(name, what, run(training))
+                    if not training:
+                        # torch has kernels of whole layers of transformers, for models that are not trained.
+                        found.compare(
+                            f"{name} without gradients", f"{what}, without gradients", _untrained(run(False))
+                        )
                     if not training:  # cuDNN has no gradients of recurrent layers in evaluation
                         found.compare(
                             f"gradients of {name} in evaluation", f"{what}: its gradients", run(True)
@@ -60,6 +65,14 @@ def _inputs(info: Any, dtype: torch.dtype, training: bool) -> list[tuple[Any, An
     return []
 
 
+def _untrained(run: Run) -> Run:
+    def called(place: Place) -> Any:
+        with torch.no_grad():
+            return run(place)
+
+    return called
+
+
 def _module(
     kind: type[torch.nn.Module], made: Any, given: Any, training: bool, dtype: torch.dtype
 ) -> Callable[[bool], Run]:
@@ -76,7 +89,13 @@ def _module(
         gradients: Any = []
         if differentiates and outputs and leaves:
             weights = [torch.full_like(t, 0.5) for t in outputs]
-            gradients = list(torch.autograd.grad(outputs, leaves, weights, allow_unused=True))
+            for number in range(
+                len(outputs) if len(outputs) > 1 else 0
+            ):  # of one result alone, as a loss has
+                gradients += torch.autograd.grad(
+                    outputs[number], leaves, weights[number], retain_graph=True, allow_unused=True
+                )
+            gradients += torch.autograd.grad(outputs, leaves, weights, allow_unused=True)
         return [result, gradients, dict(module.state_dict())]
 
     return lambda differentiates: lambda place: called(place, differentiates)

@@ -26,6 +26,11 @@ _FLOAT8 = tuple(
     for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
     if hasattr(torch, name)
 )
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+_POWERS_OF_TWO = (torch.float8_e8m0fnu,) if hasattr(torch, "float8_e8m0fnu") else ()
+"""Has no zero; its numbers are the scales of blocks of smaller ones."""
+_USUAL = {torch.float32, torch.int64, torch.int32, torch.bool, *_UNSIGNED, *_POWERS_OF_TWO}
+"""Between which and unsigned integers conversions are tried."""
 _EXACT = (
     "add",
     "sub",
@@ -360,9 +365,11 @@ def _without_zero(values: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def every_conversion(accelerator: Accelerator, found: Findings) -> None:
-    dtypes = [*_floating(accelerator), *NOT_FLOATING]
-    for source in (*dtypes, *_FLOAT8):
+    dtypes = [*_floating(accelerator), *NOT_FLOATING, *_UNSIGNED]
+    for source in (*dtypes, *_FLOAT8, *_POWERS_OF_TWO):
         for target in (*dtypes, *_FLOAT8):
+            if {source, target} & {*_UNSIGNED, *_POWERS_OF_TWO} and not {source, target} <= _USUAL:
+                continue
             values = _convertible(source, target)
             what = f"a conversion from {short(source)} to {short(target)}"
             ways: dict[str, Callable[[Place], Any]] = {
@@ -429,15 +436,21 @@ def _convertible(source: torch.dtype, target: torch.dtype) -> torch.Tensor:
 
 
 def _ordinary_for(values: torch.Tensor, target: torch.dtype) -> torch.Tensor:
-    if values.dtype in _FLOAT8:
+    if values.dtype in (*_FLOAT8, *_POWERS_OF_TWO):
         return values
     return _ordinary(values)
 
 
 def _between(target: torch.dtype) -> torch.Tensor:
     """Numbers halfway between two of a dtype, and beside those."""
-    if target.itemsize > 2 or target in _FLOAT8:
-        return torch.tensor([0.0, -0.0, 1.0, float("inf"), -float("inf"), float("nan")], dtype=torch.float64)
+    specials = torch.tensor([0.0, -0.0, 1.0, float("inf"), -float("inf"), float("nan")], dtype=torch.float64)
+    if target in _FLOAT8:
+        kept = every_number(target).double()
+        kept = kept[kept.isfinite()].unique()
+        middle = (kept[:-1] + kept[1:]) / 2
+        return torch.cat([specials, middle, middle * (1 + 2.0**-14), middle * (1 - 2.0**-14)])
+    if target.itemsize > 2:
+        return specials
     all_of_it = every_number(target).double()
     kept = all_of_it[all_of_it.isfinite()].sort().values[::7]
     middle = (kept[:-1] + kept[1:]) / 2

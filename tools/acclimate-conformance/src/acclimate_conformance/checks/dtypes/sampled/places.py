@@ -135,6 +135,22 @@ def _of_windows(place: Place, tensor: torch.Tensor) -> torch.Tensor:
     return whole.as_strided(whole.shape, (1, *whole.stride()[1:]))
 
 
+def _with_odd_steps(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+    """The step of a dimension of one element has no meaning, and may be any."""
+    whole = place.whole(tensor)
+    steps = [1 if length == 1 else step for length, step in zip(whole.shape, whole.stride(), strict=True)]
+    if whole.dim() and whole.shape[-1] == 1:
+        steps[-1] = 7
+    return whole.as_strided(whole.shape, steps)
+
+
+def _channels_last_of_the_second(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+    """With channels last, of all but the first image of a batch."""
+    if tensor.dim() < 3:
+        return place.whole(tensor)
+    return _channels_last(place, torch.cat([torch.ones_like(tensor[:1]), tensor]))[1:]
+
+
 def _negated(place: Place, tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_floating_point():
         return place.whole(tensor)
@@ -154,7 +170,11 @@ OF_COMPLEX: dict[str, Layout] = {
     "of which every second is conjugated when it is read": _every_second_conjugated,
 }
 """Of complex numbers, as x.conj() and x.mH leave them: a mark on the tensor, and other numbers in memory."""
-OF_IMAGES: dict[str, Layout] = {"with channels last": _channels_last}
+OF_IMAGES: dict[str, Layout] = {
+    "with channels last": _channels_last,
+    "with channels last, that begin at the second image": _channels_last_of_the_second,
+}
+OF_SINGLE_ROWS: dict[str, Layout] = {"with other steps in dimensions of one element": _with_odd_steps}
 EXPANDED: dict[str, Layout] = {"of one row, expanded": _of_one_row}
 """Takes the elements of the first row for those of each."""
 OVERLAPPING: dict[str, Layout] = {**EXPANDED, "of windows that overlap": _of_windows}
@@ -166,7 +186,8 @@ OF_NUMBERS: dict[str, Layout] = {"that are negated when they are read": _negated
 def layouts_for(inputs: Any) -> dict[str, Layout]:
     """The layouts that differ for these inputs."""
     tensors = [t for t in tensors_in(inputs) if isinstance(t, torch.Tensor)]
-    return LAYOUTS | (OF_IMAGES if any(t.dim() > 2 for t in tensors) else {})
+    found = LAYOUTS | (OF_IMAGES if any(t.dim() > 2 for t in tensors) else {})
+    return found | (OF_SINGLE_ROWS if any(1 in t.shape for t in tensors) else {})
 
 
 def tensors_in(value: Any) -> Iterator[Any]:

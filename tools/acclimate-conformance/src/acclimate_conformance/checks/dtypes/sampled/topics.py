@@ -330,8 +330,9 @@ def operators_in_place_and_into_others(accelerator: Accelerator, found: Findings
                     _compare_in_place(found, op, sample, layouts_for(sample.value))
                 if takes_out:
                     _compare_into_others(
-                        found, op, sample, ("", "with gaps", "of another size", "transposed", _WIDER)
-                    )
+                        found, op, sample,
+                        ("", "with gaps", "of another size", "transposed", _AT_THE_START, _WIDER),
+                    )  # fmt: skip
         if found.enough:
             return
 
@@ -344,11 +345,19 @@ def _compare_in_place(found: Findings, op: Any, sample: Sample, layouts: Mapping
         return [result, value, result is value, value._version > version]
 
     name = name_of(op)
-    for how, layout in {"": None, **layouts}.items():
+    for how, layout in {"": None, **layouts, **_marked(sample.value)}.items():
         text = f"{name}({sample}) in place{how and ', of tensors '}{how}"
         found.compare(name, text, run, Place(HOST, layout), Place(found.device, layout))
 
 
+def _marked(value: Any) -> Mapping[str, Layout]:
+    """The layouts of which a tensor has a mark and other numbers in memory."""
+    if not isinstance(value, torch.Tensor):
+        return {}
+    return OF_COMPLEX if value.is_complex() else OF_NUMBERS if value.dtype is torch.float32 else {}
+
+
+_AT_THE_START = "without elements, at the start of memory that is large enough"
 _WIDER = "of a wider dtype"
 _IN_WIDER = {
     torch.float32: torch.float64,
@@ -375,6 +384,8 @@ def _compare_into_others(found: Findings, op: Any, sample: Sample, kinds: Iterab
         return
 
     def made(place: Place, kind: str, like: torch.Tensor) -> torch.Tensor:
+        if kind == _AT_THE_START:
+            return place.whole(torch.full((like.numel() + 1,), 7, dtype=torch.float32).to(like.dtype))[:0]
         dtype = _IN_WIDER.get(like.dtype, like.dtype) if kind == _WIDER else like.dtype
         wrong = torch.full(like.shape, 7, dtype=torch.float32).to(dtype)
         if kind == "of another size":
@@ -395,8 +406,10 @@ def _compare_into_others(found: Findings, op: Any, sample: Sample, kinds: Iterab
                 out: Any = made(place, kind, result)
             else:
                 out = tuple(made(place, kind, t) for t in tensors_in(result))
+            before = [t.untyped_storage().data_ptr() for t in tensors_in(out)]
             returned = op(value, *args, **{**kwargs, "out": out})
-            return [out, shared(returned, [out])]
+            after = [t.untyped_storage().data_ptr() for t in tensors_in(out)]
+            return [out, shared(returned, [out]), kind == "of another size" or before == after]
 
         text = f"{name_of(op)}({sample}) into tensors given as out{kind and ' '}{kind}"
         found.compare(name_of(op), text, run)
@@ -417,6 +430,15 @@ def operators_on_other_operands(accelerator: Accelerator, found: Findings) -> No
             for what, smaller in _without_elements(sample):
                 text = _text(op, smaller, f"without elements in {what}")
                 _compare_if_taken(found, op, text, _values(op, smaller))
+        for sample in () if _chooses_one(op) else samples[:_OTHER_DTYPES]:
+            whole = _of_whole_numbers(sample)
+            text = _text(op, whole, "of whole numbers")
+            _compare_if_taken(found, op, text, _values(op, whole), near=_where_finite)
+        for sample in samples_of(op, torch.complex64, 1) if torch.complex64 in offered else ():
+            whole = _of_whole_numbers(sample)
+            text = _text(op, whole, "of whole numbers")
+            _compare_if_taken(found, op, text, _values(op, whole), near=_where_finite)
+        _compare_after_other_numbers(found, op, samples)
         if isinstance(op, BinaryUfuncInfo):
             _compare_two_dtypes(found, op, [kind for kind in kinds if kind in offered])
         if isinstance(op, (BinaryUfuncInfo, UnaryUfuncInfo)) and op.supports_out:
@@ -429,6 +451,7 @@ def operators_on_other_operands(accelerator: Accelerator, found: Findings) -> No
 _EMPTY_IS_OPEN = re.compile(
     r"resize"  # what it adds may hold anything
     r"|pdist"  # torch's gradient on the host ends the process
+    r"|multi_?margin|multilabel_margin"  # torch leaves the result on the host as it finds it
 )
 """Names of operators that are not called without elements."""
 
@@ -470,6 +493,32 @@ def _compare_if_taken(
         found.compare(name_of(op), text, run, near=near)
 
 
+def _compare_after_other_numbers(found: Findings, op: Any, samples: list[Sample]) -> None:
+    """Compares a call with numbers as options after the same call with others, as a step of training has."""
+    for sample in samples:
+        others = [
+            value * 1.5 if isinstance(value, float) else value
+            for value in (*sample.args, *sample.kwargs.values())
+        ]
+        if others == [*sample.args, *sample.kwargs.values()]:
+            continue
+        count = len(sample.args)
+        changed = replace(
+            sample, args=tuple(others[:count]), kwargs=dict(zip(sample.kwargs, others[count:], strict=True))
+        )
+        _compare_if_taken(found, op, _text(op, sample, "before others"), _values(op, sample))
+        _compare_if_taken(found, op, _text(op, changed, "after others"), _values(op, changed))
+        if op.inplace_variant is not None and not sample.broadcasts:
+            for one in (sample, changed):
+
+                def run(place: Place, one: Sample = one) -> Any:
+                    value, args, kwargs = place.put((one.value, one.args, one.kwargs))
+                    return op.inplace_variant(value, *args, **kwargs)
+
+                _compare_if_taken(found, op, _text(op, one, "in place, beside others"), run)
+        return
+
+
 _OPERANDS: dict[str, Callable[[Place, torch.Tensor, torch.Tensor], tuple[Any, Any]]] = {
     "two tensors": lambda place, x, y: (place.whole(x), place.whole(y)),
     "a tensor and one without dimensions": lambda place, x, y: (place.whole(x), place.whole(y[0])),
@@ -500,10 +549,10 @@ def _compare_two_dtypes(found: Findings, op: Any, dtypes: list[torch.dtype]) -> 
     for dtype, number in product(dtypes, _PYTHONS):
         given = torch.tensor([3, 1, 2]).to(dtype)
         for what, call in {
-            f"of {short(dtype)} and {number!r}": lambda x, n: op(x, n),
+            f"of {short(dtype)} and {number!r}": op,
             f"of {number!r} and {short(dtype)}": lambda x, n: op(n, x),
             f"of a number in {short(dtype)} and {number!r}": lambda x, n: op(x[0], n),
-            f"of {short(dtype)}, in place, and {number!r}": lambda x, n: op.inplace_variant(x, n),
+            f"of {short(dtype)}, in place, and {number!r}": op.inplace_variant,
         }.items():
 
             def beside(place: Place, call: Any = call, given: Any = given, number: Any = number) -> Any:
@@ -578,7 +627,7 @@ def _differentiable(value: Any) -> list[torch.Tensor]:
 
 def _gradients(
     op: Any, sample: Sample, second: bool, weigh: Callable[[torch.Tensor], torch.Tensor] | None = None,
-    only: int | None = None, in_place: bool = False,
+    only: int | None = None, in_place: bool = False, of: int | None = None,
 ) -> Callable[[Place], Any]:  # fmt: skip
     """The gradients of an operator for its inputs.
 
@@ -589,6 +638,7 @@ def _gradients(
         weigh: makes the gradient of a result; if ``None``, each element has its weight.
         only: the number of the input that requires a gradient; each of them if ``None``.
         in_place: whether it replaces its first input, from which its gradient is then computed otherwise.
+        of: the number of the result that has a gradient; each of them if ``None``.
     """
     weigh = weigh or _weights
 
@@ -606,6 +656,7 @@ def _gradients(
         results = _differentiable(promised_part(op, sample.grads_of(call(value, *args, **kwargs))))
         if only is not None and not results:
             return []
+        results = results if of is None else results[of : of + 1]
         first = torch.autograd.grad(
             results, leaves, [weigh(t) for t in results], create_graph=second, allow_unused=True
         )
@@ -683,6 +734,10 @@ def gradients_in_hard_cases(accelerator: Accelerator, found: Findings) -> None:
                     text = f"{_text(op, whole, 'of whole numbers')}: its gradients"
                     run = _gradients(op, whole, second=False)
                     _compare_if_taken(found, op, text, run, near=_where_finite)
+            for sample in samples[:1]:
+                for number in range(_count_results(op, sample)):
+                    text = f"{_text(op, sample)}: its gradients, of result {number + 1} alone"
+                    found.compare(name_of(op), text, _gradients(op, sample, second=False, of=number))
         if torch.complex64 in op.supported_backward_dtypes(HOST):
             _compare_complex_gradients(found, op)
         if found.enough:
@@ -712,6 +767,15 @@ def _of_whole_numbers(sample: Sample) -> Sample:
 def _where_finite(found: Any, wanted: Any) -> str:
     """How results differ, where those of the host are finite."""
     return _difference_but(found, wanted, lambda ours, theirs: ~theirs.isfinite())
+
+
+def _count_results(op: Any, sample: Sample) -> int:
+    """How many results have gradients, if they are several."""
+    results, refused = attempt(
+        lambda place: op(*place.put((sample.value, *sample.args)), **place.put(sample.kwargs)), Place(HOST)
+    )
+    found = [] if refused is not None else _differentiable(promised_part(op, sample.grads_of(results)))
+    return len(found) if len(found) > 1 else 0
 
 
 def _gradients_twice(op: Any, sample: Sample) -> Callable[[Place], Any]:
@@ -777,7 +841,11 @@ def lists_of_tensors_as_on_the_host(accelerator: Accelerator, found: Findings) -
 _OF_LISTS = {torch.float32: 5, torch.float64: 0, torch.bfloat16: 2, torch.float16: 0}
 """By dtype, how many calls are tried at least."""
 _TRANSPOSED = ("that are transposed", "of which every second is transposed")
-_OF_GRADIENTS = (*_TRANSPOSED, "that are every second element", "that begin at the third element of their memory")
+_OF_GRADIENTS = (
+    *_TRANSPOSED,
+    "that are every second element",
+    "that begin at the third element of their memory",
+)
 _MANY = 130  # more tensors than one launch of torch takes on CUDA, 110 at most
 _LARGE = 40
 """A factor with which squares of torch's inputs overflow float16."""
@@ -799,7 +867,8 @@ def _lists(op: Any, dtype: torch.dtype) -> list[Sample]:
     found += [replace(sample, kwargs={}) for sample in found[:1] if sample.kwargs]
     if dtype is torch.float32:
         given = found[: _OF_LISTS[dtype]]
-        found += [_of_many(sample) for sample in given] + [_with_numbers(sample) for sample in given]
+        for change in (_of_many, _with_numbers, _with_an_empty_one, _of_two_dtypes, _with_a_long_one):
+            found += [change(sample) for sample in given]
     if dtype is torch.float16:
         return [replace(sample, value=[t * _LARGE for t in sample.value]) for sample in found]
     return found
@@ -819,17 +888,46 @@ def _of_many(sample: Sample) -> Sample:
 
 def _with_numbers(sample: Sample) -> Sample:
     """The same in which every second tensor has no dimensions, as a parameter that is one number."""
+    return _with_lists(sample, lambda t, n: t.flatten()[0].clone() if t.numel() and n % 2 else t)
 
-    def some(value: Any) -> Any:
+
+def _with_an_empty_one(sample: Sample) -> Sample:
+    """The same in which the second tensor has no elements; what belongs to the others is still theirs."""
+    return _with_lists(sample, lambda t, n: t.flatten()[:0] if n == 1 and len(sample.value) > 2 else t)
+
+
+def _of_two_dtypes(sample: Sample) -> Sample:
+    """The same in which every second tensor of the first list has 16 bits."""
+    value = [t.bfloat16() if n % 2 else t for n, t in enumerate(sample.value)]
+    return replace(sample, value=value)
+
+
+def _with_a_long_one(sample: Sample) -> Sample:
+    """The same in which the first tensor has more elements than a kernel may take at once."""
+
+    def change(tensor: torch.Tensor, number: int) -> torch.Tensor:
+        if number or tensor.numel() < 2:
+            return tensor
+        flat = tensor.flatten()
+        # With its largest number at the end.
+        return torch.cat([flat.repeat(_LONG // len(flat)), flat.abs().amax()[None] * 1.5])
+
+    return _with_lists(sample, change)
+
+
+_LONG = 70_000
+
+
+def _with_lists(sample: Sample, change: Callable[[torch.Tensor, int], torch.Tensor]) -> Sample:
+    """The same with lists in which each tensor is changed, by its number."""
+
+    def changed(value: Any) -> Any:
         if not isinstance(value, (list, tuple)):
             return value
-        return [
-            t.flatten()[0].clone() if isinstance(t, torch.Tensor) and t.numel() and n % 2 else t
-            for n, t in enumerate(value)
-        ]
+        return [change(t, n) if isinstance(t, torch.Tensor) else t for n, t in enumerate(value)]
 
-    kwargs = {name: some(value) for name, value in sample.kwargs.items()}
-    return replace(sample, value=some(sample.value), args=tuple(map(some, sample.args)), kwargs=kwargs)
+    kwargs = {name: changed(value) for name, value in sample.kwargs.items()}
+    return replace(sample, value=changed(sample.value), args=tuple(map(changed, sample.args)), kwargs=kwargs)
 
 
 def _options(sample: Sample) -> tuple[Any, ...]:
