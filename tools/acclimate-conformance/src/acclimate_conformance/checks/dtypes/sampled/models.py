@@ -232,11 +232,14 @@ def _with_gradients(place: Place, dtypes: list[torch.dtype]) -> list[torch.nn.Pa
     """Parameters with gradients of several shapes, which have each of the dtypes in turn."""
     generator = torch.Generator().manual_seed(31)
     weights = []
-    for number, shape in enumerate((*_SHAPES, (), (1003,))):
+    for number, shape in enumerate((*_SHAPES, (), (1003,), _LONG)):
         dtype = dtypes[number % len(dtypes)]
         weight = torch.nn.Parameter(place.whole(torch.zeros(shape, dtype=dtype)))
         weight.grad = place.whole(torch.randn(shape, generator=generator).to(dtype))
         if shape == _SHAPES[0]:  # a gradient need not lie in memory as its parameter does
             weight.grad = weight.grad.t().contiguous().t()
+        if shape == _LONG:  # and its largest number may be the last
+            weight.grad *= 1e-3
+            weight.grad[0, -1] = 5.0
         weights.append(weight)
     return weights
