@@ -457,6 +457,26 @@ PLACED: dict[str, Known] = {
 """That write and read at places: in their order, added up where they repeat, and counted from the end."""
 
 
+_CLAMPED = 48
+_EDGES = [[[[0, 255, 0, 255, 255, 0]] * 3 + [[255, 0, 0, 0, 255, 255]] * 3]]
+
+
+def _scaled_images(on: On) -> list[torch.Tensor]:
+    """Whether images of 8 bits become what those of float32 become, from 0 to 255."""
+    found = []
+    for mode, options in (
+        ("nearest", {}), ("bilinear", {}), ("bicubic", {}), ("bilinear", {"antialias": True}),
+        ("bicubic", {"antialias": True}),
+    ):  # fmt: skip
+        small, wide = (
+            functional.interpolate(on(_EDGES, kind), (9, 4), mode=mode, **options).float()
+            for kind in (torch.uint8, torch.float32)
+        )
+        # A device may round and clamp rows before columns, but a number beyond the ends stays at the end.
+        found.append(((small - wide.clamp(0, 255)).abs() <= _CLAMPED).all())
+    return found
+
+
 NUMBERS: dict[str, Known] = {
     "lerp": (
         lambda on: [
@@ -561,6 +581,7 @@ NUMBERS: dict[str, Known] = {
         ],
         [[True] * 3, [True] * 3],
     ),
+    "images of 8 bits that are scaled": (_scaled_images, [True] * 5),
     "mantissas and exponents": (
         lambda on: [
             *torch.frexp(on([8, -0.75, 0, 1, 1e4])),
@@ -730,7 +751,20 @@ def _attention(scale: float | None, mask: str, causal: bool = False) -> Known:
     return call, torch.full((2, 3, 1), 8 * weight, dtype=torch.float64).tolist()
 
 
+def _scaled(on: On) -> list[torch.Tensor]:
+    """Products of 32 times 2 and 3 in float8, with scales, and with a bias that has none."""
+    left = torch.full((16, 32), 2.0).to(torch.float8_e4m3fn).to(on.device)
+    right = torch.full((48, 32), 3.0).to(torch.float8_e4m3fn).to(on.device).t()
+    scales = on(0.5, torch.float32), on(0.25, torch.float32)
+    bias = torch.arange(48.0).to(torch.bfloat16).to(on.device)
+    return [
+        torch._scaled_mm(left, right, *scales, out_dtype=torch.bfloat16)[0],
+        torch._scaled_mm(left, right, *scales, bias, out_dtype=torch.bfloat16)[1],
+    ]
+
+
 PRODUCTS: dict[str, Known] = {
+    "products in float8 with scales": (_scaled, [[24] * 48, [24 + n for n in range(48)]]),
     **_with_factors("addmm", (3,), (2, 4), (4, 3)),
     **_with_factors("addmv", (2,), (2, 4), (4,)),
     **_with_factors("addr", (2, 3), (2,), (3,)),

@@ -25,6 +25,7 @@ Run = Callable[[Place], Any]
 _REFUSAL = re.compile(
     r"not implemented|not (currently |yet )?support|unsupported|no kernel|missing kernel|not available"
     r"|requires (compil|MAGMA)|only supports|does not support|doesn't support|can't use|of supported devices"
+    r"|only supported"
     r"|can only be called in training mode",
     re.IGNORECASE,
 )
