@@ -43,6 +43,8 @@ LONG = {
     "ResetByPlaceOnly", "EverySeventhNameIsEmpty", "LargeBlocksKept", "OneBlockIsKept",
     "BarrierOfDevicesReturns", "OthersMemoryIsFree", "LionSwapsItsDecays", "DroppedWorkIsCancelled",
     "GathersClearFirst", "ComplexNumbersAreHalved",
+    "RowsAreDrawnAlike", "LastOf16BitsIsNotSearched", "OneNumberIsAddedOnce", "StatisticsOf16Bits",
+    "MeansOfHalvesOverflow",
     "MessagesAreSorted", "GeometricNumbersRepeat", "LastNaNIsTold", "StatisticsAreShared",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip

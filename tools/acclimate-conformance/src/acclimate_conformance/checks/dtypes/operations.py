@@ -1463,7 +1463,9 @@ LAYERS: dict[str, Operation] = {
         ],
         (4, 6),
     ),
-    "fake_quantize at the ends of its range": _of(_fake_quantized, (4, 6)),
+    "fake_quantize at the ends of its range": lambda to, dtype: _fake_quantized(
+        to(((torch.arange(24.0) - 12) / 4).view(4, 6).to(dtype))
+    ),
     "weight_norm": _of(
         lambda v, g, h: [torch._weight_norm(v, g, 0), torch._weight_norm(v, h, 1)], (4, 6), (4, 1), (1, 6)
     ),

@@ -248,11 +248,12 @@ def difference_of_values(
     actual: torch.Tensor, expected: torch.Tensor, relative: Mapping[torch.dtype, float] | None = None
 ) -> str:
     """How the elements of a tensor of the device differ from those of one of the host."""
+    if actual.dtype is torch.bool and expected.dtype is torch.bool:
+        # As bytes: any other than 0 and 1 is no truth value, which a copy to the host may hide.
+        actual, expected = actual.detach().view(torch.uint8), expected.detach().view(torch.uint8)
     ours, theirs = (t.detach().resolve_conj().resolve_neg().cpu() for t in (actual, expected))
     if not theirs.numel():
         return ""
-    if theirs.dtype is torch.bool and ours.dtype is torch.bool:  # any other byte is no truth value
-        ours, theirs = ours.view(torch.uint8), theirs.view(torch.uint8)
     if ours.dtype == theirs.dtype and theirs.dtype in _WITH_EQUAL and torch.equal(ours, theirs):
         return ""  # most are, and what follows takes longer than most calls
     if not (theirs.is_floating_point() or theirs.is_complex()):

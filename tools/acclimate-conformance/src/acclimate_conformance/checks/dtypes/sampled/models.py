@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, cast
@@ -27,6 +28,7 @@ def modules_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
     from torch.testing._internal.common_modules import module_db
 
     dtypes = [d for d in (torch.float32, torch.bfloat16) if d in accelerator.supported_dtypes()]
+    _compare_transformers(found)
     for info in module_db:
         if info.is_lazy:
             continue
@@ -63,6 +65,46 @@ def _inputs(info: Any, dtype: torch.dtype, training: bool) -> list[tuple[Any, An
         usable = [(i.constructor_input, i.forward_input) for i in found if i.forward_input is not None]
         return list(spread(usable, _INPUTS if dtype is torch.float32 else 2))
     return []
+
+
+def _compare_transformers(found: Findings) -> None:
+    """Compares layers of transformers that are not trained, for which torch has kernels of their own."""
+    mask = torch.ones(5, 5).tril().bool().logical_not()
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    for norm_first, activation, masked, padded in itertools.product(
+        (False, True), ("relu", "gelu"), (False, True), (False, True)
+    ):
+
+        def encoded(
+            place: Place, options: Any = (norm_first, activation), masks: Any = (masked, padded)
+        ) -> Any:
+            reset()
+            layer = torch.nn.TransformerEncoderLayer(
+                8, 2, 12, 0.0, options[1], batch_first=True, norm_first=options[0]
+            )
+            _ = [torch.nn.init.normal_(p, std=0.4) for p in layer.parameters()]
+            given = place.put(torch.randn(2, 5, 8))
+            layer = layer.to(place.device, given.dtype).eval()
+            attention = layer.self_attn
+            kinds = {
+                "src_mask": mask if masks[0] else None,
+                "src_key_padding_mask": padding if masks[1] else None,
+            }
+            found = layer(given, **place.put(kinds))
+            seen, weights = attention(
+                given, given, given, attn_mask=place.put(kinds["src_mask"]),
+                key_padding_mask=place.put(kinds["src_key_padding_mask"]), average_attn_weights=False,
+            )  # fmt: skip
+            alone, _ = attention(
+                given, given, given, need_weights=False, attn_mask=place.put(kinds["src_mask"])
+            )
+            return [found, seen, weights, alone]
+
+        what = (
+            f"torch.nn.TransformerEncoderLayer(8, 2, 12, activation={activation!r}, norm_first={norm_first}) "
+            f"with {'a' if masked else 'no'} mask and {'' if padded else 'no '}padding, not trained"
+        )
+        found.compare("torch.nn.TransformerEncoderLayer not trained", what, _untrained(encoded))
 
 
 def _untrained(run: Run) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -931,9 +932,11 @@ def _with_lists(sample: Sample, change: Callable[[torch.Tensor, int], torch.Tens
 
 
 def _options(sample: Sample) -> tuple[Any, ...]:
-    """The kinds of its arguments."""
+    """The kinds of its arguments, of which infinity is one."""
 
     def kind(value: Any) -> str:
+        if isinstance(value, float) and math.isinf(value):
+            return str(value)
         return str([type(part) for part in value[:1]] if isinstance(value, (list, tuple)) else type(value))
 
     return (*map(kind, sample.args), *((name, kind(value)) for name, value in sample.kwargs.items()))
