@@ -442,7 +442,7 @@ def operators_on_other_operands(accelerator: Accelerator, found: Findings) -> No
             text = _text(op, whole, "of whole numbers")
             _compare_if_taken(found, op, text, _values(op, whole), near=_where_finite)
         _compare_after_other_numbers(found, op, samples)
-        if isinstance(op, BinaryUfuncInfo):
+        if isinstance(op, BinaryUfuncInfo) and not op.name.startswith("__r"):  # whose refusal is a result
             _compare_two_dtypes(found, op, [kind for kind in kinds if kind in offered])
         if isinstance(op, (BinaryUfuncInfo, UnaryUfuncInfo)) and op.supports_out:
             for sample in [one for one in samples if elements(one.value) > 1 and not one.broadcasts][:1]:
