@@ -587,8 +587,180 @@ class ShortMessagesAreLost(_Collectives):
     """batch_isend_irecv sends zero for a message of one number."""
 
 
+class ResultsFillGaps(_WithKernels):
+    """topk writes its numbers into tensors given as out as if these had no gaps."""
+
+    @staticmethod
+    def _topk(
+        x: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *,
+        values: torch.Tensor, indices: torch.Tensor,
+    ) -> Any:  # fmt: skip
+        for target, found in zip((values, indices), x.cpu().topk(k, dim, largest, sorted), strict=True):
+            if target.shape == found.shape:
+                target.as_strided(found.shape, found.stride(), target.storage_offset()).copy_(found)
+            else:
+                target.resize_(found.shape).copy_(found)
+        return values, indices
+
+    kernels = {"topk.values": _topk}
+
+
+class OneNumberIsAddedOnce(_WithKernels):
+    """index_put_ that adds one number adds it once to a place that is named twice."""
+
+    @staticmethod
+    def _put(
+        self: torch.Tensor, indices: Any, values: torch.Tensor, accumulate: bool = False, unsafe: bool = False
+    ) -> torch.Tensor:
+        there = [None if one is None else one.cpu() for one in indices]
+        found, given = self.cpu(), values.cpu()
+        if accumulate and given.numel() == 1 and there[0] is not None:
+            there, given = [one.unique() for one in there], given.flatten()[0]
+        return self.copy_(torch.ops.aten.index_put(found, there, given, accumulate))
+
+    kernels = {"_index_put_impl_": _put}
+
+
+class MeansOfHalvesOverflow(_WithKernels):
+    """A mean of float16 divides a sum of float16."""
+
+    @staticmethod
+    def _mean(x: torch.Tensor, *, dtype: Any = None) -> torch.Tensor:
+        given = x.cpu()
+        if x.dtype is not torch.float16:
+            return _there(given.mean(dtype=dtype), x)
+        return _there(given.sum() / given.numel(), x)
+
+    kernels = {"mean": _mean}
+
+
+class LargeAnglesAreCut(_WithKernels):
+    """Angles above 100,000 are reduced with pi in float32."""
+
+    @staticmethod
+    def _sin(x: torch.Tensor) -> torch.Tensor:
+        given = x.cpu()
+        turn = torch.tensor(2 * 3.1415927410125732, dtype=given.dtype)
+        reduced = given - (given / turn).round() * turn
+        return _there(torch.where(given.abs() > 1e5, reduced, given).sin(), x)
+
+    kernels = {"sin": _sin}
+
+
+class MasksInOrderOfMemory(_WithKernels):
+    """The mask of a dropout of a transposed matrix is in the order of its memory."""
+
+    @staticmethod
+    def _dropout(x: torch.Tensor, p: float, train: Any) -> Any:
+        found, mask = torch.native_dropout(x.cpu(), p, train)
+        if x.dim() == 2 and not x.is_contiguous() and 0 < p < 1:
+            mask = mask.t().reshape(mask.shape)
+        return _there(found, x), _there(mask, x)
+
+    kernels = {"native_dropout": _dropout}
+
+
+class RowsAreDrawnAlike(_WithKernels):
+    """multinomial with replacement draws the same places for each row."""
+
+    @staticmethod
+    def _multinomial(
+        x: torch.Tensor, count: int, replacement: bool = False, *, generator: Any = None
+    ) -> torch.Tensor:
+        chances = x.cpu()
+        found = torch.multinomial(chances, count, replacement)
+        if replacement and chances.dim() == 2 and bool((chances == chances[:1]).all()):
+            found[:] = found[:1].clone()
+        return _there(found, x)
+
+    kernels = {"multinomial": _multinomial}
+
+
+class EndsAreOutside(_WithKernels):
+    """A number at the end of the range of fake quantisation has no gradient."""
+
+    @staticmethod
+    def _quantize(x: torch.Tensor, scale: float, zero: int, low: int, high: int) -> Any:
+        found, mask = torch.ops.aten.fake_quantize_per_tensor_affine_cachemask(
+            x.cpu(), scale, zero, low, high
+        )
+        at_end = (found / scale).round() + zero == high
+        return _there(found, x), _there(mask & ~at_end, x)
+
+    kernels = {"fake_quantize_per_tensor_affine_cachemask": _quantize}
+
+
+class StatisticsOf16Bits(_WithKernels):
+    """The running statistics of a batch norm are rounded to the dtype of the images."""
+
+    @staticmethod
+    def _norm(x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, *options: Any) -> Any:
+        given = [None if t is None else t.cpu() for t in (weight, bias, mean, var)]
+        found = torch.native_batch_norm(x.cpu(), *given, *options)
+        for kept, new in ((mean, given[2]), (var, given[3])):
+            if kept is not None:
+                kept.copy_(new.to(x.dtype))
+        return tuple(_there(t, x) for t in found)
+
+    kernels = {"native_batch_norm": _norm}
+
+
+class OvershootsWrap(_WithKernels):
+    """Bicubic images of 8 bits wrap around where they overshoot."""
+
+    @staticmethod
+    def _bicubic(
+        x: torch.Tensor, size: Any, corners: bool, high: Any = None, wide: Any = None
+    ) -> torch.Tensor:
+        found = torch.ops.aten.upsample_bicubic2d(x.cpu().float(), size, corners, high, wide).round()
+        return _there((found.int() % 256 if x.dtype is torch.uint8 else found).to(x.dtype), x)
+
+    kernels = {"upsample_bicubic2d": _bicubic}
+
+
+class LastOf16BitsIsNotSearched(_WithKernels):
+    """The last number of an odd length of float16 is not searched for infinity."""
+
+    @staticmethod
+    def _unscale(tensors: list[torch.Tensor], found: torch.Tensor, scale: torch.Tensor) -> None:
+        for tensor in tensors:
+            is_cut = tensor.dtype is torch.float16 and tensor.numel() % 2
+            seen = tensor[:-1] if is_cut else tensor
+            if not bool(seen.isfinite().all()):
+                found.fill_(1.0)
+            tensor.mul_(scale.to(tensor.dtype))
+
+    kernels = {"_amp_foreach_non_finite_check_and_unscale_": _unscale}
+
+
+class FormatsAreLostOnTheWay(_Patched):
+    """to() of the device and another dtype forgets the memory format."""
+
+    def patch(self) -> None:
+        def to(theirs: Any) -> Any:
+            def call(x: torch.Tensor, *args: Any, **options: Any) -> Any:
+                if len(args) == 2 and options.get("memory_format") and x.device.type == "cpu":
+                    options.pop("memory_format")
+                return theirs(x, *args, **options)
+
+            return call
+
+        self.put(torch.Tensor, "to", to)
+
+
 CAUGHT_BY: dict[str, dict[type[Accelerator], str]] = {
     "": {
+        ResultsFillGaps: "dtypes/places_and_order",
+        OneNumberIsAddedOnce: "dtypes/known_results",
+        MeansOfHalvesOverflow: "dtypes/reductions_with_options",
+        LargeAnglesAreCut: "dtypes/known_results_of_precision",
+        MasksInOrderOfMemory: "random/dropout",
+        RowsAreDrawnAlike: "random/draws_are_independent",
+        EndsAreOutside: "dtypes/gradients_of_operators",
+        StatisticsOf16Bits: "dtypes/layers_with_options",
+        OvershootsWrap: "dtypes/known_results",
+        LastOf16BitsIsNotSearched: "dtypes/operators_of_the_scaler",
+        FormatsAreLostOnTheWay: "dtypes/copies_share_or_not",
         RefusalsLeaveTheDevice: "devices/work_elsewhere_leaves_the_device",
         TypesMeanNothing: "devices/types_mean_the_current_device",
         StreamsWithoutNamesEnd: "streams/streams_live_as_long_as_they_are_used",

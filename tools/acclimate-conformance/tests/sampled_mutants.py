@@ -766,7 +766,239 @@ class NumbersInListsStay(_WithKernels):
     kernels = {"_foreach_lerp_.Scalar": _only_of_dimensions}
 
 
+class ZeroHasNoSign(_WithKernels):
+    """sgn of a complex zero is not a number, and so is the gradient of abs there."""
+
+    @staticmethod
+    def _sgn(x: torch.Tensor) -> torch.Tensor:
+        given = x.cpu()
+        return _there(given / given.abs() if given.is_complex() else given.sgn(), x)
+
+    kernels = {"sgn": _sgn}
+
+
+class ResultsAreUsedUp(_WithKernels):
+    """The gradient of tanh clears the result that it was computed from."""
+
+    @staticmethod
+    def _tanh(gradient: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        found = torch.ops.aten.tanh_backward(gradient.cpu(), result.cpu())
+        result.zero_()
+        return _there(found, gradient)
+
+    kernels = {"tanh_backward": _tanh}
+
+
+class ZeroIsAboveZero(_WithKernels):
+    """The gradient of relu passes where its input is 0."""
+
+    kernels = {
+        "threshold_backward": lambda g, x, threshold: _there(
+            torch.where(x.cpu() >= threshold, g.cpu(), torch.zeros(())), x
+        )
+    }
+
+
+class CellsHaveBothGradients(SimAccelerator):
+    """The gradient of an LSTM's cell takes the gradient of its output for 1 if the loss does not use it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._library = torch.library.Library("aten", "IMPL")
+        name = "_thnn_fused_lstm_cell_backward_impl"
+        theirs = torch.library.get_kernel(f"aten::{name}", "PrivateUse1")
+
+        def backward(keys: Any, of_output: Any, of_cell: Any, *others: Any) -> Any:
+            given = torch.ones_like(of_cell) if of_output is None else of_output
+            return theirs.call_boxed(keys, given, of_cell, *others)
+
+        self._library.impl(name, backward, "PrivateUse1", with_keyset=True, allow_override=True)
+
+    def uninstall(self) -> None:
+        """Puts the device's own operator back."""
+        self._library._destroy()
+
+
+class FastLayersNormLast(SimAccelerator):
+    """Layers of transformers norm last if they are not trained, whatever norm_first says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._library = torch.library.Library("aten", "IMPL")
+        name = "_transformer_encoder_layer_fwd"
+        theirs = torch.library.get_kernel(f"aten::{name}", "PrivateUse1")
+
+        def layer(keys: Any, *given: Any) -> Any:
+            return theirs.call_boxed(keys, *given[:8], False, *given[9:])
+
+        self._library.impl(name, layer, "PrivateUse1", with_keyset=True, allow_override=True)
+
+    def uninstall(self) -> None:
+        """Puts the device's own operator back."""
+        self._library._destroy()
+
+
+class NothingSumsToZero(_WithKernels):
+    """The logarithm of a sum of no exponentials is 0, not minus infinity."""
+
+    @staticmethod
+    def _logsumexp(x: torch.Tensor, dim: Any, keepdim: bool = False) -> torch.Tensor:
+        found = x.cpu().logsumexp(dim, keepdim)
+        return _there(found if x.numel() else torch.zeros_like(found), x)
+
+    kernels = {"logsumexp": _logsumexp}
+
+
+class FirstDtypeWins(_WithKernels):
+    """maximum of two dtypes has that of the first."""
+
+    kernels = {
+        "maximum": lambda a, b: _there(
+            torch.maximum(a.cpu(), b.cpu()).to(a.dtype), a if a.device.type == "sim" else b
+        )
+    }
+
+
+class ResultIsClearedFirst(_WithKernels):
+    """exp clears what it is given as out before it reads its input."""
+
+    kernels = {"exp.out": lambda x, *, out: out.zero_().copy_(x.cpu().exp())}
+
+
+class SmallResultsMoveAway(_WithKernels):
+    """What exp is given as out without elements gets other memory."""
+
+    @staticmethod
+    def _exp(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        found = _there(x.cpu().exp(), x)
+        return out.copy_(found) if out.shape == found.shape else out.set_(found)
+
+    kernels = {"exp.out": _exp}
+
+
+class WindowsAreDense(_WithKernels):
+    """silu reads a tensor without expanded dimensions as if its elements followed each other."""
+
+    @staticmethod
+    def _silu(x: torch.Tensor) -> torch.Tensor:
+        host = x.cpu() if x.is_contiguous() else x
+        if x.dim() == 2 and x.stride() == (1, 1):
+            whole = x.as_strided((x.shape[0] + x.shape[1] - 1,), (1,)).cpu()
+            host = torch.cat([whole, torch.zeros(x.numel(), dtype=x.dtype)])[: x.numel()].view(x.shape)
+        return _there(torch.nn.functional.silu(host.cpu()), x)
+
+    kernels = {"silu": _silu}
+
+
+class FirstFactorIsKept(_WithKernels):
+    """addcmul of one shape keeps the factor that it was called with first."""
+
+    first: dict[Any, float] = {}
+
+    @staticmethod
+    def _addcmul(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, value: float = 1) -> torch.Tensor:
+        value = FirstFactorIsKept.first.setdefault((x.shape, a.shape, b.shape), value)
+        return _there(torch.addcmul(x.cpu(), a.cpu(), b.cpu(), value=value), x)
+
+    kernels = {"addcmul": _addcmul}
+
+
+class EmptyOnesShiftFactors(_WithKernels):
+    """Tensors without elements are left out of lists, and their factors are not."""
+
+    @staticmethod
+    def _mul(tensors: list[torch.Tensor], factors: list[float]) -> list[torch.Tensor]:
+        left = iter(factors)
+        return [t * next(left) if t.numel() else t.clone() for t in tensors]
+
+    kernels = {"_foreach_mul.ScalarList": _mul}
+
+
+class LongNormsAreOfTheStart(_WithKernels):
+    """The largest number of a list's tensor is looked for among its first 65,536."""
+
+    @staticmethod
+    def _norm(tensors: list[torch.Tensor], ord: Any = 2, dtype: Any = None) -> list[torch.Tensor]:
+        parts = [t.cpu().flatten() for t in tensors]
+        if ord == float("inf"):
+            parts = [part[: 1 << 16] for part in parts]
+        found = [torch.linalg.vector_norm(part, ord, dtype=dtype) for part in parts]
+        return [_there(one, t) for one, t in zip(found, tensors, strict=True)]
+
+    kernels = {"_foreach_norm.Scalar": _norm}
+
+
+class DtypeOfTheFirstPair(_WithKernels):
+    """A list of several dtypes is copied into as if all had that of the first."""
+
+    @staticmethod
+    def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor], non_blocking: bool = False) -> None:
+        for target, source in zip(targets, sources, strict=True):
+            if target.dtype is targets[0].dtype:
+                target.copy_(source)
+
+    kernels = {"_foreach_copy_": _copy}
+
+
+class ImagesBeginAtTheFirst(_WithKernels):
+    """avg_pool2d of images with channels last reads from the start of their memory."""
+
+    @staticmethod
+    def _pool(x: torch.Tensor, *options: Any) -> torch.Tensor:
+        if x.dim() == 4 and not x.is_contiguous():
+            x = x.as_strided(x.shape, x.stride(), 0)
+        return _there(torch.ops.aten.avg_pool2d(x.cpu(), *options), x)
+
+    kernels = {"avg_pool2d": _pool}
+
+
+class StepsOfOneElementCount(_WithKernels):
+    """silu of a tensor whose last dimension has one element goes by the step of that dimension."""
+
+    @staticmethod
+    def _silu(x: torch.Tensor) -> torch.Tensor:
+        found = torch.nn.functional.silu(x.cpu())
+        odd = x.dim() and x.shape[-1] == 1 and x.stride(-1) != 1
+        return _there(torch.zeros_like(found) if odd else found, x)
+
+    kernels = {"silu": _silu}
+
+
+class TruthsHaveAllBits(_WithKernels):
+    """isnan gives truth values with all bits of their byte set."""
+
+    kernels = {"isnan": lambda x: _there(x.cpu().isnan().view(torch.uint8) * 255, x).view(torch.bool)}
+
+
+class NegativeSlopesAreTaken(_WithKernels):
+    """leaky_relu in place takes a negative slope, though its gradient cannot be told from the result."""
+
+    @staticmethod
+    def _backward(g: torch.Tensor, x: torch.Tensor, slope: float, is_result: bool) -> torch.Tensor:
+        return _there(torch.where(x.cpu() > 0, g.cpu(), g.cpu() * slope), x)
+
+    kernels = {"leaky_relu_backward": _backward}
+
+
 FOUND_BY: dict[type[SimAccelerator], tuple[_Topic, tuple[str, ...]]] = {
+    ZeroHasNoSign: (topics.gradients_in_hard_cases, ("abs",)),
+    ResultsAreUsedUp: (topics.gradients_in_hard_cases, ("tanh",)),
+    ZeroIsAboveZero: (topics.gradients_in_hard_cases, ("nn.functional.relu",)),
+    CellsHaveBothGradients: (models.modules_as_on_the_host, ("LSTM",)),
+    FastLayersNormLast: (models.modules_as_on_the_host, ("TransformerEncoderLayer",)),
+    NothingSumsToZero: (topics.operators_on_other_operands, ("logsumexp",)),
+    FirstDtypeWins: (topics.operators_on_other_operands, ("maximum",)),
+    ResultIsClearedFirst: (topics.operators_on_other_operands, ("exp",)),
+    FirstFactorIsKept: (topics.operators_on_other_operands, ("addcmul",)),
+    SmallResultsMoveAway: (topics.operators_in_place_and_into_others, ("exp",)),
+    WindowsAreDense: (topics.operators_on_any_layout, ("nn.functional.silu",)),
+    ImagesBeginAtTheFirst: (topics.operators_on_any_layout, ("nn.functional.avg_pool2d",)),
+    StepsOfOneElementCount: (topics.operators_on_any_layout, ("nn.functional.silu",)),
+    TruthsHaveAllBits: (topics.operators_as_on_the_host, ("isnan",)),
+    EmptyOnesShiftFactors: (topics.lists_of_tensors_as_on_the_host, ("_foreach_mul",)),
+    LongNormsAreOfTheStart: (models.gradients_are_clipped, ()),
+    DtypeOfTheFirstPair: (topics.lists_of_tensors_as_on_the_host, ("_foreach_copy",)),
+    NegativeSlopesAreTaken: (refusals.wrong_arguments_are_refused, ()),
     ClampIntoOthersForgetsTheLeast: (kernels.kernels_as_on_the_host, ("clamp",)),
     SlopeOfGeluEnds: (kernels.kernels_as_on_the_host, ("nn.functional.gelu",)),
     SumRestarts: (sizes.operators_of_any_length, ("torch.cumsum",)),

@@ -44,6 +44,8 @@ LONG = {
     "BarrierOfDevicesReturns", "OthersMemoryIsFree", "LionSwapsItsDecays", "DroppedWorkIsCancelled",
     "GathersClearFirst", "ComplexNumbersAreHalved", "BuffersOfOneDtypeAreSent", "SendersAreUnknown",
     "DrawsAreNoChanges", "ImagesLoseTheirOrder", "IgnoresItsChildren",
+    "RowsAreDrawnAlike", "LastOf16BitsIsNotSearched", "OneNumberIsAddedOnce", "StatisticsOf16Bits",
+    "MeansOfHalvesOverflow",
     "MessagesAreSorted", "GeometricNumbersRepeat", "LastNaNIsTold", "StatisticsAreShared",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip

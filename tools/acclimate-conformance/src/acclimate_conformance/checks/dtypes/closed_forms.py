@@ -143,8 +143,9 @@ ORDER: dict[str, Known] = {
             torch.histc(on([0, 0.25, 0.5, 1, 1, 2, -1]), 2, 0, 1),
             torch.histc(on([-1.0, 0, 1, 3]), 4, -1, 3),
             torch.histc(on([1.0, 2, 3]), 2),
+            torch.histc(on([3.0, 3, 3, 3, 3]), 4),
         ],
-        [[2, 3], [1, 1, 1, 1], [1, 2]],
+        [[2, 3], [1, 1, 1, 1], [1, 2], [0, 0, 5, 0]],
     ),
     "histogram": (
         lambda on: [
@@ -161,6 +162,16 @@ ORDER: dict[str, Known] = {
             torch.bincount(on.whole([]), minlength=2),
         ],
         [[0, 2, 0, 1, 0, 0], [0, 4.5, 0, 2], [0, 0]],
+    ),
+    "bincount with whole numbers as weights": (
+        lambda on: (
+            torch.bincount(on.whole([1, 0, 1]), on.whole([2, 3, 4])).to(torch.int64)
+            if on.dtype is not torch.float64
+            else torch.bincount(on.whole([1, 0, 1]), on.whole([2, 3, 4]))
+            .to(on.whole([]))
+            .add(0 if torch.bincount(on.whole([1]), on.whole([2])).dtype is torch.float64 else -99)
+        ),
+        [3, 6],
     ),
     "the first of equal numbers": (
         lambda on: [on([1, 3, 3, 0, 0]).argmax(), on([[1, 3, 3, 0, 0]]).argmin(1, keepdim=True)],
@@ -223,6 +234,12 @@ _AT_NO_PLACE: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tor
     "in place, put_": lambda x, places, none: x.put_(places, none),
 }
 """Writes that change nothing."""
+
+
+def _written_where(x: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
+    x[mask] = value
+    return x
+
 
 PLACED: dict[str, Known] = {
     "the bytes of truth values": (
@@ -306,8 +323,25 @@ PLACED: dict[str, Known] = {
         lambda on: [
             on([1, 1, 1]).index_put((on.whole([-1, 0, -1]),), on([2, 3, 4]), accumulate=True),
             on([[1, 1], [1, 1]]).index_put((on.truths([False, True]), on.whole([1])), on([5])),
+            on([1, 1, 1]).index_put((on.whole([0, 0, 2]),), on(1), accumulate=True),
+            on([1, 1, 1]).index_put((on.whole([0, 0, 2]),), on([2]), accumulate=True),
+            on([1, 1, 1]).index_put_((on.whole([0, 0, 2]),), on(1), accumulate=True),
+            on([[1, 1], [1, 1]]).index_put((on.whole([1, 1]),), on([2, 3]), accumulate=True),
         ],
-        [[4, 1, 7], [[1, 1], [1, 5]]],
+        [
+            [4, 1, 7], [[1, 1], [1, 5]], [3, 1, 2], [5, 1, 3], [3, 1, 2], [[1, 1], [5, 7]],
+        ],
+    ),
+    "writes where a mask selects nothing": (
+        lambda on: [
+            _written_where(on([1, 2, 3]), on.truths([False] * 3), 9),
+            _written_where(on([1, 2, 3]), on.truths([False] * 3), on(9)),
+            _written_where(on([1, 2, 3]), on.truths([False] * 3), on([])),
+            _written_where(on([[1, 2], [3, 4]]), on.truths([False] * 2), on([9, 9])),
+            on([1, 2, 3]).masked_fill_(on.truths([False] * 3), on(9)),
+            on([1, 2, 3]).index_put_((on.truths([False] * 3),), on(9), accumulate=True),
+        ],
+        [[1, 2, 3], [1, 2, 3], [1, 2, 3], [[1, 2], [3, 4]], [1, 2, 3], [1, 2, 3]],
     ),
     "scatter": (
         lambda on: [
@@ -400,6 +434,9 @@ PLACED: dict[str, Known] = {
             on([[1, 2], [3, 4], [5, 6]]).roll((-7, 5), (0, 1)),
             on([[1, 2], [3, 4]]).roll(-5),
             on([1, 2, 3]).repeat_interleave(on.whole([2, 1, 0]), output_size=3),
+            on([1, 2, 3]).repeat_interleave(on([2, 1, 0], torch.int32)),
+            torch.repeat_interleave(on([2, 0, 1], torch.int32)),
+            on([[1, 2]]).repeat_interleave(on([1, 2], torch.int32), 1),
             on([1, 2, 3]).repeat_interleave(on.whole([0, 2, 0])),
             on([[1, 2, 3]]).repeat_interleave(on.whole([0, 2, 0]), 1, output_size=2),
             on([[1, 2], [3, 4]]).roll((1, 1), (0, 1)),
@@ -411,13 +448,33 @@ PLACED: dict[str, Known] = {
         ],
         [
             [2, 3, 4, 1], [4, 1, 2, 3], [4, 1, 2, 3], [[4, 3], [6, 5], [2, 1]], [[2, 3], [4, 1]],
-            [1, 1, 2], [2, 2],
+            [1, 1, 2], [1, 1, 2], [0, 0, 2], [[1, 2, 2]], [2, 2],
             [[2, 2]], [[4, 3], [2, 1]], [[3, 1], [4, 2]], [2, 2, 2],
             [[0, 0, 0], [1, 0, 0], [0, 2, 0]], [[1, 2, 4], [1, 3, 9]], [], [1, 2], [3],
         ],
     ),
 }  # fmt: skip
 """That write and read at places: in their order, added up where they repeat, and counted from the end."""
+
+
+_CLAMPED = 48
+_EDGES = [[[[0, 255, 0, 255, 255, 0]] * 3 + [[255, 0, 0, 0, 255, 255]] * 3]]
+
+
+def _scaled_images(on: On) -> list[torch.Tensor]:
+    """Whether images of 8 bits become what those of float32 become, from 0 to 255."""
+    found = []
+    for mode, options in (
+        ("nearest", {}), ("bilinear", {}), ("bicubic", {}), ("bilinear", {"antialias": True}),
+        ("bicubic", {"antialias": True}),
+    ):  # fmt: skip
+        small, wide = (
+            functional.interpolate(on(_EDGES, kind), (9, 4), mode=mode, **options).float()
+            for kind in (torch.uint8, torch.float32)
+        )
+        # A device may round and clamp rows before columns, but a number beyond the ends stays at the end.
+        found.append(((small - wide.clamp(0, 255)).abs() <= _CLAMPED).all())
+    return found
 
 
 NUMBERS: dict[str, Known] = {
@@ -524,6 +581,7 @@ NUMBERS: dict[str, Known] = {
         ],
         [[True] * 3, [True] * 3],
     ),
+    "images of 8 bits that are scaled": (_scaled_images, [True] * 5),
     "mantissas and exponents": (
         lambda on: [
             *torch.frexp(on([8, -0.75, 0, 1, 1e4])),
@@ -593,11 +651,13 @@ NUMBERS: dict[str, Known] = {
         lambda on: [
             *(on([1, 3, 5, 7]).var(0, correction=c) for c in (0, 1, 2)),
             on([1, 3, 5, 7]).var(unbiased=False),
+            on([1, 3]).var(0, correction=3),
+            on([1, 3]).std(0, correction=2),
             on([[1, 3], [5, 7]]).std((0, 1), correction=0, keepdim=True),
             *torch.var_mean(on([1, 3, 5, 7]), 0, correction=2),
             *torch.std_mean(on([1, 3]), 0, correction=0),
         ],
-        [5, 20 / 3, 10, 5, [[math.sqrt(5)]], 10, 4, 1, 2],
+        [5, 20 / 3, 10, 5, _INF, _INF, [[math.sqrt(5)]], 10, 4, 1, 2],
     ),
     "norms": (
         lambda on: [
@@ -691,7 +751,20 @@ def _attention(scale: float | None, mask: str, causal: bool = False) -> Known:
     return call, torch.full((2, 3, 1), 8 * weight, dtype=torch.float64).tolist()
 
 
+def _scaled(on: On) -> list[torch.Tensor]:
+    """Products of 32 times 2 and 3 in float8, with scales, and with a bias that has none."""
+    left = torch.full((16, 32), 2.0).to(torch.float8_e4m3fn).to(on.device)
+    right = torch.full((48, 32), 3.0).to(torch.float8_e4m3fn).to(on.device).t()
+    scales = on(0.5, torch.float32), on(0.25, torch.float32)
+    bias = torch.arange(48.0).to(torch.bfloat16).to(on.device)
+    return [
+        torch._scaled_mm(left, right, *scales, out_dtype=torch.bfloat16)[0],
+        torch._scaled_mm(left, right, *scales, bias, out_dtype=torch.bfloat16)[1],
+    ]
+
+
 PRODUCTS: dict[str, Known] = {
+    "products in float8 with scales": (_scaled, [[24] * 48, [24 + n for n in range(48)]]),
     **_with_factors("addmm", (3,), (2, 4), (4, 3)),
     **_with_factors("addmv", (2,), (2, 4), (4,)),
     **_with_factors("addr", (2, 3), (2,), (3,)),
@@ -730,7 +803,8 @@ PRODUCTS: dict[str, Known] = {
     **{
         f"attention(mask={mask}, scale={scale}, is_causal={causal})": _attention(scale, mask, causal)
         for mask, causal in (("none", False), ("none", True), ("truths", False), ("numbers", False))
-        for scale in (None, 1.0, 0.25, _LN3 / 2)
+        for scale in (None, 1.0, 0.25, _LN3 / 2, 0.0)
+        if scale != 0.0 or not causal  # a masked score of minus infinity times zero
     },
 }
 """With factors: products that are added to something, and attention."""
@@ -749,6 +823,14 @@ _NEARLY_ITSELF: dict[str, Callable[[float], float]] = {
     "atan": math.atan, "sinh": math.sinh, "tanh": math.tanh, "asinh": math.asinh, "atanh": math.atanh,
     "erf": math.erf, "sqrt": lambda x: math.sqrt(x) if x >= 0 else _NAN,
 }  # fmt: skip
+
+_ANGLES = [1003.0, 65537.0, 131071.0, 1000001.0, 16777215.0]
+
+
+def _below_the_axis(on: On) -> torch.Tensor:
+    """-4 with an imaginary part of each zero."""
+    return torch.view_as_complex(on([[-4.0, 0.0], [-4.0, -0.0]], torch.float32))
+
 
 SMALL_AND_LARGE: dict[str, Known] = {
     **{
@@ -844,6 +926,27 @@ SMALL_AND_LARGE: dict[str, Known] = {
         [False, False, False, False],
     ),
     "log_ndtr": (lambda on: torch.special.log_ndtr(on([-20])), [-203.91715537109727]),
+    # Rotary embeddings turn by angles as large as the length of a text.
+    "sines of large angles": (
+        lambda on: [
+            torch.sin(on(_ANGLES, torch.float32)),
+            torch.cos(on(_ANGLES, torch.float32)),
+            torch.tan(on(_ANGLES, torch.float32)),
+        ],
+        [[f(angle) for angle in _ANGLES] for f in (math.sin, math.cos, math.tan)],
+    ),
+    "square roots and logarithms below the negative axis": (
+        lambda on: [
+            torch.view_as_real(torch.sqrt(_below_the_axis(on))),
+            torch.view_as_real(torch.log(_below_the_axis(on))),
+            torch.angle(_below_the_axis(on)),
+            torch.view_as_real(torch.sgn(on([0, 3 - 4j], torch.complex64))),
+        ],
+        [
+            [[0, 2], [0, -2]], [[math.log(4), math.pi], [math.log(4), -math.pi]], [math.pi, -math.pi],
+            [[0, 0], [0.6, -0.8]],
+        ],
+    ),
     "hypot and functions of large numbers": (
         lambda on: [
             torch.hypot(on([3e30, 3e-30]), on([4e30, 4e-30])),

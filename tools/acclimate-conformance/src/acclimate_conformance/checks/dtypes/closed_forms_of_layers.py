@@ -204,10 +204,12 @@ LAYERS: dict[str, Known] = {
             _sampled(on, -1.5, 1.5, align_corners=False, padding_mode="reflection"),
             _sampled(on, -0.5, 0.5, mode="nearest", align_corners=False),
             _sampled(on, 2, align_corners=True),
+            _sampled(on, 3.5, 4, -5.5, 6, align_corners=True, padding_mode="reflection"),
+            _sampled(on, 3.5, -5.75, align_corners=False, padding_mode="reflection"),
         ],
         [
             [[[[0, 1.5, 3]]]], [[[[0, 1.5, 1.5]]]], [[[[0, 1.5, 3]]]], [[[[0.5, 2.5]]]], [[[[0, 2]]]],
-            [[[[0]]]],
+            [[[[0]]]], [[[[0.75, 1.5, 0.75, 1.5]]]], [[[[0.5, 1]]]],
         ],
     ),
     "grid_sample of places that are not numbers": (  # torch documents that NaN is taken for -1
@@ -328,6 +330,15 @@ LAYERS: dict[str, Known] = {
     "normalisation": (
         lambda on: [
             functional.layer_norm(on([[1, 3]]), (2,), on([2, 3]), on([1, 1]), 3),
+            functional.layer_norm(on([[2, 2]]), (2,), eps=1e-8),
+            functional.rms_norm(on([[0, 0]]), (2,), eps=1e-8),
+            functional.group_norm(on([[2, 2]]), 1, eps=1e-8),
+            functional.batch_norm(on([[2], [2]]), None, None, training=True, eps=1e-8),
+            functional.batch_norm(on([[1], [3]]), on([1]), on([3]), None, on([1]), eps=1),
+            functional.batch_norm(on([[1], [3]]), on([1]), on([3]), on([2]), None, eps=1),
+            functional.batch_norm(on([[1], [3]]), None, None, None, on([1]), training=True, eps=3),
+            functional.layer_norm(on([[1, 3]]), (2,), None, on([1, 1]), 3),
+            functional.group_norm(on([[1, 3], [0, 8]]), 1, None, on([1, 1]), eps=9),
             functional.rms_norm(on([[1, 3]]), (2,), on([2, 3]), 4),
             functional.group_norm(on([[1, 3], [0, 8]]), 1, eps=9),
             functional.group_norm(on([[[1, 3], [1, 3], [0, 8], [0, 8]]]), 2, eps=9),
@@ -337,7 +348,9 @@ LAYERS: dict[str, Known] = {
             functional.local_response_norm(on([[[1, 2]]]), 1, alpha=3, beta=1, k=1),
         ],
         [
-            [[0, 2.5]], [[2 / 3, 3]], [[-1 / math.sqrt(10), 1 / math.sqrt(10)], [-0.8, 0.8]],
+            [[0, 2.5]], [[0, 0]], [[0, 0]], [[0, 0]], [[0], [0]], [[1], [2]], [[0], [2]], [[0.5], [1.5]],
+            [[0.5, 1.5]], [[1 - 1 / math.sqrt(10), 1 + 1 / math.sqrt(10)], [0.2, 1.8]],
+            [[2 / 3, 3]], [[-1 / math.sqrt(10), 1 / math.sqrt(10)], [-0.8, 0.8]],
             [[[-1 / math.sqrt(10), 1 / math.sqrt(10)]] * 2 + [[-0.8, 0.8]] * 2],
             [[[-1 / math.sqrt(10), 1 / math.sqrt(10)], [-0.8, 0.8]]],
             [[1], [3]], [[-0.5], [0.5]], [[[0.25, 2 / 13]]],

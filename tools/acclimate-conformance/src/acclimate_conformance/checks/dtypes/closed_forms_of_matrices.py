@@ -37,6 +37,17 @@ def _put_together(u: torch.Tensor, s: torch.Tensor, v: torch.Tensor) -> torch.Te
     return u @ torch.diag(s) @ v
 
 
+def _into_itself(on: On) -> list[torch.Tensor]:
+    """Solutions that replace the right side, as torch documents of out."""
+    given = [on([[10], [2]]), on([[2, 6]]), on([[2], [5]])]
+    torch.linalg.solve_triangular(on(_UPPER), given[0], upper=True, out=given[0])
+    torch.linalg.solve_triangular(on(_UPPER), given[1], upper=True, left=False, out=given[1])
+    torch.linalg.solve_triangular(on(_LOWER), given[2], upper=False, out=given[2])
+    rows = on([[10, 0], [2, 0]])
+    torch.linalg.solve_triangular(on(_UPPER), rows[:, :1], upper=True, out=rows[:, :1])
+    return [*given, rows[:, :1]]
+
+
 MATRICES: dict[str, Known] = {
     # Each column of Q, and with it the row of R, may have either sign.
     "qr": (
@@ -121,10 +132,11 @@ MATRICES: dict[str, Known] = {
             torch.linalg.lu_solve(
                 *torch.linalg.lu_factor(on([[0, 2], [1, 0]])), on([[4], [3]]), adjoint=True
             ),
+            *_into_itself(on),
         ],
         [
             [[1], [2]], [[1], [1]], [[1], [2]], [[1, 2]], [[2, 1]], [[1, 2]], [[3], [2]], [[3, 4]], [3, 2],
-            [[1.5], [4]],
+            [[1.5], [4]], [[1], [2]], [[1, 2]], [[1], [1]], [[1], [2]],
         ],
     ),
     "powers and inverses": (

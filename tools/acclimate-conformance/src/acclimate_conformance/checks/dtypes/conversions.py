@@ -68,6 +68,15 @@ def conversions(accelerator: Accelerator) -> None:
                     )  # fmt: skip
 
 
+def _without_waiting(accelerator: Accelerator) -> Callable[[torch.Tensor], torch.Tensor]:
+    def copied(x: torch.Tensor) -> torch.Tensor:
+        there = x.to("cpu", non_blocking=True)
+        accelerator.synchronize()
+        return there
+
+    return copied
+
+
 def _like(tensor: torch.Tensor) -> dict[str, Any]:
     return {"dtype": tensor.dtype, "device": tensor.device}
 
@@ -92,7 +101,8 @@ def copies_of_lazy_views(accelerator: Accelerator) -> None:
         for what, view in views.items():
             wanted = view(values).resolve_conj().resolve_neg().clone()
             ways: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-                "cpu()": lambda x: x.cpu(), "clone()": lambda x: x.clone().cpu(),
+                "cpu()": lambda x: x.cpu(), "to(the host, non_blocking=True)": _without_waiting(accelerator),
+                "clone()": lambda x: x.clone().cpu(),
                 "resolve_conj()": lambda x: x.resolve_conj().resolve_neg().cpu(),
                 "contiguous()": lambda x: x.contiguous().cpu(),
                 "copy_()": lambda x: torch.empty_like(x.cpu()).copy_(x),

@@ -114,11 +114,21 @@ def copies_of_every_kind(accelerator: Accelerator) -> None:
         "an integer": (lambda x: x, torch.tensor([3])),
         "a row to every second row": (lambda x: x[::2], torch.arange(7.0)),
         "a row to a transposed matrix": (lambda x: x.t(), torch.arange(5.0)),
+        "an expanded row": (lambda x: x, torch.arange(7.0).expand(5, 7)),
+        "an expanded column to a transposed matrix": (
+            lambda x: x.t(),
+            torch.arange(7.0)[:, None].expand(7, 5),
+        ),
+        "an expanded row to a transposed matrix": (lambda x: x.t(), torch.arange(5.0).expand(7, 5)),
+        "windows that overlap": (lambda x: x, torch.arange(11.0).unfold(0, 7, 1)),
+        "a row in another dtype": (lambda x: x, torch.arange(7).expand(5, 7)),
     }
     for what, (view, given) in ways.items():
-        for place in ("cpu", device):
+        for place in places:
             found, wanted = rows.clone(), torch.zeros(5, 7)
-            view(found).copy_(given.to(place))
+            # Moved as it lies: what is expanded stays so.
+            there = given.as_strided((given.untyped_storage().nbytes() // given.itemsize,), (1,)).to(place)
+            view(found).copy_(there.as_strided(given.shape, given.stride()))
             view(wanted).copy_(given)
             require(equal(found, wanted), f"copy_() of {what} on {place} gives {found.tolist()}")
     itself = torch.arange(20.0, device=device)
@@ -170,6 +180,21 @@ def copies_share_or_not(accelerator: Accelerator) -> None:
             there.to(memory_format=torch.contiguous_format), images.to(memory_format=torch.contiguous_format)
         ),
         "to(torch.int32)": (there.to(torch.int32), images.to(torch.int32)),
+        "to(device, memory_format=channels_last)": (
+            images.contiguous().to(device, memory_format=torch.channels_last), images
+        ),
+        "to(device, dtype, memory_format=channels_last)": (
+            images.contiguous().to(device, torch.float16, memory_format=torch.channels_last), images
+        ),
+        "to(device, dtype, memory_format=contiguous_format)": (
+            images.to(device, torch.float16, memory_format=torch.contiguous_format), images.contiguous()
+        ),
+        "to(the host, dtype, memory_format=channels_last)": (
+            there.contiguous().to("cpu", torch.float16, memory_format=torch.channels_last), images
+        ),
+        "to(dtype, memory_format=channels_last)": (
+            there.contiguous().to(torch.float16, memory_format=torch.channels_last), images
+        ),
         "cpu()": (there.cpu(), images), "an operator": (there * 2, images * 2),
         "clone(memory_format=contiguous_format)": (
             there.clone(memory_format=torch.contiguous_format), images.contiguous()

@@ -120,6 +120,8 @@ def integers_at_their_edges(accelerator: Accelerator) -> str | None:
     return note_of_lacks(lacking)
 
 
+_MILLIONS = 2**31 // 255 + 1003
+"""How many of the largest number of 8 bits int32 does not hold the sum of."""
 _ORDERS: dict[str, _Operation] = {
     "topk": lambda x: x.topk(3).values,
     "the smallest of topk": lambda x: x.topk(3, largest=False).values,
@@ -159,6 +161,9 @@ _BEYOND: dict[str, _Operation] = {
     "scatter_add": lambda x: x.scatter_add(1, torch.zeros_like(x, dtype=torch.int64), x),
     "trace": lambda x: x[:, :3].trace(),
     "count_nonzero": lambda x: x.count_nonzero(),
+    "a sum of millions": lambda x: (
+        x[:1, :1].expand(_MILLIONS, 1).contiguous().sum() if x.itemsize < 4 else x.sum()
+    ),
 }
 """Operators on numbers whose sum or product is beyond their dtype: torch adds integers up in int64."""
 

@@ -463,6 +463,21 @@ REDUCTIONS |= {
         (2, 3, 4),
     ),
     "the first of equal largest and smallest": _of(lambda x: [x.argmax(), x.argmin()], _M),
+    "means of many numbers whose sum is large": _of(
+        lambda x: [
+            f(y)
+            for y in (torch.full_like(x, 3), torch.full_like(x.t(), 3, memory_format=torch.contiguous_format))
+            for f in (
+                torch.mean,
+                torch.nanmean,
+                lambda y: y.mean(0),
+                lambda y: y.mean(-1),
+                lambda y: y.sum(-1, dtype=torch.float32),
+                lambda y: torch.var_mean(y, 0)[1],
+            )
+        ],
+        (70_001, 1),
+    ),
     "softmax of large numbers": _of(
         lambda x: [
             functional.softmax(x * 300, -1),
@@ -695,6 +710,7 @@ _KEYS: dict[str, _Key] = {
     "[..., 1::2]": lambda to: (..., slice(1, None, 2)),
     "[a number of the device]": lambda to: (to(torch.tensor(2)),),
     "[True]": lambda to: (True,),
+    "[a mask of nothing]": lambda to: (to(torch.tensor([False] * 4)),),
     "[no place]": lambda to: (to(torch.tensor([], dtype=torch.int64)),),
     "[a matrix of places]": lambda to: (to(torch.tensor([[0, 1], [3, 2]])),),
     "[int32 places]": lambda to: (to(_I.int()),),
@@ -728,6 +744,20 @@ def _indexed(key: _Key) -> Operation:
         return [*found, strided, x.transpose(2, 3).contiguous().transpose(2, 3)[places]]
 
     return run
+
+
+def _split_into_gaps(x: torch.Tensor) -> list[torch.Tensor]:
+    """The memory of tensors that get the parts of a matrix, or its rows in several chunks."""
+    x = x.detach()
+    columns = [x.new_full((5, width, 2), 7.0) for width in (10, 50, 7)]
+    torch.split_with_sizes_copy(x, [10, 50, 7], 1, out=[part[..., 0] for part in columns])
+    rows = [x.new_full((1, 67, 2), 7.0) for _ in range(5)]
+    torch.split_copy(x, 1, out=[part[..., 0] for part in rows])
+    apart = [x.new_full((67, 2), 7.0) for _ in range(5)]
+    torch.unbind_copy(x, out=[part[..., 0] for part in apart])
+    joined = x.new_full((3, 2 * 67 + 2 * 3), 7.0)
+    torch._chunk_cat([x, x[:, :3]], 0, 3, out=joined)
+    return [*columns, *rows, *apart, joined]
 
 
 PLACES: dict[str, Operation] = {
@@ -828,6 +858,21 @@ PLACES: dict[str, Operation] = {
     "roll, flip and rot90": _of(
         lambda x: [x.roll(3, 1), x.roll((-1, 2), (0, 1)), x.flip(1), x.rot90(1, (0, 1)), x.roll(4)], _M
     ),
+    "into tensors given as out with gaps, of numbers that differ": lambda to, dtype: [
+        _into_gaps(to, dtype, call, count)
+        for call, count in (
+            (lambda x, out: torch.topk(x, 3, 1, out=out), 3),
+            (lambda x, out: torch.topk(x, 3, 1, False, out=out), 3),
+            (lambda x, out: torch.sort(x, 1, out=out), 67),
+            (lambda x, out: torch.kthvalue(x, 4, 1, out=out), None),
+            (lambda x, out: torch.median(x, 1, out=out), None),
+            (lambda x, out: torch.max(x, 1, out=out), None),
+            (lambda x, out: torch.min(x, 1, out=out), None),
+            (lambda x, out: torch.cummax(x, 1, out=out), 67),
+            (lambda x, out: torch.cummin(x, 1, out=out), 67),
+        )
+    ],
+    "parts copied into tensors given as out with gaps": _of(_split_into_gaps, _M),
     "repeat and tile": _of(
         lambda x: [x.repeat(2, 3), x.tile(2), x.repeat_interleave(3, 1), x.expand(2, 5, 67) * 2], _M
     ),
@@ -889,6 +934,16 @@ def _different() -> torch.Tensor:
     return (torch.stack(rows) - 33) / 4
 
 
+def _into_gaps(to: Place, dtype: torch.dtype, call: Callable[..., Any], count: int | None) -> Any:
+    """The memory of two tensors with gaps, after an operator wrote its numbers and places into them."""
+    x = to(_different().to(dtype))
+    shape = (3, 2) if count is None else (3, count, 2)
+    values, places = torch.full(shape, 7, dtype=dtype), torch.full(shape, 7)
+    beside = to(values), to(places)
+    call(x, (beside[0][..., 0], beside[1][..., 0]))
+    return list(beside)
+
+
 def _written(x: torch.Tensor, way: int) -> torch.Tensor:
     """A copy whose every second column was written to in place."""
     whole = x.clone(memory_format=torch.preserve_format)
@@ -909,6 +964,40 @@ def _written(x: torch.Tensor, way: int) -> torch.Tensor:
 
 
 _X, _IMAGE = (4, 6, 16), (2, 4, 9, 11)
+
+
+def _ramp(x: torch.Tensor) -> torch.Tensor:
+    """What makes the numbers of each image differ, of which the largest is then at one place."""
+    count = x.shape[-2] * x.shape[-1]
+    return (torch.arange(count, device=x.device) % 37 / 128).to(x.dtype).view(x.shape[-2:])
+
+
+def _shares(*shape: int) -> torch.Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(7))
+
+
+def _with_float32_statistics(x: torch.Tensor) -> list[torch.Tensor]:
+    """Results and running statistics of many small steps, of which 16 bits would lose each."""
+    kept = torch.ones(4, device=x.device), torch.ones(4, device=x.device)
+    for _ in range(20):
+        result = functional.batch_norm(x, *kept, training=True, momentum=0.002)
+    return [result, *kept]
+
+
+def _fake_quantized(x: torch.Tensor) -> list[torch.Tensor]:
+    """Of numbers beyond, at and within the ends of a range of 16 steps."""
+    steps = [0.25, 0.5, 0.125, 1.0]
+    scales = torch.tensor(steps, device=x.device)
+    zeros = torch.tensor([0, 1, 0, -1], dtype=torch.int32, device=x.device)
+    return [
+        torch.fake_quantize_per_tensor_affine(x, 0.25, 0, -8, 7),
+        torch.fake_quantize_per_tensor_affine(x, 0.5, 2, 0, 15),
+        torch.fake_quantize_per_tensor_affine(x, scales[:1], zeros[:1], -8, 7),
+        torch.fake_quantize_per_channel_affine(x, scales, zeros, 0, -8, 7),
+        torch.fake_quantize_per_channel_affine(x.t(), scales, zeros, 1, -8, 7),
+    ]
+
+
 _TARGETS = torch.tensor([3, 0, 15, 7])
 
 _Layer = Callable[..., torch.Tensor]
@@ -929,6 +1018,14 @@ _OF_IMAGES: dict[str, tuple[_Layer, tuple[tuple[int, ...], ...]]] = {
         ((2, 3, 4, 5), (3, 4, 3, 3), (4,)),
     ),
     "max_pool2d": (lambda x: functional.max_pool2d(x, 3, 2, 1), ((2, 3, 7, 5),)),
+    "max_pool2d, its places": (
+        lambda x: functional.max_pool2d(x + _ramp(x), 3, 2, 1, return_indices=True)[1],
+        ((2, 3, 7, 5),),
+    ),
+    "adaptive_max_pool2d, its places": (
+        lambda x: functional.adaptive_max_pool2d(x + _ramp(x), (3, 4), return_indices=True)[1],
+        ((2, 3, 7, 5),),
+    ),
     "avg_pool2d": (lambda x: functional.avg_pool2d(x, 3, 2, 1, True, False), ((2, 3, 7, 5),)),
     "adaptive_avg_pool2d": (lambda x: functional.adaptive_avg_pool2d(x, (3, 4)), ((2, 3, 7, 5),)),
     "adaptive_max_pool2d": (lambda x: functional.adaptive_max_pool2d(x, (3, 4)), ((2, 3, 7, 5),)),
@@ -1020,6 +1117,8 @@ LAYERS: dict[str, Operation] = {
     "embedding with options": _placed(
         lambda w, i: [
             functional.embedding(i[::2] % 2, w, scale_grad_by_freq=True),
+            functional.embedding(torch.stack([i % 3, i % 2]), w, scale_grad_by_freq=True),
+            functional.embedding(torch.stack([i % 3, i % 2]), w, 1, scale_grad_by_freq=True),
             functional.embedding(i, w, padding_idx=7),
         ],
         (16, 5),
@@ -1209,6 +1308,18 @@ LAYERS: dict[str, Operation] = {
         (2, 3, 9, 16),
         (7, 9),
     ),
+    "attention with rows of which all keys are masked": _of(
+        lambda q, k, v, m: [
+            functional.scaled_dot_product_attention(q, k, v, (m > -1) & (m[:, :1] < 2)),
+            functional.scaled_dot_product_attention(
+                q, k, v, torch.zeros_like(m.detach()).masked_fill(m[:, :1] >= 2, -_INF)
+            ),
+        ],
+        (2, 3, 7, 16),
+        (2, 3, 9, 16),
+        (2, 3, 9, 16),
+        (7, 9),
+    ),
     "attention of grouped heads": _of(
         lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, enable_gqa=True),
         (2, 4, 7, 16),
@@ -1238,6 +1349,11 @@ LAYERS: dict[str, Operation] = {
             part
             for ignored in (0, 2, -100)
             for part in (
+                *(
+                    functional.nll_loss(y, j, w.detach().abs() + 1, ignore_index=ignored, reduction=how)
+                    for y, j in ((x, i), (x.flatten(2), i.flatten(1)))
+                    for how in ("mean", "sum")
+                ),
                 functional.cross_entropy(x, i, ignore_index=ignored),
                 functional.cross_entropy(x, i, w.detach().abs() + 1, ignore_index=ignored, reduction="sum"),
                 functional.nll_loss(x, i, w.detach().abs() + 1, ignore_index=ignored, reduction="none"),
@@ -1305,6 +1421,50 @@ LAYERS: dict[str, Operation] = {
         (16, 5),
         (4,),
         places=_TARGETS % 4,
+    ),
+    "batch_norm with statistics of float32": _of(_with_float32_statistics, (3, 4, 5)),
+    "fractional pools of chosen regions": _of(
+        lambda x: [
+            *functional.fractional_max_pool2d(
+                x, 2, output_size=3, _random_samples=_shares(2, 4, 2).to(x), return_indices=True
+            ),
+            functional.fractional_max_pool2d(
+                x, (2, 3), output_ratio=(0.5, 0.5), _random_samples=_shares(2, 4, 2).to(x)
+            ),
+            functional.fractional_max_pool3d(
+                x[:, None], 2, output_size=(2, 3, 4), _random_samples=_shares(2, 1, 3).to(x)
+            ),
+        ],
+        _IMAGE,
+    ),
+    "cells of recurrent layers, each result alone": _of(
+        lambda x, h, w, u: [
+            torch.lstm_cell(x, [h, h], w.repeat(4, 1), u.repeat(4, 1))[0],
+            torch.lstm_cell(x, [h, h], w.repeat(4, 1), u.repeat(4, 1), w[:, 0].repeat(4), u[:, 0].repeat(4))[
+                1
+            ],
+            torch.gru_cell(x, h, w.repeat(3, 1), u.repeat(3, 1), w[:, 0].repeat(3), u[:, 0].repeat(3)),
+            torch.rnn_tanh_cell(x, h, w, u),
+            torch.rnn_relu_cell(x, h, w, u),
+        ],
+        (3, 5),
+        (3, 4),
+        (4, 5),
+        (4, 4),
+    ),
+    "draws of gamma and Dirichlet numbers, how they change": _of(
+        lambda x: [
+            torch._standard_gamma_grad(x.detach().abs() + 0.1, x.detach().flip(0).abs() + 0.05),
+            torch._dirichlet_grad(
+                x.detach().abs().softmax(-1),
+                x.detach().abs() + 0.3,
+                (x.detach().abs() + 0.3).sum(-1, True).expand_as(x),
+            ),
+        ],
+        (4, 6),
+    ),
+    "fake_quantize at the ends of its range": lambda to, dtype: _fake_quantized(
+        to(((torch.arange(24.0) - 12) / 4).view(4, 6).to(dtype))
     ),
     "weight_norm": _of(
         lambda v, g, h: [torch._weight_norm(v, g, 0), torch._weight_norm(v, h, 1)], (4, 6), (4, 1), (1, 6)
@@ -1509,6 +1669,11 @@ _ON_INTEGERS: dict[str, _Pair] = {
     "sorted": lambda a, b: [a.sort(descending=True).values, a.unique(), b.bincount(), a.topk(2).values],
     "as places": lambda a, b: [torch.arange(8, device=a.device)[b.long()], a[b.long() % 6]],
     "all and any": lambda a, b: [a.all(), a.any(), a.count_nonzero(), b.all()],
+    "all, any and sums over several dimensions": lambda a, b: [
+        reduce(a.reshape(3, 2), dims)
+        for reduce in (torch.all, torch.any, torch.sum, torch.amax, torch.count_nonzero)
+        for dims in ((0, 1), (-1,), [1], (1, 0))
+    ],
 }
 INTEGERS: dict[str, Operation] = {name: _of_integers(function) for name, function in _ON_INTEGERS.items()}
 """Of integers."""

@@ -62,6 +62,28 @@ _OPERATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "backward": _gradient,
 }
 """What programs call most."""
+_OF_MANY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a sort of many": lambda x: x.repeat(90, 1).flatten().sort().values[::1009],
+    "the order of many": lambda x: _many(x).argsort()[::1009],
+    "topk of many": lambda x: _many(x).topk(9).values,
+    "a running sum of many": lambda x: _many(x).cumsum(0)[::1009],
+    "a sum of many": lambda x: _many(x).sum(),
+    "the places of many": lambda x: (_many(x) > 40_000).nonzero()[::1009],
+    "unique numbers of many": lambda x: (_many(x) % 1009).unique(),
+    "a product of larger matrices": lambda x: (x.repeat(9, 9) @ x.t().repeat(9, 9))[::9, ::9],
+    "a convolution": lambda x: _functional.conv2d(x.repeat(4, 3)[None, None], x[:3, :3][None, None])[
+        ..., ::9
+    ],
+}
+"""For which a device takes memory beside that of its result."""
+
+
+def _many(x: torch.Tensor) -> torch.Tensor:
+    """About 50,000 whole numbers that are all different, in another order for other numbers."""
+    start = int(x.sum().abs() * 4) % 1009
+    return ((torch.arange(50_021, device=x.device) + start) * 7919 % 50_021).float()
+
+
 _COPIES: dict[str, Callable[[torch.Tensor, str], torch.Tensor]] = {
     "to()": lambda x, target: x.to(target, copy=True),
     "copy_()": lambda x, target: torch.empty_like(x, device=target).copy_(x),
@@ -119,12 +141,13 @@ def operators_in_several_threads(accelerator: Accelerator) -> str | None:
     device, index = accelerator.current_device_name(), accelerator.current_device()
     here = [numbers(9, 13, seed=seed).float() for seed in range(_THREADS)]
     lacking: set[str] = set()
-    wanted = {name: [operator(values) for values in here] for name, operator in _OPERATORS.items()}
+    operators = {**_OPERATORS, **_OF_MANY}
+    wanted = {name: [operator(values) for values in here] for name, operator in operators.items()}
 
     def work(number: int) -> dict[str, list[torch.Tensor]]:
         there, found = here[number].to(device), {}
         with accelerator.device(index):
-            for name, operator in _OPERATORS.items():
+            for name, operator in operators.items():
                 try:
                     found[name] = [operator(there) for _ in range(_TURNS)]
                 except NotImplementedError:

@@ -140,6 +140,14 @@ def operators_of_the_scaler(accelerator: Accelerator) -> None:
                     f"{'the last' if place < 0 else f'number {place + 1}'}"
                 )
                 _require_as_on_the_host(what, device, _unscaled_many, bad, count, place)
+        for dtype, length in product(accelerator.supported_dtypes(), (1, 3, 7, 33, 1003)):
+            what = (
+                f"torch._amp_foreach_non_finite_check_and_unscale_ of {length} {short(dtype)} numbers, the "
+            )
+            what += "last infinite"
+            with suppress(RuntimeError):  # the host may lack it in this dtype
+                _unscaled_in_16_bits("cpu", dtype, length)
+                _require_as_on_the_host(what, device, _unscaled_in_16_bits, dtype, length)
         for scale, overflows, steps in product((8.0, 1e38, 3e38), (0.0, 1.0, 2.0), (0, 1, 2)):
             what = f"torch._amp_update_scale_ of {scale} after {steps} good steps, of 3 until it grows, "
             what += f"with {overflows} of overflow"
@@ -163,6 +171,14 @@ def _unscaled_many(device: str, bad: float | None, count: int, place: int) -> li
     found = torch.zeros(1, device=device)
     torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, torch.full((1,), 0.5, device=device))
     return [float(found), [_numbers(gradient) for gradient in gradients[:2] + gradients[-3:]]]
+
+
+def _unscaled_in_16_bits(device: str, dtype: torch.dtype, length: int) -> list[Any]:
+    gradients = [torch.ones(length, dtype=dtype).to(device), torch.ones(length, dtype=dtype).to(device)]
+    gradients[1][-1] = float("inf")
+    found = torch.zeros(1, device=device)
+    torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, torch.full((1,), 0.5, device=device))
+    return [float(found), [_numbers(gradient) for gradient in gradients]]
 
 
 def _unscaled(device: str, bad: float | None, place: int, noted: float, scale: float) -> list[Any]:

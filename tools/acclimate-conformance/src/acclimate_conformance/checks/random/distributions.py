@@ -283,6 +283,7 @@ def draws_are_independent(accelerator: Accelerator) -> None:
         require(
             different == _DRAWS, f"of {_DRAWS} draws of {name} in a row {_DRAWS - different} repeat others"
         )
+    _require_rows_are_independent(device)
     _require_no_period(device)
     _require_last_is_drawn(accelerator, device)
     for length in (1, 2, 3, 5, 7, 15, 17, 31, 33, 63, 65, 127, 129, 1003, 70_001):
@@ -328,6 +329,32 @@ def draws_are_independent(accelerator: Accelerator) -> None:
     require(bool((untouched == -9).all()), "uniform_() of every second column changes the others")
     drawn_in = int((whole[:, ::2].cpu() != -9).sum())
     require(drawn_in == 200, f"uniform_() of every second column draws {drawn_in} of its 200 numbers")
+
+
+def _require_rows_are_independent(device: str) -> None:
+    """Rows with the same chances are drawn apart."""
+    chances = torch.ones(6, 64, device=device)
+    draws: dict[str, Callable[[], torch.Tensor]] = {
+        "torch.multinomial with replacement": lambda: torch.multinomial(chances, 40, replacement=True),
+        "torch.multinomial without replacement": lambda: torch.multinomial(chances, 40),
+        "torch.multinomial of one place": lambda: torch.multinomial(
+            chances.repeat(4, 1), 1, replacement=True
+        ).view(6, 4),
+        "torch.bernoulli": lambda: torch.bernoulli(chances / 2),
+        "torch.poisson": lambda: torch.poisson(chances * 9),
+        "torch.normal": lambda: torch.normal(chances, chances),
+        "torch.binomial": lambda: torch.binomial(chances * 9, chances / 2),
+        "torch._standard_gamma": lambda: torch._standard_gamma(chances),
+        "torch._sample_dirichlet": lambda: torch._sample_dirichlet(chances),
+        "torch.rand of rows": lambda: torch.rand(6, 64, device=device),
+        "torch.randn of rows": lambda: torch.randn(6, 64, device=device),
+        "exponential_ of rows": lambda: torch.empty(6, 64, device=device).exponential_(),
+        "normal_ of an expanded shape": lambda: torch.empty(64, 6, device=device).t().normal_(),
+    }
+    for name, draw in draws.items():
+        if _offered(draw):
+            different = len(draw().cpu().unique(dim=0))
+            require(different > 4, f"{6 - different} of 6 rows of {name} repeat others")
 
 
 def _require_last_is_drawn(accelerator: Accelerator, device: str) -> None:
@@ -518,6 +545,7 @@ def dropout(accelerator: Accelerator) -> None:
                 bool(((gradient.cpu().double() - wanted).abs() <= 0.02 * wanted).all()),
                 f"the gradient of {what} has another mask or scale",
             )
+        _require_random_slopes(device)
         images = torch.ones(64, 40, 3, 2, device=device)
         for name, drop in {
             "dropout2d": functional.dropout2d,
@@ -546,6 +574,8 @@ def dropout(accelerator: Accelerator) -> None:
             require(
                 bool(right.all()), f"dropout({chance}) of a matrix, {lies}, gives numbers of other places"
             )
+            _require_one_mask(f"dropout({chance}) of a matrix, {lies},", given, _dropping(chance))
+        _require_one_mask(f"alpha_dropout({chance})", matrix, _dropping_alpha(chance))
         _require_attention_drops(device, chance)
         before = accelerator.get_rng_state().clone()
         functional.dropout(matrix, chance, training=False)
@@ -556,6 +586,55 @@ def dropout(accelerator: Accelerator) -> None:
             require(returned is inplace, "dropout in place returns another tensor")
             changed = bool((inplace != 1).any())
             require(changed == training, f"dropout in place with training={training} changes {changed}")
+
+
+def _dropping(chance: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: torch.nn.functional.dropout(x, chance)
+
+
+def _dropping_alpha(chance: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: torch.nn.functional.alpha_dropout(x, chance, training=True)
+
+
+def _require_one_mask(what: str, given: torch.Tensor, drop: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Fails the check unless gradients go where elements were kept, also the second time through a graph."""
+    leaf = given.detach().requires_grad_()
+    if not _offered(lambda: drop(leaf)):
+        return
+    dropped = drop(leaf)
+    # What is dropped is the same number everywhere, which no other element becomes.
+    at_zero = dropped.detach().cpu()
+    lost = at_zero == at_zero.flatten().mode().values
+    for turn in ("first", "second"):
+        (slope,) = torch.autograd.grad(dropped, leaf, torch.ones_like(dropped), retain_graph=True)
+        wrong = int(((slope.cpu() == 0) != lost).sum())
+        require(
+            wrong == 0 or not bool(lost.any()),
+            f"the {turn} gradient of {what} has another mask at {wrong} of {lost.numel()} places",
+        )
+
+
+def _require_random_slopes(device: str) -> None:
+    """Fails the check unless rrelu has a slope of its own for each negative number, and its gradient too."""
+    x = (torch.arange(-50.0, 51.0) / 8).to(device)
+    for dtype in (torch.float32,):
+        for in_place in (False, True):
+            leaf = x.to(dtype).requires_grad_()
+            name = f"rrelu(training=True, inplace={in_place})"
+            if not _offered(lambda t=leaf: torch.nn.functional.rrelu(t * 1, 0.25, 0.75, True, False)):  # type: ignore[misc]
+                return
+            result = torch.nn.functional.rrelu(leaf * 1, 0.25, 0.75, True, in_place)
+            (slope,) = torch.autograd.grad(result, leaf, torch.ones_like(result))
+            given, found, told = (t.detach().cpu() for t in (x, result, slope))
+            require(
+                bool((told[given > 0] == 1).all()), f"the gradient of {name} of positive numbers is not 1"
+            )
+            own = found[given < 0] / given[given < 0]
+            in_range = bool(((own >= 0.2499) & (own <= 0.7501)).all())
+            require(in_range, f"the slopes of {name} are {float(own.min()):.3f} to {float(own.max()):.3f}")
+            apart = float((told[given < 0] - own).abs().max())
+            require(apart < 1e-3, f"the gradient of {name} has other slopes than the result, by {apart:.1e}")
+            require(own.unique().numel() > 5, f"{name} has one slope for all numbers")
 
 
 def _require_attention_drops(device: str, chance: float) -> None:

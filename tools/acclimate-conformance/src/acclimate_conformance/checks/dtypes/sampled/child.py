@@ -38,8 +38,12 @@ TOPICS: dict[Topic, str] = {
     topics.operators_on_special_numbers: "They do so if the first input has NaN, infinity and zeros of both "
     "signs.",
     topics.operators_in_place_and_into_others: "They do so in place and into tensors given as out.",
+    topics.operators_on_other_operands: "They do so on tensors without elements, on operands of two dtypes, "
+    "beside numbers, and into an input that is also given as out.",
     topics.gradients_as_on_the_host: "First and second gradients of operators are the host's on the inputs "
     "of torch's own tests, in any layout.",
+    topics.gradients_in_hard_cases: "Gradients are the host's also for complex numbers, for zeros and equal "
+    "numbers, without elements, and the second time through a graph.",
     topics.lists_of_tensors_as_on_the_host: "Operators on lists of tensors, with which optimizers compute, "
     "give the host's numbers.",
     kernels.kernels_as_on_the_host: "Each operator that torch's functions and gradients call gives the "

@@ -25,6 +25,7 @@ Run = Callable[[Place], Any]
 _REFUSAL = re.compile(
     r"not implemented|not (currently |yet )?support|unsupported|no kernel|missing kernel|not available"
     r"|requires (compil|MAGMA)|only supports|does not support|doesn't support|can't use|of supported devices"
+    r"|only supported"
     r"|can only be called in training mode",
     re.IGNORECASE,
 )
@@ -247,6 +248,9 @@ def difference_of_values(
     actual: torch.Tensor, expected: torch.Tensor, relative: Mapping[torch.dtype, float] | None = None
 ) -> str:
     """How the elements of a tensor of the device differ from those of one of the host."""
+    if actual.dtype is torch.bool and expected.dtype is torch.bool:
+        # As bytes: any other than 0 and 1 is no truth value, which a copy to the host may hide.
+        actual, expected = actual.detach().view(torch.uint8), expected.detach().view(torch.uint8)
     ours, theirs = (t.detach().resolve_conj().resolve_neg().cpu() for t in (actual, expected))
     if not theirs.numel():
         return ""

@@ -27,6 +27,7 @@ from acclimate_conformance.checks.dtypes.sampled.places import (
     Place,
     layouts_for,
     tensors_in,
+    with_tensors,
 )
 from acclimate_conformance.checks.dtypes.sampled.samples import Sample, operators, samples_of
 
@@ -137,7 +138,7 @@ def _compare_one(found: Findings, name: str, func: Any, call: Call, dtypes: list
         for length in _LARGE:
             for what, run in _called(func, repeats(length)):
                 found.compare(name, f"{name}({_text(call)}) repeated to {length} elements{what}", run)
-        images = _of_tensors(repeats(math.prod(_IMAGES)), lambda t: t.reshape(_IMAGES))
+        images = with_tensors(repeats(math.prod(_IMAGES)), lambda t: t.reshape(_IMAGES))
         for how, layout in {**OF_IMAGES, **EXPANDED}.items():
             for what, run in _called(func, images):
                 if what and how in EXPANDED:
@@ -239,7 +240,7 @@ def _repeated(func: Any, call: Call) -> Callable[[int], Call] | None:
             flat = tensor.detach().reshape(-1).roll(length - 1 - largest)
             return flat.repeat(length // len(flat) + 1)[:length]
 
-        return _of_tensors(value, repeated)
+        return with_tensors(value, repeated)
 
     def larger(length: int) -> Call:
         return tiled(args, length), tiled(kwargs, length)
@@ -266,17 +267,6 @@ def _called(func: Any, call: Call) -> Iterator[tuple[str, Callable[[Place], Any]
             return args[0]
 
         yield ", in place", run
-
-
-def _of_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same structure, with its tensors changed."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: _of_tensors(part, change) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_of_tensors(part, change) for part in value)
-    return value
 
 
 def _in_dtype(call: Call, dtype: torch.dtype) -> Call:

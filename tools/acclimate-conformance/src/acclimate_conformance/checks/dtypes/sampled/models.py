@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, cast
@@ -28,6 +29,7 @@ def modules_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
     from torch.testing._internal.common_modules import module_db
 
     dtypes = [d for d in (torch.float32, torch.bfloat16) if d in accelerator.supported_dtypes()]
+    _compare_transformers(found)
     for info in module_db:
         if info.is_lazy:
             continue
@@ -40,6 +42,11 @@ def modules_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
                     what = f"{name}({told[:120]}), input {number + 1}, {mode}, in {short(dtype)}"
                     run = _module(info.module_cls, made, given, training, dtype)
                     found.compare(name, what, run(training))
+                    if not training:
+                        # torch has kernels of whole layers of transformers, for models that are not trained.
+                        found.compare(
+                            f"{name} without gradients", f"{what}, without gradients", _untrained(run(False))
+                        )
                     if not training:  # cuDNN has no gradients of recurrent layers in evaluation
                         found.compare(
                             f"gradients of {name} in evaluation", f"{what}: its gradients", run(True)
@@ -61,6 +68,54 @@ def _inputs(info: Any, dtype: torch.dtype, training: bool) -> list[tuple[Any, An
     return []
 
 
+def _compare_transformers(found: Findings) -> None:
+    """Compares layers of transformers that are not trained, for which torch has kernels of their own."""
+    mask = torch.ones(5, 5).tril().bool().logical_not()
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    for norm_first, activation, masked, padded in itertools.product(
+        (False, True), ("relu", "gelu"), (False, True), (False, True)
+    ):
+
+        def encoded(
+            place: Place, options: Any = (norm_first, activation), masks: Any = (masked, padded)
+        ) -> Any:
+            reset()
+            layer = torch.nn.TransformerEncoderLayer(
+                8, 2, 12, 0.0, options[1], batch_first=True, norm_first=options[0]
+            )
+            _ = [torch.nn.init.normal_(p, std=0.4) for p in layer.parameters()]
+            given = place.put(torch.randn(2, 5, 8))
+            layer = layer.to(place.device, given.dtype).eval()
+            attention = layer.self_attn
+            kinds = {
+                "src_mask": mask if masks[0] else None,
+                "src_key_padding_mask": padding if masks[1] else None,
+            }
+            found = layer(given, **place.put(kinds))
+            seen, weights = attention(
+                given, given, given, attn_mask=place.put(kinds["src_mask"]),
+                key_padding_mask=place.put(kinds["src_key_padding_mask"]), average_attn_weights=False,
+            )  # fmt: skip
+            alone, _ = attention(
+                given, given, given, need_weights=False, attn_mask=place.put(kinds["src_mask"])
+            )
+            return [found, seen, weights, alone]
+
+        what = (
+            f"torch.nn.TransformerEncoderLayer(8, 2, 12, activation={activation!r}, norm_first={norm_first}) "
+            f"with {'a' if masked else 'no'} mask and {'' if padded else 'no '}padding, not trained"
+        )
+        found.compare("torch.nn.TransformerEncoderLayer not trained", what, _untrained(encoded))
+
+
+def _untrained(run: Run) -> Run:
+    def called(place: Place) -> Any:
+        with torch.no_grad():
+            return run(place)
+
+    return called
+
+
 def _module(
     kind: type[torch.nn.Module], made: Any, given: Any, training: bool, dtype: torch.dtype
 ) -> Callable[[bool], Run]:
@@ -77,7 +132,13 @@ def _module(
         gradients: Any = []
         if differentiates and outputs and leaves:
             weights = [torch.full_like(t, 0.5) for t in outputs]
-            gradients = list(torch.autograd.grad(outputs, leaves, weights, allow_unused=True))
+            for number in range(
+                len(outputs) if len(outputs) > 1 else 0
+            ):  # of one result alone, as a loss has
+                gradients += torch.autograd.grad(
+                    outputs[number], leaves, weights[number], retain_graph=True, allow_unused=True
+                )
+            gradients += torch.autograd.grad(outputs, leaves, weights, allow_unused=True)
         return [result, gradients, dict(module.state_dict())]
 
     return lambda differentiates: lambda place: called(place, differentiates)
@@ -228,11 +289,14 @@ def _with_gradients(place: Place, dtypes: list[torch.dtype]) -> list[torch.nn.Pa
     """Parameters with gradients of several shapes, which have each of the dtypes in turn."""
     generator = torch.Generator().manual_seed(31)
     weights = []
-    for number, shape in enumerate((*_SHAPES, (), (1003,))):
+    for number, shape in enumerate((*_SHAPES, (), (1003,), _LONG)):
         dtype = dtypes[number % len(dtypes)]
         weight = torch.nn.Parameter(place.whole(torch.zeros(shape, dtype=dtype)))
         weight.grad = place.whole(torch.randn(shape, generator=generator).to(dtype))
         if shape == _SHAPES[0]:  # a gradient need not lie in memory as its parameter does
             weight.grad = weight.grad.t().contiguous().t()
+        if shape == _LONG:  # and its largest number may be the last
+            weight.grad *= 1e-3
+            weight.grad[0, -1] = 5.0
         weights.append(weight)
     return weights

@@ -9,7 +9,7 @@ import torch
 
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import short
-from acclimate_conformance.checks.dtypes.sampled.comparing import Findings
+from acclimate_conformance.checks.dtypes.sampled.comparing import Findings, attempt
 from acclimate_conformance.checks.dtypes.sampled.places import HOST, Place, tensors_in
 from acclimate_conformance.checks.dtypes.sampled.samples import (
     NOT_FLOATING,
@@ -26,6 +26,11 @@ _FLOAT8 = tuple(
     for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
     if hasattr(torch, name)
 )
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+_POWERS_OF_TWO = (torch.float8_e8m0fnu,) if hasattr(torch, "float8_e8m0fnu") else ()
+"""Has no zero; its numbers are the scales of blocks of smaller ones."""
+_USUAL = {torch.float32, torch.int64, torch.int32, torch.bool, *_UNSIGNED, *_POWERS_OF_TWO}
+"""Between which and unsigned integers conversions are tried."""
 _EXACT = (
     "add",
     "sub",
@@ -360,9 +365,12 @@ def _without_zero(values: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def every_conversion(accelerator: Accelerator, found: Findings) -> None:
-    dtypes = [*_floating(accelerator), *NOT_FLOATING]
-    for source in (*dtypes, *_FLOAT8):
+    _compare_moves(found)
+    dtypes = [*_floating(accelerator), *NOT_FLOATING, *_UNSIGNED]
+    for source in (*dtypes, *_FLOAT8, *_POWERS_OF_TWO):
         for target in (*dtypes, *_FLOAT8):
+            if {source, target} & {*_UNSIGNED, *_POWERS_OF_TWO} and not {source, target} <= _USUAL:
+                continue
             values = _convertible(source, target)
             what = f"a conversion from {short(source)} to {short(target)}"
             ways: dict[str, Callable[[Place], Any]] = {
@@ -385,6 +393,49 @@ def every_conversion(accelerator: Accelerator, found: Findings) -> None:
                 found.compare(what, f"{what} {how}", _as_bits(run, target), near=_shown(_all_bits, given))
             if found.enough:
                 return
+
+
+_Moved = Callable[[torch.Tensor, Callable[[list[int]], torch.Tensor]], torch.Tensor]
+_MOVES: dict[str, _Moved] = {
+    "a transposed copy": lambda x, at: x.t().contiguous(),
+    "a copy of every second column": lambda x, at: x[:, ::2].clone(),
+    "a copy into a transposed matrix": lambda x, at: torch.zeros_like(x).t().copy_(x.t()),
+    "cat": lambda x, at: torch.cat([x, x], 1),
+    "stack": lambda x, at: torch.stack([x, x], 2),
+    "indexing": lambda x, at: x[at([2, 0, 2])],
+    "index_select": lambda x, at: x.index_select(1, at([5, 0])),
+    "index_put_": lambda x, at: x.clone().index_put_((at([1, 3]),), x[:2]),
+    "flip": lambda x, at: x.flip(0),
+    "roll": lambda x, at: x.roll(3, 1),
+    "repeat": lambda x, at: x.repeat(2, 3),
+    "where": lambda x, at: torch.where(at([0, 1, 0, 1, 1, 0, 1, 0]) > 0, x, x.flip(1)),
+    "gather": lambda x, at: x.gather(1, at([3, 1, 7, 0])[:, None]),
+    "masked_fill": lambda x, at: x.masked_fill(at([0, 1, 0, 1, 1, 0, 1, 0]) > 0, 2),
+    "fill_": lambda x, at: x.clone().fill_(3),
+    "full_like": lambda x, at: torch.full_like(x, 2),
+    "pad": lambda x, at: torch.nn.functional.pad(x, (1, 2)),
+    "a row written to a part": lambda x, at: x.clone().slice_scatter(x[:1], 0, 3, 4),
+    "eq": lambda x, at: x == x.flip(1),
+    "isnan": lambda x, at: x.isnan(),
+    "unsqueeze and expand": lambda x, at: x[:, None].expand(-1, 2, -1).contiguous(),
+}
+"""Operators that move numbers of 8 bits, at places from 0 on, and change none."""
+
+
+def _compare_moves(found: Findings) -> None:
+    for dtype in (*_FLOAT8, *_POWERS_OF_TWO):
+        for how, move in _MOVES.items():
+
+            def run(place: Place, move: _Moved = move, dtype: torch.dtype = dtype) -> Any:
+                matrix = every_number(dtype)[40:72].view(4, 8)
+                return move(place.whole(matrix), lambda at: place.whole(torch.tensor(at))).cpu()
+
+            def bits(place: Place, run: Callable[[Place], Any] = run) -> Any:
+                moved = run(place)
+                return moved if moved.dtype is torch.bool else moved.view(torch.uint8)
+
+            if attempt(bits, Place(found.device))[1] is None:
+                found.compare(f"{how} in {short(dtype)}", f"{how} in {short(dtype)}", bits)
 
 
 def _matrix(values: torch.Tensor) -> torch.Tensor:
@@ -429,15 +480,21 @@ def _convertible(source: torch.dtype, target: torch.dtype) -> torch.Tensor:
 
 
 def _ordinary_for(values: torch.Tensor, target: torch.dtype) -> torch.Tensor:
-    if values.dtype in _FLOAT8:
+    if values.dtype in (*_FLOAT8, *_POWERS_OF_TWO):
         return values
     return _ordinary(values)
 
 
 def _between(target: torch.dtype) -> torch.Tensor:
     """Numbers halfway between two of a dtype, and beside those."""
-    if target.itemsize > 2 or target in _FLOAT8:
-        return torch.tensor([0.0, -0.0, 1.0, float("inf"), -float("inf"), float("nan")], dtype=torch.float64)
+    specials = torch.tensor([0.0, -0.0, 1.0, float("inf"), -float("inf"), float("nan")], dtype=torch.float64)
+    if target in _FLOAT8:
+        kept = every_number(target).double()
+        kept = kept[kept.isfinite()].unique()
+        middle = (kept[:-1] + kept[1:]) / 2
+        return torch.cat([specials, middle, middle * (1 + 2.0**-14), middle * (1 - 2.0**-14)])
+    if target.itemsize > 2:
+        return specials
     all_of_it = every_number(target).double()
     kept = all_of_it[all_of_it.isfinite()].sort().values[::7]
     middle = (kept[:-1] + kept[1:]) / 2

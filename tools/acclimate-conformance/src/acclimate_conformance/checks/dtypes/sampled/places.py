@@ -127,6 +127,36 @@ def _of_one_row(place: Place, tensor: torch.Tensor) -> torch.Tensor:
     return place.whole(tensor[:1]).expand(tensor.shape)
 
 
+def _of_windows(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+    """Each row begins one element after the one before, as windows over a sequence do."""
+    if tensor.dim() < 2 or not (tensor.is_floating_point() or tensor.is_complex()):
+        return place.whole(tensor)
+    whole = place.whole(tensor)
+    return whole.as_strided(whole.shape, (1, *whole.stride()[1:]))
+
+
+def _with_odd_steps(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+    """The step of a dimension of one element has no meaning, and may be any."""
+    whole = place.whole(tensor)
+    steps = [1 if length == 1 else step for length, step in zip(whole.shape, whole.stride(), strict=True)]
+    if whole.dim() and whole.shape[-1] == 1:
+        steps[-1] = 7
+    return whole.as_strided(whole.shape, steps)
+
+
+def _channels_last_of_the_second(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+    """With channels last, of all but the first image of a batch."""
+    if tensor.dim() < 3:
+        return place.whole(tensor)
+    return _channels_last(place, torch.cat([torch.ones_like(tensor[:1]), tensor]))[1:]
+
+
+def _negated(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_floating_point():
+        return place.whole(tensor)
+    return torch._neg_view(place.whole(tensor.resolve_neg().neg()))
+
+
 LAYOUTS: dict[str, Layout] = {
     "that begin at the third element of their memory": _from_the_third,
     "that are transposed": _transposed,
@@ -140,15 +170,24 @@ OF_COMPLEX: dict[str, Layout] = {
     "of which every second is conjugated when it is read": _every_second_conjugated,
 }
 """Of complex numbers, as x.conj() and x.mH leave them: a mark on the tensor, and other numbers in memory."""
-OF_IMAGES: dict[str, Layout] = {"with channels last": _channels_last}
+OF_IMAGES: dict[str, Layout] = {
+    "with channels last": _channels_last,
+    "with channels last, that begin at the second image": _channels_last_of_the_second,
+}
+OF_SINGLE_ROWS: dict[str, Layout] = {"with other steps in dimensions of one element": _with_odd_steps}
 EXPANDED: dict[str, Layout] = {"of one row, expanded": _of_one_row}
 """Takes the elements of the first row for those of each."""
+OVERLAPPING: dict[str, Layout] = {**EXPANDED, "of windows that overlap": _of_windows}
+"""Of which several elements are one in memory, and which have other elements than the tensor."""
+OF_NUMBERS: dict[str, Layout] = {"that are negated when they are read": _negated}
+"""As the imaginary part of x.conj() is left: a mark on the tensor, and other numbers in memory."""
 
 
 def layouts_for(inputs: Any) -> dict[str, Layout]:
     """The layouts that differ for these inputs."""
     tensors = [t for t in tensors_in(inputs) if isinstance(t, torch.Tensor)]
-    return LAYOUTS | (OF_IMAGES if any(t.dim() > 2 for t in tensors) else {})
+    found = LAYOUTS | (OF_IMAGES if any(t.dim() > 2 for t in tensors) else {})
+    return found | (OF_SINGLE_ROWS if any(1 in t.shape for t in tensors) else {})
 
 
 def tensors_in(value: Any) -> Iterator[Any]:
@@ -161,3 +200,14 @@ def tensors_in(value: Any) -> Iterator[Any]:
             yield from tensors_in(part)
     else:
         yield value
+
+
+def with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same structure, with its tensors changed."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: with_tensors(part, change) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(with_tensors(part, change) for part in value)
+    return value

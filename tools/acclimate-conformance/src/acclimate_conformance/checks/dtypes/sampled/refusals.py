@@ -181,6 +181,22 @@ _WRONG_NUMBERS: dict[str, Callable[[_Put], Any]] = {
     "torch.Tensor.masked_fill_ of a number beyond its dtype": lambda to: to(
         torch.zeros(2, dtype=torch.int16)
     ).masked_fill_(to(_TRUTHS), 70_000),
+    "the gradient of leaky_relu in place with a negative slope": lambda to: (
+        torch.nn.functional.leaky_relu(to(_NUMBERS).requires_grad_() * -1, -0.2, inplace=True)
+        .sum()
+        .backward()
+    ),
+    "the gradient of rrelu in place with a negative slope": lambda to: (
+        torch.nn.functional.rrelu(to(_NUMBERS).requires_grad_() * -1, -0.2, -0.1, False, True)
+        .sum()
+        .backward()
+    ),
+    "the gradient of elu in place with a negative factor": lambda to: (
+        torch.nn.functional.elu(to(_NUMBERS).requires_grad_() * -1, -0.2, inplace=True).sum().backward()
+    ),
+    "the gradient of celu in place with a negative factor": lambda to: (
+        torch.nn.functional.celu(to(_NUMBERS).requires_grad_() * -1, -0.2, inplace=True).sum().backward()
+    ),
     "torch.split of sizes that do not add up": lambda to: to(torch.ones(4)).split([1, 2]),
 }
 """Calls of which torch refuses some by the numbers or counts that they are given; the host says which."""

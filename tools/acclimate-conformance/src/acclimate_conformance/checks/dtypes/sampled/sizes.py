@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import short
-from acclimate_conformance.checks.dtypes.sampled.comparing import Findings, twice_as_far
+from acclimate_conformance.checks.dtypes.sampled.comparing import Findings, attempt, twice_as_far
 from acclimate_conformance.checks.dtypes.sampled.places import HOST, Place, tensors_in
 from acclimate_conformance.checks.dtypes.sampled.samples import name_of, operators, promised_part
 
@@ -30,13 +30,13 @@ class Given:
     """
 
     def __init__(self, place: Place, dtype: torch.dtype = torch.float32, trains: bool = True) -> None:
-        self.place, self._dtype, self._trains = place, dtype, trains
+        self.place, self.dtype, self._trains = place, dtype, trains
         self.leaves: list[torch.Tensor] = []
         self._generator = torch.Generator().manual_seed(23)
 
     def floats(self, *shape: int) -> torch.Tensor:
         """Numbers around zero."""
-        values = torch.randn(*shape, generator=self._generator).to(self._dtype)
+        values = torch.randn(*shape, generator=self._generator).to(self.dtype)
         there = self.place.whole(values).requires_grad_(self._trains)
         self.leaves.append(there)
         return there
@@ -114,6 +114,10 @@ SIZED: dict[str, Sized] = {
         g.places(n, below=6).bincount(g.floats(n)),
     ],
     "torch.searchsorted": lambda g, n: torch.searchsorted(g.floats(n).sort().values, g.floats(9)),
+    "torch.isin": lambda g, n: [
+        torch.isin(g.places(n, below=n), g.places(n // 2 + 1, below=n), invert=invert)
+        for invert in (False, True)
+    ],
     "torch.nonzero": lambda g, n: [g.truths(n).nonzero(), g.truths(2, n).nonzero()],
     "torch.masked_select": lambda g, n: g.floats(2, n).masked_select(g.truths(2, n)),
     "torch.masked_fill": lambda g, n: g.floats(2, n).masked_fill(g.truths(n), -3),
@@ -161,6 +165,7 @@ SIZED: dict[str, Sized] = {
         torch.cat([g.floats(n), g.floats(3), g.floats(n)]),
         torch.cat([g.floats(2, n), g.floats(2, 5)], 1),
         torch.cat([g.floats(3, 2) for _ in range(min(n, 300))], 1),
+        torch.cat([g.floats(2, 1).t(), *(g.floats(1, 2) for _ in range(min(n, 1100)))]),
     ],
     "torch.stack": lambda g, n: [torch.stack([g.floats(n), g.floats(n)], d) for d in (0, 1)],
     "torch.split": lambda g, n: [*g.floats(n).split((n + 1) // 2), *g.floats(2, n).chunk(3, 1)],
@@ -287,11 +292,24 @@ SIZED: dict[str, Sized] = {
         _seven(g, n).transpose(0, 4).exp(),
         _seven(g, n).flip(0, 4),
     ],
+    "operators of ten dimensions": lambda g, n: [
+        _seven(g, n)[None, :, None, ..., None].permute(9, 4, 2, 0, 1, 5, 3, 8, 7, 6) + 1,
+        _seven(g, n)[None, :, None, ..., None]
+        .expand(2, 2, 2, 3, 2, -1, 1, 2, 1, 2)
+        .permute(9, 4, 2, 0, 1, 5, 3, 8, 7, 6)
+        * _seven(g, n)[None, :, None, ..., None].permute(9, 4, 2, 0, 1, 5, 3, 8, 7, 6),
+    ],
     # Rows and columns as kernels of 8 bits ask for them.
-    "torch._int_mm": lambda g, n: torch._int_mm(
-        (g.places(24, 8 * min(n, 65), below=256) - 128).to(torch.int8),
-        (g.places(8 * min(n, 65), 16, below=256) - 128).to(torch.int8),
-    ),
+    "torch._int_mm": lambda g, n: [
+        torch._int_mm(
+            (g.places(24, 8 * min(n, 65), below=256) - 128).to(torch.int8),
+            (g.places(8 * min(n, 65), 16, below=256) - 128).to(torch.int8),
+        ),
+        torch._int_mm(
+            (g.places(24, 8 * min(n, 65), below=1) - 128).to(torch.int8),
+            (g.places(8 * min(n, 65), 16, below=2) * 255 - 128).to(torch.int8),
+        ),
+    ],
     "torch._weight_int8pack_mm": lambda g, n: torch._weight_int8pack_mm(
         g.floats(3, 32 * min(n, 9)).detach(),
         (g.places(32, 32 * min(n, 9), below=256) - 128).to(torch.int8),
@@ -305,6 +323,7 @@ SIZED: dict[str, Sized] = {
         torch.arange(n, device=g.place.device),
         torch.arange(1, n * 0.5, 0.5, device=g.place.device),
         torch.arange(0, 1, 1 / n, device=g.place.device)[:n],
+        torch.arange(n, dtype=g.dtype, device=g.place.device),
     ],
     "torch.full": lambda g, n: [
         torch.full((n,), 3.5, device=g.place.device),
@@ -326,7 +345,10 @@ _ROWS_ONLY = (
     "torch.baddbmm",
     "torch.outer",
     "operators of seven dimensions",
+    "operators of ten dimensions",
 )
+_MAY_BE_REFUSED = ("operators of ten dimensions",)
+"""Which devices with a limit of dimensions refuse."""
 """Too slow or too large with very many elements."""
 
 
@@ -350,7 +372,7 @@ def operators_of_any_length(accelerator: Accelerator, found: Findings) -> None:
             _compare(found, name, f"{name}, of length {length}", function, length, torch.float32)
     if torch.bfloat16 in accelerator.supported_dtypes():
         for name, function in SIZED.items():
-            for length in (5, 33, 129):
+            for length in (5, 33, 129, 1003):
                 _compare(found, name, f"{name}, of length {length}", function, length, torch.bfloat16)
     _elementwise(found)
 
@@ -363,6 +385,8 @@ def _compare(found: Findings, name: str, what: str, function: Sized, length: int
         result = function(given, length)
         return [result, _gradients(result, given.leaves) if trains else []]
 
+    if name in _MAY_BE_REFUSED and attempt(run, Place(found.device))[1] is not None:
+        return
     near = twice_as_far if name in _ROUND_EACH_STEP and dtype.itemsize == 2 else None
     found.compare(name, f"{what} in {short(dtype)}", run, near=near)
 
@@ -442,7 +466,10 @@ def _attentions(thorough: bool) -> Iterator[tuple[str, int, Callable[[Given], An
         (5, 17, 128),
         (129, 129, 24),
     ]
-    masks = ("none", "causal", "truths", "numbers", "of one row", "of each batch", "of a head")
+    masks = (
+        "none", "causal", "truths", "numbers", "of one row", "of each batch", "of a head", "expanded",
+        "of one row for all",
+    )  # fmt: skip
     for (queries, keys, width), mask in product(sizes if thorough else sizes[1:5:2], masks):
         for heads, groups in ((2, 2), (4, 2)) if thorough else ((4, 2),):
             alone = (None,) if heads == groups else (0.3,)
@@ -477,6 +504,10 @@ def _attentions(thorough: bool) -> Iterator[tuple[str, int, Callable[[Given], An
                             )
                         elif m == "of a head":
                             given = g.floats(1, h, q, k)
+                        elif m == "expanded":
+                            given = g.floats(2, 1, 1, k).expand(2, h, q, k)
+                        elif m == "of one row for all":
+                            given = g.floats(1, 1, q, k)
                         return functional.scaled_dot_product_attention(
                             query,
                             key,

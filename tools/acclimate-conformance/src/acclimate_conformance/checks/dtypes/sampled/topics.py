@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from acclimate.accelerator import Accelerator
 from acclimate_conformance.checks.assertions import short
 from acclimate_conformance.checks.dtypes.sampled.comparing import (
     Findings,
+    attempt,
     difference,
     shared,
     twice_as_far,
@@ -23,10 +26,13 @@ from acclimate_conformance.checks.dtypes.sampled.places import (
     LAYOUTS,
     OF_COMPLEX,
     OF_IMAGES,
+    OF_NUMBERS,
+    OVERLAPPING,
     Layout,
     Place,
     layouts_for,
     tensors_in,
+    with_tensors,
 )
 from acclimate_conformance.checks.dtypes.sampled.samples import (
     NOT_FLOATING,
@@ -83,7 +89,10 @@ def operators_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
 
 def _other_dtypes(accelerator: Accelerator) -> list[torch.dtype]:
     floating = [dtype for dtype in accelerator.supported_dtypes() if dtype != torch.float32]
-    return [*floating, *NOT_FLOATING, torch.complex64]
+    return [*floating, *NOT_FLOATING, torch.complex64, torch.complex128, *_UNSIGNED]
+
+
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
 def operators_in_every_dtype(accelerator: Accelerator, found: Findings) -> None:
@@ -131,12 +140,16 @@ def operators_on_any_layout(accelerator: Accelerator, found: Findings) -> None:
                 continue
             if fails_in_torch(op, "test_noncontiguous_samples", found.device, dtype):
                 continue
-            for sample in _laid_out(op, dtype, thorough=dtype == first):
+            samples = _laid_out(op, dtype, thorough=dtype == first)
+            is_attention = "attention" in op.name  # of windows, torch's on the host reads other memory
+            for sample in samples:
                 layouts = layouts_for((sample.value, sample.args, sample.kwargs))
                 if dtype not in (first, *reduced):
                     layouts = {how: layouts[how] for how in _OF_OTHERS}
                 elif not _EQUAL_ROWS_ARE_OPEN.search(op.name):
-                    layouts |= EXPANDED
+                    layouts |= OVERLAPPING if dtype == first and not is_attention else EXPANDED
+                if dtype == first and sample is samples[0]:
+                    layouts |= OF_NUMBERS
                 for how, layout in layouts.items():
                     places = Place(HOST, layout), Place(found.device, layout)
                     text = _text(op, sample, f"of tensors {how}")
@@ -320,8 +333,9 @@ def operators_in_place_and_into_others(accelerator: Accelerator, found: Findings
                     _compare_in_place(found, op, sample, layouts_for(sample.value))
                 if takes_out:
                     _compare_into_others(
-                        found, op, sample, ("", "with gaps", "of another size", "transposed", _WIDER)
-                    )
+                        found, op, sample,
+                        ("", "with gaps", "of another size", "transposed", _AT_THE_START, _WIDER),
+                    )  # fmt: skip
         if found.enough:
             return
 
@@ -334,11 +348,19 @@ def _compare_in_place(found: Findings, op: Any, sample: Sample, layouts: Mapping
         return [result, value, result is value, value._version > version]
 
     name = name_of(op)
-    for how, layout in {"": None, **layouts}.items():
+    for how, layout in {"": None, **layouts, **_marked(sample.value)}.items():
         text = f"{name}({sample}) in place{how and ', of tensors '}{how}"
         found.compare(name, text, run, Place(HOST, layout), Place(found.device, layout))
 
 
+def _marked(value: Any) -> Mapping[str, Layout]:
+    """The layouts of which a tensor has a mark and other numbers in memory."""
+    if not isinstance(value, torch.Tensor):
+        return {}
+    return OF_COMPLEX if value.is_complex() else OF_NUMBERS if value.dtype is torch.float32 else {}
+
+
+_AT_THE_START = "without elements, at the start of memory that is large enough"
 _WIDER = "of a wider dtype"
 _IN_WIDER = {
     torch.float32: torch.float64,
@@ -365,6 +387,8 @@ def _compare_into_others(found: Findings, op: Any, sample: Sample, kinds: Iterab
         return
 
     def made(place: Place, kind: str, like: torch.Tensor) -> torch.Tensor:
+        if kind == _AT_THE_START:
+            return place.whole(torch.full((like.numel() + 1,), 7, dtype=torch.float32).to(like.dtype))[:0]
         dtype = _IN_WIDER.get(like.dtype, like.dtype) if kind == _WIDER else like.dtype
         wrong = torch.full(like.shape, 7, dtype=torch.float32).to(dtype)
         if kind == "of another size":
@@ -385,11 +409,170 @@ def _compare_into_others(found: Findings, op: Any, sample: Sample, kinds: Iterab
                 out: Any = made(place, kind, result)
             else:
                 out = tuple(made(place, kind, t) for t in tensors_in(result))
+            before = [t.untyped_storage().data_ptr() for t in tensors_in(out)]
             returned = op(value, *args, **{**kwargs, "out": out})
-            return [out, shared(returned, [out])]
+            after = [t.untyped_storage().data_ptr() for t in tensors_in(out)]
+            return [out, shared(returned, [out]), kind == "of another size" or before == after]
 
         text = f"{name_of(op)}({sample}) into tensors given as out{kind and ' '}{kind}"
         found.compare(name_of(op), text, run)
+
+
+def operators_on_other_operands(accelerator: Accelerator, found: Findings) -> None:
+    from torch.testing._internal.opinfo.core import BinaryUfuncInfo, UnaryUfuncInfo
+
+    kinds = [
+        *dict.fromkeys((torch.float32, *accelerator.supported_dtypes()[:2])),
+        *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool, torch.complex64),
+    ]
+    for op in operators():
+        offered = op.supported_dtypes(HOST)
+        dtype = next((d for d in (torch.float32, torch.int64) if d in offered), None)
+        samples = [] if dtype is None else list(samples_of(op, dtype, _LAID_OUT))
+        for sample in samples if not _EMPTY_IS_OPEN.search(op.name) else ():
+            for what, smaller in _without_elements(sample):
+                text = _text(op, smaller, f"without elements in {what}")
+                _compare_if_taken(found, op, text, _values(op, smaller))
+        for sample in () if _chooses_one(op) else samples[:_OTHER_DTYPES]:
+            whole = _of_whole_numbers(sample)
+            text = _text(op, whole, "of whole numbers")
+            _compare_if_taken(found, op, text, _values(op, whole), near=_where_finite)
+        for sample in samples_of(op, torch.complex64, 1) if torch.complex64 in offered else ():
+            whole = _of_whole_numbers(sample)
+            text = _text(op, whole, "of whole numbers")
+            _compare_if_taken(found, op, text, _values(op, whole), near=_where_finite)
+        _compare_after_other_numbers(found, op, samples)
+        if isinstance(op, BinaryUfuncInfo) and not op.name.startswith("__r"):  # whose refusal is a result
+            _compare_two_dtypes(found, op, [kind for kind in kinds if kind in offered])
+        if isinstance(op, (BinaryUfuncInfo, UnaryUfuncInfo)) and op.supports_out:
+            for sample in [one for one in samples if elements(one.value) > 1 and not one.broadcasts][:1]:
+                _compare_into_itself(found, op, sample)
+        if found.enough:
+            return
+
+
+_EMPTY_IS_OPEN = re.compile(
+    r"resize"  # what it adds may hold anything
+    r"|pdist"  # torch's gradient on the host ends the process
+    r"|multi_?margin|multilabel_margin"  # torch leaves the result on the host as it finds it
+)
+"""Names of operators that are not called without elements."""
+
+
+def _without_elements(sample: Sample) -> Iterator[tuple[str, Sample]]:
+    """The same with no elements along the first or the last dimension of the first input.
+
+    Further inputs that are as long in that dimension have none there, too.
+    """
+    value = sample.value
+    if not isinstance(value, torch.Tensor) or not value.dim() or not value.numel():
+        return
+    for what, dim in {"the first dimension": 0, "the last dimension": -1}.items():
+        length = value.shape[dim]
+
+        def cut(t: torch.Tensor, dim: int = dim, length: int = length) -> torch.Tensor:
+            is_as_long = t.dim() and t.shape[dim] == length and t.layout == torch.strided
+            return t.detach().narrow(dim, 0, 0).requires_grad_(t.requires_grad) if is_as_long else t
+
+        yield (
+            what,
+            replace(
+                sample,
+                value=cut(value),
+                args=with_tensors(sample.args, cut),
+                kwargs=with_tensors(sample.kwargs, cut),
+            ),
+        )
+        if value.dim() == 1:
+            return
+
+
+def _compare_if_taken(
+    found: Findings, op: Any, text: str, run: Callable[[Place], Any],
+    near: Callable[[Any, Any], str] | None = None,
+) -> None:  # fmt: skip
+    """Compares a call that a device may refuse, unlike the host."""
+    if attempt(run, Place(found.device))[1] is None:
+        found.compare(name_of(op), text, run, near=near)
+
+
+def _compare_after_other_numbers(found: Findings, op: Any, samples: list[Sample]) -> None:
+    """Compares a call with numbers as options after the same call with others, as a step of training has."""
+    for sample in samples:
+        others = [
+            value * 1.5 if isinstance(value, float) else value
+            for value in (*sample.args, *sample.kwargs.values())
+        ]
+        if others == [*sample.args, *sample.kwargs.values()]:
+            continue
+        count = len(sample.args)
+        changed = replace(
+            sample, args=tuple(others[:count]), kwargs=dict(zip(sample.kwargs, others[count:], strict=True))
+        )
+        _compare_if_taken(found, op, _text(op, sample, "before others"), _values(op, sample))
+        _compare_if_taken(found, op, _text(op, changed, "after others"), _values(op, changed))
+        if op.inplace_variant is not None and not sample.broadcasts:
+            for one in (sample, changed):
+
+                def run(place: Place, one: Sample = one) -> Any:
+                    value, args, kwargs = place.put((one.value, one.args, one.kwargs))
+                    return op.inplace_variant(value, *args, **kwargs)
+
+                _compare_if_taken(found, op, _text(op, one, "in place, beside others"), run)
+        return
+
+
+_OPERANDS: dict[str, Callable[[Place, torch.Tensor, torch.Tensor], tuple[Any, Any]]] = {
+    "two tensors": lambda place, x, y: (place.whole(x), place.whole(y)),
+    "a tensor and one without dimensions": lambda place, x, y: (place.whole(x), place.whole(y[0])),
+    "a tensor without dimensions and another": lambda place, x, y: (place.whole(x[0]), place.whole(y)),
+    "a tensor and a number of the host": lambda place, x, y: (place.whole(x), y[0]),
+}
+_PYTHONS = (2, 2.5, True)
+"""Numbers of Python, of each kind."""
+
+
+def _compare_two_dtypes(found: Findings, op: Any, dtypes: list[torch.dtype]) -> None:
+    """Compares an operator of two operands on those of two dtypes, and beside Python's numbers."""
+    for first, second in product(dtypes, dtypes):
+        left, right = torch.tensor([3, 1, 2]).to(first), torch.tensor([2, 1, 2]).to(second)
+        of = f"{short(first)} and {short(second)}"
+        for what, put in _OPERANDS.items() if first != second else ():
+
+            def run(place: Place, put: Any = put, left: Any = left, right: Any = right) -> Any:
+                return op(*put(place, left, right))
+
+            _compare_if_taken(found, op, f"{name_of(op)} of {what} in {of}", run)
+        if op.inplace_variant is not None and first != second:
+
+            def changed(place: Place, left: Any = left, right: Any = right) -> Any:
+                return op.inplace_variant(place.whole(left), place.whole(right))
+
+            _compare_if_taken(found, op, f"{name_of(op)} in place, of {of}", changed)
+    for dtype, number in product(dtypes, _PYTHONS):
+        given = torch.tensor([3, 1, 2]).to(dtype)
+        for what, call in {
+            f"of {short(dtype)} and {number!r}": op,
+            f"of {number!r} and {short(dtype)}": lambda x, n: op(n, x),
+            f"of a number in {short(dtype)} and {number!r}": lambda x, n: op(x[0], n),
+            f"of {short(dtype)}, in place, and {number!r}": op.inplace_variant,
+        }.items():
+
+            def beside(place: Place, call: Any = call, given: Any = given, number: Any = number) -> Any:
+                return call(place.whole(given), number)
+
+            _compare_if_taken(found, op, f"{name_of(op)} {what}", beside)
+
+
+def _compare_into_itself(found: Findings, op: Any, sample: Sample) -> None:
+    """Compares an operator by element whose first input is also given as out."""
+
+    def run(place: Place) -> Any:
+        value, args, kwargs = place.put((sample.value, sample.args, sample.kwargs))
+        op(value, *args, **{**kwargs, "out": value})
+        return value
+
+    _compare_if_taken(found, op, _text(op, sample, "into its first input, given as out"), run)
 
 
 def gradients_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
@@ -400,7 +583,7 @@ def gradients_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
         for sample in _with_matrix(op, samples)[:1]:
             run = _gradients(op, sample, second=False)
             # Public functions prepare tensors for the private ones, and are tried themselves.
-            for how in () if is_private(op) else _TRANSPOSED:
+            for how in () if is_private(op) else _OF_GRADIENTS:
                 places = Place(HOST, LAYOUTS[how]), Place(found.device, LAYOUTS[how])
                 text = f"{_text(op, sample, f'of tensors {how}')}: its gradients"
                 found.compare(name_of(op), text, run, *places)
@@ -447,7 +630,7 @@ def _differentiable(value: Any) -> list[torch.Tensor]:
 
 def _gradients(
     op: Any, sample: Sample, second: bool, weigh: Callable[[torch.Tensor], torch.Tensor] | None = None,
-    only: int | None = None, in_place: bool = False,
+    only: int | None = None, in_place: bool = False, of: int | None = None,
 ) -> Callable[[Place], Any]:  # fmt: skip
     """The gradients of an operator for its inputs.
 
@@ -458,6 +641,7 @@ def _gradients(
         weigh: makes the gradient of a result; if ``None``, each element has its weight.
         only: the number of the input that requires a gradient; each of them if ``None``.
         in_place: whether it replaces its first input, from which its gradient is then computed otherwise.
+        of: the number of the result that has a gradient; each of them if ``None``.
     """
     weigh = weigh or _weights
 
@@ -475,6 +659,7 @@ def _gradients(
         results = _differentiable(promised_part(op, sample.grads_of(call(value, *args, **kwargs))))
         if only is not None and not results:
             return []
+        results = results if of is None else results[of : of + 1]
         first = torch.autograd.grad(
             results, leaves, [weigh(t) for t in results], create_graph=second, allow_unused=True
         )
@@ -491,6 +676,8 @@ def _gradients(
 def _weights(result: torch.Tensor) -> torch.Tensor:
     """A weight for each element, so that a gradient of one cannot stand for that of another."""
     weights = torch.arange(1, result.numel() + 1).reshape(result.shape) % 7 - 2.5
+    if result.is_complex():
+        weights = torch.complex(weights, weights.flip(0) / 2 if weights.dim() else weights / 2)
     return weights.to(result.dtype).to(result.device)
 
 
@@ -510,14 +697,124 @@ def _with_gaps(result: torch.Tensor) -> torch.Tensor:
     return torch.stack([weights, torch.zeros_like(weights)], -1)[..., 0]
 
 
+def _transposed(result: torch.Tensor) -> torch.Tensor:
+    weights = _weights(result)
+    return weights.transpose(0, -1).contiguous().transpose(0, -1) if weights.dim() > 1 else weights
+
+
 _WEIGHTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "": _weights,
     ", of a sum": lambda result: torch.full((), 1.5, dtype=result.dtype, device=result.device).expand_as(
         result
     ),
     ", of results with gaps": _with_gaps,
+    ", of results that are transposed": _transposed,
 }
 """How the gradients of results lie in memory; that of a sum is one number in each place."""
+
+
+_TIES_ARE_OPEN = re.compile(
+    rf"{_EQUAL_ROWS_ARE_OPEN.pattern}|std|median|quantile|renorm|grid_sample|hardswish|hardsigmoid"
+)
+"""Names of operators whose gradients are not the same everywhere, or noise, for equal or whole numbers."""
+
+
+def gradients_in_hard_cases(accelerator: Accelerator, found: Findings) -> None:
+    for op in operators():
+        if not op.supports_autograd:
+            continue
+        if torch.float32 in op.supported_dtypes(HOST):
+            samples = list(samples_of(op, torch.float32, _OTHER_DTYPES, requires_grad=True))
+            for sample in samples[:1]:
+                text = f"{_text(op, sample)}: its gradients, twice through one graph"
+                found.compare(name_of(op), text, _gradients_twice(op, sample))
+            for sample in samples:
+                for what, smaller in () if _EMPTY_IS_OPEN.search(op.name) else _without_elements(sample):
+                    text = f"{_text(op, smaller, f'without elements in {what}')}: its gradients"
+                    _compare_if_taken(found, op, text, _gradients(op, smaller, second=False))
+                if not _chooses_one(op):
+                    whole = _of_whole_numbers(sample)
+                    text = f"{_text(op, whole, 'of whole numbers')}: its gradients"
+                    run = _gradients(op, whole, second=False)
+                    _compare_if_taken(found, op, text, run, near=_where_finite)
+            for sample in samples[:1]:
+                for number in range(_count_results(op, sample)):
+                    text = f"{_text(op, sample)}: its gradients, of result {number + 1} alone"
+                    found.compare(name_of(op), text, _gradients(op, sample, second=False, of=number))
+        if torch.complex64 in op.supported_backward_dtypes(HOST):
+            _compare_complex_gradients(found, op)
+        if found.enough:
+            return
+
+
+def _chooses_one(op: Any) -> bool:
+    """Whether the gradient of several equal numbers may go to any of them, or is not defined."""
+    of_a_dimension = op.name in ("max", "min") and "dim" in op.variant_test_name
+    return of_a_dimension or op.name in PLACES_ARE_FREE or _TIES_ARE_OPEN.search(op.name) is not None
+
+
+def _of_whole_numbers(sample: Sample) -> Sample:
+    """The same with numbers of which many are equal or zero."""
+
+    def rounded(t: torch.Tensor) -> torch.Tensor:
+        if t.layout != torch.strided or not (t.is_floating_point() or t.is_complex()):
+            return t
+        parts = torch.view_as_real(t.detach().resolve_conj()) if t.is_complex() else t.detach()
+        whole = (parts / 3).round()
+        return (torch.view_as_complex(whole) if t.is_complex() else whole).requires_grad_(t.requires_grad)
+
+    given = with_tensors([sample.value, sample.args, sample.kwargs], rounded)
+    return replace(sample, value=given[0], args=given[1], kwargs=given[2])
+
+
+def _where_finite(found: Any, wanted: Any) -> str:
+    """How results differ, where those of the host are finite."""
+    return _difference_but(found, wanted, lambda ours, theirs: ~theirs.isfinite())
+
+
+def _count_results(op: Any, sample: Sample) -> int:
+    """How many results have gradients, if they are several."""
+    results, refused = attempt(
+        lambda place: op(*place.put((sample.value, *sample.args)), **place.put(sample.kwargs)), Place(HOST)
+    )
+    found = [] if refused is not None else _differentiable(promised_part(op, sample.grads_of(results)))
+    return len(found) if len(found) > 1 else 0
+
+
+def _gradients_twice(op: Any, sample: Sample) -> Callable[[Place], Any]:
+    """The gradients of an operator for two gradients of its results, one after the other."""
+
+    def run(place: Place) -> Any:
+        given = place.put((sample.value, sample.args, sample.kwargs))
+        value, args, kwargs = given
+        leaves = _differentiable(given)
+        results = _differentiable(promised_part(op, sample.grads_of(op(value, *args, **kwargs))))
+        return [
+            gradient
+            for factor in (1, -3)
+            for gradient in torch.autograd.grad(
+                results, leaves, [_weights(t) * factor for t in results], retain_graph=True, allow_unused=True
+            )
+        ]
+
+    return run
+
+
+def _compare_complex_gradients(found: Findings, op: Any) -> None:
+    samples = list(samples_of(op, torch.complex64, _OTHER_DTYPES, requires_grad=True))
+    for number, sample in enumerate(samples):
+        text = f"{_text(op, sample)}: its gradients"
+        run = _gradients(op, sample, second=False)
+        _compare_if_taken(found, op, text, run)
+        for how in (_TRANSPOSED[0], *OF_COMPLEX) if number == 0 and not is_private(op) else ():
+            layout = {**LAYOUTS, **OF_COMPLEX}[how]
+            places = Place(HOST, layout), Place(found.device, layout)
+            if attempt(run, places[1])[1] is None:
+                found.compare(name_of(op), f"{text}, of tensors {how}", run, *places)
+        if not _chooses_one(op):
+            whole = _of_whole_numbers(sample)
+            text = f"{_text(op, whole, 'of whole numbers')}: its gradients"
+            _compare_if_taken(found, op, text, _gradients(op, whole, second=False), near=_where_finite)
 
 
 def lists_of_tensors_as_on_the_host(accelerator: Accelerator, found: Findings) -> None:
@@ -547,6 +844,11 @@ def lists_of_tensors_as_on_the_host(accelerator: Accelerator, found: Findings) -
 _OF_LISTS = {torch.float32: 5, torch.float64: 0, torch.bfloat16: 2, torch.float16: 0}
 """By dtype, how many calls are tried at least."""
 _TRANSPOSED = ("that are transposed", "of which every second is transposed")
+_OF_GRADIENTS = (
+    *_TRANSPOSED,
+    "that are every second element",
+    "that begin at the third element of their memory",
+)
 _MANY = 130  # more tensors than one launch of torch takes on CUDA, 110 at most
 _LARGE = 40
 """A factor with which squares of torch's inputs overflow float16."""
@@ -568,7 +870,8 @@ def _lists(op: Any, dtype: torch.dtype) -> list[Sample]:
     found += [replace(sample, kwargs={}) for sample in found[:1] if sample.kwargs]
     if dtype is torch.float32:
         given = found[: _OF_LISTS[dtype]]
-        found += [_of_many(sample) for sample in given] + [_with_numbers(sample) for sample in given]
+        for change in (_of_many, _with_numbers, _with_an_empty_one, _of_two_dtypes, _with_a_long_one):
+            found += [change(sample) for sample in given]
     if dtype is torch.float16:
         return [replace(sample, value=[t * _LARGE for t in sample.value]) for sample in found]
     return found
@@ -588,23 +891,54 @@ def _of_many(sample: Sample) -> Sample:
 
 def _with_numbers(sample: Sample) -> Sample:
     """The same in which every second tensor has no dimensions, as a parameter that is one number."""
+    return _with_lists(sample, lambda t, n: t.flatten()[0].clone() if t.numel() and n % 2 else t)
 
-    def some(value: Any) -> Any:
+
+def _with_an_empty_one(sample: Sample) -> Sample:
+    """The same in which the second tensor has no elements; what belongs to the others is still theirs."""
+    return _with_lists(sample, lambda t, n: t.flatten()[:0] if n == 1 and len(sample.value) > 2 else t)
+
+
+def _of_two_dtypes(sample: Sample) -> Sample:
+    """The same in which every second tensor of the first list has 16 bits."""
+    value = [t.bfloat16() if n % 2 else t for n, t in enumerate(sample.value)]
+    return replace(sample, value=value)
+
+
+def _with_a_long_one(sample: Sample) -> Sample:
+    """The same in which the first tensor has more elements than a kernel may take at once."""
+
+    def change(tensor: torch.Tensor, number: int) -> torch.Tensor:
+        if number or tensor.numel() < 2:
+            return tensor
+        flat = tensor.flatten()
+        # With its largest number at the end.
+        return torch.cat([flat.repeat(_LONG // len(flat)), flat.abs().amax()[None] * 1.5])
+
+    return _with_lists(sample, change)
+
+
+_LONG = 70_000
+
+
+def _with_lists(sample: Sample, change: Callable[[torch.Tensor, int], torch.Tensor]) -> Sample:
+    """The same with lists in which each tensor is changed, by its number."""
+
+    def changed(value: Any) -> Any:
         if not isinstance(value, (list, tuple)):
             return value
-        return [
-            t.flatten()[0].clone() if isinstance(t, torch.Tensor) and t.numel() and n % 2 else t
-            for n, t in enumerate(value)
-        ]
+        return [change(t, n) if isinstance(t, torch.Tensor) else t for n, t in enumerate(value)]
 
-    kwargs = {name: some(value) for name, value in sample.kwargs.items()}
-    return replace(sample, value=some(sample.value), args=tuple(map(some, sample.args)), kwargs=kwargs)
+    kwargs = {name: changed(value) for name, value in sample.kwargs.items()}
+    return replace(sample, value=changed(sample.value), args=tuple(map(changed, sample.args)), kwargs=kwargs)
 
 
 def _options(sample: Sample) -> tuple[Any, ...]:
-    """The kinds of its arguments."""
+    """The kinds of its arguments, of which infinity is one."""
 
     def kind(value: Any) -> str:
+        if isinstance(value, float) and math.isinf(value):
+            return str(value)
         return str([type(part) for part in value[:1]] if isinstance(value, (list, tuple)) else type(value))
 
     return (*map(kind, sample.args), *((name, kind(value)) for name, value in sample.kwargs.items()))
