@@ -98,9 +98,10 @@ def test_the_version_is_the_packages(command: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [INSTALLED, pytest.param(AS_MODULE, marks=pytest.mark.slow)],
+    [pytest.param(INSTALLED, marks=pytest.mark.slow), AS_MODULE],
     ids=["installed", "module"],
 )
+@pytest.mark.usefixtures("warm_starts")
 def test_info_works_however_it_is_started(command: list[str]) -> None:
     ended = run(command, "info", "--json")
     assert ended.returncode == 0, ended.stderr

@@ -106,6 +106,17 @@ def test_a_collective_is_complete_when_it_was_waited_for_in_any_order(ranks: Ran
     assert ranks.values(asynchronous) == [[[1], [10]]] * 2
 
 
+def dropped(rank: int) -> list[list[float]]:
+    first, second = there(rank), there(10 * rank)
+    dist.all_reduce(first, async_op=True)
+    dist.all_reduce(second)  # after the first one, so that is complete too
+    return here(first, second)
+
+
+def test_a_collective_whose_work_was_dropped_is_delivered_by_the_next_one(ranks: RankProcesses) -> None:
+    assert ranks.values(dropped) == [[[1], [10]]] * 2
+
+
 def part_of_the_ranks(rank: int) -> list[float]:
     alone = dist.new_group([rank]) if rank == 0 else dist.new_group([0])
     both = dist.new_group([0, 1])

@@ -8,6 +8,7 @@ back.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -70,21 +71,35 @@ def _with_backend(group: Any, on_host: Any) -> Any:
 
 
 class StagedWork(dist.Work):
-    """A collective that is under way on the host; its results are copied to the device by ``wait``."""
+    """A collective that is under way on the host; its results are copied to the device by ``wait``.
 
-    def __init__(self, work: Any, results: list[_Copy]) -> None:
+    Args:
+        work: the collective on the host.
+        results: the tensors on the device that it writes, with their copies on the host.
+        under_way: the works of its group whose results are not on the device yet; this one joins them.
+    """
+
+    def __init__(self, work: Any, results: list[_Copy], under_way: list[StagedWork]) -> None:
         super().__init__()
         self._work = work
         self._results = results
         self._tensors = [tensor for tensor, _ in results]
+        self._under_way = under_way
+        under_way.append(self)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Waits for the collective and copies its results to the device."""
         self._work.wait(timeout)
-        for tensor, on_host in self._results:
-            tensor.copy_(on_host)
-        self._results = []
+        self._deliver()
+        _deliver_completed(self._under_way)
         return True
+
+    def _deliver(self) -> None:
+        with suppress(ValueError):  # it is there no longer
+            self._under_way.remove(self)
+        results, self._results = self._results, []
+        for tensor, on_host in results:
+            tensor.copy_(on_host)
 
     def is_completed(self) -> bool:
         """Whether the results are on the device; copies them if they are on the host."""
@@ -101,15 +116,26 @@ class StagedWork(dist.Work):
         return int(self._work._source_rank())
 
 
+def _deliver_completed(under_way: list[StagedWork]) -> None:
+    """Copies the results of works that are complete, for callers who dropped one instead of waiting."""
+    for work in list(under_way):
+        if work._work.is_completed():
+            with suppress(RuntimeError):  # of a collective that failed, which its own wait() raises too
+                work._work.wait()
+                work._deliver()
+
+
 class StagedGroup(dist.ProcessGroup):
     """A group whose tensors pass through the memory of the host, where ``host`` is the group."""
 
     def __init__(self, host: Any) -> None:
         super().__init__(host.rank(), host.size())  # type: ignore[call-arg]  # not in torch's annotations
         self._host = host
+        self._under_way: list[StagedWork] = []
 
     def barrier(self, opts: Any = None) -> Any:
         """Waits on the host; the caller's options name the device, which the host's group does not know."""
+        _deliver_completed(self._under_way)
         on_host = dist.BarrierOptions()
         on_host.device = torch.device("cpu")
         return self._host.barrier(on_host)
@@ -119,12 +145,13 @@ class StagedGroup(dist.ProcessGroup):
         return NAME
 
     def _run(self, operation: str, arguments: tuple[Any, ...]) -> StagedWork:
+        _deliver_completed(self._under_way)
         # Every operation but send writes to its first argument, and to no other.
         results: list[_Copy] = []
         read: list[_Copy] = []
         written = _to_host(arguments[0], results if operation != "send" else read)
         others = [_to_host(argument, read) for argument in arguments[1:]]
-        return StagedWork(getattr(self._host, operation)(written, *others), results)
+        return StagedWork(getattr(self._host, operation)(written, *others), results, self._under_way)
 
 
 def _to_host(value: Any, copies: list[_Copy]) -> Any:

@@ -23,6 +23,12 @@ def pretend(way: Way) -> None:
         torch.backends.cuda.is_built = lambda: True
         cuda_toolkit.nvcc = _no_nvcc  # what it compiles runs on NVIDIA's GPUs only
         _operators_of_cuda()
+    if way.device_type in ("cuda", "mps", "xpu"):
+        _operators_without_place(way.device_type.upper())
+    if way.device_type == "xpu":
+        _operators_of_xpu()
+    if way.device_type in ("cuda", "mps"):
+        _storages(way.device_type)
     if way.device_type == "mps":
         _metal()
     if way.device_type == "hpu":
@@ -41,7 +47,7 @@ def _no_nvcc() -> str:
     raise CompilerNotFoundError("a stand-in runs no code for GPUs")
 
 
-_OF_CUDA = torch.library.Library("aten", "IMPL")
+_OPERATORS = torch.library.Library("aten", "IMPL")
 
 
 def _operators_of_cuda() -> None:
@@ -70,7 +76,45 @@ def _operators_of_cuda() -> None:
         "convolution": aten.convolution,  # those of one channel in each group have kernels of their own
         "convolution_backward": aten.convolution_backward,
     }.items():
-        _OF_CUDA.impl(name, functools.partial(_on_host, operator), "CUDA")
+        _OPERATORS.impl(name, functools.partial(_on_host, operator), "CUDA")
+    for library in ("cudnn", "miopen"):  # they take lengths on the host, so torch does not check their device
+        _OPERATORS.impl(f"_use_{library}_ctc_loss.Tensor", lambda *_: False, "CUDA")
+
+
+def _operators_without_place(key: str) -> None:
+    """What torch computes by kernels of the device, for which a build without it has no place."""
+    for name, operator in {
+        "conj_physical_": lambda x: x.copy_(torch.ops.aten._conj_physical(x)),
+        "ldexp.Tensor": lambda x, exponent: x * torch.pow(2.0, exponent),
+    }.items():
+        _OPERATORS.impl(name, operator, key)
+
+
+def _operators_of_xpu() -> None:
+    """What torch does differently for xpu alone."""
+
+    def group_norm_backward(
+        grad: torch.Tensor, x: torch.Tensor, *others: Any
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Of any strides, which torch makes contiguous for every device but this one."""
+        backward = torch.ops.aten.native_group_norm_backward
+        return backward(grad.contiguous(), x.contiguous(), *others)
+
+    _OPERATORS.impl("native_group_norm_backward", functools.partial(_on_host, group_norm_backward), "XPU")
+
+
+def _storages(device_type: str) -> None:
+    """Makes storages, which are copied and loaded so; torch does it in builds for the hardware only."""
+    construct = torch.UntypedStorage.__new__
+
+    def make(
+        cls: type[torch.UntypedStorage], *args: Any, device: Any = None, **others: Any
+    ) -> torch.UntypedStorage:
+        if device is None or torch.device(device).type != device_type:
+            return construct(cls, *args, device=device, **others)
+        return torch.empty(*args or (0,), dtype=torch.uint8, device=device).untyped_storage()
+
+    torch.UntypedStorage.__new__ = make
 
 
 def _on_host(operator: Any, *args: Any) -> Any:

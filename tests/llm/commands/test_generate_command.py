@@ -25,9 +25,15 @@ from acclimate.llm.generation import Generation
 # -- a run that works ------------------------------------------------------------------------------
 
 
-def test_text_goes_to_stdout_and_the_figures_to_stderr(tiny_folder: Path) -> None:
-    arguments = command(PROMPT, "--model", str(tiny_folder), "--max-new-tokens", "20", "--dtype", "float32")
-    done = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600)
+@pytest.mark.parametrize("start", ["here", pytest.param("in a process", marks=pytest.mark.slow)])
+def test_text_goes_to_stdout_and_the_figures_to_stderr(start: str, acclimate: Run, tiny_folder: Path) -> None:
+    arguments = (PROMPT, "--model", str(tiny_folder), "--max-new-tokens", "20", "--dtype", "float32")
+    if start == "here":
+        done = acclimate(*arguments)
+    else:
+        done = subprocess.run(
+            command(*arguments), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600
+        )
     assert done.returncode == 0, done.stderr
     assert len(done.stdout) > 10
     closing = done.stderr.strip().splitlines()[-1]

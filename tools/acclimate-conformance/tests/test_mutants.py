@@ -47,6 +47,8 @@ LONG = {
     "RowsAreDrawnAlike", "LastOf16BitsIsNotSearched", "OneNumberIsAddedOnce", "StatisticsOf16Bits",
     "MeansOfHalvesOverflow",
     "MessagesAreSorted", "GeometricNumbersRepeat", "LastNaNIsTold", "StatisticsAreShared",
+    "ShortMessagesAreLost", "LargeViewsAreNotChanged", "JoinsOnTheCurrentDevice",
+    "SafetensorsOnTheCurrentDevice", "DrawsOf16Bits", "GradientsOfOneChannel", "SlopeOfAnotherElu",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip
 """Faults whose checks take about a second of processor time or more."""

@@ -165,6 +165,12 @@ def device_names(accelerator: Accelerator) -> list[str]:
     return list(dict.fromkeys(accelerator.device_name(index) for index in indices))
 
 
+def is_on(tensor: torch.Tensor, name: str) -> bool:
+    """Whether a tensor is on a device; an accelerator of one device may name it without an index."""
+    named = torch.device(name)
+    return tensor.device.type == named.type and named.index in (None, tensor.device.index)
+
+
 def several_devices(accelerator: Accelerator) -> list[str]:
     """The devices; ends the check if there is only one."""
     names = device_names(accelerator)

@@ -57,6 +57,11 @@ class Observer:
         gloo = getattr(distributed, "ProcessGroupGloo", ())
         return not isinstance(everyone._get_backend(device), gloo)
 
+    @property
+    def tells_all_ranks(self) -> bool:
+        """Whether an error of one rank's arguments is an error of all, as in acclimate's own backends."""
+        return self.accelerator.communication_backend in ("shm", "staged")
+
     def tensor(self, *values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A tensor on this rank's device."""
         return torch.tensor(values, dtype=dtype).to(self.accelerator.current_device_name())

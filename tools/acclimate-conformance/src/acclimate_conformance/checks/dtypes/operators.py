@@ -16,6 +16,7 @@ from acclimate_conformance.checks.assertions import (
     TOLERANCE,
     BrokenPromiseError,
     device_names,
+    is_on,
     note_of_lacks,
     require,
     short,
@@ -350,10 +351,9 @@ def tensors_are_made(accelerator: Accelerator) -> str | None:
             for how, block in blocks.items():
                 for what, make in MADE_ANYWHERE.items():
                     with block():
-                        place = make().device
-                    wanted = torch.device(name)
+                        made = make()
                     told = how.format(accelerator.device_type)
-                    require(place == wanted, f"{what} {told} is on {place} while {name} is current")
+                    require(is_on(made, name), f"{what} {told} is on {made.device} while {name} is current")
     return note_of_lacks(lacking)
 
 

@@ -228,6 +228,8 @@ def methods_move_to_the_named_device(accelerator: Accelerator) -> None:
                 if not callable(getattr(make(), kind, None)):
                     continue
                 for index, there in enumerate(names):
+                    if what == "torch.UntypedStorage" and index == 0 and current != 0:
+                        continue  # torch's own method takes 0 for no index
                     ways = (index, torch.device(there), there) if what in of_any else (index,)
                     for device in ways:
                         _require_moved(getattr(make(), kind)(device), there, f"{what}.{kind}({device!r})")
