@@ -85,6 +85,7 @@ _GAME_IMPORT = re.compile(
 _VALUES_GIVEN = re.compile(r"\b(as_)?tensor\(")
 _GAMES = {"gym", "gymnasium", "gym3", "pybullet_envs", "dm_control", "mujoco_py", "roboschool", "pettingzoo"}
 _KEEP_TENSOR = {
+    "from_pretrained",
     *("Variable", "Parameter", "stack", "cat", "concat", "log", "exp", "sqrt", "unsqueeze", "squeeze"),
     *("abs", "transpose", "reshape", "clamp", "cumsum", "cumprod", "flip", "sum", "mean", "square", "diag"),
     *("vstack", "hstack", "atleast_1d", "tile", "zeros_like", "ones_like", "empty_like", "full_like"),
