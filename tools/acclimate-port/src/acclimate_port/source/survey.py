@@ -147,7 +147,7 @@ class Survey:
     """Modules that import a package for NVIDIA GPUs in any case: the folder, the module, and the package."""
 
     own_loaders: frozenset[str] = frozenset()
-    """Classes with a method ``load_state_dict`` that are no modules, and may keep the tensors that it gets."""
+    """Classes with a method ``load_state_dict`` that are no modules, and may keep what it gets."""
 
     backends: frozenset[tuple[str, str]] = frozenset()
     """Pairs of a name of a backend and what gets it: a name, ``f()``, or ``""`` for torch.distributed."""
