@@ -43,7 +43,8 @@ LONG = {
     "ResetByPlaceOnly", "EverySeventhNameIsEmpty", "LargeBlocksKept", "OneBlockIsKept",
     "BarrierOfDevicesReturns", "OthersMemoryIsFree", "LionSwapsItsDecays", "DroppedWorkIsCancelled",
     "GathersClearFirst", "ComplexNumbersAreHalved", "BuffersOfOneDtypeAreSent", "SendersAreUnknown",
-    "DrawsAreNoChanges", "ImagesLoseTheirOrder", "IgnoresItsChildren",
+    "DrawsAreNoChanges", "ImagesLoseTheirOrder", "IgnoresItsChildren", "SettingsStayHere",
+    "CompiledResultsAreOne",
     "MessagesAreSorted", "GeometricNumbersRepeat", "LastNaNIsTold", "StatisticsAreShared",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip
