@@ -44,7 +44,7 @@ LONG = {
     "BarrierOfDevicesReturns", "OthersMemoryIsFree", "LionSwapsItsDecays", "DroppedWorkIsCancelled",
     "GathersClearFirst", "ComplexNumbersAreHalved", "BuffersOfOneDtypeAreSent", "SendersAreUnknown",
     "DrawsAreNoChanges", "ImagesLoseTheirOrder", "IgnoresItsChildren", "SettingsStayHere",
-    "CompiledResultsAreOne",
+    "CompiledResultsAreOne", "WeightsAreThoseOfTheCurrentDevice", "LongCopiesEndEarly",
     "MessagesAreSorted", "GeometricNumbersRepeat", "LastNaNIsTold", "StatisticsAreShared",
     *(mutant.__name__ for mutant in communication_mutants.CAUGHT_BY),
 }  # fmt: skip
