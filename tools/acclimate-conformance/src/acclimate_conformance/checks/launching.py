@@ -365,7 +365,31 @@ def _first_use(accelerator: Accelerator) -> list[str]:
             "after tensors were made on the device, a handler of SIGTERM that was set before is not called"
         )
     broken += _child_that_ends()
+    broken += _child_that_computes(names[0])
     return broken
+
+
+def _child_that_computes(name: str) -> list[str]:
+    """A child that is forked after the device was used computes right, raises or crashes."""
+    if not hasattr(os, "fork"):
+        return []
+    child = os.fork()
+    if child == 0:
+        signal.alarm(_FORKED_S)
+        code = 0
+        with suppress(BaseException):
+            code = int(float(torch.full((4,), 1.5, device=name).mul(2).sum()) != 12)
+        os._exit(code)
+    with suppress(ChildProcessError):
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1:
+            return [
+                f"a sum on {name} is wrong, and raises nothing, in a child that was forked after "
+                f"{name} was used"
+            ]
+    return []
+
+
+_FORKED_S = 20
 
 
 def _child_that_ends() -> list[str]:
